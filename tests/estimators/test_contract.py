@@ -394,43 +394,31 @@ def test_bad_inner_estimators_are_named():
 
 
 @each(ALL)
-def test_bad_samples_are_named(estimator):
-    for bad in (
-        (),
-        jnp.float32(1),
-        jnp.ones((0, 3)),
-        {"x": jnp.ones((3, 2)), "y": jnp.ones((4, 2))},
-        {"x": jnp.ones((3, 2)), "y": jnp.float32(1)},
-    ):
-        with pytest.raises(ValueError, match=r"^samples must be"):
-            estimator(bad)
-    with pytest.raises(ValueError, match=r"^samples\['x'\] must be real.*complex64"):
-        estimator({"x": jnp.ones((9, 2), jnp.complex64)})
+def test_bad_arguments_are_named(estimator):
+    def refuses(message, *args, call=estimator, **options):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            call(*args, **options)
+
+    x = jnp.ones((3, 2))
+    for bad in ((), jnp.float32(1), x[:0], {"x": x, "y": jnp.ones((4, 2))}):
+        refuses("samples must be", bad)
+    refuses("samples must be", {"x": x, "y": jnp.float32(1)})
+    refuses(r"samples\['x'\] must be real.*complex64", {"x": ROWS.astype(complex)})
     if getattr(estimator, "num_groups", 1) > 2:
-        with pytest.raises(ValueError, match=r"^samples must be at least num_groups"):
-            estimator(jnp.ones((2, 3)))
-
-
-@each(ALL)
-def test_bad_masks_are_named(estimator):
-    rows = jnp.ones((11, 3))
-    for bad in (
-        jnp.zeros(10, bool),
-        jnp.zeros((11, 1), bool),
-        jnp.zeros(11),
-        np.zeros(11, int),
-    ):
-        with pytest.raises(ValueError, match=r"^is_padding_example must be"):
-            estimator(rows, bad)
-
-
-@each(ALL)
-def test_bad_divisors_are_named(estimator):
-    rows = jnp.ones((5000, 1))
+        refuses("samples must be at least num_groups", x[:2])
+    mask = jnp.zeros(11, bool)
+    for bad in (mask[:10], mask[:, None], jnp.zeros(11), np.zeros(11, int)):
+        refuses("is_padding_example must be", ROWS, bad)
     # The rounding slack is proven for up to 9/8 as many rows as the divisor.
     for bad in (0, -1.0, np.nan, np.inf, 4000, jnp.float32(1.0)):
-        with pytest.raises(ValueError, match=r"^normalize_by must be"):
-            estimator(rows, normalize_by=bad)
+        refuses("normalize_by must be", jnp.ones((5000, 1)), normalize_by=bad)
+    if estimator.limit is None:
+        return
+    refuses("num_coordinates must be", 10, 0, call=estimator.sensitivity)
+    for bad in (0, np.nan):
+        refuses("num_samples must be", bad, 1, call=estimator.sensitivity)
+    for bad in ("replace", None, NeighboringRelation.REPLACE_SPECIAL):
+        refuses("relation must be", 10, 1, bad, call=estimator.sensitivity)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32, float])
@@ -450,21 +438,6 @@ def test_half_precision_rounds_no_sensitivity(estimator):
     traced = jax.jit(lambda halves: [estimator.sensitivity(n, 5) for n in halves])
     for found in [*traced(halves), *(estimator.sensitivity(n, 5) for n in halves)]:
         np.testing.assert_allclose(found, stated, rtol=2e-6)
-
-
-@each(ALL)
-def test_bad_arguments_of_sensitivity_are_named(estimator):
-    if estimator.limit is None:
-        return
-    with pytest.raises(ValueError, match=r"^num_coordinates must be"):
-        estimator.sensitivity(10, 0)
-    with pytest.raises(ValueError, match=r"^num_samples must be"):
-        estimator.sensitivity(0, 1)
-    with pytest.raises(ValueError, match=r"^num_samples must be"):
-        estimator.sensitivity(np.nan, 1)
-    for bad in ("replace", None, NeighboringRelation.REPLACE_SPECIAL):
-        with pytest.raises(ValueError, match=r"^relation must be"):
-            estimator.sensitivity(10, 1, bad)
 
 
 @each(ALL)
