@@ -24,7 +24,12 @@ from dpjax.estimators._adaptive import Counted
 from dpjax.gradients import robust_grad
 
 AWKWARD = [1, 2, 63, 64, 65, 127, 129, 1000, 4097]
-SIZES = [None, 1, 3, 64, 100, 1000]
+SIZES = [1, 3, 64, 100, 1000]
+
+
+def sizes_for(n):
+    """Microbatches; those of more than n rows are laid out as those of n."""
+    return [None, *sorted({min(size, n) for size in SIZES})]
 
 
 @pytest.mark.parametrize("nmant", [23, 52])
@@ -85,11 +90,13 @@ def test_digits_stand_for_their_number(num_sums):
 def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
     sizes = Sizes(num_coordinates, num_coordinates, num_coordinates)
     for n in [*AWKWARD, 100_000, 1_000_003]:
-        for size in [*SIZES, 5000, 10**7]:
+        for size in [None, *SIZES, 5000, 10**7]:
             longest = block_length(n)
             if make == Layout.parallel:
                 size = size or 77
             layout = make(n, longest, sizes, size)
+            if size and num_coordinates < 2**13:
+                assert layout == make(n, longest, sizes, min(size, n))
             covered = layout.size * layout.microbatches * layout.rounds
             assert covered >= n
             # No round is empty, so that the digits have no more sums than needed.
@@ -103,19 +110,35 @@ def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("n", AWKWARD)
-def test_mean_does_not_depend_on_plan_or_microbatch_size(plan, n):
+def test_mean_and_records_do_not_depend_on_plan_or_microbatch_size(plan, n):
     # Blocks of K float32 additions of values up to 1 err by K (K + 1) u / 2 each; then
     # sums are exact, and the mean is rounded once.
     rows = np.random.default_rng(n).standard_cauchy((n, 3)).astype(np.float32)
     expected = np.clip(rows.astype(np.float64), -1, 1).mean(axis=0)
     error = 1.01 * (block_length(n) + 1) / 2 * 2**-24 + 2**-24
-    for size in SIZES:
-        mean, _ = jax.jit(
-            lambda x, size=size: Winsorization(1.0).fold(
-                replace(SampleStream.of(x), microbatch_size=size), normalize_by=n
-            )
-        )(rows)
+    for size in sizes_for(n):
+        mean, records = folded(Winsorization(1.0), size)(rows)
         np.testing.assert_allclose(mean, expected, rtol=0, atol=error)
+        check_records(records, rows)
+
+
+def folded(estimator, microbatch_size):
+    """A function of rows, and of which count for nothing: their mean, and records."""
+
+    def make_samples(_, part):
+        return part, {"double": 2 * part, "pair": jnp.stack([part, -part], axis=1)}
+
+    @jax.jit
+    def fold(rows, mask=None):
+        stream = SampleStream(make_samples, (), rows, microbatch_size, None, mask)
+        return estimator.fold(stream, normalize_by=len(rows))
+
+    return fold
+
+
+def check_records(records, rows):
+    np.testing.assert_array_equal(records["double"], 2 * rows)
+    np.testing.assert_array_equal(records["pair"], np.stack([rows, -rows], 1))
 
 
 @pytest.mark.quick(1)
@@ -123,7 +146,7 @@ def test_whole_numbers_have_the_same_mean_in_all_chunks(plan):
     # No addition rounds, so neither the chunks nor the digits may move a bit.
     rows = np.random.default_rng(0).integers(-8, 9, 100_003).astype(np.float32)
     exact = np.float32(rows.astype(np.int64).sum() / 2**17)
-    for size in SIZES:
+    for size in (None, *SIZES):
         mean, _ = jax.jit(
             lambda x, size=size: Winsorization(8.0).fold(
                 replace(SampleStream.of(x), microbatch_size=size), normalize_by=2**17
@@ -135,30 +158,16 @@ def test_whole_numbers_have_the_same_mean_in_all_chunks(plan):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "estimator",
-    [
-        Truncation(1.0),
-        MedianOfMeans(Truncation(1.0), 1),
-        MedianOfMeans(Clipping(1.0), 7),
-    ],
-    ids=["truncation", "one-group", "seven-groups"],
+    [MedianOfMeans(Truncation(1.0), 1), MedianOfMeans(Clipping(1.0), 7)],
+    ids=["one-group", "seven-groups"],
 )
 @pytest.mark.parametrize("n", [7, 65, 129, 1000])
 def test_records_come_back_in_order(plan, estimator, n):
     rows = np.arange(n, dtype=np.float32)
-    mask = np.arange(n) % 5 == 2
-
-    def make_samples(_, part):
-        return part, {"double": 2 * part, "pair": jnp.stack([part, -part], axis=1)}
-
-    for size in SIZES:
-        _, records = jax.jit(
-            lambda rows, mask, size=size: estimator.fold(
-                SampleStream(make_samples, (), rows, size, None, mask), normalize_by=n
-            )
-        )(rows, mask)
+    for size in sizes_for(n):
+        _, records = folded(estimator, size)(rows, np.arange(n) % 5 == 2)
         # Of masked rows too: they count for nothing, but they are there.
-        np.testing.assert_array_equal(records["double"], 2 * rows)
-        np.testing.assert_array_equal(records["pair"], np.stack([rows, -rows], 1))
+        check_records(records, rows)
 
 
 @pytest.mark.quick(1)
@@ -216,7 +225,7 @@ def test_memory_does_not_grow_with_the_batch(estimator):
 def many_leaves(num_rows, sizes):
     rng = np.random.default_rng(0)
     return {
-        f"{i}": jnp.asarray(rng.normal(size=(num_rows, 3, size)), dtype)
+        f"{i}": rng.normal(size=(num_rows, 3, size)).astype(dtype)
         for i, (size, dtype) in enumerate(
             zip(sizes, itertools.cycle(("float32", "float16")), strict=False)
         )
@@ -226,7 +235,7 @@ def many_leaves(num_rows, sizes):
 @pytest.mark.parametrize("estimator", [Clipping(1.0), Truncation(0.5)], ids=str)
 def test_many_shapes_are_summed_without_a_loop(estimator):
     # A loop that carries a sum for each of 2,000 leaves would compile for minutes.
-    samples = many_leaves(16, range(1, 101))
+    samples = many_leaves(16, range(1, 71))
     assert "while" not in jax.jit(estimator).lower(samples).as_text()
 
 
@@ -243,11 +252,11 @@ def test_many_shapes_are_summed_without_a_loop(estimator):
 )
 def test_many_leaves_of_one_shape_are_summed_as_one(estimator):
     samples = many_leaves(300, [2] * 150)
-    samples["0"] = samples["0"].at[0].set(np.nan)
-    mean = jax.jit(estimator)
-    assert mean.lower(samples).as_text().count("is_finite") < 10
-    expected = estimator(jnp.stack([x.astype("float32") for x in samples.values()], 1))
-    actual = mean(samples)
+    samples["0"][0] = np.nan
+    mean = jax.jit(estimator).lower(samples)
+    assert mean.as_text().count("is_finite") < 10
+    actual = mean.compile()(samples)
+    expected = estimator(np.stack([np.float32(x) for x in samples.values()], 1))
     if isinstance(actual, Counted):
         np.testing.assert_array_equal(actual.short, expected.short)
         actual, expected = actual.mean, expected.mean

@@ -115,7 +115,8 @@ def test_every_block_and_every_plan(block, rng, plan, monkeypatch):
         for f in (order_statistics, middle_sum)
     ]
     check(samples, 7, *functions)
-    np.testing.assert_array_equal(median(samples), np.median(samples, axis=0))
+    found = jax.jit(lambda x: median(x))(samples)
+    np.testing.assert_array_equal(found, np.median(samples, axis=0))
 
 
 @pytest.mark.slow
@@ -224,28 +225,29 @@ def test_derivatives_are_those_of_the_sort(n, m, dtype, rng):
     x, dx, weights = (rng.normal(size=(n, 4)).astype(dtype) for _ in range(3))
     x[rng.integers(n), 0] = np.nan
 
-    def score(function):
-        def weighted(y):
-            return (weights[: y.size // 4] * y.reshape(-1, 4) ** 2).sum()
+    def weighted(y):
+        return (weights[: y.size // 4] * y.reshape(-1, 4) ** 2).sum()
 
-        return lambda x: sum(map(weighted, function(x, m)))
+    def derivatives(function, x):
+        def score(x):
+            return sum(map(weighted, function(x, m)))
 
-    for mine, theirs in [
-        (lambda x, m: order_statistics(x, m), by_sort),
-        (lambda x, m: (middle_sum(x, m),), lambda x, m: (by_sort(x, m)[2],)),
-    ]:
-        mine, theirs = score(mine), score(theirs)
-        close = {"rtol": 1e-4, "atol": 1e-4}
-        backward = (jax.jit(jax.grad(f))(x) for f in (mine, theirs))
-        np.testing.assert_allclose(*backward, **close)
-        forward = (
-            jax.jit(lambda x, dx, f=f: jax.jvp(f, (x,), (dx,))[1])(x, dx)
-            for f in (mine, theirs)
-        )
-        np.testing.assert_allclose(*forward, rtol=1e-3, atol=1e-3)
-        if n < 10:
-            second = (jax.jit(jax.hessian(f))(x) for f in (mine, theirs))
-            np.testing.assert_allclose(*second, **close)
+        second = jax.hessian(score)(x) if n < 10 else 0.0
+        return jax.grad(score)(x), second, jax.jvp(score, (x,), (dx,))[1]
+
+    @jax.jit
+    def all_derivatives(x):
+        pairs = [
+            (order_statistics, by_sort),
+            (lambda x, m: (middle_sum(x, m),), lambda x, m: (by_sort(x, m)[2],)),
+        ]
+        return [[derivatives(f, x) for f in pair] for pair in pairs]
+
+    for mine, theirs in all_derivatives(x):
+        for error, found, expected in zip(
+            (1e-4, 1e-4, 1e-3), mine, theirs, strict=True
+        ):
+            np.testing.assert_allclose(found, expected, rtol=error, atol=error)
 
 
 def test_ties_share_the_derivative():
@@ -282,7 +284,7 @@ def test_median(n, dtype, rng):
     found = jax.jit(median)(x)
     assert found.dtype == dtype
     np.testing.assert_allclose(found, np.median(x, axis=0), rtol=1e-6)
-    batch = jax.vmap(median)(np.stack([x, -x]))
+    batch = jax.jit(jax.vmap(median))(np.stack([x, -x]))
     np.testing.assert_array_equal(batch[1], -np.asarray(found))
 
 
@@ -295,7 +297,7 @@ def test_group_means_are_selected_not_sorted():
 @pytest.mark.slow
 def test_vmap_and_no_columns(rng):
     batch = rng.standard_t(2, (3, 200, 4)).astype(np.float32)
-    together = jax.vmap(lambda x: order_statistics(x, 9))(batch)
+    together = jax.jit(jax.vmap(lambda x: order_statistics(x, 9)))(batch)
     for i, x in enumerate(batch):
         alone = order(x, 9)
         jax.tree.map(

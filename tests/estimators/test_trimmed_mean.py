@@ -55,31 +55,35 @@ def printed_sensitivity(x, estimator, smoothness):
 SIZES = [(3, 0.3), (4, 0.3), (5, 0.45), (11, 0.25), (40, 0.1), (200, 0.2)]
 
 
-@functools.cache
 def fuzz(bound, num_sizes):
     """The greatest of |log S - log S'|/t and |f - f'|/min(S, S'), and the printed one.
 
     The estimator's are exact: S and f as computed in float32, compared in float64.
     """
-    greatest = np.zeros(3)
     every = len(SIZES) // num_sizes
-    for seed, (n, fraction) in list(enumerate(SIZES))[every - 1 :: every]:
-        x, y = neighbours(n, seed)
-        for t in (1e-5, 0.02, 0.3, 2.0):
-            for lower, upper in [(-1.0, 1.0), (-1e8, 3e8), (0.0, 1e-3)]:
-                estimator = TrimmedMean(fraction, lower, upper)
-                (f, s), (g, r) = (
-                    np.asarray(estimator.with_smooth_sensitivity(z, t, bound=bound))
-                    for z in (x, y)
-                )
-                f, s, g, r = (np.asarray(z, np.float64) for z in (f, s, g, r))
-                p, q = (printed_sensitivity(z, estimator, t) for z in (x, y))
-                found = (
-                    np.abs(np.log(s / r)) / t,
-                    np.abs(f - g) / np.minimum(s, r),
-                    np.abs(np.log(p / q)) / t,
-                )
-                greatest = np.maximum(greatest, [np.max(z) for z in found])
+    seeds = range(len(SIZES))[every - 1 :: every]
+    return np.max([fuzz_of_size(bound, seed) for seed in seeds], axis=0)
+
+
+@functools.cache
+def fuzz_of_size(bound, seed):
+    greatest, (n, fraction) = np.zeros(3), SIZES[seed]
+    x, y = neighbours(n, seed)
+    for t in (1e-5, 0.02, 0.3, 2.0):
+        for lower, upper in [(-1.0, 1.0), (-1e8, 3e8), (0.0, 1e-3)]:
+            estimator = TrimmedMean(fraction, lower, upper)
+            (f, s), (g, r) = (
+                np.asarray(estimator.with_smooth_sensitivity(z, t, bound=bound))
+                for z in (x, y)
+            )
+            f, s, g, r = (np.asarray(z, np.float64) for z in (f, s, g, r))
+            p, q = (printed_sensitivity(z, estimator, t) for z in (x, y))
+            found = (
+                np.abs(np.log(s / r)) / t,
+                np.abs(f - g) / np.minimum(s, r),
+                np.abs(np.log(p / q)) / t,
+            )
+            greatest = np.maximum(greatest, [np.max(z) for z in found])
     return greatest
 
 

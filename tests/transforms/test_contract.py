@@ -1,5 +1,6 @@
 """What every transform owes: optax chains, jit, vmap, scan, checkpoints."""
 
+import functools
 import pickle
 
 import chex
@@ -52,9 +53,15 @@ def make_updates(name, step):
     }
 
 
-def chained(name, optimizer, key):
-    parts = [TRANSFORMS[name](key), OPTIMIZERS[optimizer]()]
+def chained(name, optimizer, seed=1):
+    parts = [TRANSFORMS[name](jax.random.key(seed)), OPTIMIZERS[optimizer]()]
     return optax.chain(*(parts if name in registry.OF_SAMPLES else reversed(parts)))
+
+
+@functools.cache
+def jitted(name, optimizer):
+    """The update, compiled once for all tests; `chained` makes states of fresh keys."""
+    return jax.jit(chained(name, optimizer).update)
 
 
 def run(optimizer, name, num_steps, update):
@@ -70,12 +77,11 @@ def run(optimizer, name, num_steps, update):
 @each
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_chains_and_traces_once(name, optimizer):
-    def make():
-        return chained(name, optimizer, jax.random.key(1))
-
-    chex.clear_trace_counter()
-    jitted = jax.jit(chex.assert_max_traces(make().update, n=1))
-    params, _ = run(make(), name, 5, jitted)
+    update = jitted(name, optimizer)
+    run(chained(name, optimizer), name, 1, update)
+    num_programs = update._cache_size()
+    params, _ = run(chained(name, optimizer), name, 5, update)
+    assert update._cache_size() == num_programs
     chex.assert_trees_all_equal_shapes_and_dtypes(params, make_params())
     chex.assert_tree_all_finite(params)
     assert (params["w"] != 1).any()
@@ -84,19 +90,18 @@ def test_chains_and_traces_once(name, optimizer):
 @pytest.mark.quick(1)
 @each
 def test_jit_equals_eager(name):
-    results = []
-    for transformed in (jax.jit, lambda update: update):
-        optimizer = chained(name, "sgd", jax.random.key(1))
-        results.append(run(optimizer, name, 2, transformed(optimizer.update))[0])
-    chex.assert_trees_all_close(*results, rtol=1e-5, atol=1e-6)
+    optimizer = chained(name, "sgd")
+    eager, _ = run(optimizer, name, 2, optimizer.update)
+    compiled, _ = run(chained(name, "sgd"), name, 2, jitted(name, "sgd"))
+    chex.assert_trees_all_close(compiled, eager, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.quick(1)
 @each
 def test_scan_equals_a_loop(name):
-    optimizer = chained(name, "sgd", jax.random.key(1))
+    optimizer = chained(name, "sgd")
     batches = [make_updates(name, step) for step in range(4)]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *batches)
 
     def step(carry, updates):
         params, state = carry
@@ -105,8 +110,7 @@ def test_scan_equals_a_loop(name):
 
     params = make_params()
     (scanned, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), stacked)
-    again = chained(name, "sgd", jax.random.key(1))
-    looped, _ = run(again, name, 4, jax.jit(again.update))
+    looped, _ = run(chained(name, "sgd"), name, 4, jitted(name, "sgd"))
     chex.assert_trees_all_close(scanned, looped, rtol=1e-5, atol=1e-6)
 
 
@@ -114,34 +118,33 @@ def test_scan_equals_a_loop(name):
 @each
 def test_vmap_over_runs(name):
     batches = [make_updates(name, step) for step in range(3)]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *batches)
+    stacked = jax.tree.map(lambda *x: np.stack(x), *batches)
 
-    def one(seed, updates):
-        optimizer = chained(name, "sgd", jax.random.key(seed))
-        params = make_params()
-        return optimizer.update(updates, optimizer.init(params), params)[0]
+    def one(update, seed, updates):
+        params, optimizer = make_params(), chained(name, "sgd", seed)
+        return update(updates, optimizer.init(params), params)[0]
 
-    mapped = jax.jit(jax.vmap(one))(jnp.arange(3), stacked)
-    jitted = jax.jit(one)
-    single = [jitted(seed, batches[seed]) for seed in range(3)]
-    single = jax.tree.map(lambda *x: jnp.stack(x), *single)
-    chex.assert_trees_all_close(mapped, single, rtol=1e-5, atol=1e-6)
+    mapped = jax.jit(jax.vmap(functools.partial(one, chained(name, "sgd").update)))
+    single = [one(jitted(name, "sgd"), seed, x) for seed, x in enumerate(batches)]
+    single = jax.tree.map(lambda *x: np.stack(x), *single)
+    chex.assert_trees_all_close(
+        mapped(np.arange(3), stacked), single, rtol=1e-5, atol=1e-6
+    )
 
 
-def continued(optimizer, state, name):
-    params = make_params()
-    return jax.jit(optimizer.update)(make_updates(name, 9), state, params)[0]
+def assert_continues(name, restored, state):
+    found, expected = (
+        jitted(name, "adam")(make_updates(name, 9), x, make_params())[0]
+        for x in (restored, state)
+    )
+    chex.assert_trees_all_equal(found, expected)
 
 
 @pytest.mark.quick(1)
 @each
 def test_state_pickles(name):
-    optimizer = chained(name, "adam", jax.random.key(1))
-    _, state = run(optimizer, name, 2, jax.jit(optimizer.update))
-    restored = pickle.loads(pickle.dumps(state))
-    chex.assert_trees_all_equal(
-        continued(optimizer, restored, name), continued(optimizer, state, name)
-    )
+    _, state = run(chained(name, "adam"), name, 2, jitted(name, "adam"))
+    assert_continues(name, pickle.loads(pickle.dumps(state)), state)
 
 
 # The recipe: keys are saved as their words, which every release of orbax takes (recent
@@ -163,29 +166,25 @@ def is_key(x):
 @pytest.mark.quick(1)
 @each
 def test_state_survives_orbax(name, tmp_path):
-    optimizer = chained(name, "adam", jax.random.key(1))
-    params, state = run(optimizer, name, 2, jax.jit(optimizer.update))
-    template = optimizer.init(params)
+    params, state = run(chained(name, "adam"), name, 2, jitted(name, "adam"))
+    template = chained(name, "adam").init(params)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", without_keys(state))
         checkpointer.wait_until_finished()
         restored = checkpointer.restore(tmp_path / "state", without_keys(template))
     restored = with_keys(restored, template)
     chex.assert_trees_all_equal_shapes_and_dtypes(restored, state)
-    chex.assert_trees_all_equal(
-        continued(optimizer, restored, name), continued(optimizer, state, name)
-    )
+    assert_continues(name, restored, state)
 
 
 @pytest.mark.quick(1)
 @each
 def test_exports_for_every_platform(name):
-    optimizer = chained(name, "adam", jax.random.key(1))
-    params = make_params()
-    exported = jax.export.export(
-        jax.jit(optimizer.update), platforms=("cpu", "cuda", "tpu")
-    )(make_updates(name, 0), optimizer.init(params), params)
-    assert exported.platforms == ("cpu", "cuda", "tpu")
+    platforms, params = ("cpu", "cuda", "tpu"), make_params()
+    exported = jax.export.export(jitted(name, "adam"), platforms=platforms)(
+        make_updates(name, 0), chained(name, "adam").init(params), params
+    )
+    assert exported.platforms == platforms
 
 
 @pytest.mark.quick(2)
