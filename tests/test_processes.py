@@ -324,9 +324,7 @@ def test_each_process_fits_its_own_files(tmp_path):
     assert [f"for {N} records" in text for text in out] == [True, False]
 
 
-def test_the_launcher_refuses_text_and_a_used_key(
-    tmp_path, monkeypatch
-):
+def test_the_launcher_refuses_text_and_a_used_key(tmp_path, monkeypatch):
     pa, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
     program = runpy.run_path(LAUNCH / "fit.py")
     parquet.write_table(pa.table({"a": [1], "b": ["secret"]}), tmp_path / "t.parquet")
