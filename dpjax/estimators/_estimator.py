@@ -151,7 +151,7 @@ class Estimator(abc.ABC):
             _validate.positive(normalize_by=normalize_by)
             num_rows *= num_shares(axes)
             check_rows_per_divisor(num_rows, normalize_by)
-            if _validate.is_concrete(normalize_by) and normalize_by == num_rows:
+            if _validate.is_concrete(normalize_by) and num_rows == float(normalize_by):
                 normalize_by = None  # static: as an argument of jit it is traced
         return replace(stream, axes=axes), normalize_by
 

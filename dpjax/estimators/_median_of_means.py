@@ -79,9 +79,8 @@ class MedianOfMeans(Estimator):
     ) -> Sensitivity:
         """See `Estimator.sensitivity`: the inner one at the smallest group size."""
         rule = f"at least num_groups = {self.num_groups}"
-        is_fine = not _validate.is_concrete(num_samples) or bool(
-            num_samples >= self.num_groups
-        )
+        is_known = _validate.is_concrete(num_samples)
+        is_fine = not is_known or float(num_samples) >= self.num_groups
         _validate.require(is_fine, "num_samples", num_samples, rule)
         group_size = precise(num_samples) // self.num_groups
         inner = self.inner.sensitivity(group_size, num_coordinates, relation)

@@ -28,8 +28,9 @@ class SmoothedEstimator(Estimator):
         # The influence is clipped to its range, so no approximation can exceed it.
         _validate.within(SMALLEST * 100, LARGEST, scale=self.scale)
         _validate.within(1e-6, 1e6, beta=self.beta)
-        is_known = _validate.is_concrete(self.beta)
-        degree = _catoni.degree_for(float(np.max(self.beta))) if is_known else 0
+        degree = 0
+        if _validate.is_concrete(self.beta):
+            degree = _catoni.degree_for(float(np.asarray(self.beta).max()))
         object.__setattr__(self, "_degree", degree)
 
     def influence(self, sample: PyTree) -> PyTree:

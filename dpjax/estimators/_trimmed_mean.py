@@ -86,7 +86,8 @@ class TrimmedMean(Estimator):
         _validate.within(-LARGEST, LARGEST, lower=self.lower, upper=self.upper)
         if _validate.is_concrete(self.lower) and _validate.is_concrete(self.upper):
             rule = f"at least {LEAST_WIDTH:g} above lower = {self.lower}"
-            is_fine = bool(np.all(self.upper - self.lower >= LEAST_WIDTH))
+            widths = np.asarray(self.upper) - np.asarray(self.lower)
+            is_fine = bool(np.all(widths >= LEAST_WIDTH))
             _validate.require(is_fine, "upper", self.upper, rule)
 
     def trim_count(self, num_samples: int) -> int:

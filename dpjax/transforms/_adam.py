@@ -64,7 +64,7 @@ def scale_by_dp_adam(
         floor in units of the noise.
     """
     for name, value in (("b1", b1), ("b2", b2)):
-        is_fine = not _validate.is_concrete(value) or bool(0 <= value < 1)
+        is_fine = not _validate.is_concrete(value) or 0 <= float(value) < 1
         _validate.require(is_fine, name, value, "in [0, 1)")
     _validate.non_negative(eps=eps)
     _validate.positive(floor=floor)

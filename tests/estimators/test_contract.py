@@ -19,6 +19,7 @@ from dpjax.estimators import (
     Mean,
     MedianOfMeans,
     SmoothedTruncation,
+    TrimmedMean,
     Truncation,
     Winsorization,
 )
@@ -262,6 +263,19 @@ def test_an_estimator_is_a_pytree(estimator):
     jax.tree.map(lambda leaf: -1.0 * leaf, estimator)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(estimator)]
     assert all(path.split(".")[-1] in repr(estimator) for path in paths)
+
+
+@each(ALL | {"TrimmedMean": TrimmedMean(lower=-1, upper=1, trim_fraction=0.1)})
+def test_arrays_of_outside_are_numbers_inside_jit(estimator):
+    arrays, n = jax.tree.map(jnp.float32, estimator), jnp.int32(11)
+    is_bounded = getattr(estimator, "limit", None) is not None
+
+    def inside(rows):
+        made = dataclasses.replace(arrays)  # checks its arguments
+        bound = made.sensitivity(n, 3) if is_bounded else 0
+        return made(rows, normalize_by=n), bound
+
+    assert jax.eval_shape(inside, ROWS)[0].shape == (3,)
 
 
 @pytest.mark.quick(4)
