@@ -117,10 +117,10 @@ def test_noise_has_the_stated_scale(batching):
     assert not law.ppf(5e-7) < total * 4 < law.isf(5e-7)
 
 
-# That a multiplier of samples spends any epsilon is tested of the accountant.
+# Of Poisson batches and samples of fixed size the accountant has such tests.
 OTHER_EPSILONS = [
     (name, epsilon)
-    for name in ("full", "disjoint", "bins", "epochs")
+    for name in ("full", "disjoint", "bins", "epochs", "cyclic")
     for epsilon in (0.1, 20.0)
 ]
 

@@ -100,17 +100,17 @@ def test_an_interval_counts_records_beyond_empty_lengths():
 
 def test_a_pytree_is_one_row():
     rng = np.random.default_rng(3)
-    rows = rng.standard_normal((8_000, 4)) + np.arange(4)
+    rows = rng.standard_normal((8_000, 5)) + np.arange(5)
     tree = {
         "a": rows[:, 0].astype("float16"),
-        "b": rows[:, 1:].reshape(-1, 3, 1),
+        "b": rows[:, 1:].reshape(-1, 2, 2),
     }
     released = solve(tree)
     assert released.params["a"].shape == ()
-    assert released.params["b"].shape == (3, 1)
+    assert released.params["b"].shape == (2, 2)
     assert released.params["a"].dtype == jnp.float32
     low, high = np.asarray(released.interval(0.999)["b"])
-    means = np.array([[1], [2], [3]])
+    means = np.array([[1, 2], [3, 4]])
     assert np.all((low < means) & (means < high))
     alone = solve(np.concatenate([np.float32(tree["a"])[:, None], rows[:, 1:]], axis=1))
     np.testing.assert_array_equal(np.ravel(released.params["b"]), alone.params[1:])
@@ -143,7 +143,7 @@ def test_a_record_beyond_all_counts_as_the_center():
     plain = solve(samples)
     for far in (np.nan, np.inf, 1e300):
         moved = solve(np.concatenate([samples[1:], [[far, 1.0, 1.0, 1.0]]]))
-        np.testing.assert_allclose(moved.params, plain.params, atol=0.1)
+        np.testing.assert_allclose(moved.params, plain.params, atol=0.03)
 
 
 @pytest.mark.parametrize("law", ["normal", "student", "cauchy"])
