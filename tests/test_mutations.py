@@ -3,6 +3,7 @@
 import ast
 
 import pytest
+
 from tests.nightly.mutations import FAULTS, ROOT, place_of
 
 
