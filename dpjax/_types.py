@@ -22,10 +22,12 @@ SelectionName = Literal["exponential", "permute_and_flip"]  # in dpjax.mechanism
 # record. Everything in dpjax is stated for this relation unless it says otherwise.
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 __all__ = [
     "ADD_OR_REMOVE_ONE",
     "REPLACE_ONE",
+    "REPLACE_SPECIAL",
     "ArrayLike",
     "Calibration",
     "Key",

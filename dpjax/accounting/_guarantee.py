@@ -10,7 +10,12 @@ from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._rounding import factor_up, rounded_up
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax._types import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    REPLACE_SPECIAL,
+    NeighboringRelation,
+)
 from dpjax.accounting._events import check_event, samples_of
 from dpjax.accounting._profiles import Profile, profile_of_release, readable
 
@@ -93,7 +98,8 @@ class PrivacyGuarantee:
             delta: privacy parameter in [0, 1).
             dp_event: the `dp_accounting` event of the release.
             relation: which data sets count as neighbors.
-            num_samples: the number of units, if it is public and should be named.
+            num_samples: the number of units, if it is public and should be named;
+                None under ADD_OR_REMOVE_ONE, where neighbors differ in it.
             unit: a noun for what neighbors differ in: "record", "user" (one with all
                 its records, see `dpjax.gradients.by_user`), or another noun with its
                 description, such as "group of records with one postcode".
@@ -102,7 +108,8 @@ class PrivacyGuarantee:
             The guarantee.
 
         Raises:
-            ValueError: As for the class, and if the unit is not a text.
+            ValueError: As for the class, and if the unit is not a text, or a public
+                number is given under ADD_OR_REMOVE_ONE.
 
         Example:
             >>> from dpjax.accounting import gaussian_event
@@ -113,6 +120,12 @@ class PrivacyGuarantee:
         """
         is_words = isinstance(unit, str) and unit.strip() != ""
         _validate.require(is_words, "unit", unit, 'a noun, such as "record"')
+        rule = (
+            "None under ADD_OR_REMOVE_ONE, where neighbors differ in it: a record that "
+            "is blanked at a public number is REPLACE_SPECIAL"
+        )
+        is_fine = num_samples is None or relation is not ADD_OR_REMOVE_ONE
+        _validate.require(is_fine, "num_samples", num_samples, rule)
         if epsilon == math.inf:
             description = (
                 f"No privacy is guaranteed: the outcome may reveal any {unit}."
@@ -323,18 +336,19 @@ def check_relation(relation: NeighboringRelation) -> None:
 
 
 _NEIGHBOURS = {
-    NeighboringRelation.REPLACE_ONE: "Replacing",
-    NeighboringRelation.ADD_OR_REMOVE_ONE: "Adding or removing",
-    NeighboringRelation.REPLACE_SPECIAL: "Blanking",
+    REPLACE_ONE: "Replacing",
+    ADD_OR_REMOVE_ONE: "Adding or removing",
+    REPLACE_SPECIAL: "Blanking",
 }
 
 
 def _any_one(unit: str, relation: NeighboringRelation, num_samples: int | None) -> str:
-    # Under add/remove the number of units is itself private, hence never named.
-    if num_samples is None or relation is ADD_OR_REMOVE_ONE:
-        return f"any one {unit}"
+    is_blanked = relation is REPLACE_SPECIAL
+    if num_samples is None:
+        return f"any one {unit}" + ", at a public number of them," * is_blanked
     noun, *more = unit.split(" ", 1)
-    return " ".join([f"any one of the {num_samples:,} {noun}s", *more])
+    replaced = " ".join([f"any one of the {num_samples:,} {noun}s", *more])
+    return replaced + ", whose number is public," * is_blanked
 
 
 def _describe(
