@@ -96,8 +96,8 @@ class PrivateTraining:
 
     Privacy:
         The parameters and metrics of all steps together are (epsilon, delta)-DP under
-        `privacy.relation`, for every input: each step is a Gaussian mechanism on a mean of
-        known sensitivity, and `accounting.noise_multiplier` composes T of them, with
+        `privacy.relation`, for every input: each step is a Gaussian mechanism on a mean
+        of known sensitivity, and `accounting.noise_multiplier` composes T of them, with
         the sampling of the batching. With `TrimmedMean` a step is zCDP
         (`transforms.privatize`). The mean loss is one more coordinate of the same
         mechanism: z^-2 = z_gradient^-2 + z_loss^-2, z the noise multipliers. loss_fn,
