@@ -1,5 +1,6 @@
 """Names of accounting for other layers of dpjax, not for users."""
 
+from dpjax.accounting._events import samples_of
 from dpjax.accounting._filter import Spending
 from dpjax.accounting._group import group_budget
 from dpjax.accounting._objective import objective_epsilon, objective_noise
@@ -26,6 +27,7 @@ __all__ = [
     "poisson_capacity",
     "sample_budget",
     "sample_privacy",
+    "samples_of",
     "smooth_gaussian_epsilon",
     "smooth_gaussian_multiplier",
     "subsampled_epsilon",
