@@ -88,12 +88,14 @@ def with_tuples(event: dpa.DpEvent) -> dpa.DpEvent:
 
 def samples_of(*events: dpa.DpEvent) -> Counter[str]:
     """Returns how many releases there are of each sample that events know."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for event in events:
         for leaf, count in leaves(event):
             if isinstance(leaf, SampleDpEvent):
-                found.update(dict.fromkeys(leaf.samples, count))
-    return found
+                counts.update(dict.fromkeys(leaf.samples, count))
+            elif hasattr(leaf, "event"):
+                counts.update(samples_of(leaf.event))
+    return counts
 
 
 def check_event(name: str, event: Any) -> None:
@@ -102,28 +104,24 @@ def check_event(name: str, event: Any) -> None:
     A field of another name than those of `dp_accounting` is not checked.
     """
     _validate.require(isinstance(event, dpa.DpEvent), name, event, "a DpEvent")
-    if isinstance(event, dpa.ComposedDpEvent):
-        for part in event.events:
+    parts = getattr(event, "events", [getattr(event, "event", None)])
+    for part in parts:
+        if part is not None:
             check_event(name, part)
-        return
+    is_response = isinstance(event, dpa.RandomizedResponseDpEvent)
+    ranges = _RANGES | ({"noise_parameter": (0.0, 1.0)} if is_response else {})
+    for field, (low, high) in ranges.items():
+        value: Any = getattr(event, field, low)
+        is_fine = isinstance(value, Real) and low <= value <= high
+        _validate.require(is_fine, name, event, f"of a {field} in [{low:g}, {high:g}]")
     for field in _COUNTS:
         value = getattr(event, field, 1)
         is_fine = isinstance(value, Integral) and value >= 1
         _validate.require(is_fine, name, event, f"of a {field} of at least 1")
-    for field, (low, high) in _RANGES.items():
-        value = getattr(event, field, low)
-        if isinstance(event, dpa.RandomizedResponseDpEvent):
-            high = 1.0
-        is_fine = isinstance(value, Real) and low <= value <= high
-        _validate.require(is_fine, name, event, f"of a {field} in [{low:g}, {high:g}]")
-    if hasattr(event, "source_dataset_size"):
-        is_fine = event.sample_size <= event.source_dataset_size or isinstance(
-            event, dpa.SampledWithReplacementDpEvent
-        )
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        is_fine = event.sample_size <= event.source_dataset_size
         rule = "of a sample that is no larger than the data set"
         _validate.require(is_fine, name, event, rule)
-    if hasattr(event, "event"):
-        check_event(name, event.event)
 
 
 def has_no_noise(event: dpa.DpEvent) -> bool:

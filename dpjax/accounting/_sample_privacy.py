@@ -1,6 +1,7 @@
 """A random sample of the records, and what its releases cost: see `_sample.py`."""
 
 import dataclasses
+import math
 import secrets
 from typing import Any
 
@@ -116,7 +117,8 @@ class Sample:
             check_sampled(release)
         events: Any = tuple(release.dp_event for release in releases)
         if others:
-            epsilon = sum_up(*(release.epsilon for release in releases))
+            epsilons = [release.epsilon for release in releases]
+            epsilon = math.inf if math.inf in epsilons else sum_up(*epsilons)
             delta = sum_up(*(release.delta for release in releases))
             event = ComposedDpEvent(events)
             if delta > 0:

@@ -10,7 +10,7 @@ from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, REPLACE_SPECIAL
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting import (
     PrivacyGuarantee,
     delta_of,
@@ -23,6 +23,7 @@ from dpjax.accounting import (
     tuning_epsilon,
 )
 
+BLANKED = NeighboringRelation.REPLACE_SPECIAL
 CHOICES = selection_event(0.1, num_selections=3)
 FLIPS = selection_event(0.1, num_selections=3, mechanism="permute_and_flip")
 POISSON = gaussian_event(1.5, num_steps=20, sampling_prob=0.05)
@@ -91,7 +92,7 @@ def test_pure_epsilons_add_up_and_mean_the_same_to_a_search():
     assert epsilon_of(group.dp_event, 0.0) == pytest.approx(1.2)
 
 
-@pytest.mark.parametrize("relation", [ADD_OR_REMOVE_ONE, REPLACE_SPECIAL])
+@pytest.mark.parametrize("relation", [ADD_OR_REMOVE_ONE, BLANKED])
 def test_no_answer_hides_that_a_record_is_gone(relation):
     response = dpa.RandomizedResponseDpEvent(0.5, 2)
     with pytest.raises(ValueError, match=r"^event must be .* can read under"):

@@ -14,7 +14,7 @@ from dp_accounting import (
     ZCDpEvent,
 )
 
-from dpjax._types import ADD_OR_REMOVE_ONE
+from dpjax import ADD_OR_REMOVE_ONE
 from dpjax.accounting import (
     PrivacyFilter,
     PrivacyGuarantee,

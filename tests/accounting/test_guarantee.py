@@ -15,7 +15,7 @@ import scipy.integrate
 import scipy.stats
 from hypothesis import strategies as st
 
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, REPLACE_SPECIAL
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting import (
     PrivacyGuarantee,
     gaussian_epsilon,
@@ -25,6 +25,7 @@ from dpjax.accounting import (
 )
 
 EVENT = gaussian_event(3.7306)
+BLANKED = NeighboringRelation.REPLACE_SPECIAL
 
 
 def test_is_an_immutable_value():
@@ -127,10 +128,10 @@ def test_description_of_pure_and_other_relations():
     with pytest.raises(ValueError, match="num_samples must be None under ADD_OR_REM"):
         of(relation=ADD_OR_REMOVE_ONE, num_samples=77)
     words = "Blanking any one of the 77 records, whose number is public, changes the"
-    blanked = of(relation=REPLACE_SPECIAL, num_samples=77)
+    blanked = of(relation=BLANKED, num_samples=77)
     assert blanked.description.startswith(words)
     words = "Blanking any one record, at a public number of them, changes the"
-    assert of(relation=REPLACE_SPECIAL).description.startswith(words)
+    assert of(relation=BLANKED).description.startswith(words)
 
 
 @pytest.mark.parametrize("unit", ["", "  ", None, 3])

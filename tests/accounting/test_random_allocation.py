@@ -9,8 +9,7 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import accounting, batching
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting, batching
 from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._profiles import overflow_of

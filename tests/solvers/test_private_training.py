@@ -10,8 +10,13 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import PrivateTraining, accounting, recommend
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_SPECIAL
+from dpjax import (
+    ADD_OR_REMOVE_ONE,
+    NeighboringRelation,
+    PrivateTraining,
+    accounting,
+    recommend,
+)
 from dpjax.batching import (
     BallsInBins,
     CyclicPoisson,
@@ -334,7 +339,7 @@ def test_the_recipe_learns_in_any_unit():
 def test_add_or_remove_costs_what_it_says(batching):
     run = training(relation=ADD_OR_REMOVE_ONE, batching=batching)
     # Its n is public, so that a row may be blanked, but not added or removed.
-    assert run.privacy.relation is REPLACE_SPECIAL
+    assert run.privacy.relation is NeighboringRelation.REPLACE_SPECIAL
     words = f"Blanking any one of the {N} rows of data, whose number is public, changes"
     assert str(run.privacy).startswith(words)
     assert run.noise_multiplier == accounting.noise_multiplier(
