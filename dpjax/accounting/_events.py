@@ -91,10 +91,11 @@ def samples_of(*events: dpa.DpEvent) -> Counter[str]:
     counts: Counter[str] = Counter()
     for event in events:
         for leaf, count in leaves(event):
+            inner = getattr(leaf, "event", None)
             if isinstance(leaf, SampleDpEvent):
                 counts.update(dict.fromkeys(leaf.samples, count))
-            elif hasattr(leaf, "event"):
-                counts.update(samples_of(leaf.event))
+            elif inner is not None:
+                counts.update(samples_of(inner))
     return counts
 
 
@@ -111,17 +112,19 @@ def check_event(name: str, event: Any) -> None:
     is_response = isinstance(event, dpa.RandomizedResponseDpEvent)
     ranges = _RANGES | ({"noise_parameter": (0.0, 1.0)} if is_response else {})
     for field, (low, high) in ranges.items():
-        value: Any = getattr(event, field, low)
-        is_fine = isinstance(value, Real) and low <= value <= high
+        is_fine = _is_between(Real, getattr(event, field, low), low, high)
         _validate.require(is_fine, name, event, f"of a {field} in [{low:g}, {high:g}]")
     for field in _COUNTS:
-        value = getattr(event, field, 1)
-        is_fine = isinstance(value, Integral) and value >= 1
+        is_fine = _is_between(Integral, getattr(event, field, 1), 1, math.inf)
         _validate.require(is_fine, name, event, f"of a {field} of at least 1")
     if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
         is_fine = event.sample_size <= event.source_dataset_size
         rule = "of a sample that is no larger than the data set"
         _validate.require(is_fine, name, event, rule)
+
+
+def _is_between(kind: type, value: Any, low: float, high: float) -> bool:
+    return isinstance(value, kind) and low <= value <= high
 
 
 def has_no_noise(event: dpa.DpEvent) -> bool:
