@@ -104,7 +104,7 @@ class Profile:
         return np.clip(np.minimum.reduce(bounds) * (1 + ROUNDOFF), 0.0, 1.0)
 
     def epsilon_at(self, delta: float) -> float:
-        """The smallest epsilon of a positive delta, rounded up."""
+        """Returns the smallest epsilon of a positive delta, rounded up."""
         return min(
             self.pure, root(lambda x: float(self.delta_at(np.array([x]))[0]) - delta)
         )
@@ -140,10 +140,10 @@ def profile_of(base: float | dpa.DpEvent) -> Profile:
 def readable(name: str, event: dpa.DpEvent, relation: NeighboringRelation) -> Profile:
     """Returns the profile of an event; raises where there is none."""
     check_event(name, event)
-    found = _of_event(with_tuples(event), relation)
+    profile = _of_event(with_tuples(event), relation)
     rule = f"an event that an accountant can read under {relation.name}"
-    _validate.require(found is not None, name, event, rule)
-    return found or Profile(math.inf)
+    _validate.require(profile is not None, name, event, rule)
+    return profile or Profile(math.inf)
 
 
 @functools.lru_cache(maxsize=64)
