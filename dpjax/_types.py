@@ -7,6 +7,8 @@ import jax
 from dp_accounting import NeighboringRelation
 from jax.typing import ArrayLike
 
+from dpjax import _validate
+
 PyTree = Any  # of arrays: chex.ArrayTree, or a tuple, or a module
 Key = jax.Array
 Scalar = float | jax.Array
@@ -22,10 +24,33 @@ SelectionName = Literal["exponential", "permute_and_flip"]  # in dpjax.mechanism
 # record. Everything in dpjax is stated for this relation unless it says otherwise.
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+
+def check_divisor(normalize_by: Any, relation: NeighboringRelation) -> None:
+    """Requires a public divisor, given where the number of rows may differ.
+
+    Raises:
+        ValueError: If normalize_by is given and not positive, the relation is another,
+            or normalize_by is None under ADD_OR_REMOVE_ONE.
+    """
+    if normalize_by is not None:
+        _validate.positive(normalize_by=normalize_by)
+    is_fine = relation in (REPLACE_ONE, ADD_OR_REMOVE_ONE)
+    rule = "REPLACE_ONE or ADD_OR_REMOVE_ONE"
+    _validate.require(is_fine, "relation", relation, rule)
+    rule = (
+        "given under ADD_OR_REMOVE_ONE, where the size of a batch is private: n for a "
+        "full batch, else the expected size"
+    )
+    is_fine = normalize_by is not None or relation is REPLACE_ONE
+    _validate.require(is_fine, "normalize_by", normalize_by, rule)
+
 
 __all__ = [
     "ADD_OR_REMOVE_ONE",
     "REPLACE_ONE",
+    "REPLACE_SPECIAL",
     "ArrayLike",
     "Calibration",
     "Key",
@@ -38,4 +63,5 @@ __all__ = [
     "Scalar",
     "SelectionName",
     "Unit",
+    "check_divisor",
 ]

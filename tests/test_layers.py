@@ -52,7 +52,7 @@ BELOW = {
     "parties": set(),
     "gradients": {"estimators"},
     "batching": {"accounting"},
-    "loading": {"batching"},
+    "loading": {"accounting", "batching"},
     "constraints": set(),
     "transforms": {
         "accounting",

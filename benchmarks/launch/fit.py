@@ -22,7 +22,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pyarrow import dataset, float32, types
 
 from dpjax import loading, solvers
-from dpjax.accounting import subsample_budget
 
 NUMBERS = types.is_floating, types.is_integer, types.is_boolean, types.is_decimal
 
@@ -79,12 +78,9 @@ def main() -> None:
     )
     sample_key, fit_key = jax.random.split(key)
     stream = (rows for path in own for rows in rows_of(path, names))
-    drawn, num_records = loading.sample(
-        stream, args.max_records, key=sample_key, mesh=mesh
-    )
-    epsilon, delta = subsample_budget(
-        args.epsilon, args.delta, num_samples=num_records, sample_size=len(drawn)
-    )
+    drawn, sample = loading.sample(stream, args.max_records, key=sample_key, mesh=mesh)
+    num_records = sample.num_samples
+    epsilon, delta = sample.budget(args.epsilon, args.delta)
     # As many for each device. Those left out are of the sample: it is no smaller.
     drawn = drawn[: len(drawn) // jax.device_count() * jax.device_count()]
     targets = drawn[:, -1].copy()

@@ -14,9 +14,8 @@ from dpjax.accounting import (
     PrivacyGuarantee,
     noise_multiplier,
     noise_multiplier_to_epsilon,
-    subsample_budget,
 )
-from dpjax.accounting._shared import subsampled_epsilon
+from dpjax.accounting._shared import sample_budget, subsampled_epsilon
 
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
 _OF_CATEGORIES = ("count", "share")
@@ -105,7 +104,7 @@ class Description:
         given = self.privacy.epsilon, self.privacy.delta
         sizes = self.num_samples, self.sample_size or self.num_samples
         prob = sizes[1] / sizes[0]
-        own = subsample_budget(*given, num_samples=sizes[0], sample_size=sizes[1])
+        own = sample_budget(*given, num_samples=sizes[0], sample_size=sizes[1])
         budget = {"delta": own[1], "num_steps": 1}
         whole = noise_multiplier(own[0], **budget)
         costs = []

@@ -26,9 +26,8 @@ from dpjax.accounting import (
     PrivacyGuarantee,
     gaussian_event,
     noise_multiplier,
-    subsample_budget,
-    subsample_privacy,
 )
+from dpjax.accounting._shared import sample_budget, sample_privacy
 from dpjax.batching._shared import uniform_subset
 from dpjax.datasets import Categorical, Numeric
 
@@ -71,7 +70,7 @@ def describe(
             more group.
         level: the probability of each interval.
         max_records: m, public. If n is larger, m records are drawn without replacement
-            and described with the budget of `accounting.subsample_budget`; delta n / m
+            and described with the budget of `accounting.Sample.budget`; delta n / m
             must be below 1. Counts of the sample and their intervals are multiplied by
             n / m. None: all records.
 
@@ -129,7 +128,7 @@ def describe(
     delta = default_delta(num_samples) if delta is None else delta
     _validate.probability(delta=delta)
     sizes: dict[str, Any] = {"num_samples": num_samples, "sample_size": size}
-    epsilon, delta = subsample_budget(epsilon, delta, **sizes)
+    epsilon, delta = sample_budget(epsilon, delta, **sizes)
     if size < num_samples:
         sample_key, key = _keys.split(key)
         rows = np.asarray(uniform_subset(sample_key, num_samples, size))
@@ -144,7 +143,8 @@ def describe(
         level=level,
         num_samples=num_samples,
     )
-    return replace(found, privacy=subsample_privacy(found.privacy, **sizes))
+    privacy = sample_privacy(found.privacy, **sizes, unit="record")
+    return replace(found, privacy=privacy)
 
 
 def release(

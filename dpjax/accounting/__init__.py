@@ -4,10 +4,8 @@ from dpjax.accounting._discrete_gaussian import discrete_gaussian_stddev
 from dpjax.accounting._filter import PrivacyFilter
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 from dpjax.accounting._group import group_privacy
-from dpjax.accounting._guarantee import PrivacyGuarantee
-from dpjax.accounting._random_allocation import RandomAllocationDpEvent
-from dpjax.accounting._sample import subsample_budget
-from dpjax.accounting._sample_privacy import subsample_privacy
+from dpjax.accounting._guarantee import PrivacyGuarantee, delta_of, epsilon_of
+from dpjax.accounting._sample_privacy import Sample
 from dpjax.accounting._selection import selection_epsilon, selection_event
 from dpjax.accounting._smooth import smooth_noise_multiplier
 from dpjax.accounting._subsampling import (
@@ -21,8 +19,10 @@ from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 __all__ = [
     "PrivacyFilter",
     "PrivacyGuarantee",
-    "RandomAllocationDpEvent",
+    "Sample",
+    "delta_of",
     "discrete_gaussian_stddev",
+    "epsilon_of",
     "epsilon_to_rho",
     "gaussian_epsilon",
     "gaussian_event",
@@ -34,8 +34,6 @@ __all__ = [
     "selection_epsilon",
     "selection_event",
     "smooth_noise_multiplier",
-    "subsample_budget",
-    "subsample_privacy",
     "tuning_budget",
     "tuning_epsilon",
 ]

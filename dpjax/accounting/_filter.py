@@ -24,6 +24,7 @@ from dp_accounting.rdp import RdpAccountant
 from dpjax import _validate
 from dpjax._rounding import as_decimal, claim, rounded_down, rounded_up
 from dpjax._types import REPLACE_ONE, NeighboringRelation
+from dpjax.accounting._events import read_under, samples_of
 from dpjax.accounting._guarantee import PrivacyGuarantee, check_relation
 from dpjax.accounting._profiles import overflow_of
 
@@ -62,24 +63,27 @@ class PrivacyFilter:
         order: order of the Renyi divergence, an integer from 2 to 1e5, or inf at
             delta = 0. None: the order at which the limit allows the most zCDP.
         spent: the costs of the releases so far.
+        samples: the identities of the samples (`Sample`) that were released from.
 
     Raises:
         ValueError: If an argument is out of its range.
 
     Privacy:
         If every release is spent before it is made, all releases together are
-        (epsilon, delta)-DP under `relation`.
+        (epsilon, delta)-DP under `relation`. Of one random sample there is one
+        guarantee, for all that is released of it (`Sample.privacy`): a second one is
+        refused, because amplification does not hold of a sample that is partly known.
 
     Example:
         Twelve releases with Gaussian noise of epsilon = 1 each fit into epsilon = 4.
 
         >>> from dpjax.accounting import gaussian_event
-        >>> one = PrivacyGuarantee.of(1.0, 1e-6, dp_event=gaussian_event(4.2247))
+        >>> release = PrivacyGuarantee.of(1.0, 1e-6, dp_event=gaussian_event(4.2247))
         >>> table = PrivacyFilter(4.0, 1e-5)
-        >>> while table.admits(one):
-        ...     table = table.spend(one)
-        >>> len(table.spent)
-        12
+        >>> for _ in range(12):
+        ...     table = table.spend(release)
+        >>> table.left.divergence < table.price(release).divergence
+        True
 
     Reference:
         Feldman, Zrnic (2021), "Individual privacy accounting via a Renyi filter", for
@@ -93,6 +97,7 @@ class PrivacyFilter:
     relation: NeighboringRelation = REPLACE_ONE
     order: float | None = None
     spent: tuple[Spending, ...] = ()
+    samples: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         _validate.positive(epsilon=self.epsilon)
@@ -148,10 +153,6 @@ class PrivacyFilter:
         prices = [self._price(part) for part in parts]
         return Spending(*(max(numbers) for numbers in zip(*prices, strict=True)))
 
-    def admits(self, *parts: PrivacyGuarantee) -> bool:
-        """Returns whether a release is within the limit; the arguments of `price`."""
-        return self._after(self.price(*parts))._is_within
-
     def spend(self, *parts: PrivacyGuarantee) -> "PrivacyFilter":
         """Returns the filter after a release.
 
@@ -159,7 +160,8 @@ class PrivacyFilter:
             parts: as for `price`.
 
         Raises:
-            ValueError: As for `price`, and if the release would exceed the limit.
+            ValueError: As for `price`, and if the release would exceed the limit or is
+                of a sample that was released from.
 
         Example:
             >>> from dpjax.accounting import selection_event
@@ -174,8 +176,22 @@ class PrivacyFilter:
             ValueError: the release must be within the limit of epsilon = 1, ...
         """
         price = self.price(*parts)
-        after = self._after(price)
-        if not after._is_within:
+        counts = samples_of(*(part.dp_event for part in parts))
+        is_new = (
+            max(counts.values(), default=1) == 1 and not counts.keys() & self.samples
+        )
+        rule = (
+            "of samples that nothing was released from: compose all releases of one "
+            "sample before the first, by `Sample.privacy`, and spend them together"
+        )
+        _validate.require(is_new, "parts", parts, rule)
+        after = dataclasses.replace(
+            self,
+            spent=(*self.spent, price),
+            samples=self.samples | counts.keys(),
+        )
+        total, limit = after.total, self.limit
+        if total.divergence > limit.divergence or total.delta > limit.delta:
             left = self.left
             raise ValueError(
                 f"the release must be within the limit of "
@@ -193,30 +209,22 @@ class PrivacyFilter:
         pairs = zip(self.limit, self.total, strict=True)
         return Spending(*(max(0.0, limit - spent) for limit, spent in pairs))
 
-    @property
-    def _is_within(self) -> bool:
-        total, limit = self.total, self.limit
-        return total.divergence <= limit.divergence and total.delta <= limit.delta
-
-    def _after(self, price: Spending) -> "PrivacyFilter":
-        return dataclasses.replace(self, spent=(*self.spent, price))
-
     def _price(self, part: PrivacyGuarantee) -> Spending:
         if self.order == math.inf:
             return Spending(part.epsilon if part.delta == 0 else math.inf, 0.0)
         event = part.dp_event
-        known = self._divergence(event)
+        known = self._divergence(event, read_under(self.relation))
         if part.delta > 0 and known < math.inf:
             grown = 1 + math.exp(min(self.epsilon, 700.0))
             return Spending(known, grown * overflow_of(part.epsilon, part.delta, event))
         # With probability lies / 2 the answer is the wrong one of the two.
         lies = 2 / (1 + math.exp(part.epsilon)) if part.epsilon < 700 else 0.0
-        response = self._divergence(RandomizedResponseDpEvent(lies, 2))
+        response = self._divergence(RandomizedResponseDpEvent(lies, 2), REPLACE_ONE)
         return Spending(min(known, response), part.delta)
 
-    def _divergence(self, event: DpEvent) -> float:
+    def _divergence(self, event: DpEvent, relation: NeighboringRelation) -> float:
         order = self.order or 2
-        accountant = RdpAccountant([order], neighboring_relation=self.relation)
+        accountant = RdpAccountant([order], neighboring_relation=relation)
         if not accountant.supports(event):
             return math.inf
         accountant.compose(event)

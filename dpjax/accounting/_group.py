@@ -14,6 +14,7 @@ from dp_accounting import (
 
 from dpjax import _validate
 from dpjax._rounding import sum_up
+from dpjax.accounting._events import SampleDpEvent
 from dpjax.accounting._guarantee import PrivacyGuarantee
 
 # More than the rounding of float64 in what follows.
@@ -119,10 +120,11 @@ def _event(event: DpEvent, group_size: int) -> DpEvent:
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(event.noise_multiplier / group_size)
     if isinstance(event, ZCDpEvent) and event.xi == 0:
-        return ZCDpEvent(event.rho * group_size**2)
+        return type(event)(event.rho * group_size**2)  # of the range, too
     if isinstance(event, SelfComposedDpEvent):
         return SelfComposedDpEvent(_event(event.event, group_size), event.count)
     if isinstance(event, ComposedDpEvent):
         parts: Any = tuple(_event(part, group_size) for part in event.events)
         return ComposedDpEvent(parts)
-    return UnsupportedDpEvent()
+    # It knows its sample, of which there is still only one release.
+    return event if isinstance(event, SampleDpEvent) else UnsupportedDpEvent()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 
 import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
@@ -9,8 +10,14 @@ from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._rounding import factor_up, rounded_up
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
-from dpjax.accounting._profiles import Profile, profile_of_release
+from dpjax._types import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    REPLACE_SPECIAL,
+    NeighboringRelation,
+)
+from dpjax.accounting._events import check_event, samples_of
+from dpjax.accounting._profiles import Profile, profile_of_release, readable
 
 _ROUNDED_UP = 1 + 1e-14  # more than what follows a `Profile` loses
 
@@ -65,6 +72,10 @@ class PrivacyGuarantee:
                 "dp_event must be hashable (compose tuples of events, not lists), "
                 f"got {self.dp_event!r}."
             ) from None
+        check_event("dp_event", self.dp_event)
+        counts = samples_of(self.dp_event).values()
+        rule = "of one release of a sample: compose its releases by `Sample.privacy`"
+        _validate.require(max(counts, default=1) == 1, "dp_event", self.dp_event, rule)
 
     def __str__(self) -> str:
         return self.description
@@ -87,7 +98,8 @@ class PrivacyGuarantee:
             delta: privacy parameter in [0, 1).
             dp_event: the `dp_accounting` event of the release.
             relation: which data sets count as neighbors.
-            num_samples: the number of units, if it is public and should be named.
+            num_samples: the number of units, if it is public and should be named;
+                None under ADD_OR_REMOVE_ONE, where neighbors differ in it.
             unit: a noun for what neighbors differ in: "record", "user" (one with all
                 its records, see `dpjax.gradients.by_user`), or another noun with its
                 description, such as "group of records with one postcode".
@@ -96,7 +108,8 @@ class PrivacyGuarantee:
             The guarantee.
 
         Raises:
-            ValueError: As for the class, and if the unit is not a text.
+            ValueError: As for the class, and if the unit is not a text, or a public
+                number is given under ADD_OR_REMOVE_ONE.
 
         Example:
             >>> from dpjax.accounting import gaussian_event
@@ -107,6 +120,12 @@ class PrivacyGuarantee:
         """
         is_words = isinstance(unit, str) and unit.strip() != ""
         _validate.require(is_words, "unit", unit, 'a noun, such as "record"')
+        rule = (
+            "None under ADD_OR_REMOVE_ONE, where neighbors differ in it: a record that "
+            "is blanked at a public number is REPLACE_SPECIAL"
+        )
+        is_fine = num_samples is None or relation is not ADD_OR_REMOVE_ONE
+        _validate.require(is_fine, "num_samples", num_samples, rule)
         if epsilon == math.inf:
             description = (
                 f"No privacy is guaranteed: the outcome may reveal any {unit}."
@@ -233,6 +252,83 @@ class PrivacyGuarantee:
         )
 
 
+def epsilon_of(
+    event: DpEvent, delta: float, *, relation: NeighboringRelation = REPLACE_ONE
+) -> float:
+    """The epsilon of the release that an event describes.
+
+    Args:
+        event: of `dp_accounting`, in the conventions of `gaussian_event`, or of
+            `selection_event`; compositions of several too.
+        delta: privacy parameter in [0, 1).
+        relation: the neighboring relation.
+
+    Returns:
+        epsilon >= 0, rounded up: the smallest that the privacy loss distribution, the
+        Renyi divergences or the pure epsilon of the event prove. At delta = 0 it is the
+        sum of pure epsilons. inf without privacy, or where the event has no finite one.
+
+    Raises:
+        ValueError: If delta is out of its range, the relation is not a
+            `NeighboringRelation`, a number of the event is out of its range, or nothing
+            here reads it under that relation.
+
+    Privacy:
+        The release is (epsilon, delta)-DP under the relation. An event does not tell
+        how batches are padded: what padded Poisson batches drop is counted by the
+        guarantee of a run, and by `noise_multiplier_to_epsilon`, not here.
+
+    Example:
+        Three choices of epsilon 0.1, and Gaussian noise of multiplier 8:
+
+        >>> from dp_accounting import ComposedDpEvent
+        >>> from dpjax.accounting import gaussian_event, selection_event
+        >>> choices = selection_event(0.1, num_selections=3)
+        >>> print(f"{epsilon_of(choices, 0.0):.2f}")
+        0.30
+        >>> both = ComposedDpEvent((choices, gaussian_event(8.0)))
+        >>> print(f"{epsilon_of(both, 1e-5):.2f}")
+        0.59
+
+    Reference:
+        Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), "Connect the dots";
+        Canonne, Kamath, Steinke (2020), Proposition 12; Balle, Wang (2018), Theorem 8,
+        for Gaussian noise alone.
+    """
+    _validate.delta(delta)
+    check_relation(relation)
+    profile = readable("event", event, relation)
+    return profile.pure if delta == 0 else profile.epsilon_at(float(delta))
+
+
+def delta_of(
+    event: DpEvent, epsilon: float, *, relation: NeighboringRelation = REPLACE_ONE
+) -> float:
+    """The delta of the release that an event describes, at a given epsilon.
+
+    The inverse of `epsilon_of`, with its event, relation, errors and guarantee; epsilon
+    is 0 or more.
+
+    Returns:
+        delta in [0, 1], rounded up.
+
+    Raises:
+        ValueError: As for `epsilon_of`, and if epsilon is negative.
+
+    Example:
+        >>> from dpjax.accounting import gaussian_event
+        >>> print(f"{delta_of(gaussian_event(3.7306), 1.0):.4g}")
+        1e-05
+    """
+    _validate.within(0.0, math.inf, epsilon=epsilon)
+    check_relation(relation)
+    profile = readable("event", event, relation)
+    if epsilon >= profile.pure:
+        return 0.0
+    at = np.array([min(float(epsilon), sys.float_info.max)])
+    return float(profile.delta_at(at)[0])
+
+
 def check_relation(relation: NeighboringRelation) -> None:
     """Requires a relation of `dp_accounting`."""
     is_relation = isinstance(relation, NeighboringRelation)
@@ -240,18 +336,19 @@ def check_relation(relation: NeighboringRelation) -> None:
 
 
 _NEIGHBOURS = {
-    NeighboringRelation.REPLACE_ONE: "Replacing",
-    NeighboringRelation.ADD_OR_REMOVE_ONE: "Adding or removing",
-    NeighboringRelation.REPLACE_SPECIAL: "Blanking",
+    REPLACE_ONE: "Replacing",
+    ADD_OR_REMOVE_ONE: "Adding or removing",
+    REPLACE_SPECIAL: "Blanking",
 }
 
 
 def _any_one(unit: str, relation: NeighboringRelation, num_samples: int | None) -> str:
-    # Under add/remove the number of units is itself private, hence never named.
-    if num_samples is None or relation is ADD_OR_REMOVE_ONE:
-        return f"any one {unit}"
+    is_blanked = relation is REPLACE_SPECIAL
+    if num_samples is None:
+        return f"any one {unit}" + ", at a public number of them," * is_blanked
     noun, *more = unit.split(" ", 1)
-    return " ".join([f"any one of the {num_samples:,} {noun}s", *more])
+    replaced = " ".join([f"any one of the {num_samples:,} {noun}s", *more])
+    return replaced + ", whose number is public," * is_blanked
 
 
 def _describe(

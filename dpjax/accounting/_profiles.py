@@ -14,16 +14,26 @@ Here both are upper bounds; the minimum of several bounds of one mechanism is a 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import dp_accounting as dpa
 import numpy as np
 import scipy.special
+from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax.accounting._events import (
+    ROUNDOFF,
+    check_event,
+    has_no_noise,
+    leaves,
+    pure_epsilon,
+    read_under,
+    with_tuples,
+)
 from dpjax.accounting._fixed_size import fixed_size_losses, run_losses, spacing
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._poisson_capacity import overflow_probability
@@ -34,13 +44,13 @@ from dpjax.accounting._random_allocation import (
 
 Curve = Callable[[np.ndarray], np.ndarray]
 
-# Of float64 formulas; of the FFT of a PLD, a step (`_sampled_gaussian`).
-_ROUNDOFF, _FFT_ERROR = 1e-14, 1e-15
+_FFT_ERROR = 1e-15  # of a PLD, a step: see `_sampled_gaussian`
 # Between these the minimum (2) is not sought: it costs less than 1e-6 of a probability.
 _EPSILONS = np.r_[0.0, np.geomspace(1e-4, 200.0, 20_000)]
 _ORDERS = np.r_[1 + np.geomspace(1e-3, 1e4, 300)]
 _SAMPLED_ORDERS = np.r_[2:64, 64:513:32]  # integers: others cost seconds
 _LARGEST_EPSILON = 700.0
+_ROOT_SLACK, _LARGEST_ROOT = 1e-9, 1e4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +101,13 @@ class Profile:
             with np.errstate(divide="ignore"):
                 logs = (1 - 1 / orders) * (values + np.log(z))
             bounds.append(np.exp(np.minimum(np.min(logs, axis=0), 0.0)))
-        return np.clip(np.minimum.reduce(bounds) * (1 + _ROUNDOFF), 0.0, 1.0)
+        return np.clip(np.minimum.reduce(bounds) * (1 + ROUNDOFF), 0.0, 1.0)
+
+    def epsilon_at(self, delta: float) -> float:
+        """Returns the smallest epsilon of a positive delta, rounded up."""
+        return min(
+            self.pure, root(lambda x: float(self.delta_at(np.array([x]))[0]) - delta)
+        )
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
@@ -116,13 +132,18 @@ class Profile:
 def profile_of(base: float | dpa.DpEvent) -> Profile:
     """Returns the profile of a pure epsilon or an event (REPLACE_ONE)."""
     if isinstance(base, dpa.DpEvent):
-        found = _of_event(base, REPLACE_ONE)
-        _validate.require(
-            found is not None, "base", base, "an event that an accountant can read"
-        )
-        return found or Profile(math.inf)
+        return readable("base", base, REPLACE_ONE)
     _validate.within(0.0, math.inf, base=base)
     return approximate(float(base), 0.0)
+
+
+def readable(name: str, event: dpa.DpEvent, relation: NeighboringRelation) -> Profile:
+    """Returns the profile of an event; raises where there is none."""
+    check_event(name, event)
+    profile = _of_event(with_tuples(event), relation)
+    rule = f"an event that an accountant can read under {relation.name}"
+    _validate.require(profile is not None, name, event, rule)
+    return profile or Profile(math.inf)
 
 
 @functools.lru_cache(maxsize=64)
@@ -166,6 +187,21 @@ def approximate(epsilon: float, delta: float) -> Profile:
     return Profile(pure, _pure_delta(epsilon, delta), _pure_frontier(epsilon, delta))
 
 
+def root(excess: Callable[[float], float]) -> float:
+    """Returns the zero of a decreasing function, rounded up; 0 if it starts below."""
+    if excess(0.0) <= 0:
+        return 0.0
+    lower, upper = 0.0, 1.0
+    while excess(upper) > 0:
+        lower, upper = upper, 2 * upper
+        if upper > _LARGEST_ROOT:
+            return math.inf
+    while upper - lower > _ROOT_SLACK * upper:
+        middle = (lower + upper) / 2
+        lower, upper = (middle, upper) if excess(middle) > 0 else (lower, middle)
+    return upper
+
+
 def gaussian(mu: float) -> Profile:
     """Returns the profile of mu-Gaussian DP: Balle, Wang (2018), Theorem 8."""
     if mu == 0:
@@ -198,41 +234,45 @@ def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
     Events do not hold it. `poisson_capacity` bounds it by the epsilon of the run, which
     is known if the event is of one run and no other release.
     """
-    leaves = [leaf for leaf, _ in _leaves(event)]
+    parts = [part for part, _ in leaves(event)]
     padded = (dpa.PoissonSampledDpEvent, RandomAllocationDpEvent)
-    if not any(isinstance(leaf, padded) for leaf in leaves):
+    if not any(isinstance(part, padded) for part in parts):
         return 0.0
-    return overflow_probability(epsilon if len(leaves) == 1 else 0.0, delta)
+    return overflow_probability(epsilon if len(parts) == 1 else 0.0, delta)
 
 
+@functools.lru_cache(maxsize=64)
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
     """Returns the profile of an event of `gaussian_event`'s conventions, or None."""
-    leaves = list(_leaves(event))
-    kinds = {type(leaf) for leaf, _ in leaves}
-    if any(_has_no_noise(leaf) for leaf, _ in leaves):
+    parts, relation = list(leaves(event)), read_under(relation)
+    kinds = {type(part) for part, _ in parts}
+    if any(has_no_noise(part) for part, _ in parts):
         return approximate(math.inf, 0.0)
     if kinds <= {dpa.GaussianDpEvent, dpa.NoOpDpEvent}:
-        return gaussian(_mu(leaves))
-    pure = math.fsum(count * _pure_epsilon(leaf) for leaf, count in leaves)
-    pure *= 1 + _ROUNDOFF
-    num_steps = sum(count for _, count in leaves)
+        return gaussian(_mu(parts))
+    pure = math.fsum(count * pure_epsilon(part, relation) for part, count in parts)
+    pure *= 1 + ROUNDOFF
+    num_steps = sum(count for _, count in parts)
     delta = None
     # Noise on values of a known sensitivity has no relation of its own. The PLD
     # accountant of dp_accounting 0.6 counts composed randomized response once.
-    has_none = kinds <= {dpa.GaussianDpEvent, dpa.LaplaceDpEvent, dpa.NoOpDpEvent}
+    has_none = kinds <= {
+        *(dpa.GaussianDpEvent, dpa.LaplaceDpEvent),
+        *(DiscreteLaplaceDpEvent, dpa.NoOpDpEvent),
+    }
     accountant = PLDAccountant(ADD_OR_REMOVE_ONE if has_none else relation)
     if dpa.RandomizedResponseDpEvent not in kinds and accountant.supports(event):
         delta = _chords(accountant.compose(event).get_delta, num_steps)
     fixed_size = [
         (x.event.noise_multiplier, x.sample_size / x.source_dataset_size, count)
-        for x, count in leaves
+        for x, count in parts
         if isinstance(x, dpa.SampledWithoutReplacementDpEvent)
         and isinstance(x.event, dpa.GaussianDpEvent)
     ]
     others = {dpa.GaussianDpEvent, dpa.NoOpDpEvent}
     is_alone = len(fixed_size) == 1 and len(kinds - others) == 1
     if is_alone and relation is REPLACE_ONE:
-        mu = _mu(leaves)
+        mu = _mu(parts)
         multiplier, prob, count = fixed_size[0]
         other = 1 / mu if mu > 0 else math.inf
         interval = spacing(multiplier, prob, other)
@@ -245,57 +285,28 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
         delta = _chords(
             functools.partial(allocation_delta, event, relation=relation, **error), 0
         )
-    is_sampled = any(hasattr(leaf, "event") for leaf, _ in leaves)
+    is_sampled = any(hasattr(part, "event") for part, _ in parts)
     accountant = RdpAccountant(_SAMPLED_ORDERS if is_sampled else _ORDERS, relation)
     renyi = None
     if delta is None and accountant.supports(event):
         accountant.compose(event)
         finite = np.isfinite(accountant.rdp)
         if finite.any():
-            values = accountant.rdp[finite] * (1 + _ROUNDOFF * num_steps)
+            values = accountant.rdp[finite] * (1 + ROUNDOFF * num_steps)
             renyi = accountant.orders[finite], values
     if delta is None and renyi is None and pure == math.inf:
         return None
     return Profile(pure, delta, None, renyi)
 
 
-def _leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, int]]:
-    """Yields all events of a composition, and the number of times each happens."""
-    if isinstance(event, dpa.ComposedDpEvent):
-        for part in event.events:
-            yield from _leaves(part, count)
-    elif isinstance(event, dpa.SelfComposedDpEvent):
-        yield from _leaves(event.event, count * event.count)
-    else:
-        yield event, count
-
-
-def _has_no_noise(event: dpa.DpEvent) -> bool:
-    amounts = ("noise_multiplier", "noise_parameter")
-    return isinstance(event, dpa.NonPrivateDpEvent) or any(
-        getattr(event, name, 1.0) == 0 for name in amounts
-    )
-
-
-def _pure_epsilon(event: dpa.DpEvent) -> float:
-    if isinstance(event, dpa.NoOpDpEvent):
-        return 0.0
-    if isinstance(event, dpa.LaplaceDpEvent):
-        return 1 / event.noise_multiplier
-    if isinstance(event, dpa.RandomizedResponseDpEvent):
-        noise, buckets = event.noise_parameter, event.num_buckets
-        return math.log1p(buckets * (1 - noise) / noise)
-    return math.inf
-
-
-def _mu(leaves: list[tuple[dpa.DpEvent, int]]) -> float:
+def _mu(parts: list[tuple[dpa.DpEvent, int]]) -> float:
     """Returns 1 / noise multiplier of one Gaussian event that costs as much as all."""
     squares = (
-        count / leaf.noise_multiplier**2
-        for leaf, count in leaves
-        if isinstance(leaf, dpa.GaussianDpEvent)
+        count / part.noise_multiplier**2
+        for part, count in parts
+        if isinstance(part, dpa.GaussianDpEvent)
     )
-    return math.sqrt(math.fsum(squares)) * (1 + _ROUNDOFF)
+    return math.sqrt(math.fsum(squares)) * (1 + ROUNDOFF)
 
 
 def _chords(get_delta: Callable, num_steps: int) -> Curve:

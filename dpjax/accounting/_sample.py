@@ -12,6 +12,11 @@ table, e^epsilon = 1 + q (e^epsilon' - 1). Proof: `docs/privacy/proofs/compositi
 3.4. The order of the places matters: sorted by their numbers in the table, records
 would move where another takes a place, and whatever treats places differently, such as
 a part that is held out, would see several records change.
+
+All that runs on one sample is one run: P_0, P_1 and P_1' are distributions of all its
+outcomes together. Amplified one by one, twenty releases of one sample would be counted
+as releases of twenty samples, which cost less: who has seen the first knows more of
+which records were drawn than q says.
 """
 
 import math
@@ -24,40 +29,10 @@ from dpjax._types import ArrayLike
 SLACK = 1e-12  # more than the rounding of float64 here
 
 
-def subsample_budget(
+def sample_budget(
     epsilon: float, delta: float, *, num_samples: int, sample_size: int
 ) -> tuple[float, float]:
-    """The budget of a run on a sample that keeps a budget for all records.
-
-    Args:
-        epsilon: privacy parameter for the table, 0 < epsilon <= inf.
-        delta: privacy parameter for the table, in [0, q).
-        num_samples: public number of records of the table.
-        sample_size: public number of records of the sample.
-
-    Returns:
-        epsilon' = log(1 + (e^epsilon - 1) / q) and delta' = delta / q, rounded down,
-        with q = sample_size / num_samples.
-
-    Raises:
-        ValueError: If an argument is out of range.
-
-    Privacy:
-        Whatever runs on the sample, if it is (epsilon', delta')-DP under replace-one,
-        is (epsilon, delta)-DP for the table, where the sample is drawn without
-        replacement in a random order, by secret randomness, and anew for each run
-        (`dpjax.loading.sample`). Proof: named at the head of this file.
-
-    Example:
-        >>> epsilon, delta = subsample_budget(
-        ...     1.0, 1e-8, num_samples=100_000_000, sample_size=1_000_000)
-        >>> f"{epsilon:.3f} {delta:.0e}"
-        '5.152 1e-06'
-
-    Reference:
-        Balle, Barthe, Gaboardi (2018), "Privacy amplification by subsampling", Theorem
-        9.
-    """
+    """Returns `Sample.budget` of a sample of which there is one release."""
     _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
     _validate.delta(delta)
     prob = sampling_prob(num_samples, sample_size)

@@ -18,10 +18,11 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 import scipy.stats
-from dp_accounting import RandomizedResponseDpEvent, SelfComposedDpEvent, ZCDpEvent
+from dp_accounting import RandomizedResponseDpEvent, SelfComposedDpEvent
 
 from dpjax import _validate
 from dpjax._types import SelectionName
+from dpjax.accounting._events import BoundedRangeDpEvent
 from dpjax.accounting._zcdp import rho_to_epsilon
 
 # Roots are computed to about 1e-12. A total epsilon is rounded up by the first share,
@@ -141,9 +142,9 @@ def selection_event(
     Args:
         epsilon: epsilon_0 of each selection, zero or above and finite.
         num_selections: T.
-        mechanism: "exponential" gives `ZCDpEvent(epsilon_0^2 / 8)`, "permute_and_flip"
-            randomized response between two values, the worst of all epsilon_0-DP
-            mechanisms.
+        mechanism: "exponential" gives a `ZCDpEvent(epsilon_0^2 / 8)` that also knows
+            epsilon_0, "permute_and_flip" randomized response between two values, the
+            worst of all epsilon_0-DP mechanisms.
 
     Returns:
         T-fold composition of the event.
@@ -152,19 +153,18 @@ def selection_event(
         ValueError: If an argument is out of its range.
 
     Privacy:
-        Read it with an `RdpAccountant(REPLACE_ONE)`. The `PLDAccountant` of
-        dp_accounting 0.6 counts composed randomized response only once, so its epsilon
-        is too small. At delta = 0 no accountant of dp_accounting gives an epsilon;
-        `selection_epsilon` accounts for that case.
+        Read it with `epsilon_of`, at any delta, or `RdpAccountant(REPLACE_ONE)`. The
+        `PLDAccountant` of dp_accounting 0.6 counts composed randomized response only
+        once, so its epsilon is too small.
 
     Example:
         >>> selection_event(0.4, num_selections=10)
-        SelfComposedDpEvent(event=ZCDpEvent(rho=0.02..., xi=0.0), count=10)
+        SelfComposedDpEvent(event=BoundedRangeDpEvent(rho=0.02..., xi=0.0), count=10)
     """
     _validate.non_negative(epsilon=epsilon)
     _check(0.0, num_selections, mechanism)
     if mechanism == "exponential":
-        event = ZCDpEvent(epsilon * epsilon / 8)
+        event = BoundedRangeDpEvent.of(epsilon)
     else:
         lies = float(scipy.special.expit(-epsilon))
         event = RandomizedResponseDpEvent(noise_parameter=2 * lies, num_buckets=2)

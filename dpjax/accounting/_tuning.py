@@ -23,12 +23,12 @@ from dp_accounting import DpEvent, GaussianDpEvent
 
 from dpjax import _validate
 from dpjax._trial_counts import TrialCount, TrialDistribution
+from dpjax.accounting._events import samples_of
 from dpjax.accounting._guarantee import PrivacyGuarantee
-from dpjax.accounting._profiles import Profile, gaussian, profile_of, worst
+from dpjax.accounting._profiles import Profile, gaussian, profile_of, root, worst
 
-_SLACK = 1e-9  # of roots and sums, upwards; more than their float64 error
+_SLACK = 1e-9  # of sums, upwards; more than their float64 error
 _NUM_CELLS = 3_000
-_LARGEST_EPSILON = 1e4
 
 
 def tuning_epsilon(
@@ -60,7 +60,7 @@ def tuning_epsilon(
 
     Raises:
         ValueError: If an argument is out of its range, or no accountant reads the
-            event.
+            event; or if a guarantee is of a drawn `Sample`, which runs would share.
 
     Privacy:
         The best run and its score are together (epsilon, delta)-DP under the relation
@@ -90,15 +90,21 @@ def tuning_epsilon(
     """
     _validate.delta(delta)
     law = TrialCount(distribution, mean_trials)
-    is_guarantee = isinstance(base, PrivacyGuarantee)
-    profile = base._profile if is_guarantee else profile_of(base)
-    return _price(profile, float(delta), law)
+    if isinstance(base, PrivacyGuarantee):
+        return mixture_epsilon([base], delta, law)
+    return _price(profile_of(base), float(delta), law)
 
 
 def mixture_epsilon(
     bases: Sequence[PrivacyGuarantee], delta: float, law: TrialCount
 ) -> float:
     """Returns `tuning_epsilon` of runs that each have one of several guarantees."""
+    rule = (
+        "the guarantee of independent runs, where these share a sample: search on the "
+        "sample, and pass the guarantee of the search to `Sample.privacy`"
+    )
+    for base in bases:
+        _validate.require(not samples_of(base.dp_event), "base", base, rule)
     return _price(worst([base._profile for base in bases]), float(delta), law)
 
 
@@ -177,22 +183,7 @@ def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
         parts = steps * profile.delta_at(epsilon + shifts)
         return float(np.sum(parts)) * (1 + _SLACK) - delta
 
-    return _root(excess)
-
-
-def _root(excess: Callable[[float], float]) -> float:
-    """The zero of a decreasing function, rounded up; 0 if it starts below zero."""
-    if excess(0.0) <= 0:
-        return 0.0
-    lower, upper = 0.0, 1.0
-    while excess(upper) > 0:
-        lower, upper = upper, 2 * upper
-        if upper > _LARGEST_EPSILON:
-            return math.inf
-    while upper - lower > _SLACK * upper:
-        middle = (lower + upper) / 2
-        lower, upper = (middle, upper) if excess(middle) > 0 else (lower, middle)
-    return upper
+    return root(excess)
 
 
 def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,8 @@ from dpjax import _validate, datasets
 from dpjax._public_sets import PUBLIC_SETS
 from dpjax._tables import Column, column_names
 from dpjax._texts import PLAIN, TextFormat, Texts
-from dpjax.accounting import PrivacyGuarantee, subsample_privacy
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._shared import sample_privacy
 from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
 from dpjax.cli._sample import Draw, Sample
@@ -67,7 +68,7 @@ class Table:
         if self.sample is None:
             return privacy
         unit = "record" if self.units is None else self.units.words
-        return subsample_privacy(privacy, **self.sample._asdict(), unit=unit)
+        return sample_privacy(privacy, **self.sample._asdict(), unit=unit)
 
     def restated(self, part: Any) -> Any:
         """Returns a release, if there is one, with its guarantee for the file."""

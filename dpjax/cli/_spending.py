@@ -10,8 +10,8 @@ from dpjax import _validate
 from dpjax._default_delta import default_delta
 from dpjax._tables import column_names
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee, subsample_budget
-from dpjax.accounting._shared import group_budget
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._shared import group_budget, sample_budget
 from dpjax.cli import _ledger
 from dpjax.cli._evaluation import evaluation_privacy
 from dpjax.cli._losses import link_of
@@ -72,7 +72,7 @@ def on_sample(
     if delta is None and not is_pure:
         delta = default_delta(sample.num_samples)
     asked = Budget(settings.epsilon, delta or 0.0)
-    own = Budget(*subsample_budget(*asked, **sample._asdict()))
+    own = Budget(*sample_budget(*asked, **sample._asdict()))
     said = {
         "unit": settings.unit,
         "num_records": sample.num_samples,

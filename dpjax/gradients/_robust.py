@@ -12,7 +12,14 @@ from dpjax._sharding import AxisName, row_axes
 from dpjax._sums.samples import FactoredSamples
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_row
-from dpjax._types import LossFn, PyTree, Scalar
+from dpjax._types import (
+    REPLACE_ONE,
+    LossFn,
+    NeighboringRelation,
+    PyTree,
+    Scalar,
+    check_divisor,
+)
 from dpjax.estimators import Estimator
 from dpjax.gradients._loss import loss_of_users, streamlined, warn_of_closures
 from dpjax.gradients._users import UserGradient, Users
@@ -93,6 +100,7 @@ def robust_grad(
     *,
     microbatch_size: int | None = None,
     normalize_by: Scalar | None = None,
+    relation: NeighboringRelation = REPLACE_ONE,
     return_values: bool = False,
     has_aux: bool = False,
     axis_name: AxisName | None = None,
@@ -124,6 +132,8 @@ def robust_grad(
         normalize_by: public divisor of the mean; the batch's leading size by default.
             Give it for batches of varying size, such as Poisson ones. For small
             divisors see `Estimator.__call__`.
+        relation: of the sensitivity that noise is calibrated to. ADD_OR_REMOVE_ONE
+            needs normalize_by, or num_users, because the size of a batch is private.
         return_values: whether to return the per-example losses too.
         has_aux: whether loss_fn returns auxiliary values too.
         axis_name: the mesh axes over which rows are sharded, a name or a tuple of
@@ -150,7 +160,8 @@ def robust_grad(
 
     Raises:
         ValueError: where a size is not a positive count, leaves of batch disagree on n,
-            or the estimator cannot take the batch; where axis_name is of no mesh, its
+            or the estimator cannot take the batch; where no public divisor is given
+            under ADD_OR_REMOVE_ONE; where axis_name is of no mesh, its
             devices do not divide n, or rows are known to be the same on all of them;
             where params are complex, or hold running statistics of BatchNorm;
             where user_ids are no integers of shape (n,), come without num_users or with
@@ -238,9 +249,8 @@ def robust_grad(
         0.5
     """
     _validate.estimator(estimator)
-    if normalize_by is not None:
-        _validate.positive(normalize_by=normalize_by)
     users = Users.of(user_ids, num_users, records_per_user, user_gradient)
+    check_divisor(num_users if normalize_by is None else normalize_by, relation)
     make_grads = _SampleGrad(loss_fn, has_aux, return_values)
     stream_fn = _stream_fn(make_grads, microbatch_size)
     wanted = _wanted(return_values=return_values, has_aux=has_aux)

@@ -13,7 +13,7 @@ To hold one batch at a time in memory, write your own loop:
         grads = grad_fn(params, batch, is_padding_example)
 
 with everything else as in `dpjax.batching`. To hold a random sample of the records in
-memory, at the budget of `dpjax.accounting.subsample_budget`, see `sample`.
+memory, at the budget of `dpjax.accounting.Sample`, see `sample`.
 
 Of a file's metadata, only the number of records, the columns and their types are used,
 which are public; the smallest and largest values that Parquet stores are not used.

@@ -11,11 +11,12 @@ from jax.sharding import Mesh
 from dpjax import _processes, _validate
 from dpjax._reservoir import Reservoir, Tags, order_of
 from dpjax._types import Key, PyTree
+from dpjax.accounting import Sample
 
 
 def sample(
     chunks: Iterable[PyTree], size: int, *, key: Key, mesh: Mesh | None = None
-) -> tuple[PyTree, int]:
+) -> tuple[PyTree, Sample]:
     """Draws records without replacement from a stream, in one pass.
 
     At most 2 size records and a chunk are in memory; while processes exchange records
@@ -40,9 +41,9 @@ def sample(
             this process draws from its own stream.
 
     Returns:
-        The records in a random order, with leaves (m, ...), and the public number n
-        from which they were drawn; m = min(size, n). With a mesh both are the same on
-        all processes.
+        The records in a random order, with leaves (m, ...), and the `Sample` that they
+        are, which holds the public numbers m = min(size, n) and n, from which they were
+        drawn. With a mesh records and numbers are the same on all processes.
 
     Raises:
         ValueError: If size is no integer of at least 1, the key is no typed key, there
@@ -50,20 +51,19 @@ def sample(
             different arguments or types of records, or arrays of Python objects.
 
     Privacy:
-        Which records were drawn must stay secret, and each run must draw anew. What
-        the run may spend says `dpjax.accounting.subsample_budget`. Drawn records, and
-        the tags that order them, go from process to process as all arrays of a mesh do:
+        Which records were drawn must stay secret. `Sample.budget` is what all releases
+        of them may spend together, and `Sample.privacy` the one guarantee of them: to
+        spend more, draw anew, with a fresh key. Drawn records, and the tags that order
+        them, go from process to process as all arrays of a mesh do:
         on CPU over TCP, unencrypted.
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.accounting import subsample_budget
         >>> chunks = (np.arange(1000 * i, 1000 * (i + 1)) for i in range(100))
-        >>> drawn, num_samples = sample(chunks, 500, key=jax.random.key(0))
-        >>> num_samples, drawn.shape
-        (100000, (500,))
-        >>> epsilon, delta = subsample_budget(
-        ...     0.1, 1e-7, num_samples=num_samples, sample_size=len(drawn))
+        >>> records, drawn = sample(chunks, 500, key=jax.random.key(0))
+        >>> records.shape, drawn
+        ((500,), Sample(num_samples=100000, sample_size=500))
+        >>> epsilon, delta = drawn.budget(0.1, 1e-7)
         >>> print(f"{epsilon:.2f} {delta:.0e}")
         3.09 2e-05
     """
@@ -98,7 +98,8 @@ def sample(
         num_records = sum(totals)
     if num_records <= size:
         leaves = [leaf[np.argsort(numbers)] for leaf in leaves]
-    return jax.tree.unflatten(structure, leaves), num_records
+    drawn = Sample(num_records, min(size, num_records))
+    return jax.tree.unflatten(structure, leaves), drawn
 
 
 def _layout(chunks: list[PyTree]) -> str:

@@ -5,7 +5,14 @@ from typing import Any, cast
 
 from dpjax import _validate
 from dpjax._tree import Static
-from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar, Unit
+from dpjax._types import (
+    REPLACE_ONE,
+    REPLACE_SPECIAL,
+    NeighboringRelation,
+    PyTree,
+    Scalar,
+    Unit,
+)
 from dpjax.accounting import (
     PrivacyGuarantee,
     epsilon_to_rho,
@@ -81,7 +88,8 @@ def calibrated_noise(
         epsilon,
         delta,
         dp_event=gaussian_event(alone, **sampling),
-        relation=relation,
+        # n is public: no record is added or removed, but one may count as padding.
+        relation=relation if relation is REPLACE_ONE else REPLACE_SPECIAL,
         num_samples=num_samples,
         unit=unit,
     )

@@ -77,8 +77,11 @@ class PrivateTraining:
         microbatch_size: how many per-example gradients are computed at once; this
             changes speed and memory only.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full`, `Poisson` or
-            `BallsInBins` batches. Removing a row then means replacing it by one whose
-            loss is constant in params.
+            `BallsInBins` batches, for the noise that others calibrate to a record that
+            is added or removed. Because num_samples is public, what is then proved, and
+            what privacy states, is REPLACE_SPECIAL: any one row may be blanked, that is
+            count as padding wherever it is drawn. How many rows there are is not
+            hidden.
 
     Attributes:
         privacy: the `PrivacyGuarantee` of the whole run, known before it begins.
@@ -93,8 +96,8 @@ class PrivateTraining:
 
     Privacy:
         The parameters and metrics of all steps together are (epsilon, delta)-DP under
-        `relation`, for every input: each step is a Gaussian mechanism on a mean of
-        known sensitivity, and `accounting.noise_multiplier` composes T of them, with
+        `privacy.relation`, for every input: each step is a Gaussian mechanism on a mean
+        of known sensitivity, and `accounting.noise_multiplier` composes T of them, with
         the sampling of the batching. With `TrimmedMean` a step is zCDP
         (`transforms.privatize`). The mean loss is one more coordinate of the same
         mechanism: z^-2 = z_gradient^-2 + z_loss^-2, z the noise multipliers. loss_fn,

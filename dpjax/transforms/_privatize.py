@@ -9,7 +9,7 @@ import optax
 from dpjax import _validate
 from dpjax._sharding import AxisName, num_shares, row_axes
 from dpjax._sums.stream import SampleStream
-from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
+from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar, check_divisor
 from dpjax.accounting._shared import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
@@ -34,6 +34,7 @@ def aggregate(
     estimator: Estimator,
     *,
     normalize_by: Scalar | None = None,
+    relation: NeighboringRelation = REPLACE_ONE,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Returns a transformation from per-sample gradients to their robust mean.
@@ -44,6 +45,7 @@ def aggregate(
     Args:
         estimator: the robust mean.
         normalize_by: public divisor; the leading size of the gradients by default.
+        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE, which needs normalize_by.
         axis_name: the mesh axes over which gradients are sharded, if they do not show
             it; see `dpjax.robust_grad`.
 
@@ -52,8 +54,9 @@ def aggregate(
         keyword is_padding_example, a mask of shape (n,); it returns leaves (...).
 
     Raises:
-        ValueError: If estimator is not one, normalize_by is not positive, or update
-            gets params, and gradients without a sample axis.
+        ValueError: If estimator is not one, normalize_by is not positive or not given
+            under ADD_OR_REMOVE_ONE, or update gets params, and gradients without a
+            sample axis.
 
     Example:
         >>> import jax.numpy as jnp
@@ -65,8 +68,7 @@ def aggregate(
         [1. 0.]
     """
     _validate.estimator(estimator)
-    if normalize_by is not None:
-        _validate.positive(normalize_by=normalize_by)
+    check_divisor(normalize_by, relation)
 
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
@@ -107,9 +109,10 @@ def privatize(
         noise_multiplier: stddev / l2 sensitivity under `relation`, non-negative, from
             `dpjax.accounting.noise_multiplier` with the estimator's `noise`.
         key: a typed key. It is part of the state; each update draws from a fresh one.
-        normalize_by: public divisor; the leading size of the gradients by default. For
-            Poisson batches use the expected batch size.
-        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE.
+        normalize_by: public divisor; under REPLACE_ONE the leading size of the
+            gradients by default. For Poisson batches use the expected batch size.
+        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE, which needs normalize_by, because
+            the number of records of a batch is private: n for a full batch.
         sampled: whether batches are drawn at random; by default this is assumed if
             normalize_by or a mask is given.
         axis_name: the mesh axes over which gradients are sharded, if they do not show
@@ -127,10 +130,11 @@ def privatize(
         pytree of arrays.
 
     Raises:
-        ValueError: If an argument is out of its range, the estimator has no finite
-            sensitivity, or update gets gradients without a sample axis; inside
-            `optax.masked` or `optax.apply_if_finite`; or if the key varies over devices
-            of axis_name, or gradients over devices of another axis than the key.
+        ValueError: If an argument is out of its range, normalize_by is not given under
+            ADD_OR_REMOVE_ONE, the estimator has no finite sensitivity, or update gets
+            gradients without a sample axis; inside `optax.masked` or
+            `optax.apply_if_finite`; or if the key varies over devices of axis_name, or
+            gradients over devices of another axis than the key.
 
     Privacy:
         One update is a Gaussian mechanism with stddev / sensitivity = noise_multiplier
@@ -231,8 +235,6 @@ def privatize(
     _validate.estimator(first)
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.typed_key(key)
-    if normalize_by is not None:
-        _validate.positive(normalize_by=normalize_by)
     _validate.bounded_estimator(first)
     _validate.require(
         noise is None
@@ -246,6 +248,7 @@ def privatize(
     first.noise_parameters(
         noise_multiplier, 2**20, 1, relation, is_sampled=sampled is True
     )
+    check_divisor(normalize_by, relation)
 
     def init(params):
         refuse_wrappers(params)

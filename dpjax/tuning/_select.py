@@ -15,7 +15,7 @@ from dpjax._store import Store, opened
 from dpjax._trial_counts import TrialCount, TrialDistribution
 from dpjax._types import REPLACE_ONE, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._shared import mixture_epsilon
+from dpjax.accounting._shared import mixture_epsilon, samples_of
 from dpjax.solvers import Solution
 from dpjax.tuning._runs import Runs, TrainFn
 from dpjax.tuning._scores import Score
@@ -181,8 +181,11 @@ def _is_covered(found: PrivacyGuarantee, known: PrivacyGuarantee) -> bool:
     """Returns whether the accounted guarantee covers that of a run.
 
     Another event of the same epsilon may have a larger profile: epsilon and delta are
-    enough only if the event is the same, or is not used.
+    enough only if the event is the same, or is not used. Runs on one drawn sample are
+    not independent.
     """
+    if samples_of(found.dp_event):
+        return False
     is_less = found.epsilon <= known.epsilon and found.delta <= known.delta
     is_read = not isinstance(known.dp_event, UnsupportedDpEvent)
     is_same = found.dp_event == known.dp_event

@@ -8,8 +8,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, SingleEpochTreeAggregationDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import accounting
-from dpjax._types import ADD_OR_REMOVE_ONE, NeighboringRelation
+from dpjax import ADD_OR_REMOVE_ONE, NeighboringRelation, accounting
 from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
 from dpjax.batching import BallsInBins, CyclicPoisson, Disjoint, Full
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.accounting import gaussian_epsilon, gaussian_event, gaussian_stddev
 
 EPSILONS = [1e-12, 1e-5, 9.9e-5, 1e-4, 0.01, 1.0, 10.0, 1e3, 1e6]

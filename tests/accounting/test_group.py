@@ -7,7 +7,7 @@ import pytest
 from dp_accounting import ComposedDpEvent, UnsupportedDpEvent, ZCDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax._types import REPLACE_ONE
+from dpjax import REPLACE_ONE
 from dpjax.accounting import (
     PrivacyGuarantee,
     gaussian_epsilon,

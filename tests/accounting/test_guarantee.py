@@ -1,6 +1,7 @@
 """Guarantees: value semantics, the sentence, and what an attacker can do."""
 
 import dataclasses
+import functools
 import math
 import re
 
@@ -14,7 +15,7 @@ import scipy.integrate
 import scipy.stats
 from hypothesis import strategies as st
 
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting import (
     PrivacyGuarantee,
     gaussian_epsilon,
@@ -24,6 +25,7 @@ from dpjax.accounting import (
 )
 
 EVENT = gaussian_event(3.7306)
+BLANKED = NeighboringRelation.REPLACE_SPECIAL
 
 
 def test_is_an_immutable_value():
@@ -119,15 +121,17 @@ def test_what_is_read_is_never_a_stronger_claim(epsilon, delta):
 def test_description_of_pure_and_other_relations():
     pure = PrivacyGuarantee.of(1.0, 0.0, dp_event=EVENT)
     assert pure.description.endswith("e^1 = 2.72 times what it was.")
-    # The size of the data is private under add/remove: never named.
-    added = PrivacyGuarantee.of(
-        1.0, 0.0, dp_event=EVENT, relation=ADD_OR_REMOVE_ONE, num_samples=77
-    )
-    assert added.description.startswith("Adding or removing any one record changes")
-    blanked = PrivacyGuarantee.of(
-        1.0, 0.0, dp_event=EVENT, relation=NeighboringRelation.REPLACE_SPECIAL
-    )
-    assert blanked.description.startswith("Blanking any one record changes")
+    of = functools.partial(PrivacyGuarantee.of, 1.0, 0.0, dp_event=EVENT)
+    # The size of the data is private under add/remove, and public otherwise.
+    added = of(relation=ADD_OR_REMOVE_ONE).description
+    assert added.startswith("Adding or removing any one record changes")
+    with pytest.raises(ValueError, match="num_samples must be None under ADD_OR_REM"):
+        of(relation=ADD_OR_REMOVE_ONE, num_samples=77)
+    words = "Blanking any one of the 77 records, whose number is public, changes the"
+    blanked = of(relation=BLANKED, num_samples=77)
+    assert blanked.description.startswith(words)
+    words = "Blanking any one record, at a public number of them, changes the"
+    assert of(relation=BLANKED).description.startswith(words)
 
 
 @pytest.mark.parametrize("unit", ["", "  ", None, 3])

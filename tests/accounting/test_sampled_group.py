@@ -10,7 +10,7 @@ from dp_accounting import SelfComposedDpEvent
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.accounting import (
     PrivacyGuarantee,
     gaussian_event,

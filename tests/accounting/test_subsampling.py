@@ -17,7 +17,7 @@ from dp_accounting.mechanism_calibration import ExplicitBracketInterval
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting import (
     gaussian_epsilon,
     gaussian_event,

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import dpjax
-from dpjax.accounting import subsample_budget
+from dpjax.accounting import Sample
 from dpjax.cli import _describe, _sample
 from dpjax.datasets import Categorical, Numeric
 from tests.cli.command import done, invoke, refusals
@@ -150,7 +150,7 @@ def test_a_sample_speaks_for_the_file(folder, unit):
     assert f"a random sample of {total} {what}: a run on {size} of them may" in said
     content = json.loads(Path("out/description.json").read_text())
     delta = total**-1.1
-    epsilon, own = subsample_budget(2.0, delta, num_samples=total, sample_size=size)
+    epsilon, own = Sample(total, size).budget(2.0, delta)
     assert content["sample"]["budget_of_sample"] == {"epsilon": epsilon, "delta": own}
     assert content["num_samples"] == total * each
     assert content["sample_size"] == size * each

@@ -17,7 +17,7 @@ from scipy.stats import norm
 from dpjax import load_model
 from dpjax._pages import Rows, Text, markdown_of
 from dpjax._untrusted import printable
-from dpjax.accounting import PrivacyGuarantee, noise_multiplier, subsample_budget
+from dpjax.accounting import PrivacyGuarantee, Sample, noise_multiplier
 from dpjax.accounting._shared import group_budget
 from dpjax.cli._report_page import _with_event
 from dpjax.datasets import Categorical, Numeric
@@ -169,7 +169,7 @@ def test_attacks_on_units_and_samples_are_those_of_gaussian_noise(
     size, share, num_steps
 ):
     asked, sizes = (1.0, 1e-5), {"num_samples": 1000, "sample_size": int(1000 * share)}
-    own = subsample_budget(*asked, **sizes)
+    own = Sample(**sizes).budget(*asked)
     each = group_budget(*own, size)
     multiplier = noise_multiplier(*each, num_steps=num_steps)
     said = {"epsilon": asked[0], "delta": asked[1]}

@@ -13,7 +13,7 @@ from dpjax import _csv, _tables
 from dpjax._reservoir import Tags
 from dpjax._tables import column_names, read_columns
 from dpjax._texts import PLAIN, Texts, numbers_of
-from dpjax.accounting import noise_multiplier, subsample_budget
+from dpjax.accounting import Sample, noise_multiplier
 from dpjax.cli import _sample, _train
 from dpjax.cli._sample import Draw
 from dpjax.cli._settings import Settings
@@ -152,7 +152,7 @@ def test_a_run_on_a_sample(table, unit):
     assert f"a random sample of {total:,} {what}: a run on {size} of them may" in said
     report = json.loads((table / "out" / "report.json").read_text())
     delta = total**-1.1
-    epsilon, own = subsample_budget(1.0, delta, num_samples=total, sample_size=size)
+    epsilon, own = Sample(total, size).budget(1.0, delta)
     assert report["sample"] == {
         "unit": unit,
         "num_records": total,

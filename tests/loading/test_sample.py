@@ -8,9 +8,9 @@ from dpjax import mechanisms
 from dpjax._reservoir import Reservoir, Tags
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sample,
     gaussian_event,
     gaussian_stddev,
-    subsample_privacy,
 )
 from dpjax.audit import epsilon_lower_bound
 from dpjax.loading import MemoryMapped, sample
@@ -45,7 +45,10 @@ def test_how_it_is_cut_changes_nothing(size, tmp_path):
     mapped = (source[start : start + 300] for start in range(0, 1000, 300))
     streams = [*(chunks(1000, k) for k in (1, 13, 1000)), mapped]
     found = [sample(one, size, key=jax.random.key(1)) for one in streams]
-    assert {num_records for _, num_records in found} == {1000}
+    assert {(x.num_samples, x.sample_size) for _, x in found} == {
+        (1000, min(size, 1000))
+    }
+    assert len({drawn for _, drawn in found}) == len(found)  # each is another
     numbers = found[0][0]["number"]
     np.testing.assert_array_equal(found[0][0]["pair"], np.c_[numbers, -numbers])
     assert len(set(numbers)) == min(size, 1000)
@@ -69,7 +72,7 @@ def test_an_attack_on_the_sum_of_a_sample(share, key):
     stddev = gaussian_stddev(inner, delta, sensitivity=1.0)
     event = gaussian_event(stddev)
     privacy = PrivacyGuarantee.of(inner, delta, dp_event=event)
-    privacy = subsample_privacy(privacy, num_samples=4, sample_size=1)
+    privacy = Sample(4, 1).privacy(privacy)
 
     def release(key, values):
         draw_key, key = jax.random.split(key)

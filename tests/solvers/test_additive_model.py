@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.accounting import PrivacyGuarantee, noise_multiplier, subsample_budget
+from dpjax.accounting import PrivacyGuarantee, Sample, noise_multiplier
 from dpjax.solvers import (
     Curves,
     Execution,
@@ -420,7 +420,7 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
     assert solution.privacy.epsilon == pytest.approx(2.7, rel=1e-6)
     assert solution.privacy.delta == pytest.approx(1e-5, rel=1e-6)
     assert "20,000 records" in solution.privacy.description
-    own = subsample_budget(2.7, 1e-5, num_samples=5 * NUM, sample_size=NUM)
+    own = Sample(5 * NUM, NUM).budget(2.7, 1e-5)
     found = float(solution.stats["noise_multiplier"])
     assert found == pytest.approx(noise_multiplier(*own, num_steps=1), rel=1e-6)
     assert solution.params.knots

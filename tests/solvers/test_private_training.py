@@ -10,8 +10,13 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import PrivateTraining, accounting, recommend
-from dpjax._types import ADD_OR_REMOVE_ONE
+from dpjax import (
+    ADD_OR_REMOVE_ONE,
+    NeighboringRelation,
+    PrivateTraining,
+    accounting,
+    recommend,
+)
 from dpjax.batching import (
     BallsInBins,
     CyclicPoisson,
@@ -333,7 +338,10 @@ def test_the_recipe_learns_in_any_unit():
 @pytest.mark.parametrize("batching", [Poisson(6.0), BallsInBins(5)])
 def test_add_or_remove_costs_what_it_says(batching):
     run = training(relation=ADD_OR_REMOVE_ONE, batching=batching)
-    assert run.privacy.relation is ADD_OR_REMOVE_ONE
+    # Its n is public, so that a row may be blanked, but not added or removed.
+    assert run.privacy.relation is NeighboringRelation.REPLACE_SPECIAL
+    words = f"Blanking any one of the {N} rows of data, whose number is public, changes"
+    assert str(run.privacy).startswith(words)
     assert run.noise_multiplier == accounting.noise_multiplier(
         *BUDGET.values(), relation=ADD_OR_REMOVE_ONE, **batching.accounting(N, T)
     )

@@ -1,5 +1,6 @@
 """`privatize`: the noise's size, the divisor, the key, the pitfalls."""
 
+import functools
 import math
 
 import jax
@@ -12,9 +13,11 @@ import scipy.stats
 import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.estimators import (
+    AdaptiveThreshold,
     Clipping,
     Mean,
     MedianOfMeans,
+    Scaled,
     SmoothedTruncation,
     TrimmedMean,
     Truncation,
@@ -49,7 +52,8 @@ def stddev_bounds(num_draws):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "relation", "normalize_by"),
-    [(name, relation, None) for name in ESTIMATORS for relation in RELATIONS]
+    [(name, REPLACE_ONE, None) for name in ESTIMATORS]
+    + [(name, ADD_OR_REMOVE_ONE, 12) for name in ESTIMATORS]
     + [("smoothed", REPLACE_ONE, 5.0), ("clipping", ADD_OR_REMOVE_ONE, 40.0)],
 )
 def test_noise_is_the_multiplier_times_the_sensitivity(
@@ -62,6 +66,7 @@ def test_noise_is_the_multiplier_times_the_sensitivity(
         key=key,
         normalize_by=normalize_by,
         relation=relation,
+        sampled=False if name == "medians" else None,
     )
     grads = {"a": jnp.zeros((num_rows, size)), "b": jnp.zeros((num_rows, 50, 100))}
     noise = np.concatenate([x.ravel() for x in updated(transform, grads).values()])
@@ -243,6 +248,46 @@ def test_bad_arguments(name, value, message):
     arguments = GOOD | {"key": jax.random.key(0), name: value}
     with pytest.raises(ValueError, match=message):
         dp_sgd(0.1, arguments.pop("estimator"), **arguments)
+
+
+def without_noise(make):
+    return lambda key, noise_multiplier, **options: make(Clipping(1.0), **options)
+
+
+SCALED = Scaled(Clipping(1.0), 2.0)
+ADAPTIVE = AdaptiveThreshold(Clipping(1.0), lower=0.1, upper=9.0)
+DIVIDING = {
+    "privatize": functools.partial(privatize, Clipping(1.0)),
+    "of scaled": functools.partial(privatize, SCALED),
+    "of adaptive": functools.partial(privatize, ADAPTIVE),
+    "dp_sgd": functools.partial(dp_sgd, 0.1, Clipping(1.0)),
+    "aggregate": without_noise(aggregate),
+    "robust_grad": without_noise(functools.partial(dpjax.robust_grad, jnp.multiply)),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDING)
+def test_a_private_size_divides_nothing(name, key):
+    make = functools.partial(DIVIDING[name], key=key, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="normalize_by must be given under ADD_OR_REM"):
+        make(relation=ADD_OR_REMOVE_ONE)
+    make(relation=ADD_OR_REMOVE_ONE, normalize_by=3)
+    with pytest.raises(ValueError, match="relation must be REPLACE_ONE or ADD_OR_REM"):
+        make(relation="replace", normalize_by=3)
+
+
+def test_one_record_more_moves_a_mean_by_its_sensitivity(key):
+    # With the realized sizes 4 and 3 as divisors it would be moved by 2 / 3 or more.
+    rows = jnp.array([-1.0, -1.0, -1.0, 1.0])
+    grads = functools.partial(
+        dpjax.robust_grad,
+        *(lambda w, x: w * x, Clipping(1.0)),
+        relation=ADD_OR_REMOVE_ONE,
+    )
+    mean = grads(normalize_by=4)
+    moved = abs(mean(0.0, rows) - mean(0.0, rows[:3]))
+    assert moved <= Clipping(1.0).sensitivity(4, 1, ADD_OR_REMOVE_ONE).l2
+    grads(user_ids=jnp.arange(4), num_users=4)  # a public number, which divides
 
 
 def test_bad_updates(key):

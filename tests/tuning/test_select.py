@@ -17,6 +17,7 @@ from dpjax import ADD_OR_REMOVE_ONE, accounting, losses, solvers, tuning
 from dpjax._trial_counts import TrialCount, names
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sample,
     gaussian_epsilon,
     gaussian_event,
     tuning_epsilon,
@@ -333,6 +334,7 @@ def test_what_is_refused(key):
         return lambda candidate, key: Solution({"draw": 0.0}, privacy, {})
 
     other = dataclasses.replace(COST, relation=ADD_OR_REMOVE_ONE)
+    drawn = Sample(100, 10).privacy(COST)
     cases = [
         ({"candidates": []}, "candidates must be at least one"),
         ({"candidates": jnp.zeros((0, 2))}, "candidates must be arrays with at least"),
@@ -341,6 +343,8 @@ def test_what_is_refused(key):
         ({"train": costly(PrivacyGuarantee.non_private())}, "finite: the best of runs"),
         ({"epsilon": 0.2}, "epsilon must be at least 0.2"),
         ({"train": costly(other)}, "the relation of a run"),
+        ({"train": costly(drawn)}, "base must be the guarantee of independent runs"),
+        ({"train": costly(drawn), "privacy": COST}, "privacy must be the guarantee of"),
         (
             {
                 "train": costly(other),

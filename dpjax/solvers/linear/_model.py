@@ -138,7 +138,7 @@ def dp_linear_model(
             still divide by n. A record of weight zero changes no release. None: ones.
         max_weight: the largest weight, public, positive.
         max_records: m, public. Of more records m are drawn without replacement, by the
-            key, and the fit spends `accounting.subsample_budget`; delta n / m must be
+            key, and the fit spends `accounting.Sample.budget`; delta n / m must be
             below 1. None: all.
         intervals: whether the solution has standard errors and intervals, see below.
             With the squared, logistic, Huber, Poisson or gamma loss, at least one

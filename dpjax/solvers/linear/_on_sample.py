@@ -11,7 +11,7 @@ import numpy as np
 from dpjax import _keys, _validate
 from dpjax._sharding import row_axes, with_auto_axes
 from dpjax._types import ArrayLike, Key
-from dpjax.accounting import subsample_budget, subsample_privacy
+from dpjax.accounting._shared import sample_budget, sample_privacy
 from dpjax.batching._shared import uniform_subset
 from dpjax.solvers._solution import Solution
 
@@ -48,7 +48,7 @@ def on_sample(
     rule = "given with max_records: a noise multiplier is of one fit"
     _validate.require(epsilon is not None, "epsilon", epsilon, rule)
     sizes: dict[str, Any] = {"num_samples": num_samples, "sample_size": max_records}
-    own_epsilon, own_delta = subsample_budget(float(epsilon or 0), delta, **sizes)
+    own_epsilon, own_delta = sample_budget(float(epsilon or 0), delta, **sizes)
     others = {
         name: x if x is None else per_record(name, x, data[1], 0.0)
         for name, x in others.items()
@@ -57,7 +57,8 @@ def on_sample(
     rows = uniform_subset(sample_key, num_samples, max_records)
     data, others = jax.tree.map(lambda x: x[rows], (data, others))
     solution = fit(data, key=key, epsilon=own_epsilon, delta=own_delta, **others)
-    return replace(solution, privacy=subsample_privacy(solution.privacy, **sizes))
+    privacy = sample_privacy(solution.privacy, **sizes, unit="record")
+    return replace(solution, privacy=privacy)
 
 
 def per_record(

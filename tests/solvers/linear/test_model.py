@@ -10,12 +10,12 @@ import pytest
 
 from dpjax import losses
 from dpjax.accounting import (
+    Sample,
     epsilon_to_rho,
     gaussian_epsilon,
     gaussian_event,
     noise_multiplier,
     rho_to_epsilon,
-    subsample_budget,
 )
 from dpjax.mechanisms._shared import gaussian_of_padded
 from dpjax.solvers import Execution, dp_linear_model
@@ -579,7 +579,7 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
     assert solution.privacy.delta == pytest.approx(1e-6, rel=1e-6)
     assert "4,000 records" in solution.privacy.description
     np.testing.assert_allclose(solution.params, [1, -2, 0.5], atol=0.4)
-    own = subsample_budget(0.5, 1e-6, num_samples=4_000, sample_size=1_000)
+    own = Sample(4_000, 1_000).budget(0.5, 1e-6)
     found = float(solution.stats["noise_multiplier"])
     assert found == pytest.approx(noise_multiplier(*own, num_steps=1), rel=1e-6)
     few = {"key": jax.random.key(0), "max_records": 10}

@@ -1,0 +1,165 @@
+"""Events of `dp_accounting`, and two more: their parts, which are valid, their epsilon.
+
+An accountant reads an invalid event as another one: noise of multiplier -1 as of 1.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator
+from numbers import Integral, Real
+from typing import Any
+
+import dp_accounting as dpa
+from dp_accounting import dp_event
+
+from dpjax import _validate
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+
+ROUNDOFF = 1e-14  # of float64 formulas
+
+# Of fields that are numbers, by their names, the same in all events.
+_COUNTS = (
+    *("count", "num_buckets", "num_bins", "num_steps", "sensitivity"),
+    *("source_dataset_size", "sample_size", "dataset_size", "truncated_batch_size"),
+)
+_RANGES = {
+    "noise_multiplier": (0.0, math.inf),
+    "standard_deviation": (0.0, math.inf),
+    "noise_parameter": (0.0, math.inf),
+    "sampling_probability": (0.0, 1.0),
+    "rho": (0.0, math.inf),
+    "xi": (0.0, math.inf),
+    "mean": (0.0, math.inf),
+    "shape": (0.0, math.inf),
+}
+
+
+class BoundedRangeDpEvent(dpa.ZCDpEvent):
+    """A choice whose log probability ratios have a range of epsilon = sqrt(8 rho).
+
+    So it is epsilon-DP. Accountants of `dp_accounting` read that it is rho-zCDP.
+    """
+
+    @classmethod
+    def of(cls, epsilon: float) -> "BoundedRangeDpEvent":
+        """Returns the event of an epsilon, whose square may underflow."""
+        return cls(max(epsilon * epsilon / 8, 1e-300) if epsilon > 0 else 0.0)
+
+    @property
+    def epsilon(self) -> float:
+        """The pure epsilon, rounded up."""
+        return math.sqrt(8 * self.rho) * (1 + ROUNDOFF)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleDpEvent(dpa.DpEvent):
+    """The releases of one random sample of the records, amplified once.
+
+    No accountant reads it.
+
+    Attributes:
+        samples: the identities of the sample, and of those that it was drawn from.
+    """
+
+    samples: frozenset[str]
+
+
+def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, int]]:
+    """Yields all events of a composition, and the number of times each happens."""
+    if isinstance(event, dpa.ComposedDpEvent):
+        for part in event.events:
+            yield from leaves(part, count)
+    elif isinstance(event, dpa.SelfComposedDpEvent):
+        yield from leaves(event.event, count * event.count)
+    else:
+        yield event, count
+
+
+def with_tuples(event: dpa.DpEvent) -> dpa.DpEvent:
+    """Returns the same event, which can be hashed: it may be composed of lists."""
+    if isinstance(event, dpa.ComposedDpEvent):
+        parts: Any = tuple(map(with_tuples, event.events))
+        return dpa.ComposedDpEvent(parts)
+    if isinstance(event, dpa.SelfComposedDpEvent):
+        return dpa.SelfComposedDpEvent(with_tuples(event.event), event.count)
+    return event
+
+
+def samples_of(*events: dpa.DpEvent) -> Counter[str]:
+    """Returns how many releases there are of each sample that events know."""
+    counts: Counter[str] = Counter()
+    for event in events:
+        for leaf, count in leaves(event):
+            inner = getattr(leaf, "event", None)
+            if isinstance(leaf, SampleDpEvent):
+                counts.update(dict.fromkeys(leaf.samples, count))
+            elif inner is not None:
+                counts.update(samples_of(inner))
+    return counts
+
+
+def check_event(name: str, event: Any) -> None:
+    """Requires an event all of whose numbers are in their ranges.
+
+    A field of another name than those of `dp_accounting` is not checked.
+    """
+    _validate.require(isinstance(event, dpa.DpEvent), name, event, "a DpEvent")
+    parts = getattr(event, "events", [getattr(event, "event", None)])
+    for part in parts:
+        if part is not None:
+            check_event(name, part)
+    is_response = isinstance(event, dpa.RandomizedResponseDpEvent)
+    ranges = _RANGES | ({"noise_parameter": (0.0, 1.0)} if is_response else {})
+    for field, (low, high) in ranges.items():
+        is_fine = _is_between(Real, getattr(event, field, low), low, high)
+        _validate.require(is_fine, name, event, f"of a {field} in [{low:g}, {high:g}]")
+    for field in _COUNTS:
+        is_fine = _is_between(Integral, getattr(event, field, 1), 1, math.inf)
+        _validate.require(is_fine, name, event, f"of a {field} of at least 1")
+    if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+        is_fine = event.sample_size <= event.source_dataset_size
+        rule = "of a sample that is no larger than the data set"
+        _validate.require(is_fine, name, event, rule)
+
+
+def _is_between(kind: type, value: Any, low: float, high: float) -> bool:
+    return isinstance(value, kind) and low <= value <= high
+
+
+def has_no_noise(event: dpa.DpEvent) -> bool:
+    """Returns whether an event releases records, or some of them, as they are."""
+    amounts = ("noise_multiplier", "noise_parameter", "standard_deviation")
+    inner = getattr(event, "event", None)
+    return (
+        isinstance(event, dpa.NonPrivateDpEvent)
+        or any(getattr(event, name, 1.0) == 0 for name in amounts)
+        or (inner is not None and has_no_noise(inner))
+    )
+
+
+def pure_epsilon(event: dpa.DpEvent, relation: NeighboringRelation) -> float:
+    """Returns the epsilon of a single event at delta = 0, inf where none is known."""
+    if isinstance(event, dpa.NoOpDpEvent):
+        return 0.0
+    if isinstance(event, BoundedRangeDpEvent):
+        return event.epsilon
+    if isinstance(event, dpa.LaplaceDpEvent):
+        return 1 / event.noise_multiplier
+    if isinstance(event, dp_event.DiscreteLaplaceDpEvent):
+        return event.noise_parameter * event.sensitivity
+    # There is one answer less where a record is removed.
+    if isinstance(event, dpa.RandomizedResponseDpEvent) and relation is REPLACE_ONE:
+        noise, buckets = event.noise_parameter, event.num_buckets
+        return math.log1p(buckets * (1 - noise) / noise)
+    return math.inf
+
+
+def read_under(relation: NeighboringRelation) -> NeighboringRelation:
+    """Returns the relation under which accountants read the events of a guarantee.
+
+    A record that is blanked contributes zero, as one that is removed does. Under
+    REPLACE_SPECIAL they read randomized response as an answer or pure noise, which is
+    less than what `selection_event` means.
+    """
+    return REPLACE_ONE if relation is REPLACE_ONE else ADD_OR_REMOVE_ONE
