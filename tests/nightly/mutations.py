@@ -204,8 +204,8 @@ FAULTS = [
     ),
     Fault(
         "a group's zCDP grows linearly",
-        "return ZCDpEvent(event.rho * group_size**2)",
-        "return ZCDpEvent(event.rho * group_size)",
+        "return type(event)(event.rho * group_size**2)  # of the range, too",
+        "return type(event)(event.rho * group_size)",
         "tests/accounting/test_group.py",
         "dpjax.accounting._group._event(dpjax.accounting._group.ZCDpEvent(0.5), 3).rho"
         " == 4.5",
@@ -219,8 +219,8 @@ FAULTS = [
     ),
     Fault(
         "a filter forgets delta",
-        "return total.divergence <= limit.divergence and total.delta <= limit.delta",
-        "return total.divergence <= limit.divergence",
+        "if total.divergence > limit.divergence or total.delta > limit.delta:",
+        "if total.divergence > limit.divergence:",
         "tests/accounting/test_filter.py",
         "refuses(lambda: accounting.PrivacyFilter(1.0, 1e-6).spend("
         "accounting.PrivacyGuarantee.of(0.01, 1e-3, dp_event=dpjax.accounting._group"
@@ -261,8 +261,8 @@ FAULTS = [
     ),
     Fault(
         "a selection's event is half as private",
-        "event = ZCDpEvent(epsilon * epsilon / 8)",
-        "event = ZCDpEvent(epsilon * epsilon / 16)",
+        "return cls(max(epsilon * epsilon / 8, 1e-300) if epsilon > 0 else 0.0)",
+        "return cls(max(epsilon * epsilon / 16, 1e-300) if epsilon > 0 else 0.0)",
         "tests/accounting/test_selection.py",
         "near(accounting.selection_event(2.0).event.rho, 0.5, 1e-9)",
     ),
