@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def report(settings: ReportSettings) -> None:
     path, ending = Path(settings.run), settings.format
     if not path.is_file():
         names = [x for x in (REPORT, _DESCRIPTION) if (path / x).is_file()]
-        rule = f"a folder that has either {REPORT} of dpjax train, tune or parties, or "
+        rule = f"a folder that has either {REPORT} of dpjax train, or "
         rule += f"{_DESCRIPTION} of dpjax describe; or one of these files"
         _validate.require(len(names) == 1, "RUN", str(path), rule)
         path /= names[0]
@@ -74,13 +73,10 @@ def report(settings: ReportSettings) -> None:
         text = write(title, [*blocks_of(content, released, ledger)])
     except (*_UNREADABLE, RecursionError) as why:
         raise ValueError(
-            "RUN must be what dpjax train, tune, parties or describe has written, "
+            "RUN must be what dpjax train or describe has written, "
             f"got {str(path)!r}: {type(why).__name__}, {why}."
         ) from None
     _files.write_whole(output, text.encode(), name="--output")
-    if "tuning" in content:  # when a search ended tells how many runs it made
-        day = datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
-        _files.date_at(day, output, *{path.parent} & {output.parent})
     show_paths(terminal(), [output])
 
 
@@ -164,7 +160,7 @@ def _values(
 ) -> dict[str, Any]:
     """Returns what sentences name; what a sentence only depends on is ""."""
     said, unit = content["privacy"] | content, content.get("unit")
-    tuning, found = content.get("tuning", {}), content.get("evaluation", {})
+    found = content.get("evaluation", {})
     own = claim(privacy.epsilon, privacy.delta)
     budget = (rounded_up(x, 6) for x in (privacy.epsilon, privacy.delta))
     options = " --epsilon {} --delta {}".format(*budget)
@@ -181,24 +177,16 @@ def _values(
         values["limit"] = claim(ledger.limit.epsilon, ledger.limit.delta)
         values["left"] = said_left(ledger.filter)
     if isinstance(released, Model):
-        name = "tune" if tuning else "train"
-        versions, columns = released.versions or {}, released.columns
+        name, versions, columns = "train", released.versions or {}, released.columns
         values |= {"method": released.method, "use": _saved.meaning(released)}
         values["loss"] = content["loss"]
-        if number := content.get("num_parties"):
-            name, values["parties"] = "parties", content["arguments"]
-            options += f" --num-parties {number}"
-        else:
-            options += f" --loss {content['loss']}"
+        options += f" --loss {content['loss']}"
     else:
         name, versions = "describe", {"dpjax": content["dpjax"]}
         columns = dict.fromkeys(row.column for row in released.rows)
     values["command"] = f"{name} {content['data']}{options}"
     values["columns"] = _listed(columns)
     values["versions"] = ", ".join(f"{name} {one}" for name, one in versions.items())
-    if tuning.get("score") is not None:
-        values["score"] = digits(-tuning["score"])
-        values["cut_off"] = digits(tuning["score_limit"])
     for name, both in [*found.get("measures", {}).items()][::-1]:
         model, constant = _bounds(both["model"]), _bounds(both["constant"])
         values["quality"] = f"{name} {model}, of a constant {constant}"
@@ -211,9 +199,7 @@ def _values(
     flags = {
         "public": content.get("is_public"),
         "seeded": said["noise_key"] not in FROM_SYSTEM.values(),
-        "unprotected": "unprotected" in content,
         "of_records": unit is None,
-        "tuned": tuning,
         "of_noise": is_known,
         "of_claim": not is_known,
         "no_ledger": ledger is None,
@@ -222,7 +208,7 @@ def _values(
         "of_table": not is_model,
         "of_two_parts": found,
         "compared": is_compared,
-        "unknown": not (found or is_compared or "score" in values) and is_model,
+        "unknown": not (found or is_compared) and is_model,
     }
     return values | {name: "" for name, is_so in flags.items() if is_so}
 
@@ -233,9 +219,7 @@ def _count(content: Content) -> int:
         return sample["num_records"]
     if (unit := content.get("unit")) is not None:
         return unit["num_units"]
-    tuning, found = content.get("tuning", {}), content.get("evaluation", {})
-    held_out = tuning["num_scored"] if tuning.get("scored_on") == "holdout" else 0
-    return content["num_samples"] + held_out + found.get("num_samples", 0)
+    return content["num_samples"] + content.get("evaluation", {}).get("num_samples", 0)
 
 
 def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
@@ -279,13 +263,10 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
 
 
 def _spent(content: Content) -> Rows:
-    tuning = content.get("tuning", {})
     parts = {
         "all together": content["privacy"],
         "of it, centers and scales": content.get("ranges", {}).get("privacy"),
         "on the sample, by itself": content.get("sample", {}).get("budget_of_sample"),
-        "of it, each run": tuning.get("each_run"),
-        "of it, each score of a run": tuning.get("each_score"),
         "scores, on other records": content.get("evaluation", {}).get("privacy"),
     }
     lines = [
@@ -351,8 +332,7 @@ def _held(kind: Any) -> str:
 
 
 def _settings(content: Content) -> Rows:
-    given = {**content["arguments"], **content["stats"], "l2": content["l2"]}
-    given |= content.get("tuning", {}).get("chosen", {})
+    given = content["arguments"] | content["stats"]
     lines = [
         [name.replace("_", " "), _plain(entry)]
         for name, entry in given.items()
