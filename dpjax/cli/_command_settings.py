@@ -180,17 +180,15 @@ class PredictSettings(ModelOptions, TextOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings(ModelOptions):
-    """Writes a model as ONNX, SQL or Python that predicts without dpjax.
+    """Writes a model as ONNX or SQL that predicts without dpjax.
 
     Example: dpjax export out/model.npz --format sql --output model.sql
     """
 
-    format: Literal["onnx", "sql", "python"] = of_output(
+    format: Literal["onnx", "sql"] = of_output(
         "The language of the exported model.", default=REQUIRED
     )
-    output: Path | None = of_output(
-        "File to write; model.onnx, .sql or .py by default."
-    )
+    output: Path | None = of_output("File to write; model.onnx or .sql by default.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,9 +212,8 @@ class ReportSettings(Options):
     ledger: Path | None = of_privacy(
         "The table's ledger: what all runs on it have spent."
     )
-    format: Literal["html", "md"] = of_output("HTML or Markdown.", default="html")
     output: Path | None = of_output(
-        "File to write; report.html or report.md in the folder by default."
+        "HTML file to write; report.html in the folder by default."
     )
 
 

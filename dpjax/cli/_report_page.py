@@ -19,7 +19,7 @@ from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _files, _shapes, _validate
 from dpjax._describe import Description, Row, costs_of, numbers_of
-from dpjax._pages import Block, Picture, Rows, Text, html_of, markdown_of
+from dpjax._pages import Block, Picture, Rows, Text, html_of
 from dpjax._rounding import as_decimal, claim, digits, rounded_up
 from dpjax._types import NeighboringRelation
 from dpjax._untrusted import number
@@ -50,15 +50,15 @@ _UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 
 def report(settings: ReportSettings) -> None:
     """Writes the report of a run, whole or not at all; no table is read."""
-    path, ending = Path(settings.run), settings.format
+    path = Path(settings.run)
     if not path.is_file():
         names = [x for x in (REPORT, _DESCRIPTION) if (path / x).is_file()]
         rule = f"a folder that has either {REPORT} of dpjax train, or "
         rule += f"{_DESCRIPTION} of dpjax describe; or one of these files"
         _validate.require(len(names) == 1, "RUN", str(path), rule)
         path /= names[0]
-    output = settings.output or path.with_name(f"report.{ending}")
-    _files.check_file("--output", output, suffix=f".{ending}")
+    output = settings.output or path.with_name("report.html")
+    _files.check_file("--output", output, suffix=".html")
     inputs = {"RUN": path, "--ledger": settings.ledger or path}
     _files.check_spared("--output", [output], inputs)
     ledger = None if settings.ledger is None else read_ledger(settings.ledger)
@@ -69,8 +69,7 @@ def report(settings: ReportSettings) -> None:
         released = _described(content) if model is None else _same(content, model)
         what = "model" if model is not None else "description"
         title = f"Report on a private {what} of {content['data']}"
-        write = html_of if ending == "html" else markdown_of
-        text = write(title, [*blocks_of(content, released, ledger)])
+        text = html_of(title, [*blocks_of(content, released, ledger)])
     except (*_UNREADABLE, RecursionError) as why:
         raise ValueError(
             "RUN must be what dpjax train or describe has written, "

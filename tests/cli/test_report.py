@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dp_accounting import UnsupportedDpEvent
-from markdown_it import MarkdownIt
 from scipy.stats import norm
 
 from dpjax import load_model
-from dpjax._pages import Rows, Text, markdown_of
 from dpjax._untrusted import printable
 from dpjax.accounting import PrivacyGuarantee, noise_multiplier, subsample_budget
 from dpjax.accounting._shared import group_budget
@@ -126,7 +124,6 @@ def out(table, tmp_path, monkeypatch):
 
 
 OURS = "html head meta title style body h1 h2 p ul li table tr th td picture source img"
-OURS += " thead tbody blockquote strong"  # of Markdown
 
 
 def texts_of(page):
@@ -138,9 +135,9 @@ def texts_of(page):
     return [text.strip() for text in texts if text.strip()]
 
 
-def report(*arguments, ending="html"):
+def report(*arguments):
     """Returns a report, with its pictures within it."""
-    result = done(invoke("report", *arguments, "--format", ending))
+    result = done(invoke("report", *arguments))
     path = Path(result.stdout.removeprefix("wrote ").strip())
     found = path.read_bytes().decode()
     assert "data:image/" in found
@@ -148,15 +145,10 @@ def report(*arguments, ending="html"):
 
 
 def written(*arguments, is_repeated=False):
-    """Returns the texts of a report as HTML and as Markdown, which are the same."""
+    """Returns the texts of a report."""
     page = report(*arguments)
     assert not is_repeated or report(*arguments) == page  # a function of the run
-    assert texts_of(page) == texts_of(rendered(report(*arguments, ending="md")))
     return " | ".join(texts_of(page))
-
-
-def rendered(markdown):
-    return MarkdownIt("commonmark").enable("table").render(markdown)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -193,7 +185,7 @@ def test_attacks_on_units_and_samples_are_those_of_gaussian_noise(
 def test_what_it_says_of_a_run(out, name):
     path = out(name)
     given = ["--ledger", "t.toml"] * (name == "linear")
-    text = written(path, *given, is_repeated=True)  # of Markdown: see the replays
+    text = written(path, *given, is_repeated=True)
     for said in RUNS[name][1:]:
         assert said in text
     assert not re.search(r"[{}]|None|\bnan\b|not in the ledger", text)
@@ -243,47 +235,6 @@ def test_a_strangers_text_is_text(out, kind):
     assert printable(BAD) in text
     assert not set("\x1b\u202e\ud800") & set(text)
     assert "Guarantee: epsilon = " in text
-
-
-ODD = (
-    "- a",
-    "+",
-    "1. a",
-    "2)",
-    "# a #",
-    "> a",
-    "---",
-    "===",
-    "~~~",
-    "``",
-    "    a",
-    "\\",
-)
-ODD += (
-    "a\n\nb",
-    "a | b|",
-    "\\|",
-    "&lt;",
-    "<!-- a",
-    "$a$",
-    "![a](b)",
-    "https://a.b",
-    "www.a.b",
-)
-
-
-@pytest.mark.parametrize("text", ODD)
-def test_markdown_is_text(text):
-    blocks = [
-        text,
-        Text(text),
-        Text(text, is_warning=True),
-        [text],
-        Rows([text], [[text]]),
-    ]
-    markdown = markdown_of(text, blocks)
-    assert texts_of(rendered(markdown)) == [printable(text).strip()] * 7
-    assert not re.search("://|www[.]", markdown)  # which some programs make links
 
 
 def changed(**changes):
