@@ -95,7 +95,7 @@ def test_mistakes_in_the_data_argument(folder, monkeypatch):
     named = ["--epsilon", 1, "--output", "out"]
     ranges = [*named, "--private-ranges", 0.1]
     refused(run("adult", *ranges), "--private-ranges must be left out with adult")
-    refused(run("credit-default", *named), "$DPJAX_DATA/credit/UCI_Credit_Card.csv.gz")
+    refused(run("credit-default", *named), "DATA must be a file, or one of adult, rand")
     refused(run("rand_hie", *named, "--loss", "logistic"), "--loss must be squared")
     assert sorted(folder.rglob("*")) == before
 
