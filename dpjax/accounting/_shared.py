@@ -2,14 +2,13 @@
 
 from dpjax.accounting._filter import Spending
 from dpjax.accounting._group import group_budget
-from dpjax.accounting._objective import objective_epsilon, objective_noise
+from dpjax.accounting._objective import objective_noise
 from dpjax.accounting._poisson_capacity import poisson_capacity
 from dpjax.accounting._sample import subsampled_epsilon
 from dpjax.accounting._selection import total_selection_epsilon
 from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.accounting._smooth_gaussian import (
     largest_smoothness,
-    smooth_gaussian_epsilon,
     smooth_gaussian_multiplier,
 )
 from dpjax.accounting._tuning import mixture_epsilon
@@ -20,10 +19,8 @@ __all__ = [
     "group_budget",
     "largest_smoothness",
     "mixture_epsilon",
-    "objective_epsilon",
     "objective_noise",
     "poisson_capacity",
-    "smooth_gaussian_epsilon",
     "smooth_gaussian_multiplier",
     "subsampled_epsilon",
     "total_selection_epsilon",
