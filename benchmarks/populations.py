@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import page
+from benchmarks.data import load
 from benchmarks.record import Found, Place, Row
-from dpjax import datasets, solvers
+from dpjax import solvers
 
 NUM_SAMPLES = 10_000
 EPSILONS = (0.5, 1.0, 3.0)
@@ -42,7 +43,7 @@ def places() -> list[Place]:
 
 def population(name: str, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns a column of a data set and the group of each record."""
-    data = datasets.load(name)
+    data = load(name)
     names = data.feature_names
     groups = [i for i, one in enumerate(names) if one.startswith(GROUPS[name])]
     of = np.argmax(data.features[:, groups], axis=1).astype(np.int32)

@@ -7,6 +7,7 @@ the recorded measurements. `DPJAX_DOCS_EXECUTE=auto` runs the notebooks anew.
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -15,11 +16,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import _api  # noqa: E402
 import _copies  # noqa: E402
 import _docstrings  # noqa: E402
-import _edit  # noqa: E402
 import _formulas  # noqa: E402
-import _gallery  # noqa: E402
 import _math  # noqa: E402
-import _messages  # noqa: E402
 import _numbers  # noqa: E402
 import _pictures  # noqa: E402
 import _proofs  # noqa: E402
@@ -27,6 +25,8 @@ import _proofs  # noqa: E402
 import dpjax  # noqa: E402
 
 TARGETS = _api.targets()
+_PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+REPOSITORY = _PROJECT.get("urls", {}).get("Repository", "")
 
 project = "dpjax"
 author = "the dpjax authors"
@@ -88,9 +88,9 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "extra_footer": "Licence: Apache-2.0",
     # Off until pyproject.toml has the address, `[project.urls] Repository`.
-    "repository_url": _edit.REPOSITORY,
-    "use_repository_button": bool(_edit.REPOSITORY),
-    "use_edit_page_button": bool(_edit.REPOSITORY),
+    "repository_url": REPOSITORY,
+    "use_repository_button": bool(REPOSITORY),
+    "use_edit_page_button": bool(REPOSITORY),
     "path_to_docs": "docs",
 }
 html_sidebars = {"_modules/**": ["navbar-logo.html", "search-button-field.html"]}
@@ -110,17 +110,9 @@ def setup(app):
     _copies.write_pages(generated)
     _numbers.write_tables(generated / "tables")
     _pictures.write(generated / "images")
-    _gallery.write_page(generated)
-    (generated / "tables" / "messages.md").write_text(_messages.table())
     (generated / "tables" / "proofs.md").write_text(_proofs.table())
     app.add_html_math_renderer("mathml", (_math.inline, None), (_math.block, None))
     app.connect("autodoc-process-docstring", _convert, priority=400)  # napoleon: 500
-    connect(app)
-
-
-def connect(app):
-    """Corrects addresses between the theme's event at 500 and its later one at 501."""
-    app.connect("html-page-context", _edit.add_edit_url, priority=501)
 
 
 def _convert(app, what, name, value, options, lines):

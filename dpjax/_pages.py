@@ -1,4 +1,4 @@
-"""Pages of text, tables and pictures: HTML or Markdown that needs no other file.
+"""Pages of text, tables and pictures: HTML that needs no other file.
 
 All text is escaped, because names and sentences may come from a stranger's file. A page
 of HTML has no scripts, and forbids the browser to load anything.
@@ -14,9 +14,6 @@ from typing import Any, NamedTuple
 
 from dpjax._untrusted import printable
 
-# What begins a mark-up in Markdown, anywhere, in a link and where a line begins.
-_MARKS = re.compile(r"([\\`*_\[\]<>&|~$#])|(?<=:)(?=//)|(?<=www)(?=\.)", re.IGNORECASE)
-_OPENING = re.compile(r"^(\d*)([-+](?=[\s-]|$)|(?<=\d)[.)](?=\s|$))")
 _NUMBER = re.compile(r"-?\d|-?inf\b|hidden by noise|$")
 
 
@@ -108,34 +105,3 @@ def svg_of(figure: Any) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "dpjax"}):
         figure.savefig(content, format="svg", metadata={"Date": None})
     return content.getvalue()
-
-
-def markdown_of(title: str, blocks: Iterable[Block]) -> str:
-    """Returns a page of Markdown with tables; the data of pictures are at its end."""
-    pictures: list[str] = []
-    shown = [_markdown_block(block, pictures) for block in blocks]
-    return "\n\n".join([f"# {_markdown(title)}", *shown, *pictures]) + "\n"
-
-
-def _markdown_block(block: Block, pictures: list[str]) -> str:
-    match block:
-        case Text(text, is_warning):
-            return f"> **{_markdown(text)}**" if is_warning else _markdown(text)
-        case Rows(head, lines):
-            cells = [[*map(_markdown, line)] for line in (head, *lines)]
-            cells.insert(1, ["---:" if one else "---" for one in block.is_number])
-            return "\n".join(f"| {' | '.join(line)} |" for line in cells)
-        case Picture(figure, said):
-            png, name = io.BytesIO(), f"picture-{len(pictures) + 1}"
-            figure.savefig(png, format="png")
-            data = base64.b64encode(png.getvalue()).decode()
-            pictures.append(f"[{name}]: data:image/png;base64,{data}")
-            return f"![{_markdown(said)}][{name}]"
-        case str():
-            return f"## {_markdown(block)}"
-    return "\n".join(f"- {_markdown(text)}" for text in block)
-
-
-def _markdown(text: str) -> str:
-    """Returns a text on one line, with all Markdown characters escaped."""
-    return _OPENING.sub(r"\1\\\2", _MARKS.sub(r"\\\g<0>", printable(text).strip()))

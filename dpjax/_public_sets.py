@@ -1,12 +1,3 @@
 """The names of the public data sets, without an import of JAX."""
 
-PUBLIC_SETS = (
-    "adult",
-    "rand_hie",
-    "blog_feedback",
-    "credit_default",
-    "belgian_motor",
-    "twitter",
-    "winnipeg",
-    "year_prediction",
-)
+PUBLIC_SETS = ("adult", "rand_hie")

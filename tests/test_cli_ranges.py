@@ -6,7 +6,6 @@ import pytest
 
 from tests.cli.command import done, refused
 from tests.cli.rooms import (
-    NET,
     NUMBER,
     ODD_LINES,
     options,
@@ -84,25 +83,11 @@ def test_private_ranges_count_in_the_guarantee(many):
 
 
 @pytest.mark.slow
-def test_private_ranges_of_a_pure_method(many):
-    changes = NET | {"private_ranges": 0.5}
-    arguments = options(**changes)
-    done(run("data.csv", *arguments, "--show-unprotected"))
-    report = read_report(many / "out")
-    assert report["ranges"]["privacy"]["delta"] == report["privacy"]["delta"] == 0
-    # All that is private has used the ranges, zero weights in their units too.
-    spent = [row["epsilon"] for row in report["unprotected"]]
-    assert spent == [0.5, None, None, 1.0, 1.0, 1.0]
-    assert report["num_samples"] == 3_200
-    assert "any one of the 3,200 records" in report["ranges"]["privacy"]["description"]
-
-
-@pytest.mark.slow
 def test_ranges_of_odd_columns(folder):
     (folder / "number.toml").write_text(OPEN)
     lines = (folder / "data.csv").read_text().splitlines()
     (folder / "data.csv").write_text("\n".join([lines[0], *ODD_LINES * 8]) + "\n")
-    changes = {"private_ranges": 0.1, "method": None, "steps": None}
+    changes = {"private_ranges": 0.1}
     result = done(run("data.csv", *options(**changes)))
     assert "may be mere noise" in " ".join(result.stderr.split())
     assert np.isfinite(params_of(folder)).all()

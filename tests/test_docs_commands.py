@@ -41,7 +41,7 @@ UNRUN = {
     "(cd dist": "publish.yml runs it of a tag",
     "PYTHON=": "publish.yml runs it of a tag",
     "dpjax plan": "it takes minutes; tests/cli/test_forecast.py has it small",
-    "dpjax train adult --epsilon 1.0": "it takes minutes; .ci/run has it with --quick",
+    "dpjax train adult --epsilon 1.0": "it takes half a minute; .ci/run has it",
 }
 # What is there without an extra, and what needs which.
 LIBRARY = {"dpjax", "jax", "optax", "chex", "numpy", "scipy", "dp_accounting"}

@@ -63,19 +63,3 @@ def test_skeleton_of_a_solver_counts(key):
             solve(bins, **arguments)
     with pytest.raises(ValueError, match=r"bins\.dtype"):
         solve(jnp.zeros(3), key=key, epsilon=1.0, num_bins=3)
-
-
-def test_skeleton_of_a_data_set_loads(tmp_path, monkeypatch):
-    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    load_rents = load(SKELETONS / "dataset.py").load
-    with pytest.raises(FileNotFoundError, match="Take the table"):
-        load_rents()
-    (tmp_path / "rents").mkdir()
-    rows = ["area,year_built,district,rent", "100,2000,north,900", "odd,1950,?,1e3"]
-    (tmp_path / "rents" / "rents.csv").write_text("\n".join([*rows, *rows[1:] * 2]))
-    data = load_rents()
-    assert data.features.shape == (5, 5)
-    assert data.test_features.shape == (1, 5)
-    np.testing.assert_allclose(data.features[:2], [[1, 1, 1, 0, 1], [0, 0, 0, 0, 1]])
-    np.testing.assert_allclose(data.targets[:2], [9, 10])

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.data import load
 from dpjax import datasets
 from dpjax._default_delta import default_delta
 
@@ -187,7 +188,7 @@ def _task(name, title, model, loss, parts, both, is_test) -> Task:
 
 def _tabular(name: str, title: str, loader: str, every: int, model=perceptron) -> Task:
     """A regression on every so many records of a data set, and of its test set."""
-    data = datasets.load(loader)
+    data = load(loader)
     inputs = _squeezed(data.features[::every, :-1])  # the last is of ones
     some = slice(None, None, max(1, len(data.test_targets) // 4_000))
     tests, test_targets = _squeezed(data.test_features[some]), data.test_targets[some]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from benchmarks.data import load
 from benchmarks.figures.laws import Laplace, LogGamma, Logistic, LogLogistic
 from benchmarks.figures.panel import Setting
 from dpjax import datasets, losses
@@ -254,7 +255,7 @@ def _real(name: Any) -> Any:
     return draw
 
 
-_loaded = cache(datasets.load)
+_loaded = cache(load)
 
 
 _EXCESS = 0.2

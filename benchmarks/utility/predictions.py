@@ -23,12 +23,13 @@ from benchmarks.comparison import (
     table_of_problem,
     verdicts_table,
 )
+from benchmarks.data import load
 from benchmarks.record import RESULTS, read, rounded
 from benchmarks.utility import methods, problems
 from benchmarks.utility.methods import Method, each, untuned
 from benchmarks.utility.peers import LeftOut
 from benchmarks.utility.problems import Problem, non_private_optimum
-from dpjax import datasets, solvers
+from dpjax import solvers
 from dpjax.solvers._curves import hats
 from dpjax.solvers._knots import FINE as KNOTS
 
@@ -104,7 +105,7 @@ def dp_ebm(data: Problem, keys: jax.Array, epsilon: float):
 
 def raw(data: Problem) -> tuple[list[str], np.ndarray, np.ndarray]:
     """Returns the types of columns, and them of both parts, each category a text."""
-    known = datasets.load(data.name)
+    known = load(data.name)
     groups = *(f"{name}=" for name in known.schema), *_ONE_HOT
     places: dict[str, list[int]] = {}
     for index, name in enumerate(known.feature_names[:-1]):

@@ -16,7 +16,7 @@ from scipy.special import expit
 from scipy.stats import t as student_t
 
 from benchmarks.comparison import LARGEST_EXCESS
-from dpjax import datasets
+from benchmarks.data import load
 from dpjax._default_delta import default_delta
 
 # The ridge of the non-private logistic optimum: some categories separate the labels.
@@ -189,7 +189,7 @@ def non_private_optimum(
 
 
 def _real(name: str, title: str, first: int | None = None) -> Problem:
-    data = datasets.load(name)
+    data = load(name)
     features, targets = data.features[:first], data.targets[:first]
     loss = "squared" if data.task == "regression" else "logistic"
     return Problem(

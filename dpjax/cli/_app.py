@@ -16,7 +16,6 @@ from dpjax.cli._command_settings import (
     ExportSettings,
     ForecastSettings,
     OpenLedgerSettings,
-    PartySettings,
     PlotSettings,
     PredictSettings,
     ReportSettings,
@@ -26,7 +25,6 @@ from dpjax.cli._command_settings import (
 )
 from dpjax.cli._options import command
 from dpjax.cli._settings import Settings
-from dpjax.cli._tune_settings import TuneSettings
 
 # Local variables hold private records: no traceback may show them.
 app = typer.Typer(
@@ -56,7 +54,6 @@ def main(
 # For each command: its name, its settings, and the module and function that run it.
 for name, settings, place in (
     ("train", Settings, "_train.train"),
-    ("tune", TuneSettings, "_tune.tune"),
     ("schema", SchemaSettings, "_proposal.propose"),
     ("plan", ForecastSettings, "_forecast.forecast"),
     ("check", CheckSettings, "_check.check"),
@@ -66,7 +63,6 @@ for name, settings, place in (
     ("show", ShowSettings, "_saved.show"),
     ("report", ReportSettings, "_report_page.report"),
     ("plot", PlotSettings, "_saved.plot"),
-    ("parties", PartySettings, "_parties.train_with_parties"),
 ):
     app.command(name)(command(settings, place))
 ledger = typer.Typer(no_args_is_help=True, help="What all runs on a table may spend.")

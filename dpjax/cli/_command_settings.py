@@ -1,4 +1,4 @@
-"""The options of the commands other than `train` and `tune`.
+"""The options of the commands other than `train`.
 
 Nothing here imports JAX: help, versions and wrong options wait for no command.
 """
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from dpjax import _validate
-from dpjax._public_sets import PUBLIC_SETS
 from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
     REQUIRED,
@@ -22,7 +21,7 @@ from dpjax.cli._options import (
     of_privacy,
     required,
 )
-from dpjax.cli._settings import ModelName, ReleaseOptions, TextOptions, public_name
+from dpjax.cli._settings import ModelName, ReleaseOptions, TextOptions
 
 _LARGEST_EPSILON, _MOST_EPSILONS = 1e4, 6
 
@@ -181,17 +180,15 @@ class PredictSettings(ModelOptions, TextOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSettings(ModelOptions):
-    """Writes a model as ONNX, SQL or Python that predicts without dpjax.
+    """Writes a model as ONNX or SQL that predicts without dpjax.
 
     Example: dpjax export out/model.npz --format sql --output model.sql
     """
 
-    format: Literal["onnx", "sql", "python"] = of_output(
+    format: Literal["onnx", "sql"] = of_output(
         "The language of the exported model.", default=REQUIRED
     )
-    output: Path | None = of_output(
-        "File to write; model.onnx, .sql or .py by default."
-    )
+    output: Path | None = of_output("File to write; model.onnx or .sql by default.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,15 +208,12 @@ class ReportSettings(Options):
     Example: dpjax report out --ledger table.toml
     """
 
-    run: str = argument(
-        "RUN", "A folder that dpjax train, tune, parties or describe wrote."
-    )
+    run: str = argument("RUN", "A folder that dpjax train or describe wrote.")
     ledger: Path | None = of_privacy(
         "The table's ledger: what all runs on it have spent."
     )
-    format: Literal["html", "md"] = of_output("HTML or Markdown.", default="html")
     output: Path | None = of_output(
-        "File to write; report.html or report.md in the folder by default."
+        "HTML file to write; report.html in the folder by default."
     )
 
 
@@ -266,62 +260,3 @@ class OpenLedgerSettings(ShowLedgerSettings):
     unit: str | None = of_privacy(
         "The column that names the owner of a record. Every run then needs this --unit."
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartySettings(Options):
-    """Trains a linear model for several parties, none of which shows its records.
-
-    Starts one process for each party on this machine. Each has its own records, noise
-    and masks; they exchange masked sums. All options are public.
-
-    Example: dpjax parties adult --num-parties 4 --epsilon 1
-    """
-
-    source: str = argument("DATA", f"One of {', '.join(PUBLIC_SETS)}.")
-    epsilon: float = of_privacy(
-        "Privacy of the run.", _validate.positive, default=REQUIRED
-    )
-    delta: float | None = of_privacy(
-        "Privacy of the run; n^-1.1 by default.", _validate.probability
-    )
-    num_parties: int = of_data(
-        "Number of parties, among which the records are divided.",
-        required(lambda count: count >= 2, "2 or more"),
-        default=4,
-    )
-    max_colluding: int = of_privacy(
-        "How many of them may combine what they know.", default=1
-    )
-    max_dropouts: int = of_privacy("How many of them may drop out.", default=0)
-    steps: int = of_method("Rounds of the protocol.", _validate.count, default=50)
-    learning_rate: float | None = of_method(
-        "1 for classification, else 0.1.", _validate.positive
-    )
-    clip_norm: float = of_method(
-        "The l2 norm that gradients are clipped to.", _validate.positive, default=1.0
-    )
-    quick: bool = of_method("10 rounds, to try things out.", default=False)
-    output: Path | None = of_output(
-        "Folder to write to; dpjax-output/NAME-parties by default."
-    )
-
-    def __post_init__(self) -> None:
-        is_public, rule = public_name(self.source), f"one of {', '.join(PUBLIC_SETS)}"
-        _validate.require(is_public is not None, "DATA", self.source, rule)
-        super().__post_init__()
-        from dpjax.parties import SecureSum
-
-        SecureSum.count_secret_shares(
-            self.num_parties, self.max_colluding, self.max_dropouts
-        )
-
-    @property
-    def num_steps(self) -> int:
-        """How many rounds there are."""
-        return 10 if self.quick else self.steps
-
-    @property
-    def folder(self) -> Path:
-        """Where the files go."""
-        return Path(self.output or f"dpjax-output/{public_name(self.source)}-parties")

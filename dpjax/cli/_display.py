@@ -8,7 +8,6 @@ from rich.table import Table
 
 from dpjax._rounding import claim, digits, rounded_up
 from dpjax.cli._evaluation import Evaluation
-from dpjax.cli._high_dimensional import is_thin
 from dpjax.cli._plan import Plan
 from dpjax.cli._ranges import Ranges
 from dpjax.cli._report import score_name
@@ -27,14 +26,8 @@ def warn_of_seed(console: Console) -> None:
     )
 
 
-def warn_of_weakness(console: Console, plan: Plan, ranges: Ranges | None) -> None:
+def warn_of_weakness(console: Console, ranges: Ranges | None) -> None:
     """Warns if public numbers show that a good model is unlikely."""
-    if is_thin(plan.arguments):
-        console.print(
-            "Warning: --method l1 is made for few features. With so many, any net of "
-            "candidates is thin, and the weights are coarse at best.",
-            style="yellow",
-        )
     if ranges is not None and not ranges.is_informative:
         console.print(
             "Warning: the private centers and scales may be mere noise (a scale is "
@@ -53,7 +46,6 @@ def show(
     scored: Sequence[tuple[Run, Scores]],
     ranges: Ranges | None,
     *,
-    is_public: bool,
     units: Units | None = None,
 ) -> None:
     """Prints the run, a table of scores if there are any, and the guarantee."""
@@ -65,24 +57,11 @@ def show(
         )
     console.print(
         f"{data.name}: {records}, "
-        f"d = {len(data.feature_names)} features, {plan.facts.loss} loss, "
+        f"d = {len(data.feature_names)} features, {plan.loss} loss, "
         f"{_taken(plan, private)}"
     )
     if scored:
-        if not is_public:
-            console.print(
-                f"UNPROTECTED: the numbers of this table come from "
-                f"{len(data.test_features):,} records held out (every fifth), and no "
-                "guarantee covers them. The private model was trained on the rest.",
-                style="bold red",
-            )
         console.print(_table(data, scored))
-    if not private.solution.stats.get("is_informative", True):
-        console.print(
-            "By its bound on the noise, this model may be no better than zero weights: "
-            "more records, a larger epsilon or fewer steps would help.",
-            style="yellow",
-        )
     privacy = private.solution.privacy
     said = claim(privacy.epsilon, privacy.delta)
     console.print(f"Privacy of {private.method}: {said}. {privacy}")
@@ -110,7 +89,7 @@ def say_nothing_is_tested(console: Console) -> None:
     """Prints why there are no test scores."""
     console.print(
         "Test risks and comparisons are not shown, because no guarantee would cover "
-        "them: --holdout 0.2 releases private scores, --show-unprotected shows them."
+        "them: --holdout 0.2 releases private scores."
     )
 
 
@@ -149,23 +128,11 @@ def _bounds(interval: Interval) -> str:
 def _taken(plan: Plan, private: Run) -> str:
     """Returns the hyperparameters of the run in words."""
     taken: dict[str, Any] = {**plan.arguments, **private.solution.stats}
-    # The radius in the stats bounds rows; it is not the constraint.
-    taken["radius"] = plan.arguments.get("radius")
-    if "constraint" in taken:
-        taken["radius"] = taken["constraint"].radius
     words = {
         "num_steps": "{:d} steps",
         "num_curves": "{:d} curves",
         "num_knots": "{:d} knots each",
-        "learning_rate": "learning rate {:g}",
-        "radius": "radius {:g}",
-        "sparsity": "{:d} weights",
-        "threshold": "records cut off at {:.3g}",
-        "num_candidates": "{:,d} candidates",
-        "num_subsets": "{:,d} subsets",
-        "regularization": "regularization {:.3g}",
         "max_features": "{:,d} features at most",
-        "truncation": "truncation {:.3g}",
     }
     return ", ".join(
         form.format(taken[name].item() if hasattr(taken[name], "item") else taken[name])
@@ -182,11 +149,11 @@ def _table(data: Dataset, scored: Sequence[tuple[Run, Scores]]) -> Table:
     for title in ("test risk", score_name(data)):
         table.add_column(title, justify="right")
     for run, scores in scored:
-        score = scores.scores[-1]
+        score = scores.score
         table.add_row(
             run.method,
             _spent(run),
-            f"{scores.risks[-1]:.4f}",
+            f"{scores.risk:.4f}",
             f"{score:.1%}" if is_accuracy else f"{score:.4g}",
             style="bold" if run.is_private else None,
         )

@@ -87,10 +87,10 @@ def evaluate(
     With units, neighbors differ in all records of one unit.
 
     Privacy:
-        The epsilon of the run, and its delta, or the plan's if that is 0.
+        The epsilon and the delta of the run.
     """
     features, targets = data.test
-    privacy = evaluation_privacy(plan, data, run.solution.privacy, units)
+    privacy = evaluation_privacy(data, run.solution.privacy, units)
     known = "constant" in run.solution.stats
     constant = float(run.solution.stats["constant"]) if known else 0.0
     predicted = np.asarray(predictions_of(run.solution.params, features), np.float64)
@@ -102,7 +102,7 @@ def evaluate(
         targets,
         beside=constant,
         loss=plan.loss_fn,
-        loss_name=plan.facts.loss,
+        loss_name=plan.loss,
         scale=target.scale if isinstance(target, Numeric) else None,
         key=key,
         noise_multiplier=_multiplier(privacy),
@@ -117,22 +117,21 @@ def evaluate(
 
 
 def evaluation_privacy(
-    plan: Plan, data: Dataset, training: PrivacyGuarantee, units: Units | None
+    data: Dataset, training: PrivacyGuarantee, units: Units | None
 ) -> PrivacyGuarantee:
     """Returns the guarantee of an evaluation, from that of the training.
 
     The evaluation uses one record of a unit, so that a unit costs what a record does.
     """
-    delta = training.delta or plan.facts.gaussian_delta
-    event = gaussian_event(_multiplier(training, delta), num_steps=2)
+    event = gaussian_event(_multiplier(training), num_steps=2)
     return PrivacyGuarantee.of(
         training.epsilon,
-        delta,
+        training.delta,
         dp_event=event,
         num_samples=len(data.test_targets),
         unit=units.words if units is not None else "record",
     )
 
 
-def _multiplier(privacy: PrivacyGuarantee, delta: float | None = None) -> float:
-    return noise_multiplier(privacy.epsilon, delta or privacy.delta, num_steps=2)
+def _multiplier(privacy: PrivacyGuarantee) -> float:
+    return noise_multiplier(privacy.epsilon, privacy.delta, num_steps=2)

@@ -22,7 +22,7 @@ from dpjax.cli._forecast_page import Forecast, Outcome, contents, show
 from dpjax.cli._losses import LossName, link_of
 from dpjax.cli._made_records import made_records
 from dpjax.cli._plan import Plan, make_plan
-from dpjax.cli._runs import arguments_of, predictions_of, problem_of, rows_of
+from dpjax.cli._runs import NO_PRIVACY, fit, predictions_of, rows_of
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._settings import ModelName, Settings
 from dpjax.cli._terminal import OnStep, progress_bars, show_paths, terminal
@@ -30,9 +30,6 @@ from dpjax.datasets import Categorical, Dataset
 from dpjax.solvers import Solution
 
 _FILES = ["plan.json", "plan.md", "plan.png"]
-# Solvers take no infinite epsilon; at this one all noise is below every other error,
-# that of releases with a thousandth of the budget too.
-_NO_PRIVACY = 1e12
 _NUM_DRAWS = 3  # of the noise, of which the median is shown
 _MOST_CELLS = 20_000_000  # of made records, rows by features
 _MOST_FITS, _NEAR = 5, 0.1  # of the search for the least number of records
@@ -100,14 +97,14 @@ class _Made:
         kinds: list[ModelName] = ["additive", "linear"] if model is None else [model]
         judged, at = [], (0.0, 0.0)
         for kind in kinds:
-            plan, data = self._plan(_NO_PRIVACY, kind)
+            plan, data = self._plan(NO_PRIVACY, kind)
             solution = self._fit(plan, data)
             judged.append(_judge(plan, data, solution))
             level = solution.stats.get("constant", 0.0)
             at = _measure(plan, np.full_like(data.test_targets, level), data)
         loss, score = min(judged)
         nothing = PrivacyGuarantee.non_private()
-        ideal = Outcome(nothing, loss, score, self.width(_NO_PRIVACY))
+        ideal = Outcome(nothing, loss, score, self.width(NO_PRIVACY))
         return ideal, Outcome(nothing, *at)
 
     def width(self, epsilon: float, rows: int | None = None) -> float:
@@ -192,14 +189,13 @@ class _Made:
             model=model,
             intervals=intervals,
         )
-        return make_plan(settings, data, is_named=False), data
+        return make_plan(settings, data), data
 
     def _fit(self, plan: Plan, data: Dataset, draw: int = 0) -> Solution:
-        rows = jax.tree.map(jnp.asarray, rows_of(plan.method, data))
-        problem = problem_of(plan.method, plan, rows)
+        rows = jax.tree.map(jnp.asarray, rows_of(data))
         # Nothing is to be hidden.
         key = jax.random.fold_in(jax.random.key(self.seed), draw)
-        return plan.method.solver(*problem, key=key, **arguments_of(plan))
+        return fit(plan, rows, key=key)
 
 
 def _two_digits(number: float) -> int:

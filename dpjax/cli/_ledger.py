@@ -35,9 +35,9 @@ from dpjax.cli._terminal import show_paths, terminal
 _FORMAT = 1
 _HEAD = """\
 # What the runs on one table may spend of its privacy together, and what each of them
-# has spent. dpjax train and dpjax tune add to it by --ledger. An entry that is removed
-# or made smaller breaks the limit, whatever became of its run. The table is that of the
-# first run: correct it where the same table has got another name or other columns.
+# has spent. A command adds to it by --ledger. An entry that is removed or made smaller
+# breaks the limit, whatever became of its run. The table is that of the first run:
+# correct it where the same table has got another name or other columns.
 """
 _RULE = "a file that dpjax ledger open has written"
 
@@ -230,8 +230,8 @@ def said_spent(read: Ledger) -> str:
 
 def _one_run(filled: PrivacyFilter, epsilon: str) -> str:
     return (
-        f"one run of Gaussian noise, as of linear-model, of about epsilon = {epsilon} "
-        f"at delta = {rounded_up(filled.delta, 6)}"
+        "one run of Gaussian noise, as of a linear model, of about "
+        f"epsilon = {epsilon} at delta = {rounded_up(filled.delta, 6)}"
     )
 
 

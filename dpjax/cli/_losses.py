@@ -10,9 +10,7 @@ if TYPE_CHECKING:
 LossName = Literal[
     "logistic",
     "squared",
-    "absolute",
     "huber",
-    "biweight",
     "poisson",
     "gamma",
     "tweedie",
@@ -35,14 +33,11 @@ def _losses() -> "dict[LossName, LinearLoss]":
     from dpjax import losses
     from dpjax.losses._shared import named
 
-    # The thresholds with 95 per cent efficiency for standard normal errors (Holland and
-    # Welsch 1977), in units of the target; for "huber" the linear model releases one.
+    # For "huber" the linear model releases a threshold.
     return {
         "logistic": losses.logistic,
         "squared": losses.squared,
-        "absolute": losses.absolute,
         "huber": named("huber"),
-        "biweight": losses.biweight(4.685),
         "poisson": losses.log_link(1.0),
         "gamma": losses.log_link(2.0),
         "tweedie": losses.log_link(_TWEEDIE),

@@ -22,7 +22,7 @@ from dpjax.cli._terminal import refusals, stage
 PRIVACY, DATA, METHOD, OUTPUT = "Privacy", "Data of a file", "Method", "Output"
 REQUIRED = dataclasses.MISSING  # as a default
 # Arguments of functions whose names differ from their option's.
-_ALIASES = {"num_steps": "steps", "num_subsets": "subsets", "table": "source"}
+_ALIASES = {"table": "source"}
 _NUMBERS = {float: "a number", int: "a whole number"}
 
 

@@ -4,38 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dpjax import _validate, losses
+from dpjax import _validate
 from dpjax._default_delta import default_delta
 from dpjax._rounding import difference_down
-from dpjax.cli._descent import Descent, Facts, plan_descent
-from dpjax.cli._losses import AMOUNTS, FOR_AMOUNTS, FOR_NUMBERS, loss_of
-from dpjax.cli._methods import Method, find_loss, find_method
+from dpjax.accounting import noise_multiplier
+from dpjax.cli._losses import AMOUNTS, FOR_AMOUNTS, FOR_NUMBERS, LossName, loss_of
 from dpjax.cli._settings import Settings
 from dpjax.datasets import Dataset
+from dpjax.losses import LinearLoss
 from dpjax.models._shared import bending_features
-from dpjax.solvers import dp_gradient_descent
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
-    """A fully specified run; every entry is public.
-
-    Attributes:
-        method: the private method.
-        arguments: arguments of its solver besides data, loss, key and budget; None is
-            the solver's default.
-        facts: sizes, loss and budget.
-        loss_fn: the loss, without the l2 penalty.
-        l2: strength of the l2 penalty.
-        descent: gradient descent on the same loss: the method itself, or a baseline.
-    """
-
-    method: Method
-    arguments: Mapping[str, Any]
-    facts: Facts
-    loss_fn: losses.LinearLoss
-    l2: float
-    descent: Descent
+from dpjax.solvers._shared import knots_of
 
 
 class Budget(NamedTuple):
@@ -45,20 +23,55 @@ class Budget(NamedTuple):
     delta: float
 
 
-def split_budget(
-    settings: Settings, num_samples: int, *, is_classification: bool | None = None
-) -> tuple[Budget, Budget]:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """A fully specified run; every entry is public.
+
+    Attributes:
+        loss: name of the loss.
+        power: of the Tweedie loss; None for its default.
+        budget: privacy of the training.
+        arguments: of the solver; with `smooth` among them, the model is additive.
+    """
+
+    loss: LossName
+    power: float | None
+    budget: Budget
+    arguments: Mapping[str, Any]
+
+    @property
+    def loss_fn(self) -> LinearLoss:
+        """The loss."""
+        return loss_of(self.loss, self.power)
+
+    @property
+    def method(self) -> str:
+        """The name of the private model."""
+        is_additive = self.arguments.get("smooth")
+        return "DP additive model" if is_additive else "DP linear model"
+
+
+def find_loss(settings: Settings, *, is_classification: bool | None = None) -> LossName:
+    """Returns the chosen loss, or the one that suits the task.
+
+    Raises:
+        ValueError: If it is missing for a file.
+    """
+    if settings.loss is not None:
+        return settings.loss
+    rule = f"given for a file: logistic, {', '.join(FOR_NUMBERS)}"
+    _validate.require(is_classification is not None, "--loss", None, rule)
+    return "logistic" if is_classification else "squared"
+
+
+def split_budget(settings: Settings, num_samples: int) -> tuple[Budget, Budget]:
     """Splits the budget into that of centers and scales, and that of the training.
 
     Raises:
-        ValueError: If an option does not go with the method.
+        ValueError: If there is no delta for a single record.
     """
-    method = find_method(settings, is_classification=is_classification)
-    if not method.has_delta:
-        delta = 0.0
-    elif settings.delta is not None:
-        delta = settings.delta
-    else:
+    delta = settings.delta
+    if delta is None:
         # Of one record it would be 1, and a half is left to who asks for it.
         rule = "given with a single record, of which n^-1.1 is 1"
         _validate.require(num_samples > 1, "--delta", None, rule)
@@ -71,14 +84,13 @@ def split_budget(
     )
 
 
-def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
+def make_plan(settings: Settings, data: Dataset) -> Plan:
     """Returns the run, with defaults that depend on public sizes alone.
 
-    Only the task, the name and the shapes of the data are used, never its values. The
-    public data sets (`is_named`) take 300 steps.
+    Only the task, the name and the shapes of the data are used, never its values.
 
     Raises:
-        ValueError: If an option does not go with the method, the facts or the task.
+        ValueError: If an option does not go with the facts or the task.
     """
     is_classification = data.task == "classification"
     loss = find_loss(settings, is_classification=is_classification)
@@ -87,35 +99,19 @@ def make_plan(settings: Settings, data: Dataset, *, is_named: bool) -> Plan:
     rule = f"another than {AMOUNTS} for {data.name}, whose target is a class"
     is_fine = not is_classification or loss not in FOR_AMOUNTS
     _validate.require(is_fine, "--loss", loss, rule)
-    method = find_method(settings, is_classification=is_classification)
     num_samples, num_features = data.features.shape
-    _, training = split_budget(
-        settings, num_samples, is_classification=is_classification
-    )
-    facts = Facts(
-        num_samples=num_samples,
-        num_features=num_features,
-        loss=loss,
-        epsilon=training.epsilon,
-        delta=training.delta,
-        calibration=settings.calibration,
-        is_named=is_named,
-        is_quick=settings.quick,
-        bending=tuple(bending_features(data.schema)),
-    )
-    options = method.given(settings)
-    if method.solver is dp_gradient_descent:
-        descent = plan_descent(facts, **options)
-        arguments = descent.arguments()
-    else:
-        shared = facts._replace(calibration="tight")
-        descent = plan_descent(shared, steps=settings.steps)
-        arguments = method.options(facts, **options)
-    return Plan(
-        method=method,
-        arguments=arguments,
-        facts=facts,
-        loss_fn=loss_of(loss, settings.power),
-        l2=settings.l2,
-        descent=descent,
-    )
+    _, budget = split_budget(settings, num_samples)
+    arguments: dict[str, Any] = {}
+    if settings.intervals:
+        rule = "left out where there is no column"
+        _validate.require(num_features > 1, "--intervals", True, rule)
+        arguments["intervals"] = True
+    if settings.max_features is not None:
+        arguments["max_features"] = settings.max_features
+    if settings.may_bend:
+        bending = list(bending_features(data.schema))
+        multiplier = noise_multiplier(*budget, num_steps=1)
+        sizes = num_samples, num_features, len(bending)
+        if knots_of(loss_of(loss, settings.power), *sizes, multiplier):
+            arguments["smooth"] = bending
+    return Plan(loss=loss, power=settings.power, budget=budget, arguments=arguments)

@@ -1,13 +1,13 @@
 """Private centers and scales of columns for which the schema declares none."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from dp_accounting import ComposedDpEvent, LaplaceDpEvent, NoOpDpEvent
+from dp_accounting import ComposedDpEvent, NoOpDpEvent
 
 from dpjax import _validate
 from dpjax._rounding import sum_up
@@ -55,7 +55,15 @@ class Ranges:
 
         By basic composition epsilons add up, and so do deltas.
         """
-        return together([self.privacy, training], self.num_samples)
+        parts = self.privacy, training
+        # A tuple, although a list is declared: a guarantee's event must be hashable.
+        events: Any = tuple(part.dp_event for part in parts)
+        return PrivacyGuarantee.of(
+            sum_up(*(part.epsilon for part in parts)),
+            sum_up(*(part.delta for part in parts)),
+            dp_event=ComposedDpEvent(events),
+            num_samples=self.num_samples,
+        )
 
 
 def release_ranges(
@@ -79,8 +87,7 @@ def release_ranges(
         ValueError: If the schema declares all columns.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one: one Gaussian mechanism, or Laplace noise
-        at delta = 0.
+        (epsilon, delta)-DP under replace-one: one Gaussian mechanism.
     """
     names = table.open_columns()
     rule = "left out where the schema leaves no center and scale open"
@@ -92,12 +99,8 @@ def release_ranges(
     weights = table.schema.weight
     if weights is not None:
         weights = weights.shares(table.columns[weights.column])[~table.is_test]
-    if delta > 0:
-        noise = Noise(noise_multiplier(epsilon, delta, num_steps=1))
-        event = gaussian_event(noise.multiplier, num_steps=1)
-    else:
-        noise = Noise(1 / epsilon, order=1)
-        event = LaplaceDpEvent(noise.multiplier)
+    noise = Noise(noise_multiplier(epsilon, delta, num_steps=1))
+    event = gaussian_event(noise.multiplier, num_steps=1)
     target = numbers.pop(table.target, None)
     feature_key, target_key = jax.random.split(key)
     columns: dict[str, Numeric] = {}
@@ -157,19 +160,5 @@ def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
 
 
 def charge(run: Run, ranges: Ranges | None) -> Run:
-    """Returns the run; if it is private, its guarantee includes the ranges."""
-    if ranges is None or not run.is_private:
-        return run
-    return run.stated(ranges.joined)
-
-
-def together(parts: Sequence[PrivacyGuarantee], num_samples: int) -> PrivacyGuarantee:
-    """Returns the guarantee of several releases of the same records."""
-    # A tuple, although a list is declared: the event of a guarantee must be hashable.
-    events: Any = tuple(part.dp_event for part in parts)
-    return PrivacyGuarantee.of(
-        sum_up(*(part.epsilon for part in parts)),
-        sum_up(*(part.delta for part in parts)),
-        dp_event=ComposedDpEvent(events),
-        num_samples=num_samples,
-    )
+    """Returns the run with a guarantee that includes the ranges, if there are any."""
+    return run if ranges is None else run.stated(ranges.joined)

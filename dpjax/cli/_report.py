@@ -1,4 +1,4 @@
-"""The files of a run: model.npz, report.json and a plot, written all or none."""
+"""The files of a run, model.npz and report.json, written all or none."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from dpjax.models import Model
 from dpjax.models._shared import Link, model_file
 from dpjax.solvers import Solution
 
-NAMES = MODEL, REPORT, PLOT = "model.npz", "report.json", "test_risk.png"
+NAMES = MODEL, REPORT = "model.npz", "report.json"
 _NOTHING: Mapping[str, Path] = {}
 
 
@@ -43,8 +43,7 @@ def report(
         plan: the run.
         data: its records; their numbers and names are reported, no values.
         private: the private method's run.
-        scored: all methods with their test scores, or none. On a user's data they are
-            filed as "unprotected".
+        scored: all methods with their test scores; none if the records are private.
         ranges: the released centers and scales.
         is_public: whether the records are public.
         noise_key: where the noise comes from, in words; never a seed.
@@ -60,9 +59,8 @@ def report(
         "feature_names": list(data.feature_names),
         "target_unit": data.target_unit,
         "method": private.method,
-        "loss": str(plan.facts.loss),
-        "l2": plan.l2,
-        "arguments": _plain(plan.arguments),
+        "loss": plan.loss,
+        "arguments": _plain({"power": plan.power, **plan.arguments}),
         "stats": _plain(private.solution.stats),
         "privacy": statement(privacy) | {"noise_key": noise_key},
     }
@@ -76,8 +74,7 @@ def report(
             "privacy": statement(ranges.privacy),
         }
     if scored:
-        name = "comparison" if is_public else "unprotected"
-        content[name] = [_row(data, run, scores) for run, scores in scored]
+        content["comparison"] = [_row(data, run, scores) for run, scores in scored]
     return content
 
 
@@ -118,8 +115,8 @@ def _row(data: Dataset, run: Run, scores: Scores) -> dict[str, Any]:
         "method": run.method,
         "epsilon": privacy.epsilon if run.is_private else None,
         "delta": privacy.delta if run.is_private else None,
-        "test_risk": _number(scores.risks[-1]),
-        score_name(data): _number(scores.scores[-1]),
+        "test_risk": _number(scores.risk),
+        score_name(data): _number(scores.score),
     }
 
 
@@ -195,13 +192,13 @@ def files_of(
     """
     content = report(plan, data, private, scored, ranges, **said)
     content |= {name: one for name, one in more.items() if one is not None}
-    link = link_of(plan.facts.loss)
+    link = link_of(plan.loss)
     names = {"method": private.method, "table": table, "link": link}
     return files(model_of(data, private.solution, **names), content)
 
 
 def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
-    """Returns the files of a run, by name; the plot is written apart.
+    """Returns the files of a run, by name.
 
     The report has the coefficients with their intervals, if there are some.
     """
@@ -240,26 +237,19 @@ def check_folder(
 def write(
     folder: Path,
     contents: Mapping[str, bytes],
-    forget: Callable[[], None] | None = None,
+    forget: Callable[[], None],
 ) -> None:
     """Writes the files of a run, all of them or none.
 
-    The model appears last: nothing is released before. The plot of an earlier run is
-    removed, because it does not belong to the new report.
+    The model appears last: nothing is released before.
 
     Args:
         folder: where.
         contents: of the files, by name.
         forget: called before one appears, to remove the key of the run.
     """
-
-    def before():
-        if forget is not None:
-            forget()
-        (folder / PLOT).unlink(missing_ok=True)
-
     ordered = dict(sorted(contents.items(), key=lambda item: item[0] == MODEL))
-    _files.write_together(folder, ordered, name="--output", before=before)
+    _files.write_together(folder, ordered, name="--output", before=forget)
 
 
 def _number(x: Any) -> float | None:

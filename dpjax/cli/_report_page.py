@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _files, _shapes, _validate
 from dpjax._describe import Description, Row, costs_of, numbers_of
-from dpjax._pages import Block, Picture, Rows, Text, html_of, markdown_of
+from dpjax._pages import Block, Picture, Rows, Text, html_of
 from dpjax._rounding import as_decimal, claim, digits, rounded_up
 from dpjax._types import NeighboringRelation
 from dpjax._untrusted import number
@@ -51,15 +50,15 @@ _UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 
 def report(settings: ReportSettings) -> None:
     """Writes the report of a run, whole or not at all; no table is read."""
-    path, ending = Path(settings.run), settings.format
+    path = Path(settings.run)
     if not path.is_file():
         names = [x for x in (REPORT, _DESCRIPTION) if (path / x).is_file()]
-        rule = f"a folder that has either {REPORT} of dpjax train, tune or parties, or "
+        rule = f"a folder that has either {REPORT} of dpjax train, or "
         rule += f"{_DESCRIPTION} of dpjax describe; or one of these files"
         _validate.require(len(names) == 1, "RUN", str(path), rule)
         path /= names[0]
-    output = settings.output or path.with_name(f"report.{ending}")
-    _files.check_file("--output", output, suffix=f".{ending}")
+    output = settings.output or path.with_name("report.html")
+    _files.check_file("--output", output, suffix=".html")
     inputs = {"RUN": path, "--ledger": settings.ledger or path}
     _files.check_spared("--output", [output], inputs)
     ledger = None if settings.ledger is None else read_ledger(settings.ledger)
@@ -70,17 +69,13 @@ def report(settings: ReportSettings) -> None:
         released = _described(content) if model is None else _same(content, model)
         what = "model" if model is not None else "description"
         title = f"Report on a private {what} of {content['data']}"
-        write = html_of if ending == "html" else markdown_of
-        text = write(title, [*blocks_of(content, released, ledger)])
+        text = html_of(title, [*blocks_of(content, released, ledger)])
     except (*_UNREADABLE, RecursionError) as why:
         raise ValueError(
-            "RUN must be what dpjax train, tune, parties or describe has written, "
+            "RUN must be what dpjax train or describe has written, "
             f"got {str(path)!r}: {type(why).__name__}, {why}."
         ) from None
     _files.write_whole(output, text.encode(), name="--output")
-    if "tuning" in content:  # when a search ended tells how many runs it made
-        day = datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
-        _files.date_at(day, output, *{path.parent} & {output.parent})
     show_paths(terminal(), [output])
 
 
@@ -164,7 +159,7 @@ def _values(
 ) -> dict[str, Any]:
     """Returns what sentences name; what a sentence only depends on is ""."""
     said, unit = content["privacy"] | content, content.get("unit")
-    tuning, found = content.get("tuning", {}), content.get("evaluation", {})
+    found = content.get("evaluation", {})
     own = claim(privacy.epsilon, privacy.delta)
     budget = (rounded_up(x, 6) for x in (privacy.epsilon, privacy.delta))
     options = " --epsilon {} --delta {}".format(*budget)
@@ -181,24 +176,16 @@ def _values(
         values["limit"] = claim(ledger.limit.epsilon, ledger.limit.delta)
         values["left"] = said_left(ledger.filter)
     if isinstance(released, Model):
-        name = "tune" if tuning else "train"
-        versions, columns = released.versions or {}, released.columns
+        name, versions, columns = "train", released.versions or {}, released.columns
         values |= {"method": released.method, "use": _saved.meaning(released)}
         values["loss"] = content["loss"]
-        if number := content.get("num_parties"):
-            name, values["parties"] = "parties", content["arguments"]
-            options += f" --num-parties {number}"
-        else:
-            options += f" --loss {content['loss']}"
+        options += f" --loss {content['loss']}"
     else:
         name, versions = "describe", {"dpjax": content["dpjax"]}
         columns = dict.fromkeys(row.column for row in released.rows)
     values["command"] = f"{name} {content['data']}{options}"
     values["columns"] = _listed(columns)
     values["versions"] = ", ".join(f"{name} {one}" for name, one in versions.items())
-    if tuning.get("score") is not None:
-        values["score"] = digits(-tuning["score"])
-        values["cut_off"] = digits(tuning["score_limit"])
     for name, both in [*found.get("measures", {}).items()][::-1]:
         model, constant = _bounds(both["model"]), _bounds(both["constant"])
         values["quality"] = f"{name} {model}, of a constant {constant}"
@@ -211,9 +198,7 @@ def _values(
     flags = {
         "public": content.get("is_public"),
         "seeded": said["noise_key"] not in FROM_SYSTEM.values(),
-        "unprotected": "unprotected" in content,
         "of_records": unit is None,
-        "tuned": tuning,
         "of_noise": is_known,
         "of_claim": not is_known,
         "no_ledger": ledger is None,
@@ -222,7 +207,7 @@ def _values(
         "of_table": not is_model,
         "of_two_parts": found,
         "compared": is_compared,
-        "unknown": not (found or is_compared or "score" in values) and is_model,
+        "unknown": not (found or is_compared) and is_model,
     }
     return values | {name: "" for name, is_so in flags.items() if is_so}
 
@@ -233,9 +218,7 @@ def _count(content: Content) -> int:
         return sample["num_records"]
     if (unit := content.get("unit")) is not None:
         return unit["num_units"]
-    tuning, found = content.get("tuning", {}), content.get("evaluation", {})
-    held_out = tuning["num_scored"] if tuning.get("scored_on") == "holdout" else 0
-    return content["num_samples"] + held_out + found.get("num_samples", 0)
+    return content["num_samples"] + content.get("evaluation", {}).get("num_samples", 0)
 
 
 def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
@@ -279,13 +262,10 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
 
 
 def _spent(content: Content) -> Rows:
-    tuning = content.get("tuning", {})
     parts = {
         "all together": content["privacy"],
         "of it, centers and scales": content.get("ranges", {}).get("privacy"),
         "on the sample, by itself": content.get("sample", {}).get("budget_of_sample"),
-        "of it, each run": tuning.get("each_run"),
-        "of it, each score of a run": tuning.get("each_score"),
         "scores, on other records": content.get("evaluation", {}).get("privacy"),
     }
     lines = [
@@ -351,8 +331,7 @@ def _held(kind: Any) -> str:
 
 
 def _settings(content: Content) -> Rows:
-    given = {**content["arguments"], **content["stats"], "l2": content["l2"]}
-    given |= content.get("tuning", {}).get("chosen", {})
+    given = content["arguments"] | content["stats"]
     lines = [
         [name.replace("_", " "), _plain(entry)]
         for name, entry in given.items()

@@ -1,4 +1,4 @@
-"""The folder from which a killed `dpjax train` or `dpjax tune` resumes."""
+"""The folder from which a killed `dpjax train` resumes."""
 
 import contextlib
 import hashlib
@@ -16,14 +16,14 @@ from dpjax import _files, _store, _validate
 from dpjax._types import Key
 from dpjax.mechanisms._shared import key_of_words
 
-_KEY, _STATES, _ITERATES, _PAID = "key.npz", "states", "iterates.npz", "paid.npz"
+_KEY, _STATES, _PAID = "key.npz", "states", "paid.npz"
 # Also the partial files that a killed process leaves behind.
-_NAMES = r"(key|iterates|paid)\.npz"
+_NAMES = r"(key|paid)\.npz"
 _FILE = re.compile(rf"{_NAMES}|\.{_NAMES}\.\d+\.part")
 
 
 class RunFolder(NamedTuple):
-    """A folder for one run: its key, its states, and the iterates shown.
+    """A folder for one run: its key, its states, and its entry in a ledger.
 
     Only its owner can read it, because the key or a state is enough to subtract the
     noise. It is removed before the run's parameters and report are written. A process
@@ -81,7 +81,7 @@ class RunFolder(NamedTuple):
 
     @property
     def states(self) -> Path:
-        """Where a solver or a search keeps its states."""
+        """Where a solver keeps its states."""
         return self.path / _STATES
 
     def has_states(self) -> bool:
@@ -144,18 +144,6 @@ class RunFolder(NamedTuple):
     def keep_paid(self, entry: str, settings: str) -> None:
         """Saves the identifier of the run's entry in a ledger."""
         self._write(_PAID, {}, {"entry": entry, "settings": settings})
-
-    def iterates(self) -> dict[int, np.ndarray]:
-        """Returns the iterates that were shown, by their step."""
-        if not (self.path / _ITERATES).exists():
-            return {}
-        _, kept = self._read(_ITERATES)
-        return dict(zip(kept["steps"].tolist(), kept["iterates"], strict=True))
-
-    def keep_iterates(self, iterates: Mapping[int, np.ndarray]) -> None:
-        """Saves the iterates that were shown."""
-        steps, shown = np.array([*iterates]), np.array([*iterates.values()])
-        self._write(_ITERATES, {"steps": steps, "iterates": shown}, {})
 
     def _read(self, name: str) -> tuple[dict[str, str], _store.Arrays]:
         return _store.unpacked(self.path / name)

@@ -26,7 +26,7 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model, load_model
 from dpjax.models._shared import BoundedColumn
 
-_SUFFIXES = {"onnx": ".onnx", "sql": ".sql", "python": ".py"}
+_SUFFIXES = {"onnx": ".onnx", "sql": ".sql"}
 _WHERE = "where it is"
 _SHOWN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # where values of curves are shown, in scales
 

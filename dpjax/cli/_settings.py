@@ -1,26 +1,22 @@
 """The options of `dpjax train`, and those that it shares with other commands.
 
-Each is declared once, with the checks that need no data. Errors name the options. The
-options that a method reads are the parameters of its function: see `_methods`.
+Each is declared once, with the checks that need no data. Errors name the options.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from dpjax import _validate
 from dpjax._public_sets import PUBLIC_SETS
 from dpjax._texts import TextFormat
 from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
-    METHOD,
     REQUIRED,
     Generator,
     Options,
     argument,
     check_seed,
-    declared,
     of_data,
     of_method,
     of_output,
@@ -40,23 +36,7 @@ def public_name(data: str) -> str | None:
     return name if name in PUBLIC_SETS else None
 
 
-# Private methods; `_methods` declares each of them.
-MethodName = Literal[
-    "linear-model",
-    "gradient-descent",
-    "frank-wolfe",
-    "lasso",
-    "sparse",
-    "l1",
-    "sample-aggregate",
-    "objective-perturbation",
-]
-EstimatorName = Literal[
-    "smoothed-truncation", "truncation", "winsorization", "clipping", "median-of-means"
-]
 ModelName = Literal["additive", "linear"]
-CalibrationName = Literal["tight", "paper"]
-BatchingName = Literal["full", "disjoint", "poisson", "without-replacement"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,16 +149,6 @@ class Settings(ReleaseOptions):
         f"One of {', '.join(PUBLIC_SETS)}, or a CSV, Parquet or NPZ file, "
         "or a folder of such.",
     )
-    delta: float | None = of_privacy(
-        "Privacy of the run; n^-1.1 by default. 0 for pure epsilon-DP with "
-        "frank-wolfe, lasso, sparse (except with the squared loss) and l1, which is "
-        "always pure.",
-        required(lambda delta: 0 <= delta < 1, "strictly between 0 and 1"),
-    )
-    calibration: CalibrationName = of_privacy(
-        "The exact noise, or that of the papers with the privacy that it really gives.",
-        default="tight",
-    )
     strict: bool = of_data(
         "Stop before training if nearly no cell of a column can be used. Stopping "
         "reveals something about the records' values.",
@@ -199,19 +169,10 @@ class Settings(ReleaseOptions):
         "value has a record is then private too: without records it counts as zeros. "
         "Records of other values are left out."
     )
-    method: MethodName = of_method(
-        "linear-model, which has no hyperparameters. From the papers: gradient "
-        "descent; Frank-Wolfe or LASSO in the l1 ball of --radius; regression with "
-        "--sparsity nonzero weights; for few features, l1 regression by a choice "
-        "among --candidates; a center of fits to --subsets of the records; or, for "
-        "the logistic loss, the minimizer of a perturbed objective.",
-        default="linear-model",
-    )
     loss: LossName | None = of_method(
-        "Needed for a file; by default what suits the data set's task. linear-model "
-        "has logistic, squared and huber, and with log link poisson for counts, gamma "
-        "for amounts and tweedie for amounts that may be zero; lasso has only the "
-        "squared loss, l1 only the absolute."
+        "Needed for a file; by default what suits the data set's task: logistic for a "
+        "class, squared or huber for a number, and with log link poisson for counts, "
+        "gamma for amounts and tweedie for amounts that may be zero."
     )
     power: float | None = of_method(
         "For --loss tweedie: the variance is proportional to this power of the mean; "
@@ -219,83 +180,20 @@ class Settings(ReleaseOptions):
         required(lambda power: 1 < power < 2, "strictly between 1 and 2"),
     )
     model: ModelName | None = of_method(
-        "For linear-model: additive, with a curve for each column of numbers, or "
+        "additive, with a curve for each column of numbers, or "
         "linear. By default additive without --max-features. The number of knots of a "
         "curve follows from the numbers of records and features and the budget; if "
         "they are too small, the model is linear."
     )
     max_features: int | None = of_method(
-        "For linear-model: the largest number of features with a weight, chosen "
+        "The largest number of features with a weight, chosen "
         "privately. For many features, of which few matter; all by default.",
         _validate.count,
     )
     intervals: bool = of_method(
-        "For linear-model: a linear model whose coefficients have standard errors and "
+        "A linear model whose coefficients have standard errors and "
         "intervals, at a share of the budget. dpjax show prints them. Not with "
         "--unit, because their widths assume independent records.",
-        default=False,
-    )
-    radius: float | None = of_method(
-        "Radius, 1 by default, of the l1 ball of frank-wolfe and lasso, the l2 ball "
-        "of sparse with the squared loss and of sample-aggregate, and the box (beyond "
-        "10 features the l1 ball) of l1.",
-        partial(_validate.within, 1e-12, 1e12),
-    )
-    sparsity: int | None = of_method(
-        "For sparse: the number of nonzero weights.", _validate.count
-    )
-    candidates: int | None = of_method(
-        "For l1: the number of candidates; 100,000 by default.", _validate.count
-    )
-    subsets: int | None = of_method(
-        "For sample-aggregate: the number of subsets.", _validate.count
-    )
-    estimator: EstimatorName | None = of_method(
-        "The robust mean of gradients; by default smoothed-truncation."
-    )
-    scale: float | None = of_method(
-        "Its scale, threshold or clip norm; by default from theory for "
-        "--moment-bound, and 1 for clipping. Without an estimator: where lasso and "
-        "sparse clip numbers, and l1 truncates residuals.",
-        partial(_validate.within, 1e-18, 1e30),
-    )
-    moment_bound: float | None = of_method(
-        "Assumed second moment of a gradient's coordinate: 0.25 for the logistic "
-        "loss, otherwise 1. For lasso and sparse regression the fourth moment of the "
-        "numbers, for l1 the second moment of the residuals. Affects accuracy, never "
-        "privacy.",
-        partial(_validate.within, 1e-30, 1e30),
-    )
-    num_groups: int | None = of_method(
-        "For median-of-means; by default enough for one failure in 100 runs.",
-        _validate.count,
-    )
-    steps: int | None = of_method(
-        "Number of steps. Gradient descent: 300 for a named data set, otherwise "
-        "ceil(10 log n); other methods: from theory.",
-        _validate.count,
-    )
-    learning_rate: float | None = of_method(
-        "Step size. Gradient descent: 1 for the logistic loss, otherwise 0.1; other "
-        "methods: from theory.",
-        _validate.positive,
-    )
-    l2: float = of_method(
-        "Strength of the l2 penalty.", _validate.non_negative, default=0.0
-    )
-    batching: BatchingName | None = of_method(
-        "Which records a step uses; full by default."
-    )
-    batch_size: int | None = of_method(
-        "For poisson (expected size) and without-replacement.", _validate.count
-    )
-    quick: bool = of_method(
-        "A trial run, with 10 steps or 1,000 candidates.",
-        default=False,
-    )
-    show_unprotected: bool = of_output(
-        "On a file: hold out every fifth record, and show test risks, comparisons and "
-        "a plot, which NO guarantee covers.",
         default=False,
     )
 
@@ -306,33 +204,14 @@ class Settings(ReleaseOptions):
     @property
     def may_bend(self) -> bool:
         """Whether columns of numbers may have curves."""
-        is_linear = self.model == "linear" or self.max_features or self.intervals
-        return self.method == "linear-model" and not is_linear
-
-    def given_to_method(self) -> dict[str, Any]:
-        """Returns the options for single methods that differ from their defaults."""
-        return {
-            name: getattr(self, name)
-            for name, (_, said) in declared(Settings).items()
-            if said.panel == METHOD and name not in ("method", "loss", "quick")
-            if getattr(self, name) != getattr(Settings, name)
-        }
+        return self.model != "linear" and not self.max_features and not self.intervals
 
     def _check_combinations(self) -> None:
-        protected, one_record = not self.show_unprotected, self.unit is None
-        is_plain, is_tweedie = not self.intervals, self.loss == "tweedie"
-        batching = self.batching or "full"
-        estimator = self.estimator or "smoothed-truncation"
-        samples = batching in ("poisson", "without-replacement")
-        has_groups = estimator == "median-of-means"
-        has_moment = self.scale is None and estimator != "clipping"
+        one_record, is_plain = self.unit is None, not self.intervals
+        is_tweedie = self.loss == "tweedie"
         # An option, whether it may be given, and when it must be left out.
         for name, is_fine, where in (
-            ("holdout", protected, "with --show-unprotected, which holds others"),
-            ("ledger", protected, "with --show-unprotected, which it is not of"),
             ("private_ranges", one_record, "with --unit, for which it is not made"),
-            ("show_unprotected", one_record, "with --unit, for which it is not made"),
-            ("max_records", protected, "with --show-unprotected, made for all"),
             ("intervals", one_record, "with --unit, whose records are dependent"),
             ("unit_names", not one_record, "without --unit"),
             ("power", is_tweedie, "without --loss tweedie"),
@@ -340,16 +219,5 @@ class Settings(ReleaseOptions):
             ("max_features", is_plain, "with --intervals"),
             ("model", is_plain or self.model == "linear", "with --intervals"),
             ("loss", is_plain or not is_tweedie, "with --intervals"),
-            ("batch_size", samples, f"with --batching {batching}"),
-            ("num_groups", has_groups, f"with --estimator {estimator}"),
-            ("moment_bound", has_moment, "with --scale and with --estimator clipping"),
         ):
             self.require(name, is_fine, f"left out {where}")
-        suits_groups = not (samples and has_groups)
-        rule = "full or disjoint with --estimator median-of-means"
-        self.require("batching", suits_groups, rule)
-        is_tight = not samples or self.calibration == "tight"
-        self.require("calibration", is_tight, f"tight with --batching {batching}")
-        is_given = not samples or self.batch_size is not None
-        rule = f"given with --batching {batching}"
-        _validate.require(is_given, "--batch-size", self.batch_size, rule)

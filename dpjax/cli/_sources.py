@@ -154,8 +154,6 @@ def read_table(
     schema: Path | None,
     target: str | None,
     link: Link,
-    hold_out: bool,
-    has_weights: bool,
     allows_empty: bool = False,
     least: int = 1,
     text_format: TextFormat = PLAIN,
@@ -168,8 +166,6 @@ def read_table(
         schema: the file that says what is public about each column.
         target: the column to predict.
         link: of the loss: its target is one of two classes, an amount, or a number.
-        hold_out: whether every fifth record, by its public index, is for testing.
-        has_weights: whether the method takes weights.
         allows_empty: whether the schema may leave centers and scales open.
         least: how many records there must be: 0 where their number is private.
         text_format: how text is encoded, and numbers are written.
@@ -195,7 +191,9 @@ def read_table(
     left = [k for k, v in declared.columns.items() if v == Categorical((FILL_IN,))]
     rule = f"filled in: the categories of these columns are still {FILL_IN}"
     _validate.require(not left, "--schema", left, rule)
-    _check_bounded(declared, link, has_weights=has_weights, hold_out=hold_out)
+    said = None if link == "log" else declared.exposure
+    rule = f"without [exposure], which is left out without --loss {AMOUNTS}"
+    _validate.require(said is None, "--schema", said, rule)
     target = _target(declared, target, path, names)
     if target is None:
         raise ValueError(
@@ -208,10 +206,7 @@ def read_table(
     num_records = len(columns[target])
     rule = "a file with at least one record"
     _validate.require(num_records >= least, "DATA", str(path), rule)
-    rule = "left out below 5 records"
-    is_fine = not hold_out or num_records >= 5
-    _validate.require(is_fine, "--show-unprotected", num_records, rule)
-    is_test = np.arange(num_records) % 5 == (4 if hold_out else -1)
+    is_test = np.zeros(num_records, bool)
     table = Table(path.name, columns, declared, target, is_test, sample=sample)
     return table if units is None else table.by_unit(units)
 
@@ -232,21 +227,6 @@ def declared_columns(
     if target is not None:
         kinds[target] = declared.target
     return kinds, target
-
-
-def _check_bounded(
-    declared: Schema, link: Link, *, has_weights: bool, hold_out: bool
-) -> None:
-    """Checks that loss and method make use of the exposure and the weight."""
-    for name, is_fine, rule in (
-        ("exposure", link == "log", f"without --loss {AMOUNTS}"),
-        ("weight", has_weights, "without --method linear-model"),
-        ("exposure", not hold_out, "with --show-unprotected"),
-        ("weight", not hold_out, "with --show-unprotected"),
-    ):
-        said = getattr(declared, name)
-        what = f"without [{name}], which is left out {rule}"
-        _validate.require(said is None or is_fine, "--schema", said, what)
 
 
 def _check_target(target: str | None, names: list[str]) -> None:

@@ -15,11 +15,10 @@ from dpjax.accounting._shared import group_budget, sample_budget
 from dpjax.cli import _ledger
 from dpjax.cli._evaluation import evaluation_privacy
 from dpjax.cli._losses import link_of
-from dpjax.cli._methods import find_method
 from dpjax.cli._plan import Budget, Plan, make_plan, split_budget
 from dpjax.cli._ranges import Ranges, release_ranges
 from dpjax.cli._run_folder import RunFolder
-from dpjax.cli._runs import name_of, training_privacy
+from dpjax.cli._runs import training_privacy
 from dpjax.cli._settings import ReleaseOptions, Settings
 from dpjax.cli._sources import Table, encode_table
 from dpjax.cli._units import privacy_of_units
@@ -29,30 +28,22 @@ AnySettings = TypeVar("AnySettings", bound=ReleaseOptions)
 Prices = dict[str, PrivacyGuarantee]  # by the part of the records
 
 
-def planned(
-    settings: Settings, data: Dataset, table: Table | None, *, is_named: bool
-) -> Plan:
-    """Returns the plan, if the method goes with --checkpoint.
+def planned(settings: Settings, data: Dataset, table: Table | None) -> Plan:
+    """Returns the plan.
 
     Where neighbors differ in all records of a unit, its budget is one for a record
     that keeps the budget for a unit.
 
     Raises:
-        ValueError: as `make_plan`, and if not.
+        ValueError: as `make_plan`.
     """
     if table is not None and table.units is not None:
-        method, delta = find_method(settings), settings.delta
-        if method.has_delta and delta is None:
+        delta = settings.delta
+        if delta is None:
             delta = default_delta(table.num_samples)
-        size = table.units.size
-        epsilon, each = group_budget(settings.epsilon, delta or 0.0, size)
-        each = None if delta is None else each
-        settings = dataclasses.replace(settings, epsilon=epsilon, delta=each)
-    plan = make_plan(settings, data, is_named=is_named)
-    rule = f"left out with --method {settings.method}, which has no steps"
-    is_fine = settings.checkpoint is None or plan.method.has_steps
-    _validate.require(is_fine, "--checkpoint", str(settings.checkpoint), rule)
-    return plan
+        each = group_budget(settings.epsilon, delta, table.units.size)
+        settings = dataclasses.replace(settings, epsilon=each[0], delta=each[1])
+    return make_plan(settings, data)
 
 
 def on_sample(
@@ -68,10 +59,9 @@ def on_sample(
     sample, delta = table.sample, settings.delta
     if sample is None:
         return settings, None
-    is_pure = isinstance(settings, Settings) and not find_method(settings).has_delta
-    if delta is None and not is_pure:
+    if delta is None:
         delta = default_delta(sample.num_samples)
-    asked = Budget(settings.epsilon, delta or 0.0)
+    asked = Budget(settings.epsilon, delta)
     own = Budget(*sample_budget(*asked, **sample._asdict()))
     said = {
         "unit": settings.unit,
@@ -80,8 +70,7 @@ def on_sample(
         "budget": asked._asdict(),
         "budget_of_sample": own._asdict(),
     }
-    each = None if delta is None else own.delta
-    return dataclasses.replace(settings, epsilon=own.epsilon, delta=each), said
+    return dataclasses.replace(settings, **own._asdict()), said
 
 
 def with_ranges(
@@ -116,7 +105,7 @@ def spend(
     if settings.ledger is None:
         return {}, None
     plan, parts = prices(settings, table)
-    name = name_of(plan)
+    name = plan.method
     return parts, enter(settings, table, parts, method=name, run_folder=run_folder).id
 
 
@@ -170,11 +159,11 @@ def prices(settings: Settings, table: Table) -> tuple[Plan, Prices]:
     """
     blank, ranges = with_ranges(settings, table.blank(), key=jax.random.key(0))
     data = encode_table(blank)
-    plan = planned(settings, data, table, is_named=False)
+    plan = planned(settings, data, table)
     training = privacy_of_units(training_privacy(plan, data), table.units)
     if ranges is not None:
         training = ranges.joined(training)
     parts = {"training": training}
     if settings.holdout is not None:
-        parts["evaluation"] = evaluation_privacy(plan, data, training, table.units)
+        parts["evaluation"] = evaluation_privacy(data, training, table.units)
     return plan, {name: table.protected(part) for name, part in parts.items()}

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import jax
 
-from dpjax import _files, _validate, datasets
+from dpjax import _validate, datasets
 from dpjax._types import Key
 from dpjax.cli import _display, _report
 from dpjax.cli._check import warn_curator
 from dpjax.cli._evaluation import evaluate
 from dpjax.cli._losses import link_of
-from dpjax.cli._methods import find_loss, find_method
 from dpjax.cli._options import flag
-from dpjax.cli._plot import plot_test_risk
+from dpjax.cli._plan import find_loss
 from dpjax.cli._ranges import charge
 from dpjax.cli._release import Release, begin, uninterrupted
 from dpjax.cli._runs import Run, Scores, score_run, train_baselines, train_private
@@ -33,7 +32,7 @@ def train(settings: Settings) -> None:
     """Trains a private model, writes its files and prints what may be printed.
 
     On a user's file the private method alone runs, and only what its guarantee covers
-    is shown and written, unless show_unprotected asks for the rest.
+    is shown and written.
 
     A run that breaks off leaves --checkpoint as soon as there is a state to go on from.
     It is refused with other options or records, which tells the curator of them,
@@ -64,11 +63,11 @@ def train(settings: Settings) -> None:
         table, ranges = with_ranges(settings, table, key=ranges_key)
         data = encode_table(table)
         table = table.blank()  # its cells take more memory than what trains
-    plan = planned(settings, data, table, is_named=is_public)
+    plan = planned(settings, data, table)
 
     # Standard output holds the results; progress and warnings go beside it.
     console, messages = terminal(), terminal(stderr=True)
-    _display.warn_of_weakness(messages, plan, ranges)
+    _display.warn_of_weakness(messages, ranges)
 
     scored: list[tuple[Run, Scores]] = []
     with progress_bars(messages) as on_step:
@@ -92,10 +91,9 @@ def train(settings: Settings) -> None:
             ranges, evaluation = map(table.restated, (ranges, evaluation))
         if spent and spent != released:
             raise RuntimeError("The run's guarantee is not what its ledger says.")
-        if is_public or settings.show_unprotected:
+        if is_public:
             runs = train_baselines(plan, data, key=baseline_key, on_step=on_step)
-            runs = [charge(run, ranges) for run in runs]
-            runs.insert(3, private)
+            runs.append(private)
             scored = [(run, score_run(plan, data, run)) for run in runs]
 
     more = {
@@ -110,11 +108,7 @@ def train(settings: Settings) -> None:
         noise_key=release.noise_key,
     )
     write_release(release, files)
-    _display.show(
-        *(console, plan, data, private, scored, ranges),
-        is_public=is_public,
-        units=units,
-    )
+    _display.show(console, plan, data, private, scored, ranges, units=units)
     if units is not None:
         console.print(units.public)
     if sampled is not None:
@@ -124,11 +118,6 @@ def train(settings: Settings) -> None:
     elif not scored:
         _display.say_nothing_is_tested(console)
     show_paths(console, [release.folder / name for name in files])
-    if scored:
-        path = release.folder / _report.PLOT
-        plot = plot_test_risk(plan, data, scored, is_public=is_public)
-        _files.write_whole(path, plot, name="--output")
-        show_paths(console, [path])
 
 
 def load_public(name: str, settings: Settings) -> Dataset:
@@ -164,11 +153,9 @@ def _check_model(
 
 def read_private(settings: Settings, key: Key) -> Table:
     """Reads a user's file, or draws a sample by a key; some of it is held out."""
-    link, has_weights = link_of(settings.loss), True
+    link = link_of(settings.loss)
     if settings.schema is not None:
-        # What is wrong without the file is said before it.
-        link = link_of(find_loss(settings))
-        has_weights = find_method(settings).has_weights
+        link = link_of(find_loss(settings))  # an error comes before the file is read
     listed = settings.unit_names and read_names(settings.unit_names)
     unit, each = settings.unit, settings.records_per_unit or RECORDS_PER_UNIT
     each = 1 if unit is None else each
@@ -177,8 +164,6 @@ def read_private(settings: Settings, key: Key) -> Table:
         schema=settings.schema,
         target=settings.target,
         link=link,
-        hold_out=settings.show_unprotected,
-        has_weights=has_weights,
         allows_empty=settings.private_ranges is not None,
         least=1 if listed is None else 0,
         text_format=settings.text_format,

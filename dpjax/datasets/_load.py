@@ -12,17 +12,9 @@ def load(name: str) -> Dataset:
 
     - `"adult"`: who earns more than 50,000 dollars? 32,561 records for training.
     - `"rand_hie"`: the medical cost of a person's year; 16,190.
-    - `"blog_feedback"`: comments that a blog post gets in a day; 52,397.
-    - `"credit_default"`: who does not pay next month? 24,000.
-    - `"belgian_motor"`: the claims of a policy; 130,570.
-    - `"twitter"`: discussions of a topic; 466,600.
-    - `"winnipeg"`: where does wheat grow? 260,734.
-    - `"year_prediction"`: is a song of this century? 463,715.
 
-    The first two are in the package. The others are looked up in the folder $DPJAX_DATA
-    and then in the cache ($XDG_CACHE_HOME/dpjax, or ~/.cache/dpjax); `"blog_feedback"`
-    is downloaded into the cache. `dpjax/datasets/_<name>.py` documents the target, the
-    scales and the source of each set.
+    Both are in the package. `dpjax/datasets/_<name>.py` documents the target, the
+    scales and the source of each.
 
     Args:
         name: one of these.
@@ -31,10 +23,7 @@ def load(name: str) -> Dataset:
         The training and test records; its attributes describe features and targets.
 
     Raises:
-        ValueError: If the name is another one, or a downloaded file has a wrong
-            checksum.
-        OSError: If a file is not on this machine and cannot be downloaded; the message
-            says how to obtain it. It is a FileNotFoundError if no address is known.
+        ValueError: If the name is another one.
 
     Example:
         >>> data = load("adult")

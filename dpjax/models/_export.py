@@ -23,7 +23,7 @@ from dpjax.models._terms import LARGEST, Link, Terms
 if TYPE_CHECKING:
     from dpjax.models._model import Model
 
-Format = Literal["onnx", "sql", "python"]
+Format = Literal["onnx", "sql"]
 FARTHEST = 3.4028235677973366e38  # from here on float32 rounds to infinity
 _EXACT = 2.0**53  # float64 represents all integers below it
 _TRUTHS = {0.0: ("false", "False", "FALSE"), 1.0: ("true", "True", "TRUE")}

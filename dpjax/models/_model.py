@@ -18,7 +18,6 @@ from dpjax.models._bounded_column import BoundedColumn
 from dpjax.models._export import Format, parts_of
 from dpjax.models._onnx import onnx_file
 from dpjax.models._params import bending_features, check_curves, check_errors
-from dpjax.models._python import python_file
 from dpjax.models._sql import sql_file
 from dpjax.models._terms import MEANS, Link, Statement, Terms, means_of
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from dpjax.accounting import PrivacyGuarantee
     from dpjax.solvers import Curves
 
-_WRITERS = {"onnx": onnx_file, "sql": sql_file, "python": python_file}
+_WRITERS = {"onnx": onnx_file, "sql": sql_file}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -237,13 +236,12 @@ class Model:
         1.0 and true.
 
         Args:
-            format: "python" for a module without imports, whose `predict` takes a
-                mapping from columns to the cells of a record; "sql" for one expression
-                of the columns of a table, where numbers have a numeric type; "onnx" for
-                an input of shape (n,) for each column, of float64 or text.
+            format: "sql" for one expression of the columns of a table, where numbers
+                have a numeric type; "onnx" for an input of shape (n,) for each column,
+                of float64 or text.
 
         Returns:
-            The content; of Python and SQL, text in UTF-8. It states the guarantee.
+            The content; of SQL, text in UTF-8. It states the guarantee.
 
         Raises:
             ValueError: If the format is unknown, a weight is not finite, or the format

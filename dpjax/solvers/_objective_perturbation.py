@@ -9,9 +9,9 @@ from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._sharding import gathered
-from dpjax._types import REPLACE_ONE, Calibration, Key, Scalar
+from dpjax._types import REPLACE_ONE, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_stddev
-from dpjax.accounting._shared import objective_epsilon, objective_noise
+from dpjax.accounting._shared import objective_noise
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._calibration import check_budget
@@ -39,7 +39,6 @@ def dp_objective_perturbation(
     delta: float,
     regularization: float,
     loss: MarginLoss | None = None,
-    calibration: Calibration = "tight",
     gradient_norm: float | None = None,
 ) -> Solution:
     """Releases the minimizer of a regularized empirical risk with a random linear term.
@@ -64,8 +63,6 @@ def dp_objective_perturbation(
         regularization: lambda >= 0, per record, public. The theory raises it to
             Lambda = lambda + Delta where it is too small for epsilon.
         loss: phi with its bounds; by default `MarginLoss.logistic()`.
-        calibration: "tight" uses the smallest noise that is proved to be enough;
-            "paper" that of Procedure 3, with its actual cost in `Solution.privacy`.
         gradient_norm: gamma, public; by default 1e-8 N Lambda, or more if the rounding
             of float64 requires it. The output noise is proportional to it.
 
@@ -115,7 +112,6 @@ def dp_objective_perturbation(
         private convex optimization", Algorithm 1, for the approximate minimizer.
     """
     check_budget(epsilon, delta)
-    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     _validate.non_negative(regularization=regularization)
     loss = MarginLoss.logistic() if loss is None else loss
@@ -129,30 +125,13 @@ def dp_objective_perturbation(
         "derivative_bound": loss.derivative_bound,
     }
     output_epsilon, output_delta = _OUTPUT_SHARE * epsilon, _OUTPUT_SHARE * delta
-    if calibration == "tight":
-        noise = objective_noise(
-            epsilon - output_epsilon,
-            delta - output_delta,
-            regularization=regularization,
-            is_non_increasing=loss.is_non_increasing,
-            **bounds,
-        )
-    else:
-        noise = objective_noise(
-            epsilon,
-            delta,
-            regularization=regularization,
-            calibration="paper",
-            num_features=num_features,
-            **bounds,
-        )
-        epsilon = output_epsilon + objective_epsilon(
-            noise.stddev,
-            delta - output_delta,
-            regularization=regularization + noise.extra_regularization,
-            is_non_increasing=loss.is_non_increasing,
-            **bounds,
-        )
+    noise = objective_noise(
+        epsilon - output_epsilon,
+        delta - output_delta,
+        regularization=regularization,
+        is_non_increasing=loss.is_non_increasing,
+        **bounds,
+    )
     total = regularization + noise.extra_regularization
     convexity = num_samples * total
     objective = Objective(loss, num_samples, num_features)

@@ -14,11 +14,10 @@ from dpjax import _validate
 from dpjax._rounding import claim
 from dpjax._sharding import gathered
 from dpjax._tree import flatten, like
-from dpjax._types import Calibration, Key, PyTree, Scalar
+from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._shared import (
     largest_smoothness,
-    smooth_gaussian_epsilon,
     smooth_gaussian_multiplier,
 )
 from dpjax.constraints import L2Ball
@@ -48,7 +47,6 @@ def dp_sample_and_aggregate(
     overlap: int = 1,
     spread: float | None = None,
     vectorize: bool = True,
-    calibration: Calibration = "tight",
 ) -> Solution:
     """Applies any function to many subsets, and releases a center of the results.
 
@@ -78,9 +76,6 @@ def dp_sample_and_aggregate(
         vectorize: whether fit_fn can be traced under `vmap`. If not, it is called for
             one subset of NumPy arrays after the other, `center` must be given, and the
             solver does not run under `jit` or `vmap`.
-        calibration: "tight" uses the smallest noise that is proved to be enough;
-            "paper" uses the paper's beta and gamma, with their actual cost in
-            `Solution.privacy`.
 
     Returns:
         A `Solution` whose params have the shapes of a result. Its stats hold
@@ -119,7 +114,6 @@ def dp_sample_and_aggregate(
         analysis, Section 4. S and the noise differ from the printed ones: see above.
     """
     check_budget(epsilon, delta)
-    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     _validate.count(num_subsets=num_subsets, overlap=overlap)
     _validate.positive(diameter=diameter)
@@ -133,7 +127,6 @@ def dp_sample_and_aggregate(
         (float(epsilon), float(delta), origin.size),
         subsets,
         relative_spread=spread / diameter,
-        calibration=calibration,
     )
     weights = smooth_weights(smoothness, num_steps(num_subsets, overlap))
     subset_key, noise_key = jax.random.split(key)
@@ -144,10 +137,6 @@ def dp_sample_and_aggregate(
     params = _release(
         overlap, results, noise_key, origin, diameter, weights, multiplier
     )
-    if calibration == "paper":
-        epsilon = smooth_gaussian_epsilon(
-            multiplier, delta, smoothness=smoothness, num_coordinates=origin.size
-        )
     privacy = PrivacyGuarantee.of(
         epsilon,
         delta,
@@ -240,15 +229,13 @@ def _noise(
     subsets: _Subsets,
     *,
     relative_spread: float,
-    calibration: Calibration,
 ) -> tuple[float, float]:
     """Returns the smoothness and standard deviation / S, from public numbers only.
 
     If three quarters of the results are within a spread, S is about the larger of it
     and the weight after K/2 records; this times the multiplier is minimized.
     """
-    is_paper = calibration == "paper"
-    pairs = (_paper_pair(*setting),) if is_paper else _tight_pairs(*setting)
+    pairs = _tight_pairs(*setting)
     steps = num_steps(subsets.number, subsets.overlap)
     # With that many steps the noise of the last weight is less than the diameter.
     enough = [max(0, math.floor(math.log(c) / beta) + 1) for beta, c in pairs]
@@ -286,15 +273,6 @@ def _tight_pairs(
         )
 
     return tuple(pair(most * float(share)) for share in np.geomspace(0.02, 0.98, 24))
-
-
-def _paper_pair(
-    epsilon: float, delta: float, num_coordinates: int
-) -> tuple[float, float]:
-    # 001, Algorithm 1, line 1.
-    beta = epsilon / (4 * (num_coordinates + math.log(2 / delta)))
-    gamma = epsilon / (5 * math.sqrt(2 * math.log(2 / delta)))
-    return beta, 1 / gamma
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -10,7 +10,7 @@ import scipy.special
 import scipy.stats
 
 from dpjax.accounting import gaussian_stddev
-from dpjax.accounting._shared import objective_epsilon, objective_noise
+from dpjax.accounting._objective import objective_epsilon, objective_noise
 
 LOGISTIC = {"curvature_bound": 0.25, "is_non_increasing": True}
 

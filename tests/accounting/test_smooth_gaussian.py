@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from dpjax.accounting import _smooth_gaussian, gaussian_stddev
-from dpjax.accounting._shared import (
+from dpjax.accounting._smooth_gaussian import (
     largest_smoothness,
     smooth_gaussian_epsilon,
     smooth_gaussian_multiplier,

@@ -20,7 +20,7 @@ from benchmarks.audits.case import Case
 from benchmarks.audits.updates import gaussian_claim
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, transforms
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon, rho_to_epsilon
-from dpjax.accounting._shared import objective_epsilon, objective_noise
+from dpjax.accounting._objective import objective_epsilon, objective_noise
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Truncation
 from dpjax.estimators._shared import clip_to_norm
 from dpjax.losses import MarginLoss

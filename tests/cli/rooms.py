@@ -51,8 +51,6 @@ def options(**changes):
         "target": "price",
         "loss": "squared",
         "epsilon": 1,
-        "method": "gradient-descent",
-        "steps": 3,
         "output": "out",
     } | changes
     pairs = {k.replace("_", "-"): v for k, v in given.items() if v is not None}
@@ -66,6 +64,3 @@ def read_report(folder):
 def params_of(folder):
     with np.load(folder / "out" / "model.npz") as saved:
         return saved["params"]
-
-
-NET = {"method": "l1", "loss": None, "steps": None, "candidates": 50, "radius": 2}

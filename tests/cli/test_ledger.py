@@ -40,7 +40,7 @@ def folder(folder):
 
 def train(*options, epsilon=1.0):
     what = ["data.csv", "--schema", "schema.toml", "--loss", "squared"]
-    what += ["--epsilon", epsilon, "--delta", "1e-6", "--method", "gradient-descent"]
+    what += ["--epsilon", epsilon, "--delta", "1e-6"]
     return invoke("train", *what, "--ledger", "t.toml", "--output", "out", *options)
 
 
@@ -170,7 +170,6 @@ def test_prices_are_asked_without_the_records():
         source="t",
         epsilon=2.0,
         loss="squared",
-        method="gradient-descent",
         private_ranges=0.5,
         holdout=0.4,
     )
@@ -183,28 +182,6 @@ def test_prices_are_asked_without_the_records():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        "gradient-descent --loss huber --batching disjoint --delta 1e-6",
-        "frank-wolfe --loss squared --delta 0",
-        "sparse --loss logistic --sparsity 1 --delta 1e-6",
-    ],
-)
-def test_every_method_costs_what_was_priced(folder, options):
-    """The command compares them: here where no replay of commands has a ledger."""
-    if "logistic" in options:
-        (folder / "schema.toml").write_text(
-            "columns.x = {center = 0, scale = 1}\ntarget = {column = 'y', positive = 1}"
-        )
-        lines = [f"{a},{int(a > 0)}" for a in np.linspace(-1, 1, 400)]
-        (folder / "data.csv").write_text("\n".join(["x,y", *lines]))
-    what = f"data.csv --schema schema.toml --epsilon 0.5 --quick --method {options}"
-    done(invoke("train", *what.split(), "--ledger", "t.toml", "--output", "out"))
-    assert len(entries()) == 1
-
-
-@pytest.mark.slow
 def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
     real = _train.train_private
 
@@ -213,14 +190,14 @@ def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
         real(*arguments, run_folder=run_folder, **options)
         raise KeyboardInterrupt
 
-    kept = ["--steps", 40, "--holdout", 0.3, "--checkpoint", "kept"]
+    kept = ["--model", "linear", "--holdout", 0.3, "--checkpoint", "kept"]
     with monkeypatch.context() as patch:
         patch.setattr(_train, "train_private", killed)
         train(*kept)
     assert not (folder / "out").exists()
     (paid,) = entries()
     # The same run goes on, and has been paid; one of other options cannot go on.
-    assert train("--steps", 39, *kept[2:]).exit_code == 2
+    assert train(*kept[2:]).exit_code == 2
     assert entries() == [paid]
     done(train(*kept))
     assert entries() == [paid]
@@ -230,7 +207,7 @@ def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
     report = json.loads((folder / "out" / "report.json").read_text())
     assert report["privacy"]["epsilon"] == 1.0
     assert 0 < paid["divergence"] < limit.limit.divergence
-    done(train("--steps", 2))
+    done(train())
     assert len(entries()) == 2
 
 
@@ -276,20 +253,19 @@ def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
     "command",
     [
         "train data.csv --loss squared",
-        "tune data.csv --loss huber --over scale=1,2 --trials 3",
         "describe data.csv",
     ],
 )
 def test_a_refusal_begins_with_what_is_left_in_epsilon(folder, command):
     what = *command.split(), "--schema", "schema.toml", "--delta", "1e-6"
     refusal = invoke(*what, "--epsilon", 3.5, "--ledger", "t.toml", "--output", "out")
-    left = "What is left affords one run of Gaussian noise, as of linear-model, of "
+    left = "What is left affords one run of Gaussian noise, as of a linear model, of "
     assert words_of(refusal.stderr).startswith(f"Error: {left}about epsilon = 2.5")
     assert refusal.exit_code == 2
     assert entries() == []
 
 
-@pytest.mark.parametrize("options", [[], ["--steps", 7]])
+@pytest.mark.parametrize("options", [[], ["--model", "linear"]])
 def test_a_folder_of_another_run_is_refused_before_it_is_paid(folder, options):
     kept = RunFolder(folder / "kept")
     (folder / "kept" / "states" / "0").mkdir(parents=True)
@@ -391,7 +367,6 @@ def test_a_ledger_of_persons_takes_runs_on_persons(folder):
 
 test_what_no_ledger_covers_is_refused = refusals(
     """
---show-unprotected => --ledger must be left out with --show-unprotected
 --seed 1 => --ledger must be left out with --seed
 """,
     run=train,

@@ -122,9 +122,7 @@ target = {column = "y", center = 0, scale = 2}
 
 def command(*options, data="data.csv"):
     words = ["train", data, "--schema", "schema.toml", "--loss", "squared"]
-    words += ["--epsilon", 1, "--method", "gradient-descent", "--steps", 4]
-    words += ["--output", "out", *options]
-    return invoke(*words)
+    return invoke(*words, "--epsilon", 1, "--output", "out", *options)
 
 
 @pytest.fixture
@@ -226,7 +224,7 @@ def test_no_more_records_than_may_be_drawn_are_no_sample(table, options):
 
 
 def test_a_run_that_goes_on_keeps_its_sample(table, monkeypatch):
-    options = ["--max-records", 100, "--checkpoint", "kept", "--steps", 40]
+    options = ["--max-records", 100, "--checkpoint", "kept"]
     drawn, read, write = [], _train.read_private, _train.write_release
 
     def kept(*args):
@@ -251,7 +249,6 @@ def test_a_run_that_goes_on_keeps_its_sample(table, monkeypatch):
     ("options", "message"),
     [
         (["--max-records", 0], "--max-records must be an integer of at least 1"),
-        (["--max-records", 9, "--show-unprotected"], "left out with --show-unprotec"),
         (["--max-records", 20, "--delta", 0.02], "--delta must be below sample_size"),
         (["--max-records", 20, "--unit", "x"], "--unit must be a column of"),
     ],
@@ -260,21 +257,3 @@ def test_bad_input_is_named(table, options, message):
     refused(command(*options), message)
     assert "another file than DATA" in command("--output", ".", data=".").stderr
     assert not (table / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_search_on_a_sample(table):
-    words = ["tune", "data.csv", "--schema", "schema.toml", "--loss", "squared"]
-    words += ["--epsilon", 1, "--over", "learning_rate=0.1,1", "--trials", 2]
-    words += ["--steps", 2, "--output", "out", "--max-records", 200, "--holdout", 0.2]
-    words += ["--ledger", "t.toml"]
-    opened = ["ledger", "open", "t.toml", "--epsilon", "3", "--delta", "0.05"]
-    done(invoke(*opened))
-    done(invoke(*words))
-    report = json.loads((table / "out" / "report.json").read_text())
-    sample, privacy = report["sample"], report["privacy"]
-    assert (sample["num_records"], sample["max_records"]) == (1000, 200)
-    assert 1 < report["tuning"]["each_run"]["epsilon"] < 3
-    assert sample["budget_of_sample"]["epsilon"] == pytest.approx(2.26, abs=0.01)
-    assert privacy["epsilon"] <= 1
-    assert "any one of the 1,000 records" in privacy["description"]

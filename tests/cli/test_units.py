@@ -13,10 +13,10 @@ from rich.console import Console
 from dpjax._tables import read_columns
 from dpjax.accounting import gaussian_stddev
 from dpjax.cli._check import warn_curator
-from dpjax.cli._runs import training_privacy
+from dpjax.cli._plan import Budget, Plan
+from dpjax.cli._runs import fit, training_privacy
 from dpjax.cli._schema import Schema
 from dpjax.cli._settings import Settings
-from dpjax.cli._single_fits import fit_linear_model
 from dpjax.cli._sources import Table, encode_table
 from dpjax.cli._spending import planned, prices
 from dpjax.cli._train import read_private
@@ -120,10 +120,8 @@ def test_places_hold_the_first_records_and_zeros():
 @pytest.mark.parametrize(
     "options",
     [
-        {"method": "gradient-descent", "steps": 1},
-        {"method": "frank-wolfe", "delta": 0.0},
-        {"method": "lasso"},
-        pytest.param({}, marks=pytest.mark.slow),
+        {},
+        {"delta": 1e-4},
         pytest.param({"max_features": 1}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -132,7 +130,7 @@ def test_a_person_gets_what_is_asked(options):
     asked = {"source": "t", "epsilon": 2.0, "loss": "squared", "unit": "who"} | options
     people, settings = table(PEOPLE), Settings(**asked)
     data = encode_table(people)
-    plan = planned(settings, data, people, is_named=False)
+    plan = planned(settings, data, people)
     record = training_privacy(plan, data)
     assert record.epsilon == pytest.approx(2 / 3)
     found = privacy_of_units(record, people.units)
@@ -142,10 +140,9 @@ def test_a_person_gets_what_is_asked(options):
     words = "Replacing any one of the 40 groups of records with one who by any others, "
     words += "at least one, with the same who, changes"
     assert words in found.description
-    if not options or "steps" in options:
-        event: Any = record.dp_event
-        noise = event.event.noise_multiplier
-        assert noise >= 3 * gaussian_stddev(2.0, delta, sensitivity=1.0)
+    event: Any = record.dp_event
+    noise = event.event.noise_multiplier
+    assert noise >= 3 * gaussian_stddev(2.0, delta, sensitivity=1.0)
     _, parts = prices(settings, people)
     assert parts == {"training": found}
 
@@ -156,19 +153,14 @@ def test_empty_places_have_no_weight():
     features = np.c_[rng.normal(size=4000), np.ones(4000)].astype(np.float32)
     features[::2] = 0.0
     targets = 3 * features[:, 0] + 10 * features[:, 1]
-    solution = fit_linear_model(
-        *(features, targets, features[:, 1]),
-        loss="squared",
-        key=jax.random.key(0),
-        epsilon=50.0,
-        delta=1e-5,
-    )
+    plan = Plan(loss="squared", power=None, budget=Budget(50.0, 1e-5), arguments={})
+    rows = features, targets, features[:, 1], None
+    solution = fit(plan, rows, key=jax.random.key(0))
     assert np.allclose(solution.params, [3, 10], atol=0.2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["linear-model", "frank-wolfe"])
-def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
+def test_persons_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     lines = [
@@ -181,7 +173,7 @@ def test_persons_from_end_to_end(tmp_path, monkeypatch, method):
     what = ["train", "data.csv", "--schema", "schema.toml", "--loss", "squared"]
     what += ["--epsilon", 4, "--unit", "who", "--records-per-unit", 2, "--holdout", 0.2]
     (tmp_path / "names.txt").write_text("\n".join(map(str, range(300))))
-    what += ["--unit-names", "names.txt", "--method", method, "--output", "out"]
+    what += ["--unit-names", "names.txt", "--output", "out"]
     opened = "ledger open t.toml --epsilon 40 --delta 0.05 --unit who"
     done(invoke(*opened.split()))
     result = done(invoke(*what, "--ledger", "t.toml"))
@@ -224,7 +216,6 @@ test_what_persons_cannot_have_is_refused = refused(
         **{"source": "t", "epsilon": 1.0, "unit": "who"} | options
     ),
     ({"private_ranges": 0.1}, "--private-ranges must be left out with --unit"),
-    ({"show_unprotected": True}, "--show-unprotected must be left out with --unit"),
     (
         {"unit": None, "records_per_unit": 3},
         "--records-per-unit must be left out without",

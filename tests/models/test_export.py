@@ -1,7 +1,5 @@
 """Models in other languages predict as they do, from the same raw cells."""
 
-import ast
-import builtins
 import functools
 import sqlite3
 import sys
@@ -68,18 +66,6 @@ def model(**changes):
     return Model(**given | changes)
 
 
-def by_python(content, table):
-    """Runs a module that cannot import."""
-    tree = ast.parse(content)
-    assert not any(isinstance(x, ast.Import | ast.ImportFrom) for x in ast.walk(tree))
-    names = ("float", "str", "bytes", "set", "sum", "min", "max", "abs", "isinstance")
-    found = {"__builtins__": {x: getattr(builtins, x) for x in (*names, "Exception")}}
-    exec(compile(content, "model.py", "exec"), found)
-    rows = zip(*(column.tolist() for column in table.values()), strict=True)
-    records = (dict(zip(table, row, strict=True)) for row in rows)
-    return [found["predict"](record) for record in records]
-
-
 def quoted(name):
     return '"' + name.replace('"', '""') + '"'
 
@@ -120,8 +106,9 @@ def by_onnx(content, table):
 
 
 RUNNERS = {
-    **{"python": ("python", by_python), "sqlite": ("sql", by_sqlite)},
-    **{"duckdb": ("sql", by_duckdb), "onnx": ("onnx", by_onnx)},
+    "sqlite": ("sql", by_sqlite),
+    "duckdb": ("sql", by_duckdb),
+    "onnx": ("onnx", by_onnx),
 }
 
 
@@ -143,54 +130,35 @@ def test_all_languages_predict_as_the_model_does(variant, runner):
     agrees(model(**VARIANTS[variant]), runner, TABLE)
 
 
-@pytest.mark.parametrize("runner", ["python", "sqlite", "duckdb"])
+@pytest.mark.parametrize("runner", ["sqlite", "duckdb"])
 def test_blanks_around_a_category_and_constants(runner):
     spaced = TABLE | {TEXT: np.array([f" {text}  " for text in CELLS], object)}
     agrees(model(), runner, spaced)
     agrees(model(params=np.array([0.1]), columns={}), runner, TABLE)
 
 
-def test_python_reads_cells_as_dpjax_does():
-    cells = [*("6", " 1e0 ", "1_8", "?", "True", b"6", b"\xff", "inf", "0x1", "٦")]
-    cells += [None, True, 3, "1.5.2", "", "-.5"]
-    table = {
-        **{"rooms": np.array(cells, object), NUMBER: np.zeros(16)},
-        TEXT: np.array([None, 1, 1.0, True, b"Ghent", 0.5, "Ghent\t", 0] * 2, object),
-        "sold": np.array(
-            [True, 1, False, None, NAN, "TRUE", 10**5000, b"1"] * 2, object
-        ),
-    }
-    agrees(model(), "python", table)
-    exposed = model(**VARIANTS["exposed"] | {"exposure": BoundedColumn("years", 0.5)})
-    agrees(exposed, "python", table)  # without an exposure
-    agrees(exposed, "python", table | {"years": table["rooms"]})
-
-
 def test_numbers_are_written_exactly():
     assert b"(-0.3333333333333333e0)" in model().export("sql")
-    exec(model().export("python"), found := {})
-    assert [*found["CATEGORIES"][TEXT].values()][:2] == WEIGHTS[2:4].tolist()
-    assert found["NUMBERS"][NUMBER][3][0][2] == WEIGHTS[1]
 
 
 @pytest.mark.parametrize(
     ("changes", "form", "message"),
     [
-        ({}, "c", "format must be onnx or sql or python, got 'c'"),
+        ({}, "c", "format must be onnx or sql, got 'c'"),
         ({"params": np.full(10, np.nan)}, "sql", "params must be finite"),
         ({"columns": {"a\0": Numeric()}}, "sql", "columns must be text without NUL"),
         ({"columns": {"": Numeric()}}, "sql", "columns must be text without NUL"),
         ({"columns": {"\ud800": Numeric()}}, "onnx", "columns must be text without NU"),
         (
             {"columns": {"a": Categorical(("x\0", "y"))}},
-            *("python", "columns must be text without NUL"),
+            *("sql", "columns must be text without NUL"),
         ),
         ({"columns": {"a": Numeric(), "A": Numeric()}}, "sql", "differ in any case"),
         ({"columns": {}}, "onnx", "columns must be not empty"),
         (
             {"columns": {"a": Categorical(("x",))}, "link": "log", "target": Numeric()}
             | {"exposure": BoundedColumn("a", 1.0)},
-            *("python", "exposure must be no column of categories"),
+            *("sql", "exposure must be no column of categories"),
         ),
     ],
 )
@@ -217,10 +185,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_the_command_writes_what_the_model_exports(folder):
-    for form, name in (("sql", "model.sql"), ("python", "model.py")):
-        result = invoke("out", "--format", form)
-        assert (result.exit_code, result.stdout) == (0, f"wrote {name}\n")
-        assert (folder / name).read_bytes() == model().export(form)
+    result = invoke("out", "--format", "sql")
+    assert (result.exit_code, result.stdout) == (0, "wrote model.sql\n")
+    assert (folder / "model.sql").read_bytes() == model().export("sql")
     done(invoke("out", "--format", "sql", "--output", "a/b.sql"))
     assert (folder / "a" / "b.sql").read_bytes() == model().export("sql")
 

@@ -240,7 +240,7 @@ FAULTS = [
         "return inner * (1 - 3 * SLACK), delta / prob * (1 - 3 * SLACK)",
         "return inner * (1 - 3 * SLACK) / prob, delta / prob * (1 - 3 * SLACK)",
         "tests/accounting/test_sample.py",
-        "dpjax.accounting._sample.subsampled_epsilon(accounting.subsample_budget(1.0,"
+        "dpjax.accounting._sample.subsampled_epsilon(dpjax.accounting._sample.sample_budget(1.0,"
         " 1e-6, num_samples=100, sample_size=10)[0], 0.1) <= 1.0",
     ),
     Fault(
@@ -248,7 +248,7 @@ FAULTS = [
         "epsilons + np.log1p((prob - 1) * np.exp(-epsilons)) - math.log(prob),",
         "epsilons + np.log1p((prob - 1) * np.exp(-epsilons)) - 2 * math.log(prob),",
         "tests/accounting/test_sample.py",
-        "dpjax.accounting._sample.subsampled_epsilon(accounting.subsample_budget(3.0,"
+        "dpjax.accounting._sample.subsampled_epsilon(dpjax.accounting._sample.sample_budget(3.0,"
         " 1e-6, num_samples=100, sample_size=10)[0], 0.1) <= 3.0",
     ),
     Fault(

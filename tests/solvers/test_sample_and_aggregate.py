@@ -366,21 +366,6 @@ def test_spread_trades_the_floor_for_the_noise():
     assert plain < multipliers[-1] < 1.5 * plain
 
 
-def test_paper_constants_report_what_they_give():
-    data = jnp.zeros((2000, 1))
-    arguments = settings(num_subsets=1000, epsilon=1.0)
-    paper = dp_sample_and_aggregate(mean, data, calibration="paper", **arguments)
-    log = math.log(2e5)
-    assert paper.stats["smoothness"] == pytest.approx(1 / (4 * (1 + log)))
-    assert paper.stats["noise_multiplier"] == pytest.approx(5 * math.sqrt(2 * log))
-    assert paper.privacy.epsilon < 0.5
-    tight = dp_sample_and_aggregate(
-        mean, data, **(arguments | {"key": jax.random.key(2)})
-    )
-    assert tight.privacy.epsilon == 1.0
-    assert tight.stats["noise_multiplier"] * 4 < paper.stats["noise_multiplier"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("overlap", [1, 4])
 def test_the_smallest_number_of_subsets_is_named(overlap):

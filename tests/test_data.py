@@ -1,0 +1,126 @@
+"""Data sets that are not bundled: counts, units, and where their files come from."""
+
+import functools
+import gzip
+import os
+
+import numpy as np
+import pytest
+
+from benchmarks import data as sources
+
+needs_data = pytest.mark.skipif(
+    not os.environ.get("DPJAX_DATA"),
+    reason="set DPJAX_DATA to the folder of data sets that are not bundled",
+)
+SIZES = {  # training and test records, features, mean and largest target
+    "blog_feedback": (52_397, 7_624, 281, None, 142.4),
+    "credit_default": (24_000, 6_000, 33, 2 * 0.2212 - 1, 1.0),
+    "belgian_motor": (130_570, 32_642, 18, 0.16215088, 140.03242),
+}
+loaded = functools.cache(sources.load)
+
+
+@needs_data
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", SIZES)
+def test_the_files_of_the_archive(name):
+    data = loaded(name)
+    num_train, num_test, num_features, mean, largest = SIZES[name]
+    assert data.features.shape == (num_train, num_features)
+    assert data.test_features.shape == (num_test, num_features)
+    for array in (*data.train, *data.test):
+        assert array.dtype == np.float32
+        assert np.isfinite(array).all()
+    assert len(set(data.feature_names)) == num_features
+    assert not {"claim", "nclaims", "amount", "average", "id"} & {*data.feature_names}
+    # Scales are not computed from the data, yet near it.
+    assert data.features.std(axis=0).max() < 5
+    targets = np.concatenate([data.targets, data.test_targets]).astype(np.float64)
+    assert targets.max() == pytest.approx(largest, rel=1e-5)
+    if mean is not None:
+        assert targets.mean() == pytest.approx(mean, rel=1e-5)
+
+
+def of_twitter(index):
+    return ",".join(str(1000.0 * (index + 1) + column) for column in range(78))
+
+
+def of_winnipeg(index):
+    return ",".join([str(index % 7 + 1), *(str(10.0 * i) for i in range(1, 175))])
+
+
+def of_year_prediction(index):
+    return ",".join([str(1998 + index % 4), *("50.0",) * 12, *("-2000.0",) * 78])
+
+
+# In the form of the archive's files, which are not on every machine.
+IN_FORM = {
+    "twitter": ("twitter/Twitter.data.gz", "", of_twitter, 20),
+    "winnipeg": (
+        "winnipeg/WinnipegDataset.txt.gz",
+        ",".join(["label", *(f"f{i}" for i in range(1, 175))]) + "\n",
+        of_winnipeg,
+        600,
+    ),
+    "year_prediction": (
+        "year_prediction/YearPredictionMSD.txt.gz",
+        "",
+        of_year_prediction,
+        8,
+    ),
+}
+
+
+@pytest.fixture(params=IN_FORM)
+def in_form(request, tmp_path, monkeypatch):
+    path, header, line, count = IN_FORM[request.param]
+    place = tmp_path / path
+    place.parent.mkdir(parents=True)
+    text = header + "\n".join(line(index) for index in range(count)) + "\n"
+    place.write_bytes(gzip.compress(text.encode()))
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
+    monkeypatch.setattr(sources, "_NUM_SONGS", 6)
+    return sources.load(request.param)
+
+
+def test_files_of_the_archive_are_read(in_form):
+    expected = {
+        "twitter": ((16, 78), (4, 78), "regression"),
+        "winnipeg": ((500, 175), (100, 175), "classification"),
+        "year_prediction": ((6, 91), (2, 91), "classification"),
+    }
+    data = in_form
+    assert (data.features.shape, data.test_features.shape, data.task) == expected[
+        data.name
+    ]
+    first = dict(zip(data.feature_names, data.features[0].tolist(), strict=True))
+    assert first["intercept"] == 1
+    if data.name == "twitter":
+        assert first["created-discussions-0"] == pytest.approx(1.0)
+        assert first["author-increase-6"] == pytest.approx(1.013)
+        assert first["attention-by-authors-0"] == pytest.approx(1014)
+        assert first["active-discussions-6"] == pytest.approx(1.076)
+        assert data.targets[0] == pytest.approx(1.077)
+    elif data.name == "winnipeg":
+        assert (first["f1"], first["f174"]) == (1, 174)
+        assert data.targets[:7].tolist() == [-1, -1, -1, -1, -1, 1, -1]
+    else:
+        assert (first["timbre-mean-12"], first["timbre-covariance-78"]) == (1, -2)
+        assert data.targets[:4].tolist() == [-1, -1, 1, 1]
+
+
+@pytest.mark.parametrize("name", sources.SOURCES)
+def test_a_missing_file_says_how_to_obtain_it(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"not on this machine: (Take|Inst)"):
+        sources.load(name)
+
+
+def test_a_table_of_another_form_is_an_error_of_the_schema(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
+    place = tmp_path / "insurance" / "beMTPL97.csv.gz"
+    place.parent.mkdir()
+    place.write_bytes(gzip.compress(b"id,expo\n1,1.0\n"))
+    with pytest.raises(ValueError, match="amount"):
+        sources.load("belgian_motor")
