@@ -14,7 +14,7 @@ from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree, Scalar
 from dpjax.estimators import Estimator
-from dpjax.gradients._loss import loss_of_users, streamlined, warn_of_closures
+from dpjax.gradients._loss import loss_of_users, streamlined, warn_of_rows
 from dpjax.gradients._users import UserGradient, Users
 from dpjax.gradients.factored import factored_grad
 
@@ -314,8 +314,10 @@ def _stream_fn(
         _validate.count(microbatch_size=microbatch_size)
 
     def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
-        warn_of_closures(make_grads.loss_fn, _validate.leading_size(batch, "batch"))
+        num_rows = _validate.leading_size(batch, "batch")
         _validate.trainable(params)
+        loss_fn, has_aux = make_grads.loss_fn, make_grads.has_aux
+        warn_of_rows(loss_fn, params, batch, num_rows, has_aux=has_aux)
         return SampleStream(
             make_grads, params, batch, microbatch_size, make_grads.factored
         )
