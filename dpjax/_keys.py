@@ -26,7 +26,7 @@ def split(key: Key, num: int = 2) -> tuple[Key, ...]:
     return _most_keys(key)[:num]
 
 
-def secret_repr(state: Any) -> str:
+def secret_repr(self: Any) -> str:
     """Returns a named tuple or dataclass as text, with types in place of arrays.
 
     The `__repr__` of states, because a key, or a sum without noise, is secret.
@@ -41,11 +41,11 @@ def secret_repr(state: Any) -> str:
     def shown(x: Any) -> Any:
         return jax.typeof(x) if isinstance(x, jax.Array | np.ndarray) else x
 
-    names = getattr(state, "_fields", None)
-    names = names or [field.name for field in dataclasses.fields(state)]
-    values = {name: jax.tree.map(shown, getattr(state, name)) for name in names}
+    names = getattr(self, "_fields", None)
+    names = names or [field.name for field in dataclasses.fields(self)]
+    values = {name: jax.tree.map(shown, getattr(self, name)) for name in names}
     fields = ", ".join(f"{name}={value!r}" for name, value in values.items())
-    return f"{type(state).__name__}({fields})"
+    return f"{type(self).__name__}({fields})"
 
 
 @jax.jit

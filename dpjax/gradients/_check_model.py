@@ -111,9 +111,11 @@ def check_model(
     Whatever else the loss does with a parameter, its gradients are written out, a few
     examples at a time. The mean is the same, to rounding. These problems are found:
 
-    * examples that mix: running statistics of BatchNorm, in params or closed over; an
-      array with the batch's leading size that loss_fn closes over; a collective, as
-      `jax.lax.pmean` over the batch;
+    * examples that mix: an array with the batch's leading size in the traced loss and
+      its gradient, the programs inside them included, such as those of `jax.jit`,
+      `jax.checkpoint`, branches and loops; a collective, as `jax.lax.pmean` over the
+      batch; running statistics of BatchNorm, in params, or in what loss_fn closes over
+      itself, has from `functools.partial`, or as a method or callable object;
     * parameters that are integers, keys, complex, functions, NaN or infinite, or by
       which the loss has no derivative;
     * a loss that is no real scalar, cannot be traced for one example, has no
@@ -129,8 +131,9 @@ def check_model(
         has_aux: whether loss_fn returns auxiliary values too.
 
     Returns:
-        A row for every parameter, and the problems. No list is complete: a mixing that
-        leaves no trace in the shapes of one example's loss is not found.
+        A row for every parameter, and the problems. No list is complete: numbers that
+        were computed from the batch before, arrays of another length, and what a
+        callback reads leave no trace in the program, and are not found.
 
     Raises:
         ValueError: where leaves of batch disagree on n.

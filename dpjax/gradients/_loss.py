@@ -73,7 +73,7 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
     return loss
 
 
-def closed_over(loss_fn: Callable[..., Any]) -> dict[str, Any]:
+def closed_over(loss_fn: Any) -> dict[str, Any]:
     """Returns the pytrees that a callable brings along, by name.
 
     They are those that a function closes over, the arguments of a `functools.partial`,
@@ -82,12 +82,12 @@ def closed_over(loss_fn: Callable[..., Any]) -> dict[str, Any]:
     """
     held: dict[str, Any] = {}
     while not inspect.isfunction(loss_fn) or hasattr(loss_fn, "__wrapped__"):
-        if isinstance(loss_fn, partial):
+        if wrapped := getattr(loss_fn, "__wrapped__", None):
+            loss_fn = wrapped
+        elif isinstance(loss_fn, partial):
             places = {f"argument {i}": x for i, x in enumerate(loss_fn.args)}
             held |= places | loss_fn.keywords
             loss_fn = loss_fn.func
-        elif hasattr(loss_fn, "__wrapped__"):
-            loss_fn = loss_fn.__wrapped__
         elif inspect.ismethod(loss_fn):
             held["self"], loss_fn = loss_fn.__self__, loss_fn.__func__
         elif inspect.isroutine(loss_fn):  # built in

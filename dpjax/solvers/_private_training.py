@@ -214,7 +214,7 @@ class PrivateTraining:
         """Returns the state before the first step.
 
         Args:
-            params: where to start; public.
+            params: where to start; public, and copied: the state may be donated.
             key: a typed key, used for this run only. Anyone who knows it can subtract
                 the noise.
 
