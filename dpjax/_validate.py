@@ -16,17 +16,17 @@ import numpy as np
 
 
 def require(condition: bool, name: str, value: Any, rule: str) -> None:
-    """Raises `ValueError` that names the argument, the rule and the value.
-
-    Of arrays of unsigned integers, booleans and keys it names the kind, because the
-    words of a key, and the mask of a drawn batch, are secret.
-    """
+    """Raises `ValueError` that names the argument, the rule and the value."""
     if not condition:
-        shown = repr(value)
-        is_array = isinstance(value, np.ndarray) or hasattr(value, "aval")
-        if is_array and getattr(value.dtype, "kind", "key") in ("key", "u", "b"):
-            shown = f"an array of {value.dtype}{list(value.shape)}"
-        raise ValueError(f"{name} must be {rule}, got {shown}.")
+        raise ValueError(f"{name} must be {rule}, got {_shown(value)}.")
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as text, or the type of words of a key and of a batch's mask."""
+    is_array = isinstance(value, np.ndarray) or hasattr(value, "aval")
+    if is_array and getattr(value.dtype, "kind", "key") in ("key", "u", "b"):
+        return f"an array of {value.dtype}{list(value.shape)}"
+    return repr(value)
 
 
 def positive(**arguments: Any) -> None:
@@ -277,7 +277,7 @@ def _as_numbers(name: str, value: Any) -> np.ndarray:
             raise TypeError
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a number, got {value!r}.") from None
+        raise ValueError(f"{name} must be a number, got {_shown(value)}.") from None
 
 
 _RECIPE = (

@@ -98,17 +98,11 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         return f"<{REFUSED}>"
 
     def __array_ufunc__(self, *args: Any, **options: Any) -> Any:
-        """Raises `ValueError`: the operators come here, and the functions of NumPy."""
+        """Raises `ValueError`: operators, NumPy and JAX look for this in an array."""
         raise ValueError(REFUSED)
 
-    def __array__(self, *args: Any, **options: Any) -> Any:
-        """Raises `ValueError`: samples are no array."""
-        raise ValueError(REFUSED)
-
-    @property
-    def __jax_array__(self) -> Any:
-        """Raises `ValueError`: JAX looks for this where it expects an array."""
-        raise ValueError(REFUSED)
+    __array__ = __array_ufunc__
+    __jax_array__ = property(__array_ufunc__)
 
     def __getattr__(self, name: str) -> Any:
         """Raises `AttributeError` for those of an array, and any other."""
@@ -117,11 +111,6 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     def __contains__(self, name: object) -> bool:
         """Returns False: Flax's `TrainState` asks gradients for leaves by name."""
         return False
-
-    @property
-    def holds_samples(self) -> bool:
-        """Whether samples are arrays that are there, and nothing has to be made."""
-        return self.make_samples is _themselves
 
     @property
     def num_rows(self) -> int:
@@ -147,7 +136,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
 
     def call(self, function: Callable[..., PyTree], *args: PyTree) -> PyTree:
         """Returns function(stream, *args), compiled if samples are arrays."""
-        if not self.holds_samples:
+        if self.make_samples is not _themselves:
             return function(self, *args)
         sizes = self.microbatch_size, self.axes
         return _call(function, sizes, self.rows, self.is_padding_example, *args)

@@ -80,27 +80,26 @@ def closed_over(loss_fn: Any) -> dict[str, Any]:
     and the object of a method or a callable object; seen through `jax.jit` and other
     wrappers that name the function in them as `__wrapped__`.
     """
-    held: dict[str, Any] = {}
+    bound: dict[str, Any] = {}
     while not inspect.isfunction(loss_fn) or hasattr(loss_fn, "__wrapped__"):
         if wrapped := getattr(loss_fn, "__wrapped__", None):
             loss_fn = wrapped
         elif isinstance(loss_fn, partial):
             places = {f"argument {i}": x for i, x in enumerate(loss_fn.args)}
-            held |= places | loss_fn.keywords
+            bound |= places | loss_fn.keywords
             loss_fn = loss_fn.func
         elif inspect.ismethod(loss_fn):
-            held["self"], loss_fn = loss_fn.__self__, loss_fn.__func__
+            bound["self"], loss_fn = loss_fn.__self__, loss_fn.__func__
         elif inspect.isroutine(loss_fn):  # built in
-            return held
+            return bound
         else:
             loss_fn = loss_fn.__call__
-    variables = inspect.getclosurevars(loss_fn)
-    found = {}
-    for name, value in {**variables.globals, **variables.nonlocals, **held}.items():
+    variables, pytrees = inspect.getclosurevars(loss_fn), {}
+    for name, value in {**variables.globals, **variables.nonlocals, **bound}.items():
         with suppress(Exception):  # not every dictionary is a pytree
             jax.tree.leaves(value)
-            found[name] = value
-    return found
+            pytrees[name] = value
+    return pytrees
 
 
 def constants(program: core.ClosedJaxpr) -> Iterator[Any]:
@@ -127,12 +126,12 @@ def rows_held(
         if isinstance(x, jax.Array | np.ndarray)
     ]
     leaves += [("holds", x) for program in programs for x in constants(program)]
-    found: dict[Any, str] = {}
+    sentences: dict[Any, str] = {}
     for how, x in leaves if num_rows > 1 else ():
         if np.shape(x)[:1] == (num_rows,):
             sentence = f"loss_fn {how} an array of shape {np.shape(x)}: {MEANING}"
-            found.setdefault(np.shape(x), sentence)
-    return list(found.values())
+            sentences.setdefault(np.shape(x), sentence)
+    return [*sentences.values()]
 
 
 def warn_of_rows(
