@@ -1,6 +1,10 @@
-"""Independent keys, with one program for any number of them."""
+"""Independent keys, with one program for any number of them; states without numbers."""
+
+import dataclasses
+from typing import Any
 
 import jax
+import numpy as np
 
 from dpjax._types import Key
 
@@ -20,6 +24,28 @@ def split(key: Key, num: int = 2) -> tuple[Key, ...]:
         True
     """
     return _most_keys(key)[:num]
+
+
+def secret_repr(self: Any) -> str:
+    """Returns a named tuple or dataclass as text, with types in place of arrays.
+
+    The `__repr__` of states, because a key, or a sum without noise, is secret.
+
+    Example:
+        >>> import jax
+        >>> from dpjax.transforms._chain import KeyState
+        >>> KeyState(jax.random.key(0))
+        KeyState(key=ShapedArray(key<fry>[]))
+    """
+
+    def shown(x: Any) -> Any:
+        return jax.typeof(x) if isinstance(x, jax.Array | np.ndarray) else x
+
+    names = getattr(self, "_fields", None)
+    names = names or [field.name for field in dataclasses.fields(self)]
+    values = {name: jax.tree.map(shown, getattr(self, name)) for name in names}
+    fields = ", ".join(f"{name}={value!r}" for name, value in values.items())
+    return f"{type(self).__name__}({fields})"
 
 
 @jax.jit

@@ -18,7 +18,15 @@ import numpy as np
 def require(condition: bool, name: str, value: Any, rule: str) -> None:
     """Raises `ValueError` that names the argument, the rule and the value."""
     if not condition:
-        raise ValueError(f"{name} must be {rule}, got {value!r}.")
+        raise ValueError(f"{name} must be {rule}, got {_shown(value)}.")
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as text, or the type of words of a key and of a batch's mask."""
+    is_array = isinstance(value, np.ndarray) or hasattr(value, "aval")
+    if is_array and getattr(value.dtype, "kind", "key") in ("key", "u", "b"):
+        return f"an array of {value.dtype}{list(value.shape)}"
+    return repr(value)
 
 
 def positive(**arguments: Any) -> None:
@@ -77,7 +85,7 @@ def typed_key(key: Any) -> None:
     require(
         is_key and key.ndim == 0,
         "key",
-        key,
+        key if hasattr(key, "aval") else type(key),  # an int may be a seed
         "a single typed JAX key, such as jax.random.key(0)",
     )
 
@@ -143,7 +151,8 @@ def per_sample(updates: Any, params: Any) -> None:
     """Requires leaves (n, ...) for leaves (...) of params, where those are given."""
     import jax
 
-    if jax.tree.structure(updates) == jax.tree.structure(params):
+    are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(updates))
+    if are_arrays and jax.tree.structure(updates) == jax.tree.structure(params):
         shapes, wanted = (
             [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
             for tree in (updates, params)
@@ -268,7 +277,7 @@ def _as_numbers(name: str, value: Any) -> np.ndarray:
             raise TypeError
         return np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a number, got {value!r}.") from None
+        raise ValueError(f"{name} must be a number, got {_shown(value)}.") from None
 
 
 _RECIPE = (

@@ -19,7 +19,7 @@ numbers. It has three forms, one after the other:
    sample, which add without rounding.
 
 Read `samples`, `stream`, `fold`, in this order. `samples` measures and adds rows,
-`stream` decides how many are read at once, and `fold.fold_mean` takes a stream to its
-mean. `groups` has means of groups of rows, and `order_statistics` sorts samples by
-coordinate where a mean is of the middle ones.
+`stream` decides how many are read at once, by what `memory` holds, and `fold.fold_mean`
+takes a stream to its mean. `groups` has means of groups of rows, and `order_statistics`
+sorts samples by coordinate where a mean is of the middle ones.
 """

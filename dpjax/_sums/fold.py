@@ -36,15 +36,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._sharding import num_shares, psum, zeros
+from dpjax._sums.memory import num_bytes, peak_bytes, rows_at_once
 from dpjax._sums.samples import MANY, FactoredSamples, Influence
-from dpjax._sums.stream import (
-    Layout,
-    SampleStream,
-    Sizes,
-    num_bytes,
-    peak_bytes,
-    rows_at_once,
-)
+from dpjax._sums.stream import Layout, SampleStream, Sizes
 from dpjax._sums.tables import TableRows
 from dpjax._tree import as_float, by_row, like, materialized, num_coordinates
 from dpjax._types import PyTree, Scalar

@@ -5,30 +5,13 @@ A microbatch has `rows` rows of each of `width` blocks, whose sums are made next
 other. A block gets rows from `microbatches` microbatches, one after the other. Then the
 next `width` blocks follow: `rounds` times in all.
 
-On a GPU or TPU the memory decides how many rows a microbatch has, one at least:
-
-    rows = (M - D - 8 S) / (2 R)
-
-where
-
-* M is the memory that the device lends to JAX: `bytes_limit` of `memory_stats()`, the
-  smallest of all devices; 2^35 (32 GiB) where JAX reports none, as in an export from a
-  machine without a GPU, and where several processes run one program: digits add up only
-  if all of them have the same blocks, and one does not know the other's memory;
-* D are the bytes of the rows themselves, such as of the batch;
-* S are the bytes of one sum, which is as large as the parameters. The eight are these,
-  the mean, the sum of a block, three digits (`Digits`), and an optimizer's two moments;
-* R are the bytes of one row at their highest in the program that makes a sample, and
-  what is summed of it: activations that wait for the backward pass, factors, gradients
-  that are written out. The 2 stands for what the compiler orders in another way.
-
+On a GPU or TPU the memory decides how many rows a microbatch has: see `memory`.
 Blocks whose sums have 2^22 numbers together, or one block, bound it too. All of these
 are shapes, or facts of the device: the number of rows is public. It moves a mean by
 rounding, within what `sensitivity()` counts for any such number.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,32 +19,33 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
 from dpjax import _validate
 from dpjax._sharding import num_shares
 from dpjax._sums.samples import FactoredSamples
-from dpjax._tree import materialized, register
+from dpjax._tree import materialized
 from dpjax._types import PyTree, Scalar
 
 MOST_NUMBERS = 2**18  # of all sums that are made next to each other, on CPU
 IN_TURN = 16  # rows that are added in one pass over a large sum, on CPU
-DEFAULT = 2**35  # about what JAX gets of a GPU of 40 GB: three quarters
-# Operations whose results need no memory: they are their operands, seen otherwise.
-VIEWS = {
-    *("reshape", "squeeze", "transpose", "broadcast_in_dim"),
-    *("copy", "optimization_barrier"),
-}
 MakeFactored = Callable[[PyTree], tuple[FactoredSamples, PyTree]]
 
 
-@register("shared", "rows", "is_padding_example")
-@dataclass(frozen=True)
-class SampleStream:
+REFUSED = (
+    "a stream of samples takes no arithmetic, and passes no jit, scan or vmap, because "
+    "it holds the parameters and records from which samples are made. Make it inside "
+    "the compiled function, and hand it to an estimator, aggregate, or privatize in "
+    "the first place of a chain: scale their mean, and take the norm of that"
+)
+
+
+@dataclass(frozen=True, repr=False)
+class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     """Samples that are computed from rows when they are needed, a few at a time.
 
     An estimator takes it in place of a pytree of samples. `streamed_grad` returns one:
-    the gradients of a batch.
+    the gradients of a batch. In a pytree it is a leaf, so that what maps over gradients
+    meets no parameters or records in their place: arithmetic raises `ValueError`.
 
     Attributes:
         make_samples: `make_samples(shared, some_rows)` returns `(samples, aux)`, both
@@ -98,7 +82,7 @@ class SampleStream:
         Raises:
             ValueError: if there are two masks, or a mask of another shape than (n,).
         """
-        leaves = jax.tree.leaves(samples, is_leaf=lambda x: isinstance(x, cls))
+        leaves = jax.tree.leaves(samples)
         is_stream = len(leaves) == 1 and isinstance(leaves[0], cls)
         stream = leaves[0] if is_stream else cls(_themselves, (), samples)
         if is_padding_example is not None:
@@ -109,14 +93,24 @@ class SampleStream:
         _validate.mask(stream.is_padding_example, stream.num_rows)
         return stream
 
+    def __repr__(self) -> str:
+        """Returns no numbers: rows are records."""
+        return f"<{REFUSED}>"
+
+    def __array_ufunc__(self, *args: Any, **options: Any) -> Any:
+        """Raises `ValueError`: operators, NumPy and JAX look for this in an array."""
+        raise ValueError(REFUSED)
+
+    __array__ = __array_ufunc__
+    __jax_array__ = property(__array_ufunc__)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raises `AttributeError` for those of an array, and any other."""
+        raise AttributeError(f"no {name}: {REFUSED}")
+
     def __contains__(self, name: object) -> bool:
         """Returns False: Flax's `TrainState` asks gradients for leaves by name."""
         return False
-
-    @property
-    def holds_samples(self) -> bool:
-        """Whether samples are arrays that are there, and nothing has to be made."""
-        return self.make_samples is _themselves
 
     @property
     def num_rows(self) -> int:
@@ -139,6 +133,13 @@ class SampleStream:
         else:
             make = self.make_factored(self.shared, self.rows)
         return lambda start, size: make(self._some(start, size))
+
+    def call(self, function: Callable[..., PyTree], *args: PyTree) -> PyTree:
+        """Returns function(stream, *args), compiled if samples are arrays."""
+        if self.make_samples is not _themselves:
+            return function(self, *args)
+        sizes = self.microbatch_size, self.axes
+        return _call(function, sizes, self.rows, self.is_padding_example, *args)
 
     def written_out(self) -> "SampleStream":
         """Returns the stream without factors: all samples are arrays."""
@@ -196,6 +197,13 @@ class SampleStream:
 def _themselves(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
     del shared
     return rows, ()
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _call(function, sizes, rows, mask, *args):
+    microbatch_size, axes = sizes
+    stream = SampleStream(_themselves, (), rows, microbatch_size, None, mask, axes)
+    return function(stream, *args)
 
 
 class Sizes(NamedTuple):
@@ -316,85 +324,3 @@ class Layout(NamedTuple):
 def _length(num_rows, longest):
     """Returns the longest block such that all blocks are equally long."""
     return next(k for k in range(min(longest, num_rows), 0, -1) if num_rows % k == 0)
-
-
-def rows_at_once(row_bytes: int, sum_bytes: int, bytes_of_rows: int) -> int:
-    """Returns how many rows are processed at once.
-
-    Args:
-        row_bytes: R.
-        sum_bytes: S.
-        bytes_of_rows: D.
-    """
-    devices = jax.local_devices() if jax.process_count() == 1 else []
-    found = [(x.memory_stats() or {}).get("bytes_limit") for x in devices]
-    memory = min(filter(None, found), default=DEFAULT)
-    return max((memory - bytes_of_rows - 8 * sum_bytes) // (2 * max(row_bytes, 1)), 1)
-
-
-def num_bytes(tree: PyTree) -> int:
-    """Returns the bytes of all arrays."""
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
-    """Returns the bytes, at their highest, of what depends on some arguments.
-
-    Results are held until the end. Arguments are not counted, and neither is what does
-    not depend on these: it is there once for all rows.
-
-    Args:
-        jaxpr: a program.
-        of_row: its arguments that are of one row.
-    """
-    # The variable in whose memory a value lies; None for that of an argument.
-    place: dict[Any, core.Var | None] = dict.fromkeys(of_row)
-    last: dict[core.Var | None, int] = {}
-    steps = []
-    for i, equation in enumerate(jaxpr.eqns):
-        read = [x for x in equation.invars if _is_in(place, x)]
-        if not read:
-            continue
-        made = equation.outvars
-        if equation.primitive.name in VIEWS:
-            pairs = zip(equation.invars, made, strict=False)
-            place |= {y: place[x] for x, y in pairs if _is_in(place, x)}
-            made = [x for x in made if x not in place]
-        place |= {x: x for x in made}
-        last |= {place[x]: i for x in (*read, *equation.outvars)}
-        steps.append((i, equation, made))
-    last |= {place[x]: len(jaxpr.eqns) for x in jaxpr.outvars if _is_in(place, x)}
-    freed = Counter()
-    for x, i in last.items():
-        freed[i] += 0 if x is None else _bytes(x)
-    held = highest = 0
-    for i, equation, made in steps:
-        new = sum(map(_bytes, made))
-        within = max((peak_bytes(*each) for each in _inner(equation, place)), default=0)
-        # A loop's results lie beside its body; those of other programs are in them.
-        is_loop = equation.primitive.name in ("scan", "while")
-        highest = max(highest, held + (new + within if is_loop else max(new, within)))
-        held += new - freed[i]
-    return highest
-
-
-def _inner(equation, place):
-    """Returns the programs inside an equation, with their arguments of one row."""
-    for value in equation.params.values():
-        for program in value if isinstance(value, tuple | list) else (value,):
-            jaxpr = getattr(program, "jaxpr", program)
-            if not isinstance(jaxpr, core.Jaxpr):
-                continue
-            if equation.primitive is core.primitives.jit_p:
-                pairs = zip(equation.invars, jaxpr.invars, strict=True)
-                yield jaxpr, [y for x, y in pairs if _is_in(place, x)]
-            else:
-                yield jaxpr, jaxpr.invars
-
-
-def _is_in(place, x):
-    return isinstance(x, core.Var) and x in place
-
-
-def _bytes(x):
-    return num_bytes([x.aval]) if hasattr(x.aval, "dtype") else 0

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._keys import secret_repr
 from dpjax._sharding import (
     AxisName,
     by_device,
@@ -46,6 +47,7 @@ class BatchState:
     num_samples: int
     num_steps: int
     capacity: int | None
+    __repr__ = secret_repr
 
     def started(self, key: Key) -> "BatchState":
         """Returns the state before the first batch of an equal run with another key."""

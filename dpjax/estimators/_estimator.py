@@ -120,8 +120,7 @@ class Estimator(abc.ABC):
         stream, divisor = self._checked(
             samples, is_padding_example, normalize_by, axis_name
         )
-        fold = _jitted_fold if stream.holds_samples else _fold_stream
-        return fold(self, stream, divisor)[0]
+        return stream.call(_fold_stream, self, divisor)[0]
 
     def with_aux(
         self,
@@ -140,7 +139,7 @@ class Estimator(abc.ABC):
         stream, divisor = self._checked(
             stream, is_padding_example, normalize_by, axis_name
         )
-        return _fold_stream(self, stream, divisor)
+        return _fold_stream(stream, self, divisor)
 
     def _checked(self, stream, is_padding_example, normalize_by, axis_name):
         """Returns the stream with mask and axes, and the divisor, None if it is n."""
@@ -381,7 +380,7 @@ class NormEstimator(NormBounded):
         return bound
 
 
-def _fold_stream(estimator, stream, normalize_by):
+def _fold_stream(stream, estimator, normalize_by):
     axes = stream.axes
 
     def on_device(whole, rows):
@@ -395,6 +394,3 @@ def _fold_stream(estimator, stream, normalize_by):
 
     whole = estimator, normalize_by, stream.shared
     return by_device(on_device, axes, whole, (stream.rows, stream.is_padding_example))
-
-
-_jitted_fold = jax.jit(_fold_stream)

@@ -13,7 +13,7 @@ from dpjax._rounding import LARGEST, ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
 from dpjax._sums.order_statistics import middle_sum, order_statistics
 from dpjax._sums.stream import SampleStream
-from dpjax._tree import as_float, by_column, like, register
+from dpjax._tree import Static, as_float, by_column, like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName, PyTree, Scalar
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._sensitivity import Sensitivity, maximum
@@ -279,9 +279,8 @@ class TrimmedMean(Estimator):
         axes = row_axes(stream.rows, axis_name)
         num_samples *= num_shares(axes)
         weights = smooth_weights(float(smoothness), self.trim_count(num_samples))
-        jitted = stream.holds_samples
-        run = _jitted_with_sensitivity if jitted else _with_sensitivity
-        return run(bound, axes, self, stream, weights)
+        stream = replace(stream, axes=axes)
+        return stream.call(_with_sensitivity, self, weights, Static(bound))
 
     def _no_padding(self, stream):
         _validate.require(
@@ -296,7 +295,9 @@ class TrimmedMean(Estimator):
         return jnp.clip(mean, like(self.lower, mean), like(self.upper, mean))
 
 
-def _with_sensitivity(bound, axes, estimator, stream, weights):
+def _with_sensitivity(stream, estimator, weights, bound):
+    axes = stream.axes
+
     def on_device(whole, rows):
         estimator, weights, shared = whole
         mine = replace(stream, shared=varying(shared, axes), rows=rows)
@@ -308,7 +309,7 @@ def _with_sensitivity(bound, axes, estimator, stream, weights):
             order = order_statistics(x, trimmed, axes)
             width = like(estimator.upper, order.low) - like(estimator.lower, order.low)
             sensitivity = smooth_sensitivity(
-                order, weights, width, num_kept=num_kept, bound=bound
+                order, weights, width, num_kept=num_kept, bound=bound.value
             )
             return estimator._mean(order.middle_sum, num_kept), sensitivity
 
@@ -320,6 +321,3 @@ def _with_sensitivity(bound, axes, estimator, stream, weights):
 
     whole = estimator, weights, stream.shared
     return by_device(on_device, axes, whole, stream.rows)[0]
-
-
-_jitted_with_sensitivity = jax.jit(_with_sensitivity, static_argnums=(0, 1))

@@ -12,13 +12,12 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
 from dpjax import _validate
+from dpjax._sums.memory import programs_in
 from dpjax._types import LossFn, PyTree
 from dpjax.gradients._loss import (
-    MEANING,
     closed_over,
-    is_plain_jit,
     loss_of_users,
-    rows_closed_over,
+    rows_held,
 )
 from dpjax.gradients.factored import uses
 
@@ -112,9 +111,11 @@ def check_model(
     Whatever else the loss does with a parameter, its gradients are written out, a few
     examples at a time. The mean is the same, to rounding. These problems are found:
 
-    * examples that mix: running statistics of BatchNorm, in params or closed over; an
-      array with the batch's leading size that loss_fn closes over; a collective, as
-      `jax.lax.pmean` over the batch;
+    * examples that mix: an array with the batch's leading size in the traced loss and
+      its gradient, the programs inside them included, such as those of `jax.jit`,
+      `jax.checkpoint`, branches and loops; a collective, as `jax.lax.pmean` over the
+      batch; running statistics of BatchNorm, in params, or in what loss_fn closes over
+      itself, has from `functools.partial`, or as a method or callable object;
     * parameters that are integers, keys, complex, functions, NaN or infinite, or by
       which the loss has no derivative;
     * a loss that is no real scalar, cannot be traced for one example, has no
@@ -130,8 +131,9 @@ def check_model(
         has_aux: whether loss_fn returns auxiliary values too.
 
     Returns:
-        A row for every parameter, and the problems. No list is complete: a mixing that
-        leaves no trace in the shapes of one example's loss is not found.
+        A row for every parameter, and the problems. No list is complete: numbers that
+        were computed from the batch before, arrays of another length, and what a
+        callback reads leave no trace in the program, and are not found.
 
     Raises:
         ValueError: where leaves of batch disagree on n.
@@ -159,20 +161,23 @@ def check_model(
         )
         return result[0] if has_aux else result
 
-    problems = [*_of_params(params), *_of_closures(loss_fn, num_rows)]
-    found, has_gradient = {}, None
+    problems = [*_of_params(params), *_of_statistics(loss_fn)]
+    found, has_gradient, programs = {}, None, []
     try:
         program = jax.make_jaxpr(loss)(arrays, example)
     except Exception as why:
         problems.append(_in_words("cannot be traced for one example", why))
     else:
         found = dict(zip(arrays, uses(program, len(arrays)), strict=True))
-        problems += _of_program(program, loss_fn, num_rows)
+        problems += _of_program(program)
+        programs.append(program)
         try:
             if _is_loss(program):
-                has_gradient = _with_gradient(loss, arrays, example)
+                has_gradient, gradient = _with_gradient(loss, arrays, example)
+                programs.append(gradient)
         except Exception as why:
             problems.append(_in_words("has no gradient", why))
+    problems += rows_held(loss_fn, programs, num_rows)
 
     rows = []
     for i, (path, x) in enumerate(named):
@@ -230,9 +235,8 @@ def _of_params(params: PyTree) -> Iterator[str]:
             )
 
 
-def _of_closures(loss_fn: LossFn, num_rows: int) -> Iterator[str]:
-    """Yields what loss_fn closes over that should belong to an example."""
-    yield from rows_closed_over(loss_fn, num_rows).values()
+def _of_statistics(loss_fn: LossFn) -> Iterator[str]:
+    """Yields what loss_fn closes over of the state of BatchNorm."""
     for name, value in closed_over(loss_fn).items():
         if (statistics := _validate.running_statistics(value)) is not None:
             yield (
@@ -242,18 +246,12 @@ def _of_closures(loss_fn: LossFn, num_rows: int) -> Iterator[str]:
             )
 
 
-def _of_program(
-    program: core.ClosedJaxpr, loss_fn: LossFn, num_rows: int
-) -> Iterator[str]:
+def _of_program(program: core.ClosedJaxpr) -> Iterator[str]:
     """Yields what the program of one example's loss shows."""
     if not _is_loss(program):
         kinds = ", ".join(x.str_short() for x in program.out_avals)
         yield f"loss_fn must return one real scalar for an example, got {kinds}."
-    known = rows_closed_over(loss_fn, num_rows)
-    for shape in sorted({np.shape(x) for x in program.consts} - known.keys()):
-        if num_rows > 1 and shape[:1] == (num_rows,):
-            yield f"loss_fn holds an array of shape {shape}: {MEANING}"
-    if _draws_alike(program.jaxpr, {*program.jaxpr.constvars}):
+    if _draws_alike(program.jaxpr, set()):
         yield (
             "loss_fn draws from a key that is the same for all examples, as one that "
             "it closes over: dropout then drops the same units of all. Put a key for "
@@ -273,12 +271,12 @@ def _is_loss(program: core.ClosedJaxpr) -> bool:
 
 def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
     """Whether something is drawn from a key that no argument determines."""
-    fixed = set(fixed)
+    fixed = {*fixed, *jaxpr.constvars}
     for equation in jaxpr.eqns:
         is_fixed = [isinstance(x, core.Literal) or x in fixed for x in equation.invars]
-        if is_plain_jit(equation):
-            inner = equation.params["jaxpr"].jaxpr
-            pairs = zip(inner.invars, is_fixed, strict=True)
+        for inner in (program.jaxpr for program in programs_in(equation)):
+            # A branch or a loop's body gets the last of the operands.
+            pairs = zip(inner.invars[::-1], is_fixed[::-1], strict=False)
             if _draws_alike(inner, {x for x, is_one in pairs if is_one}):
                 return True
         if equation.primitive.name == "random_bits" and all(is_fixed):
@@ -290,8 +288,8 @@ def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
 
 def _with_gradient(
     loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
-) -> set[int]:
-    """Returns which arrays the loss has a derivative by."""
+) -> tuple[set[int], core.ClosedJaxpr]:
+    """Returns which arrays the loss has a derivative by, and its gradient's program."""
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     others = {i: x for i, x in arrays.items() if i not in floats}
     found = set()
@@ -316,5 +314,5 @@ def _with_gradient(
         floats = {i: watched(i, x) for i, x in floats.items()}
         return loss({**floats, **others}, example)
 
-    jax.eval_shape(jax.grad(of_floats), floats, others, example)
-    return found
+    program = jax.make_jaxpr(jax.grad(of_floats))(floats, others, example)
+    return found, program

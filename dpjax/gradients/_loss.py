@@ -10,7 +10,7 @@ indices are given 32 bits.
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
+from dpjax._sums.memory import programs_in
 from dpjax._types import LossFn, PyTree
 from dpjax.gradients._users import UserRecords
 
@@ -72,38 +73,87 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
     return loss
 
 
-def closed_over(loss_fn: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the pytrees that a function closes over, by name."""
-    while isinstance(loss_fn, partial):
-        loss_fn = loss_fn.func
-    if not inspect.isfunction(loss_fn):
-        return {}
-    variables, found = inspect.getclosurevars(loss_fn), {}
-    for name, value in {**variables.globals, **variables.nonlocals}.items():
+def closed_over(loss_fn: Any) -> dict[str, Any]:
+    """Returns the pytrees that a callable brings along, by name.
+
+    They are those that a function closes over, the arguments of a `functools.partial`,
+    and the object of a method or a callable object; seen through `jax.jit` and other
+    wrappers that name the function in them as `__wrapped__`.
+    """
+    bound: dict[str, Any] = {}
+    while not inspect.isfunction(loss_fn) or hasattr(loss_fn, "__wrapped__"):
+        if wrapped := getattr(loss_fn, "__wrapped__", None):
+            loss_fn = wrapped
+        elif isinstance(loss_fn, partial):
+            places = {f"argument {i}": x for i, x in enumerate(loss_fn.args)}
+            bound |= places | loss_fn.keywords
+            loss_fn = loss_fn.func
+        elif inspect.ismethod(loss_fn):
+            bound["self"], loss_fn = loss_fn.__self__, loss_fn.__func__
+        elif inspect.isroutine(loss_fn):  # built in
+            return bound
+        else:
+            loss_fn = loss_fn.__call__
+    variables, pytrees = inspect.getclosurevars(loss_fn), {}
+    for name, value in {**variables.globals, **variables.nonlocals, **bound}.items():
         with suppress(Exception):  # not every dictionary is a pytree
             jax.tree.leaves(value)
-            found[name] = value
-    return found
+            pytrees[name] = value
+    return pytrees
 
 
-def rows_closed_over(loss_fn: Callable[..., Any], num_rows: int) -> dict[Any, str]:
-    """Returns a sentence for each variable that holds arrays of num_rows, by shape.
+def constants(program: core.ClosedJaxpr) -> Iterator[Any]:
+    """Yields the constants of a program, and of the programs inside it."""
+    yield from program.consts
+    for equation in program.eqns:
+        yield from (x.val for x in equation.invars if isinstance(x, core.Literal))
+        for inner in programs_in(equation):
+            yield from constants(inner)
 
-    Only names and shapes are looked at, and a single row tells nothing.
+
+def rows_held(
+    loss_fn: LossFn, programs: Iterable[core.ClosedJaxpr], num_rows: int
+) -> list[str]:
+    """Returns a sentence for each shape of arrays with num_rows rows in a loss.
+
+    They are constants of its programs, or `closed_over`, as for NumPy. Only names and
+    shapes are looked at, and a single row tells nothing.
     """
-    found = {}
-    for name, value in closed_over(loss_fn).items() if num_rows > 1 else ():
-        leaves = jax.tree.leaves(value)
-        arrays = [x for x in leaves if isinstance(x, jax.Array | np.ndarray)]
-        for shape in {x.shape for x in arrays if x.shape[:1] == (num_rows,)}:
-            said = f"loss_fn closes over {name}, with an array of shape {shape}"
-            found[shape] = f"{said}: {MEANING}"
-    return found
+    leaves = [
+        (f"closes over {name}, with", x)
+        for name, value in closed_over(loss_fn).items()
+        for x in jax.tree.leaves(value)
+        if isinstance(x, jax.Array | np.ndarray)
+    ]
+    leaves += [("holds", x) for program in programs for x in constants(program)]
+    sentences: dict[Any, str] = {}
+    for how, x in leaves if num_rows > 1 else ():
+        if np.shape(x)[:1] == (num_rows,):
+            sentence = f"loss_fn {how} an array of shape {np.shape(x)}: {MEANING}"
+            sentences.setdefault(np.shape(x), sentence)
+    return [*sentences.values()]
 
 
-def warn_of_closures(loss_fn: Callable[..., Any], num_rows: int) -> None:
-    """Warns of these, because a loss of pairs takes other records in this way."""
-    for sentence in rows_closed_over(loss_fn, num_rows).values():
+def warn_of_rows(
+    loss_fn: LossFn, params: PyTree, batch: PyTree, num_rows: int, *, has_aux=False
+) -> None:
+    """Warns of these in the gradient of one example of a batch.
+
+    A loss of pairs takes other records in this way.
+    """
+
+    def shape(x: Any, axes: int) -> jax.ShapeDtypeStruct:  # of no mesh, as one row
+        kind = jax.typeof(x)
+        return jax.ShapeDtypeStruct(
+            kind.shape[axes:], kind.dtype, weak_type=getattr(kind, "weak_type", False)
+        )
+
+    grad_fn = jax.grad(loss_of_users(loss_fn, has_aux=has_aux), has_aux=has_aux)
+    program = jax.make_jaxpr(grad_fn)(
+        jax.tree.map(lambda x: shape(x, 0), params),
+        jax.tree.map(lambda x: shape(x, 1), batch),
+    )
+    for sentence in rows_held(loss_fn, [program], num_rows):
         warnings.warn(sentence, stacklevel=4)
 
 

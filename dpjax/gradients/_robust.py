@@ -21,7 +21,7 @@ from dpjax._types import (
     check_divisor,
 )
 from dpjax.estimators import Estimator
-from dpjax.gradients._loss import loss_of_users, streamlined, warn_of_closures
+from dpjax.gradients._loss import loss_of_users, streamlined, warn_of_rows
 from dpjax.gradients._users import UserGradient, Users
 from dpjax.gradients.factored import factored_grad
 
@@ -47,16 +47,20 @@ def streamed_grad(
         `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
         shape (n, ...) and the mask shape (n,) is true for rows that count for nothing.
         It returns a stream, which estimators, `aggregate` and `privatize` take in the
-        place of gradients with leaves (n, ...), with the mask inside; `(stream,
-        values)`, `(stream, aux)` or `(stream, (values, aux))` where these are asked
-        for. Values and aux are per sample, leading axis n, and NOT private. They are
+        place of gradients with leaves (n, ...), with the mask inside. It holds params
+        and batch, so it is a leaf of pytrees, and everything else raises: arithmetic,
+        such as `optax.tree.norm` and `optax.scale`, and jit, scan or vmap, which it may
+        be made in, but not pass into or out of. It returns `(stream, values)`,
+        `(stream, aux)` or `(stream, (values, aux))` where these are asked for. Values
+        and aux are per sample, leading axis n, and NOT private. They are
         computed by a forward pass of their own, a third of the work of a gradient;
         `robust_grad` has them for nothing.
 
     Raises:
         ValueError: where microbatch_size is not a positive count; (from grad_fn) where
             leaves of batch disagree on n, the mask has another shape, or params are
-            complex, no arrays, or hold running statistics of BatchNorm.
+            complex, no arrays, or hold running statistics of BatchNorm; (from the
+            stream) where anything but an estimator or a private mean reads it.
 
     Training classes:
         `flax.training.train_state.TrainState.apply_gradients(grads=stream)` takes it as
@@ -178,9 +182,10 @@ def robust_grad(
         loss_fn closes over cannot be seen, and must be fixed and public.
 
     Losses of pairs:
-        A loss that closes over the other examples of the batch has no gradient of one
-        example. A `UserWarning` names an array of n rows that loss_fn closes over: see
-        `dpjax.check_model`, and the guide to users for what to do.
+        A loss that reads the other examples of the batch has no gradient of one
+        example. A `UserWarning` tells the shape of each array with n rows in the traced
+        gradient of one example, however loss_fn holds it: see `dpjax.check_model`, and
+        the guide to users for what to do.
 
     Users:
         With user_ids the influence acts on the mean, or the sum, of the gradients of
@@ -324,8 +329,10 @@ def _stream_fn(
         _validate.count(microbatch_size=microbatch_size)
 
     def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
-        warn_of_closures(make_grads.loss_fn, _validate.leading_size(batch, "batch"))
+        num_rows = _validate.leading_size(batch, "batch")
         _validate.trainable(params)
+        loss_fn, has_aux = make_grads.loss_fn, make_grads.has_aux
+        warn_of_rows(loss_fn, params, batch, num_rows, has_aux=has_aux)
         return SampleStream(
             make_grads, params, batch, microbatch_size, make_grads.factored
         )

@@ -6,9 +6,10 @@ and further keys, are blocks of its key stream. No block is used twice, because 
 is for, and its place, are its nonce and its counter.
 """
 
-import functools
 import math
 import os
+import sys
+from typing import Any
 
 import jax
 import jax.extend.random
@@ -103,9 +104,9 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
     return words.reshape(shape)
 
 
-@functools.cache
-def _implementation():
-    return jax.extend.random.define_prng_impl(
+def _register() -> None:
+    """Makes "chacha20" a name of JAX: what restores a key, as Orbax, asks for that."""
+    spec: Any = jax.extend.random.define_prng_impl(
         key_shape=(_KEY,),
         seed=_seed,
         split=_split,
@@ -114,12 +115,17 @@ def _implementation():
         name="chacha20",
         tag="cc",
     )
+    # JAX has no public way to its list of names.
+    names = sys.modules[type(spec._impl).__module__].prngs
+    names.setdefault("chacha20", spec._impl)
+
+
+_register()
 
 
 def key_of_words(words: np.ndarray) -> Key:
     """Returns the key whose data these are: of ChaCha20, or with two of Threefry."""
-    is_chacha = words.shape[-1] == _KEY
-    impl = _implementation() if is_chacha else "threefry2x32"
+    impl = "chacha20" if words.shape[-1] == _KEY else "threefry2x32"
     return jax.random.wrap_key_data(jnp.asarray(words), impl=impl)
 
 
@@ -128,8 +134,9 @@ def secret_key() -> Key:
 
     Its random numbers are those of ChaCha20, a cipher, in place of Threefry's, so that
     noise is as hard to tell from true randomness as the cipher is to break. It goes
-    wherever a key of JAX goes, into jit, scan and checkpoints too; as with each key,
-    whoever reads it knows the noise.
+    wherever a key of JAX goes, into jit, scan and checkpoints, those of Orbax too; as
+    with each key, whoever reads it knows the noise. `jax.export` saves no program that
+    takes one.
 
     Example:
         >>> import jax, dpjax

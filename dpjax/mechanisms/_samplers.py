@@ -115,6 +115,9 @@ def spherical_laplace(
     length_key, direction_key = jax.random.split(key)
     length = jnp.sum(jnp.abs(laplace(length_key, shape, dtype, out_sharding)))
     direction = normal(direction_key, shape, dtype, out_sharding)
+    # In one of 2^25 draws a float32 is zero, but its sign is still a fair bit.
+    is_zero = jnp.all(direction == 0)
+    direction = jnp.where(is_zero, jnp.copysign(1, direction), direction)
     return direction * (length / jnp.sqrt(jnp.sum(direction**2)))
 
 

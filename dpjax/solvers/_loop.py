@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -18,6 +18,7 @@ from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Batching
 from dpjax.batching._shared import BatchState
 from dpjax.gradients import streamed_grad
+from dpjax.gradients._shared import warn_of_rows
 from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened
 from dpjax.transforms import aggregate, privatize
 
@@ -96,7 +97,7 @@ class OptaxStep(abc.ABC):
 
     loss_fn: LossFn
     batches: Batches
-    key: Key | None = None
+    key: Key | None = field(default=None, repr=False)
 
     def mean(
         self, estimator: Any, noise_multiplier: Any = None, **options: Any
@@ -139,6 +140,9 @@ class OptaxStep(abc.ABC):
         is_padding_example: jax.Array | None,
     ) -> tuple[PyTree, PyTree]:
         """Returns the next iterate and state."""
+        # Of all data; `streamed_grad` warns of the batch.
+        num_samples = self.batches.start.num_samples
+        warn_of_rows(self.loss_fn, params, batch, num_samples)
         grad_fn = streamed_grad(
             self.loss_fn, microbatch_size=self.batches.microbatch_size
         )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._keys import secret_repr
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree
@@ -16,10 +17,10 @@ from dpjax.batching import BallsInBins, Batching, Full, Poisson
 from dpjax.batching._shared import BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
-from dpjax.gradients._shared import warn_of_closures
 from dpjax.mechanisms import Strategy
 from dpjax.solvers import _training_recipe as recipe
 from dpjax.solvers._calibration import calibrated_noise, check_budget
+from dpjax.solvers._checkpoint import is_key
 from dpjax.solvers._loop import Batches, check_steps, unkeyed
 from dpjax.solvers._private_step import PrivateStep, measured, observed
 
@@ -39,6 +40,7 @@ class TrainingState(NamedTuple):
     optimizer: PyTree
     batches: BatchState
     monitor: PyTree
+    __repr__ = secret_repr
 
 
 class PrivateTraining:
@@ -151,7 +153,6 @@ class PrivateTraining:
         _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
         _validate.count(num_samples=num_samples)
         check_budget(epsilon, delta)
-        warn_of_closures(loss_fn, num_samples)
         is_fine = noise is None or isinstance(noise, Strategy)
         _validate.require(is_fine, "noise", noise, "a strategy of dpjax.mechanisms")
         rule = "given with noise: clip norms that adapt need independent noise"
@@ -216,7 +217,7 @@ class PrivateTraining:
         """Returns the state before the first step.
 
         Args:
-            params: where to start; public.
+            params: where to start; public, and copied: the state may be donated.
             key: a typed key, used for this run only. Anyone who knows it can subtract
                 the noise.
 
@@ -234,7 +235,9 @@ class PrivateTraining:
             monitor = loss_mean.init(jnp.ones(()))
         optimizer = replace(step, key=noise_key).init(params)
         batches = self._base.batches.start.started(batch_key)
-        return TrainingState(params, optimizer, batches, monitor)
+        state = TrainingState(params, optimizer, batches, monitor)
+        # Arrays of its own, so that to donate it deletes no others, and none twice.
+        return jax.tree.map(lambda x: x if is_key(x) else jnp.copy(x), state)
 
     def step(
         self, state: TrainingState, data: PyTree, *, axis_name: AxisName | None = None

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._keys import secret_repr
 from dpjax._types import PyTree
 from dpjax.transforms._chain import PrivateMean
 from dpjax.transforms._pieces import PieceSum
@@ -25,6 +26,7 @@ class PiecesState(NamedTuple):
     optimizer: PyTree
     total: PieceSum
     num_added: jax.Array
+    __repr__ = secret_repr
 
 
 def accumulate(

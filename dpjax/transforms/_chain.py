@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._keys import secret_repr
 from dpjax._types import Key, PyTree, Scalar
 
 
@@ -24,6 +25,7 @@ class BoundedMean(NamedTuple):
     value: PyTree
     noise: dict[str, PyTree]
     limit: Scalar | None
+    __repr__ = secret_repr
 
 
 class KeyState(NamedTuple):
@@ -33,6 +35,7 @@ class KeyState(NamedTuple):
     """
 
     key: Key
+    __repr__ = secret_repr
 
     @classmethod
     def of(cls, key: Key) -> Self:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dpjax._keys import secret_repr
 from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import Strategy, gaussian
@@ -24,6 +25,7 @@ class CorrelatedState(NamedTuple):
     key: Key
     step: jax.Array
     buffers: tuple[PyTree, ...]
+    __repr__ = secret_repr
 
 
 def correlated_state(strategy: Strategy, key: Key, params: PyTree) -> CorrelatedState:

@@ -8,6 +8,7 @@ import optax
 from dp_accounting import DpEvent
 
 from dpjax import _validate, mechanisms
+from dpjax._keys import secret_repr
 from dpjax._tree import clip, like
 from dpjax._types import Key, Scalar, SelectionName
 from dpjax.accounting import selection_event
@@ -27,6 +28,7 @@ class FrankWolfeState(NamedTuple):
     key: Key
     num_steps: jax.Array
     sensitivity_range: jax.Array
+    __repr__ = secret_repr
 
 
 class FrankWolfe(optax.GradientTransformation):

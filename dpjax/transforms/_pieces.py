@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
+from dpjax._keys import secret_repr
 from dpjax._rounding import ROUNDOFF
 from dpjax._sums.fold import FEW_ROWS, proven_divisor
 from dpjax._tree import clip, like, materialized
@@ -71,6 +72,7 @@ class PieceSum(NamedTuple):
 
     high: PyTree
     low: PyTree
+    __repr__ = secret_repr
 
     @classmethod
     def zero(cls, tree: PyTree) -> "PieceSum":

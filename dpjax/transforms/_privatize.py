@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._keys import secret_repr
 from dpjax._sharding import AxisName, num_shares, row_axes
 from dpjax._sums.stream import SampleStream
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar, check_divisor
@@ -28,6 +29,7 @@ class ThresholdState(NamedTuple):
 
     key: Key
     thresholds: jax.Array
+    __repr__ = secret_repr
 
 
 def aggregate(

@@ -3,12 +3,17 @@
 import re
 from functools import partial
 from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from dpjax.gradients import check_model
+import dpjax
+from dpjax.batching import WithoutReplacement
+from dpjax.estimators import Clipping
+from dpjax.gradients import check_model, streamed_grad
 
 N, WIDTH = 12, 3
 KEY = jax.random.key(0)
@@ -75,14 +80,15 @@ LOSSES = {
     r"closes over FEATURES, with an array of shape \(12, 3\)": (
         lambda p, x: of_pairs(SimpleNamespace(rows=FEATURES), p, x)
     ),
-    r"holds an array of shape \(12, 3\)": (
-        partial(of_pairs, SimpleNamespace(rows=FEATURES))
-    ),
     "mixes examples by a collective, .*unbound axis name: batch": (
         lambda p, x: jax.lax.pmean(squared(p, x), "batch")
     ),
     "a key that is the same for all examples": partial(dropped, KEY),
     "a key that is .* same for all": partial(dropped, jax.random.PRNGKey(0)),
+    "key that is the same for all": jax.jit(partial(dropped, KEY)),
+    "that is the same for all examples": jax.checkpoint(
+        jax.jit(lambda p, x: jax.lax.cond(x[1] > 0, dropped, dropped, KEY, p, x))
+    ),
     "has side effects": lambda p, x: [squared(p, x), jax.debug.print("{}", x[0])][0],
     "loss_fn has no gradient: ValueError": lambda p, x: jax.lax.while_loop(
         lambda y: y < 1, lambda y: y + 1, squared(p, x)
@@ -96,3 +102,91 @@ def test_a_loss_that_is_not_of_one_example_is_told(said):
     problems = check_model(LOSSES[said], PARAMS, BATCH).problems
     (problem,) = [x for x in problems if "loss_fn" in x]
     assert re.search(said, problem)
+
+
+class Contrast(NamedTuple):
+    """A loss that compares an example with all others, in its own way each."""
+
+    rows: Any
+
+    def __call__(self, params, example):
+        return of_pairs(self, params, example)
+
+    def method(self, params, example):
+        return of_pairs(self, params, example)
+
+
+def plain(params, example):
+    return of_pairs(SimpleNamespace(rows=FEATURES), params, example)
+
+
+@jax.custom_vjp
+def backward_alone(params, example):
+    return squared(params, example)
+
+
+backward_alone.defvjp(
+    lambda params, example: (squared(params, example), (params, example)),
+    lambda kept, g: (
+        jax.tree.map(lambda x: g + 0 * x + FEATURES.mean(), kept[0]),
+        jax.tree.map(jnp.zeros_like, kept[1]),
+    ),
+)
+
+HOLDERS = {
+    "function": plain,
+    "jit": jax.jit(plain),
+    "filter_jit": plain,  # of Equinox, below
+    "partial": partial(of_pairs, SimpleNamespace(rows=FEATURES)),
+    "jit of a partial": jax.jit(partial(of_pairs, SimpleNamespace(rows=FEATURES))),
+    "NumPy": partial(of_pairs, Contrast(np.asarray(FEATURES))),
+    "NumPy's mean": lambda p, x: squared(p, x) + Contrast(ARRAY).rows.mean(),
+    "object": Contrast(FEATURES),
+    "object without leaves": SimpleNamespace(call=Contrast(FEATURES).method).call,
+    "method": Contrast(FEATURES).method,
+    "checkpoint": jax.checkpoint(jax.jit(Contrast(FEATURES).method)),
+    "branch": lambda p, x: jax.lax.cond(x[1] > 0, plain, squared, p, x),
+    "loop": lambda p, x: jax.lax.fori_loop(
+        0, 2, lambda i, y: y + jax.jit(plain)(p, x), 0.0
+    ),
+    "derivative": jax.jit(backward_alone),
+}
+ARRAY = np.asarray(FEATURES)
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_rows_that_a_loss_holds_are_told_however_it_holds_them(name):
+    loss_fn, told = HOLDERS[name], r"loss_fn (closes over .*|holds )an array of .*12, 3"
+    if name == "filter_jit":
+        loss_fn = pytest.importorskip("equinox").filter_jit(plain)
+    (problem,) = check_model(loss_fn, PARAMS, BATCH).problems
+    assert re.match(told, problem)
+    grad_fn = dpjax.robust_grad(loss_fn, Clipping(1.0))
+    run = dpjax.PrivateTraining(
+        loss_fn,
+        num_samples=N,  # more than a batch has
+        epsilon=1.0,
+        delta=1e-3,
+        batching=WithoutReplacement(4),
+    )
+    state = run.init(PARAMS, jax.random.key(1))
+    for traced in (
+        lambda: grad_fn(PARAMS, BATCH),
+        lambda: streamed_grad(loss_fn)(PARAMS, BATCH),
+        lambda: run.step(state, BATCH),
+    ):
+        with pytest.warns(UserWarning, match=told):
+            jax.eval_shape(lambda traced=traced: [traced(), ()][1])
+
+
+def test_rows_that_are_traced_are_told_and_other_arrays_are_not():
+    def step(rows):
+        loss_fn = jax.jit(partial(of_pairs, SimpleNamespace(rows=rows)))
+        return dpjax.robust_grad(loss_fn, Clipping(1.0))(PARAMS, BATCH)
+
+    with pytest.warns(UserWarning, match=r"holds an array of shape \(12, 3\)"):
+        jax.eval_shape(step, FEATURES)
+    jax.eval_shape(step, FEATURES[1:])
+    table = {1: "no", "pytree": 2}
+    loss_fn = lambda p, x: squared(p, x) if table else None  # noqa: E731
+    assert check_model(loss_fn, PARAMS, BATCH).problems == ()

@@ -149,3 +149,44 @@ def test_a_stream_holds_no_gradients(problem):
 
     assert bytes_of(dpjax.per_sample_grad).temp_size_in_bytes > N * width * 4
     assert bytes_of(streamed_grad).temp_size_in_bytes < N * width * 4 / 4
+
+
+MAPPED = {
+    "norm": optax.tree.norm,
+    "scale": lambda x: optax.scale(0.5).update(x, optax.EmptyState()),
+    "clip": lambda x: optax.clip_by_global_norm(1.0).update(x, optax.EmptyState()),
+    "decay": lambda x: optax.add_decayed_weights(0.1).update(x, None, x),
+    "adam": lambda x: optax.adam(0.1).update(x, optax.adam(0.1).init(jnp.zeros(2))),
+    "map": lambda x: jax.tree.map(lambda y: jnp.float32(2) * y, x),
+    "NumPy": lambda x: np.sum(np.float32(2) * x),
+    "array": jnp.asarray,
+    "NumPy's array": np.asarray,
+    "jit": lambda x: jax.jit(lambda y: y.num_rows)(x),
+    "result": lambda x: jax.jit(lambda: x)(),
+    "scan": lambda x: jax.lax.scan(lambda y, _: (y, None), x, length=2),
+    "vmap": lambda x: jax.vmap(lambda y: y)(x),
+    "device": jax.device_put,
+    "two leaves": lambda x: Winsorization(1.0)({"a": x, "b": jnp.zeros(4)}),
+    "chain": lambda x: optax.chain(optax.scale(0.5), private()).update(
+        x, optax.chain(optax.scale(0.5), private()).init(jnp.zeros(2))
+    ),
+}
+
+
+def private():
+    return privatize(Winsorization(1.0), noise_multiplier=1.0, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_nothing_maps_over_a_stream(name):
+    # Its parameters and records would be scaled, and counted in a norm.
+    rows = jnp.full((4, 2), 0.71875)
+    stream = streamed_grad(jnp.vdot)(jnp.zeros(2), rows)
+    with pytest.raises(
+        (ValueError, AttributeError), match=r"takes no arithmetic.*mean"
+    ):
+        MAPPED[name](stream)
+    assert "0.71875" not in repr(stream)
+    assert "takes no arithmetic" in f"{stream}"
+    assert jax.tree.leaves(stream) == [stream]
+    np.testing.assert_allclose(Winsorization(1.0)(stream), rows[0], rtol=1e-6)

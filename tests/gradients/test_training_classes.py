@@ -1,7 +1,5 @@
 """The training classes of other packages take private means as they are."""
 
-from functools import partial
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -152,20 +150,3 @@ def test_a_donated_state_leaves_the_callers_key(name):
             state = transform.init(params)
             jax.jit(lambda state: state, donate_argnums=0)(state)
     assert jax.random.uniform(key) >= 0
-
-
-def test_a_loss_that_closes_over_the_batch_is_told_by_name():
-    others, table = FEATURES, {1: "no", "pytree": 2}
-
-    def of_pairs(w, example):
-        return jnp.mean((w @ (example[0] - others).T) ** 2)
-
-    def of_examples(w, example):
-        assert table
-        return (w @ example[0] - example[1]) ** 2
-
-    weights = jnp.zeros(WIDTH)
-    for grad_fn in (streamed_grad, partial(dpjax.robust_grad, estimator=Clipping(1.0))):
-        with pytest.warns(UserWarning, match=r"closes over others, .* \(12, 3\)"):
-            grad_fn(of_pairs)(weights, BATCH)
-        grad_fn(of_examples)(weights, BATCH)

@@ -1,5 +1,7 @@
 """Keys of 256 bits: the cipher's own blocks, and all that keys of JAX are for."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -128,3 +130,19 @@ def test_estimators_and_commands_take_it(tmp_path, monkeypatch):
     refused = invoke(*words, "--seed", 1)
     assert refused.exit_code == 2
     assert "--generator must be left out with --seed" in refused.stderr
+
+
+def test_keys_are_restored_by_name(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    run = PrivateTraining(jnp.vdot, num_samples=99, epsilon=1.0, delta=1e-3)
+    state, data = run.init(jnp.zeros(3), secret_key()), jnp.ones((99, 3))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        template = run.init(jnp.zeros(3), secret_key())
+        restored = checkpointer.restore(tmp_path / "state", template)
+    steps = [run.step(each, data)[0].params for each in (restored, state)]
+    assert (steps[0] == steps[1]).all()
+    saved = pickle.loads(pickle.dumps(key_of_words(KEY)))
+    assert (jax.random.key_data(saved) == KEY).all()
+    assert jax.random.key_impl(saved) == "chacha20"

@@ -3,6 +3,7 @@
 Every random check has a fixed key and a false-alarm rate of 1e-6 for a right sampler.
 """
 
+import itertools
 import math
 from functools import partial
 
@@ -13,7 +14,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from dpjax.mechanisms import _samplers
+from dpjax.mechanisms import _samplers, _smooth_noise
 
 FALSE_ALARM = 1e-6
 LAWS = {
@@ -137,3 +138,35 @@ def test_sign_and_size_are_independent(key):
     sign, size = np.sign(draws), np.abs(draws)
     z = np.corrcoef(sign, size)[0, 1] * math.sqrt(len(draws))
     assert abs(z) < scipy.stats.norm.isf(FALSE_ALARM / 2)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_extreme_bits_give_finite_noise(dtype, monkeypatch):
+    # Tail probabilities of 2^-65 and of 1/2, where a normal is zero.
+    ends = [0, 1, 2**32 - 2, 2**32 - 1]
+    words = np.array([*itertools.product(ends, repeat=2)], np.uint32)
+    samplers = {law: sampler for law, (sampler, _) in LAWS.items()}
+    samplers["spherical"] = _samplers.spherical_laplace
+    largest = np.array(8, dtype)
+    for name in ("_laplace_log_normal", "_arsinh_normal"):
+        sampler = getattr(_smooth_noise, name)
+        samplers[name] = lambda key, *kind, f=sampler: f(key, largest, *kind, None)
+
+    def draws(pair):
+        def same(key, shape, _):
+            return [jnp.full(shape, x) for x in pair]
+
+        monkeypatch.setattr(_samplers, "_words", same)
+        return {
+            (name, size): sampler(jax.random.key(0), (size,), dtype)
+            for name, sampler in samplers.items()
+            for size in (1, 3)
+        }
+
+    with jax.enable_x64(dtype == jnp.float64):
+        found = jax.jit(jax.vmap(draws))(words)
+    for kind, noise in found.items():
+        assert np.isfinite(noise).all(), kind
+        if kind[0] == "spherical":  # its sign is the lowest bit, that of zeros too
+            even, odd = np.signbit(noise).reshape(2, 2, 4, -1).swapaxes(0, 1)
+            assert (even != odd).all()

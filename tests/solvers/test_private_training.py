@@ -438,12 +438,6 @@ def test_names_what_is_wrong(message):
         training(**WRONG[message])
 
 
-def test_a_loss_that_closes_over_the_data_is_told():
-    others = jnp.zeros((N, 2))
-    with pytest.warns(UserWarning, match=rf"closes over others, .* \({N}, 2\)"):
-        training(loss_fn=lambda params, x: jnp.sum(params["w"] * others[0]) * x)
-
-
 def test_keys_are_typed(key):
     with pytest.raises(ValueError, match="key must be a single typed JAX key"):
         training().init(start(), 3)
