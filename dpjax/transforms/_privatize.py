@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
-from dpjax._sharding import AxisName, num_shares, row_axes
+from dpjax._sharding import AxisName, check_key_of_rows, num_shares, row_axes
 from dpjax._sums.stream import SampleStream
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
 from dpjax.accounting._shared import calibrate_smooth_noise
@@ -190,8 +190,9 @@ def privatize(
           multiplier of every step.
         * With a strategy, make at most as many updates as it has steps, all with the
           same noise_multiplier and divisor: another schedule needs another analysis.
-        * Inside `jax.shard_map` the key must be replicated; with check_vma=False that
-          cannot be checked.
+        * Inside `jax.shard_map` the key must be replicated; with check_vma=False, and
+          in `jax.pmap`, that cannot be checked, and axis_name must be given: `()` where
+          every device has all rows.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -263,6 +264,8 @@ def privatize(
         _validate.per_sample(updates, params)
         current = adaptive.at(state.thresholds).counting if adaptive else first
         stream = SampleStream.of(updates, is_padding_example)
+        if axis_name is None:
+            check_key_of_rows(state.key, stream.rows)
         num_rows = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
         varies = normalize_by is not None or stream.is_padding_example is not None
         parameters = current.noise_parameters(
