@@ -12,6 +12,18 @@ from dpjax import _validate
 from dpjax._types import Key, PyTree, Scalar
 
 
+class Piece(NamedTuple):
+    """A piece of a batch in the place of samples: asks update for a `BoundedMean`.
+
+    Attributes:
+        samples: pytree, leaves (rows, ...), or a stream; None asks for shapes.
+        num_pieces: of the batch.
+    """
+
+    samples: PyTree
+    num_pieces: int
+
+
 class BoundedMean(NamedTuple):
     """A mean of bounded samples before its noise, in the place of samples.
 
@@ -52,13 +64,13 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
             the mean: a number, or a pytree prefix of the mean. None if it is not
             public, or the noise depends on that of earlier steps. It takes a
             `BoundedMean`, too, as `measure` returns it.
-        measure: like update, without noise: returns a `BoundedMean`.
-        influence: of one sample, as it is averaged.
+        measure: like update, without noise: returns a `BoundedMean`. Without samples,
+            None, it has the shapes of one. Update of a `Piece` does the same, and
+            leaves the state as it is.
     """
 
     release: Callable[..., tuple[PyTree, PyTree, PyTree | None]]
     measure: Callable[..., BoundedMean]
-    influence: Callable[[PyTree], PyTree]
 
     @classmethod
     def of(
@@ -66,15 +78,18 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
         init: optax.TransformInitFn,
         release: Callable[..., tuple[PyTree, PyTree, PyTree | None]],
         measure: Callable[..., BoundedMean],
-        influence: Callable[[PyTree], PyTree],
     ) -> Self:
         """Returns the transformation of these functions."""
 
         def update(updates, state, params=None, **extra_args):
+            if isinstance(updates, Piece):
+                piece = {"num_pieces": updates.num_pieces}
+                mean = measure(updates.samples, state, params, **piece, **extra_args)
+                return mean, state
             return release(updates, state, params, **extra_args)[:2]
 
         made = cls(init, update)
-        made.release, made.measure, made.influence = release, measure, influence
+        made.release, made.measure = release, measure
         return made
 
 
@@ -164,7 +179,11 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     def measure(updates, state, params=None, **extra_args):
         return mean.measure(updates, state[0], params, **extra_args)
 
-    return PrivateMean.of(init, release, measure, mean.influence)
+    return PrivateMean.of(init, release, measure)
+
+
+# Frames of optax that hand samples on as they are.
+_PASS_PIECES = ("inject_hyperparams", "with_extra_args_support")
 
 
 def refuse_wrappers(tree: PyTree) -> None:
@@ -188,7 +207,7 @@ def refuse_wrappers(tree: PyTree) -> None:
             "bounds of groups of leaves use dpjax.estimators.Grouped."
         )
     # apply_if_finite leaves no trace in the values: only the call stack shows it.
-    frame = sys._getframe(1)
+    frame, is_in_pieces, part = sys._getframe(1), False, None
     while frame is not None:
         module = str(frame.f_globals.get("__name__")).split(".")[0]
         if module not in ("optax", "dpjax"):
@@ -210,6 +229,23 @@ def refuse_wrappers(tree: PyTree) -> None:
                 "not needed, because NaN and infinities count as zero or are bounded, "
                 "and releases are finite."
             )
+        if module == "optax" and is_in_pieces and wrapper != "with_extra_args_support":
+            raise ValueError(
+                f"optax.{wrapper} must not stand around accumulate: it would step, and "
+                "count a step in its schedules, with every piece. Put it inside, as "
+                "accumulate(dpjax.chain(private, ...), ...), or "
+                "accumulate(optax.inject_hyperparams(make)(...), ...) of a function "
+                "make that returns dpjax.chain."
+            )
+        if wrapper == "accumulate" and part is not None:
+            raise ValueError(
+                f"optax.{part} must not stand inside accumulate: only dpjax.chain "
+                "knows the pieces of a batch. Let make return one, in "
+                "accumulate(optax.inject_hyperparams(make)(...), ...)."
+            )
+        is_in_pieces |= wrapper == "accumulate"
+        if module == "optax" and wrapper not in _PASS_PIECES:
+            part = wrapper
         frame = frame.f_back
 
 

@@ -261,6 +261,8 @@ def privatize(
         updates, state, params=None, *, is_padding_example=None, num_pieces=None, **_
     ):
         refuse_wrappers(updates)
+        if updates is None:
+            return BoundedMean(first.influence(params), {}, None)
         _validate.per_sample(updates, params)
         current = adaptive.at(state.thresholds).counting if adaptive else first
         stream = SampleStream.of(updates, is_padding_example)
@@ -303,7 +305,7 @@ def privatize(
         mean, following = adaptive.at(state.thresholds).follow(released)
         return mean, ThresholdState(next_key, following.thresholds), noise_stddev
 
-    return PrivateMean.of(init, release, measure, first.influence)
+    return PrivateMean.of(init, release, measure)
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
@@ -315,7 +317,7 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
             stddev = jax.tree.map(lambda scale: stddev * scale, scaled.scales)
         return scaled.restored(mean), state, stddev
 
-    return PrivateMean.of(measured.init, release, measured.measure, measured.influence)
+    return PrivateMean.of(measured.init, release, measured.measure)
 
 
 def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
