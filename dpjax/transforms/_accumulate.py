@@ -90,7 +90,8 @@ def accumulate(
         "privatize, dp_sgd or dpjax.chain of one, a mean with noise; or "
         "optax.inject_hyperparams of a function that returns one"
     )
-    name = getattr(getattr(optimizer, "update", None), "__qualname__", "")
+    step: Any = getattr(optimizer, "update", None)
+    name = getattr(step, "__qualname__", "")
     is_fine = isinstance(optimizer, PrivateMean) or name.startswith(_INJECTED)
     _validate.require(is_fine, "optimizer", optimizer, rule)
     _validate.count(num_pieces=num_pieces)
@@ -100,8 +101,7 @@ def accumulate(
 
     def measured(samples: PyTree, *args: PyTree, **extra_args: Any) -> BoundedMean:
         # The state stays as it was: schedules in it count batches.
-        samples = Piece(samples, num_pieces)
-        piece, _ = optimizer.update(samples, *args, **extra_args)
+        piece, _ = step(Piece(samples, num_pieces), *args, **extra_args)
         _validate.require(isinstance(piece, BoundedMean), "optimizer", optimizer, rule)
         return piece
 
@@ -116,12 +116,12 @@ def accumulate(
 
         def release() -> tuple[PyTree, PiecesState]:
             mean = piece._replace(value=total.value(piece.limit))
-            step, inner = optimizer.update(mean, state.optimizer, params, **extra_args)
-            return step, start(inner, PieceSum.zero(total.high))
+            steps, inner = step(mean, state.optimizer, params, **extra_args)
+            return steps, start(inner, PieceSum.zero(total.high))
 
         def wait() -> tuple[PyTree, PiecesState]:
-            step, _ = jax.eval_shape(release)
-            none = jax.tree.map(jnp.zeros_like, step)
+            steps, _ = jax.eval_shape(release)
+            none = jax.tree.map(jnp.zeros_like, steps)
             return none, PiecesState(state.optimizer, total, state.num_added + 1)
 
         return jax.lax.cond(state.num_added == num_pieces - 1, release, wait)

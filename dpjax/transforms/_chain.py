@@ -81,11 +81,10 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
     ) -> Self:
         """Returns the transformation of these functions."""
 
-        def update(updates, state, params=None, **extra_args):
+        def update(updates, state, params=None, **extra_args) -> tuple[Any, PyTree]:
             if isinstance(updates, Piece):
-                piece = {"num_pieces": updates.num_pieces}
-                mean = measure(updates.samples, state, params, **piece, **extra_args)
-                return mean, state
+                samples, extra_args["num_pieces"] = updates
+                return measure(samples, state, params, **extra_args), state
             return release(updates, state, params, **extra_args)[:2]
 
         made = cls(init, update)
