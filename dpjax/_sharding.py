@@ -53,7 +53,7 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
 def manual_axes_of(rows: PyTree) -> tuple[str, ...]:
     """Returns the Manual axes over which rows may be dealt out.
 
-    Those that they vary over; all of them where nothing is known to vary.
+    They vary over these; or over any of them, where nothing is known to vary.
     """
     axes = jax.sharding.get_abstract_mesh().manual_axes
     return axes if _is_unchecked(axes) else tuple(sorted(varying_over(rows)))
@@ -236,9 +236,8 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
     axes = manual_axes_of(rows)
     rule = (
         f"one for each device where rows may be dealt out over the mesh axes {axes}; "
-        "or give those as axis_name, and () where every device has all rows; a solver "
-        "is called outside of jax.shard_map. With check_vma=False and in jax.pmap "
-        "nothing shows whether rows are dealt out"
+        "or give those as axis_name, () if every device has all rows, and call solvers "
+        "outside of jax.shard_map (check_vma=False and jax.pmap hide what is dealt out)"
     )
     is_fine = set(axes) <= varying_axes(key)
     _validate.require(is_fine, "key", "one that all devices share", rule)

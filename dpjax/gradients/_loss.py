@@ -219,13 +219,8 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
 def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> None:
     """Raises `ValueError` where a gradient's program reads other devices' values.
 
-    Without such operations the gradient of an example is a function of that example and
-    of what is on its device.
-
-    Args:
-        jaxpr: the program.
-        own: axes that a `jax.shard_map` inside it has made: their devices share the
-            work on one example.
+    Else the gradient of an example is a function of it, and of what is on its device.
+    Over their `own` axes, the devices of a `jax.shard_map` inside share one example.
     """
     rule = (
         "the loss of one example, without collectives; nor may it have, or let JAX "

@@ -181,6 +181,13 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     return PrivateMean.of(init, release, measure)
 
 
+_REFUSED = {
+    "MultiSteps": "it would average over samples before they are bounded. Give one "
+    "update the whole batch, as a stream of dpjax.gradients.streamed_grad, or put "
+    "dpjax.transforms.accumulate around the optimizer, which takes pieces.",
+    "apply_if_finite": "it would skip updates by the values of private samples. It is "
+    "not needed: releases are finite, whatever the samples.",
+}
 # Frames of optax that hand samples on as they are.
 _PASS_PIECES = ("inject_hyperparams", "with_extra_args_support")
 
@@ -212,21 +219,10 @@ def refuse_wrappers(tree: PyTree) -> None:
         if module not in ("optax", "dpjax"):
             return
         wrapper = frame.f_code.co_qualname.split(".")[0]
-        if wrapper == "MultiSteps":
+        if wrapper in _REFUSED:
             raise ValueError(
-                "optax.MultiSteps must not stand around privatize, aggregate or "
-                "dp_sgd: it would average over samples of several batches before they "
-                "are bounded. Give one update the whole logical batch, as the stream "
-                "of dpjax.gradients.streamed_grad, which reads a few rows at a time: "
-                "one noise and one mask are then for all of it. If the host feeds it "
-                "in pieces, put dpjax.transforms.accumulate around the optimizer."
-            )
-        if wrapper == "apply_if_finite":
-            raise ValueError(
-                "optax.apply_if_finite must not stand around privatize, aggregate or "
-                "dp_sgd: it would skip updates by the values of private samples. It is "
-                "not needed, because NaN and infinities count as zero or are bounded, "
-                "and releases are finite."
+                f"optax.{wrapper} must not stand around privatize, aggregate or "
+                f"dp_sgd: {_REFUSED[wrapper]}"
             )
         if module == "optax" and is_in_pieces and wrapper != "with_extra_args_support":
             raise ValueError(
