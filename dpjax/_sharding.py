@@ -282,10 +282,11 @@ def _are_manual(axes: tuple[str, ...]) -> bool:
 
 def _check_rows_vary(axes: tuple[str, ...], rows: PyTree) -> None:
     rule = (
-        "axes that rows are dealt out over; rows that are the same on all devices "
-        "would count several times"
+        "axes that rows are dealt out over, with every leaf of them; rows that are the "
+        "same on all devices would count several times"
     )
-    is_fine = _is_unchecked(axes) or varying_over(rows) >= set(axes)
+    vary = [varying_axes(x) >= set(axes) for x in jax.tree.leaves(rows)]
+    is_fine = _is_unchecked(axes) or all(vary)
     _validate.require(is_fine, "axis_name", axes, rule)
 
 

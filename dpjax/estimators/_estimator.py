@@ -393,7 +393,8 @@ def _fold_stream(estimator, stream, normalize_by):
         return estimator.fold(mine, normalize_by=normalize_by)
 
     whole = estimator, normalize_by, stream.shared
-    return by_device(on_device, axes, whole, (stream.rows, stream.is_padding_example))
+    mask = varying_with(stream.is_padding_example, stream.rows)
+    return by_device(on_device, axes, whole, (stream.rows, mask))
 
 
 _jitted_fold = jax.jit(_fold_stream)

@@ -372,20 +372,27 @@ def test_a_derivative_that_jax_sums_over_devices_is_refused():
         BY_HAND["shard_map"](grad_of_loss(by_constant))(PARAMS, BATCH)
 
 
-@pytest.mark.parametrize("is_checked", [True, False])
-def test_masks_may_deal_out_rows_that_all_devices_have(is_checked):
+def test_records_that_all_devices_have_are_refused():
+    def loss(params, example):  # as dropout, by a number of each device
+        return loss_fn(params, example["batch"]) * example["drop"]
+
+    def run(params, batch, drop):
+        batch = {"batch": batch, "drop": drop}
+        return robust_grad(loss, CLIPPING, axis_name="records")(params, batch)
+
+    specs = (P(), P(), P("records"))
+    mapped = jax.shard_map(run, mesh=mesh_of(), in_specs=specs, out_specs=P())
+    with pytest.raises(ValueError, match="would count several times"):
+        jax.jit(mapped)(PARAMS, BATCH, jnp.ones(DEVICES * N))
+
+
+def test_a_mask_may_be_the_same_on_all_devices():
     def run(params, batch):
-        is_others = jnp.arange(N) % DEVICES != jax.lax.axis_index("records")
-        grads = streamed_grad(loss_fn)(params, batch, is_others)
+        grads = streamed_grad(loss_fn)(params, batch, jnp.zeros(N // DEVICES, bool))
         return CLIPPING(grads, normalize_by=N, axis_name="records")
 
-    mapped = jax.shard_map(
-        run,
-        mesh=mesh_of(),
-        in_specs=(P(), P()),
-        out_specs=P(),
-        check_vma=is_checked,
-    )
+    specs = (P(), P("records"))
+    mapped = jax.shard_map(run, mesh=mesh_of(), in_specs=specs, out_specs=P())
     expected = grad_of()(PARAMS, BATCH, None)
     chex.assert_trees_all_close(jax.jit(mapped)(PARAMS, BATCH), expected, atol=1e-6)
 
