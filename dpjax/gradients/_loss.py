@@ -230,7 +230,7 @@ def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> 
     for equation in jaxpr.eqns:
         params, kind = equation.params, equation.primitive.name
         axes = params.get("axes", params.get("axis_name"))
-        axes = axes if isinstance(axes, tuple) else (axes,)
+        axes = axes if isinstance(axes, tuple | list) else (axes,)
         # Positions are integers; pvary and axis_index send nothing.
         named = {x for x in axes if not isinstance(x, int | np.integer | None)} - own
         is_fine = not named or kind in ("pvary", "axis_index")
