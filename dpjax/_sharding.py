@@ -27,8 +27,8 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
 
     Args:
         rows: pytree, leaves of shape (n, ...).
-        axis_name: the axes; None reads them from the arrays, of which traced ones show
-            Explicit axes only.
+        axis_name: the axes, `()` for none; None reads them from the arrays, of which
+            traced ones show Explicit axes only.
 
     Raises:
         ValueError: If axis_name names no axes, or leaves lie over different ones.
@@ -41,13 +41,22 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
     axes = (axis_name,) if isinstance(axis_name, str) else axis_name
     _validate.require(
         isinstance(axes, tuple)
-        and len(axes) == len(set(axes)) > 0
+        and len(axes) == len(set(axes))
         and all(isinstance(axis, str) and axis for axis in axes),
         "axis_name",
         axis_name,
         "the name of a mesh axis, or a tuple of different names",
     )
     return axes
+
+
+def manual_axes_of(rows: PyTree) -> tuple[str, ...]:
+    """Returns the Manual axes over which rows may be dealt out.
+
+    They vary over these; or over any of them, where nothing is known to vary.
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    return axes if _is_unchecked(axes) else tuple(sorted(varying_over(rows)))
 
 
 def num_shares(axes: tuple[str, ...]) -> int:
@@ -189,6 +198,16 @@ def varying(tree: PyTree, axes: Any) -> PyTree:
     return jax.tree.map(cast, tree)
 
 
+def varying_with(tree: PyTree, others: PyTree = ()) -> PyTree:
+    """Casts values to vary over all axes over which one of them, or of others, does."""
+    return varying(tree, varying_over((tree, others)))
+
+
+def varying_over(tree: PyTree) -> frozenset[str]:
+    """Returns the axes over which one of the values varies."""
+    return frozenset().union(*map(varying_axes, jax.tree.leaves(tree)))
+
+
 def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
     """Refuses a key that varies over other mesh axes than the value.
 
@@ -207,6 +226,21 @@ def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
             "that are dealt out over axes want those as axis_name, and one key on all "
             "devices",
         )
+
+
+def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
+    """Refuses one key for rows that may be dealt out over devices.
+
+    Each device would release the mean of its own rows, all of them with the same noise.
+    """
+    axes = manual_axes_of(rows)
+    rule = (
+        f"one for each device where rows may be dealt out over the mesh axes {axes}; "
+        "or give those as axis_name, () if every device has all rows, and call solvers "
+        "outside of jax.shard_map (check_vma=False and jax.pmap hide what is dealt out)"
+    )
+    is_fine = set(axes) <= varying_axes(key)
+    _validate.require(is_fine, "key", "one that all devices share", rule)
 
 
 def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
@@ -247,14 +281,18 @@ def _are_manual(axes: tuple[str, ...]) -> bool:
 
 
 def _check_rows_vary(axes: tuple[str, ...], rows: PyTree) -> None:
-    if not varying_axes(jax.lax.axis_index(axes)):
-        return  # nothing is known: check_vma=False
-    vary = frozenset().union(*map(varying_axes, jax.tree.leaves(rows)))
     rule = (
-        "axes that rows are dealt out over; rows that are the same on all devices "
-        "would count several times"
+        "axes that rows are dealt out over, with every leaf of them; rows that are the "
+        "same on all devices would count several times"
     )
-    _validate.require(vary >= set(axes), "axis_name", axes, rule)
+    vary = [varying_axes(x) >= set(axes) for x in jax.tree.leaves(rows)]
+    is_fine = _is_unchecked(axes) or all(vary)
+    _validate.require(is_fine, "axis_name", axes, rule)
+
+
+def _is_unchecked(axes: tuple[str, ...]) -> bool:
+    """Returns whether nothing is known to vary over Manual axes: check_vma=False."""
+    return bool(axes) and not varying_axes(jax.lax.axis_index(axes))
 
 
 def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:

@@ -122,7 +122,14 @@ OF_SAMPLES = {
     ),
     "chain": lambda key: transforms.chain(_CLIPPED(key), optax.trace(0.9)),
     "accumulate": lambda key: transforms.accumulate(
-        _private(estimators.Clipping(1.0), normalize_by=32)(key), num_pieces=2
+        transforms.dp_sgd(
+            0.1,
+            estimators.Clipping(1.0),
+            noise_multiplier=0.5,
+            key=key,
+            normalize_by=32,
+        ),
+        num_pieces=2,
     ),
     "scale_by_dp_adam": lambda key: transforms.chain(
         _CLIPPED(key), transforms.scale_by_dp_adam()

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
+from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying_with
 from dpjax._sums.fold import FEW_ROWS, Summands, check_rows_per_divisor, fold_mean
 from dpjax._sums.samples import NORM_ERROR, FactoredSamples, unstacked, weigh
 from dpjax._sums.stream import SampleStream
@@ -384,13 +384,13 @@ def _fold_stream(stream, estimator, normalize_by):
     axes = stream.axes
 
     def on_device(whole, rows):
-        (estimator, normalize_by, shared), (rows, mask) = whole, rows
-        # The gradient in replicated params would otherwise be a psum over devices.
-        shared = varying(shared, axes)
+        # What a loop carries varies as rows and mask together do.
+        (estimator, normalize_by, shared), (rows, mask) = whole, varying_with(rows)
         mine = replace(stream, shared=shared, rows=rows, is_padding_example=mask)
         if normalize_by is None:
             normalize_by = mine.num_rows_in_all
         return estimator.fold(mine, normalize_by=normalize_by)
 
     whole = estimator, normalize_by, stream.shared
-    return by_device(on_device, axes, whole, (stream.rows, stream.is_padding_example))
+    mask = varying_with(stream.is_padding_example, stream.rows)
+    return by_device(on_device, axes, whole, (stream.rows, mask))

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST, ROUNDOFF
-from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
+from dpjax._sharding import AxisName, by_device, num_shares, row_axes
 from dpjax._sums.order_statistics import middle_sum, order_statistics
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import Static, as_float, by_column, like, register
@@ -300,7 +300,7 @@ def _with_sensitivity(stream, estimator, weights, bound):
 
     def on_device(whole, rows):
         estimator, weights, shared = whole
-        mine = replace(stream, shared=varying(shared, axes), rows=rows)
+        mine = replace(stream, shared=shared, rows=rows)
         samples, _ = mine.read_all()
 
         def both(x):

@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
+from dpjax import _validate
 from dpjax._sums.memory import programs_in
 from dpjax._types import LossFn, PyTree
 from dpjax.gradients._users import UserRecords
@@ -242,6 +243,7 @@ def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTree]:
     """Returns `streamlined(function)` for arguments of these shapes, traced once."""
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+    refuse_collectives(closed.jaxpr)
 
     def rewritten(*args: PyTree) -> PyTree:
         factors = {}  # of the outer products, by the variables that hold them
@@ -262,6 +264,34 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return rewritten
+
+
+def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> None:
+    """Raises `ValueError` where a gradient's program reads other devices' values.
+
+    Else the gradient of an example is a function of it, and of what is on its device.
+    Over their `own` axes, the devices of a `jax.shard_map` inside share one example.
+    """
+    rule = (
+        "the loss of one example, without collectives; nor may it have, or let JAX "
+        "take, a derivative by an array that it closes over and that is the same on "
+        "all devices: put that into params or the batch"
+    )
+    for equation in jaxpr.eqns:
+        params, kind = equation.params, equation.primitive.name
+        axes = params.get("axes", params.get("axis_name"))
+        axes = axes if isinstance(axes, tuple | list) else (axes,)
+        # Positions are integers; pvary and axis_index send nothing.
+        named = {x for x in axes if not isinstance(x, int | np.integer | None)} - own
+        is_fine = not named or kind in ("pvary", "axis_index")
+        operation = f"a gradient with {kind} over {sorted(map(str, named))}"
+        _validate.require(is_fine, "loss_fn", operation, rule)
+        inside = own | set(params.get("manual_axes", ()))
+        for value in params.values():
+            for x in value if isinstance(value, tuple | list) else (value,):
+                program = getattr(x, "jaxpr", x)
+                if isinstance(program, core.Jaxpr):
+                    refuse_collectives(program, inside)
 
 
 def _is_outer_product(equation: core.JaxprEqn) -> bool:

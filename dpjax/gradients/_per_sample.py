@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from dpjax import _validate
-from dpjax._sharding import by_device, row_axes, varying, varying_axes
+from dpjax._sharding import by_device, row_axes, varying_with
 from dpjax._types import LossFn, PyTree
 from dpjax.gradients._loss import loss_of_users, streamlined
 
@@ -43,9 +43,8 @@ def per_sample_grad(
 
     def on_device(params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         # With respect to replicated parameters `grad` would be a psum over devices.
-        axes = frozenset().union(*map(varying_axes, jax.tree.leaves(batch)))
-        grads = jax.vmap(grad, in_axes=(None, 0))(varying(params, axes), batch)
-        return (), grads
+        params = varying_with(params, batch)
+        return (), jax.vmap(grad, in_axes=(None, 0))(params, batch)
 
     def grad_fn(params: PyTree, batch: PyTree) -> Any:
         _validate.leading_size(batch, "batch")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from dpjax import _validate
-from dpjax._sharding import AxisName, row_axes
+from dpjax._sharding import AxisName, manual_axes_of, row_axes, varying_with
 from dpjax._sums.samples import FactoredSamples
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_row
@@ -87,6 +87,7 @@ def streamed_grad(
         stream = SampleStream.of(stream_fn(params, batch), is_padding_example)
         if not wanted:
             return stream
+        params = varying_with(params, batch)  # the loss may have gradients of its own
         one = partial(loss_of_users(loss_fn, has_aux=has_aux), params)
         if microbatch_size is None:
             found = jax.vmap(one)(batch)
@@ -141,9 +142,9 @@ def robust_grad(
         return_values: whether to return the per-example losses too.
         has_aux: whether loss_fn returns auxiliary values too.
         axis_name: the mesh axes over which rows are sharded, a name or a tuple of
-            names; see below. By default read from the batch: concrete arrays show all
-            their axes, traced ones Explicit axes only. Auto axes inside `jax.jit`, and
-            Manual ones, must be named.
+            names, `()` for none; see below. By default read from the batch: concrete
+            arrays show all their axes, traced ones Explicit axes only. Auto axes inside
+            `jax.jit`, and Manual ones, must be named.
         user_ids: integers of shape (n,), the user of each row of the batch: samples are
             then users; see below.
         num_users: public number of users, with user_ids: the default divisor.
@@ -169,7 +170,8 @@ def robust_grad(
             devices do not divide n, or rows are known to be the same on all of them;
             where params are complex, or hold running statistics of BatchNorm;
             where user_ids are no integers of shape (n,), come without num_users or with
-            a sharded batch. Never because of an id's value.
+            a sharded batch; where the gradient of an example has collectives in it.
+            Never because of an id's value.
 
     Layers that draw or normalize:
         Dropout: give each example a key of its own, as part of the batch, new in every
@@ -202,8 +204,10 @@ def robust_grad(
         digits for every parameter; nothing of n rows is sent. n counts the rows of all
         devices. Inside the caller's `jax.shard_map`, batch, mask, values and aux are
         one device's shard, params and the mean are replicated; without axis_name the
-        mean is of one device's rows. With check_vma=False rows that are replicated,
-        which they must not be, cannot be refused.
+        mean is of one device's rows, so that a record moves it, and the sum of all
+        devices' means, by the sensitivity for normalize_by. With check_vma=False, and
+        in `jax.pmap`, rows that are replicated, which they must not be, cannot be
+        refused.
 
         Where n is not a multiple of the number of devices, fill up with rows that
         is_padding_example marks, and give the number without them as normalize_by.
@@ -267,6 +271,8 @@ def robust_grad(
         stream = stream if factored else stream.written_out()
         if users is not None:
             axes = row_axes(batch, axis_name)
+            if axis_name is None:
+                axes = axes or manual_axes_of(batch)
             stream = users.stream(stream, is_padding_example, axes)
             is_padding_example = None
         grads, aux = estimator.with_aux(
@@ -301,6 +307,8 @@ class _SampleGrad:
         loss_fn = loss_of_users(self.loss_fn, has_aux=self.has_aux)
         value_and_grad = streamlined(jax.value_and_grad(loss_fn, has_aux=self.has_aux))
         num_rows = _validate.leading_size(rows, "batch")
+        # With respect to replicated parameters `grad` would be a psum over devices.
+        params = varying_with(params, rows)
         values, grads = by_row(partial(value_and_grad, params), num_rows)(rows)
         return grads, self._kept(values)
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._sharding import manual_axes_of
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import register
 from dpjax._types import PyTree
@@ -84,7 +85,8 @@ def by_user(
 
     Raises:
         ValueError: where a count is not positive, user_ids are no integers of shape
-            (n,), or leaves disagree on n. Never because of an id's value.
+            (n,), or leaves disagree on n; inside `jax.shard_map`, where records may be
+            dealt out over devices. Never because of an id's value.
 
     Privacy:
         Replace-one is of users: one user's records change under the same id, in number
@@ -107,6 +109,9 @@ def by_user(
     """
     _validate.choice(UserGradient, user_gradient=user_gradient)
     _validate.count(num_users=num_users, records_per_user=records_per_user)
+    axes = manual_axes_of(records)
+    rule = "those of all devices, laid out before `jax.shard_map` deals out the users"
+    _validate.require(not axes, "records", f"those of one device of {axes}", rule)
     ids = within_range(user_ids, num_users)
     return _laid_out(num_users, records_per_user, user_gradient, records, ids)
 

@@ -273,7 +273,7 @@ class PrivateTraining:
             ValueError: If the leading size of the data is not num_samples.
         """
         data = _validate.arrays(data)
-        return self._jitted(state, data, row_axes(data, axis_name) or None)
+        return self._jitted(state, data, row_axes(data, axis_name) or axis_name)
 
     def _step(self, state, data, axis_name):
         def make(state):

@@ -1,6 +1,6 @@
 """An optimizer whose batches come in pieces, with one noise for all of them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,10 @@ import optax
 from dpjax import _validate
 from dpjax._keys import secret_repr
 from dpjax._types import PyTree
-from dpjax.transforms._chain import PrivateMean
+from dpjax.transforms._chain import BoundedMean, Piece, PrivateMean
 from dpjax.transforms._pieces import PieceSum
+
+_INJECTED = "inject_hyperparams."  # how the functions that optax makes there begin
 
 
 class PiecesState(NamedTuple):
@@ -30,7 +32,7 @@ class PiecesState(NamedTuple):
 
 
 def accumulate(
-    optimizer: PrivateMean, *, num_pieces: int
+    optimizer: optax.GradientTransformationExtraArgs, *, num_pieces: int
 ) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer that takes each batch in pieces, one after the other.
 
@@ -43,7 +45,9 @@ def accumulate(
     Args:
         optimizer: `privatize`, `dp_sgd`, or `dpjax.chain` of one, with normalize_by:
             the public size of the whole batch. What follows the mean goes inside, too:
-            an adam after `accumulate` would step with each zero.
+            an adam after `accumulate` would step with each zero. Or
+            `optax.inject_hyperparams(make)(...)` where make returns one of these:
+            schedules then count batches.
         num_pieces: of each batch. Pad pieces to one shape, with a mask each, so that
             nothing compiles twice.
 
@@ -52,9 +56,10 @@ def accumulate(
         (rows, ...) or a stream, and the keyword is_padding_example.
 
     Raises:
-        ValueError: If optimizer is none of these, or num_pieces no count; from update,
-            without normalize_by, with many more rows in all than it says, or with
-            `MedianOfMeans` and `TrimmedMean`.
+        ValueError: If optimizer is none of these, or num_pieces no count; from init,
+            inside another optax transformation; from update, without normalize_by, with
+            many more rows in all than it says, or with `MedianOfMeans` and
+            `TrimmedMean`.
 
     Privacy:
         That of the optimizer under its relation, for one release a batch. A record lies
@@ -83,32 +88,42 @@ def accumulate(
     Reference:
         Abadi et al. (2016), "Deep learning with differential privacy", Section 3.1.
     """
-    rule = "privatize, dp_sgd or dpjax.chain of one: a mean with noise"
-    _validate.require(isinstance(optimizer, PrivateMean), "optimizer", optimizer, rule)
+    rule = (
+        "privatize, dp_sgd or dpjax.chain of one, a mean with noise; or "
+        "optax.inject_hyperparams of a function that returns one"
+    )
+    step: Any = getattr(optimizer, "update", None)
+    name = getattr(step, "__qualname__", "")
+    is_fine = isinstance(optimizer, PrivateMean) or name.startswith(_INJECTED)
+    _validate.require(is_fine, "optimizer", optimizer, rule)
     _validate.count(num_pieces=num_pieces)
 
     def start(inner: PyTree, total: PieceSum) -> PiecesState:
         return PiecesState(inner, total, jnp.zeros((), jnp.int32))
 
+    def measured(samples: PyTree, *args: PyTree, **extra_args: Any) -> BoundedMean:
+        # The state stays as it was: schedules in it count batches.
+        piece, _ = step(Piece(samples, num_pieces), *args, **extra_args)
+        _validate.require(isinstance(piece, BoundedMean), "optimizer", optimizer, rule)
+        return piece
+
     def init(params: PyTree) -> PiecesState:
-        influence = jax.eval_shape(optimizer.influence, params)
-        return start(optimizer.init(params), PieceSum.zero(influence))
+        inner = optimizer.init(params)
+        shapes = jax.eval_shape(lambda: measured(None, inner, params).value)
+        return start(inner, PieceSum.zero(shapes))
 
     def update(updates, state, params=None, **extra_args):
-        piece = optimizer.measure(
-            updates, state.optimizer, params, num_pieces=num_pieces, **extra_args
-        )
+        piece = measured(updates, state.optimizer, params, **extra_args)
         total = state.total.plus(piece.value, piece.limit)
 
         def release() -> tuple[PyTree, PiecesState]:
             mean = piece._replace(value=total.value(piece.limit))
-            args = mean, state.optimizer, params
-            found, inner, _ = optimizer.release(*args, **extra_args)
-            return found, start(inner, PieceSum.zero(total.high))
+            steps, inner = step(mean, state.optimizer, params, **extra_args)
+            return steps, start(inner, PieceSum.zero(total.high))
 
         def wait() -> tuple[PyTree, PiecesState]:
-            found, _ = jax.eval_shape(release)
-            none = jax.tree.map(jnp.zeros_like, found)
+            steps, _ = jax.eval_shape(release)
+            none = jax.tree.map(jnp.zeros_like, steps)
             return none, PiecesState(state.optimizer, total, state.num_added + 1)
 
         return jax.lax.cond(state.num_added == num_pieces - 1, release, wait)

@@ -13,6 +13,18 @@ from dpjax._keys import secret_repr
 from dpjax._types import Key, PyTree, Scalar
 
 
+class Piece(NamedTuple):
+    """A piece of a batch in the place of samples: asks update for a `BoundedMean`.
+
+    Attributes:
+        samples: pytree, leaves (rows, ...), or a stream; None asks for shapes.
+        num_pieces: of the batch.
+    """
+
+    samples: PyTree
+    num_pieces: int
+
+
 class BoundedMean(NamedTuple):
     """A mean of bounded samples before its noise, in the place of samples.
 
@@ -55,13 +67,13 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
             the mean: a number, or a pytree prefix of the mean. None if it is not
             public, or the noise depends on that of earlier steps. It takes a
             `BoundedMean`, too, as `measure` returns it.
-        measure: like update, without noise: returns a `BoundedMean`.
-        influence: of one sample, as it is averaged.
+        measure: like update, without noise: returns a `BoundedMean`. Without samples,
+            None, it has the shapes of one. Update of a `Piece` does the same, and
+            leaves the state as it is.
     """
 
     release: Callable[..., tuple[PyTree, PyTree, PyTree | None]]
     measure: Callable[..., BoundedMean]
-    influence: Callable[[PyTree], PyTree]
 
     @classmethod
     def of(
@@ -69,15 +81,17 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
         init: optax.TransformInitFn,
         release: Callable[..., tuple[PyTree, PyTree, PyTree | None]],
         measure: Callable[..., BoundedMean],
-        influence: Callable[[PyTree], PyTree],
     ) -> Self:
         """Returns the transformation of these functions."""
 
-        def update(updates, state, params=None, **extra_args):
+        def update(updates, state, params=None, **extra_args) -> tuple[Any, PyTree]:
+            if isinstance(updates, Piece):
+                samples, extra_args["num_pieces"] = updates
+                return measure(samples, state, params, **extra_args), state
             return release(updates, state, params, **extra_args)[:2]
 
         made = cls(init, update)
-        made.release, made.measure, made.influence = release, measure, influence
+        made.release, made.measure = release, measure
         return made
 
 
@@ -167,7 +181,18 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     def measure(updates, state, params=None, **extra_args):
         return mean.measure(updates, state[0], params, **extra_args)
 
-    return PrivateMean.of(init, release, measure, mean.influence)
+    return PrivateMean.of(init, release, measure)
+
+
+_REFUSED = {
+    "MultiSteps": "it would average over samples before they are bounded. Give one "
+    "update the whole batch, as a stream of dpjax.gradients.streamed_grad, or put "
+    "dpjax.transforms.accumulate around the optimizer, which takes pieces.",
+    "apply_if_finite": "it would skip updates by the values of private samples. It is "
+    "not needed: releases are finite, whatever the samples.",
+}
+# Frames of optax that hand samples on as they are.
+_PASS_PIECES = ("inject_hyperparams", "with_extra_args_support")
 
 
 def refuse_wrappers(tree: PyTree) -> None:
@@ -191,28 +216,34 @@ def refuse_wrappers(tree: PyTree) -> None:
             "bounds of groups of leaves use dpjax.estimators.Grouped."
         )
     # apply_if_finite leaves no trace in the values: only the call stack shows it.
-    frame = sys._getframe(1)
+    frame, is_in_pieces, part = sys._getframe(1), False, None
     while frame is not None:
         module = str(frame.f_globals.get("__name__")).split(".")[0]
         if module not in ("optax", "dpjax"):
             return
         wrapper = frame.f_code.co_qualname.split(".")[0]
-        if wrapper == "MultiSteps":
+        if wrapper in _REFUSED:
             raise ValueError(
-                "optax.MultiSteps must not stand around privatize, aggregate or "
-                "dp_sgd: it would average over samples of several batches before they "
-                "are bounded. Give one update the whole logical batch, as the stream "
-                "of dpjax.gradients.streamed_grad, which reads a few rows at a time: "
-                "one noise and one mask are then for all of it. If the host feeds it "
-                "in pieces, put dpjax.transforms.accumulate around the optimizer."
+                f"optax.{wrapper} must not stand around privatize, aggregate or "
+                f"dp_sgd: {_REFUSED[wrapper]}"
             )
-        if wrapper == "apply_if_finite":
+        if module == "optax" and is_in_pieces and wrapper != "with_extra_args_support":
             raise ValueError(
-                "optax.apply_if_finite must not stand around privatize, aggregate or "
-                "dp_sgd: it would skip updates by the values of private samples. It is "
-                "not needed, because NaN and infinities count as zero or are bounded, "
-                "and releases are finite."
+                f"optax.{wrapper} must not stand around accumulate: it would step, and "
+                "count a step in its schedules, with every piece. Put it inside, as "
+                "accumulate(dpjax.chain(private, ...), ...), or "
+                "accumulate(optax.inject_hyperparams(make)(...), ...) of a function "
+                "make that returns dpjax.chain."
             )
+        if wrapper == "accumulate" and part is not None:
+            raise ValueError(
+                f"optax.{part} must not stand inside accumulate: only dpjax.chain "
+                "knows the pieces of a batch. Let make return one, in "
+                "accumulate(optax.inject_hyperparams(make)(...), ...)."
+            )
+        is_in_pieces |= wrapper == "accumulate"
+        if module == "optax" and wrapper not in _PASS_PIECES:
+            part = wrapper
         frame = frame.f_back
 
 

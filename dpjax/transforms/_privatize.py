@@ -8,7 +8,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._keys import secret_repr
-from dpjax._sharding import AxisName, num_shares, row_axes
+from dpjax._sharding import AxisName, check_key_of_rows, num_shares, row_axes
 from dpjax._sums.stream import SampleStream
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar, check_divisor
 from dpjax.accounting._shared import calibrate_smooth_noise
@@ -196,8 +196,9 @@ def privatize(
           multiplier of every step.
         * With a strategy, make at most as many updates as it has steps, all with the
           same noise_multiplier and divisor: another schedule needs another analysis.
-        * Inside `jax.shard_map` the key must be replicated; with check_vma=False that
-          cannot be checked.
+        * Inside `jax.shard_map` the key must be replicated; with check_vma=False, and
+          in `jax.pmap`, that cannot be checked, and axis_name must be given: `()` where
+          every device has all rows.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -265,9 +266,13 @@ def privatize(
         updates, state, params=None, *, is_padding_example=None, num_pieces=None, **_
     ):
         refuse_wrappers(updates)
+        if updates is None:
+            return BoundedMean(first.influence(params), {}, None)
         _validate.per_sample(updates, params)
         current = adaptive.at(state.thresholds).counting if adaptive else first
         stream = SampleStream.of(updates, is_padding_example)
+        if axis_name is None:
+            check_key_of_rows(state.key, stream.rows)
         num_rows = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
         varies = normalize_by is not None or stream.is_padding_example is not None
         parameters = current.noise_parameters(
@@ -305,7 +310,7 @@ def privatize(
         mean, following = adaptive.at(state.thresholds).follow(released)
         return mean, ThresholdState(next_key, following.thresholds), noise_stddev
 
-    return PrivateMean.of(init, release, measure, first.influence)
+    return PrivateMean.of(init, release, measure)
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
@@ -317,7 +322,7 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
             stddev = jax.tree.map(lambda scale: stddev * scale, scaled.scales)
         return scaled.restored(mean), state, stddev
 
-    return PrivateMean.of(measured.init, release, measured.measure, measured.influence)
+    return PrivateMean.of(measured.init, release, measured.measure)
 
 
 def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):

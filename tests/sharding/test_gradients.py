@@ -10,13 +10,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from dpjax import ADD_OR_REMOVE_ONE
-from dpjax.estimators import (
-    Clipping,
-    TrimmedMean,
-    Winsorization,
-    _estimator,
-)
-from dpjax.gradients import _per_sample, per_sample_grad, robust_grad
+from dpjax.estimators import Clipping, TrimmedMean, Winsorization
+from dpjax.gradients import robust_grad
 from tests import registry
 from tests.sharding._devices import (
     BATCH,
@@ -44,14 +39,12 @@ pytestmark = pytest.mark.devices(8)
 
 SETTINGS = {
     "auto": auto,
-    "found": found,
     "ambient": ambient,
     "manual": manual,
     "unchecked": partial(manual, check_vma=False),
 }
-# Compiling takes the time: every estimator in one setting, every setting with one.
-PAIRS = [("auto", name) for name in ESTIMATORS]
-PAIRS += [(name, "Clipping") for name in SETTINGS if name != "auto"]
+# Every estimator in one setting: `test_neighbors` has every setting.
+PAIRS = [("auto", name) for name in ESTIMATORS] + [("ambient", "Clipping")]
 PAIRS += [("manual", "median-19"), ("unchecked", "median-3"), ("manual", "trimmed")]
 PAIRS += [("manual", "SmoothedTruncation, beta 50")]
 
@@ -165,30 +158,6 @@ def test_half_precision():
     # Two programs may round single gradients differently, by 2^-8 of themselves.
     expected = jax.jit(robust_grad(loss_fn, estimator))(params, batch)
     assert_close(grads, expected, atol=2e-2)
-
-
-@pytest.mark.parametrize("setting", [found, manual])
-def test_gradients_are_those_of_one_record(setting):
-    # Inside shard_map the gradient of parameters that devices share is summed over
-    # them: of one record of each device, before any influence.
-    expected = per_sample_grad(loss_fn)(PARAMS, BATCH)
-    mean = jax.tree.map(lambda x: Winsorization(0.3)(x), expected)
-
-    def run(params, batch, axis_name=None):
-        grads = per_sample_grad(loss_fn)(params, batch)
-        return jax.tree.map(lambda x: Winsorization(0.3)(x, axis_name=axis_name), grads)
-
-    assert_close(setting(run, mesh_of(8))(PARAMS, BATCH), mean)
-    streamed = setting(grads_of(Winsorization(0.3)), mesh_of(8))(PARAMS, BATCH)
-    assert_close(streamed, mean)
-
-
-def test_gradients_of_several_records_would_be_seen(monkeypatch):
-    for module in (_estimator, _per_sample):
-        monkeypatch.setattr(module, "varying", lambda tree, axes: tree)
-    expected = robust_grad(loss_fn, Winsorization(0.3))(PARAMS, BATCH)
-    wrong = manual(grads_of(Winsorization(0.3)), mesh_of(8))(PARAMS, BATCH)
-    assert np.abs(wrong["w"] - expected["w"]).max() > 0.01
 
 
 def test_sums_are_exact_on_all_devices_together():

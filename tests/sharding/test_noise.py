@@ -94,7 +94,7 @@ def test_one_noise_for_different_values_is_refused():
     def forgotten(key, rows, axis_name=None):
         return dp_mean(key, rows)
 
-    with pytest.raises(ValueError, match="want those as axis_name"):
+    with pytest.raises(ValueError, match="or give those as axis_name"):
         manual(forgotten, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))
     for mechanism in (
         lambda key, x: gaussian(key, x, stddev=1.0),

@@ -105,6 +105,33 @@ def test_pieces_make_the_step_of_the_whole_batch(name):
     assert not any(x.any() for x in jax.tree.leaves(split[1].total))
 
 
+def test_schedules_count_batches():
+    def make(noise_multiplier, learning_rate):
+        return dpjax.chain(
+            private(CLIPPING, noise_multiplier), optax.sgd(learning_rate)
+        )
+
+    def injected(more):
+        schedules = (lambda t: more * (8 - jnp.float32(t)), lambda t: jnp.float32(t))
+        return optax.inject_hyperparams(make)(*schedules)
+
+    optimizer = injected(1 + slack(N, K))  # the same noise
+    in_pieces = accumulate(injected(1.0), num_pieces=K)
+    state, split = optimizer.init(PARAMS), in_pieces.init(PARAMS)
+    by_batch, by_piece = stepping(optimizer), stepping(in_pieces)
+    with jax.numpy_dtype_promotion("standard"):  # of optax
+        for step in range(3):
+            expected, state = by_batch(PARAMS, state, BATCH, MASK)
+            for piece in pieces():
+                params, split = by_piece(PARAMS, split, *piece)
+            chex.assert_trees_all_close(params, expected, rtol=1e-4)
+            hyperparams = split.optimizer.hyperparams
+            assert hyperparams == {
+                "noise_multiplier": 8 - step,
+                "learning_rate": step,
+            }
+
+
 @pytest.mark.parametrize(("n", "num_pieces"), [(24, 4), (20_000, 8)])
 def test_the_noise_counts_the_rounding_of_the_sum(n, num_pieces):
     zeros, found = jnp.zeros((6, 1000)), []
@@ -182,6 +209,22 @@ BAD = {
     ),
     "estimator must be one that adds influences: .* got Median": lambda: updated(
         private(MedianOfMeans(CLIPPING, 2), n=12, sampled=False)
+    ),
+    "optax.inject_hyperparams must not stand around accumulate": lambda: (
+        optax.inject_hyperparams(lambda noise: accumulate(private(), num_pieces=2))(
+            noise=lambda count: 8 - jnp.float32(count)
+        ).init(PARAMS)
+    ),
+    "optax.chain must not stand around accumulate": lambda: optax.chain(
+        accumulate(private(), num_pieces=2), optax.adam(0.1)
+    ).init(PARAMS),
+    "optax.chain must not stand inside accumulate": lambda: updated(
+        optax.inject_hyperparams(lambda rate: optax.chain(private(), optax.sgd(rate)))(
+            0.1
+        )
+    ),
+    "optimizer must be .* optax.inject_hyperparams of": lambda: updated(
+        optax.inject_hyperparams(optax.sgd)(0.1)
     ),
     "apply_if_finite must not stand around": lambda: optax.apply_if_finite(
         accumulate(private(), num_pieces=2), 3

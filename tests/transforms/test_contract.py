@@ -55,6 +55,8 @@ def make_updates(name, step):
 
 def chained(name, optimizer, seed=1):
     parts = [TRANSFORMS[name](jax.random.key(seed)), OPTIMIZERS[optimizer]()]
+    if name == "accumulate":  # it holds what would follow
+        return parts[0]
     return optax.chain(*(parts if name in registry.OF_SAMPLES else reversed(parts)))
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend import core
 
 from dpjax import _validate
-from dpjax._sharding import num_other_devices, varying, varying_axes
+from dpjax._sharding import num_other_devices, varying, varying_over, varying_with
 from dpjax._sums.samples import FactoredSamples
 from dpjax._tree import by_row
 from dpjax._types import LossFn, PyTree
@@ -59,6 +59,8 @@ def factored_grad(
         `grad_fn(some_rows)`. It returns the gradients, and `values` or `(values, aux)`,
         with the leading axis of some_rows.
     """
+    # A gradient, or a cotangent, of what is the same on all devices would be a psum.
+    params = varying_with(params, rows)
     example = jax.tree.map(lambda x: x[0], rows)
     program, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(params, example)
     out_tree = jax.tree.structure(shapes)
@@ -101,9 +103,8 @@ def factored_grad(
         value, aux = results if has_aux else (results, ())
         return value, (aux, kept)
 
-    # The cotangent of a result is the derivative by a shift of it. By a shift that is
-    # the same on all devices it would be a sum over them.
-    axes = frozenset().union(*map(varying_axes, jax.tree.leaves((params, rows))))
+    # The cotangent of a result is the derivative by a shift of it.
+    axes = varying_over((params, rows))
     written_out = {i: x for i, x in enumerate(leaves) if i not in factored}
     work = 3 * sum(x.aval.size for e in program.jaxpr.eqns for x in e.outvars)
 
@@ -197,7 +198,7 @@ def _through_cond(place, equation, inputs, shifts, rule_of):
     shapes = {}
     for run in branches:
         shapes |= jax.eval_shape(run, inputs, shifts)[1]
-    axes = frozenset().union(*map(varying_axes, jax.tree.leaves(shapes)))
+    axes = varying_over(shapes)
 
     def filled(run):
         def with_zeros(inputs, shifts):
