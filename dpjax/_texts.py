@@ -25,9 +25,13 @@ _SEPARATORS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ".": r"\.", ",": ","}
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat:
-    """How a file writes text and numbers.
+    """How a text file writes records and numbers.
 
     Args:
+        quoted: whether cells in quotes may have line ends (RFC 4180).
+        skip_lines: number of lines above the header.
+        last_lines: number of lines at the end that are no records, such as sums.
+        row_names: whether lines begin with a cell that has no name in the header.
         encoding: of its bytes; None: UTF-8, or UTF-16 where it begins as that does.
         decimal: what stands before the fraction of a number, "." or ",".
         thousands: what stands between groups of three digits: one of . , ' and a blank.
@@ -42,6 +46,10 @@ class TextFormat:
         [1509.95, -7.0, nan, nan]
     """
 
+    quoted: bool = False
+    skip_lines: int = 0
+    last_lines: int = 0
+    row_names: bool = False
     encoding: str | None = None
     decimal: str = "."
     thousands: str | None = None
@@ -66,9 +74,14 @@ class TextFormat:
                 "a text encoding that Python knows, such as latin-1, cp1252 or utf-16",
             )
 
+    @property
+    def has_plain_numbers(self) -> bool:
+        """Whether numbers are written as in Python."""
+        return (self.decimal, self.thousands, self.currency) == (".", None, None)
+
     def plain(self, cells: Any) -> Any:
         """Returns numbers of a polars series in Python's notation; else null."""
-        if self == TextFormat(encoding=self.encoding):
+        if self.has_plain_numbers:
             return cells
         import polars as pl
 
@@ -159,9 +172,7 @@ class Texts:
         rest = numbers.is_null().arg_true()
         found = numbers.fill_null(np.nan).to_numpy(writable=True)
         if len(rest):
-            is_plain = self.text_format == TextFormat(
-                encoding=self.text_format.encoding
-            )
+            is_plain = self.text_format.has_plain_numbers
             parse = _number_of_text if is_plain else _truth_of_text
             texts, codes = Texts(self.cells.gather(rest)).distinct
             parsed = np.fromiter(map(parse, texts), np.float64, len(texts))

@@ -1,5 +1,7 @@
 """The schema of a user's file: what is public about each column, in TOML.
 
+    quoted = true            # if cells in quotes have line breaks (RFC 4180)
+
     [columns.age]            # enters as (x - center) / scale
     center = 40
     scale = 10
@@ -24,13 +26,13 @@ A column without such constants cannot be used, because to compute them from the
 costs privacy. `--private-ranges` does so for each section that is left empty.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpjax import _validate
+from dpjax._untrusted import toml_content
 from dpjax.cli._guesses import toml_key
 from dpjax.cli._losses import AMOUNTS
 from dpjax.datasets import Categorical, Numeric
@@ -82,11 +84,13 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
     """
     _validate.require(path.is_file(), "--schema", str(path), "a file that exists")
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = toml_content(path)
     except (ValueError, OSError) as why:
         raise ValueError(
             f"--schema must be a TOML file, got {str(path)!r}: {why}."
         ) from None
+    quoted = content.pop("quoted", False)
+    _validate.require(isinstance(quoted, bool), "--schema", quoted, "true, in quoted")
     if link is None:
         content.setdefault("target", {})  # nothing is predicted
     _validate.require(
