@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
-from dpjax._texts import UNDECODED, TextFormat
+from dpjax._texts import UNDECODED, TextFormat, Texts
 
 _START = 1 << 22  # bytes, in which the header ends
 _BLOCK = 1 << 22  # bytes
@@ -77,22 +77,24 @@ def read_names(path: Path, text_format: TextFormat) -> list[str]:
     return _begin(path, text_format)[0]
 
 
-def read_frames(path: Path, names: list[str], text_format: TextFormat) -> Iterator[Any]:
-    """Yields some columns as polars frames of strings, block by block, at least one.
+def read_chunks(
+    path: Path, names: list[str], text_format: TextFormat
+) -> Iterator[dict[str, Any]]:
+    """Yields some columns block by block, at least once.
 
     Raises:
         ValueError: as `read_names`, or if a name is not in the header.
     """
-    import polars as pl
-
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are not there")
-    places = [header.index(name) for name in names]
+    places = {name: header.index(name) for name in names}
     for records in blocks:
         cells = _cells(records, delimiter)
-        columns = [_column(cells, place, delimiter) for place in places]
-        yield pl.DataFrame(dict(zip(names, columns, strict=True)))
+        yield {
+            name: Texts(_column(cells, place, delimiter), text_format)
+            for name, place in places.items()
+        }
 
 
 def survey(path: Path, text_format: TextFormat) -> Survey:

@@ -220,17 +220,6 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, np.ndarray]:
     return {name: np.asarray(frame[name]) for name in names}
 
 
-def _csv_names(path: Path, text_format: TextFormat) -> list[str]:
-    return _csv.read_names(path, text_format)
-
-
-def _read_csv(
-    path: Path, names: list[str], text_format: TextFormat
-) -> Iterator[dict[str, Column]]:
-    for frame in _csv.read_frames(path, names, text_format):
-        yield {name: Texts(frame[name], text_format) for name in names}
-
-
 @contextlib.contextmanager
 def _polars() -> Iterator[Any]:
     """Yields polars, and turns its errors into `ValueError`."""
@@ -301,7 +290,7 @@ def _read_npz(
     }
 
 
-_CSV = _csv_names, _read_csv
+_CSV = _csv.read_names, _csv.read_chunks
 _READERS = {
     ".csv": _CSV,
     ".csv.gz": _CSV,

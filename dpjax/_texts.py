@@ -20,6 +20,7 @@ _MARKS |= {"--", "."}
 _NEVER = {"", "nan", "nat", "<na>"}  # and None: these are no category either
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUTH = {"true": 1.0, "false": 0.0}
+_THOUSANDS = "a point, a comma, an apostrophe or a blank, and not as --decimal"
 _SEPARATORS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ".": r"\.", ",": ","}
 
 
@@ -56,23 +57,18 @@ class TextFormat:
     currency: str | None = None
 
     def __post_init__(self) -> None:
-        rule = "a point or a comma"
-        _validate.require(self.decimal in (".", ","), "--decimal", self.decimal, rule)
-        rule = "a point, a comma, an apostrophe or a blank, and not as --decimal"
-        said = self.thousands
-        is_fine = said is None or (said in _SEPARATORS and said != self.decimal)
-        _validate.require(is_fine, "--thousands", said, rule)
-        said = self.currency
-        is_fine = said is None or re.fullmatch(r"[^\s0-9.,'+-]+", said) is not None
-        rule = "a sign or a word, such as $ or EUR"
-        _validate.require(is_fine, "--currency", said, rule)
-        if self.encoding is not None:
-            _validate.require(
-                _is_encoding(self.encoding),
-                "--encoding",
-                self.encoding,
-                "a text encoding that Python knows, such as latin-1, cp1252 or utf-16",
-            )
+        mark, currency, encoding = self.thousands, self.currency, self.encoding
+        of_encoding = "a text encoding that Python knows, such as latin-1 or utf-16"
+        is_mark = mark is None or (mark in _SEPARATORS and mark != self.decimal)
+        is_encoding = encoding is None or _is_encoding(encoding)
+        is_sign = currency is None or re.fullmatch(r"[^\s0-9.,'+-]+", currency)
+        for name, value, is_fine, rule in (
+            ("decimal", self.decimal, self.decimal in (".", ","), "a point or a comma"),
+            ("thousands", mark, is_mark, _THOUSANDS),
+            ("currency", currency, is_sign, "a sign or a word, such as $ or EUR"),
+            ("encoding", encoding, is_encoding, of_encoding),
+        ):
+            _validate.require(bool(is_fine), f"--{name}", value, rule)
 
     @property
     def has_plain_numbers(self) -> bool:

@@ -155,6 +155,8 @@ def test_mistakes_in_the_data_argument(folder, monkeypatch):
     named = ["--epsilon", 1, "--output", "out"]
     ranges = [*named, "--private-ranges", 0.1]
     refused(run("adult", *ranges), "--private-ranges must be left out with adult")
+    for option in ("--quoted", "--row-names"):
+        refused(run("adult", *named, option), f"{option} must be left out with adult")
     refused(run("credit-default", *named), "$DPJAX_DATA/credit/UCI_Credit_Card.csv.gz")
     refused(run("rand_hie", *named, "--loss", "logistic"), "--loss must be squared")
     refused(

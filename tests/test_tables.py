@@ -95,7 +95,7 @@ def records_of(path, lines, encoding, end):
     return [*zip(*(column.tolist() for column in columns.values()), strict=True)]
 
 
-SMALL = pytest.param(200, marks=pytest.mark.slow)
+SMALL = pytest.param(2_000, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("block", [1 << 22, SMALL])
@@ -120,7 +120,7 @@ def test_a_line_is_a_record_whatever_the_others_hold(
         assert records == [("1", "p"), *(alone[i] for pair in pairs for i in pair)]
 
 
-EVERY = itertools.product(["utf-8", "utf-16", "shift_jis"], END_IN_CELL, [None])
+EVERY = zip(["utf-8", "utf-16", "shift_jis"], END_IN_CELL, [None] * 3, strict=True)
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,6 @@ def test_a_file_of_carriage_returns(csv_file):
     with pytest.raises(ValueError, match="columns have changed") as refusal:
         read_columns(csv_file(b"x,z\rSECRET,2\r"), ["y"])
     assert "SECRET" not in str(refusal.value)
-
-
-def test_csv_takes_a_byte_order_mark_and_windows_lines(csv_file):
-    path = csv_file(b'\xef\xbb\xbf"x, 1", y \r\n1,2\r\n')
-    assert column_names(path) == ["x, 1", "y"]
-    columns = read_columns(path, ["y"])
-    assert {name: column.tolist() for name, column in columns.items()} == {"y": ["2"]}
 
 
 @pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
