@@ -29,7 +29,8 @@ from dpjax._texts import UNDECODED, TextFormat, Texts
 _START = 1 << 22  # bytes, in which the header ends
 _BLOCK = 1 << 22  # bytes
 _DELIMITERS = ",;\t|"
-_INSIDE = r'"(?:[^"]|"")*"'
+_INSIDE = r'"(?:[^"]|"")*"'  # a cell in quotes
+_PAIRED = '"[^"]*"'  # the same text in one piece or, at doubled quotes, in several
 _LINE_END = re.compile(r"\n|\r(?=[^\n])")
 _SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?', re.IGNORECASE)
 _UNPRINTED = re.compile(rf"[\0-\x08\x0b\x0c\x0e-\x1f\x7f{UNDECODED}]")
@@ -137,7 +138,7 @@ def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterato
     header = block[0].removesuffix("\r")
     delimiter = directive[1] if directive else _delimiter(path, header)
     names = _names(header, delimiter)
-    if text_format.row_names:
+    if text_format.row_names and names:
         names = ["", *names]
     blocks = chain([block[1:]], blocks)
     return names, delimiter, _without_last(blocks, text_format.last_lines)
@@ -165,7 +166,7 @@ def _names(header: str, delimiter: str) -> list[str]:
 def _delimiter(path: Path, header: str) -> str:
     """Returns the tab of a .tsv file, else what the header has most outside quotes."""
     is_tabbed = path.name.lower().removesuffix(".gz").endswith(".tsv")
-    outside = re.sub(_INSIDE, "", header)
+    outside = re.sub(_PAIRED, "", header)
     return "\t" if is_tabbed else max(_DELIMITERS, key=outside.count)
 
 
@@ -218,7 +219,7 @@ def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any
         decoder = codecs.getincrementaldecoder(codec if is_direct else "iso8859-1")
         decode = decoder("replace").decode
         text = decode(start).removeprefix("\ufeff")
-        ends = _LINE_END.search(re.sub(_INSIDE, "", text) if is_quoted else text)
+        ends = _LINE_END.search(re.sub(_PAIRED, "", text) if is_quoted else text)
         end, chunk = ends[0] if ends else "\n", start
         while chunk:
             chunk = file.read(_BLOCK)

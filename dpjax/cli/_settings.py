@@ -112,7 +112,7 @@ class TextOptions(Options):
 
 
 def _is_quoted(schema: Path | None) -> bool:
-    """Returns what a schema has as `quoted`; what it lacks is told by `read_schema`."""
+    """Returns whether a schema has `quoted = true`; `read_schema` checks the rest."""
     try:
         return schema is not None and toml_content(schema).get("quoted") is True
     except (OSError, ValueError):
