@@ -1,273 +1,299 @@
-"""Reads text with a header into columns of strings, by a grammar of its own.
+"""Reads text with a header into columns of strings.
 
-The readers of other packages let a stray quote swallow all records up to the next one,
-or stop there: a cell would choose how many records there are. Here
+Nothing in a cell decides how many records there are, or what another record holds:
 
-- the header is the first line, so that names depend on no record;
-- a record is a line, or several lines if a cell has a line break inside quotes;
-- a quoted cell begins and ends next to a delimiter or at an end of its record, and
-  quotes inside it are doubled (RFC 4180); any other quote is a plain character;
-- a record of several lines has exactly as many cells as the header, and at most 2^20
-  characters; if not, its first line is a separate record.
+- The first line end of the file, that of its header, is the line end of the whole file:
+  LF, before which one CR is dropped, or CR. The other one is a character of a cell,
+  but for an LF right after the header's CR.
+- A line is a record. A quote is a character wherever it does not enclose a whole cell
+  of its line, next to delimiters or ends of the line, with quotes inside it doubled.
+- Missing cells of a line are empty, and surplus cells are ignored. Bytes that do not
+  decode stay in their line. UTF-16 is read in code units, of two bytes each.
 
-So text that a CSV writer has quoted is read back, and a cell affects its own record
-only: neighboring tables differ in one record as it is read. Missing cells of a line
-are empty, and surplus cells are ignored. Bytes that do not decode stay in their line.
-In UTF-16 a line ends at the bytes of a line break, even at an odd position, so that a
-stray byte moves no other line.
-
-Polars splits and parses blocks of lines. Only lines with a quote inside a cell, or a
-delimiter or line break inside quotes, are parsed one by one.
+`TextFormat.quoted` reads RFC 4180 instead: a line end within quotes is in its cell. A
+quote that does not close then takes the next lines with it, so the above holds for
+tables that a CSV writer wrote, which quotes all cells that have a quote.
 """
 
+import codecs
 import gzip
 import re
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+from dpjax._texts import UNDECODED, TextFormat, Texts
+
+_START = 1 << 22  # bytes, in which the header ends
 _BLOCK = 1 << 22  # bytes
-_LONGEST = 1 << 20  # characters of a record of several lines
-_DELIMITERS = {",": ",", ";": ";", "\t": r"\t", "|": r"\|"}  # in regular expressions
+_DELIMITERS = ",;\t|"
+_INSIDE = r'"(?:[^"]|"")*"'  # a cell in quotes
+_PAIRED = '"[^"]*"'  # the same text in one piece or, at doubled quotes, in several
+_LINE_END = re.compile(r"\n|\r(?=[^\n])")
+_SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?', re.IGNORECASE)
+_UNPRINTED = re.compile(rf"[\0-\x08\x0b\x0c\x0e-\x1f\x7f{UNDECODED}]")
+# How files of other kinds begin.
+_OTHER_FILES = {
+    b"\x1f\x8b": "a file compressed by gzip, whose name ends in .csv.gz or .tsv.gz",
+    b"PK\x03\x04": "a zip archive, such as Excel's .xlsx: save the sheet as CSV",
+    b"\xd0\xcf\x11\xe0": "an old Excel file (.xls): save the sheet as CSV",
+    b"PAR1": "a Parquet file, whose name ends in .parquet",
+}
+_TOTALS = re.compile(
+    r"(grand |sub|sub-)?totals?|total[ei]s?|totaal|sum|summe|gesamt|somme|suma",
+    re.IGNORECASE,
+)
 
 
-def read_names(path: Path, encoding: str | None) -> list[str]:
-    """Returns the names in the header."""
-    for block in _blocks(path, encoding):
-        return _header(block[0]).names
-    return []
+class Survey(NamedTuple):
+    """How the lines of a file look. No guarantee covers these counts.
+
+    Attributes:
+        records: number of records.
+        surplus: number of those with more cells than the header has names.
+        one_more: number of those with one cell more.
+        opened: number of cells with a quote at their start that does not close.
+        blank: number of records without any text.
+        blank_at_end: number of those at the end of the file.
+        total: the first cell of the last record with text, if it is a word for a sum.
+    """
+
+    records: int
+    surplus: int
+    one_more: int
+    opened: int
+    blank: int
+    blank_at_end: int
+    total: str
 
 
-def read_frames(path: Path, names: list[str], encoding: str | None) -> Iterator[Any]:
-    """Yields some columns as polars frames of strings, block by block.
+def read_names(path: Path, text_format: TextFormat) -> list[str]:
+    """Returns the names in the header.
 
     Raises:
-        ValueError: if a name is not in the header, or there is none.
+        ValueError: if the file is of another kind, or its header is no line of text.
     """
-    import polars as pl
-
-    grammar = carried = None
-    places: list[int] = []
-    blocks = _blocks(path, encoding)
-    block = next(blocks, None)
-    while block is not None:
-        following = next(blocks, None)
-        if grammar is None:
-            grammar = _header(block[0])
-            block = block[1:]
-            if missing := set(names) - set(grammar.names):
-                raise ValueError(f"its columns have changed: {missing} are not there")
-            places = [grammar.names.index(name) for name in names]
-        if carried is not None:
-            block = pl.concat([carried, block])
-        frame, carried = _split(block, grammar, places, is_last=following is None)
-        yield frame.rename(dict(zip(frame.columns, names, strict=True)))
-        block = following
-    if grammar is None:
-        raise ValueError("it has no header")
+    return _begin(path, text_format)[0]
 
 
-class _Grammar(NamedTuple):
-    """The regular expressions that split lines into cells."""
+def read_chunks(
+    path: Path, names: list[str], text_format: TextFormat
+) -> Iterator[dict[str, Any]]:
+    """Yields some columns block by block, at least once.
 
-    names: list[str]
-    delimiter: str
-    quoted: re.Pattern[str]
-    opened: re.Pattern[str]
-    closed: re.Pattern[str]
-    plain: re.Pattern[str]
-    wrapped: str  # a line whose quotes only surround cells without a delimiter
+    Raises:
+        ValueError: as `read_names`, or if a name is not in the header.
+    """
+    header, delimiter, blocks = _begin(path, text_format)
+    if missing := set(names) - set(header):
+        raise ValueError(f"its columns have changed: {missing} are not there")
+    places = {name: header.index(name) for name in names}
+    for records in blocks:
+        cells = _cells(records, delimiter)
+        yield {
+            name: Texts(_column(cells, place, delimiter), text_format)
+            for name, place in places.items()
+        }
 
-    @classmethod
-    def of(cls, delimiter: str, header: str) -> "_Grammar":
-        d = _DELIMITERS[delimiter]
-        inside, end = r'(?:[^"]++|"")*+', rf'" *\r?(?={d}|\Z)'
-        cell = rf'(?:[^"{d}]*| *"[^"{d}]*" *)'
-        grammar = cls(
-            names=[],
-            delimiter=delimiter,
-            quoted=re.compile(rf' *"({inside}){end}'),
-            opened=re.compile(rf' *"{inside}\Z'),
-            closed=re.compile(rf"{inside}({end})?"),
-            plain=re.compile(rf"[^{d}]*"),
-            wrapped=rf"^{cell}(?:{d}{cell})*\r?$",
+
+def survey(path: Path, text_format: TextFormat) -> Survey:
+    """Counts the lines of a file that its owner should look at."""
+    header, delimiter, blocks = _begin(path, text_format)
+    counts, blank_at_end, last = Counter[str](), 0, ""
+    for records in blocks:
+        cells = _cells(records, delimiter)
+        num_cells, ends = cells.list.len(), _column(cells, -1, delimiter)
+        is_surplus = (num_cells > len(header)) & (ends.str.strip_chars() != "")
+        texts = records.str.strip_chars(f'{delimiter} \t\r\n"')
+        has_text = (texts != "").arg_true().to_list()
+        counts.update(
+            records=len(records),
+            surplus=int(is_surplus.sum()),
+            one_more=int((is_surplus & (num_cells == len(header) + 1)).sum()),
+            opened=int(_opened(cells, delimiter).sum()),
+            blank=len(records) - len(has_text),
         )
-        return grammar._replace(names=[name.strip() for name in grammar.cells(header)])
-
-    def cells(self, record: str) -> list[str]:
-        """Returns the cells of one record."""
-        found, at = [], 0
-        while True:
-            match = self.quoted.match(record, at)
-            if match is not None:
-                found.append(match[1].replace('""', '"'))
-            else:
-                match = cast(re.Match[str], self.plain.match(record, at))
-                found.append(match[0])
-            if match.end() == len(record):
-                return found
-            at = match.end() + 1
-
-    def scan(self, line: str, at: int) -> tuple[int, bool]:
-        """Returns how many cells end in a line from a place on, and if one is open.
-
-        Example:
-            >>> _Grammar.of(",", "x").scan('1,"a ""b"", c,', 0)
-            (1, True)
-        """
-        num_cells = 0
-        while True:
-            match = self.quoted.match(line, at)
-            if match is None and self.opened.match(line, at):
-                return num_cells, True
-            match = match or cast(re.Match[str], self.plain.match(line, at))
-            num_cells += 1
-            if match.end() == len(line):
-                return num_cells, False
-            at = match.end() + 1
-
-    def last_line(self, lines: list[str], first: int) -> int | None:
-        """Returns the last line of a record, or None if it is beyond these lines."""
-        num_cells, is_open = self.scan(lines[first], 0)
-        last, size = first, len(lines[first])
-        while is_open:
-            last += 1
-            if num_cells >= len(self.names) or size > _LONGEST:
-                return first
-            if last == len(lines):
-                return None
-            line = lines[last]
-            size += len(line)
-            match = cast(re.Match[str], self.closed.match(line))
-            at = match.end()
-            if match[1] is None:
-                if at < len(line):  # a quote that is neither doubled nor the last
-                    return first
-                continue
-            num_cells += 1
-            if at == len(line):
-                break
-            more, is_open = self.scan(line, at + 1)
-            num_cells += more
-        is_whole = last == first or num_cells == len(self.names)
-        return last if is_whole and size <= _LONGEST else first
+        blank_at_end += len(records)
+        if has_text:
+            blank_at_end = len(records) - 1 - has_text[-1]
+            last = texts[has_text[-1]].partition(delimiter)[0].strip(' ":')
+    total = last if _TOTALS.fullmatch(last) else ""
+    return Survey(**counts, blank_at_end=blank_at_end, total=total)
 
 
-def _header(line: str) -> _Grammar:
-    """Returns the grammar that the first line implies; no other line is looked at.
-
-    Raises:
-        ValueError: if a name continues in the next line, which may be a record.
-    """
-    # What splits it into the most names, a comma if all do alike.
-    grammars = [_Grammar.of(delimiter, line) for delimiter in _DELIMITERS]
-    grammar = max(grammars, key=lambda one: len(one.names))
-    if grammar.scan(line, 0)[1]:
-        raise ValueError("its header is not one line: a quote in it does not close")
-    return grammar
-
-
-def _split(
-    lines: Any, grammar: _Grammar, places: list[int], *, is_last: bool
-) -> tuple[Any, Any]:
-    """Returns a frame of the columns at some places, and lines for the next block."""
+def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterator[Any]]:
+    """Returns the names, the delimiter, and the records in blocks, at least one."""
     import polars as pl
 
-    carried = None
-    is_quoted = lines.str.contains('"', literal=True)
-    odd: list[list[str]] = []  # the cells of records that are taken apart one by one
-    odd_at: list[int] = []
-    kept = pl.repeat(True, len(lines), eager=True)
-    if is_quoted.any():
-        is_odd = is_quoted & ~lines.str.contains(grammar.wrapped)
-        texts = lines.to_list() if is_odd.any() else []
-        dropped, last = [], -1
-        for at in is_odd.arg_true().to_list():
-            if at <= last:
-                continue
-            found = grammar.last_line(texts, at)
-            if found is None and not is_last:
-                carried = lines[at:]
-                dropped += range(at, len(lines))
-                break
-            last = at if found is None else found
-            dropped += range(at, last + 1)
-            record = "\n".join(texts[at : last + 1]).removesuffix("\r")
-            cells = grammar.cells(record)
-            odd.append([cells[p] if p < len(cells) else "" for p in places])
-            odd_at.append(at)
-        lines = lines.str.replace_all('"', "", literal=True)
-        if dropped:
-            kept = kept.scatter(dropped, False)
-    rows = kept.arg_true()
-    split = (
-        lines.filter(kept)
-        .str.strip_suffix("\r")
-        .str.split_exact(grammar.delimiter, max(*places, 1))
-    )
-    frame = split.struct.unnest().select(
-        pl.col(f"field_{place}").alias(str(index)) for index, place in enumerate(places)
-    )
-    if odd:
-        names = frame.columns
-        others = pl.DataFrame(odd, schema=dict.fromkeys(names, pl.String), orient="row")
-        order = pl.concat([rows, pl.Series(odd_at, dtype=rows.dtype)]).arg_sort()
-        frame = pl.concat([frame, others])[order]
-    return frame, carried
+    lines = _lines(path, text_format.encoding, is_quoted=text_format.quoted)
+    block = next(lines, pl.Series([""]))
+    directive = _SEPARATOR.fullmatch(block[0])
+    skipped = max(text_format.skip_lines, 1 if directive else 0)
+    blocks = _without_first(chain([block], lines), skipped)
+    if text_format.quoted:
+        blocks = _joined(blocks)
+    block = next(blocks, pl.Series([""]))
+    header = block[0].removesuffix("\r")
+    delimiter = directive[1] if directive else _delimiter(path, header)
+    names = _names(header, delimiter)
+    if text_format.row_names and names:
+        names = ["", *names]
+    blocks = chain([block[1:]], blocks)
+    return names, delimiter, _without_last(blocks, text_format.last_lines)
 
 
-def _blocks(path: Path, encoding: str | None) -> Iterator[Any]:
-    """Yields blocks of lines as polars series of strings."""
-    with _opened(path) as file:
-        chunk = file.read(_BLOCK)
-        codec, end, mark = _codec(chunk, encoding)
-        rest, chunk = b"", chunk.removeprefix(mark)
+def _names(header: str, delimiter: str) -> list[str]:
+    """Returns the names in a header; none if it is blank."""
+    import polars as pl
+
+    if _UNPRINTED.search(header):
+        raise ValueError(
+            "its header is no text: --encoding tells how a text file is encoded, such "
+            "as latin-1 or cp1252"
+        )
+    cells = _cells(pl.Series([header]), delimiter)
+    if _opened(cells, delimiter).any():
+        raise ValueError(
+            "its header is not one line, because a quote in it does not close: "
+            "--quoted reads files whose cells have line breaks"
+        )
+    names = [name.strip() for name in _unquoted(cells.explode(), delimiter)]
+    return names if any(names) else []
+
+
+def _delimiter(path: Path, header: str) -> str:
+    """Returns the tab of a .tsv file, else what the header has most outside quotes."""
+    is_tabbed = path.name.lower().removesuffix(".gz").endswith(".tsv")
+    outside = re.sub(_PAIRED, "", header)
+    return "\t" if is_tabbed else max(_DELIMITERS, key=outside.count)
+
+
+def _cells(records: Any, delimiter: str) -> Any:
+    """Returns the cells of each record, a series of lists, as they are written."""
+    d = re.escape(delimiter)
+    records = records.str.strip_suffix("\r")
+    if not records.str.contains('"', literal=True).any():
+        return records.str.split(delimiter)
+    # A quoted cell, or else what precedes the next delimiter.
+    return (records + delimiter).str.extract_all(rf" *{_INSIDE} *{d}|[^{d}]*{d}")
+
+
+def _column(cells: Any, place: int, delimiter: str) -> Any:
+    """Returns the cells at a place of each record, blank where there is none."""
+    written = cells.list.get(place, null_on_oob=True).fill_null("")
+    return _unquoted(written, delimiter)
+
+
+def _unquoted(written: Any, delimiter: str) -> Any:
+    """Returns what cells hold without a delimiter at their end, and without quotes."""
+    written = written.str.strip_suffix(delimiter)
+    if not written.str.contains('"', literal=True).any():
+        return written
+    inside = written.str.extract(rf"^ *({_INSIDE}) *$").str.slice(1)
+    inside = inside.str.strip_suffix('"').str.replace_all('""', '"', literal=True)
+    return inside.fill_null(written)
+
+
+def _opened(cells: Any, delimiter: str) -> Any:
+    """Returns which cells begin with a quote that does not close, a flat series."""
+    written = cells.explode().str.strip_suffix(delimiter)
+    begins = written.str.contains('^ *"')
+    return begins & ~written.str.contains(rf"^ *{_INSIDE} *$")
+
+
+def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any]:
+    """Yields the lines of a file in blocks, polars series of strings."""
+    import polars as pl
+
+    with _open(path) as file:
+        start = file.read(_START)
+        for begin, kind in _OTHER_FILES.items():
+            if start.startswith(begin):
+                raise ValueError(f"it is {kind}")
+        codec = _codec(start, encoding)
+        # In these no other character has the code unit of a line end. The bytes of a
+        # line in other encodings are decoded alone, so that they take no other line.
+        is_direct = codec in ("utf-8", "utf-16-le", "utf-16-be", "iso8859-1")
+        decoder = codecs.getincrementaldecoder(codec if is_direct else "iso8859-1")
+        decode = decoder("replace").decode
+        text = decode(start).removeprefix("\ufeff")
+        ends = _LINE_END.search(re.sub(_PAIRED, "", text) if is_quoted else text)
+        end, chunk = ends[0] if ends else "\n", start
         while chunk:
-            head, found, rest = (rest + chunk).rpartition(end)
-            if found:
-                yield _decoded(head, codec, end)
             chunk = file.read(_BLOCK)
-        if rest:
-            yield _decoded(rest, codec, end)
+            text += decode(chunk, not chunk)
+            if text and not chunk:
+                text = text.removesuffix(end) + end  # which the last line may lack
+            lines, is_ended, text = text.rpartition(end)
+            if is_ended and is_direct:
+                yield pl.Series([lines]).str.split(end).explode()
+            elif is_ended:
+                decoded = [_decoded(line, codec) for line in lines.split(end)]
+                yield pl.Series(decoded, dtype=pl.String)
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open(path: Path) -> IO[bytes]:
     if path.suffix.lower() == ".gz":
         return cast(IO[bytes], gzip.open(path))
     return path.open("rb")
 
 
-def _codec(start: bytes, encoding: str | None) -> tuple[str, bytes, bytes]:
-    """Returns the encoding of a file, its line break, and its byte order mark."""
-    said = "" if encoding is None else re.sub("[-_]", "", encoding.lower())
-    if said in ("", "utf8", "utf8sig", "utf16"):
-        # UTF-16 by its mark, or by a zero byte beside a letter.
-        is_little = start[:2] == b"\xff\xfe" or start[1:2] == b"\0"
-        is_big = start[:2] == b"\xfe\xff" or (not is_little and start[:1] == b"\0")
-        if said in ("", "utf16") and (is_little or is_big or said):
-            said = "utf16be" if is_big else "utf16le"
-    if said == "utf16le":
-        return "utf-16-le", b"\n\0", b"\xff\xfe"
-    if said == "utf16be":
-        return "utf-16-be", b"\0\n", b"\xfe\xff"
-    if said in ("", "utf8", "utf8sig"):
-        return "utf-8", b"\n", b"\xef\xbb\xbf"
-    return cast(str, encoding), b"\n", b""
+def _codec(start: bytes, encoding: str | None) -> str:
+    """Returns the name of a file's codec; that of UTF-16 tells the order of bytes."""
+    codec = codecs.lookup(encoding or "utf-8").name
+    # UTF-16 by its mark, or by a zero byte beside a letter.
+    is_little = start[:2] == b"\xff\xfe" or start[1:2] == b"\0"
+    is_big = start[:2] == b"\xfe\xff" or start[:1] == b"\0"
+    if codec == "utf-16" or (encoding is None and (is_little or is_big)):
+        return "utf-16-be" if is_big and not is_little else "utf-16-le"
+    return "utf-8" if codec == "utf-8-sig" else codec
 
 
-def _decoded(content: bytes, codec: str, end: bytes) -> Any:
-    """Returns lines; bytes that do not decode are U+FFFD in their own line."""
+def _decoded(line: str, codec: str) -> str:
+    """Returns a line whose bytes are given as Latin-1; no byte of it raises."""
+    try:
+        text = line.encode("iso8859-1").decode(codec, "replace")
+    except UnicodeError:  # of a codec that cannot replace
+        return UNDECODED
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _joined(blocks: Iterator[Any]) -> Iterator[Any]:
+    """Joins lines into records: a line goes on while its quotes are odd in number."""
     import polars as pl
 
-    if codec == "utf-8":  # in which no other character has the byte of a line break
-        whole = pl.Series([content.decode(codec, "replace")])
-        return whole.str.split("\n").explode()
-    return pl.Series([_line(line, codec) for line in content.split(end)])
+    rest = pl.Series([], dtype=pl.String)
+    for lines in blocks:
+        lines = pl.concat([rest, lines])
+        is_open = lines.str.count_matches('"', literal=True).cum_sum() % 2 == 1
+        if is_open.any():
+            record = (~is_open.shift(1, fill_value=False)).cum_sum()
+            frame = pl.DataFrame({"record": record, "line": lines})
+            grouped = frame.group_by("record", maintain_order=True)
+            lines = grouped.agg(pl.col("line").str.join("\n"))["line"]
+        place = len(lines) - int(is_open[-1])
+        rest = lines[place:]
+        if place:
+            yield lines[:place]
+    if len(rest):
+        yield rest
 
 
-def _line(content: bytes, codec: str) -> str:
-    try:
-        text = content.decode(codec, "replace").replace("\n", " ")
-    except UnicodeError:  # of a codec that cannot replace
-        return "\ufffd"
-    return text.encode("utf-8", "replace").decode("utf-8")
+def _without_first(blocks: Iterator[Any], count: int) -> Iterator[Any]:
+    for block in blocks:
+        if count < len(block):
+            yield block[count:]
+        count = max(0, count - len(block))
+
+
+def _without_last(blocks: Iterator[Any], count: int) -> Iterator[Any]:
+    import polars as pl
+
+    rest = pl.Series([], dtype=pl.String)
+    for block in blocks:
+        block = pl.concat([rest, block])
+        place = max(0, len(block) - count)
+        rest = block[place:]
+        yield block[:place]

@@ -1,10 +1,10 @@
 """Reads a user's CSV, Parquet or NPZ files, or a data frame, into columns.
 
-A folder stands for the files of these kinds in it, one after the other by their names;
-those that begin with a dot or a low line are left out, as are folders in it.
+A folder stands for the files in it, one after the other by their names, which are all
+of these kinds; only names that begin with a dot or a low line are left out.
 
 Names, types and the number of records are public. No value of a cell raises, and none
-changes another record: what a record of a CSV file is, is said by `dpjax._csv`.
+changes another record: `dpjax._csv` defines the records of a text file.
 """
 
 import contextlib
@@ -37,7 +37,8 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
             own = read_names(file, text_format)
         twice = sorted({name for name in own if own.count(name) > 1})
         _validate.require(len(own) > 0, "DATA", str(file), "a file with named columns")
-        rule = f"a file whose columns have distinct names (not {twice} twice)"
+        rule = f"a file whose columns have distinct names (not {twice} twice); "
+        rule += "--skip-lines tells how many lines are above its header"
         _validate.require(not twice, "DATA", str(file), rule)
         names = names or own
         rule = f"a folder of files with the same columns, {sorted(names)}"
@@ -50,14 +51,23 @@ def files_of(path: Path) -> list[Path]:
     """Returns the files of a path, at least one."""
     files = [path] if path.is_file() else []
     if path.is_dir():
-        found = (one for one in path.iterdir() if not one.name.startswith((".", "_")))
-        files = sorted(
-            one for one in found if one.is_file() and _suffix(one) in _READERS
-        )
-    is_fine = len(files) > 0 and _suffix(files[0]) in _READERS
+        names = (one for one in path.iterdir() if not one.name.startswith((".", "_")))
+        files = sorted(names)
+    other = [one.name for one in files if one.is_dir() or _suffix(one) not in _READERS]
     rule = f"a file that exists and ends in {', '.join(_READERS)}, or a folder of such"
-    _validate.require(is_fine, "DATA", str(path), rule)
+    if len(other) < len(files):
+        rule += f" alone, without {', '.join(other)}"
+    _validate.require(len(files) > 0 and not other, "DATA", str(path), rule)
     return files
+
+
+def surveys(path: Path, text_format: TextFormat) -> dict[str, _csv.Survey]:
+    """Returns how the lines of a path's text files look, by the names of the files.
+
+    No guarantee covers it.
+    """
+    files = [one for one in files_of(path) if _reader(one) is _CSV]
+    return {one.name: _csv.survey(one, text_format) for one in files}
 
 
 def declared_kinds(path: Path) -> dict[str, str]:
@@ -80,7 +90,7 @@ def _declared(path: Path) -> dict[str, str]:
         return {}
     kinds: dict[str, str] = {}
     with _readable(path), _polars() as pl:
-        for name, kind in pl.read_parquet_schema(path).items():
+        for name, kind in _scan(pl, path).collect_schema().items():
             if kind == pl.Boolean:
                 kinds[name] = "truth"
             elif kind.is_numeric():
@@ -103,10 +113,10 @@ def read_columns(
     booleans are 0 and 1, and a missing number is NaN.
 
     Args:
-        path: a text file with a header (UTF-8, UTF-16 or as the format says; commas,
-            semicolons, tabs or bars, as the header has them; also compressed by gzip),
-            a Parquet file, or an NPZ file with one array of shape (n,) a column; or a
-            folder of such files.
+        path: a text file with a header (UTF-8, UTF-16 or as the format says; tabs in a
+            .tsv file, else commas, semicolons, tabs or bars, as the header has them;
+            also compressed by gzip), a Parquet file, or an NPZ file with one array of
+            shape (n,) a column; or a folder of such files.
         names: which columns; each must be among `column_names`.
         text_format: how text is encoded, and numbers are written.
         least: how many records there must be: 0 or 1.
@@ -118,11 +128,11 @@ def read_columns(
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "prices.csv")
-        >>> _ = path.write_text('rooms,town,price\n3,"Ghent,\nB",250\n?,"Lier\n')
+        >>> _ = path.write_text('rooms,town,price\n3,"Ghent, B",250\n?,"Lier\n')
         >>> for name, column in read_columns(path, ["rooms", "town", "price"]).items():
         ...     print(name, column.tolist())
         rooms ['3', '?']
-        town ['Ghent,\nB', '"Lier']
+        town ['Ghent, B', '"Lier']
         price ['250', '']
     """
     chunks = [*read_chunks(path, names, text_format)]
@@ -210,17 +220,6 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, np.ndarray]:
     return {name: np.asarray(frame[name]) for name in names}
 
 
-def _csv_names(path: Path, text_format: TextFormat) -> list[str]:
-    return _csv.read_names(path, text_format.encoding)
-
-
-def _read_csv(
-    path: Path, names: list[str], text_format: TextFormat
-) -> Iterator[dict[str, Column]]:
-    for frame in _csv.read_frames(path, names, text_format.encoding):
-        yield {name: Texts(frame[name], text_format) for name in names}
-
-
 @contextlib.contextmanager
 def _polars() -> Iterator[Any]:
     """Yields polars, and turns its errors into `ValueError`."""
@@ -234,26 +233,32 @@ def _polars() -> Iterator[Any]:
 
 def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
     with _polars() as pl:
-        return list(pl.read_parquet_schema(path))
+        return list(_scan(pl, path).collect_schema())
 
 
 def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
     with _polars() as pl:
-        kinds = pl.read_parquet_schema(path)
+        table = _scan(pl, path)
+        kinds = table.collect_schema()
         for name in names:
             kind = kinds.get(name)
             is_fine = kind in (pl.Categorical, pl.Enum, pl.String, pl.Binary, pl.Null)
             if not is_fine and kind != pl.Boolean and not (kind and kind.is_numeric()):
                 raise ValueError(f"column {name!r} holds {kind}, not text or numbers")
-        table, num_chunks = pl.scan_parquet(path, glob=False).select(names), 0
+        table, num_chunks = table.select(names), 0
         for frame in table.collect_batches(chunk_size=_ROWS, lazy=True):
             num_chunks += 1
             yield {name: _from_polars(pl, frame[name], text_format) for name in names}
         if num_chunks == 0:  # a table without records
-            frame = pl.read_parquet(path, columns=names, n_rows=0)
+            frame = table.head(0).collect()
             yield {name: _from_polars(pl, frame[name], text_format) for name in names}
+
+
+def _scan(pl: Any, path: Path) -> Any:
+    """Returns a Parquet file as a lazy frame, whose path is no pattern of names."""
+    return pl.scan_parquet(path, glob=False, hive_partitioning=False)
 
 
 def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
@@ -285,7 +290,7 @@ def _read_npz(
     }
 
 
-_CSV = _csv_names, _read_csv
+_CSV = _csv.read_names, _csv.read_chunks
 _READERS = {
     ".csv": _CSV,
     ".csv.gz": _CSV,

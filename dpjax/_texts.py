@@ -20,14 +20,19 @@ _MARKS |= {"--", "."}
 _NEVER = {"", "nan", "nat", "<na>"}  # and None: these are no category either
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUTH = {"true": 1.0, "false": 0.0}
+_THOUSANDS = "a point, a comma, an apostrophe or a blank, and not as --decimal"
 _SEPARATORS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ".": r"\.", ",": ","}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat:
-    """How a file writes text and numbers.
+    """How a text file writes records and numbers.
 
     Args:
+        quoted: whether cells in quotes may have line ends (RFC 4180).
+        skip_lines: number of lines above the header.
+        last_lines: number of lines at the end that are no records, such as sums.
+        row_names: whether lines begin with a cell that has no name in the header.
         encoding: of its bytes; None: UTF-8, or UTF-16 where it begins as that does.
         decimal: what stands before the fraction of a number, "." or ",".
         thousands: what stands between groups of three digits: one of . , ' and a blank.
@@ -42,33 +47,37 @@ class TextFormat:
         [1509.95, -7.0, nan, nan]
     """
 
+    quoted: bool = False
+    skip_lines: int = 0
+    last_lines: int = 0
+    row_names: bool = False
     encoding: str | None = None
     decimal: str = "."
     thousands: str | None = None
     currency: str | None = None
 
     def __post_init__(self) -> None:
-        rule = "a point or a comma"
-        _validate.require(self.decimal in (".", ","), "--decimal", self.decimal, rule)
-        rule = "a point, a comma, an apostrophe or a blank, and not as --decimal"
-        said = self.thousands
-        is_fine = said is None or (said in _SEPARATORS and said != self.decimal)
-        _validate.require(is_fine, "--thousands", said, rule)
-        said = self.currency
-        is_fine = said is None or re.fullmatch(r"[^\s0-9.,'+-]+", said) is not None
-        rule = "a sign or a word, such as $ or EUR"
-        _validate.require(is_fine, "--currency", said, rule)
-        if self.encoding is not None:
-            _validate.require(
-                _is_encoding(self.encoding),
-                "--encoding",
-                self.encoding,
-                "a text encoding that Python knows, such as latin-1, cp1252 or utf-16",
-            )
+        mark, currency, encoding = self.thousands, self.currency, self.encoding
+        of_encoding = "a text encoding that Python knows, such as latin-1 or utf-16"
+        is_mark = mark is None or (mark in _SEPARATORS and mark != self.decimal)
+        is_encoding = encoding is None or _is_encoding(encoding)
+        is_sign = currency is None or re.fullmatch(r"[^\s0-9.,'+-]+", currency)
+        for name, value, is_fine, rule in (
+            ("decimal", self.decimal, self.decimal in (".", ","), "a point or a comma"),
+            ("thousands", mark, is_mark, _THOUSANDS),
+            ("currency", currency, is_sign, "a sign or a word, such as $ or EUR"),
+            ("encoding", encoding, is_encoding, of_encoding),
+        ):
+            _validate.require(bool(is_fine), f"--{name}", value, rule)
+
+    @property
+    def has_plain_numbers(self) -> bool:
+        """Whether numbers are written as in Python."""
+        return (self.decimal, self.thousands, self.currency) == (".", None, None)
 
     def plain(self, cells: Any) -> Any:
         """Returns numbers of a polars series in Python's notation; else null."""
-        if self == TextFormat(encoding=self.encoding):
+        if self.has_plain_numbers:
             return cells
         import polars as pl
 
@@ -159,9 +168,7 @@ class Texts:
         rest = numbers.is_null().arg_true()
         found = numbers.fill_null(np.nan).to_numpy(writable=True)
         if len(rest):
-            is_plain = self.text_format == TextFormat(
-                encoding=self.text_format.encoding
-            )
+            is_plain = self.text_format.has_plain_numbers
             parse = _number_of_text if is_plain else _truth_of_text
             texts, codes = Texts(self.cells.gather(rest)).distinct
             parsed = np.fromiter(map(parse, texts), np.float64, len(texts))

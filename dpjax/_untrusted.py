@@ -3,12 +3,24 @@
 TOML and JSON hold values of any type, and integers of any length.
 """
 
+import tomllib
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 from dpjax import _validate
 
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
+
+
+def toml_content(path: Path) -> dict[str, Any]:
+    """Returns what a TOML file holds; editors may have put a byte order mark first.
+
+    Raises:
+        ValueError: if it is no TOML in UTF-8.
+        OSError: if it cannot be read.
+    """
+    return tomllib.loads(path.read_text("utf-8-sig"))
 
 
 def number(name: str, value: Any) -> float:

@@ -87,7 +87,7 @@ def test_mistakes_in_the_data_argument(folder, monkeypatch):
         ("one.csv", "--delta must be given with a single record, of which n^-1.1 is 1"),
         ("twice.csv", "DATA must be a file whose columns have distinct names"),
         ("ragged.npz", "DATA must be made of columns of one shape", "(2,)"),
-        (".", "DATA must be a folder of files with the same columns"),
+        (".", "or a folder of such alone, without class.toml, number.toml"),
     ]:
         refused(run(name, *options()), *parts)
     refused(run("adult", *options()), "--schema must be left out with adult")
@@ -95,6 +95,8 @@ def test_mistakes_in_the_data_argument(folder, monkeypatch):
     named = ["--epsilon", 1, "--output", "out"]
     ranges = [*named, "--private-ranges", 0.1]
     refused(run("adult", *ranges), "--private-ranges must be left out with adult")
+    for option in ("--quoted", "--row-names"):
+        refused(run("adult", *named, option), f"{option} must be left out with adult")
     refused(run("credit-default", *named), "DATA must be a file, or one of adult, rand")
     refused(run("rand_hie", *named, "--loss", "logistic"), "--loss must be squared")
     assert sorted(folder.rglob("*")) == before

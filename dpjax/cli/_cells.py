@@ -6,21 +6,26 @@ No guarantee covers these numbers. They are printed, and written to no file.
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from dpjax._tables import Column
-from dpjax._texts import UNDECODED, Texts, float32_of, is_mark, text_of
+from dpjax._tables import Column, surveys
+from dpjax._texts import UNDECODED, TextFormat, Texts, float32_of, is_mark, text_of
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models._shared import BoundedColumn
 
 _FAR = 5.0  # scales
 _LONGEST = 30  # of a cell that is shown
 _LEAST_REFERENCE = 0.01  # of the cells
+_NEARLY_ALL = 0.9  # of the lines
 _CURRENCY = r"[$€£¥]|[A-Z]{3}"
+# Negative numbers with a minus sign of typography, in brackets, or a minus at the end.
+_NEGATIVE = "[\u2212\u2013] ?(?P<a>{0})|\\( ?(?P<b>{0}) ?\\)|(?P<c>{0}) ?[-\u2212]"
+_NEGATIVE = _NEGATIVE.format(r"[\d.,' ]*\d[.,]?")
 # Formats of numbers, and the options that read them.
 _FORMATS = {
     r"\d{1,3}(,\d{3})+(\.\d*)?": "--thousands ,",
@@ -148,6 +153,41 @@ def say_to_curator(console: Console, texts: Iterable[str]) -> bool:
     return bool(found)
 
 
+def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
+    """Yields messages about lines of a text file that may be no records as they are."""
+    for name, lines in surveys(path, text_format).items():
+        if lines.one_more >= _NEARLY_ALL * lines.records > 0:
+            yield (
+                f"{name}: {lines.one_more:,} of {lines.records:,} lines have one cell "
+                "more than the header: if the first is the name of a row, as R writes "
+                "it, use --row-names."
+            )
+        elif lines.surplus:
+            yield (
+                f"{name}: {lines.surplus:,} of {lines.records:,} lines have more cells "
+                "than the header, which are not read: a cell with a delimiter in it "
+                "needs quotes."
+            )
+        if lines.opened:
+            how = "--quoted reads cells with line breaks"
+            how = "without --quoted a line is a record" if text_format.quoted else how
+            yield f"{name}: {lines.opened:,} cells begin with an open quote: {how}."
+        last = lines.blank_at_end + text_format.last_lines
+        if lines.total:
+            yield (
+                f"{name}: the last line with text begins with {lines.total!r}: if it "
+                f"is a sum and no record, use --last-lines {last + 1}."
+            )
+        elif lines.blank_at_end:
+            yield (
+                f"{name}: blank lines at the end count as records "
+                f"({lines.blank_at_end:,}): --last-lines {last} leaves them out."
+            )
+        if lines.blank > lines.blank_at_end:
+            others = lines.blank - lines.blank_at_end
+            yield f"{name}: blank lines between others count as records ({others:,})."
+
+
 def undecoded(cells: Cells) -> str:
     """Returns the message about cells whose bytes do not decode."""
     return (
@@ -162,6 +202,8 @@ def _look(text: str) -> str:
     plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
     if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
         return "write 0.12 for 12%"
+    if negative := re.fullmatch(_NEGATIVE, plain):
+        return f"write -{negative['a'] or negative['b'] or negative['c']}"
     form = (
         rf"[+-]?(?P<a>{_CURRENCY})? ?[+-]?(?P<n>[\d.,' ]*\d[.,]?) ?(?P<b>{_CURRENCY})?"
     )

@@ -11,7 +11,14 @@ from rich.console import Console
 from rich.table import Table as Rows
 
 from dpjax._tables import Column, read_columns
-from dpjax.cli._cells import Cells, count_cells, count_texts, say_to_curator, undecoded
+from dpjax.cli._cells import (
+    Cells,
+    count_cells,
+    count_texts,
+    remarks_on_lines,
+    say_to_curator,
+    undecoded,
+)
 from dpjax.cli._command_settings import CheckSettings
 from dpjax.cli._guesses import FILL_IN
 from dpjax.cli._sources import Kind, Table, declared_columns
@@ -45,8 +52,9 @@ def check(settings: CheckSettings) -> None:
         console.print("No target was checked: --target names it.")
     else:
         _print_labels(console, columns[target], target, kinds[target])
-    found = [*_findings(kinds, cells, target), *_remarks(kinds, cells)]
-    for text in found or ["Nearly every column can be used."]:
+    messages = [*remarks_on_lines(path, text_format)]
+    messages += [*_findings(kinds, cells, target), *_remarks(kinds, cells)]
+    for text in messages or ["Nearly every column can be used."]:
         console.print(text, soft_wrap=True)
 
 

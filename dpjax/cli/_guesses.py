@@ -140,6 +140,7 @@ def schema_text(
     target: str | None,
     how: str = "the names alone",
     link: Link | None = None,
+    is_quoted: bool = False,
 ) -> str:
     """Returns the text of a schema to correct.
 
@@ -148,6 +149,7 @@ def schema_text(
         target: the column to predict, if it is known.
         how: the source of the guesses, in words.
         link: link of the loss; None: that which suits the guess for the target.
+        is_quoted: whether cells in quotes may have line ends.
 
     Example:
         >>> names = ["age", "town", "id", "price"]
@@ -199,6 +201,7 @@ def schema_text(
         last += _entry(guess._replace(categories=None))
     head = textwrap.fill(_HEAD, 80, initial_indent="# ", subsequent_indent="# ")
     head += f"\n# Guessed from {how}: correct every line.\n"
+    head += "\nquoted = true  # cells in quotes may have line breaks\n" * is_quoted
     return head + "\n" + "\n".join([*sections, last]).rstrip("\n")
 
 

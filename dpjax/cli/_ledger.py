@@ -13,7 +13,6 @@ import dataclasses
 import math
 import os
 import secrets
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -25,7 +24,7 @@ from rich.table import Table as Rows
 from dpjax import _files, _validate
 from dpjax._rounding import claim, rounded_down, rounded_up
 from dpjax._types import NeighboringRelation
-from dpjax._untrusted import number, of_type
+from dpjax._untrusted import number, of_type, toml_content
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_epsilon
 from dpjax.accounting._shared import Spending
 from dpjax.cli._command_settings import OpenLedgerSettings, ShowLedgerSettings
@@ -250,7 +249,7 @@ def read_ledger(path: Path) -> Ledger:
     rule = "a file; dpjax ledger open FILE --epsilon E --delta D writes one"
     _validate.require(path.is_file(), "--ledger", str(path), rule)
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = toml_content(path)
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']}, not {_FORMAT}")
         limit = of_type(dict, "limit", content["limit"])

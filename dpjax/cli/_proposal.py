@@ -4,6 +4,8 @@ from pathlib import Path
 
 from dpjax import _files, _validate
 from dpjax._tables import column_names, declared_kinds, read_columns
+from dpjax._untrusted import printable
+from dpjax.cli._cells import remarks_on_lines, say_to_curator
 from dpjax.cli._command_settings import SchemaSettings
 from dpjax.cli._guesses import HAS_TIMES, guess_cells, guess_names, schema_text
 from dpjax.cli._losses import link_of
@@ -17,7 +19,15 @@ def propose(settings: SchemaSettings) -> None:
         _files.check_file("--output", output, suffix=".toml")
         rule = "a new file; this one is there, perhaps corrected by hand"
         _validate.require(not output.exists(), "--output", str(output), rule)
-    names = column_names(path, settings.text_format)
+    text_format = settings.text_format
+    names = column_names(path, text_format)
+    if len(names) == 1:
+        terminal(stderr=True).print(
+            f"Warning: the only column is {printable(names[0])!r}. If this is a title "
+            "above the header, --skip-lines 1 leaves it out.",
+            style="yellow",
+            soft_wrap=True,
+        )
     rule = f"a column of {names}"
     _validate.require(target is None or target in names, "--target", target, rule)
     guesses = guess_names(path, names)
@@ -32,9 +42,10 @@ def propose(settings: SchemaSettings) -> None:
             if (name in times or not one.left_out)
             and (name == target or not one.is_exposure)
         ]
+        say_to_curator(terminal(stderr=True), remarks_on_lines(path, text_format))
         columns = {}
         if open_names:
-            columns = read_columns(path, open_names, text_format=settings.text_format)
+            columns = read_columns(path, open_names, text_format=text_format)
         found = {name: guess_cells(column) for name, column in columns.items()}
         for name in times & {name for name in found if found[name].center is None}:
             del found[name]
@@ -47,10 +58,12 @@ def propose(settings: SchemaSettings) -> None:
             style="yellow",
         )
     link = link_of(settings.loss) if settings.loss else None
-    text = schema_text(guesses, target=target, how=how, link=link) + "\n"
+    text = schema_text(
+        guesses, target=target, how=how, link=link, is_quoted=text_format.quoted
+    )
     if output is None:
         end_stage()
-        print(text, end="")
+        print(text)
     else:
-        _files.write_whole(output, text.encode(), name="--output")
+        _files.write_whole(output, f"{text}\n".encode(), name="--output")
         show_paths(terminal(), [output])

@@ -1,5 +1,7 @@
 """The schema of a user's file: what is public about each column, in TOML.
 
+    quoted = true            # if cells in quotes have line breaks (RFC 4180)
+
     [columns.age]            # enters as (x - center) / scale
     center = 40
     scale = 10
@@ -24,13 +26,13 @@ A column without such constants cannot be used, because to compute them from the
 costs privacy. `--private-ranges` does so for each section that is left empty.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpjax import _validate
+from dpjax._untrusted import toml_content
 from dpjax.cli._guesses import toml_key
 from dpjax.cli._losses import AMOUNTS
 from dpjax.datasets import Categorical, Numeric
@@ -80,33 +82,30 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         ValueError: If the file is missing or does not parse, or an entry is not of the
             form above.
     """
-    _validate.require(path.is_file(), "--schema", str(path), "a file that exists")
+    _require(path.is_file(), str(path), "a file that exists")
     try:
-        content = tomllib.loads(path.read_text("utf-8"))
+        content = toml_content(path)
     except (ValueError, OSError) as why:
         raise ValueError(
             f"--schema must be a TOML file, got {str(path)!r}: {why}."
         ) from None
+    quoted = content.pop("quoted", False)
+    _require(isinstance(quoted, bool), quoted, "true, in quoted")
     if link is None:
         content.setdefault("target", {})  # nothing is predicted
-    _validate.require(
-        set(content) - _BOUNDED == {"columns", "target"},
-        "--schema",
-        sorted(content),
-        "made of two sections, [columns] and [target], with [exposure] and [weight] "
-        f"where they are needed, in {path}",
-    )
-    columns = content["columns"]
-    rule = "at least one column long: [columns.NAME]"
+    rule = "made of two sections, [columns] and [target], with [exposure] and [weight] "
+    rule += f"where they are needed, in {path}"
+    is_fine = set(content) - _BOUNDED == {"columns", "target"}
+    _require(is_fine, sorted(content), rule)
+    columns, target = content["columns"], content["target"]
     is_fine = isinstance(columns, dict) and len(columns) > 0
-    _validate.require(is_fine, "--schema", columns, rule)
-    target, target_column = content["target"], None
+    _require(is_fine, columns, "at least one column long: [columns.NAME]")
+    target_column = None
     if isinstance(target, dict) and "column" in target:
         target_column = target.pop("column")
         rule = "the name of a column, in column of [target]"
-        is_fine = isinstance(target_column, str)
-        _validate.require(is_fine, "--schema", target_column, rule)
-    link = _link_said(target) if link is None else link
+        _require(isinstance(target_column, str), target_column, rule)
+    link = _link_of(target) if link is None else link
     kinds = {name: _column(name, one, allows_empty) for name, one in columns.items()}
     if link == "logit":
         kind = _positive(target)
@@ -114,17 +113,19 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         kind = _amount(target, allows_empty)
     else:
         kind = _numeric("[target]", target, allows_empty)
-    return Schema(
-        kinds,
-        kind,
-        target_column,
-        **{name: _bounded(name, content[name]) for name in _BOUNDED & set(content)},
+    bounded = {name: _bounded(name, content[name]) for name in _BOUNDED & set(content)}
+    return Schema(kinds, kind, target_column, **bounded)
+
+
+def _require(is_fine: bool, value: Any, rule: str) -> None:
+    _validate.require(is_fine, "--schema", value, rule)
+
+
+def _link_of(target: Any) -> Link:
+    names = set(target) if isinstance(target, dict) else set()
+    return (
+        "logit" if "positive" in names else "log" if names == {"scale"} else "identity"
     )
-
-
-def _link_said(target: Any) -> Link:
-    said = set(target) if isinstance(target, dict) else set()
-    return "logit" if "positive" in said else "log" if said == {"scale"} else "identity"
 
 
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
@@ -135,7 +136,7 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
     rule = "a list of distinct texts or numbers, at least one and no nan, NaT or <NA>, "
     rule += f"in categories of {where}"
     is_list = isinstance(categories, list) and all(map(_is_category, categories))
-    _validate.require(is_list, "--schema", categories, rule)
+    _require(is_list, categories, rule)
     try:
         return Categorical(tuple(map(_label, categories)))
     except ValueError:  # two are one category, or there is none
@@ -145,15 +146,16 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
 def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
     if allows_empty and entry == {}:
         return None
-    _validate.require(
+    is_target = where == "[target]"
+    rule = "center and scale, two numbers"
+    rule += f"{'' if is_target else ' (or a list, categories)'}, in {where}"
+    rule += "; or empty, with --private-ranges" * (entry == {})
+    is_fine = (
         isinstance(entry, dict)
-        and set(entry) - ({"limit"} if where != "[target]" else set()) == _NUMERIC
-        and all(map(_is_number, entry.values())),
-        "--schema",
-        entry,
-        f"center and scale, two numbers{_or_categories(where)}, in {where}"
-        + ("; or empty, with --private-ranges" if entry == {} else ""),
+        and set(entry) - (set() if is_target else {"limit"}) == _NUMERIC
+        and all(map(_is_number, entry.values()))
     )
+    _require(is_fine, entry, rule)
     try:
         return Numeric(**entry)
     except (ValueError, OverflowError) as why:
@@ -162,47 +164,27 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
 
 def _amount(entry: Any, allows_empty: bool) -> Numeric | None:
     """Returns the scale of the target of a log link, which has no center."""
-    _validate.require(
-        isinstance(entry, dict)
-        and ("scale" in entry or entry == {})
-        and entry.get("center", 0) == 0,
-        "--schema",
-        entry,
-        f"scale, a number, with center 0 or none, in [target], for {AMOUNTS}",
-    )
+    rule = f"scale, a number, with center 0 or none, in [target], for {AMOUNTS}"
+    is_fine = isinstance(entry, dict) and ("scale" in entry or entry == {})
+    _require(is_fine and entry.get("center", 0) == 0, entry, rule)
     return _numeric("[target]", entry and {"center": 0} | entry, allows_empty)
 
 
 def _bounded(name: str, entry: Any) -> BoundedColumn:
     rule = f"column, a name, and max, a number above zero, in [{name}]"
-    _validate.require(
-        isinstance(entry, dict)
-        and set(entry) == {"column", "max"}
-        and isinstance(entry["column"], str)
-        and _is_number(entry["max"]),
-        "--schema",
-        entry,
-        rule,
-    )
+    is_fine = isinstance(entry, dict) and set(entry) == {"column", "max"}
+    is_fine = is_fine and isinstance(entry["column"], str) and _is_number(entry["max"])
+    _require(is_fine, entry, rule)
     try:
         return BoundedColumn(**entry)
     except (ValueError, OverflowError):
         raise ValueError(f"--schema must be {rule}, got {entry!r}.") from None
 
 
-def _or_categories(where: str) -> str:
-    return "" if where == "[target]" else " (or a list, categories)"
-
-
 def _positive(entry: Any) -> Categorical:
-    _validate.require(
-        isinstance(entry, dict)
-        and set(entry) == {"positive"}
-        and _is_category(entry["positive"]),
-        "--schema",
-        entry,
-        "positive, the text or number that counts as +1, in [target]",
-    )
+    rule = "positive, the text or number that counts as +1, in [target]"
+    is_fine = isinstance(entry, dict) and set(entry) == {"positive"}
+    _require(is_fine and _is_category(entry["positive"]), entry, rule)
     return Categorical((_label(entry["positive"]),))
 
 

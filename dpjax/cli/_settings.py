@@ -10,6 +10,7 @@ from typing import Literal
 from dpjax import _validate
 from dpjax._public_sets import PUBLIC_SETS
 from dpjax._texts import TextFormat
+from dpjax._untrusted import toml_content
 from dpjax.cli._losses import LossName
 from dpjax.cli._options import (
     REQUIRED,
@@ -43,6 +44,22 @@ ModelName = Literal["additive", "linear"]
 class TextOptions(Options):
     """The format of text and numbers in a file, for all commands that read one."""
 
+    quoted: bool = of_data(
+        "Cells in quotes may have line breaks, as a CSV writer writes them (RFC 4180); "
+        "by default a line is a record. The schema may say it: quoted = true.",
+        default=False,
+    )
+    skip_lines: int | None = of_data(
+        "The number of lines above the header, such as titles.", _validate.count
+    )
+    last_lines: int | None = of_data(
+        "The number of lines at the end that are no records, such as sums.",
+        _validate.count,
+    )
+    row_names: bool = of_data(
+        "Lines begin with a cell that has no name in the header, as R writes them.",
+        default=False,
+    )
     encoding: str | None = of_data(
         "The text encoding, such as latin-1 or cp1252; by default UTF-8, or UTF-16 if "
         "the file begins with its byte order mark."
@@ -63,11 +80,23 @@ class TextOptions(Options):
     def text_format(self) -> TextFormat:
         """How the file is read."""
         return TextFormat(
+            quoted=self.quoted or _is_quoted(getattr(self, "schema", None)),
+            skip_lines=self.skip_lines or 0,
+            last_lines=self.last_lines or 0,
+            row_names=self.row_names,
             encoding=self.encoding,
             decimal=self.decimal or ".",
             thousands=self.thousands,
             currency=self.currency,
         )
+
+
+def _is_quoted(schema: Path | None) -> bool:
+    """Returns whether a schema has `quoted = true`; `read_schema` checks the rest."""
+    try:
+        return schema is not None and toml_content(schema).get("quoted") is True
+    except (OSError, ValueError):
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)

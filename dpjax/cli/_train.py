@@ -123,12 +123,14 @@ def train(settings: Settings) -> None:
 def load_public(name: str, settings: Settings) -> Dataset:
     """Loads a public data set, with which options of a file are left out."""
     own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
-    own += ("max_records", "encoding", "decimal", "thousands", "currency")
+    own += ("max_records", "quoted", "skip_lines", "last_lines", "row_names")
+    own += ("encoding", "decimal", "thousands", "currency")
     for option in own:
         value = getattr(settings, option)
         shown = str(value) if isinstance(value, Path) else value
         rule = f"left out with {name}, which has its own"
-        _validate.require(value is None, flag(option), shown, rule)
+        is_fine = value is None or value is False
+        _validate.require(is_fine, flag(option), shown, rule)
     data = datasets.load(name)
     _check_model(settings, data.schema, len(data.features))
     return data

@@ -27,7 +27,7 @@ from dpjax._texts import Texts, is_missing, text_of
 from dpjax.accounting import PrivacyGuarantee, group_privacy
 
 RECORDS_PER_UNIT = 4  # of a unit, by default; public, as the records must not choose it
-_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
+_WHOLE = re.compile(r"([+-]?[0-9]+)\.0?")
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,9 @@ from dpjax._texts import Texts, is_missing, number_of, numbers_of, text_of, trut
 _NUMBER_KINDS = "biuf"
 _TEXT_KINDS = "SUTO"
 _MOST_DIGITS = 300  # float's largest number has 309
-# Of a text that is a number by value: 01234 and 1E5 are codes, 1.0e+00 is a number.
+# Programs write a whole number as 1, 1.0 or 1.0e+00, but 01234 and 1E5 are codes.
 _PLAIN_NUMBER = re.compile(
-    r"([+-]?(?:0|[1-9][0-9]*))(?:(\.0*)|\.[0-9]*(?:[eE][+-][0-9]{2,3})?)?"
+    r"([+-]?(?:0|[1-9][0-9]*))(?:(\.0?)|\.[0-9]*([eE][+-][0-9]{2,3})?)?"
 )
 
 
@@ -78,11 +78,11 @@ class Numeric:
 class Categorical:
     """A column of categories, one-hot over a public list.
 
-    Cells are compared as text without surrounding blanks. Numbers and booleans are
-    compared by value, whole numbers to the last digit: 1, "1", "1.0", True and "true"
-    are one category. A text with a leading zero, such as "01", is a code, not a number,
-    except in a column of numbers. A cell that is not listed gives a row of zeros, and
-    so does one without a value: None, NaN, NA, NaT or blank.
+    Cells are compared as text without surrounding blanks. Whole numbers and booleans
+    are compared by value, to the last digit: 1, "1", "1.0", True and "true" are one
+    category. Other texts are codes, such as "01", or "250.1" beside "250.10", except in
+    a column of numbers, where all categories are numbers. A cell that is not listed
+    gives a row of zeros, and so does one without a value: None, NaN, NA, NaT or blank.
 
     Args:
         categories: the public list, distinct.
@@ -122,7 +122,7 @@ class Categorical:
             has_numbers = column.dtype.kind in _NUMBER_KINDS
         as_key = _number_of_category if has_numbers else _category
         position = {as_key(name): index for index, name in enumerate(self.categories)}
-        places = (position.get(_category(cell), -1) for cell in cells)
+        places = (position.get(as_key(cell), -1) for cell in cells)
         found = np.fromiter(places, np.int64, len(cells))[codes]
         rows = np.flatnonzero(found >= 0)
         one_hot = np.zeros((len(column), len(self.categories)), np.float32)
@@ -169,10 +169,10 @@ def encode(
     return features, tuple(names)
 
 
-def _number_of_category(name: str) -> int | float | str | None:
-    """Returns the value by which a category is compared in a column of numbers."""
-    known = _category(name)
-    return number_of(name) if isinstance(known, str) else known
+def _number_of_category(cell: Any) -> int | float | None:
+    """Returns the value by which a cell of a column of numbers is compared."""
+    known = _category(cell)
+    return number_of(cell) if isinstance(known, str) else known
 
 
 def _category(cell: Any) -> int | float | str | None:
@@ -186,7 +186,10 @@ def _category(cell: Any) -> int | float | str | None:
         return text if truth is None else truth
     if text == number[1] or number[2] is not None:
         return int(number[1])
-    return float(text) if math.isfinite(float(text)) else text
+    if number[3] is None:
+        return text
+    value = float(text)
+    return value if value.is_integer() else repr(value)
 
 
 def _require_column(column: Any) -> None:

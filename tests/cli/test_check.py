@@ -158,6 +158,7 @@ def test_what_check_refuses(folder, options, message):
         ("$ 1,200", "try --thousands , --currency '$'"),
         ("1.509,95 EUR", "try --decimal , --thousands . --currency EUR"),
         ("12%|1.5 %", "write 0.12 for 12%"),
+        ("\u2212100|(100)|100-|( 100 )|100\u2212", "write -100"),
         ("1,200|12,345,678|-1,200.50", "try --thousands ,"),
         ("1.200,5", "try --decimal , --thousands ."),
         ("2,5|-0,25|1200,50", "try --decimal ,"),

@@ -50,7 +50,7 @@ GOOD = {
         text(
             [['"G\n""h"", ent"' if a == "Ghent" else a, *b] for a, *b in ROWS]
         ).encode(),
-        [],
+        ["--quoted"],
     ),
     "an index": (
         text([[str(i), *r] for i, r in enumerate(ROWS)], ["", *HEAD]).encode(),
@@ -92,6 +92,95 @@ def test_a_file_is_read_as_it_is(tmp_path, monkeypatch, name):
     assert code == 0
     assert "Nearly every column can be used." in words_of(shown)
     assert words_of(shown).count("0% 0%") == 3
+
+
+ADVICE = {
+    "row names": (
+        text([[f'"{i}"', *row] for i, row in enumerate(ROWS)]),
+        "60 of 60 lines have one cell more than the header",
+        ["--row-names"],
+    ),
+    "surplus cells": (
+        text([["Gh,ent", *row[1:]] for row in ROWS[:2]] + ROWS),
+        "data.csv: 2 of 62 lines have more cells than the header, which are not read",
+        None,
+    ),
+    "line breaks": (
+        text([['"G\nhent"', *ROWS[0][1:]], *ROWS]),
+        "1 cells begin with an open quote: --quoted reads cells with line breaks",
+        ["--quoted"],
+    ),
+    "an open quote": (
+        text([['"G\nhent"', *ROWS[0][1:]], *ROWS, ['"inch', "1", "2"]]),
+        "1 cells begin with an open quote: without --quoted a line is a record",
+        None,
+    ),
+    "a sum": (
+        text([*ROWS, ["Total:", "", "99"]]) + ",,\n\n",
+        "begins with 'Total': if it is a sum and no record, use --last-lines 3",
+        ["--last-lines", 3],
+    ),
+    "blank lines at the end": (
+        text() + "\n;\n\n".replace(";", ","),
+        "blank lines at the end count as records (3): --last-lines 3",
+        ["--last-lines", 3],
+    ),
+    "blank lines": (
+        text([*ROWS[:3], [""], *ROWS]),
+        "blank lines between others count as records (1)",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ADVICE)
+def test_lines_are_told_by_what_looks_at_records(tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    content, message, options = ADVICE[kind]
+    (tmp_path / "data.csv").write_text(content)
+    schema = 'columns.rooms = {center = 3, scale = 2}\ntarget = {column = "price"'
+    (tmp_path / "schema.toml").write_text(schema + ", center = 1000, scale = 50}")
+    given = ["--quoted"] if kind == "an open quote" else []
+
+    def told(*options):
+        shown = invoke("schema", "data.csv", "--from-data", *given, *options)
+        check = ["check", "data.csv", "--schema", "schema.toml"]
+        checked = invoke(*check, *given, *options)
+        assert (shown[0], checked[0]) == (0, 0)
+        return message in shown[2], message in words_of(checked[1])
+
+    assert told() == (True, True)
+    if options is not None:
+        assert told(*options) == (False, False)
+    # What looks at the header alone tells nothing.
+    assert invoke("schema", "data.csv", "--target", "price")[2] == ""
+
+
+def test_a_schema_says_that_cells_are_quoted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content, _ = GOOD["line breaks"]
+    (tmp_path / "data.csv").write_bytes(content)
+    given = "data.csv", "--target", "price"
+    invoke("schema", *given, "--from-data", "--quoted", "--output", "schema.toml")
+    assert "\nquoted = true" in (tmp_path / "schema.toml").read_text()
+    shown = invoke("check", *given, "--schema", "schema.toml")[1]
+    assert "Nearly every column can be used." in words_of(shown)
+    written = (tmp_path / "schema.toml").read_text().replace("quoted = true", "")
+    (tmp_path / "schema.toml").write_text(written)
+    assert "--quoted" in invoke("check", *given, "--schema", "schema.toml")[1]
+
+
+def test_a_title_above_the_header_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.csv").write_text("Sales of 2023\n" + text())
+    code, _, said = invoke("schema", "data.csv")
+    assert code == 0
+    assert (
+        "'Sales of 2023'. If this is a title above the header, --skip-lines 1" in said
+    )
+    _, shown, said = invoke("schema", "data.csv", "--skip-lines", 1)
+    assert set(tomllib.loads(shown)["columns"]) == {"town", "rooms", "price"}
+    assert said == ""
 
 
 BAD = {

@@ -101,15 +101,15 @@ REFUSED = BAD | {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_file_that_is_refused_leaves_nothing(folder, monkeypatch, kind, command):
     content, message = REFUSED[kind]
-    name, blocks = written(folder, content), _csv._blocks
+    name, lines = written(folder, content), _csv._lines
 
-    def changing(path, encoding):
-        for block in blocks(path, encoding):
+    def changing(path, encoding, **options):
+        for block in lines(path, encoding, **options):
             yield block
             if kind == "changing":
                 path.write_bytes(content + b"7,Mons,3\n")
 
-    monkeypatch.setattr(_csv, "_blocks", changing)
+    monkeypatch.setattr(_csv, "_lines", changing)
     before = {path.name for path in folder.rglob("*")}
     what = ["model.npz", name]
     if command == "train":

@@ -82,11 +82,11 @@ def test_predictions_join_by_what_is_kept(folder):
         return content.splitlines(), " ".join(result.stderr.split())
 
     (folder / "new.csv").write_text('note,rooms\n"a ""b"",\nc",6\n01,\n')
-    lines, said = told("--id", "note")
+    lines, said = told("--id", "note", "--quoted")
     assert lines == ["note,predicted_price", '"a ""b"",', 'c",550', "01,350"]
     assert "There is no column town: none of its categories is used for all" in said
     assert "column rooms" not in said
-    assert told("--keep", "--id", "rooms")[0][::3] == [
+    assert told("--keep", "--id", "rooms", "--quoted")[0][::3] == [
         "rooms,note,predicted_price",
         ",01,350",
     ]

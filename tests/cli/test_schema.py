@@ -23,9 +23,11 @@ def write(tmp_path, text):
 
 
 def test_reads_numbers_and_categories(tmp_path):
+    # An editor may have put a byte order mark before it.
     path = write(
         tmp_path,
-        """
+        """\ufeff
+        quoted = false
         columns.a = {center = 1, scale = 2.5}
         columns.b = {categories = ["x", 3, true]}
         target = {center = 0, scale = 10}
@@ -177,6 +179,7 @@ TARGET = "[target]\ncenter = 0\nscale = 1\n"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (f"quoted = 1\ncolumns.a = {{}}\n{TARGET}", "true, in quoted, got 1"),
         ("columns = ", "a TOML file, got .*Invalid value"),
         (f"{TARGET}[columns.a]\nscale=1\n[columns.a]\nscale=2", "a TOML file"),
         ("[columns.a]\ncenter = 0\nscale = 1", "two sections"),

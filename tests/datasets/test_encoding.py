@@ -178,9 +178,21 @@ def test_truth_in_text_is_a_number_too():
     assert Numeric().encode(cells)[:, 0].tolist() == [1, 0, 1, 0]
 
 
-def test_codes_with_leading_zeros_stay_apart():
+def test_codes_stay_apart():
     kind = Categorical(("01", "1"))
     assert kind.encode(np.array(["01", "1.0"])).tolist() == [[1, 0], [0, 1]]
+    codes = ["250.1", "250.10", "250", "250.00", "1.5"]
+    for cells in (np.array(codes), Texts.of(codes)):
+        assert (Categorical(tuple(codes)).encode(cells) == np.eye(5)).all()
+    # In a column of numbers, and as programs write numbers, there is but one of each.
+    cells = Categorical(("250.10", "1.5")).encode(np.array([250.1, 1.5, np.nan]))
+    assert cells.tolist() == [[1, 0], [0, 1], [0, 0]]
+    written = np.array(["1.5e+00", "2.500000000000000000e-01", "1.5"])
+    assert Categorical(("1.5", "0.25")).encode(written).tolist() == [
+        [1, 0],
+        [0, 1],
+        [1, 0],
+    ]
     with pytest.raises(ValueError, match="categories must be a list of distinct"):
         Categorical(("1", "true"))
 

@@ -1,5 +1,6 @@
 """Faults that were there, or might have been, planted again: the replay sees each."""
 
+import dataclasses
 import warnings
 from functools import partial
 
@@ -178,22 +179,23 @@ def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F81
 @pytest.mark.parametrize("fault", ["bytes", "quotes"])
 def test_a_file_in_which_a_cell_takes_its_neighbours(commands, monkeypatch, fault):  # noqa: F811
     lines = test_commands.plain()
-    if fault == "bytes":  # one more or less moves what follows
+    if fault == "bytes":  # a line end of UTF-16 is found in halves of two characters
 
-        def blocks(path, encoding):
-            text = path.read_bytes().decode("utf-16-le", "replace")[1:]
-            yield pl.Series(text.split("\n"))
+        def lines_of(path, encoding, *, is_quoted):
+            parts = path.read_bytes()[2:].split(b"\n\0")
+            yield pl.Series([part.decode("utf-16-le", "replace") for part in parts])
 
-        monkeypatch.setattr(_csv, "_blocks", blocks)
-        odd, encode = "1,\udcff2,cook,1", test_commands.as_utf16
+        monkeypatch.setattr(_csv, "_lines", lines_of)
+        odd, encode = "1,2,\u0a05\u0100,1", test_commands.as_utf16
     else:  # as most readers have it, a quote goes on up to the next one
+        begin = _csv._begin
 
-        def last_line(self, lines, first):
-            return len(lines) - 1
+        def quoted(path, text_format):
+            return begin(path, dataclasses.replace(text_format, quoted=True))
 
-        monkeypatch.setattr(_csv._Grammar, "last_line", last_line)
+        monkeypatch.setattr(_csv, "_begin", quoted)
         odd, encode = '1,"2,cook,1', test_commands.as_csv
     odd_lines = [lines[0], odd, *lines[2:]]
     options = test_commands.CASES["gradient descent"]
-    with pytest.raises(AssertionError, match="n = 2 records"):
+    with pytest.raises(AssertionError, match=r"n = (2|61) records"):
         commands.compare(options, lines, [odd_lines], encode)
