@@ -196,6 +196,6 @@ def test_a_file_in_which_a_cell_takes_its_neighbours(commands, monkeypatch, faul
         monkeypatch.setattr(_csv, "_begin", quoted)
         odd, encode = '1,"2,cook,1', test_commands.as_csv
     odd_lines = [lines[0], odd, *lines[2:]]
-    options = test_commands.CASES["gradient descent"]
+    options = test_commands.CASES["linear model"]
     with pytest.raises(AssertionError, match=r"n = (2|61) records"):
         commands.compare(options, lines, [odd_lines], encode)
