@@ -20,9 +20,11 @@ from dpjax._texts import Texts, is_missing, number_of, numbers_of, text_of, trut
 _NUMBER_KINDS = "biuf"
 _TEXT_KINDS = "SUTO"
 _MOST_DIGITS = 300  # float's largest number has 309
-# Of a text that is a number by value: 01234 and 1E5 are codes, 1.0e+00 is a number.
+# Of a text that is a number by value: 01234 and 1E5 are codes, 1.0e+00 is a number, and
+# so is 1e+05, as Python and R write a float.
 _PLAIN_NUMBER = re.compile(
-    r"([+-]?(?:0|[1-9][0-9]*))(?:(\.0*)|\.[0-9]*(?:[eE][+-][0-9]{2,3})?)?"
+    r"([+-]?(?:0|[1-9][0-9]*))"
+    r"(?:(\.0*)|\.[0-9]*(?:[eE][+-][0-9]{2,3})?|e[+-][0-9]{2,3})?"
 )
 
 
