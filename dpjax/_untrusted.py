@@ -3,11 +3,15 @@
 TOML and JSON hold values of any type, and integers of any length.
 """
 
+import re
 import unicodedata
 from typing import Any
 
 from dpjax import _validate
 
+_FORMULA = re.compile(
+    r"[=@\t\r]|[+-](?![+-]*$|[0-9.])|[+-].*([|!]|[A-Za-z]\()", re.DOTALL
+)
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 
 
@@ -61,3 +65,15 @@ def printable(text: str) -> str:
         else character
         for character in text
     )
+
+
+def harmless(cell: str) -> str:
+    """Returns a cell of a table that no spreadsheet runs as a formula.
+
+    One that begins as a formula gets an apostrophe before it; numbers stay as they are.
+
+    Example:
+        >>> [harmless(cell) for cell in ("=1+1", "-5.2", "-", "-2+A1|'x'!B")]
+        ["'=1+1", '-5.2', '-', "'-2+A1|'x'!B"]
+    """
+    return f"'{cell}" if _FORMULA.match(cell) else cell

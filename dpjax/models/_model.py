@@ -234,13 +234,15 @@ class Model:
 
         Cells are encoded as by `predict`, and predictions agree to the rounding of
         float32. Categories are compared as texts without blanks around them; 1 is also
-        1.0 and true.
+        1.0, 1.00, +1 and true. ONNX cannot read these: a text that may be a category in
+        another spelling stops the runtime.
 
         Args:
             format: "python" for a module without imports, whose `predict` takes a
                 mapping from columns to the cells of a record; "sql" for one expression
-                of the columns of a table, where numbers have a numeric type; "onnx" for
-                an input of shape (n,) for each column, of float64 or text.
+                of the columns, of any type of text or numbers, of a table that is named
+                record: `SELECT (...) FROM my_table AS record`; "onnx" for an input of
+                shape (n,) for each column, of float64 or text.
 
         Returns:
             The content; of Python and SQL, text in UTF-8. It states the guarantee.

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax.models._export import FARTHEST, Levels, Numbers, Parts
+from dpjax.models._export import BLANKS, FARTHEST, Levels, Numbers, Parts
 from dpjax.models._terms import MEANS
 
-_VERSIONS = {"": 15, "ai.onnx.ml": 2}  # of operators; old ones, which all runtimes have
-_IR_VERSION = 8
+_VERSIONS = {"": 20, "ai.onnx.ml": 2}  # of operators; 20 has patterns of texts
+_IR_VERSION = 9
 
 
 def onnx_file(parts: Parts) -> bytes:
@@ -52,7 +52,14 @@ def onnx_file(parts: Parts) -> bytes:
             places = {"values_int64s": [*range(count)], "default_int64": count}
             places |= {"keys_strings": [*part.weights], "domain": "ai.onnx.ml"}
             index = node("LabelEncoder", part.name, **places)
-            return node("Gather", constant([*part.weights.values(), 0.0]), index)
+            is_other = node("Equal", index, constant(count, np.int64))
+            is_odd = node("RegexFullMatch", part.name, pattern=_odd_cells(part))
+            is_odd = node("Cast", node("And", is_other, is_odd), to=TensorProto.INT64)
+            # Beyond the weights, so that the runtime stops with this name.
+            index = node("Add", index, is_odd)
+            name = f"categories of {part.name} without blanks, as the model writes them"
+            weights = constant([*part.weights.values(), 0.0])
+            return node("Gather", weights, index, name=name)
         moved = node("Sub", part.name, constant(part.center))
         z = node("Div", moved, constant(part.scale))
         is_near = node("Less", node("Abs", z), constant(FARTHEST))
@@ -87,3 +94,25 @@ def onnx_file(parts: Parts) -> bytes:
     )
     checker.check_model(made)
     return made.SerializeToString(deterministic=True)
+
+
+def _odd_cells(part: Levels) -> str:
+    """Returns a pattern of texts that may be a category, but in other characters.
+
+    ONNX can compare texts, and neither removes blanks nor reads numbers in texts.
+    """
+    blank = "".join(rf"\x{{{ord(character):x}}}" for character in BLANKS)
+    odd = [f"[{blank}]+[^{blank}].*", f".*[^{blank}][{blank}]+"]
+    if part.numbers:
+        whole = "(0|[1-9][0-9]*)"
+        forms = [
+            r"\.",
+            r"\.[0-9]*0",
+            r"\.[0-9]{16,}",
+            r"(\.[0-9]*[eE]|e)[+-][0-9]{2,3}",
+        ]
+        odd += [rf"\+{whole}(\.[0-9]*)?", "-0", rf"[+-]?{whole}({'|'.join(forms)})"]
+        odd += [
+            f"(?i:{x})" for i, x in enumerate(("false", "true")) if i in part.numbers
+        ]
+    return f"(?s){'|'.join(odd)}"

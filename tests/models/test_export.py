@@ -96,7 +96,7 @@ def by_database(connection, content, table, missing):
     for at, row in enumerate(rows):
         cells = [missing[at % 2] if cell != cell else cell for cell in row]
         connection.execute(f"INSERT INTO t VALUES ({marks})", [at, at, *cells])
-    query = f"SELECT {content.decode()} FROM t ORDER BY place"
+    query = f"SELECT {content.decode()} FROM t AS record ORDER BY place"
     return [value for (value,) in connection.execute(query).fetchall()]
 
 
