@@ -177,7 +177,7 @@ def _of_category(part: Levels, place: int) -> str:
     for value, weight in part.numbers.items():
         if isinstance(value, int):
             cases.append((f"{is_text}'{value}'", weight))
-        if abs(value) < FARTHEST and float(value) == value:
+        if abs(value) <= sys.float_info.max and float(value) == value:
             cases.append((is_value + _number(value), weight))
     lines = "".join(f"\n  WHEN {case} THEN {_number(x)}" for case, x in cases)
     return f"CASE{lines}\n  ELSE 0.0e0 END"

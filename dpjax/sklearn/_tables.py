@@ -131,23 +131,14 @@ def _as_numbers(cells: np.ndarray) -> np.ndarray:
 
 
 class _Named:
-    """A frame of polars, by the protocol in which scikit-learn before 1.9 asks."""
+    """The names of a frame, by the protocol in which old scikit-learn asks."""
 
     def __init__(self, frame: Any):
-        self.frame = frame
         self.shape = frame.shape
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.frame.to_numpy(), dtype)
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        self.column_names = lambda: names_of(frame)
 
     def __dataframe__(self) -> "_Named":
         return self
-
-    def column_names(self) -> list[str]:
-        return self.frame.columns
 
 
 def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
