@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import dpjax
@@ -90,7 +91,8 @@ def test_numbers_are_in_their_intervals(frame, found):
 
 def test_a_data_frame_is_a_table(frame):
     rows = described(frame, delta=None).rows
-    for made in (pd.DataFrame(frame), pl.DataFrame(frame)):
+    pandas = pd.DataFrame(frame)
+    for made in (pandas, pandas.convert_dtypes(), pl.DataFrame(frame), pa.table(frame)):
         assert described(made, delta=None).rows == rows
 
 

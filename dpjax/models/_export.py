@@ -167,10 +167,10 @@ def _levels(name: str, kind: Categorical, weights: list[float]) -> Levels:
             levels.texts[text] = weight
             continue
         exact = Decimal(text) if text.lower() not in _TRUTH else Decimal(number)
-        whole = int(exact) if exact == exact.to_integral_value() else None
-        forms = [str(whole), repr(number)]
+        integer = int(exact) if exact == exact.to_integral_value() else None
+        forms = [str(integer), repr(number)]
         if kind.encode(np.array(forms, object)).any():
-            levels.numbers[number if whole is None else whole] = weight
+            levels.numbers[number if integer is None else integer] = weight
         else:
             levels.texts[text] = weight
             (row,) = kind.encode(np.array([number]))

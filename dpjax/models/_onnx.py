@@ -128,14 +128,14 @@ def _odd_cells(part: Levels) -> str:
     blank = "".join(rf"\x{{{ord(character):x}}}" for character in BLANKS)
     odd = [f"[{blank}]+[^{blank}].*", f".*[^{blank}][{blank}]+"]
     if part.numbers:
-        whole = "(0|[1-9][0-9]*)"
+        digits = "(0|[1-9][0-9]*)"
         forms = [
             r"\.",
             r"\.[0-9]*0",
             r"\.[0-9]{16,}",
             r"(\.[0-9]*[eE]|e)[+-][0-9]{2,3}",
         ]
-        odd += [rf"\+{whole}(\.[0-9]*)?", "-0", rf"[+-]?{whole}({'|'.join(forms)})"]
+        odd += [rf"\+{digits}(\.[0-9]*)?", "-0", rf"[+-]?{digits}({'|'.join(forms)})"]
         odd += [
             f"(?i:{x})" for i, x in enumerate(("false", "true")) if i in part.numbers
         ]

@@ -45,26 +45,26 @@ _OF_NUMBERS = (
     f" WHEN {_IS_NUMBER} THEN {_VALUE} END AS x#"
 )
 # Numbers among categories: whole ones are k, to the last digit, and others are x.
-_HAS_WHOLE = (
+_HAS_INTEGER = (
     "LENGTH(r#) < LENGTH(u#) AND"
     " (SUBSTR(u#, 1, 1) <> '0' OR LENGTH(u#) = 1 + LENGTH(r#))"
 )
-_IS_WHOLE = (
-    f"{_HAS_WHOLE} AND (r# = '' OR SUBSTR(r#, 1, 1) = '.' AND"
+_IS_INTEGER = (
+    f"{_HAS_INTEGER} AND (r# = '' OR SUBSTR(r#, 1, 1) = '.' AND"
     " LTRIM(SUBSTR(r#, 2), '0') = '')"
 )
 _IS_DECIMAL = (
-    f"{_HAS_WHOLE} AND (SUBSTR(r#, 1, 1) = '.' AND f# = '' OR SUBSTR(r#, 1, 1) IN"
+    f"{_HAS_INTEGER} AND (SUBSTR(r#, 1, 1) = '.' AND f# = '' OR SUBSTR(r#, 1, 1) IN"
     f" ('.', 'e') AND {_HAS_EXPONENT} AND LENGTH(e#) IN (2, 3) AND LENGTH(f#) ="
     " 2 + LENGTH(e#))"
 )
-_WHOLE = (
+_INTEGER = (
     "CASE WHEN SUBSTR(t#, 1, 1) = '-' AND SUBSTR(u#, 1, 1) <> '0' THEN '-' ELSE '' END"
     " || SUBSTR(u#, 1, LENGTH(u#) - LENGTH(r#))"
 )
 _OF_LEVELS = (
     f"CASE WHEN TYPEOF(c#) IN ({_REALS}) THEN NULL WHEN LOWER(t#) = 'true' THEN '1'"
-    f" WHEN LOWER(t#) = 'false' THEN '0' WHEN {_IS_WHOLE} THEN {_WHOLE}"
+    f" WHEN LOWER(t#) = 'false' THEN '0' WHEN {_IS_INTEGER} THEN {_INTEGER}"
     f" WHEN {_IS_DECIMAL} THEN NULL ELSE t# END AS k#,"
     f" CASE WHEN TYPEOF(c#) IN ({_REALS}) THEN CAST(c# AS DOUBLE)"
     f" WHEN {_IS_DECIMAL} THEN {_VALUE} END AS x#"
@@ -92,7 +92,7 @@ def sql_file(parts: Parts) -> bytes:
         for place, part in enumerate(columns.values())
     ]
     for step in itertools.zip_longest(*of_columns):
-        added = "".join(f",\n  {one}" for one in step if one)
+        added = "".join(f",\n  {addition}" for addition in step if addition)
         queries.append(f"SELECT *{added} FROM step{len(queries) - 1}")
     places = {name: place for place, name in enumerate(columns)}
     terms = [_number(parts.intercept)]
@@ -170,8 +170,8 @@ def _of_category(part: Levels, place: int) -> str:
     cases = []
     for value, weight in part.codes.items():
         typed = f"TYPEOF(c{place}) IN ({_REALS}, {_INTEGERS}) AND ("
-        whole = f" OR {is_text}'{int(value)}'" if value == int(value) else ""
-        cases.append((f"{typed}{is_value}{_number(value)}{whole})", weight))
+        text = f" OR {is_text}'{int(value)}'" if value == int(value) else ""
+        cases.append((f"{typed}{is_value}{_number(value)}{text})", weight))
     for text, weight in part.texts.items():
         cases.append((is_text + _text(text), weight))
     for value, weight in part.numbers.items():

@@ -45,8 +45,8 @@ def canonical(label: Any) -> int | float | str | None:
         return None
     if not math.isfinite(number):
         return None if number != number else number
-    whole = int(cast(Any, label))
-    return whole if whole == label else number
+    integer = int(cast(Any, label))
+    return integer if integer == label else number
 
 
 def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:

@@ -113,12 +113,12 @@ def names_of(X: Any) -> list[Any]:
 def _refuse_kind(where: str, column: Any) -> None:
     """Refuses text, times and complex numbers by their type, and shows no cell."""
     kind = kind_of(column)
-    kept = getattr(column, "dtype", getattr(column, "type", ""))
-    if str(kept).startswith("complex"):
-        raise ValueError(f"Complex data not supported: X has {where} of {kept}.")
+    dtype = getattr(column, "dtype", getattr(column, "type", ""))
+    if str(dtype).startswith("complex"):
+        raise ValueError(f"Complex data not supported: X has {where} of {dtype}.")
     if kind in _ADVICE:
         raise ValueError(
-            f"X must be of numbers, got {where} of {kept}, which holds {kind}: "
+            f"X must be of numbers, got {where} of {dtype}, which holds {kind}: "
             f"{_ADVICE[kind]}."
         )
 
@@ -182,8 +182,8 @@ def as_numbers(name: str, given: Any, cells: np.ndarray | None = None) -> np.nda
     """
     cells = as_column(given) if cells is None else cells
     if kind_of(given) in _ADVICE or cells.dtype.kind not in "biufO":
-        kept = getattr(given, "dtype", cells.dtype)
-        raise ValueError(f"{name} must be of numbers, got cells of {kept}.")
+        dtype = getattr(given, "dtype", cells.dtype)
+        raise ValueError(f"{name} must be of numbers, got cells of {dtype}.")
     return _as_numbers(cells)
 
 
