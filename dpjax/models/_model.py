@@ -170,9 +170,10 @@ class Model:
         has no exposure column, all exposures are one.
 
         Args:
-            table: a data frame of pandas or polars, a mapping of names to arrays of
-                shape (n,), or the path of a file that `dpjax train` reads. Other
-                columns are ignored.
+            table: a data frame of pandas or polars, an Arrow table, a mapping of names
+                to arrays of shape (n,), or the path of a file that `dpjax train` reads.
+                Other columns are ignored. Cells are converted one by one, by the
+                declared type of their column.
 
         Returns:
             float64 of shape (n,): the target, or the probability of the positive label.

@@ -137,7 +137,7 @@ class DPLogisticRegression(WithIntervals, Classifier):
     Args:
         classes: the public labels: a list of at least two, of any hashable type. A
             label that is none of them is missing. Meta-estimators, such as
-            `VotingClassifier`, number the labels: then pass the numbers from 0 on. None:
+            `VotingClassifier`, number the labels: then pass numbers from 0 on. None:
             labels are released privately, and a class with few records is not found.
             Labels must then be numbers or texts, and other cells are missing; 1, 1.0
             and True are the same label, the int 1.

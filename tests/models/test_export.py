@@ -144,9 +144,7 @@ def test_all_languages_predict_as_the_model_does(variant, runner):
 
 
 @pytest.mark.parametrize("runner", ["python", "sqlite", "duckdb"])
-def test_blanks_around_a_category_and_constants(runner):
-    spaced = TABLE | {TEXT: np.array([f" {text}  " for text in CELLS], object)}
-    agrees(model(), runner, spaced)
+def test_constants(runner):
     agrees(model(params=np.array([0.1]), columns={}), runner, TABLE)
 
 
