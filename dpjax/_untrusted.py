@@ -10,7 +10,7 @@ from typing import Any
 from dpjax import _validate
 
 _FORMULA = re.compile(
-    r"[=@\t\r]|[+-](?![+-]*$|[0-9.])|[+-].*([|!]|[A-Za-z]\()", re.DOTALL
+    r"[=@\t\r]|[+-](?![+-]*$|[0-9.]|inf\b)|[+-].*([|!]|[A-Za-z]\()", re.DOTALL
 )
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 
@@ -73,7 +73,7 @@ def harmless(cell: str) -> str:
     One that begins as a formula gets an apostrophe before it; numbers stay as they are.
 
     Example:
-        >>> [harmless(cell) for cell in ("=1+1", "-5.2", "-", "-2+A1|'x'!B")]
-        ["'=1+1", '-5.2', '-', "'-2+A1|'x'!B"]
+        >>> [harmless(cell) for cell in ("=1+1", "-inf", "-", "-2+A1|'x'!B")]
+        ["'=1+1", '-inf', '-', "'-2+A1|'x'!B"]
     """
     return f"'{cell}" if _FORMULA.match(cell) else cell
