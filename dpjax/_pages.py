@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from dpjax._untrusted import printable
+from dpjax._untrusted import harmless, printable
 
 _NUMBER = re.compile(r"-?\d|-?inf\b|hidden by noise|$")
 
@@ -85,7 +85,7 @@ def _html_block(block: Block) -> str:
 
 def _html_row(tag: str, cells: Sequence[str], is_number: Sequence[bool]) -> str:
     starts = [f'<{tag} class="n">' if one else f"<{tag}>" for one in is_number]
-    pairs = zip(starts, cells, strict=True)
+    pairs = zip(starts, map(harmless, cells), strict=True)
     return f"<tr>{''.join(f'{start}{_html(x)}</{tag}>' for start, x in pairs)}</tr>"
 
 

@@ -8,6 +8,8 @@ changes another record: `dpjax._csv` defines the records of a text file.
 """
 
 import contextlib
+import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +23,14 @@ from dpjax._texts import PLAIN, TextFormat, Texts
 
 Column = np.ndarray | Texts
 _ROWS = 1 << 16  # of a chunk of a Parquet file
+_NUMPY_KINDS = dict.fromkeys("biuf", "numbers") | dict.fromkeys("SUT", "text")
+_NUMPY_KINDS |= dict.fromkeys("mM", "times")
+# How the names of types of pandas, polars and Arrow begin, in small letters.
+_KINDS = {
+    "numbers": r"(sparse\[)?(u?int\d|float|double|half|decimal|bool)",
+    "text": r"(large_)?(str(?!uct)|utf8)|categorical",
+    "times": r"date|time|duration|period",
+}
 
 
 def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
@@ -199,25 +209,88 @@ def joined(parts: Sequence[Column]) -> Column:
 
 
 def frame_names(frame: Any) -> list[str]:
-    """Returns the names of a data frame's columns, or of a mapping to arrays.
+    """Returns the names of the columns of a frame, of an Arrow table or a mapping.
 
     Raises:
-        ValueError: if it is neither.
+        ValueError: if it is none of these, or two columns have one name.
     """
-    names = frame if isinstance(frame, Mapping) else getattr(frame, "columns", ())
+    names = getattr(frame, "column_names", getattr(frame, "columns", ()))
+    names = [*(frame if isinstance(frame, Mapping) else names)]
     rule = "a data frame, a mapping of arrays, or the path of a file"
     _validate.require(len(names) > 0, "table", type(frame), rule)
-    return list(names)
+    rule = "a table whose columns have distinct names"
+    _validate.require(len({*names}) == len(names), "table", names, rule)
+    return names
 
 
-def frame_columns(frame: Any, names: list[str]) -> dict[str, np.ndarray]:
-    """Returns some columns of a data frame of pandas or polars, or of a mapping.
+def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
+    """Returns some columns of a frame of pandas or polars, an Arrow table or a mapping.
+
+    Raises:
+        ValueError: if a column is declared to hold times.
 
     Example:
-        >>> frame_columns({"town": ["Ghent", None], "rooms": [3, 4]}, ["rooms"])
-        {'rooms': array([3, 4])}
+        >>> frame_columns({"town": ["Ghent", 3], "rooms": np.arange(2)}, ["rooms"])
+        {'rooms': array([0, 1])}
     """
-    return {name: np.asarray(frame[name]) for name in names}
+    return {name: _frame_column(name, frame[name]) for name in names}
+
+
+def _frame_column(name: str, column: Any) -> Column:
+    if isinstance(column, Texts):
+        return column
+    kind, polars = kind_of(column), sys.modules.get("polars")
+    _validate.require(kind != "times", f"column {name!r}", kind, "of text or numbers")
+    if kind and polars is not None and isinstance(column, polars.Series):
+        return _from_polars(polars, column, PLAIN)
+    cells = cells_of(column)
+    is_exact = kind == "numbers" and cells.dtype == object
+    return Texts(Texts.of(cells).cells, is_number=True) if is_exact else cells
+
+
+def kind_of(column: Any) -> str | None:
+    """Returns "numbers", "text" or "times" if the type of a column declares it.
+
+    Example:
+        >>> kind_of(np.arange(3)), kind_of(["a", 1]), kind_of(np.array([None]))
+        ('numbers', None, None)
+    """
+    kind = getattr(column, "dtype", getattr(column, "type", None))
+    if isinstance(kind, np.dtype):
+        return _NUMPY_KINDS.get(kind.kind)
+    categories = getattr(kind, "categories", None)
+    if hasattr(categories, "dtype"):  # of pandas, or an `Enum` of polars
+        return kind_of(categories)
+    kind = getattr(kind, "pyarrow_dtype", kind)
+    kind = str(getattr(kind, "value_type", kind)).lower()
+    return next((x for x, form in _KINDS.items() if re.match(form, kind)), None)
+
+
+def cells_of(column: Any) -> np.ndarray:
+    """Returns the cells of a column, each converted by itself.
+
+    NumPy's types are kept, and floats and truth values of other types are float64. Of
+    the rest cells are objects: a whole column would become floats for one missing cell,
+    which whole numbers from 2^53 on are not.
+
+    Example:
+        >>> cells_of([2**53 + 1, None, "?"]).tolist()
+        [9007199254740993, None, '?']
+    """
+    kind = getattr(column, "dtype", None)
+    if isinstance(column, np.ma.MaskedArray):
+        column = column.tolist()
+    elif (
+        isinstance(kind, np.dtype)
+        or np.isscalar(column)
+        or not hasattr(column, "__len__")
+    ):
+        return np.asarray(column)
+    elif getattr(kind, "kind", "") in ("f", "b"):
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    elif hasattr(column, "to_pylist"):
+        column = column.to_pylist()
+    return np.fromiter(iter(column), object, len(column))
 
 
 @contextlib.contextmanager
@@ -263,7 +336,7 @@ def _scan(pl: Any, path: Path) -> Any:
 
 def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
     kind = cells.dtype
-    if kind.is_integer():  # as floats, large ones would not be told apart
+    if kind.is_integer() or kind.is_decimal():  # floats would not tell them apart
         return Texts(cells.cast(pl.String), is_number=True)
     if kind.is_numeric() or kind in (pl.Boolean, pl.Null):
         return cells.cast(pl.Float64, strict=False).to_numpy()

@@ -3,6 +3,7 @@
 TOML and JSON hold values of any type, and integers of any length.
 """
 
+import re
 import tomllib
 import unicodedata
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 
 from dpjax import _validate
 
+_FORMULA = re.compile(
+    r"[=@\t\r]|[+-](?![+-]*$|[0-9.]|inf\b)|[+-].*([|!]|[A-Za-z]\()", re.DOTALL
+)
 _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 
 
@@ -73,3 +77,15 @@ def printable(text: str) -> str:
         else character
         for character in text
     )
+
+
+def harmless(cell: str) -> str:
+    """Returns a cell of a table that no spreadsheet runs as a formula.
+
+    One that begins as a formula gets an apostrophe before it; numbers stay as they are.
+
+    Example:
+        >>> [harmless(cell) for cell in ("=1+1", "-inf", "-", "-2+A1|'x'!B")]
+        ["'=1+1", '-inf', '-', "'-2+A1|'x'!B"]
+    """
+    return f"'{cell}" if _FORMULA.match(cell) else cell

@@ -1,6 +1,7 @@
 """`dpjax.describe`: what it releases of a table, what that costs, and how it reads."""
 
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 
 import dpjax
@@ -89,7 +91,8 @@ def test_numbers_are_in_their_intervals(frame, found):
 
 def test_a_data_frame_is_a_table(frame):
     rows = described(frame, delta=None).rows
-    for made in (pd.DataFrame(frame), pl.DataFrame(frame)):
+    pandas = pd.DataFrame(frame)
+    for made in (pandas, pandas.convert_dtypes(), pl.DataFrame(frame), pa.table(frame)):
         assert described(made, delta=None).rows == rows
 
 
@@ -141,6 +144,17 @@ def test_how_it_reads(found):
     assert "a &lt;b&gt;" in page
     assert page.count("data:image/svg+xml") == 2
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_no_name_is_run_by_a_spreadsheet(found):
+    name, rows = "=HYPERLINK(1)", found.rows
+    rows = [x._replace(column=name) if x.column == "income" else x for x in rows]
+    edges = {name: found.edges["income"], "age": found.edges["age"]}
+    made = dataclasses.replace(found, rows=tuple(rows), edges=edges)
+    assert f"\n'{name}," in made.to_csv()
+    assert f"\n{name}," not in made.to_csv()
+    assert f">&#x27;{name}<" in made.to_html()
+    assert f">{name}<" not in made.to_html()
 
 
 @pytest.mark.parametrize(

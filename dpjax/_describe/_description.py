@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dpjax._describe._page import page_of
 from dpjax._describe._picture import plot_of
+from dpjax._untrusted import harmless
 from dpjax.accounting import (
     PrivacyGuarantee,
     noise_multiplier,
@@ -168,12 +169,16 @@ class Description:
         return json.dumps(self.content(), indent=2, ensure_ascii=False) + "\n"
 
     def to_csv(self) -> str:
-        """Returns the rows as CSV, with a header."""
+        """Returns the rows as CSV, with a header.
+
+        A name that a spreadsheet would run as a formula has an apostrophe before it.
+        """
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(Row._fields)
         writer.writerows(
-            [*row[:4], *(f"{x:.9g}" for x in row[4:])] for row in self.rows
+            [*map(harmless, row[:4]), *(f"{x:.9g}" for x in row[4:])]
+            for row in self.rows
         )
         return text.getvalue()
 

@@ -58,8 +58,9 @@ def describe(
     all of these.
 
     Args:
-        frame: a pandas or polars data frame, or a mapping of arrays of shape (n,), n
-            public and at most 2^24. A mean is over the cells that hold a number.
+        frame: a pandas or polars data frame, an Arrow table, or a mapping of arrays of
+            shape (n,), n public and at most 2^24. Cells are converted one by one, by
+            the declared type of their column. A mean is over those that hold a number.
         schema: the columns to describe, and what is public about each: None for
             numbers, `datasets.Numeric` with a limit for numbers in a public range,
             which the bins of the histogram divide, or `datasets.Categorical`.

@@ -14,6 +14,7 @@ from dpjax import _files, _shapes, _validate
 from dpjax._rounding import claim, digits
 from dpjax._tables import Column, column_names, read_columns
 from dpjax._texts import Texts, text_of
+from dpjax._untrusted import harmless
 from dpjax.cli._cells import count_cells, say_to_curator, undecoded
 from dpjax.cli._command_settings import (
     ExportSettings,
@@ -74,8 +75,8 @@ def predict(settings: PredictSettings) -> None:
     say_to_curator(messages, _said_of_cells(model, known))
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*kept, _title(model)])
-    cells = [_as_written(columns[name]) for name in kept]
+    writer.writerow(map(harmless, [*kept, _title(model)]))
+    cells = [map(harmless, _as_written(columns[name])) for name in kept]
     shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
     writer.writerows(zip(*cells, shown, strict=True))
     content = text.getvalue().encode("utf-8", "replace")

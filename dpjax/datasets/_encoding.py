@@ -20,9 +20,9 @@ from dpjax._texts import Texts, is_missing, number_of, numbers_of, text_of, trut
 _NUMBER_KINDS = "biuf"
 _TEXT_KINDS = "SUTO"
 _MOST_DIGITS = 300  # float's largest number has 309
-# Programs write a whole number as 1, 1.0 or 1.0e+00, but 01234 and 1E5 are codes.
+# Programs write a whole number as 1, 1.0, 1.0e+00 or 1e+05; 01234 and 1E5 are codes.
 _PLAIN_NUMBER = re.compile(
-    r"([+-]?(?:0|[1-9][0-9]*))(?:(\.0?)|\.[0-9]*([eE][+-][0-9]{2,3})?)?"
+    r"([+-]?(?:0|[1-9][0-9]*))(?:(\.0?)|(?:\.[0-9]*[eE]|e)[+-][0-9]{2,3})?"
 )
 
 
@@ -186,8 +186,6 @@ def _category(cell: Any) -> int | float | str | None:
         return text if truth is None else truth
     if text == number[1] or number[2] is not None:
         return int(number[1])
-    if number[3] is None:
-        return text
     value = float(text)
     return value if value.is_integer() else repr(value)
 

@@ -21,6 +21,11 @@ from dpjax.gradients._loss import (
 )
 from dpjax.gradients.factored import uses
 
+FREEZING = (
+    "All parameters in this table share the clip norm and get noise. Leave those that "
+    "you freeze out of params: frozen after privatize, they keep their share."
+)
+
 
 @dataclass(frozen=True)
 class LeafCheck:
@@ -68,6 +73,8 @@ class Explanation:
 class ModelCheck(Explanation):
     """What `check_model` returns; printed, it is a table, and the problems below it.
 
+    Between them stands where to freeze a parameter: outside of params.
+
     Attributes:
         rows: one for every parameter.
         problems: sentences, each with what to do; empty if none was found.
@@ -77,7 +84,8 @@ class ModelCheck(Explanation):
 
     def __str__(self) -> str:
         problems = [f"* {problem}" for problem in self.problems]
-        return "\n".join([super().__str__(), *(problems or ["no problem found"])])
+        shown = [super().__str__(), FREEZING, *(problems or ["no problem found"])]
+        return "\n".join(shown)
 
 
 def explain(loss_fn: LossFn, params: PyTree, batch: PyTree) -> Explanation:

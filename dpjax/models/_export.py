@@ -9,6 +9,7 @@ beyond the range of float32 in z counts as z = 0. Of categories each adds its we
 """
 
 import itertools
+from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 Format = Literal["onnx", "sql"]
 FARTHEST = 3.4028235677973366e38  # from here on float32 rounds to infinity
-_EXACT = 2.0**53  # float64 represents all integers below it
+BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001))))  # that are stripped
+_TRUTH = ("true", "false")
 _TRUTHS = {0.0: ("false", "False", "FALSE"), 1.0: ("true", "True", "TRUE")}
 
 
@@ -47,10 +49,22 @@ class Numbers(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """A column of categories: a weight for each spelling of each, else 0."""
+    """A column of categories, each with its weight, else 0.
+
+    Attributes:
+        name: of the column.
+        weights: of usual spellings.
+        texts: of the categories that are compared as texts.
+        numbers: of those that texts equal by value: whole numbers, and others with an
+            exponent.
+        codes: of those, such as 01 and 0.5, which numeric cells equal by value.
+    """
 
     name: str
     weights: dict[str, float]
+    texts: dict[str, float]
+    numbers: dict[int | float, float]
+    codes: dict[float, float]
 
 
 class Parts(NamedTuple):
@@ -100,9 +114,7 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
             ramps = _ramps(terms, place, float(kind.limit))
             columns.append(Numbers(name, *of_column, ramps))
         else:
-            places = _spellings(kind).items()
-            weights = {text: float(terms.slopes[place + at]) for text, at in places}
-            columns.append(Levels(name, weights))
+            columns.append(_levels(name, kind, terms.slopes[place:].tolist()))
         place += len(kind.names(name))
     center, scale, exposure, target = 0.0, 1.0, None, model.target
     if isinstance(target, Numeric):
@@ -147,6 +159,29 @@ def _ramps(
     return tuple(zip(ends[:-1], ends[1:], rates.tolist(), strict=True))
 
 
+def _levels(name: str, kind: Categorical, weights: list[float]) -> Levels:
+    spellings = {text: weights[at] for text, at in _spellings(kind).items()}
+    levels = Levels(name, spellings, {}, {}, {})
+    texts = map(str.strip, kind.categories)
+    for place, (text, weight) in enumerate(zip(texts, weights, strict=False)):
+        number = number_of(text)
+        if not np.isfinite(number):
+            levels.texts[text] = weight
+            continue
+        exact = Decimal(text) if text.lower() not in _TRUTH else Decimal(number)
+        if exact == exact.to_integral_value():
+            (row,) = kind.encode(np.array([str(int(exact))], object))
+            if row[place]:
+                levels.numbers[int(exact)] = weight
+                continue
+        levels.texts[text] = weight
+        (row,) = kind.encode(np.array([number]))
+        levels.codes[number] = weights[int(row.argmax())]
+        if text == repr(number):
+            levels.numbers[number] = weight
+    return levels
+
+
 def _spellings(kind: Categorical) -> dict[str, int]:
     """Returns all spellings of each category: 1 also as 1.0 and true."""
     texts: dict[str, None] = {}
@@ -156,7 +191,7 @@ def _spellings(kind: Categorical) -> dict[str, int]:
         written = [text, *_TRUTHS.get(number, ())]
         if np.isfinite(number):
             written.append(repr(number))
-        if abs(number) < _EXACT and number == int(number):
+        if np.isfinite(number) and number == int(number):
             written += [str(int(number)), f"{int(number)}.0"]
         texts |= dict.fromkeys(written)
     rows = kind.encode(np.array([*texts], object))

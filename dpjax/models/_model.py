@@ -169,9 +169,10 @@ class Model:
         has no exposure column, all exposures are one.
 
         Args:
-            table: a data frame of pandas or polars, a mapping of names to arrays of
-                shape (n,), or the path of a file that `dpjax train` reads. Other
-                columns are ignored.
+            table: a data frame of pandas or polars, an Arrow table, a mapping of names
+                to arrays of shape (n,), or the path of a file that `dpjax train` reads.
+                Other columns are ignored. Cells are converted one by one, by the
+                declared type of their column.
 
         Returns:
             float64 of shape (n,): the target, or the probability of the positive label.
@@ -233,12 +234,14 @@ class Model:
 
         Cells are encoded as by `predict`, and predictions agree to the rounding of
         float32. Categories are compared as texts without blanks around them; 1 is also
-        1.0 and true.
+        1.0, +1 and true. ONNX cannot read these: a text that may be a category in
+        another spelling stops the runtime.
 
         Args:
-            format: "sql" for one expression of the columns of a table, where numbers
-                have a numeric type; "onnx" for an input of shape (n,) for each column,
-                of float64 or text.
+            format: "sql" for one expression of the columns, of any type of text or
+                numbers, of a table that is named record: `SELECT (...) FROM my_table AS
+                record`; "onnx" for an input of shape (n,) for each column, of float64
+                or text.
 
         Returns:
             The content; of SQL, text in UTF-8. It states the guarantee.

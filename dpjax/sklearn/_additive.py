@@ -43,7 +43,7 @@ class _Additive(LinearEstimator):
         _validate.require(is_bool, "intervals", self.intervals, "a bool")
         self._categories = _columns.categories_of(self.categorical_features, X)
         straight = _columns.straight_of(X)
-        checked = super()._check(_columns.coded(X, self._categories))
+        checked = super()._check(X)
         names = list(getattr(self, "feature_names_in_", range(self.n_features_in_)))
         self._is_number = np.array([name not in self._categories for name in names])
         self._bends = np.array([name not in straight for name in names])
@@ -97,8 +97,9 @@ class _Additive(LinearEstimator):
     def _linear(self, X: Any) -> np.ndarray:
         """Returns scores, with cells clipped to their ranges."""
         check_is_fitted(self)
-        X = _columns.coded(X, self._categories)
-        features = _tables.features_of(self, X, is_new=False)
+        features = _tables.features_of(
+            self, X, is_new=False, categories=self._categories
+        )
         return np.asarray(self._curves.predict(self._design(features)), np.float64)
 
     @property

@@ -45,12 +45,15 @@ class Classifier(ClassifierMixin, LinearEstimator):
             The estimator.
 
         Raises:
-            ValueError: If a shape, a type or a parameter is wrong.
+            ValueError: If a shape, a type or a parameter is wrong, or the type of y can
+                match none of `classes`.
         """
         features, epsilon, delta, key = self._check(X)
         num_samples, num_features = features.shape
         classes = None if self.classes is None else _labels.declared(self.classes)
         labels = _tables.column_of(self, y, features)
+        if classes is not None:
+            _labels.check_kind(y, classes)
         weights = _tables.weights_of(self, sample_weight, features)
         left = delta if classes is not None else (1 - _labels.DELTA_SHARE) * delta
         noise_multiplier = total_noise(epsilon, left)
@@ -132,7 +135,9 @@ class DPLogisticRegression(WithIntervals, Classifier):
     """Private logistic regression, for two classes or more.
 
     Args:
-        classes: the public labels: a list of at least two, of any hashable type. None:
+        classes: the public labels: a list of at least two, of any hashable type. A
+            label that is none of them is missing. Meta-estimators, such as
+            `VotingClassifier`, number the labels: then pass numbers from 0 on. None:
             labels are released privately, and a class with few records is not found.
             Labels must then be numbers or texts, and other cells are missing; 1, 1.0
             and True are the same label, the int 1.

@@ -3,7 +3,7 @@
 import decimal
 import math
 import numbers
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from scipy.special import ndtri_exp
@@ -11,6 +11,7 @@ from scipy.special import ndtri_exp
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._scales import released
+from dpjax._tables import kind_of
 from dpjax._types import Key
 
 DELTA_SHARE = 0.2  # of delta, for a label that one record alone has
@@ -29,8 +30,8 @@ def labels_share(num_samples: int, noise_multiplier: float) -> float:
 def canonical(label: Any) -> int | float | str | None:
     """Returns the one form of a number or a text, None for what is neither.
 
-    1, 1.0 and True are one label, whatever type and container held it: numbers are
-    those of float64, whole ones below 2^53 an int. NaN is no label.
+    1, 1.0 and True are one label, whatever type and container held it, and whole
+    numbers an int, to the last digit. NaN, and what float64 cannot hold, is no label.
     """
     if isinstance(label, bytes):
         label = label.decode("latin-1")
@@ -42,10 +43,10 @@ def canonical(label: Any) -> int | float | str | None:
         number = float(label)
     except (OverflowError, ValueError):  # beyond float64, or a signaling NaN
         return None
-    if number != number:
-        return None
-    is_whole = number.is_integer() and abs(number) < 2**53
-    return int(number) if is_whole else number
+    if not math.isfinite(number):
+        return None if number != number else number
+    integer = int(cast(Any, label))
+    return integer if integer == label else number
 
 
 def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
@@ -54,9 +55,7 @@ def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
     Numbers and texts come in their canonical form. Others that have a hash come as
     (label,). None, NaN, and all that does not equal itself or has no hash are missing.
     """
-    if labels.dtype.kind in "biuf":
-        labels = labels.astype(np.float64)
-    if labels.dtype.kind in "fUS":
+    if labels.dtype.kind in "biufUS":
         found, codes = np.unique(labels, return_inverse=True)
     else:
         found, codes = labels.astype(object), np.arange(len(labels))
@@ -79,6 +78,23 @@ def declared(classes: Any, name: str = "classes") -> np.ndarray:
     rule = "at least two labels that differ, none of them missing"
     _validate.require(num_distinct == len(array) >= 2, name, classes, rule)
     return _sorted(array)
+
+
+def check_kind(y: Any, classes: np.ndarray) -> None:
+    """Refuses labels whose declared type can match none of the public classes.
+
+    Raises:
+        ValueError: If y is of numbers and no class is one, or of text likewise.
+    """
+    forms = {"numbers": (int, float), "text": (str,)}.get(kind_of(y) or "")
+    if forms and not any(isinstance(canonical(label), forms) for label in classes):
+        places = [*range(len(classes))]
+        raise ValueError(
+            f"classes must be of the type of y, {getattr(y, 'dtype', '')}, got "
+            f"{classes.tolist()}. Meta-estimators, such as VotingClassifier, number "
+            f"the labels before they pass them on: then classes are {places}, and "
+            "[0, 1] in a OneVsRestClassifier."
+        )
 
 
 def release_labels(

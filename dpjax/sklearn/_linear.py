@@ -1,7 +1,9 @@
 """What the estimators of linear models share: scales, a private fit, user's units."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ class LinearEstimator(PrivateEstimator):
     coef_: np.ndarray
     intercept_: Any
     privacy_: PrivacyGuarantee
+    _categories: Mapping[Any, np.ndarray] = MappingProxyType({})  # of no column
     bse_ = None  # standard errors, where a subclass has them and they are asked for
 
     def __sklearn_tags__(self):
@@ -54,7 +57,7 @@ class LinearEstimator(PrivateEstimator):
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         """Returns the features, epsilon, delta and key, all parameters checked."""
-        checked = _tables.checked(self, X)
+        checked = _tables.checked(self, X, self._categories)
         _tables.ranges_of(self)
         return checked
 

@@ -16,7 +16,7 @@ from dpjax.models._shared import PrivateScores
 from dpjax.sklearn._additive import DPAdditiveRegressor
 from dpjax.sklearn._amounts import LogLinkRegressor
 from dpjax.sklearn._labels import indices
-from dpjax.sklearn._tables import as_column, key_of
+from dpjax.sklearn._tables import as_column, as_numbers, key_of
 
 _MOST_LOG_ODDS = 50.0
 _LEAST_MEAN = 1e-9  # in units of the target
@@ -119,7 +119,7 @@ def score_privately(
         _validate.positive(scale=unit)
         unit = float(unit or 1.0)
         with np.errstate(over="ignore"):
-            known = np.nan_to_num(targets.astype(np.float64) / unit)
+            known = np.nan_to_num(as_numbers("y", y, targets) / unit)
         loss, name = _loss_of(model)
         is_logarithm = loss is not losses.squared
         predict = partial(_in_units, exposure, unit=unit, is_logarithm=is_logarithm)

@@ -1,6 +1,5 @@
 """What scikit-learn passes to `fit` and `predict`, as arrays; no value raises."""
 
-import contextlib
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -9,17 +8,17 @@ import jax
 import numpy as np
 import sklearn
 from sklearn.base import BaseEstimator
-from sklearn.utils.validation import check_consistent_length, column_or_1d
+from sklearn.utils.validation import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import validate_data as validated
 
 from dpjax import _validate
 from dpjax._default_delta import default_delta
+from dpjax._tables import cells_of, kind_of
+from dpjax._texts import number_of
 from dpjax._types import Key
 from dpjax.mechanisms import secret_key
+from dpjax.sklearn import _labels
 
-# How the names of types of NumPy, pandas and polars begin, in small letters.
-_TIMES = ("date", "time", "duration", "period", "<m8", ">m8")
-_TEXTS = ("str", "string", "<u", "<s", "|s", "utf8")
 _ADVICE = {
     "text": "OneHotEncoder(categories=[...]) of a public list makes numbers of it",
     "times": "subtract a public date and divide by a unit, such as a day",
@@ -27,68 +26,119 @@ _ADVICE = {
 _READS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
 
 
-def checked(model: Any, X: Any) -> tuple[np.ndarray, float, float, Key]:
+def checked(
+    model: Any, X: Any, categories: Mapping[Any, np.ndarray] | None = None
+) -> tuple[np.ndarray, float, float, Key]:
     """Returns the features of a fit, epsilon, delta and key, parameters checked."""
-    features = features_of(model, X, is_new=True)
+    features = features_of(model, X, is_new=True, categories=categories)
     epsilon, delta = budget_of(model, len(features))
     _validate.positive(max_weight=largest_weight(model))
     return features, epsilon, delta, key_of(model.random_state)
 
 
-def features_of(model: BaseEstimator, X: Any, *, is_new: bool) -> np.ndarray:
+def features_of(
+    model: BaseEstimator,
+    X: Any,
+    *,
+    is_new: bool,
+    categories: Mapping[Any, np.ndarray] | None = None,
+) -> np.ndarray:
     """Returns (n, d) features in float64, NaN and infinities left as they are.
 
-    At `fit` (`is_new`) their number and names are kept, later they are compared.
+    At `fit` (`is_new`) their number and names are kept, later they are compared. Cells
+    are converted one by one: one that holds no number is NaN. A column of categories
+    becomes their places, -1 for other cells.
+
+    Raises:
+        ValueError: If a shape or a name is wrong, or the type of a column declares that
+            it holds text or times.
     """
-    frame, types = X, {}
-    if hasattr(X, "columns") and hasattr(X, "dtypes"):
-        types = dict(zip(X.columns, X.dtypes, strict=True))
-    for name, kind in (types or {None: getattr(X, "dtype", "")}).items():
-        known = str(kind).lower()
-        if known.startswith((*_TIMES, *_TEXTS)):
-            what = "times" if known.startswith(_TIMES) else "text"
-            raise ValueError(_said(name, kind, what))
-    if hasattr(X, "get_columns") and not _READS_POLARS:
-        X = _Named(X)
+    categories, is_frame = categories or {}, True
+    if isinstance(X, list | tuple):
+        X = np.array(X, object)
+    columns = columns_of(X)
+    if columns is None and isinstance(X, np.ndarray) and X.ndim == 2:
+        is_frame = False
+        is_plain = X.dtype != object and not np.ma.isMaskedArray(X)
+        is_plain = is_plain and not categories
+        columns = None if is_plain else [*X.T]
     options: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": False}
-    try:
+    if columns is None:
+        _refuse_kind("an array", X)
+        # Of objects scikit-learn sees the shape alone, which is wrong.
+        is_objects = getattr(X, "dtype", None) == np.dtype(object)
+        X = np.zeros(np.shape(X)) if is_objects else X
         return np.asarray(validated(model, X, reset=is_new, order="C", **options))
-    except (TypeError, ValueError) as why:
-        for name, kind in types.items():
-            try:
-                np.asarray(frame[name], np.float64)
-            except (TypeError, ValueError):
-                raise ValueError(_said(name, kind, *_ADVICE)) from None
-        if str(why).startswith("could not convert"):  # and then tells the cell
-            raise ValueError(_said(None, "objects", "text")) from None
-        raise
+    names = names_of(X)
+    table: Any = _Named(X) if hasattr(X, "get_columns") and not _READS_POLARS else X
+    validated(model, table, reset=is_new, skip_check_array=True)
+    features = np.empty((len(X), len(columns)))
+    for place, (name, column) in enumerate(zip(names, columns, strict=True)):
+        if name in categories:
+            codes = _labels.indices(cells_of(column), categories[name])
+            features[:, place] = codes
+            continue
+        if is_frame:
+            _refuse_kind(f"column {name!r}", column)
+        features[:, place] = _as_numbers(cells_of(column))
+    check_array(features, input_name="X", estimator=model, **options)
+    return features
 
 
-def _said(name: Any, kind: Any, *what: str) -> str:
-    where = "an array" if name is None else f"column {name!r}"
-    advice = "; or ".join(_ADVICE[one] for one in what)
-    held = " or ".join(what)
-    return f"X must be of numbers, got {where} of {kind}, which holds {held}: {advice}."
+def columns_of(X: Any) -> list[Any] | None:
+    """Returns the columns of a frame or an Arrow table, by place; None for others."""
+    if hasattr(X, "get_columns"):  # polars
+        return X.get_columns()
+    if hasattr(X, "itercolumns"):  # Arrow
+        return [*X.itercolumns()]
+    is_pandas = hasattr(X, "iloc") and X.ndim == 2
+    return [X.iloc[:, place] for place in range(X.shape[1])] if is_pandas else None
+
+
+def names_of(X: Any) -> list[Any]:
+    """Returns the names of columns where all are texts, else their places.
+
+    Raises:
+        ValueError: If two have one name.
+    """
+    if columns_of(X) is None:
+        return list(range(np.shape(X)[1] if np.ndim(X) == 2 else 0))
+    names = [*getattr(X, "column_names", X.columns)]
+    rule = "of columns of distinct names"
+    _validate.require(len({*names}) == len(names), "X", names, rule)
+    is_named = all(isinstance(name, str) for name in names)
+    return names if is_named else list(range(len(names)))
+
+
+def _refuse_kind(where: str, column: Any) -> None:
+    """Refuses text, times and complex numbers by their type, and shows no cell."""
+    kind = kind_of(column)
+    dtype = getattr(column, "dtype", getattr(column, "type", ""))
+    if str(dtype).startswith("complex"):
+        raise ValueError(f"Complex data not supported: X has {where} of {dtype}.")
+    if kind in _ADVICE:
+        raise ValueError(
+            f"X must be of numbers, got {where} of {dtype}, which holds {kind}: "
+            f"{_ADVICE[kind]}."
+        )
+
+
+def _as_numbers(cells: np.ndarray) -> np.ndarray:
+    """Returns cells (n,) in float64, NaN where one holds no number; none raises."""
+    if cells.dtype.kind in "biuf":
+        return cells.astype(np.float64)
+    return np.fromiter(map(number_of, cells.tolist()), np.float64, len(cells))
 
 
 class _Named:
-    """A frame of polars, by the protocol in which scikit-learn before 1.9 asks."""
+    """The names of a frame, by the protocol in which old scikit-learn asks."""
 
     def __init__(self, frame: Any):
-        self.frame = frame
         self.shape = frame.shape
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.frame.to_numpy(), dtype)
-
-    def __len__(self) -> int:
-        return self.shape[0]
+        self.column_names = lambda: names_of(frame)
 
     def __dataframe__(self) -> "_Named":
         return self
-
-    def column_names(self) -> list[str]:
-        return self.frame.columns
 
 
 def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
@@ -109,32 +159,32 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
 
 
 def as_column(y: Any) -> np.ndarray:
-    """Returns targets or labels as an array, shape (n,)."""
-    if isinstance(y, list | tuple):
-        try:
-            held = np.asarray(y)
-            is_plain = held.ndim != 1 or held.dtype.kind not in "US"
-        except ValueError:  # cells of several lengths
-            is_plain = False
-        # Cell by cell, else one text makes texts of all numbers.
-        y = y if is_plain else np.fromiter(y, object, len(y))
-    return column_or_1d(y, warn=True)
+    """Returns targets or labels as an array, shape (n,), each converted by itself."""
+    columns = columns_of(y)
+    if columns is not None and len(columns) == 1:
+        y = columns[0]
+    cells = cells_of(y)
+    rule = "of a real type: Complex data not supported"
+    _validate.require(cells.dtype.kind != "c", "y", cells.dtype, rule)
+    return column_or_1d(cells, warn=True)
 
 
 def numbers_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
     """Returns (n,) targets in float64, NaN and infinities left as they are."""
-    return _numbers(y=column_of(model, y, X))
+    return as_numbers("y", y, column_of(model, y, X))
 
 
-def _numbers(**named: Any) -> np.ndarray:
-    """Returns an array in float64; an error tells its type, and no cell."""
-    ((name, values),) = named.items()
-    array = np.asarray(values)
-    if array.dtype.kind not in "mMSU":
-        with contextlib.suppress(TypeError, ValueError):
-            return array.astype(np.float64)
-    held = f"cells of {array.dtype} that are none, such as text or times"
-    raise ValueError(f"{name} must be of numbers, got {held}.")
+def as_numbers(name: str, given: Any, cells: np.ndarray | None = None) -> np.ndarray:
+    """Returns cells (n,) in float64, NaN where one holds no number.
+
+    Raises:
+        ValueError: If the declared type is of no numbers.
+    """
+    cells = as_column(given) if cells is None else cells
+    if kind_of(given) in _ADVICE or cells.dtype.kind not in "biufO":
+        dtype = getattr(given, "dtype", cells.dtype)
+        raise ValueError(f"{name} must be of numbers, got cells of {dtype}.")
+    return _as_numbers(cells)
 
 
 def largest_weight(model: Any) -> Any:
@@ -162,7 +212,7 @@ def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray
     if largest is None:
         rule = "the largest exposure, a public number, where exposure is given"
         raise ValueError(f"max_exposure must be {rule}, got None.")
-    array = _numbers(exposure=exposure)
+    array = as_numbers("exposure", exposure)
     is_fine, rule = array.shape == X.shape[:1], f"of shape {X.shape[:1]}"
     _validate.require(is_fine, "exposure", array.shape, rule)
     # Clipped before it is divided, because an overflow would warn of a record.
@@ -175,7 +225,7 @@ def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | No
         return None
     rule = "the largest weight, a public number, where sample_weight is given"
     _validate.require(model.max_weight is not None, "max_weight", None, rule)
-    weights = _numbers(sample_weight=sample_weight)
+    weights = as_numbers("sample_weight", sample_weight)
     rule = f"of shape {X.shape[:1]}, a number for each record"
     is_fine = weights.shape == X.shape[:1]
     _validate.require(is_fine, "sample_weight", weights.shape, rule)

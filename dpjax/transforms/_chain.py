@@ -212,8 +212,9 @@ def refuse_wrappers(tree: PyTree) -> None:
         raise ValueError(
             "optax.masked must not stand around privatize, aggregate or dp_sgd: leaves "
             "that are masked out would pass raw per-sample gradients through. Put it "
-            "after privatize, or leave frozen parameters out of params. For separate "
-            "bounds of groups of leaves use dpjax.estimators.Grouped."
+            "after privatize, but leave frozen parameters out of params: after it they "
+            "still share the clip norm. For separate bounds of groups of leaves use "
+            "dpjax.estimators.Grouped."
         )
     # apply_if_finite leaves no trace in the values: only the call stack shows it.
     frame, is_in_pieces, part = sys._getframe(1), False, None

@@ -182,7 +182,8 @@ def privatize(
           a strategy no update can be repeated.
         * `optax.masked` around it would pass raw per-sample gradients of the masked
           leaves through; `optax.apply_if_finite` would skip updates by the values of
-          samples. Both are rejected: put them after it.
+          samples. Both are rejected: put them after it. A leaf that is frozen after it
+          still has its share of the clip norm: leave it out of params.
         * With half-precision parameters `optax.chain` starts the state of momentum and
           adam in half precision, and float32 updates change its dtypes, which
           `lax.scan` rejects. `dpjax.chain` keeps it in float32.

@@ -75,6 +75,15 @@ def test_predictions_and_what_is_said_of_cells(folder):
     assert "town: 1 of 3 cells match no category: they count as none of them" in said
 
 
+def test_no_kept_cell_is_run_by_a_spreadsheet(folder):
+    (folder / "new.csv").write_text("=x,rooms\n=1+1,-6\n@a,-\n+1|'c'!A,6\n")
+    done(invoke("predict", "out", "new.csv", "--keep"))
+    lines = (folder / "predictions.csv").read_text().splitlines()
+    assert lines[0] == "'=x,rooms,predicted_price"
+    kept = [line.rsplit(",", 1)[0] for line in lines[1:]]
+    assert kept == ["'=1+1,-6", "'@a,-", "'+1|'c'!A,6"]
+
+
 def test_predictions_join_by_what_is_kept(folder):
     def told(*options):
         result = done(invoke("predict", "out", "new.csv", *options))

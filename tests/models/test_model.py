@@ -427,7 +427,10 @@ test_tables_that_are_refused = refused(
     ({"rooms": [1]}, r"\['town'\] are not in it"),
     (np.zeros((3, 2)), "table must be a data frame"),
     ({"rooms": [1, 2], "town": ["a"]}, "columns must be of one length"),
-    ({"rooms": np.zeros(2, "M8[s]"), "town": ["a", "b"]}, "column must be"),
+    (
+        {"rooms": np.zeros(2, "M8[s]"), "town": ["a", "b"]},
+        "column 'rooms' must be of text or num",
+    ),
 )
 
 

@@ -72,6 +72,13 @@ def test_every_container_gives_the_same(table, model):
     np.testing.assert_array_equal(model.predict_proba(odd), model.predict_proba(unseen))
 
 
+def test_a_column_that_is_not_there_is_named(table, model):
+    with pytest.raises(ValueError, match=r"(?s)Feature names seen at fit.*kind"):
+        model.predict(table[0].drop(columns="kind"))
+    with pytest.raises(ValueError, match="X must be of columns of distinct names"):
+        model.predict(table[0].set_axis(["age", "age", "owns"], axis=1))
+
+
 @pytest.mark.slow
 def test_categories_of_arrays_are_declared(table):
     frame, scores = table

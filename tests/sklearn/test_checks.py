@@ -26,6 +26,7 @@ ESTIMATORS = [kind(max_weight=1) for kind in KINDS]
 NO_VALUE_RAISES = "an error that depends on private values would release them"
 OF_ALL = {
     "check_supervised_y_no_nan": NO_VALUE_RAISES,
+    "check_dtype_object": NO_VALUE_RAISES,
     # Of scikit-learn 1.7 and later.
     "check_all_zero_sample_weights_error": NO_VALUE_RAISES,
     "check_sample_weight_equivalence_on_dense_data": (

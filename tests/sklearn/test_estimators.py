@@ -227,8 +227,11 @@ test_bad_shapes_and_types_are_refused = refused(
     ((None, None), "requires y"),
     (([1.0], None), "inconsistent"),
     (([1.0, 2.0], [1.0]), "sample_weight"),
-    (([1j, 2.0], None), "Complex"),
-    ((["one", "two"], None), "y must be of numbers, got cells of object that"),
+    (
+        (np.array([1j, 2.0]), None),
+        "y must be of a real type: Complex .* got .*complex128",
+    ),
+    ((np.array(["one", "two"]), None), "y must be of numbers, got cells of <U3"),
     ((np.array(["2020-01-01"] * 2, "M8[D]"), None), "y must be of numbers, got"),
     ((np.ones((2, 3)), None), "fits 3 models, .* together they cost 3 times eps"),
 )
@@ -239,12 +242,11 @@ test_types_that_are_no_numbers_get_a_sentence = refused(
     (polars.DataFrame({"a": ["secret"]}), "column 'a' of String"),
     (
         polars.DataFrame({"a": polars.Series(["secret"], dtype=polars.Categorical)}),
-        "column 'a' of Categorical, which holds text or times: OneHotEncoder",
+        "column 'a' of Categorical, which holds text: OneHotEncoder",
     ),
     (polars.DataFrame({"a": [DAY.date()]}), "'a' of Date, which holds times"),
     (polars.DataFrame({"b": [1.0], "a": [DAY]}), "'a' of Datetime"),
     (np.array([["secret"]]), "an array of <U6, which holds text"),
-    ([["secret"]], "of objects, which holds text"),
     (np.array([[DAY]], "M8[s]"), "subtract a public date"),
     said="X must be of numbers, got .*{}",
 )
@@ -318,7 +320,10 @@ test_exposures_that_are_refused = refused(
     ((AMOUNTS[0], np.ones(50)), "max_exposure must be the largest exposure"),
     ((DPGammaRegressor(max_exposure=1.0), np.ones(49)), "exposure must be of shape"),
     ((DPTweedieRegressor(max_exposure=-1.0), None), "max_exposure must be positive"),
-    ((DPGammaRegressor(max_exposure=1.0), ["secret"] * 50), "exposure must be of nu"),
+    (
+        (DPGammaRegressor(max_exposure=1.0), np.array(["secret"] * 50)),
+        "exposure must be of numbers",
+    ),
     (
         (DPAdditiveRegressor(max_exposure=1.0), np.ones(50)),
         "left out with a loss with",

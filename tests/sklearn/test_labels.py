@@ -4,11 +4,15 @@ import math
 
 import jax
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import scipy.special
+from sklearn.ensemble import VotingClassifier
+from sklearn.multiclass import OneVsRestClassifier
 
 from dpjax._rounding import ROUNDED_UP
-from dpjax.sklearn import _labels, _tables
+from dpjax.sklearn import DPLogisticRegression, _labels, _tables
 from tests.replay._replay import seen
 
 LABELS = [
@@ -125,3 +129,29 @@ def test_the_threshold_is_not_passed_more_often_in_floats():
     drawn = -np.asarray(jax.jit(jax.scipy.special.ndtri)(tails), np.float64)
     exact = -scipy.special.ndtri(tails.astype(np.float64))
     assert (drawn < exact * ROUNDED_UP).all()
+
+
+@pytest.mark.parametrize(
+    ("classes", "labels"),
+    [
+        (["no", "yes"], np.array([0, 1] * 20)),
+        (["no", "yes"], np.array([False, True] * 20)),
+        (["no", "yes"], pd.Series([0, 1] * 20, dtype="Int64")),
+        ([0, 1], np.array(["0", "1"] * 20)),
+        ([0, 1], pd.Series(["0", "1"] * 20, dtype="string")),
+        ([False, True], pl.Series(["no", "yes"] * 20)),
+    ],
+)
+def test_labels_of_a_type_that_no_class_has_are_refused(classes, labels):
+    model = DPLogisticRegression(classes=classes, random_state=0)
+    with pytest.raises(ValueError, match="classes must be of the type of y"):
+        model.fit(np.ones((40, 1)), labels)
+
+
+def test_meta_estimators_number_the_labels():
+    rows, labels = np.ones((40, 1)), np.array(["no", "yes"] * 20)
+    for kind in (OneVsRestClassifier, lambda one: VotingClassifier([("a", one)])):
+        with pytest.raises(
+            ValueError, match=r"pass them on: then classes are \[0, 1\]"
+        ):
+            kind(DPLogisticRegression(classes=["no", "yes"])).fit(rows, labels)

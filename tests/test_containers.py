@@ -1,0 +1,211 @@
+"""One odd cell changes its own record alone, in every container, and none raises."""
+
+import decimal
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dp_accounting import NonPrivateDpEvent
+
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models import Model
+from dpjax.sklearn import DPAdditiveClassifier, DPLinearRegression, DPLogisticRegression
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+BIG = 2**53 + 1  # no number of float64
+IDS = [BIG, 7, BIG - 1, 7, 0]
+AMOUNTS = [decimal.Decimal(text) for text in ("1.10", "2.00", "0.50", "2.00", "7.25")]
+FLOATS, TRUTHS = [1.5, -2.0, 0.25, 2.0, 1e16], [True, False, True, True, False]
+TOWNS = ["Ghent", "Lier", "007", "Lier", "é"]
+COLUMNS = {"ids": IDS, "amounts": AMOUNTS, "floats": FLOATS, "truths": TRUTHS}
+COLUMNS |= {"towns": TOWNS}
+# The columns that each type can hold, without a loss and with a missing cell.
+PANDAS = {
+    **{"Int64": ["ids"], "UInt64": ["ids"], "Float64": ["floats"]},
+    **{"boolean": ["truths"], "string": ["towns"], "str": ["towns"]},
+    **{"int64[pyarrow]": ["ids"], "double[pyarrow]": ["floats"]},
+    **{"bool[pyarrow]": ["truths"], "string[pyarrow]": ["towns"], "category": COLUMNS},
+}
+ARROW = {
+    **{pa.int64(): ["ids"], pa.decimal128(38, 2): ["amounts"], pa.bool_(): ["truths"]},
+    **{pa.decimal128(38, 0): ["ids"], pa.float64(): ["floats"]},
+    **{pa.string(): ["towns"], pa.large_string(): ["towns"]},
+    pa.dictionary(pa.int8(), pa.string()): ["towns"],
+}
+POLARS = {
+    **{pl.Int64: ["ids"], pl.Int128: ["ids"], pl.Decimal(38, 2): ["amounts"]},
+    **{pl.Decimal(38, 0): ["ids"], pl.Float64: ["floats"], pl.Boolean: ["truths"]},
+    **{pl.String: ["towns"], pl.Categorical: ["towns"], pl.Enum(sorted({*TOWNS})): []},
+}
+
+
+def masked(cells):
+    known = [cell is not None for cell in cells]
+    filled = [cell if cell is not None else next(filter(None, cells)) for cell in cells]
+    return np.ma.MaskedArray(np.array(filled), np.logical_not(known))
+
+
+def typed():
+    """Yields the name, the column and the maker of each container with a type."""
+    for kind, names in PANDAS.items():
+        for name in names:
+            yield kind, name, lambda cells, kind=kind: pd.Series(cells, dtype=kind)
+    for kind, names in ARROW.items():
+        for name in names:
+            yield f"arrow {kind}", name, lambda cells, kind=kind: pa.array(cells, kind)
+            yield (
+                *(f"pandas {kind}", name),
+                lambda cells, kind=kind: pd.Series(
+                    pd.arrays.ArrowExtensionArray(pa.array(cells, kind))
+                ),
+            )
+    for kind, names in POLARS.items():
+        for name in names or ["towns"]:
+            yield (
+                *(f"polars {kind}", name),
+                lambda cells, kind=kind: pl.Series(cells, dtype=kind, strict=False),
+            )
+    yield "masked", "ids", masked
+    yield "categories", "ids", lambda cells: pd.Series(cells, dtype=CATEGORIES)
+
+
+CATEGORIES = pd.CategoricalDtype([BIG, BIG - 1, 7, 0])
+OBJECTS = {
+    "list": list,
+    "tuple": tuple,
+    "array": lambda cells: np.fromiter(cells, object, len(cells)),
+    "pandas": lambda cells: pd.Series(cells, dtype=object),
+    "polars": lambda cells: pl.Series(cells, dtype=pl.Object),
+}
+ODD = [None, np.nan, pd.NA, pd.NaT, "?", "", "n/a", 1j, b"\xff", -1, 2.5, 10**400]
+ODD += [(1, 2), "x" * 5000, np.datetime64("2020-01-01"), decimal.Decimal("sNaN")]
+CASES = [(*each, None) for each in typed()]
+CASES += [
+    (kind, name, make, odd)
+    for kind, make in OBJECTS.items()
+    for name in COLUMNS
+    for odd in ODD
+]
+
+
+def named(case):
+    return " ".join(map(str, (case[0], case[1], repr(case[3])[:9])))
+
+
+def model(name):
+    """A model that shows the category and the number of each cell."""
+    cells = COLUMNS[name]
+    kinds = {"a": Categorical(tuple(dict.fromkeys(map(str, cells)))), "b": Numeric()}
+    size = len(kinds["a"].categories)
+    weights = np.array([*(10.0 ** np.arange(1, size + 1)), 1e-3, 0.0])
+    nothing = PrivacyGuarantee.of(np.inf, 0.0, dp_event=NonPrivateDpEvent())
+    return Model(
+        **{"params": weights, "columns": kinds, "target_name": "y", "link": "identity"},
+        **{"target": Numeric(), "privacy": nothing},
+    )
+
+
+def expected(name):
+    return model(name).predict({"a": list(map(str, COLUMNS[name]))} | both(name))
+
+
+def both(name):
+    return {"b": np.array([str(cell) for cell in COLUMNS[name]], object)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=map(named, CASES))
+def test_a_model_reads_each_cell_by_itself(case):
+    _, name, make, odd = case
+    made, truth, cells = model(name), expected(name), COLUMNS[name]
+    for place in (0, 4):
+        column = make([odd if i == place else x for i, x in enumerate(cells)])
+        found = made.predict({"a": column, "b": column})
+        np.testing.assert_array_equal(np.delete(found, place), np.delete(truth, place))
+    if odd is None:
+        assert found[place] == 0.0
+    full = make(cells)
+    np.testing.assert_array_equal(made.predict({"a": full, "b": full}), truth)
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_is_read_cell_by_cell(tmp_path, name, suffix):
+    made, truth, path = model(name), expected(name), tmp_path / f"table{suffix}"
+    for odd in [None, *(ODD[4:7] if suffix == ".csv" else ())]:
+        cells = [odd, *COLUMNS[name][1:]]
+        table = {"a": cells, "b": cells}
+        if suffix == ".csv":
+            lines = [
+                ",".join(table),
+                *(f"{x},{x}" for x in ["" if odd is None else odd, *cells[1:]]),
+            ]
+            path.write_text("\n".join(lines))
+        else:
+            pq.write_table(pa.table(table), path)
+        np.testing.assert_array_equal(made.predict(path)[1:], truth[1:])
+
+
+TABLES = {
+    "list": lambda cells: [[cell, 1] for cell in cells],
+    "array": lambda cells: np.array([[cell, 1] for cell in cells], object),
+    "pandas": lambda cells: pd.DataFrame({"a": OBJECTS["pandas"](cells), "b": 1}),
+    "polars": lambda cells: pl.DataFrame(
+        {"a": pl.Series(cells, dtype=pl.Object), "b": np.ones(len(cells))}
+    ),
+}
+NUMBERS = [*np.linspace(-3.0, 3.0, 40).tolist()]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:9])
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_fit_takes_each_cell_by_itself(kind, odd):
+    """A table and targets with an odd cell give what the number in it gives."""
+    is_number = isinstance(odd, int | float) and abs(odd) < 9
+    number = float(odd) if is_number else np.nan
+    cells, plain = [odd, *NUMBERS[1:]], [number, *NUMBERS[1:]]
+    rows = np.stack([plain, np.ones(40)], axis=1)
+    linear = DPLinearRegression(epsilon=3.0, random_state=0)
+    found = linear.fit(TABLES[kind](cells), OBJECTS[kind](cells)).coef_
+    np.testing.assert_array_equal(found, linear.fit(rows, np.array(plain)).coef_)
+    logistic = DPLogisticRegression(classes=[0, 1], random_state=0)
+    labels = [odd, *[int(x > 0) for x in NUMBERS[1:]]]
+    found = logistic.fit(rows, OBJECTS[kind](labels)).coef_
+    missing = np.array([-1, *labels[1:]])
+    np.testing.assert_array_equal(found, logistic.fit(rows, missing).coef_)
+
+
+@pytest.mark.parametrize("case", [*typed()], ids=lambda case: f"{case[0]} {case[1]}")
+def test_a_type_reads_its_cells_one_by_one(case):
+    """In a fit; of text, and of times, the type alone is refused."""
+    _, name, make = case
+    column = make([None, *COLUMNS[name][1:]] * 8)
+    if isinstance(column, pa.Array):
+        table = pa.table({"a": column})
+    elif isinstance(column, np.ma.MaskedArray):
+        table = column[:, None]
+    else:
+        table = column.to_frame()
+    linear = DPLinearRegression(epsilon=3.0, random_state=0)
+    if name == "towns":
+        with pytest.raises(ValueError, match="X must be of numbers, got column"):
+            linear.fit(table, np.arange(40))
+        return
+    plain = np.array([np.nan, *map(float, COLUMNS[name][1:])] * 8)
+    found = linear.fit(table, column).coef_
+    np.testing.assert_array_equal(found, linear.fit(plain[:, None], plain).coef_)
+
+
+@pytest.mark.slow
+def test_categories_are_told_apart_to_the_last_digit():
+    cells = pd.Series([BIG, BIG - 1, None, 7] * 500, dtype=CATEGORIES)
+    labels = np.where(cells.array.codes == 0, "yes", "no")
+    additive = DPAdditiveClassifier(epsilon=9.0, classes=["no", "yes"], random_state=0)
+    additive.fit(pd.DataFrame({"a": cells, "b": 1.0}), labels)
+    found = additive.shapes_["a"]
+    assert found.grid.tolist() == [BIG, BIG - 1, 7, 0]
+    assert found.values[0] > found.values[1] + 1
