@@ -157,6 +157,25 @@ def search(loss, low, high):
 
 
 @cases
+def test_properties_hold_for_targets_beyond_the_range(name):
+    # A solver may pass any target: the loss is convex, smooth and bounded there too.
+    loss = LOSSES[name]
+    targets = np.array([0, 0.3, 1e3, -1e-9, -1e-3, -1, -5, -1e3, np.inf, -np.inf])
+    etas, targets = np.meshgrid(np.linspace(-12, 12.1, 2400), targets, indexing="ij")
+    with jax.enable_x64(True):
+        points = jnp.asarray(etas).ravel(), jnp.asarray(targets).ravel()
+        value, slopes, _, gradients, _ = map(np.asarray, derivatives(loss)(*points))
+    is_finite = np.isfinite(value)
+    np.testing.assert_allclose(slopes[is_finite], gradients[is_finite], 1e-9, 1e-9)
+    assert np.abs(slopes).max() <= loss.derivative_bound
+    slopes = slopes.reshape(etas.shape)
+    rises = np.diff(slopes, axis=0) / np.diff(etas, axis=0)
+    if loss.curvature_bound < math.inf:
+        assert np.abs(rises).max() <= loss.curvature_bound * (1 + 1e-9)
+    assert rises.min() >= -1e-7 or not loss.is_convex
+
+
+@cases
 def test_declared_bounds_outlive_a_search_and_are_near_to_it(name):
     loss, _, low, high = CASES[name]
     with jax.enable_x64(True):

@@ -25,11 +25,11 @@ class LinearLoss(abc.ABC):
     have one more axis of `num_outputs` at the end.
 
     Attributes:
-        derivative_bound: L, a bound on |derivative| for targets in the range, on its
-            l2 norm for several outputs; `math.inf` if there is none.
-        curvature_bound: c, a bound on |curvature| for targets in the range, that is, a
-            Lipschitz constant of the derivative; on the operator norm of the Hessian
-            for several outputs; `math.inf` if there is none.
+        derivative_bound: L, a bound on |derivative|, on its l2 norm for several
+            outputs; `math.inf` if there is none.
+        curvature_bound: c, a bound on |curvature|, that is, a Lipschitz constant of the
+            derivative; on the operator norm of the Hessian for several outputs;
+            `math.inf` if there is none.
         is_convex: whether it is convex in the prediction.
         num_outputs: number of predictions of an example: 1, or K classes.
         target_range: the smallest and the largest target, or infinities.
@@ -86,9 +86,10 @@ class LinearLoss(abc.ABC):
     def derivative(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
         """Returns the derivative in each prediction, in the shape of the predictions.
 
-        For any arguments it is finite and within its bound; NaN counts as zero.
+        For any arguments it is finite and within its bound; NaN counts as zero. Targets
+        are clipped to their range, because beyond it no property would hold.
         """
-        slopes = self._derivative(predictions, like(targets, predictions))
+        slopes = self._derivative(predictions, self._in_range(targets, predictions))
         bound = like(self.derivative_bound, slopes)
         return jnp.clip(jnp.nan_to_num(slopes), -bound, bound)
 
@@ -97,12 +98,17 @@ class LinearLoss(abc.ABC):
 
         For any arguments it is finite and within [0, c], or [-c, c] if the loss is not
         convex; NaN counts as zero. For K outputs it is the Hessian, (..., K, K).
+        Targets are clipped to their range.
         """
-        values = self._curvature(predictions, like(targets, predictions))
+        values = self._curvature(predictions, self._in_range(targets, predictions))
         bound = like(self.curvature_bound, values)
         is_bent_one_way = self.is_convex and self.num_outputs == 1
         lowest = jnp.zeros_like(bound) if is_bent_one_way else -bound
         return jnp.clip(jnp.nan_to_num(values), lowest, bound)
+
+    def _in_range(self, targets: ArrayLike, predictions: jax.Array) -> jax.Array:
+        """Returns targets within the range, in the dtype of the predictions."""
+        return jnp.clip(like(targets, predictions), *self.target_range)  # NaN is NaN
 
     def targets_of(self, targets: jax.Array) -> jax.Array:
         """Maps each target into the range of the loss.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._types import ArrayLike
-from dpjax.losses._linear_loss import LinearLoss, like
+from dpjax.losses._linear_loss import LinearLoss
 
 _LEAST_MEAN = 1e-6  # for Poisson, in units of max_mean: below it the loss is linear
 # The ranges of `log_link`, in units of the typical size of the targets.
@@ -199,7 +199,7 @@ class LogLink(LinearLoss):
         object.__setattr__(self, "has_log_link", True)
 
     def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
-        targets = like(targets, predictions)
+        targets = self._in_range(targets, predictions)
         inner = self._inner(predictions)
         values = _power(inner, 2 - self.power) - targets * _power(inner, 1 - self.power)
         return values + self._derivative(predictions, targets) * (predictions - inner)
