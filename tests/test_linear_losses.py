@@ -406,7 +406,7 @@ def test_a_margin_loss_is_a_loss_of_the_prediction():
 @pytest.mark.parametrize("loss", [losses.logistic, losses.MarginLoss.smoothed_hinge()])
 def test_a_label_above_zero_is_the_positive_class(loss):
     predictions = jnp.array([-2.0, 0.3, 5.0])
-    others = [(other, -1.0) for other in (-1, 0, 0.0, False, -7, np.nan)]
+    others = [(other, -1.0) for other in (-1, 0, 0.0, False, -7)]
     for label, sign in (*others, (1, 1.0), (True, 1.0), (3, 1.0)):
         for method in (loss.value, loss.derivative, loss.curvature):
             np.testing.assert_array_equal(
@@ -415,6 +415,17 @@ def test_a_label_above_zero_is_the_positive_class(loss):
             )
         slope = jax.grad(loss)(jnp.ones(1), (jnp.ones(1), label))
         np.testing.assert_allclose(slope, loss.derivative(jnp.ones(1), sign), 1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_missing_target_has_no_slope(name):
+    loss, targets = ALL[name], jnp.array([jnp.nan, 1.0])
+    predictions = jnp.zeros((2, *(loss.num_outputs,) * (loss.num_outputs > 1)))
+    assert bool(jnp.isnan(loss.value(predictions, targets)[0]))
+    for method in (loss.derivative, loss.curvature):
+        missing, present = method(predictions, targets)
+        np.testing.assert_array_equal(missing, 0)
+        np.testing.assert_array_equal(present, method(predictions[1:], targets[1:])[0])
 
 
 def test_a_margin_loss_without_a_value_says_so():

@@ -28,7 +28,7 @@ def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
 
     Args:
         max_mean: the largest mean, positive, public.
-        max_target: the largest count, public; a larger one counts as this, NaN and
+        max_target: the largest count, public; a larger one counts as this, and
             negatives as 0. By default m + 6 sqrt(m) + 12 for m = max_mean, which a
             Poisson count exceeds with a probability below e^-18 (Bernstein).
 
@@ -64,7 +64,7 @@ def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
     Args:
         min_mean: the smallest mean of a record, positive, public, in units of the
             target.
-        max_target: the largest amount, public; a larger one counts as this, NaN and
+        max_target: the largest amount, public; a larger one counts as this, and
             negatives as 0. At least min_mean.
 
     Returns:
@@ -108,7 +108,7 @@ def tweedie(
         min_mean: the smallest mean of a record, positive, public, in units of the
             target.
         max_mean: the largest mean of a record, at least min_mean, public.
-        max_target: the largest amount, public; a larger one counts as this, NaN and
+        max_target: the largest amount, public; a larger one counts as this, and
             negatives as 0.
 
     Returns:

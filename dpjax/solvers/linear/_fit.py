@@ -214,8 +214,7 @@ def _weighted(kind: ModelKind, columns: jax.Array, weights: jax.Array) -> jax.Ar
 
     The second moments are then weighted means.
     """
-    features = kind.basis(columns)
-    return features * jnp.sqrt(weights)[:, None] if kind.has_weights else features
+    return kind.basis(columns) * jnp.sqrt(weights)[:, None]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -257,9 +256,7 @@ def _moments(
     ones = constants = None
     if kind.has_intercept:
         ones = _ONES * radius
-        constants = jnp.full_like(columns[:, 0], ones)
-        if kind.has_weights:
-            constants = constants * jnp.sqrt(weights)
+        constants = ones * jnp.sqrt(weights)
         radius = math.sqrt(1 + _ONES**2) * radius
 
     def row_of(record: PyTree) -> jax.Array:
