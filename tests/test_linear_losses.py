@@ -16,8 +16,8 @@ from tests.refusals import refused
 RNG = np.random.default_rng(20261123)
 
 
-def _tweedie(eta, y, p, low, high):
-    """The formula, continued by its tangents outside [log low, log high]."""
+def _tweedie(eta, y, p, low, high, most):
+    """The formula, continued by parabolas outside [log low, log high], then lines."""
     inner = np.clip(eta, np.log(low), np.log(high))
     if p == 1:
         value = np.exp(inner) - 1 - y * inner
@@ -27,7 +27,13 @@ def _tweedie(eta, y, p, low, high):
         rising = (np.exp((2 - p) * inner) - 1) / (2 - p)
         value = rising + y * (np.exp((1 - p) * inner) - 1) / (p - 1)
     slope = np.exp((2 - p) * inner) - y * np.exp((1 - p) * inner)
-    return value + slope * (eta - inner)
+    q, beyond = 2 - p, eta - inner
+    bend = max(q * m**q + (p - 1) * most * m ** (q - 1) for m in (low, high))
+    for m, change, sign in ((low, 2 * low**q, -1), (high, most * high ** (q - 1), 1)):
+        bent = min(m**q, bend)
+        part = np.clip(sign * beyond, 0, change / bent)
+        value = value + bent * part * (np.maximum(sign * beyond, 0) - part / 2)
+    return value + slope * beyond
 
 
 def _huber(eta, y, t=1.5):
@@ -56,25 +62,25 @@ CASES = {
     "smoothed hinge": (losses.MarginLoss.smoothed_hinge(), _hinge, -1, 1),
     "poisson": (
         losses.poisson(4.0, max_target=9.0),
-        lambda e, y: _tweedie(e, y, 1, 4e-6, 4.0),
+        lambda e, y: _tweedie(e, y, 1, 4e-6, 4.0, 9),
         0,
         9,
     ),
     "gamma": (
         losses.gamma(min_mean=0.2, max_target=6.0),
-        lambda e, y: _tweedie(e, y, 2, 0.2, 6.0),
+        lambda e, y: _tweedie(e, y, 2, 0.2, 6.0, 6),
         0,
         6,
     ),
     "tweedie": (
         losses.tweedie(1.5, min_mean=0.2, max_mean=3.0, max_target=6.0),
-        lambda e, y: _tweedie(e, y, 1.5, 0.2, 3.0),
+        lambda e, y: _tweedie(e, y, 1.5, 0.2, 3.0, 6),
         0,
         6,
     ),
     "tweedie, wide": (
         losses.tweedie(1.2, min_mean=0.01, max_mean=50.0, max_target=20.0),
-        lambda e, y: _tweedie(e, y, 1.2, 0.01, 50.0),
+        lambda e, y: _tweedie(e, y, 1.2, 0.01, 50.0, 20),
         0,
         20,
     ),

@@ -121,7 +121,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
         if self.target_range is not None:
             self._range()
         targets = _tables.numbers_of(self, y, features)
-        weights = weights_of(self, targets, sample_weight)
+        weights: Any = weights_of(self, targets, sample_weight)
         offsets, weights = _tables.seen_by(self, exposure, weights, features)
         total = total_noise(epsilon, delta)
         _progress.say("unit of the target")

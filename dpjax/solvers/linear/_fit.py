@@ -45,6 +45,7 @@ _BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
 # R (1 + t^2) / t. A half makes the first a quarter larger than 0 does, and the second
 # near its minimum. With ones instead, if R is large, the center would be mostly noise.
 _ONES = 0.5
+_NO_ROWS = 2.0**-19  # the end of the bin of rows that are zero
 # The norm of the first step, in threshold / sqrt(d), the size of a weight that matters.
 # So few steps must begin with a large one, unless n is this times a gradient's noise.
 _FIRST_DISTANCE, _CLEAR_FIRST_DISTANCE, _CLEAR = 0.3, 0.1, 700
@@ -188,6 +189,8 @@ def _coordinates(
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
+    # Without it noise in columns that are zero would be weights of a million.
+    radius = jnp.where(radius <= _NO_ROWS, 1.0, radius)
     white, z = whitened(kind, examples, radius, moments_key, multipliers.moments)
     offsets, params, gradient_norms, largest = _first(kind, examples, z, constant, size)
     rows = z, offsets, examples.targets, examples.weights

@@ -1,5 +1,6 @@
 """A linear model without settings: what it finds, what it costs, what it takes."""
 
+import itertools
 import math
 from functools import partial
 
@@ -110,6 +111,30 @@ def test_a_constant_alone_has_its_offsets():
         offsets=np.log(exposures),
     )
     np.testing.assert_allclose(solution.params, [math.log(2)], atol=0.2)
+
+
+@pytest.mark.parametrize(
+    ("power", "other"),
+    [
+        *itertools.product([1.0, 1.5, 2.0], [0.0, 1e-6, np.nan]),
+        (1.5, 60.0),
+        (2.0, 60.0),
+    ],
+)
+def test_a_group_beyond_all_means_leaves_the_others_as_they_are(power, other):
+    """Of a log link whose best predictions for the group would be infinite."""
+    rng = np.random.default_rng(0)
+    is_other = rng.random(NUM) < 0.3
+    targets = np.where(is_other, other, rng.gamma(5, 1 / 5, NUM))
+    loss, data = losses.log_link(power), (np.c_[is_other, np.ones(NUM)], targets)
+    weight, level = solve(loss, data=data, intercept=1, epsilon=3.0).params
+    np.testing.assert_allclose(np.exp(level), 1, rtol=0.3)
+    if other < 1:
+        assert loss.mean_of(level + weight) < 0.2
+    elif other > 1:
+        assert loss.mean_of(level + weight) > 5
+    else:
+        assert abs(weight) < 10
 
 
 @pytest.mark.slow
