@@ -212,7 +212,7 @@ class DPLinearRegression(WithIntervals, _Regressor):
         >>> y = 300 * X[:, 0] + 0.1 * X[:, 1] + 1_000 * rng.standard_t(3, 20_000)
         >>> model = DPLinearRegression(random_state=0).fit(X, y)
         >>> print(f"{model.coef_[0]:.0f}, {model.coef_[1]:.2f}")
-        297, 0.10
+        303, 0.10
 
     Reference:
         As for `dpjax.solvers.dp_linear_model`.
