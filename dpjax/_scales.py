@@ -31,9 +31,9 @@ _FALSE_BIN = 0.001
 _QUANTILE, _QUANTILE_AWAY = 0.75, 0.97
 _MOST_MEAN = 1.5  # numbers are clipped to so many sizes for their mean
 _RECENTERED = 0.5  # columns with means of more sizes than this are centered
-_LEAST_SPREAD = 1 / 64  # in sizes, so that nearly constant columns are not magnified
-# Shares for the number of nonzero cells, sizes, means, and distances from the means.
-_SHARES = (0.05, 0.45, 0.3, 0.2)
+_LEAST_SPREAD = 2.0**-20  # in sizes: about what float32 resolves
+# Shares for the number of nonzero cells, sizes, and two rounds of means and distances.
+_SHARES = (0.05, 0.45, 0.15, 0.1, 0.05, 0.2)
 _LEAST_COUNTED = 0.05  # smallest share of records with a weight above zero
 _MOST_DENSE = 0.05  # share of rows that may have more nonzero cells
 _MOST_SHARE = 0.35  # largest share of the budget
@@ -175,6 +175,9 @@ def release_scales(
        a size of zero, have the center zero and the size as their scale.
     4. For the rest, the size of the differences from the mean, with the 97 per cent
        quantile.
+    5. Steps 3 and 4 again, about their center and in their size. The error of a mean is
+       in proportion to the size that numbers are clipped to: of a column whose spread
+       is far below its mean the first distances are mostly that error.
 
     If no size exceeds the noise, the column keeps its unit and is clipped to [-1, 1]:
     this keeps dummies, and the signs of amounts.
@@ -195,7 +198,8 @@ def release_scales(
         weights the number of records of weight above zero is released too. If a row
         replaces a record of weight zero, all of these move by (b + 1)^(1/p) together,
         at most (2b)^(1/p). A mean of k numbers within ±1.5 moves by 3 k^(1/p) / n, plus
-        its rounding. The columns of each step, and b, come from earlier releases.
+        its rounding. The columns of each step, centers, sizes and b come from earlier
+        releases.
     """
     num_samples, num_columns = columns.shape
     is_known = np.isfinite(columns)
@@ -203,33 +207,41 @@ def release_scales(
     if is_counted is not None:
         is_known &= is_counted[:, None]
     columns = np.clip(np.where(is_known, columns, 0.0), -_BEYOND, _BEYOND)
-    keys = _keys.split(key, 4)
-    dense, first, second, third = map(noise.part, _SHARES)
-    most_cells = 1.0 if num_columns == 1 else _most_cells(keys[3], columns, dense)
+    first_key, *keys = _keys.split(key, 3)
+    dense, first, *rounds = map(noise.part, _SHARES)
+    dense_key, first_key = _keys.split(first_key)
+    most_cells = 1.0 if num_columns == 1 else _most_cells(dense_key, columns, dense)
     scales, num_seen, num_counted = _sizes(
-        keys[0], columns, first, most_cells, _QUANTILE, is_counted
+        first_key, columns, first, most_cells, _QUANTILE, is_counted
     )
     most = np.where(num_seen > 0, _MOST_SCALES * scales, 1.0)
-    centers = np.zeros(num_columns)
+    centers, least = np.zeros(num_columns), _LEAST_SPREAD * scales
     away = np.flatnonzero((num_seen > num_counted / 2) & is_centered)
-    if away.size:
-        held = np.clip(columns[:, away] / scales[away], -_MOST_MEAN, _MOST_MEAN)
-        # Both means are rounded in float64, by up to n units, and to float32.
-        rounded = max(4.0, 3 + num_samples * 2.0**-27) * ROUNDOFF
-        moved = 2 * _MOST_MEAN / num_samples + rounded
+    # Both means are rounded in float64, by up to n units, and to float32.
+    rounded = max(4.0, 3 + num_samples * 2.0**-27) * ROUNDOFF
+    moved = 2 * _MOST_MEAN / num_samples + rounded
+    for round_key, of_mean, of_size in zip(
+        keys, rounds[::2], rounds[1::2], strict=True
+    ):
+        if not away.size:
+            break
+        mean_key, size_key = _keys.split(round_key)
+        distances = np.where(is_known, columns - centers, 0.0)[:, away]
+        held = np.clip(distances / scales[away], -_MOST_MEAN, _MOST_MEAN)
         sensitivity = away.size ** (1 / noise.order) * moved
-        means = second.released(keys[1], held.mean(axis=0), sensitivity)
+        means = of_mean.released(mean_key, held.mean(axis=0), sensitivity)
         means = means * (num_samples / num_counted)
-        is_away = np.abs(means) > _RECENTERED
+        is_away = (np.abs(means) > _RECENTERED) | (centers[away] != 0)
         away, means = away[is_away], means[is_away]
-        centers[away] = means * scales[away]
-    if away.size:
+        if not away.size:
+            break
+        centers[away] += means * scales[away]
         distances = np.where(is_known, columns - centers, 0.0)[:, away]
         found, num_found, _ = _sizes(
-            keys[2], distances, third, away.size, _QUANTILE_AWAY
+            size_key, distances, of_size, away.size, _QUANTILE_AWAY
         )
         found = np.where(num_found > 0, found, scales[away])
-        scales[away] = np.maximum(found, _LEAST_SPREAD * scales[away])
+        scales[away] = np.maximum(found, least[away])
         most[away] = _MOST_SCALES * scales[away]
     return Standard(centers, scales, centers - most, centers + most, num_seen > 0)
 

@@ -16,8 +16,8 @@ from tests.refusals import refused
 RNG = np.random.default_rng(20261123)
 
 
-def _tweedie(eta, y, p, low, high):
-    """The formula, continued by its tangents outside [log low, log high]."""
+def _tweedie(eta, y, p, low, high, most):
+    """The formula, continued by parabolas outside [log low, log high], then lines."""
     inner = np.clip(eta, np.log(low), np.log(high))
     if p == 1:
         value = np.exp(inner) - 1 - y * inner
@@ -27,7 +27,13 @@ def _tweedie(eta, y, p, low, high):
         rising = (np.exp((2 - p) * inner) - 1) / (2 - p)
         value = rising + y * (np.exp((1 - p) * inner) - 1) / (p - 1)
     slope = np.exp((2 - p) * inner) - y * np.exp((1 - p) * inner)
-    return value + slope * (eta - inner)
+    q, beyond = 2 - p, eta - inner
+    bend = max(q * m**q + (p - 1) * most * m ** (q - 1) for m in (low, high))
+    for m, change, sign in ((low, 2 * low**q, -1), (high, most * high ** (q - 1), 1)):
+        bent = min(m**q, bend)
+        part = np.clip(sign * beyond, 0, change / bent)
+        value = value + bent * part * (np.maximum(sign * beyond, 0) - part / 2)
+    return value + slope * beyond
 
 
 def _huber(eta, y, t=1.5):
@@ -56,25 +62,25 @@ CASES = {
     "smoothed hinge": (losses.MarginLoss.smoothed_hinge(), _hinge, -1, 1),
     "poisson": (
         losses.poisson(4.0, max_target=9.0),
-        lambda e, y: _tweedie(e, y, 1, 4e-6, 4.0),
+        lambda e, y: _tweedie(e, y, 1, 4e-6, 4.0, 9),
         0,
         9,
     ),
     "gamma": (
         losses.gamma(min_mean=0.2, max_target=6.0),
-        lambda e, y: _tweedie(e, y, 2, 0.2, 6.0),
+        lambda e, y: _tweedie(e, y, 2, 0.2, 6.0, 6),
         0,
         6,
     ),
     "tweedie": (
         losses.tweedie(1.5, min_mean=0.2, max_mean=3.0, max_target=6.0),
-        lambda e, y: _tweedie(e, y, 1.5, 0.2, 3.0),
+        lambda e, y: _tweedie(e, y, 1.5, 0.2, 3.0, 6),
         0,
         6,
     ),
     "tweedie, wide": (
         losses.tweedie(1.2, min_mean=0.01, max_mean=50.0, max_target=20.0),
-        lambda e, y: _tweedie(e, y, 1.2, 0.01, 50.0),
+        lambda e, y: _tweedie(e, y, 1.2, 0.01, 50.0, 20),
         0,
         20,
     ),
@@ -154,6 +160,25 @@ def search(loss, low, high):
         best = np.abs(rise).argmax(axis=0)
         center, width = np.take_along_axis(grid, best[None], axis=0), width / 8
     return max(slopes), max(rises), min(rises)
+
+
+@cases
+def test_properties_hold_for_targets_beyond_the_range(name):
+    # A solver may pass any target: the loss is convex, smooth and bounded there too.
+    loss = LOSSES[name]
+    targets = np.array([0, 0.3, 1e3, -1e-9, -1e-3, -1, -5, -1e3, np.inf, -np.inf])
+    etas, targets = np.meshgrid(np.linspace(-12, 12.1, 2400), targets, indexing="ij")
+    with jax.enable_x64(True):
+        points = jnp.asarray(etas).ravel(), jnp.asarray(targets).ravel()
+        value, slopes, _, gradients, _ = map(np.asarray, derivatives(loss)(*points))
+    is_finite = np.isfinite(value)
+    np.testing.assert_allclose(slopes[is_finite], gradients[is_finite], 1e-9, 1e-9)
+    assert np.abs(slopes).max() <= loss.derivative_bound
+    slopes = slopes.reshape(etas.shape)
+    rises = np.diff(slopes, axis=0) / np.diff(etas, axis=0)
+    if loss.curvature_bound < math.inf:
+        assert np.abs(rises).max() <= loss.curvature_bound * (1 + 1e-9)
+    assert rises.min() >= -1e-7 or not loss.is_convex
 
 
 @cases
@@ -387,7 +412,7 @@ def test_a_margin_loss_is_a_loss_of_the_prediction():
 @pytest.mark.parametrize("loss", [losses.logistic, losses.MarginLoss.smoothed_hinge()])
 def test_a_label_above_zero_is_the_positive_class(loss):
     predictions = jnp.array([-2.0, 0.3, 5.0])
-    others = [(other, -1.0) for other in (-1, 0, 0.0, False, -7, np.nan)]
+    others = [(other, -1.0) for other in (-1, 0, 0.0, False, -7)]
     for label, sign in (*others, (1, 1.0), (True, 1.0), (3, 1.0)):
         for method in (loss.value, loss.derivative, loss.curvature):
             np.testing.assert_array_equal(
@@ -396,6 +421,17 @@ def test_a_label_above_zero_is_the_positive_class(loss):
             )
         slope = jax.grad(loss)(jnp.ones(1), (jnp.ones(1), label))
         np.testing.assert_allclose(slope, loss.derivative(jnp.ones(1), sign), 1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_missing_target_has_no_slope(name):
+    loss, targets = ALL[name], jnp.array([jnp.nan, 1.0])
+    predictions = jnp.zeros((2, *(loss.num_outputs,) * (loss.num_outputs > 1)))
+    assert bool(jnp.isnan(loss.value(predictions, targets)[0]))
+    for method in (loss.derivative, loss.curvature):
+        missing, present = method(predictions, targets)
+        np.testing.assert_array_equal(missing, 0)
+        np.testing.assert_array_equal(present, method(predictions[1:], targets[1:])[0])
 
 
 def test_a_margin_loss_without_a_value_says_so():

@@ -145,10 +145,22 @@ def test_centers_and_scales_suit_raw_units(noise):
     spread = np.quantile(rows, 0.995, axis=0)
     assert (spread[:7] > 0.3).all()
     assert (spread[:7] < 12).all()
-    assert abs(standard.centers[0] - 2010) < 50
+    assert abs(standard.centers[0] - 2010) < 5
     assert standard.scales[7] == 1.0
     assert (standard.low[7], standard.high[7]) == (-1.0, 1.0)
     assert standard.is_known.tolist() == [True] * 7 + [False]
+
+
+@pytest.mark.parametrize(
+    ("mean", "multiplier"), [(10.0, 10.0), (-1e4, 10.0), (1e5, 1.0)]
+)
+def test_a_mean_that_is_large_beside_the_spread_hides_no_scale(mean, multiplier):
+    columns = mean + np.random.default_rng(0).normal(size=(20_000, 1))
+    for seed in range(3):
+        noise = Noise(multiplier)
+        standard = release_scales(jax.random.key(seed), columns, noise=noise)
+        assert abs(standard.centers[0] - mean) < 3
+        assert 0.5 < standard.scales[0] < 8
 
 
 def test_noise_alone_moves_no_scale_far_out():

@@ -53,7 +53,7 @@ def check(settings: CheckSettings) -> None:
     else:
         _print_labels(console, columns[target], target, kinds[target])
     messages = [*remarks_on_lines(path, text_format)]
-    messages += [*_findings(kinds, cells, target), *_remarks(kinds, cells)]
+    messages += [*_findings(kinds, cells, target), *_remarks(kinds, cells, target)]
     for text in messages or ["Nearly every column can be used."]:
         console.print(text, soft_wrap=True)
 
@@ -70,7 +70,7 @@ def warn_curator(console: Console, table: Table) -> bool:
     kinds |= schema.bounded
     cells = {k: count_cells(kind, table.columns[k]) for k, kind in kinds.items()}
     found = [*_findings(kinds, cells, table.target)]
-    say_to_curator(console, [*found, *_remarks(kinds, cells)])
+    say_to_curator(console, [*found, *_remarks(kinds, cells, table.target)])
     return bool(found)
 
 
@@ -92,10 +92,19 @@ def _findings(
             yield f"{'target' if name == target else 'column'} {name!r}: {said}"
 
 
-def _remarks(kinds: Mapping[str, Kind], cells: Mapping[str, Cells]) -> Iterator[str]:
+def _remarks(
+    kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
+) -> Iterator[str]:
     """Yields messages about single cells of columns that can be used."""
     for name, kind in kinds.items():
         counts = cells[name]
+        gone = counts.missing + (not isinstance(kind, Categorical)) * counts.unread
+        least = _NEARLY_NONE * counts.total
+        if name == target and least <= gone < counts.total - least:
+            yield (
+                f"target {name!r}: {counts.said(gone)} cells are missing or not read: "
+                "their records have no weight."
+            )
         if counts.undecoded:
             yield f"column {name!r}: {undecoded(counts)}"
         is_listed = isinstance(kind, Categorical) and counts.level

@@ -11,7 +11,7 @@ import numpy as np
 from dpjax import _validate, datasets
 from dpjax._public_sets import PUBLIC_SETS
 from dpjax._tables import Column, column_names
-from dpjax._texts import PLAIN, TextFormat, Texts
+from dpjax._texts import PLAIN, TextFormat, Texts, float32_of, is_missing, text_of
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._shared import sample_privacy
 from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
@@ -261,11 +261,22 @@ def _target(
     return target
 
 
+def _has_target(kind: Numeric | Categorical, column: Column) -> np.ndarray:
+    """Returns which cells of the target hold a number, or any text of a label."""
+    if isinstance(kind, Numeric):
+        return np.isfinite(float32_of(column))
+    cells, codes = column.tolist(), slice(None)
+    if isinstance(column, Texts):
+        cells, codes = column.distinct
+    return np.array([not is_missing(text_of(cell)) for cell in cells], bool)[codes]
+
+
 def encode_table(table: Table) -> Dataset:
     """Encodes a table by its schema; the last feature is an intercept of ones.
 
     A number is standardized as the schema says, and one that does not parse lies at the
-    center; in classification, the positive value becomes +1 and anything else -1.
+    center; in classification, the positive value becomes +1 and anything else -1. A
+    record whose target is missing has the weight zero.
 
     Raises:
         ValueError: If the schema leaves a center and scale open.
@@ -290,8 +301,9 @@ def encode_table(table: Table) -> Dataset:
         for one in (table.schema.weight, table.schema.exposure)
     )
     is_test, units = table.is_test, table.units
-    if units is not None and weights is None:
-        weights = np.ones_like(targets)  # and places without a record have none
+    has_target = _has_target(target, table.columns[table.target])
+    weights = np.where(has_target, 1.0 if weights is None else weights, 0.0)
+    weights = weights.astype(np.float32)  # that of a place without a record is zero
 
     def trained(rows: np.ndarray) -> np.ndarray:
         if units is None:
@@ -314,7 +326,7 @@ def encode_table(table: Table) -> Dataset:
         licence="not stated",
         source=table.name,
         schema=declared,
-        weights=None if weights is None else trained(weights),
+        weights=trained(weights),
         exposures=None if exposures is None else trained(exposures),
         test_exposures=None if exposures is None else tested(exposures),
     )

@@ -109,6 +109,9 @@ def train(settings: Settings) -> None:
     )
     write_release(release, files)
     _display.show(console, plan, data, private, scored, ranges, units=units)
+    if table is not None and table.schema.weight is None and units is None:
+        stats = private.solution.stats
+        _display.say_targets_are_missing(console, stats, len(data.features))
     if units is not None:
         console.print(units.public)
     if sampled is not None:

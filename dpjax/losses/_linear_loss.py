@@ -25,11 +25,11 @@ class LinearLoss(abc.ABC):
     have one more axis of `num_outputs` at the end.
 
     Attributes:
-        derivative_bound: L, a bound on |derivative| for targets in the range, on its
-            l2 norm for several outputs; `math.inf` if there is none.
-        curvature_bound: c, a bound on |curvature| for targets in the range, that is, a
-            Lipschitz constant of the derivative; on the operator norm of the Hessian
-            for several outputs; `math.inf` if there is none.
+        derivative_bound: L, a bound on |derivative|, on its l2 norm for several
+            outputs; `math.inf` if there is none.
+        curvature_bound: c, a bound on |curvature|, that is, a Lipschitz constant of the
+            derivative; on the operator norm of the Hessian for several outputs;
+            `math.inf` if there is none.
         is_convex: whether it is convex in the prediction.
         num_outputs: number of predictions of an example: 1, or K classes.
         target_range: the smallest and the largest target, or infinities.
@@ -86,29 +86,47 @@ class LinearLoss(abc.ABC):
     def derivative(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
         """Returns the derivative in each prediction, in the shape of the predictions.
 
-        For any arguments it is finite and within its bound; NaN counts as zero.
+        For any arguments it is finite and within its bound, and zero where either is
+        NaN. Targets are clipped to their range, because beyond it no property would
+        hold.
         """
-        slopes = self._derivative(predictions, like(targets, predictions))
+        targets = self._in_range(targets, predictions)
+        slopes = self._of_present(self._derivative(predictions, targets), targets, 1)
         bound = like(self.derivative_bound, slopes)
-        return jnp.clip(jnp.nan_to_num(slopes), -bound, bound)
+        return jnp.clip(slopes, -bound, bound)
 
     def curvature(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
         """Returns the second derivative in each prediction, in their shape.
 
         For any arguments it is finite and within [0, c], or [-c, c] if the loss is not
-        convex; NaN counts as zero. For K outputs it is the Hessian, (..., K, K).
+        convex, and zero where either is NaN. For K outputs it is the Hessian,
+        (..., K, K). Targets are clipped to their range.
         """
-        values = self._curvature(predictions, like(targets, predictions))
+        targets = self._in_range(targets, predictions)
+        values = self._of_present(self._curvature(predictions, targets), targets, 2)
         bound = like(self.curvature_bound, values)
         is_bent_one_way = self.is_convex and self.num_outputs == 1
         lowest = jnp.zeros_like(bound) if is_bent_one_way else -bound
-        return jnp.clip(jnp.nan_to_num(values), lowest, bound)
+        return jnp.clip(values, lowest, bound)
+
+    def _in_range(self, targets: ArrayLike, predictions: jax.Array) -> jax.Array:
+        """Returns targets within the range, in the dtype of the predictions."""
+        return jnp.clip(like(targets, predictions), *self.target_range)  # NaN is NaN
+
+    def _of_present(
+        self, values: jax.Array, targets: jax.Array, num_axes: int
+    ) -> jax.Array:
+        """Returns finite values, zeros where a target is missing."""
+        axes = num_axes if self.num_outputs > 1 else 0
+        is_missing = jnp.isnan(targets).reshape(*targets.shape, *(1,) * axes)
+        return jnp.where(is_missing, 0.0, jnp.nan_to_num(values))
 
     def targets_of(self, targets: jax.Array) -> jax.Array:
         """Maps each target into the range of the loss.
 
-        NaN becomes 0, and other targets are clipped to `target_range`, with 1e18 for an
-        infinite end. Losses of labels have their own rule.
+        NaN becomes 0, which a caller gives no weight, and other targets are clipped to
+        `target_range`, with 1e18 for an infinite end. Losses of labels have their own
+        rule.
 
         Args:
             targets: floats, any shape.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._types import ArrayLike
-from dpjax.losses._linear_loss import LinearLoss, like
+from dpjax.losses._linear_loss import LinearLoss
 
 _LEAST_MEAN = 1e-6  # for Poisson, in units of max_mean: below it the loss is linear
 # The ranges of `log_link`, in units of the typical size of the targets.
@@ -19,16 +19,16 @@ def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
     """Makes the loss of Poisson regression with log link, for counts.
 
     With eta = <w, x>: e^eta - 1 - y eta, whose minimizer in eta is log(y). Above
-    max_mean (and below a millionth of it) it continues linearly, so that it is convex
-    with bounded curvature: c = max_mean, L = max(max_mean, max_target).
+    max_mean (and below a millionth of it) it continues as a parabola and then linearly,
+    so that it is convex with bounded curvature: c = max_mean, L = max_mean +
+    max_target. A group of larger counts has its best prediction a little above.
 
     The logarithm of an exposure is added to the prediction, so max_mean bounds the mean
-    of a record and not of a unit of exposure. It must exceed the mean count of every
-    kind of record, because otherwise no finite prediction is the best one.
+    of a record and not of a unit of exposure.
 
     Args:
         max_mean: the largest mean, positive, public.
-        max_target: the largest count, public; a larger one counts as this, NaN and
+        max_target: the largest count, public; a larger one counts as this, and
             negatives as 0. By default m + 6 sqrt(m) + 12 for m = max_mean, which a
             Poisson count exceeds with a probability below e^-18 (Bernstein).
 
@@ -57,14 +57,15 @@ def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
 
     With eta = <w, x>: eta + y (e^-eta - 1), whose minimizer in eta is log(y). It does
     not depend on units: an error counts relative to the mean. Below min_mean and above
-    max_target it continues linearly, so that its curvature is bounded:
-    c = max_target / min_mean, L = max(1, c - 1). At the best prediction the mean
-    curvature is 1; for a wide range c is far larger.
+    max_target it continues as a parabola and then linearly, so that its curvature is
+    bounded: c = max_target / min_mean, L = c + 1. At the best prediction the mean
+    curvature is 1; for a wide range c is far larger. A group of targets near zero has
+    its best prediction just below min_mean.
 
     Args:
         min_mean: the smallest mean of a record, positive, public, in units of the
             target.
-        max_target: the largest amount, public; a larger one counts as this, NaN and
+        max_target: the largest amount, public; a larger one counts as this, and
             negatives as 0. At least min_mean.
 
     Returns:
@@ -77,7 +78,7 @@ def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
         >>> import jax.numpy as jnp
         >>> loss = gamma(min_mean=100.0, max_target=5000.0)
         >>> loss.curvature_bound, loss.derivative_bound
-        (50.0, 49.0)
+        (50.0, 51.0)
         >>> loss.derivative(jnp.log(jnp.array([400.0])), jnp.array([300.0]))
         Array([0.25], dtype=float32)
 
@@ -99,7 +100,8 @@ def tweedie(
         (e^(q eta) - 1) / q + y (e^((1 - p) eta) - 1) / (p - 1),
 
     whose minimizer in eta is log(y). Outside [log(min_mean), log(max_mean)] it
-    continues linearly, so that it is convex with bounded curvature. The curvature q
+    continues as a parabola and then linearly, so that it is convex with bounded
+    curvature, and a group of zeros has a best finite prediction. The curvature q
     e^(q eta) + (p - 1) y e^((1 - p) eta) is convex in eta, so c is its value for y =
     max_target at one of the ends.
 
@@ -108,7 +110,7 @@ def tweedie(
         min_mean: the smallest mean of a record, positive, public, in units of the
             target.
         max_mean: the largest mean of a record, at least min_mean, public.
-        max_target: the largest amount, public; a larger one counts as this, NaN and
+        max_target: the largest amount, public; a larger one counts as this, and
             negatives as 0.
 
     Returns:
@@ -122,7 +124,7 @@ def tweedie(
         >>> import jax.numpy as jnp
         >>> loss = tweedie(1.5, min_mean=0.25, max_mean=4.0, max_target=16.0)
         >>> loss.curvature_bound, loss.derivative_bound
-        (16.25, 31.5)
+        (16.25, 32.5)
         >>> loss.derivative(jnp.log(jnp.array([4.0])), jnp.array([6.0]))
         Array([-1.], dtype=float32)
 
@@ -189,7 +191,7 @@ class LogLink(LinearLoss):
         _validate.require(is_fine, "min_mean", self.min_mean, rule)
         low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
         # The derivative grows with eta and falls with y.
-        slopes = y * low ** (1 - p) - low ** (2 - p), high ** (2 - p)
+        slopes = (y * m ** (1 - p) + m ** (2 - p) for m in (low, high))
         bends = [
             (2 - p) * m ** (2 - p) + (p - 1) * y * m ** (1 - p) for m in (low, high)
         ]
@@ -199,10 +201,12 @@ class LogLink(LinearLoss):
         object.__setattr__(self, "has_log_link", True)
 
     def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
-        targets = like(targets, predictions)
+        targets = self._in_range(targets, predictions)
         inner = self._inner(predictions)
         values = _power(inner, 2 - self.power) - targets * _power(inner, 1 - self.power)
-        return values + self._derivative(predictions, targets) * (predictions - inner)
+        beyond, curvature = self._beyond(predictions)
+        tangent = self._derivative(predictions, targets) * (predictions - inner)
+        return values + tangent - 0.5 * curvature * beyond**2
 
     def constant_prediction(self, mean: ArrayLike) -> jax.Array:
         return jnp.log(jnp.clip(jnp.asarray(mean), self.min_mean, self.max_mean))
@@ -213,13 +217,33 @@ class LogLink(LinearLoss):
     def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
         inner = self._inner(predictions)
         risen, fallen = ((k - self.power) * inner for k in (2, 1))
-        return jnp.exp(risen) - targets * jnp.exp(fallen)
+        beyond, curvature = self._beyond(predictions)
+        return jnp.exp(risen) - targets * jnp.exp(fallen) + curvature * beyond
 
     def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
         inner, p = self._inner(predictions), self.power
         rising = (2 - p) * jnp.exp((2 - p) * inner)
         falling = (p - 1) * targets * jnp.exp((1 - p) * inner)
-        return jnp.where(inner == predictions, rising + falling, 0.0)
+        beyond, curvature = self._beyond(predictions)
+        is_bent = predictions - inner == beyond
+        outside = jnp.where(is_bent, curvature, 0.0)
+        return jnp.where(inner == predictions, rising + falling, outside)
+
+    def _beyond(self, predictions: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns how far predictions are beyond the means' range, and the curvature.
+
+        There the derivative changes on, by up to twice that of the least mean, or that
+        of the largest target at the largest mean: so any targets have a best finite
+        prediction, and no direction gains without end.
+        """
+        low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
+        changes = 2 * low ** (2 - p), y * high ** (1 - p)
+        bends = [min(m ** (2 - p), self.curvature_bound) for m in (low, high)]
+        least, most = (
+            change / bend for change, bend in zip(changes, bends, strict=True)
+        )
+        beyond = jnp.clip(predictions - self._inner(predictions), -least, most)
+        return beyond, jnp.where(beyond < 0, *bends).astype(predictions.dtype)
 
     def _inner(self, predictions: jax.Array) -> jax.Array:
         low, high = math.log(self.min_mean), math.log(self.max_mean)

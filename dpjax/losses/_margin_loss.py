@@ -20,9 +20,9 @@ class MarginLoss(LinearLoss):
     declared non-increasing), so this bound always holds. That phi' increases, and no
     faster than declared, is not checked.
 
-    Labels are -1 and +1: a target above zero counts as +1, any other, including 0 and
-    NaN, as -1. `derivative` and `curvature` may be called without labels: then the
-    prediction is the margin.
+    Labels are -1 and +1: a target above zero counts as +1, any other, including 0, as
+    -1, and NaN as none. `derivative` and `curvature` may be called without labels: then
+    the prediction is the margin.
 
     Compares and hashes by its fields: one with a new lambda is compiled again.
 
@@ -93,13 +93,14 @@ class MarginLoss(LinearLoss):
         return cls(derivative_fn, 1.0, 1 / (2 * width), True, value_fn)
 
     def value(self, predictions: jax.Array, targets: ArrayLike = 1.0) -> jax.Array:
-        """Returns phi of each margin."""
+        """Returns phi of each margin, NaN where the label is."""
         if self.value_fn is None:
             raise ValueError(f"value_fn must be given for a value of {self!r}.")
-        return self.value_fn(self._signs(targets, predictions) * predictions)
+        values = self.value_fn(self._signs(targets, predictions) * predictions)
+        return jnp.where(jnp.isnan(targets), jnp.nan, values)
 
     def derivative(self, predictions: jax.Array, targets: ArrayLike = 1.0) -> jax.Array:
-        """Returns y phi' of each margin, within its bound; a slope NaN is zero."""
+        """Returns y phi' of each margin, within its bound; NaN counts as zero."""
         return super().derivative(predictions, targets)
 
     def curvature(self, predictions: jax.Array, targets: ArrayLike = 1.0) -> jax.Array:

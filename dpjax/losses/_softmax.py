@@ -19,7 +19,7 @@ def softmax(num_classes: int) -> LinearLoss:
     L = sqrt(2), and its curvature diag(p) - p p^T operator norm at most c = 1/2,
     because the absolute values of a row sum to 2 p_k (1 - p_k).
 
-    Labels are rounded to the nearest integer and clipped to 0 ... K - 1; NaN becomes 0.
+    Labels are rounded to the nearest integer and clipped to 0 ... K - 1; NaN is none.
 
     Args:
         num_classes: K, at least 2.
@@ -58,7 +58,8 @@ class _Softmax(LinearLoss):
 
     def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
         chosen = jnp.sum(self._one_hot(predictions, targets) * predictions, axis=-1)
-        return jax.nn.logsumexp(predictions, axis=-1) - chosen
+        values = jax.nn.logsumexp(predictions, axis=-1) - chosen
+        return jnp.where(jnp.isnan(jnp.asarray(targets)), jnp.nan, values)
 
     def targets_of(self, targets: jax.Array) -> jax.Array:
         return jnp.round(super().targets_of(targets))

@@ -298,7 +298,7 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         return amounts_range(ends) if self._loss().has_log_link else ends
 
     def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray | None, **release: Any
+        self, targets: np.ndarray, weights: np.ndarray, **release: Any
     ) -> tuple[np.ndarray, Unit]:
         loss = self._loss()
         if loss.has_log_link:

@@ -25,7 +25,7 @@ def amounts_in_unit(
     model: Any,
     loss: LinearLoss,
     targets: np.ndarray,
-    weights: np.ndarray | None,
+    weights: np.ndarray,
     **release: Any,
 ) -> tuple[np.ndarray, Unit]:
     """Returns amounts from zero on in their unit, and that unit."""
@@ -62,7 +62,8 @@ class WithExposure(_Regressor):
 
         Args:
             X: shape (n, d), numbers in any units.
-            y: shape (n,), numbers in any unit.
+            y: shape (n,), numbers in any unit. A record whose target is missing, NaN
+                or None, has no weight.
             sample_weight: shape (n,), how much records count, or None.
             exposure: shape (n,), to which means are proportional, such as the years
                 that a policy was in force; clipped to `max_exposure`. A record whose
@@ -113,7 +114,7 @@ class LogLinkRegressor(WithExposure):
         return amounts_range(super()._range())
 
     def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray | None, **release: Any
+        self, targets: np.ndarray, weights: np.ndarray, **release: Any
     ) -> tuple[np.ndarray, Unit]:
         return amounts_in_unit(self, self._loss(), targets, weights, **release)
 
@@ -160,10 +161,9 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     Other parameters and attributes are as for `DPLinearRegression`.
 
     Privacy:
-        As for `DPLinearRegression`, but NaN and negative targets count as zero, and
-        targets above a thousand units as a thousand units. The logarithm of the
-        exposure is an offset of `dp_linear_model`, whose guarantee holds for every
-        offset.
+        As for `DPLinearRegression`, but negative targets count as zero, and targets
+        above a thousand units as a thousand units. The logarithm of the exposure is an
+        offset of `dp_linear_model`, whose guarantee holds for every offset.
 
     Example:
         >>> import numpy as np

@@ -8,17 +8,19 @@ from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _keys, _progress
 from dpjax._rounding import ROUNDED_UP
-from dpjax.estimators import SmoothedTruncation, Winsorization
+from dpjax.estimators import SmoothedTruncation
 from dpjax.sklearn import _tables
 from dpjax.sklearn._clones import PrivateEstimator
 from dpjax.sklearn._linear import guarantee, parameters, total_noise
-from dpjax.sklearn._regressors import in_unit
+from dpjax.sklearn._regressors import in_unit, weights_of
+from dpjax.solvers._shared import BESIDE_WEIGHT, WEIGHTED
 from dpjax.transforms import privatize
 
 # A guess at E z^2 of targets in their unit, for the truncation of the mean; laws of
 # heavy tails have more than the 0.7 of a normal one.
 _MOMENT = 4.0
-_LEAST_WEIGHT = 0.05  # of the noisy mean weight, in the largest one
+# The least of the noisy mean weight, in stddevs of its noise, and in the largest one.
+_CLEAR_WEIGHT, _LEAST_WEIGHT = 3.0, 0.05
 
 
 @parameters
@@ -35,7 +37,8 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
         (epsilon, delta)-DP under replace-one, for every input: the target's unit and a
         mean of smoothly truncated targets share one Gaussian mechanism. With a
         target_range, targets are clipped to it and their mean gets the whole budget.
-        NaN counts as the center.
+        Targets that are missing have no weight: the mean is divided by a private sum of
+        weights, which costs nothing beside it.
 
     Example:
         >>> import numpy as np
@@ -78,7 +81,7 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
         """
         features, epsilon, delta, key = _tables.checked(self, X)
         targets = _tables.numbers_of(self, y, features)
-        weights = _tables.weights_of(self, sample_weight, features)
+        weights = weights_of(self, targets, sample_weight)
         total = total_noise(epsilon, delta)
         _progress.say("unit of the target")
         key, target_key = _keys.split(key)
@@ -86,29 +89,25 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
             self, targets, weights, key=target_key, noise_multiplier=total
         )
         _progress.say("mean of the target")
-        samples = targets
-        if weights is not None:
-            shares = weights / self.max_weight
-            samples = np.stack([shares * targets, shares], axis=1)
-        samples = samples.astype(np.float32)
-        if self.target_range is not None:
-            estimator = Winsorization(1.0)  # changes nothing: targets are in the range
-        else:
-            estimator = SmoothedTruncation.for_moment(
+        limit, bounded = 1.0, targets.astype(np.float32)  # they are in a public range
+        if self.target_range is None:
+            truncation = SmoothedTruncation.for_moment(
                 _MOMENT,
-                num_samples=len(samples),
-                num_coordinates=samples[0].size,
+                num_samples=len(targets),
                 epsilon=epsilon * math.sqrt(1 - unit.share),
                 delta=delta,
             )
-        noisy = privatize(
-            estimator,
-            noise_multiplier=ROUNDED_UP * total / math.sqrt(1 - unit.share),
-            key=key,
-        )
-        mean = np.asarray(noisy.update(samples, noisy.init(samples))[0])
-        if weights is not None:
-            mean = mean[0] / max(float(mean[1]), _LEAST_WEIGHT)
+            limit = float(truncation.limit)
+            bounded = np.asarray(truncation.influence(bounded)) / np.float32(limit)
+        shares = (weights / _tables.largest_weight(self)).astype(np.float32)
+        numbers = BESIDE_WEIGHT * shares * np.clip(bounded, -1.0, 1.0)
+        samples = np.stack([numbers, shares], axis=1)
+        multiplier = ROUNDED_UP * total / math.sqrt(1 - unit.share)
+        noisy = privatize(WEIGHTED, noise_multiplier=multiplier, key=key)
+        number, share = np.asarray(noisy.update(samples, noisy.init(samples))[0])
+        noise = multiplier * float(WEIGHTED.sensitivity(len(samples), 2).l2)
+        share = max(float(share), min(_CLEAR_WEIGHT * noise, _LEAST_WEIGHT))
+        mean = np.clip(limit * float(number) / BESIDE_WEIGHT / share, -limit, limit)
         self.mean_ = float(mean) * unit.scale + unit.center
         self.target_scale_ = unit.scale
         self.privacy_ = guarantee(epsilon, delta, len(features))

@@ -34,9 +34,17 @@ class Unit(NamedTuple):
     share: float
 
 
+def weights_of(model: Any, targets: np.ndarray, sample_weight: Any) -> np.ndarray:
+    """Returns (n,) weights up to the largest, zero where the target is missing."""
+    weights = _tables.weights_of(model, sample_weight, targets)
+    if weights is None:
+        weights = np.full(len(targets), float(_tables.largest_weight(model)))
+    return np.where(np.isnan(targets), 0.0, weights)
+
+
 def released_unit(
     targets: np.ndarray,
-    weights: np.ndarray | None,
+    weights: np.ndarray,
     *,
     key: Key,
     noise_multiplier: float,
@@ -57,9 +65,12 @@ def released_unit(
 
 
 def in_unit(
-    model: Any, targets: np.ndarray, weights: np.ndarray | None, **release: Any
+    model: Any, targets: np.ndarray, weights: np.ndarray, **release: Any
 ) -> tuple[np.ndarray, Unit]:
-    """Returns finite targets in their unit, about their center, and that unit."""
+    """Returns finite targets in their unit, about their center, and that unit.
+
+    A missing target lies at the center, and is to have no weight.
+    """
     if model.target_range is None:
         unit = released_unit(targets, weights, is_centered=True, **release)
         targets = np.clip(targets, -BEYOND, BEYOND)
@@ -91,7 +102,8 @@ class _Regressor(RegressorMixin, LinearEstimator):
 
         Args:
             X: shape (n, d), numbers in any units.
-            y: shape (n,), numbers in any unit.
+            y: shape (n,), numbers in any unit. A record whose target is missing, NaN
+                or None, has no weight.
             sample_weight: shape (n,), how much records count, or None.
 
         Returns:
@@ -109,7 +121,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
         if self.target_range is not None:
             self._range()
         targets = _tables.numbers_of(self, y, features)
-        weights = _tables.weights_of(self, sample_weight, features)
+        weights: Any = weights_of(self, targets, sample_weight)
         offsets, weights = _tables.seen_by(self, exposure, weights, features)
         total = total_noise(epsilon, delta)
         _progress.say("unit of the target")
@@ -132,7 +144,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
         return self
 
     def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray | None, **release: Any
+        self, targets: np.ndarray, weights: np.ndarray, **release: Any
     ) -> tuple[np.ndarray, Unit]:
         """Returns finite targets in their unit."""
         return in_unit(self, targets, weights, **release)
@@ -188,7 +200,9 @@ class DPLinearRegression(WithIntervals, _Regressor):
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: centers, scales and
         `solvers.dp_linear_model` share one Gaussian mechanism. NaN counts as the center
-        of its column, or of the target, and an infinity as the end of the range.
+        of its column, and an infinity as the end of the range. A record whose target is
+        NaN has no weight: means are divided by a private sum of weights, which costs
+        nothing beside them (`docs/privacy/proofs/linear.md`, 8.3).
 
     Example:
         >>> import numpy as np
@@ -198,7 +212,7 @@ class DPLinearRegression(WithIntervals, _Regressor):
         >>> y = 300 * X[:, 0] + 0.1 * X[:, 1] + 1_000 * rng.standard_t(3, 20_000)
         >>> model = DPLinearRegression(random_state=0).fit(X, y)
         >>> print(f"{model.coef_[0]:.0f}, {model.coef_[1]:.2f}")
-        297, 0.10
+        303, 0.10
 
     Reference:
         As for `dpjax.solvers.dp_linear_model`.

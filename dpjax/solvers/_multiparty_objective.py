@@ -61,7 +61,8 @@ def dp_multiparty_objective_perturbation(
     Args:
         features: this party's rows, shape (n_k, d); all n_k are public. Rows are
             clipped to norm 1.
-        labels: shape (n_k,); above zero is the class +1, anything else the class -1.
+        labels: shape (n_k,); above zero is the class +1, anything else the class -1,
+            and a record of the label NaN has no gradient.
         secure_sum: `parties.SecureSum(transport)` of this party. Those who get the
             result may know the noise shares of C parties, but not their transcript. No
             party may drop out.

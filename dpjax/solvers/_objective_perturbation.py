@@ -56,7 +56,8 @@ def dp_objective_perturbation(
         features: rows x_i, shape (n, d); n is public. Rows are clipped to norm 1, so
             scale them by public constants first. A column of ones serves as the
             intercept, and counts in the norm.
-        labels: shape (n,); above zero is the class +1, anything else the class -1.
+        labels: shape (n,); above zero is the class +1, anything else the class -1,
+            and a record of the label NaN has no gradient.
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).

@@ -76,7 +76,10 @@ def released_dtype(features: jax.Array) -> np.dtype:
 
 
 def signed_rows(features: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns y_i x_i in float64, each row scaled down to norm 1 where it is longer."""
+    """Returns y_i x_i in float64, each row scaled down to norm 1 where it is longer.
+
+    A row without a label is zero.
+    """
     # An infinity dominates the direction of its row. It does not become the largest
     # number, whose reciprocal is subnormal and may be flushed to zero.
     rows = features.astype(jnp.float64)
@@ -87,8 +90,9 @@ def signed_rows(features: jax.Array, labels: jax.Array) -> jax.Array:
     rows = rows / jnp.maximum(norms, 1 / largest)
     # Rounding errs by less than this; with it no row is longer than 1, exactly.
     shrinkage = 1 - (features.shape[1] + 4) * 2.0**-52
-    is_positive = labels.astype(jnp.float64) > 0  # NaN is not
-    return jnp.where(is_positive, shrinkage, -shrinkage)[:, None] * rows
+    labels = labels.astype(jnp.float64)
+    signs = jnp.where(labels > 0, shrinkage, -shrinkage)
+    return jnp.where(jnp.isnan(labels), 0.0, signs)[:, None] * rows
 
 
 class _Step(NamedTuple):

@@ -1,5 +1,6 @@
 """What the curator is told of cells: by `dpjax check`, and by `dpjax train` itself."""
 
+import json
 import shlex
 
 import numpy as np
@@ -112,6 +113,23 @@ def test_good_columns_are_not_named(folder):
     assert "NOT PRIVATE: for the eyes of the data's owner." in shown
     assert "Nearly every column can be used." in shown
     assert "Labels of smoker: '1' 50.0%, '0' 50.0%. 'true' counts as +1." in shown
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.4])
+def test_missing_targets_have_no_weight_and_are_told(folder, missing):
+    rng = np.random.default_rng(0)
+    prices = np.where(rng.random(3_000) < missing, "", rng.normal(2_730, 9, 3_000))
+    lines = [f"{50 + i % 9},{price}" for i, price in enumerate(prices)]
+    (folder / "data.csv").write_text("\n".join(["age,price", *lines]))
+    target = '{column = "price", center = 0, scale = 1000}'
+    (folder / "schema.toml").write_text(schema(target, age=GOOD["age"]))
+    _, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
+    code, trained, _ = train("--seed", 0, "--model", "linear")
+    assert code == 0
+    assert ("their records have no weight" in shown) == (missing > 0)
+    assert ("have no target that can be read" in trained) == (missing > 0)
+    report = json.loads((folder / "out" / "report.json").read_text())
+    assert report["stats"]["constant"] == pytest.approx(2.73, rel=0.02)
 
 
 def test_check_counts_and_writes_nothing(folder):

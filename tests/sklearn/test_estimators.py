@@ -462,3 +462,20 @@ def test_frames_of_pandas(table, model):
     public.fit(other, pandas.Series(spent, dtype="Float64"))
     assert public.feature_ranges_.tolist() == [list(pair) for pair in ranges.values()]
     assert public.score(other, spent) > 0.85
+
+
+@pytest.mark.parametrize("estimator", [*MODELS[:-2], DPMeanRegressor])
+def test_a_missing_target_has_no_weight(estimator):
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(6_000, 1))
+    y = 2_730 * np.exp(0.1 * X[:, 0]) * rng.gamma(50, 1 / 50, 6_000)
+    is_missing = rng.random(6_000) < 0.4
+    given = np.where(is_missing, np.nan, y)
+    ranges = {"target_range": (0, 8_000)} if estimator is DPPoissonRegressor else {}
+    model = estimator(random_state=0, epsilon=100.0, **ranges).fit(X, given)
+    mean = np.mean(model.predict(X))
+    assert mean == pytest.approx(y.mean(), rel=0.02)
+    # A record without a target is as one of weight zero, whatever its target.
+    model = estimator(random_state=0, epsilon=100.0, max_weight=1.0, **ranges)
+    model.fit(X, np.where(is_missing, 1e9, y), sample_weight=~is_missing)
+    assert np.mean(model.predict(X)) == pytest.approx(mean, rel=1e-6)

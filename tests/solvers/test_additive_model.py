@@ -262,7 +262,7 @@ def test_columns_bend_where_that_gains(name, is_bent):
 
 
 def kind_of(loss):
-    fields = {"has_intercept": True, "has_weights": False, "has_exposures": False}
+    fields = {"has_intercept": True, "has_exposures": False}
     return ModelKind(loss, **fields, axis_name=None)
 
 

@@ -46,7 +46,6 @@ def problem(
     kind = ModelKind(
         model,
         has_intercept=intercept is not None,
-        has_weights=weights is not None,
         has_exposures=offsets is not None and model.has_log_link,
         axis_name=row_axes(features, None) or None,
     )
@@ -57,11 +56,15 @@ def problem(
 def cleaned(
     loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
 ) -> Examples:
-    """Returns finite records without the column, from each record alone."""
+    """Returns finite records without the column, from each record alone.
+
+    A record whose target is missing has the weight zero.
+    """
     features = examples.features
     if column is not None:
         features = jnp.delete(features, column, axis=1, assume_unique_indices=True)
     weights = jnp.clip(jnp.nan_to_num(examples.weights), 0.0, max_weight)
+    weights = jnp.where(jnp.isnan(examples.targets), 0.0, weights)
     return Examples(
         bounded(features),
         loss.targets_of(examples.targets),

@@ -10,18 +10,18 @@ from dpjax import _keys
 from dpjax._sharding import gathered
 from dpjax._tree import like
 from dpjax._types import Key, Scalar
-from dpjax.estimators import Estimator, Winsorization
+from dpjax.estimators import Estimator
 from dpjax.mechanisms._shared import gaussian_of_padded
-from dpjax.solvers._diameter import DiameterMean
+from dpjax.solvers._diameter import BESIDE_WEIGHT, WEIGHTED, DiameterMean
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares
 from dpjax.solvers.linear._mean import mean_and_stddevs
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 
 _BEYOND_TARGETS = 2.0  # the bound of targets over their noisy quantile
-# Records w e_k, w (t, 1) and w (t, r), with w and r in [0, 1] and t in [-1, 1]:
+_CLEAR_WEIGHT = 3.0  # the least mean weight, in stddevs of its noise
+# Records w e_k, (w t, w r) and w (c t, 1), with w and r in [0, 1] and t in [-1, 1]:
 # `docs/privacy/proofs/linear.md`, 8.3.
 _CLASSES = DiameterMean(radius=1.0, diameter=math.sqrt(2))
-_WEIGHTED = DiameterMean(radius=math.sqrt(2), diameter=2.0)
 _EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(5))
 
 
@@ -57,8 +57,10 @@ def best_constant(
     mean, stddevs, size = _mean(kind, examples, quantile, multipliers.mean)
     # The second of two keys, as `privatize` does, so that its draws and these agree.
     noisy = gaussian_of_padded(_keys.split(mean_key)[1], mean, stddevs)
-    constant = _constant(kind, noisy, size)
+    constant, mean_weight = _constant(kind, noisy, stddevs, size)
     stats = {"constant": constant}
+    if not kind.has_exposures:
+        stats["mean_weight"] = mean_weight
     return constant, size, stats if quantile is None else {"target_size": size} | stats
 
 
@@ -68,9 +70,9 @@ def _mean(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the mean of `_samples`, padded, the stddevs of its noise, and the bound.
 
-    With weights, the means of weighted targets and of weights are released together.
-    Exposures count like weights: the best constant is then that of a unit of exposure.
-    An exposure above 1 counts as 1.
+    The means of weighted targets and of weights are released together, because records
+    without a target have no weight. Exposures count like weights: the best constant is
+    then that of a unit of exposure. An exposure above 1 counts as 1.
     """
     size = jnp.ones((), examples.features.dtype)
     if quantile is not None:
@@ -80,28 +82,30 @@ def _mean(
 
 
 @partial(jax.jit, static_argnums=0)
-def _constant(kind: ModelKind, noisy: jax.Array, size: jax.Array) -> jax.Array:
-    """Returns the constant prediction of a noisy mean, or of the shares of classes.
+def _constant(
+    kind: ModelKind, noisy: jax.Array, stddevs: jax.Array, size: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the constant prediction of noisy means, and the mean weight in [0, 1].
 
-    A mean weight below 0.05 counts as 0.05, because noise could otherwise make the
-    ratio large.
+    The mean weight by which is divided is at least three stddevs of its noise, or 0.05
+    where that is less, because noise could otherwise make the ratio large.
     """
     classes = kind.loss.num_outputs
+    total = jnp.sum(noisy[:classes]) if classes > 1 else noisy[1]
+    least = jnp.minimum(_CLEAR_WEIGHT * stddevs[0], 0.05)
+    divisor = jnp.maximum(total, least)
     if classes > 1:
-        shares = noisy[:classes]
-        mean = shares / jnp.maximum(jnp.sum(shares), 0.05)
-    elif kind.has_exposures or kind.has_weights:
-        mean = jnp.clip(noisy[0] / jnp.maximum(noisy[1], 0.05), -1.0, 1.0)
-        mean = mean * like(size, mean)
+        mean = noisy[:classes] / divisor
     else:
-        mean = noisy[0] * like(size, noisy)
-    return kind.loss.constant_prediction(mean)
+        unit = 1.0 if kind.has_exposures else BESIDE_WEIGHT
+        mean = jnp.clip(noisy[0] / unit / divisor, -1.0, 1.0) * like(size, noisy)
+    return kind.loss.constant_prediction(mean), jnp.clip(total, 0.0, 1.0)
 
 
 def _samples(
     kind: ModelKind, examples: Examples, size: Scalar
 ) -> tuple[jax.Array, Estimator]:
-    """Returns what is averaged, (n,) or (n, k), and the estimator."""
+    """Returns what is averaged, (n, k), and the estimator."""
     targets, weights = examples.targets, examples.weights
     if kind.loss.num_outputs > 1:
         classes = kind.loss.num_outputs
@@ -111,9 +115,7 @@ def _samples(
     if kind.has_exposures:
         exposures = jnp.exp(jnp.minimum(examples.offsets, 0.0))
         return jnp.stack([samples, weights * exposures], axis=1), _EXPOSED
-    if kind.has_weights:
-        return jnp.stack([samples, weights], axis=1), _WEIGHTED
-    return samples, Winsorization(1.0)
+    return jnp.stack([BESIDE_WEIGHT * samples, weights], axis=1), WEIGHTED
 
 
 def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Array:

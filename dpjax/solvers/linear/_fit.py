@@ -45,6 +45,7 @@ _BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
 # R (1 + t^2) / t. A half makes the first a quarter larger than 0 does, and the second
 # near its minimum. With ones instead, if R is large, the center would be mostly noise.
 _ONES = 0.5
+_NO_ROWS = 2.0**-19  # the end of the bin of rows that are zero
 # The norm of the first step, in threshold / sqrt(d), the size of a weight that matters.
 # So few steps must begin with a large one, unless n is this times a gradient's noise.
 _FIRST_DISTANCE, _CLEAR_FIRST_DISTANCE, _CLEAR = 0.3, 0.1, 700
@@ -188,6 +189,8 @@ def _coordinates(
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
+    # Without it noise in columns that are zero would be weights of a million.
+    radius = jnp.where(radius <= _NO_ROWS, 1.0, radius)
     white, z = whitened(kind, examples, radius, moments_key, multipliers.moments)
     offsets, params, gradient_norms, largest = _first(kind, examples, z, constant, size)
     rows = z, offsets, examples.targets, examples.weights
@@ -214,8 +217,7 @@ def _weighted(kind: ModelKind, columns: jax.Array, weights: jax.Array) -> jax.Ar
 
     The second moments are then weighted means.
     """
-    features = kind.basis(columns)
-    return features * jnp.sqrt(weights)[:, None] if kind.has_weights else features
+    return kind.basis(columns) * jnp.sqrt(weights)[:, None]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -257,9 +259,7 @@ def _moments(
     ones = constants = None
     if kind.has_intercept:
         ones = _ONES * radius
-        constants = jnp.full_like(columns[:, 0], ones)
-        if kind.has_weights:
-            constants = constants * jnp.sqrt(weights)
+        constants = ones * jnp.sqrt(weights)
         radius = math.sqrt(1 + _ONES**2) * radius
 
     def row_of(record: PyTree) -> jax.Array:

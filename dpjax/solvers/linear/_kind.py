@@ -21,7 +21,6 @@ class ModelKind(NamedTuple):
     Attributes:
         loss: of a prediction.
         has_intercept: whether an intercept is fitted.
-        has_weights: whether records have weights of their own.
         has_exposures: whether offsets are logarithms of exposures.
         axis_name: the mesh axes over which records are sharded.
         basis: what makes features of the columns of a record.
@@ -29,7 +28,6 @@ class ModelKind(NamedTuple):
 
     loss: LinearLoss
     has_intercept: bool
-    has_weights: bool
     has_exposures: bool
     axis_name: AxisName | None
     basis: Basis = themselves

@@ -54,7 +54,8 @@ def dp_linear_model(
     hyperparameters is released privately, with shares of the budget (see `stats`):
 
     1. If there is an intercept, the best constant prediction. It is a private mean of
-       the targets, clipped at a bound that comes from a noisy histogram. With a log
+       the targets, clipped at a bound that comes from a noisy histogram, and divided by
+       the private mean of the weights, which costs nothing beside it. With a log
        link it is the mean per unit of exposure, where offsets are logarithms of the
        exposure; exposures above 1 count as 1 here.
     2. A clip norm for rows, and the second moments of clipped rows. They define
@@ -118,7 +119,7 @@ def dp_linear_model(
         data: (features, targets), shapes (n, d) and (n,); n is public. Features should
             be of comparable size, such as standardised ones; NaN counts as zero.
             Targets outside the loss's range are mapped by `loss.targets_of`. For
-            classes, y > 0 is the positive one, and NaN is the negative one.
+            classes, y > 0 is the positive one. NaN has no weight.
         key: a typed key.
         epsilon: privacy of all that is released, positive.
         delta: privacy of all that is released, in (0, 1).
@@ -134,8 +135,8 @@ def dp_linear_model(
             it if there are many features and few matter. None: all.
         offsets: shape (n,), added to predictions, such as the logarithm of the exposure
             with a log link. None: zeros.
-        weights: shape (n,), of records, clipped to [0, max_weight]; NaN is zero. Means
-            still divide by n. A record of weight zero changes no release. None: ones.
+        weights: shape (n,), of records, clipped to [0, max_weight]; NaN is zero. A
+            record of weight zero changes no release. None: ones.
         max_weight: the largest weight, public, positive.
         max_records: m, public. Of more records m are drawn without replacement, by the
             key, and the fit spends `accounting.Sample.budget`; delta n / m must be
@@ -151,10 +152,11 @@ def dp_linear_model(
         Its stats are public, or were released privately: num_steps; noise_multiplier of
         all releases together; shares of the budget; radius, the clip norm of rows;
         share_kept of the correlations; l2_clip_norms of weights and intercept in z;
-        scale, the factor of the Newton step. With an intercept also constant, and
-        target_size unless targets are labels. With the Huber loss these are of the
-        second fit, constant is the median, and residual_scale is what "huber" measures
-        residuals in. With `max_features` also selected, the
+        scale, the factor of the Newton step. With an intercept also constant,
+        mean_weight (in the largest; without exposures), and target_size unless targets
+        are labels. With the Huber loss these are of the second fit, constant is the
+        median, and residual_scale is what "huber" measures residuals in. With
+        `max_features` also selected, the
         indices of the chosen columns in ascending order, because their set is released
         and not their order. If the intercept is the only column there are no steps, and
         nothing about weights.

@@ -20,6 +20,7 @@ from dpjax.transforms import average_iterates
 
 # The released params are a mean in which the weight of iterate k is about k.
 _AVERAGING_POWER = 1.0
+_MOST_LOGS = 4.0  # in place of a larger threshold, with a log link
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,9 @@ class DistanceOverGradientsStep(OptaxStep):
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         names = {name: name for name in params}
         distance = self.first_distance * self.estimator.l2_clip_norms["weights"]
+        if cast(ExampleLoss, self.loss_fn).loss.has_log_link:
+            # It is one of logarithms, but the threshold is in the unit of the targets.
+            distance = jnp.minimum(distance, _MOST_LOGS * self.first_distance)
         # Gradients are in units of their noise: any of them is above 1e-30.
         steps = {
             name: dog(init_step=("distance", distance), eps=1e-30) for name in names

@@ -21,10 +21,12 @@ their mean.
 Rounding is in float64, u = 2^-53, for v = w - center. <v, x> + <center, x> is wrong by
 (d + 2) u (R + ||center||) ||x||, which (1) turns into at most twice that over ||x||,
 because eta rho c ||x||^2 <= 2. The derivative is taken to be accurate to 2^-44 of
-C / ||x|| or of c (R + ||center||) ||x||, and a product, a difference, a projection and
-a mean add some u d (R + eta C). Altogether a step is off by less than
+C / ||x||, of c (R + ||center||) ||x|| or of its bound L, where that is finite; the last
+moves a step by 2^-44 L sqrt(2 eta / c) at most, the geometric mean of both bounds on
+eta rho ||x||. A product, a difference, a projection and a mean add some
+u d (R + eta C). Altogether a step is off by less than
 
-    2^-43 (1 + d / 64) (R + ||center|| + eta C) ,                                    (2)
+    2^-43 (1 + d / 64) (R + ||center|| + eta C + L sqrt(2 eta / c)) ,                (2)
 
 in either run, and m times twice that is added to the sensitivity; so is what is lost
 where a mean is rounded to the type that is released. A record whose numbers are not
@@ -257,6 +259,9 @@ def _release(
         mean = _one_pass(static.loss, rows, wide, moved, radius, clipped, rate)
         # (2), twice in each of the steps.
         reach = radius + jnp.linalg.norm(wide) + rate * clipped
+        if static.loss.derivative_bound < math.inf:
+            curvature = static.loss.curvature_bound
+            reach += static.loss.derivative_bound * jnp.sqrt(2 * rate / curvature)
         rounding = 2.0**-42 * (1 + len(wide) / 64) * size * reach
         sensitivity = 2 * rate * clipped + rounding + roundoff * radius
         stddevs.append((noise_multiplier * sensitivity).astype(dtype))

@@ -1,5 +1,6 @@
 """A linear model without settings: what it finds, what it costs, what it takes."""
 
+import itertools
 import math
 from functools import partial
 
@@ -82,10 +83,10 @@ def test_a_constant_alone_takes_all_of_the_budget(loss, constant):
     np.testing.assert_allclose(shares["target_size"] + shares["mean"], 1)
 
 
-@pytest.mark.parametrize("values", [(1.0, 0.0), (1e38, np.nan), (np.inf, -1e38)])
+@pytest.mark.parametrize("values", [(1.0, 0.0), (np.inf, -1e38), (1.0, 0.0, np.nan)])
 def test_the_noise_of_a_constant_alone_is_what_the_budget_asks_for(values):
     # Shares of labels, which nothing but the noise moves from key to key.
-    labels = np.where(np.arange(NUM) % 2 == 0, *values)
+    labels = np.resize(values, NUM)
     data = np.ones((NUM, 1)), labels.astype(np.float32)
 
     def share(key):
@@ -93,7 +94,8 @@ def test_the_noise_of_a_constant_alone_is_what_the_budget_asks_for(values):
         return jax.nn.sigmoid(solution.params[0]), solution.stats["noise_multiplier"]
 
     shares, multipliers = jax.vmap(share)(jax.random.split(jax.random.key(0), 500))
-    expected = multipliers[0] / NUM  # of a mean of ±1, halved
+    # Of a mean of ±1, halved.
+    expected = multipliers[0] / float(np.sum(~np.isnan(labels)))
     np.testing.assert_allclose(np.std(shares), expected, rtol=0.15)
     assert abs(np.mean(shares) - 0.5) < expected
 
@@ -109,6 +111,51 @@ def test_a_constant_alone_has_its_offsets():
         offsets=np.log(exposures),
     )
     np.testing.assert_allclose(solution.params, [math.log(2)], atol=0.2)
+
+
+@pytest.mark.parametrize(
+    ("power", "other"),
+    [
+        *itertools.product([1.0, 1.5, 2.0], [0.0, 1e-6, np.nan]),
+        (1.5, 60.0),
+        (2.0, 60.0),
+    ],
+)
+def test_a_group_beyond_all_means_leaves_the_others_as_they_are(power, other):
+    """Of a log link whose best predictions for the group would be infinite."""
+    rng = np.random.default_rng(0)
+    is_other = rng.random(NUM) < 0.3
+    targets = np.where(is_other, other, rng.gamma(5, 1 / 5, NUM))
+    loss, data = losses.log_link(power), (np.c_[is_other, np.ones(NUM)], targets)
+    weight, level = solve(loss, data=data, intercept=1, epsilon=3.0).params
+    np.testing.assert_allclose(np.exp(level), 1, rtol=0.3)
+    if other < 1:
+        assert loss.mean_of(level + weight) < 0.2
+    elif other > 1:
+        assert loss.mean_of(level + weight) > 5
+    else:
+        assert abs(weight) < 10
+
+
+@pytest.mark.parametrize("unit", [0.5, 20.0])
+def test_a_log_link_has_its_best_weights_in_any_unit(unit):
+    rng = np.random.default_rng(0)
+    x = np.c_[rng.normal(size=(NUM, 6)), np.ones(NUM)]
+    x[:, 1] = 0.9 * x[:, 0] + 0.3 * x[:, 1]
+    targets = rng.poisson(
+        np.exp(x @ [0.5, -0.3, 0.2, 0.1, 0, 0, 1]) * rng.exponential(size=NUM)
+    )
+    data = x, targets / unit
+    params = solve(losses.log_link(1.0), data=data, intercept=6, epsilon=1e6).params
+    best = np.zeros(7)
+    for _ in range(30):  # Newton's steps
+        means = np.exp(np.clip(x @ best, -9, 9))
+        best += np.linalg.solve((x.T * means) @ x, x.T @ (targets - means))
+    residuals = targets - np.exp(x @ best)
+    bread = np.linalg.inv((x.T * np.exp(x @ best)) @ x)
+    errors = np.sqrt(np.diag(bread @ (x.T * residuals**2) @ x @ bread))
+    found = np.asarray(params) + np.log(unit) * (np.arange(7) == 6)
+    assert np.max(np.abs(found - best) / errors) < 0.5
 
 
 @pytest.mark.slow
@@ -292,7 +339,7 @@ def test_price_is_that_of_one_gaussian():
 @pytest.mark.parametrize("multiplier", [0.3, 30.0])
 @pytest.mark.parametrize("num_features", [0, 20])
 def test_shares_compose_to_the_whole(loss, has_intercept, multiplier, num_features):
-    kind = ModelKind(loss, has_intercept, False, False, axis_name=None)
+    kind = ModelKind(loss, has_intercept, False, axis_name=None)
     each = Shares.of(kind, (1_000, num_features), multiplier).multipliers(multiplier)
     total = math.fsum(1 / x**2 for x in each if x)
     np.testing.assert_allclose(total, 1 / multiplier**2, rtol=1e-12)

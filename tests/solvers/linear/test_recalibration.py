@@ -148,7 +148,7 @@ def test_no_two_records_are_further_apart_than_the_noise_is_for(loss):
 @pytest.mark.parametrize("name", ["classes", "weights", "exposures"])
 def test_no_two_records_of_a_constant_are_further_apart(name):
     loss = losses.softmax(3) if name == "classes" else losses.squared
-    kind = ModelKind(loss, True, True, name == "exposures", None)
+    kind = ModelKind(loss, True, name == "exposures", None)
     targets, offsets, weights = every(ODD, [*ODD, -30.0], [0, 0.3, 0.999, 1])
     features = np.zeros((len(targets), 1), np.float32)
     examples = cleaned(loss, None, Examples(features, targets, offsets, weights), 1.0)

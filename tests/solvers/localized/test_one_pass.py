@@ -27,6 +27,11 @@ LOSSES = {
     "squared": losses.squared,
     "logistic": losses.logistic,
     "huber": losses.huber(1.0),
+    "poisson": losses.poisson(4.0),
+    "gamma": losses.gamma(min_mean=0.2, max_target=6.0),
+    "tweedie": losses.tweedie(1.5, min_mean=0.2, max_mean=3.0, max_target=6.0),
+    "log link": losses.log_link(1.2),
+    "smoothed hinge": losses.MarginLoss.smoothed_hinge(),
 }
 
 
@@ -106,6 +111,34 @@ def test_the_sensitivity_is_attained():
             for y in (-1e12, 1e12)
         ]
     assert float(abs(means[0] - means[1])[0]) == pytest.approx(2 * 0.5 * 1.0)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_targets_beyond_the_range_move_the_mean_by_no_more(name):
+    # Were the derivative to fall anywhere, steps of one record would drive apart what
+    # the first one moved.
+    targets = [0.0, 1e300, np.inf, *(-np.logspace(-3, 6, 10)), -1e300, -np.inf, np.nan]
+    with jax.enable_x64(True):
+        grid = jnp.meshgrid(
+            jnp.array(targets),
+            jnp.array([0.1, 1.0, 3.0]),  # the feature of all records
+            jnp.array([0.1, 1.0, 10.0]),  # the step size
+            jnp.array([-1.0, 1.0]),  # the first record's direction
+            indexing="ij",
+        )
+
+        @jax.jit
+        @partial(jnp.vectorize, signature="(),(),(),()->()")
+        def mean(target, feature, rate, sign):
+            x = jnp.full((200, 1), feature).at[0].multiply(sign)
+            y = jnp.full(200, target).at[0].set(1e9)
+            rows = x, y
+            start = jnp.zeros(1)
+            return _one_pass(LOSSES[name], rows, start, start, 1e3, 1.0, rate)[0]
+
+        moved = jnp.abs(jnp.diff(mean(*grid), axis=-1))[..., 0]
+        claimed = 2 * grid[2][..., 0]
+        assert float(jnp.max(moved / claimed)) <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("order", [2.0, 4.0, 30.0])
