@@ -568,11 +568,11 @@ FAULTS = [
         " 1.0)[1][0]) > 0.0135",
     ),
     Fault(
-        "weighted means of a smaller diameter",
-        "_WEIGHTED = DiameterMean(radius=math.sqrt(2), diameter=2.0)",
-        "_WEIGHTED = DiameterMean(radius=math.sqrt(2), diameter=1.0)",
+        "means with exposures of a smaller radius",
+        "_EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(5))",
+        "_EXPOSED = DiameterMean(radius=1.0, diameter=math.sqrt(5))",
         "tests/solvers/linear",
-        "dpjax.solvers.linear._constant._WEIGHTED.diameter == 2.0",
+        "near(dpjax.solvers.linear._constant._EXPOSED.radius, math.sqrt(2), 1e-9)",
     ),
     Fault(
         "means with exposures of a smaller diameter",
