@@ -6,14 +6,9 @@ product, Gram matrices for a product of matrices, the squares of the rows for a 
 The weight depends on the sample only, and is computed from the same numbers that are
 summed (`materialized`).
 
-For every sample x of floats, let r be its norm in units of the threshold, and r' the
-computed norm:
-
-1. NaN and infinite entries count as zero, in a factor as in an array. Of a product of
-   matrices x is what will be summed, divided by its weight: rounding included.
-2. r' >= r (1 - NORM_ERROR), to 2^-39 units, or x has weight zero (`_sums`).
-3. So w(r') r <= limit / threshold·(1 + NORM_ERROR) for each influence, because w does
-   not increase, and w(r) r is at most limit / threshold.
+The computed norm of a sample is at least 1 - NORM_ERROR of the exact one, to 2^-39
+thresholds, or its weight is zero. Weights do not increase with the norm, so that an
+influence is at most limit (1 + NORM_ERROR) long: `docs/privacy/proofs/sums.md`, 1.5.
 """
 
 import abc
@@ -295,6 +290,11 @@ class NormBounded(Estimator):
         """The bound on the l2 norm of an influence, hence on any coordinate."""
 
     @property
+    def diameter(self) -> float:
+        """The largest l2 distance of two influences, in limits."""
+        return 2.0
+
+    @property
     @abc.abstractmethod
     def sizes(self) -> jax.Array:
         """The thresholds of the norms, shape (groups,)."""
@@ -341,10 +341,9 @@ class NormBounded(Estimator):
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
     ) -> Sensitivity:
-        """See `Estimator.sensitivity`: l2 is 2 limit / n and its rounding."""
-        return norm_sensitivity(
-            self.limit, num_samples, num_coordinates, relation, norm_error=NORM_ERROR
-        )
+        """See `Estimator.sensitivity`: l2 is diameter limit / n and its rounding."""
+        args = self.limit, num_samples, num_coordinates, relation
+        return norm_sensitivity(*args, norm_error=NORM_ERROR, diameter=self.diameter)
 
 
 class NormEstimator(NormBounded):

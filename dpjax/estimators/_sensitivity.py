@@ -52,7 +52,7 @@ def coordinate_sensitivity(
     _validate.count(num_coordinates=num_coordinates)
     _validate.positive(num_samples=num_samples)
     limit, num_samples = of_one_type(limit, num_samples)
-    linf = _rounded_change(limit, num_samples, relation, sum_error_in_turn)
+    linf = _rounded_change(limit, num_samples, _moved(relation), sum_error_in_turn)
     return Sensitivity(num_coordinates * linf, math.sqrt(num_coordinates) * linf, linf)
 
 
@@ -63,22 +63,25 @@ def norm_sensitivity(
     relation: NeighboringRelation,
     *,
     norm_error: float,
+    diameter: float = 2.0,
 ) -> Sensitivity:
     """Returns that of a mean of influences of l2 norm at most limit (1 + norm_error).
 
-    One record moves the exact mean by at most 2 limit / n in the l2 norm. The mean of
-    all rows has norm at most 9/8 limit (the fold rejects more rows than that), and
-    rounding its coordinates to float32 moves each neighbor by 2^-24 of that norm.
+    Two influences are apart by at most diameter limits, up to norm_error of that, and
+    one record moves the exact mean by this over n. The mean of all rows has norm at
+    most 9/8 limit (the fold rejects more rows than that), and rounding its coordinates
+    to float32 moves each neighbor by 2^-24 of that norm.
     """
     _validate.count(num_coordinates=num_coordinates)
     _validate.positive(num_samples=num_samples)
     limit, num_samples = of_one_type(limit, num_samples)
-    linf = _rounded_change(limit, num_samples, relation, sum_error, norm_error)
+    moved = _moved(relation, diameter)
+    linf = _rounded_change(limit, num_samples, moved, sum_error, norm_error)
     if num_coordinates == 1:
         return Sensitivity(linf, linf, linf)
     limit = limit * (1 + norm_error)
     change = _change_before_rounding(
-        limit, num_samples, num_coordinates, relation, sum_error
+        limit, num_samples, num_coordinates, moved, sum_error
     )
     l2 = change + 2 * ROUNDOFF * 1.125 * _largest_mean(limit, num_samples)
     return Sensitivity(math.sqrt(num_coordinates) * l2, l2, linf)
@@ -95,7 +98,15 @@ def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
     return xp.ldexp(xp.ones_like(mantissa), exponent - 24)
 
 
-def _rounded_change(limit, num_samples, relation, error, excess=0.0):
+def _moved(relation, diameter=2.0):
+    """Returns the distance of two neighbors' exact sums, in limits."""
+    moved = {REPLACE_ONE: diameter, ADD_OR_REMOVE_ONE: 1.0}.get(relation, 0.0)
+    rule = "REPLACE_ONE or ADD_OR_REMOVE_ONE"
+    _validate.require(moved > 0, "relation", relation, rule)
+    return moved
+
+
+def _rounded_change(limit, num_samples, moved, error, excess=0.0):
     """Bounds the change of one coordinate of the float32 mean between neighbors.
 
     Two exact means differ by at most `change`; each is rounded to the nearest float32.
@@ -105,7 +116,7 @@ def _rounded_change(limit, num_samples, relation, error, excess=0.0):
     """
     xp = _numpy_for(limit, num_samples)
     longest = limit * (1 + excess)
-    change = _change_before_rounding(longest, num_samples, 1, relation, error)
+    change = _change_before_rounding(longest, num_samples, 1, moved, error)
     ulp = largest_ulp(limit, num_samples)
     steps = change / ulp
     same_binade = xp.floor(steps) + 1
@@ -138,12 +149,8 @@ def sum_error(num_terms: int) -> float:
     return math.sqrt(squares) * (1 + num_terms * ROUNDOFF)
 
 
-def _change_before_rounding(limit, num_samples, num_coordinates, relation, error):
+def _change_before_rounding(limit, num_samples, num_coordinates, moved, error):
     """Bounds the l2 change of the fold's mean before it is rounded to float32."""
-    influences = {REPLACE_ONE: 2.0, ADD_OR_REMOVE_ONE: 1.0}.get(relation, 0.0)
-    _validate.require(
-        influences > 0, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE"
-    )
     # The error of a block's sum, in each of two neighbors.
     is_known = _validate.is_concrete(num_samples)
     length = block_length(float(num_samples) if is_known else 1)
@@ -153,7 +160,7 @@ def _change_before_rounding(limit, num_samples, num_coordinates, relation, error
     rests = 2.0**-34
     digits = 2 * length * (rests * math.sqrt(num_coordinates) + ROUNDOFF)
     # 16 u: the limit as a float32, and this very formula under jit.
-    return limit / num_samples * ((influences + block + digits) * (1 + 16 * ROUNDOFF))
+    return limit / num_samples * ((moved + block + digits) * (1 + 16 * ROUNDOFF))
 
 
 def _largest_mean(limit, num_samples):

@@ -13,6 +13,7 @@ from dpjax.sklearn import _tables
 from dpjax.sklearn._clones import PrivateEstimator
 from dpjax.sklearn._linear import guarantee, parameters, total_noise
 from dpjax.sklearn._regressors import in_unit
+from dpjax.solvers._shared import SetClipping
 from dpjax.transforms import privatize
 
 # A guess at E z^2 of targets in their unit, for the truncation of the mean; laws of
@@ -91,8 +92,10 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
             shares = weights / self.max_weight
             samples = np.stack([shares * targets, shares], axis=1)
         samples = samples.astype(np.float32)
-        if self.target_range is not None:
-            estimator = Winsorization(1.0)  # changes nothing: targets are in the range
+        if self.target_range is not None:  # clipping changes nothing
+            is_alone = weights is None
+            of_pairs = SetClipping(math.sqrt(2), math.sqrt(2))  # a triangle
+            estimator = Winsorization(1.0) if is_alone else of_pairs
         else:
             estimator = SmoothedTruncation.for_moment(
                 _MOMENT,

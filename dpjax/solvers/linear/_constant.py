@@ -12,17 +12,17 @@ from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Estimator, Winsorization
 from dpjax.mechanisms._shared import gaussian_of_padded
-from dpjax.solvers._diameter import DiameterMean
+from dpjax.solvers._diameter import SetClipping
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares
 from dpjax.solvers.linear._mean import mean_and_stddevs
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 
 _BEYOND_TARGETS = 2.0  # the bound of targets over their noisy quantile
-# Records w e_k, w (t, 1) and w (t, r), with w and r in [0, 1] and t in [-1, 1]:
-# `docs/privacy/proofs/linear.md`, 8.3.
-_CLASSES = DiameterMean(radius=1.0, diameter=math.sqrt(2))
-_WEIGHTED = DiameterMean(radius=math.sqrt(2), diameter=2.0)
-_EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(5))
+# Records w e_k; and w (t, 1) and w (t, r), with w and r in [0, 1] and t in [-1, 1] or
+# [0, 1]: `docs/privacy/proofs/linear.md`, 8.3.
+_CLASSES = SetClipping(1.0, math.sqrt(2))
+_WEIGHTED = SetClipping(math.sqrt(2), math.sqrt(2))
+_EXPOSED = SetClipping(math.sqrt(2), math.sqrt(5 / 2))
 
 
 def best_constant(
@@ -107,13 +107,18 @@ def _samples(
         classes = kind.loss.num_outputs
         samples = jax.nn.one_hot(targets.astype("int32"), classes, dtype=targets.dtype)
         return samples * weights[:, None], _CLASSES
-    samples = weights * jnp.clip(targets / like(size, targets), -1.0, 1.0)
+    lowest = -1.0 if kind.loss.target_range[0] < 0 else 0.0
+    samples = weights * jnp.clip(targets / like(size, targets), lowest, 1.0)
+    estimator = Winsorization(1.0)
     if kind.has_exposures:
         exposures = jnp.exp(jnp.minimum(examples.offsets, 0.0))
-        return jnp.stack([samples, weights * exposures], axis=1), _EXPOSED
-    if kind.has_weights:
-        return jnp.stack([samples, weights], axis=1), _WEIGHTED
-    return samples, Winsorization(1.0)
+        samples = jnp.stack([samples, weights * exposures], axis=1)
+        estimator = _EXPOSED
+    elif kind.has_weights:
+        samples, estimator = jnp.stack([samples, weights], axis=1), _WEIGHTED
+    if lowest == 0:  # the farthest record from zero is as far from any other
+        estimator = SetClipping(math.sqrt(samples.size / len(samples)), 1.0)
+    return samples, estimator
 
 
 def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Array:
