@@ -1,31 +1,21 @@
-"""The base classes of robust means: of any influence, by coordinate, and by norm.
-
-An influence by norm multiplies a sample by one number, its weight, a function of its l2
-norm: the sample keeps its direction. Factors give its norm: |a|^2 |d|^2 for an outer
-product, Gram matrices for a product of matrices, the squares of the rows for a table.
-The weight depends on the sample only, and is computed from the same numbers that are
-summed (`materialized`).
-
-The computed norm of a sample is at least 1 - NORM_ERROR of the exact one, to 2^-39
-thresholds, or its weight is zero. Weights do not increase with the norm, so that an
-influence is at most limit (1 + NORM_ERROR) long: `docs/privacy/proofs/sums.md`, 1.5.
-"""
+"""The base classes of robust means: of any influence, and by coordinate."""
 
 import abc
-import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar, Self
+from functools import partial
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying
+from dpjax._sums.exact import Unrounded
 from dpjax._sums.fold import FEW_ROWS, Summands, check_rows_per_divisor, fold_mean
-from dpjax._sums.samples import NORM_ERROR, FactoredSamples, unstacked, weigh
+from dpjax._sums.samples import FactoredSamples, unstacked
 from dpjax._sums.stream import SampleStream
-from dpjax._tree import as_float, by_row, like, materialized
+from dpjax._tree import by_row, like
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -38,13 +28,7 @@ from dpjax.estimators._sensitivity import (
     Sensitivity,
     coordinate_sensitivity,
     maximum,
-    norm_sensitivity,
 )
-
-# Clip norms, scales and offsets: ordinary samples stay below 2^63 of them.
-SMALLEST_THRESHOLD = 1e-12
-
-BoundFn = Callable[[FactoredSamples], tuple[FactoredSamples, jax.Array]]
 
 
 class Estimator(abc.ABC):
@@ -118,6 +102,18 @@ class Estimator(abc.ABC):
         fold = _jitted_fold if stream.holds_samples else _fold_stream
         return fold(self, stream, divisor)[0]
 
+    def unrounded(
+        self, samples: PyTree, is_padding_example: jax.Array | None = None, **how: Any
+    ) -> Unrounded:
+        """Returns the robust mean before it is rounded, so that noise is added first.
+
+        Arguments are those of `__call__`, and the sensitivity that with rounded=False.
+        """
+        how = {"normalize_by": None, "axis_name": None} | how
+        stream, divisor = self._checked(samples, is_padding_example, **how)
+        fold = _jitted_fold if stream.holds_samples else _fold_stream
+        return fold(self, stream, divisor, is_rounded=False)[0]
+
     def with_aux(
         self,
         stream: SampleStream,
@@ -156,6 +152,8 @@ class Estimator(abc.ABC):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """Returns a bound on the distance between the estimates of two neighbors.
 
@@ -164,6 +162,8 @@ class Estimator(abc.ABC):
             num_coordinates: number of entries of all leaves of one sample together.
             relation: REPLACE_ONE, if neighbors differ in the values of one row; or
                 ADD_OR_REMOVE_ONE, if one of them has a row masked as padding.
+            rounded: whether estimates are floats. False is for `unrounded`, to which
+                `privatize` adds noise before rounding.
 
         Returns:
             The l1, l2 and linf sensitivity, for every input, float32 rounding included.
@@ -174,6 +174,8 @@ class Estimator(abc.ABC):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """Returns the sensitivity for batches that are drawn at random.
 
@@ -182,10 +184,11 @@ class Estimator(abc.ABC):
         sensitivity. Float32 rounding may exceed this: then the result is twice the
         sensitivity to masking a row. Arguments and result are those of `sensitivity`.
         """
-        masked = self.sensitivity(num_samples, num_coordinates, ADD_OR_REMOVE_ONE)
+        measure = partial(self.sensitivity, num_samples, num_coordinates)
+        masked = measure(ADD_OR_REMOVE_ONE, rounded=rounded)
         if relation is ADD_OR_REMOVE_ONE:
             return masked
-        replaced = self.sensitivity(num_samples, num_coordinates, relation)
+        replaced = measure(relation, rounded=rounded)
         return jax.tree.map(lambda one, half: maximum(one, 2 * half), replaced, masked)
 
     def noise_parameters(
@@ -208,10 +211,11 @@ class Estimator(abc.ABC):
             is_sampled: whether batches are drawn at random.
 
         Returns:
-            l2_sensitivity, and stddev, its product with the noise multiplier.
+            l2_sensitivity, of the mean before it is rounded, and stddev, its product
+            with the noise multiplier.
         """
         measure = self.sampled_sensitivity if is_sampled else self.sensitivity
-        sensitivity = measure(num_samples, num_coordinates, relation).l2
+        sensitivity = measure(num_samples, num_coordinates, relation, rounded=False).l2
         return {"l2_sensitivity": sensitivity, "stddev": noise_multiplier * sensitivity}
 
     def summands(self, stream: SampleStream) -> Summands:
@@ -226,11 +230,11 @@ class Estimator(abc.ABC):
 
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
-    ) -> tuple[PyTree, PyTree]:
+    ) -> tuple[Unrounded, PyTree]:
         """Returns the robust mean of a stream of one device's rows, and their aux."""
         summands = self.summands(stream)
         mean, aux = fold_mean(summands, self.limit, normalize_by=normalize_by)
-        return unstacked(self._within_limit(mean, normalize_by)), aux
+        return mean.map(unstacked), aux
 
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
         # Increases no distance; sensitivity() needs a bound on the result.
@@ -265,122 +269,15 @@ class CoordinateEstimator(Estimator):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """See `Estimator.sensitivity`: linf is 2 limit / n, l2 sqrt(d) times that."""
-        return coordinate_sensitivity(
-            self.limit, num_samples, num_coordinates, relation
-        )
-
-
-class NormBounded(Estimator):
-    """An estimator whose influences have a bounded l2 norm, also computed from factors.
-
-    Each group of leaves has a norm and a threshold for it: the clip norm, or the scale
-    of a smooth bound.
-    """
-
-    @property
-    def needs_leaves(self) -> bool:
-        """Whether `bound_fn` needs single leaves: then leaves are not stacked."""
-        return False
-
-    @property
-    @abc.abstractmethod
-    def limit(self) -> Scalar:
-        """The bound on the l2 norm of an influence, hence on any coordinate."""
-
-    @property
-    def diameter(self) -> float:
-        """The largest l2 distance of two influences, in limits."""
-        return 2.0
-
-    @property
-    @abc.abstractmethod
-    def sizes(self) -> jax.Array:
-        """The thresholds of the norms, shape (groups,)."""
-
-    @abc.abstractmethod
-    def resized(self, sizes: jax.Array) -> Self:
-        """Returns the estimator with other thresholds, shape (groups,); unchecked."""
-
-    @abc.abstractmethod
-    def bound_fn(self) -> BoundFn:
-        """Returns a function from a sample to its influence, and whether it is short.
-
-        The numbers of the sample are finite and materialized. It is short in a group if
-        its norm is within the threshold: shape (groups,). A sample that counts as zero
-        because its norm is too large is not short.
-        """
-
-    def influence(self, sample: PyTree) -> PyTree:
-        """Returns the sample with bounded norm; NaN and infinities count as zero."""
-        return self.influence_fn()(sample)
-
-    def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        bound = self.bound_fn()
-
-        def influence(sample: PyTree) -> PyTree:
-            influence, _ = bound(materialized(FactoredSamples(sample).finite()))
-            return influence.written_out()
-
-        return influence
-
-    def summands(self, stream: SampleStream) -> Summands:
-        """See `Estimator.summands`: the norms of factored samples come from factors."""
-        bound = self.bound_fn()
-
-        def prepare(samples: FactoredSamples) -> FactoredSamples:
-            samples = samples if self.needs_leaves else samples.stacked()
-            return by_row(bound, samples.num_rows)(materialized(samples.finite()))[0]
-
-        return Summands(stream, prepare)
-
-    def sensitivity(
-        self,
-        num_samples: Scalar,
-        num_coordinates: int,
-        relation: NeighboringRelation = REPLACE_ONE,
-    ) -> Sensitivity:
-        """See `Estimator.sensitivity`: l2 is diameter limit / n and its rounding."""
         args = self.limit, num_samples, num_coordinates, relation
-        return norm_sensitivity(*args, norm_error=NORM_ERROR, diameter=self.diameter)
+        return coordinate_sensitivity(*args, rounded=rounded)
 
 
-class NormEstimator(NormBounded):
-    """An estimator whose influence is the sample times a function of its l2 norm."""
-
-    size_name: ClassVar[str]  # the field with the threshold of the norm
-
-    @abc.abstractmethod
-    def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
-        """Returns the weight of a sample as a function of norm / threshold.
-
-        It does not increase, and is differentiable on [0, 2^63).
-        """
-
-    @property
-    def sizes(self) -> jax.Array:
-        """See `NormBounded.sizes`: one for the whole sample."""
-        threshold = as_float(getattr(self, self.size_name))
-        return threshold.astype(threshold.dtype)[None]  # not weakly typed
-
-    def resized(self, sizes: jax.Array) -> Self:
-        other = copy.copy(self)
-        object.__setattr__(other, self.size_name, sizes[0])
-        return other
-
-    def bound_fn(self) -> BoundFn:
-        weight_fn, threshold = self.weight_fn(), self.sizes[0]
-
-        def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
-            squares = materialized(sample.squared_norm(1 / threshold))
-            weight, norm = weigh(squares, weight_fn)
-            return sample.weighted(weight), (norm <= 1)[None]
-
-        return bound
-
-
-def _fold_stream(estimator, stream, normalize_by):
+def _fold_stream(estimator, stream, normalize_by, is_rounded=True):
     axes = stream.axes
 
     def on_device(whole, rows):
@@ -390,10 +287,13 @@ def _fold_stream(estimator, stream, normalize_by):
         mine = replace(stream, shared=shared, rows=rows, is_padding_example=mask)
         if normalize_by is None:
             normalize_by = mine.num_rows_in_all
-        return estimator.fold(mine, normalize_by=normalize_by)
+        mean, aux = estimator.fold(mine, normalize_by=normalize_by)
+        if is_rounded:
+            mean = estimator._within_limit(mean.high, normalize_by)
+        return mean, aux
 
     whole = estimator, normalize_by, stream.shared
     return by_device(on_device, axes, whole, (stream.rows, stream.is_padding_example))
 
 
-_jitted_fold = jax.jit(_fold_stream)
+_jitted_fold = jax.jit(_fold_stream, static_argnames="is_rounded")

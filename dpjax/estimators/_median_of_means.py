@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._sums.exact import Unrounded
 from dpjax._sums.groups import group_means
 from dpjax._sums.order_statistics import median
 from dpjax._sums.samples import unstacked
@@ -76,12 +77,15 @@ class MedianOfMeans(Estimator):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """See `Estimator.sensitivity`: the inner one at the smallest group size."""
         rule = f"at least num_groups = {self.num_groups}"
         is_known = _validate.is_concrete(num_samples)
         is_fine = not is_known or float(num_samples) >= self.num_groups
         _validate.require(is_fine, "num_samples", num_samples, rule)
+        del rounded  # means of groups are
         group_size = precise(num_samples) // self.num_groups
         inner = self.inner.sensitivity(group_size, num_coordinates, relation)
         if self.limit is None:
@@ -96,7 +100,7 @@ class MedianOfMeans(Estimator):
 
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
-    ) -> tuple[PyTree, PyTree]:
+    ) -> tuple[Unrounded, PyTree]:
         """See `Estimator.fold`: one inner fold for each group, one after the other."""
         n = stream.num_rows_in_all
         rule = f"at least num_groups = {self.num_groups} records"
@@ -114,7 +118,8 @@ class MedianOfMeans(Estimator):
         )
         means, aux = group_means(self.inner.summands(stream), self.limit, sizes=sizes)
         means = jax.vmap(self._within_limit)(means, jnp.asarray(sizes))
-        return unstacked(jax.tree.map(partial(by_column, median), means)), aux
+        medians = unstacked(jax.tree.map(partial(by_column, median), means))
+        return Unrounded.of(medians), aux
 
     @classmethod
     def for_failure_prob(

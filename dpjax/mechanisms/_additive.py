@@ -1,7 +1,8 @@
 """Additive noise on arrays and pytrees."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as, varying_axes
+from dpjax._sums.exact import Unrounded
 from dpjax._types import ArrayLike, Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -52,16 +54,29 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
     return _add_noise(_samplers.normal, key, value, stddev)
 
 
+def noisy_mean(
+    draw: Callable[..., PyTree], key: Key, mean: Unrounded, **noise: Any
+) -> PyTree:
+    """Returns a mean with noise, and rounded once: `draw` adds the noise to zeros."""
+    check_key_varies_as(mean, key)
+    zeros = jax.tree.map(jnp.zeros_like, mean.high)
+    return mean.plus(draw(key, zeros, **noise))
+
+
 _FEWEST_PADDED = 1024
 
 
-def padded(value: jax.Array) -> jax.Array:
-    """Returns a vector of all entries, with zeros up to one length for short ones."""
-    return jnp.pad(value.ravel(), (0, max(0, _FEWEST_PADDED - value.size)))
+def padded(value: PyTree) -> PyTree:
+    """Returns vectors of all entries, with zeros up to one length for short ones."""
+    return jax.tree.map(
+        lambda x: jnp.pad(x.ravel(), (0, max(0, _FEWEST_PADDED - x.size))), value
+    )
 
 
 @jax.jit
-def gaussian_of_padded(key: Key, vector: ArrayLike, stddevs: ArrayLike) -> jax.Array:
+def gaussian_of_padded(
+    key: Key, vector: ArrayLike | Unrounded, stddevs: ArrayLike
+) -> jax.Array:
     """Adds the noise of `gaussian`, by one program for all vectors of one length.
 
     The program of a draw takes a fifth of a second to compile. So algorithms of many
@@ -70,10 +85,11 @@ def gaussian_of_padded(key: Key, vector: ArrayLike, stddevs: ArrayLike) -> jax.A
 
     Args:
         key: a typed key, used once here.
-        vector: `padded`, public zeros at its end.
+        vector: `padded`, public zeros at its end; or a mean before it is rounded.
         stddevs: as for `gaussian`, one for each entry, of the vector's dtype.
     """
-    return gaussian(key, vector, stddev=jnp.asarray(stddevs))
+    mean = vector if isinstance(vector, Unrounded) else Unrounded.of(vector)
+    return noisy_mean(gaussian, key, mean, stddev=jnp.asarray(stddevs))
 
 
 LaplaceNorm = Literal["l1", "l2"]

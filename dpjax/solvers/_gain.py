@@ -208,7 +208,7 @@ def _straightened(
     )
     samples = cast(Any, streamed_grad(products)(shape, (functions, curvatures)))
     means = cast(jax.Array, release.update(samples, release.init(shape))[0])
-    noise = multiplier * clipping.sensitivity(len(functions), shape.size).l2
+    noise = clipping.noise_parameters(multiplier, len(functions), shape.size)["stddev"]
     # From here on only released numbers.
     moments = jnp.zeros((num_columns, 4, 4), means.dtype)
     moments = moments.at[:, rows, columns].set(means)
@@ -277,5 +277,5 @@ def _gain(
     )
     samples = cast(Any, streamed_grad(products)(shape, (bends, slopes)))
     means = cast(jax.Array, release.update(samples, release.init(shape))[0])
-    noise = multiplier * clipping.sensitivity(len(bends), shape.size).l2
+    noise = clipping.noise_parameters(multiplier, len(bends), shape.size)["stddev"]
     return jnp.sum((means / norm) ** 2) - shape.size * (noise / norm) ** 2

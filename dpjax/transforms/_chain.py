@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._sums.exact import Unrounded
 from dpjax._types import Key, PyTree, Scalar
 
 
@@ -18,10 +19,10 @@ class BoundedMean(NamedTuple):
     Attributes:
         value: the mean; it is NOT private.
         noise: the arguments of its noise, such as stddev.
-        limit: the bound to which a sum of pieces is clipped; None of a whole batch.
+        limit: the bound of a sum of pieces; None of a whole batch.
     """
 
-    value: PyTree
+    value: Unrounded
     noise: dict[str, PyTree]
     limit: Scalar | None
 

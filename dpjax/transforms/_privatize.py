@@ -8,11 +8,13 @@ import optax
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, num_shares, row_axes
+from dpjax._sums.exact import Unrounded
 from dpjax._sums.stream import SampleStream
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
 from dpjax.accounting._shared import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
+from dpjax.mechanisms._shared import noisy_mean
 from dpjax.transforms._chain import BoundedMean, KeyState, PrivateMean, refuse_wrappers
 from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
 from dpjax.transforms._pieces import whole
@@ -94,10 +96,10 @@ def privatize(
     """Returns a transformation from per-sample gradients to their private mean.
 
     The robust mean plus Gaussian noise of standard deviation noise_multiplier times the
-    estimator's l2 sensitivity; with `TrimmedMean`, Laplace log-normal noise of the same
-    zCDP cost, proportional to its smooth sensitivity. Put it first in a chain, which
-    `dpjax.chain` checks: later transformations, such as momentum, adam or schedules,
-    are post-processing and have no privacy cost.
+    estimator's l2 sensitivity, rounded once, to float32; with `TrimmedMean`, Laplace
+    log-normal noise of the same zCDP cost, proportional to its smooth sensitivity. Put
+    it first in a chain, which `dpjax.chain` checks: later transformations, such as
+    momentum, adam or schedules, are post-processing and have no privacy cost.
 
     Args:
         estimator: the robust mean; its sensitivity must be finite. With
@@ -278,7 +280,8 @@ def privatize(
             parameters["stddev"] = parameters["stddev"] * more
         how = {"normalize_by": divisor, "axis_name": axis_name}
         if current.noise == "gaussian":
-            mean, drawn = current(stream, **how), {"stddev": parameters["stddev"]}
+            mean = current.unrounded(stream, **how)
+            drawn = {"stddev": parameters["stddev"]}
         else:
             mean, drawn = _smooth_mean(current, parameters["rho"], stream, **how)
         return BoundedMean(mean, drawn, limit)
@@ -292,7 +295,7 @@ def privatize(
             return *add_correlated_noise(noise, state, mean, **drawn), None
         next_key, noise_key = jax.random.split(state.key)
         draw = gaussian if first.noise == "gaussian" else laplace_log_normal
-        released = draw(noise_key, mean, **drawn)
+        released = noisy_mean(draw, noise_key, mean, **drawn)
         # Noise by smooth sensitivity has no public standard deviation: None.
         noise_stddev = drawn.get("stddev")
         if adaptive is None:
@@ -337,7 +340,7 @@ def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
         stream, noise.smoothness, axis_name=axis_name
     )
     scale = jax.tree.map(lambda s: noise.multiplier * s, sensitivity)
-    return mean, {"scale": scale, "sigma": noise.sigma}
+    return Unrounded.of(mean), {"scale": scale, "sigma": noise.sigma}
 
 
 def _init_empty(params):

@@ -13,6 +13,7 @@ from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, gaussian_stddev
 from dpjax.estimators import Winsorization
 from dpjax.mechanisms import gaussian, laplace
+from dpjax.mechanisms._shared import noisy_mean
 
 ScoredRecords = Literal["holdout", "training"]
 
@@ -161,12 +162,12 @@ def accuracy(
 def _noisy_mean(
     estimator: Winsorization, values: jax.Array, key: Key, epsilon: float, delta: float
 ) -> jax.Array:
-    sensitivity = estimator.sensitivity(len(values), 1)
-    mean = estimator(values)
+    size = estimator.sensitivity(len(values), 1, rounded=False).l2
+    mean = estimator.unrounded(values)
     if delta == 0:
-        return laplace(key, mean, scale=sensitivity.l1 / epsilon)
-    unit = gaussian_stddev(epsilon, delta, sensitivity=1.0)
-    return gaussian(key, mean, stddev=sensitivity.l2 * unit)
+        return noisy_mean(laplace, key, mean, scale=size / epsilon)
+    stddev = gaussian_stddev(epsilon, delta, sensitivity=1.0) * size
+    return noisy_mean(gaussian, key, mean, stddev=stddev)
 
 
 def _guarantee(data: PyTree, epsilon: float, delta: float) -> PrivacyGuarantee:

@@ -205,6 +205,32 @@ def test_rounding_at_ties_and_powers_of_two(n, threshold):
     assert largest >= 0.9975 * stated - 2 * 2.0**-24 * (2 if threshold > 1 else 1)
 
 
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_noise_pays_a_thousandth_for_rounding(relation):
+    moved = 2 if relation is REPLACE_ONE else 1
+    for n, d in itertools.product([1, 64, 256, 4096, 10**6, 2**27], [1, 10**6]):
+        for estimator in (Clipping(1.0), Winsorization(1.0)):
+            exact = moved / n * (d**0.5 if estimator == Winsorization(1.0) else 1)
+            stated = estimator.sensitivity(n, d, relation, rounded=False).l2
+            assert exact < stated < 1.001 * exact
+            assert stated < estimator.sensitivity(n, d, relation).l2
+    n, estimator = 10**6, Winsorization(1.0)
+    bound = estimator.sensitivity(n, 1, relation, rounded=False).l2
+    means = [jax.jit(estimator.unrounded), jax.jit(estimator)]
+    found = []
+    for rest in np.linspace(0, 1, 9):  # near ties between floats
+        x = np.full(n, 0.75, np.float32)
+        x[0] = rest
+        y = x.copy()
+        x[-1], y[-1] = 1, 1 - moved
+        both = [
+            [sum(map(np.float64, jax.tree.leaves(m(z)))) for z in (x, y)] for m in means
+        ]
+        found.append(np.abs(np.subtract(*np.transpose(both))))
+    exact, rounded = np.transpose(found)
+    assert 0.999 * moved / n <= exact.min() <= exact.max() <= bound < rounded.max()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [4096, 300_000])
 def test_clipping_in_many_coordinates_with_entries_that_round_badly(n, key):
@@ -354,7 +380,7 @@ def test_a_record_changes_one_block_only(plan):
     @jax.jit
     def mean(samples):
         stream = replace(SampleStream.of(samples), microbatch_size=1)
-        return estimator.fold(stream, normalize_by=n)[0]
+        return estimator.with_aux(stream, normalize_by=n)[0]
 
     stated = estimator.sensitivity(n, 1).linf
     for position, (up, down) in itertools.product(
