@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -103,14 +103,29 @@ class Estimator(abc.ABC):
         return fold(self, stream, divisor)[0]
 
     def unrounded(
-        self, samples: PyTree, is_padding_example: jax.Array | None = None, **how: Any
+        self,
+        samples: PyTree,
+        is_padding_example: jax.Array | None = None,
+        *,
+        normalize_by: Scalar | None = None,
+        axis_name: AxisName | None = None,
     ) -> Unrounded:
         """Returns the robust mean before it is rounded, so that noise is added first.
 
-        Arguments are those of `__call__`, and the sensitivity that with rounded=False.
+        Arguments and errors are those of `__call__`. The mean is the exact sum of high
+        and low, trees of leaves (...), and `plus(noise)` returns it with noise, rounded
+        once. Its sensitivity is that with rounded=False.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from dpjax.estimators import Winsorization
+            >>> mean = Winsorization(1.0).unrounded(jnp.array([0.5, 0.1, -0.1]))
+            >>> print(mean.plus(jnp.float32(2.0)))
+            2.1666667
         """
-        how = {"normalize_by": None, "axis_name": None} | how
-        stream, divisor = self._checked(samples, is_padding_example, **how)
+        stream, divisor = self._checked(
+            samples, is_padding_example, normalize_by, axis_name
+        )
         fold = _jitted_fold if stream.holds_samples else _fold_stream
         return fold(self, stream, divisor, is_rounded=False)[0]
 

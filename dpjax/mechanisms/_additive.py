@@ -1,8 +1,7 @@
 """Additive noise on arrays and pytrees."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +19,9 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
 
     Args:
         key: a typed key, used once here.
-        value: array or pytree of floats. Half precision is converted to float32, and
-            back after the noise.
+        value: array or pytree of floats, or a mean of `Estimator.unrounded`, which is
+            rounded after the noise is added. Half precision is converted to float32,
+            and back after the noise.
         stddev: standard deviation in units of value; non-negative, may be traced.
 
     Returns:
@@ -54,15 +54,6 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
     return _add_noise(_samplers.normal, key, value, stddev)
 
 
-def noisy_mean(
-    draw: Callable[..., PyTree], key: Key, mean: Unrounded, **noise: Any
-) -> PyTree:
-    """Returns a mean with noise, and rounded once: `draw` adds the noise to zeros."""
-    check_key_varies_as(mean, key)
-    zeros = jax.tree.map(jnp.zeros_like, mean.high)
-    return mean.plus(draw(key, zeros, **noise))
-
-
 _FEWEST_PADDED = 1024
 
 
@@ -88,8 +79,7 @@ def gaussian_of_padded(
         vector: `padded`, public zeros at its end; or a mean before it is rounded.
         stddevs: as for `gaussian`, one for each entry, of the vector's dtype.
     """
-    mean = vector if isinstance(vector, Unrounded) else Unrounded.of(vector)
-    return noisy_mean(gaussian, key, mean, stddev=jnp.asarray(stddevs))
+    return gaussian(key, vector, stddev=jnp.asarray(stddevs))
 
 
 LaplaceNorm = Literal["l1", "l2"]
@@ -170,12 +160,15 @@ def _add_noise(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
 @partial(jax.jit, static_argnums=0)
 def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
     value = jax.tree.map(jnp.asarray, value)
-    wide = as_float32(value)
+    is_unrounded = isinstance(value, Unrounded)
+    wide = as_float32(value.high if is_unrounded else value)
     noise = _samplers.like(sampler, key, wide)
 
     # The scale, a float32 product of sensitivity and multiplier, may have been rounded
     # down a few times, by 2^-24 each: never add less noise than was calibrated.
     scale = jnp.asarray(scale) * ROUNDED_UP
+    if is_unrounded:
+        return value.plus(jax.tree.map(lambda z: scale.astype(z.dtype) * z, noise))
 
     def add(x: jax.Array, z: jax.Array, out: jax.Array) -> jax.Array:
         return (x + scale.astype(x.dtype) * z).astype(out.dtype)

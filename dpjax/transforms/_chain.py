@@ -17,12 +17,13 @@ class BoundedMean(NamedTuple):
     """A mean of bounded samples before its noise, in the place of samples.
 
     Attributes:
-        value: the mean; it is NOT private.
+        value: the mean, which is rounded for noise by smooth sensitivity alone; it is
+            NOT private.
         noise: the arguments of its noise, such as stddev.
         limit: the bound of a sum of pieces; None of a whole batch.
     """
 
-    value: Unrounded
+    value: Unrounded | PyTree
     noise: dict[str, PyTree]
     limit: Scalar | None
 

@@ -8,13 +8,11 @@ import optax
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, num_shares, row_axes
-from dpjax._sums.exact import Unrounded
 from dpjax._sums.stream import SampleStream
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar
 from dpjax.accounting._shared import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
-from dpjax.mechanisms._shared import noisy_mean
 from dpjax.transforms._chain import BoundedMean, KeyState, PrivateMean, refuse_wrappers
 from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
 from dpjax.transforms._pieces import whole
@@ -295,7 +293,7 @@ def privatize(
             return *add_correlated_noise(noise, state, mean, **drawn), None
         next_key, noise_key = jax.random.split(state.key)
         draw = gaussian if first.noise == "gaussian" else laplace_log_normal
-        released = noisy_mean(draw, noise_key, mean, **drawn)
+        released = draw(noise_key, mean, **drawn)
         # Noise by smooth sensitivity has no public standard deviation: None.
         noise_stddev = drawn.get("stddev")
         if adaptive is None:
@@ -340,7 +338,7 @@ def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
         stream, noise.smoothness, axis_name=axis_name
     )
     scale = jax.tree.map(lambda s: noise.multiplier * s, sensitivity)
-    return Unrounded.of(mean), {"scale": scale, "sigma": noise.sigma}
+    return mean, {"scale": scale, "sigma": noise.sigma}
 
 
 def _init_empty(params):

@@ -13,7 +13,6 @@ from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, gaussian_stddev
 from dpjax.estimators import Winsorization
 from dpjax.mechanisms import gaussian, laplace
-from dpjax.mechanisms._shared import noisy_mean
 
 ScoredRecords = Literal["holdout", "training"]
 
@@ -165,9 +164,9 @@ def _noisy_mean(
     size = estimator.sensitivity(len(values), 1, rounded=False).l2
     mean = estimator.unrounded(values)
     if delta == 0:
-        return noisy_mean(laplace, key, mean, scale=size / epsilon)
+        return laplace(key, mean, scale=size / epsilon)
     stddev = gaussian_stddev(epsilon, delta, sensitivity=1.0) * size
-    return noisy_mean(gaussian, key, mean, stddev=stddev)
+    return gaussian(key, mean, stddev=stddev)
 
 
 def _guarantee(data: PyTree, epsilon: float, delta: float) -> PrivacyGuarantee:
