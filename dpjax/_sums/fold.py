@@ -14,9 +14,8 @@ of two devices, and all devices have equally many rows, hence blocks of one leng
 the same digits. So the bound for one replaced record does not depend on the number of
 devices; only the numbers of blocks and of rows per divisor count all of them.
 
-A block's sum adds K terms to every coordinate. It may be a product of matrices, of
-which neither the order nor the use of fused operations is known, and which need not add
-all coordinates in the same order.
+A block's sum adds K terms to every coordinate. It may be a product of matrices, with an
+unknown order of additions in each coordinate, and unknown fused operations.
 
 Its l2 norm errs by at most (1 + K u) u sqrt(K sum (1 + depth_i)^2) times the limit of a
 sample's norm, with depths K - 1, K - 1, K - 2, ..., 1 of terms that are added one after

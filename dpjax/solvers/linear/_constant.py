@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from dpjax import _keys
 from dpjax._sharding import gathered
+from dpjax._sums.exact import Unrounded
 from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Estimator, Winsorization
@@ -65,7 +66,7 @@ def best_constant(
 @partial(jax.jit, static_argnums=0)
 def _mean(
     kind: ModelKind, examples: Examples, quantile: jax.Array | None, multiplier: Scalar
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Unrounded, jax.Array, jax.Array]:
     """Returns the mean of `_samples`, padded, the stddevs of its noise, and the bound.
 
     With weights, the means of weighted targets and of weights are released together.

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from dpjax import _keys
 from dpjax._sharding import AxisName, gathered
+from dpjax._sums.exact import Unrounded
 from dpjax._types import Key, Scalar
 from dpjax.losses import LinearLoss
 from dpjax.mechanisms._shared import gaussian_of_padded
@@ -135,7 +136,7 @@ def _means(
     predictor: Predictor,
     bounds: list[jax.Array],
     multiplier: Scalar,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Unrounded, jax.Array]:
     """Returns the means of `_records`, padded, and the stddevs of their noise."""
     samples = _records(loss, predictor, (bounds[0], bounds[1]))
     return mean_and_stddevs(_RECORDS, samples, multiplier, axis_name)
