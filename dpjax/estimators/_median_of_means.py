@@ -32,7 +32,8 @@ class MedianOfMeans(Estimator):
 
     Sensitivity: a replaced record moves one group's mean, and the median moves by at
     most as much in every coordinate: the inner sensitivity at the smallest group size
-    floor(n / num_groups), which is num_groups times that at n.
+    floor(n / num_groups), which is num_groups times that at n. If num_groups is even,
+    the median is the average of two means, and moves by half of that.
 
     Attributes:
         inner: the estimator of a group's mean; it bounds the sensitivity.
@@ -80,7 +81,7 @@ class MedianOfMeans(Estimator):
         *,
         rounded: bool = True,
     ) -> Sensitivity:
-        """See `Estimator.sensitivity`: the inner one at the smallest group size."""
+        """See `Estimator.sensitivity`: the inner one of a group, or half of it."""
         rule = f"at least num_groups = {self.num_groups}"
         is_known = _validate.is_concrete(num_samples)
         is_fine = not is_known or float(num_samples) >= self.num_groups
@@ -90,12 +91,14 @@ class MedianOfMeans(Estimator):
         inner = self.inner.sensitivity(group_size, num_coordinates, relation)
         if self.limit is None:
             return inner
-        # With an even number of groups the average of the two middle ones is rounded.
+        if self.num_groups % 2:
+            return inner
+        # Of the two middle means the average moves by half, and is rounded.
         ulp = largest_ulp(self.limit, group_size)
         return Sensitivity(
-            inner.l1 + num_coordinates * ulp,
-            inner.l2 + math.sqrt(num_coordinates) * ulp,
-            inner.linf + ulp,
+            inner.l1 / 2 + num_coordinates * ulp,
+            inner.l2 / 2 + math.sqrt(num_coordinates) * ulp,
+            inner.linf / 2 + ulp,
         )
 
     def fold(

@@ -23,14 +23,15 @@ class Sensitivity(NamedTuple):
 
     Attributes:
         l1: the largest change of the estimate in the l1 norm.
-        l2: in the l2 norm; `privatize` adds noise of stddev `noise_multiplier * l2`.
+        l2: in the l2 norm; `privatize` adds noise of stddev `noise_multiplier * l2`,
+            with rounded=False.
         linf: in any one coordinate.
 
     Example:
         >>> from dpjax.estimators import Winsorization
         >>> sensitivity = Winsorization(1.0).sensitivity(1_000, 4)
         >>> print(f"{sensitivity.linf:.5f} {sensitivity.l2:.5f} {sensitivity.l1:.5f}")
-        0.00200 0.00401 0.00802
+        0.00200 0.00400 0.00800
     """
 
     l1: Scalar
