@@ -206,7 +206,7 @@ def test_rounding_at_ties_and_powers_of_two(n, threshold):
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_noise_pays_a_thousandth_for_rounding(relation):
     moved = 2 if relation is REPLACE_ONE else 1
-    for n, d in itertools.product([1, 64, 256, 4096, 10**6, 2**27], [1, 10**6]):
+    for n, d in itertools.product([1, 64, 256, 4096, 10**6, 2**27], [1, 10**9]):
         for estimator in (Clipping(1.0), Winsorization(1.0)):
             exact = moved / n * (d**0.5 if estimator == Winsorization(1.0) else 1)
             stated = estimator.sensitivity(n, d, relation, rounded=False).l2
@@ -292,13 +292,6 @@ def test_sensitivity_is_tight_at_a_large_number_of_rows():
     # in two neighbours: n·2^-24 = 1.8 % of 2 / n that no float32 result can avoid.
     ratio = Clipping(1.0).sensitivity(n, 1000).l2 / (2 / n)
     assert 1 + n * 2**-24 < ratio < 1.021
-
-
-def test_sensitivity_grows_with_the_digits_of_the_widest_models():
-    # The last digit's rounding is 2^-20 a coordinate at most, in units of limit / n.
-    n, d = 4096, 10**8
-    excess = Clipping(1.0).sensitivity(n, d).l2 / (2 / n) - 1
-    assert excess < 0.011
 
 
 @pytest.mark.quick(3)

@@ -117,7 +117,7 @@ def _samples(
         estimator = _EXPOSED
     elif kind.has_weights:
         samples, estimator = jnp.stack([samples, weights], axis=1), _WEIGHTED
-    if lowest == 0:  # the farthest record from zero is as far from any other
+    if lowest == 0:  # none are farther apart than zero and all ones
         estimator = SetClipping(math.sqrt(samples.size / len(samples)), 1.0)
     return samples, estimator
 
