@@ -33,8 +33,8 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
     Raises:
         ValueError: If axis_name names no axes, or leaves lie over different ones.
     """
+    found = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
-        found = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
         rule = f"given where leaves are dealt out over different axes, {found}"
         _validate.require(len(found) <= 1, "axis_name", axis_name, rule)
         return found[0] if found else ()
@@ -42,10 +42,11 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
     _validate.require(
         isinstance(axes, tuple)
         and len(axes) == len(set(axes))
-        and all(isinstance(axis, str) and axis for axis in axes),
+        and all(isinstance(axis, str) and axis for axis in axes)
+        and (len(axes) > 0 or not found),
         "axis_name",
         axis_name,
-        "the name of a mesh axis, or a tuple of different names",
+        "the name of a mesh axis, or a tuple of different names, of those that rows are on",
     )
     return axes
 

@@ -66,7 +66,7 @@ test_what_is_wrong_costs_nothing = refusals(
 --seed 1 --ledger t.toml => --ledger must be left out with --seed
 --ledger none.toml => --ledger must be a file
 --ledger t.toml --epsilon 99 =>
-  affords one run of Gaussian noise, as of linear-model, of about
+  affords one run of Gaussian noise, as of a linear model, of about
 --ledger t.toml --unit who => --unit must be None, as in --ledger
 --output data.csv => --output must be a folder
 --checkpoint out/kept => --checkpoint must be apart from --output
@@ -166,8 +166,8 @@ def test_a_sample_speaks_for_the_file(folder, unit):
     (paid,) = runs()
     assert paid["parts"][0].startswith("description, epsilon = 2, delta = ")
     assert f"records = {total}\n" in Path("t.toml").read_text()
-    done(invoke("report", "out", "--format", "md"))
-    assert f"Sample: {size} of them" in Path("out/report.md").read_text()
+    done(invoke("report", "out"))
+    assert f"Sample: {size} of them" in Path("out/report.html").read_text()
 
 
 def test_no_more_records_than_may_be_drawn_are_no_sample(folder):

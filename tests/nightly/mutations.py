@@ -72,8 +72,8 @@ FAULTS = [
     ),
     Fault(
         "the scale of noise is rounded down",
-        "    scale = jnp.asarray(scale) * ROUNDED_UP\n\n    def add",
-        "    scale = jnp.asarray(scale) / ROUNDED_UP\n\n    def add",
+        "    scale = jnp.asarray(scale) * ROUNDED_UP\n    if is_unrounded",
+        "    scale = jnp.asarray(scale) / ROUNDED_UP\n    if is_unrounded",
         "tests/mechanisms/test_additive.py",
         "bool(np.all(np.abs(mechanisms.gaussian(key, jnp.zeros(500), stddev=1e20))"
         " >= 1e20 * np.abs(np.float64("
@@ -393,8 +393,8 @@ FAULTS = [
     # -- Sensitivities and sums ------------------------------------------------------
     Fault(
         "replacing one counts as removing one",
-        "influences = {REPLACE_ONE: 2.0,",
-        "influences = {REPLACE_ONE: 1.0,",
+        "moved = {REPLACE_ONE: diameter,",
+        "moved = {REPLACE_ONE: 1.0,",
         "tests/estimators/test_sensitivity.py",
         "estimators.Clipping(1.0).sensitivity(100, 3).l2 >= 0.02",
     ),
@@ -403,12 +403,13 @@ FAULTS = [
         "block = 2 * error(length) * ROUNDOFF",
         "block = 0 * error(length) * ROUNDOFF",
         "tests/estimators/test_sensitivity.py tests/estimators/test_under_fire.py",
-        "estimators.Winsorization(1.0).sensitivity(256, 10).linf > 2 / 256 * 1.001",
+        "estimators.Winsorization(1.0).sensitivity(256, 10, rounded=False).linf"
+        " > 2 / 256 * 1.00005",
     ),
     Fault(
         "a sensitivity without the rounding of the mean",
-        "l2 = change + 2 * ROUNDOFF * 1.125 * _largest_mean(limit, num_samples)",
-        "l2 = change",
+        "l2 += 2 * ROUNDOFF * 1.125 * _largest_mean(longest, num_samples)",
+        "l2 += 0.0",
         "tests/estimators/test_sensitivity.py tests/estimators/test_under_fire.py",
         "estimators.Clipping(1.0).sensitivity(10**7, 3).l2 > 2e-7 * 1.5",
     ),
@@ -427,6 +428,14 @@ FAULTS = [
         "tests/transforms/test_privatize.py",
         "(lambda p: near(p['stddev'], 2 * p['l2_sensitivity'], 1e-6))("
         "estimators.Clipping(1.0).noise_parameters(2.0, 10, 3))",
+    ),
+    Fault(
+        "noise is added after rounding",
+        "return jax.tree.map(rounded_sum, *materialized((*self, noise)))",
+        "return jax.tree.map(jnp.add, self.high, noise)",
+        "tests/estimators tests/audit/test_planted_faults.py",
+        "float(dpjax._sums.exact.Unrounded(jnp.float32(1), jnp.float32(2.0**-26)).plus("
+        "jnp.float32(2.0**-24))) > 1",
     ),
     Fault(
         "the mask is forgotten",
@@ -569,24 +578,24 @@ FAULTS = [
     ),
     Fault(
         "means with exposures of a smaller radius",
-        "_EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(5))",
-        "_EXPOSED = DiameterMean(radius=1.0, diameter=math.sqrt(5))",
+        "_EXPOSED = SetClipping(math.sqrt(2), math.sqrt(5 / 2))",
+        "_EXPOSED = SetClipping(1.0, math.sqrt(5 / 2))",
         "tests/solvers/linear",
-        "near(dpjax.solvers.linear._constant._EXPOSED.radius, math.sqrt(2), 1e-9)",
+        "near(dpjax.solvers.linear._constant._EXPOSED.l2_clip_norm, math.sqrt(2), 1e-9)",
     ),
     Fault(
         "means with exposures of a smaller diameter",
-        "_EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(5))",
-        "_EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(2))",
+        "_EXPOSED = SetClipping(math.sqrt(2), math.sqrt(5 / 2))",
+        "_EXPOSED = SetClipping(math.sqrt(2), 1.0)",
         "tests/solvers/linear",
-        "near(dpjax.solvers.linear._constant._EXPOSED.diameter, math.sqrt(5), 1e-9)",
+        "near(dpjax.solvers.linear._constant._EXPOSED.diameter, math.sqrt(5 / 2), 1e-6)",
     ),
     Fault(
         "the recalibration's moments of a smaller diameter",
-        "_RECORDS = DiameterMean(radius=math.sqrt(5), diameter=math.sqrt(11))",
-        "_RECORDS = DiameterMean(radius=math.sqrt(5), diameter=math.sqrt(8))",
+        "_RECORDS = SetClipping(math.sqrt(5), math.sqrt(11 / 5))",
+        "_RECORDS = SetClipping(math.sqrt(5), math.sqrt(8 / 5))",
         "tests/solvers/linear/test_recalibration.py",
-        "near(dpjax.solvers.linear._recalibration._RECORDS.diameter, math.sqrt(11), 1e-9)",
+        "near(dpjax.solvers.linear._recalibration._RECORDS.diameter, math.sqrt(11 / 5), 1e-6)",
     ),
     Fault(
         "slopes of the recalibration are not clipped",
@@ -666,7 +675,7 @@ FAULTS = [
         "spread = spread + scores.bias @ scores.bias.T",
         "tests/solvers/linear/test_intervals.py",
         "(lambda d: np.min(np.asarray(solvers.dp_linear_model('squared', d, key=key,"
-        " epsilon=1.0, delta=1e-5, intervals=True).standard_errors)) > 1.3 * np.min("
+        " epsilon=1.0, delta=1e-5, intervals=True).standard_errors)) > 1.2 * np.min("
         "np.asarray(solvers.dp_linear_model('squared', d, key=key, epsilon=1e4,"
         " delta=1e-5, intervals=True).standard_errors)))((jax.random.normal(key, (5000,"
         " 2)), jax.random.normal(jax.random.key(1), (5000,))))",

@@ -173,7 +173,7 @@ def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F81
     lines = test_commands.plain()
     with pytest.raises(AssertionError, match="moves"):
         commands.compare(
-            test_commands.OF_UNITS["descent"], lines, [lines[1:]], test_commands.as_csv
+            test_commands.OF_UNITS["held out"], lines, [lines[1:]], test_commands.as_csv
         )
 
 
