@@ -46,7 +46,7 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
         and (len(axes) > 0 or not found),
         "axis_name",
         axis_name,
-        "the name of a mesh axis, or a tuple of different names, of those that rows are on",
+        "the name of a mesh axis, or a tuple of different names; () of no mesh",
     )
     return axes
 

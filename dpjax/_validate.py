@@ -23,8 +23,9 @@ def require(condition: bool, name: str, value: Any, rule: str) -> None:
 
 def _shown(value: Any) -> str:
     """Returns a value as text, or the type of words of a key and of a batch's mask."""
-    is_array = isinstance(value, np.ndarray) or hasattr(value, "aval")
-    if is_array and not isinstance(value, type) and getattr(value.dtype, "kind", "key") in ("key", "u", "b"):
+    is_type = isinstance(value, type)  # which has the properties of its arrays
+    is_array = isinstance(value, np.ndarray) or (hasattr(value, "aval") and not is_type)
+    if is_array and getattr(value.dtype, "kind", "key") in ("key", "u", "b"):
         return f"an array of {value.dtype}{list(value.shape)}"
     return repr(value)
 
