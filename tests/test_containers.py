@@ -15,7 +15,10 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 from dpjax.sklearn import DPAdditiveClassifier, DPLinearRegression, DPLogisticRegression
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
+pytestmark = [
+    pytest.mark.usefixtures("compiled_quickly"),
+    pytest.mark.filterwarnings("ignore:About .* have no target"),
+]
 
 BIG = 2**53 + 1  # no number of float64
 IDS = [BIG, 7, BIG - 1, 7, 0]
