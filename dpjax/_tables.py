@@ -280,7 +280,7 @@ def cells_of(column: Any) -> np.ndarray:
     elif getattr(kind, "kind", "") in ("f", "b"):
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
     elif hasattr(column, "to_pylist"):
-        column = column.to_pylist()
+        column = _valid(column).to_pylist()
     return np.fromiter(iter(column), object, len(column))
 
 
@@ -303,7 +303,9 @@ def _read_parquet(
         chunks = file.iter_batches(_ROWS, columns=names)
         for chunk in chunks if file.metadata.num_rows else [schema.empty_table()]:
             yield {
-                name: _from_polars(pl, _from_arrow(pl, chunk.column(name)), text_format)
+                name: _from_polars(
+                    pl, pl.from_arrow(_valid(chunk.column(name))), text_format
+                )
                 for name in names
             }
 
@@ -332,18 +334,20 @@ def _parquet_kind(field: Any) -> str | None:
     return "bytes" if is_bytes else kind_of(field)
 
 
-def _from_arrow(pl: Any, cells: Any) -> Any:
-    """Returns cells as a series, of bytes if a text among them is not UTF-8."""
+def _valid(cells: Any) -> Any:
+    """Returns cells of Arrow, in texts a mark for bytes that are not UTF-8."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(cells.type):
-        cells = cells.dictionary_decode()
+        cells = cells.cast(cells.type.value_type)
     if "string" in str(cells.type):
         try:
             cells.validate(full=True)
         except pa.ArrowInvalid:
-            cells = cells.cast(pa.large_binary())
-    return pl.from_arrow(cells)
+            raw = cells.cast(pa.large_binary()).to_pylist()
+            texts = [None if x is None else x.decode("utf-8", "replace") for x in raw]
+            return pa.array(texts, pa.large_string())
+    return cells
 
 
 def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:

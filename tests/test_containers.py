@@ -153,14 +153,15 @@ def test_a_file_is_read_cell_by_cell(tmp_path, name, suffix):
         np.testing.assert_array_equal(made.predict(path)[1:], truth[1:])
 
 
-def test_a_text_of_parquet_that_is_not_utf8_is_replaced(tmp_path):
+def test_a_text_of_arrow_that_is_not_utf8_is_replaced(tmp_path):
     """In its record alone, whatever else the column has, plain or as a dictionary."""
-    for cells in (TOWNS,):
-        data = pa.array([b"\xff", *(x and x.encode() for x in cells[1:])], pa.binary())
-        own = pa.Array.from_buffers(pa.string(), len(data), data.buffers())
-        for column in (own, own.dictionary_encode(), pa.array(cells)):
-            pq.write_table(pa.table({"a": column, "b": column}), tmp_path / "t.parquet")
-            found = model("towns").predict(tmp_path / "t.parquet")
+    data = pa.array([b"\xff", *(x.encode() for x in TOWNS[1:])], pa.binary())
+    own = pa.Array.from_buffers(pa.string(), len(data), data.buffers())
+    for column in (own, own.dictionary_encode(), pa.array(TOWNS)):
+        table = pa.table({"a": column, "b": column})
+        pq.write_table(table, tmp_path / "t.parquet")
+        for source in (table, tmp_path / "t.parquet"):
+            found = model("towns").predict(source)
             np.testing.assert_array_equal(found[1:], expected("towns")[1:])
 
 

@@ -236,8 +236,8 @@ def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | No
 
 def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> None:
     """Sets the released mean weight, and warns if by it many targets are missing."""
-    found = stats.get("mean_weight")
-    model.mean_weight_ = None if found is None else float(found)
+    weight = stats.get("mean_weight")
+    model.mean_weight_ = None if weight is None else float(weight)
     missing = missing_share(stats, num_samples)
     if missing and model.max_weight is None:  # else weights may be the cause
         rule = "no label of `classes_`" if is_classifier(model) else "no target"

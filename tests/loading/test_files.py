@@ -5,7 +5,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dpjax import _validate
 from dpjax.loading import MemoryMapped, Parquet
 
 N = 23
@@ -105,18 +104,6 @@ def test_only_the_row_groups_and_columns_asked_for_are_read(tmp_path, monkeypatc
     assert read == [(1, ["bool", "int64"]), (2, ["bool", "int64"])]
 
 
-def test_types_do_not_depend_on_what_is_missing(tmp_path):
-    """A column of integers without one value would else become one of floats."""
-    columns = {name: name for name in COLUMNS}
-    for folder in ("whole", "missing"):
-        (tmp_path / folder).mkdir()
-    whole, missing = (
-        Parquet(write_parquet(tmp_path / name, name == "missing"), columns)[:]
-        for name in ("whole", "missing")
-    )
-    assert all(whole[name].dtype == missing[name].dtype for name in columns)
-
-
 LARGE = {
     "float64": [1e300, -1e300, np.nan],
     "int64": [2**53 + 1, -(2**32) - 1, 7],
@@ -137,10 +124,6 @@ def test_numbers_beyond_32_bits_become_the_nearest(name, tmp_path):
     pq.write_table(pa.table({"x": cells}), tmp_path / "x.parquet")
     assert_same(MemoryMapped(tmp_path / "x.npy")[:], NEAREST[name])
     assert_same(Parquet(tmp_path / "x.parquet", "x")[:], NEAREST[name])
-    assert_same(np.asarray(_validate.arrays(cells)), NEAREST[name])
-    _, targets = _validate.linear_data(cells[:, None], cells)
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(targets, cells.astype(np.float32))
 
 
 def test_it_is_a_source_of_grain(tmp_path):
