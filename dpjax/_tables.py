@@ -31,6 +31,8 @@ _KINDS = {
     "text": r"(large_)?(str(?!uct)|utf8)|categorical",
     "times": r"date|time|duration|period",
 }
+_DECLARED = {"numbers": "number", "times": "time"}
+_DECLARED |= {kind: kind for kind in ("text", "truth", "nested")}
 
 
 def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
@@ -98,20 +100,9 @@ def declared_kinds(path: Path) -> dict[str, str]:
 def _declared(path: Path) -> dict[str, str]:
     if path.suffix.lower() != ".parquet":
         return {}
-    kinds: dict[str, str] = {}
-    with _readable(path), _polars() as pl:
-        for name, kind in _scan(pl, path).collect_schema().items():
-            if kind == pl.Boolean:
-                kinds[name] = "truth"
-            elif kind.is_numeric():
-                kinds[name] = "number"
-            elif kind.is_temporal():
-                kinds[name] = "time"
-            elif kind in (pl.String, pl.Categorical, pl.Enum):
-                kinds[name] = "text"
-            elif kind.is_nested():
-                kinds[name] = "nested"
-    return kinds
+    with _readable(path), _parquet(path) as file:
+        kinds = {field.name: _parquet_kind(field) for field in file.schema_arrow}
+    return {name: _DECLARED[kind] for name, kind in kinds.items() if kind in _DECLARED}
 
 
 def read_columns(
@@ -289,49 +280,74 @@ def cells_of(column: Any) -> np.ndarray:
     elif getattr(kind, "kind", "") in ("f", "b"):
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
     elif hasattr(column, "to_pylist"):
-        column = column.to_pylist()
+        column = _valid(column).to_pylist()
     return np.fromiter(iter(column), object, len(column))
 
 
-@contextlib.contextmanager
-def _polars() -> Iterator[Any]:
-    """Yields polars, and turns its errors into `ValueError`."""
-    import polars
-
-    try:
-        yield polars
-    except polars.exceptions.PolarsError as why:
-        raise ValueError(str(why)) from None
-
-
 def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
-    with _polars() as pl:
-        return list(_scan(pl, path).collect_schema())
+    with _parquet(path) as file:
+        return file.schema_arrow.names
 
 
 def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
-    with _polars() as pl:
-        table = _scan(pl, path)
-        kinds = table.collect_schema()
-        for name in names:
-            kind = kinds.get(name)
-            is_fine = kind in (pl.Categorical, pl.Enum, pl.String, pl.Binary, pl.Null)
-            if not is_fine and kind != pl.Boolean and not (kind and kind.is_numeric()):
-                raise ValueError(f"column {name!r} holds {kind}, not text or numbers")
-        table, num_chunks = table.select(names), 0
-        for frame in table.collect_batches(chunk_size=_ROWS, lazy=True):
-            num_chunks += 1
-            yield {name: _from_polars(pl, frame[name], text_format) for name in names}
-        if num_chunks == 0:  # a table without records
-            frame = table.head(0).collect()
-            yield {name: _from_polars(pl, frame[name], text_format) for name in names}
+    import polars as pl
+
+    with _parquet(path) as file:
+        schema = file.schema_arrow
+        for field in map(schema.field, names):
+            if _parquet_kind(field) not in ("numbers", "truth", "text", "bytes"):
+                kind = f"column {field.name!r} holds {field.type}"
+                raise ValueError(f"{kind}, not text or numbers")
+        chunks = file.iter_batches(_ROWS, columns=names)
+        for chunk in chunks if file.metadata.num_rows else [schema.empty_table()]:
+            yield {
+                name: _from_polars(
+                    pl, pl.from_arrow(_valid(chunk.column(name))), text_format
+                )
+                for name in names
+            }
 
 
-def _scan(pl: Any, path: Path) -> Any:
-    """Returns a Parquet file as a lazy frame, whose path is no pattern of names."""
-    return pl.scan_parquet(path, glob=False, hive_partitioning=False)
+def _parquet(path: Path) -> Any:
+    """Returns an open Parquet file; pyarrow checks no bytes of text, as polars does."""
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError as why:
+        raise ImportError(
+            'Parquet needs pyarrow: pip install "dpjax[experiments]"'
+        ) from why
+    return ParquetFile(path)
+
+
+def _parquet_kind(field: Any) -> str | None:
+    """Returns "nested", "truth" or "bytes", or what `kind_of` says of other types."""
+    from pyarrow import types
+
+    if types.is_nested(field.type):
+        return "nested"
+    if types.is_boolean(field.type):
+        return "truth"
+    # A column of no type holds missing cells alone.
+    is_bytes = re.match("(large_|fixed_size_)?binary|null", str(field.type))
+    return "bytes" if is_bytes else kind_of(field)
+
+
+def _valid(cells: Any) -> Any:
+    """Returns cells of Arrow, in texts a mark for bytes that are not UTF-8."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if "string" in str(cells.type):
+        try:
+            cells.validate(full=True)
+        except pa.ArrowInvalid:
+            raw = cells.cast(pa.large_binary()).to_pylist()
+            texts = [None if x is None else x.decode("utf-8", "replace") for x in raw]
+            return pa.array(texts, pa.large_string())
+    return cells
 
 
 def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:

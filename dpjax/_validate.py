@@ -184,21 +184,37 @@ def leading_size(tree: Any, name: str) -> int:
 
 
 def arrays(tree: Any) -> Any:
-    """Returns a tree with NumPy arrays as JAX arrays.
-
-    Numbers beyond float32 become infinite, without NumPy's warning, which would reveal
-    a record, and is an exception under `python -W error`.
-    """
+    """Returns a tree with NumPy arrays as JAX arrays, which are copies."""
     import jax
 
     def array(x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return x
         # A copy, which its owner cannot change; jnp.asarray would compile a program.
-        return jax.device_put(x.astype(jax.dtypes.canonicalize_dtype(x.dtype)))
+        return jax.device_put(narrowed(x, copy=True))
 
+    return jax.tree.map(array, tree)
+
+
+def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
+    """Returns an array in the type that JAX has for its type.
+
+    Numbers beyond float32 become infinite, without NumPy's warning, which would reveal
+    a record, and is an exception under `python -W error`. Integers beyond int32 or
+    uint32 become the nearest one; JAX would wrap them.
+
+    Example:
+        >>> narrowed(np.array([2**53 + 1, -5])).tolist()
+        [2147483647, -5]
+    """
+    import jax
+
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind in "iu" and dtype != array.dtype:
+        ends = np.iinfo(dtype)
+        array = np.clip(array, ends.min, ends.max)
     with np.errstate(over="ignore"):
-        return jax.tree.map(array, tree)
+        return np.asanyarray(array, dtype, copy=copy)  # a masked one stays one
 
 
 def linear_data(features: Any, targets: Any) -> tuple[Any, Any]:
@@ -206,11 +222,12 @@ def linear_data(features: Any, targets: Any) -> tuple[Any, Any]:
     import jax
     import jax.numpy as jnp
 
-    with np.errstate(over="ignore"):
-        x, y = (
-            arrays(x) if isinstance(x, np.ndarray) else jnp.asarray(x)
-            for x in (features, targets)
-        )
+    x, y = (
+        arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
+        if isinstance(x, np.ndarray)
+        else jnp.asarray(x)
+        for x in (features, targets)
+    )
     for name, array, ndim in (("features", x, 2), ("targets", y, 1)):
         require(
             array.ndim == ndim and array.size > 0 and not jnp.iscomplexobj(array),

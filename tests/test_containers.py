@@ -15,7 +15,10 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 from dpjax.sklearn import DPAdditiveClassifier, DPLinearRegression, DPLogisticRegression
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
+pytestmark = [
+    pytest.mark.usefixtures("compiled_quickly"),
+    pytest.mark.filterwarnings("ignore:About .* have no target"),
+]
 
 BIG = 2**53 + 1  # no number of float64
 IDS = [BIG, 7, BIG - 1, 7, 0]
@@ -148,6 +151,18 @@ def test_a_file_is_read_cell_by_cell(tmp_path, name, suffix):
         else:
             pq.write_table(pa.table(table), path)
         np.testing.assert_array_equal(made.predict(path)[1:], truth[1:])
+
+
+def test_a_text_of_arrow_that_is_not_utf8_is_replaced(tmp_path):
+    """In its record alone, whatever else the column has, plain or as a dictionary."""
+    data = pa.array([b"\xff", *(x.encode() for x in TOWNS[1:])], pa.binary())
+    own = pa.Array.from_buffers(pa.string(), len(data), data.buffers())
+    for column in (own, own.dictionary_encode(), pa.array(TOWNS)):
+        table = pa.table({"a": column, "b": column})
+        pq.write_table(table, tmp_path / "t.parquet")
+        for source in (table, tmp_path / "t.parquet"):
+            found = model("towns").predict(source)
+            np.testing.assert_array_equal(found[1:], expected("towns")[1:])
 
 
 TABLES = {

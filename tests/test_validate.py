@@ -120,6 +120,15 @@ def test_typed_key(key):
             _validate.typed_key(bad)
 
 
+def test_no_integer_wraps_around():
+    """Nor does a feature or a target, which becomes a float."""
+    cells = np.array([2**53 + 1, -(2**32) - 1, 7])
+    nearest = [2**31 - 1, -(2**31), 7]
+    np.testing.assert_array_equal(_validate.arrays(cells), nearest)
+    _, targets = _validate.linear_data(cells[:, None], cells)
+    np.testing.assert_array_equal(targets, cells.astype(np.float32))
+
+
 def test_arrays_are_copies():
     for size in range(1000, 1020):  # some of them begin where JAX would read in place
         given = np.ones(size, np.float32)

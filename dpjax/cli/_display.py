@@ -15,9 +15,7 @@ from dpjax.cli._runs import Run, Scores
 from dpjax.cli._units import Units
 from dpjax.datasets import Dataset
 from dpjax.models._shared import Interval
-from dpjax.solvers._shared import WEIGHTED
-
-_MANY_MISSING = 0.05  # of the records, without a target
+from dpjax.solvers._shared import missing_share
 
 
 def warn_of_seed(console: Console) -> None:
@@ -79,11 +77,7 @@ def show(
 
 def say_targets_are_missing(console: Console, stats: Mapping[str, Any], n: int) -> None:
     """Prints the private share of records without a target, if it is large."""
-    if "mean_weight" not in stats:
-        return
-    missing = 1 - float(stats["mean_weight"])
-    multiplier = float(stats["noise_multiplier"]) / stats["shares"]["mean"] ** 0.5
-    if missing - 2 * float(WEIGHTED.sensitivity(n, 2).l2) * multiplier > _MANY_MISSING:
+    if missing := missing_share(stats, n):
         console.print(
             f"About {missing:.0%} of the records have no target that can be read, by a "
             "private count of this run. They have no weight in the model.",

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._types import PyTree
-from dpjax.loading._records import Rows, for_jax
+from dpjax.loading._records import Rows
 
 Path = str | os.PathLike[str]
 Layout = tuple[np.dtype, tuple[int, ...]]  # of one value: its type and shape
@@ -23,7 +23,8 @@ class Parquet:
 
     To read a row means to read its whole row group: for random batches use small row
     groups, or `MemoryMapped`. A missing value is NaN in a column of floats (estimators
-    count NaN as zero), and 0 or False in other columns.
+    count NaN as zero), and 0 or False in other columns. Large numbers are read as by
+    `MemoryMapped`.
 
     Attributes:
         files: a path, or several paths whose records are concatenated.
@@ -87,7 +88,8 @@ class Parquet:
                 values = _numbers(table[name], *self._layout[name])
                 column[places] = values[numbers[places] - self._starts[group]]
         which = 0 if isinstance(rows, int | np.integer) else slice(None)
-        return jax.tree.map(lambda name: for_jax(read[name][which]), self.columns)
+        read = {name: np.asarray(column[which]) for name, column in read.items()}
+        return jax.tree.map(lambda name: _validate.narrowed(read[name]), self.columns)
 
     @cached_property
     def _names(self) -> list[str]:

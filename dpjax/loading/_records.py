@@ -29,6 +29,10 @@ class Records(Protocol):
 class MemoryMapped:
     """Memory-mapped arrays in .npy files.
 
+    Numbers are read in the type that JAX has for that of their file: without
+    `jax_enable_x64` integers beyond int32 or uint32 become the nearest one, and numbers
+    beyond float32 infinite. Store identifiers that are larger as smaller ones.
+
     Attributes:
         files: pytree of paths; each file has shape (n, ...).
 
@@ -67,10 +71,5 @@ class MemoryMapped:
 
     def __getitem__(self, rows: Rows) -> PyTree:
         """See `Records`."""
-        return jax.tree.map(lambda x: for_jax(x[rows]), self._arrays)
-
-
-def for_jax(x: Any) -> np.ndarray:
-    """Returns numbers in JAX's type for them; a number beyond its range is infinite."""
-    with np.errstate(over="ignore"):
-        return np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype))
+        read = jax.tree.map(lambda x: np.asarray(x[rows]), self._arrays)
+        return jax.tree.map(_validate.narrowed, read)

@@ -78,6 +78,7 @@ class _Additive(LinearEstimator):
             intervals=self.intervals,
             **options,
         )
+        _tables.set_mean_weight(self, solution.stats, len(features))
         self._curves, self._errors, self._correlations = jax.tree.map(
             np.asarray,
             (solution.params, solution.standard_errors, solution.correlations),

@@ -105,6 +105,7 @@ class Classifier(ClassifierMixin, LinearEstimator):
         zeros = np.zeros(num_features)
         self._set_standard(Standard(zeros, zeros + 1, zeros, zeros, zeros > 0))
         self.coef_, self.intercept_ = zeros[None], np.zeros(1)
+        self.mean_weight_ = None
 
     def decision_function(self, X):
         """Returns log odds of `classes_[1]`, shape (n,), or scores (n, K) of K."""
@@ -149,6 +150,8 @@ class DPLogisticRegression(WithIntervals, Classifier):
         coef_: coefficients in units of the features: of the log odds of `classes_[1]`,
             shape (1, d), or of each class, shape (K, d).
         intercept_: the log odds or scores if all features are zero, shape (1,) or (K,).
+        mean_weight_: the private share of records whose label is one of `classes_`,
+            else as for `DPLinearRegression`. None if only one label is found.
 
     Other parameters and attributes are as for `DPLinearRegression`.
 

@@ -41,6 +41,7 @@ class LinearEstimator(PrivateEstimator):
     intercept_: Any
     privacy_: PrivacyGuarantee
     _categories: Mapping[Any, np.ndarray] = MappingProxyType({})  # of no column
+    mean_weight_: float | None = None  # where it is released
     bse_ = None  # standard errors, where a subclass has them and they are asked for
 
     def __sklearn_tags__(self):
@@ -89,6 +90,7 @@ class LinearEstimator(PrivateEstimator):
             **options,
         )
         params = np.asarray(solution.params, np.float64)
+        _tables.set_mean_weight(self, solution.stats, len(features))
         self._set_standard(standard)
         self.coef_ = (params[:-1].T / standard.scales).T
         self.intercept_ = params[-1] - standard.centers @ self.coef_

@@ -106,6 +106,9 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
         noisy = privatize(WEIGHTED, noise_multiplier=multiplier, key=key)
         number, share = np.asarray(noisy.update(samples, noisy.init(samples))[0])
         noise = multiplier * float(WEIGHTED.sensitivity(len(samples), 2).l2)
+        released = {"mean_weight": np.clip(share, 0.0, 1.0), "constant": 0.0}
+        released |= {"noise_multiplier": multiplier, "shares": {"mean": 1.0}}
+        _tables.set_mean_weight(self, released, len(samples))
         share = max(float(share), min(_CLEAR_WEIGHT * noise, _LEAST_WEIGHT))
         mean = np.clip(limit * float(number) / BESIDE_WEIGHT / share, -limit, limit)
         self.mean_ = float(mean) * unit.scale + unit.center

@@ -185,6 +185,9 @@ class DPLinearRegression(WithIntervals, _Regressor):
         intercept_: the prediction where all features are zero.
         bse_: standard errors of `coef_`, then of `intercept_`, shape (d + 1,), infinite
             where no finite interval is valid. None without intervals.
+        mean_weight_: the private mean of the weights in max_weight: without weights,
+            the share of records that have a target. If that is clearly below 0.95,
+            `fit` warns, which costs nothing. None with a Huber loss or an exposure.
         privacy_: the `PrivacyGuarantee` of one fit.
         feature_ranges_: shape (d, 2): as given, or a hundred scales around a released
             center. Cells are clipped to it in `fit` and `predict`. If the noise hides

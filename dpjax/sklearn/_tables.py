@@ -1,13 +1,14 @@
 """What scikit-learn passes to `fit` and `predict`, as arrays; no value raises."""
 
 import secrets
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import sklearn
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils.validation import check_array, check_consistent_length, column_or_1d
 from sklearn.utils.validation import validate_data as validated
 
@@ -18,6 +19,7 @@ from dpjax._texts import number_of
 from dpjax._types import Key
 from dpjax.mechanisms import secret_key
 from dpjax.sklearn import _labels
+from dpjax.solvers._shared import missing_share
 
 _ADVICE = {
     "text": "OneHotEncoder(categories=[...]) of a public list makes numbers of it",
@@ -230,6 +232,20 @@ def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | No
     is_fine = weights.shape == X.shape[:1]
     _validate.require(is_fine, "sample_weight", weights.shape, rule)
     return np.clip(np.nan_to_num(weights), 0.0, model.max_weight)
+
+
+def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> None:
+    """Sets the released mean weight, and warns if by it many targets are missing."""
+    weight = stats.get("mean_weight")
+    model.mean_weight_ = None if weight is None else float(weight)
+    missing = missing_share(stats, num_samples)
+    if missing and model.max_weight is None:  # else weights may be the cause
+        rule = "no label of `classes_`" if is_classifier(model) else "no target"
+        warnings.warn(
+            f"About {missing:.0%} of the records have {rule}, by a private count of "
+            "this fit. They have no weight in the model.",
+            stacklevel=2,
+        )
 
 
 def key_of(random_state: Any) -> Key:

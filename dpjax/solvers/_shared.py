@@ -3,5 +3,13 @@
 from dpjax.solvers._diameter import BESIDE_WEIGHT, WEIGHTED
 from dpjax.solvers._histogram import EDGES_SHARE, private_edges
 from dpjax.solvers._knots import knots_of
+from dpjax.solvers.linear._constant import missing_share
 
-__all__ = ["BESIDE_WEIGHT", "EDGES_SHARE", "WEIGHTED", "knots_of", "private_edges"]
+__all__ = [
+    "BESIDE_WEIGHT",
+    "EDGES_SHARE",
+    "WEIGHTED",
+    "knots_of",
+    "missing_share",
+    "private_edges",
+]

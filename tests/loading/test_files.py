@@ -104,22 +104,26 @@ def test_only_the_row_groups_and_columns_asked_for_are_read(tmp_path, monkeypatc
     assert read == [(1, ["bool", "int64"]), (2, ["bool", "int64"])]
 
 
-def test_types_do_not_depend_on_what_is_missing(tmp_path):
-    """A column of integers without one value would else become one of floats."""
-    columns = {name: name for name in COLUMNS}
-    for folder in ("whole", "missing"):
-        (tmp_path / folder).mkdir()
-    whole, missing = (
-        Parquet(write_parquet(tmp_path / name, name == "missing"), columns)[:]
-        for name in ("whole", "missing")
-    )
-    assert all(whole[name].dtype == missing[name].dtype for name in columns)
+LARGE = {
+    "float64": [1e300, -1e300, np.nan],
+    "int64": [2**53 + 1, -(2**32) - 1, 7],
+    "uint64": [2**64 - 1, 2**32 + 1, 7],
+}
+NEAREST = {
+    "float64": np.array([np.inf, -np.inf, np.nan], np.float32),
+    "int64": np.array([2**31 - 1, -(2**31), 7], np.int32),
+    "uint64": np.array([2**32 - 1, 2**32 - 1, 7], np.uint32),
+}
 
 
-def test_values_of_any_size_are_read_in_silence(tmp_path):
-    np.save(tmp_path / "x.npy", np.array([1e300, -1e300, np.nan]))
-    values = MemoryMapped(tmp_path / "x.npy")[:]
-    np.testing.assert_array_equal(values, np.array([np.inf, -np.inf, np.nan]))
+@pytest.mark.parametrize("name", LARGE)
+def test_numbers_beyond_32_bits_become_the_nearest(name, tmp_path):
+    """In silence, by the declared type alone; none wraps around."""
+    cells = np.array(LARGE[name], name)
+    np.save(tmp_path / "x.npy", cells)
+    pq.write_table(pa.table({"x": cells}), tmp_path / "x.parquet")
+    assert_same(MemoryMapped(tmp_path / "x.npy")[:], NEAREST[name])
+    assert_same(Parquet(tmp_path / "x.parquet", "x")[:], NEAREST[name])
 
 
 def test_it_is_a_source_of_grain(tmp_path):

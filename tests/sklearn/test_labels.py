@@ -1,6 +1,7 @@
 """Labels that are looked up among declared ones, or released: and no others."""
 
 import math
+import warnings
 
 import jax
 import numpy as np
@@ -146,6 +147,34 @@ def test_labels_of_a_type_that_no_class_has_are_refused(classes, labels):
     model = DPLogisticRegression(classes=classes, random_state=0)
     with pytest.raises(ValueError, match="classes must be of the type of y"):
         model.fit(np.ones((40, 1)), labels)
+
+
+def test_labels_that_match_no_class_are_told():
+    """By the mean weight of the fit, which is released anyway."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(4_000, 1))
+    labels = np.where(rng.random(4_000) < 0.3, 2, X[:, 0] > 0)
+    for classes, max_weight in (([0, 1], None), ([0, 1, 3], None), ([0, 1], 1.0)):
+        model = DPLogisticRegression(classes=classes, random_state=0)
+        model.set_params(max_weight=max_weight, epsilon=4.0)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            model.fit(X, labels)
+        assert model.mean_weight_ == pytest.approx(0.7, abs=0.02)
+        assert [str(one.message)[:22] for one in told] == (
+            ["About 30% of the recor"] if max_weight is None else []
+        )
+
+
+def test_few_records_make_no_class_impossible():
+    rng = np.random.default_rng(0)
+    X, losses = rng.normal(size=(60, 1)), []
+    signs = np.where(X[:, 0] > 0, 1, -1)
+    for seed in range(15):
+        model = DPLogisticRegression(epsilon=0.5, classes=[-1, 1], random_state=seed)
+        scores = model.fit(X, signs).decision_function(X)
+        losses.append(np.mean(np.logaddexp(0.0, -signs * scores)))
+    assert np.mean(losses) < 0.8  # of a constant without privacy log(2)
 
 
 def test_meta_estimators_number_the_labels():

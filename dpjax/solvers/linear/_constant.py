@@ -1,10 +1,13 @@
 """The best constant prediction: the start of a linear model."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _keys
 from dpjax._sharding import gathered
@@ -19,6 +22,8 @@ from dpjax.solvers.linear._mean import mean_and_stddevs
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 
 _BEYOND_TARGETS = 2.0  # the bound of targets over their noisy quantile
+_MANY_MISSING = 0.05  # of the records, without a target
+_FROM_ENDS = 0.5  # the distance of shares of labels from their ends, in stddevs
 _CLEAR_WEIGHT = 3.0  # the least mean weight, in stddevs of its noise
 # Records w e_k; w (t, r) and w (c t, 1), with w and r in [0, 1] and t in [-1, 1]; and
 # w (t, 1) and w (t, r) with t in [0, 1]: `docs/privacy/proofs/linear.md`, 8.3.
@@ -90,18 +95,23 @@ def _constant(
     """Returns the constant prediction of noisy means, and the mean weight in [0, 1].
 
     The mean weight by which is divided is at least three stddevs of its noise, or 0.05
-    where that is less, because noise could otherwise make the ratio large.
+    where that is less, because noise could otherwise make the ratio large. A share of a
+    class is at least half a stddev from zero: noise alone must not say that a class is
+    impossible.
     """
     classes = kind.loss.num_outputs
     total = jnp.sum(noisy[:classes]) if classes > 1 else noisy[1]
     least = jnp.minimum(_CLEAR_WEIGHT * stddevs[0], 0.05)
     divisor = jnp.maximum(total, least)
     if classes > 1:
-        mean = noisy[:classes] / divisor
+        mean = jnp.maximum(noisy[:classes], _FROM_ENDS * stddevs[0]) / divisor
     else:
         is_alone = kind.has_exposures or kind.loss.target_range[0] >= 0
-        unit = 1.0 if is_alone else BESIDE_WEIGHT
-        mean = jnp.clip(noisy[0] / unit / divisor, -1.0, 1.0) * like(size, noisy)
+        unit = divisor * (1.0 if is_alone else BESIDE_WEIGHT)
+        end = 1.0
+        if kind.has_labels:
+            end = jnp.maximum(1 - _FROM_ENDS * stddevs[0] / unit, 0.0)
+        mean = jnp.clip(noisy[0] / unit, -end, end) * like(size, noisy)
     return kind.loss.constant_prediction(mean), jnp.clip(total, 0.0, 1.0)
 
 
@@ -124,6 +134,22 @@ def _samples(
         pairs, estimator = (unit * samples, weights), WEIGHTED
     # No two pairs without negative numbers are farther apart than zero and (1, 1).
     return jnp.stack(pairs, axis=1), estimator if lowest < 0 else _NON_NEGATIVE
+
+
+def missing_share(stats: Mapping[str, Any], num_samples: int) -> float:
+    """Returns the share of records without a target, of a fit without weights.
+
+    From released numbers alone; 0 where it may be small, or was not released.
+    """
+    if "mean_weight" not in stats:
+        return 0.0
+    classes = np.size(stats["constant"])
+    estimator = _NON_NEGATIVE if classes == 1 else _CLASSES  # the noisier of two
+    of_one = estimator.sensitivity(num_samples, max(classes, 2)).l2
+    multiplier = stats["noise_multiplier"] / math.sqrt(stats["shares"]["mean"])
+    missing = 1 - float(stats["mean_weight"])
+    least = _MANY_MISSING + 2 * math.sqrt(classes) * multiplier * float(of_one)
+    return missing if missing > least else 0.0
 
 
 def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Array:

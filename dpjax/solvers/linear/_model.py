@@ -55,7 +55,8 @@ def dp_linear_model(
 
     1. If there is an intercept, the best constant prediction. It is a private mean of
        the targets, clipped at a bound that comes from a noisy histogram, and divided by
-       the private mean of the weights, which costs nothing beside it. With a log
+       the private mean of the weights, which costs nothing beside it. The share of
+       a class is half a standard deviation of its noise from 0 and 1. With a log
        link it is the mean per unit of exposure, where offsets are logarithms of the
        exposure; exposures above 1 count as 1 here.
     2. A clip norm for rows, and the second moments of clipped rows. They define
