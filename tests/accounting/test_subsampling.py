@@ -434,9 +434,6 @@ def test_other_releases_that_leave_nothing_are_refused():
         noise_multiplier_to_epsilon(1.0, 1e-5, num_steps=5, other_multiplier=0.0)
         == math.inf
     )
-    for bad in (-1.0, math.nan):
-        with pytest.raises(ValueError, match=r"^other_multiplier must be"):
-            noise_multiplier(1.0, 1e-5, num_steps=5, other_multiplier=bad)
 
 
 @pytest.mark.parametrize("scheme", [{"num_steps": 3}, POISSON, FIXED_SIZE])
@@ -451,15 +448,9 @@ def test_limits(scheme):
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
-        ("num_steps", {"num_steps": 0}),
-        ("num_steps", {"num_steps": 1.5}),
-        ("sampling_prob", {"sampling_prob": 0.0}),
-        ("sampling_prob", {"sampling_prob": 1.1}),
-        ("sampling_prob", {"sampling_prob": math.nan}),
         ("num_samples", {"batch_size": 5}),
         ("batch_size", {"num_samples": 5}),
         ("batch_size", {"batch_size": 6, "num_samples": 5}),
-        ("batch_size", {"batch_size": 0, "num_samples": 5}),
         ("num_samples", {"batch_size": 1, "num_samples": 5.5}),
         ("sampling_prob", {"batch_size": 1, "num_samples": 5, "sampling_prob": 0.5}),
         (
@@ -467,7 +458,6 @@ def test_limits(scheme):
             {"batch_size": 1, "num_samples": 5, "relation": ADD_OR_REMOVE_ONE},
         ),
         ("relation", {"relation": NeighboringRelation.REPLACE_SPECIAL}),
-        ("relation", {"relation": "replace"}),
     ],
 )
 def test_bad_schemes_are_named(name, bad):
@@ -478,19 +468,3 @@ def test_bad_schemes_are_named(name, bad):
         noise_multiplier_to_epsilon(1.0, 1e-5, **scheme)
     with pytest.raises(ValueError, match=f"^{name} must be .*got"):
         gaussian_event(1.0, **scheme)
-
-
-@pytest.mark.parametrize("bad", [-1.0, math.nan])
-def test_bad_numbers_are_named(bad):
-    with pytest.raises(ValueError, match=r"^epsilon must be positive"):
-        noise_multiplier(bad, 1e-5, num_steps=1)
-    with pytest.raises(ValueError, match=r"^delta must be in"):
-        noise_multiplier(1.0, bad, num_steps=1)
-    with pytest.raises(ValueError, match=r"^delta must be in"):
-        noise_multiplier_to_epsilon(1.0, bad, num_steps=1)
-    with pytest.raises(ValueError, match=r"^noise_multiplier must be"):
-        noise_multiplier_to_epsilon(bad, 1e-5, num_steps=1)
-    with pytest.raises(ValueError, match=r"^noise_multiplier must be"):
-        gaussian_event(bad, num_steps=1)
-    with pytest.raises(ValueError, match=r"^epsilon must be positive, got 0"):
-        noise_multiplier(0.0, 1e-5, num_steps=1)
