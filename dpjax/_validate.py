@@ -35,6 +35,11 @@ def positive(**arguments: Any) -> None:
     _all_numbers(arguments, lambda x: (x > 0) & np.isfinite(x), "positive and finite")
 
 
+def above_zero(**arguments: Any) -> None:
+    """Requires every argument to be a number above zero, or infinite."""
+    _all_numbers(arguments, lambda x: x > 0, "positive")
+
+
 def non_negative(**arguments: Any) -> None:
     """Requires every argument to be a finite number, zero or above."""
     rule = "non-negative and finite"

@@ -392,12 +392,6 @@ def test_dtypes_of_leaves_are_kept(name):
 
 test_bad_arguments_are_named = refused(
     lambda make: make(),
-    (lambda: L1Ball(0.0), r"radius must be .*got 0.0"),
-    (lambda: L2Ball(-1.0), r"radius must be .*got -1.0"),
-    (lambda: Simplex(math.nan), r"radius must be .*got nan"),
-    (lambda: L1Ball(math.inf), r"radius must be .*got inf"),
-    (lambda: L1Ball(None), r"radius must be .*got None"),
-    (lambda: L1Ball("1"), r"radius must be a number, got '1'"),
     (lambda: Box(1.0, 0.0), r"upper must be nowhere below lower, 1.0, got 0.0"),
     (lambda: Box(-math.inf, 0.0), r"lower must be between .*got -inf"),
     (lambda: Box(0.0, math.nan), r"upper must be between .*got nan"),
@@ -407,8 +401,6 @@ test_bad_arguments_are_named = refused(
     (lambda: Polytope(np.ones(3)), r"vertices must be a real array"),
     (lambda: Polytope(np.ones((0, 3))), r"vertices must be a real array"),
     (lambda: Polytope(np.array([[math.inf]])), r"vertices must be between"),
-    (lambda: SETS["l1"].diameter("linf", 3), r"norm must be l1 or l2, got 'linf'"),
-    (lambda: SETS["l2"].diameter("l1", 0), r"num_coordinates must be .*got 0"),
     (lambda: SETS["l1"].num_vertices(0), r"num_coordinates must be .*got 0"),
     (lambda: SETS["box"].diameter("l1", 4), r"num_coordinates must be 5,.*got 4"),
     (lambda: SETS["polytope"].diameter("l1", 4), r"num_coordinates must be 5"),

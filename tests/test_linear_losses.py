@@ -465,22 +465,7 @@ def test_losses_have_names():
 
 test_bad_hyperparameters_are_named = refused(
     lambda make: make(),
-    (lambda: losses.poisson(0.0), "max_mean"),
-    (lambda: losses.poisson(1.0, max_target=-1.0), "max_target"),
-    (lambda: losses.poisson(math.inf), "max_mean"),
-    (lambda: losses.gamma(min_mean=0.0, max_target=1.0), "min_mean"),
     (lambda: losses.gamma(min_mean=2.0, max_target=1.0), "min_mean"),
-    (lambda: losses.tweedie(1, min_mean=1, max_mean=2, max_target=3), "power"),
-    (lambda: losses.tweedie(2.5, min_mean=1, max_mean=2, max_target=3), "power"),
     (lambda: losses.tweedie(1.5, min_mean=3, max_mean=2, max_target=3), "min_mean"),
-    (lambda: losses.tweedie("1.5", min_mean=1, max_mean=2, max_target=3), "power"),
-    (lambda: losses.huber(0.0), "threshold"),
-    (lambda: losses.biweight(-1.0), "threshold"),
-    (lambda: losses.biweight(math.nan), "threshold"),
-    (lambda: losses.regularized(losses.squared, l2=-1.0), "l2"),
-    (lambda: losses.regularized(losses.logistic, math.inf), "l2"),
-    (lambda: losses.softmax(1), "num_classes"),
-    (lambda: losses.softmax(2.0), "num_classes"),
-    (lambda: losses.MarginLoss(jnp.tanh, 1.0, 1.0, value_fn=3), "value_fn"),
     said="{} must be",
 )

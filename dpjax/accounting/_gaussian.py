@@ -71,7 +71,7 @@ def gaussian_stddev(
         Balle, Wang (2018), Improving the Gaussian mechanism for differential privacy,
         Theorem 8.
     """
-    _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
+    _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)
     _validate.non_negative(sensitivity=sensitivity)
     _validate.count(num_releases=num_releases)

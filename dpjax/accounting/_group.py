@@ -68,6 +68,8 @@ def group_privacy(
         "Concentrated differential privacy", Proposition 1.9.
     """
     _validate.count(group_size=group_size)
+    if num_groups is not None:
+        _validate.count(num_groups=num_groups)
     epsilon, delta = guarantee.epsilon, guarantee.delta
     if group_size > 1 and epsilon < math.inf:
         delta = min(1 - 2.0**-53, delta * _multiple(epsilon, group_size) * (1 + _SLACK))

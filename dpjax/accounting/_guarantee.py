@@ -118,6 +118,9 @@ class PrivacyGuarantee:
             'Replacing any one record changes the probability of any event to at most
             e^1 = 2.72 times what it was, plus 1e-05.'
         """
+        stated = cls(epsilon, delta, relation, dp_event, "")
+        if num_samples is not None:
+            _validate.count(num_samples=num_samples)
         is_words = isinstance(unit, str) and unit.strip() != ""
         _validate.require(is_words, "unit", unit, 'a noun, such as "record"')
         rule = (
@@ -133,7 +136,7 @@ class PrivacyGuarantee:
         else:
             replaced = _any_one(unit, relation, num_samples)
             description = _describe(epsilon, delta, relation, replaced)
-        return cls(epsilon, delta, relation, dp_event, description)
+        return dataclasses.replace(stated, description=description)
 
     @classmethod
     def non_private(cls) -> "PrivacyGuarantee":

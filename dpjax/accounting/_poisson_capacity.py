@@ -56,7 +56,7 @@ def poisson_capacity(
     """
     _validate.count(num_samples=num_samples, num_steps=num_steps)
     check_sampling_prob(sampling_prob)
-    _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
+    _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)
     # Equation (1) solved for the tail of one step; e^-epsilon cannot overflow.
     shrink = math.exp(-epsilon)

@@ -33,7 +33,7 @@ def sample_budget(
     epsilon: float, delta: float, *, num_samples: int, sample_size: int
 ) -> tuple[float, float]:
     """Returns `Sample.budget` of a sample of which there is one release."""
-    _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
+    _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)
     prob = sampling_prob(num_samples, sample_size)
     rule = f"below sample_size / num_samples = {sample_size} / {num_samples}"

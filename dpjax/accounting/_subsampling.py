@@ -157,7 +157,7 @@ def noise_multiplier(
         McMahan, Rush, Thakurta, Xu (2023), "(Amplified) banded matrix factorization",
         Theorems 2 and 4, with the proof in `_correlated.py`.
     """
-    _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
+    _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)
     scheme, scale = _scheme(
         strategy,

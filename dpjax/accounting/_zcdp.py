@@ -110,7 +110,7 @@ def epsilon_to_rho(
     Reference:
         As for `rho_to_epsilon`.
     """
-    _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
+    _validate.above_zero(epsilon=epsilon)
     _check_delta_and_conversion(delta, conversion)
     if epsilon == math.inf:
         return math.inf

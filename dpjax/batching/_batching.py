@@ -108,7 +108,7 @@ class Batching(abc.ABC):
         _validate.typed_key(key)
         _validate.count(num_samples=num_samples, num_steps=num_steps)
         if epsilon is not None:
-            _validate.require(epsilon > 0, "epsilon", epsilon, "positive")
+            _validate.above_zero(epsilon=epsilon)
         if delta is not None:
             _validate.delta(delta)
         self.divisor(num_samples, num_steps)

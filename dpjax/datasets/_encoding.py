@@ -58,7 +58,7 @@ class Numeric:
     def __post_init__(self) -> None:
         _validate.within(-sys.float_info.max, sys.float_info.max, center=self.center)
         _validate.positive(scale=self.scale)
-        _validate.require(self.limit > 0, "limit", self.limit, "positive")
+        _validate.above_zero(limit=self.limit)
 
     def names(self, column_name: str) -> tuple[str, ...]:
         """Names the one feature that the column gives."""

@@ -82,6 +82,7 @@ class MedianOfMeans(Estimator):
         rounded: bool = True,
     ) -> Sensitivity:
         """See `Estimator.sensitivity`: the inner one of a group, or half of it."""
+        _validate.positive(num_samples=num_samples)
         rule = f"at least num_groups = {self.num_groups}"
         is_known = _validate.is_concrete(num_samples)
         is_fine = not is_known or float(num_samples) >= self.num_groups

@@ -112,7 +112,11 @@ class Assumptions(NamedTuple):
 
     def checked(self) -> "Assumptions":
         """Returns itself, or raises `ValueError` for an argument out of its range."""
-        _validate.positive(moment_bound=self.moment_bound, epsilon=self.epsilon)
+        _validate.positive(
+            moment_bound=self.moment_bound,
+            moment_order=self.moment_order,
+            epsilon=self.epsilon,
+        )
         _validate.count(
             num_samples=self.num_samples,
             num_coordinates=self.num_coordinates,

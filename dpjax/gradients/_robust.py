@@ -257,6 +257,7 @@ def robust_grad(
         >>> print(grad_fn(1.0, jnp.array([0.0, 1.0, -8.0])))
         0.5
     """
+    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.estimator(estimator)
     users = Users.of(user_ids, num_users, records_per_user, user_gradient)
     check_divisor(num_users if normalize_by is None else normalize_by, relation)

@@ -184,7 +184,7 @@ class LogLink(LinearLoss):
 
     def __post_init__(self) -> None:
         _validate.positive(
-            min_mean=self.min_mean, max_mean=self.max_mean, max_target=self.max_target
+            min_mean=self.min_mean, max_target=self.max_target, max_mean=self.max_mean
         )
         rule = "at most the largest mean"
         is_fine = self.min_mean <= self.max_mean

@@ -44,6 +44,8 @@ class _Regularized:
     l2: Scalar
 
     def __post_init__(self) -> None:
+        is_fine = callable(self.loss_fn)
+        _validate.require(is_fine, "loss_fn", self.loss_fn, "callable")
         _validate.non_negative(l2=self.l2)
 
     def __call__(self, params: PyTree, example: PyTree) -> jax.Array:

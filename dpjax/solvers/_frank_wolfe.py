@@ -112,8 +112,8 @@ def dp_frank_wolfe(
     if num_steps is None:
         power = 1 / 3 if is_disjoint else 2 / 5
         num_steps = default_num_steps(num_samples, epsilon, power)
-    check_num_steps(num_steps, num_samples)
     check_steps(num_samples, num_steps, batching)
+    check_num_steps(num_steps, num_samples)
     batch_size = int(batching.divisor(num_samples, num_steps))
     num_composed = batching.accounting(num_samples, num_steps)["num_steps"]
     choices = Choices.tight(num_composed, epsilon, delta)

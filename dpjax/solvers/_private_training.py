@@ -178,6 +178,7 @@ class PrivateTraining:
         if microbatch_size is not None:
             _validate.count(microbatch_size=microbatch_size)
         noisy = measured(recipe.loss_clipping() if estimator is None else estimator)
+        _validate.estimator(noisy)
         rule = f"given with {estimator}: no bound on one gradient tells the rate"
         is_fine = optimizer is not None or (
             noisy.noise == "gaussian" and not isinstance(estimator, Scaled)

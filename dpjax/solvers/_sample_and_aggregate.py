@@ -113,6 +113,7 @@ def dp_sample_and_aggregate(
         Raskhodnikova, Smith (2007), Smooth sensitivity and sampling in private data
         analysis, Section 4. S and the noise differ from the printed ones: see above.
     """
+    _validate.require(callable(fit_fn), "fit_fn", fit_fn, "callable")
     check_budget(epsilon, delta)
     _validate.typed_key(key)
     _validate.count(num_subsets=num_subsets, overlap=overlap)

@@ -94,6 +94,7 @@ def clipped_loss(
         Dwork, McSherry, Nissim, Smith (2006), Proposition 1; Balle, Wang (2018),
         Theorem 8.
     """
+    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.positive(limit=limit)
     estimator = Winsorization(limit / 2)
     data = _validate.arrays(data)

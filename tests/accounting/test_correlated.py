@@ -10,30 +10,11 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, NeighboringRelation, accounting
 from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
-from dpjax.batching import BallsInBins, CyclicPoisson, Disjoint, Full
+from dpjax.batching import CyclicPoisson, Disjoint, Full
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
 
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 BANDED = BandedToeplitz.square_root(40, 4)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "batching"),
-    [
-        (BANDED, Full()),
-        (BANDED, Disjoint()),
-        (BANDED, CyclicPoisson(10.0, 5)),
-        (BinaryTree(40), BallsInBins(8)),
-        (BufferedToeplitz(40, (0.5,), (0.5,)), Disjoint()),
-    ],
-)
-def test_multiplier_and_epsilon_are_inverse(strategy, batching):
-    pattern = batching.participation(400, 40)
-    multiplier = noise_multiplier(1.0, 1e-5, strategy=strategy, **pattern)
-    epsilon = noise_multiplier_to_epsilon(
-        multiplier, 1e-5, strategy=strategy, **pattern
-    )
-    assert 0.99 < epsilon <= 1.0
 
 
 def test_one_band_is_independent_noise():
@@ -137,10 +118,6 @@ def test_costs_are_jax_privacys():
         ({"noise": "laplace_log_normal"}, "noise must be gaussian, the default, with"),
         ({"other_multiplier": 3.0}, "other_multiplier must be inf, the default, with"),
         ({"num_steps": 41}, "num_steps must be at most the 40 steps of Banded"),
-        ({"num_steps": 0}, "num_steps must be an integer"),
-        ({"max_participations": 0}, "max_participations must be an integer"),
-        ({"min_separation": 0}, "min_separation must be an integer"),
-        ({"sampling_prob": 0.0}, "sampling_prob must be in"),
         (
             {"sampling_prob": 0.5, "min_separation": 3},
             "min_separation must be at least the 4 bands",

@@ -142,17 +142,3 @@ def test_an_event_with_a_wrong_number_is_refused_and_named(event):
             continue
         with pytest.raises(ValueError, match=f"^{name} must be .*got"):
             call()
-
-
-@pytest.mark.parametrize(
-    ("call", "name"),
-    [
-        (lambda: epsilon_of(GAUSSIAN, 1.0), "delta"),
-        (lambda: epsilon_of(GAUSSIAN, 0.1, relation="replace"), "relation"),
-        (lambda: delta_of(GAUSSIAN, -1.0), "epsilon"),
-        (lambda: epsilon_of(dpa.UnsupportedDpEvent(), 0.1), "event"),
-    ],
-)
-def test_other_arguments_are_named(call, name):
-    with pytest.raises(ValueError, match=f"^{name} must be .*got"):
-        call()

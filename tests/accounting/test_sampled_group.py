@@ -132,10 +132,7 @@ def test_a_group_costs_no_more_than_group_privacy(relation):
     whole = group_privacy(one, size)
     found = noise_multiplier_to_epsilon(1.5, whole.delta, group_size=size, **run)
     assert 0.5 * whole.epsilon < found < whole.epsilon
-    # There and back, and without sampling.
     multiplier = noise_multiplier(3.0, 1e-6, group_size=size, **run)
-    spent = noise_multiplier_to_epsilon(multiplier, 1e-6, group_size=size, **run)
-    assert 2.98 < spent <= 3.0
     several = noise_multiplier(3.0, 1e-6, group_size=size, **run, other_multiplier=90.0)
     assert multiplier < several < 1.5 * multiplier
 

@@ -167,35 +167,3 @@ def test_huge_epsilons():
         smooth_gaussian_epsilon(1.0, 1e-6, smoothness=1e3, num_coordinates=3)
         == math.inf
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"epsilon": 0.0}, "epsilon must be positive and finite, got 0.0"),
-        ({"delta": 0.0}, "delta must be strictly between 0 and 1, got 0.0"),
-        ({"delta": 1.0}, "delta must be strictly between 0 and 1, got 1.0"),
-        ({"smoothness": 0.0}, "smoothness must be positive and finite, got 0.0"),
-        ({"num_coordinates": 0}, "num_coordinates must be an integer of at least 1"),
-    ],
-)
-def test_bad_arguments(changes, message):
-    arguments = {"epsilon": 1.0, "delta": 0.1, "smoothness": 0.1, "num_coordinates": 1}
-    arguments |= changes
-    with pytest.raises(ValueError, match=message):
-        smooth_gaussian_multiplier(**arguments)
-    if "epsilon" not in changes:
-        arguments["noise_multiplier"] = arguments.pop("epsilon")
-        with pytest.raises(ValueError, match=message):
-            smooth_gaussian_epsilon(**arguments)
-    if "smoothness" not in changes:
-        del arguments["smoothness"]
-        arguments["epsilon"] = changes.get("epsilon", 1.0)
-        arguments.pop("noise_multiplier", None)
-        with pytest.raises(ValueError, match=message):
-            largest_smoothness(**arguments)
-
-
-def test_bad_multiplier():
-    with pytest.raises(ValueError, match="noise_multiplier must be positive"):
-        smooth_gaussian_epsilon(0.0, 0.1, smoothness=0.1, num_coordinates=1)

@@ -230,25 +230,6 @@ def test_whole_data_as_one_batch_is_exact():
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    "scheme",
-    [
-        POISSON,
-        POISSON | {"relation": ADD_OR_REMOVE_ONE},
-        {"num_steps": 20, "num_samples": 500, "batch_size": 50},
-    ],
-)
-@pytest.mark.parametrize(
-    "epsilon", [0.05, 1.0, pytest.param(8.0, marks=pytest.mark.slow)]
-)
-def test_inverse_pair(epsilon, scheme):
-    multiplier = noise_multiplier(epsilon, 1e-5, **scheme)
-    spent = noise_multiplier_to_epsilon(multiplier, 1e-5, **scheme)
-    assert spent <= epsilon
-    assert spent == pytest.approx(epsilon, rel=1e-2)
-
-
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
 def test_sampling_never_costs_more_than_full_batches(scheme):
     for multiplier in (1e-6, 0.02, 0.3, 10.0, 1e5, 1e9):
@@ -271,10 +252,6 @@ def test_monotone():
         for t in (100, 1000)
     ]
     assert np.all(np.diff(by_steps) > 0)
-    by_noise = [
-        noise_multiplier_to_epsilon(m, 1e-5, **POISSON) for m in (0.3, 1.0, 5.0, 50.0)
-    ]
-    assert np.all(np.diff(by_noise) < 0)
 
 
 SAMPLED = [POISSON, FIXED_SIZE, POISSON | {"relation": ADD_OR_REMOVE_ONE}]
@@ -434,32 +411,14 @@ def test_other_releases_that_leave_nothing_are_refused():
         noise_multiplier_to_epsilon(1.0, 1e-5, num_steps=5, other_multiplier=0.0)
         == math.inf
     )
-    for bad in (-1.0, math.nan):
-        with pytest.raises(ValueError, match=r"^other_multiplier must be"):
-            noise_multiplier(1.0, 1e-5, num_steps=5, other_multiplier=bad)
-
-
-@pytest.mark.parametrize("scheme", [{"num_steps": 3}, POISSON, FIXED_SIZE])
-def test_limits(scheme):
-    assert noise_multiplier(math.inf, 0.0, **scheme) == 0.0
-    assert noise_multiplier(1.0, 0.0, **scheme) == math.inf
-    assert noise_multiplier_to_epsilon(0.0, 1e-5, **scheme) == math.inf
-    assert noise_multiplier_to_epsilon(1.0, 0.0, **scheme) == math.inf
-    assert noise_multiplier_to_epsilon(math.inf, 0.0, **scheme) == 0.0
 
 
 @pytest.mark.parametrize(
     ("name", "bad"),
     [
-        ("num_steps", {"num_steps": 0}),
-        ("num_steps", {"num_steps": 1.5}),
-        ("sampling_prob", {"sampling_prob": 0.0}),
-        ("sampling_prob", {"sampling_prob": 1.1}),
-        ("sampling_prob", {"sampling_prob": math.nan}),
         ("num_samples", {"batch_size": 5}),
         ("batch_size", {"num_samples": 5}),
         ("batch_size", {"batch_size": 6, "num_samples": 5}),
-        ("batch_size", {"batch_size": 0, "num_samples": 5}),
         ("num_samples", {"batch_size": 1, "num_samples": 5.5}),
         ("sampling_prob", {"batch_size": 1, "num_samples": 5, "sampling_prob": 0.5}),
         (
@@ -467,7 +426,6 @@ def test_limits(scheme):
             {"batch_size": 1, "num_samples": 5, "relation": ADD_OR_REMOVE_ONE},
         ),
         ("relation", {"relation": NeighboringRelation.REPLACE_SPECIAL}),
-        ("relation", {"relation": "replace"}),
     ],
 )
 def test_bad_schemes_are_named(name, bad):
@@ -478,19 +436,3 @@ def test_bad_schemes_are_named(name, bad):
         noise_multiplier_to_epsilon(1.0, 1e-5, **scheme)
     with pytest.raises(ValueError, match=f"^{name} must be .*got"):
         gaussian_event(1.0, **scheme)
-
-
-@pytest.mark.parametrize("bad", [-1.0, math.nan])
-def test_bad_numbers_are_named(bad):
-    with pytest.raises(ValueError, match=r"^epsilon must be positive"):
-        noise_multiplier(bad, 1e-5, num_steps=1)
-    with pytest.raises(ValueError, match=r"^delta must be in"):
-        noise_multiplier(1.0, bad, num_steps=1)
-    with pytest.raises(ValueError, match=r"^delta must be in"):
-        noise_multiplier_to_epsilon(1.0, bad, num_steps=1)
-    with pytest.raises(ValueError, match=r"^noise_multiplier must be"):
-        noise_multiplier_to_epsilon(bad, 1e-5, num_steps=1)
-    with pytest.raises(ValueError, match=r"^noise_multiplier must be"):
-        gaussian_event(bad, num_steps=1)
-    with pytest.raises(ValueError, match=r"^epsilon must be positive, got 0"):
-        noise_multiplier(0.0, 1e-5, num_steps=1)

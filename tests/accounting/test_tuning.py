@@ -333,28 +333,10 @@ def test_a_guarantee_counts_where_its_event_is_unknown():
     assert tuning_epsilon(PrivacyGuarantee.non_private(), DELTA, **options) == math.inf
 
 
-def test_limits_and_errors():
+def test_limits():
     assert tuning_epsilon(0.0, 0.0, mean_trials=5) == 0
     assert tuning_epsilon(math.inf, 0.0, mean_trials=5) == math.inf
     assert tuning_epsilon(math.inf, DELTA, mean_trials=5) == math.inf
     assert tuning_epsilon(GaussianDpEvent(1.0), 0.0, mean_trials=5) == math.inf
     assert tuning_epsilon(GaussianDpEvent(0.0), 0.1, mean_trials=5) == math.inf
     assert tuning_epsilon(GaussianDpEvent(math.inf), 0.1, mean_trials=5) == 0
-    for options, name in [
-        ({"mean_trials": 0.5}, "mean_trials"),
-        ({"mean_trials": 0.0, "distribution": "poisson"}, "mean_trials"),
-        ({"mean_trials": math.inf}, "mean_trials"),
-        ({"mean_trials": 2.0, "distribution": "fixed"}, "distribution"),
-    ]:
-        with pytest.raises(ValueError, match=name):
-            tuning_epsilon(0.1, 0.0, **options)
-        with pytest.raises(ValueError, match=name):
-            tuning_budget(0.1, 0.0, **options)
-    with pytest.raises(ValueError, match="base"):
-        tuning_epsilon(-0.1, 0.0, mean_trials=2)
-    with pytest.raises(ValueError, match="base"):
-        tuning_epsilon(UnsupportedDpEvent(), 0.1, mean_trials=2)
-    with pytest.raises(ValueError, match="delta"):
-        tuning_epsilon(0.1, 1.0, mean_trials=2)
-    with pytest.raises(ValueError, match="epsilon"):
-        tuning_budget(math.inf, 0.1, mean_trials=2)

@@ -278,12 +278,7 @@ STATISTIC = "what statistic returns must be a scalar"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"delta": 1.0}, "delta must be"),
         ({"num_releases": 99}, "num_releases must be at least 100, got 99"),
-        ({"num_releases": 1e5}, "num_releases must be an integer"),
-        ({"confidence": 1.0}, "confidence must be strictly between 0 and 1"),
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
-        ({"key": 0}, "key must be a single typed JAX key"),
         ({"neighbor": jnp.zeros(2)}, rf"{NEIGHBOR} float32\[\]"),
         ({"neighbor": jnp.int32(0)}, NEIGHBOR),
         ({"neighbor": (jnp.zeros(()),)}, NEIGHBOR),
@@ -300,11 +295,6 @@ def test_bad_arguments(changes, message, key):
     for bound in (epsilon_lower_bound, gaussian_lower_bound):
         with pytest.raises(ValueError, match=message):
             bound(**{"delta": 0.1, **good, **changes})
-
-
-def test_gaussian_bound_needs_a_delta(key):
-    with pytest.raises(ValueError, match="delta must be strictly between 0 and 1"):
-        gaussian_lower_bound(gaussian, *NUMBERS, key=key, delta=0.0)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])  # delta m is far below 1/20
@@ -369,9 +359,6 @@ def test_one_run_without_its_extra(key, monkeypatch):
         ({"neighbor": jnp.zeros(4)}, "neighbor must be of the data's kind"),
         ({"data": 0.0}, "data must be arrays that share one leading sample axis"),
         ({"statistic": jnp.sum}, "what statistic returns must be one number for each"),
-        ({"delta": -1.0}, "delta must be"),
-        ({"confidence": 0.0}, "confidence must be strictly between 0 and 1"),
-        ({"key": None}, "key must be a single typed JAX key"),
     ],
 )
 def test_one_run_bad_arguments(changes, message, key):

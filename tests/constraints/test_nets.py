@@ -92,14 +92,9 @@ def test_a_net_too_large_is_refused_with_its_size_before_it_exists():
 test_bad_arguments = refused(
     lambda make: make(),
     (lambda: grid_net(SETS["box"], 2, radius=1.0), "num_coordinates must be 3"),
-    (lambda: grid_net(SETS["l2"], 0, radius=1.0), "num_coordinates must be"),
-    (lambda: grid_net(SETS["l2"], 2, radius=0.0), "radius must be between"),
-    (lambda: grid_net(SETS["l2"], 2, radius=math.nan), "radius must be between"),
-    (lambda: grid_net(SETS["l2"], 2, radius="1"), "radius must be a number"),
     (lambda: grid_net(Polytope(np.eye(2)), 2, radius=1.0), "constraint must be"),
     (lambda: halton_net(SETS["l2"], 2, num_candidates=9), "box must be a Box"),
     (lambda: halton_net(SETS["box"], 2, num_candidates=9), "num_coordinates must"),
-    (lambda: halton_net(SETS["box"], 3, num_candidates=0), "num_candidates must"),
     (
         lambda: halton_net(SETS["box"], 3, num_candidates=20_000_001),
         "num_candidates must be at most 20,000,000, got 20000001",

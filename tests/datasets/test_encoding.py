@@ -11,7 +11,6 @@ from dpjax import datasets
 from dpjax._texts import Texts, numbers_of
 from dpjax.cli._cells import count_cells
 from dpjax.datasets import Categorical, Numeric
-from tests.refusals import refused
 
 pd = pytest.importorskip("pandas")
 ODD_CELLS = ["", "?", "abc", "nan", "inf", "-inf", "1e400", "1e300", "\x00", "1,5"]
@@ -114,16 +113,6 @@ def test_errors_are_of_the_schema(columns, schema, message):
         datasets.encode(columns, schema)
 
 
-test_bad_constants_are_named = refused(
-    lambda make: make(),
-    (lambda: Numeric(center=np.nan), "center"),
-    (lambda: Numeric(scale=0), "scale"),
-    (lambda: Categorical(()), "categories"),
-    (lambda: Categorical(("a", "a")), "categories"),
-    said="{} must be",
-)
-
-
 ONES = [
     1,
     1.0,
@@ -168,9 +157,6 @@ def test_what_is_missing_is_no_category():
     assert kind.encode(np.array(["NA", "None", "nan"])).sum() == 2  # if listed
     for frame in (pd.DataFrame({"x": ["a", None]}), pd.DataFrame({"x": ["a", np.nan]})):
         assert kind.encode(frame["x"].to_numpy(object))[:, 2].tolist() == [1, 0]
-    for name in ("", "nan", "NaT", "\ufffd"):
-        with pytest.raises(ValueError, match="none blank or NaN"):
-            Categorical(("a", name))
 
 
 def test_truth_in_text_is_a_number_too():
@@ -193,13 +179,9 @@ def test_codes_stay_apart():
         [0, 1],
         [1, 0],
     ]
-    with pytest.raises(ValueError, match="categories must be a list of distinct"):
-        Categorical(("1", "true"))
 
 
 def test_a_winsorized_column_is_held():
     cells = np.array(["1e30", "-7", "45", "", "inf"])
     kind = Numeric(40, 10, limit=0.75)
     assert kind.encode(cells)[:, 0].tolist() == [0.75, -0.75, 0.5, 0, 0]
-    with pytest.raises(ValueError, match="limit must be positive"):
-        Numeric(limit=0.0)

@@ -89,8 +89,6 @@ def test_sparse_params_are_sparse_unit_vectors(key):
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ({"num_samples": 0}, "num_samples"),
-        ({"num_features": 2.5}, "num_features"),
         ({"params_fn": datasets.sparse_params(6)}, "sparsity"),
     ],
 )
@@ -99,17 +97,6 @@ def test_bad_arguments_are_named(model, arguments, name, key):
     good = {"num_samples": 3, "num_features": 5}
     with pytest.raises(ValueError, match=f"{name} must be"):
         model(key, **{**good, **arguments})
-
-
-def test_sparsity_is_a_count():
-    with pytest.raises(ValueError, match="sparsity must be"):
-        datasets.sparse_params(0)
-
-
-@models
-def test_an_old_style_key_is_refused(model):
-    with pytest.raises(ValueError, match="key must be"):
-        model(np.zeros(2, np.uint32), num_samples=3, num_features=5)
 
 
 def _mean_loss(problem, direction):

@@ -14,7 +14,6 @@ import pytest
 from scipy import stats
 
 from dpjax import datasets
-from tests.refusals import refused
 
 NUM_SAMPLES = 20_000
 FALSE_ALARM = 1e-4
@@ -124,14 +123,3 @@ def test_no_centring_without_a_mean(law, mean):
     assert law.mean == pytest.approx(mean, nan_ok=True)
     with pytest.raises(ValueError, match="law must be"):
         law.centered()
-
-
-test_bad_arguments_are_named = refused(
-    lambda make: make(),
-    (lambda: datasets.Normal(scale=0.0), "scale"),
-    (lambda: datasets.LogNormal(location=math.nan), "location"),
-    (lambda: datasets.StudentT(degrees_of_freedom=0.0), "degrees_of_freedom"),
-    (lambda: datasets.Pareto(tail_index=math.inf), "tail_index"),
-    (lambda: datasets.Normal().sample(0, (2,)), "key"),
-    said="{} must be",
-)

@@ -17,11 +17,9 @@ from dpjax.estimators import (
     Grouped,
     Normalization,
     SmoothedClipping,
-    Truncation,
 )
 from dpjax.gradients import streamed_grad
 from dpjax.transforms import aggregate, privatize
-from tests.refusals import refused
 
 BOTH = [REPLACE_ONE, ADD_OR_REMOVE_ONE]
 GROUPS = ("w", ("b", "c"))
@@ -297,29 +295,6 @@ def test_what_is_not_finite_counts_as_zero_in_the_norm():
     for value, sign in ((np.nan, 1), (np.inf, 1), (3e38, -1), (1e-45, 1)):
         sample = jnp.full(3, value, jnp.float32)
         assert float(counting.influence(sample).short[0]) == pytest.approx(sign * half)
-
-
-BAD = [
-    ({"estimator": Truncation(1.0)}, "estimator must be norm-wise"),
-    ({"estimator": None}, "estimator must be norm-wise"),
-    ({"lower": 0.0}, "lower must be between"),
-    ({"upper": math.inf}, "upper must be between"),
-    ({"upper": None}, "upper must be between"),
-    ({"lower": 2.0}, "lower, upper must be a range that contains the first"),
-    ({"lower": 5.0, "upper": 0.1}, "lower, upper must be a range"),
-    ({"quantile": 1.0}, "quantile must be strictly between 0 and 1"),
-    ({"share": 0.0}, "share must be strictly between 0 and 1"),
-    ({"share": "much"}, "share must be a number"),
-    ({"learning_rate": 0.0}, "learning_rate must be positive"),
-]
-
-
-test_bad_arguments_are_named = refused(
-    lambda changes: AdaptiveThreshold(
-        **({"estimator": Clipping(1.0), "lower": 0.1, "upper": 10.0} | changes)
-    ),
-    *BAD,
-)
 
 
 def test_only_privatize_takes_it():

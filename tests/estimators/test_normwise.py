@@ -199,8 +199,6 @@ def test_a_group_for_every_leaf(factored):
 
 
 BAD = [
-    (lambda: Normalization(0.0), "offset must be between"),
-    (lambda: Normalization(np.nan), "offset must be between"),
     (lambda: Grouped(Truncation(1.0), ("a",)), "estimator must be norm-wise"),
     (lambda: Grouped(Clipping(1.0), ()), "groups must be a tuple of names"),
     (lambda: Grouped(Clipping(1.0), "a"), "groups must be a tuple of names"),

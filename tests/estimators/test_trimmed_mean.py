@@ -360,51 +360,16 @@ def test_masks_and_sampled_batches_are_refused():
         MedianOfMeans(estimator, 2)
 
 
-@pytest.mark.parametrize("fraction", [0, 0.0, -0.1, 0.5, 0.7, np.nan, "0.1", None, 1])
-def test_bad_trim_fraction(fraction):
-    with pytest.raises(ValueError, match="trim_fraction must be a Python float"):
-        TrimmedMean(fraction, -1.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("lower", "upper", "name"),
-    [
-        (1.0, 1.0, "upper"),
-        (2.0, 1.0, "upper"),
-        (0.0, 1e-16, "upper"),
-        (np.nan, 1.0, "lower"),
-        (-np.inf, 1.0, "lower"),
-        (0.0, 1e31, "upper"),
-        (None, 1.0, "lower"),
-    ],
-)
-def test_bad_bounds(lower, upper, name):
-    with pytest.raises(ValueError, match=f"{name} must be"):
-        TrimmedMean(0.1, lower, upper)
-
-
 def test_bad_sizes():
     assert TrimmedMean(0.1, -1.0, 1.0).trim_count(5) == 1
     assert TrimmedMean(0.49, -1.0, 1.0).trim_count(101) == 49
     for n in (1, 2):
         with pytest.raises(ValueError, match="num_samples must be more than the 2"):
             TrimmedMean(0.1, -1.0, 1.0)(jnp.zeros(n))
-    with pytest.raises(ValueError, match="num_samples must be an integer"):
-        TrimmedMean(0.1, -1.0, 1.0).trim_count(0)
-    with pytest.raises(ValueError, match="samples"):
-        TrimmedMean(0.1, -1.0, 1.0).smooth_sensitivity({}, 0.1)
-
-
-@pytest.mark.parametrize("t", [0.0, -1.0, np.inf, np.nan, "1", None, np.ones(2)])
-def test_bad_smoothness(t):
-    with pytest.raises(ValueError, match="smoothness must be"):
-        TrimmedMean(0.1, -1.0, 1.0).smooth_sensitivity(jnp.zeros(9), t)
 
 
 def test_bad_bound_and_traced_smoothness():
     estimator = TrimmedMean(0.1, -1.0, 1.0)
-    with pytest.raises(ValueError, match="bound must be fast or exact"):
-        estimator.smooth_sensitivity(jnp.zeros(9), 0.1, bound="tight")
     with pytest.raises(ValueError, match="smoothness must be one concrete number"):
         jax.jit(lambda t: estimator.smooth_sensitivity(jnp.zeros(9), t))(0.1)
 

@@ -99,14 +99,6 @@ def test_differentiable_in_value_and_scale(name, key):
 
 
 @each_of_all
-@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan, "1", None, 1j])
-def test_bad_scale(name, value, key):
-    wrong = "stddev" if name == "gaussian" else "scale"
-    with pytest.raises(ValueError, match=f"{wrong} must be"):
-        ALL[name](key, jnp.zeros(3), value)
-
-
-@each_of_all
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
 def test_bad_value(name, dtype, key):
     with pytest.raises(ValueError, match="value must be of floating point"):
@@ -147,8 +139,6 @@ def test_laplace_in_the_l2_norm_takes_one_array():
     key = jax.random.key(0)
     with pytest.raises(ValueError, match="value must be one whole array"):
         laplace(key, {"a": jnp.ones(2), "b": jnp.ones(2)}, scale=1.0, norm="l2")
-    with pytest.raises(ValueError, match="norm must be l1 or l2"):
-        laplace(key, jnp.ones(2), scale=1.0, norm="linf")
 
 
 def test_laplace_in_the_l2_norm_refuses_parts_of_an_array():

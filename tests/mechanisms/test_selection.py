@@ -235,23 +235,9 @@ def test_memory_is_that_of_one_chunk(name, key):
 
 
 @each
-@pytest.mark.parametrize("argument", ["epsilon", "sensitivity_range"])
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, "1", None])
-def test_bad_constants(name, argument, value, key):
-    mechanism, _ = MECHANISMS[name]
-    options = {"epsilon": 1.0, "sensitivity_range": 1.0} | {argument: value}
-    with pytest.raises(ValueError, match=f"^{argument} must be"):
-        mechanism(key, jnp.zeros(3), **options)
-
-
-@each
 @pytest.mark.parametrize(
     ("scores", "num_chunks", "argument"),
     [
-        (jnp.zeros((2, 3)), None, "scores"),
-        (jnp.zeros(()), None, "scores"),
-        (jnp.zeros(0), None, "scores"),
-        (jnp.zeros(3, jnp.int32), None, "scores"),
         (lambda i: jnp.zeros((2, 3)), 2, "scores"),
         (lambda i: jnp.zeros(2**20), 2**11, "scores"),
         (lambda i: jnp.zeros(3), None, "num_chunks"),

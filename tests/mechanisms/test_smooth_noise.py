@@ -138,10 +138,3 @@ def test_a_private_scale_is_never_looked_at(name, key):
             jax.random.clone(key), jnp.zeros(3), scale=jnp.full(3, bad), sigma=0.5
         )
         assert noisy.shape == (3,)
-
-
-@each
-@pytest.mark.parametrize("sigma", [0.0, -1.0, 9.0, math.nan, None, "1"])
-def test_bad_sigma(name, sigma, key):
-    with pytest.raises(ValueError, match="sigma"):
-        MECHANISMS[name][0](key, jnp.zeros(3), scale=1.0, sigma=sigma)

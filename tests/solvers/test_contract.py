@@ -165,37 +165,7 @@ def test_private_values_never_raise(name):
         chex.assert_tree_all_finite(solution.params)
 
 
-BAD = [
-    ("epsilon", 0.0, "epsilon must be positive"),
-    ("epsilon", -1.0, "epsilon must be positive"),
-    ("epsilon", np.nan, "epsilon must be positive"),
-    ("delta", 1.5, "delta must be "),
-    ("delta", -0.1, "delta must be "),
-    ("key", 0, "key must be a single typed JAX key"),
-    ("calibration", None, "calibration must be tight or paper"),
-    ("calibration", "loose", "calibration must be tight or paper"),
-    ("num_steps", 0, "num_steps must be an integer of at least 1"),
-    ("execution", print, "execution must be an Execution"),
-    ("estimator", estimators.Mean(), "estimator must be one with a finite sensitivity"),
-    ("estimator", "mean", "estimator must be an estimator"),
-]
-
-
 def takes(name, argument):
     if name == "robust_gradient_descent" and argument in ("key", "estimator"):
         return False  # any mean, and a key only for batches
     return argument in inspect.signature(getattr(solvers, name)).parameters
-
-
-@pytest.mark.parametrize(
-    ("name", "argument", "value", "message"),
-    [
-        (name, *case)
-        for name in sorted(registry.names(registry.SOLVERS))
-        for case in BAD
-        if takes(name, case[0])
-    ],
-)
-def test_bad_arguments_of_all_are_named(name, argument, value, message):
-    with pytest.raises(ValueError, match=message):
-        registry.released(name, table(name), jax.random.key(0), **{argument: value})

@@ -389,27 +389,12 @@ ARRAYS = {
 
 test_bad_arguments = refused(
     lambda changes: dp_l1_regression(**settings(**(ARRAYS | changes))),
-    ({"epsilon": math.inf}, "epsilon must be positive and finite, got inf"),
-    ({"moment_order": 1.0}, r"moment_order must be in \(1, 2\], got 1.0"),
-    ({"moment_order": "2"}, "moment_order must be a number, got '2'"),
     ({"moment_order": 2.1}, r"moment_order must be in \(1, 2\], got 2.1"),
-    ({"moment_order": math.nan}, "moment_order must be positive and finite, got nan"),
-    ({"residual_moment_bound": 0.0}, "residual_moment_bound must be positive and"),
-    ({"failure_prob": 1.0}, "failure_prob must be strictly between 0 and 1"),
-    ({"truncation": 0.0}, "truncation must be positive and finite, got 0.0"),
-    ({"truncation": -1.0}, "truncation must be positive and finite, got -1.0"),
-    ({"chunk_size": 0}, "chunk_size must be an integer of at least 1, got 0"),
     ({"candidates": jnp.zeros((1, 3))}, r"candidates must .* got .*\(1, 3\)"),
     ({"candidates": jnp.zeros((5, 2))}, r"candidates must .* got .*\(5, 2\)"),
     ({"candidates": jnp.zeros(3)}, r"candidates must be .* got .*shape=\(3,\)"),
     ({"candidates": jnp.zeros((5, 3), int)}, "candidates must be .* got .*int32"),
     ({"candidates": jnp.zeros((0, 3))}, r"candidates must be .* got .*\(0, 3\)"),
-    ({"features": jnp.zeros(8)}, r"features must be .* got .*shape=\(8,\)"),
-    ({"features": jnp.zeros((8, 3), complex)}, "features must be .* got .*complex64"),
-    ({"features": jnp.zeros((0, 3))}, r"features must be .* got .*shape=\(0, 3\)"),
-    ({"targets": jnp.zeros((8, 1))}, r"targets must be .* got .*shape=\(8, 1\)"),
-    ({"targets": jnp.zeros(7)}, r"targets must be one number for each of 8 rows"),
-    ({"targets": jnp.zeros(8, complex)}, r"targets must be .* got .*complex64"),
 )
 
 

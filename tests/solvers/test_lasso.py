@@ -134,12 +134,6 @@ def test_integers():
 
 test_bad_arguments_are_named = refused(
     lambda changes: solve(**changes),
-    ({"radius": 0.0}, "radius must be between"),
-    ({"radius": -1.0}, "radius must be between"),
     ({"delta": 0.0, "calibration": "paper"}, "delta must be strictly between"),
-    ({"threshold": -2.0}, "threshold must be between"),
     ({"num_steps": 91}, "num_steps must be at most the 90 samples"),
-    ({"fourth_moment_bound": 0.0}, "fourth_moment_bound must be positive"),
-    ({"targets": jnp.zeros((90, 1))}, "targets must be a real array with 1 axes"),
-    ({"targets": jnp.zeros(80)}, "targets must be one number for each of 90 rows"),
 )

@@ -390,31 +390,16 @@ def test_what_is_recommended_is_the_default():
     assert float(rate) == pytest.approx(found.learning_rate / 20, rel=1e-3)
 
 
-def test_recommendations_are_of_numbers_that_are_in_range():
-    for name, value in (("num_samples", 0), ("num_params", 0), ("epsilon", 0.0)):
-        asked = {"num_samples": N, "num_params": D} | BUDGET | {name: value}
-        with pytest.raises(ValueError, match=name):
-            recommend(**asked)
-
-
 WRONG = {
-    "loss_fn must be callable": {"loss_fn": 3},
-    "num_samples must be an integer": {"num_samples": 0},
-    "epsilon must be positive": {"epsilon": 0.0},
-    "delta must be strictly": {"delta": 0.0},
-    "num_steps must be an integer": {"num_steps": 0},
-    "batching must be Full": {"batching": 3},
     r"batching must be Full\(\) or Disjoint": {
         "estimator": MedianOfMeans(Clipping(1.0), 3)
     },
-    "estimator must be": {"estimator": 3},
     "estimator must be given with noise": {"noise": BANDS},
     "noise must be a strategy": {"noise": 3, "estimator": Clipping(1.0)},
     "batching must be given with Buffered": {
         "noise": BufferedToeplitz(40, decays=(0.5,), scales=(0.5,)),
         "estimator": Clipping(1.0),
     },
-    "monitor must be strictly": {"monitor": 1.0},
     "monitor must be None with noise": {
         "monitor": 0.1,
         "noise": BANDS,
@@ -425,7 +410,6 @@ WRONG = {
         "estimator": CASES["scaled"][0],
     },
     r"transforms\[1\] must be an optax": {"optimizer": 3},
-    "microbatch_size must be": {"microbatch_size": 0},
     "relation must be REPLACE_ONE with Disjoint": {
         "relation": ADD_OR_REMOVE_ONE,
         "batching": Disjoint(),

@@ -448,7 +448,6 @@ def test_dtypes(dtype):
 
 test_bad_arguments = refused(
     lambda changes: dp_quantile(jnp.zeros(8), **settings(**changes)),
-    ({"quantile": 1.5}, "quantile must be between 0 and 1, got 1.5"),
     ({"edges": [0.0, 1.0]}, "edges must be a real vector with at least three"),
     ({"edges": [0.0, 2.0, 1.0]}, "edges must be finite and increasing"),
     ({"edges": [0.0, 1.0, math.inf]}, "edges must be finite and increasing"),
@@ -464,9 +463,3 @@ def test_bad_samples_and_budgets():
             dp_quantile(samples, **settings())
     with pytest.raises(ValueError, match="samples must be a real array with 2 axes"):
         dp_center_and_scale(jnp.zeros(3), **settings())
-    for changes, message in [
-        ({"delta": 1.0}, r"delta must be in \[0, 1\), got 1.0"),
-        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            dp_center_and_scale(jnp.zeros((3, 2)), **settings(**changes))

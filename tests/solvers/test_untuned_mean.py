@@ -172,7 +172,6 @@ def test_the_geometric_median_of_a_tree_and_of_one_number():
 
 test_bad_methods = refused(
     lambda changes: solve(np.ones((100, 2)), **changes),
-    ({"method": "median"}, "method must be clipped or geometric_median"),
     (
         {"method": "geometric_median", "estimator": Clipping(1.0)},
         "method must be left out with an estimator",

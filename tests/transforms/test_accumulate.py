@@ -197,7 +197,6 @@ def updated(optimizer, num_rows=6):
 
 BAD = {
     "optimizer must be privatize": lambda: updated(optax.sgd(0.1)),
-    "num_pieces must be an integer": lambda: accumulate(private(), num_pieces=0),
     r"transforms\[0\] must be privatize": lambda: dpjax.chain(
         accumulate(private(), num_pieces=2), optax.adam(0.1)
     ),

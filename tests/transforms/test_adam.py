@@ -135,14 +135,6 @@ def test_noise_that_is_not_known_is_refused(name):
 
 
 def test_bad_arguments_are_named():
-    for name in ("b1", "b2"):
-        for bad in (-0.1, 1.0, np.nan):
-            with pytest.raises(ValueError, match=rf"{name} must be in \[0, 1\)"):
-                scale_by_dp_adam(**{name: bad})
-    with pytest.raises(ValueError, match="eps must be non-negative"):
-        scale_by_dp_adam(eps=-1.0)
-    with pytest.raises(ValueError, match="floor must be positive"):
-        scale_by_dp_adam(floor=0.0)
     adam = scale_by_dp_adam()
     grads = {"w": jnp.ones(2)}
     with pytest.raises(ValueError, match="noise_stddev must be one leaf, or a pytree"):

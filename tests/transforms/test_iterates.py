@@ -31,14 +31,6 @@ def test_noise_scale(key):
     assert abs(np.corrcoef(noise, more)[0, 1]) < 5 / math.sqrt(noise.size)
 
 
-@pytest.mark.parametrize("stddev", [-1.0, math.nan, math.inf, None])
-def test_bad_noise_scale(stddev, key):
-    with pytest.raises(ValueError, match="stddev must be non-negative and finite"):
-        add_gaussian_noise(stddev=stddev, key=key)
-    with pytest.raises(ValueError, match="key must be a single typed JAX key"):
-        add_gaussian_noise(stddev=1.0, key=stddev)
-
-
 def test_average_is_the_mean_of_the_iterates(key):
     optimizer = optax.chain(optax.sgd(0.1, momentum=0.9), average_iterates())
     params = {"a": jnp.ones(3), "b": jnp.zeros(())}
@@ -87,12 +79,6 @@ def test_moving_average_of_the_iterates():
     np.testing.assert_allclose(average_params(state), mean, atol=1e-6)
 
 
-@pytest.mark.parametrize("decay", [-0.1, 1.1, math.nan])
-def test_bad_decays_are_named(decay):
-    with pytest.raises(ValueError, match="decay must be between 0 and 1"):
-        average_iterates(decay=decay)
-
-
 def test_average_state_must_be_there_once():
     params = jnp.zeros(2)
     with pytest.raises(ValueError, match="state must be a state with exactly one"):
@@ -132,5 +118,3 @@ def test_params_are_needed():
         state = transform.init(jnp.zeros(2))
         with pytest.raises(ValueError, match="params must be given to update"):
             transform.update(jnp.zeros(2), state)
-    with pytest.raises(ValueError, match="projection_fn must be callable"):
-        project(1.0)

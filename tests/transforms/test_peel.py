@@ -99,27 +99,6 @@ def test_states_draw_fresh_noise(noise):
 
 
 @each
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"sparsity": 0}, "sparsity must be an integer of at least 1"),
-        ({"rho": 0.0}, "rho must be positive"),
-        ({"sensitivity": math.nan}, "sensitivity must be positive"),
-        ({"limit": -1.0}, "limit must be positive"),
-        ({"key": 3}, "key must be a single typed JAX key"),
-    ],
-)
-def test_bad_arguments_are_named(noise, changes, message):
-    with pytest.raises(ValueError, match=message):
-        transform(noise, **changes)
-
-
-def test_unknown_noise_is_named():
-    with pytest.raises(ValueError, match="noise must be gumbel or laplace, got"):
-        transform("normal")
-
-
-@each
 def test_params_are_needed_and_large_enough(noise):
     with pytest.raises(ValueError, match="sparsity must be at most the 1 entries"):
         transform(noise).init(jnp.zeros(1))

@@ -15,7 +15,6 @@ from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.estimators import (
     AdaptiveThreshold,
     Clipping,
-    Mean,
     MedianOfMeans,
     Scaled,
     SmoothedTruncation,
@@ -225,32 +224,6 @@ def test_dp_sgd_is_the_chain(rate):
     )
 
 
-GOOD = {"estimator": Truncation(1.0), "noise_multiplier": 1.0, "key": None}
-BAD = [
-    ("estimator", Mean(), "estimator must be one with a finite sensitivity"),
-    ("estimator", MedianOfMeans(Mean(), 2), "estimator must be one with a finite"),
-    ("estimator", 1.0, "estimator must be an estimator"),
-    ("estimator", Truncation, "estimator must be an estimator"),
-    ("noise_multiplier", -1.0, "noise_multiplier must be non-negative"),
-    ("noise_multiplier", math.nan, "noise_multiplier must be non-negative"),
-    ("noise_multiplier", None, "noise_multiplier must be non-negative"),
-    ("key", 0, "key must be a single typed JAX key"),
-    ("normalize_by", 0.0, "normalize_by must be positive"),
-    ("normalize_by", math.inf, "normalize_by must be positive"),
-    ("relation", "replace", "relation must be REPLACE_ONE or ADD_OR_REMOVE_ONE"),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "message"), BAD)
-def test_bad_arguments(name, value, message):
-    arguments = GOOD | {"key": jax.random.key(0), name: value}
-    with pytest.raises(ValueError, match=message):
-        privatize(arguments.pop("estimator"), **arguments)
-    arguments = GOOD | {"key": jax.random.key(0), name: value}
-    with pytest.raises(ValueError, match=message):
-        dp_sgd(0.1, arguments.pop("estimator"), **arguments)
-
-
 def without_noise(make):
     return lambda key, noise_multiplier, **options: make(Clipping(1.0), **options)
 
@@ -301,13 +274,6 @@ def test_bad_updates(key):
     mask = jnp.zeros(4, bool)
     with pytest.raises(ValueError, match="is_padding_example"):
         transform.update(jnp.zeros((3, 2)), state, is_padding_example=mask)
-
-
-def test_bad_aggregate():
-    with pytest.raises(ValueError, match="estimator must be an estimator"):
-        aggregate(None)
-    with pytest.raises(ValueError, match="normalize_by must be positive"):
-        aggregate(Mean(), normalize_by=-2)
 
 
 EACH_FIRST = {

@@ -68,19 +68,3 @@ def test_accuracy_is_the_share_that_is_right():
         lambda params, x: params * x, (jnp.ones(5, int), labels), epsilon=1.0, delta=0.1
     )
     assert isinstance(loud.privacy.dp_event.event, GaussianDpEvent)
-
-
-def test_what_is_refused():
-    given = {"limit": 1.0, "epsilon": 1.0, "delta": 0.0}
-    for name, value in [
-        ("limit", 0.0),
-        ("epsilon", jnp.inf),
-        ("delta", 1.0),
-        ("records", "all"),
-    ]:
-        with pytest.raises(ValueError, match=name):
-            tuning.clipped_loss(losses.squared, DATA, **(given | {name: value}))
-    with pytest.raises(ValueError, match="fn"):
-        tuning.Score(3, tuning.clipped_loss(losses.squared, DATA, **given).privacy)
-    with pytest.raises(ValueError, match="privacy"):
-        tuning.Score(lambda params, key: 0.0, None)

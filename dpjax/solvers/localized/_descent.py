@@ -137,6 +137,7 @@ def dp_localized_sco(
         The lower bound: Lowy, Razaviyayn (2023).
     """
     check_budget(epsilon, delta)
+    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     data = _validate.arrays(data)
     theory = Theory.of(
         epsilon,

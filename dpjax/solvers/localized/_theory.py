@@ -38,7 +38,7 @@ class Theory(NamedTuple):
         num_coordinates: int,
     ) -> "Theory":
         """Returns the assumptions of a solver's arguments, or raises `ValueError`."""
-        _validate.positive(moment_bound=moment_bound)
+        _validate.positive(moment_bound=moment_bound, moment_order=moment_order)
         _validate.within(1e-20, 1e30, diameter=diameter)
         rule = "at least 2 and finite, because the theorem asks for a second moment"
         is_fine = 2 <= moment_order < math.inf

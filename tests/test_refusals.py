@@ -1,0 +1,476 @@
+"""Bad arguments: each name has its bad values, which all that take it refuse.
+
+The message names the argument; the rest of its wording is nobody's contract. What is
+bad beside another argument alone is tested next to the code that it belongs to.
+"""
+
+import inspect
+import itertools
+import math
+from unittest import mock
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax
+from dpjax import (
+    accounting,
+    audit,
+    batching,
+    constraints,
+    datasets,
+    estimators,
+    losses,
+    mechanisms,
+    solvers,
+    transforms,
+    tuning,
+)
+from dpjax._types import REPLACE_ONE
+from dpjax.accounting import _discrete_gaussian as discrete
+from dpjax.accounting import _objective as objective
+from dpjax.accounting import _poisson_capacity as overflow
+from dpjax.accounting import _selection as selection
+from dpjax.accounting import _smooth as smooth
+from dpjax.accounting import _smooth_gaussian as smooth_gaussian
+from dpjax.accounting._group import group_budget
+from tests import registry
+
+NAN, INF = math.nan, math.inf
+POSITIVE = [0.0, -1.0, NAN, INF, None, "1"]
+NON_NEGATIVE = POSITIVE[1:]
+FAR = [1e31, 1e-30, jnp.array([1.0, -1.0])]  # of what is proved for floats
+COUNT = [0, -1, 2.5, True, None, "3"]
+PROBABILITY = [0.0, 1.0, -0.1, NAN, None, "1"]
+WORD = ["loose", None, 1]
+UNREADABLE = dp_accounting.UnsupportedDpEvent()
+ESTIMATOR = [None, 1.0, "mean", estimators.Truncation]
+ARRAY = [{}, 1.0, np.zeros((0, 2)), (np.zeros((3, 2)), np.zeros(4))]
+
+
+def _each(names, values):
+    return {name: values for name in names.split()}
+
+
+BAD = {
+    **_each(
+        "epsilon rho diameter moment_bound smoothness sigma radius derivative_bound "
+        "curvature_bound sensitivity_range max_weight threshold learning_rate beta "
+        "l2_clip_norm residual_moment_bound truncation fourth_moment_bound floor "
+        "expected_batch_size relative_spread max_mean max_target min_mean offset "
+        "spread noise_multiplier tail_index degrees_of_freedom limit width multiplier",
+        POSITIVE,
+    ),
+    **_each(
+        "sensitivity stddev release_stddev selection_scale regularization l2 eps scale "
+        "other_multiplier",
+        NON_NEGATIVE,
+    ),
+    **_each(
+        "num_samples num_steps num_coordinates num_releases num_selections num_groups "
+        "num_bins batch_size capacity cycle_length num_shares max_records overlap "
+        "num_features num_subsets chunk_size microbatch_size trim_count sample_size "
+        "callback_every max_features sparsity num_classes num_params group_size "
+        "max_participations min_separation num_pieces num_candidates num_bands",
+        COUNT,
+    ),
+    **_each("failure_prob confidence monitor prior share trim_fraction", PROBABILITY),
+    **_each("b1 b2 decay", [-0.1, 1.0, NAN]),
+    **_each("lower upper", [NAN, INF, None, "1"]),
+    **_each("mechanism conversion method norm user_gradient bound distribution", WORD),
+    **_each("loss_fn projection_fn callback fit_fn derivative_fn value_fn", [3, "f"]),
+    **_each("offsets weights", [np.ones(3)]),
+    "data": ARRAY,
+    "samples": [1.0, np.zeros((0, 2))],
+    "features": [np.zeros(3), np.zeros((0, 2)), np.zeros((40, 6), complex)],
+    "targets": [np.zeros((40, 2)), np.zeros(7), np.zeros(40, complex)],
+    "labels": [np.zeros((40, 2)), np.zeros(7), np.array(["a"] * 40)],
+    "delta": [-1e-9, 1.0, NAN, None],
+    "quantile": [-0.1, 1.5, NAN, None],
+    "sampling_prob": [0.0, 1.1, NAN],
+    "moment_order": [1.0, NAN, -2.0, None],
+    "normalize_by": [0.0, -2, NAN, INF],
+    "order": [1, 2.5, INF],
+    "vector": [np.zeros((2, 3)), 1.0, np.zeros(3, int)],
+    "scores": [jnp.zeros((2, 3)), jnp.zeros(()), jnp.zeros(0), jnp.zeros(3, int)],
+    "noise": ["loose"],
+    "categories": [(), ("a", "a"), ("1", "true"), *(("a", x) for x in ("", "NaT"))],
+    "location": [NAN, INF],
+    "event": [3.0, UNREADABLE],
+    "base": [-0.1, UNREADABLE],
+    "fn": [3],
+    "records": ["all"],
+    "mean_trials": [0.0, INF, NAN, None],
+    "relation": ["replace", None],
+    "key": [0, None, np.zeros(2, np.uint32), jax.random.split(jax.random.key(0))],
+    "execution": [print],
+    "checkpoint": ["folder", 3],
+    "estimator": ESTIMATOR,
+    "inner": [*ESTIMATOR, estimators.MedianOfMeans(estimators.Mean(), 2)],
+    "batching": ["full", 3, batching.Full],
+    "loss": ["cubic", lambda w, x: 0.0],
+    "unit": ["", "  ", None, 3],
+    "false_positive_rates": [-0.1, [0.5, 1.1], NAN, "low"],
+    "intercept": [6, 1.0, True],
+    "dp_event": [3.0, "event", dp_accounting.ComposedDpEvent([UNREADABLE])],
+}
+
+
+def _arguments(name):
+    """Returns the valid arguments that a solver is registered with."""
+    inner = inspect.signature(getattr(solvers, name))
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(registry.enough(name, 40), 6)).astype(np.float32)
+
+    def bind(*args, **options):
+        return inner.bind(*args, **options).arguments
+
+    with mock.patch.object(solvers, name, bind):
+        return registry.SOLVERS[name]((rows, rows[:, 0]), jax.random.key(0), 0)
+
+
+X, KEY, BUDGET = jnp.zeros(3), jax.random.key(0), {"epsilon": 1.0, "delta": 1e-5}
+TRUNCATION, TRIMMED = estimators.Truncation(1.0), estimators.TrimmedMean(0.1, -1.0, 1.0)
+EVENT = accounting.gaussian_event(1.0)
+STATED = accounting.PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
+RUN = {"num_steps": 5, "sampling_prob": 0.5}
+BATCHES = {"num_steps": 5, "num_samples": 9, "batch_size": 3}
+SPENT = {"noise_multiplier": 1.0, "delta": 0.1}
+SMOOTH = {"smoothness": 0.1, "sigma": 0.7}
+TWEEDIE = {"power": 1.5, "min_mean": 0.1, "max_mean": 5.0, "max_target": 20.0}
+OBJECTIVE = {"num_samples": 50, "regularization": 0.1, "curvature_bound": 0.25}
+MOMENT = {"moment_bound": 1.0, "num_samples": 100, "num_coordinates": 3} | BUDGET
+DISCRETE = {"sensitivity": 3.0, "num_coordinates": 2, "delta": 1e-5}
+SCORES = {"key": KEY, "scores": X, "epsilon": 1.0, "sensitivity_range": 1.0}
+PRIVATE = transforms.privatize(TRUNCATION, noise_multiplier=1.0, key=KEY)
+RELEASE = {"release": mechanisms.laplace, "data": X, "neighbor": X + 1, "key": KEY}
+
+# What is called, with valid arguments.
+CALLS = [
+    *(
+        (getattr(solvers, name), _arguments(name))
+        for name in registry.SOLVERS
+        if "," not in name
+    ),
+    (accounting.PrivacyFilter, BUDGET),
+    (
+        accounting.PrivacyGuarantee,
+        BUDGET | {"relation": REPLACE_ONE, "dp_event": EVENT, "description": ""},
+    ),
+    (accounting.PrivacyGuarantee.of, BUDGET | {"dp_event": EVENT}),
+    (STATED.tradeoff, {"false_positive_rates": 0.5}),
+    (STATED.posterior, {"prior": 0.5, "false_positive_rates": 0.5}),
+    (accounting.Sample, {"num_samples": 9, "sample_size": 3}),
+    (accounting.Sample(9, 3).budget, BUDGET | {"delta": 1e-9}),
+    (accounting.delta_of, {"event": EVENT, "epsilon": 1.0}),
+    (accounting.epsilon_of, {"event": EVENT, "delta": 0.1}),
+    (accounting.epsilon_to_rho, BUDGET),
+    (accounting.rho_to_epsilon, {"rho": 1.0, "delta": 0.1}),
+    (accounting.gaussian_stddev, BUDGET | {"sensitivity": 1.0}),
+    (accounting.gaussian_epsilon, {"stddev": 1.0, "delta": 0.1, "sensitivity": 1.0}),
+    *(
+        (function, first | scheme)
+        for scheme in (RUN, BATCHES)
+        for function, first in (
+            (accounting.gaussian_event, {"noise_multiplier": 1.0}),
+            (accounting.noise_multiplier, BUDGET),
+            (accounting.noise_multiplier_to_epsilon, SPENT),
+        )
+    ),
+    (group_budget, BUDGET | {"group_size": 2}),
+    (accounting.group_privacy, {"guarantee": STATED, "group_size": 2}),
+    (accounting.selection_epsilon, BUDGET | {"num_selections": 3}),
+    (selection.total_selection_epsilon, BUDGET | {"num_selections": 3}),
+    (accounting.selection_event, {"epsilon": 1.0}),
+    (accounting.smooth_noise_multiplier, {"rho": 0.5} | SMOOTH),
+    (smooth.smooth_noise_rho, {"multiplier": 2.0} | SMOOTH),
+    (smooth.calibrate_smooth_noise, {"rho": 0.5, "num_samples": 10, "trim_count": 2}),
+    (
+        smooth_gaussian.smooth_gaussian_multiplier,
+        BUDGET | {"smoothness": 0.01, "num_coordinates": 1},
+    ),
+    (
+        smooth_gaussian.smooth_gaussian_epsilon,
+        {
+            "noise_multiplier": 9.0,
+            "delta": 0.1,
+            "smoothness": 0.1,
+            "num_coordinates": 1,
+        },
+    ),
+    (smooth_gaussian.largest_smoothness, BUDGET | {"num_coordinates": 1}),
+    (accounting.tuning_epsilon, {"base": 1.0, "delta": 0.0, "mean_trials": 2.0}),
+    (accounting.tuning_budget, BUDGET | {"mean_trials": 2.0}),
+    (accounting.discrete_gaussian_stddev, DISCRETE | {"epsilon": 1.0}),
+    (discrete.discrete_gaussian_epsilon, DISCRETE | {"stddev": 5}),
+    (objective.objective_noise, BUDGET | OBJECTIVE),
+    (objective.objective_epsilon, {"stddev": 5.0, "delta": 0.1} | OBJECTIVE),
+    (overflow.poisson_capacity, BUDGET | RUN | {"num_samples": 9}),
+    (audit.epsilon_lower_bound, RELEASE),
+    (audit.one_run, RELEASE | {"statistic": lambda x: x}),
+    *(
+        (kind.init, {"key": KEY, "num_samples": 12, "num_steps": 4})
+        for kind in registry.BATCHINGS.values()
+    ),
+    (batching.BallsInBins, {"num_bins": 2}),
+    (batching.CyclicPoisson, {"expected_batch_size": 2.0, "cycle_length": 2}),
+    (batching.Poisson, {"expected_batch_size": 2.0}),
+    (batching.ShuffledEpochs, {"batch_size": 2}),
+    (batching.WithoutReplacement, {"batch_size": 2}),
+    *(
+        (kind, {"radius": 1.0})
+        for kind in (constraints.L1Ball, constraints.L2Ball, constraints.Simplex)
+    ),
+    *(
+        (kind(1.0).diameter, {"norm": "l1", "num_coordinates": 3})
+        for kind in (constraints.L1Ball, constraints.L2Ball, constraints.Simplex)
+    ),
+    (
+        constraints.grid_net,
+        {"constraint": constraints.L2Ball(1.0), "num_coordinates": 2, "radius": 1.0},
+    ),
+    (
+        constraints.halton_net,
+        {
+            "box": constraints.Box(-np.ones(3), np.ones(3)),
+            "num_coordinates": 3,
+            "num_candidates": 9,
+        },
+    ),
+    *((law, {"scale": 1.0}) for law in (datasets.Normal, datasets.LogNormal)),
+    (datasets.Categorical, {"categories": ("a",)}),
+    (datasets.Numeric, {"scale": 1.0, "limit": 1.0}),
+    (datasets.Pareto, {"tail_index": 2.0}),
+    (datasets.StudentT, {"degrees_of_freedom": 2.0}),
+    (datasets.Normal().sample, {"key": KEY, "shape": (2,)}),
+    *(
+        (model, {"key": KEY, "num_samples": 3, "num_features": 5})
+        for model in (datasets.linear_model, datasets.logistic_model)
+    ),
+    (datasets.sparse_params, {"sparsity": 2}),
+    (
+        estimators.AdaptiveThreshold,
+        {"estimator": estimators.Clipping(1.0), "lower": 0.1, "upper": 9.0},
+    ),
+    (estimators.Clipping, {"l2_clip_norm": 1.0}),
+    (estimators.Grouped, {"estimator": estimators.Clipping(1.0), "groups": ("a",)}),
+    (estimators.MedianOfMeans, {"inner": TRUNCATION, "num_groups": 3}),
+    (
+        estimators.MedianOfMeans.for_failure_prob,
+        {"inner": TRUNCATION, "num_coordinates": 3},
+    ),
+    (estimators.Normalization, {"offset": 1.0}),
+    (estimators.Scaled, {"estimator": estimators.Clipping(1.0), "scales": 1.0}),
+    *(
+        (kind, {"scale": 1.0, "beta": 2.0})
+        for kind in (estimators.SmoothedClipping, estimators.SmoothedTruncation)
+    ),
+    (estimators.TrimmedMean, {"trim_fraction": 0.1, "lower": -1.0, "upper": 1.0}),
+    (TRIMMED.trim_count, {"num_samples": 9}),
+    (TRIMMED.smooth_sensitivity, {"samples": jnp.zeros(9), "smoothness": 0.1}),
+    *(
+        (kind, {"threshold": 1.0})
+        for kind in (estimators.Truncation, estimators.Winsorization)
+    ),
+    *(
+        (kind.for_moment, MOMENT)
+        for kind in (
+            estimators.Truncation,
+            estimators.Winsorization,
+            estimators.SmoothedTruncation,
+        )
+    ),
+    *(
+        (make(1.0).sensitivity, {"num_samples": 30, "num_coordinates": 3})
+        for name, make in registry.ESTIMATORS.items()
+        if name != "Mean"
+    ),
+    *(
+        (make(1.0), {"samples": jnp.ones((30, 2))})
+        for make in registry.ESTIMATORS.values()
+    ),
+    *((kind, {"threshold": 1.0}) for kind in (losses.biweight, losses.huber)),
+    (losses.gamma, {"min_mean": 0.1, "max_target": 20.0}),
+    (losses.poisson, {"max_mean": 1.0, "max_target": 9.0}),
+    (losses.regularized, {"loss_fn": losses.squared, "l2": 0.1}),
+    (losses.softmax, {"num_classes": 3}),
+    (losses.tweedie, TWEEDIE),
+    (
+        losses.MarginLoss,
+        {"derivative_fn": jnp.tanh, "derivative_bound": 1.0, "curvature_bound": 1.0},
+    ),
+    (losses.MarginLoss.smoothed_hinge, {"width": 1.0}),
+    (mechanisms.BandedToeplitz.square_root, {"num_steps": 4, "num_bands": 2}),
+    (mechanisms.BandedToeplitz.optimal, {"num_steps": 4, "num_bands": 2}),
+    (mechanisms.BufferedToeplitz.optimal, {"num_steps": 4}),
+    (mechanisms.BinaryTree, {"num_steps": 4}),
+    (mechanisms.BinaryTree(4).sensitivity, {}),
+    *(
+        (mechanism, {"key": KEY, "value": X, "scale": 1.0, "sigma": 0.7})
+        for mechanism in (mechanisms.arsinh_normal, mechanisms.laplace_log_normal)
+    ),
+    (mechanisms.discrete_gaussian, {"shape": 3, "stddev": 3}),
+    *(
+        (mechanism, SCORES)
+        for mechanism in (mechanisms.exponential, mechanisms.permute_and_flip)
+    ),
+    (mechanisms.gaussian, {"key": KEY, "value": X, "stddev": 1.0}),
+    (mechanisms.laplace, {"key": KEY, "value": X, "scale": 1.0}),
+    (
+        mechanisms.peeling,
+        {
+            "key": KEY,
+            "vector": X,
+            "sparsity": 1,
+            "selection_scale": 1.0,
+            "release_stddev": 1.0,
+        },
+    ),
+    (solvers.Execution, {}),
+    (solvers.PrivateTraining, {"loss_fn": losses.squared, "num_samples": 40} | BUDGET),
+    (tuning.Score, {"fn": print, "privacy": STATED}),
+    (
+        tuning.clipped_loss,
+        BUDGET | {"loss_fn": losses.squared, "data": (X, X), "limit": 1.0},
+    ),
+    (solvers.recommend, {"num_samples": 40, "num_params": 3} | BUDGET),
+    (transforms.accumulate, {"optimizer": PRIVATE, "num_pieces": 2}),
+    (transforms.add_gaussian_noise, {"stddev": 1.0, "key": KEY}),
+    (transforms.aggregate, {"estimator": TRUNCATION}),
+    (transforms.average_iterates, {"decay": 0.5}),
+    (
+        transforms.dp_sgd,
+        {
+            "learning_rate": 0.1,
+            "estimator": TRUNCATION,
+            "noise_multiplier": 1.0,
+            "key": KEY,
+        },
+    ),
+    (
+        transforms.frank_wolfe,
+        {
+            "constraint": constraints.L1Ball(1.0),
+            "epsilon": 1.0,
+            "sensitivity": 1.0,
+            "limit": 1.0,
+            "key": KEY,
+        },
+    ),
+    (
+        transforms.peel,
+        {"sparsity": 2, "rho": 1.0, "sensitivity": 1.0, "limit": 1.0, "key": KEY},
+    ),
+    (
+        transforms.privatize,
+        {"estimator": TRUNCATION, "noise_multiplier": 1.0, "key": KEY},
+    ),
+    (transforms.project, {"projection_fn": None}),
+    (transforms.scale_by_dp_adam, {}),
+    (dpjax.robust_grad, {"loss_fn": losses.squared, "estimator": TRUNCATION}),
+]
+
+# What is bad there alone.
+WRONG = [
+    (
+        "dp_gradient_descent dp_localized_sco dp_mean dp_additive_model "
+        "dp_linear_model dp_sparse_linear_regression dp_objective_perturbation "
+        "dp_sample_and_aggregate dp_histogram dp_group_means objective_noise "
+        "smooth_gaussian_multiplier smooth_gaussian_epsilon largest_smoothness "
+        "discrete_gaussian_stddev discrete_gaussian_epsilon objective_epsilon "
+        "ThresholdEstimator.for_moment SmoothedTruncation.for_moment PrivateTraining "
+        "recommend",
+        "delta",
+        [0.0],
+    ),
+    ("objective_epsilon", "regularization", [0.0]),
+    ("objective_epsilon discrete_gaussian_epsilon", "stddev", [0.0, NAN]),
+    ("discrete_gaussian discrete_gaussian_epsilon", "stddev", [0, 2.5, True]),
+    ("discrete_gaussian", "stddev", [2**26 + 1]),
+    ("Numeric Normal LogNormal", "scale", [0.0]),
+    ("calibrate_smooth_noise", "trim_count", [5]),
+    ("Sample", "sample_size", [10]),
+    ("Sample.budget", "delta", [0.5]),
+    ("tuning_epsilon tuning_budget", "mean_trials", [0.5]),
+    ("Clipping", "l2_clip_norm", FAR),
+    ("Truncation Winsorization", "threshold", FAR),
+    ("SmoothedTruncation SmoothedClipping", "scale", [0.0, *FAR]),
+    ("TrimmedMean", "trim_fraction", [0.5, 0.7, 0, 1]),
+    ("TrimmedMean", "upper", [-1.0, -2.0, -1.0 + 1e-16, 1e31]),
+    ("TrimmedMean.smooth_sensitivity", "smoothness", [np.ones(2)]),
+    ("AdaptiveThreshold", "lower", [0.0, 2.0]),
+    ("AdaptiveThreshold", "upper", [0.05]),
+    ("AdaptiveThreshold", "estimator", [TRUNCATION]),
+    ("AdaptiveThreshold", "quantile", [0.0, 1.0]),
+    ("privatize dp_sgd", "estimator", [estimators.Mean()]),
+    ("dp_gradient_descent dp_mean dp_frank_wolfe", "estimator", [estimators.Mean()]),
+    ("ThresholdEstimator.for_moment dp_l1_regression", "moment_order", [2.1]),
+    ("dp_localized_sco dp_one_pass_sco", "moment_order", [1.9, INF]),
+    ("arsinh_normal laplace_log_normal smooth_noise_rho", "sigma", [9.0]),
+    ("peeling", "sparsity", [4]),
+    ("softmax", "num_classes", [1]),
+    ("tweedie", "power", [1.0, 2.5, "1.5"]),
+    ("average_iterates", "decay", [1.1]),
+    ("frank_wolfe dp_frank_wolfe", "learning_rate", [2.0]),
+]
+# What has a meaning there: callables and an argument of them, values.
+ALLOWED = [
+    ("dp_frank_wolfe frank_wolfe", "learning_rate", [0.0]),
+    ("PrivacyGuarantee PrivacyGuarantee.of delta_of", "epsilon", [0.0, INF]),
+    (
+        "Sample.budget epsilon_to_rho gaussian_stddev noise_multiplier "
+        "poisson_capacity Batching.init",
+        "epsilon",
+        [INF],
+    ),
+    ("total_selection_epsilon selection_event", "epsilon", [0.0]),
+    ("rho_to_epsilon", "rho", [0.0, INF]),
+    ("gaussian_epsilon", "stddev", [INF]),
+    ("gaussian_event noise_multiplier_to_epsilon", "noise_multiplier", [0.0, INF]),
+    ("noise_multiplier noise_multiplier_to_epsilon", "other_multiplier", [INF]),
+    ("noise_multiplier noise_multiplier_to_epsilon", "max_participations", [True]),
+    ("noise_multiplier noise_multiplier_to_epsilon", "min_separation", [True]),
+    ("Numeric", "limit", [INF]),
+    ("peeling", "release_stddev", [INF]),  # the set alone
+    ("average_iterates", "decay", [1.0]),
+    ("dp_sgd privatize", "noise_multiplier", [0.0]),
+    ("dp_sgd", "learning_rate", POSITIVE),  # optax reads it, and schedules
+    ("objective_noise", "num_features", COUNT),  # of one calibration alone
+    ("PrivacyFilter", "samples", BAD["samples"]),  # the counts that it has seen
+    (
+        "NormBounded.sensitivity CoordinateEstimator.sensitivity "
+        "TrimmedMean.sensitivity MedianOfMeans.sensitivity",
+        "num_samples",
+        [2.5, True],
+    ),  # an expected number
+]
+
+
+def _name(part):
+    name = getattr(part, "__qualname__", type(part).__name__)
+    return name.removeprefix("dict")
+
+
+@pytest.mark.parametrize(
+    ("function", "valid"), CALLS, ids=lambda x: "" if isinstance(x, dict) else _name(x)
+)
+def test_bad_arguments_are_named(function, valid):
+    is_in = lambda names: _name(function) in names.split()  # noqa: E731
+    allowed = {
+        (argument, repr(value))
+        for names, argument, values in ALLOWED
+        for value in values
+        if is_in(names)
+    }
+    for argument, parameter in inspect.signature(function).parameters.items():
+        parts = "(features|targets|neighbor|data)" if argument == "data" else argument
+        alone = [bad for names, of, bad in WRONG if of == argument and is_in(names)]
+        for value in itertools.chain(BAD.get(argument, []), *alone):
+            is_default = value is None and parameter.default is None
+            if is_default or (argument, repr(value)) in allowed:
+                continue
+            with pytest.raises(ValueError, match=rf"(?=.*\b{parts}\b).*must be"):
+                function(**dict(valid) | {argument: value})
