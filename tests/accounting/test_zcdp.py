@@ -12,7 +12,6 @@ from dpjax.accounting import epsilon_to_rho, gaussian_epsilon, rho_to_epsilon
 RHOS = [1e-9, 1e-4, 0.03, 0.5, 3.0, 100.0]
 EPSILONS = [1e-6, 0.01, 0.3, 1.0, 8.0, 1e4]
 DELTAS = [1e-50, 1e-10, 1e-5, 0.1, 0.9]
-CONVERSIONS = ["tight", "simple"]
 
 
 @pytest.mark.parametrize("delta", DELTAS)
@@ -28,19 +27,20 @@ def test_tight_is_the_minimum_over_all_orders(rho, delta):
 
 @pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize("rho", RHOS)
-def test_tight_is_at_most_simple(rho, delta):
-    assert rho_to_epsilon(rho, delta) < rho_to_epsilon(rho, delta, conversion="simple")
+def test_the_usual_conversion_is_looser(rho, delta):
+    usual = rho + 2 * math.sqrt(rho * math.log(1 / delta))
+    assert rho_to_epsilon(rho, delta) < usual
+    assert epsilon_to_rho(usual, delta) > rho
 
 
-@pytest.mark.parametrize("conversion", CONVERSIONS)
 @pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_inverse_pair_never_exceeds_the_budget(epsilon, delta, conversion):
-    rho = epsilon_to_rho(epsilon, delta, conversion=conversion)
-    spent = rho_to_epsilon(rho, delta, conversion=conversion)
+def test_inverse_pair_never_exceeds_the_budget(epsilon, delta):
+    rho = epsilon_to_rho(epsilon, delta)
+    spent = rho_to_epsilon(rho, delta)
     assert spent <= epsilon
     # Where delta alone pays for most of rho, epsilon reacts strongly to rho's rounding.
-    more = rho_to_epsilon(rho * (1 + 1e-9), delta, conversion=conversion)
+    more = rho_to_epsilon(rho * (1 + 1e-9), delta)
     assert more > epsilon
 
 
@@ -56,40 +56,37 @@ def test_claims_cover_renyi_accountant_and_exact_gaussian(rho, delta):
     assert exact <= tight * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("conversion", CONVERSIONS)
-def test_monotone(conversion):
+def test_monotone():
     rhos = np.geomspace(1e-6, 1e3, 40)
-    epsilons = [rho_to_epsilon(float(r), 1e-5, conversion=conversion) for r in rhos]
+    epsilons = [rho_to_epsilon(float(r), 1e-5) for r in rhos]
     assert np.all(np.diff(epsilons) > 0)
-    budgets = [epsilon_to_rho(float(e), 1e-5, conversion=conversion) for e in rhos]
+    budgets = [epsilon_to_rho(float(e), 1e-5) for e in rhos]
     assert np.all(np.diff(budgets) > 0)
-    by_delta = [rho_to_epsilon(0.1, d, conversion=conversion) for d in DELTAS]
+    by_delta = [rho_to_epsilon(0.1, d) for d in DELTAS]
     assert np.all(np.diff(by_delta) < 0)
 
 
-@pytest.mark.parametrize("conversion", CONVERSIONS)
-def test_limits(conversion):
-    assert rho_to_epsilon(0.0, 0.0, conversion=conversion) == 0.0
-    assert rho_to_epsilon(0.1, 0.0, conversion=conversion) == math.inf
-    assert rho_to_epsilon(math.inf, 0.1, conversion=conversion) == math.inf
-    assert epsilon_to_rho(math.inf, 0.0, conversion=conversion) == math.inf
-    assert epsilon_to_rho(1.0, 0.0, conversion=conversion) == 0.0
+def test_limits():
+    assert rho_to_epsilon(0.0, 0.0) == 0.0
+    assert rho_to_epsilon(0.1, 0.0) == math.inf
+    assert rho_to_epsilon(math.inf, 0.1) == math.inf
+    assert epsilon_to_rho(math.inf, 0.0) == math.inf
+    assert epsilon_to_rho(1.0, 0.0) == 0.0
     assert rho_to_epsilon(1e-30, 0.1) == 0.0
-    assert math.isfinite(rho_to_epsilon(1e30, 1e-300, conversion=conversion))
-    assert math.isfinite(epsilon_to_rho(1e-30, 1e-300, conversion=conversion))
+    assert math.isfinite(rho_to_epsilon(1e30, 1e-300))
+    assert math.isfinite(epsilon_to_rho(1e-30, 1e-300))
 
 
 @pytest.mark.parametrize(
-    ("first", "delta", "options", "message"),
+    ("first", "delta", "message"),
     [
-        *((0.1, bad, {}, "delta must be in") for bad in (-0.1, 1.0, math.nan)),
-        *((bad, 1e-5, {}, "(rho|epsilon) must be") for bad in (-1.0, math.nan)),
-        (0.1, 1e-5, {"conversion": "loose"}, "conversion must be tight or simple"),
+        *((0.1, bad, "delta must be in") for bad in (-0.1, 1.0, math.nan)),
+        *((bad, 1e-5, "(rho|epsilon) must be") for bad in (-1.0, math.nan)),
     ],
 )
-def test_bad_arguments_are_named(first, delta, options, message):
+def test_bad_arguments_are_named(first, delta, message):
     for function in (rho_to_epsilon, epsilon_to_rho):
         with pytest.raises(ValueError, match=message):
-            function(first, delta, **options)
+            function(first, delta)
     with pytest.raises(ValueError, match="epsilon must be positive, got 0"):
         epsilon_to_rho(0.0, 1e-5)

@@ -172,8 +172,6 @@ BAD = [
     ("delta", 1.5, "delta must be "),
     ("delta", -0.1, "delta must be "),
     ("key", 0, "key must be a single typed JAX key"),
-    ("calibration", None, "calibration must be tight or paper"),
-    ("calibration", "loose", "calibration must be tight or paper"),
     ("num_steps", 0, "num_steps must be an integer of at least 1"),
     ("execution", print, "execution must be an Execution"),
     ("estimator", estimators.Mean(), "estimator must be one with a finite sensitivity"),
