@@ -303,7 +303,8 @@ def l1_regression(
         else:
             bias = 2**moment_order * residual_moment_bound / moment_order
             deviation *= 8 * log_order / epsilon
-        truncation = (deviation / ((moment_order - 1) * bias)) ** (1 / moment_order)
+        best = (deviation / ((moment_order - 1) * bias)) ** (1 / moment_order)
+        truncation = float(best)
     fixed_point = FixedPoint.of(len(targets), moment_order)
     blocks = row_blocks(features, targets, truncation, fixed_point)
     scores = chunk_scores(blocks, candidates.T.astype(features.dtype), fixed_point)
