@@ -14,7 +14,6 @@ Key = jax.Array
 Scalar = float | jax.Array
 LossFn = Callable[[PyTree, PyTree], Any]  # loss_fn(params, example) -> scalar
 RandomBytes = Callable[[int], bytes]  # n -> n uniform, independent bytes
-Calibration = Literal["tight", "paper"]  # exact constants, or those that are printed
 NoiseName = Literal["gaussian", "laplace_log_normal"]  # in dpjax.mechanisms
 PeelingNoise = Literal["gumbel", "laplace"]  # of `mechanisms.peeling`
 Unit = Literal["record", "user"]  # what neighbors differ in
@@ -52,7 +51,6 @@ __all__ = [
     "REPLACE_ONE",
     "REPLACE_SPECIAL",
     "ArrayLike",
-    "Calibration",
     "Key",
     "LossFn",
     "NeighboringRelation",

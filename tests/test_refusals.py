@@ -438,7 +438,6 @@ ALLOWED = [
     ("average_iterates", "decay", [1.0]),
     ("dp_sgd privatize", "noise_multiplier", [0.0]),
     ("dp_sgd", "learning_rate", POSITIVE),  # optax reads it, and schedules
-    ("objective_noise", "num_features", COUNT),  # of one calibration alone
     ("PrivacyFilter", "samples", BAD["samples"]),  # the counts that it has seen
     (
         "NormBounded.sensitivity CoordinateEstimator.sensitivity "

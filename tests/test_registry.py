@@ -28,7 +28,7 @@ BESIDE = {
     },
     transforms: {"average_params"},
     solvers: {
-        *("Checkpoint", "Curves", "Execution", "Solution", "printed_epsilon"),
+        *("Checkpoint", "Curves", "Execution", "Solution"),
         *("Recommendation", "recommend"),
         "PrivateTraining",  # tests/solvers/test_private_training.py
         # Of several parties, who call it together: tests/solvers/test_multiparty*.py.

@@ -66,10 +66,10 @@ def test_delta(value):
 
 
 def test_choice():
-    _validate.choice(Literal["tight", "paper"], calibration="tight")
-    for value in ("Tight", None, 1):
-        with pytest.raises(ValueError, match="calibration must be tight or paper, got"):
-            _validate.choice(Literal["tight", "paper"], calibration=value)
+    _validate.choice(Literal["gumbel", "laplace"], noise="gumbel")
+    for value in ("Gumbel", None, 1):
+        with pytest.raises(ValueError, match="noise must be gumbel or laplace, got"):
+            _validate.choice(Literal["gumbel", "laplace"], noise=value)
 
 
 def test_traced_values_are_not_looked_at():

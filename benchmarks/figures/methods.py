@@ -2,7 +2,7 @@
 
 All private methods of a panel get the same epsilon and delta = n^-1.1, except that
 Frank-Wolfe takes delta = 0. "tight" takes the noise that the guarantee needs, "paper"
-the printed constants, whatever they give.
+the printed constants, whatever they give (`printed`).
 """
 
 import math
@@ -18,10 +18,11 @@ import optax
 from dp_accounting import NoOpDpEvent
 from jax.tree_util import Partial
 
+from benchmarks.figures import printed
 from benchmarks.figures.panel import Setting
 from benchmarks.figures.problems import ProblemKind, Sample, optimum, pareto_moment
 from dpjax import losses, parties, solvers
-from dpjax._types import Calibration, Key, Scalar
+from dpjax._types import Key, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import WithoutReplacement
 from dpjax.constraints import Box, L1Ball, halton_net
@@ -99,7 +100,7 @@ def _descent(
     *,
     is_private: bool = True,
     is_stochastic: bool = False,
-    calibration: Calibration = "tight",
+    is_printed: bool = False,
     estimator: Estimator | None = None,
     learning_rate: float | optax.Schedule = 0.1,
     num_steps: int | None = None,
@@ -109,14 +110,16 @@ def _descent(
     num_steps = task.setting.num_steps or num_steps
     num_samples, num_features = task.shape
     batch_size = min(_BATCH_SIZE, num_samples) if is_stochastic else num_samples
-    if estimator is None:
+    moment = task.problem.moment_bound
+    if estimator is None and (is_printed or not is_private):
+        estimator = printed.smoothed_truncation(moment, batch_size)
+    elif estimator is None:
         estimator = SmoothedTruncation.for_moment(
-            task.problem.moment_bound,
+            moment,
             num_samples=batch_size,
             num_coordinates=num_features,
             num_steps=num_steps or 1,
             **task.budget,
-            calibration=calibration if is_private else "paper",
         )
     options |= {
         "key": task.key,
@@ -130,52 +133,44 @@ def _descent(
     solve = solvers.robust_gradient_descent
     if is_private:
         options |= task.budget
-        if calibration == "paper":
-            options["epsilon"] = solvers.printed_epsilon(
-                estimator,
-                **task.budget,
-                num_samples=num_samples,
-                num_steps=num_steps or math.ceil(10 * math.log(num_samples)),
+        if is_printed:
+            steps = num_steps or math.ceil(10 * math.log(num_samples))
+            options["epsilon"] = printed.actual_epsilon(
+                estimator, **task.budget, num_steps=steps
             )
         solve = solvers.dp_gradient_descent
     return solve(task.problem.penalized, task.start, task.sample.data, **options)
 
 
-def _frank_wolfe(task: Task, *, calibration: Calibration) -> Solution:
-    return solvers.dp_frank_wolfe(
-        task.problem.penalized,
-        task.start,
-        task.sample.data,
-        key=task.key,
-        epsilon=task.setting.epsilon,
-        constraint=L1Ball(1.0),
-        moment_bound=task.problem.moment_bound,
-        calibration=calibration,
-    )
+def _frank_wolfe(task: Task, *, is_printed: bool) -> Solution:
+    args = task.problem.penalized, task.start, task.sample.data
+    options: dict[str, Any] = {"key": task.key, "epsilon": task.setting.epsilon}
+    options["constraint"] = L1Ball(1.0)
+    if is_printed:
+        return printed.frank_wolfe(*args, **options)
+    moment = task.problem.moment_bound
+    return solvers.dp_frank_wolfe(*args, moment_bound=moment, **options)
 
 
-def _lasso(task: Task, *, calibration: Calibration) -> Solution:
-    return solvers.dp_lasso(
-        *task.sample.data,
-        key=task.key,
-        **task.budget,
-        fourth_moment_bound=task.problem.fourth_moment_bound,
-        calibration=calibration,
-    )
+def _lasso(task: Task, *, is_printed: bool) -> Solution:
+    options = {"key": task.key, **task.budget}
+    if is_printed:
+        return printed.lasso(*task.sample.data, **options)
+    fourth = task.problem.fourth_moment_bound
+    return solvers.dp_lasso(*task.sample.data, fourth_moment_bound=fourth, **options)
 
 
-def _sparse(task: Task, *, calibration: Calibration) -> Solution:
+def _sparse(task: Task, *, is_printed: bool) -> Solution:
+    options = {"key": task.key, **task.budget, "sparsity": task.setting.sparsity}
+    if is_printed:
+        return printed.sparse_regression(*task.sample.data, **options)
+    fourth = task.problem.fourth_moment_bound
     return solvers.dp_sparse_linear_regression(
-        *task.sample.data,
-        key=task.key,
-        **task.budget,
-        sparsity=task.setting.sparsity,
-        fourth_moment_bound=task.problem.fourth_moment_bound,
-        calibration=calibration,
+        *task.sample.data, fourth_moment_bound=fourth, **options
     )
 
 
-def _hard_thresholding(task: Task, *, calibration: Calibration) -> Solution:
+def _hard_thresholding(task: Task, *, is_printed: bool) -> Solution:
     num_samples, num_features = task.shape
     num_steps = max(1, int(math.log(num_samples)))  # T of 004's experiments
     estimator = SmoothedTruncation.for_moment(
@@ -184,7 +179,8 @@ def _hard_thresholding(task: Task, *, calibration: Calibration) -> Solution:
         num_coordinates=num_features,
         **task.budget,
     )
-    return solvers.dp_iterative_hard_thresholding(
+    solve = solvers.dp_iterative_hard_thresholding
+    return (printed.hard_thresholding if is_printed else solve)(
         task.problem.penalized,
         task.start,
         task.sample.data,
@@ -194,45 +190,40 @@ def _hard_thresholding(task: Task, *, calibration: Calibration) -> Solution:
         estimator=estimator,
         learning_rate=0.5,  # eta of 004's experiments
         num_steps=num_steps,
-        calibration=calibration,
     )
 
 
-def _l1_regression(task: Task, *, calibration: Calibration) -> Solution:
+def _l1_regression(task: Task, *, is_printed: bool) -> Solution:
     _, num_features = task.shape
-    return solvers.dp_l1_regression(
+    return (printed.l1_regression if is_printed else solvers.dp_l1_regression)(
         *task.sample.data,
         key=task.key,
         epsilon=task.setting.epsilon,
         candidates=halton_net(Box(-1.0, 1.0), num_features, num_candidates=4096),
         moment_order=task.setting.moment_order,
         residual_moment_bound=task.problem.moment_bound,
-        calibration=calibration,
     )
 
 
 def _mean(
-    task: Task,
-    *,
-    calibration: Calibration = "tight",
-    estimator: Estimator | None = None,
+    task: Task, *, is_printed: bool = False, estimator: Estimator | None = None
 ) -> Solution:
     """The private mean by truncation, unless there is an estimator."""
     num_samples, num_features = task.shape
-    if estimator is None:
-        estimator = Truncation.for_moment(
-            pareto_moment(task.setting),
-            moment_order=task.setting.moment_order,
-            num_samples=num_samples,
-            num_coordinates=num_features,
-            **task.budget,
-            calibration=calibration,
-        )
     budget = task.budget
-    if calibration == "paper":
-        budget["epsilon"] = solvers.printed_epsilon(
-            estimator, **task.budget, num_samples=num_samples
-        )
+    if estimator is None:
+        setting = {
+            "moment_order": task.setting.moment_order,
+            "num_samples": num_samples,
+            "num_coordinates": num_features,
+            **budget,
+        }
+        moment = pareto_moment(task.setting)
+        if is_printed:
+            estimator = Truncation(printed.threshold(moment, **setting))
+            budget["epsilon"] = printed.actual_epsilon(estimator, **budget)
+        else:
+            estimator = Truncation.for_moment(moment, **setting)
     return solvers.dp_mean(
         task.sample.data[0], key=task.key, **budget, estimator=estimator
     )
@@ -423,7 +414,7 @@ METHODS: dict[str, FigureMethod] = {
         )
     ),
     "Algorithm 4, tight": FigureMethod(_descent),
-    "Algorithm 4, paper": FigureMethod(partial(_descent, calibration="paper")),
+    "Algorithm 4, paper": FigureMethod(partial(_descent, is_printed=True)),
     "stochastic DP-GD, best clipping": FigureMethod(
         _stochastic_descent, candidates=_CLIPPED
     ),
@@ -440,7 +431,9 @@ METHODS |= {
     for name, kind in _COORDINATE_WISE.items()
 }
 METHODS |= {
-    f"{name}, {calibration}": FigureMethod(partial(solve, calibration=calibration))
+    f"{name}, {'paper' if is_printed else 'tight'}": FigureMethod(
+        partial(solve, is_printed=is_printed)
+    )
     for name, solve in {
         "Frank-Wolfe": _frank_wolfe,
         "LASSO": _lasso,
@@ -449,5 +442,5 @@ METHODS |= {
         "l1 regression": _l1_regression,
         "private mean": _mean,
     }.items()
-    for calibration in ("tight", "paper")
+    for is_printed in (False, True)
 }

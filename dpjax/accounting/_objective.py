@@ -21,12 +21,9 @@ the sum of those of the four vertices.
 """
 
 import math
-from typing import NamedTuple, cast
-
-import scipy.stats
+from typing import NamedTuple
 
 from dpjax import _validate
-from dpjax._types import Calibration
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 
 # The share of delta for the two smaller terms of (3). Any share is valid; this one
@@ -58,23 +55,11 @@ def objective_noise(
     curvature_bound: float,
     derivative_bound: float = 1.0,
     is_non_increasing: bool = False,
-    calibration: Calibration = "tight",
-    num_features: int | None = None,
 ) -> ObjectiveNoise:
     """The noise that makes the minimizer of a perturbed objective private.
 
     Solves (2) of this module, or (3) for a loss that never increases, for sigma. If
     j would exceed epsilon/2, regularization is raised until j = epsilon/2.
-
-    calibration="paper" uses Procedure 3 of paper 002, with the private one of its two
-    roots. Let e = epsilon - 2 log(1 + c/(N lambda)) and Delta = 0 if that e is
-    positive, else e = epsilon/2 and Delta = c/(N (e^(epsilon/4) - 1)) - lambda. With
-    q^2 the 1 - delta quantile of chi-square with d degrees of freedom,
-
-        sigma = L (q + sqrt(q^2 + 2 e)) / e.
-
-    The printed equation, P(chi^2 <= ((sigma^2 e - 2) / (2 sigma))^2) = 1 - delta, also
-    holds at a small sigma with sigma^2 e < 2, which is not private.
 
     Args:
         epsilon: privacy parameter, positive and finite.
@@ -84,9 +69,7 @@ def objective_noise(
             plus (N lambda / 2) ||w||^2.
         curvature_bound: c > 0, a Lipschitz constant of phi'.
         derivative_bound: L > 0, a bound on |phi'|; 1 in the paper.
-        is_non_increasing: whether phi' <= 0 everywhere; "paper" ignores it.
-        calibration: "tight" or "paper".
-        num_features: d, the dimension of w; only "paper" depends on it.
+        is_non_increasing: whether phi' <= 0 everywhere.
 
     Returns:
         `ObjectiveNoise(stddev, extra_regularization)`. The stddev is proportional to L
@@ -95,8 +78,6 @@ def objective_noise(
     Privacy:
         The exact minimizer of (1) is (epsilon, delta)-DP under replace-one by the proof
         that this module names, for predictors that use a record only through <w, x>.
-        With the paper's noise it is so by its Theorem 4.1, loosely, because that noise
-        grows with sqrt(d): `objective_epsilon` computes its actual epsilon.
 
     Example:
         >>> setting = {"num_samples": 1000, "regularization": 0.01,
@@ -104,31 +85,14 @@ def objective_noise(
         >>> noise = objective_noise(1.0, 1e-5, **setting)
         >>> round(noise.stddev, 2), noise.extra_regularization
         (7.63, 0.0)
-        >>> noise = objective_noise(
-        ...     1.0, 1e-5, **setting, calibration="paper", num_features=50)
-        >>> round(noise.stddev, 1)
-        21.6
 
     Reference:
-        Rajkumar, Agarwal (2012), Procedure 3 and Theorem 4.1; Chaudhuri, Monteleoni,
-        Sarwate (2011), Theorem 9, for the Jacobian. The bounds (2) and (3) are proved
-        as this module says.
+        Chaudhuri, Monteleoni, Sarwate (2011), Theorem 9, for the Jacobian. The bounds
+        (2) and (3) are proved as this module says.
     """
     _check(delta, num_samples, curvature_bound, derivative_bound)
     _validate.positive(epsilon=epsilon)
     _validate.non_negative(regularization=regularization)
-    _validate.choice(Calibration, calibration=calibration)
-    if calibration == "paper":
-        _validate.count(num_features=num_features)
-        unit, extra = _papers_noise(
-            epsilon,
-            delta,
-            num_samples,
-            cast(int, num_features),
-            regularization,
-            curvature_bound,
-        )
-        return ObjectiveNoise(unit * derivative_bound, extra)
     budget = min(epsilon / 2, _LARGEST_JACOBIAN)
     least = curvature_bound / (num_samples * math.expm1(budget))
     extra = max(0.0, least - regularization)
@@ -183,28 +147,6 @@ def objective_epsilon(
         least = ratio * math.hypot(1, ratio / 2)  # the condition of (2)
         remaining = max(gaussian_epsilon(unit, delta / 2, sensitivity=2), least)
     return remaining + _jacobian(num_samples, regularization, curvature_bound)
-
-
-def _papers_noise(
-    epsilon: float,
-    delta: float,
-    num_samples: int,
-    num_features: int,
-    regularization: float,
-    curvature_bound: float,
-) -> tuple[float, float]:
-    """Returns sigma for L = 1, and Delta, of Procedure 3 of paper 002."""
-    remaining, extra = epsilon / 2, 0.0
-    if regularization > 0:
-        jacobian = 2 * _jacobian(num_samples, regularization, curvature_bound)
-        remaining = epsilon - jacobian
-    if regularization == 0 or remaining <= 0:
-        remaining = epsilon / 2
-        budget = min(epsilon / 4, _LARGEST_JACOBIAN)
-        least = curvature_bound / (num_samples * math.expm1(budget))
-        extra = least - regularization
-    quantile = math.sqrt(float(scipy.stats.chi2.isf(delta, num_features)))
-    return (quantile + math.sqrt(quantile**2 + 2 * remaining)) / remaining, extra
 
 
 def _jacobian(num_samples: int, regularization: float, curvature_bound: float) -> float:

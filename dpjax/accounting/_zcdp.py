@@ -12,63 +12,51 @@ pessimistic, in both directions of the conversion.
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import scipy.optimize
 
 from dpjax import _validate
-
-Conversion = Literal["tight", "simple"]
 
 # `epsilon_to_rho` is smaller by this share, so that float rounding (1e-15) cannot bring
 # `rho_to_epsilon` above the requested epsilon.
 _SLACK = 1e-12
 
 
-def rho_to_epsilon(
-    rho: float, delta: float, *, conversion: Conversion = "tight"
-) -> float:
+def rho_to_epsilon(rho: float, delta: float) -> float:
     """The epsilon of a rho-zCDP mechanism at a given delta.
 
-    "tight" is the smallest epsilon(b) over b > 0 of equation (1) in this module;
-    "simple" is rho + 2 sqrt(rho log(1/delta)), as in the papers.
+    It is the smallest epsilon(b) over b > 0 of equation (1) in this module, which is
+    below rho + 2 sqrt(rho log(1/delta)), the usual conversion.
 
     Args:
         rho: zero-concentrated privacy parameter, 0 <= rho <= inf.
         delta: privacy parameter in [0, 1). At delta = 0 only rho = 0 has a finite
             epsilon.
-        conversion: "tight" or "simple".
 
     Returns:
         epsilon >= 0, rounded up.
 
     Raises:
-        ValueError: If rho is negative or NaN, delta is outside [0, 1), or the
-            conversion is unknown.
+        ValueError: If rho is negative or NaN, or delta is outside [0, 1).
 
     Privacy:
         Holds for any neighboring relation: epsilon inherits the relation of rho.
 
     Example:
-        >>> round(rho_to_epsilon(0.5, 1e-5), 4), round(rho_to_epsilon(
-        ...     0.5, 1e-5, conversion="simple"), 4)
-        (4.7284, 5.2985)
+        >>> round(rho_to_epsilon(0.5, 1e-5), 4)
+        4.7284
 
     Reference:
         Canonne, Kamath, Steinke (2020), The discrete Gaussian for differential privacy,
-        Corollary 13. Simple: Bun, Steinke (2016), Concentrated differential privacy,
-        Proposition 1.3.
+        Corollary 13.
     """
     _validate.within(0.0, math.inf, rho=rho)
-    _check_delta_and_conversion(delta, conversion)
+    _validate.delta(delta)
     if rho == 0:
         return 0.0
     if rho == math.inf or delta == 0:
         return math.inf
     log_inverse = -math.log(delta)
-    if conversion == "simple":
-        return rho + 2 * math.sqrt(rho * log_inverse)
-
     # d epsilon / db = rho - (L - log(1 + b)) / b^2 has exactly one zero, since rho b^2
     # grows and L - log(1 + b) falls. Dropping either term bounds it from above.
     b = _root(
@@ -79,39 +67,33 @@ def rho_to_epsilon(
     return max(0.0, epsilon)  # A bound below zero implies the one at zero.
 
 
-def epsilon_to_rho(
-    epsilon: float, delta: float, *, conversion: Conversion = "tight"
-) -> float:
+def epsilon_to_rho(epsilon: float, delta: float) -> float:
     """The largest rho of zCDP within an (epsilon, delta) budget.
 
-    The largest rho with `rho_to_epsilon(rho, delta) <= epsilon`. "simple" is
-    (sqrt(L + epsilon) - sqrt(L))^2 with L = log(1/delta).
+    The largest rho with `rho_to_epsilon(rho, delta) <= epsilon`.
 
     Args:
         epsilon: privacy parameter, 0 < epsilon <= inf.
         delta: privacy parameter in [0, 1). At delta = 0 the result is 0.
-        conversion: "tight" or "simple".
 
     Returns:
         rho >= 0, rounded down by one part in 1e12.
 
     Raises:
-        ValueError: If epsilon is not positive, delta is outside [0, 1), or the
-            conversion is unknown.
+        ValueError: If epsilon is not positive, or delta is outside [0, 1).
 
     Privacy:
         Every rho-zCDP mechanism is (epsilon, delta)-DP under the same relation.
 
     Example:
-        >>> round(epsilon_to_rho(1.0, 1e-5), 5), round(epsilon_to_rho(
-        ...     1.0, 1e-5, conversion="simple"), 5)
-        (0.03056, 0.02082)
+        >>> round(epsilon_to_rho(1.0, 1e-5), 5)
+        0.03056
 
     Reference:
         As for `rho_to_epsilon`.
     """
     _validate.above_zero(epsilon=epsilon)
-    _check_delta_and_conversion(delta, conversion)
+    _validate.delta(delta)
     if epsilon == math.inf:
         return math.inf
     if delta == 0:
@@ -120,13 +102,11 @@ def epsilon_to_rho(
     root_l = math.sqrt(log_inverse)
     # The difference of the two roots, written without cancellation.
     root_rho = epsilon / (math.sqrt(log_inverse + epsilon) + root_l)
-    if conversion == "simple":
-        return root_rho**2 * (1 - _SLACK)
 
     # Equation (1) solved for rho is maximal where its derivative in b vanishes:
     #   b^2 / (1 + 2b) (epsilon + log(1 + 1/b)) + log(1 + b) = L,
-    # whose left side grows with b. The tight rho exceeds the simple one, and then
-    # rho b^2 <= L bounds b from above.
+    # whose left side grows with b. This rho is above root_rho^2, that of the
+    # usual conversion, and then rho b^2 <= L bounds b from above.
     b = _root(
         lambda b: (
             b / (2 + 1 / b) * (epsilon + math.log1p(1 / b))
@@ -155,8 +135,3 @@ def _root(function: Callable[[float], float], *, upper: float) -> float:
 def _largest_b(log_inverse: float) -> float:
     # log(1 + b) <= L; beyond L = 700 the exponential would leave the float range.
     return math.expm1(min(log_inverse, 700.0))
-
-
-def _check_delta_and_conversion(delta: float, conversion: str) -> None:
-    _validate.delta(delta)
-    _validate.choice(Conversion, conversion=conversion)

@@ -44,8 +44,6 @@ class Estimator(abc.ABC):
     # The noise of a private mean: Gaussian, proportional to `sensitivity`, or Laplace
     # log-normal, proportional to a smooth sensitivity.
     noise: ClassVar[NoiseName] = "gaussian"
-    # The paper whose noise `calibration="paper"` uses: "001", "003".
-    paper: ClassVar[str | None] = None
 
     @abc.abstractmethod
     def influence(self, sample: PyTree) -> PyTree:
@@ -59,11 +57,6 @@ class Estimator(abc.ABC):
     @abc.abstractmethod
     def limit(self) -> Scalar | None:
         """The bound on |coordinate| of every influence; None if there is none."""
-
-    @property
-    def printed_limit(self) -> Scalar | None:
-        """The limit that `paper` prints, at least the true one."""
-        return self.limit
 
     def __call__(
         self,

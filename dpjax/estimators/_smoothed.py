@@ -1,7 +1,7 @@
 """The base of smoothed influences: scale·h_beta(x / scale), and its range."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ class SmoothedEstimator(Estimator):
 
     scale: Scalar
     beta: Scalar = 1.0
-    paper: ClassVar[str | None] = "001"
     _degree: int = field(default=0, repr=False, kw_only=True)  # 0: no series
 
     def __post_init__(self):
@@ -40,11 +39,6 @@ class SmoothedEstimator(Estimator):
     def limit(self) -> Scalar:
         """scale·(2 sqrt(2)/3) erf(sqrt(beta/2))."""
         return self.scale * _catoni.supremum(self.beta)
-
-    @property
-    def printed_limit(self) -> Scalar:
-        """scale·2 sqrt(2)/3: 001, Algorithm 4; 004, Algorithm 1."""
-        return self.scale * _catoni.supremum(float("inf"))
 
 
 def prepared(scale: Scalar, beta: Scalar, degree: int) -> tuple[Any, ...]:

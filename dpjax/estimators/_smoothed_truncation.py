@@ -8,7 +8,7 @@ import jax
 
 from dpjax import _validate
 from dpjax._tree import register
-from dpjax._types import Calibration, PyTree
+from dpjax._types import PyTree
 from dpjax.estimators import _catoni
 from dpjax.estimators._estimator import CoordinateEstimator
 from dpjax.estimators._smoothed import SmoothedEstimator, prepared, smoothed
@@ -67,14 +67,12 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
         delta: float,
         failure_prob: float = 0.01,
         beta: float | None = None,
-        calibration: Calibration = "tight",
     ) -> "SmoothedTruncation":
         """Returns the scale that the theory chooses for a second-moment bound.
 
         With E x^2 <= v and probability 1 - failure_prob, the error of one coordinate is
-        at most v (1 + 1/beta) / (2 s) + (s/n) (beta/2 + log(2dT/zeta) + noise). "tight"
-        minimizes this over s. "paper" is s = sqrt(n v / (2 log(1/zeta))), which ignores
-        the noise.
+        at most v (1 + 1/beta) / (2 s) + (s/n) (beta/2 + log(2dT/zeta) + noise),
+        of which this is the minimum over s.
 
         Args:
             moment_bound: v, in units of the samples squared.
@@ -85,7 +83,6 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
             delta: privacy of all releases together.
             failure_prob: zeta, the probability that the error bound fails.
             beta: 2 log(1 / failure_prob) by default, as in the paper.
-            calibration: "tight" or "paper".
 
         Example:
             >>> estimator = SmoothedTruncation.for_moment(
@@ -108,16 +105,9 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
             delta=delta,
             failure_prob=failure_prob,
         ).checked()
-        _validate.choice(Calibration, calibration=calibration)
         if beta is None:
             beta = 2 * math.log(1 / failure_prob)
         _validate.positive(beta=beta)
-        if calibration == "paper":
-            # Lemma 3.
-            scale = math.sqrt(
-                num_samples * moment_bound / (2 * math.log(1 / failure_prob))
-            )
-            return cls(scale, beta)
         noise = _catoni.supremum(beta) * setting.noise_deviation
         cost = beta / 2 + setting.log_failure + noise
         gain = num_samples * moment_bound * (1 + 1 / beta) / 2

@@ -15,7 +15,7 @@ from dp_accounting import gaussian_mechanism
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST, SMALLEST
-from dpjax._types import Calibration, Scalar
+from dpjax._types import Scalar
 from dpjax.estimators._estimator import CoordinateEstimator
 
 
@@ -50,15 +50,13 @@ class ThresholdEstimator(CoordinateEstimator):
         epsilon: float,
         delta: float,
         failure_prob: float = 0.01,
-        calibration: Calibration = "tight",
     ) -> Self:
         """Returns the threshold that the theory chooses for a moment bound.
 
         If E|x|^(1+v) <= u, the threshold B causes a bias of at most c·u / B^v (c = 1
         for truncation, less for winsorization). With n samples, d coordinates and T
         releases the deviation is at most B·k / n, where k covers sampling (Bernstein)
-        and exact Gaussian noise. "tight" minimizes the sum: B^(1+v) = v c u n / k.
-        "paper" uses the printed thresholds.
+        and exact Gaussian noise. This minimizes the sum: B^(1+v) = v c u n / k.
 
         Args:
             moment_bound: u, in units of the samples to the power `moment_order`.
@@ -69,7 +67,6 @@ class ThresholdEstimator(CoordinateEstimator):
             epsilon: privacy of all releases together.
             delta: privacy of all releases together.
             failure_prob: xi, the probability that the error bound fails.
-            calibration: "tight" or "paper".
 
         Example:
             >>> from dpjax.estimators import Truncation, Winsorization
@@ -92,9 +89,6 @@ class ThresholdEstimator(CoordinateEstimator):
             delta=delta,
             failure_prob=failure_prob,
         ).checked()
-        _validate.choice(Calibration, calibration=calibration)
-        if calibration == "paper":
-            return cls(paper_threshold(setting))
         return cls(noise_aware_threshold(setting, cls.bias_factor(moment_order - 1)))
 
 
@@ -158,16 +152,3 @@ def noise_aware_threshold(setting: Assumptions, bias_factor: float) -> float:
     cost = setting.noise_deviation + 2 / 3 * setting.log_failure
     gain = v * bias_factor * setting.moment_bound * setting.num_samples
     return (gain / cost) ** (1 / (1 + v))
-
-
-def paper_threshold(setting: Assumptions) -> float:
-    """The thresholds that paper 003 prints."""
-    effective = setting.moment_bound * setting.num_samples * setting.epsilon
-    if setting.num_coordinates == setting.num_steps == 1:
-        # Algorithm 1, line 1.
-        effective /= math.log(1 / setting.failure_prob)
-        effective /= math.sqrt(math.log(1.25 / setting.delta))
-    else:
-        # Theorem 7.
-        effective /= setting.num_coordinates**1.5 * math.sqrt(setting.num_steps)
-    return effective ** (1 / setting.moment_order)

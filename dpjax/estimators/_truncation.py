@@ -1,7 +1,6 @@
 """Truncation: samples beyond a threshold count as zero (paper 003, Algorithm 1)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +30,6 @@ class Truncation(ThresholdEstimator):
     Reference:
         Tao, Wu, Cheng, Wang (2022), Algorithm 1, line 1.
     """
-
-    paper: ClassVar[str | None] = "003"
 
     def influence(self, sample: PyTree) -> PyTree:
         """Returns the sample with NaN and entries beyond the threshold set to zero."""

@@ -5,7 +5,6 @@ range raises `ValueError`, before any computation on records.
 """
 
 from dpjax.solvers._additive_model import dp_additive_model
-from dpjax.solvers._calibration import printed_epsilon
 from dpjax.solvers._center_and_scale import dp_center_and_scale
 from dpjax.solvers._checkpoint import Checkpoint
 from dpjax.solvers._curves import Curves
@@ -57,7 +56,6 @@ __all__ = [
     "dp_quantile",
     "dp_sample_and_aggregate",
     "dp_sparse_linear_regression",
-    "printed_epsilon",
     "recommend",
     "robust_gradient_descent",
 ]

@@ -1,7 +1,6 @@
-"""Noise multipliers for a budget: exact ones, and those that the papers print."""
+"""Checks of budgets, and the noise multipliers that they allow."""
 
-import math
-from typing import Any, cast
+from typing import Any
 
 from dpjax import _validate
 from dpjax._tree import Static
@@ -10,22 +9,17 @@ from dpjax._types import (
     REPLACE_SPECIAL,
     NeighboringRelation,
     PyTree,
-    Scalar,
     Unit,
 )
 from dpjax.accounting import (
     PrivacyGuarantee,
-    epsilon_to_rho,
     gaussian_event,
     noise_multiplier,
-    noise_multiplier_to_epsilon,
 )
-from dpjax.batching import Batching, Disjoint, Full
+from dpjax.batching import Batching
 from dpjax.estimators import Estimator
 from dpjax.gradients._shared import UserRecords
 from dpjax.mechanisms import Strategy
-
-_LEAST_EPSILON = 1e-6
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -105,87 +99,3 @@ def traceable(
     if noise_multiplier is None or estimator.noise == "gaussian":
         return noise_multiplier
     return Static(noise_multiplier)
-
-
-def printed_excess(estimator: Estimator) -> float:
-    """Returns how many times its true limit the papers print for an estimator."""
-    return float(cast(Scalar, estimator.printed_limit) / cast(Scalar, estimator.limit))
-
-
-def printed_epsilon(
-    estimator: Estimator,
-    *,
-    epsilon: float,
-    delta: float,
-    num_samples: int,
-    num_steps: int = 1,
-    batching: Batching | None = None,
-) -> float:
-    """Returns the epsilon that the noise printed for an estimator really gives.
-
-    With this budget `dp_gradient_descent` and `dp_mean` add the noise that the paper
-    prints for `epsilon`, and `Solution.privacy` states the guarantee that holds.
-
-    Args:
-        estimator: one with Gaussian noise. `SmoothedTruncation` has the constants of
-            paper 001, Algorithm 4; others have those of paper 003, Algorithms 1 to 3.
-        epsilon: the paper's claim, positive.
-        delta: the paper's claim, in (0, 1).
-        num_samples: n.
-        num_steps: T.
-        batching: `Full()`, the default, or `Disjoint()`.
-
-    Returns:
-        The exact epsilon at the same delta, by the composition of Gaussian noise, but
-        at least 1e-6, so that a solver accepts it as a budget.
-
-    Raises:
-        ValueError: If a number is out of its range, batches are drawn at random, or the
-            noise of the estimator depends on the data (`TrimmedMean`).
-
-    Example:
-        >>> from dpjax.estimators import SmoothedTruncation
-        >>> round(printed_epsilon(SmoothedTruncation(1.0), epsilon=1.0, delta=1e-5,
-        ...                       num_samples=200, num_steps=50), 3)
-        0.489
-
-    Reference:
-        Wang, Xiao, Devadas, Xu (2020), Algorithm 4; Tao, Wu, Cheng, Wang (2022),
-        Algorithms 1 to 3.
-    """
-    check_budget(epsilon, delta)
-    _validate.count(num_samples=num_samples, num_steps=num_steps)
-    _validate.bounded_estimator(estimator)
-    batching = Full() if batching is None else batching
-    rule = "another: no privacy follows from the printed scale of its noise"
-    _validate.require(estimator.noise == "gaussian", "estimator", estimator, rule)
-    rule = "Full() or Disjoint(): the papers print no noise for sampled batches"
-    _validate.require(not batching.is_sampled, "batching", batching, rule)
-    multiplier = _printed_multiplier(
-        estimator, batching, num_steps=num_steps, epsilon=epsilon, delta=delta
-    )
-    num_composed = batching.accounting(num_samples, num_steps)["num_steps"]
-    exact = noise_multiplier_to_epsilon(multiplier, delta, num_steps=num_composed)
-    return max(exact, _LEAST_EPSILON)
-
-
-def _printed_multiplier(
-    estimator: Estimator,
-    batching: Batching,
-    *,
-    num_steps: int,
-    epsilon: float,
-    delta: float,
-) -> float:
-    if estimator.paper == "001":
-        # 001, Algorithm 4: rho = (sqrt(log 1/delta + epsilon) - sqrt(log 1/delta))^2,
-        # with the range 2 sqrt(2)/3 in place of the sharp one.
-        releases = 1 if isinstance(batching, Disjoint) else num_steps
-        rho = epsilon_to_rho(epsilon, delta, conversion="simple")
-        return math.sqrt(releases / (2 * rho)) * printed_excess(estimator)
-    if isinstance(batching, Full) and num_steps > 1:
-        # 003, Algorithm 2, line 3: advanced composition.
-        epsilon /= 2 * math.sqrt(2 * num_steps * math.log(2 / delta))
-        delta /= 2 * num_steps
-    # 003, Algorithms 1 and 3: the classical Gaussian mechanism.
-    return math.sqrt(2 * math.log(1.25 / delta)) / epsilon

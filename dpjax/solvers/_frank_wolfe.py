@@ -6,11 +6,11 @@ import optax
 
 from dpjax import _validate
 from dpjax._tree import num_coordinates
-from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
+from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Disjoint, Full
 from dpjax.constraints._shared import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation
-from dpjax.solvers._calibration import printed_excess, unit_of
+from dpjax.solvers._calibration import unit_of
 from dpjax.solvers._loop import Execution, check_steps
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import (
@@ -36,7 +36,6 @@ def dp_frank_wolfe(
     moment_bound: float = 1.0,
     num_steps: int | None = None,
     learning_rate: optax.ScalarOrSchedule | None = None,
-    calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
     """Minimizes the mean loss over a polytope, by private choices of its vertices.
@@ -64,9 +63,6 @@ def dp_frank_wolfe(
         learning_rate: eta, or a schedule of the step 0, 1, ...; by default 2 / (t + 3).
             For losses that are not convex, such as `losses.biweight`, the paper's
             theory uses 1 / sqrt(T).
-        calibration: "tight" uses the exact noise. "paper" uses the printed constants on
-            disjoint batches, and the scale floor(n epsilon) of the paper's experiments,
-            with their actual cost in `Solution.privacy`.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
@@ -102,15 +98,13 @@ def dp_frank_wolfe(
     """
     _validate.positive(epsilon=epsilon, moment_bound=moment_bound)
     _validate.delta(delta)
-    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     data = _validate.arrays(data)
     num_samples = _validate.leading_size(data, "data")
     check_start(constraint, params)
-    is_disjoint = delta == 0 or calibration == "paper"
-    batching = Disjoint() if is_disjoint else Full()
+    batching = Disjoint() if delta == 0 else Full()
     if num_steps is None:
-        power = 1 / 3 if is_disjoint else 2 / 5
+        power = 1 / 3 if delta == 0 else 2 / 5
         num_steps = default_num_steps(num_samples, epsilon, power)
     check_steps(num_samples, num_steps, batching)
     check_num_steps(num_steps, num_samples)
@@ -120,23 +114,16 @@ def dp_frank_wolfe(
     num_params = num_coordinates(params)
     stats: dict[str, Scalar] = {}
     if estimator is None:
-        if calibration == "paper":
-            # Section 6.2; the truncation is never active.
-            estimator = SmoothedTruncation(max(1.0, math.floor(num_samples * epsilon)))
-        else:
-            estimator = _best_estimator(
-                choices,
-                moment_bound,
-                batch_size=batch_size,
-                num_steps=num_steps,
-                num_coordinates=num_params,
-                num_vertices=constraint.num_vertices(num_params),
-            )
+        estimator = _best_estimator(
+            choices,
+            moment_bound,
+            batch_size=batch_size,
+            num_steps=num_steps,
+            num_coordinates=num_params,
+            num_vertices=constraint.num_vertices(num_params),
+        )
         stats = {"scale": estimator.scale, "beta": estimator.beta}
     _validate.bounded_estimator(estimator)
-    if calibration == "paper":
-        each = epsilon * _paper_share(estimator)
-        choices = Choices.exponential(each, delta, num_composed=1)
     params, released = choose_vertices(
         loss_fn,
         params,
@@ -184,14 +171,3 @@ def _best_estimator(
     cost = statistics + selection / choices.epsilon
     gain = batch_size * moment_bound * (1 + 1 / beta) / 2
     return SmoothedTruncation(math.sqrt(gain / cost), beta)
-
-
-def _paper_share(estimator: Estimator) -> float:
-    """Returns which share of epsilon one choice takes with the printed exponent.
-
-    Line 6 takes exp(epsilon u / (2 Delta)), Delta = ||W||_1 4 sqrt(2) s / (3 m). The
-    scores range over 2 ||W||_1 M s / m, so the share is half of M / (2 sqrt(2) / 3).
-    """
-    rule = "a SmoothedTruncation, for which alone the paper prints constants"
-    _validate.require(estimator.paper == "001", "estimator", estimator, rule)
-    return 0.5 / printed_excess(estimator)

@@ -92,7 +92,7 @@ def dp_gradient_descent(
         key: a typed key.
         epsilon: privacy of the whole run, positive, any size.
         delta: privacy of the whole run, in (0, 1). The noise is the least that meets
-            the budget; for the noise that a paper prints see `solvers.printed_epsilon`.
+            the budget.
         estimator: the robust mean, with a finite sensitivity; its scale is public. See
             `SmoothedTruncation.for_moment` and the like for the theory's choice.
         learning_rate: step size eta, or an optax schedule of the step. A schedule is

@@ -1,16 +1,15 @@
 """Sparse learning by private hard thresholding (003 Algorithm 5, 004 Algorithm 5)."""
 
-import math
 from dataclasses import dataclass
 
 import optax
 
 from dpjax import _validate
 from dpjax._tree import num_coordinates, register
-from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
+from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Disjoint
 from dpjax.estimators import Estimator
-from dpjax.solvers._calibration import printed_excess, unit_of
+from dpjax.solvers._calibration import unit_of
 from dpjax.solvers._loop import Batches, Execution, check_steps, iterate
 from dpjax.solvers._peeled_steps import (
     PeeledStep,
@@ -33,7 +32,6 @@ def dp_iterative_hard_thresholding(
     estimator: Estimator,
     learning_rate: float,
     num_steps: int | None = None,
-    calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
     """Minimizes the mean loss over sparse parameters, with private hard thresholding.
@@ -56,9 +54,6 @@ def dp_iterative_hard_thresholding(
         estimator: the robust mean, with a finite sensitivity; its scale is public.
         learning_rate: eta, in theory 2 / (3 times the loss's smoothness).
         num_steps: T; by default floor(log n), as in the papers.
-        calibration: "tight" uses Gumbel and Gaussian noise for the exact sensitivity;
-            "paper" the papers' Laplace noise, for `SmoothedTruncation` and
-            `Truncation`, with its actual cost in `Solution.privacy`.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
@@ -92,7 +87,6 @@ def dp_iterative_hard_thresholding(
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.positive(epsilon=epsilon, learning_rate=learning_rate)
     _validate.delta(delta)
-    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     check_sparsity(sparsity, params)
     _validate.bounded_estimator(estimator)
@@ -101,10 +95,7 @@ def dp_iterative_hard_thresholding(
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)
     check_steps(num_samples, num_steps, Disjoint())
-    if calibration == "tight":
-        peeling = Peeling.tight(sparsity, epsilon, delta)
-    else:
-        peeling = _papers_peeling(sparsity, epsilon, delta, estimator)
+    peeling = Peeling.tight(sparsity, epsilon, delta)
     step = ThresholdingStep(
         loss_fn=loss_fn,
         batches=Batches.of(data, num_steps, Disjoint(), execution),
@@ -135,22 +126,3 @@ class ThresholdingStep(PeeledStep):
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         del params
         return self.peeled(self.estimator, self.sensitivity)
-
-
-def _papers_peeling(
-    sparsity: int, epsilon: float, delta: float, estimator: Estimator
-) -> Peeling:
-    """Returns the printed Laplace noise, as the rho of the exact sensitivity."""
-    _validate.probability(delta=delta)
-    log_inverse = math.log(1 / delta)
-    rule = "SmoothedTruncation or Truncation, for which the papers print constants"
-    _validate.require(estimator.paper is not None, "estimator", estimator, rule)
-    if estimator.paper == "001":
-        # 004, Algorithm 4: b = 2 lam sqrt(3 s L) / epsilon; and Algorithm 5, line 7:
-        # lam = 4 sqrt(2) k eta / m, where 2 M k eta / m holds.
-        excess = 3 * printed_excess(estimator)
-        rho = 5 / 24 * epsilon**2 / log_inverse / excess**2
-    else:
-        # 003: b = 4 lam sqrt(2 s L) / epsilon.
-        rho = 5 / 64 * epsilon**2 / log_inverse
-    return Peeling.laplace(sparsity, rho, delta)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._sharding import by_device, psum, row_axes
-from dpjax._types import ArrayLike, Calibration, Key, PyTree, Scalar, SelectionName
+from dpjax._types import ArrayLike, Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, selection_event
-from dpjax.mechanisms import exponential, permute_and_flip
+from dpjax.mechanisms import permute_and_flip
 from dpjax.solvers._l1_scores import FixedPoint, chunk_scores, row_blocks
 from dpjax.solvers._solution import Solution
 
@@ -33,7 +33,6 @@ def dp_l1_regression(
     moment_order: float = 2.0,
     residual_moment_bound: float = 1.0,
     failure_prob: float = 0.01,
-    calibration: Calibration = "tight",
     chunk_size: int | None = None,
 ) -> Solution:
     """Chooses a candidate w with a small mean of |y - <x, w>|, by truncated losses.
@@ -57,9 +56,6 @@ def dp_l1_regression(
         residual_moment_bound: a public bound M on E|y - <x, w>|^theta, for all
             candidates w. Privacy holds even if the bound is wrong.
         failure_prob: the probability with which risk_bound may fail.
-        calibration: "paper" uses the exponential mechanism with the printed exponent,
-            which is twice as large, so `Solution.privacy` is 2 epsilon; and the iota
-            that minimizes the printed (14), or (26) for theta < 2.
         chunk_size: number of candidates scored at once. It changes speed, memory and
             the noise of a candidate, but not the distribution of the result.
 
@@ -86,9 +82,9 @@ def dp_l1_regression(
         risk_bound = 2 M iota^(theta-1) / theta
         + ((1 + 2 U / epsilon) log(3N/eta) + log(3/eta)) / (n iota): Lemma 4 (7) for all
         candidates, Lemma 5 (8) for the best one, and Pr[score < max - 2t/epsilon] <=
-        N exp(-t) for the choice, each with eta/3. Here U is log(theta) times the slack,
-        and epsilon that of `Solution.privacy`. (14) and (26) are larger, because they
-        use the empirical optimum of the whole set. Rounding of scores is ignored.
+        N exp(-t) for the choice, each with eta/3. Here U is log(theta) times the slack.
+        (14) and (26) are larger, because they use the empirical optimum of the whole
+        set. Rounding of scores is ignored.
 
     Example:
         >>> import jax, numpy as np
@@ -117,7 +113,6 @@ def dp_l1_regression(
         moment_order=moment_order,
     )
     _validate.probability(failure_prob=failure_prob)
-    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     _validate.require(1 < moment_order <= 2, "moment_order", moment_order, "in (1, 2]")
     features, targets, candidates = _arrays(features, targets, candidates)
@@ -126,10 +121,6 @@ def dp_l1_regression(
     _validate.count(chunk_size=chunk_size)
     chunk_size = min(chunk_size, num_candidates)
 
-    mechanism: SelectionName = "permute_and_flip"
-    spent = epsilon
-    if calibration == "paper":
-        mechanism, spent = "exponential", 2 * epsilon
     fixed_point = FixedPoint.of(num_samples, moment_order)
     theory = _Theory(
         moment_order=moment_order,
@@ -138,10 +129,8 @@ def dp_l1_regression(
         num_candidates=num_candidates,
         failure_prob=failure_prob,
     )
-    bias, deviation = theory.risk_terms(fixed_point.unit / spent)
-    if truncation is None and calibration == "paper":
-        truncation = theory.best_truncation(*theory.printed_risk_terms(epsilon))
-    elif truncation is None:
+    bias, deviation = theory.risk_terms(fixed_point.unit / epsilon)
+    if truncation is None:
         truncation = theory.best_truncation(bias, deviation)
     _validate.positive(truncation=truncation)
 
@@ -149,7 +138,6 @@ def dp_l1_regression(
         _Static(
             fixed_point,
             chunk_size,
-            mechanism,
             row_axes((features, targets), None),
             row_axes(candidates, None),
         ),
@@ -158,12 +146,12 @@ def dp_l1_regression(
         targets,
         candidates,
         truncation,
-        spent,
+        epsilon,
     )
     privacy = PrivacyGuarantee.of(
-        spent,
+        epsilon,
         0.0,
-        dp_event=selection_event(spent, mechanism=mechanism),
+        dp_event=selection_event(epsilon, mechanism="permute_and_flip"),
         num_samples=num_samples,
     )
     stats = {
@@ -192,15 +180,6 @@ class _Theory(NamedTuple):
         every = one + math.log(self.num_candidates)
         return bias, ((1 + 2 * sharpness) * every + one) / self.num_samples
 
-    def printed_risk_terms(self, epsilon: float) -> tuple[float, float]:
-        """Returns A and B of the printed bounds, (14) or (26)."""
-        order, log_order = self.moment_order, math.log(self.moment_order)
-        every = math.log(self.num_candidates / self.failure_prob) / self.num_samples
-        if order == 2:  # (14)
-            return 2.5 * self.moment_bound, (3 + 4 * log_order / epsilon) * every
-        # (26)
-        return 2**order * self.moment_bound / order, 8 * log_order / epsilon * every
-
     def best_truncation(self, bias: float, deviation: float) -> float:
         """Returns the iota where (theta - 1) A iota^(theta - 2) = B / iota^2."""
         order = self.moment_order
@@ -212,7 +191,6 @@ class _Static(NamedTuple):
 
     fixed_point: FixedPoint
     chunk_size: int
-    mechanism: SelectionName
     record_axes: tuple[str, ...]
     candidate_axes: tuple[str, ...]
 
@@ -228,7 +206,6 @@ def _choose(
     epsilon: Scalar,
 ) -> jax.Array:
     """Chooses a candidate; records and candidates may both be sharded."""
-    mechanism = {"exponential": exponential, "permute_and_flip": permute_and_flip}
     axes, size = static.candidate_axes, static.chunk_size
 
     def among(whole: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
@@ -245,7 +222,7 @@ def _choose(
             is_padding = start + jnp.arange(size, dtype="int32") >= num_candidates
             return jnp.where(is_padding, -jnp.inf, scores)
 
-        index = mechanism[static.mechanism](
+        index = permute_and_flip(
             key,
             score_chunk,
             epsilon=epsilon,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate, losses
 from dpjax._tree import clip
-from dpjax._types import Calibration, Key, PyTree, Scalar
+from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
 from dpjax.constraints import L1Ball
 from dpjax.estimators import Winsorization
@@ -33,7 +33,6 @@ def dp_lasso(
     threshold: float | None = None,
     num_steps: int | None = None,
     fourth_moment_bound: float = 1.0,
-    calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
     """Fits a linear model in an l1 ball by Frank-Wolfe, on clipped data.
@@ -55,8 +54,6 @@ def dp_lasso(
         num_steps: T; by default floor((n epsilon)^(2/5)), as in the paper.
         fourth_moment_bound: a public bound on E x_j^4 and E y^4, for the default
             threshold. Privacy holds even if the bound is wrong.
-        calibration: "tight" uses the exact noise. "paper" uses the printed noise and K
-            = (n epsilon)^(1/4) / T^(1/8), with their actual cost in `Solution.privacy`.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
@@ -84,12 +81,10 @@ def dp_lasso(
 
     Reference:
         Hu, Ni, Xiao, Wang (2022), Algorithm 2, Theorems 4 and 5, after Talwar,
-        Thakurta, Zhang (2015), "Nearly optimal private LASSO". The paper prints the
-        noise of the unit ball only.
+        Thakurta, Zhang (2015), "Nearly optimal private LASSO".
     """
     _validate.positive(epsilon=epsilon, fourth_moment_bound=fourth_moment_bound)
     _validate.delta(delta)
-    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     ball = L1Ball(radius)
     features, targets = _validate.linear_data(features, targets)
@@ -100,41 +95,25 @@ def dp_lasso(
     check_num_steps(num_steps, num_samples)
     choices = Choices.tight(num_steps, epsilon, delta)
     if threshold is None:
-        if calibration == "paper":
-            threshold = math.sqrt(math.sqrt(num_samples * epsilon / num_steps**0.5))
-        else:
-            threshold = _best_threshold(
-                choices, num_samples, num_features, fourth_moment_bound
-            )
+        threshold = _best_threshold(
+            choices, num_samples, num_features, fourth_moment_bound
+        )
     _validate.within(1e-8, 1e12, threshold=threshold)
     stats: dict[str, Scalar] = {"threshold": threshold}
-    loss_fn, limit = _scaled_squared, threshold**2
-    if calibration == "paper":
-        # Line 5: exp(epsilon' u / (2 Delta)), epsilon' = epsilon / (2 sqrt(2 T L)),
-        # Delta = 8 ||W||_1 K^2 / n with ||W||_1 = 2 r and a gradient twice as large;
-        # these scores range over 4 r (1 + r) K^2 / n.
-        _validate.probability(delta=delta)
-        each = epsilon / (2 * math.sqrt(2 * num_steps * math.log(1 / delta)))
-        choices = Choices.exponential(
-            each * (1 + float(radius)) / 4, delta, num_composed=num_steps
-        )
-        loss_fn, limit = losses.squared, threshold**2 * (1 + radius)
     params, released = choose_vertices(
-        loss_fn,
+        _scaled_squared,
         jnp.zeros(num_features, features.dtype),
         clip((features, targets), threshold),
         key=key,
         choices=choices,
         constraint=ball,
-        estimator=Winsorization(limit),
+        estimator=Winsorization(threshold**2),
         learning_rate=None,
         num_steps=num_steps,
         batching=Full(),
         execution=execution,
     )
     largest_score = 2 * radius * fourth_moment_bound**0.5
-    if calibration == "paper":
-        largest_score *= 1 + radius
     stats |= released
     stats["is_informative"] = stats["selection_error"] < largest_score
     return Solution(params, choices.guarantee(num_samples), stats)

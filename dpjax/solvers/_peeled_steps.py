@@ -11,7 +11,7 @@ from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._tree import num_coordinates
 from dpjax._types import Key, PeelingNoise, PyTree, Scalar, Unit
-from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho, rho_to_epsilon
+from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho
 from dpjax.estimators import Estimator
 from dpjax.solvers._loop import OptaxStep
 from dpjax.transforms import peel
@@ -39,13 +39,6 @@ class Peeling(NamedTuple):
             rho = 5 * epsilon**2 / (18 * sparsity)
             return cls(sparsity, rho, "laplace", (epsilon, delta))
         return cls(sparsity, epsilon_to_rho(epsilon, delta), "gumbel", (epsilon, delta))
-
-    @classmethod
-    def laplace(cls, sparsity: int, rho: float, delta: float) -> "Peeling":
-        """Returns the papers' peeling for a given rho, at what it really costs."""
-        pure = 3 * math.sqrt(2 * sparsity * rho / 5)
-        epsilon = min(pure, rho_to_epsilon(rho, delta))
-        return cls(sparsity, rho, "laplace", (epsilon, delta))
 
     def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
         """Returns what was taken, and how large the noise of the last step is."""

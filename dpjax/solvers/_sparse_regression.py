@@ -12,7 +12,7 @@ import optax
 from dpjax import _validate, losses
 from dpjax._sharding import AxisName
 from dpjax._tree import clip, like, register
-from dpjax._types import Calibration, Key, Scalar
+from dpjax._types import Key, Scalar
 from dpjax.accounting import epsilon_to_rho
 from dpjax.batching import Disjoint
 from dpjax.constraints import L2Ball
@@ -44,7 +44,6 @@ def dp_sparse_linear_regression(
     num_steps: int | None = None,
     fourth_moment_bound: float = 1.0,
     radius: float = 1.0,
-    calibration: Calibration = "tight",
     execution: Execution = Execution(),
 ) -> Solution:
     """Fits a linear model with few nonzero weights, on clipped data.
@@ -72,8 +71,6 @@ def dp_sparse_linear_regression(
         fourth_moment_bound: a public bound on E x_j^4 and E y^4, for the defaults.
             Privacy holds even if the bound is wrong.
         radius: radius of the l2 ball onto which the weights are projected.
-        calibration: "tight" uses the exact noise. "paper" uses the printed noise, K, T
-            and eta = 0.5, with their actual cost in `Solution.privacy`.
         execution: microbatches, callback, checkpoint.
 
     Returns:
@@ -109,7 +106,6 @@ def dp_sparse_linear_regression(
         epsilon=epsilon, fourth_moment_bound=fourth_moment_bound, radius=radius
     )
     _validate.probability(delta=delta)
-    _validate.choice(Calibration, calibration=calibration)
     _validate.typed_key(key)
     features, targets = _validate.linear_data(features, targets)
     num_samples, num_features = features.shape
@@ -117,29 +113,19 @@ def dp_sparse_linear_regression(
     check_sparsity(sparsity, params)
     rho = epsilon_to_rho(epsilon, delta)
     design = _Design(
-        num_samples, num_features, sparsity, epsilon, rho, fourth_moment_bound, radius
+        num_samples, num_features, sparsity, rho, fourth_moment_bound, radius
     )
-    if calibration == "paper":
-        num_steps = papers_num_steps(num_samples) if num_steps is None else num_steps
-        learning_rate = 0.5 if learning_rate is None else learning_rate
-    elif num_steps is None:
+    if num_steps is None:
         num_steps = design.best_num_steps()
     check_steps(num_samples, num_steps, Disjoint())
     batches = Batches.of((features, targets), num_steps, Disjoint(), execution)
     if threshold is None:
-        is_paper = calibration == "paper"
-        choose = design.papers_threshold if is_paper else design.best_threshold
-        threshold = choose(num_steps)
+        threshold = design.best_threshold(num_steps)
     _validate.within(1e-8, 1e12, threshold=threshold)
     if learning_rate is not None:
         _validate.positive(learning_rate=learning_rate)
     share = _MEAN_SQUARE_SHARE if learning_rate is None else 0.0
-    if calibration == "paper":
-        # 004, Algorithm 4: b = 2 lam sqrt(3 s L) / epsilon.
-        papers_rho = 5 / 24 * epsilon**2 / math.log(1 / delta)
-        peeling = Peeling.laplace(sparsity, papers_rho, delta)
-    else:
-        peeling = Peeling(sparsity, (1 - share) * rho, "gumbel", (epsilon, delta))
+    peeling = Peeling(sparsity, (1 - share) * rho, "gumbel", (epsilon, delta))
 
     key, scale_key = jax.random.split(key)
     rate = learning_rate
@@ -156,7 +142,6 @@ def dp_sparse_linear_regression(
         rho=peeling.rho,
         sparsity=sparsity,
         noise=peeling.noise,
-        is_paper=calibration == "paper",
     )
     params, state = iterate(
         step, params, (features, targets), key=key, execution=execution
@@ -174,14 +159,9 @@ class _Design(NamedTuple):
     num_samples: int
     num_features: int
     sparsity: int
-    epsilon: float
     rho: float
     fourth_moment_bound: float
     radius: float
-
-    def papers_threshold(self, num_steps: int) -> float:
-        """Returns K = (n epsilon / (s T))^(1/4), Section 6.2."""
-        return (self.num_samples * self.epsilon / (self.sparsity * num_steps)) ** 0.25
 
     def best_threshold(self, num_steps: int) -> float:
         """Returns the K that minimizes the error of an entry of the gradient.
@@ -241,7 +221,6 @@ class ShrunkenStep(PeeledStep):
 
     threshold: Scalar
     radius: Scalar
-    is_paper: bool
 
     def init(self, params: jax.Array) -> ShrunkenState:
         return ShrunkenState(super().init(params), self._sensitivity(params))
@@ -260,8 +239,7 @@ class ShrunkenStep(PeeledStep):
 
     def _estimator(self, params: jax.Array) -> Winsorization:
         # |x_j (<x, w> - y)| <= K (K ||w||_1 + K); line 6 has sqrt(s) for ||w||_1.
-        largest = like(self.radius * math.sqrt(self.sparsity), params)
-        size = largest if self.is_paper else jnp.sum(jnp.abs(params))
+        size = jnp.sum(jnp.abs(params))
         return Winsorization(like(self.threshold, params) ** 2 * (1 + size))
 
     def _sensitivity(self, params: jax.Array) -> Scalar:

@@ -12,7 +12,6 @@ from dpjax._rounding import LARGEST
 from dpjax._tree import num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar, SelectionName, Unit
 from dpjax.accounting import PrivacyGuarantee, selection_epsilon, selection_event
-from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.batching import Batching
 from dpjax.constraints._shared import VertexConstraint
 from dpjax.estimators import Estimator
@@ -57,13 +56,6 @@ class Choices(NamedTuple):
         # At the same epsilon permute-and-flip, the first of them, is never worse.
         name = max(by_name, key=lambda name: by_name[name])
         return cls(name, by_name[name], num_composed, (epsilon, delta))
-
-    @classmethod
-    def exponential(cls, each: float, delta: float, *, num_composed: int) -> "Choices":
-        """Returns exponential mechanisms of a given epsilon, at what they cost."""
-        delta = 0.0 if num_composed == 1 else delta
-        total = total_selection_epsilon(each, delta, num_selections=num_composed)
-        return cls("exponential", each, num_composed, (total, delta))
 
     def guarantee(self, num_samples: int, unit: Unit = "record") -> PrivacyGuarantee:
         """Returns the guarantee of all choices together."""

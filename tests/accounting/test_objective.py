@@ -1,7 +1,6 @@
 """Perturbed objectives: noise against exact densities, both roots, inverse pairs."""
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
@@ -9,18 +8,20 @@ import scipy.integrate
 import scipy.special
 import scipy.stats
 
+from benchmarks.figures import printed
 from dpjax.accounting import gaussian_stddev
 from dpjax.accounting._objective import objective_epsilon, objective_noise
 
 LOGISTIC = {"curvature_bound": 0.25, "is_non_increasing": True}
 
 
-def noise_of(epsilon=1.0, delta=1e-5, **changes):
+def noise_of(epsilon=1.0, delta=1e-5, make=objective_noise, **changes):
     arguments = {"num_samples": 1000, "regularization": 0.01, "curvature_bound": 0.25}
-    return objective_noise(epsilon, delta, **(arguments | changes))
+    return make(epsilon, delta, **(arguments | changes))
 
 
-paper_noise_of = partial(noise_of, calibration="paper")
+def paper_noise_of(**changes):
+    return noise_of(make=printed.procedure_3, **changes)
 
 
 def gaussian_delta(epsilon, ratio):

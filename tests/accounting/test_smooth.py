@@ -216,7 +216,8 @@ def test_worked_example():
         )
 
     # As printed: epsilon' = .0091, and arsinh-normal noise with t = epsilon'^2/16.
-    rho = epsilon_to_rho(1.0, 1e-5, conversion="simple") / 500
+    log_inverse = math.log(1e5)
+    rho = (math.sqrt(log_inverse + 1) - math.sqrt(log_inverse)) ** 2 / 500
     epsilon = math.sqrt(2 * rho)
     assert epsilon == pytest.approx(0.0091, abs=5e-5)
     sensitivity = 2 * math.exp(-5_000 * epsilon**2 / 16)

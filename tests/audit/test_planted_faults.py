@@ -19,10 +19,11 @@ from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 
 from benchmarks.audits.case import Case
 from benchmarks.audits.updates import gaussian_claim
+from benchmarks.figures import printed
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, transforms
 from dpjax._sums.exact import Unrounded
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon, rho_to_epsilon
-from dpjax.accounting._objective import objective_epsilon, objective_noise
+from dpjax.accounting._objective import objective_epsilon
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Truncation
 from dpjax.estimators._shared import clip_to_norm
 from dpjax.losses import MarginLoss
@@ -167,10 +168,9 @@ def paper_002_one_noise_for_all_rounds(is_planted):
     # eta: S_2 - S_1 = G(w_2) - G(w_1), at points that it knows. G has slope 2 on one
     # data set and slope 1 on the other, where a record has x = 0.
     multiplier, privacy = gaussian_claim(num_releases=2)
-    noise = objective_noise(
+    noise = printed.procedure_3(
         EPSILON,
         DELTA,
-        calibration="paper",
         num_samples=2,
         num_features=1,
         regularization=1.0,
@@ -194,15 +194,14 @@ def paper_002_one_noise_for_all_rounds(is_planted):
     return gaussian_case(release, data, data.at[-1].set(0.0), privacy, slope)
 
 
-def l1_regression(key, features, calibration):
-    return dp_l1_regression(
+def l1_regression(key, features, is_printed):
+    return (printed.l1_regression if is_printed else dp_l1_regression)(
         features,
         jnp.zeros(2),
         key=key,
         epsilon=2.0,
         candidates=jnp.eye(2),
         truncation=1.0,
-        calibration=calibration,
     )
 
 
@@ -211,10 +210,9 @@ def paper_000_exponent(is_planted):
     # by 2D against each other: it is 2 epsilon-DP. Two candidates tie, or one of them
     # is ahead by 2D; the other then has 1 / (1 + e^(2 epsilon)) in place of 1/2, which
     # at epsilon = 2 is a ratio of e^3.3.
-    calibration = "paper" if is_planted else "tight"
     data = jnp.array([[0.0, 9.0], [9.0, 0.0]])
     return Case(
-        release=lambda key, features: l1_regression(key, features, calibration).params,
+        release=lambda key, features: l1_regression(key, features, is_planted).params,
         data=data,
         neighbor=data.at[0].set(data[1]),
         privacy=PrivacyGuarantee.of(2.0, 0.0, dp_event=UnsupportedDpEvent()),
@@ -244,9 +242,7 @@ OBJECTIVE = {"num_samples": 1, "regularization": 1.0, "curvature_bound": 0.25}
 
 def roots():
     """Both roots of Procedure 3, for one record with one feature."""
-    noise = objective_noise(
-        ROOTS_EPSILON, DELTA, calibration="paper", num_features=1, **OBJECTIVE
-    )
+    noise = printed.procedure_3(ROOTS_EPSILON, DELTA, num_features=1, **OBJECTIVE)
     assert noise.extra_regularization == 0
     # sigma^2 e - 2 q sigma - 2 = 0 for the one, sigma^2 e + 2 q sigma - 2 = 0 for the
     # other: their product is 2/e.
@@ -357,7 +353,7 @@ def noise_after_rounding(is_planted):
 
 
 PAPER_000 = jax.eval_shape(
-    partial(l1_regression, calibration="paper"), jax.random.key(0), jnp.zeros((2, 2))
+    partial(l1_regression, is_printed=True), jax.random.key(0), jnp.zeros((2, 2))
 )
 PAPER_002 = objective_epsilon(roots()[1], DELTA, is_non_increasing=True, **OBJECTIVE)
 FAULTS = {

@@ -13,6 +13,7 @@ import pytest
 from dp_accounting import gaussian_mechanism
 from scipy import optimize, special
 
+from benchmarks.figures import printed
 from dpjax.estimators import SmoothedTruncation, _catoni
 
 BETAS = [0.05, 0.3, 1.0, 3.0, 9.21, 10.0, 11.0, 50.0, 1000.0, 20_000.0, 1e6]
@@ -268,15 +269,8 @@ def test_scale_minimises_the_error_bound(n, beta, d, num_steps):
     np.testing.assert_allclose(math.log(estimator.scale), best.x, atol=1e-3)
 
 
-def test_paper_scale_is_lemma_3():
-    estimator = SmoothedTruncation.for_moment(
-        4.0,
-        num_samples=1000,
-        epsilon=1.0,
-        delta=1e-5,
-        failure_prob=0.05,
-        calibration="paper",
-    )
+def test_printed_scale_is_lemma_3():
+    estimator = printed.smoothed_truncation(4.0, 1000, failure_prob=0.05)
     np.testing.assert_allclose(
         estimator.scale, math.sqrt(1000 * 4.0 / (2 * math.log(20)))
     )
@@ -296,6 +290,6 @@ def test_scale_with_noise_keeps_the_error_bound_that_motivates_it():
         return (1 + 1 / b) / (2 * s) + s / 1e5 * (b / 2 + log_term + noise)
 
     tight = bound(SmoothedTruncation.for_moment(1.0, **setting))
-    paper = bound(SmoothedTruncation.for_moment(1.0, **setting, calibration="paper"))
+    paper = bound(printed.smoothed_truncation(1.0, 100_000))
     assert abs(tight - 0.131) < 1e-3
     assert abs(paper - 0.807) < 1e-3

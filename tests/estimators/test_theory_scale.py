@@ -7,6 +7,7 @@ import pytest
 from dp_accounting import gaussian_mechanism
 from scipy import optimize
 
+from benchmarks.figures import printed
 from dpjax.estimators import (
     MedianOfMeans,
     Truncation,
@@ -70,20 +71,13 @@ def test_threshold_minimises_the_error_bound(estimator_type, d, num_steps, order
     np.testing.assert_allclose(math.log(estimator.threshold), best.x, atol=2e-3)
 
 
-@pytest.mark.parametrize("estimator_type", [Truncation, Winsorization])
-def test_paper_thresholds(estimator_type):
-    one = estimator_type.for_moment(2.0, **SETTING, calibration="paper")
+def test_printed_thresholds():
+    one = printed.threshold(2.0, moment_order=2.0, **SETTING)
     expected = 2.0 * 10_000 / math.log(100) / math.sqrt(math.log(1.25e5))
-    np.testing.assert_allclose(one.threshold, math.sqrt(expected))
-    many = estimator_type.for_moment(
-        2.0,
-        **SETTING,
-        moment_order=1.5,
-        num_coordinates=9,
-        num_steps=16,
-        calibration="paper",
-    )
-    np.testing.assert_allclose(many.threshold, (2e4 / (27 * 4)) ** (1 / 1.5))
+    np.testing.assert_allclose(one, math.sqrt(expected))
+    sizes = {"moment_order": 1.5, "num_coordinates": 9, "num_steps": 16}
+    many = printed.threshold(2.0, **sizes, **SETTING)
+    np.testing.assert_allclose(many, (2e4 / (27 * 4)) ** (1 / 1.5))
 
 
 def test_number_of_groups_for_a_failure_probability():

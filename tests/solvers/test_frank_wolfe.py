@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.figures import printed
 from dpjax import datasets, losses
 from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
@@ -44,13 +45,11 @@ def excess_risk(problem, params):
     return float(jnp.mean(residuals[0] ** 2) - jnp.mean(residuals[1] ** 2))
 
 
-def solve(data=None, params=None, loss_fn=linear, **changes):
+def solve(data=None, params=None, loss_fn=linear, fit=dp_frank_wolfe, **changes):
     data = jnp.tile(jnp.array([0.2, -0.9, 0.1]), (60, 1)) if data is None else data
     options = {"key": jax.random.key(1), "epsilon": 1.0, "constraint": L1Ball(1.0)}
     options |= {"estimator": Winsorization(1.0)} | changes
-    return dp_frank_wolfe(
-        loss_fn, jnp.zeros(3) if params is None else params, data, **options
-    )
+    return fit(loss_fn, jnp.zeros(3) if params is None else params, data, **options)
 
 
 @pytest.mark.quick(1)
@@ -106,11 +105,10 @@ def test_a_start_at_hand_is_checked_where_the_key_is_traced():
         run(jnp.full(3, 0.5))
 
 
-def test_paper_calibration_reports_what_it_gives():
+def test_printed_choices_cost_what_is_stated():
     # The printed exponent is half of what it says, less the range that is not reached.
-    solution = solve(
-        calibration="paper", estimator=SmoothedTruncation(1.0, beta=1.0), epsilon=1.0
-    )
+    estimator = SmoothedTruncation(1.0, beta=1.0)
+    solution = solve(fit=printed.frank_wolfe, estimator=estimator)
     assert solution.privacy.epsilon == pytest.approx(math.erf(0.5**0.5) / 2, 1e-6)
     assert solution.privacy.delta == 0
 
@@ -166,19 +164,18 @@ def test_figure_1b_at_its_largest_sample(num_features):
             [
                 excess_risk(
                     setting,
-                    dp_frank_wolfe(
+                    fit(
                         losses.squared,
                         start,
                         setting.data,
                         key=jax.random.key(key),
-                        calibration=calibration,
                         **options,
                     ).params,
                 )
                 for key in range(6, 10)
             ]
         )
-        for calibration in ("paper", "tight")
+        for fit in (printed.frank_wolfe, dp_frank_wolfe)
     )
     assert 0.01 < papers < 0.4
     assert default < papers / 3
@@ -192,10 +189,8 @@ def test_figure_1b_at_its_largest_sample(num_features):
     assert solution.stats["is_informative"]
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("changes", [{"epsilon": 0.01}, {"calibration": "paper"}])
-def test_stats_say_when_choices_are_blind(changes):
-    solution = solve(estimator=None, num_steps=5, **changes)
+def test_stats_say_when_choices_are_blind():
+    solution = solve(estimator=None, num_steps=5, epsilon=0.01)
     assert not solution.stats["is_informative"]
 
 
@@ -278,6 +273,5 @@ test_bad_arguments_are_named = refused(
     ({"constraint": Simplex(1.0)}, "params must be in Simplex"),
     ({"num_steps": 61}, "num_steps must be at most the 60"),
     ({"num_steps": 61, "delta": 1e-5}, "num_steps must be at most the 60"),
-    ({"calibration": "paper"}, "estimator must be a SmoothedTruncation"),
     ({"learning_rate": 2.0}, "learning_rate must be between 0 and 1"),
 )

@@ -10,6 +10,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
+from benchmarks.figures import printed
 from dpjax.accounting import selection_event
 from dpjax.constraints import Box, grid_net
 from dpjax.solvers import _l1_scores, dp_l1_regression
@@ -118,65 +119,56 @@ def two_candidates(num_first, num_records=41):
     return features, jnp.zeros(num_records), jnp.eye(2)
 
 
+SOLVERS = {"needed": dp_l1_regression, "printed": printed.l1_regression}
 LAWS = {  # probability of the candidate that has a higher score by `gap`
-    "tight": lambda gap, epsilon: (
+    "needed": lambda gap, epsilon: (
         1 - 0.5 * np.exp(-epsilon * gap / 2)
         if gap >= 0
         else 0.5 * np.exp(epsilon * gap / 2)
     ),
-    "paper": lambda gap, epsilon: scipy.special.expit(epsilon * gap),
+    "printed": lambda gap, epsilon: scipy.special.expit(epsilon * gap),
 }
 
 
-def law_of_two(num_first, calibration, epsilon):
+def law_of_two(num_first, name, epsilon):
     """The exact probabilities, from the scores as the solver computes them."""
     scores = scores_of(*two_candidates(num_first), 1.0, 2.0)
     gap = float(scores[0]) - float(scores[1])
-    first = LAWS[calibration](gap, epsilon)
-    return np.array([first, LAWS[calibration](-gap, epsilon)])
+    return np.array([LAWS[name](gap, epsilon), LAWS[name](-gap, epsilon)])
 
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
-@pytest.mark.parametrize("calibration", ["tight", "paper"])
-def test_two_candidates_attain_epsilon_and_never_pass_it(calibration, epsilon):
+@pytest.mark.parametrize("name", SOLVERS)
+def test_two_candidates_attain_epsilon_and_never_pass_it(name, epsilon):
     # One of 41 records flips the candidate it fits.
-    spent = dp_l1_regression(
-        *two_candidates(3)[:2],
-        **settings(
-            epsilon=epsilon, candidates=two_candidates(3)[2], calibration=calibration
-        ),
-    ).privacy.epsilon
-    assert spent == (epsilon if calibration == "tight" else 2 * epsilon)
-    laws = [law_of_two(k, calibration, epsilon) for k in range(42)]
+    features, targets, candidates = two_candidates(3)
+    options = settings(epsilon=epsilon, candidates=candidates)
+    spent = SOLVERS[name](features, targets, **options).privacy.epsilon
+    assert spent == (epsilon if name == "needed" else 2 * epsilon)
+    laws = [law_of_two(k, name, epsilon) for k in range(42)]
     losses = [np.abs(np.log(a) - np.log(b)).max() for a, b in itertools.pairwise(laws)]
     assert max(losses) <= spent * (1 + 1e-9)
     assert max(losses) >= 0.99 * spent
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("calibration", ["tight", "paper"])
-def test_the_law_that_is_drawn(calibration, key):
+@pytest.mark.parametrize("name", SOLVERS)
+def test_the_law_that_is_drawn(name, key):
     # 23 of 41: a gap of 5. Chi-square, false alarm 1e-6.
     epsilon, num_draws = 0.5, 100_000
     features, targets, candidates = two_candidates(23)
 
     def draw(key):
-        solution = dp_l1_regression(
-            features,
-            targets,
-            **settings(
-                key=key, epsilon=epsilon, candidates=candidates, calibration=calibration
-            ),
-        )
-        return solution.params
+        options = settings(key=key, epsilon=epsilon, candidates=candidates)
+        return SOLVERS[name](features, targets, **options).params
 
     params = jax.jit(jax.vmap(draw))(jax.random.split(key, num_draws))
     first = int((params[:, 0] == 1).sum())
     assert first + int((params[:, 1] == 1).sum()) == num_draws
 
     def rejects(epsilon):
-        law = law_of_two(23, calibration, epsilon)
+        law = law_of_two(23, name, epsilon)
         counts = [first, num_draws - first]
         return scipy.stats.chisquare(counts, law * num_draws).pvalue < FALSE_ALARM
 
@@ -260,8 +252,7 @@ def test_heavy_tails(order, key):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [2.0, 1.4])
-@pytest.mark.parametrize("calibration", ["tight", "paper"])
-def test_risk_bound(order, calibration, key):
+def test_risk_bound(order, key):
     # Features and noise are Gaussian: y - <x, w> is normal with variance 1 + |w - w*|^2
     # and E|.| = sqrt(2 variance / pi), E|.|^theta <= variance^(theta/2) <= 9^(theta/2).
     keys = jax.random.split(key, 2)
@@ -279,7 +270,6 @@ def test_risk_bound(order, calibration, key):
             candidates=candidates,
             moment_order=order,
             residual_moment_bound=9 ** (order / 2),
-            calibration=calibration,
         )
 
     solutions = jax.jit(jax.vmap(solve))(jnp.arange(50), features, noise)
@@ -300,9 +290,9 @@ def test_default_truncation_is_least_in_its_bound(order):
         candidates=candidates, moment_order=order, residual_moment_bound=2.0
     )
 
-    def stats(truncation, **changes):
-        changes |= {"truncation": truncation, "key": jax.random.key(3)}
-        return dp_l1_regression(features, targets, **(options | changes)).stats
+    def stats(truncation, solve=dp_l1_regression):
+        changes = {"truncation": truncation, "key": jax.random.key(3)}
+        return solve(features, targets, **(options | changes)).stats
 
     taken = stats(None)
     for factor in (0.9, 1.1):
@@ -316,12 +306,12 @@ def test_default_truncation_is_least_in_its_bound(order):
     # The printed minimisers of (14) and (26), at epsilon = 1.
     logs = math.log(64 / 0.01)
     if order == 2:
-        printed = math.sqrt(2 * (3 + 4 * math.log(2)) * logs / (5 * 500 * 2.0))
+        expected = math.sqrt(2 * (3 + 4 * math.log(2)) * logs / (5 * 500 * 2.0))
     else:
         factor = 2 * 2 ** (order - 1) * 2.0 / order * (order - 1)
-        printed = (8 * math.log(order) * logs / 500 / factor) ** (1 / order)
-    found = stats(None, calibration="paper")["truncation"]
-    assert found == pytest.approx(printed)
+        expected = (8 * math.log(order) * logs / 500 / factor) ** (1 / order)
+    found = stats(None, printed.l1_regression)["truncation"]
+    assert found == pytest.approx(expected)
 
 
 @pytest.mark.quick(1)
