@@ -3,180 +3,165 @@
 import importlib
 import inspect
 import pkgutil
+import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import dpjax
 
-# A program, which is used by commands.
-_NO_PAGE = {"dpjax.cli"}
+_MARKUP = re.compile(r"([\\*|]|_(?=\W|$))")  # of reStructuredText
+_CODE = re.compile(r"`([^`\n]+)`")
 
 
 def packages() -> list[ModuleType]:
     """Returns dpjax and its public packages: those that have `__all__`."""
-    found = [dpjax]
-    for module in pkgutil.iter_modules(dpjax.__path__, "dpjax."):
-        if module.name in _NO_PAGE or module.name.rpartition(".")[2][0] == "_":
-            continue
-        package = importlib.import_module(module.name)
-        if hasattr(package, "__all__"):
-            found.append(package)
-    return found
+    modules = [
+        importlib.import_module(f"dpjax.{module.name}")
+        for module in pkgutil.iter_modules(dpjax.__path__)
+        if module.name != "cli" and not module.name.startswith("_")
+    ]
+    return [dpjax, *(module for module in modules if hasattr(module, "__all__"))]
 
 
-def page_name(package: ModuleType) -> str:
-    """Returns the name of a package's page, without folder and suffix."""
-    return package.__name__
+def names(package: ModuleType) -> list[str]:
+    """Returns the public names of a package that are no modules."""
+    return [x for x in package.__all__ if not inspect.ismodule(getattr(package, x))]
+
+
+def home(package: ModuleType, name: str) -> str:
+    """Returns the package of a name's page: that of its code, if public there."""
+    module = getattr(getattr(package, name), "__module__", None) or ""
+    owner = ".".join(module.split(".")[:2])
+    is_public = owner.startswith("dpjax.") and not owner.startswith("dpjax._")
+    known = importlib.import_module(owner) if is_public else package
+    return owner if is_public and name in known.__all__ else package.__name__
 
 
 def write_pages(folder: Path) -> None:
-    """Writes a page a package and a page a name, and the table of packages.
-
-    What an earlier build wrote of other names goes.
-    """
-    found = packages()
-    texts = {f"{page_name(package)}.rst": page(package) for package in found}
-    for package in found:
-        for name in _names(package):
-            texts[f"{page_name(package)}/{name}.rst"] = name_page(package, name)
+    """Writes a page a package and a page a name; pages of names that went go."""
+    texts = {}
+    for package in packages():
+        texts[f"{package.__name__}.rst"] = page(package)
+        for name in names(package):
+            if home(package, name) == package.__name__:
+                path = f"{package.__name__}/{name}.rst"
+                texts[path] = name_page(package, name)
     for path in folder.rglob("*.rst"):
         if path.relative_to(folder).as_posix() not in texts:
             path.unlink()
     for name, text in texts.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    lines = [
-        f"| [{package.__name__}](generated/api/{page_name(package)}.rst) "
-        f"| {_first_line(package)} |"
-        for package in found
-    ]
-    table = "\n".join(["| package | what is in it |", "| --- | --- |", *lines])
-    (folder.parent / "tables" / "packages.md").write_text(table + "\n")
 
 
 def page(package: ModuleType) -> str:
     """Returns the page of a package: its docstring, and a table of its names."""
-    name, here = package.__name__, _names(package)
-    parts = [f"{name}\n{'=' * len(name)}", f".. automodule:: {name}"]
-    elsewhere = [one for one in package.__all__ if one not in here]
-    rows = [
-        f"* - :py:obj:`{home(package, one)}.{one}`\n  - {_escaped(_first_line(value))}"
-        for one in (*here, *elsewhere)
-        if not inspect.ismodule(value := getattr(package, one))
-    ]
-    if rows:
-        table = ".. list-table::\n   :widths: 40 60\n\n"
-        parts.append(table + _indented("\n".join(rows)))
-    if package is dpjax:
-        parts.append("Its packages are on the page of the :doc:`API <../../api>`.")
-    return "\n\n".join(parts) + "\n"
+    title = package.__name__
+    head = f"{title}\n{'=' * len(title)}\n\n.. automodule:: {title}\n\n"
+    full = (f"{home(package, name)}.{name}" for name in names(package))
+    rows = "\n".join(f"   ~{name.removeprefix(f'{title}.')}" for name in full)
+    table = f".. autosummary::\n   :nosignatures:\n\n{rows}\n" if rows else ""
+    return head + table
 
 
 def name_page(package: ModuleType, name: str) -> str:
     """Returns the page of a name, which no menu has: a package's table leads there."""
-    known = package.__name__
-    back = f"In :doc:`{known} <../{page_name(package)}>`."
-    heads = [":orphan:", f"{name}\n{'=' * len(name)}", back]
-    parts = [*heads, f".. currentmodule:: {known}", _entry(package, name)]
-    return "\n\n".join(parts) + "\n"
+    value, full = getattr(package, name), f"{package.__name__}.{name}"
+    back = f"In :doc:`{package.__name__} <../{package.__name__}>`."
+    if inspect.isclass(value):
+        entry = f".. autoclass:: {full}"
+        for method in _methods(value):
+            is_property = isinstance(inspect.getattr_static(value, method), property)
+            kind = "autoproperty" if is_property else "automethod"
+            entry += f"\n\n   .. {kind}:: {method}"
+    elif callable(value) and hasattr(value, "__name__"):
+        entry = f".. autofunction:: {full}"
+    else:
+        entry = f".. autodata:: {full}\n   :no-value:"
+    head = f":orphan:\n\n{name}\n{'=' * len(name)}\n\n{back}\n\n"
+    return f"{head}.. currentmodule:: {package.__name__}\n\n{entry}\n"
 
 
 def targets() -> dict[str, str]:
-    """Returns what a docstring may call a public name, a method or a package.
+    """Returns the full name of each name by which a docstring may call it.
 
-    Without its package it may where only one has the name, and that is no plain word,
-    which could be an argument's.
+    A name may stand without its package where only one package has it and it is no
+    plain word, which could be an argument's.
     """
-    found, short = {}, {}
+    known, short = {package.__name__: package.__name__ for package in packages()}, {}
     for package in packages():
-        found[package.__name__] = package.__name__
-        for name in package.__all__:
+        for name in names(package):
             value, full = getattr(package, name), f"{home(package, name)}.{name}"
-            if inspect.ismodule(value):
-                continue
             methods = _methods(value) if inspect.isclass(value) else ()
-            for end in ("", *(f".{one}" for one in methods)):
-                found[f"{package.__name__}.{name}{end}"] = full + end
+            for end in ("", *(f".{method}" for method in methods)):
+                known[f"{package.__name__}.{name}{end}"] = full + end
                 if "_" in name or not name.islower():
                     short.setdefault(name + end, set()).add(full + end)
-    found |= {known.removeprefix("dpjax."): full for known, full in found.items()}
-    return found | {one: full.pop() for one, full in short.items() if len(full) == 1}
-
-
-def _names(package: ModuleType) -> list[str]:
-    """Returns the names that are documented under the package."""
-    return [
-        name
-        for name in package.__all__
-        if home(package, name) == package.__name__
-        and not inspect.ismodule(getattr(package, name))
-    ]
-
-
-def home(package: ModuleType, name: str) -> str:
-    """Returns the public package a name is documented under.
-
-    That is the deepest one that its code lies in, where it is public there too.
-    """
-    value = getattr(package, name)
-    if inspect.ismodule(value):
-        return package.__name__
-    module = getattr(value, "__module__", "") or ""
-    parts = module.split(".")
-    owner = ".".join(parts[:2])
-    is_private = owner.startswith("dpjax._")
-    if owner != package.__name__ and owner.startswith("dpjax.") and not is_private:
-        public = importlib.import_module(owner)
-        if name in getattr(public, "__all__", ()):
-            return owner
-    return package.__name__
-
-
-def _entry(package: ModuleType, name: str) -> str:
-    value = getattr(package, name)
-    full = f"{package.__name__}.{name}"
-    if inspect.isclass(value):
-        entry = [f".. autoclass:: {full}"]
-        for one in _methods(value):
-            is_property = isinstance(inspect.getattr_static(value, one), property)
-            kind = "autoproperty" if is_property else "automethod"
-            entry.append(f"   .. {kind}:: {one}")
-        return "\n\n".join(entry)
-    if callable(value) and hasattr(value, "__name__"):
-        return f".. autofunction:: {full}"
-    return f".. autodata:: {full}\n   :no-value:"
+    known |= {name.removeprefix("dpjax."): full for name, full in known.items()}
+    return known | {name: x.pop() for name, x in short.items() if len(x) == 1}
 
 
 def _methods(cls: type) -> list[str]:
     """Returns the methods that are documented in dpjax, and by no public base."""
-    found = []
-    for name in dir(cls):
-        if name[0] == "_" and name != "__call__":
-            continue
-        owner = next(base for base in cls.__mro__ if name in base.__dict__)
-        is_public = owner is not cls and _is_public(owner)
-        value: Any = inspect.getattr_static(owner, name)
-        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        is_code = callable(function) and not inspect.isclass(function)
-        is_ours = getattr(function, "__module__", "").startswith("dpjax.")
-        if is_ours and is_code and not is_public and inspect.getdoc(function):
-            found.append(name)
-    return found
+    names = (name for name in dir(cls) if name[0] != "_" or name == "__call__")
+    return [name for name in names if _is_documented(cls, name)]
 
 
-def _is_public(cls: type) -> bool:
-    owner = importlib.import_module(".".join(cls.__module__.split(".")[:2]))
-    return cls.__name__ in getattr(owner, "__all__", ())
+def _is_documented(cls: type, name: str) -> bool:
+    owner = next(base for base in cls.__mro__ if name in base.__dict__)
+    value: Any = inspect.getattr_static(owner, name)
+    function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+    if inspect.isclass(function) or not callable(function):
+        return False
+    package = importlib.import_module(".".join(owner.__module__.split(".")[:2]))
+    is_public = owner.__name__ in getattr(package, "__all__", ())
+    is_ours = getattr(function, "__module__", "").startswith("dpjax.")
+    return (
+        is_ours and bool(inspect.getdoc(function)) and (owner is cls or not is_public)
+    )
 
 
-def _first_line(value: Any) -> str:
-    return (inspect.getdoc(value) or "").partition("\n")[0]
+def as_rst(lines: list[str], target: Callable[[str], str | None]) -> list[str]:
+    """Returns a docstring, plain text with code in backticks, in reStructuredText.
 
+    A block after an empty line that is further indented is a formula or code.
 
-def _escaped(text: str) -> str:
-    return text.replace("|", r"\|").replace("*", r"\*")
+    Args:
+        lines: of the docstring.
+        target: from code in backticks to the public name that it is, if it is one.
+    """
 
+    def converted(line: str) -> str:
+        if line.count("`") % 2:
+            return line  # code that goes on in another line
+        bullet = re.match(r"\s*\* ", line)
+        head = bullet[0] if bullet else ""
+        parts = _CODE.split(line[len(head) :])
+        parts[::2] = [_MARKUP.sub(r"\\\1", part) for part in parts[::2]]
+        for i, code in enumerate(parts[1::2]):
+            full = target(code)
+            parts[2 * i + 1] = f":py:obj:`{code} <{full}>`" if full else f"``{code}``"
+        return head + "".join(parts)
 
-def _indented(text: str) -> str:
-    return "\n".join(f"   {line}" for line in text.splitlines())
+    result: list[str] = []
+    block = previous = None  # indentation of a block, and of the last line of text
+    in_doctest = False
+    for line, before in zip(lines, ["x", *lines], strict=False):
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if not text:
+            in_doctest = False
+        else:
+            block = None if block is not None and indent < block else block
+            if text.startswith(">>>") and block is None:
+                in_doctest, previous = True, indent
+            if block is None and not in_doctest:
+                if not before.strip() and previous is not None and indent > previous:
+                    block = indent
+                    result += [" " * previous + "::", ""]
+                else:
+                    line, previous = converted(line), indent
+        result.append(line if text else "")
+    return result

@@ -8,19 +8,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 # Files of the repository, and the pages that they become.
-PAGES = {
-    "dpjax/GUARANTEES.md": "guarantees.md",
-    "benchmarks/UTILITY.md": "utility.md",
-    "benchmarks/DEEP.md": "deep.md",
-    "benchmarks/FIGURES.md": "figures.md",
-    "benchmarks/EXPERIMENTS.md": "experiments.md",
-    "benchmarks/README.md": "speed.md",
-    "benchmarks/SCALING.md": "scaling.md",
-    "benchmarks/COVERAGE.md": "coverage.md",
-    "benchmarks/COST.md": "cost.md",
-    "CHANGELOG.md": "changelog.md",
-    "CONTRIBUTING.md": "contributing.md",
-    "SECURITY.md": "security.md",
+_NAMES = ("UTILITY", "DEEP", "FIGURES", "EXPERIMENTS", "SCALING", "COVERAGE", "COST")
+PAGES = {"dpjax/GUARANTEES.md": "guarantees.md", "benchmarks/README.md": "speed.md"}
+PAGES |= {f"benchmarks/{name}.md": f"{name.lower()}.md" for name in _NAMES}
+PAGES |= {
+    f"{x}.md": f"{x.lower()}.md" for x in ("CHANGELOG", "CONTRIBUTING", "SECURITY")
 }
 # An inline link of Markdown; titles and spaces in targets do not occur.
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
@@ -29,16 +21,13 @@ IMAGES = {".png", ".svg"}
 
 def write_pages(folder: Path) -> None:
     """Writes every page and notebook into a folder, with the pictures they show."""
+    for name in ("notebooks", "images"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
     for source, target in PAGES.items():
         text = (ROOT / source).read_text()
         (folder / target).write_text(rewritten(text, ROOT / source, folder))
-    for notebook in notebooks():
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
         shutil.copyfile(notebook, folder / "notebooks" / notebook.name)
-
-
-def notebooks() -> list[Path]:
-    """Returns the notebooks in the order of their names."""
-    return sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def rewritten(text: str, source: Path, folder: Path) -> str:

@@ -3,14 +3,39 @@
 import ast
 import importlib
 import re
+from typing import NamedTuple
 
 import pytest
 
 from benchmarks.audits.catalogue import cases
-from tests.test_docs import DOCS, ROOT, load
+from tests.test_docs import DOCS, ROOT
 
-proofs = load(DOCS / "_proofs.py")
-STATEMENTS = proofs.statements()
+FOLDER = DOCS / "privacy" / "proofs"
+_HEAD = re.compile(r"^\((proof-[\w-]+)\)=\n## (\d+\.\d+) (.+)$", re.MULTILINE)
+_FACT = re.compile(r"^\* (Code|Test|Audit|Source): (.+(?:\n  .+)*)$", re.MULTILINE)
+
+
+class Statement(NamedTuple):
+    """A statement, and the four lines at the end of its proof."""
+
+    anchor: str
+    number: str
+    title: str
+    facts: dict[str, str]
+
+
+def statements() -> list[Statement]:
+    """Returns the statements of all pages, in the order of their numbers."""
+    found = []
+    for page in FOLDER.glob("*.md"):
+        _, *parts = _HEAD.split(page.read_text())
+        for anchor, number, title, text in zip(*[iter(parts)] * 4, strict=True):
+            facts = {name: " ".join(x.split()) for name, x in _FACT.findall(text)}
+            found.append(Statement(anchor, number, title, facts))
+    return sorted(found, key=lambda x: [int(part) for part in x.number.split(".")])
+
+
+STATEMENTS = statements()
 _TEST = r"`(tests/[\w/]+\.py)::(\w+)`"
 
 
@@ -22,7 +47,7 @@ def test_statements_are_numbered_and_anchored_once():
         found = [number for one, number in numbers if one == page]
         assert found == list(range(1, len(found) + 1))
     assert len({one.anchor for one in STATEMENTS}) == len(STATEMENTS)
-    written = "".join(page.read_text() for page in proofs.FOLDER.glob("*.md"))
+    written = "".join(page.read_text() for page in FOLDER.glob("*.md"))
     assert written.count("\n(proof-") == len(STATEMENTS)
 
 
@@ -35,7 +60,7 @@ def test_comments_of_the_library_name_statements_that_are_there():
         text = path.read_text()
         assert text.count("docs/privacy/proofs/") == len(link.findall(text)), path
         for page, *numbers in link.findall(text):
-            heads = (proofs.FOLDER / page).read_text()
+            heads = (FOLDER / page).read_text()
             links += 1
             assert all(f"\n## {number} " in heads for number in numbers if number), path
     assert links

@@ -1,4 +1,4 @@
-"""The ways to a page, and the picture that the site draws."""
+"""The ways to a page."""
 
 import re
 import sys
@@ -6,11 +6,9 @@ import sys
 import pytest
 
 from tests.test_docs import DOCS, PAGES
-from tests.test_docs_examples import examples
 
 sys.path.append(str(DOCS))
 import _copies
-import _pictures
 
 # What people come for, and the page that has it.
 TASKS = {
@@ -22,15 +20,6 @@ TASKS = {
     "a proof": "privacy/proofs/papers.md",
     "cite": "contribute/cite.md",
 }
-
-
-def test_picture_of_the_network_shows_what_its_page_prints():
-    (code,) = (x.values[1] for x in examples() if x.id == "network.md")
-    printed = "\n".join(re.findall(r"^#> (.*)$", code, re.MULTILINE))
-    rows = _pictures.numbers(printed)
-    names = ["constant", "not private", "epsilon 0.3", "epsilon 1"]
-    assert [name for name, *_ in rows][:4] == names
-    assert rows == _pictures.numbers(_pictures.NETWORK.read_text())
 
 
 def links(page):
