@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import optax
 
 from dpjax import _validate
+from dpjax._sharding import check_key_of_rows
 from dpjax._tree import num_coordinates, register
 from dpjax._types import Calibration, Key, LossFn, PyTree, Scalar
 from dpjax.batching import Disjoint
@@ -93,7 +94,7 @@ def dp_iterative_hard_thresholding(
     _validate.positive(epsilon=epsilon, learning_rate=learning_rate)
     _validate.delta(delta)
     _validate.choice(Calibration, calibration=calibration)
-    _validate.typed_key(key)
+    check_key_of_rows(key, data)
     check_sparsity(sparsity, params)
     _validate.bounded_estimator(estimator)
     data = _validate.arrays(data)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate, losses
-from dpjax._sharding import AxisName
+from dpjax._sharding import AxisName, check_key_of_rows
 from dpjax._tree import clip, like, register
 from dpjax._types import Calibration, Key, Scalar
 from dpjax.accounting import epsilon_to_rho
@@ -110,7 +110,7 @@ def dp_sparse_linear_regression(
     )
     _validate.probability(delta=delta)
     _validate.choice(Calibration, calibration=calibration)
-    _validate.typed_key(key)
+    check_key_of_rows(key, (features, targets))
     features, targets = _validate.linear_data(features, targets)
     num_samples, num_features = features.shape
     params = jnp.zeros(features.shape[1], features.dtype)
