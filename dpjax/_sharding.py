@@ -230,11 +230,14 @@ def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
 
 
 def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
-    """Refuses one key for rows that may be dealt out over devices.
+    """Refuses what is no key, and one key for rows that may be dealt out over devices.
 
-    Each device would release the mean of its own rows, all of them with the same noise.
+    Each device would release a number of its own rows, all of them with the same noise.
     """
-    axes = manual_axes_of(rows)
+    _validate.typed_key(key)
+    axes = manual_axes_of(
+        [x for x in jax.tree.leaves(rows) if isinstance(x, jax.Array)]
+    )
     rule = (
         f"one for each device where rows may be dealt out over the mesh axes {axes}; "
         "or give those as axis_name, () if every device has all rows, and call solvers "

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
+from dpjax._sharding import check_key_varies_as
 from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import _samplers
 from dpjax.mechanisms._additive import as_float32
@@ -88,6 +89,7 @@ def peeling(
 
 def _check(key: Key, vector: jax.Array, sparsity: int) -> None:
     _validate.typed_key(key)
+    check_key_varies_as(vector, key)
     shape, dtype = jnp.shape(vector), jnp.result_type(vector)
     rule = "a vector of floating point"
     is_fine = len(shape) == 1 and jnp.issubdtype(dtype, jnp.floating)

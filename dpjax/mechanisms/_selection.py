@@ -17,6 +17,7 @@ from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import (
     AxisName,
+    check_key_varies_as,
     from_all,
     num_shares,
     row_axes,
@@ -186,6 +187,8 @@ def _choose(
         num_chunks is None, "num_chunks", num_chunks, "None where scores are an array"
     )
     _check_scores(scores, num_shares(axes))
+    if not axes:
+        check_key_varies_as(scores, key)
     return _choose_from_array(sampler, axes, key, scores, epsilon, sensitivity_range)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
+from dpjax._sharding import check_key_of_rows
 from dpjax._types import ArrayLike, Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.losses import LinearLoss
@@ -157,7 +158,7 @@ def dp_additive_model(
     """
     model = model_loss(loss)
     check_noise(epsilon, delta, noise_multiplier)
-    _validate.typed_key(key)
+    check_key_of_rows(key, data)
     features, targets = records_of(data)
     num_samples, num_columns = features.shape
     column = None

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._sharding import check_key_of_rows
 from dpjax._types import ArrayLike, Key, Scalar, SelectionName
 from dpjax.solvers._ranks import (
     EDGES,
@@ -99,7 +100,7 @@ def dp_center_and_scale(
     """
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, samples)
     samples = checked_samples(samples, num_axes=2)
     num_samples, num_choices = samples.shape[0], 2 * samples.shape[1]
     choices = Choices.tight(num_choices, epsilon, delta)

@@ -9,6 +9,7 @@ import optax
 from jax.tree_util import Partial
 
 from dpjax import _validate
+from dpjax._sharding import check_key_of_rows
 from dpjax._tree import Static, num_coordinates
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
@@ -139,7 +140,7 @@ def dp_gradient_descent(
         Wang (2022), Algorithm 2, Theorems 5 to 7.
     """
     check_budget(epsilon, delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, data)
     data, batches = _batches(data, num_steps, batching, execution, epsilon, delta)
     multiplier, privacy = calibrated_noise(
         estimator,
@@ -214,7 +215,7 @@ def robust_gradient_descent(
     rule = f"given where batches are drawn, as by {batching}"
     _validate.require(key is not None or not batches.is_sampled, "key", key, rule)
     key = jax.random.key(0) if key is None else key  # draws nothing
-    _validate.typed_key(key)
+    check_key_of_rows(key, data)
     step = _step(
         loss_fn, batches, estimator, None, learning_rate, projection_fn, averaging
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from dpjax import _keys, _validate
 from dpjax._rounding import ROUNDED_UP
-from dpjax._sharding import gathered
+from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import like
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
@@ -103,7 +103,7 @@ def dp_group_means(
         As for `dp_mean`. Quantiles: as for `dp_quantile`, by noisy counts instead.
     """
     check_budget(epsilon, delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, (samples, groups))
     _validate.count(num_groups=num_groups)
     _validate.within(2.0**-20, 1 - 2.0**-20, **_named(quantiles))
     samples = checked_samples(samples, num_axes=1)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import optax
 
 from dpjax import _validate
+from dpjax._sharding import check_key_of_rows
 from dpjax._tree import num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Disjoint
@@ -87,7 +88,7 @@ def dp_iterative_hard_thresholding(
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.positive(epsilon=epsilon, learning_rate=learning_rate)
     _validate.delta(delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, data)
     check_sparsity(sparsity, params)
     _validate.bounded_estimator(estimator)
     data = _validate.arrays(data)

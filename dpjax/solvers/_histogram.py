@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpjax import _keys, _validate
 from dpjax._rounding import ROUNDED_UP
-from dpjax._sharding import gathered
+from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.mechanisms import gaussian
@@ -71,7 +71,7 @@ def dp_histogram(
         private data analysis", Section 3.2.
     """
     check_budget(epsilon, delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, samples)
     samples = checked_samples(samples, num_axes=1)
     check_countable(samples.size)
     multiplier = noise_multiplier(epsilon, delta, num_steps=1)

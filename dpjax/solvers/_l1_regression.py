@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._sharding import by_device, psum, row_axes
+from dpjax._sharding import by_device, check_key_of_rows, psum, row_axes
 from dpjax._types import ArrayLike, Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, selection_event
 from dpjax.mechanisms import permute_and_flip
@@ -113,7 +113,7 @@ def dp_l1_regression(
         moment_order=moment_order,
     )
     _validate.probability(failure_prob=failure_prob)
-    _validate.typed_key(key)
+    check_key_of_rows(key, (features, targets))
     _validate.require(1 < moment_order <= 2, "moment_order", moment_order, "in (1, 2]")
     features, targets, candidates = _arrays(features, targets, candidates)
     num_samples, num_candidates = features.shape[0], candidates.shape[0]

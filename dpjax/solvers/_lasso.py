@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate, losses
+from dpjax._sharding import check_key_of_rows
 from dpjax._tree import clip
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
@@ -85,7 +86,7 @@ def dp_lasso(
     """
     _validate.positive(epsilon=epsilon, fourth_moment_bound=fourth_moment_bound)
     _validate.delta(delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, (features, targets))
     ball = L1Ball(radius)
     features, targets = _validate.linear_data(features, targets)
     num_samples, num_features = features.shape

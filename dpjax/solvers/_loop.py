@@ -12,7 +12,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._processes import devices_of, digests, is_first
-from dpjax._sharding import AxisName, check_key_of_rows, row_axes
+from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import Static
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Batching
@@ -211,7 +211,6 @@ def iterate(
 
     The key is for the step's draws and for drawing batches. Data may be sharded.
     """
-    check_key_of_rows(key, data)
     traced = {"params": params, "data": data, "key": key}
     arguments = _leaves_by_name(step) | traced
     devices = devices_of(arguments)

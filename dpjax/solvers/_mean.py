@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._sharding import row_axes, with_auto_axes
+from dpjax._sharding import check_key_of_rows, row_axes, with_auto_axes
 from dpjax._tree import Static, as_float
 from dpjax._types import Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
@@ -101,7 +101,7 @@ def dp_mean(
         Devadas, Xu (2020), equation (12) and Theorem 6.
     """
     check_budget(epsilon, delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, samples)
     _validate.choice(MeanMethod, method=method)
     rule = "left out with an estimator"
     _validate.require(estimator is None or method == "clipped", "method", method, rule)

@@ -8,7 +8,7 @@ import numpy as np
 from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
-from dpjax._sharding import gathered
+from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._types import REPLACE_ONE, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_stddev
 from dpjax.accounting._shared import objective_noise
@@ -113,7 +113,7 @@ def dp_objective_perturbation(
         private convex optimization", Algorithm 1, for the approximate minimizer.
     """
     check_budget(epsilon, delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, (features, labels))
     _validate.non_negative(regularization=regularization)
     loss = MarginLoss.logistic() if loss is None else loss
     rule = "a MarginLoss, which declares the bounds that the noise rests on"

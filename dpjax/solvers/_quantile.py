@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _keys, _validate
+from dpjax._sharding import check_key_of_rows
 from dpjax._types import ArrayLike, Key, Scalar, SelectionName
 from dpjax.solvers._ranks import (
     EDGES,
@@ -114,7 +115,7 @@ def dp_quantile(
         approximate inverse sensitivity mechanisms".
     """
     _validate.positive(epsilon=epsilon)
-    _validate.typed_key(key)
+    check_key_of_rows(key, samples)
     _validate.within(0.0, 1.0, quantile=quantile)
     samples = checked_samples(samples, num_axes=1)
     bins = checked_edges(EDGES if edges is None else edges, samples)

@@ -12,7 +12,7 @@ from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._rounding import claim
-from dpjax._sharding import gathered
+from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import flatten, like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
@@ -115,7 +115,7 @@ def dp_sample_and_aggregate(
     """
     _validate.require(callable(fit_fn), "fit_fn", fit_fn, "callable")
     check_budget(epsilon, delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, data)
     _validate.count(num_subsets=num_subsets, overlap=overlap)
     _validate.positive(diameter=diameter)
     spread = diameter / 100 if spread is None else spread

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate, losses
-from dpjax._sharding import AxisName
+from dpjax._sharding import AxisName, check_key_of_rows
 from dpjax._tree import clip, like, register
 from dpjax._types import Key, Scalar
 from dpjax.accounting import epsilon_to_rho
@@ -106,7 +106,7 @@ def dp_sparse_linear_regression(
         epsilon=epsilon, fourth_moment_bound=fourth_moment_bound, radius=radius
     )
     _validate.probability(delta=delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, (features, targets))
     features, targets = _validate.linear_data(features, targets)
     num_samples, num_features = features.shape
     params = jnp.zeros(features.shape[1], features.dtype)

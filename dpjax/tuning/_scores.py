@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from dp_accounting import LaplaceDpEvent
 
 from dpjax import _validate
+from dpjax._sharding import check_key_of_rows
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, gaussian_stddev
 from dpjax.estimators import Winsorization
@@ -104,6 +105,7 @@ def clipped_loss(
         return jnp.where(jnp.isnan(found), limit, found) - limit / 2
 
     def fn(params: PyTree, key: Key) -> Scalar:
+        check_key_of_rows(key, data)
         noisy = _noisy_mean(estimator, losses_of(params), key, epsilon, delta)
         return -(noisy + limit / 2)
 

@@ -28,6 +28,7 @@ from dpjax.gradients import (
 from dpjax.gradients._users import UserRecords
 from dpjax.gradients.factored import _grad
 from dpjax.transforms import accumulate, aggregate, dp_sgd, privatize
+from tests import registry
 from tests.sharding._devices import normal
 
 pytestmark = pytest.mark.devices(4)
@@ -284,26 +285,21 @@ def trained(params, batch, axis_name):
     return run.step(state, batch, axis_name=axis_name)[0].params
 
 
-def descended(params, batch, axis_name):
+def scored(params, batch, axis_name):
     del axis_name
-    return dpjax.solvers.dp_gradient_descent(
-        loss_fn,
-        params,
-        batch,
-        key=jax.random.key(0),
-        epsilon=1.0,
-        delta=1e-5,
-        estimator=CLIPPING,
-        num_steps=1,
-        learning_rate=1.0,
-    ).params
+    score = dpjax.tuning.clipped_loss(loss_fn, batch, limit=1.0, epsilon=1.0, delta=0.0)
+    return score.fn(params, jax.random.key(0))
 
 
-def private_mean(params, batch, axis_name):
-    del params, axis_name
-    return dpjax.solvers.dp_mean(
-        batch, key=jax.random.key(0), epsilon=1.0, delta=1e-5, estimator=CLIPPING
-    ).params
+def solved(solver):
+    """Returns the params of a solver of the registry."""
+
+    def params_of(params, batch, axis_name):
+        del params, axis_name
+        data = batch["x"], batch["y"][:, 0]
+        return solver(data, jax.random.key(0), 0).params
+
+    return params_of
 
 
 def users_by_id(params, batch, axis_name):
@@ -337,13 +333,11 @@ def by_constant(value, params, example):
     return value + slope(jnp.ones(4)).sum()
 
 
-REFUSED = {
-    name: (f, "key must be one for each device") for name, (f, _) in NOISY.items()
-}
+FORGOTTEN = {name: f for name, (f, _) in NOISY.items()}
+FORGOTTEN |= {"PrivateTraining": trained, "clipped_loss": scored}
+FORGOTTEN |= {name: solved(solver) for name, solver in registry.SOLVERS.items()}
+REFUSED = {name: (f, "key must be one for each") for name, f in FORGOTTEN.items()}
 REFUSED |= {
-    "PrivateTraining": (trained, "key must be one for each device"),
-    "dp_gradient_descent": (descended, "key must be one for each device"),
-    "dp_mean": (private_mean, "key must be one for each device"),
     "user_ids": (users_by_id, "user_ids must be of a batch on one device"),
     "by_user": (users_laid_out, "records must be those of all devices"),
     "psum": (

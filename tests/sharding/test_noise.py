@@ -15,7 +15,14 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.gradients import per_sample_grad, robust_grad
-from dpjax.mechanisms import gaussian, laplace, laplace_log_normal
+from dpjax.mechanisms import (
+    exponential,
+    gaussian,
+    laplace,
+    laplace_log_normal,
+    peeling,
+    permute_and_flip,
+)
 from dpjax.transforms import dp_sgd, privatize
 from tests.sharding._devices import (
     BATCH,
@@ -100,6 +107,13 @@ def test_one_noise_for_different_values_is_refused():
         lambda key, x: gaussian(key, x, stddev=1.0),
         lambda key, x: laplace(key, x, scale=1.0),
         lambda key, x: laplace_log_normal(key, x, scale=1.0, sigma=0.5),
+        lambda key, x: peeling(
+            key, x, sparsity=1, selection_scale=1.0, release_stddev=1.0
+        ),
+        lambda key, x: permute_and_flip(key, x, epsilon=1.0, sensitivity_range=1.0)[
+            None
+        ],
+        lambda key, x: exponential(key, x, epsilon=1.0, sensitivity_range=1.0)[None],
     ):
         with pytest.raises(ValueError, match="key must be one that varies"):
             jax.shard_map(

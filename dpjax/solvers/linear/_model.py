@@ -10,7 +10,7 @@ import numpy as np
 from dp_accounting import DpEvent, ZCDpEvent
 
 from dpjax import _keys, _validate, accounting
-from dpjax._sharding import with_auto_axes
+from dpjax._sharding import check_key_of_rows, with_auto_axes
 from dpjax._types import ArrayLike, Key
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -196,7 +196,7 @@ def dp_linear_model(
     """
     model = model_loss(loss)
     check_noise(epsilon, delta, noise_multiplier)
-    _validate.typed_key(key)
+    check_key_of_rows(key, data)
     features, targets = records_of(data)
     num_samples, num_columns = features.shape
     column = None

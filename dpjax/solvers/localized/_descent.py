@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax._sharding import check_key_of_rows
 from dpjax._tree import flatten, num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
@@ -151,7 +152,7 @@ def dp_localized_sco(
     _validate.count(num_groups=num_groups)
     if num_steps is not None:
         _validate.count(num_steps=num_steps)
-    _validate.typed_key(key)
+    check_key_of_rows(key, data)
     check_execution(execution)
     rule = "None: the phases are short runs of their own"
     is_fine = execution.checkpoint is None

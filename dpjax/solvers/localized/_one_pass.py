@@ -49,7 +49,7 @@ import numpy as np
 from dp_accounting import RandomizedResponseDpEvent
 
 from dpjax import _validate
-from dpjax._sharding import gathered
+from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event
 from dpjax.losses import LinearLoss
@@ -131,7 +131,7 @@ def dp_one_pass_sco(
     """
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)
-    _validate.typed_key(key)
+    check_key_of_rows(key, data)
     _check_loss(loss)
     features, targets = _arrays(data)
     params = jnp.asarray(params)
