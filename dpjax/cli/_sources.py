@@ -321,7 +321,7 @@ def encode_table(table: Table) -> Dataset:
         features=trained(features),
         targets=trained(targets),
         test_features=tested(features),
-        test_targets=tested(targets),
+        test_targets=tested(np.where(has_target, targets, np.float32(np.nan))),
         target_unit=unit,
         licence="not stated",
         source=table.name,

@@ -88,13 +88,14 @@ def test_sums_within_given_bounds_move_by_their_sensitivity_at_most(sums, loss):
     release = _noisy_counts.Release(jax.random.key(0), 1.0)
     odd = np.array([0.0, 1e38, -1e38, np.nan, np.inf, 0.3])
     for score in odd:
-        for target in odd[[0, 1, 2, 5]]:
+        for target in odd[[0, 1, 2, 3, 5]]:
             scores = np.array([[score, 1.0], [-score, 2.0]])
             targets = np.array([target, 1.0])
             values = _scores._losses(scores, targets, loss)
             errors = np.abs(scores - targets)
             terms = [(values, [1.0, 2.0]), (errors, [0.5, 0.5]), (errors, [0.5, 0.5])]
-            _scores._means(release, terms[: 2 if loss is losses.squared else 3])
+            terms = terms[: 2 if loss is losses.squared else 3]
+            _scores._means(release, terms, ~np.isnan(targets), 2.0)
     totals = np.array([total.ravel() for total, _ in sums])
     largest = np.linalg.norm(totals[:, None] - totals[None], axis=2).max()
     (said,) = {said for _, said in sums}
@@ -114,7 +115,7 @@ def test_counts_of_labels_move_by_their_sensitivity(loss, sensitivity, beside, s
     num_outputs = loss.num_outputs
     constant = np.zeros(num_outputs if num_outputs > 1 else ())
     for score in ODD_SCORES:
-        for label in (0, 1, 2, -1, 7):
+        for label in (0, 1, 2, -1, 7, math.nan):
             scores = np.full((3, num_outputs), -1.0)
             scores[0, -1] = score
             scores = scores if num_outputs > 1 else scores[:, 0]
@@ -185,7 +186,7 @@ def test_little_noise_tells_the_truth():
     loss = found.measures[2].model.value
     assert loss == pytest.approx(np.mean(held) / 2, rel=0.01)
     assert found.measures[2].constant.value > 2 * loss
-    absolute, root, explained = found.measures[3:]
+    absolute, root, *_, explained = found.measures[3:]
     held = 100 * np.sqrt(held)
     assert absolute.model.value == pytest.approx(np.mean(held), rel=0.01)
     assert root.model.value == pytest.approx(100 * math.sqrt(2 * loss), rel=1e-9)
@@ -274,7 +275,7 @@ def test_raised_noise_pays_for_being_discrete(monkeypatch, size, multiplier):
         return np.zeros(shape, np.int64)
 
     monkeypatch.setattr(_noisy_counts, "discrete_gaussian", zero)
-    sensitivity = math.sqrt(size / 20)
+    sensitivity = math.sqrt(size / 20.5)
     release = _noisy_counts.Release(jax.random.key(0), multiplier)
     _, stddev = release(np.zeros(size), sensitivity)
 
