@@ -31,6 +31,8 @@ from dpjax.models._noisy_counts import WIDTH, Release, adding_up, interval_of, n
 _MOST_NATS = 5.0
 # Edges of absolute errors, in scales of the target: eight a decade.
 _ERROR_EDGES = np.logspace(-2, 2, 33)
+# Of amounts, whose usual exposure may be far below the largest: six a decade.
+_AMOUNT_EDGES = np.logspace(-4, 2, 37)
 _BEYOND = 3.0  # times the 90th percentile: where errors are clipped for their means
 _STEPS = 1000  # losses and errors are rounded to multiples of bound / 1000: exact sums
 _LARGEST = 1e30
@@ -63,7 +65,8 @@ def private_scores(
         loss: of a score and a target; `losses.softmax(K)` for K classes.
         loss_name: the loss's name in the result.
         scale: of the target, public, about the size of an error: errors are resolved
-            from a hundredth of the scale to a hundred scales. None: targets are labels.
+            from a hundredth of the scale, or with a log link from a ten-thousandth, to
+            a hundred scales. None: targets are labels.
         key: a typed key.
         noise_multiplier: of each of two Gaussian mechanisms.
 
@@ -189,8 +192,9 @@ def _of_errors(
         records with a target.
     """
     num_samples = errors.shape[1]
-    missing = len(_ERROR_EDGES) + 1  # the last bin
-    bins = np.where(is_known, np.searchsorted(_ERROR_EDGES, errors), missing)
+    edges = _AMOUNT_EDGES if loss.has_log_link else _ERROR_EDGES
+    missing = len(edges) + 1  # the last bin
+    bins = np.where(is_known, np.searchsorted(edges, errors), missing)
     counts = np.zeros((2, missing + 1))
     for row, places in zip(counts, bins, strict=True):
         np.add.at(row, places, 1.0)
@@ -200,7 +204,7 @@ def _of_errors(
         def logarithm(counts):
             below = np.maximum.accumulate(np.cumsum(counts))[:-2]
             seen = num_seen(counts[-1], num_samples, stddev)
-            return np.interp(share * seen, below, np.log(_ERROR_EDGES))
+            return np.interp(share * seen, below, np.log(edges))
 
         return logarithm
 

@@ -26,12 +26,18 @@ def amounts_in_unit(
     loss: LinearLoss,
     targets: np.ndarray,
     weights: np.ndarray,
+    offsets: np.ndarray | None,
     **release: Any,
 ) -> tuple[np.ndarray, Unit]:
-    """Returns amounts from zero on in their unit, and that unit."""
+    """Returns amounts from zero on in their unit, and that unit.
+
+    A released unit is that of amounts per unit of exposure, times the largest exposure:
+    one of amounts would bound the means of records with far more than usual exposure.
+    """
     amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
     if model.target_range is None:
-        unit = released_unit(amounts, weights, is_centered=False, **release)
+        rates = amounts if offsets is None else amounts / np.exp(offsets)
+        unit = released_unit(rates, weights, is_centered=False, **release)
         amounts = np.minimum(amounts, BEYOND)
     else:
         ends = _tables.interval("target_range", model.target_range)
@@ -114,9 +120,9 @@ class LogLinkRegressor(WithExposure):
         return amounts_range(super()._range())
 
     def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray, **release: Any
+        self, targets: np.ndarray, weights: np.ndarray, offsets: Any, **release: Any
     ) -> tuple[np.ndarray, Unit]:
-        return amounts_in_unit(self, self._loss(), targets, weights, **release)
+        return amounts_in_unit(self, self._loss(), targets, weights, offsets, **release)
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
         super()._fit(X, y, sample_weight, exposure)
