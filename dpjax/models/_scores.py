@@ -36,7 +36,6 @@ _AMOUNT_EDGES = np.logspace(-4, 2, 37)
 _BEYOND = 3.0  # times the 90th percentile: where errors are clipped for their means
 _STEPS = 1000  # losses and errors are rounded to multiples of bound / 1000: exact sums
 _LARGEST = 1e30
-_POWERS = {0: "without a unit", 1: "in the unit of the target"}
 
 
 def private_scores(
@@ -125,7 +124,7 @@ def private_scores(
     release = Release(key, noise_multiplier)
     calibration: list[tuple[float, float, Interval]] = []
     bounds, unit = [_MOST_NATS] * 2, f"nats, each at most {_MOST_NATS:g}"
-    errors, ends, kind = None, [], "loss"
+    errors, ends, factor, kind = None, [], 1.0, "loss"
     is_known = is_class(targets, *outputs) if outputs else ~np.isnan(targets)
     if outputs:
         measures, other, seen = of_classes(release, scores, targets, other)
@@ -148,25 +147,17 @@ def private_scores(
         if loss is not squared:
             terms.append((errors**2, [end**2 for end in ends]))
     means = _means(release, terms, is_known, seen)
+    if isinstance(loss, LogLink) and scale is not None:
+        factor, unit = _deviance(2 - loss.power, scale)
+        kind = "deviance"
+    mean = [_mapped(lambda x: factor * x, one) for one in means[0]]
+    measures.append(Measure(f"mean {loss_name} {kind}, clipped ({unit})", *mean))
     if errors is not None and scale is not None:
         squares = [_mapped(lambda x: 2 * x, one) for one in means[0]]
         squares = squares if loss is squared else means[2]
-    factor = 1.0
-    if isinstance(loss, LogLink) and scale is not None:  # half the deviance
-        factor, kind = 2 * scale ** (2 - loss.power), "deviance"
-        unit = _POWERS.get(
-            2 - loss.power, f"{_POWERS[1]} to the power {2 - loss.power:g}"
-        )
-    means[0] = [_mapped(lambda x: factor * x, one) for one in means[0]]
-    measures.append(Measure(f"mean {loss_name} {kind}, clipped ({unit})", *means[0]))
-    if errors is not None and scale is not None:
         measures += _of_sizes(means[1], squares, scale)
-        for name, size, limits in (
-            ("absolute error", scale, ends),
-            (kind, factor, bounds),
-        ):
-            exact = [Interval(*[size * limit] * 3) for limit in limits]
-            measures.append(Measure(f"{name}: clipped to", *exact))
+        measures.append(_limits("absolute error", scale, ends))
+        measures.append(_limits(kind, factor, bounds))
         if other is not None:
             measures.append(_explained(*squares))
     return PrivateScores(measures, calibration, seen)
@@ -281,6 +272,20 @@ def _of_sizes(
         Measure("mean absolute error, clipped", *absolute),
         Measure("root mean squared error, clipped", *root),
     ]
+
+
+def _deviance(power: float, scale: float) -> tuple[float, str]:
+    """Returns the deviance over the loss, and its unit: the target's to that power."""
+    unit = "in the unit of the target" if power else "without a unit"
+    if power not in (0, 1):
+        unit += f" to the power {power:g}"
+    return 2 * scale**power, unit
+
+
+def _limits(name: str, unit: float, limits: list[float]) -> Measure:
+    """Returns where values are clipped for their mean."""
+    exact = (Interval(*[unit * limit] * 3) for limit in limits)
+    return Measure(f"{name}: clipped to", *exact)
 
 
 def _explained(own: Interval, beside: Interval) -> Measure:
