@@ -36,7 +36,8 @@ def amounts_in_unit(
     """
     amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
     if model.target_range is None:
-        rates = amounts if offsets is None else amounts / np.exp(offsets)
+        with np.errstate(over="ignore"):  # a warning would tell of a record
+            rates = amounts if offsets is None else amounts / np.exp(offsets)
         unit = released_unit(rates, weights, is_centered=False, **release)
         amounts = np.minimum(amounts, BEYOND)
     else:
@@ -156,8 +157,8 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     Args:
         target_range: the public range of the target, with an end above zero. None: its
             scale is released.
-        max_exposure: the largest exposure, public; larger ones count as this. None:
-            `fit` takes no exposures.
+        max_exposure: the largest exposure, public; larger ones count as this, and
+            `target_scale_` is of a record with it. None: `fit` takes no exposures.
 
     Attributes:
         coef_: what a unit of a feature adds to the logarithm of the mean, shape (d,).

@@ -200,3 +200,16 @@ def test_train_prints_the_numbers_of_its_own_predictions(tmp_path, monkeypatch, 
         both = (rows[name], beside[name])[: len(pair)]
         assert both == pytest.approx(list(pair), rel=0.1), name
         assert digits(rows[name]) in shown
+
+
+@pytest.mark.slow
+def test_a_released_unit_is_that_of_the_largest_exposure():
+    rng, x, _ = records(5)
+    people = np.minimum(np.exp(rng.normal(np.log(29_000), 1.5, N)), 9e6)
+    people[:4] = [9e6, 5e6, 4e6, 1e-320]  # and a quotient overflows, without a warning
+    y = rng.poisson(82e-6 * people * np.exp(0.2 * x[:, 0]))
+    y[3] = 1
+    model = DPPoissonRegressor(max_exposure=9e6, **NO_NOISE).fit(x, y, exposure=people)
+    means = model.predict(x, exposure=people)
+    assert means.sum() == pytest.approx(y.sum(), rel=0.05)
+    assert model.coef_ == pytest.approx([0.2], abs=0.02)
