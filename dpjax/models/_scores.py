@@ -99,12 +99,12 @@ def private_scores(
         >>> for name, model, constant in released.measures:
         ...     print(f"{name[:18]}: {model.value:.2f} and {constant.value:.2f}")
         median of the abso: 0.34 and 0.68
-        90th percentile of: 0.83 and 1.66
+        90th percentile of: 0.83 and 1.67
         mean squared loss,: 0.13 and 0.50
         mean absolute erro: 0.40 and 0.80
         root mean squared : 0.50 and 1.00
-        absolute error: cl: 2.48 and 4.96
-        loss: clipped to: 3.07 and 12.29
+        absolute error: cl: 2.50 and 5.01
+        loss: clipped to: 3.13 and 12.57
 
     Reference:
         Dwork, Roth (2014), "The algorithmic foundations of differential privacy",
