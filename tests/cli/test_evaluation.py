@@ -175,33 +175,6 @@ def test_intervals_cover_what_they_are_of(kind):
     assert missed <= 4
 
 
-def test_little_noise_tells_the_truth():
-    data = many(PRICE)
-    found = evaluation(data, PRICE, epsilon=1e4)
-    for measure, truth in zip(found.measures, true_values(data, PRICE), strict=False):
-        assert measure.model.value == pytest.approx(truth, rel=0.08)  # of a bin
-    errors = np.abs(data.test_features[:, 0] - data.test_targets)
-    held = np.minimum(errors, 3 * found.measures[1].model.value / 100)
-    held = held**2
-    loss = found.measures[2].model.value
-    assert loss == pytest.approx(np.mean(held) / 2, rel=0.01)
-    assert found.measures[2].constant.value > 2 * loss
-    absolute, root, *_, explained = found.measures[3:]
-    held = 100 * np.sqrt(held)
-    assert absolute.model.value == pytest.approx(np.mean(held), rel=0.01)
-    assert root.model.value == pytest.approx(100 * math.sqrt(2 * loss), rel=1e-9)
-    share = 1 - loss / found.measures[2].constant.value
-    assert explained.model.value == pytest.approx(share, abs=1e-9)
-    assert explained.model.low < share < explained.model.high
-    data = many(SOLD)
-    found = evaluation(data, SOLD, epsilon=1e4, weight=2.0)
-    for measure, truth in zip(found.measures, true_values(data, SOLD), strict=False):
-        assert measure.model.value == pytest.approx(truth, abs=0.01)
-    for low, high, share in found.calibration:  # the model is the one of the law
-        assert low - 0.05 < share.value < high + 0.05
-    assert len(found.calibration) == 5
-
-
 @pytest.mark.parametrize("kind", [PRICE, SOLD])
 def test_odd_records_raise_nothing(kind):
     data = held_out(ODD * 2, ODD[::-1] * 2, kind)
