@@ -112,6 +112,11 @@ def show_evaluation(console: Console, evaluation: Evaluation) -> None:
         f"{claim(own.epsilon, own.delta)}; in brackets, 95 per cent bounds for "
         f"sampling and noise. The constant is {evaluation.constant}."
     )
+    if evaluation.num_scored < evaluation.num_samples:
+        console.print(
+            f"About {evaluation.num_scored:,.0f} of them have a target that can be "
+            "read, by a private count; the others have no weight."
+        )
     table = Table()
     table.add_column("measure", overflow="fold")
     table.add_column("model", justify="right")

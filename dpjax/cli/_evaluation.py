@@ -21,8 +21,6 @@ from dpjax.datasets import Dataset, Numeric
 from dpjax.models import private_scores
 from dpjax.models._shared import Interval, Measure
 
-_LEAST_SHARE = 1e-9  # of an exposure, whose logarithm is taken
-
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
@@ -30,6 +28,8 @@ class Evaluation:
 
     Attributes:
         num_samples: number of held-out records.
+        num_scored: number of those with a target and an exposure, by a noisy count;
+            the others have no weight.
         constant: description of the constant that the model is compared with.
         measures: private scores, and numbers computed from them.
         calibration: for classes, the share of the positive label among records whose
@@ -38,6 +38,7 @@ class Evaluation:
     """
 
     num_samples: int
+    num_scored: float
     constant: str
     measures: list[Measure]
     calibration: list[tuple[float, float, Interval]]
@@ -47,6 +48,7 @@ class Evaluation:
         """Returns the evaluation for JSON."""
         return {
             "num_samples": self.num_samples,
+            "num_scored": self.num_scored,
             "constant": self.constant,
             "measures": {
                 name: {"model": model._asdict(), "constant": constant._asdict()}
@@ -92,11 +94,17 @@ def evaluate(
     features, targets = data.test
     privacy = evaluation_privacy(data, run.solution.privacy, units)
     known = "constant" in run.solution.stats
-    constant = float(run.solution.stats["constant"]) if known else 0.0
+    constant: Any = float(run.solution.stats["constant"]) if known else 0.0
     predicted = np.asarray(predictions_of(run.solution.params, features), np.float64)
     if data.test_exposures is not None:
-        # A record without exposure has a mean of about zero.
-        predicted = predicted + np.log(np.maximum(data.test_exposures, _LEAST_SHARE))
+        # Without exposure a record was not observed: it has no weight, as in training.
+        is_seen = data.test_exposures > 0
+        offsets = np.log(np.where(is_seen, data.test_exposures, 1.0).astype(float))
+        predicted, constant = predicted + offsets, constant + offsets
+        targets = np.where(is_seen, targets, np.nan)
+    name = "the best constant, released in training"
+    if data.test_exposures is not None:
+        name += ", in proportion to the exposure"
     released = private_scores(
         predicted,
         targets,
@@ -109,7 +117,8 @@ def evaluate(
     )
     return Evaluation(
         num_samples=len(targets),
-        constant="the best constant, released in training" if known else "zero weights",
+        num_scored=released.num_scored,
+        constant=name if known else "zero weights",
         measures=released.measures,
         calibration=released.calibration,
         privacy=privacy,

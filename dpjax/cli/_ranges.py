@@ -96,9 +96,10 @@ def release_ranges(
         name: float32_of(table.columns[name][~table.is_test]).astype(np.float64)
         for name in names
     }
-    weights = table.schema.weight
-    if weights is not None:
-        weights = weights.shares(table.columns[weights.column])[~table.is_test]
+    weights, shares = (
+        None if one is None else one.shares(table.columns[one.column])[~table.is_test]
+        for one in (table.schema.weight, table.schema.exposure)
+    )
     noise = Noise(noise_multiplier(epsilon, delta, num_steps=1))
     event = gaussian_event(noise.multiplier, num_steps=1)
     target = numbers.pop(table.target, None)
@@ -120,6 +121,9 @@ def release_ranges(
     if target is not None:
         if not is_centered:
             target = np.maximum(target, 0.0)
+        if shares is not None:  # targets in proportion to the largest exposure
+            is_seen = shares > 0
+            target = np.where(is_seen, target / np.where(is_seen, shares, 1), np.nan)
         part = noise.part(left)
         standard = release_scales(
             *(target_key, target[:, None]),
@@ -128,6 +132,8 @@ def release_ranges(
             is_centered=is_centered,
         )
         center, scale = standard.centers.item(), standard.scales.item()
+        if table.schema.exposure is not None:  # as a schema declares it
+            scale /= table.schema.exposure.max
         columns[table.target] = Numeric(center, scale)
         least = max(least, least_seen(1, part))
         is_informative &= standard.is_known.item()

@@ -313,7 +313,11 @@ def _public(content: Content, model: Model) -> Rows:
         if name == model.target_name:
             shown += " (target)"
             if model.link == "log":
-                held = f"amounts of about {digits(kind.scale)}"
+                one = model.exposure
+                scale, of = kind.scale, ""
+                if one is not None:
+                    scale, of = scale / one.max, f" for one of {one.column}"
+                held = f"amounts of about {digits(scale)}{of}"
         lines.append([shown, held, known])
     return Rows(["column", "what it holds", "how that is known"], lines)
 

@@ -15,7 +15,7 @@
     positive = "yes"         # the value that counts as +1 (others as -1)
 
     [exposure]               # for poisson, gamma and tweedie, whose target has a scale
-    column = "years"         # alone: means are in proportion to it
+    column = "years"         # alone, for an exposure of one: means are in proportion
     max = 1                  # larger ones count as this, what is no number as zero
 
     [weight]                 # how much a record counts, likewise
@@ -26,6 +26,7 @@ A column without such constants cannot be used, because to compute them from the
 costs privacy. `--private-ranges` does so for each section that is left empty.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,7 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         target_column = target.pop("column")
         rule = "the name of a column, in column of [target]"
         _require(isinstance(target_column, str), target_column, rule)
-    link = _link_of(target) if link is None else link
+    asked, link = link, _link_of(target) if link is None else link
     kinds = {name: _column(name, one, allows_empty) for name, one in columns.items()}
     if link == "logit":
         kind = _positive(target)
@@ -114,7 +115,15 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
     else:
         kind = _numeric("[target]", target, allows_empty)
     bounded = {name: _bounded(name, content[name]) for name in _BOUNDED & set(content)}
+    if asked == "log" and isinstance(kind, Numeric):
+        kind = for_largest(kind, bounded.get("exposure"))
     return Schema(kinds, kind, target_column, **bounded)
+
+
+def for_largest(kind: Numeric, exposure: BoundedColumn | None) -> Numeric:
+    """Returns a target declared for an exposure of one in units of the largest."""
+    largest = 1.0 if exposure is None else exposure.max
+    return dataclasses.replace(kind, scale=kind.scale * largest)
 
 
 def _require(is_fine: bool, value: Any, rule: str) -> None:

@@ -17,7 +17,7 @@ from dpjax.accounting._shared import sample_privacy
 from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
 from dpjax.cli._sample import Draw, Sample
-from dpjax.cli._schema import Schema, read_schema
+from dpjax.cli._schema import Schema, for_largest, read_schema
 from dpjax.cli._terminal import SchemaNeeded
 from dpjax.cli._units import Units, check_unit
 from dpjax.datasets import Categorical, Dataset, Numeric
@@ -130,7 +130,8 @@ class Table:
             if name in ranges or kind is not None
         }
         target = self.schema.target
-        target = ranges[self.target] if target is None else target
+        if target is None:
+            target = for_largest(ranges[self.target], self.schema.exposure)
         schema = dataclasses.replace(self.schema, columns=columns, target=target)
         return dataclasses.replace(self, schema=schema)
 
@@ -321,7 +322,7 @@ def encode_table(table: Table) -> Dataset:
         features=trained(features),
         targets=trained(targets),
         test_features=tested(features),
-        test_targets=tested(targets),
+        test_targets=tested(np.where(has_target, targets, np.float32(np.nan))),
         target_unit=unit,
         licence="not stated",
         source=table.name,

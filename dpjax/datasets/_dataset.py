@@ -20,7 +20,7 @@ class Dataset:
         features: training features, float32 of shape (n, d).
         targets: training targets, float32 of shape (n,).
         test_features: test features, float32 of shape (m, d).
-        test_targets: test targets, float32 of shape (m,).
+        test_targets: test targets, float32 of shape (m,), NaN where one is missing.
         target_unit: the unit of the targets.
         licence: licence of the data.
         source: where the data come from.

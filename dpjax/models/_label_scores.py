@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from dpjax.models._measures import Interval, Measure
-from dpjax.models._noisy_counts import Release, interval_of
+from dpjax.models._noisy_counts import Release, interval_of, num_seen
 
 _SCORE_BINS = 20  # of probabilities; an edge lies at a half
 _CALIBRATION_BINS = 5
@@ -16,42 +16,57 @@ _COIN = Interval(0.5, 0.5, 0.5)  # the area of a constant
 
 def of_labels(
     release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
-) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray]:
-    """Releases counts of (label, bin of the probability) for two labels.
+) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray, float]:
+    """Releases counts of (label, bin of the probability) for two labels, and of none.
 
     Args:
         release: adds the noise.
         scores: log odds of the positive label, shape (n,).
-        targets: positive for the positive label, shape (n,).
+        targets: positive for the positive label, NaN for no label, shape (n,).
         beside: log odds of another model, shape (n,); a constant, shape (); or None,
             for the released share of the label.
 
     Returns:
-        Accuracy and area under the curve, the calibration, and the comparison's scores.
+        Accuracy and area under the curve, the calibration, the comparison's scores, and
+        the number of records with a label.
     """
     num_samples, half = len(targets), _SCORE_BINS // 2
     sides = _sides(scores, beside)
-    counts = np.zeros((len(sides), 2, _SCORE_BINS))
-    for cells, side in zip(counts, sides, strict=True):
+    tables = np.zeros((len(sides), 2 * _SCORE_BINS + 1))  # the last of no label
+    for cells, side in zip(tables, sides, strict=True):
         shares = 1 / (1 + np.exp(-np.clip(side, -50, 50)))
-        np.add.at(cells, ((targets > 0).astype(int), _bins(shares)), 1.0)
-    counts, stddev = release(counts, math.sqrt(2 * len(sides)))
+        places = np.where(targets > 0, _SCORE_BINS, 0) + _bins(shares)
+        np.add.at(cells, np.where(np.isnan(targets), 2 * _SCORE_BINS, places), 1.0)
+    tables, stddev = release(tables, math.sqrt(2 * len(sides)))
+    counts = tables[:, :-1].reshape(-1, 2, _SCORE_BINS)
 
+    def share_of(statistic):
+        return lambda counts, missing: (
+            statistic(counts) / num_seen(missing, num_samples, stddev)
+        )
+
+    @share_of
     def accuracy(counts):
-        return (counts[1, half:].sum() + counts[0, :half].sum()) / num_samples
+        return counts[1, half:].sum() + counts[0, :half].sum()
 
-    def bounded(statistic, counts=counts[0]):
-        return _within_one(interval_of(statistic, counts, num_samples, stddev))
+    def area(counts, _):
+        return _area(counts)
+
+    def bounded(statistic, table=tables[0]):
+        def of_table(table):
+            return statistic(table[:-1].reshape(2, _SCORE_BINS), table[-1])
+
+        return _within_one(interval_of(of_table, table, num_samples, stddev))
 
     if beside is None:
         positive = counts[0, 1].sum() / max(counts[0].sum(), 1.0)
         share = min(max(positive, _LEAST_SHARE), 1 - _LEAST_SHARE)
         beside = np.asarray(math.log(share / (1 - share)))
     if len(sides) == 2:
-        beside_accuracy, beside_area = map(bounded, (accuracy, _area), counts[[1, 1]])
+        beside_accuracy, beside_area = map(bounded, (accuracy, area), tables[[1, 1]])
     else:
         chosen = int(beside > 0)
-        beside_accuracy = bounded(lambda counts: counts[chosen].sum() / num_samples)
+        beside_accuracy = bounded(share_of(lambda counts: counts[chosen].sum()))
         beside_area = _COIN
     calibration = []
     width = _SCORE_BINS // _CALIBRATION_BINS
@@ -60,7 +75,7 @@ def of_labels(
         # Fewer records than this are mostly noise.
         if counts[0, :, part].sum() > 4 * stddev * math.sqrt(2 * width):
             share = bounded(
-                lambda counts, part=part: (
+                lambda counts, _, part=part: (
                     counts[1, part].sum() / max(counts[:, part].sum(), 1.0)
                 )
             )
@@ -68,14 +83,15 @@ def of_labels(
             calibration.append((*ends, share))
     measures = [
         Measure("accuracy", bounded(accuracy), beside_accuracy),
-        Measure("area under the ROC curve", bounded(_area), beside_area),
+        Measure("area under the ROC curve", bounded(area), beside_area),
     ]
-    return measures, calibration, beside
+    seen = num_seen(float(tables[0, -1]), num_samples, stddev)
+    return measures, calibration, beside, seen
 
 
 def of_classes(
     release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
-) -> tuple[list[Measure], np.ndarray]:
+) -> tuple[list[Measure], np.ndarray, float]:
     """Releases counts of (label, whether it is predicted) for several classes.
 
     And for each class counts of (whether it is the label, bin of its probability), for
@@ -86,16 +102,18 @@ def of_classes(
     Args:
         release: adds the noise.
         scores: of each class, shape (n, K); the largest is predicted.
-        targets: the index of the class, shape (n,); another number is no class.
+        targets: the index of the class, shape (n,); another number is no class, and
+            the record has no weight.
         beside: scores of another model, shape (n, K); a constant, shape (K,); or None,
             for the released shares of the labels.
 
     Returns:
-        Accuracy and area under the curve, the mean over classes by their shares; and
-        the comparison's scores.
+        Accuracy and area under the curve, the mean over classes by their shares; the
+        comparison's scores; and the number of records with a class.
     """
     num_samples, num_classes = scores.shape
-    labels = np.where(is_class(targets, num_classes), targets, num_classes).astype(int)
+    is_known = is_class(targets, num_classes)
+    labels = np.where(is_known, targets, num_classes).astype(int)
     sides = _sides(scores, beside)
     unit, classes = math.ceil(math.sqrt(num_classes)), np.arange(num_classes)
     counts = np.zeros((len(sides), num_classes + 1, 2))
@@ -106,7 +124,8 @@ def of_classes(
         shares = np.exp(side - side.max(axis=1, keepdims=True))
         places = _bins(shares / shares.sum(axis=1, keepdims=True))
         is_label = (labels[:, None] == classes).astype(int)
-        np.add.at(bins, (classes, is_label, places), 1.0)
+        at = classes[None, :], is_label, places
+        np.add.at(bins, at, is_known[:, None].astype(float))
     sums = np.concatenate([unit * counts.ravel(), binned.ravel()])
     moved = math.sqrt(2 * (unit**2 + num_classes) * len(sides))
     sums, noise = release(sums, moved)
@@ -123,23 +142,26 @@ def of_classes(
         # The bounds hold however the areas of classes depend on each other.
         return _within_one(Interval(*np.average(parts, axis=0, weights=weights)))
 
+    def seen(counts):
+        return num_seen(float(counts[-1].sum()), num_samples, math.sqrt(2) * stddev)
+
     def accuracy(counts):
-        return counts[:-1, 1].sum() / num_samples
+        return counts[:-1, 1].sum() / seen(counts)
 
     if beside is None:
-        found = counts[0, :-1].sum(axis=1) / num_samples
+        found = counts[0, :-1].sum(axis=1) / seen(counts[0])
         beside = np.asarray(np.log(np.maximum(found, _LEAST_SHARE)))
     if len(sides) == 2:
         beside_accuracy, beside_area = bounded(accuracy, counts[1]), area(binned[1])
     else:
         chosen, beside_area = int(np.argmax(beside)), _COIN
-        beside_accuracy = bounded(lambda counts: counts[chosen].sum() / num_samples)
+        beside_accuracy = bounded(lambda counts: counts[chosen].sum() / seen(counts))
     name = "area under the ROC curve, of a class against the rest"
     measures = [
         Measure("accuracy", bounded(accuracy), beside_accuracy),
         Measure(name, area(binned[0]), beside_area),
     ]
-    return measures, beside
+    return measures, beside, seen(counts[0])
 
 
 def _bins(shares: np.ndarray) -> np.ndarray:

@@ -32,7 +32,10 @@ class PrivateScores(NamedTuple):
         measures: released, or computed from released values.
         calibration: for classes, the share of the positive label among records whose
             predicted probability is in a range (low, high).
+        num_scored: the number of records with a target, by a noisy count; the others
+            have no weight.
     """
 
     measures: list[Measure]
     calibration: list[tuple[float, float, Interval]]
+    num_scored: float

@@ -100,6 +100,15 @@ def interval_of(
     return Interval(value, value - WIDTH * spread, value + WIDTH * spread)
 
 
+def num_seen(num_missing: float, num_samples: int, stddev: float) -> float:
+    """Returns the number of records with a target, from a noisy count of the others.
+
+    A count that may be noise alone is none: a table without such records pays nothing.
+    """
+    is_clear = num_missing > WIDTH * stddev
+    return max(num_samples - num_missing * is_clear, 1.0)
+
+
 def adding_up(counts: np.ndarray, num_samples: int) -> np.ndarray:
     """Returns noisy counts that add up to the public number of records."""
     return counts + (num_samples - counts.sum()) / counts.size

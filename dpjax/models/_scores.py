@@ -7,8 +7,10 @@ labels, of label and whether the prediction is right, and of the probability of 
 label: see `of_classes`. For numbers it releases two
 histograms of absolute errors, the model's and a constant's (sensitivity 2). The second
 mechanism releases sums, clipped to bounds from the first: of losses, and for numbers of
-absolute and squared errors. Each of k sums grows by a whole number from 0 to 1000 for a
-record, so that the l2 sensitivity is 1000 sqrt(k).
+absolute and squared errors. A record without a target is in a bin of its own of each
+histogram, and adds nothing to a sum; by that bin, means are of the others. Each of k
+sums grows by a whole number from 0 to 1000 for a record, so that the l2 sensitivity is
+1000 sqrt(k).
 """
 
 import math
@@ -24,11 +26,13 @@ from dpjax.losses import LinearLoss, squared
 from dpjax.losses._shared import LogLink
 from dpjax.models._label_scores import is_class, of_classes, of_labels
 from dpjax.models._measures import Interval, Measure, PrivateScores
-from dpjax.models._noisy_counts import WIDTH, Release, adding_up, interval_of
+from dpjax.models._noisy_counts import WIDTH, Release, adding_up, interval_of, num_seen
 
 _MOST_NATS = 5.0
 # Edges of absolute errors, in scales of the target: eight a decade.
 _ERROR_EDGES = np.logspace(-2, 2, 33)
+# Of amounts, whose usual exposure may be far below the largest: six a decade.
+_AMOUNT_EDGES = np.logspace(-4, 2, 37)
 _BEYOND = 3.0  # times the 90th percentile: where errors are clipped for their means
 _STEPS = 1000  # losses and errors are rounded to multiples of bound / 1000: exact sums
 _LARGEST = 1e30
@@ -52,14 +56,16 @@ def private_scores(
             positive label, numbers in units of the target's scale, or logarithms of
             means in these units; for K classes log probabilities, shape (n, K).
         targets: shape (n,): positive for the positive label; the index of a class, or
-            another number for no class; or numbers in units of the scale.
+            another number for no class; or numbers in units of the scale. A record
+            whose target is NaN, or no class, has no weight.
         beside: the comparison: a constant score, shape () or (K,), public or released;
             or the scores of another model, in the shape of scores. None: for labels and
             classes their released shares; else 0.
         loss: of a score and a target; `losses.softmax(K)` for K classes.
         loss_name: the loss's name in the result.
         scale: of the target, public, about the size of an error: errors are resolved
-            from a hundredth of the scale to a hundred scales. None: targets are labels.
+            from a hundredth of the scale, or with a log link from a ten-thousandth, to
+            a hundred scales. None: targets are labels.
         key: a typed key.
         noise_multiplier: of each of two Gaussian mechanisms.
 
@@ -69,9 +75,10 @@ def private_scores(
         for both the mean loss. For numbers the median and the 90th
         percentile of the absolute error (half of the predictions are off by at most the
         one, and nine of ten by at most the other); the mean loss, or for a log link the
-        mean deviance, in the unit of the target; the mean absolute error and the root
-        mean squared error, all three clipped; and, where there is a comparison, R2: the
-        share of its mean squared error that the model does without, -1 at least.
+        mean deviance, in the unit of the target to the power 2 - p; the mean absolute
+        error and the root mean squared error, all three clipped, and to what; and where
+        there is a comparison, R2: the share of its mean squared error that the model
+        does without, -1 at least.
 
     Raises:
         ValueError: If the shapes do not fit, or the scale is not positive.
@@ -80,7 +87,7 @@ def private_scores(
         Under replace-one, n public, it costs as much as two Gaussian mechanisms of that
         noise multiplier: `accounting.noise_multiplier(epsilon, delta, num_steps=2)`.
         The noise is discrete and the sums are exact, so their last bits reveal nothing.
-        No value raises an error: NaN counts as the largest loss, or as zero.
+        No value raises an error: a score that is NaN counts as zero.
 
     Example:
         >>> import jax, numpy as np
@@ -92,10 +99,12 @@ def private_scores(
         >>> for name, model, constant in released.measures:
         ...     print(f"{name[:18]}: {model.value:.2f} and {constant.value:.2f}")
         median of the abso: 0.34 and 0.68
-        90th percentile of: 0.83 and 1.66
+        90th percentile of: 0.83 and 1.67
         mean squared loss,: 0.13 and 0.50
         mean absolute erro: 0.40 and 0.80
         root mean squared : 0.50 and 1.00
+        absolute error: cl: 2.50 and 5.01
+        loss: clipped to: 3.13 and 12.57
 
     Reference:
         Dwork, Roth (2014), "The algorithmic foundations of differential privacy",
@@ -114,12 +123,13 @@ def private_scores(
         _validate.require(is_fine, "beside", other.shape, rule)
     release = Release(key, noise_multiplier)
     calibration: list[tuple[float, float, Interval]] = []
-    bounds, unit = [_MOST_NATS] * 2, f"nats, at most {_MOST_NATS:g}"
-    errors, ends, means_of = None, [], f"mean {loss_name} loss"
+    bounds, unit = [_MOST_NATS] * 2, f"nats, each at most {_MOST_NATS:g}"
+    errors, ends, factor, kind = None, [], 1.0, "loss"
+    is_known = is_class(targets, *outputs) if outputs else ~np.isnan(targets)
     if outputs:
-        measures, other = of_classes(release, scores, targets, other)
+        measures, other, seen = of_classes(release, scores, targets, other)
     elif scale is None:
-        measures, calibration, other = of_labels(release, scores, targets, other)
+        measures, calibration, other, seen = of_labels(release, scores, targets, other)
     else:
         _validate.positive(scale=scale)
         zero = np.zeros(()) if other is None else other
@@ -127,7 +137,8 @@ def private_scores(
         errors = np.abs(np.asarray(loss.mean_of(jnp.asarray(both)), float) - targets)
         errors = np.nan_to_num(errors, nan=_LARGEST, posinf=_LARGEST)
         errors = np.minimum(errors, _LARGEST)
-        measures, ends, bounds = _of_errors(release, errors, scale, loss)
+        found = _of_errors(release, errors, is_known, scale, loss)
+        measures, ends, bounds, seen = found
         unit = f"target in units of {scale:g}"
     both = np.stack([scores, np.broadcast_to(0.0 if other is None else other, shape)])
     terms = [(_losses(both, targets, loss), bounds)]
@@ -135,18 +146,21 @@ def private_scores(
         terms.append((errors, ends))
         if loss is not squared:
             terms.append((errors**2, [end**2 for end in ends]))
-    means = _means(release, terms)
+    means = _means(release, terms, is_known, seen)
     if isinstance(loss, LogLink) and scale is not None:
-        # Half the deviance, in the unit of the target to the power 2 - p.
-        factor, unit = 2 * scale ** (2 - loss.power), "in the unit of the target"
-        means[0] = [_mapped(lambda x: factor * x, one) for one in means[0]]
-        means_of = f"mean {loss_name} deviance"
-    measures.append(Measure(f"{means_of}, held within bounds ({unit})", *means[0]))
-    if scale is not None and not outputs:
+        factor, unit = _deviance(2 - loss.power, scale)
+        kind = "deviance"
+    mean = [_mapped(lambda x: factor * x, one) for one in means[0]]
+    measures.append(Measure(f"mean {loss_name} {kind}, clipped ({unit})", *mean))
+    if errors is not None and scale is not None:
         squares = [_mapped(lambda x: 2 * x, one) for one in means[0]]
         squares = squares if loss is squared else means[2]
-        measures += _of_sizes(means[1], squares, scale, has_other=other is not None)
-    return PrivateScores(measures, calibration)
+        measures += _of_sizes(means[1], squares, scale)
+        measures.append(_limits("absolute error", scale, ends))
+        measures.append(_limits(kind, factor, bounds))
+        if other is not None:
+            measures.append(_explained(*squares))
+    return PrivateScores(measures, calibration, seen)
 
 
 def _held(scores: ArrayLike) -> np.ndarray:
@@ -156,29 +170,39 @@ def _held(scores: ArrayLike) -> np.ndarray:
 
 
 def _of_errors(
-    release: Release, errors: np.ndarray, scale: float, loss: LinearLoss
-) -> tuple[list[Measure], list[float], list[float]]:
+    release: Release,
+    errors: np.ndarray,
+    is_known: np.ndarray,
+    scale: float,
+    loss: LinearLoss,
+) -> tuple[list[Measure], list[float], list[float], float]:
     """Releases quantiles of absolute errors, shape (2, n), of a model and a constant.
 
     Returns:
-        The measures, where errors are clipped, and where losses are.
+        The measures, where errors are clipped, where losses are, and the number of
+        records with a target.
     """
     num_samples = errors.shape[1]
-    bins = np.searchsorted(_ERROR_EDGES, errors)
-    counts = np.zeros((2, len(_ERROR_EDGES) + 1))
+    edges = _AMOUNT_EDGES if loss.has_log_link else _ERROR_EDGES
+    missing = len(edges) + 1  # the last bin
+    bins = np.where(is_known, np.searchsorted(edges, errors), missing)
+    counts = np.zeros((2, missing + 1))
     for row, places in zip(counts, bins, strict=True):
         np.add.at(row, places, 1.0)
     counts, stddev = release(counts, 2.0)
 
     def quantile(share):
         def logarithm(counts):
-            below = np.maximum.accumulate(np.cumsum(counts))[:-1]
-            return np.interp(share * num_samples, below, np.log(_ERROR_EDGES))
+            below = np.maximum.accumulate(np.cumsum(counts))[:-2]
+            seen = num_seen(counts[-1], num_samples, stddev)
+            return np.interp(share * seen, below, np.log(edges))
 
         return logarithm
 
+    # The count of both rows is one number, so that their mean has less noise.
+    seen = num_seen(counts[:, -1].mean(), num_samples, stddev)
     # Amounts are mostly zero: use the furthest tail that the noise leaves visible.
-    tail = min(max(0.01, 10 * stddev / num_samples), 0.1) if loss.has_log_link else 0.1
+    tail = min(max(0.01, 10 * stddev / seen), 0.1) if loss.has_log_link else 0.1
     found = {
         name: [interval_of(quantile(share), row, num_samples, stddev) for row in counts]
         for name, share in (("median", 0.5), ("90th percentile", 0.9))
@@ -200,22 +224,24 @@ def _of_errors(
         score = loss.constant_prediction(middle.value)
         ends.append(end)
         bounds.append(float(_excess(loss, score, middle.value + end)))
-    return measures, ends, bounds
+    return measures, ends, bounds, seen
 
 
 def _losses(scores: np.ndarray, targets: np.ndarray, loss: LinearLoss) -> np.ndarray:
     """Returns losses minus the least for each target, shape (2, n)."""
     known = np.broadcast_to(targets, (2, len(targets)))
-    values = np.asarray(_excess(loss, *_validate.arrays((scores, known))), np.float64)
-    if loss.num_outputs > 1:  # targets that are no class have the largest loss
-        values = np.where(is_class(known, loss.num_outputs), values, np.inf)
-    return values
+    return np.asarray(_excess(loss, *_validate.arrays((scores, known))), np.float64)
 
 
 def _means(
-    release: Release, terms: list[tuple[np.ndarray, list[float]]]
+    release: Release,
+    terms: list[tuple[np.ndarray, list[float]]],
+    is_known: np.ndarray,
+    seen: float,
 ) -> list[list[Interval]]:
     """Releases means of k/2 terms, shape (2, n), each clipped to [0, its two bounds].
+
+    They are over the records that are known, by their released number.
 
     Sensitivity:
         1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one.
@@ -223,13 +249,13 @@ def _means(
     bounds = np.maximum([bound for _, bound in terms], 1e-12)
     with np.errstate(invalid="ignore"):
         shares = np.stack([value for value, _ in terms]) / bounds[..., None]
-    shares = np.clip(np.nan_to_num(shares, nan=1.0), 0.0, 1.0)
+    shares = np.clip(np.nan_to_num(shares, nan=1.0), 0.0, 1.0) * is_known
     sums = np.rint(shares * _STEPS).sum(axis=2)
-    unit = _STEPS * shares.shape[2]
+    unit = _STEPS * seen
     sums, stddev = release(sums, _STEPS * math.sqrt(sums.size))
     means = np.clip(sums / unit, 0.0, 1.0)
     # Of numbers in [0, 1] of mean m, the variance is m (1 - m) at most.
-    spread = (stddev / unit) ** 2 + means * (1 - means) / shares.shape[2]
+    spread = (stddev / unit) ** 2 + means * (1 - means) / seen
     wide = WIDTH * np.sqrt(spread)
     ends = [means, np.maximum(means - wide, 0.0), np.minimum(means + wide, 1.0)]
     intervals = bounds[..., None] * np.stack(ends, axis=-1)
@@ -237,24 +263,39 @@ def _means(
 
 
 def _of_sizes(
-    errors: list[Interval], squares: list[Interval], scale: float, *, has_other: bool
+    errors: list[Interval], squares: list[Interval], scale: float
 ) -> list[Measure]:
     """Returns measures of the mean absolute and squared errors, in scales."""
     absolute = [_mapped(lambda x: scale * x, one) for one in errors]
     root = [_mapped(lambda x: scale * math.sqrt(x), one) for one in squares]
-    measures = [
-        Measure("mean absolute error, held within bounds", *absolute),
-        Measure("root mean squared error, held within bounds", *root),
+    return [
+        Measure("mean absolute error, clipped", *absolute),
+        Measure("root mean squared error, clipped", *root),
     ]
-    if has_other:
-        own, beside = squares
-        # The ends that are furthest apart: the standard deviation of a difference is at
-        # most the sum of both, however they depend on each other.
-        pairs = zip((own.value, own.high, own.low), beside, strict=True)
-        found = [max(1 - x / max(y, 1e-12), -1.0) for x, y in pairs]
-        nothing = Interval(0.0, 0.0, 0.0)
-        measures.append(Measure("R2 against the constant", Interval(*found), nothing))
-    return measures
+
+
+def _deviance(power: float, scale: float) -> tuple[float, str]:
+    """Returns the deviance over the loss, and its unit: the target's to that power."""
+    unit = "in the unit of the target" if power else "without a unit"
+    if power not in (0, 1):
+        unit += f" to the power {power:g}"
+    return 2 * scale**power, unit
+
+
+def _limits(name: str, unit: float, limits: list[float]) -> Measure:
+    """Returns where values are clipped for their mean."""
+    exact = (Interval(*[unit * limit] * 3) for limit in limits)
+    return Measure(f"{name}: clipped to", *exact)
+
+
+def _explained(own: Interval, beside: Interval) -> Measure:
+    """Returns R2 by mean squared errors, which are clipped."""
+    # The ends that are furthest apart: the standard deviation of a difference is at
+    # most the sum of both, however they depend on each other.
+    pairs = zip((own.value, own.high, own.low), beside, strict=True)
+    found = [max(1 - x / max(y, 1e-12), -1.0) for x, y in pairs]
+    nothing = Interval(0.0, 0.0, 0.0)
+    return Measure("R2 against the constant", Interval(*found), nothing)
 
 
 def _mapped(function: Callable[[float], float], interval: Interval) -> Interval:

@@ -299,11 +299,11 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         return amounts_range(ends) if self._loss().has_log_link else ends
 
     def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray, **release: Any
+        self, targets: np.ndarray, weights: np.ndarray, offsets: Any, **release: Any
     ) -> tuple[np.ndarray, Unit]:
         loss = self._loss()
         if loss.has_log_link:
-            return amounts_in_unit(self, loss, targets, weights, **release)
+            return amounts_in_unit(self, loss, targets, weights, offsets, **release)
         return in_unit(self, targets, weights, **release)
 
     def _set_unit(self, unit: Unit) -> None:

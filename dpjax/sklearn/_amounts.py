@@ -26,12 +26,19 @@ def amounts_in_unit(
     loss: LinearLoss,
     targets: np.ndarray,
     weights: np.ndarray,
+    offsets: np.ndarray | None,
     **release: Any,
 ) -> tuple[np.ndarray, Unit]:
-    """Returns amounts from zero on in their unit, and that unit."""
+    """Returns amounts from zero on in their unit, and that unit.
+
+    A released unit is that of amounts per unit of exposure, times the largest exposure:
+    one of amounts would bound the means of records with far more than usual exposure.
+    """
     amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
     if model.target_range is None:
-        unit = released_unit(amounts, weights, is_centered=False, **release)
+        with np.errstate(over="ignore"):  # a warning would tell of a record
+            rates = amounts if offsets is None else amounts / np.exp(offsets)
+        unit = released_unit(rates, weights, is_centered=False, **release)
         amounts = np.minimum(amounts, BEYOND)
     else:
         ends = _tables.interval("target_range", model.target_range)
@@ -114,9 +121,9 @@ class LogLinkRegressor(WithExposure):
         return amounts_range(super()._range())
 
     def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray, **release: Any
+        self, targets: np.ndarray, weights: np.ndarray, offsets: Any, **release: Any
     ) -> tuple[np.ndarray, Unit]:
-        return amounts_in_unit(self, self._loss(), targets, weights, **release)
+        return amounts_in_unit(self, self._loss(), targets, weights, offsets, **release)
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
         super()._fit(X, y, sample_weight, exposure)
@@ -150,8 +157,8 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     Args:
         target_range: the public range of the target, with an end above zero. None: its
             scale is released.
-        max_exposure: the largest exposure, public; larger ones count as this. None:
-            `fit` takes no exposures.
+        max_exposure: the largest exposure, public; larger ones count as this, and
+            `target_scale_` is of a record with it. None: `fit` takes no exposures.
 
     Attributes:
         coef_: what a unit of a feature adds to the logarithm of the mean, shape (d,).

@@ -127,7 +127,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
         _progress.say("unit of the target")
         key, target_key = _keys.split(key)
         targets, unit = self._in_unit(
-            targets, weights, key=target_key, noise_multiplier=total
+            targets, weights, offsets, key=target_key, noise_multiplier=total
         )
         self._fit_scores(
             loss,
@@ -144,9 +144,9 @@ class _Regressor(RegressorMixin, LinearEstimator):
         return self
 
     def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray, **release: Any
+        self, targets: np.ndarray, weights: np.ndarray, offsets: Any, **release: Any
     ) -> tuple[np.ndarray, Unit]:
-        """Returns finite targets in their unit."""
+        """Returns finite targets in their unit, which is of the largest exposure."""
         return in_unit(self, targets, weights, **release)
 
     def _set_unit(self, unit: Unit) -> None:

@@ -16,7 +16,7 @@ from dpjax.models._shared import PrivateScores
 from dpjax.sklearn._additive import DPAdditiveRegressor
 from dpjax.sklearn._amounts import LogLinkRegressor
 from dpjax.sklearn._labels import indices
-from dpjax.sklearn._tables import as_column, as_numbers, key_of
+from dpjax.sklearn._tables import as_column, as_numbers, key_of, shares_of
 
 _MOST_LOG_ODDS = 50.0
 _LEAST_MEAN = 1e-9  # in units of the target
@@ -48,26 +48,30 @@ def score_privately(
         model: a fitted estimator, or a pipeline that ends in one. With
             `predict_proba` and `classes_` it is a classifier.
         X: shape (m, d), as for its `predict`.
-        y: shape (m,), the true targets or labels.
+        y: shape (m,), the true targets or labels. A record whose target is missing, or
+            whose label is none of the classes, has no weight.
         epsilon: privacy of what is released, positive.
         delta: privacy of what is released, in (0, 1). None: m^-1.1.
         baseline: a fitted estimator of the same kind, with the same classes, such as
             `DPMeanRegressor`; the scores of a classifier's baseline have separate
             noise. None: for a classifier the released shares of the labels; for a
-            regressor a prediction of zero, or of `target_scale_` with a log link.
+            regressor a prediction of zero, or with a log link of `target_scale_` for
+            the largest exposure.
         scale: of a regressor, about the size of an error, public: errors from a
             hundredth of a scale to a hundred scales are distinguished. None: the
             `target_scale_` of the model.
-        exposure: shape (m,), as for `predict` of the estimators that have it.
+        exposure: shape (m,), as for `predict` of the estimators that have it, to which
+            the predictions of the model and of the baseline are proportional. A record
+            without exposure has no weight. None: one for all.
         random_state: as for the estimators.
 
     Returns:
         The scores, with `measures` and `calibration`, and their guarantee.
 
     Raises:
-        ValueError: If a shape or an argument is wrong, there is but one class, or no
-            scale is known; never because of the values of X and y, unless the `predict`
-            of another package does.
+        ValueError: If a shape or an argument is wrong, there is but one class, no
+            scale is known, or with an exposure a model has none; never because of the
+            values of X and y, unless the `predict` of another package does.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for the records of X and y, for a model
@@ -98,6 +102,7 @@ def score_privately(
     _validate.positive(epsilon=epsilon)
     targets = as_column(y)
     check_consistent_length(X, targets)
+    shares = None if exposure is None else _shares(exposure, model, baseline, targets)
     num_samples = len(targets)
     delta = default_delta(num_samples) if delta is None else delta
     _validate.probability(delta=delta)
@@ -119,14 +124,21 @@ def score_privately(
         _validate.positive(scale=unit)
         unit = float(unit or 1.0)
         with np.errstate(over="ignore"):
-            known = np.nan_to_num(as_numbers("y", y, targets) / unit)
+            known = as_numbers("y", y, targets) / unit
         loss, name = _loss_of(model)
         is_logarithm = loss is not losses.squared
-        predict = partial(_in_units, exposure, unit=unit, is_logarithm=is_logarithm)
+        options = {} if exposure is None else {"exposure": exposure}
+        predict = partial(
+            _in_units, unit=unit, is_logarithm=is_logarithm, options=options
+        )
     multiplier = noise_multiplier(epsilon, delta, num_steps=2)
     _progress.say("predictions")
     predictions = predict(model, X)
     beside = None if baseline is None else predict(baseline, X)
+    if shares is not None:
+        known = np.where(shares > 0, known, np.nan)
+        if beside is None:
+            beside = np.log(np.maximum(shares, _LEAST_MEAN))
     _progress.say("scores")
     scores = private_scores(
         predictions,
@@ -152,9 +164,9 @@ def _check_classes(baseline: Any, classes: np.ndarray) -> None:
 
 
 def _labels_of(targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns +1 and -1 of two classes, and the index of more, -1 for none of them."""
+    """Returns -1 and +1 of two classes, NaN for neither; of more the index, or -1."""
     found = indices(targets, classes)
-    return np.where(found == 1, 1.0, -1.0) if len(classes) == 2 else found
+    return np.array([-1.0, 1.0, np.nan])[found] if len(classes) == 2 else found
 
 
 def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
@@ -166,11 +178,18 @@ def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
     return losses.squared, "squared"
 
 
+def _shares(exposure: Any, model: Any, baseline: Any, y: np.ndarray) -> np.ndarray:
+    """Returns (n,) exposures in the largest one, for models that take them."""
+    rule = "an estimator that was fitted with an exposure, where exposure is given"
+    for name, one in {"model": model, "baseline": baseline or model}.items():
+        is_fine = getattr(_last(one), "_largest", None) is not None
+        _validate.require(is_fine, name, one, rule)
+    return shares_of(exposure, _last(model)._largest, y)
+
+
 def _in_units(
-    exposure: Any, model: Any, X: Any, *, unit: float, is_logarithm: bool
+    model: Any, X: Any, *, unit: float, is_logarithm: bool, options: dict[str, Any]
 ) -> np.ndarray:
-    has_exposure = exposure is not None and _loss_of(model)[0] is not losses.squared
-    options = {"exposure": exposure} if has_exposure else {}
     means = np.asarray(model.predict(X, **options), np.float64) / unit
     return np.log(np.maximum(means, _LEAST_MEAN)) if is_logarithm else means
 

@@ -186,8 +186,9 @@ def test_check_and_train_name_what_cannot_be_used(folder, monkeypatch):
 def test_a_scale_is_bought_without_a_center():
     rng = np.random.default_rng(0)
     amounts = 5_000 + 1_000 * rng.uniform(size=4_000)
-    columns = {"a": np.zeros(4_000), "y": amounts}
-    schema = Schema({"a": Numeric()}, None, None, BoundedColumn("e", 1.0))
+    years = rng.choice([0.0, 0.5, 2.0], 4_000)
+    columns = {"a": np.zeros(4_000), "y": years * amounts, "e": years}
+    schema = Schema({"a": Numeric()}, None, None, BoundedColumn("e", 2.0))
     made = Table("t", columns, schema, "y", np.zeros(4_000, bool))
     options = {"key": jax.random.key(0), "epsilon": 1.0, "delta": 1e-5}
     bought = release_ranges(made, **options, is_centered=False)
@@ -195,7 +196,9 @@ def test_a_scale_is_bought_without_a_center():
     assert kind.center == 0
     assert 5_000 < kind.scale < 7_500  # a bin of ten a decade
     assert bought.privacy.epsilon == 1.0
-    assert made.with_ranges(bought.columns).schema.exposure == schema.exposure
+    closed = made.with_ranges(bought.columns).schema
+    assert closed.target == Numeric(0, 2 * kind.scale)  # for the largest exposure
+    assert closed.exposure == schema.exposure
 
 
 def test_scores_of_a_log_link_are_in_the_units_of_means():

@@ -88,13 +88,14 @@ def test_sums_within_given_bounds_move_by_their_sensitivity_at_most(sums, loss):
     release = _noisy_counts.Release(jax.random.key(0), 1.0)
     odd = np.array([0.0, 1e38, -1e38, np.nan, np.inf, 0.3])
     for score in odd:
-        for target in odd[[0, 1, 2, 5]]:
+        for target in odd[[0, 1, 2, 3, 5]]:
             scores = np.array([[score, 1.0], [-score, 2.0]])
             targets = np.array([target, 1.0])
             values = _scores._losses(scores, targets, loss)
             errors = np.abs(scores - targets)
             terms = [(values, [1.0, 2.0]), (errors, [0.5, 0.5]), (errors, [0.5, 0.5])]
-            _scores._means(release, terms[: 2 if loss is losses.squared else 3])
+            terms = terms[: 2 if loss is losses.squared else 3]
+            _scores._means(release, terms, ~np.isnan(targets), 2.0)
     totals = np.array([total.ravel() for total, _ in sums])
     largest = np.linalg.norm(totals[:, None] - totals[None], axis=2).max()
     (said,) = {said for _, said in sums}
@@ -114,7 +115,7 @@ def test_counts_of_labels_move_by_their_sensitivity(loss, sensitivity, beside, s
     num_outputs = loss.num_outputs
     constant = np.zeros(num_outputs if num_outputs > 1 else ())
     for score in ODD_SCORES:
-        for label in (0, 1, 2, -1, 7):
+        for label in (0, 1, 2, -1, 7, math.nan):
             scores = np.full((3, num_outputs), -1.0)
             scores[0, -1] = score
             scores = scores if num_outputs > 1 else scores[:, 0]
@@ -172,33 +173,6 @@ def test_intervals_cover_what_they_are_of(kind):
     # Bounds are for sampling too, so that noise alone passes them more rarely. Of 20
     # at 5 per cent, more than 4 are missed once in 400 times.
     assert missed <= 4
-
-
-def test_little_noise_tells_the_truth():
-    data = many(PRICE)
-    found = evaluation(data, PRICE, epsilon=1e4)
-    for measure, truth in zip(found.measures, true_values(data, PRICE), strict=False):
-        assert measure.model.value == pytest.approx(truth, rel=0.08)  # of a bin
-    errors = np.abs(data.test_features[:, 0] - data.test_targets)
-    held = np.minimum(errors, 3 * found.measures[1].model.value / 100)
-    held = held**2
-    loss = found.measures[2].model.value
-    assert loss == pytest.approx(np.mean(held) / 2, rel=0.01)
-    assert found.measures[2].constant.value > 2 * loss
-    absolute, root, explained = found.measures[3:]
-    held = 100 * np.sqrt(held)
-    assert absolute.model.value == pytest.approx(np.mean(held), rel=0.01)
-    assert root.model.value == pytest.approx(100 * math.sqrt(2 * loss), rel=1e-9)
-    share = 1 - loss / found.measures[2].constant.value
-    assert explained.model.value == pytest.approx(share, abs=1e-9)
-    assert explained.model.low < share < explained.model.high
-    data = many(SOLD)
-    found = evaluation(data, SOLD, epsilon=1e4, weight=2.0)
-    for measure, truth in zip(found.measures, true_values(data, SOLD), strict=False):
-        assert measure.model.value == pytest.approx(truth, abs=0.01)
-    for low, high, share in found.calibration:  # the model is the one of the law
-        assert low - 0.05 < share.value < high + 0.05
-    assert len(found.calibration) == 5
 
 
 @pytest.mark.parametrize("kind", [PRICE, SOLD])
@@ -274,7 +248,7 @@ def test_raised_noise_pays_for_being_discrete(monkeypatch, size, multiplier):
         return np.zeros(shape, np.int64)
 
     monkeypatch.setattr(_noisy_counts, "discrete_gaussian", zero)
-    sensitivity = math.sqrt(size / 20)
+    sensitivity = math.sqrt(size / 20.5)
     release = _noisy_counts.Release(jax.random.key(0), multiplier)
     _, stddev = release(np.zeros(size), sensitivity)
 
