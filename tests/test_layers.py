@@ -144,7 +144,7 @@ def test_imports_go_one_way(path):
         ("gradients", "from dpjax.transforms import privatize"),
         ("transforms", "from dpjax import solvers"),
         ("parties", "from dpjax.estimators import Clipping"),
-        ("solvers", "from dpjax.estimators._estimator import NormBounded"),
+        ("solvers", "from dpjax.estimators._norm import NormBounded"),
         ("solvers", "from dpjax.estimators import _estimator"),
         ("solvers", "import dpjax"),
         ("estimators", "from dpjax.accounting._shared import objective_noise"),

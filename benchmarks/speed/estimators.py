@@ -144,7 +144,7 @@ SHAPES = {False: ((2**20, 1024), (2**14, 2**16), (2**24, 64)), True: ((2**12, 64
 def _fold(estimator, n, d, microbatch_size):
     def mean(estimator, x):
         stream = replace(SampleStream.of(x), microbatch_size=microbatch_size)
-        return estimator.fold(stream, normalize_by=n)[0]
+        return estimator.with_aux(stream, normalize_by=n)[0]
 
     return jax.jit(mean), (estimator, _normal_samples(n, d))
 

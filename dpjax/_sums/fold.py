@@ -14,17 +14,13 @@ of two devices, and all devices have equally many rows, hence blocks of one leng
 the same digits. So the bound for one replaced record does not depend on the number of
 devices; only the numbers of blocks and of rows per divisor count all of them.
 
-A block's sum adds K terms to every coordinate. It may be a product of matrices, of
-which neither the order nor the use of fused operations is known, and which need not add
-all coordinates in the same order.
+A block's sum adds K terms to every coordinate. It may be a product of matrices, with an
+unknown order of additions in each coordinate, and unknown fused operations.
 
 Its l2 norm errs by at most (1 + K u) u sqrt(K sum (1 + depth_i)^2) times the limit of a
 sample's norm, with depths K - 1, K - 1, K - 2, ..., 1 of terms that are added one after
 the other: `sensitivity()` counts that (`sum_error`). Proof, for any order in each
 coordinate: `docs/privacy/proofs/sums.md`, 1.2 and 1.3.
-
-For influences by coordinate, with |y_i| at most the limit, the deepest tree is bounded
-coordinate by coordinate (`sum_error_in_turn`).
 """
 
 from collections.abc import Callable
@@ -36,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._sharding import num_shares, psum, zeros
+from dpjax._sums.exact import Unrounded, exact_sum
 from dpjax._sums.memory import num_bytes, peak_bytes, rows_at_once
 from dpjax._sums.samples import MANY, FactoredSamples, Influence
 from dpjax._sums.stream import Layout, SampleStream, Sizes
@@ -65,7 +62,7 @@ class Summands(NamedTuple):
 
 def fold_mean(
     summands: Summands, limit: Scalar | None, *, normalize_by: Scalar
-) -> tuple[PyTree, PyTree]:
+) -> tuple[Unrounded, PyTree]:
     """Returns a sum divided by `normalize_by`, and the aux of all rows.
 
     Args:
@@ -77,7 +74,7 @@ def fold_mean(
     normalize_by = proven_divisor(stream.num_rows_in_all, normalize_by)
     fold = Fold(summands, limit)
 
-    def run(layout: Layout) -> tuple[PyTree, PyTree]:
+    def run(layout: Layout) -> tuple[Unrounded, PyTree]:
         digits = fold.digits(layout, normalize_by)
         total, aux = fold.add(layout, digits, None, fold.no_aux())
         return digits.mean(psum(total, stream.axes)), aux
@@ -142,21 +139,26 @@ class Digits(NamedTuple):
         digits = _split(jax.tree.map(scaled, sums), self.base, self.num_digits)
         return jax.tree.map(lambda old, x: old + x.sum(axis=0), total, digits)
 
-    def mean(self, total: tuple[PyTree, ...]) -> PyTree:
-        """Returns the number that the digits stand for."""
+    def mean(self, total: tuple[PyTree, ...]) -> Unrounded:
+        """Returns the number that the digits stand for, to 2^-41 of itself."""
         if (unit := self.unit) is None:
-            return total[0]
-        digits = list(total)
-        # Carry, so that each lower digit is less than the base: exact, and then the
-        # sum of the lower digits is rounded far below the last place of the first.
-        for i in range(self.num_digits - 1, 0, -1):
-            carry = jax.tree.map(lambda x: jnp.round(x / self.base), digits[i])
-            digits[i] = jax.tree.map(lambda x, c: x - c * self.base, digits[i], carry)
-            digits[i - 1] = jax.tree.map(jnp.add, digits[i - 1], carry)
-        value = digits[-1]
-        for digit in reversed(digits[:-1]):
-            value = jax.tree.map(lambda d, low: d + low / self.base, digit, value)
-        return jax.tree.map(lambda x: x / unit.astype(x.dtype), value)
+            return Unrounded.of(total[0])
+
+        def both(*digits):
+            digits = list(digits)
+            # Carry, so that each lower digit is less than the base, and a sum of digits
+            # not less than those below it: exact.
+            for i in range(self.num_digits - 1, 0, -1):
+                carry = jnp.round(digits[i] / self.base)
+                digits[i] = digits[i] - carry * self.base
+                digits[i - 1] = digits[i - 1] + carry
+            terms = [digit * self.base**-i for i, digit in enumerate(digits)]
+            return Unrounded(*(x / unit.astype(x.dtype) for x in exact_sum(terms)))
+
+        pairs = jax.tree.map(both, *total)
+        return jax.tree.transpose(
+            jax.tree.structure(total[0]), jax.tree.structure(Unrounded(0, 0)), pairs
+        )
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -352,12 +354,11 @@ class Fold:
 def block_length(normalize_by: float) -> int:
     """Returns how many influences a block adds as floats.
 
-    A block of K adds K^2 2^-25 of the sensitivity: 0.2 per cent at 256, for few
-    records; 0.01 at 64, for many, where rounding the float32 mean costs more than that.
-    Beyond 2^27 that rounding is ten times what a record moves, and longer blocks keep
-    the number of block sums below where digits no longer add exactly.
+    A block of K adds K^2 2^-23 / sqrt(3) of what one record adds: 0.03 per cent at 64.
+    Beyond 2^27 it is 0.5, because longer blocks keep the number of their sums below
+    where digits no longer add exactly.
     """
-    return 64 if FEW_ROWS < normalize_by <= 2**27 else 256
+    return 64 if normalize_by <= 2**27 else 256
 
 
 def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:

@@ -13,7 +13,7 @@ from dpjax._types import PyTree, Scalar
 def group_means(
     summands: Summands, limit: Scalar | None, *, sizes: np.ndarray
 ) -> tuple[PyTree, PyTree]:
-    """Returns the mean of every group, leaves (G, ...), and the aux of all rows.
+    """Returns the rounded means of groups, leaves (G, ...), and the aux of all rows.
 
     Args:
         summands: as for `fold_mean`.
@@ -37,7 +37,7 @@ def group_means(
             index, span = place
             digits = every.of_group(index)
             total, aux = fold.add(layout, digits, span, aux)
-            return aux, total if axes else digits.mean(total)
+            return aux, total if axes else digits.mean(total).high
 
         indices = first + jnp.arange(len(starts))
         aux, found = jax.lax.scan(group, fold.no_aux(), (indices, Span(starts, stops)))
@@ -50,7 +50,7 @@ def group_means(
             ),
             found,
         )
-        mean = jax.vmap(lambda index, total: every.of_group(index).mean(total))
+        mean = jax.vmap(lambda index, total: every.of_group(index).mean(total).high)
         return mean(jnp.arange(len(sizes)), psum(total, axes)), aux
 
     most = min(int(sizes.max()), stream.num_rows)

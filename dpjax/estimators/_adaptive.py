@@ -13,7 +13,7 @@ from dpjax._rounding import LARGEST
 from dpjax._sums.samples import FactoredSamples
 from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._estimator import SMALLEST_THRESHOLD, BoundFn, NormBounded
+from dpjax.estimators._norm import SMALLEST_THRESHOLD, BoundFn, NormBounded
 from dpjax.estimators._sensitivity import Sensitivity
 
 
@@ -100,13 +100,16 @@ class Counting(NormBounded):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """See `Estimator.sensitivity`: of mean and counts together.
 
         num_coordinates are those of a sample, without the counts.
         """
+        num_coordinates += self.num_groups
         return super().sensitivity(
-            num_samples, num_coordinates + self.num_groups, relation
+            num_samples, num_coordinates, relation, rounded=rounded
         )
 
 

@@ -11,7 +11,7 @@ from dpjax import _validate
 from dpjax._rounding import LARGEST
 from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._estimator import SMALLEST_THRESHOLD, NormEstimator
+from dpjax.estimators._norm import SMALLEST_THRESHOLD, NormEstimator
 
 
 @jax.jit

@@ -1,36 +1,21 @@
-"""The base classes of robust means: of any influence, by coordinate, and by norm.
-
-An influence by norm multiplies a sample by one number, its weight, a function of its l2
-norm: the sample keeps its direction. Factors give its norm: |a|^2 |d|^2 for an outer
-product, Gram matrices for a product of matrices, the squares of the rows for a table.
-The weight depends on the sample only, and is computed from the same numbers that are
-summed (`materialized`).
-
-For every sample x of floats, let r be its norm in units of the threshold, and r' the
-computed norm:
-
-1. NaN and infinite entries count as zero, in a factor as in an array. Of a product of
-   matrices x is what will be summed, divided by its weight: rounding included.
-2. r' >= r (1 - NORM_ERROR), to 2^-39 units, or x has weight zero (`_sums`).
-3. So w(r') r <= limit / threshold·(1 + NORM_ERROR) for each influence, because w does
-   not increase, and w(r) r is at most limit / threshold.
-"""
+"""The base classes of robust means: of any influence, and by coordinate."""
 
 import abc
-import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar, Self
+from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying_with
+from dpjax._sums.exact import Unrounded
 from dpjax._sums.fold import FEW_ROWS, Summands, check_rows_per_divisor, fold_mean
-from dpjax._sums.samples import NORM_ERROR, FactoredSamples, unstacked, weigh
+from dpjax._sums.samples import FactoredSamples, unstacked
 from dpjax._sums.stream import SampleStream
-from dpjax._tree import as_float, by_row, like, materialized
+from dpjax._tree import Static, by_row, like
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -43,13 +28,7 @@ from dpjax.estimators._sensitivity import (
     Sensitivity,
     coordinate_sensitivity,
     maximum,
-    norm_sensitivity,
 )
-
-# Clip norms, scales and offsets: ordinary samples stay below 2^63 of them.
-SMALLEST_THRESHOLD = 1e-12
-
-BoundFn = Callable[[FactoredSamples], tuple[FactoredSamples, jax.Array]]
 
 
 class Estimator(abc.ABC):
@@ -122,6 +101,32 @@ class Estimator(abc.ABC):
         )
         return stream.call(_fold_stream, self, divisor)[0]
 
+    def unrounded(
+        self,
+        samples: PyTree,
+        is_padding_example: jax.Array | None = None,
+        *,
+        normalize_by: Scalar | None = None,
+        axis_name: AxisName | None = None,
+    ) -> Unrounded:
+        """Returns the robust mean before it is rounded, so that noise is added first.
+
+        Arguments and errors are those of `__call__`. The mean is the exact sum of high
+        and low, trees of leaves (...), and `plus(noise)` returns it with noise, rounded
+        once. Its sensitivity is that with rounded=False.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from dpjax.estimators import Winsorization
+            >>> mean = Winsorization(1.0).unrounded(jnp.array([0.5, 0.1, -0.1]))
+            >>> print(mean.plus(jnp.float32(2.0)))
+            2.1666667
+        """
+        stream, divisor = self._checked(
+            samples, is_padding_example, normalize_by, axis_name
+        )
+        return stream.call(_fold_stream, self, divisor, Static(False))[0]
+
     def with_aux(
         self,
         stream: SampleStream,
@@ -160,6 +165,8 @@ class Estimator(abc.ABC):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """Returns a bound on the distance between the estimates of two neighbors.
 
@@ -168,6 +175,8 @@ class Estimator(abc.ABC):
             num_coordinates: number of entries of all leaves of one sample together.
             relation: REPLACE_ONE, if neighbors differ in the values of one row; or
                 ADD_OR_REMOVE_ONE, if one of them has a row masked as padding.
+            rounded: whether estimates are floats. False is for `unrounded`, to which
+                `privatize` adds noise before rounding.
 
         Returns:
             The l1, l2 and linf sensitivity, for every input, float32 rounding included.
@@ -178,6 +187,8 @@ class Estimator(abc.ABC):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """Returns the sensitivity for batches that are drawn at random.
 
@@ -186,10 +197,11 @@ class Estimator(abc.ABC):
         sensitivity. Float32 rounding may exceed this: then the result is twice the
         sensitivity to masking a row. Arguments and result are those of `sensitivity`.
         """
-        masked = self.sensitivity(num_samples, num_coordinates, ADD_OR_REMOVE_ONE)
+        measure = partial(self.sensitivity, num_samples, num_coordinates)
+        masked = measure(ADD_OR_REMOVE_ONE, rounded=rounded)
         if relation is ADD_OR_REMOVE_ONE:
             return masked
-        replaced = self.sensitivity(num_samples, num_coordinates, relation)
+        replaced = measure(relation, rounded=rounded)
         return jax.tree.map(lambda one, half: maximum(one, 2 * half), replaced, masked)
 
     def noise_parameters(
@@ -212,10 +224,11 @@ class Estimator(abc.ABC):
             is_sampled: whether batches are drawn at random.
 
         Returns:
-            l2_sensitivity, and stddev, its product with the noise multiplier.
+            l2_sensitivity, of the mean before it is rounded, and stddev, its product
+            with the noise multiplier.
         """
         measure = self.sampled_sensitivity if is_sampled else self.sensitivity
-        sensitivity = measure(num_samples, num_coordinates, relation).l2
+        sensitivity = measure(num_samples, num_coordinates, relation, rounded=False).l2
         return {"l2_sensitivity": sensitivity, "stddev": noise_multiplier * sensitivity}
 
     def summands(self, stream: SampleStream) -> Summands:
@@ -230,11 +243,11 @@ class Estimator(abc.ABC):
 
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
-    ) -> tuple[PyTree, PyTree]:
+    ) -> tuple[Unrounded, PyTree]:
         """Returns the robust mean of a stream of one device's rows, and their aux."""
         summands = self.summands(stream)
         mean, aux = fold_mean(summands, self.limit, normalize_by=normalize_by)
-        return unstacked(self._within_limit(mean, normalize_by)), aux
+        return mean.map(unstacked), aux
 
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
         # Increases no distance; sensitivity() needs a bound on the result.
@@ -269,118 +282,15 @@ class CoordinateEstimator(Estimator):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """See `Estimator.sensitivity`: linf is 2 limit / n, l2 sqrt(d) times that."""
-        return coordinate_sensitivity(
-            self.limit, num_samples, num_coordinates, relation
-        )
+        args = self.limit, num_samples, num_coordinates, relation
+        return coordinate_sensitivity(*args, rounded=rounded)
 
 
-class NormBounded(Estimator):
-    """An estimator whose influences have a bounded l2 norm, also computed from factors.
-
-    Each group of leaves has a norm and a threshold for it: the clip norm, or the scale
-    of a smooth bound.
-    """
-
-    @property
-    def needs_leaves(self) -> bool:
-        """Whether `bound_fn` needs single leaves: then leaves are not stacked."""
-        return False
-
-    @property
-    @abc.abstractmethod
-    def limit(self) -> Scalar:
-        """The bound on the l2 norm of an influence, hence on any coordinate."""
-
-    @property
-    @abc.abstractmethod
-    def sizes(self) -> jax.Array:
-        """The thresholds of the norms, shape (groups,)."""
-
-    @abc.abstractmethod
-    def resized(self, sizes: jax.Array) -> Self:
-        """Returns the estimator with other thresholds, shape (groups,); unchecked."""
-
-    @abc.abstractmethod
-    def bound_fn(self) -> BoundFn:
-        """Returns a function from a sample to its influence, and whether it is short.
-
-        The numbers of the sample are finite and materialized. It is short in a group if
-        its norm is within the threshold: shape (groups,). A sample that counts as zero
-        because its norm is too large is not short.
-        """
-
-    def influence(self, sample: PyTree) -> PyTree:
-        """Returns the sample with bounded norm; NaN and infinities count as zero."""
-        return self.influence_fn()(sample)
-
-    def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        bound = self.bound_fn()
-
-        def influence(sample: PyTree) -> PyTree:
-            influence, _ = bound(materialized(FactoredSamples(sample).finite()))
-            return influence.written_out()
-
-        return influence
-
-    def summands(self, stream: SampleStream) -> Summands:
-        """See `Estimator.summands`: the norms of factored samples come from factors."""
-        bound = self.bound_fn()
-
-        def prepare(samples: FactoredSamples) -> FactoredSamples:
-            samples = samples if self.needs_leaves else samples.stacked()
-            return by_row(bound, samples.num_rows)(materialized(samples.finite()))[0]
-
-        return Summands(stream, prepare)
-
-    def sensitivity(
-        self,
-        num_samples: Scalar,
-        num_coordinates: int,
-        relation: NeighboringRelation = REPLACE_ONE,
-    ) -> Sensitivity:
-        """See `Estimator.sensitivity`: l2 is 2 limit / n and its rounding."""
-        return norm_sensitivity(
-            self.limit, num_samples, num_coordinates, relation, norm_error=NORM_ERROR
-        )
-
-
-class NormEstimator(NormBounded):
-    """An estimator whose influence is the sample times a function of its l2 norm."""
-
-    size_name: ClassVar[str]  # the field with the threshold of the norm
-
-    @abc.abstractmethod
-    def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
-        """Returns the weight of a sample as a function of norm / threshold.
-
-        It does not increase, and is differentiable on [0, 2^63).
-        """
-
-    @property
-    def sizes(self) -> jax.Array:
-        """See `NormBounded.sizes`: one for the whole sample."""
-        threshold = as_float(getattr(self, self.size_name))
-        return threshold.astype(threshold.dtype)[None]  # not weakly typed
-
-    def resized(self, sizes: jax.Array) -> Self:
-        other = copy.copy(self)
-        object.__setattr__(other, self.size_name, sizes[0])
-        return other
-
-    def bound_fn(self) -> BoundFn:
-        weight_fn, threshold = self.weight_fn(), self.sizes[0]
-
-        def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
-            squares = materialized(sample.squared_norm(1 / threshold))
-            weight, norm = weigh(squares, weight_fn)
-            return sample.weighted(weight), (norm <= 1)[None]
-
-        return bound
-
-
-def _fold_stream(stream, estimator, normalize_by):
+def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
     axes = stream.axes
 
     def on_device(whole, rows):
@@ -389,7 +299,10 @@ def _fold_stream(stream, estimator, normalize_by):
         mine = replace(stream, shared=shared, rows=rows, is_padding_example=mask)
         if normalize_by is None:
             normalize_by = mine.num_rows_in_all
-        return estimator.fold(mine, normalize_by=normalize_by)
+        mean, aux = estimator.fold(mine, normalize_by=normalize_by)
+        if is_rounded is None or is_rounded.value:
+            mean = estimator._within_limit(mean.high, normalize_by)
+        return mean, aux
 
     whole = estimator, normalize_by, stream.shared
     mask = varying_with(stream.is_padding_example, stream.rows)

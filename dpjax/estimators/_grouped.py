@@ -11,7 +11,7 @@ from dpjax import _validate
 from dpjax._sums.samples import FactoredSamples, Leaf
 from dpjax._tree import register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._estimator import BoundFn, NormBounded, NormEstimator
+from dpjax.estimators._norm import BoundFn, NormBounded, NormEstimator
 
 Group = str | tuple[str, ...]
 

@@ -39,7 +39,9 @@ class Mean(Estimator):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """Returns infinity in every norm."""
-        del num_samples, num_coordinates, relation
+        del num_samples, num_coordinates, relation, rounded
         return Sensitivity(math.inf, math.inf, math.inf)

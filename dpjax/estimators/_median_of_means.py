@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._sums.exact import Unrounded
 from dpjax._sums.groups import group_means
 from dpjax._sums.order_statistics import median
 from dpjax._sums.samples import unstacked
@@ -31,7 +32,8 @@ class MedianOfMeans(Estimator):
 
     Sensitivity: a replaced record moves one group's mean, and the median moves by at
     most as much in every coordinate: the inner sensitivity at the smallest group size
-    floor(n / num_groups), which is num_groups times that at n.
+    floor(n / num_groups), which is num_groups times that at n. If num_groups is even,
+    the median is the average of two means, and moves by half of that.
 
     Attributes:
         inner: the estimator of a group's mean; it bounds the sensitivity.
@@ -76,27 +78,32 @@ class MedianOfMeans(Estimator):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
-        """See `Estimator.sensitivity`: the inner one at the smallest group size."""
+        """See `Estimator.sensitivity`: the inner one of a group, or half of it."""
         rule = f"at least num_groups = {self.num_groups}"
         is_known = _validate.is_concrete(num_samples)
         is_fine = not is_known or float(num_samples) >= self.num_groups
         _validate.require(is_fine, "num_samples", num_samples, rule)
+        del rounded  # means of groups are
         group_size = precise(num_samples) // self.num_groups
         inner = self.inner.sensitivity(group_size, num_coordinates, relation)
         if self.limit is None:
             return inner
-        # With an even number of groups the average of the two middle ones is rounded.
+        if self.num_groups % 2:
+            return inner
+        # Of the two middle means the average moves by half, and is rounded.
         ulp = largest_ulp(self.limit, group_size)
         return Sensitivity(
-            inner.l1 + num_coordinates * ulp,
-            inner.l2 + math.sqrt(num_coordinates) * ulp,
-            inner.linf + ulp,
+            inner.l1 / 2 + num_coordinates * ulp,
+            inner.l2 / 2 + math.sqrt(num_coordinates) * ulp,
+            inner.linf / 2 + ulp,
         )
 
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
-    ) -> tuple[PyTree, PyTree]:
+    ) -> tuple[Unrounded, PyTree]:
         """See `Estimator.fold`: one inner fold for each group, one after the other."""
         n = stream.num_rows_in_all
         rule = f"at least num_groups = {self.num_groups} records"
@@ -114,7 +121,8 @@ class MedianOfMeans(Estimator):
         )
         means, aux = group_means(self.inner.summands(stream), self.limit, sizes=sizes)
         means = jax.vmap(self._within_limit)(means, jnp.asarray(sizes))
-        return unstacked(jax.tree.map(partial(by_column, median), means)), aux
+        medians = unstacked(jax.tree.map(partial(by_column, median), means))
+        return Unrounded.of(medians), aux
 
     @classmethod
     def for_failure_prob(

@@ -10,7 +10,7 @@ from dpjax import _validate
 from dpjax._rounding import LARGEST
 from dpjax._tree import like, register
 from dpjax._types import Scalar
-from dpjax.estimators._estimator import SMALLEST_THRESHOLD, NormEstimator
+from dpjax.estimators._norm import SMALLEST_THRESHOLD, NormEstimator
 
 
 @register("offset")

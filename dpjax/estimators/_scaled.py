@@ -8,6 +8,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST, SMALLEST
+from dpjax._sums.exact import Unrounded
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import as_float, broadcast, by_row, like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
@@ -49,13 +50,16 @@ class Measured(Estimator):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """See `Estimator.sensitivity`: the estimator's."""
-        return self.estimator.sensitivity(num_samples, num_coordinates, relation)
+        args = num_samples, num_coordinates, relation
+        return self.estimator.sensitivity(*args, rounded=rounded)
 
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
-    ) -> tuple[PyTree, PyTree]:
+    ) -> tuple[Unrounded, PyTree]:
         """See `Estimator.fold`: samples are divided as they are read.
 
         Factors are multiplied out, because an outer product over scales is not one.

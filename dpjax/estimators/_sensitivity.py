@@ -14,7 +14,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import ROUNDOFF
-from dpjax._sums.fold import FEW_ROWS, block_length
+from dpjax._sums.fold import FEW_ROWS, MANY_ROWS, block_length
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Scalar
 
 
@@ -23,14 +23,15 @@ class Sensitivity(NamedTuple):
 
     Attributes:
         l1: the largest change of the estimate in the l1 norm.
-        l2: in the l2 norm; `privatize` adds noise of stddev `noise_multiplier * l2`.
+        l2: in the l2 norm; `privatize` adds noise of stddev `noise_multiplier * l2`,
+            with rounded=False.
         linf: in any one coordinate.
 
     Example:
         >>> from dpjax.estimators import Winsorization
         >>> sensitivity = Winsorization(1.0).sensitivity(1_000, 4)
         >>> print(f"{sensitivity.linf:.5f} {sensitivity.l2:.5f} {sensitivity.l1:.5f}")
-        0.00200 0.00401 0.00802
+        0.00200 0.00400 0.00800
     """
 
     l1: Scalar
@@ -43,6 +44,8 @@ def coordinate_sensitivity(
     num_samples: Scalar,
     num_coordinates: int,
     relation: NeighboringRelation,
+    *,
+    rounded: bool = True,
 ) -> Sensitivity:
     """Returns the sensitivity of a mean of influences within ±limit by coordinate.
 
@@ -52,7 +55,11 @@ def coordinate_sensitivity(
     _validate.count(num_coordinates=num_coordinates)
     _validate.positive(num_samples=num_samples)
     limit, num_samples = of_one_type(limit, num_samples)
-    linf = _rounded_change(limit, num_samples, relation, sum_error_in_turn)
+    args = _moved(relation), sum_error_in_turn
+    if rounded:
+        linf = _rounded_change(limit, num_samples, *args)
+    else:
+        linf = _change_before_rounding(limit, num_samples, 1, *args)
     return Sensitivity(num_coordinates * linf, math.sqrt(num_coordinates) * linf, linf)
 
 
@@ -63,24 +70,30 @@ def norm_sensitivity(
     relation: NeighboringRelation,
     *,
     norm_error: float,
+    diameter: float = 2.0,
+    rounded: bool = True,
 ) -> Sensitivity:
     """Returns that of a mean of influences of l2 norm at most limit (1 + norm_error).
 
-    One record moves the exact mean by at most 2 limit / n in the l2 norm. The mean of
-    all rows has norm at most 9/8 limit (the fold rejects more rows than that), and
-    rounding its coordinates to float32 moves each neighbor by 2^-24 of that norm.
+    Two influences are apart by at most diameter limits, up to norm_error of that, and
+    one record moves the exact mean by this over n. The mean of all rows has norm at
+    most 9/8 limit (the fold rejects more rows than that), and rounding its coordinates
+    to float32, if `rounded`, moves each neighbor by 2^-24 of that norm.
     """
     _validate.count(num_coordinates=num_coordinates)
     _validate.positive(num_samples=num_samples)
     limit, num_samples = of_one_type(limit, num_samples)
-    linf = _rounded_change(limit, num_samples, relation, sum_error, norm_error)
+    moved = _moved(relation, diameter)
+    longest = limit * (1 + norm_error)
+    l2 = _change_before_rounding(
+        longest, num_samples, num_coordinates, moved, sum_error
+    )
+    linf = l2
+    if rounded:
+        linf = _rounded_change(limit, num_samples, moved, sum_error, norm_error)
+        l2 += 2 * ROUNDOFF * 1.125 * _largest_mean(longest, num_samples)
     if num_coordinates == 1:
         return Sensitivity(linf, linf, linf)
-    limit = limit * (1 + norm_error)
-    change = _change_before_rounding(
-        limit, num_samples, num_coordinates, relation, sum_error
-    )
-    l2 = change + 2 * ROUNDOFF * 1.125 * _largest_mean(limit, num_samples)
     return Sensitivity(math.sqrt(num_coordinates) * l2, l2, linf)
 
 
@@ -95,7 +108,15 @@ def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
     return xp.ldexp(xp.ones_like(mantissa), exponent - 24)
 
 
-def _rounded_change(limit, num_samples, relation, error, excess=0.0):
+def _moved(relation, diameter=2.0):
+    """Returns the distance of two neighbors' exact sums, in limits."""
+    moved = {REPLACE_ONE: diameter, ADD_OR_REMOVE_ONE: 1.0}.get(relation, 0.0)
+    rule = "REPLACE_ONE or ADD_OR_REMOVE_ONE"
+    _validate.require(moved > 0, "relation", relation, rule)
+    return moved
+
+
+def _rounded_change(limit, num_samples, moved, error, excess=0.0):
     """Bounds the change of one coordinate of the float32 mean between neighbors.
 
     Two exact means differ by at most `change`; each is rounded to the nearest float32.
@@ -105,7 +126,7 @@ def _rounded_change(limit, num_samples, relation, error, excess=0.0):
     """
     xp = _numpy_for(limit, num_samples)
     longest = limit * (1 + excess)
-    change = _change_before_rounding(longest, num_samples, 1, relation, error)
+    change = _change_before_rounding(longest, num_samples, 1, moved, error)
     ulp = largest_ulp(limit, num_samples)
     steps = change / ulp
     same_binade = xp.floor(steps) + 1
@@ -138,22 +159,21 @@ def sum_error(num_terms: int) -> float:
     return math.sqrt(squares) * (1 + num_terms * ROUNDOFF)
 
 
-def _change_before_rounding(limit, num_samples, num_coordinates, relation, error):
+def _change_before_rounding(limit, num_samples, num_coordinates, moved, error):
     """Bounds the l2 change of the fold's mean before it is rounded to float32."""
-    influences = {REPLACE_ONE: 2.0, ADD_OR_REMOVE_ONE: 1.0}.get(relation, 0.0)
-    _validate.require(
-        influences > 0, "relation", relation, "REPLACE_ONE or ADD_OR_REMOVE_ONE"
-    )
     # The error of a block's sum, in each of two neighbors.
     is_known = _validate.is_concrete(num_samples)
-    length = block_length(float(num_samples) if is_known else 1)
+    length = block_length(float(num_samples) if is_known else MANY_ROWS)
     block = 2 * error(length) * ROUNDOFF
     # The block sum of each neighbor is divided by n, and the remainders below the
     # exact digits of all blocks are added as floats (`digit_layout`).
     rests = 2.0**-34
     digits = 2 * length * (rests * math.sqrt(num_coordinates) + ROUNDOFF)
+    # Two floats hold the digits to 2^-41 of the mean.
+    unit = limit / num_samples
+    pairs = 2.25 * 2.0**-41 * _largest_mean(limit, num_samples)
     # 16 u: the limit as a float32, and this very formula under jit.
-    return limit / num_samples * ((influences + block + digits) * (1 + 16 * ROUNDOFF))
+    return (unit * (moved + block + digits) + pairs) * (1 + 16 * ROUNDOFF)
 
 
 def _largest_mean(limit, num_samples):

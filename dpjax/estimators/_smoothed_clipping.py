@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._rounding import LARGEST
 from dpjax._tree import register
-from dpjax.estimators._estimator import SMALLEST_THRESHOLD, NormEstimator
+from dpjax.estimators._norm import SMALLEST_THRESHOLD, NormEstimator
 from dpjax.estimators._smoothed import SmoothedEstimator, prepared, smoothed
 
 _TINY = 1e-6  # below, h_beta(a) = a (1 - O(a^2)) is more precise than `smoothed`

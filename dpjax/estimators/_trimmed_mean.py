@@ -11,6 +11,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._rounding import LARGEST, ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes
+from dpjax._sums.exact import Unrounded
 from dpjax._sums.order_statistics import middle_sum, order_statistics
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import Static, as_float, by_column, like, register
@@ -124,6 +125,8 @@ class TrimmedMean(Estimator):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """See `Estimator.sensitivity`: linf is upper - lower, for every n.
 
@@ -133,6 +136,7 @@ class TrimmedMean(Estimator):
         _validate.count(num_coordinates=num_coordinates)
         rule = "REPLACE_ONE: a trimmed mean has no row to mask"
         _validate.require(relation is REPLACE_ONE, "relation", relation, rule)
+        del rounded  # the mean of the middle is
         linf = (self.upper - self.lower) + 4 * ROUNDOFF * self.limit
         l2 = math.sqrt(num_coordinates) * linf
         return Sensitivity(num_coordinates * linf, l2, linf)
@@ -165,7 +169,7 @@ class TrimmedMean(Estimator):
 
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
-    ) -> tuple[PyTree, PyTree]:
+    ) -> tuple[Unrounded, PyTree]:
         """See `Estimator.fold`: not a fold, because all rows are read first.
 
         Raises:
@@ -188,7 +192,8 @@ class TrimmedMean(Estimator):
             total = middle_sum(columns, trimmed, stream.axes)
             return self._mean(total, num_rows - 2 * trimmed)
 
-        return jax.tree.map(lambda x: by_column(mean, as_float(x)), samples), aux
+        means = jax.tree.map(lambda x: by_column(mean, as_float(x)), samples)
+        return Unrounded.of(means), aux
 
     def smooth_sensitivity(
         self,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as, varying_axes
+from dpjax._sums.exact import Unrounded
 from dpjax._types import ArrayLike, Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
 
@@ -18,8 +19,9 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
 
     Args:
         key: a typed key, used once here.
-        value: array or pytree of floats. Half precision is converted to float32, and
-            back after the noise.
+        value: array or pytree of floats, or a mean of `Estimator.unrounded`, which is
+            rounded after the noise is added. Half precision is converted to float32,
+            and back after the noise.
         stddev: standard deviation in units of value; non-negative, may be traced.
 
     Returns:
@@ -55,13 +57,17 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
 _FEWEST_PADDED = 1024
 
 
-def padded(value: jax.Array) -> jax.Array:
-    """Returns a vector of all entries, with zeros up to one length for short ones."""
-    return jnp.pad(value.ravel(), (0, max(0, _FEWEST_PADDED - value.size)))
+def padded(value: PyTree) -> PyTree:
+    """Returns vectors of all entries, with zeros up to one length for short ones."""
+    return jax.tree.map(
+        lambda x: jnp.pad(x.ravel(), (0, max(0, _FEWEST_PADDED - x.size))), value
+    )
 
 
 @jax.jit
-def gaussian_of_padded(key: Key, vector: ArrayLike, stddevs: ArrayLike) -> jax.Array:
+def gaussian_of_padded(
+    key: Key, vector: ArrayLike | Unrounded, stddevs: ArrayLike
+) -> jax.Array:
     """Adds the noise of `gaussian`, by one program for all vectors of one length.
 
     The program of a draw takes a fifth of a second to compile. So algorithms of many
@@ -70,7 +76,7 @@ def gaussian_of_padded(key: Key, vector: ArrayLike, stddevs: ArrayLike) -> jax.A
 
     Args:
         key: a typed key, used once here.
-        vector: `padded`, public zeros at its end.
+        vector: `padded`, public zeros at its end; or a mean before it is rounded.
         stddevs: as for `gaussian`, one for each entry, of the vector's dtype.
     """
     return gaussian(key, vector, stddev=jnp.asarray(stddevs))
@@ -154,12 +160,15 @@ def _add_noise(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
 @partial(jax.jit, static_argnums=0)
 def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
     value = jax.tree.map(jnp.asarray, value)
-    wide = as_float32(value)
+    is_unrounded = isinstance(value, Unrounded)
+    wide = as_float32(value.high if is_unrounded else value)
     noise = _samplers.like(sampler, key, wide)
 
     # The scale, a float32 product of sensitivity and multiplier, may have been rounded
     # down a few times, by 2^-24 each: never add less noise than was calibrated.
     scale = jnp.asarray(scale) * ROUNDED_UP
+    if is_unrounded:
+        return value.plus(jax.tree.map(lambda z: scale.astype(z.dtype) * z, noise))
 
     def add(x: jax.Array, z: jax.Array, out: jax.Array) -> jax.Array:
         return (x + scale.astype(x.dtype) * z).astype(out.dtype)

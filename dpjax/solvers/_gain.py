@@ -13,6 +13,7 @@ from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
+from dpjax.solvers._diameter import SetClipping
 from dpjax.solvers.linear._fit import row_norms
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
@@ -189,8 +190,8 @@ def _straightened(
     """Releases how hats are combined with ones and lines, shape (k, 2, 4).
 
     What is averaged of a record are the squares and products of its four functions,
-    each column's times the curvature. A mean of vectors that are clipped to a norm has
-    the sensitivity of `Clipping`.
+    each column's times the curvature. No two records are at an obtuse angle: their
+    inner product is a sum of squares of those of functions.
     """
     num_columns = functions.shape[1]
     rows, columns = jnp.triu_indices(4)
@@ -200,14 +201,14 @@ def _straightened(
         return jnp.sum(moments * values[:, rows] * values[:, columns]) * curvature
 
     # Of most columns the squares are below 1, and that of ones is 1.
-    clipping = Clipping(math.sqrt(2 * num_columns))
+    clipping = SetClipping(math.sqrt(2 * num_columns), math.sqrt(2))
     shape = jnp.zeros((num_columns, len(rows)), functions.dtype)
     release = privatize(
         clipping, noise_multiplier=multiplier, key=key, axis_name=axis_name
     )
     samples = cast(Any, streamed_grad(products)(shape, (functions, curvatures)))
     means = cast(jax.Array, release.update(samples, release.init(shape))[0])
-    noise = multiplier * clipping.sensitivity(len(functions), shape.size).l2
+    noise = clipping.noise_parameters(multiplier, len(functions), shape.size)["stddev"]
     # From here on only released numbers.
     moments = jnp.zeros((num_columns, 4, 4), means.dtype)
     moments = moments.at[:, rows, columns].set(means)
@@ -276,5 +277,5 @@ def _gain(
     )
     samples = cast(Any, streamed_grad(products)(shape, (bends, slopes)))
     means = cast(jax.Array, release.update(samples, release.init(shape))[0])
-    noise = multiplier * clipping.sensitivity(len(bends), shape.size).l2
+    noise = clipping.noise_parameters(multiplier, len(bends), shape.size)["stddev"]
     return jnp.sum((means / norm) ** 2) - shape.size * (noise / norm) ** 2

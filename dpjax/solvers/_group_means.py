@@ -17,6 +17,7 @@ from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
 from dpjax.solvers._calibration import check_budget
+from dpjax.solvers._diameter import SetClipping
 from dpjax.solvers._group_quantiles import noisy_quantiles_of_groups
 from dpjax.solvers._grouped_samples import Groups
 from dpjax.solvers._histogram import check_countable, count_errors, noisy_integers
@@ -88,7 +89,8 @@ def dp_group_means(
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input; a replaced record may
         also change its group, which is private. Counts move by sqrt(2) in the l2 norm.
-        A record adds a vector of norm 1 to the sums of its group, so they move by 2.
+        A record adds a vector of norm 1 to the sums of its group, so they move by 2,
+        and those of squares by sqrt(2).
         Quantiles take 40 bisection steps, each with the numbers of samples below,
         between and above two ends in every group, which move by sqrt(2). All are
         Gaussian mechanisms, and compose exactly. Where bounds are narrow, a sum is that
@@ -292,7 +294,7 @@ def _sums(
     alone = jnp.array([1 / reach, _NO_LAYER, _NO_LAYER], z.dtype)
     weights = jnp.where(is_narrow, alone, weights)
     noisy, stddev = _noisy_sums(
-        num_groups, keys[0], groups, layers[:, :, 0], multipliers[0]
+        num_groups, keys[0], groups, layers[:, :, 0], multipliers[0], Clipping(1.0)
     )
     noisy, variances = (noisy / weights[None]).T, (stddev / weights) ** 2
     values, taken_off = _shrunk(noisy, counts, variances)
@@ -302,8 +304,9 @@ def _sums(
         jnp.where(is_narrow, 1.0, 0.5) * last
     )  # beyond it squares are read from the histogram, for less noise
     short = (jnp.minimum(lengths, radius) / radius) ** 2
+    of_squares = SetClipping(1.0, math.sqrt(min(num_groups, 2)))
     squares, stddev = _noisy_sums(
-        num_groups, keys[1], groups, short[:, None], multipliers[1]
+        num_groups, keys[1], groups, short[:, None], multipliers[1], of_squares
     )
     stddev = radius**2 * stddev
     squares = jnp.maximum(radius**2 * squares[:, 0] + stddev, 0.0)
@@ -347,16 +350,20 @@ def _shrunk(
 
 
 def _noisy_sums(
-    num_groups: int, key: Key, groups: Groups, rows: jax.Array, multiplier: Scalar
+    num_groups: int,
+    key: Key,
+    groups: Groups,
+    rows: jax.Array,
+    multiplier: Scalar,
+    clipping: Clipping,
 ) -> tuple[jax.Array, Scalar]:
-    """Releases the sum in each group of rows of norm 1 at most, shape (G, k)."""
+    """Releases the sum in each group of clipped rows, shape (G, k)."""
     num_samples, k = rows.shape
 
     def product(table: jax.Array, record: tuple[jax.Array, jax.Array]) -> jax.Array:
         group, row = record
         return jnp.vdot(table[group], row)
 
-    clipping = Clipping(1.0)
     release = privatize(clipping, noise_multiplier=multiplier, key=key)
     table = jnp.zeros((num_groups, k), rows.dtype)
     # Rows of samples that do not count are zero.

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax._types import Key, Scalar
-from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
+from dpjax.solvers._diameter import SetClipping
 from dpjax.solvers._knots import MOST_FINEST, STEP
 from dpjax.solvers.linear._kind import Examples
 from dpjax.transforms import privatize
@@ -31,10 +31,11 @@ def rare_columns(
 
     Privacy:
         Under replace-one one Gaussian mechanism of the multiplier. A record gives its
-        weight in [0, 1] times numbers within 0.85 of zero, one for each of k columns,
-        so that its norm is at most 0.85 sqrt(k), to which it is clipped.
+        weight in [0, 1] times numbers in [-0.15, 0.85], one for each of k columns, so
+        that its norm is at most 0.85 sqrt(k), to which it is clipped, and two records
+        are apart by at most sqrt(k).
     """
-    features, weights = examples.features, examples.weights
+    features, weights = examples.features, jnp.clip(examples.weights, 0.0, 1.0)
 
     def products(sums: jax.Array, record: tuple[jax.Array, jax.Array]) -> jax.Array:
         beside, weight = record
@@ -44,7 +45,7 @@ def rare_columns(
     beside = (jnp.abs(features) > STEP / 2).astype(features.dtype)
     shape = jnp.zeros(features.shape[1], features.dtype)
     release = privatize(
-        Clipping((1 - _FEW) * math.sqrt(features.shape[1])),
+        SetClipping((1 - _FEW) * math.sqrt(features.shape[1]), 1 / (1 - _FEW)),
         noise_multiplier=multiplier,
         key=key,
         axis_name=axis_name,

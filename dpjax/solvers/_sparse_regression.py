@@ -277,12 +277,14 @@ def _learning_rate(
     rho: Scalar,
 ) -> Scalar:
     """Returns 2/3 of the inverse mean square of clipped features, for rho-zCDP."""
-    estimator = Winsorization(like(threshold, features) ** 2)
+    # Squares are in [0, K^2], so that less half of it they are within half of it.
+    half = like(threshold, features) ** 2 / 2
+    estimator = Winsorization(half)
     noise = privatize(
         estimator, noise_multiplier=jnp.sqrt(0.5 / rho), key=key, axis_name=axis_name
     )
-    squares = jnp.mean(clip(features, threshold) ** 2, axis=1)
-    noisy = cast(jax.Array, noise.update(squares, noise.init(squares))[0])
+    squares = jnp.mean(clip(features, threshold) ** 2, axis=1) - half
+    noisy = cast(jax.Array, noise.update(squares, noise.init(squares))[0]) + half
     stddev = estimator.noise_parameters(jnp.sqrt(0.5 / rho), len(features), 1)["stddev"]
     # Noise may make it nearly zero or negative: use at least four deviations.
     return 2 / 3 / jnp.maximum(noisy, like(4 * stddev, noisy))

@@ -13,6 +13,7 @@ from dpjax._sharding import AxisName, gathered
 from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Clipping
+from dpjax.solvers._diameter import SetClipping
 from dpjax.solvers.linear._moments import noisy_second_moments, whitening
 from dpjax.solvers.linear._noisy_quantile import (
     SizeHistogram,
@@ -364,7 +365,7 @@ def _squares(
     num_samples, d = z.shape
     middle, last = radii[-2], radii[-1]
     short = z * jnp.minimum(1.0, middle / jnp.maximum(lengths, middle))[:, None]
-    clipping = Clipping(1.0)
+    clipping = SetClipping(1.0, math.sqrt(min(d, 2)))
     release = privatize(
         clipping, noise_multiplier=multipliers.squares, key=key, axis_name=axis_name
     )

@@ -10,6 +10,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._keys import secret_repr
+from dpjax._sums.exact import Unrounded
 from dpjax._types import Key, PyTree, Scalar
 
 
@@ -29,12 +30,13 @@ class BoundedMean(NamedTuple):
     """A mean of bounded samples before its noise, in the place of samples.
 
     Attributes:
-        value: the mean; it is NOT private.
+        value: the mean, which is rounded for noise by smooth sensitivity alone; it is
+            NOT private.
         noise: the arguments of its noise, such as stddev.
-        limit: the bound to which a sum of pieces is clipped; None of a whole batch.
+        limit: the bound of a sum of pieces; None of a whole batch.
     """
 
-    value: PyTree
+    value: Unrounded | PyTree
     noise: dict[str, PyTree]
     limit: Scalar | None
     __repr__ = secret_repr

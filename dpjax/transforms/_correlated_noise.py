@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from dpjax._keys import secret_repr
 from dpjax._sharding import check_key_varies_as
+from dpjax._sums.exact import Unrounded
+from dpjax._tree import like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.mechanisms import Strategy, gaussian
 from dpjax.transforms._chain import KeyState
@@ -35,7 +37,7 @@ def correlated_state(strategy: Strategy, key: Key, params: PyTree) -> Correlated
 
 
 def add_correlated_noise(
-    strategy: Strategy, state: CorrelatedState, value: PyTree, *, stddev: Scalar
+    strategy: Strategy, state: CorrelatedState, value: Unrounded, *, stddev: Scalar
 ) -> tuple[PyTree, CorrelatedState]:
     """Returns the value plus a row of stddev C^-1 z, and the next state.
 
@@ -44,16 +46,10 @@ def add_correlated_noise(
     next_key, noise_key = jax.random.split(state.key)
     check_key_varies_as(value, noise_key)
     # `gaussian` rounds its scale up, and has full tails.
-    independent = gaussian(noise_key, _zeros(value), stddev=1.0)
+    independent = gaussian(noise_key, _zeros(value.high), stddev=1.0)
     noise, buffers = strategy.next_noise(independent, state.buffers, state.step)
-
-    def add(x: jax.Array, z: jax.Array) -> jax.Array:
-        return (x.astype(z.dtype) + jnp.asarray(stddev).astype(z.dtype) * z).astype(
-            x.dtype
-        )
-
-    noisy = jax.tree.map(add, jax.tree.map(jnp.asarray, value), noise)
-    return noisy, CorrelatedState(next_key, state.step + 1, buffers)
+    noise = jax.tree.map(lambda z: like(stddev, z) * z, noise)
+    return value.plus(noise), CorrelatedState(next_key, state.step + 1, buffers)
 
 
 def _zeros(tree: PyTree) -> PyTree:

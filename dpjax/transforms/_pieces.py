@@ -1,25 +1,21 @@
 """Means of the pieces of one batch: what they are divided by, and how they round.
 
 Piece k of K gives y_k, its sum of influences over the divisor n of the whole batch, as
-a float32. A replaced record lies in one piece, and moves that one alone: in exact
-arithmetic the sum of all y_k moves as the mean of the whole batch does. What rounding
-adds to that, u = 2^-24 the unit roundoff and L >= |y_1 + ... + y_j| the bound of all
-their sums, by coordinate or in the l2 norm as the influences are bounded:
+two floats. A replaced record lies in one piece, and moves that one alone as it moves
+the mean of a whole batch, its rounding included. What else rounding adds, u = 2^-24 the
+unit roundoff and L >= |y_1 + ... + y_j| the bound of all their sums, by coordinate or
+in the l2 norm as the influences are bounded:
 
-1. y_k itself is rounded. K pieces of its size are no more than 9/8 max(n, 4096) rows,
-   so that both neighbors together are off by 2 u L / K.
-2. The y_k are added in two floats: each addition is exact, and so is its remainder of
-   at most u L (Knuth 1997, Section 4.2.2, Theorem B). To add up the remainders rounds
-   by u (K u L) each of K times: 2 K^2 u^2 L for both neighbors.
-3. The sum is rounded once, as the mean of a whole batch is: `sensitivity()` counts
-   that. For coordinates it counts in steps of the last place, and what 1 and 2 add may
-   be one step more, of 2 u L.
+The higher floats are added exactly, with remainders of at most u L each. Those and the
+lower floats of the y_k, also u L at most, are added as floats: 2 K sums of up to
+2 K u L, each off by u of itself, 4 K^2 u^2 L in all, and twice that for two neighbors.
 
 L is 9/8 max(n, 4096) times limit / n, which is what one record moves by, masked. Of
-that, 2.25 max(n, 4096) u (1 + 1/K + K^2 u) is the share of all three. 2^-20 is for what
-underflows, and for the rounding of this share.
+that, 9 max(n, 4096) K^2 u^2 is the share. 2^-20 is for what underflows, and for the
+rounding of this share. The sum is rounded after the noise is added.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -28,8 +24,9 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._keys import secret_repr
 from dpjax._rounding import ROUNDOFF
+from dpjax._sums.exact import Unrounded, two_sum
 from dpjax._sums.fold import FEW_ROWS, proven_divisor
-from dpjax._tree import clip, like, materialized
+from dpjax._tree import like, materialized
 from dpjax._types import PyTree, Scalar
 from dpjax.estimators import Estimator
 
@@ -54,11 +51,10 @@ def whole(
         most = max(float(normalize_by), FEW_ROWS)
     else:
         most = jnp.maximum(normalize_by, FEW_ROWS)
-    times = 1 + 1 / num_pieces + num_pieces**2 * ROUNDOFF
     return (
         divisor,
         estimator.limit * (most / normalize_by),
-        1 + 2.0**-20 + 2.25 * most * ROUNDOFF * times,
+        1 + 2.0**-20 + 9 * most * (num_pieces * ROUNDOFF) ** 2,
     )
 
 
@@ -79,25 +75,25 @@ class PieceSum(NamedTuple):
         """Returns the sum of no pieces like a tree of arrays, or of their shapes."""
         return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
-    def plus(self, piece: PyTree, limit: Scalar) -> "PieceSum":
+    def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
         """Returns the sum with one more piece."""
 
         def scaled(x: jax.Array) -> jax.Array:
             return x / _unit(limit, x)
 
-        def remainder(a: jax.Array, x: jax.Array, high: jax.Array) -> jax.Array:
-            part = high - a
-            return (a - (high - part)) + (x - part)
+        def rest(x: jax.Array, y: jax.Array, *lows: jax.Array) -> jax.Array:
+            return sum(lows, start=two_sum(x, y)[1])
 
-        piece = materialized(jax.tree.map(scaled, piece))
-        high = jax.tree.map(jnp.add, self.high, piece)
-        rest = jax.tree.map(remainder, self.high, piece, high)
-        return PieceSum(high, jax.tree.map(jnp.add, self.low, rest))
+        piece = materialized(piece.map(partial(jax.tree.map, scaled)))
+        return PieceSum(
+            jax.tree.map(jnp.add, self.high, piece.high),
+            jax.tree.map(rest, self.high, piece.high, piece.low, self.low),
+        )
 
-    def value(self, limit: Scalar) -> PyTree:
-        """Returns the sum, rounded once, and clipped to the limit by coordinate."""
-        total = jax.tree.map(jnp.add, self.high, self.low)
-        return clip(jax.tree.map(lambda x: x * _unit(limit, x), total), limit)
+    def value(self, limit: Scalar) -> Unrounded:
+        """Returns the sum before it is rounded."""
+        units = partial(jax.tree.map, lambda x: x * _unit(limit, x))
+        return Unrounded(self.high, self.low).map(units)
 
 
 def _unit(limit: Scalar, x: jax.Array) -> jax.Array:

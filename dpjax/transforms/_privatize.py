@@ -98,10 +98,10 @@ def privatize(
     """Returns a transformation from per-sample gradients to their private mean.
 
     The robust mean plus Gaussian noise of standard deviation noise_multiplier times the
-    estimator's l2 sensitivity; with `TrimmedMean`, Laplace log-normal noise of the same
-    zCDP cost, proportional to its smooth sensitivity. Put it first in a chain, which
-    `dpjax.chain` checks: later transformations, such as momentum, adam or schedules,
-    are post-processing and have no privacy cost.
+    estimator's l2 sensitivity, rounded once, to float32; with `TrimmedMean`, Laplace
+    log-normal noise of the same zCDP cost, proportional to its smooth sensitivity. Put
+    it first in a chain, which `dpjax.chain` checks: later transformations, such as
+    momentum, adam or schedules, are post-processing and have no privacy cost.
 
     Args:
         estimator: the robust mean; its sensitivity must be finite. With
@@ -289,7 +289,8 @@ def privatize(
             parameters["stddev"] = parameters["stddev"] * more
         how = {"normalize_by": divisor, "axis_name": axis_name}
         if current.noise == "gaussian":
-            mean, drawn = current(stream, **how), {"stddev": parameters["stddev"]}
+            mean = current.unrounded(stream, **how)
+            drawn = {"stddev": parameters["stddev"]}
         else:
             mean, drawn = _smooth_mean(current, parameters["rho"], stream, **how)
         return BoundedMean(mean, drawn, limit)

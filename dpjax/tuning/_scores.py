@@ -161,12 +161,12 @@ def accuracy(
 def _noisy_mean(
     estimator: Winsorization, values: jax.Array, key: Key, epsilon: float, delta: float
 ) -> jax.Array:
-    sensitivity = estimator.sensitivity(len(values), 1)
-    mean = estimator(values)
+    size = estimator.sensitivity(len(values), 1, rounded=False).l2
+    mean = estimator.unrounded(values)
     if delta == 0:
-        return laplace(key, mean, scale=sensitivity.l1 / epsilon)
-    unit = gaussian_stddev(epsilon, delta, sensitivity=1.0)
-    return gaussian(key, mean, stddev=sensitivity.l2 * unit)
+        return laplace(key, mean, scale=size / epsilon)
+    stddev = gaussian_stddev(epsilon, delta, sensitivity=1.0) * size
+    return gaussian(key, mean, stddev=stddev)
 
 
 def _guarantee(data: PyTree, epsilon: float, delta: float) -> PrivacyGuarantee:

@@ -6,6 +6,7 @@ functions, at the same confidence, with as many releases. Faults of papers have 
 printed constant and their own claim.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 from benchmarks.audits.case import Case
 from benchmarks.audits.updates import gaussian_claim
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, transforms
+from dpjax._sums.exact import Unrounded
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon, rho_to_epsilon
 from dpjax.accounting._objective import objective_epsilon, objective_noise
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Truncation
@@ -318,6 +320,42 @@ def threshold_unpaid(is_planted):
     return gaussian_case(release, jnp.array([[6.0]]), jnp.array([[-3.99]]), privacy)
 
 
+@functools.cache
+def means_near_one():
+    # Of 2^24 + 3 ones or one fewer, over 2^24: as floats they are two records apart.
+    multiplier, _ = gaussian_claim()
+    ones = jnp.ones(2**24 + 3)
+
+    @jax.jit
+    def measure(num):
+        transform = transforms.privatize(
+            Clipping(1.0),
+            noise_multiplier=multiplier,
+            key=jax.random.key(0),
+            normalize_by=2.0**24,
+            relation=ADD_OR_REMOVE_ONE,
+        )
+        is_padding_example = jnp.arange(ones.size) >= num
+        return transform.measure(ones, None, is_padding_example=is_padding_example)
+
+    return measure(ones.size), measure(ones.size - 1)
+
+
+def noise_after_rounding(is_planted):
+    # The noise is for the exact mean, but is added to a float.
+    multiplier, privacy = gaussian_claim(relation=ADD_OR_REMOVE_ONE)
+
+    def release(key, mean):
+        if is_planted:
+            mean = mean._replace(value=Unrounded.of(mean.value.high))
+        transform = transforms.privatize(
+            Clipping(1.0), noise_multiplier=multiplier, key=key
+        )
+        return transform.release(mean, transform.init(None))[0] - 1
+
+    return gaussian_case(release, *means_near_one(), privacy)
+
+
 PAPER_000 = jax.eval_shape(
     partial(l1_regression, calibration="paper"), jax.random.key(0), jnp.zeros((2, 2))
 )
@@ -337,6 +375,7 @@ FAULTS = {
         paper_002_second_root: PAPER_002,
         second_moments_without_root_two: cost(2**0.5),
         threshold_unpaid: cost(2),
+        noise_after_rounding: cost(2),
     }.items()
 }
 

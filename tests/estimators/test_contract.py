@@ -476,7 +476,7 @@ def test_a_fold_says_what_it_was_given(estimator):
     @functools.partial(jax.jit, static_argnums=1)
     def folded(estimator, size, *examples):
         stream = SampleStream(make_samples, (), examples, size)
-        return estimator.fold(stream, normalize_by=11)
+        return estimator.with_aux(stream, normalize_by=11)
 
     for size in (None, 1, 4, 100):
         estimate, records = folded(estimator, size, ROWS, places)

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax._sums.exact import rounded_sum
 from dpjax._sums.fold import _split, block_length, digit_layout
 from dpjax._sums.stream import Layout, SampleStream, Sizes
 from dpjax.estimators import (
@@ -22,9 +24,11 @@ from dpjax.estimators import (
 )
 from dpjax.estimators._adaptive import Counted
 from dpjax.gradients import robust_grad
+from dpjax.transforms import privatize
 
 AWKWARD = [1, 2, 63, 64, 65, 127, 129, 1000, 4097]
 SIZES = [1, 3, 64, 100, 1000]
+DEVICES = pytest.mark.devices(4)
 
 
 def sizes_for(n):
@@ -131,7 +135,7 @@ def folded(estimator, microbatch_size):
     @jax.jit
     def fold(rows, mask=None):
         stream = SampleStream(make_samples, (), rows, microbatch_size, None, mask)
-        return estimator.fold(stream, normalize_by=len(rows))
+        return estimator.with_aux(stream, normalize_by=len(rows))
 
     return fold
 
@@ -148,11 +152,62 @@ def test_whole_numbers_have_the_same_mean_in_all_chunks(plan):
     exact = np.float32(rows.astype(np.int64).sum() / 2**17)
     for size in (None, *SIZES):
         mean, _ = jax.jit(
-            lambda x, size=size: Winsorization(8.0).fold(
+            lambda x, size=size: Winsorization(8.0).with_aux(
                 replace(SampleStream.of(x), microbatch_size=size), normalize_by=2**17
             )
         )(rows)
         assert mean == exact
+
+
+def nearest(number):
+    """Returns the float32 nearest to a fraction."""
+    found = np.float32(float(number))
+    near = [found, *np.nextafter(found, np.float32([-np.inf, np.inf]))]
+    return min(near, key=lambda x: abs(Fraction(float(x)) - number))
+
+
+def test_three_floats_are_rounded_once():
+    rng, num = np.random.default_rng(0), 4_000
+    a, wide = rng.integers(-(2**24), 2**24, (2, num))
+    a[::2] = 2 ** rng.integers(0, 24, num // 2)  # and what is about half a place of it
+    b = np.spacing(np.float32(a)) * rng.choice([0.5, -0.5, 0.25, 1.0], num)
+    c = np.where(
+        rng.random(num) < 0.5, wide * 2.0**-24, b * 2.0 ** rng.integers(-60, 1)
+    )
+    terms = np.float32([a, b, c])
+    exact = [nearest(sum(map(Fraction, x))) for x in terms.T.astype(float)]
+    for order in itertools.permutations(terms):
+        np.testing.assert_array_equal(jax.jit(rounded_sum)(*order), exact)
+    assert (terms.sum(axis=0) != exact).any()
+
+
+@pytest.mark.parametrize("num_devices", [1, pytest.param(4, marks=DEVICES)])
+def test_noise_is_added_to_the_exact_mean(num_devices, key):
+    # Whole numbers, of which blocks add exactly: their sums have 32 bits.
+    n, limit = 2**14, 2**18
+    rows = np.random.default_rng(0).integers(0, limit, (n, 300))
+    mesh = jax.make_mesh((num_devices,), ("n",), devices=jax.devices()[:num_devices])
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("n"))
+    estimator = Winsorization(float(limit))
+
+    @jax.jit
+    def means(key, rows):
+        released = []
+        for samples in rows, jnp.zeros_like(rows):
+            transform = privatize(
+                estimator, noise_multiplier=1e-4, key=key, axis_name="n"
+            )
+            released.append(transform.update(samples, transform.init(rows))[0])
+        return *released, estimator(rows, axis_name="n")
+
+    with jax.debug_key_reuse(False):
+        noisy, noise, mean = means(key, jax.device_put(np.float32(rows), place))
+    exact = [Fraction(int(total), n) for total in rows.sum(axis=0)]
+    np.testing.assert_array_equal(mean, [nearest(x) for x in exact])
+    pairs = zip(exact, np.float64(noise), strict=True)
+    once = np.float32([nearest(x + Fraction(z)) for x, z in pairs])
+    np.testing.assert_array_equal(noisy, once)
+    assert np.mean(mean + noise != once) > 0.1  # as the mean of floats would be
 
 
 @pytest.mark.quick(1)
@@ -179,7 +234,7 @@ def test_group_means_are_those_of_public_index_ranges(plan, n):
         clipped = np.clip(rows.astype(np.float64), -2, 2)
         means = [g.mean(axis=0) for g in np.array_split(clipped, num_groups)]
         mean, _ = jax.jit(
-            lambda x, e=estimator: e.fold(SampleStream.of(x), normalize_by=n)
+            lambda x, e=estimator: e.with_aux(SampleStream.of(x), normalize_by=n)
         )(rows)
         np.testing.assert_allclose(mean, np.median(means, axis=0), atol=1e-5)
 

@@ -130,7 +130,7 @@ def padded_mean(estimator, microbatch_size):
             microbatch_size=microbatch_size,
             is_padding_example=is_padding_example,
         )
-        return estimator.fold(stream, normalize_by=divisor)[0]
+        return estimator.with_aux(stream, normalize_by=divisor)[0]
 
     return jax.jit(mean, static_argnums=2 if estimator.groups_by_index else ())
 
@@ -325,7 +325,7 @@ def mean_of_a_million(estimator, microbatch_size):
     @jax.jit
     def mean(x):
         stream = replace(SampleStream.of(x), microbatch_size=microbatch_size)
-        return estimator.fold(stream, normalize_by=MILLION)[0]
+        return estimator.with_aux(stream, normalize_by=MILLION)[0]
 
     return mean
 

@@ -29,6 +29,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 
+from dpjax._sums.exact import Unrounded
 from dpjax._types import REPLACE_ONE
 from dpjax.mechanisms import _additive, _peeling, _samplers, _selection, _smooth_noise
 from dpjax.models import _noisy_counts
@@ -157,11 +158,14 @@ def installed(patch: Any) -> Replay:
     def hook(module, name, around):
         patch.setattr(module, name, partial(around, getattr(module, name)))
 
+    def rounded(value):
+        return value.high if isinstance(value, Unrounded) else value
+
     def additive(noisy, sampler, key, value, scale):
         kinds = {_samplers.normal: "gaussian", _samplers.laplace: "laplace"}
         kind = kinds.get(sampler, "spherical")
         output = noisy(sampler, key, value, scale)
-        return replay.handed(kind, value, output, scale)
+        return replay.handed(kind, rounded(value), output, scale)
 
     def smooth(noisy, sampler, key, value, scale, sigma):
         output = noisy(sampler, key, value, scale, sigma)
@@ -201,9 +205,8 @@ def installed(patch: Any) -> Replay:
 
     def correlated(add, strategy, state, value, *, stddev):
         output, following = add(strategy, state, value, stddev=stddev)
-        released = replay.handed(
-            "correlated", value, output, stddev, strategy.matrix().astype("float32")
-        )
+        kept = strategy.matrix().astype("float32")
+        released = replay.handed("correlated", rounded(value), output, stddev, kept)
         return released, following
 
     def contributed(add, self, values, random_bytes):

@@ -158,7 +158,7 @@ def test_it_is_the_loop_of_the_guide(name, monitor):
         assert float(metrics["noise_norm"]) == pytest.approx(noise_norm, rel=1e-5)
     if name == "scaled":
         stddev = multiplier * float(
-            estimator.measured.sampled_sensitivity(divisor, D).l2
+            estimator.measured.sampled_sensitivity(divisor, D, rounded=False).l2
         )
         noise_norm = stddev * math.sqrt(2 * 2.0**2 + 0.5**2)
         assert float(metrics["noise_norm"]) == pytest.approx(noise_norm, rel=1e-3)
@@ -179,7 +179,7 @@ def test_correlated_noise_is_that_of_the_strategy():
     # As much independent noise as moves the sum of all steps alike.
     inverse = np.linalg.inv(BANDS.matrix())
     relative = np.linalg.norm(np.ones(T) @ inverse) / math.sqrt(T)
-    sensitivity = float(Clipping(1.0).sampled_sensitivity(3, D).l2)
+    sensitivity = float(Clipping(1.0).sampled_sensitivity(3, D, rounded=False).l2)
     stddev = run.noise_multiplier * sensitivity * relative
     np.testing.assert_allclose(metrics["noise_norm"], math.sqrt(D) * stddev, rtol=1e-4)
 
@@ -244,7 +244,7 @@ def test_noise_has_the_stated_scale():
     state = run.init(jnp.zeros(3_000), jax.random.key(0))
     for _ in range(T):
         state, metrics = run.step(state, jnp.zeros(N))
-    sensitivity = float(Clipping(2.0).sensitivity(N, 3_000).l2)
+    sensitivity = float(Clipping(2.0).sensitivity(N, 3_000, rounded=False).l2)
     stddev = run.noise_multiplier / math.sqrt(0.5) * sensitivity
     # Chi-squared of 3,000: within 20 per cent but once in 1e9.
     variance = float(jnp.mean(state.params**2)) / T
@@ -277,7 +277,8 @@ def test_monitor_pays_with_its_share_and_tells_the_mean_loss():
     assert abs(float(metrics["loss"]) - clipped.mean()) < 6 * stddev + 1e-4
     # Of mean and counts, of which these have a hundredth of the monitor's share.
     counting = AdaptiveThreshold(Clipping(bound), lower=1e-4, upper=1e4).counting
-    of_loss = run.noise_multiplier / math.sqrt(0.25) * counting.sensitivity(N, 1).l2
+    moved = counting.sensitivity(N, 1, rounded=False).l2
+    of_loss = run.noise_multiplier / math.sqrt(0.25) * moved
     assert stddev == pytest.approx(float(of_loss), rel=1e-5)
     assert 0.5 < np.mean(losses[1:] <= bound) < 1.0
 

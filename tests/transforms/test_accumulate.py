@@ -50,8 +50,8 @@ def private(estimator=CLIPPING, multiplier=0.7, n=N, **options):
 
 
 def slack(n, num_pieces):
-    """By how much the noise of a batch in pieces is larger, for few pieces."""
-    return 2.25 * max(n, 4096) * 2**-24 * (1 + 1 / num_pieces)
+    """By how much the noise of a batch in pieces is larger."""
+    return 2**-20 + 9 * max(n, 4096) * (num_pieces * 2**-24) ** 2
 
 
 def loss_fn(params, example):
@@ -132,18 +132,19 @@ def test_schedules_count_batches():
             }
 
 
-@pytest.mark.parametrize(("n", "num_pieces"), [(24, 4), (20_000, 8)])
+@pytest.mark.parametrize(("n", "num_pieces"), [(24, 4), (10**6, 64)])
 def test_the_noise_counts_the_rounding_of_the_sum(n, num_pieces):
     zeros, found = jnp.zeros((6, 1000)), []
     for count in (1, num_pieces):
         optimizer = private(multiplier=1.0, n=n)
         if count > 1:
             optimizer = accumulate(optimizer, num_pieces=count)
-        state = optimizer.init(zeros[0])
+        update, state = jax.jit(optimizer.update), optimizer.init(zeros[0])
         for _ in range(count):
-            noise, state = optimizer.update(zeros, state)
-        found.append(float(jnp.linalg.norm(noise)))
-    assert found[1] / found[0] - 1 == pytest.approx(slack(n, num_pieces), rel=0.02)
+            noise, state = update(zeros, state)
+        found.append(np.linalg.norm(np.float64(noise)))
+    more = pytest.approx(slack(n, num_pieces), rel=0.02, abs=2e-7)
+    assert found[1] / found[0] - 1 == more
 
 
 def test_sums_are_rounded_once():
@@ -151,11 +152,10 @@ def test_sums_are_rounded_once():
     limit = float(np.abs(rows).sum(axis=0).max())
     add, total = jax.jit(PieceSum.plus), PieceSum.zero(jnp.zeros(50))
     for row in rows:
-        total = add(total, row, limit)
+        total = add(total, Winsorization(limit).unrounded(row[None]), limit)
     exact = np.float32([math.fsum(map(float, column)) for column in rows.T])
-    assert (total.value(limit) == exact).all()
+    assert (total.value(limit).plus(jnp.zeros(50)) == exact).all()
     assert (np.cumsum(rows, axis=0)[-1] != exact).any()  # as plain sums are not
-    assert (jnp.abs(total.value(1e-9)) <= np.float32(1e-9)).all()
 
 
 @pytest.mark.parametrize("relation", [dpjax.REPLACE_ONE, dpjax.ADD_OR_REMOVE_ONE])

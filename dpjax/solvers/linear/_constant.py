@@ -8,21 +8,23 @@ import jax.numpy as jnp
 
 from dpjax import _keys
 from dpjax._sharding import gathered
+from dpjax._sums.exact import Unrounded
 from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Estimator
 from dpjax.mechanisms._shared import gaussian_of_padded
-from dpjax.solvers._diameter import BESIDE_WEIGHT, WEIGHTED, DiameterMean
+from dpjax.solvers._diameter import BESIDE_WEIGHT, WEIGHTED, SetClipping
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares
 from dpjax.solvers.linear._mean import mean_and_stddevs
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 
 _BEYOND_TARGETS = 2.0  # the bound of targets over their noisy quantile
 _CLEAR_WEIGHT = 3.0  # the least mean weight, in stddevs of its noise
-# Records w e_k, (w t, w r) and w (c t, 1), with w and r in [0, 1] and t in [-1, 1]:
-# `docs/privacy/proofs/linear.md`, 8.3.
-_CLASSES = DiameterMean(radius=1.0, diameter=math.sqrt(2))
-_EXPOSED = DiameterMean(radius=math.sqrt(2), diameter=math.sqrt(5))
+# Records w e_k; w (t, r) and w (c t, 1), with w and r in [0, 1] and t in [-1, 1]; and
+# w (t, 1) and w (t, r) with t in [0, 1]: `docs/privacy/proofs/linear.md`, 8.3.
+_CLASSES = SetClipping(1.0, math.sqrt(2))
+_EXPOSED = SetClipping(math.sqrt(2), math.sqrt(5 / 2))
+_NON_NEGATIVE = SetClipping(math.sqrt(2), 1.0)
 
 
 def best_constant(
@@ -67,7 +69,7 @@ def best_constant(
 @partial(jax.jit, static_argnums=0)
 def _mean(
     kind: ModelKind, examples: Examples, quantile: jax.Array | None, multiplier: Scalar
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[Unrounded, jax.Array, jax.Array]:
     """Returns the mean of `_samples`, padded, the stddevs of its noise, and the bound.
 
     The means of weighted targets and of weights are released together, because records
@@ -97,7 +99,8 @@ def _constant(
     if classes > 1:
         mean = noisy[:classes] / divisor
     else:
-        unit = 1.0 if kind.has_exposures else BESIDE_WEIGHT
+        is_alone = kind.has_exposures or kind.loss.target_range[0] >= 0
+        unit = 1.0 if is_alone else BESIDE_WEIGHT
         mean = jnp.clip(noisy[0] / unit / divisor, -1.0, 1.0) * like(size, noisy)
     return kind.loss.constant_prediction(mean), jnp.clip(total, 0.0, 1.0)
 
@@ -111,11 +114,16 @@ def _samples(
         classes = kind.loss.num_outputs
         samples = jax.nn.one_hot(targets.astype("int32"), classes, dtype=targets.dtype)
         return samples * weights[:, None], _CLASSES
-    samples = weights * jnp.clip(targets / like(size, targets), -1.0, 1.0)
+    lowest = -1.0 if kind.loss.target_range[0] < 0 else 0.0
+    samples = weights * jnp.clip(targets / like(size, targets), lowest, 1.0)
     if kind.has_exposures:
         exposures = jnp.exp(jnp.minimum(examples.offsets, 0.0))
-        return jnp.stack([samples, weights * exposures], axis=1), _EXPOSED
-    return jnp.stack([BESIDE_WEIGHT * samples, weights], axis=1), WEIGHTED
+        pairs, estimator = (samples, weights * exposures), _EXPOSED
+    else:
+        unit = BESIDE_WEIGHT if lowest < 0 else 1.0
+        pairs, estimator = (unit * samples, weights), WEIGHTED
+    # No two pairs without negative numbers are farther apart than zero and (1, 1).
+    return jnp.stack(pairs, axis=1), estimator if lowest < 0 else _NON_NEGATIVE
 
 
 def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Array:

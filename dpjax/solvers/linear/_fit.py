@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dpjax import _keys
 from dpjax._sharding import gathered
+from dpjax._sums.exact import Unrounded
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
 from dpjax.mechanisms._shared import gaussian_of_padded
@@ -253,7 +254,7 @@ def _moments(
     examples: Examples,
     radius: jax.Array,
     multiplier: Scalar,
-) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+) -> tuple[Unrounded, jax.Array, jax.Array | None]:
     """Returns what is released of the second moments, and the constant in the rows."""
     columns, weights = examples.features, examples.weights
     ones = constants = None

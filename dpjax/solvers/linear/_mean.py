@@ -1,15 +1,13 @@
 """Robust means of records, for noise that one program draws."""
 
-from typing import cast
-
 import jax
 import jax.numpy as jnp
 
 from dpjax._sharding import AxisName
+from dpjax._sums.exact import Unrounded
 from dpjax._types import Scalar
 from dpjax.estimators import Estimator
 from dpjax.mechanisms._shared import padded
-from dpjax.transforms import aggregate
 
 
 def mean_and_stddevs(
@@ -17,7 +15,7 @@ def mean_and_stddevs(
     samples: jax.Array,
     noise_multiplier: Scalar,
     axis_name: AxisName | None,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Unrounded, jax.Array]:
     """Returns a robust mean, padded, and the stddevs that its Gaussian noise must have.
 
     Args:
@@ -26,8 +24,8 @@ def mean_and_stddevs(
         noise_multiplier: stddev over the l2 sensitivity, under replace-one.
         axis_name: the mesh axes over which rows are sharded.
     """
-    aggregation = aggregate(estimator, axis_name=axis_name)
-    mean = cast(jax.Array, aggregation.update(samples, aggregation.init(samples))[0])
-    stddev = noise_multiplier * estimator.sensitivity(len(samples), mean.size).l2
+    mean = estimator.unrounded(samples, axis_name=axis_name)
+    size = samples.size // len(samples)
+    noise = estimator.noise_parameters(noise_multiplier, len(samples), size)
     entries = padded(mean)
-    return entries, jnp.broadcast_to(jnp.asarray(stddev, mean.dtype), entries.shape)
+    return entries, jnp.full_like(entries.high, noise["stddev"])

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,13 @@ import numpy as np
 
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import AxisName
+from dpjax._sums.exact import Unrounded
+from dpjax._tree import like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms._shared import gaussian_of_padded, padded
 from dpjax.solvers.linear._basis import themselves
-from dpjax.transforms import aggregate
 
 # Multiples of the edge of the noise's spectrum, and of the mean eigenvalue, that are
 # added to every eigenvalue, so that directions hidden by noise are not scaled up.
@@ -74,7 +75,7 @@ def second_moments(
     radius: Scalar,
     noise_multiplier: Scalar,
     row_of: Callable[[PyTree], jax.Array] = themselves,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Unrounded, jax.Array]:
     """Returns what `noisy_second_moments` adds noise to, padded, and its stddevs.
 
     Args:
@@ -96,17 +97,16 @@ def second_moments(
     largest = radius**2
     clipping = Clipping(largest)
     shape = jnp.zeros((num_features, num_features), row.dtype)
-    mean = aggregate(clipping, axis_name=axis_name)
-    samples = cast(Any, streamed_grad(product)(shape, records))
-    moments = cast(jax.Array, mean.update(samples, mean.init(shape))[0])
-    bound = clipping.sensitivity(num_samples, num_features**2).l2
+    samples = streamed_grad(product)(shape, records)
+    moments = clipping.unrounded(samples, axis_name=axis_name)
+    bound = clipping.sensitivity(num_samples, num_features**2, rounded=False).l2
     sensitivity = math.sqrt(2) * (bound - largest / num_samples)
     stddev = noise_multiplier * sensitivity * ROUNDED_UP
     rows, columns = _entries(num_features)
-    entries = padded(moments[rows, columns])
+    entries = padded(moments.map(lambda x: x[rows, columns]))
     # Noise is divided by sqrt(2), not entries multiplied: products would round again.
-    above = (np.arange(entries.size) >= num_features) * (2**0.5 - 1) + 1
-    return entries, jnp.asarray(stddev, entries.dtype) / above.astype(entries.dtype)
+    above = (np.arange(entries.high.size) >= num_features) * (2**0.5 - 1) + 1
+    return entries, like(stddev, row) / above.astype(row.dtype)
 
 
 _second_moments = jax.jit(second_moments, static_argnums=0)

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 
 from dpjax import _keys
 from dpjax._sharding import AxisName, gathered
+from dpjax._sums.exact import Unrounded
 from dpjax._types import Key, Scalar
 from dpjax.losses import LinearLoss
 from dpjax.mechanisms._shared import gaussian_of_padded
-from dpjax.solvers._diameter import DiameterMean
+from dpjax.solvers._diameter import SetClipping
 from dpjax.solvers.linear._mean import mean_and_stddevs
 from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile
 
@@ -26,7 +27,7 @@ _PRIOR = 0.1  # the stddev of the errors of scale and level, a priori
 _LEAST_CURVATURE = 0.05  # of the loss's bound, on average
 # Records are (t u, t, c, c u, c u^2) with t and u in [-1, 1] and c in [0, 1]:
 # `docs/privacy/proofs/linear.md`, 8.4.
-_RECORDS = DiameterMean(radius=math.sqrt(5), diameter=math.sqrt(11))
+_RECORDS = SetClipping(math.sqrt(5), math.sqrt(11 / 5))
 
 
 class Predictor(NamedTuple):
@@ -93,7 +94,7 @@ def recalibration(
     means, stddevs = _means(loss, axis_name, predictor, bounds, multiplier)
     # The second of two keys, as `privatize` does, so that its draws and these agree.
     noisy = gaussian_of_padded(_keys.split(keys[2])[1], means, stddevs)
-    noise = _RECORDS.diameter * multiplier / len(predictor.scores)
+    noise = math.sqrt(11) * multiplier / len(predictor.scores)
     return _newton_step(
         loss, has_level, is_at_mean, predictor.level, bounds, noisy, noise
     )
@@ -135,7 +136,7 @@ def _means(
     predictor: Predictor,
     bounds: list[jax.Array],
     multiplier: Scalar,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Unrounded, jax.Array]:
     """Returns the means of `_records`, padded, and the stddevs of their noise."""
     samples = _records(loss, predictor, (bounds[0], bounds[1]))
     return mean_and_stddevs(_RECORDS, samples, multiplier, axis_name)

@@ -106,7 +106,7 @@ def released_scores(
     samples = _in_parts(samples, halves)
     mean = cast(Params, release.update(samples, release.init(samples))[0])
     size = sum(x.size for x in mean.values())
-    stddev = multipliers["scores"] * estimator.sensitivity(num_samples, size).l2
+    noise = estimator.noise_parameters(multipliers["scores"], num_samples, size)
     rows, scores = _corrected(tuple(shares.items()), samples, mean, excess, halves)
     moments, _ = noisy_second_moments(
         moments_key,
@@ -115,7 +115,7 @@ def released_scores(
         noise_multiplier=multipliers["score_moments"],
         axis_name=kind.axis_name,
     )
-    stddev = scores.stddev * like(stddev, scores.stddev)
+    stddev = scores.stddev * like(noise["stddev"], scores.stddev)
     return scores._replace(stddev=stddev, moments=moments)
 
 

@@ -77,9 +77,12 @@ class BlockClipping(Estimator):
         num_samples: Scalar,
         num_coordinates: int,
         relation: NeighboringRelation = REPLACE_ONE,
+        *,
+        rounded: bool = True,
     ) -> Sensitivity:
         """That of `Clipping(1.0)`: `docs/privacy/proofs/linear.md`, 8.2."""
-        return Clipping(1.0).sensitivity(num_samples, num_coordinates, relation)
+        args = num_samples, num_coordinates, relation
+        return Clipping(1.0).sensitivity(*args, rounded=rounded)
 
 
 @register("estimator", "noise_multiplier", "first_distance", "key")

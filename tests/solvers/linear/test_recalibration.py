@@ -14,6 +14,7 @@ from dpjax.solvers.linear._columns import cleaned
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
 from dpjax.solvers.linear._recalibration import Predictor, recalibration
+from tests.solvers.test_diameter import check_set
 
 NUM = 50_000
 
@@ -106,29 +107,6 @@ def every(*values):
     return [np.ravel(x).astype(np.float32) for x in np.meshgrid(*values)]
 
 
-def check_set(examples, estimator, attained):
-    """Distances and norms as the code runs, and how close they come."""
-    held = np.asarray(jax.jit(jax.vmap(estimator.influence))(examples), np.float64)
-    held = np.unique(held, axis=0)
-    rounded = 1 + 4 * 2.0**-24
-    assert np.linalg.norm(held, axis=1).max() <= rounded * estimator.radius
-    squares = np.sum(held**2, axis=1)
-    distances = squares[:, None] + squares[None] - 2 * held @ held.T
-    largest = math.sqrt(distances.max())
-    assert attained * estimator.diameter <= largest <= rounded * estimator.diameter
-    # One record of a mean, between any two of the most distant ones.
-    first, second = held[list(np.unravel_index(distances.argmax(), distances.shape))]
-    for num in (1, 7, 300):
-        means = [
-            estimator(np.float32(np.stack([x, *[held[0]] * (num - 1)])))
-            for x in (first, second)
-        ]
-        moved = np.linalg.norm(np.float64(means[0]) - np.float64(means[1]))
-        sensitivity = estimator.sensitivity(num, held.shape[1]).l2
-        assert 0.98 * largest / num <= moved <= sensitivity
-        assert sensitivity <= 1.01 * estimator.diameter / num
-
-
 ODD = [-3e38, -2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 3e38, np.nan, np.inf]
 
 
@@ -145,15 +123,24 @@ def test_no_two_records_are_further_apart_than_the_noise_is_for(loss):
     check_set(examples, _recalibration._RECORDS, attained)
 
 
-@pytest.mark.parametrize("name", ["classes", "weights", "exposures"])
+POISSON = losses.poisson(5.0)  # its targets are zero or above
+CONSTANTS = {
+    "classes": (losses.softmax(3), False),
+    "weights": (losses.squared, False),
+    "exposures": (losses.squared, True),
+    "counts": (POISSON, False),
+    "counts, exposures": (POISSON, True),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
 def test_no_two_records_of_a_constant_are_further_apart(name):
-    loss = losses.softmax(3) if name == "classes" else losses.squared
-    kind = ModelKind(loss, True, name == "exposures", None)
+    loss, has_exposures = CONSTANTS[name]
+    kind = ModelKind(loss, True, has_exposures, None)
     targets, offsets, weights = every(ODD, [*ODD, -30.0], [0, 0.3, 0.999, 1])
     features = np.zeros((len(targets), 1), np.float32)
     examples = cleaned(loss, None, Examples(features, targets, offsets, weights), 1.0)
     samples, estimator = _constant._samples(kind, examples, jnp.float32(0.9))
-    assert samples.shape == (len(targets), 3 if name == "classes" else 2)
     check_set(samples, estimator, 0.99)
 
 

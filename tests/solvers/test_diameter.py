@@ -1,0 +1,120 @@
+"""Records from a set: as far apart as the noise is for, and no farther."""
+
+import math
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.solvers import (
+    _gain,
+    _group_means,
+    _rare,
+    _sparse_regression,
+    _untuned_mean,
+)
+from dpjax.solvers._grouped_samples import Groups
+from dpjax.solvers.linear._kind import Examples
+
+
+def check_set(examples, estimator, attained):
+    """Distances and norms as the code runs, and how close they come."""
+    held = np.asarray(jax.jit(jax.vmap(estimator.influence))(examples), np.float64)
+    held = np.unique(held.reshape(len(held), -1), axis=0)
+    rounded = 1 + 4 * 2.0**-24
+    assert np.linalg.norm(held, axis=1).max() <= rounded * estimator.limit
+    squares = np.sum(held**2, axis=1)
+    distances = squares[:, None] + squares[None] - 2 * held @ held.T
+    largest = math.sqrt(distances.max())
+    diameter = getattr(estimator, "diameter", 2.0) * estimator.limit
+    assert attained * diameter <= largest <= rounded * diameter
+    # One record of a mean, between any two of the most distant ones.
+    first, second = held[list(np.unravel_index(distances.argmax(), distances.shape))]
+    for num in (1, 7, 300):
+        means = [
+            estimator(np.float32(np.stack([x, *[held[0]] * (num - 1)])))
+            for x in (first, second)
+        ]
+        moved = np.linalg.norm(np.float64(means[0]) - np.float64(means[1]))
+        sensitivity = estimator.sensitivity(num, held.shape[1]).l2
+        assert 0.98 * largest / num <= moved <= sensitivity
+        assert sensitivity <= 1.01 * diameter / num
+
+
+def grid(num_columns):
+    axes = [np.float32([-1e30, -3, -2, -0.5, 0, 0.02, 0.5, 1, 3])] * num_columns
+    return jnp.stack([jnp.ravel(x) for x in jnp.meshgrid(*axes)], axis=1)
+
+
+def squares_of_a_mean(key, d):
+    z = grid(d)
+    seen = SimpleNamespace(sum_of_squares=lambda low, high: 0.0)
+    radii, lengths = jnp.arange(4.0), jnp.linalg.norm(z, axis=1)
+    multipliers = SimpleNamespace(squares=1.0)
+    _untuned_mean._squares(key, z, lengths, seen, radii, multipliers, None)
+
+
+def squares_of_groups(key, num_groups):
+    values = jnp.tile(grid(1)[:, 0], 2)
+    groups = Groups(values, jnp.arange(values.size) % num_groups)
+    seen = SimpleNamespace(sum_of_squares=lambda low, high: 0.0)
+    keys = tuple(jax.random.split(key))
+    place = values, jnp.abs(values), jnp.ones(num_groups, "int32")
+    _group_means._sums.__wrapped__(num_groups, keys, groups, place, seen, (1.0, 1.0))
+
+
+def rare_columns(key, k):
+    features = jnp.tile(grid(k), (3, 1))
+    weights = jnp.repeat(jnp.float32([1.0, 0.5, 7.0]), len(features) // 3)
+    examples = Examples(features, 0 * weights, 0 * weights, weights)
+    _rare.rare_columns.__wrapped__(None, examples, key, 1.0)
+
+
+def moments_of_hats(key, k):
+    x = jnp.concatenate([2 * grid(k), jnp.full((2, k), 4.0)])
+    hats = [jnp.clip(s * x / 2, 0.0, 1.0) for s in (-1, 1)]
+    functions = jnp.stack([jnp.ones_like(x), jnp.clip(x / 4, -1, 1), *hats], axis=-1)
+    _gain._straightened.__wrapped__(None, functions, jnp.ones(len(x)), key, 1.0)
+
+
+def mean_square(key, d):
+    _sparse_regression._learning_rate.__wrapped__(None, grid(d), 2.0, key, 1.0)
+
+
+# Which mean of the release, and how close two of its records come to the bound. Those
+# of moments are never at a right angle: of ones the product is positive.
+RELEASES = {
+    squares_of_a_mean: (0, 0.99),
+    squares_of_groups: (1, 0.99),
+    rare_columns: (0, 0.99),
+    moments_of_hats: (0, 0.85),
+    mean_square: (0, 0.99),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.__name__)
+def test_noise_is_for_the_distance_of_two_records(release, size, key, monkeypatch):
+    @jax.jit
+    def averaged(key):
+        means = []
+
+        def privatize(estimator, **_):
+            def update(rows, state):
+                samples = rows.read_all()[0] if hasattr(rows, "read_all") else rows
+                means.append((samples, estimator))
+                return jnp.mean(samples, axis=0), state
+
+            return SimpleNamespace(init=lambda params: None, update=update)
+
+        for module in (_gain, _group_means, _rare, _sparse_regression, _untuned_mean):
+            monkeypatch.setattr(module, "privatize", privatize)
+        radii = jnp.arange(4.0), jnp.zeros(())
+        monkeypatch.setattr(_group_means, "radii_of", lambda *_: radii)
+        release(key, size)
+        return means
+
+    place, attained = RELEASES[release]
+    check_set(*averaged(key)[place], attained)
