@@ -99,12 +99,13 @@ def rows_of(
             error: float,
             within: tuple[float, float],
             times: float = 1.0,
+            at: str = group_name,
         ) -> Row:
             about, value = np.clip(np.array([about, value], float), *within)
             reach = z * float(error)
             low, high = np.clip([about - reach, about + reach], *within)
             numbers = times * np.array([value, min(low, value), max(high, value)])
-            return Row(name, group_name, statistic, of, *numbers.tolist())
+            return Row(name, at, statistic, of, *numbers.tolist())
 
         in_table = (0, most), scale
         if found.counted is not None:

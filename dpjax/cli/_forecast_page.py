@@ -122,18 +122,17 @@ class Forecast:
     def texts(self) -> Iterator[str]:
         """Yields the meaning of the numbers, and advice with reasons."""
         asked, unit = self.settings, _UNITS[link_of(self.loss)]
-        what = {"logistic": "labels are positive", "tweedie": "amounts are above zero"}
-        rate = what.get(self.loss, "")
-        rate = (
-            rate
-            and f", of which {100 * (asked.base_rate or BASE_RATE):g} % of the {rate}"
-        )
+        rates = {"logistic": "labels are positive", "tweedie": "amounts are not zero"}
+        rate = ""
+        if self.loss in rates:
+            share = asked.base_rate or BASE_RATE
+            rate = f"{100 * share:g} % of the {rates[self.loss]}. "
         kinds = "lines" if asked.model == "linear" else "lines, of curves"
         yield (
             f"{asked.rows:,} made records with {self.num_features} features as "
             f"{asked.schema} declares, with tails of {asked.tail:g} degrees of freedom "
-            f"and columns that explain {100 * asked.signal:g} % of the target{rate} "
-            f"(seed {self.seed}). No real record was read. Loss and {self.score} are of "
+            f"and columns that explain {100 * asked.signal:g} % of the target (seed "
+            f"{self.seed}). {rate}No real record was read. Loss and {self.score} are of "
             "others, the median of three draws of the noise; without privacy each is "
             f"the best of {kinds} and of the models above. The interval is that of a "
             f"linear model with --intervals: the median of its coefficients, in {unit} "

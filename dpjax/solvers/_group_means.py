@@ -300,9 +300,8 @@ def _sums(
     values, taken_off = _shrunk(noisy, counts, variances)
 
     last = jnp.where(is_narrow, reach, radii[-1]).astype(z.dtype)
-    radius = (
-        jnp.where(is_narrow, 1.0, 0.5) * last
-    )  # beyond it squares are read from the histogram, for less noise
+    # Beyond half of it squares of layers are read from the histogram, for less noise.
+    radius = jnp.where(is_narrow, 1.0, 0.5) * last
     short = (jnp.minimum(lengths, radius) / radius) ** 2
     of_squares = SetClipping(1.0, math.sqrt(min(num_groups, 2)))
     squares, stddev = _noisy_sums(

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 import dpjax
+from dpjax._describe import Row
 from dpjax.cli._forecast import _Made
 from dpjax.cli._made_records import made_records
 from dpjax.cli._schema import read_schema
@@ -178,10 +179,8 @@ def test_numbers_of_units(folder):
         content = json.loads(Path("out/description.json").read_text())
         ends = {"value": np.nan, "low": -np.inf, "high": np.inf}
         rows = [
-            dpjax._describe.Row(
-                **{k: ends[k] if x is None else x for k, x in r.items()}
-            )
-            for r in content["rows"]
+            Row(**{k: ends[k] if x is None else x for k, x in row.items()})
+            for row in content["rows"]
         ]
         assert_possible(rows, each * 240, None)
         if epsilon == EXACT:
@@ -274,7 +273,7 @@ def test_of_rare_labels_a_plan_promises_less(planned, monkeypatch):
         least, best = content["constant"]["loss"], content["no_privacy"]["loss"]
         (private,) = content["outcomes"]
         kept.append((least - private["loss"]) / (least - best))
-        assert f"of which {4 if options else 50} % of the labels are positive" in shown
+        assert f"{4 if options else 50} % of the labels are positive" in shown
     assert kept[1] < kept[0] - 0.2
 
 
