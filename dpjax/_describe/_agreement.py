@@ -26,7 +26,8 @@ def sizes_of(groups: Groups, founds: Sequence[Found], own: Found | None) -> np.n
     if own is not None:
         said.append((own.cells[:, 0], own.stddev**2))
     weights = [1 / (variance + 1 / 12) for _, variance in said]
-    mean = sum(w * x for w, (x, _) in zip(weights, said, strict=True)) / sum(weights)
+    values = np.array([value for value, _ in said], float)
+    mean = np.average(values, axis=0, weights=weights)
     most = len(groups.codes)
     if groups.num_records is not None or np.sum(np.maximum(mean, 0.0)) > most:
         return divided(mean, most)

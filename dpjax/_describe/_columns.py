@@ -181,10 +181,10 @@ def of_numbers(
     assert isinstance(errors, dict)
     counts, count_errors = (np.asarray(x["counts"]) for x in (values, errors))
     counted = counts, count_errors, float(moments.stats["count_stddev"])
-    others = [("mean", *(np.asarray(x["means"]) for x in (values, errors)))]
+    others = [("mean", np.asarray(values["means"]), np.asarray(errors["means"]))]
     for index, statistic in enumerate(_QUANTILES):
-        pair = (np.asarray(x["quantiles"])[:, index] for x in (values, errors))
-        others.append((statistic, *pair))
+        value, error = (np.asarray(x["quantiles"])[:, index] for x in (values, errors))
+        others.append((statistic, value, error))
     multipliers = [float(moments.stats["noise_multiplier"])]
 
     of_bins = budget.part(_HISTOGRAM)
@@ -196,13 +196,12 @@ def of_numbers(
         of_bins = of_bins.part(1 - EDGES_SHARE)
     cells = np.searchsorted(edges[1:-1], numbers, side="left")
     cells = np.where(np.isnan(numbers), NUM_BINS, cells)
-    *released, multiplier = groups.counted(cells, NUM_BINS + 1, of_bins, count_key)
+    in_bins = groups.counted(cells, NUM_BINS + 1, of_bins, count_key)
     shown = tuple(edges.astype(float).tolist())
     shares = {"count, mean, quantiles": 1 - _HISTOGRAM, "histogram": _HISTOGRAM}
-    multipliers.append(multiplier)
-    return Found(
-        _bins(shown), *released, shares, multipliers, counted, others, shown, within
-    )
+    multipliers.append(in_bins[3])
+    table = in_bins[0], in_bins[1], in_bins[2], shares, multipliers
+    return Found(_bins(shown), *table, counted, others, shown, within)
 
 
 def of_categories(
@@ -211,8 +210,8 @@ def of_categories(
     """Releases the count of each category in every group."""
     names = [*kind.categories, OTHER]
     cells = groups.place(_codes(kind, column))
-    *released, multiplier = groups.counted(cells, len(names), budget, key)
-    return Found(names, *released, {"counts": 1.0}, [multiplier])
+    counts, errors, stddev, multiplier = groups.counted(cells, len(names), budget, key)
+    return Found(names, counts, errors, stddev, {"counts": 1.0}, [multiplier])
 
 
 def _range_of(kind: Numeric | None) -> tuple[float, float]:

@@ -132,9 +132,9 @@ class Forecast:
             f"{asked.rows:,} made records with {self.num_features} features as "
             f"{asked.schema} declares, with tails of {asked.tail:g} degrees of freedom "
             f"and columns that explain {100 * asked.signal:g} % of the target (seed "
-            f"{self.seed}). {rate}No real record was read. Loss and {self.score} are of "
-            "others, the median of three draws of the noise; without privacy each is "
-            f"the best of {kinds} and of the models above. The interval is that of a "
+            f"{self.seed}). {rate}No real record was read. Loss and "
+            f"{self.score} are of others, the median of three draws of the noise; "
+            f"without privacy each is the best of {kinds} and of the models above. The interval is that of a "
             f"linear model with --intervals: the median of its coefficients, in {unit} "
             "for a scale of the column. Where there is none, records are too few."
         )

@@ -66,7 +66,7 @@ test_what_is_wrong_costs_nothing = refusals(
 --seed 1 --ledger t.toml => --ledger must be left out with --seed
 --ledger none.toml => --ledger must be a file
 --ledger t.toml --epsilon 99 =>
-  affords one run of Gaussian noise, as of linear-model, of about
+  affords one run of Gaussian noise, as of a linear model, of about
 --ledger t.toml --unit who => --unit must be None, as in --ledger
 --output data.csv => --output must be a folder
 --checkpoint out/kept => --checkpoint must be apart from --output
