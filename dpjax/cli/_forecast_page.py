@@ -136,7 +136,8 @@ class Forecast:
             f"{self.score} are of others, the median of three draws of the noise; "
             f"without privacy each is the best of {kinds} and of the models above. The "
             f"interval is that of a linear model with --intervals: the median of its "
-            f"coefficients, in {unit} for a scale of the column. Where there is none, records are too few."
+            f"coefficients, in {unit} for a scale of the column. Where there is "
+            "none, records are too few."
         )
         yield _HOW_TO_READ
         least, best = self.constant.loss, self.ideal.loss
