@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -24,9 +24,8 @@ Place = Callable[[np.ndarray], np.ndarray]
 
 _HISTOGRAM = 0.2  # of the budget of a column of numbers; quantiles need most
 _QUANTILES = {"median": 0.5, "quantile 0.9": 0.9}
-_LARGEST = 1e30  # of an edge
+_LARGEST, _BOUND = 1e30, 1e15  # of an edge, and of a bound of means
 _BLOCK = 2**16  # records whose categories are compared at once
-_LEAST_COUNT = 4.0  # stddevs of a noisy number, below which no share is known
 # The relative amount by which a solver's epsilon is lowered: its multiplier, computed
 # to 1e-9, is then at least the intended one.
 _SLACK = 1e-8
@@ -101,20 +100,63 @@ class Groups(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The releases of one column.
+    """The releases of one column in G groups.
 
     Attributes:
-        statistics: the name of each, its category or bin, and values and standard
-            errors of the groups.
+        labels: the names of bins or categories.
+        cells: numbers of records in each, and last of missing numbers, shape (k, G).
+        errors: their standard errors.
+        stddev: of the noise of one.
         shares: of the column's budget, by statistics.
         multipliers: noise multipliers of all releases.
+        counted: of a column of numbers how many there are, shape (G,), the standard
+            errors and the noise's standard deviation.
+        others: its means and quantiles: names, values and standard errors.
         edges: those of the histogram.
+        within: which numbers are possible.
     """
 
-    statistics: list[tuple[str, str, np.ndarray, np.ndarray]]
+    labels: list[str]
+    cells: np.ndarray
+    errors: np.ndarray
+    stddev: float
     shares: dict[str, float]
     multipliers: list[float]
+    counted: tuple[np.ndarray, np.ndarray, float] | None = None
+    others: Sequence[tuple[str, np.ndarray, np.ndarray]] = ()
     edges: tuple[float, ...] = ()
+    within: tuple[float, float] = (-math.inf, math.inf)
+
+    @property
+    def known(self) -> tuple[np.ndarray, float]:
+        """The number of cells with a number or a category, and its variance."""
+        cells, variance = self.cells[: len(self.labels)], self.stddev**2
+        total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
+        if self.counted is None:
+            return total, variance
+        counts, _, stddev = self.counted
+        share = variance / (variance + stddev**2)
+        return share * counts + (1 - share) * total, share * stddev**2
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of records in each group."""
+        return self.known[0] + (0 if self.counted is None else self.cells[-1])
+
+    @property
+    def size_variance(self) -> float:
+        """The variance of the noise of `sizes`."""
+        return self.known[1] + (0 if self.counted is None else self.stddev**2)
+
+    def divided(self, group: int, size: int) -> tuple[int, int]:
+        """Returns how many records of a group of that size are known and missing."""
+        if self.counted is None:
+            return size, 0
+        excess = float(self.sizes[group]) - size
+        known, variance = float(self.known[0][group]), self.known[1]
+        known = round(known - excess * variance / self.size_variance)
+        known = min(max(known, 0), size)
+        return known, size - known
 
 
 def of_numbers(
@@ -122,27 +164,30 @@ def of_numbers(
 ) -> Found:
     """Releases counts, means, quantiles and a histogram of numbers in every group."""
     mean_key, edge_key, count_key = _keys.split(key, 3)
-    numbers = groups.place(float32_of(column))
+    within = _range_of(kind)
+    edges = _public_edges(within)
+    clipped = np.clip(float32_of(column).astype(float), *within)
+    numbers = groups.place(clipped.astype(np.float32))
     moments = dp_group_means(
         numbers,
         groups.codes,
         key=mean_key,
         num_groups=len(groups.names),
         quantiles=[*_QUANTILES.values()],
+        bounds=None if edges is None or max(map(abs, within)) > _BOUND else within,
         **budget.part(1 - _HISTOGRAM).pair,
     )
     values, errors = moments.params, moments.standard_errors
     assert isinstance(errors, dict)
-    found = [
-        (statistic, "", np.asarray(values[name]), np.asarray(errors[name]))
-        for statistic, name in (("count", "counts"), ("mean", "means"))
-    ]
+    counts, count_errors = (np.asarray(x["counts"]) for x in (values, errors))
+    counted = counts, count_errors, float(moments.stats["count_stddev"])
+    others = [("mean", np.asarray(values["means"]), np.asarray(errors["means"]))]
     for index, statistic in enumerate(_QUANTILES):
         value, error = (np.asarray(x["quantiles"])[:, index] for x in (values, errors))
-        found.append((statistic, "", value, error))
+        others.append((statistic, value, error))
     multipliers = [float(moments.stats["noise_multiplier"])]
 
-    of_bins, edges = budget.part(_HISTOGRAM), _public_edges(kind)
+    of_bins = budget.part(_HISTOGRAM)
     if edges is None:
         inside = np.where(groups.codes < 0, np.float32(np.nan), numbers)
         released = private_edges(edge_key, jnp.asarray(inside), of_bins.multiplier)
@@ -151,60 +196,39 @@ def of_numbers(
         of_bins = of_bins.part(1 - EDGES_SHARE)
     cells = np.searchsorted(edges[1:-1], numbers, side="left")
     cells = np.where(np.isnan(numbers), NUM_BINS, cells)
-    counts, errors, _, multiplier = groups.counted(
-        cells, NUM_BINS + 1, of_bins, count_key
-    )
-    found.insert(1, ("missing", "", counts[-1], errors[-1]))
+    in_bins = groups.counted(cells, NUM_BINS + 1, of_bins, count_key)
     shown = tuple(edges.astype(float).tolist())
-    for index, label in enumerate(_bins(shown)):
-        found.append(("histogram", label, counts[index], errors[index]))
     shares = {"count, mean, quantiles": 1 - _HISTOGRAM, "histogram": _HISTOGRAM}
-    return Found(found, shares, [*multipliers, multiplier], shown)
+    multipliers.append(in_bins[3])
+    table = in_bins[0], in_bins[1], in_bins[2], shares, multipliers
+    return Found(_bins(shown), *table, counted, others, shown, within)
 
 
 def of_categories(
     kind: Categorical, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Found:
-    """Releases the count and the share of each category in every group."""
-    names = (*kind.categories, OTHER)
+    """Releases the count of each category in every group."""
+    names = [*kind.categories, OTHER]
     cells = groups.place(_codes(kind, column))
     counts, errors, stddev, multiplier = groups.counted(cells, len(names), budget, key)
-    shares, share_errors = _shares(counts, errors, stddev, groups.num_records)
-    found = []
-    for index, name in enumerate(names):
-        found.append(("count", name, counts[index], errors[index]))
-        found.append(("share", name, shares[index], share_errors[index]))
-    return Found(found, {"counts": 1.0}, [multiplier])
+    return Found(names, counts, errors, stddev, {"counts": 1.0}, [multiplier])
 
 
-def _public_edges(kind: Numeric | None) -> np.ndarray | None:
-    """Returns edges within the limit of a column, if it has one and they differ."""
-    if kind is None or kind.limit == math.inf:
+def _range_of(kind: Numeric | None) -> tuple[float, float]:
+    """Returns the ends of the limit of a column, infinite ones if it has none."""
+    reach = math.inf if kind is None else kind.scale * kind.limit
+    if kind is None or reach == math.inf:
+        return -math.inf, math.inf
+    return kind.center - reach, kind.center + reach
+
+
+def _public_edges(within: tuple[float, float]) -> np.ndarray | None:
+    """Returns edges within a range, if it ends and they differ."""
+    if within[1] == math.inf:
         return None
-    reach = kind.scale * kind.limit
-    ends = np.clip([kind.center - reach, kind.center + reach], -_LARGEST, _LARGEST)
+    ends = np.clip(within, -_LARGEST, _LARGEST)
     edges = np.linspace(ends[0], ends[1], NUM_BINS + 1).astype(np.float32)
     return edges if np.all(np.diff(edges) > 0) else None
-
-
-def _shares(
-    counts: np.ndarray, errors: np.ndarray, stddev: float, num_records: int | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares of counts (k, G) in their groups, and their standard errors.
-
-    If the number of records N is not public, it is the sum of the counts. The noise of
-    a share p = c / N then has variance ((1 - p)^2 + (k - 1) p^2) stddev^2 / N^2.
-    """
-    if num_records is not None:
-        return np.clip(counts / num_records, 0.0, 1.0), errors / num_records
-    k = len(counts)
-    total = np.sum(counts, axis=0, dtype=float)
-    known = np.maximum(total, 1.0)
-    shares = np.clip(counts / known, 0.0, 1.0)
-    noise = ((1 - shares) ** 2 + (k - 1) * shares**2) * (stddev**2 + 1 / 12) / known**2
-    sampling = shares * (1 - shares) / known
-    is_seen = total > _LEAST_COUNT * stddev * math.sqrt(k)
-    return shares, np.where(is_seen, np.sqrt(noise + sampling), np.inf)
 
 
 def _codes(kind: Categorical, column: Column) -> np.ndarray:

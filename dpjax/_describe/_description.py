@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dpjax._describe._page import page_of
 from dpjax._describe._picture import plot_of
-from dpjax._untrusted import harmless
+from dpjax._untrusted import harmless, printable
 from dpjax.accounting import (
     PrivacyGuarantee,
     noise_multiplier,
@@ -32,9 +32,11 @@ class Row(NamedTuple):
         statistic: "count", "missing", "mean", "median", "quantile 0.9", "share" or
             "histogram", which counts the records in a bin.
         of: the category or the bin, or "".
-        value: in the column's units. Counts are integers, those of a sample times
-            n / m; noise may make them negative.
-        low: the lower end of the interval, -inf if noise hides the value.
+        value: in the column's units, and within its limit. Counts are integers from 0
+            to n, those of a sample times n / m. They add up: those of a group's bins
+            to its count, this and missing cells to the group, and groups to n.
+        low: the lower end of the interval, of possible values; if noise hides the
+            value the least one, which is -inf for numbers without a limit.
         high: the upper end.
     """
 
@@ -82,12 +84,14 @@ class Description:
     Attributes:
         rows: the released numbers, by column and group.
         edges: of the histograms, by column; the outer bins are open.
-        num_samples: n.
+        num_samples: n; with units of privacy the number of places for their records.
         sample_size: m, if a sample of m records was described.
         by: the column of groups, if there are any.
         level: the probability of each interval.
         shares: of the budget, in zCDP, by column and statistics.
         privacy: the guarantee of the whole description.
+        unit: the column that names the units of privacy, such as persons, if there are.
+        records_per_unit: how many records of a unit count.
     """
 
     rows: tuple[Row, ...]
@@ -98,6 +102,28 @@ class Description:
     shares: Mapping[tuple[str, str], float]
     privacy: PrivacyGuarantee
     sample_size: int | None = None
+    unit: str | None = None
+    records_per_unit: int = 1
+
+    @property
+    def size(self) -> str:
+        """How many records, or units, the table has, in words."""
+        if self.unit is None:
+            return f"n = {self.num_samples:,}"
+        number = self.num_samples // self.records_per_unit
+        return f"{number:,} values of {printable(self.unit)}"
+
+    @property
+    def reading(self) -> str:
+        """How to read the numbers, in words."""
+        counted = (
+            ""
+            if self.unit is None
+            else f" Everything is about the first {self.records_per_unit} records of "
+            f"each value of {printable(self.unit)}; others count nowhere."
+        )
+        level = f"{100 * self.level:g}"
+        return f"In brackets: {level} % intervals, of sampling and noise.{counted}"
 
     @property
     def costs(self) -> list[Cost]:

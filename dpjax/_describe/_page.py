@@ -24,12 +24,12 @@ def page_of(description: "Description", title: str) -> str:
 
 def numbers_of(description: "Description") -> list[Block]:
     """Returns the released numbers, how to read them, and their picture."""
-    level = f"{100 * description.level:g}"
     blocks: list[Block] = [
         Text(
-            f"In brackets: {level} % intervals, of sampling and noise. Counts have "
-            "noise, which may leave them below zero. The outer bins of a histogram "
-            "hold all that lies beyond."
+            f"{description.reading} Counts have noise, and then are moved to the "
+            "nearest possible ones that agree with each other. Numbers of a column "
+            "with a limit are clipped to it. Without one, the outer bins of a "
+            "histogram hold all that lies beyond."
         ),
         *(Rows(head, lines) for head, lines in description.tables()),
     ]

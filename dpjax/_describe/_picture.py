@@ -42,11 +42,9 @@ def plot_of(description: "Description", *, is_dark: bool) -> Any:
     num = min(3, len(panels))
     tall = [max(heights[i : i + num]) for i in range(0, len(panels), num)]
     privacy = description.privacy
-    said = (
-        f"{claim(privacy.epsilon, privacy.delta, 4)}, n = {description.num_samples:,}"
-    )
+    facts = f"{claim(privacy.epsilon, privacy.delta, 4)}, {description.size}"
     by = "" if description.by is None else f", by {printable(description.by)}"
-    head = f"{said}{by}; lines: {100 * description.level:g} % intervals"
+    head = f"{facts}{by}; lines: {100 * description.level:g} % intervals"
     lines = wrap(head, int(13 * num * _WIDTH))
     size = num * _WIDTH, sum(tall) + _HEAD + 0.2 * (len(lines) - 1)
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)

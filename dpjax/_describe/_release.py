@@ -11,6 +11,7 @@ import numpy as np
 
 from dpjax import _keys, _progress, _validate
 from dpjax._default_delta import default_delta
+from dpjax._describe._agreement import rows_of, sizes_of
 from dpjax._describe._columns import (
     NUM_BINS,
     Budget,
@@ -19,7 +20,7 @@ from dpjax._describe._columns import (
     of_categories,
     of_numbers,
 )
-from dpjax._describe._description import COUNTS, Description, Row
+from dpjax._describe._description import Description, Row
 from dpjax._tables import Column, frame_columns, frame_names
 from dpjax._types import Key
 from dpjax.accounting import (
@@ -181,7 +182,7 @@ def release(
     budget = Budget(noise_multiplier(epsilon, delta, num_steps=1), delta)
     z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
     whole = math.fsum(map(_weight, schema.values()))
-    rows, edges, shares, multipliers = [], {}, {}, []
+    founds, shares = {}, {}
     for index, (name, kind) in enumerate(schema.items()):
         _progress.say(f"column {name}", index, len(schema))
         groups = everyone if name == by else grouped
@@ -191,22 +192,25 @@ def release(
             found = of_categories(kind, *arguments)
         else:
             found = of_numbers(kind, *arguments)
-            edges[name] = found.edges
-        multipliers += found.multipliers
+        founds[name] = found
         for what, part in found.shares.items():
             shares[name, what] = share * part
-        for group, group_name in enumerate(groups.names):
-            for statistic, of, values, errors in found.statistics:
-                value, reach = float(values[group]), z * float(errors[group])
-                if statistic in COUNTS:
-                    value, reach = (x * (num_samples / size) for x in (value, reach))
-                place_in_table = name, group_name, statistic, of
-                rows.append(Row(*place_in_table, value, value - reach, value + reach))
+    multipliers = (one for found in founds.values() for one in found.multipliers)
     if math.fsum(one**-2 for one in multipliers) > budget.multiplier**-2:
         raise RuntimeError("The releases cost more than the budget.")
+    others = [found for name, found in founds.items() if name != by]
+    sizes = sizes_of(grouped, others, None if by is None else founds[by])
+    rows: list[Row] = []
+    for name, found in founds.items():
+        scaled = z, num_samples / size
+        if name == by:
+            total = np.sum(sizes, keepdims=True)
+            rows += rows_of(name, found, everyone, total, *scaled, cells=sizes)
+        else:
+            rows += rows_of(name, found, grouped, sizes, *scaled)
     return Description(
         tuple(rows),
-        edges,
+        {name: found.edges for name, found in founds.items() if found.edges},
         num_samples,
         by,
         level,

@@ -91,6 +91,11 @@ class ForecastSettings(Options):
         _validate.probability,
         default=0.5,
     )
+    base_rate: float | None = of_data(
+        "Share of simulated records with a positive label, or with --loss tweedie with "
+        "an amount above zero; 0.5 by default.",
+        _validate.probability,
+    )
     seed: int | None = of_data("Simulates the same records again.", check_seed)
     output: Path | None = of_output("Folder for plan.json, plan.md and plan.png.")
 

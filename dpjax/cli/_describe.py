@@ -84,6 +84,9 @@ def describe(settings: DescribeSettings) -> None:
             num_samples=size * table.num_records,
         )
     found = dataclasses.replace(found, privacy=privacy)
+    if units is not None:
+        of_unit = {"unit": units.column, "records_per_unit": size}
+        found = dataclasses.replace(found, **of_unit)
     content = {
         "dpjax": dpjax.__version__,
         "data": table.name,
@@ -167,6 +170,5 @@ def _show(console: Console, found: Description) -> None:
         for line in lines:
             table.add_row(*line)
         console.print(table)
-    level = f"{100 * found.level:g}"
-    console.print(f"In brackets: {level} % intervals, of sampling and noise.")
+    console.print(found.reading)
     console.print(f"Privacy: {found.privacy.description}")

@@ -20,18 +20,21 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._command_settings import ForecastSettings
 from dpjax.cli._forecast_page import Forecast, Outcome, contents, show
 from dpjax.cli._losses import LossName, link_of
-from dpjax.cli._made_records import made_records
+from dpjax.cli._made_records import BASE_RATE, made_records
 from dpjax.cli._plan import Plan, make_plan
 from dpjax.cli._runs import NO_PRIVACY, fit, predictions_of, rows_of
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._settings import ModelName, Settings
 from dpjax.cli._terminal import OnStep, progress_bars, show_paths, terminal
 from dpjax.datasets import Categorical, Dataset
+from dpjax.models._shared import bending_features
 from dpjax.solvers import Solution
+from dpjax.solvers._shared import FINE, hats
 
 _FILES = ["plan.json", "plan.md", "plan.png"]
 _NUM_DRAWS = 3  # of the noise, of which the median is shown
 _MOST_CELLS = 20_000_000  # of made records, rows by features
+_KNOTS = (-2.0, 0.0, 2.0), FINE  # of curves without privacy
 _MOST_FITS, _NEAR = 5, 0.1  # of the search for the least number of records
 # About so many records, divided by epsilon, have intervals: see `dp_linear_model`.
 _WITH_INTERVALS = 5_000
@@ -48,6 +51,9 @@ def forecast(settings: ForecastSettings) -> None:
     schema = read_schema(settings.schema, link=link)
     is_class = isinstance(schema.target, Categorical)
     loss = settings.loss or ("logistic" if is_class else "squared")
+    rule = "left out with this loss, which has no share of records to state"
+    is_fine = settings.base_rate is None or loss in ("logistic", "tweedie")
+    _validate.require(is_fine, "--base-rate", settings.base_rate, rule)
     seed = secrets.randbits(32) if settings.seed is None else settings.seed
     made = _Made(settings, schema, loss, seed)
     size = len(made.data(2).feature_names)
@@ -62,6 +68,7 @@ def forecast(settings: ForecastSettings) -> None:
         for done, epsilon in enumerate(epsilons, 1):
             on_step("Models of made records", done, len(epsilons) + 1)
             outcomes.append(made.outcome(epsilon))
+            ideal = ideal.or_better(outcomes[-1])
         on_step("Models of made records", len(epsilons) + 1, len(epsilons) + 1)
         if settings.width is not None:
             outcomes = made.with_least_rows(settings.width, outcomes, ideal, on_step)
@@ -92,20 +99,25 @@ class _Made:
         return Outcome(models[0].privacy, loss, score, self.width(epsilon))
 
     def without_privacy(self) -> tuple[Outcome, Outcome]:
-        """Returns how good the better model is without noise, and the constant."""
-        model = self.settings.model
-        kinds: list[ModelName] = ["additive", "linear"] if model is None else [model]
-        judged, at = [], (0.0, 0.0)
-        for kind in kinds:
-            plan, data = self._plan(NO_PRIVACY, kind)
-            solution = self._fit(plan, data)
-            judged.append(_judge(plan, data, solution))
-            level = solution.stats.get("constant", 0.0)
-            at = _measure(plan, np.full_like(data.test_targets, level), data)
-        loss, score = min(judged)
+        """Returns the best of lines and of curves without noise, and the constant.
+
+        An additive model bends only where its noise lets it see a gain. Here columns
+        bend for the sake of the loss alone.
+        """
+        plan, data = self._plan(NO_PRIVACY, "linear")
         nothing = PrivacyGuarantee.non_private()
-        ideal = Outcome(nothing, loss, score, self.width(NO_PRIVACY))
-        return ideal, Outcome(nothing, *at)
+        lines = self._fit(plan, data)
+        level = np.full_like(data.test_targets, lines.stats.get("constant", 0.0))
+        constant = Outcome(nothing, *_measure(plan, level, data))
+        width = self.width(NO_PRIVACY)
+        ideal = Outcome(nothing, *_judge(plan, data, lines), width)
+        if self.settings.model == "linear":
+            return ideal, constant
+        for knots in _KNOTS:
+            bent = _with_curves(data, knots)
+            judged = _judge(plan, bent, self._fit(plan, bent))
+            ideal = ideal.or_better(Outcome(nothing, *judged))
+        return ideal, constant
 
     def width(self, epsilon: float, rows: int | None = None) -> float:
         """Returns the median width of a coefficient's interval; inf: there is none."""
@@ -170,6 +182,7 @@ class _Made:
 
     def data(self, rows: int) -> Dataset:
         laws = {"tail": self.settings.tail, "signal": self.settings.signal}
+        laws["base_rate"] = self.settings.base_rate or BASE_RATE
         return made_records(self.schema, rows, self.loss, seed=self.seed, **laws)
 
     def _plan(
@@ -201,6 +214,19 @@ class _Made:
 def _two_digits(number: float) -> int:
     step = 10 ** max(0, math.floor(math.log10(number)) - 1)
     return math.ceil(number / step) * step
+
+
+def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
+    """Returns records that have hat functions of the columns that may bend, too."""
+    columns = list(bending_features(data.schema))
+
+    def bent(rows: np.ndarray) -> np.ndarray:
+        values = jnp.asarray(rows[:, columns])
+        functions = np.asarray(hats(values, knots)[..., 1:])  # all of them add up to 1
+        return np.hstack([functions.reshape(len(rows), -1), rows])
+
+    features, test_features = bent(data.features), bent(data.test_features)
+    return dataclasses.replace(data, features=features, test_features=test_features)
 
 
 def _judge(plan: Plan, data: Dataset, solution: Solution) -> tuple[float, float]:

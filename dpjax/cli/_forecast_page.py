@@ -1,5 +1,6 @@
 """What `dpjax plan` shows: tables, advice and a picture, on one page."""
 
+import dataclasses
 import io
 import json
 import math
@@ -18,6 +19,7 @@ from dpjax._rounding import digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._command_settings import ForecastSettings
 from dpjax.cli._losses import LossName, link_of
+from dpjax.cli._made_records import BASE_RATE
 
 _RATES, _PRIOR = (0.001, 0.01, 0.1), 0.01  # false positives; of an attacker
 _MOST_OF = 0.9  # of the gain over the constant
@@ -53,6 +55,11 @@ class Outcome:
     score: float
     width: float = math.inf
     least_rows: int | None = None
+
+    def or_better(self, other: "Outcome") -> "Outcome":
+        """Returns the outcome with the better loss and the better score of both."""
+        loss, score = min(self.loss, other.loss), max(self.score, other.score)
+        return dataclasses.replace(self, loss=loss, score=score)
 
     @property
     def name(self) -> str:
@@ -115,14 +122,22 @@ class Forecast:
     def texts(self) -> Iterator[str]:
         """Yields the meaning of the numbers, and advice with reasons."""
         asked, unit = self.settings, _UNITS[link_of(self.loss)]
+        rates = {"logistic": "labels are positive", "tweedie": "amounts are not zero"}
+        rate = ""
+        if self.loss in rates:
+            share = asked.base_rate or BASE_RATE
+            rate = f"{100 * share:g} % of the {rates[self.loss]}. "
+        kinds = "lines" if asked.model == "linear" else "lines, of curves"
         yield (
             f"{asked.rows:,} made records with {self.num_features} features as "
             f"{asked.schema} declares, with tails of {asked.tail:g} degrees of freedom "
             f"and columns that explain {100 * asked.signal:g} % of the target (seed "
-            f"{self.seed}). No real record was read. Loss and {self.score} are of "
-            "others, the median of three draws of the noise. The interval is that of a "
-            f"linear model with --intervals: the median of its coefficients, in {unit} "
-            "for a scale of the column. Where there is none, records are too few."
+            f"{self.seed}). {rate}No real record was read. Loss and "
+            f"{self.score} are of others, the median of three draws of the noise; "
+            f"without privacy each is the best of {kinds} and of the models above. The "
+            f"interval is that of a linear model with --intervals: the median of its "
+            f"coefficients, in {unit} for a scale of the column. Where there is "
+            "none, records are too few."
         )
         yield _HOW_TO_READ
         least, best = self.constant.loss, self.ideal.loss

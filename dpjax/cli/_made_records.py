@@ -9,6 +9,7 @@ from dpjax.cli._schema import Schema
 from dpjax.datasets import Dataset, Numeric
 
 NUM_TEST = 20_000
+BASE_RATE = 0.5
 _AMOUNTS_WITHIN = 3.0  # scales
 
 
@@ -19,6 +20,7 @@ def made_records(
     *,
     tail: float,
     signal: float,
+    base_rate: float,
     seed: int,
 ) -> Dataset:
     """Draws records with the columns of a schema, for training and for tests.
@@ -30,8 +32,9 @@ def made_records(
     effect: tanh((x - center) / scale) for numbers, even steps for categories, with
     alternating signs. Their sum explains the share `signal` of the variance of the
     target, of its log odds (with logistic noise; McKelvey and Zavoina 1975), or of the
-    logarithm of an amount. The noise is Student's in targets and lognormal in amounts,
-    half of which are zero with the tweedie loss. Exposures are 1, and weights equal.
+    logarithm of an amount. The noise is Student's in targets and lognormal in amounts.
+    The share `base_rate` of labels is positive, and with the tweedie loss of amounts.
+    Exposures are 1, and weights equal.
     """
     rng = np.random.default_rng(seed)
     size = num_samples + NUM_TEST
@@ -58,13 +61,14 @@ def made_records(
     known, rest = math.sqrt(signal), math.sqrt(1 - signal)
     if loss == "logistic":
         odds = effect * math.pi / math.sqrt(3) * known / rest
-        targets = np.where(odds + rng.logistic(size=size) > 0, 1.0, -1.0)
+        odds += rng.logistic(size=size)
+        targets = np.where(odds > np.quantile(odds, 1 - base_rate), 1.0, -1.0)
     elif is_amount:
         targets = np.exp(known * effect + rest * rng.standard_normal(size) - 0.5)
         if loss == "poisson":
             targets = rng.poisson(targets)
         elif loss == "tweedie":
-            targets = targets * rng.integers(2, size=size)
+            targets = targets * (rng.random(size) < base_rate)
     else:
         targets = known * effect + rest * student()
     rows = np.hstack([*features, np.ones((size, 1))]).astype(np.float32)

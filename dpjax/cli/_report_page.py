@@ -106,6 +106,8 @@ def _described(content: Mapping[str, Any]) -> Description:
     names = "edges", "num_samples", "by", "level"
     given: Any = {name: content[name] for name in names}
     given["sample_size"] = content.get("sample_size")
+    if (unit := content.get("unit")) is not None:
+        given |= {"unit": unit["column"], "records_per_unit": unit["records_per_unit"]}
     return Description(tuple(rows), shares=shares, privacy=privacy, **given)
 
 

@@ -35,6 +35,8 @@ from dpjax.transforms import privatize
 _COUNTS, _SIZE, _MEDIAN, _LENGTHS, _SQUARES = 0.2, 0.02, 0.03, 0.1, 0.1
 _QUANTILES = 0.4
 _LARGEST = 1e15  # samples are held within it: their squares stay finite
+_APART = 2.0**-20  # of the middle of bounds, which are farther apart than that
+_NO_LAYER = 1e15  # the weight of a layer without samples, whose noise then vanishes
 _LEAST_COUNT = 4.0  # stddevs of a noisy count, below which a group says nothing
 _HIDDEN = 3.0  # stddevs that a group's squares may have more than is released
 
@@ -48,6 +50,7 @@ def dp_group_means(
     delta: float,
     num_groups: int,
     quantiles: Sequence[float] = (),
+    bounds: tuple[float, float] | None = None,
 ) -> Solution:
     """Releases the count and the mean of each group, and optionally quantiles.
 
@@ -65,6 +68,8 @@ def dp_group_means(
         delta: privacy parameter in (0, 1).
         num_groups: G, public.
         quantiles: public, each in (0, 1).
+        bounds: public ends, to which samples are clipped: statistics are of clipped
+            samples, and lie between the ends. None: no bounds are known.
 
     Returns:
         A `Solution` whose params are a dict of counts, integers of shape (G,), means,
@@ -72,7 +77,8 @@ def dp_group_means(
         the same structure, so `interval` works: they count sampling and noise, and for
         means also the bias of shrinking and clipping, as for `dp_mean`, of all groups
         together; a group may have more than its part of this bias as far as noise hides
-        which group has it. Its stats hold noise_multiplier.
+        which group has it. Its stats hold noise_multiplier,
+        and count_stddev of the noise of a count.
 
         At n = 20,000 and epsilon .5 to 3, nominal 95 per cent intervals covered 96 to
         100 per cent of means and quantiles, for normal, lognormal and t distributions
@@ -87,7 +93,9 @@ def dp_group_means(
         and those of squares by sqrt(2).
         Quantiles take 40 bisection steps, each with the numbers of samples below,
         between and above two ends in every group, which move by sqrt(2). All are
-        Gaussian mechanisms, and compose exactly.
+        Gaussian mechanisms, and compose exactly. Where bounds are narrow, a sum is that
+        of distances from their middle over the largest one, also in [-1, 1]; which sum
+        is made follows from released numbers.
 
     Example:
         >>> import jax, numpy as np
@@ -115,17 +123,24 @@ def dp_group_means(
         jax.ShapeDtypeStruct(indices.shape, indices.dtype),
         f"integers of shape {samples.shape}",
     )
+    middle, reach = _middle(bounds)
     multiplier = noise_multiplier(epsilon, delta, num_steps=1)
     count_key, mean_key, quantile_key = _keys.split(key, 3)
-    all_groups = _known(num_groups, samples, indices)
+    all_groups = _known(num_groups, samples, indices, middle, reach)
     rest = 1 - _QUANTILES if quantiles else 1.0
     params, errors = {}, {}
     params["counts"], errors["counts"], stddev = _counted(
         num_groups, count_key, all_groups, multiplier / math.sqrt(rest * _COUNTS)
     )
     params["means"], errors["means"] = _means(
-        num_groups, mean_key, all_groups, params["counts"], stddev, multiplier, rest
+        num_groups,
+        mean_key,
+        (all_groups, params["counts"], stddev),
+        multiplier,
+        rest,
+        reach,
     )
+    params["means"] = _back(params["means"], middle, reach)
     if quantiles:
         params["quantiles"], errors["quantiles"] = noisy_quantiles_of_groups(
             (num_groups, tuple(map(float, quantiles))),
@@ -134,11 +149,13 @@ def dp_group_means(
             params["counts"],
             _LEAST_COUNT * stddev,
             multiplier / math.sqrt(_QUANTILES),
+            reach if bounds else None,
         )
+        params["quantiles"] = _back(params["quantiles"], middle, reach)
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=gaussian_event(multiplier), num_samples=samples.size
     )
-    stats: dict[str, Scalar] = {"noise_multiplier": multiplier}
+    stats: dict[str, Scalar] = {"noise_multiplier": multiplier, "count_stddev": stddev}
     return Solution(params, privacy, stats, errors)
 
 
@@ -146,10 +163,31 @@ def _named(quantiles: Sequence[float]) -> dict[str, float]:
     return {f"quantiles[{i}]": value for i, value in enumerate(quantiles)}
 
 
+def _middle(bounds: tuple[float, float] | None) -> tuple[float, float]:
+    """Returns the middle of bounds, and the distance of their ends from it."""
+    low, high = bounds or (-_LARGEST, _LARGEST)
+    rule = f"two increasing numbers within {_LARGEST:g} that float32 tells apart"
+    middle, reach = low / 2 + high / 2, high / 2 - low / 2
+    is_fine = low >= -_LARGEST and high <= _LARGEST and reach > _APART * abs(middle)
+    _validate.require(is_fine, "bounds", bounds, rule)
+    return middle, reach
+
+
+def _back(values: jax.Array, middle: float, reach: float) -> jax.Array:
+    """Returns numbers about the middle as those between the bounds."""
+    return jnp.clip(values, -reach, reach) + middle
+
+
 @partial(jax.jit, static_argnums=0)
-def _known(num_groups: int, samples: jax.Array, groups: jax.Array) -> Groups:
+def _known(
+    num_groups: int,
+    samples: jax.Array,
+    groups: jax.Array,
+    middle: float,
+    reach: float,
+) -> Groups:
     is_known = ~jnp.isnan(samples) & (groups >= 0) & (groups < num_groups)
-    values = jnp.where(is_known, jnp.clip(samples, -_LARGEST, _LARGEST), 0.0)
+    values = jnp.where(is_known, jnp.clip(samples - middle, -reach, reach), 0.0)
     return Groups(values, jnp.where(is_known, groups, num_groups).astype("int32"))
 
 
@@ -166,13 +204,13 @@ def _counted(
 def _means(
     num_groups: int,
     key: Key,
-    groups: Groups,
-    counts: jax.Array,
-    count_stddev: jax.Array,
+    counted: tuple[Groups, jax.Array, jax.Array],
     multiplier: float,
     rest: float,
+    reach: float,
 ) -> tuple[jax.Array, jax.Array]:
     """Releases the mean of each group, and returns its standard errors."""
+    groups, counts, count_stddev = counted
     size_key, median_key, length_key, sum_key, square_key = _keys.split(key, 5)
 
     def part(share: float) -> float:
@@ -185,38 +223,39 @@ def _means(
         size_multiplier=part(_SIZE),
         multiplier=part(_MEDIAN),
     )
-    z, lengths = _centered(num_groups, groups, center)
+    lengths = jnp.abs(_centered(num_groups, groups, center))
     seen = noisy_size_histogram(length_key, lengths, part(_LENGTHS))
     sums = 1 - _COUNTS - _SIZE - _MEDIAN - _LENGTHS - _SQUARES
     released = _sums(
         num_groups,
         (sum_key, square_key),
         groups,
-        (z, lengths, counts),
+        (center, counts, reach * (1 + 1e-6), count_stddev),
         seen,
         (part(sums), part(_SQUARES)),
     )
-    return _group_means(center, counts, count_stddev, released, seen.top)
+    return _group_means(counts, count_stddev, released)
 
 
 @partial(jax.jit, static_argnums=0)
-def _centered(
-    num_groups: int, groups: Groups, center: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    z = jnp.where(groups.indices < num_groups, groups.values - center, 0.0)
-    return z, jnp.abs(z)
+def _centered(num_groups: int, groups: Groups, center: jax.Array) -> jax.Array:
+    return jnp.where(groups.indices < num_groups, groups.values - center, 0.0)
 
 
 class _Sums(NamedTuple):
     """Released sums of the groups, each of shape (G,), about the center.
 
     Attributes:
+        center: a scalar.
+        is_seen: whether the noise lets see any length.
         values: of clipped samples.
         variance: of their noise, and the squares of what shrinking took off.
         squares: of clipped samples squared.
         left_out: what the group's samples may have beyond the last radius.
     """
 
+    center: jax.Array
+    is_seen: jax.Array
     values: jax.Array
     variance: jax.Array
     squares: jax.Array
@@ -228,23 +267,41 @@ def _sums(
     num_groups: int,
     keys: tuple[Key, Key],
     groups: Groups,
-    place: tuple[jax.Array, jax.Array, jax.Array],
+    place: tuple[jax.Array, jax.Array, float, jax.Array],
     seen: SizeHistogram,
     multipliers: tuple[float, float],
 ) -> _Sums:
-    z, lengths, counts = place
-    num_samples = z.size
+    center, counts, reach, count_stddev = place
+    num_samples = groups.values.size
     radii, left_out = radii_of(seen, multipliers[0], num_samples, 1)
-    radii, left_out = radii.astype(z.dtype), left_out.astype(z.dtype)
-    layers, weights = layers_of(z[:, None], lengths, radii)
+
+    def noise(radius: Any, of_squares: Any) -> jax.Array:
+        """Returns the variance of a sum, and what its error has from squares."""
+        variances = 4 * multipliers[0] ** 2, 2 * multipliers[1]
+        return variances[0] * radius**2 + variances[1] * of_squares**2
+
+    # Between narrow bounds no layers are needed: all lie within reach of the middle.
+    of_layers = noise(radii[-1], radii[-1] / 2) + (num_samples * left_out) ** 2
+    of_all = noise(reach, reach) + (count_stddev * center) ** 2
+    is_narrow = (reach < _LARGEST) & ((seen.top < 0) | (of_all < of_layers))
+    left_out = jnp.where(is_narrow, 0.0, left_out).astype(center.dtype)
+    center = jnp.where(is_narrow, 0.0, center)
+    z = _centered(num_groups, groups, center)
+    lengths = jnp.abs(z)
+    layers, weights = layers_of(z[:, None], lengths, radii.astype(z.dtype))
+    no_layers = jnp.zeros_like(layers).at[:, 0, 0].set(z / reach)
+    layers = jnp.where(is_narrow, no_layers, layers)
+    alone = jnp.array([1 / reach, _NO_LAYER, _NO_LAYER], z.dtype)
+    weights = jnp.where(is_narrow, alone, weights)
     noisy, stddev = _noisy_sums(
         num_groups, keys[0], groups, layers[:, :, 0], multipliers[0], Clipping(1.0)
     )
     noisy, variances = (noisy / weights[None]).T, (stddev / weights) ** 2
     values, taken_off = _shrunk(noisy, counts, variances)
 
-    last = radii[-1]
-    radius = last / 2  # beyond it squares are read from the histogram, for less noise
+    last = jnp.where(is_narrow, reach, radii[-1]).astype(z.dtype)
+    # Beyond half of it squares of layers are read from the histogram, for less noise.
+    radius = jnp.where(is_narrow, 1.0, 0.5) * last
     short = (jnp.minimum(lengths, radius) / radius) ** 2
     of_squares = SetClipping(1.0, math.sqrt(min(num_groups, 2)))
     squares, stddev = _noisy_sums(
@@ -252,12 +309,19 @@ def _sums(
     )
     stddev = radius**2 * stddev
     squares = jnp.maximum(radius**2 * squares[:, 0] + stddev, 0.0)
+    # Layers lie about a median, and the middle of bounds is not where the mean is.
+    known = jnp.maximum(jnp.abs(values) - jnp.sqrt(jnp.sum(variances)), 0.0)
+    squares_of_mean = known**2 / jnp.maximum(counts, 1).astype(z.dtype)
+    squares = squares - jnp.where(is_narrow, squares_of_mean, 0.0)
+    squares = jnp.maximum(squares, stddev)
     whole = jnp.maximum(seen.sum_of_squares(0.0, radius), stddev)
     # What all groups have beyond the last radius falls into one no more than squares
     # may: a few long samples are seldom spread evenly.
     share = jnp.minimum((squares + (_HIDDEN - 1) * stddev) / whole, 1.0)
     beyond = jnp.clip(seen.sum_of_squares(0.0, last) / whole, 1.0, (last / radius) ** 2)
     return _Sums(
+        center,
+        is_narrow | (seen.top >= 0),
         values,
         jnp.sum(variances) + taken_off**2,
         squares * beyond,
@@ -311,16 +375,13 @@ def _noisy_sums(
 
 @jax.jit
 def _group_means(
-    center: jax.Array,
-    counts: jax.Array,
-    count_stddev: jax.Array,
-    sums: _Sums,
-    top: jax.Array,
+    counts: jax.Array, count_stddev: jax.Array, sums: _Sums
 ) -> tuple[jax.Array, jax.Array]:
-    sizes = jnp.maximum(counts, 1).astype(center.dtype)
+    sizes = jnp.maximum(counts, 1).astype(sums.values.dtype)
     from_center = sums.values / sizes
     variance = (sums.squares + sums.variance) / sizes**2
     count_errors = from_center * like(count_stddev, sizes)
     variance = variance + (count_errors**2 + sums.left_out**2) / sizes**2
-    is_seen = (counts.astype("float32") > _LEAST_COUNT * count_stddev) & (top >= 0)
-    return center + from_center, jnp.where(is_seen, jnp.sqrt(variance), jnp.inf)
+    is_seen = counts.astype("float32") > _LEAST_COUNT * count_stddev
+    is_seen &= sums.is_seen
+    return sums.center + from_center, jnp.where(is_seen, jnp.sqrt(variance), jnp.inf)

@@ -27,6 +27,7 @@ def noisy_quantiles_of_groups(
     counts: jax.Array,
     least_count: jax.Array,
     multiplier: float,
+    reach: float | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Releases quantiles of each group (G, Q), and returns their standard errors.
 
@@ -39,6 +40,7 @@ def noisy_quantiles_of_groups(
         counts: of groups, noisy, shape (G,).
         least_count: groups of no more have infinite errors.
         multiplier: of the noise of all of it, as one Gaussian mechanism.
+        reach: a public bound of all samples, or None: one is released.
 
     Privacy:
         Under replace-one Gaussian mechanisms that compose to one of that multiplier:
@@ -46,12 +48,16 @@ def noisy_quantiles_of_groups(
         that they move by sqrt(2) in the l2 norm.
     """
     bound_key, key = _keys.split(key)
-    bound = 2 * noisy_quantile(
-        bound_key,
-        jnp.abs(groups.values),
-        num_above=0.0,
-        noise_multiplier=multiplier / math.sqrt(_BOUND),
-    )
+    if reach is None:
+        bound = 2 * noisy_quantile(
+            bound_key,
+            jnp.abs(groups.values),
+            num_above=0.0,
+            noise_multiplier=multiplier / math.sqrt(_BOUND),
+        )
+        multiplier /= math.sqrt(1 - _BOUND)
+    else:
+        bound = jnp.asarray(reach, groups.values.dtype)
     return _halved(
         static,
         key,
@@ -59,7 +65,7 @@ def noisy_quantiles_of_groups(
         counts,
         least_count,
         bound,
-        multiplier / math.sqrt(1 - _BOUND),
+        multiplier,
     )
 
 

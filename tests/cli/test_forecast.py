@@ -120,7 +120,7 @@ def test_a_search_for_records_ends(folder, monkeypatch, start):
 @pytest.mark.parametrize("loss", ["squared", "logistic", "poisson", "gamma", "tweedie"])
 def test_made_records_are_as_declared(loss):
     schema = Schema({"x": Numeric(limit=2.0), "job": Categorical(("a",))}, Numeric())
-    laws = {"tail": 3.0, "signal": 0.4}
+    laws = {"tail": 3.0, "signal": 0.4, "base_rate": 0.5}
     data = made_records(schema, 50_000, loss, **laws, seed=0)
     assert data.features.shape == (50_000, 3)
     assert data.test_features.shape == (NUM_TEST, 3)
