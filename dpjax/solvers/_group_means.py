@@ -23,7 +23,14 @@ from dpjax.solvers._grouped_samples import Groups
 from dpjax.solvers._histogram import check_countable, count_errors, noisy_integers
 from dpjax.solvers._ranks import checked_samples
 from dpjax.solvers._solution import Solution
-from dpjax.solvers._untuned_mean import kept_of, layers_of, radii_of
+from dpjax.solvers._untuned_mean import (
+    HIDDEN_RECORDS,
+    LEAST_BOUND,
+    ONE_NUMBER,
+    kept_of,
+    layers_of,
+    radii_of,
+)
 from dpjax.solvers.linear._noisy_quantile import (
     SizeHistogram,
     noisy_size_histogram,
@@ -216,7 +223,7 @@ def _means(
     def part(share: float) -> float:
         return multiplier / math.sqrt(rest * share)
 
-    center, _ = median_and_bound(
+    center, bound = median_and_bound(
         (size_key, median_key),
         groups.values,
         (groups.indices < num_groups).astype(groups.values.dtype),
@@ -230,9 +237,9 @@ def _means(
         num_groups,
         (sum_key, square_key),
         groups,
-        (center, counts, reach * (1 + 1e-6), count_stddev),
+        (center, bound, counts, reach * (1 + 1e-6), count_stddev),
         seen,
-        (part(sums), part(_SQUARES)),
+        (part(sums), part(_SQUARES), part(_LENGTHS)),
     )
     return _group_means(counts, count_stddev, released)
 
@@ -249,7 +256,8 @@ class _Sums(NamedTuple):
         center: a scalar.
         is_seen: whether the noise lets see any length.
         values: of clipped samples.
-        variance: of their noise, and the squares of what shrinking took off.
+        variance: of their noise, and the squares of what shrinking took off and of what
+            noise may hide.
         squares: of clipped samples squared.
         left_out: what the group's samples may have beyond the last radius.
     """
@@ -267,13 +275,21 @@ def _sums(
     num_groups: int,
     keys: tuple[Key, Key],
     groups: Groups,
-    place: tuple[jax.Array, jax.Array, float, jax.Array],
+    place: tuple[jax.Array, jax.Array, jax.Array, float, jax.Array],
     seen: SizeHistogram,
-    multipliers: tuple[float, float],
+    multipliers: tuple[float, float, float],
 ) -> _Sums:
-    center, counts, reach, count_stddev = place
+    center, bound, counts, reach, count_stddev = place
     num_samples = groups.values.size
     radii, left_out = radii_of(seen, multipliers[0], num_samples, 1)
+    # Where all samples seem to be one number, noise may hide a few far from it.
+    # Where this is zero, and no bounds are known, nothing tells how far.
+    is_bounded = reach < _LARGEST
+    farthest = jnp.where(is_bounded, 2 * reach, bound)
+    num_hidden = HIDDEN_RECORDS * math.sqrt(2) * multipliers[2]
+    is_one_number = radii[1] < 4 * ONE_NUMBER * jnp.maximum(bound, farthest)
+    hidden = jnp.where(is_one_number, num_hidden * farthest, 0.0)
+    is_seen = (seen.top >= 0) & (is_bounded | (bound > LEAST_BOUND))
 
     def noise(radius: Any, of_squares: Any) -> jax.Array:
         """Returns the variance of a sum, and what its error has from squares."""
@@ -281,9 +297,10 @@ def _sums(
         return variances[0] * radius**2 + variances[1] * of_squares**2
 
     # Between narrow bounds no layers are needed: all lie within reach of the middle.
-    of_layers = noise(radii[-1], radii[-1] / 2) + (num_samples * left_out) ** 2
+    of_layers = noise(radii[-1], radii[-1] / 2)
+    of_layers += (num_samples * left_out) ** 2 + hidden**2
     of_all = noise(reach, reach) + (count_stddev * center) ** 2
-    is_narrow = (reach < _LARGEST) & ((seen.top < 0) | (of_all < of_layers))
+    is_narrow = is_bounded & ((seen.top < 0) | (of_all < of_layers))
     left_out = jnp.where(is_narrow, 0.0, left_out).astype(center.dtype)
     center = jnp.where(is_narrow, 0.0, center)
     z = _centered(num_groups, groups, center)
@@ -321,9 +338,9 @@ def _sums(
     beyond = jnp.clip(seen.sum_of_squares(0.0, last) / whole, 1.0, (last / radius) ** 2)
     return _Sums(
         center,
-        is_narrow | (seen.top >= 0),
+        is_narrow | is_seen,
         values,
-        jnp.sum(variances) + taken_off**2,
+        jnp.sum(variances) + taken_off**2 + jnp.where(is_narrow, 0.0, hidden) ** 2,
         squares * beyond,
         num_samples * left_out * share,
     )

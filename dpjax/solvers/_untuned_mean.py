@@ -39,8 +39,8 @@ _FARTHEST = 4.0  # the end of the last layer, in the size where its tail begins
 _NUM_LAYERS = 3
 _WIDTH_POWER = 0.5  # a layer's share is in proportion to this power of its width
 _HIDDEN = 3.0  # eigenvalues, of 1 on average, by which noise hides what is not round
-_ONE_NUMBER, _HIDDEN_RECORDS = 2.0**-19, 2.0  # of a bound, and in stddevs of counts
-_LEAST_BOUND = 1e-5  # what is below 2^-19 shows no size, and four of those no bound
+ONE_NUMBER, HIDDEN_RECORDS = 2.0**-19, 2.0  # of a bound, and in stddevs of counts
+LEAST_BOUND = 1e-5  # what is below 2^-19 shows no size, and four of those no bound
 _ROUNDED = 4.0  # steps of a center, of which a standard error is at least so many
 _LARGEST = 1e15  # numbers are held within it: squares of quotients stay finite
 
@@ -165,13 +165,13 @@ def untuned_mean(
     errors = scale * jnp.sqrt(variance)
     # Of a column whose numbers all seem to be one, noise may hide a few others.
     spread = scale if d > 1 else radii[1] * jnp.ones_like(scale)
-    num_hidden = _HIDDEN_RECORDS * math.sqrt(2 * d) * multipliers.hiding
+    num_hidden = HIDDEN_RECORDS * math.sqrt(2 * d) * multipliers.hiding
     hidden = jnp.minimum(num_hidden / num_samples, 1.0) * bounds
-    errors = errors + jnp.where(spread < _ONE_NUMBER * bounds, hidden, 0.0)
+    errors = errors + jnp.where(spread < ONE_NUMBER * bounds, hidden, 0.0)
     # An interval in these floats is no point.
     errors = errors + _ROUNDED * jnp.finfo(z.dtype).eps * jnp.abs(center)
     # Where all is about zero, no unit is known in which noise may hide others.
-    is_seen = (seen.top >= 0) & (bounds > _LEAST_BOUND)
+    is_seen = (seen.top >= 0) & (bounds > LEAST_BOUND)
     errors = jnp.where(is_seen, errors, jnp.inf)
     stats: dict[str, Scalar] = {"l2_clip_norms": radii[1:], "left_out": left_out}
     return Estimate(place.back(mean), errors, stats)
