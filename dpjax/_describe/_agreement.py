@@ -42,8 +42,8 @@ def divided(counts: np.ndarray, total: int) -> np.ndarray:
         total: the sum.
 
     Example:
-        >>> divided(np.array([60, 45, -20]), 100)
-        array([57, 43,  0])
+        >>> divided(np.array([60, 44, -20]), 100)
+        array([58, 42,  0])
 
     Reference:
         Wang, Lopuhaa-Zwakenberg, Li, Skoric, Li (2020), "Locally differentially private

@@ -104,8 +104,8 @@ def describe(
         ...     if row.statistic in ("median", "share"):
         ...         print(row.column, row.of or row.statistic, row)
         income median 21,981 (21,780 to 22,183)
-        owns true 0.3024 (0.2983 to 0.3065)
-        owns (other) 0.6978 (0.6938 to 0.7019)
+        owns true 0.3023 (0.2983 to 0.3065)
+        owns (other) 0.6977 (0.6938 to 0.7019)
 
     Reference:
         As for `solvers.dp_group_means` and `solvers.dp_histogram`.

@@ -285,6 +285,7 @@ def _sums(
     # Where all samples seem to be one number, noise may hide a few far from it.
     # Where this is zero, and no bounds are known, nothing tells how far.
     is_bounded = reach < _LARGEST
+    bound = bound.astype(radii.dtype)
     farthest = jnp.where(is_bounded, 2 * reach, bound)
     num_hidden = HIDDEN_RECORDS * math.sqrt(2) * multipliers[2]
     is_one_number = radii[1] < 4 * ONE_NUMBER * jnp.maximum(bound, farthest)
@@ -299,7 +300,7 @@ def _sums(
     # Between narrow bounds no layers are needed: all lie within reach of the middle.
     of_layers = noise(radii[-1], radii[-1] / 2)
     of_layers += (num_samples * left_out) ** 2 + hidden**2
-    of_all = noise(reach, reach) + (count_stddev * center) ** 2
+    of_all = noise(reach, reach) + (count_stddev * like(center, radii)) ** 2
     is_narrow = is_bounded & ((seen.top < 0) | (of_all < of_layers))
     left_out = jnp.where(is_narrow, 0.0, left_out).astype(center.dtype)
     center = jnp.where(is_narrow, 0.0, center)

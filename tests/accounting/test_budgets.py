@@ -43,12 +43,7 @@ SELECTION = accounting.selection_epsilon, total_selection_epsilon
 BANDED = BandedToeplitz.square_root(40, 4)
 WITH_LIMITS = {
     "gaussian": Pair(*GAUSSIAN, {"sensitivity": 0.3, "num_releases": 7}),
-    **{
-        f"zcdp, {name}": Pair(
-            *ZCDP, {"conversion": name}, [1e-6, 0.1, 8.0, 1e4], is_budget=True
-        )
-        for name in ("tight", "simple")
-    },
+    "zcdp": Pair(*ZCDP, {}, [1e-6, 0.1, 8.0, 1e4], is_budget=True),
     "full batches": run(num_steps=3),
     "poisson": run(**POISSON),
     "poisson, add": run(**POISSON, relation=ADD_OR_REMOVE_ONE),

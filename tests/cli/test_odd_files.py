@@ -90,8 +90,8 @@ def test_predictions_of_a_file_as_it_is(folder, kind):
 
 
 REFUSED = BAD | {
-    "timestamps": (parquet(rooms=DAYS), "column 'rooms' holds Datetime"),
-    "nested": (parquet(town=[["Lier"]] * 2), "column 'town' holds List(String)"),
+    "timestamps": (parquet(rooms=DAYS), "column 'rooms' holds timestamp[us]"),
+    "nested": (parquet(town=[["Lier"]] * 2), "column 'town' holds large_list"),
     "changing": (text().encode(), "it was written to while it was read"),
     "cut off": (parquet()[:-9], "DATA must be a readable file"),
 }
