@@ -303,6 +303,7 @@ def _sums(
     of_all = noise(reach, reach) + (count_stddev * like(center, radii)) ** 2
     is_narrow = is_bounded & ((seen.top < 0) | (of_all < of_layers))
     left_out = jnp.where(is_narrow, 0.0, left_out).astype(center.dtype)
+    hidden = jnp.where(is_narrow, 0.0, hidden).astype(center.dtype)
     center = jnp.where(is_narrow, 0.0, center)
     z = _centered(num_groups, groups, center)
     lengths = jnp.abs(z)
@@ -341,7 +342,7 @@ def _sums(
         center,
         is_narrow | is_seen,
         values,
-        jnp.sum(variances) + taken_off**2 + jnp.where(is_narrow, 0.0, hidden) ** 2,
+        jnp.sum(variances) + taken_off**2 + hidden**2,
         squares * beyond,
         num_samples * left_out * share,
     )
