@@ -147,7 +147,7 @@ def run_case(case: Case, *, quick: bool, effort: Effort | None = None) -> Found:
         (case.name, one.method.name): _row(one, times[one.method.name])
         for one in prepared
     }
-    if case.quick_peak or (case.has_peak and not quick):
+    if case.has_peak and not quick:
         _add_peaks(case.name, [one.method.name for one in prepared], rows, quick)
     alone = [one for one in prepared if one.method.name == case.yardstick]
     seconds = None
@@ -159,17 +159,6 @@ def run_case(case: Case, *, quick: bool, effort: Effort | None = None) -> Found:
 def _row(one: Prepared, times: Sequence[float]) -> dict[str, Any]:
     method = one.method
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-    work = None
-    if method.work is not None:
-        least = method.work()
-        work = {
-            "bytes": least.count(least.bytes),
-            "operations": least.count(least.operations),
-            "resident_bytes": least.count(least.resident),
-            "bytes_formula": least.bytes,
-            "operations_formula": least.operations,
-            "sizes": dict(least.sizes),
-        }
     row = {
         "package": method.package,
         "seconds": statistics.median(times),
@@ -178,12 +167,9 @@ def _row(one: Prepared, times: Sequence[float]) -> dict[str, Any]:
         "compilations": one.compilations,
         "compile_seconds": one.compile_seconds,
         "temporary_bytes": one.temporary_bytes,
-        "work": work,
-        "count": method.count,
-        "series": method.series,
-        "x": method.x,
+        "moved_bytes": method.moved_bytes,
     }
-    return {name: value for name, value in row.items() if value not in (None, "")}
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _add_peaks(case: str, names: list[str], rows: dict[Any, Any], quick: bool) -> None:
