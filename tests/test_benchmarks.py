@@ -45,7 +45,7 @@ RUN = {
 
 
 def row(seconds=1.0, **others):
-    others = {"package": "dpjax", "repeats": 3, "compilations": 1} | others
+    others = {"package": "dpjax", "repeats": 3} | others
     return {"seconds": seconds, "quartiles": [seconds, seconds], "run": 0, **others}
 
 
@@ -76,7 +76,6 @@ def made_up(**changes):
         (Target("a", ["b"], times_faster=2), 2.0, True, 1.0),
         (Target("a", ["b"], times_faster=10), 2.0, False, 5.0),
         (Target("a", ["b", "c", "absent"], times_faster=1), 1.25, True, 1.25),
-        (Target("a", at_most=1, quantity="compilations"), 3.0, False, 3.0),
         (Target("a", ["b"], at_most=2, quantity="peak_bytes"), 4.0, False, 2.0),
         # 100 bytes in a second, where the largest copy moves 10 a second.
         (Target("a", at_least=0.6, quantity="copy_share"), 10.0, True, 10 / 0.6),
@@ -85,7 +84,7 @@ def made_up(**changes):
 )
 def test_targets_are_judged_by_their_ratio(target, value, is_reached, factor):
     methods = [
-        measurement("a", 1.0, peak_bytes=8, compilations=3, moved_bytes=100),
+        measurement("a", 1.0, peak_bytes=8, moved_bytes=100),
         measurement("b", 2.0, peak_bytes=2),
         measurement("c", 1.25, moved_bytes=100),
     ]
@@ -113,7 +112,7 @@ def test_a_target_without_its_numbers_is_not_judged():
 
 @pytest.mark.parametrize(
     "bounds",
-    [{}, {"at_most": 1, "times_faster": 2}, {"at_most": 0}, {"times_faster": 2}],
+    [{}, {"at_most": 1, "times_faster": 2}, {"at_most": 0}, {"at_most": 1}],
 )
 def test_a_target_has_one_bound(bounds):
     with pytest.raises(ValueError, match=r"bound|compares"):
@@ -201,7 +200,7 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_page_is_written_from_a_record(cpu, monkeypatch):
+def test_the_page_is_written_from_a_record(cpu):
     records = {"cpu": cpu, "gpu": cpu.parent / "gpu.json"}
     (path,) = page.write_from(records, cpu.parent)
     readme = path.read_text()
@@ -216,16 +215,10 @@ def test_the_page_is_written_from_a_record(cpu, monkeypatch):
     assert f"{asked}reached | 1.5 " in readme
     assert "| 1 | **missed** | 10 times |" in readme
     assert "Quick" not in readme
+    (text,) = page._machine(results(made_up(is_quick=True)))
+    assert "**Quick: data are smaller than headings say" in text
     for case in SUITES["cpu"]:
         assert f"## {case.title}\n" in readme
-
-    def fail(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="no space left"):
-        page.write_from(records, cpu.parent)
-    assert path.read_text() == readme  # the old page stays
 
 
 def test_a_run_replaces_its_cases(cpu, monkeypatch):
@@ -240,13 +233,6 @@ def test_a_run_replaces_its_cases(cpu, monkeypatch):
     assert record.read(cpu).runs[-1]["is_quick"]
     assert not after["gradient-mlp"].run["is_quick"]
     assert after["gradient-mlp"] == results(made_up())["gradient-mlp"]
-
-
-def test_a_quick_page_says_so():
-    for is_quick in (False, True):
-        (text,) = page._machine(results(made_up(is_quick=is_quick)))
-        said = "**Quick: data are smaller than headings say" in text
-        assert said is is_quick
 
 
 def test_numbers_have_three_digits():
@@ -289,14 +275,9 @@ def test_a_case_runs_and_leaves_out_what_fails():
         assert one.repeats == 4
         assert 0 < one.quartiles[0] <= one.seconds <= one.quartiles[1]
     assert found.alone_seconds > 0
-    assert ours.compilations == 1
     assert ours.compile_seconds > 0
     assert ours.moved_bytes == 1024
-    assert (host.compile_seconds, host.temporary_bytes, host.compilations) == (
-        None,
-        None,
-        0,
-    )
+    assert host.compile_seconds is host.temporary_bytes is None
 
 
 def sorted_leaves(tree):
@@ -317,35 +298,30 @@ def gradient_of(setting, estimator):
 
 
 @pytest.mark.quick(1)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("model", ["mlp", "small_convolutional"])
-def test_numpy_and_torch_compute_our_gradient(model):
+def test_the_peers_compute_our_gradient(model):
     setting = MODELS[model](4)
-    loss_fn, params, batch = setting
-    expected = gradient_of(setting, estimators.Clipping(1.0))
-    assert np.abs(expected).max() > 0.01
+    clipped = gradient_of(setting, estimators.Clipping(1.0))
+    assert np.abs(clipped).max() > 0.01
+    cases = [(peers.optax_aggregate, {}, clipped)]
     if model == "mlp":
-        plain = gradient_of(setting, estimators.Mean())
-        assert result_of(peers.plain(*setting)) == pytest.approx(plain, abs=1e-5)
-        by_hand = peers.numpy_mlp(loss_fn, params, batch, threshold=0.01)
-        truncated = gradient_of(setting, estimators.Truncation(0.01))
-        assert result_of(by_hand) == pytest.approx(truncated, abs=1e-5)
+        mean, truncation = estimators.Mean(), estimators.Truncation(0.01)
+        cases += [
+            (peers.plain, {}, gradient_of(setting, mean)),
+            (peers.numpy_mlp, {"threshold": 0.01}, gradient_of(setting, truncation)),
+        ]
+    if importlib.util.find_spec("jax_privacy") is not None:
+        cases.append((peers.jax_privacy, {"microbatch_size": 2}, clipped))
     if importlib.util.find_spec("opacus") is not None:
         for is_ghost in (False, True):
-            made = peers.opacus(loss_fn, params, batch, model=model, is_ghost=is_ghost)
-            assert result_of(made) == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", ["jax_privacy", "optax_aggregate"])
-def test_the_jax_peers_compute_our_gradient(name):
-    if name == "jax_privacy":
-        pytest.importorskip("jax_privacy")
-    setting = MODELS["mlp"](16, 5)
-    expected = gradient_of(setting, estimators.Clipping(1.0))
-    options = {"microbatch_size": 4} if name == "jax_privacy" else {}
+            options = {"model": model, "is_ghost": is_ghost}
+            cases.append((peers.opacus, options, clipped))
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        result = result_of(getattr(peers, name)(*setting, **options))
-    assert result == pytest.approx(expected, abs=1e-5)
+        for peer, options, expected in cases:
+            made = peer(*setting, **options)
+            tolerance = 1e-4 if peer is peers.opacus else 1e-5
+            assert result_of(made) == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.slow
@@ -361,7 +337,7 @@ def test_the_command_writes_one_record(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = results(record.read(path))[case]
-    assert found.methods[0].compilations == 1
+    assert found.methods[0].compile_seconds > 0
     assert found.run["cores"] >= 1
 
 

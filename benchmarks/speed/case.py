@@ -36,9 +36,7 @@ class Measurement:
         seconds: median wall time of a call, compilation apart.
         quartiles: lower and upper, of the same times.
         repeats: how many turns they come from.
-        compile_seconds: of tracing, lowering and compiling; for functions that compile
-            inside, the first call less a later one.
-        compilations: programs that were compiled in the first call, by JAX's count.
+        compile_seconds: of tracing, lowering and compiling.
         temporary_bytes: scratch memory of the program, as the compiler states it.
         peak_bytes: resident memory at its highest in a call, over that before it.
         moved_bytes: the least that it reads and writes.
@@ -49,7 +47,6 @@ class Measurement:
     seconds: float
     quartiles: Sequence[float]
     repeats: int
-    compilations: int
     compile_seconds: float | None = None
     temporary_bytes: int | None = None
     peak_bytes: int | None = None
@@ -87,8 +84,7 @@ class Target:
 
     Attributes:
         method: whose number it is.
-        against: methods to compare with: the best of those measured counts. None of
-            them: the number itself is asked about.
+        against: methods to compare with: the best of those measured counts.
         at_most: bound on the method's number over the other's.
         times_faster: bound from below on the other's number over the method's.
         at_least: bound from below on the number itself.
@@ -109,10 +105,8 @@ class Target:
         given = [bound for bound in bounds if bound is not None]
         if len(given) != 1 or not given[0] > 0:
             raise ValueError(f"{self}: exactly one bound, above zero")
-        if (self.times_faster is not None and not self.against) or (
-            self.at_least is not None and self.against
-        ):
-            raise ValueError(f"{self}: times_faster compares, at_least does not")
+        if (self.at_least is None) != bool(self.against):
+            raise ValueError(f"{self}: all but at_least compares")
 
     def judge(
         self, measured: Sequence[Measurement], floor: Mapping[str, Any]
@@ -133,7 +127,7 @@ class Target:
             ratio = value / numbers[other]
             value = ratio if self.times_faster is None else 1 / ratio
         if self.at_most is not None:
-            room = self.at_most / value if value > 0 else float("inf")
+            room = self.at_most / value
         else:
             room = value / (self.times_faster or self.at_least or 1)
         return Verdict(value, room >= 1, max(room, 1 / room if room else 1), other)

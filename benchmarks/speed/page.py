@@ -17,7 +17,6 @@ QUANTITIES = {
     "temporary_bytes": " in temporary memory, as the compiler states it",
     "peak_bytes": " in peak memory of a process",
     "compile_seconds": " to compile",
-    "compilations": " compiled programs",
     "copy_share": " of the bandwidth of a copy",
 }
 
@@ -117,8 +116,6 @@ def _claim(target: Target, verdict: Verdict | None) -> str:
         return (
             f"{target.method} reaches at least {_per_cent(target.at_least)}{quantity}"
         )
-    if not target.against:
-        return f"{target.method} has at most {target.at_most:g}{quantity}"
     return f"{target.method} takes at most {target.at_most:g} times {other}{quantity}"
 
 
