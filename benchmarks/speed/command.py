@@ -106,7 +106,7 @@ def results(content: Record) -> dict[str, Results]:
         run = content.runs[row["run"]]
         try:
             datetime.fromisoformat(run["started"])
-            run["floor"]["copies"]
+            run["floor"]["copies"]  # which targets of bandwidth take
             alone = content.facts[case]["alone_seconds"]
             if case not in found:
                 found[case] = Results(run, [], {}, alone)
