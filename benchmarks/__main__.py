@@ -2,7 +2,7 @@
 
 `run` measures speed, `utility` what models of tables are worth, `deep` networks,
 `winners` who wins where, `coverage` how often intervals hold the truth, `intervals`
-what one is worth, `scaling` many devices, `guarantees --audit` what attacks find of the
+what one is worth, `guarantees --audit` what attacks find of the
 claims, `audit` of one of them; `figures` lists, runs and reports the papers' figures.
 `report` writes every page, and the plots of README and the site, from the records.
 """
@@ -12,7 +12,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from benchmarks import coverage, intervals, scaling, winners
+from benchmarks import coverage, intervals, winners
 from benchmarks.deep import command as deep
 from benchmarks.figures import command as figures
 from benchmarks.speed import command as speed
@@ -23,7 +23,6 @@ PAGES = {
     "speed": "benchmarks.speed.page",
     "utility": "benchmarks.utility.page",
     "deep": "benchmarks.deep.page",
-    "scaling": "benchmarks.scaling",
     "coverage": "benchmarks.coverage",
     "figures": "benchmarks.figures.page",
     "guarantees": "benchmarks.guarantees",
@@ -47,9 +46,6 @@ def main(arguments=None):
     one.add_argument("--out", type=Path, default=intervals.PATH, help="the record")
     one = commands.add_parser("coverage", help="measure how often intervals hold")
     one.add_argument("--out", type=Path, default=coverage.PATH, help="the record")
-    one = commands.add_parser("scaling", help="measure many devices")
-    one.add_argument("--quick", action="store_true", help="few repeats, 8 devices")
-    one.add_argument("--out", type=Path, default=scaling.PATH, help="the record")
     one = commands.add_parser("guarantees", help="write dpjax/GUARANTEES.md")
     one.add_argument(
         "--audit",
@@ -78,7 +74,6 @@ def main(arguments=None):
         "winners": winners.run,
         "intervals": intervals.run,
         "coverage": coverage.run,
-        "scaling": scaling.run,
         "guarantees": guarantees,
         "audit": audit,
         "report": report,

@@ -61,15 +61,6 @@ def number(x: float) -> str:
     return f"{round(x, 3 - digits):,.0f}"
 
 
-def duration(seconds: float) -> str:
-    """Returns a short time in the unit that suits it."""
-    unit, scale = next(
-        (pair for pair in (("ms", 1e3), ("µs", 1e6)) if seconds * pair[1] >= 1),
-        ("ns", 1e9),
-    )
-    return f"{number(seconds * scale)} {unit}"
-
-
 def listed(values: Iterable[float]) -> str:
     """Returns "1, 2 and 3"."""
     *most, last = (f"{value:g}" for value in values)

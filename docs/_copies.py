@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 # Files of the repository, and the pages that they become.
-_NAMES = ("UTILITY", "DEEP", "FIGURES", "EXPERIMENTS", "SCALING", "COVERAGE", "COST")
+_NAMES = ("UTILITY", "DEEP", "FIGURES", "EXPERIMENTS", "SCALING", "COVERAGE")
 PAGES = {"dpjax/GUARANTEES.md": "guarantees.md", "benchmarks/README.md": "speed.md"}
 PAGES |= {f"benchmarks/{name}.md": f"{name.lower()}.md" for name in _NAMES}
 PAGES |= {

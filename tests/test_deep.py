@@ -11,7 +11,7 @@ from benchmarks.__main__ import main
 from benchmarks.deep import command, methods, page, tasks, untuned
 from benchmarks.deep.hindsight import Setting, grid_losses
 from benchmarks.page import filled
-from benchmarks.record import ROOT, Record, read
+from benchmarks.record import Record, read
 from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
 from tests.test_utility import RUN, row
 
@@ -61,11 +61,6 @@ def test_the_page_shows_the_record():
     assert "- clipping at 1: digits (1). Worst: 2.00 times, digits at" in text
     assert f"- {title}: digits (8). Worst: 1.20 times" in text
     assert "2 cores of a processor" in text
-
-
-def test_the_page_of_the_repository_is_that_of_its_record():
-    found = filled("DEEP.md", page.parts(read(page.PATH), page.PATH))
-    assert (ROOT / "DEEP.md").read_text() == found
 
 
 def test_the_record_has_every_cell_with_fresh_keys():

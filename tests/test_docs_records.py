@@ -11,6 +11,7 @@ from PIL import Image
 from benchmarks import coverage, intervals, plots, record, winners
 from benchmarks.audits import findings
 from benchmarks.comparison import Numbers
+from benchmarks.deep import page as deep
 from benchmarks.figures import page as figures
 from benchmarks.speed import page as speed
 from benchmarks.speed.command import results
@@ -34,6 +35,7 @@ def test_pages_and_pictures_are_of_their_records(tmp_path, monkeypatch):
     (tmp_path / "results").symlink_to(record.RESULTS)
     written = [*speed.write(tmp_path), *figures.write(tmp_path)]
     written += utility.write(tmp_path / "UTILITY.md")
+    written += deep.write(tmp_path / "DEEP.md")
     written += coverage.write(tmp_path / "COVERAGE.md")
     kept = {record.ROOT / path.relative_to(tmp_path): path for path in written}
     drawn = plots.write(tmp_path)

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import record
 from benchmarks.__main__ import main
 from benchmarks.comparison import LARGEST_EXCESS, Numbers
 from benchmarks.page import filled
@@ -269,17 +268,6 @@ def record_of(*rows, run=RUN):
     return Record((run,), known, dict(rows))
 
 
-def test_a_record_comes_back_as_it_was_written(tmp_path):
-    path = tmp_path / "utility.json"
-    content = record_of(
-        row("zero", 1.0, 2.0, seconds=0.5),
-        row("hindsight", 1.5, 0.1, facts={"num_steps": 30.0}),
-        row("tukey_em", left_out="too few"),
-    )
-    write(content, path)
-    assert read(path) == content
-
-
 def test_parts_are_merged_and_later_rows_win(tmp_path):
     path = tmp_path / "utility.json"
     first = record_of(row("zero", 1.0, 2.0), row("zero", 3.0, 4.0, epsilon=8.0))
@@ -414,11 +402,6 @@ def test_the_page_shows_the_record():
     assert "2 cores of a processor, no accelerator" in text
     asked = "| real sets, epsilon 1: geometric mean at most 0.6 |"
     assert f"{asked} 0.677 over 1 sets | **no** |" in text
-
-
-def test_the_page_of_the_repository_is_that_of_its_record():
-    found = filled("UTILITY.md", page.parts(read(page.PATH), page.PATH))
-    assert (record.ROOT / "UTILITY.md").read_text() == found
 
 
 @pytest.mark.parametrize(

@@ -10,30 +10,6 @@ from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
-class Work:
-    """The least that a method's algorithm moves and computes.
-
-    The counts are formulas over the names in `sizes`, shown as they are computed.
-
-    Attributes:
-        bytes: bytes read and written.
-        operations: additions, multiplications, comparisons and their like.
-        resident: bytes that are touched again and again, or the data where they are
-            read once; it decides which of the measured bandwidths counts.
-        sizes: what the names in the formulas stand for.
-    """
-
-    bytes: str
-    operations: str
-    resident: str
-    sizes: Mapping[str, float]
-
-    def count(self, formula: str) -> float:
-        """Returns what a formula comes to."""
-        return float(eval(formula, {"__builtins__": {}}, dict(self.sizes)))
-
-
-@dataclass(frozen=True)
 class Method:
     """One way to do a case's work.
 
@@ -43,19 +19,13 @@ class Method:
             apart and its scratch memory read from the compiler; any other is called as
             it stands, work on the host included.
         package: whose it is; where that is not installed the method is left out.
-        work: returns what its algorithm has to do, where that is known.
-        count: how many units (draws, steps) one call makes.
-        series: the line that the method is a point of, in a case with an axis.
-        x: where on the axis it lies.
+        moved_bytes: the least that it reads and writes, where that is known.
     """
 
     name: str
     make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
     package: str = "dpjax"
-    work: Callable[[], Work] | None = None
-    count: int | None = None
-    series: str = ""
-    x: float | None = None
+    moved_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,12 +36,10 @@ class Measurement:
         seconds: median wall time of a call, compilation apart.
         quartiles: lower and upper, of the same times.
         repeats: how many turns they come from.
-        compile_seconds: of tracing, lowering and compiling; for functions that compile
-            inside, the first call less a later one.
-        compilations: programs that were compiled in the first call, by JAX's count.
+        compile_seconds: of tracing, lowering and compiling.
         temporary_bytes: scratch memory of the program, as the compiler states it.
         peak_bytes: resident memory at its highest in a call, over that before it.
-        work: bytes, operations and resident bytes, and their formulas.
+        moved_bytes: the least that it reads and writes.
     """
 
     name: str
@@ -79,23 +47,19 @@ class Measurement:
     seconds: float
     quartiles: Sequence[float]
     repeats: int
-    compilations: int
     compile_seconds: float | None = None
     temporary_bytes: int | None = None
     peak_bytes: int | None = None
-    work: Mapping[str, Any] | None = None
-    count: int | None = None
-    series: str = ""
-    x: float | None = None
+    moved_bytes: int | None = None
 
     def quantity(self, name: str, floor: Mapping[str, Any]) -> float | None:
         """Returns a number of it; None where it was not measured."""
         if name != "copy_share":
             return getattr(self, name)
-        if self.work is None:
+        if self.moved_bytes is None:
             return None
         bandwidth = floor["copies"][-1]["bytes_per_second"]
-        return self.work["bytes"] / self.seconds / bandwidth
+        return self.moved_bytes / self.seconds / bandwidth
 
 
 class Verdict(NamedTuple):
@@ -120,8 +84,7 @@ class Target:
 
     Attributes:
         method: whose number it is.
-        against: methods to compare with: the best of those measured counts. None of
-            them: the number itself is asked about.
+        against: methods to compare with: the best of those measured counts.
         at_most: bound on the method's number over the other's.
         times_faster: bound from below on the other's number over the method's.
         at_least: bound from below on the number itself.
@@ -142,10 +105,8 @@ class Target:
         given = [bound for bound in bounds if bound is not None]
         if len(given) != 1 or not given[0] > 0:
             raise ValueError(f"{self}: exactly one bound, above zero")
-        if (self.times_faster is not None and not self.against) or (
-            self.at_least is not None and self.against
-        ):
-            raise ValueError(f"{self}: times_faster compares, at_least does not")
+        if (self.at_least is None) != bool(self.against):
+            raise ValueError(f"{self}: all but at_least compares")
 
     def judge(
         self, measured: Sequence[Measurement], floor: Mapping[str, Any]
@@ -166,7 +127,7 @@ class Target:
             ratio = value / numbers[other]
             value = ratio if self.times_faster is None else 1 / ratio
         if self.at_most is not None:
-            room = self.at_most / value if value > 0 else float("inf")
+            room = self.at_most / value
         else:
             room = value / (self.times_faster or self.at_least or 1)
         return Verdict(value, room >= 1, max(room, 1 / room if room else 1), other)
@@ -182,13 +143,9 @@ class Case:
         text: what is measured and how; no results.
         build: `build(quick)` returns the methods, with smaller data where quick.
         targets: what is asked.
-        yardstick: the method that the table divides the times by; in a case with an
-            axis the series, at the same place.
-        unit: what `Method.count` counts.
+        yardstick: the method that the table divides the times by.
         has_peak: whether the peak memory of each method is measured, in a process of
-            its own; takes seconds a method.
-        quick_peak: whether a quick run measures it too.
-        axis: its label, for cases whose methods are points of lines.
+            its own; takes seconds a method, and is left out of a quick run.
     """
 
     name: str
@@ -196,12 +153,4 @@ class Case:
     build: Callable[[bool], Sequence[Method]]
     targets: Sequence[Target] = ()
     yardstick: str = ""
-    unit: str = ""
     has_peak: bool = True
-    quick_peak: bool = False
-    axis: str = ""
-
-    @property
-    def is_cost(self) -> bool:
-        """Whether it stands on the page of costs."""
-        return self.name.startswith("cost-")

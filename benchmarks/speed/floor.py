@@ -1,18 +1,11 @@
-"""The machine's own speed, and the least time that a piece of work takes on it.
+"""The machine's bandwidth: of passes `x <- x/2 + 1` over memory, by its size.
 
-    least time = max(bytes / bandwidth, operations / rate)
-
-The bandwidth is that of passes `x <- x/2 + 1` over memory, bytes read plus bytes
-written, at the size that the work keeps touching; the rate is that of a float32 matrix
-product, a multiplication and an addition counted as two. Both are of the whole machine:
-a method that runs on one core of two cannot come nearer than twice the least time.
+Bytes read plus bytes written in a second, of the whole machine.
 """
 
-import statistics
 import time
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,27 +14,6 @@ import jax.numpy as jnp
 # caches, and beyond.
 SIZES = {"cpu": (2**20, 2**24, 2**29), "gpu": (2**22, 2**26, 2**32)}
 BYTES_PER_TIMING = 2**32
-MATRIX = {"cpu": 2048, "gpu": 8192}
-
-
-class Least(NamedTuple):
-    """The least time of a piece of work, and what it is made of.
-
-    Attributes:
-        seconds: the larger one of the two below.
-        memory_seconds: bytes / bandwidth.
-        arithmetic_seconds: operations / rate.
-    """
-
-    seconds: float
-    memory_seconds: float
-    arithmetic_seconds: float
-
-    @property
-    def binds(self) -> str:
-        """Which of the two it is."""
-        is_memory = self.memory_seconds >= self.arithmetic_seconds
-        return "memory" if is_memory else "arithmetic"
 
 
 @partial(jax.jit, static_argnums=1, donate_argnums=0)
@@ -61,55 +33,14 @@ def _bandwidth(size: int, moved: int) -> float:
     return 2 * size * count / min(times[1:])  # the first compiles
 
 
-def _fastest(function: Callable[[], Any], repeats: int) -> float:
-    jax.block_until_ready(function())
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        jax.block_until_ready(function())
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def measure(quick: bool) -> dict[str, Any]:
-    """Measures the machine: the fastest of several timings of each kind."""
-    platform = "cpu" if jax.default_backend() == "cpu" else "gpu"
-    sizes = SIZES[platform][:2] if quick else SIZES[platform]
-    size = MATRIX["cpu" if quick else platform] // (2 if quick else 1)
-    matrix = jnp.ones((size, size))
-    product = jax.jit(partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST))
-    seconds = _fastest(lambda: product(matrix, matrix), 9)
-    nothing, zero = jax.jit(lambda x: x + 1), jnp.zeros(())
-    calls = []
-    for _ in range(200):
-        start = time.perf_counter()
-        nothing(zero).block_until_ready()
-        calls.append(time.perf_counter() - start)
+    """Measures the machine: the fastest of several timings at each size."""
+    sizes = SIZES["cpu" if jax.default_backend() == "cpu" else "gpu"]
+    sizes = sizes[:2] if quick else sizes
+    moved = BYTES_PER_TIMING // (8 if quick else 1)
     return {
         "copies": [
-            {
-                "bytes": size,
-                "bytes_per_second": _bandwidth(
-                    size, BYTES_PER_TIMING // (8 if quick else 1)
-                ),
-            }
+            {"bytes": size, "bytes_per_second": _bandwidth(size, moved)}
             for size in sizes
-        ],
-        "operations_per_second": 2 * size**3 / seconds,
-        "call_seconds": statistics.median(calls[1:]),
+        ]
     }
-
-
-def bandwidth_at(floor: Mapping[str, Any], resident: float) -> float:
-    """Returns the bandwidth measured at the least size that holds `resident` bytes."""
-    for copy in floor["copies"]:
-        if resident <= copy["bytes"]:
-            return copy["bytes_per_second"]
-    return floor["copies"][-1]["bytes_per_second"]
-
-
-def least(floor: Mapping[str, Any], work: Mapping[str, Any]) -> Least:
-    """Returns the least time of a measurement's work."""
-    memory = work["bytes"] / bandwidth_at(floor, work["resident_bytes"])
-    arithmetic = work["operations"] / floor["operations_per_second"]
-    return Least(max(memory, arithmetic), memory, arithmetic)

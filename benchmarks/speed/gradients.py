@@ -1,17 +1,14 @@
 """Robust gradients of models, beside the peers' private gradients."""
 
-import math
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 
 import jax
-import numpy as np
 
 import dpjax
 from benchmarks.speed import peers
-from benchmarks.speed.case import Case, Method, Target, Work
-from benchmarks.speed.estimators import OPERATIONS, coordinatewise
-from benchmarks.speed.models import MODELS, Transformer, mlp
-from dpjax.estimators import Clipping, Truncation
+from benchmarks.speed.case import Case, Method, Target
+from benchmarks.speed.estimators import coordinatewise
+from benchmarks.speed.models import MODELS
 
 THRESHOLD = 0.01
 PLAIN, OPTAX = "plain gradient", "optax differentially_private_aggregate"
@@ -19,38 +16,9 @@ HOOKS, GHOST = "Opacus, hooks", "Opacus, ghost clipping"
 
 
 @lru_cache(maxsize=1)
-def setting(model, batch_size, *size):
-    """A model's loss function, parameters and batch, made once; `size` is its width."""
-    return MODELS[model](batch_size, *size)
-
-
-def num_parameters(params):
-    """Returns the entries of all leaves together."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-
-
-@cache
-def plain_operations(*model):
-    """Operations of the plain gradient of the batch, by the compiler's count."""
-    with jax.default_device(jax.devices("cpu")[0]):  # others do not count them
-        grad, arguments = peers.plain(*setting(*model))
-        arguments = jax.tree.map(np.asarray, arguments)
-        return dict(grad.lower(*arguments).cost_analysis() or {})["flops"]
-
-
-def gradient_work(operations, model, batch_size, *size, in_turn=16):
-    """The gradients themselves, and passes over an accumulator of their size.
-
-    One pass for as many samples as are added in turn, with so many operations for each
-    sample and coordinate; none where norms come from factors. For linear regression the
-    accumulator is tiny, and the data are read once.
-    """
-    d = num_parameters(setting(model, batch_size, *size)[1])
-    sizes = {"B": batch_size, "d": d, "c": operations, "k": in_turn}
-    if model == "linear":
-        return Work("4*B*(d + 1)", "(4 + c)*B*d", "4*B*(d + 1)", sizes)
-    sizes["f"] = plain_operations(model, batch_size, *size) / batch_size
-    return Work("8*B*d/k", "B*f + c*B*d", "8*d", sizes)
+def setting(model, batch_size):
+    """A model's loss function, parameters and batch, made once."""
+    return MODELS[model](batch_size)
 
 
 def robust(estimator, *model):
@@ -69,18 +37,12 @@ def microbatch_name(size):
     return f"jax_privacy, {size}"
 
 
-def gradient_methods(
-    model, batch_size, microbatch_sizes, *, threshold=THRESHOLD, leave=()
-):
+def gradient_methods(model, batch_size, microbatch_sizes, *, leave=()):
     """All methods that have this model, but for those in `leave`."""
     of = model, batch_size
     methods = [Method(PLAIN, _peer(peers.plain, *of), "jax")]
-    for name, estimator in coordinatewise(threshold).items():
-        work = partial(gradient_work, OPERATIONS[name], model, batch_size)
-        if name == "Clipping":  # from norms, which come from factors
-            work = partial(gradient_work, 0, model, batch_size, in_turn=batch_size)
-        make = partial(robust, estimator, model, batch_size)
-        methods.append(Method(name, make, work=work))
+    for name, estimator in coordinatewise(THRESHOLD).items():
+        methods.append(Method(name, partial(robust, estimator, model, batch_size)))
     for size in microbatch_sizes:
         make = _peer(peers.jax_privacy, *of, microbatch_size=size)
         methods.append(Method(microbatch_name(size), make, "jax_privacy"))
@@ -89,9 +51,8 @@ def gradient_methods(
         for name, is_ghost in ((HOOKS, False), (GHOST, True)):
             make = _peer(peers.opacus, *of, model=model, is_ghost=is_ghost)
             methods.append(Method(name, make, "opacus"))
-    numpy = {"mlp": peers.numpy_mlp, "linear": peers.numpy_linear}.get(model)
-    if numpy is not None:
-        make = _peer(numpy, *of, threshold=threshold)
+    if model == "mlp":
+        make = _peer(peers.numpy_mlp, *of, threshold=THRESHOLD)
         methods.append(Method("NumPy, Truncation by hand", make, "numpy"))
     return [method for method in methods if method.name not in leave]
 
@@ -173,164 +134,20 @@ def _model_case(model, title, batch_sizes, clipping, leave=NOT_QUICK):
     )
 
 
-CONVOLUTIONAL_MODELS = [
+MODEL_CASES = [
     _model_case(
         *("small_convolutional", "A small convolutional network", (256, 64), 2),
         leave=[*NOT_QUICK, OPTAX, GHOST],
     ),
     _model_case("convolutional", "A convolutional network", (256, 64), 2),
-]
-OTHER_MODELS = [
     _model_case("transformer", "A transformer", (64, 32), 1.5),
     _model_case("text_classifier", "A text classifier", (256, 64), 2),
     _model_case(
         *("low_rank", "A layer with a trained product of low rank", (256, 64), 1.5)
     ),
     _model_case("low_rank_tokens", "Products of low rank on all tokens", (32, 8), 1.5),
-    _model_case("lstm", "An LSTM on 64 vectors", (64, 16), 1.4),
-    _model_case("gru", "A GRU on 64 vectors", (64, 16), 1.4),
     _model_case("decoder", "A decoder of 10 million parameters", (8, 2), 1.5),
 ]
-
-
-def _points(x, words, makes):
-    """The methods at one point of an axis."""
-    for name, (package, make) in makes.items():
-        yield Method(f"{name}, {words}", make, package, series=name, x=x)
-
-
-def _sizes(model, quick):
-    """The plain gradient, two estimators and a peer, from small to large batches."""
-    estimators = coordinatewise(THRESHOLD)
-    for size in (16,) if quick else (16, 64, 256, 1024, 4096):
-        makes = {PLAIN: ("jax", _peer(peers.plain, model, size))}
-        for name in ("Clipping", "Truncation"):
-            makes[name] = ("dpjax", partial(robust, estimators[name], model, size))
-        if not quick:
-            ghost = _peer(peers.opacus, model, size, model=model, is_ghost=True)
-            makes[GHOST] = ("opacus", ghost)
-        yield from _points(size, f"batch {size:,}", makes)
-
-
-def _at(method, size):
-    return f"{method}, batch {size:,}"
-
-
-LENGTHS = (64, 256, 1024)
-
-
-def _lengths(num_tokens, quick):
-    """The plain gradient, clipping and the peers in JAX, on short and long sequences.
-
-    A batch has as many tokens in all at each length.
-    """
-    for length in LENGTHS[:1] if quick else LENGTHS:
-        size = num_tokens // length // (8 if quick else 1)
-        of = "transformer", size, Transformer(length)
-        makes = {
-            PLAIN: ("jax", _peer(peers.plain, *of)),
-            "Clipping": ("dpjax", partial(robust, Clipping(1.0), *of)),
-            OPTAX: ("optax", _peer(peers.optax_aggregate, *of)),
-        }
-        for size in (1, 4):
-            make = _peer(peers.jax_privacy, *of, microbatch_size=size)
-            makes[microbatch_name(size)] = ("jax_privacy", make)
-        yield from _points(length, f"{length:,} tokens", makes)
-
-
-def _lengths_case(name, num_tokens):
-    return Case(
-        name=name,
-        title=f"Sequences of 64 to 1,024: a transformer, {num_tokens:,} tokens in all",
-        build=lambda quick: list(_lengths(num_tokens, quick)),
-        yardstick=PLAIN,
-        has_peak=False,
-        axis="tokens in a sequence",
-        targets=[
-            Target(
-                f"Clipping, {length:,} tokens",
-                [f"{microbatch_name(size)}, {length:,} tokens" for size in (1, 4)],
-                times_faster=1,
-                against_name="jax_privacy at its best microbatch",
-            )
-            for length in LENGTHS
-        ],
-    )
-
-
-def _sizes_case(model, bound=None):
-    words = model.replace("_", " ")
-    return Case(
-        name=f"batch-sizes-{model.replace('_', '-')}",
-        title=f"Batches of 16 to 4,096: the {'MLP' if model == 'mlp' else words} model",
-        build=lambda quick: list(_sizes(model, quick)),
-        yardstick=PLAIN,
-        has_peak=False,
-        axis="records in a batch",
-        targets=[
-            Target(_at("Clipping", size), [_at(PLAIN, size)], at_most=bound)
-            for size in (1024, 4096)
-            if bound
-        ],
-    )
-
-
-SEQUENCES = _lengths_case("sequence-lengths", 2**13)
-BATCH_SIZES = [
-    _sizes_case("mlp", 1.5),
-    _sizes_case("small_convolutional", 2),
-    _sizes_case("text_classifier"),
-    _sizes_case("low_rank"),
-]
-
-LINEAR_SIZES = (256, 1024, 4096, 16384)
-LINEAR = Case(
-    name="gradient-linear",
-    title="The robust gradient of linear regression, n = 98,304, d = 50",
-    build=lambda quick: gradient_methods(
-        "linear",
-        98_304,
-        (1024,) if quick else LINEAR_SIZES,
-        threshold=1.0,
-        leave=NOT_QUICK if quick else (),
-    ),
-    yardstick=PLAIN,
-    targets=[
-        target
-        for method in ("Truncation", "Clipping")
-        for target in (
-            faster(method, 1, LINEAR_SIZES),
-            Target(method, [OPTAX], times_faster=1),
-        )
-    ],
-)
-
-
-def _batch_memory(quick):
-    del quick
-
-    def method(size):
-        def make():
-            loss_fn, params, batch = mlp(size, width=512)
-            grad = dpjax.robust_grad(loss_fn, Truncation(THRESHOLD))
-            return jax.jit(grad), (params, batch)
-
-        return Method(f"batch {size:,}", make)
-
-    return [method(256), method(4096)]
-
-
-BATCH_MEMORY = Case(
-    name="memory",
-    title="Memory at batch 4,096 beside batch 256",
-    build=_batch_memory,
-    yardstick="batch 256",
-    quick_peak=True,
-    targets=[
-        Target("batch 4,096", ["batch 256"], at_most=1.3, quantity=quantity)
-        for quantity in ("peak_bytes", "temporary_bytes")
-    ],
-)
 
 
 def _gpu_methods(model, batch_size, quick):
@@ -376,4 +193,4 @@ GPU_MODELS = [
         "gpt2": (64,),
     }.items()
     for batch_size in batch_sizes
-] + [_lengths_case("sequence-lengths-gpu", 2**16)]
+]

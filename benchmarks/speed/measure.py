@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ import jax
 from benchmarks.record import ROOT, Found
 from benchmarks.speed.case import Case, Method
 
-COMPILATION = "/jax/core/compile/backend_compile_duration"
 LEAST_TURN = 5e-3  # seconds that are timed in a turn, so that the clock is fine enough
 # Large blocks come from the system and go back when they are freed (glibc), so that a
 # call cannot live unseen on what compiling has left.
@@ -50,23 +49,8 @@ class Prepared(NamedTuple):
     method: Method
     call: Callable[[], Any]
     seconds: float
-    first_seconds: float
-    compilations: int
     compile_seconds: float | None = None
     temporary_bytes: int | None = None
-
-
-@cache
-def _compilations() -> list[str]:
-    """Returns the list to which JAX's event of a compilation is added from now on."""
-    events: list[str] = []
-
-    def note(event: str, *_: Any, **__: Any) -> None:
-        if event == COMPILATION:
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(note)
-    return events
 
 
 def _timed(call: Callable[[], Any]) -> float:
@@ -83,7 +67,6 @@ def prepare(method: Method) -> Prepared:
     jax.block_until_ready(
         [x for x in jax.tree.leaves(arguments) if hasattr(x, "shape")]
     )
-    events, before = _compilations(), len(_compilations())
     compile_seconds = temporary = None
     if isinstance(function, jax.stages.Wrapped):
         start = time.perf_counter()
@@ -93,13 +76,8 @@ def prepare(method: Method) -> Prepared:
         temporary = None if analysis is None else int(analysis.temp_size_in_bytes)
     call = partial(function, *arguments)
     first = _timed(call)
-    compilations = len(events) - before
-    seconds = _timed(call) if first < 5 * LONG or compilations else first
-    if compile_seconds is None and compilations:
-        compile_seconds = max(first - seconds, 0.0)
-    return Prepared(
-        method, call, seconds, first, compilations, compile_seconds, temporary
-    )
+    seconds = _timed(call) if first < 5 * LONG else first
+    return Prepared(method, call, seconds, compile_seconds, temporary)
 
 
 def take_turns(methods: Sequence[Prepared], effort: Effort) -> dict[str, list[float]]:
@@ -147,7 +125,7 @@ def run_case(case: Case, *, quick: bool, effort: Effort | None = None) -> Found:
         (case.name, one.method.name): _row(one, times[one.method.name])
         for one in prepared
     }
-    if case.quick_peak or (case.has_peak and not quick):
+    if case.has_peak and not quick:
         _add_peaks(case.name, [one.method.name for one in prepared], rows, quick)
     alone = [one for one in prepared if one.method.name == case.yardstick]
     seconds = None
@@ -159,31 +137,16 @@ def run_case(case: Case, *, quick: bool, effort: Effort | None = None) -> Found:
 def _row(one: Prepared, times: Sequence[float]) -> dict[str, Any]:
     method = one.method
     low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-    work = None
-    if method.work is not None:
-        least = method.work()
-        work = {
-            "bytes": least.count(least.bytes),
-            "operations": least.count(least.operations),
-            "resident_bytes": least.count(least.resident),
-            "bytes_formula": least.bytes,
-            "operations_formula": least.operations,
-            "sizes": dict(least.sizes),
-        }
     row = {
         "package": method.package,
         "seconds": statistics.median(times),
         "quartiles": [low, high],
         "repeats": len(times),
-        "compilations": one.compilations,
         "compile_seconds": one.compile_seconds,
         "temporary_bytes": one.temporary_bytes,
-        "work": work,
-        "count": method.count,
-        "series": method.series,
-        "x": method.x,
+        "moved_bytes": method.moved_bytes,
     }
-    return {name: value for name, value in row.items() if value not in (None, "")}
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _add_peaks(case: str, names: list[str], rows: dict[Any, Any], quick: bool) -> None:

@@ -10,19 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import dpjax
-
 
 def normal(rng, shape, scale=1.0):
     """Normal numbers, in float32; without a generator their shape alone."""
     if rng is None:
         return jax.ShapeDtypeStruct(shape, np.float32)
     return jnp.asarray(scale * rng.standard_normal(shape, np.float32))
-
-
-def heavy_tailed(rng, shape):
-    """Student's t with 3 degrees of freedom, in float32."""
-    return jnp.asarray(rng.standard_t(3, shape).astype(np.float32))
 
 
 def _images(rng, shape):
@@ -205,36 +198,6 @@ def transformer(batch_size, size=SMALL, *, rank=None, is_abstract=False):
     return loss_of_adapters, jax.tree.map(adapter, params["layers"]), tokens
 
 
-def recurrent(batch_size, num_gates, length=64, width=128):
-    """A layer on 64 vectors of 64 numbers: an LSTM (4 gates) or a GRU (3), and 10."""
-    rng = np.random.default_rng(0)
-    params = {
-        "x": normal(rng, (64, num_gates * width), 0.1),
-        "h": normal(rng, (width, num_gates * width), width**-0.5),
-        "b": jnp.zeros(num_gates * width),
-        "head": normal(rng, (width, 10), 0.1),
-    }
-
-    def step(params, state, x):
-        hidden, cell = state
-        x, h = x @ params["x"] + params["b"], hidden @ params["h"]
-        if num_gates == 3:
-            update, reset = jax.nn.sigmoid(x + h).reshape(3, width)[:2]
-            new = jnp.tanh(x[2 * width :] + reset * h[2 * width :])
-            return (update * hidden + (1 - update) * new, cell), None
-        enter, keep, leave, new = (x + h).reshape(4, width)
-        cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(enter) * jnp.tanh(new)
-        return (jax.nn.sigmoid(leave) * jnp.tanh(cell), cell), None
-
-    def loss_fn(params, example):
-        xs, label = example
-        start = jnp.zeros(width), jnp.zeros(width)
-        (hidden, _), _ = jax.lax.scan(partial(step, params), start, xs)
-        return cross_entropy(hidden @ params["head"], label)
-
-    return loss_fn, params, _images(rng, (batch_size, length, 64))
-
-
 def text_classifier(batch_size, vocabulary=5000, width=64, length=64):
     """The mean of 64 tokens' embeddings, of 5,000 by 64, and a dense layer of 2."""
     rng = np.random.default_rng(0)
@@ -278,14 +241,6 @@ def low_rank(batch_size, width=768, rank=8, num_classes=10):
     return loss_fn, params, batch
 
 
-def linear(batch_size, num_features=50):
-    """Linear regression, features and noise heavy-tailed."""
-    rng = np.random.default_rng(0)
-    features = heavy_tailed(rng, (batch_size, num_features))
-    targets = features[:, 0] + heavy_tailed(rng, (batch_size,))
-    return dpjax.losses.squared, jnp.zeros(num_features), (features, targets)
-
-
 MODELS = {
     "mlp": mlp,
     "small_convolutional": small_convolutional,
@@ -294,9 +249,6 @@ MODELS = {
     "low_rank_tokens": partial(transformer, rank=8),
     "decoder": partial(transformer, size=TEN_MILLION),
     "gpt2": partial(transformer, size=GPT2),
-    "lstm": partial(recurrent, num_gates=4),
-    "gru": partial(recurrent, num_gates=3),
     "text_classifier": text_classifier,
     "low_rank": low_rank,
-    "linear": linear,
 }

@@ -1,16 +1,14 @@
-"""The pages of speed, README.md and COST.md: no number of a run is typed in here."""
+"""The page of speed, README.md: no number of a run is typed in here."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks import page
-from benchmarks.page import duration, number, table
+from benchmarks.page import number, table
 from benchmarks.record import RESULTS, ROOT, read
-from benchmarks.speed import floor, plots
-from benchmarks.speed.case import Case, Measurement, Target, Verdict
+from benchmarks.speed.case import Case, Target, Verdict
 from benchmarks.speed.command import Results, results
 from benchmarks.speed.suites import SUITES
 
@@ -19,30 +17,17 @@ QUANTITIES = {
     "temporary_bytes": " in temporary memory, as the compiler states it",
     "peak_bytes": " in peak memory of a process",
     "compile_seconds": " to compile",
-    "compilations": " compiled programs",
     "copy_share": " of the bandwidth of a copy",
-}
-# File, cases, number, label of the axis; without a number, times along the axis.
-MILLISECONDS = (lambda one: 1e3 * one.seconds, "ms a call")
-MEBIBYTES = (lambda one: (one.peak_bytes or 0) / 2**20, "peak MiB beyond the data")
-FIGURES = {
-    "gradients": ("gradient-", *MILLISECONDS),
-    "memory": ("gradient-", *MEBIBYTES),
-    "batch-sizes": ("batch-sizes-", None, ""),
-    "estimators-and-solvers": (
-        ("estimators", "descent", "selection-", "frank-wolfe", "repetitions"),
-        *MILLISECONDS,
-    ),
 }
 
 
 def write(output: Path | None = None) -> list[Path]:
-    """Writes README.md, COST.md and their plots from the records, returns the files."""
+    """Writes README.md from the records, and returns it."""
     return write_from({suite: RESULTS / f"{suite}.json" for suite in SUITES}, output)
 
 
 def write_from(records: Mapping[str, Path], output: Path | None = None) -> list[Path]:
-    """Writes the pages of the records of suites, where they exist.
+    """Writes the page of the records of suites, where they exist.
 
     Raises:
         ValueError: where a record is broken, or there is none of the suite cpu.
@@ -54,27 +39,16 @@ def write_from(records: Mapping[str, Path], output: Path | None = None) -> list[
         if suite == "cpu" or path.exists()
     }
     path, cpu = records["cpu"], found["cpu"]
-    costs = [case for case in SUITES["cpu"] if case.is_cost]
-    others = [case for case in SUITES["cpu"] if not case.is_cost]
-    (output / "plots").mkdir(parents=True, exist_ok=True)
-    head = {"source": page.source(path), "machine": list(_machine(cpu))}
-    readme = head | {
+    output.mkdir(parents=True, exist_ok=True)
+    readme = {
+        "source": page.source(path),
+        "machine": list(_machine(cpu)),
         "turns": _turns(cpu),
         "targets": _targets(cpu, SUITES["cpu"]),
-        **{case.name: _case(case, cpu.get(case.name)) for case in others},
+        **{case.name: _case(case, cpu.get(case.name)) for case in SUITES["cpu"]},
         "gpu": NO_GPU if "gpu" not in found else _gpu(found["gpu"], records["gpu"]),
     }
-    cost = head | {
-        "speed": _speed(next(iter(cpu.values())).run["floor"]),
-        **{case.name: _cost(case, cpu.get(case.name)) for case in costs},
-    }
-    _draw(others, cpu, output / "plots")
-    plots.curves(output / "plots" / "cost.png", costs, cpu)
-    files = [
-        page.write("README.md", readme, output / "README.md"),
-        page.write("COST.md", cost, output / "COST.md"),
-    ]
-    return files + sorted((output / "plots").glob("*.png"))
+    return [page.write("README.md", readme, output / "README.md")]
 
 
 NO_GPU = (
@@ -142,19 +116,15 @@ def _claim(target: Target, verdict: Verdict | None) -> str:
         return (
             f"{target.method} reaches at least {_per_cent(target.at_least)}{quantity}"
         )
-    if not target.against:
-        return f"{target.method} has at most {target.at_most:g}{quantity}"
     return f"{target.method} takes at most {target.at_most:g} times {other}{quantity}"
 
 
 def _targets(found: Mapping[str, Results], cases: Sequence[Case]) -> list[str]:
     rows, counts = [], {"reached": 0, "missed": 0, "not measured": 0}
-    missed: dict[str, list[tuple[str, Target]]] = {}
     for case in cases:
         of_case = found.get(case.name)
         for target in case.targets:
             verdict = of_case and target.judge(of_case.methods, of_case.run["floor"])
-            claim = _claim(target, verdict)
             if verdict is None:
                 kind, measured, margin = "not measured", "", ""
             else:
@@ -162,82 +132,42 @@ def _targets(found: Mapping[str, Results], cases: Sequence[Case]) -> list[str]:
                 share = target.quantity == "copy_share"
                 measured = _per_cent(verdict.value) if share else number(verdict.value)
                 margin = f"{verdict.factor:.3g} times"
-            if kind == "missed":
-                missed.setdefault(case.name, []).append((claim, target))
             counts[kind] += 1
             mark = f"**{kind}**" if kind == "missed" else kind
+            claim = _claim(target, verdict)
             rows.append([case.name, claim, measured, mark, margin])
     summary = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
     header = ["case", "what is asked", "measured", "verdict", "within or beyond"]
-    parts = [page.capitalized(summary) + ".", table(header, rows)]
-    if missed:
-        reasons = [
-            f"* {case}: {'; '.join(claim for claim, _ in group)}."
-            + _least_times(found[case], [target for _, target in group])
-            for case, group in missed.items()
-        ]
-        parts += [
-            "Those that are missed; what binds stands with each case:",
-            "\n".join(reasons),
-        ]
-    return parts
+    return [page.capitalized(summary) + ".", table(header, rows)]
 
 
 def _per_cent(share: float) -> str:
     return f"{100 * share:.0f} per cent"
 
 
-def _least_times(found: Results, targets: Sequence[Target]) -> str:
-    text = ""
-    for name in dict.fromkeys(
-        target.method for target in targets if target.quantity == "seconds"
-    ):
-        one = found.find(name)
-        if one is None or one.work is None:
-            continue
-        least = floor.least(found.run["floor"], one.work)
-        text += (
-            f" The work of {name} takes {number(1e3 * least.seconds)} ms at least, "
-            f"where {least.binds} binds ({number(1e3 * least.memory_seconds)} ms of "
-            f"memory, {number(1e3 * least.arithmetic_seconds)} ms of arithmetic); "
-            f"measured are {number(1e3 * one.seconds)} ms, "
-            f"{number(one.seconds / least.seconds)} times that."
-        )
-    return text
-
-
 def _case(case: Case, results: Results | None) -> list[str]:
     if results is None:
         return ["Not part of this run."]
-    parts = []
-
-    def over_yardstick(one: Measurement) -> float | None:
-        bases = (other for other in results.methods if other.x == one.x)
-        base = next((b for b in bases if case.yardstick in (b.name, b.series)), None)
-        return one.seconds / base.seconds if base else None
-
-    columns: list[tuple[str, Callable[[Measurement], Any]]] = [
-        ("method", lambda one: one.name),
-        ("ms", lambda one: 1e3 * one.seconds),
-        ("quartiles", lambda one: " to ".join(number(1e3 * t) for t in one.quartiles)),
-        (f"times {case.yardstick}", over_yardstick),
-        (
-            f"a {case.unit}",
-            lambda one: duration(one.seconds / one.count) if one.count else None,
-        ),
-        ("temporary MiB", lambda one: _mebibytes(one.temporary_bytes)),
-        ("peak MiB", lambda one: _mebibytes(one.peak_bytes)),
-        ("compile s", lambda one: one.compile_seconds),
+    base = results.find(case.yardstick)
+    rows = [
+        [
+            one.name,
+            1e3 * one.seconds,
+            " to ".join(number(1e3 * t) for t in one.quartiles),
+            one.seconds / base.seconds if base else None,
+            _mebibytes(one.temporary_bytes),
+            _mebibytes(one.peak_bytes),
+            one.compile_seconds,
+        ]
+        for one in results.methods
     ]
-    if any(target.quantity == "compilations" for target in case.targets):
-        columns.append(("compiled programs", lambda one: one.compilations))
-    cells = [[read_cell(one) for _, read_cell in columns] for one in results.methods]
-    used = [i for i in range(len(columns)) if any(row[i] is not None for row in cells)]
-    rows = [[row[i] for i in used] for row in cells]
+    header = ["method", "ms", "quartiles", f"times {case.yardstick}"]
+    header += ["temporary MiB", "peak MiB", "compile s"]
+    used = [i for i in range(len(header)) if any(row[i] is not None for row in rows)]
+    parts = ["Nothing was measured."]
     if rows:
-        parts.append(table([columns[i][0] for i in used], rows))
-    else:
-        parts.append("Nothing was measured.")
+        cells = ([row[i] for i in used] for row in rows)
+        parts = [table([header[i] for i in used], cells)]
     if results.left_out:
         reasons = "; ".join(f"{name} ({why})" for name, why in results.left_out.items())
         parts.append(f"Left out: {reasons}.")
@@ -246,53 +176,3 @@ def _case(case: Case, results: Results | None) -> list[str]:
 
 def _mebibytes(count: int | None) -> float | None:
     return None if count is None else count / 2**20
-
-
-def _draw(cases: Sequence[Case], found: Mapping[str, Results], folder: Path) -> None:
-    for name, (prefixes, value, label) in FIGURES.items():
-        own = [case for case in cases if case.name.startswith(prefixes)]
-        if value is None:
-            plots.curves(folder / f"{name}.png", own, found)
-        else:
-            plots.compare(folder / f"{name}.png", own, found, value, label)
-
-
-def _speed(speed: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            f"passes over {copy['bytes'] / 2**20:,.0f} MiB",
-            f"{number(copy['bytes_per_second'] / 1e9)} GB/s",
-        ]
-        for copy in speed["copies"]
-    ]
-    rate = number(speed["operations_per_second"] / 1e9)
-    rows.append(["float32 matrix product", f"{rate} billion operations/s"])
-    call = number(1e6 * speed["call_seconds"])
-    rows.append(["a call that does nothing", f"{call} µs"])
-    return table(["the machine's own speed", ""], rows)
-
-
-def _cost(case: Case, found: Results | None) -> Iterator[str]:
-    methods = found.methods if found is not None else ()
-    if found is None or not methods:
-        yield "Nothing was measured."
-        return
-    work = methods[0].work or {}
-    constants = {one.series: one.work["sizes"].get("c") for one in methods if one.work}
-    values = ", ".join(f"{c} for {name}" for name, c in constants.items())
-    text = (
-        f"Bytes: `{work['bytes_formula']}`. "
-        f"Operations: `{work['operations_formula']}`, where c is {values}"
-    )
-    per_sample = {one.work["sizes"].get("f") for one in methods if one.work} - {None}
-    if len(per_sample) == 1:
-        text += f", and f is {number(per_sample.pop())}"
-    yield text + "."
-    rows = []
-    for one in methods:
-        least = floor.least(found.run["floor"], one.work or {})
-        times = 1e3 * one.seconds, 1e3 * least.seconds, least.binds
-        rows.append([one.series, f"{one.x:,}", *times, one.seconds / least.seconds])
-    rows.sort(key=lambda row: list(constants).index(row[0]))
-    header = ["method", case.axis, "ms", "least ms", "what binds", "times the least"]
-    yield table(header, rows)

@@ -246,16 +246,3 @@ def _numpy_mlp(params, features, labels, threshold):
         total["b1"] += truncate(delta)
         total["b2"] += truncate(error)
     return {name: x / len(labels) for name, x in total.items()}
-
-
-def numpy_linear(_, params, batch, *, threshold):
-    """Truncation of the gradients of linear regression, all of them at once."""
-    params = np.array(params)
-    features, targets = (np.array(x) for x in batch)
-
-    def grad():
-        grads = features * (features @ params - targets)[:, None]
-        grads[np.abs(grads) > threshold] = 0
-        return grads.mean(axis=0)
-
-    return grad, ()
