@@ -104,7 +104,8 @@ def names_of(X: Any) -> list[Any]:
         ValueError: If two have one name.
     """
     if columns_of(X) is None:
-        return list(range(np.shape(X)[1] if np.ndim(X) == 2 else 0))
+        array = np.asarray(X)
+        return list(range(array.shape[1] if array.ndim == 2 else 0))
     names = [*getattr(X, "column_names", X.columns)]
     rule = "of columns of distinct names"
     _validate.require(len({*names}) == len(names), "X", names, rule)
