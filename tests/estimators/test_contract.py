@@ -26,6 +26,7 @@ pytestmark = pytest.mark.optimized
 
 BOUNDED = registry.bounded_estimators(1.5)
 ALL = {"Mean": Mean(), **BOUNDED}
+WITH_TRIMMED = ALL | {"TrimmedMean": TrimmedMean(0.1, lower=-1, upper=1)}
 LEAST = "Truncation"  # compiles least
 COSTLY = {"MedianOfMeans, of truncation", "MedianOfMeans, one group"}  # to compile
 # Of an infinity their influence takes its limit; of the others it is zero.
@@ -240,7 +241,7 @@ def test_infinities_take_the_limit_where_there_is_one():
         np.testing.assert_allclose(found[name], expected, rtol=1e-6)
 
 
-@each(ALL)
+@each(WITH_TRIMMED)
 def test_an_estimator_is_a_pytree(estimator):
     for copy in [
         jax.tree.map(lambda leaf: leaf, estimator),
@@ -262,7 +263,7 @@ def test_an_estimator_is_a_pytree(estimator):
     assert all(path.split(".")[-1] in repr(estimator) for path in paths)
 
 
-@each(ALL | {"TrimmedMean": TrimmedMean(lower=-1, upper=1, trim_fraction=0.1)})
+@each(WITH_TRIMMED)
 def test_arrays_of_outside_are_numbers_inside_jit(estimator):
     arrays, n = jax.tree.map(jnp.float32, estimator), jnp.int32(11)
     is_bounded = getattr(estimator, "limit", None) is not None

@@ -1,7 +1,6 @@
 """The trimmed mean: its smooth sensitivity against fuzz, brute force and rounding."""
 
 import functools
-import pickle
 
 import jax
 import jax.numpy as jnp
@@ -372,9 +371,3 @@ def test_bad_bound_and_traced_smoothness():
     estimator = TrimmedMean(0.1, -1.0, 1.0)
     with pytest.raises(ValueError, match="smoothness must be one concrete number"):
         jax.jit(lambda t: estimator.smooth_sensitivity(jnp.zeros(9), t))(0.1)
-
-
-def test_repr_and_pickle():
-    estimator = TrimmedMean(0.1, -1.0, 1.0)
-    assert pickle.loads(pickle.dumps(estimator)) == estimator
-    assert repr(estimator).startswith("TrimmedMean(trim_fraction=0.1, lower=-1.0, ")

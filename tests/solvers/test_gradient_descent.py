@@ -273,16 +273,6 @@ def test_numbers_of_a_schedule_are_traced():
     assert (params[0] != params[1]).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("microbatch_size", [1, 7, 1000])
-def test_microbatch_size_changes_rounding_only(microbatch_size):
-    data = jax.random.t(jax.random.key(2), 2.0, (100, 3))
-    executions = [Execution(microbatch_size=x) for x in (None, microbatch_size)]
-    results = [descend(params=jnp.zeros(3), data=data, execution=x) for x in executions]
-    first, second = (solution.params for solution in results)
-    np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-6)
-
-
 def test_pytrees_and_half_precision():
     def loss_fn(params, example):
         prediction = jnp.dot(example["x"], params["w"]) + params["b"]

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+import scipy.stats
 
 from tests import registry
 
@@ -132,6 +133,26 @@ def test_vmap_over_runs(name):
     chex.assert_trees_all_close(
         mapped(np.arange(3), stacked), single, rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("privatize", "privatize, adaptive", "privatize, trimmed mean"),
+        *("dp_sgd", "add_gaussian_noise"),
+    ],
+)
+def test_each_update_draws_anew(name):
+    shape = (NUM_ROWS, 1000) if name in registry.OF_SAMPLES else (1000,)
+    transform, draws = TRANSFORMS[name](jax.random.key(1)), []
+    state = transform.init(jnp.zeros(1000))
+    for _ in range(3):
+        noise, state = transform.update(jnp.zeros(shape), state, jnp.zeros(1000))
+        assert len(np.unique(noise)) > 990
+        draws.append(noise)
+    # Ranks of independent draws have a correlation of stddev 1 / sqrt(1000).
+    ranks = scipy.stats.spearmanr(np.stack(draws, axis=1)).statistic
+    assert np.abs(ranks - np.eye(3)).max() < 5 / np.sqrt(1000)
 
 
 def assert_continues(name, restored, state):

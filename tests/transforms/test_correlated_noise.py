@@ -51,24 +51,6 @@ def test_it_is_independent_noise_of_the_same_keys(name):
         )
 
 
-@each
-def test_covariance_over_steps(name):
-    # Of 40,000 coordinates: each entry of C^-1 C^-T within six standard errors, which
-    # is a false alarm once in 1e7.
-    size = 40_000
-    stddev = 3.0 * Winsorization(1.0).sensitivity(4, size).l2
-    run = jax.jit(released, static_argnums=0)
-    x = run(STRATEGIES[name], jax.random.key(2), jnp.zeros(size)) / stddev
-    found = np.asarray(x, np.float64) @ np.asarray(x, np.float64).T / size
-    inverse = np.linalg.inv(STRATEGIES[name].matrix())
-    expected = inverse @ inverse.T
-    variances = np.diag(expected)
-    error = np.sqrt((expected**2 + np.outer(variances, variances)) / size)
-    assert (np.abs(found - expected) < 6 * error).all()
-    # The test tells it from independent noise.
-    assert (np.abs(np.eye(T) - expected) > 12 * error).any()
-
-
 def test_half_precision_parameters(key):
     params = jnp.zeros((2, 2), jnp.bfloat16)
     transform = privatize(

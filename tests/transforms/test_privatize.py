@@ -134,20 +134,6 @@ def test_a_mask_is_of_a_batch_that_was_sampled(key):
     np.testing.assert_allclose(noise[0] / plain, sampled.l2 / full.l2, rtol=1e-5)
 
 
-def test_each_update_draws_anew(key):
-    transform = privatize(Truncation(1.0), noise_multiplier=1.0, key=key)
-    grads = jnp.zeros((4, 1000))
-    state, draws = transform.init(grads[0]), []
-    for _ in range(3):
-        noise, state = transform.update(grads, state)
-        draws.append(np.asarray(noise))
-    for i in range(3):
-        for j in range(i):
-            correlation = np.corrcoef(draws[i], draws[j])[0, 1]
-            # Normal(0, 1 / 1000) for independent draws.
-            assert abs(correlation) < scipy.stats.norm.isf(5e-7) / math.sqrt(1000)
-
-
 def test_reuse_of_a_state_is_caught(key):
     transform = privatize(Truncation(1.0), noise_multiplier=1.0, key=key)
     grads = jnp.zeros((4, 2))
