@@ -266,10 +266,10 @@ def test_memory_does_not_grow_with_the_batch(estimator):
 
     # Samples are never written out, however costly the influence is. One block, as up
     # to 64 rows are, needs its sum, activations and finite inputs; several need digits
-    # too, and then no more for many.
+    # too, one more only for 16 times as many.
     one_gradient = 4 * (784 * 256 + 256 * 10)
     few, block, several, many, most = (
-        temporary_bytes(n) for n in (16, 64, 4096, 16384, 65536)
+        temporary_bytes(n) for n in (16, 64, 4096, 8192, 16384)
     )
     assert few < 0.2 * one_gradient
     assert block < 1.8 * one_gradient
