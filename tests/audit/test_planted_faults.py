@@ -66,7 +66,12 @@ def turned(values):
 def privatized(grads, key, multiplier, relation=REPLACE_ONE):
     """A private mean of gradients that are clipped to norm 1."""
     transform = transforms.privatize(
-        Clipping(1.0), noise_multiplier=multiplier, key=key, relation=relation
+        Clipping(1.0),
+        noise_multiplier=multiplier,
+        key=key,
+        normalize_by=len(grads),
+        relation=relation,
+        sampled=False,
     )
     return transform.update(grads, transform.init(None))[0]
 
@@ -332,7 +337,8 @@ def means_near_one():
             relation=ADD_OR_REMOVE_ONE,
         )
         is_padding_example = jnp.arange(ones.size) >= num
-        return transform.measure(ones, None, is_padding_example=is_padding_example)
+        state = transform.init(None)
+        return transform.measure(ones, state, is_padding_example=is_padding_example)
 
     return measure(ones.size), measure(ones.size - 1)
 
