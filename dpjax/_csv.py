@@ -48,7 +48,7 @@ _TOTALS = re.compile(
 
 
 class Survey(NamedTuple):
-    """How the lines of a file look. No guarantee covers these counts.
+    """Counts of odd lines of a file, which no guarantee covers.
 
     Attributes:
         records: number of records.

@@ -26,7 +26,7 @@ _SEPARATORS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ".": r"\.", ",": ","}
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat:
-    """How a text file writes records and numbers.
+    """Describes how a text file writes records and numbers.
 
     Args:
         quoted: whether cells in quotes may have line ends (RFC 4180).
@@ -72,7 +72,7 @@ class TextFormat:
 
     @property
     def has_plain_numbers(self) -> bool:
-        """Whether numbers are written as in Python."""
+        """Returns whether numbers are written as in Python."""
         return (self.decimal, self.thousands, self.currency) == (".", None, None)
 
     def plain(self, cells: Any) -> Any:

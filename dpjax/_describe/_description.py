@@ -107,7 +107,7 @@ class Description:
 
     @property
     def size(self) -> str:
-        """How many records, or units, the table has, in words."""
+        """Names the number of records, or units, of the table."""
         if self.unit is None:
             return f"n = {self.num_samples:,}"
         number = self.num_samples // self.records_per_unit
@@ -115,7 +115,7 @@ class Description:
 
     @property
     def reading(self) -> str:
-        """How to read the numbers, in words."""
+        """Says in words how to read the numbers."""
         counted = (
             ""
             if self.unit is None

@@ -41,7 +41,7 @@ class NormBounded(Estimator):
 
     @property
     def needs_leaves(self) -> bool:
-        """Whether `bound_fn` needs single leaves: then leaves are not stacked."""
+        """Returns whether `bound_fn` needs single leaves, which are not stacked."""
         return False
 
     @property
