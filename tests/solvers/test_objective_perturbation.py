@@ -189,6 +189,16 @@ def test_budget_is_split_as_stated():
     assert (solution.privacy.epsilon, solution.privacy.delta) == (1.0, 1e-6)
 
 
+def test_a_record_without_a_label_has_no_weight():
+    features, labels = DATA["normal"]
+    is_missing = np.arange(len(labels)) % 3 == 0
+    without = np.where(is_missing[:, None], 0.0, features).astype(np.float32)
+    expected = dp_objective_perturbation(without, labels, **settings()).params
+    known = np.where(is_missing, np.nan, labels).astype(np.float32)
+    params = dp_objective_perturbation(features, known, **settings()).params
+    np.testing.assert_allclose(params, expected, atol=1e-6)
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_no_row_is_longer_than_one(dtype):
@@ -227,7 +237,7 @@ def test_no_row_is_longer_than_one(dtype):
     ("yes", "no", "dtype"),
     [
         (True, False, bool),
-        (7.5, math.nan, np.float64),
+        (7.5, -2.5, np.float64),
         (math.inf, -math.inf, np.float32),
         (200, 0, np.uint8),
     ],
