@@ -11,7 +11,7 @@ import jax
 import jaxlib
 import pytest
 
-collect_ignore = ["processes/worker.py"]  # a program, not a module
+collect_ignore = ["nightly/processes/worker.py"]  # a program, not a module
 
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -20,18 +20,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # The two workers keep the cores busy: to compile parts of a program side by side costs
 # time, here an eighth, and gives the same program.
 WHOLE = "--xla_cpu_parallel_codegen_split_count=1"
-DEVICES = "--xla_force_host_platform_device_count=8"  # in XLA_FLAGS
-IN_CI = os.environ.get("CI") == "true"
 COUNTED = {"at": 0.0}  # when memory mappings were counted: see `few_programs`
-LONG = {"slow", "audit", "coverage", "figures"}  # not in the default run
-# Files of some minutes, which run first: no worker begins one while others are done.
-FIRST = [
-    *("tests/sklearn/test_checks.py", "tests/estimators/test_contract.py"),
-    *("tests/estimators/test_sensitivity.py", "tests/replay/test_sklearn.py"),
-    *("tests/replay/test_commands.py", "tests/replay/test_solvers.py"),
-    *("tests/test_processes.py", "tests/test_docs.py", "tests/test_docs_examples.py"),
-    *("tests/test_docs_commands.py", "tests/test_notebooks.py"),
-]
+LONG = {"slow", "audit", "coverage", "figures", "devices"}  # for `--all-cases`
+UNIT = Path(__file__).parent / "unit"
 
 
 # A source distribution holds the library and its tests alone. Files about pages, and
@@ -72,41 +63,37 @@ def pytest_collect_file(file_path):
     return found
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items):
-    """Marks as slow what `quick` leaves out, and all that needs several devices.
-
-    Long files come first, so that the workers are done at about the same time.
-    """
-    few_cases_of_each(items)
-    items.sort(key=lambda item: item.nodeid.partition("::")[0] not in FIRST)
-    for item in items:
-        needed = item.get_closest_marker("devices")
-        if needed and not LONG & {mark.name for mark in item.iter_markers()}:
-            item.add_marker(pytest.mark.slow)  # the default run has one device
-        # CI sets them for its slow tests, and must not skip.
-        if needed and jax.device_count() < needed.args[0] and not IN_CI:
-            reason = f"needs {needed.args[0]} devices: XLA_FLAGS={DEVICES}"
-            item.add_marker(pytest.mark.skip(reason=reason))
+def pytest_addoption(parser):
+    parser.addoption(
+        "--all-cases", action="store_true", help="run the cases that `quick` leaves out"
+    )
 
 
-def few_cases_of_each(items):
-    """Marks as slow all but a few cases of a test with `quick`.
+def pytest_collection_modifyitems(config, items):
+    """Leaves out all but a few cases of a test with `quick`, without `--all-cases`.
 
     The few lie evenly over the list. Every test begins at another place of it, so that
     the tests of a layer, run over one list, together meet every member.
     """
+    if config.getoption("--all-cases"):
+        return
     cases = defaultdict(list)
+    left_out = {
+        item
+        for item in items
+        if UNIT in item.path.parents
+        and LONG & {mark.name for mark in item.iter_markers()}
+    }
     for item in items:
         quick = item.get_closest_marker("quick")
-        if quick and not LONG & {mark.name for mark in item.iter_markers()}:
+        if quick and item not in left_out:
             cases[item.parent.nodeid, item.originalname, *quick.args].append(item)
     for (_, name, count), among in cases.items():
         start = zlib.crc32(name.encode())
-        kept = {(start + i * len(among) // count) % len(among) for i in range(count)}
-        for i, item in enumerate(among):
-            if i not in kept:
-                item.add_marker(pytest.mark.slow)
+        few = {(start + i * len(among) // count) % len(among) for i in range(count)}
+        left_out.update(item for i, item in enumerate(among) if i not in few)
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish():
@@ -123,8 +110,12 @@ def pytest_collection_finish():
 def pytest_configure(config):
     keep_compiled_programs()
     add_flag(WHOLE)
-    if not IN_CI and "not slow" in config.option.markexpr:
-        compile_quickly()
+    paths = [Path(path.partition("::")[0]).absolute() for path in config.args]
+    # XLA ends the process where it does not know a flag.
+    if jaxlib.version.__version_info__ < (0, 11) and all(
+        path == UNIT or UNIT in path.parents for path in paths
+    ):
+        add_flag("--xla_cpu_use_fusion_emitters=false")
 
 
 def keep_compiled_programs():
@@ -143,18 +134,6 @@ def keep_compiled_programs():
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 
-def compile_quickly():
-    """Compiles programs for the CPU in half the time, which is most of the default run.
-
-    They are not optimized, and not those that users run: CI, runs by other marks, and
-    files marked as `optimized` compile as users do.
-    """
-    jax.config.update("jax_disable_most_optimizations", True)
-    # XLA ends the process where it does not know a flag.
-    if jaxlib.version.__version_info__ < (0, 11):
-        add_flag("--xla_cpu_use_fusion_emitters=false")
-
-
 def add_flag(flag):
     flags = os.environ.get("XLA_FLAGS", "")
     if flag not in flags:  # workers find those of the first process
@@ -163,30 +142,23 @@ def add_flag(flag):
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_of_a_module(request):
-    """Drops compiled programs module by module, and optimizes them where that matters.
+    """Drops compiled programs module by module, and optimizes them outside `unit`.
 
-    See `few_programs` and `compile_quickly`.
+    Programs for the CPU that are not optimized compile in half the time, which is most
+    of the time of unit tests. They are not those that users run: the other tests
+    compile as users do.
     """
-    as_set = jax.config.read("jax_disable_most_optimizations")
-    if request.node.get_closest_marker("optimized"):
-        jax.config.update("jax_disable_most_optimizations", False)
-    elif type(request.node).__name__ == "DoctestModule":  # tested elsewhere as well
-        jax.config.update("jax_disable_most_optimizations", True)
+    is_unit = UNIT in request.path.parents
+    is_unit = is_unit and not request.node.get_closest_marker("optimized")
+    jax.config.update("jax_disable_most_optimizations", is_unit)
     yield
-    jax.config.update("jax_disable_most_optimizations", as_set)
     jax.clear_caches()
 
 
 @pytest.fixture(scope="module")
 def compiled_quickly(programs_of_a_module):
-    """For files that test words, files and contracts: not optimized in CI either.
-
-    The numbers of the same programs are tested elsewhere.
-    """
-    as_set = jax.config.read("jax_disable_most_optimizations")
+    """For files outside `unit` that test what is shown and which keys are used."""
     jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", as_set)
 
 
 @pytest.fixture(autouse=True)

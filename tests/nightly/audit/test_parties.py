@@ -1,0 +1,279 @@
+"""Attacks on sums over parties: what noise is left, and how far a record moves them.
+
+Colluders know their own shares and subtract them; parties drop. What is left is read
+from the iterates, and compared with the stddev that the guarantee rests on.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import losses
+from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Winsorization
+from dpjax.mechanisms import discrete_gaussian, gaussian
+from dpjax.parties import SecureSum, run_parties
+from dpjax.solvers import (
+    Execution,
+    _multiparty_gradient_descent,
+    dp_multiparty_gradient_descent,
+    dp_multiparty_objective_perturbation,
+)
+from tests.privacy.replay.test_parties import Recorded
+
+FALSE_ALARM_IN_ERRORS = 5  # standard errors, two-sided: 6e-7
+
+
+def sums_without_colluders(
+    num_parties, colluders, dropouts, drops, size, num_steps, max_colluding=None
+):
+    """Iterates of parties without a gradient, less what the colluders have added.
+
+    As many collude as are admitted, unless that is said. Returns the residual noise of
+    each sum, an array (num_steps, size), and the stats.
+    """
+
+    max_colluding = len(colluders) if max_colluding is None else max_colluding
+
+    def party_fn(transport):
+        iterates = [np.zeros(size)]
+        solution = dp_multiparty_gradient_descent(
+            losses.squared,
+            jnp.zeros(size),
+            (jnp.zeros((2, size)), jnp.zeros(2)),
+            secure_sum=SecureSum(
+                Recorded(transport, [], drops.get(transport.party)),
+                max_colluding=max_colluding,
+                max_dropouts=dropouts,
+                test_only_random_bytes=np.random.default_rng(transport.party).bytes,
+            ),
+            epsilon=1.0,
+            delta=1e-5,
+            estimator=Clipping(1.0),
+            learning_rate=1.0,
+            num_steps=num_steps,
+            execution=Execution(
+                callback=lambda _, params: iterates.append(np.asarray(params, float))
+            ),
+        )
+        return np.array(iterates), solution.stats
+
+    iterates, stats = run_parties(party_fn, num_parties)[0]
+    noise = _multiparty_gradient_descent._Noise.calibrated(
+        Clipping(1.0),
+        [2] * num_parties,
+        num_params=size,
+        num_shares=num_parties - max_colluding - dropouts,
+        num_releases=num_steps + dropouts,
+        epsilon=1.0,
+        delta=1e-5,
+    )
+    assert noise.stddev == stats["stddev"]
+    # Exchanges: keys, numbers of records, and then a vector an attempt.
+    ends = {party: start - 2 for party, start in drops.items()}
+    live = [
+        [party for party in range(num_parties) if ends.get(party, np.inf) > step]
+        for step in range(num_steps)
+    ]
+    sums = -np.diff(iterates, axis=0) * np.array([2 * len(x) for x in live])[:, None]
+    for party in colluders:
+        source = np.random.default_rng(party).bytes
+        source(32)  # the secret key of the masks
+        shares = []
+        failed = set(ends.values())
+        for step in range(num_steps):
+            draws = 2 if step in failed else 1  # the failed attempt has its own
+            for _ in range(draws):
+                share = discrete_gaussian(
+                    (size,), stddev=noise.share, random_bytes=source
+                )
+            shares.append(noise.grid.to_reals(share))
+        sums = sums - np.array(shares)
+    return sums, stats
+
+
+def check_residual(num_parties, colluders, dropouts, drops, size, num_steps):
+    residual, stats = sums_without_colluders(
+        num_parties, colluders, dropouts, drops, size, num_steps
+    )
+    last = max([start - 2 for start in drops.values()], default=0)
+    left = residual[last:]  # after all have dropped
+    ratio = np.sqrt(np.mean(left**2)) / stats["stddev"]
+    error = FALSE_ALARM_IN_ERRORS / np.sqrt(2 * left.size)
+    expected = np.sqrt(
+        (num_parties - len(colluders) - len(drops))
+        / (num_parties - len(colluders) - dropouts)
+    )
+    assert ratio == pytest.approx(expected, abs=error)
+    assert stats["num_live"] == num_parties - len(drops)
+    return ratio, error
+
+
+def test_colluders_and_dropouts_leave_the_noise_that_is_stated():
+    # Worst: every admitted party colludes or drops, and the ratio is 1.
+    ratio, error = check_residual(5, [1, 3], 1, {4: 4}, size=400, num_steps=12)
+    assert ratio >= 1 - error
+    # A party that need not have dropped adds to what is stated.
+    check_residual(4, [2], 1, {}, size=400, num_steps=8)
+
+
+def test_a_colluder_more_than_is_admitted_finds_less_noise():
+    # The measure has power: two of four collude where one is admitted.
+    residual, stats = sums_without_colluders(4, [0, 2], 0, {}, 400, 8, max_colluding=1)
+    ratio = np.sqrt(np.mean(residual**2)) / stats["stddev"]
+    error = FALSE_ALARM_IN_ERRORS / np.sqrt(2 * residual.size)
+    assert ratio == pytest.approx(np.sqrt(2 / 3), abs=error)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("num_parties", [2, 3, 4, 6])
+def test_every_admitted_number_of_colluders_and_dropouts(num_parties):
+    for num_colluders in range(num_parties):
+        for dropouts in range(num_parties - num_colluders):
+            drops = {num_parties - 1 - i: 3 + i for i in range(dropouts)}
+            colluders = list(range(num_colluders))
+            check_residual(num_parties, colluders, dropouts, drops, 500, 20)
+
+
+EXTREMES = (0.0, 1.0, -1.0, 1e-30, 1e20, 1e38, -1e38, np.inf, -np.inf, np.nan)
+ESTIMATORS = {
+    "clipping": Clipping(1.0),
+    "large clipping": Clipping(1e6),
+    "winsorization": Winsorization(0.3),
+    "smoothed truncation": SmoothedTruncation(2.0),
+    "median of means": MedianOfMeans(Winsorization(1.0), 3),
+}
+
+
+def farthest_move(estimator, rng, num_cases):
+    """The largest measured / stated move of a sum, in exact integers, over records."""
+    worst = 0.0
+    for _ in range(num_cases):
+        size, d = int(rng.choice([3, 7, 40])), int(rng.choice([1, 2, 9]))
+        noise = _multiparty_gradient_descent._Noise.calibrated(
+            estimator,
+            [size, 3],
+            num_params=d,
+            num_shares=1,
+            num_releases=1,
+            epsilon=1.0,
+            delta=1e-5,
+        )
+        method = _multiparty_gradient_descent._Method(
+            linear, None, None, _multiparty_gradient_descent.Descent(None, False)
+        )
+
+        def integers(rows, method=method, noise=noise, size=size, d=d):
+            mean = _multiparty_gradient_descent._mean_grad(
+                method, jnp.zeros(d), rows, estimator
+            )
+            return noise.grid.to_integers(
+                size * _multiparty_gradient_descent._to_vector(mean)
+            )
+
+        for _ in range(8):
+            rows = rng.choice(EXTREMES, (size, d)).astype(np.float32)
+            if rng.random() < 0.5:
+                rows = (
+                    rng.standard_cauchy((size, d)) * 10.0 ** rng.integers(-3, 8)
+                ).astype(np.float32)
+            other = rows.copy()
+            other[-1] = rng.choice([-rows[-1], rng.choice(EXTREMES, d)])
+            moved = np.linalg.norm((integers(rows) - integers(other)).astype(float))
+            stated = noise.l2_sensitivity / noise.grid.step
+            assert np.abs(integers(rows)).max() <= 2**52
+            worst = max(worst, moved / stated)
+    return worst
+
+
+def linear(params, row):
+    """A loss whose gradient is the record, whatever it holds."""
+    return jnp.sum(params * row)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("num_cases", "least"), [(3, 0), pytest.param(60, 0.5, marks=pytest.mark.audit)]
+)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name, num_cases, least):
+    worst = farthest_move(ESTIMATORS[name], np.random.default_rng(2), num_cases)
+    assert least < worst <= 1
+
+
+def test_one_party_of_nan_and_infinities_harms_no_other():
+    rows = np.full((3, 4, 2), 0.25, np.float32)
+    rows[1] = [[np.nan, np.nan], [np.inf, -np.inf], [1e38, -1e38], [np.nan, 1e38]]
+
+    def party_fn(transport):
+        return dp_multiparty_gradient_descent(
+            linear,
+            jnp.zeros(2),
+            rows[transport.party],
+            secure_sum=SecureSum(transport),
+            epsilon=1e6,
+            delta=1e-5,
+            estimator=Winsorization(1.0),
+            learning_rate=1.0,
+            num_steps=1,
+        ).params
+
+    # 8 records of 1/4, and of party 1: NaN 0, ±inf ±1, ±1e38 ±1, (NaN, 1e38) (0, 1).
+    expected = -np.array([8 / 4 + 1 + 1, 8 / 4 - 1 - 1 + 1]) / 12
+    for params in run_parties(party_fn, 3):
+        np.testing.assert_allclose(params, expected, atol=2e-3)
+
+
+def residual_of_objective(num_parties, num_colluders, num_runs, d=32):
+    """Noise left in the minimiser after colluders subtract their shares, in stddevs."""
+    left = []
+    for run in range(num_runs):
+
+        def party_fn(transport, run=run):
+            return dp_multiparty_objective_perturbation(
+                np.zeros((2, d), np.float32),
+                np.ones(2, np.float32),
+                secure_sum=SecureSum(
+                    transport,
+                    max_colluding=num_colluders,
+                    test_only_random_bytes=source_of(run, transport.party),
+                ),
+                epsilon=1.0,
+                delta=1e-5,
+                regularization=1.0,
+            )
+
+        solution = run_parties(party_fn, num_parties)[0]
+        stats = solution.stats
+        convexity = stats["regularization"] * stats["num_samples"]
+        eta = -convexity * np.asarray(solution.params, float)
+        share_stddev = stats["stddev"] / np.sqrt(num_parties - num_colluders)
+        for party in range(num_colluders):
+            source = source_of(run, party)
+            source(32)  # the secret key of the masks
+            words = jnp.asarray(np.frombuffer(source(8), np.uint32))
+            with jax.enable_x64(True):
+                key = jax.random.wrap_key_data(words, impl="threefry2x32")
+                zeros = jnp.zeros(d, jnp.float64)
+                eta = eta - np.asarray(gaussian(key, zeros, stddev=share_stddev))
+        left.append(eta / stats["stddev"])
+    return np.array(left)
+
+
+def source_of(run, party):
+    return np.random.default_rng([run, party]).bytes
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("num_colluders", "num_runs"),
+    [
+        (2, 12),
+        pytest.param(0, 80, marks=pytest.mark.audit),
+        pytest.param(1, 80, marks=pytest.mark.audit),
+    ],
+)
+def test_shares_of_a_perturbed_objective_leave_what_is_stated(num_colluders, num_runs):
+    left = residual_of_objective(3, num_colluders, num_runs)
+    ratio = np.sqrt(np.mean(left**2))
+    assert ratio == pytest.approx(1, abs=FALSE_ALARM_IN_ERRORS / np.sqrt(2 * left.size))

@@ -1,0 +1,246 @@
+"""Rows over eight devices: the mean and the sensitivity of one device."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from dpjax import ADD_OR_REMOVE_ONE
+from dpjax.estimators import Clipping, TrimmedMean, Winsorization
+from dpjax.gradients import robust_grad
+from tests import registry
+from tests.nightly.sharding._devices import (
+    BATCH,
+    ESTIMATORS,
+    PARAMS,
+    N,
+    ambient,
+    assert_close,
+    assert_equal,
+    auto,
+    collectives,
+    dealt,
+    found,
+    grads_of,
+    loss_fn,
+    manual,
+    mean_of_one_device,
+    mesh_of,
+    normal,
+    sizes,
+)
+
+SETTINGS = {
+    "auto": auto,
+    "ambient": ambient,
+    "manual": manual,
+    "unchecked": partial(manual, check_vma=False),
+}
+# Every estimator in one setting: `test_neighbors` has every setting.
+PAIRS = [("auto", name) for name in ESTIMATORS] + [("ambient", "Clipping")]
+PAIRS += [("manual", "median-19"), ("unchecked", "median-3"), ("manual", "trimmed")]
+PAIRS += [("manual", "SmoothedTruncation, beta 50")]
+
+
+def loss_with_aux(params, example):
+    return loss_fn(params, example), {"y": example["y"]}
+
+
+@pytest.mark.parametrize(("setting", "name"), PAIRS)
+def test_the_mean_is_that_of_one_device(setting, name):
+    run = SETTINGS[setting](grads_of(ESTIMATORS[name]), mesh_of(8))
+    assert_close(run(PARAMS, BATCH), mean_of_one_device(name))
+
+
+@pytest.mark.parametrize(("count", "setting"), [(1, auto), (2, auto), (4, manual)])
+def test_any_number_of_devices(count, setting):
+    run = setting(grads_of(ESTIMATORS["median-3"]), mesh_of(count))
+    assert_close(run(PARAMS, BATCH), mean_of_one_device("median-3"))
+
+
+def test_over_two_axes():
+    mesh = jax.make_mesh((2, 4), ("hosts", "chips"), axis_types=(AxisType.Auto,) * 2)
+    batch = dealt(BATCH, mesh, P(("hosts", "chips")))
+    # At hand, an array tells; traced, it must be said.
+    found = robust_grad(loss_fn, ESTIMATORS["Clipping"])(PARAMS, batch)
+    assert_close(found, mean_of_one_device("Clipping"))
+    median = ESTIMATORS["median-19"]
+    grad_fn = robust_grad(loss_fn, median, axis_name=("hosts", "chips"))
+    assert_close(jax.jit(grad_fn)(PARAMS, batch), mean_of_one_device("median-19"))
+
+
+@pytest.mark.parametrize("name", ["Clipping", "median-19", "trimmed"])
+def test_nothing_with_as_many_rows_travels(name):
+    estimator = ESTIMATORS[name]
+    batch = dealt(BATCH, mesh_of(8))
+    grad_fn = jax.jit(robust_grad(loss_fn, estimator, axis_name="records"))
+    moved = collectives(grad_fn.lower(PARAMS, batch).compile().as_text())
+    assert moved
+    assert {kind for kind, _ in moved} == {"all-reduce"}
+    groups = getattr(estimator, "num_groups", 1)
+    for _, shapes in moved:
+        # Digits, two or three of each leaf; or the counts of the trimmed mean.
+        assert max(sizes(shapes)) <= 48 * groups
+    if not isinstance(estimator, TrimmedMean):
+        assert sum(sum(sizes(s)) for _, s in moved) <= 3 * 56 * groups
+
+
+def test_what_travels_is_seen():
+    rows = dealt(normal(17, N, 6), mesh_of(8))
+    text = jax.jit(lambda x: jnp.sort(x, axis=0)).lower(rows).compile().as_text()
+    moved = collectives(text)
+    assert any(kind == "all-gather" and max(sizes(s)) >= 48 for kind, s in moved)
+
+
+@pytest.mark.parametrize("setting", [found, manual])
+def test_masks_divisors_values_and_aux(setting):
+    mask = jnp.arange(N) % 3 == 0
+    rows = (BATCH, mask)
+    options = {"normalize_by": 53, "return_values": True, "has_aux": True}
+
+    def run(params, rows, axis_name=None):
+        grad_fn = robust_grad(
+            loss_with_aux, Clipping(0.8), axis_name=axis_name, **options
+        )
+        grads, (values, aux) = grad_fn(params, *rows)
+        return grads, values, aux
+
+    expected = jax.jit(run)(PARAMS, rows)
+    if setting is manual:
+        mapped = jax.shard_map(
+            partial(run, axis_name="records"),
+            mesh=mesh_of(8),
+            in_specs=(P(), P("records")),
+            out_specs=(P(), P("records"), P("records")),
+        )
+        result = jax.jit(mapped)(PARAMS, rows)
+    else:
+        result = setting(run, mesh_of(8))(PARAMS, rows)
+    assert_close(result[0], expected[0])
+    # Losses are up to 40, where numbers are 4e-6 apart.
+    np.testing.assert_allclose(result[1], expected[1], rtol=5e-7)
+    np.testing.assert_array_equal(result[2]["y"], BATCH["y"])
+    assert result[1].sharding.is_equivalent_to(dealt(mask, mesh_of(8)).sharding, 1)
+
+
+def test_uneven_rows_are_padded():
+    rows = jax.tree.map(lambda x: x[:75], BATCH)
+    expected = robust_grad(loss_fn, Clipping(0.8))(PARAMS, rows)
+    padded = jax.tree.map(
+        lambda x: np.concatenate([x, np.full((5, *x.shape[1:]), np.nan)]), rows
+    )
+    padded = jax.tree.map(lambda x: x.astype(np.float32), padded)
+    is_padding = np.arange(N) >= 75
+    grad_fn = robust_grad(loss_fn, Clipping(0.8), normalize_by=75)
+    batch, mask = dealt((padded, is_padding), mesh_of(8))
+    assert_close(grad_fn(PARAMS, batch, mask), expected)
+    with (
+        jax.set_mesh(mesh_of(8)),
+        pytest.raises(ValueError, match="75 rows fall evenly, not 8 devices"),
+    ):
+        robust_grad(loss_fn, Clipping(0.8), axis_name="records")(PARAMS, rows)
+
+
+def test_half_precision():
+    rows = normal(5, N, 7).astype(jnp.bfloat16)
+    mesh = mesh_of(8)
+    estimator = Clipping(0.8)
+    assert_close(estimator(dealt(rows, mesh)), estimator(rows), atol=1e-6)
+    params, batch = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (PARAMS, BATCH))
+    grads = auto(grads_of(estimator), mesh)(params, batch)
+    # Two programs may round single gradients differently, by 2^-8 of themselves.
+    expected = jax.jit(robust_grad(loss_fn, estimator))(params, batch)
+    assert_close(grads, expected, atol=2e-2)
+
+
+def test_sums_are_exact_on_all_devices_together():
+    # Blocks are of one device, and add exactly: their order changes no bit.
+    rows = normal(6, 64 * 80, 5) * 10.0 ** normal(7, 64 * 80, 1)
+    mesh = mesh_of(8)
+    for estimator in (Winsorization(3.0), Clipping(1.0)):
+        mean = jax.jit(partial(estimator, axis_name="records"))
+        first = mean(dealt(rows, mesh))
+        for shift in (1, 3, 4):
+            moved = jnp.roll(rows, shift * 64 * 10, axis=0)
+            assert_equal(mean(dealt(moved, mesh)), first)
+
+
+# ---------------------------------------------------------------- sensitivity
+
+ROBUST = registry.bounded_estimators(1.2)
+
+
+def changes(first, second):
+    gap = np.asarray(first, np.float64) - np.asarray(second, np.float64)
+    assert np.isfinite(gap).all()
+    flat = np.abs(gap).reshape(-1, gap.shape[-1])
+    return flat.sum(axis=1).max(), np.sqrt((flat**2).sum(axis=1)).max(), flat.max()
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_replaced_record_on_any_device_stays_within_the_sensitivity(name):
+    estimator, n, d = ROBUST[name], 72, 3
+    limit = np.float32(estimator.limit)
+    above, below = np.nextafter(limit, np.float32([np.inf, 0]))
+    values = [limit, -limit, below, -above, 0, 1e-45, 1e15, -1e15, -1e19, 3e19, 1e38]
+    values = np.float32([*values, -np.inf, np.nan])
+    rows = np.repeat(values[:, None], d, axis=1)
+    rows = np.concatenate([rows, rows * np.float32([1, -1, -1])])
+    groups = np.array_split(np.arange(n), getattr(estimator, "num_groups", 1))
+    signs = [np.full(len(g), (-1) ** i) for i, g in enumerate(groups)]
+    signs = np.concatenate(signs).astype(np.float32)[:, None]
+    mesh = mesh_of(8)
+
+    def mean(samples, mask):
+        if name != "Clipping":
+            return estimator(samples, mask, axis_name="records")
+        mapped = jax.shard_map(
+            partial(estimator, axis_name="records"),
+            mesh=mesh,
+            in_specs=(P("records"), P("records")),
+            out_specs=P(),
+        )
+        return mapped(samples, mask)
+
+    @jax.jit
+    def attack(base, where):
+        samples = jnp.asarray(signs) * base[None]
+        none = jnp.zeros(n, bool)
+        replaced = jax.vmap(lambda row: mean(samples.at[where].set(row), none))(rows)
+        return mean(samples, none), mean(samples, jnp.arange(n) == where), replaced
+
+    stated = np.asarray(estimator.sensitivity(n, d))
+    masked = np.asarray(estimator.sensitivity(n, d, ADD_OR_REMOVE_ONE))
+    largest = np.zeros(3)
+    with jax.set_mesh(mesh):
+        for where in (0, 8, 40, n - 1):
+            for base in rows[[0, 1, 8, 9]]:
+                kept, removed, replaced = attack(base, where)
+                gaps = np.asarray(replaced)[:, None] - np.asarray(replaced)
+                found = changes(gaps, np.zeros(d))
+                assert (found <= stated).all()
+                assert (changes(kept, removed) <= masked).all()
+                largest = np.maximum(largest, found)
+    # The attack means something: a sensitivity that is halved would be seen.
+    if len(groups) % 2:  # else the mean of two middle groups moves by half of one's
+        assert (largest[1:] > 0.51 * stated[1:]).all()
+
+
+@pytest.mark.parametrize("value", [(1, -1, 1), (0.125, -1, -1 / 32)])
+def test_a_million_rows(value):
+    n, half = 2**20, 2**19
+    estimator = Winsorization(1.0)
+    up, down, tail = value
+    base = np.full((n, 1), tail, np.float32)
+    base[:half] = 1
+    mean = jax.jit(partial(estimator, axis_name="records"))
+    stated = estimator.sensitivity(n, 1).linf
+    for where in (half, n - 1):
+        first, second = base.copy(), base.copy()
+        first[where], second[where] = up, down
+        pair = (mean(dealt(x, mesh_of(8))) for x in (first, second))
+        assert changes(*pair)[2] <= stated

@@ -1,0 +1,407 @@
+"""One record moves what is computed on several devices by the sensitivity, at most.
+
+Every function of gradients and means, under every way to deal rows out: it keeps to the
+bound, or it is refused.
+"""
+
+import functools
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import dpjax
+from dpjax.estimators import Clipping, MedianOfMeans, TrimmedMean, Winsorization
+from dpjax.gradients import (
+    _loss,
+    _robust,
+    by_user,
+    per_sample_grad,
+    robust_grad,
+    streamed_grad,
+)
+from dpjax.gradients._users import UserRecords
+from dpjax.gradients.factored import _grad
+from dpjax.transforms import accumulate, aggregate, dp_sgd, privatize
+from tests import registry
+from tests.nightly.sharding._devices import normal
+
+N, DEVICES = 16, 4
+if jax.device_count() < DEVICES:  # meshes stand below
+    reason = "needs 4 devices: XLA_FLAGS=--xla_force_host_platform_device_count=8"
+    pytest.skip(reason, allow_module_level=True)
+PARAMS = {"w": jnp.zeros((3, 4)), "b": jnp.zeros(4)}
+SIZE = 16
+BATCH = {"x": normal(0, N, 3), "y": normal(1, N, 4)}
+CLIPPING, WINSORIZATION = Clipping(1.0), Winsorization(0.5)
+MEDIAN, TRIMMED = MedianOfMeans(CLIPPING, 3), TrimmedMean(0.25, -1.0, 1.0)
+
+
+def loss_fn(params, example):
+    return (example["x"] @ params["w"] + params["b"]) @ example["y"]
+
+
+def stream(params, batch):
+    return streamed_grad(loss_fn)(params, batch)
+
+
+def mean_of(make_grads, estimator, n=N):
+    def mean(params, batch, axis_name):
+        grads = make_grads(params, batch)
+        return estimator(grads, normalize_by=n, axis_name=axis_name)
+
+    return mean
+
+
+def grad_of(estimator=CLIPPING, **options):
+    def grad(params, batch, axis_name):
+        grad_fn = robust_grad(
+            loss_fn, estimator, normalize_by=N, axis_name=axis_name, **options
+        )
+        return grad_fn(params, batch)
+
+    return grad
+
+
+def grad_of_users(params, batch, axis_name):
+    is_record = jnp.ones_like(batch["x"][:, :1], bool)
+    records = UserRecords(jax.tree.map(lambda x: x[:, None], batch), is_record)
+    return grad_of()(params, records, axis_name)
+
+
+def update_of(optimizer_fn, num_pieces=1):
+    """Returns the update of an optimizer without noise, of gradients in pieces."""
+
+    def update(params, batch, axis_name):
+        optimizer = optimizer_fn(axis_name)
+        state = optimizer.init(params)
+        for i in range(num_pieces):
+            piece = jax.tree.map(lambda x, i=i: x[i::num_pieces], batch)
+            updates, state = optimizer.update(stream(params, piece), state, params)
+        return updates
+
+    return update
+
+
+def private(axis_name, **options):
+    options = {"noise_multiplier": 0.0, "normalize_by": N} | options
+    return privatize(CLIPPING, key=jax.random.key(0), axis_name=axis_name, **options)
+
+
+# A function, and the estimator whose sensitivity for N records bounds it.
+SUMS = {
+    "robust_grad": (grad_of(), CLIPPING),
+    "written out": (grad_of(factored=False), CLIPPING),
+    "by coordinate": (grad_of(WINSORIZATION), WINSORIZATION),
+    "users": (grad_of_users, CLIPPING),
+    "per_sample_grad": (mean_of(per_sample_grad(loss_fn), CLIPPING), CLIPPING),
+    "streamed_grad": (mean_of(stream, WINSORIZATION), WINSORIZATION),
+    "aggregate": (
+        update_of(lambda a: aggregate(CLIPPING, normalize_by=N, axis_name=a)),
+        CLIPPING,
+    ),
+}
+# Of all rows that they have, which are a device's where no axes are named.
+MEANS = {
+    "median": (mean_of(stream, MEDIAN, None), MEDIAN),
+    "trimmed": (mean_of(stream, TRIMMED, None), TRIMMED),
+}
+# These add noise from one key.
+NOISY = {
+    "privatize": (update_of(private), CLIPPING),
+    "dp_sgd": (
+        update_of(
+            lambda a: dp_sgd(
+                1.0,
+                CLIPPING,
+                noise_multiplier=0.0,
+                key=jax.random.key(0),
+                normalize_by=N,
+                axis_name=a,
+            )
+        ),
+        CLIPPING,
+    ),
+    "accumulate": (
+        update_of(lambda a: accumulate(private(a), num_pieces=2), 2),
+        CLIPPING,
+    ),
+}
+
+
+def run_all(functions, params, batch, axis_name=None):
+    return {name: f(params, batch, axis_name) for name, (f, _) in functions.items()}
+
+
+def mesh_of(kinds=(AxisType.Auto,), names=("records",)):
+    shape = (DEVICES,) if len(names) == 1 else (2, DEVICES // 2)
+    devices = jax.devices()[:DEVICES]
+    return jax.make_mesh(shape, names, axis_types=kinds, devices=devices)
+
+
+def jitted(kind, axis_name):
+    place = NamedSharding(mesh_of((kind,)), P("records"))
+
+    def made(function):
+        run = jax.jit(partial(function, axis_name=axis_name))
+        return lambda params, batch: run(params, jax.device_put(batch, place))
+
+    return made
+
+
+def summed(function, axes):
+    """Returns the sum of what devices compute of their own rows."""
+
+    def by_hand(params, batch):
+        return jax.lax.psum(function(params, batch, axis_name=None), axes)
+
+    return by_hand
+
+
+def mapped(check_vma, *, is_named):
+    def made(function):
+        named = partial(function, axis_name="records")
+        run = jax.shard_map(
+            named if is_named else summed(function, "records"),
+            mesh=mesh_of(),
+            in_specs=(P(), P("records")),
+            out_specs=P(),
+            check_vma=check_vma,
+        )
+        return jax.jit(run)
+
+    return made
+
+
+def by_pmap(*, is_named):
+    def made(function):
+        named = partial(function, axis_name="records")
+        run = jax.pmap(
+            named if is_named else summed(function, "records"),
+            axis_name="records",
+            in_axes=(None, 0),
+            devices=jax.devices()[:DEVICES],
+        )
+
+        def first(params, batch):
+            rows = jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
+            return jax.tree.map(lambda x: x[0], run(params, rows))
+
+        return first
+
+    return made
+
+
+def half_mapped(*, is_named):
+    """One axis is Manual, and rows are dealt out over another one, too."""
+    mesh = mesh_of((AxisType.Auto,) * 2, ("hosts", "chips"))
+    place = NamedSharding(mesh, P(("hosts", "chips")))
+
+    def made(function):
+        named = partial(function, axis_name="hosts")
+        run = jax.shard_map(
+            named if is_named else summed(function, "hosts"),
+            mesh=mesh,
+            in_specs=(P(), P("hosts")),
+            out_specs=P(),
+            axis_names={"hosts"},
+        )
+        run = jax.jit(run)
+        return lambda params, batch: run(params, jax.device_put(batch, place))
+
+    return made
+
+
+WHOLE = {
+    "auto": jitted(AxisType.Auto, None),
+    "auto, named": jitted(AxisType.Auto, "records"),
+    "explicit": jitted(AxisType.Explicit, None),
+    "explicit, named": jitted(AxisType.Explicit, "records"),
+    "shard_map": mapped(True, is_named=True),
+    "shard_map, unchecked": mapped(False, is_named=True),
+    "pmap": by_pmap(is_named=True),
+    "half a shard_map": half_mapped(is_named=True),
+}
+BY_HAND = {
+    "shard_map": mapped(True, is_named=False),
+    "shard_map, unchecked": mapped(False, is_named=False),
+    "pmap": by_pmap(is_named=False),
+    "half a shard_map": half_mapped(is_named=False),
+}
+CASES = [(f"{name}, whole", x, SUMS | MEANS | NOISY, N) for name, x in WHOLE.items()]
+CASES += [(f"{name}, by hand", x, SUMS, N) for name, x in BY_HAND.items()]
+CASES += [("shard_map, means", BY_HAND["shard_map"], MEANS, N // DEVICES)]
+ATTACKS = [
+    {"x": BATCH["x"].at[where].set(value), "y": BATCH["y"]}
+    for where in (0, 6, N - 1)
+    for value in (1e3, -1e3, np.nan)
+]
+
+
+@functools.cache
+def on_one_device():
+    run = jax.jit(partial(run_all, SUMS | MEANS | NOISY))
+    return [run(PARAMS, batch) for batch in ATTACKS]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda x: x[0])
+def test_a_record_moves_the_result_by_the_sensitivity_at_most(case):
+    _, setting, functions, n = case
+    run = setting(partial(run_all, functions))
+    means = [run(PARAMS, batch) for batch in ATTACKS]
+    for name, (_, estimator) in functions.items():
+        results = [jax.flatten_util.ravel_pytree(x[name])[0] for x in means]
+        results = np.float64(results).reshape(3, 3, SIZE)  # three values of a record
+        moved = np.linalg.norm(results - results[:, [1, 2, 0]], axis=-1).max()
+        bound = estimator.sensitivity(n, SIZE).l2
+        # A private mean counts in its noise what pieces add to it.
+        assert moved <= bound * (1.001 if name == "accumulate" else 1), name
+        assert moved > 0.3 * bound or estimator is TRIMMED, name
+    if n == N:
+        expected = [{name: x[name] for name in functions} for x in on_one_device()]
+        chex.assert_trees_all_close(means, expected, atol=1e-6)
+
+
+def test_gradients_of_several_records_would_be_seen(monkeypatch):
+    case = next(case for case in CASES if case[0] == "shard_map, by hand")
+    for module in (_robust, _grad):
+        monkeypatch.setattr(module, "varying_with", lambda tree, _: tree)
+    with pytest.raises(ValueError, match="without collectives"):
+        test_a_record_moves_the_result_by_the_sensitivity_at_most(case)
+    monkeypatch.setattr(_loss, "refuse_collectives", lambda program: None)
+    with pytest.raises(AssertionError, match="robust_grad"):
+        test_a_record_moves_the_result_by_the_sensitivity_at_most(case)
+
+
+def trained(params, batch, axis_name):
+    run = dpjax.PrivateTraining(
+        loss_fn, num_samples=N // DEVICES, epsilon=8.0, delta=1e-5, num_steps=1
+    )
+    state = run.init(params, jax.random.key(0))
+    return run.step(state, batch, axis_name=axis_name)[0].params
+
+
+def scored(params, batch, axis_name):
+    del axis_name
+    score = dpjax.tuning.clipped_loss(loss_fn, batch, limit=1.0, epsilon=1.0, delta=0.0)
+    return score.fn(params, jax.random.key(0))
+
+
+def solved(solver):
+    """Returns the params of a solver of the registry."""
+
+    def params_of(params, batch, axis_name):
+        del params, axis_name
+        data = batch["x"], batch["y"][:, 0]
+        return solver(data, jax.random.key(0), 0).params
+
+    return params_of
+
+
+def users_by_id(params, batch, axis_name):
+    ids = jnp.arange(len(batch["x"]))
+    return grad_of(user_ids=ids, num_users=N)(params, batch, axis_name)
+
+
+def users_laid_out(params, batch, axis_name):
+    del params, axis_name
+    ids = jnp.arange(len(batch["x"]))
+    users = by_user(batch, ids, num_users=N, records_per_user=1)
+    return users.records
+
+
+def grad_of_loss(reads_others):
+    """Returns the mean gradient of a loss that reads the records of other devices."""
+
+    def loss(params, example):
+        return reads_others(loss_fn(params, example), params, example)
+
+    def grad(params, batch, axis_name):
+        del axis_name
+        return CLIPPING(streamed_grad(loss)(params, batch), normalize_by=N)
+
+    return grad
+
+
+def by_constant(value, params, example):
+    """JAX sums a derivative by what is the same on all devices, over them."""
+    slope = jax.grad(lambda c: loss_fn(params, {**example, "y": c * example["y"]}))
+    return value + slope(jnp.ones(4)).sum()
+
+
+FORGOTTEN = {name: f for name, (f, _) in NOISY.items()}
+FORGOTTEN |= {"PrivateTraining": trained, "clipped_loss": scored}
+FORGOTTEN |= {name: solved(solver) for name, solver in registry.SOLVERS.items()}
+REFUSED = {name: (f, "key must be one for each") for name, f in FORGOTTEN.items()}
+REFUSED |= {
+    "user_ids": (users_by_id, "user_ids must be of a batch on one device"),
+    "by_user": (users_laid_out, "records must be those of all devices"),
+    "psum": (
+        grad_of_loss(lambda value, *_: jnp.square(jax.lax.pmean(value, "records"))),
+        "loss_fn must be the loss of one example.*psum",
+    ),
+    "ppermute": (
+        grad_of_loss(
+            lambda x, *_: x + jax.lax.ppermute(x, "records", [(0, 1), (1, 0)])
+        ),
+        "loss_fn must be the loss of one example.*ppermute",
+    ),
+}
+
+
+@pytest.mark.parametrize("setting", ["shard_map", "shard_map, unchecked", "pmap"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_mix_devices_is_refused(name, setting):
+    function, reason = REFUSED[name]
+    with pytest.raises(ValueError, match=reason):
+        BY_HAND[setting](function)(PARAMS, BATCH)
+
+
+def test_a_derivative_that_jax_sums_over_devices_is_refused():
+    with pytest.raises(ValueError, match="closes over and that is the same"):
+        BY_HAND["shard_map"](grad_of_loss(by_constant))(PARAMS, BATCH)
+
+
+def test_records_that_all_devices_have_are_refused():
+    def loss(params, example):  # as dropout, by a number of each device
+        return loss_fn(params, example["batch"]) * example["drop"]
+
+    def run(params, batch, drop):
+        batch = {"batch": batch, "drop": drop}
+        return robust_grad(loss, CLIPPING, axis_name="records")(params, batch)
+
+    specs = (P(), P(), P("records"))
+    mapped = jax.shard_map(run, mesh=mesh_of(), in_specs=specs, out_specs=P())
+    with pytest.raises(ValueError, match="would count several times"):
+        jax.jit(mapped)(PARAMS, BATCH, jnp.ones(DEVICES * N))
+
+
+def test_a_mask_may_be_the_same_on_all_devices():
+    def run(params, batch):
+        grads = streamed_grad(loss_fn)(params, batch, jnp.zeros(N // DEVICES, bool))
+        return CLIPPING(grads, normalize_by=N, axis_name="records")
+
+    specs = (P(), P("records"))
+    mapped = jax.shard_map(run, mesh=mesh_of(), in_specs=specs, out_specs=P())
+    expected = grad_of()(PARAMS, BATCH, None)
+    chex.assert_trees_all_close(jax.jit(mapped)(PARAMS, BATCH), expected, atol=1e-6)
+
+
+def test_a_model_for_each_device_has_gradients_of_its_own():
+    params = jax.tree.map(lambda x: normal(2, DEVICES, *x.shape), PARAMS)
+    stiff = lambda w, example: jnp.square(loss_fn(w, example))  # noqa: E731
+
+    def run(params, batch):
+        own = jax.tree.map(lambda x: x[0], params)
+        return jax.tree.map(lambda x: x[None], robust_grad(stiff, CLIPPING)(own, batch))
+
+    mapped = jax.shard_map(
+        run, mesh=mesh_of(), in_specs=(P("records"), P()), out_specs=P("records")
+    )
+    expected = jax.vmap(robust_grad(stiff, CLIPPING), (0, None))(params, BATCH)
+    chex.assert_trees_all_close(jax.jit(mapped)(params, BATCH), expected, atol=1e-6)

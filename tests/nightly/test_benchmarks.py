@@ -1,0 +1,355 @@
+"""The benchmark suite: fair methods, targets judged right, records that are whole."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import record
+from benchmarks.__main__ import main
+from benchmarks.page import number
+from benchmarks.record import Record
+from benchmarks.speed import floor, measure, page, peers
+from benchmarks.speed.case import Case, Measurement, Method, Target
+from benchmarks.speed.command import results
+from benchmarks.speed.models import MODELS
+from benchmarks.speed.suites import CASES, SUITES
+from dpjax import estimators, robust_grad
+from tests.unit.test_layers import imports_of
+
+ROOT = Path(__file__).parents[2]
+SPEED = {
+    "copies": [
+        {"bytes": 100.0, "bytes_per_second": 1000.0},
+        {"bytes": 200.0, "bytes_per_second": 10.0},
+    ]
+}
+RUN = {
+    "processor": "a processor",
+    "cores": 2,
+    "memory_bytes": 2**34,
+    "accelerator": None,
+    "system": "Linux",
+    "python": "3.11.7",
+    "versions": {"dpjax": "0.1.0", "opacus": None},
+    "commit": "",
+    "started": "2026-11-20T12:30:45",
+    "is_quick": False,
+    "floor": SPEED,
+}
+
+
+def row(seconds=1.0, **others):
+    others = {"package": "dpjax", "repeats": 3} | others
+    return {"seconds": seconds, "quartiles": [seconds, seconds], "run": 0, **others}
+
+
+def measurement(name, seconds=1.0, **others):
+    fields = row(seconds, **others)
+    return Measurement(name, **{k: v for k, v in fields.items() if k != "run"})
+
+
+def made_up(**changes):
+    """A record of every case of the suite, all methods at made-up times."""
+    rows = {}
+    for case in SUITES["cpu"]:
+        asked = {target.method for target in case.targets}
+        asked |= {name for target in case.targets for name in target.against}
+        for name in sorted(asked):
+            rows[case.name, name] = row(peak_bytes=2**20)
+        rows[case.name, "Opacus, hooks"] = {"left_out": "not installed", "run": 0}
+    facts = {case.name: {"alone_seconds": 0.8} for case in SUITES["cpu"]}
+    return Record(({**RUN, **changes},), facts, rows)
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "is_reached", "factor"),
+    [
+        (Target("a", ["b"], at_most=0.6), 0.5, True, 1.2),
+        (Target("b", ["a"], at_most=1.5), 2.0, False, 4 / 3),
+        (Target("b", ["a"], at_most=2), 2.0, True, 1.0),
+        (Target("a", ["b"], times_faster=2), 2.0, True, 1.0),
+        (Target("a", ["b"], times_faster=10), 2.0, False, 5.0),
+        (Target("a", ["b", "c", "absent"], times_faster=1), 1.25, True, 1.25),
+        (Target("a", ["b"], at_most=2, quantity="peak_bytes"), 4.0, False, 2.0),
+        # 100 bytes in a second, where the largest copy moves 10 a second.
+        (Target("a", at_least=0.6, quantity="copy_share"), 10.0, True, 10 / 0.6),
+        (Target("c", at_least=0.6, quantity="copy_share"), 8.0, True, 8 / 0.6),
+    ],
+)
+def test_targets_are_judged_by_their_ratio(target, value, is_reached, factor):
+    methods = [
+        measurement("a", 1.0, peak_bytes=8, moved_bytes=100),
+        measurement("b", 2.0, peak_bytes=2),
+        measurement("c", 1.25, moved_bytes=100),
+    ]
+    verdict = target.judge(methods, SPEED)
+    assert verdict is not None
+    assert verdict.value == pytest.approx(value)
+    assert verdict.is_reached is is_reached
+    assert verdict.factor == pytest.approx(factor)
+    others = [name for name in target.against if name != "absent"]
+    seconds = {one.name: one.seconds for one in methods}
+    best = min(others, key=seconds.__getitem__, default="")
+    assert verdict.other == best
+
+
+def test_a_target_without_its_numbers_is_not_judged():
+    for target in (
+        Target("absent", ["a"], at_most=1),
+        Target("a", ["absent"], at_most=1),
+        Target("a", ["a"], at_most=1, quantity="peak_bytes"),
+        Target("a", at_least=1, quantity="copy_share"),
+    ):
+        assert target.judge([measurement("a")], SPEED) is None
+        assert target.judge([], SPEED) is None
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [{}, {"at_most": 1, "times_faster": 2}, {"at_most": 0}, {"at_most": 1}],
+)
+def test_a_target_has_one_bound(bounds):
+    with pytest.raises(ValueError, match=r"bound|compares"):
+        Target("a", **bounds)
+
+
+def test_no_import_goes_round_in_a_circle():
+    known, below = {}, {}
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        known[".".join(parts).removesuffix(".__init__")] = path
+    for name, path in known.items():
+        targets = {target for _, target in imports_of(ast.parse(path.read_text()))}
+        targets |= {target.rpartition(".")[0] for target in targets}
+        below[name] = targets & known.keys() - {"benchmarks"}
+    while below:
+        free = [name for name, targets in below.items() if not targets & below.keys()]
+        assert free, f"a circle among {sorted(below)}"
+        for name in free:
+            del below[name]
+
+
+def test_targets_name_methods_of_their_case():
+    for case in CASES.values():
+        if case.targets:
+            names = {method.name for method in case.build(False)}
+            for target in case.targets:
+                assert {target.method, *target.against} <= names
+
+
+@pytest.fixture
+def cpu(tmp_path):
+    path = tmp_path / "cpu.json"
+    record.write(made_up(), path)
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]  # nothing else
+    return path
+
+
+def test_a_record_comes_back_as_it_was_written(cpu):
+    assert record.read(cpu) == made_up()
+    found = results(made_up())["gradient-mlp"]
+    assert found.find("Clipping").seconds == 1.0
+    assert found.left_out == {"Opacus, hooks": "not installed"}
+    assert found.alone_seconds == 0.8
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: text.replace('"format": 2', '"format": 1'),
+        lambda text: text.replace('"run": 0', '"run": 7', 1),
+        lambda text: text.replace('"cores"', '"scores"'),
+        lambda text: text.replace('"copies"', '"copy"'),
+        lambda text: text.replace('"repeats"', '"heats"', 1),
+        lambda text: text.replace('"seconds": 1.0', '"seconds": NaN', 1),
+        lambda text: text.replace('"seconds": 1.0', '"seconds": -1.0', 1),
+        lambda text: text.replace('"seconds": 1.0', '"seconds": "1"', 1),
+        lambda text: text.replace("2026-11-20", "yesterday"),
+    ],
+)
+def test_a_broken_record_is_refused(cpu, change):
+    text = cpu.read_text()
+    assert change(text) != text
+    cpu.write_text(change(text))
+    with pytest.raises(ValueError, match=r"not a record|not of a suite"):
+        page.write_from({"cpu": cpu}, cpu.parent / "pages")
+    assert not (cpu.parent / "pages").exists()
+
+
+def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(OSError, match=r"record .* could not be written to"):
+        record.write(made_up(), file / "cpu.json")
+
+    def fail(*_, **__):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="no space left"):
+        record.write(made_up(), tmp_path / "cpu.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_page_is_written_from_a_record(cpu):
+    records = {"cpu": cpu, "gpu": cpu.parent / "gpu.json"}
+    (path,) = page.write_from(records, cpu.parent)
+    readme = path.read_text()
+    assert "`cpu.json`" in readme  # no link to what is not in the repository
+    assert "2 cores of a processor, no accelerator" in readme
+    assert "opacus not installed" in readme
+    assert "There is no recorded run of it yet" in readme
+    assert "Left out: Opacus, hooks (not installed)" in readme
+    assert "its time in turns is 1.25 to 1.25 times that alone" in readme
+    # All times are alike, so that nothing is twice as fast, and 1.5 times is held.
+    asked = "| gradient-mlp | Clipping takes at most 1.5 times plain gradient | 1 | "
+    assert f"{asked}reached | 1.5 " in readme
+    assert "| 1 | **missed** | 10 times |" in readme
+    assert "Quick" not in readme
+    (text,) = page._machine(results(made_up(is_quick=True)))
+    assert "**Quick: data are smaller than headings say" in text
+    for case in SUITES["cpu"]:
+        assert f"## {case.title}\n" in readme
+
+
+def test_a_run_replaces_its_cases(cpu, monkeypatch):
+    monkeypatch.setattr(floor, "measure", lambda quick: SPEED)
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    name = "gradient-decoder"
+    found = {(name, "Clipping"): row(5.0)}, {name: {"alone_seconds": None}}
+    monkeypatch.setattr(measure, "run_case", lambda case, quick: found)
+    main(["run", "--quick", "--case", name, "--out", str(cpu)])
+    after = results(record.read(cpu))
+    assert after[name].find("Clipping").seconds == 5.0
+    assert record.read(cpu).runs[-1]["is_quick"]
+    assert not after["gradient-mlp"].run["is_quick"]
+    assert after["gradient-mlp"] == results(made_up())["gradient-mlp"]
+
+
+def test_numbers_have_three_digits():
+    numbers = (0.0, 1.0, 0.012345, 99.96, 999.4, 999.6, 12345.0, -2e6)
+    shown = ("0", "1", "0.0123", "100", "999", "1,000", "12,300", "-2,000,000")
+    assert tuple(map(number, numbers)) == shown
+
+
+def test_a_case_runs_and_leaves_out_what_fails():
+    x = np.ones((64, 4), np.float32)
+
+    def broken():
+        raise RuntimeError("out of memory\nand more")
+
+    case = Case(
+        name="small",
+        title="small",
+        yardstick="ours",
+        build=lambda quick: [
+            Method(
+                "ours",
+                lambda: (jax.jit(estimators.Truncation(1.0)), (x,)),
+                moved_bytes=1024,
+            ),
+            Method("NumPy", lambda: (x.mean, (0,)), "numpy"),
+            Method("peer", lambda: (x.mean, (0,)), "no_such_package"),
+            Method("broken", broken),
+        ],
+    )
+    rows, facts = measure.run_case(case, quick=True, effort=measure.Effort(0.1, 4, 4))
+    rows = {place: {**one, "run": 0} for place, one in rows.items()}
+    found = results(Record((RUN,), facts, rows))["small"]
+    assert found.left_out == {
+        "peer": "ModuleNotFoundError: no_such_package is not installed",
+        "broken": "RuntimeError: out of memory",
+    }
+    ours, host = found.methods
+    assert (ours.name, host.name) == ("ours", "NumPy")
+    for one in (ours, host):
+        assert one.repeats == 4
+        assert 0 < one.quartiles[0] <= one.seconds <= one.quartiles[1]
+    assert found.alone_seconds > 0
+    assert ours.compile_seconds > 0
+    assert ours.moved_bytes == 1024
+    assert host.compile_seconds is host.temporary_bytes is None
+
+
+def sorted_leaves(tree):
+    """All numbers of a gradient in order, whatever shapes and places they have."""
+    leaves = [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(tree)]
+    return np.sort(np.concatenate(leaves))
+
+
+def result_of(made):
+    function, arguments = made
+    return sorted_leaves(function(*arguments))
+
+
+def gradient_of(setting, estimator):
+    loss_fn, params, batch = setting
+    robust = jax.jit(robust_grad(loss_fn, estimator))
+    return sorted_leaves(robust(params, batch))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("model", ["mlp", "small_convolutional"])
+def test_the_peers_compute_our_gradient(model):
+    setting = MODELS[model](4)
+    clipped = gradient_of(setting, estimators.Clipping(1.0))
+    assert np.abs(clipped).max() > 0.01
+    cases = [(peers.optax_aggregate, {}, clipped)]
+    if model == "mlp":
+        mean, truncation = estimators.Mean(), estimators.Truncation(0.01)
+        cases += [
+            (peers.plain, {}, gradient_of(setting, mean)),
+            (peers.numpy_mlp, {"threshold": 0.01}, gradient_of(setting, truncation)),
+        ]
+    if importlib.util.find_spec("jax_privacy") is not None:
+        cases.append((peers.jax_privacy, {"microbatch_size": 2}, clipped))
+    if importlib.util.find_spec("opacus") is not None:
+        for is_ghost in (False, True):
+            options = {"model": model, "is_ghost": is_ghost}
+            cases.append((peers.opacus, options, clipped))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for peer, options, expected in cases:
+            made = peer(*setting, **options)
+            tolerance = 1e-4 if peer is peers.opacus else 1e-5
+            assert result_of(made) == pytest.approx(expected, abs=tolerance)
+
+
+@pytest.mark.slow
+def test_the_command_writes_one_record(tmp_path):
+    path = tmp_path / "gpu.json"
+    case = "reduction-16777216x64"
+    arguments = ["run", "--suite", "gpu", "--quick", "--case", case, "--out", str(path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = results(record.read(path))[case]
+    assert found.methods[0].compile_seconds > 0
+    assert found.run["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--case", "none"], r"case = 'none': must be one of"),
+        (["run", "--quick", "--out", "cpu.txt"], "--out must be a file that ends in"),
+        (["report", "none"], "page = 'none': must be one of"),
+    ],
+)
+def test_the_command_names_a_wrong_argument(arguments, message, monkeypatch):
+    monkeypatch.setattr(floor, "measure", None)
+    with pytest.raises(SystemExit, match=message):
+        main(arguments)

@@ -1,0 +1,331 @@
+"""Commands of the pages: each runs as it is written, and prints what the page shows.
+
+A block of text behind a block of `sh` is what its lines write to stdout. There, `...`
+in a line of its own stands for lines that the page leaves out. Words are compared as
+they are. A number with a fraction may differ by one in its last place, and beyond four
+digits by 1e-4 of itself, since processors round sums differently. What changes with the
+day, the version and the run is masked: `MASKED`.
+
+`python -m tests.nightly.test_docs_commands` writes the pictures and the report anew.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from matplotlib.figure import Figure
+
+from tests.nightly.test_docs import DOCS, PAGES, ROOT
+from tests.unit.cli.command import invoke
+
+WALK = DOCS / "guides" / "walk.md"
+BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+MASKED = {
+    r"dpjax\s+[\w.+-]+,\s+jax\s+[\w.]+,\s+numpy\s+[\w.]+\)?\s": "versions\n",
+    r"\b\d{4}-\d\d-\d\d\b": "a day",
+    r"\b[0-9a-f]{16}\b": "a name",  # of a run, at random
+}
+# What does not run here, by the words that it begins with, and why.
+UNRUN = {
+    "python -m pip install": "it makes the environment that the tests run in",
+    "git ": "it tags and clones",
+    "mkdir dist": "publish.yml runs it of a tag",
+    "(cd dist": "publish.yml runs it of a tag",
+    "PYTHON=": "publish.yml runs it of a tag",
+    "dpjax plan": "it takes minutes; tests/unit/cli/test_forecast.py has it small",
+    "dpjax train adult --epsilon 1.0": "it takes half a minute; .ci/run has it",
+}
+# What is there without an extra, and what needs which.
+LIBRARY = {"dpjax", "jax", "optax", "chex", "numpy", "scipy", "dp_accounting"}
+EXTRAS = {"dpjax.sklearn": "sklearn", "grain": "loading", "onnx": "export"}
+FRACTION = re.compile(r"(?<![\w.])-?\d[\d,]*\.\d+(?:e[-+]?\d+)?")
+
+
+# Commands on made tables, whose `schema.toml` is what a reader would make of a guess.
+MADE = re.compile(r"my\.csv|records/|plan schema")
+COLUMNS = {
+    "rooms": "center = 4\nscale = 2",
+    "area": "center = 80\nscale = 30",
+    "region": 'categories = ["north"]',
+}
+TARGETS = {
+    "squared": '[target]\ncolumn = "price"\ncenter = 300\nscale = 100\n',
+    "logistic": '[target]\ncolumn = "sold"\npositive = "yes"\n',
+}
+
+
+def write_tables(folder, num_records=2_000):
+    """Writes `my.csv`, `new.csv`, `policies.csv` and the folder `records`."""
+    rng = np.random.default_rng(0)
+    rooms, area = rng.integers(1, 8, num_records), rng.uniform(20, 200, num_records)
+    frame = pl.DataFrame(
+        {
+            "person_id": np.arange(num_records) // 2,
+            "rooms": rooms,
+            "area": area,
+            "region": rng.choice(["north", "south"], num_records),
+            "price": 50 * rooms + area + 30 * rng.standard_t(2.5, num_records),
+            "sold": np.where(rooms > 4, "yes", "no"),
+            "claims": rng.poisson(0.1, num_records),
+            "years": rng.uniform(0, 1, num_records),
+            "num_policies": rng.integers(1, 4, num_records),
+        }
+    )
+    (folder / "records").mkdir()
+    for name in ("my.csv", "new.csv", "policies.csv", "records/1.csv", "records/2.csv"):
+        frame.write_csv(folder / name)
+
+
+def write_schema(path, command):
+    """Writes a schema of `my.csv` for the loss of a command."""
+    loss = "logistic" if "--loss logistic" in command else "squared"
+    columns = (f"[columns.{name}]\n{text}\n" for name, text in COLUMNS.items())
+    path.write_text("\n".join([*columns, TARGETS[loss]]))
+
+
+def blocks(path):
+    """Yields a page's blocks, in order, each with the one right behind it, or None."""
+    found = list(BLOCK.finditer(path.read_text()))
+    for one, behind in zip(found, [*found[1:], None], strict=True):
+        between = one.string[one.end() : behind.start()] if behind else "end"
+        code = one[1], textwrap.dedent(one[2])  # that of a list is indented
+        yield code, None if between.strip() else behind.groups()
+
+
+def commands(code):
+    """Yields a block's commands, of one or several lines, without their remarks."""
+    open_lines = ""
+    for line in code.replace("\\\n", " ").splitlines():
+        open_lines += line + "\n"
+        if open_lines.count("(") == open_lines.count(")"):
+            yield re.sub(r"\s+# .*", "", open_lines).strip()
+            open_lines = ""
+
+
+def run(path, folder):
+    """Runs a page's commands, and yields what a block shows and what it said."""
+    write_tables(folder)
+    schema = folder / "schema.toml"
+    for (language, code), behind in blocks(path):
+        if language == "toml" and code.startswith("# schema.toml\n"):
+            schema.write_text(code)
+        if language != "sh":
+            continue
+        said = ""
+        for command in commands(code):
+            if command.startswith(tuple(UNRUN)):
+                continue
+            if "schema.toml" in command and MADE.search(command):
+                schema.unlink(missing_ok=True)
+                if not command.startswith("dpjax schema"):
+                    write_schema(schema, command)
+            said += said_by(command)
+        if behind and behind[0] == "text":
+            yield behind[1], said
+
+
+def said_by(command):
+    """Runs a command, one of dpjax in this process, and returns its stdout."""
+    if not command.startswith("dpjax "):
+        run = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command],
+            env={**os.environ, "REPOSITORY": str(ROOT), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == 0, (command, run.stderr)
+        return run.stdout
+    result = invoke(*command.split()[1:])
+    assert result.exit_code == 0, (command, result.output, result.exception)
+    return result.stdout
+
+
+def is_shown(shown, said):
+    """Whether a page shows what was said, but for what it leaves out."""
+    for pattern, word in MASKED.items():
+        shown, said = (re.sub(pattern, word, text) for text in (shown, said))
+    parts, lines, start = (
+        re.split(r"^\.\.\.\n", shown, flags=re.M),
+        said.splitlines(),
+        0,
+    )
+    for i, part in enumerate(parts):
+        wanted = part.splitlines()
+        last = len(lines) - len(wanted)
+        places = range(start, last + 1) if i else [0]
+        if i == len(parts) - 1:
+            places = {last} & set(places)
+        pairs = ((place, zip(wanted, lines[place:], strict=False)) for place in places)
+        fits = (place for place, pair in pairs if all(same(*both) for both in pair))
+        if (place := next(fits, None)) is None or last < 0:
+            return False
+        start = place + len(wanted)
+    return True
+
+
+def same(a, b):
+    """Whether two lines have the same words, and numbers that are near."""
+    words = (re.sub(r"[ ─━]+", " ", FRACTION.sub("#", line)).strip() for line in (a, b))
+    numbers = zip(FRACTION.findall(a), FRACTION.findall(b), strict=False)
+    return len(set(words)) == 1 and all(near(*both) for both in numbers)
+
+
+def near(a, b):
+    """Whether two printed numbers differ by rounding at most."""
+    (x, last), (y, other) = (place(text) for text in (a, b))
+    return abs(x - y) <= 1.001 * max(min(last, other), 1e-4 * abs(x))
+
+
+def place(text):
+    """Returns a printed number, and what one in its last place is."""
+    digits, _, power = text.replace(",", "").partition("e")
+    last = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
+    return float(text.replace(",", "")), last
+
+
+WITH_COMMANDS = [path for path in PAGES if "```sh\n" in path.read_text()]
+
+
+KEEP = "run `python -m tests.nightly.test_docs_commands`"
+# Kept of the walk, and what made them.
+KEPT = {"walk.svg": "curves.svg", "walk-dark.svg": "curves-dark.svg"}
+REPORT = DOCS / "static" / "walk.html", Path("out/report.html")
+
+
+def words(html):
+    """Returns what a page of HTML says, without its pictures."""
+    html = re.sub(r"<style.*?</style>|data:[^\"]*", "", html, flags=re.DOTALL)
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", "\n", html)).strip()
+
+
+def numbers(figure):
+    """Returns the titles of a figure and the points of its lines, as text."""
+    found = []
+    for axes in figure.axes:
+        points = np.concatenate([line.get_xydata().ravel() for line in axes.lines])
+        found.append(" ".join([axes.get_title(), *(f"{x:.4g}" for x in points)]))
+    return "\n".join(found)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are saved, in order."""
+    figures, save = [], Figure.savefig
+
+    def keep(figure, *args, **options):
+        figures.append(figure)
+        save(figure, *args, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory of commands, whose output has 80 columns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in WITH_COMMANDS if path != WALK], ids=lambda path: path.name
+)
+@pytest.mark.slow
+def test_commands_of_a_page_run_and_print_what_it_shows(path, folder):
+    for shown, said in run(path, folder):
+        assert is_shown(shown, said), said
+
+
+@pytest.mark.slow
+def test_the_walk_is_as_it_is_shown(folder, drawn):
+    for shown, said in run(WALK, folder):
+        assert is_shown(shown, said), said
+    page = WALK.read_text()
+    powers = re.findall(r"e\^(-?[\d.]+) = ([\d.]+)", page)
+    assert powers
+    for power, value in powers:
+        digits = len(value.partition(".")[2])
+        assert f"{np.exp(float(power)):.{digits}f}" == value
+    kept, made = (path.read_text() for path in REPORT)
+    assert is_shown(words(kept), words(made)), KEEP
+    for (name, _), figure in zip(KEPT.items(), drawn, strict=False):
+        kept = (DOCS / "static" / name).read_text()
+        assert is_shown(
+            re.search("<!--\n(.*?)\n-->", kept, re.S)[1], numbers(figure)
+        ), KEEP
+        assert f"static/{name}\n" in page
+
+
+def test_what_does_not_run_is_on_a_page():
+    text = "".join(code for path in WITH_COMMANDS for (_, code), _ in blocks(path))
+    assert [one for one in UNRUN if one not in text] == []
+
+
+def needed(text):
+    """Yields what a page's blocks need beside the library: extras, and packages."""
+    for code in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for node in ast.walk(ast.parse(code)):
+            names = [getattr(node, "module", None) or "dpjax"]
+            if isinstance(node, ast.Import):
+                names = [one.name for one in node.names]
+            for name in names:
+                package = name.partition(".")[0]
+                if package not in {*sys.stdlib_module_names, *LIBRARY}:
+                    yield EXTRAS.get(package, package)
+                elif name in EXTRAS:
+                    yield EXTRAS[name]
+    for command in re.findall(r"^dpjax (.*)", text, re.MULTILINE):
+        yield "experiments"
+        yield from (EXTRAS[word] for word in command.split() if word in EXTRAS)
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda one: one.name)
+def test_a_page_names_the_environment_of_its_blocks(path):
+    text = path.read_text()
+    named = re.findall(r"\.\[([\w,]+)\]|pip install ([\w ]+)", text)
+    assert set(needed(text)) <= set(re.findall(r"\w+", " ".join(map(" ".join, named))))
+
+
+def test_a_page_that_says_something_else_is_found():
+    said = "a table of 3\n│ x │ 1.234 │\non 2026-11-27\nend\n"
+    for shown in (said, "a table of 3\n...\nend\n", "...\non 2020-01-01\n...\n"):
+        assert is_shown(shown, said)
+    assert is_shown(said.replace("1.234", "1.235").replace(" │\n", "  │\n"), said)
+    for other in (
+        *(said.replace("1.234", "1.236"), said.replace("3", "4"), said + "more\n"),
+        *(said.replace("end", "End"), "...\nan end\n", "a table of 3\n...\non\n"),
+        *("end\n...\na table of 3\n", "a table of 3\n", ""),
+    ):
+        assert not is_shown(other, said)
+
+
+def keep():
+    """Runs the walk, and writes the files that the site keeps of it."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(name)
+        patch.setenv("COLUMNS", "80")
+        figures = drawn.__wrapped__(patch)
+        for shown, said in run(WALK, Path(name)):
+            if not is_shown(shown, said):
+                print(f"{shown}\nis now\n\n{said}")
+        text = re.sub(r"\.dev\d+\+\w+", "", REPORT[1].read_text())
+        REPORT[0].write_text(text)
+        for (kept, made), figure in zip(KEPT.items(), figures, strict=False):
+            text = re.sub(
+                r"\s*<metadata>.*?</metadata>", "", Path(made).read_text(), flags=re.S
+            )
+            text = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", text)
+            (DOCS / "static" / kept).write_text(f"{text}<!--\n{numbers(figure)}\n-->\n")
+
+
+if __name__ == "__main__":
+    keep()

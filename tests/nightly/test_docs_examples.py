@@ -1,0 +1,104 @@
+"""Code of the pages: it runs, and prints what the page shows."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import batching
+from tests import registry
+from tests.nightly.test_docs import GUIDES
+
+
+def examples():
+    """Yields each page's code, once for each of its tabs."""
+    for path in GUIDES:
+        text = path.read_text()
+        tabs = dict(re.findall(r":::\{tab-item\} (.+)\n```python\n([^`]*)```", text))
+        # A block of text behind code is what it prints.
+        blocks = re.findall(r"```python\n([^`]*)```(?:\n\n```text\n([^`]*)```)?", text)
+        for name in tabs or [""]:
+            others = {code for tab, code in tabs.items() if tab != name}
+            code = "\n".join(
+                block + "".join(f"#> {line}\n" for line in said.splitlines())
+                for block, said in blocks
+                if block not in others
+            )
+            yield pytest.param(path, code, id=f"{path.name} {name}".strip())
+
+
+def test_every_tab_is_an_example_of_its_own():
+    names = [one.id for one in examples() if one.id.startswith("own_loop.md")]
+    tabs = ["Flax NNX", "Flax Linen", "Equinox", "plain JAX"]
+    assert names == [f"own_loop.md {tab}" for tab in tabs]
+
+
+@pytest.mark.parametrize(("path", "code"), list(examples()))
+@pytest.mark.slow
+def test_examples_of_a_page_run(path, code, capsys):
+    if "import equinox" in code:
+        pytest.importorskip("equinox")
+    # optax itself mixes dtypes: adam's count is an int32.
+    with jax.numpy_dtype_promotion("standard"):
+        exec(compile(code, str(path), "exec"), {})
+    # Printed by one line, which says what, or in a loop, after which it is said.
+    expected, is_loop = [], False
+    for line in code.splitlines():
+        if said := re.match(r"print\(.*\)  # (.*)", line):
+            expected.append(said[1])
+        elif line.startswith("#> "):
+            expected.append(line[3:])
+        elif is_loop and line.startswith("# "):
+            expected.append(line[2:])
+            continue
+        is_loop = line.startswith("    print(")
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", registry.BATCHINGS)
+def test_loop_of_the_guide_draws_what_is_accounted_for(name, monkeypatch):
+    """The printed loop, at a small size and with each batching, counted by record."""
+    n, num_steps, one = 14, 9, registry.BATCHINGS[name]
+    (code,) = (
+        example.values[1] for example in examples() if example.id.endswith("plain JAX")
+    )
+    code = code.partition("predictions = ")[0]
+    for line, ours in {
+        "num_samples, num_steps, batch_size = 8_000, 150, 256": (
+            f"num_samples, num_steps, batch_size = {n}, {num_steps}, 3"
+        ),
+        "batching = dpjax.batching.Poisson(batch_size)": "batching = one",
+    }.items():
+        assert code.count(f"{line}\n") == 1
+        code = code.replace(line, ours)
+    seen, draw = np.zeros((num_steps + 1, n), int), batching.Batching.draw
+
+    def count(step, rows, mask):
+        np.add.at(seen[step], rows, ~mask)
+
+    def counting(self, state, data):
+        batch, mask, following = draw(self, state, (data, jnp.arange(n)))
+        jax.debug.callback(count, state.step, batch[1], mask)
+        return batch[0], mask, following
+
+    monkeypatch.setattr(batching.Batching, "draw", counting)
+    names = {"one": one}
+    with jax.numpy_dtype_promotion("standard"):
+        exec(compile(code, "own_loop.md", "exec"), names)
+        once_more = (names[x] for x in ("params", "state", "batches", "data"))
+        names["train_step"](*once_more)
+    jax.effects_barrier()
+    pattern, most = one.participation(n, num_steps), seen.sum(axis=0).max()
+    assert not seen[num_steps].any()  # a step too many
+    assert seen.max() == 1
+    assert 1 <= most <= pattern["max_participations"]
+    if "sampling_prob" not in one.accounting(n, num_steps):
+        assert most <= one.accounting(n, num_steps)["num_steps"]
+    for column in seen.T:
+        gaps = np.diff(np.flatnonzero(column))
+        assert (gaps >= pattern["min_separation"]).all()
+    if not one.pads and name != "WithoutReplacement":
+        assert most == one.accounting(n, num_steps)["num_steps"]

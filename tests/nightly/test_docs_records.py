@@ -1,0 +1,149 @@
+"""Numbers and pictures of the pages are those of the records."""
+
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from benchmarks import coverage, intervals, plots, record, winners
+from benchmarks.audits import findings
+from benchmarks.comparison import Numbers
+from benchmarks.deep import page as deep
+from benchmarks.figures import page as figures
+from benchmarks.speed import page as speed
+from benchmarks.speed.command import results
+from benchmarks.utility import page as utility
+from benchmarks.utility import predictions
+from tests.nightly.test_docs import DOCS, PAGES, ROOT
+
+
+def content(path):
+    """A page's text, or the digest of what a picture was drawn from, in its file."""
+    if path.suffix == ".png":
+        with Image.open(path) as image:
+            return image.text["Description"]
+    text = path.read_text()
+    return re.search("description>(.*?)<", text)[1] if path.suffix == ".svg" else text
+
+
+@pytest.mark.slow
+def test_pages_and_pictures_are_of_their_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(Figure, "draw", lambda *_: None)  # what it shows will do
+    (tmp_path / "results").symlink_to(record.RESULTS)
+    written = [*speed.write(tmp_path), *figures.write(tmp_path)]
+    written += utility.write(tmp_path / "UTILITY.md")
+    written += deep.write(tmp_path / "DEEP.md")
+    written += coverage.write(tmp_path / "COVERAGE.md")
+    kept = {record.ROOT / path.relative_to(tmp_path): path for path in written}
+    drawn = plots.write(tmp_path)
+    kept |= {DOCS / "plots" / path.name: path for path in drawn}
+    for old, new in kept.items():
+        assert content(old) == content(new), "run `python -m benchmarks report`"
+    pictures = [*(DOCS / "plots").iterdir(), *(record.ROOT / "plots").rglob("*.png")]
+    assert set(pictures) == {path for path in kept if path.suffix != ".md"}
+    assert sum(path.stat().st_size for path in pictures) < 2_150_000
+    for light, dark in zip(drawn[::2], drawn[1::2], strict=True):
+        assert content(light) == content(dark)
+    shown = "".join(path.read_text() for path in PAGES)
+    for path in drawn:
+        assert f"plots/{path.name}\n:class: only-{path.stem[-5:].strip('-')}\n" in shown
+
+
+def test_a_picture_of_other_numbers_has_another_digest():
+    def digest(y, bars=(1, 2), name="a", title="one"):
+        figure = Figure()
+        axes = figure.subplots()
+        axes.fill_between([1, 2], [0, 0], y)
+        axes.plot([1, 2], [3, 4], label=name)
+        axes.barh([0, 1], bars)
+        axes.set_title(title, loc="left")
+        return plots.drawn(figure)
+
+    others = {"y": [1, 2.01]}, {"bars": (1, 3)}, {"name": "b"}, {"title": "two"}
+    found = {digest(**({"y": [1, 2]} | other)) for other in ({}, *others, {})}
+    assert len(found) == 5
+
+
+def test_numbers_of_the_readme_are_those_of_the_records():
+    numbers = utility.Numbers(record.read(utility.PATH))
+    real = numbers.names(is_real=True)
+    ours, wide = (
+        numbers.geometric_mean(real, "dp_linear_model", 1.0, bar)
+        for bar in ("hindsight", "hindsight_wide")
+    )
+    case = results(record.read(record.RESULTS / "cpu.json"))["gradient-mlp"]
+    clipping, optax = (
+        case.find(name)
+        for name in ("Clipping", "optax differentially_private_aggregate")
+    )
+    best = min(
+        one.seconds for one in case.methods if one.package.startswith("jax_privacy")
+    )
+    opacus = min(one.seconds for one in case.methods if one.package == "opacus")
+    audits = findings.read(record.RESULTS / "audits.json")
+    most = max(one.num_releases for one in audits.values())
+    shares = {name: one.epsilon / one.claim for name, one in audits.items()}
+    share = max(shares.values())
+    model, chosen = (
+        int(100 * shares[name])
+        for name in ("dp_linear_model", "dp_linear_model_features")
+    )
+    losses = Numbers(record.read(predictions.PATH))
+    curves, trees, line, rival = (
+        f"{losses.of('credit_default', name, 1.0).mean:.3f}"
+        for name in ("dp_additive_model", "trees", "dp_linear_model", "dp_ebm")
+    )
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for text in (
+        f"is {curves}. Boosted trees without any privacy have {trees}, the linear "
+        f"model {line}, and the private boosting machine of InterpretML {rival}.",
+        f"On five real data sets, the linear model's excess test risk is {ours[0]:.2f} "
+        "times that of clipped",
+        f"more settings, {wide[0]:.2f} times",
+        f"{1e3 * clipping.seconds:.0f} ms and {clipping.peak_bytes / 2**20:.0f} MiB on "
+        f"two CPU cores; optax's takes {1e3 * optax.seconds:.0f} ms and "
+        f"{optax.peak_bytes / 2**20:.0f} MiB, jax_privacy's {1e3 * best:.0f} ms at its "
+        f"best, Opacus' {1e3 * opacus:.0f} ms in PyTorch",
+        f"{len(audits)} releases were attacked, with up to {most:,} draws each: no "
+        f"claim was refuted, and the closest attack proved {100 * share:.0f} per cent",
+        f"the steps of `dp_linear_model` proved {model} per cent, and {chosen} with "
+        f"chosen features",
+    ):
+        assert text in readme
+    assert share < 1
+    assert (ours[1], wide[1]) == (5, 5)
+
+
+@pytest.mark.slow
+def test_winners_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(winners, "NUM_SAMPLES", 200)
+    monkeypatch.setattr(winners, "NUM_FEATURES", (2,))
+    monkeypatch.setattr(winners, "TAIL_INDICES", (3.0,))
+    monkeypatch.setattr(winners, "REPETITIONS", 2)
+    monkeypatch.setattr(
+        winners, "_methods", lambda _, d: {"zero": [lambda *run: jnp.zeros(d)]}
+    )
+    path = tmp_path / "winners.json"
+    winners.run(path)
+    ((place, row),) = record.read(path).rows.items()
+    assert place == (3.0, 2, "zero")
+    np.testing.assert_allclose(row["excess"], [0.5, 0.5], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_intervals_are_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(intervals, "NUM_SAMPLES", 4_000)
+    monkeypatch.setattr(intervals, "EPSILONS", (20.0,))
+    monkeypatch.setattr(intervals, "REPETITIONS", 4)
+    monkeypatch.setattr(intervals, "AT_ONCE", 2)
+    path = tmp_path / "intervals.json"
+    intervals.run(path)
+    rows = record.read(path).rows
+    plain, ours = (rows[20.0, one] for one in (intervals.PLAIN, intervals.OURS))
+    assert len(rows) == 3
+    assert sum(plain["held"]) > 0.8 * sum(plain["finite"]) == 0.8 * 44
+    assert ours["finite"] == [4] * 11
+    assert sum(ours["held"]) > 0.8 * 44

@@ -1,0 +1,113 @@
+"""Numbers of the papers' figures: the optimum, and laws beside `dpjax.datasets`."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.figures import laws
+from benchmarks.figures.panel import Setting
+from benchmarks.figures.problems import PROBLEMS, measure, optimum
+from dpjax import datasets
+from tests.unit.datasets import test_laws
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", ["logistic, in the unit ball", "RAND HIE"])
+def test_nothing_is_better_than_the_optimum(problem):
+    # With a penalty, or with a ball that holds the weights back.
+    kind = PROBLEMS[problem]
+    sample = kind.draw(jax.random.key(0), Setting(num_samples=2_000, num_features=5))
+    best = optimum(kind, sample)
+    risk = jax.vmap(kind.penalized, (None, 0))
+    directions = jax.random.normal(jax.random.key(1), (30, *best.shape))
+    for i, direction in enumerate(directions):
+        params = kind.project(best + 0.1 * 0.5**i * direction)
+        excess = measure("excess risk", kind, params, best, sample)
+        assert excess >= -1e-7
+        difference = risk(params, sample.data) - risk(best, sample.data)
+        assert excess == pytest.approx(float(difference.mean()), rel=1e-3, abs=1e-7)
+    assert measure("excess risk", kind, best, best, sample) == 0
+
+
+# Each law with its oracle, and an oracle of a wrong parameter, as in `test_laws`.
+LAWS = {
+    "laplace": (
+        laws.Laplace(location=-1.0, scale=5.0),
+        stats.laplace(-1, 5),
+        stats.laplace(-1, 5 * 1.2),
+    ),
+    "logistic": (
+        laws.Logistic(scale=0.5),
+        stats.logistic(0, 0.5),
+        stats.logistic(0, 0.5 * 1.2),
+    ),
+    "log_logistic": (
+        laws.LogLogistic(location=0.2, scale=0.2),
+        stats.fisk(5, scale=math.exp(0.2)),
+        stats.fisk(5, scale=math.exp(0.2) * 1.2),
+    ),
+    "log_logistic_without_mean": (
+        laws.LogLogistic(scale=1 / 0.1),
+        stats.fisk(0.1),
+        stats.fisk(0.12),
+    ),
+    "log_gamma": (
+        laws.LogGamma(concentration=0.5),
+        stats.loggamma(0.5),
+        stats.loggamma(0.6),
+    ),
+}
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize(("law", "oracle", "wrong"), LAWS.values(), ids=LAWS)
+def test_laws_of_the_figures(law, oracle, wrong, key):
+    one, other = jax.random.split(key)
+    test_laws.test_samples_follow_the_law(law, oracle, wrong, one)
+    test_laws.test_mean_is_the_closed_form(law, oracle, wrong, other)
+    test_laws.test_shape_dtype_determinism_and_jit(law, oracle, wrong, other)
+    twin = eval(repr(law), vars(laws).copy())
+    assert twin == law
+    assert hash(twin) == hash(law)
+
+
+def test_a_law_without_a_mean_or_with_a_bad_parameter_is_refused():
+    assert laws.LogLogistic(scale=1.0).mean == math.inf
+    with pytest.raises(ValueError, match="law must be"):
+        laws.LogLogistic(scale=1.0).centered()
+    with pytest.raises(ValueError, match="concentration must be"):
+        laws.LogGamma(concentration=-1.0)
+
+
+def test_the_parametrisation_of_paper_004():
+    # c x^(-c-1) (1 + x^-c)^-2 against e^z / (sigma x (1 + e^z)^2) with sigma = 1 / c.
+    points, c = np.array([0.1, 0.7, 1.0, 3.0]), 2.5
+    z = c * np.log(points)
+    ours = c * np.exp(z) / (points * (1 + np.exp(z)) ** 2)
+    paper = c * points ** (-c - 1) * (1 + points**-c) ** -2
+    np.testing.assert_allclose(ours, paper)
+    np.testing.assert_allclose(ours, stats.fisk(c).pdf(points))
+
+
+@pytest.mark.slow
+def test_label_noise_of_paper_001_is_centred_log_logistic(key):
+    # P(y = +1) = P(<w*, x> + e < 0); with w* = 0 it is P(e < 0), the law at its mean.
+    problem = datasets.logistic_model(
+        key,
+        num_samples=40_000,
+        num_features=1,
+        noise_law=laws.LogLogistic(location=0.2, scale=0.2).centered(),
+        sign=-1,
+        params_fn=lambda key, num_features: jnp.zeros(num_features),
+    )
+    law = stats.fisk(5, scale=math.exp(0.2))
+    positives = int((problem.targets > 0).sum())
+    probability = float(law.cdf(law.mean()))
+    assert (
+        stats.binomtest(positives, 40_000, probability).pvalue > test_laws.FALSE_ALARM
+    )
+    assert stats.binomtest(positives, 40_000, 0.5).pvalue < 1e-9

@@ -1,0 +1,279 @@
+"""The page of guarantees: whole, up to date, and its pitfalls shown by running them."""
+
+import dataclasses
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import dpjax
+from benchmarks import guarantees
+from benchmarks.__main__ import main
+from benchmarks.audits import findings
+from benchmarks.audits.case import Case
+from benchmarks.audits.catalogue import cases
+from dpjax import batching, mechanisms, models, parties, solvers, transforms, tuning
+
+LAYERS = [mechanisms, transforms, solvers, models, parties, tuning]
+PITFALLS = re.split(r"^### ", guarantees.PITFALLS.read_text(), flags=re.MULTILINE)
+SETUP, PITFALLS = PITFALLS[0], {x.split("\n")[0]: x for x in PITFALLS[1:]}
+
+AUDIT = "run `python -m benchmarks guarantees --audit`"
+
+# A function with one of these draws at random, or talks to other parties.
+SOURCES = {"key", "random_bytes", "transport", "secure_sum"}
+
+# Takes such an argument, and releases nothing of records.
+NO_RELEASE = {
+    "audit.epsilon_lower_bound": "an attack",
+    "audit.one_run": "an attack",
+    **{f"batching.{name}.init": "the state of batches" for name in batching.__all__},
+    "loading.sample": "draws what a run reads, and is secret",
+    "solvers.PrivateTraining.init": "the state before the first release",
+    "solvers.robust_gradient_descent": "says that it has no privacy",
+}
+
+
+@pytest.fixture(scope="module")
+def record():
+    return findings.read(guarantees.RECORD)
+
+
+@pytest.fixture(scope="module")
+def page():
+    return guarantees.PAGE.read_text()
+
+
+def test_the_page_is_what_the_command_writes(page, record):
+    assert page == guarantees.page(record), "run `python -m benchmarks guarantees`"
+
+
+def test_the_record_is_of_every_case(record):
+    assert list(record) == list(cases()), (
+        "run `python -m benchmarks guarantees --audit`"
+    )
+    for one in record.values():
+        assert 0 <= one.epsilon <= one.claim
+        assert one.confidence == 1 - 1e-6
+
+
+def public_functions():
+    """All public functions and methods, by their names without `dpjax`."""
+    for module in pkgutil.iter_modules(dpjax.__path__):
+        if module.name.startswith("_") or module.name == "cli":
+            continue
+        package = importlib.import_module(f"dpjax.{module.name}")
+        names = getattr(package, "__all__", None) or [
+            name
+            for name, value in vars(package).items()
+            if getattr(value, "__module__", None) == package.__name__
+            and not name.startswith("_")
+        ]
+        for name in names:
+            value = getattr(package, name)
+            if inspect.isclass(value):
+                yield f"{module.name}.{name}", value
+                for inner in dir(value):
+                    if not inner.startswith("_") and callable(getattr(value, inner)):
+                        yield f"{module.name}.{name}.{inner}", getattr(value, inner)
+            elif callable(value):
+                yield f"{module.name}.{name}", value
+
+
+def takes_randomness(function):
+    try:
+        return bool(SOURCES & set(inspect.signature(function).parameters))
+    except (TypeError, ValueError):  # such as the class of an exception
+        return False
+
+
+def test_nothing_public_is_forgotten(page):
+    found = {name for name, value in public_functions() if takes_randomness(value)}
+    found = {name for name in found if not name.startswith("datasets.")}  # made-up data
+    assert set(NO_RELEASE) <= found
+    states = {name for name in found if name.endswith("State")}  # what a release keeps
+    stated = {
+        f"{package.__name__.removeprefix('dpjax.')}.{one.name}"
+        for package in LAYERS
+        for one in guarantees.statements(package)
+    }
+    assert found - set(NO_RELEASE) - states <= stated
+    for name in stated:
+        assert f"`{name.split('.')[1]}`" in page
+    assert dpjax.dp_sgd is transforms.dp_sgd  # what the top level repeats
+
+
+def test_every_claim_has_neighbours_and_a_source():
+    for package in LAYERS:
+        for one in guarantees.statements(package):
+            if not one.is_free:
+                assert one.neighbours or package is parties, one.name
+                assert one.source, f"{one.name} needs a Reference"
+                assert len(one.summary) < 250, one.summary
+
+
+def test_every_case_attacks_one_release(record):
+    claims = [
+        one
+        for package in LAYERS
+        for one in guarantees.statements(package)
+        if not one.is_free
+    ]
+    found = guarantees.audited([one.name for one in claims], list(record))
+    # The page says of these that they are not audited, and why.
+    elsewhere = {
+        "dp_select",
+        "accuracy",
+        "clipped_loss",
+    }  # tests/unit/tuning/test_audit.py
+    missing = {name for name, names in found.items() if not names}
+    assert missing == {"SecureSum", *elsewhere}
+    assert sorted(case for names in found.values() for case in names) == sorted(record)
+
+
+def test_an_estimators_name_is_no_release():
+    names = ["peel", "peel_trimmed"]
+    of_cases = ["peel_trimmed_mean", "peel_trimmed_smooth", "peel_x"]
+    assert guarantees.audited(names, of_cases) == {
+        "peel": ["peel_trimmed_mean", "peel_x"],
+        "peel_trimmed": ["peel_trimmed_smooth"],
+    }
+
+
+def test_a_claim_without_neighbours_is_refused():
+    def release(value):
+        """Claims something.
+
+        Privacy:
+            epsilon-DP.
+        """
+
+    claim = guarantees.section(inspect.getdoc(release), "Privacy")
+    assert claim == "epsilon-DP."
+    with pytest.raises(ValueError, match="release does not say for which neighbours"):
+        guarantees._neighbours("release", release, claim)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", PITFALLS)
+def test_pitfall(name):
+    code = "".join(re.findall(r"```pycon\n(.*?)```", SETUP + PITFALLS[name], re.S))
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    test = doctest.DocTestParser().get_doctest(code, {}, name, None, None)
+    report = []
+    # As a user has them, not as strict as this suite.
+    with (
+        jax.debug_key_reuse(False),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        runner = doctest.DocTestRunner(verbose=False, optionflags=flags)
+        runner.run(test, out=report.append)
+    assert not report, "".join(report)
+    assert sum(bool(example.want) for example in test.examples) >= 1
+    assert "*Seen" in PITFALLS[name] or "*Not seen" in PITFALLS[name]
+
+
+def made_up_cases(epsilon):
+    """Two cases of few releases; the second one's claim is given."""
+    laplace = dataclasses.replace(cases()["laplace"], num_releases=2000)
+    privacy = dataclasses.replace(laplace.privacy, epsilon=epsilon)
+    other = dataclasses.replace(laplace, name="laplace_other", privacy=privacy)
+    return {"laplace": laplace, "laplace_other": other}
+
+
+def test_the_record_is_taken_up_where_it_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(guarantees, "RECORD", tmp_path / "record.json")
+    audited = []
+
+    def count(self, **options):
+        audited.append(self.name)
+        if self.name == stops_at:
+            raise OSError("cut off")
+        return audit(self, **options)
+
+    def run(epsilon, *options):
+        audited.clear()
+        monkeypatch.setattr(guarantees, "cases", lambda: made_up_cases(epsilon))
+        page = tmp_path / "page.md"
+        main(["guarantees", *options, "--output", str(page)])
+        return page
+
+    audit, stops_at = Case.audit, "laplace_other"
+    monkeypatch.setattr(Case, "audit", count)
+    with pytest.raises(SystemExit, match="error: cut off"):
+        run(2.0, "--audit")
+    assert not (tmp_path / "page.md").exists()
+    assert audited == ["laplace", "laplace_other"]
+
+    stops_at = ""
+    page = run(2.0, "--audit")
+    assert audited == ["laplace_other"]
+    assert "`laplace_other` | replace-one | 2 |" in page.read_text()
+    for epsilon, expected in ((2.0, []), (3.0, ["laplace_other"])):
+        run(epsilon, "--audit")
+        assert audited == expected
+    run(3.0)
+    assert audited == []
+    assert "`laplace_other` | replace-one | 3 |" in page.read_text()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"record.json", "page.md"}
+
+    (tmp_path / "record.json").write_text('{"laplace": {"epsilon": 1}}')
+    with pytest.raises(SystemExit, match="not a record"):
+        run(2.0)
+
+
+def test_the_readme_links_the_page():
+    readme = (Path(dpjax.__file__).parents[1] / "README.md").read_text()
+    assert "(dpjax/GUARANTEES.md)" in readme
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("name", cases())
+def test_the_record_is_found_again(name, record):
+    case = cases()[name]
+    assert record[name].is_of(case), AUDIT
+    found = findings.audit(case)
+    # Another machine's floats may put a few releases on the other side of a threshold.
+    assert found.epsilon == pytest.approx(record[name].epsilon, abs=0.02 * found.claim)
+    assert found.epsilon <= found.claim
+
+
+def test_the_page_rounds_claims_up_and_bounds_down(record):
+    odd = dataclasses.replace(
+        record["laplace"], claim=1.00001, delta=1.2345612e-5, epsilon=0.99998
+    )
+    page = guarantees.page(record | {"laplace": odd})
+    assert "ε ≥ 0.999 of 1.01 |" in page
+    assert "| 1.001 | 1.23457e-05 | 0.9999 | 99% | 100,000 |" in page
+
+
+@pytest.mark.parametrize("output", ["d", "link/page.md", "file/page.md"])
+def test_a_page_that_cannot_be_written_is_refused_before_an_audit(
+    output, tmp_path, monkeypatch
+):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "file").write_text("years of work")
+    monkeypatch.setattr(findings, "complete", None)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit, match="output must be a file, in a folder that can"):
+        main(["guarantees", "--audit", "--output", str(tmp_path / output)])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_page_does_not_take_the_records_place(tmp_path, monkeypatch):
+    record = tmp_path / "record.json"
+    record.write_text("{}")
+    (tmp_path / "link").symlink_to(record)
+    monkeypatch.setattr(guarantees, "RECORD", record)
+    for output in (record, tmp_path / "link"):
+        with pytest.raises(SystemExit, match="must be another file than the record"):
+            main(["guarantees", "--output", str(output)])
+    assert record.read_text() == "{}"

@@ -1,0 +1,112 @@
+"""Every notebook runs from top to bottom; what it shows was made by the same code."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+NOTEBOOKS = sorted((pathlib.Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+# What a notebook takes as a sign to do little of each thing.
+QUICK = "DPJAX_NOTEBOOK_QUICK"
+COMPILED_QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+
+# The folders in which a user's or a machine's own files lie.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.])/(home|root|Users|tmp|work|mnt|opt|usr|var|private)/|[A-Z]:\\\\?Users"
+)
+
+
+def code_cells(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def texts(output):
+    """What an output shows in words; pictures aside."""
+    data = output.get("data", {})
+    shown = [output.get("text", "")]
+    shown += [data[kind] for kind in data if kind.startswith("text/")]
+    return [one if isinstance(one, str) else "".join(one) for one in shown]
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@each_notebook
+def test_notebook_was_executed_from_top_to_bottom(path):
+    counts = [cell["execution_count"] for cell in code_cells(path)]
+    assert counts == list(range(1, len(counts) + 1)), "commit notebooks executed"
+
+
+@each_notebook
+def test_notebook_opens_with_what_its_reader_will_be_able_to_do(path):
+    first = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
+    heading, *text = "".join(first["source"]).splitlines()
+    assert first["cell_type"] == "markdown"
+    assert heading.startswith("# ")
+    assert "".join(text).startswith("You will be able to ")
+
+
+@each_notebook
+def test_notebook_shows_no_error_and_no_warning(path):
+    outputs = [output for cell in code_cells(path) for output in cell["outputs"]]
+    assert outputs
+    assert [out for out in outputs if out["output_type"] == "error"] == []
+    assert [out for out in outputs if out.get("name") == "stderr"] == []
+
+
+@each_notebook
+def test_notebook_names_no_place_on_a_machine(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    outputs = [output for cell in code_cells(path) for output in cell["outputs"]]
+    shown = [text for output in outputs for text in texts(output)]
+    assert [text for text in shown if MACHINE_PATH.search(text)] == []
+    assert {*notebook["metadata"]} <= {"kernelspec", "language_info"}
+    assert [cell["metadata"] for cell in notebook["cells"] if cell["metadata"]] == []
+
+
+def test_a_machine_path_is_seen():
+    for text in ("File /home/ann/x.py", "at /tmp/ipykernel_1/2.py:3", "C:\\Users\\ann"):
+        assert MACHINE_PATH.search(text)
+    for text in ("1/2", "a/home/b", "see dpjax/GUARANTEES.md"):
+        assert not MACHINE_PATH.search(text)
+
+
+def test_notebooks_are_small():
+    assert sum(path.stat().st_size for path in NOTEBOOKS) < 700_000
+
+
+def lines_of(text):
+    """The lines that a text has, whatever their numbers."""
+    masked = re.sub(r"-?\b(\d[\d,.e+-]*|nan|inf)\b", "#", text)
+    masked = re.sub(r"[\[# \]]*#[\[# \]]*", " # ", masked)
+    return {" ".join(line.split()) for line in masked.splitlines()} - {""}
+
+
+@pytest.mark.slow
+@each_notebook
+def test_notebook_runs_and_prints_what_is_kept(path):
+    sources = ["".join(cell["source"]) for cell in code_cells(path)]
+    first = sources[0]
+    assert f'quick = "{QUICK}" in os.environ' in first
+    # A process of its own: a reader's JAX settings, not those of the test suite. Its
+    # programs are not optimized; numbers are not compared.
+    script = "import matplotlib; matplotlib.use('Agg')\n" + "\n".join(sources)
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {QUICK: "1", "XLA_FLAGS": ""} | COMPILED_QUICKLY,
+    )
+    assert run.returncode == 0, run.stderr
+    outputs = [output for cell in code_cells(path) for output in cell["outputs"]]
+    kept = "".join(one for out in outputs if "name" in out for one in texts(out))
+    assert set() < lines_of(run.stdout) <= lines_of(kept)

@@ -1,0 +1,353 @@
+"""Several processes train as one does; one that is killed ends the job, unreleased."""
+
+import contextlib
+import json
+import os
+import re
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import losses, solvers
+from dpjax._reservoir import Tags, order_of
+from dpjax.batching import Poisson, WithoutReplacement
+from dpjax.estimators import SmoothedTruncation
+from dpjax.solvers import Checkpoint, Execution
+
+WORKER = Path(__file__).parent / "processes" / "worker.py"
+LAUNCH = Path(__file__).parents[2] / "benchmarks" / "launch"
+# Optimized programs of one process are the comparison.
+OPTIONS = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+OPTIONS |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+TIMEOUT = 400  # for a machine that does much else
+N = 64
+RNG = np.random.default_rng(0)
+FEATURES = RNG.standard_t(3, (N, 3)).astype(np.float32)
+TARGETS = (FEATURES @ np.array([1.0, -1.0, 0.5])).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("processes")
+    write(folder)
+    return folder
+
+
+def write(folder):
+    np.save(folder / "features.npy", FEATURES)
+    np.save(folder / "targets.npy", TARGETS)
+    np.save(folder / "odd.npy", np.arange(11.0))
+
+
+@contextlib.contextmanager
+def started(commands, environments):
+    """Processes that do not outlive the test that started them."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for command, environment in zip(commands, environments, strict=True):
+            process = subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | OPTIONS | environment,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        yield processes
+
+
+def outcome(commands, environments):
+    """Exit codes of processes, what each wrote, and their errors in one text."""
+    with started(commands, environments) as processes:
+        said = [process.communicate(timeout=TIMEOUT) for process in processes]
+        codes = [process.returncode for process in processes]
+    return codes, [out for out, _ in said], "\n".join(err for _, err in said)
+
+
+def free_port(*candidates):
+    for port in candidates:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return free.getsockname()[1]
+    raise AssertionError("no port is free")
+
+
+def job(folder, num_processes, *tasks):
+    """Runs the processes; their exit codes, their errors, and their results."""
+    address = f"127.0.0.1:{free_port(0)}"
+    commands = [
+        [WORKER, address, num_processes, i, folder, *tasks]
+        for i in range(num_processes)
+    ]
+    codes, out, err = outcome(commands, [{}] * num_processes)
+    lines = [line for text in out for line in text.splitlines()]
+    found = [line.removeprefix("RESULT") for line in lines if line[:6] == "RESULT"]
+    return codes, err, [json.loads(line) for line in found]
+
+
+def train(batching=None, key=None, **options):
+    return solvers.dp_gradient_descent(
+        losses.squared,
+        jnp.zeros(3),
+        (FEATURES, TARGETS),
+        key=jax.random.key(1) if key is None else key,
+        epsilon=0.1,
+        delta=1e-2,
+        estimator=SmoothedTruncation(3.0),
+        learning_rate=0.3,
+        num_steps=5,
+        batching=batching,
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return {"full": train(), "poisson": train(Poisson(16.0))}
+
+
+@pytest.fixture(scope="module")
+def of_two(folder):
+    return job(
+        folder, 2, "undisturbed", "read_by_batch", "unshared", "saved", "sampled"
+    )
+
+
+@pytest.fixture(scope="module")
+def of_four(folder):
+    return job(folder, 4, "undisturbed")
+
+
+@pytest.fixture(params=["of_two", "of_four"])
+def results(request):
+    codes, said, results = request.getfixturevalue(request.param)
+    assert codes == [0] * len(codes), said
+    assert len(results) == len(codes)
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["full", "poisson"])
+def test_several_processes_train_as_one_does(name, results, expected):
+    solution = expected[name]
+    assert all(result[name] == results[0][name] for result in results)  # bit for bit
+    found = results[0][name]
+    np.testing.assert_allclose(found["params"], solution.params, rtol=1e-5, atol=1e-6)
+    assert found["privacy"] == repr(solution.privacy)
+    assert found["stats"] == {k: float(x) for k, x in solution.stats.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batching", [Poisson(6.0), WithoutReplacement(7)])
+def test_each_reads_its_part_of_a_batch(batching, of_two):
+    codes, said, results = of_two
+    assert codes == [0, 0], said
+    state = batching.init(jax.random.key(5), len(TARGETS), 2, epsilon=1.0, delta=1e-5)
+    for step in range(2):
+        (features, targets), mask, state = batching.draw(
+            state, (jnp.asarray(FEATURES), jnp.asarray(TARGETS))
+        )
+        parts = [part for r in results for part in r[f"batches {batching}"][step]]
+        _, *columns = zip(*sorted(parts), strict=True)
+        whole = [np.concatenate(column) for column in columns]
+        num_rows = -(-len(targets) // len(results)) * len(results)
+        assert len(parts) == len(results)
+        assert len(whole[0]) == num_rows
+        fill = [(0, num_rows - len(targets))]
+        np.testing.assert_array_equal(whole[0], np.pad(features, [*fill, (0, 0)]))
+        np.testing.assert_array_equal(whole[1], np.pad(targets, fill))
+        np.testing.assert_array_equal(
+            whole[2], np.pad(mask, fill, constant_values=True)
+        )
+
+
+@pytest.mark.slow
+def test_processes_draw_one_sample_of_all_their_records(of_two):
+    codes, said, results = of_two
+    assert codes == [0, 0], said
+    assert results[0]["sampled"] == results[1]["sampled"]  # bit for bit
+    for size, total, drawn in results[0]["sampled"]:
+        assert total == 70  # of 50 and 20
+        keys = [jax.random.fold_in(jax.random.key(size), i) for i in range(2)]
+        tags = [Tags(keys[0]).following(50), Tags(keys[1]).following(20)]
+        least = order_of(np.concatenate(tags))[:size] if size < 70 else np.arange(70)
+        assert drawn["number"] == least.tolist()
+        np.testing.assert_array_equal(drawn["pair"], np.stack([least, -least], 1) / 2)
+
+
+@pytest.mark.slow
+def test_refuses_to_sample_what_differs_between_processes(of_two):
+    for result in of_two[2]:
+        refused = result["not sampled"]
+        assert "arrays without Python objects" in refused.pop("objects")
+        for what, error in refused.items():
+            name = what if what in ("key", "size") else "chunks"
+            assert f"{name} must be the same in all processes" in error, what
+
+
+def test_tags_of_several_processes_favour_no_subset():
+    # Two of five records, of which one process streams three.
+    total, counts = 600, np.zeros((5, 5))
+    for key in jax.random.split(jax.random.key(7), total):
+        keys = [jax.random.fold_in(key, i) for i in range(2)]
+        tags = [Tags(keys[0]).following(3), Tags(keys[1]).following(2)]
+        counts[tuple(order_of(np.concatenate(tags))[:2])] += 1
+    assert not counts.diagonal().any()
+    counts = counts[~np.eye(5, dtype=bool)]
+    expected = total / 20
+    chi_square = np.sum((counts - expected) ** 2) / expected
+    assert chi_square < 46  # of 19 degrees of freedom, exceeded once in 2,000 keys
+
+
+@pytest.mark.slow
+def test_records_that_do_not_fall_evenly_are_left_out(results):
+    assert {r["odd"] for r in results} == {11 - 11 % len(results)}
+
+
+@pytest.mark.slow
+def test_refuses_what_differs_between_processes(results):
+    others = list(range(1, len(results)))
+    shown = others if len(results) == 2 else [1, 3]
+    for key, source in (result["errors"] for result in results):
+        for error, name, where in ((key, "key", others), (source, "source", shown)):
+            assert f"{name} must be the same in all processes" in error
+            assert f"others in processes {where}" in error
+
+
+@pytest.mark.slow
+def test_refuses_a_folder_that_not_all_see(of_two):
+    for result in of_two[2]:
+        assert "checkpoint must be a folder that all processes" in result["unshared"]
+
+
+@pytest.mark.slow
+def test_a_killed_process_stops_the_job_and_the_job_goes_on(folder, of_two, tmp_path):
+    codes, said, whole = of_two
+    assert codes == [0, 0], said
+    write(tmp_path)
+    codes, said, results = job(tmp_path, 2, "saved", "kill")
+    assert codes[1] == -signal.SIGKILL, said
+    assert codes[0] != 0
+    assert not results  # nothing is released
+    assert "heartbeat" in said or "closed by peer" in said, said
+    states = tmp_path / "states"
+    assert [path.name for path in states.iterdir() if path.name.isdigit()] == ["2"]
+    assert states.stat().st_mode & 0o777 == 0o700
+    codes, said, resumed = job(tmp_path, 2, "saved")
+    assert codes == [0, 0], said
+    assert [r["saved"] for r in resumed] == [r["saved"] for r in whole]  # bit for bit
+    assert [path.name for path in states.iterdir()] == ["5"]
+
+
+@pytest.mark.slow
+def test_refuses_the_state_of_another_number_of_processes(folder, of_two):
+    del of_two
+    with pytest.raises(ValueError, match="another number of processes or devices"):
+        train(execution=Execution(checkpoint=Checkpoint(folder / "states", every=2)))
+
+
+WORDS = np.array([3, 20261122], np.uint32)
+
+
+def launched(folder, program, *options):
+    """What both processes of a launcher write, under Slurm."""
+    WORDS.tofile(folder / "key")
+    # A job's number tells its processes the port of the first.
+    port = free_port(*range(61440, 65536))
+    slurm = {
+        "SLURM_JOB_ID": str(port - 61440),
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_STEP_NUM_NODES": "1",
+        "SLURM_NTASKS": "2",
+    }
+    ranks = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
+    command = [LAUNCH / program, "--folder", folder, *options]
+    codes, out, err = outcome([command] * 2, [slurm | rank for rank in ranks])
+    assert codes == [0, 0], err
+    return out
+
+
+@pytest.mark.slow
+def test_the_launcher_trains_under_slurm(tmp_path):
+    write(tmp_path)
+    files = ["--features", tmp_path / "features.npy"]
+    files += ["--targets", tmp_path / "targets.npy"]
+    numbers = "--epsilon 0.1 --delta 0.01 --scale 3 --learning-rate 0.3 --steps 5"
+    options = *files, *numbers.split(), "--save-every", "2"
+    out = launched(tmp_path, "train.py", *options)
+    solution = train(key=jax.random.wrap_key_data(WORDS, impl="threefry2x32"))
+    released = np.load(tmp_path / "params.npy")
+    np.testing.assert_allclose(released, solution.params, rtol=1e-5, atol=1e-6)
+    assert (tmp_path / "privacy.txt").read_text() == f"{solution.privacy}\n"
+    assert [str(solution.privacy) in text for text in out] == [True, False]
+
+
+@pytest.mark.slow
+def test_each_process_fits_its_own_files(tmp_path):
+    pa, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    names = ["a", "b", "c"]
+    parts = [slice(0, 30), slice(30, 49), slice(49, N)]  # of the first, the second, ...
+    for i, part in enumerate(parts):
+        columns = dict(zip(names, FEATURES[part].T, strict=True)) | {"y": TARGETS[part]}
+        table = pa.table(columns).select(["b", "y", "a", "c"])
+        parquet.write_table(table, tmp_path / f"{i}.parquet", row_group_size=8)
+    numbers = "--target y --max-records 100 --epsilon 3000 --delta 0.01"
+    files = tmp_path / "*.parquet"
+    out = launched(tmp_path, "fit.py", "--files", files, *numbers.split())
+    order = np.r_[0:30, 49:N, 30:49]
+    ones = np.ones((N, 1), np.float32)
+    data = np.c_[FEATURES[:, [1, 0, 2]], ones][order], TARGETS[order]
+    key = jax.random.wrap_key_data(WORDS, impl="threefry2x32")
+    solution = solvers.dp_linear_model(
+        "squared",
+        data,
+        key=jax.random.split(key)[1],
+        epsilon=3000.0,  # all records are used: sampling adds nothing
+        delta=0.01,
+        intercept=3,
+    )
+    released = json.loads((tmp_path / "model.json").read_text())
+    assert list(released["weights"]) == ["b", "a", "c", "intercept"]
+    found = [*released["weights"].values()]
+    np.testing.assert_allclose(found, solution.params, rtol=1e-3, atol=1e-4)
+    assert (released["records"], released["used"]) == (N, N)
+    assert [f"for {N} records" in text for text in out] == [True, False]
+
+
+def test_the_launcher_refuses_text_and_a_used_key(tmp_path, monkeypatch):
+    pa, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    program = runpy.run_path(LAUNCH / "fit.py")
+    parquet.write_table(pa.table({"a": [1], "b": ["secret"]}), tmp_path / "t.parquet")
+    with pytest.raises(SystemExit, match="b must be of numbers, is string") as refused:
+        next(program["rows_of"](str(tmp_path / "t.parquet"), ["a", "b"]))
+    assert "secret" not in str(refused.value)
+    (tmp_path / "model.json").write_text("{}")
+    options = "--files x --target y --max-records 9 --epsilon 1 --delta 0.01 --folder"
+    monkeypatch.setattr("sys.argv", ["fit.py", *options.split(), str(tmp_path)])
+    with pytest.raises(SystemExit, match="its key was used"):
+        program["main"]()
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        *[(name, "train.py") for name in ("slurm.sh", "kubernetes.yaml", "README.md")],
+        ("README.md", "fit.py"),
+    ],
+)
+def test_the_launcher_knows_the_options_that_are_shown(name, program):
+    shown = (LAUNCH / name).read_text().rsplit(program, 1)[1]
+    shown = shown.partition("\n\n")[0]
+    options = set(re.findall(r"--(?!nodes)[a-z][a-z-]+", shown))
+    known = re.findall(r'"(--[a-z-]+)"', (LAUNCH / program).read_text())
+    assert {"--folder", "--epsilon"} <= options <= set(known)

@@ -1,0 +1,294 @@
+"""Gradients over positions, held as two matrices: their norms, sums and uses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend import core
+
+import dpjax
+from dpjax._sums.matrices import MatrixProducts, balanced, squared_norm_of_matrices
+from dpjax._sums.samples import NORM_ERROR, FactoredSamples
+from dpjax.estimators import Clipping
+from dpjax.gradients import explain
+from tests.unit.gradients.test_factored import (
+    assert_same_mean,
+    assert_same_on_two_devices,
+    numbers,
+)
+
+pytestmark = pytest.mark.optimized
+
+
+def random(rng, shape):
+    return rng.standard_normal(shape)
+
+
+def cancelling(rng, shape):
+    """Collinear positions of alternating signs: nothing is left but their noise."""
+    signs = np.where(np.arange(shape[1]) % 2, -1.0, 1.0)[None, :, None]
+    return signs * (1 + 1e-4 * rng.standard_normal(shape))
+
+
+def of_all_sizes(rng, shape):
+    return rng.standard_normal(shape) * 10.0 ** rng.uniform(-30, 30, shape)
+
+
+def by_position(rng, shape):
+    """1e30 beside 1e-30, of which the other factor has the inverse."""
+    sizes = 10.0 ** np.linspace(-30, 30, shape[1])[None, :, None]
+    return rng.standard_normal(shape) * (sizes if shape[2] % 2 else 1 / sizes)
+
+
+FAMILIES = (random, cancelling, of_all_sizes, by_position)
+
+
+@jax.jit
+def clipped(limit, left, right):
+    """Returns the factors of an influence."""
+    sample = FactoredSamples(MatrixProducts(left[None], right[None], lambda x: x))
+    one = jax.tree.map(lambda x: x[0], sample.finite())
+    return Clipping(limit).bound_fn()(one)[0].leaves.numbers
+
+
+def sums_in_some_orders(left, right):
+    """The float32 sums over positions, worst where all of one sign come first."""
+    terms = left[..., :, None] * right[..., None, :]
+    signs = np.argsort(np.sign(terms[0, :, 0, 0]), kind="stable")
+    for order in (slice(None), slice(None, None, -1), signs):
+        yield np.add.accumulate(terms[:, order], axis=1, dtype=np.float32)[:, -1]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_sum_is_longer_than_the_limit(family, dtype):
+    """In any order over positions, for sizes with and without a common power of 2."""
+    rng = np.random.default_rng(0)
+    longest = 0.0
+    for shape, q in (((1, 2, 3), 4), ((3, 40, 21), 8), ((1, 4096, 5), 2)):
+        for limit in (1e-12, 0.7, 1e30):
+            left = jnp.asarray(family(rng, shape), dtype)
+            right = jnp.asarray(family(rng, (*shape[:2], q)), dtype)
+            a, d = map(np.asarray, clipped(limit, left, right))
+            assert np.isfinite(a).all()
+            assert np.isfinite(d).all()
+            for total in sums_in_some_orders(a, d):
+                assert np.isfinite(total).all()
+                norm = np.linalg.norm(total.astype(float)) / np.float32(limit)
+                assert norm <= 1 + NORM_ERROR
+                longest = max(longest, norm)
+    assert longest > 0.8
+
+
+def test_what_rounding_may_hide_is_little_where_positions_do_not_cancel():
+    rng = np.random.default_rng(0)
+    for groups, num_positions, p, q in ((3, 5, 40, 70), (1, 64, 99, 9)):
+        left = rng.standard_normal((groups, num_positions, p))
+        right = rng.standard_normal((groups, num_positions, q))
+        exact = np.linalg.norm(np.einsum("gtp,gtq->gpq", left, right))
+        pair = balanced(jnp.float32(left), jnp.float32(right))
+        squared_norm = jax.jit(squared_norm_of_matrices)
+        for unit in (1e-12, 1.0, 1e9):
+            found = squared_norm(*pair, jnp.float32(1 / unit))
+            norm = float(found) ** 0.5 * np.float32(unit)
+            assert exact * (1 - 1e-6) < norm < exact * 1.001
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+def test_a_position_out_of_the_ordinary_leaves_finite_numbers(bad):
+    rows = jnp.ones((1, 4, 6)).at[0, 2].set(bad), jnp.ones((1, 4, 6)) * 1e10
+    a, d = clipped(1.0, *rows)
+    total = np.einsum("gtp,gtq->gpq", a, d)
+    assert np.linalg.norm(total) <= 1 + 1e-3
+
+
+def test_the_norm_of_positions_that_cancel_is_not_too_small():
+    """Without the slack for rounding, Gram matrices find zero for some of these."""
+    rng, length = np.random.default_rng(0), 1024
+    signs = np.where(np.arange(length) % 2, -1.0, 1.0)[:, None]
+    norm = jax.jit(squared_norm_of_matrices)
+    for _ in range(20):
+        left = (signs * (1 + 1e-6 * rng.standard_normal((length, 3)))).astype("f4")
+        right = (1 + 1e-6 * rng.standard_normal((length, 2))).astype("f4")
+        exact = np.linalg.norm(left.T.astype(float) @ right.astype(float))
+        summed = np.zeros((3, 2), np.float32)
+        for a, d in zip(left, right, strict=True):
+            summed = summed + np.outer(a, d)
+        found = norm(jnp.asarray(left[None]), jnp.asarray(right[None]), jnp.float32(1))
+        assert float(found) ** 0.5 >= max(exact, np.linalg.norm(summed))
+
+
+def cancelling_batches(rng, shape, q):
+    """Batches of factors (n, T, p) and (n, T, q), of which positions all but cancel."""
+    n, length = shape[:2]
+    signs = np.where(np.arange(length) % 2, -1.0, 1.0)[:, None]
+    collinear = signs * (1 + 1e-3 * rng.standard_normal(shape))
+    others = 1 + 1e-3 * rng.standard_normal((n, length, q))
+    sizes = 10.0 ** np.linspace(-30, 30, length)[:, None]
+    beside = np.where(np.arange(length) < length // 2, 1e30, 1e-30)[:, None]
+    return [
+        (30 * collinear, others),
+        (collinear * sizes, others / sizes),
+        (collinear * beside, others / beside),
+        (collinear * beside, others * 1e-30),
+        (np.abs(collinear), others),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+def test_no_record_of_many_positions_moves_the_mean_too_far(dtype, monkeypatch):
+    """Held as matrices, though they are no smaller: one program, several batches."""
+    monkeypatch.setattr("dpjax._sums.samples.SAVING", 0)
+    rng, n, length, p, q = np.random.default_rng(0), 3, 4096, 3, 2
+    estimator, params = Clipping(1.0), {"w": jnp.zeros((p, q), dtype)}
+
+    def loss_fn(params, example):
+        x, y = example
+        return jnp.sum((x @ params["w"]) * y).astype(jnp.float32)
+
+    grad_fn = jax.jit(dpjax.robust_grad(loss_fn, estimator, microbatch_size=1))
+    sensitivity, farthest = estimator.sensitivity(n, p * q), 0.0
+    made = cancelling_batches(rng, (n, length, p), q)
+    records = [(sign * x[0], y[0]) for x, y in made for sign in (1, -1)]
+    for x, y in made:
+        batch = jnp.asarray(x, dtype), jnp.asarray(y, dtype)
+        (row,) = explain(loss_fn, params, batch).rows
+        assert row.way == "matrix product"
+        means = []
+        for record in records:
+            pairs = zip(batch, record, strict=True)
+            rows = [all_.at[0].set(jnp.asarray(one, dtype)) for all_, one in pairs]
+            means.append(np.asarray(grad_fn(params, tuple(rows))["w"], float).ravel())
+        means = np.stack(means)
+        assert np.isfinite(means).all()
+        moves = np.linalg.norm(means[:, None] - means[None], axis=-1)
+        assert moves.max() <= sensitivity.l2
+        farthest = max(farthest, moves.max())
+    assert farthest > 0.9 * sensitivity.l2
+
+
+def test_products_of_rows_are_added_one_by_one_on_cpu():
+    """One sum over rows and positions would round by what cancels in a row."""
+    left = jnp.ones((64, 1, 8, 40))
+    leaf = MatrixProducts(left, left, lambda x: x)
+    text = jax.jit(lambda leaf: leaf.add(leaf.zeros(), None, None)).lower(leaf)
+    dots = [x for x in text.compile().as_text().splitlines() if " dot(" in x]
+    assert dots
+    assert all("f32[1,40,40]" in x or "f32[40,40]" in x for x in dots)
+
+
+WIDTH, LENGTH = 40, 3
+
+
+def dense(p, x):
+    return jnp.tanh(x @ p["w"]) @ p["v"].T
+
+
+def heads(p, x):
+    return jnp.einsum("ti,hij->thj", x, p["h"]).reshape(len(x), -1)
+
+
+def grouped(p, x):
+    return jnp.einsum("tgi,gij->tgj", jnp.stack([x, -x], 1), p["g"]).sum(1)
+
+
+def recurrent(p, x):
+    def step(h, x):
+        h = jnp.tanh(x @ p["w"] + h @ p["v"])
+        return h, h
+
+    return lax.scan(step, x[0], x, reverse=True)[1]
+
+
+def layers_over_time(p, x):
+    """Slices of a parameter in a loop inside of another one, and it whole."""
+
+    def step(h, x):
+        h = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h + x @ p["v"], p["g"])[0]
+        return h, h
+
+    return lax.scan(step, x[0], x)[1]
+
+
+def several_times(p, x):
+    return jnp.tanh(jnp.tanh(x[0] @ p["w"]) @ p["w"] + x[1] @ p["w"])[None]
+
+
+SQUARE, TWO = (WIDTH, WIDTH), (2, WIDTH, WIDTH)
+SEQUENCES = {
+    dense: {"w": SQUARE, "v": SQUARE},
+    heads: {"h": (2, WIDTH, WIDTH)},
+    grouped: {"g": TWO},
+    recurrent: {"w": SQUARE, "v": SQUARE},
+    layers_over_time: {"g": TWO, "v": SQUARE},
+    several_times: {"w": SQUARE},
+}
+
+
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("function", SEQUENCES)
+def test_sequences_have_the_same_mean(function):
+    shapes = SEQUENCES[function]
+    params = {name: 0.2 * numbers(*shape, seed=5) for name, shape in shapes.items()}
+    batch = numbers(9, LENGTH, WIDTH, seed=6)
+
+    def loss_fn(params, x):
+        y = jnp.sin(function(params, x))
+        return jnp.sum(y * jnp.arange(1.0, y.size + 1).reshape(y.shape))
+
+    for row in explain(loss_fn, params, batch).rows:
+        groups = 2 if row.name == "['g']" else 1
+        sizes = WIDTH * (3 if row.name == "['h']" else 2)  # of a vector and a result
+        assert row.way == "matrix product"
+        assert row.why.startswith(f"multiplied by {groups * LENGTH} vectors")
+        assert row.num_bytes == 4 * groups * LENGTH * sizes
+    assert_same_mean(loss_fn, params, batch, rtol=1e-4)
+
+
+def test_a_loop_adds_nothing_up_where_matrices_are_no_smaller():
+    """Of a narrow recurrent layer: its gradient is one product after the loop."""
+    params = {name: 0.3 * numbers(8, 8, seed=5) for name in "wv"}
+    batch = numbers(9, 6, 8, seed=6)
+
+    def loss_fn(params, x):
+        return jnp.sum(jnp.sin(recurrent(params, x)))
+
+    rows = explain(loss_fn, params, batch).rows
+    found = [(row.way, row.num_bytes, row.why) for row in rows]
+    assert found == [("written out", 256, "multiplied by 6 vectors")] * 2
+    assert_same_mean(loss_fn, params, batch)
+    grad_fn = dpjax.robust_grad(loss_fn, Clipping(1.0))
+    product = "f32[9,1,8,8] = dot_general"
+    assert product in str(jax.make_jaxpr(grad_fn)(params, batch))
+    grad_fn = dpjax.robust_grad(loss_fn, Clipping(1.0), factored=False)
+    assert product not in str(jax.make_jaxpr(grad_fn)(params, batch))
+
+
+@pytest.mark.devices(2)
+@pytest.mark.parametrize("function", [dense, recurrent])
+def test_rows_on_several_devices(function):
+    params = {
+        name: 0.2 * numbers(*shape) for name, shape in SEQUENCES[function].items()
+    }
+    batch = numbers(8, LENGTH, WIDTH, seed=6)
+
+    def loss_fn(params, x):
+        return jnp.sum(jnp.sin(function(params, x)))
+
+    assert_same_on_two_devices(loss_fn, params, batch)
+
+
+def test_loops_are_read_as_jax_writes_them():
+    """`gradients.factored` reads these parameters of two operations."""
+
+    def loss(w, x):
+        return lax.scan(lambda x, _: (jax.checkpoint(jnp.dot)(x, w), None), x, None, 3)
+
+    (scan,) = jax.make_jaxpr(loss)(jnp.ones((2, 2)), jnp.ones(2)).jaxpr.eqns
+    assert scan.primitive is core.primitives.scan_p
+    names = {"jaxpr", "num_consts", "num_carry", "length", "reverse", "unroll"}
+    assert names <= scan.params.keys()
+    (remat,) = scan.params["jaxpr"].jaxpr.eqns
+    assert remat.primitive is core.primitives.remat_p
+    assert {"jaxpr", "policy", "prevent_cse"} <= remat.params.keys()

@@ -1,0 +1,148 @@
+"""Keys of 256 bits: the cipher's own blocks, and all that keys of JAX are for."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax import PrivateTraining, solvers
+from dpjax.mechanisms import exponential, gaussian, peeling, secret_key
+from dpjax.mechanisms._chacha import _random_bits, _split, chacha20_blocks
+from dpjax.mechanisms._shared import key_of_words
+from tests.unit.cli.command import invoke
+
+KEY = np.arange(8, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(7)
+
+
+def key_stream(words, nonce, size):
+    """What another implementation says; the counter begins at zero."""
+    ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
+    start = np.array([0, *nonce], "<u4").tobytes()
+    chacha20 = ciphers.algorithms.ChaCha20(words.tobytes(), start)
+    cipher = ciphers.Cipher(chacha20, mode=None)
+    return cipher.encryptor().update(bytes(size))
+
+
+@pytest.mark.parametrize("nonce", [(0, 0, 0), (0, 7, 0), (2**32 - 1, 3, 1)])
+def test_blocks_are_the_ciphers(nonce):
+    counter = jnp.arange(5, dtype="uint32")
+    blocks = chacha20_blocks(jnp.asarray(KEY), counter, tuple(map(np.uint32, nonce)))
+    assert np.asarray(blocks).T.astype("<u4").tobytes() == key_stream(KEY, nonce, 320)
+
+
+@pytest.mark.parametrize("width", [8, 16, 32])
+def test_bits_are_the_key_stream(width):
+    bits = _random_bits(jnp.asarray(KEY), width, (3, 7))
+    assert np.asarray(bits).tobytes() == key_stream(KEY, (0, 0, 0), 21 * width // 8)
+
+
+def test_purposes_have_streams_of_their_own():
+    found = np.asarray(_split(jnp.asarray(KEY), (2,))).tobytes()
+    assert found == key_stream(KEY, (1, 0, 0), 64)
+    folded = [jax.random.fold_in(key_of_words(KEY), i) for i in (0, 1)]
+    keys = [key_of_words(KEY), *jax.random.split(key_of_words(KEY), 3), *folded]
+    words = {np.asarray(jax.random.key_data(one)).tobytes() for one in keys}
+    words.add(np.asarray(jax.random.bits(key_of_words(KEY), (8,))).tobytes())
+    assert len(words) == 7
+    some, more = (jax.random.split(key_of_words(KEY), count) for count in (2, 5))
+    assert (some == more[:2]).all()
+    impl = jax.random.key_impl(key_of_words(KEY))
+    seeded = [jax.random.key_data(jax.random.key(i, impl=impl)) for i in (0, 0, 1)]
+    assert (seeded[0] == seeded[1]).all()
+    assert (seeded[0] != seeded[2]).any()
+    fresh = [jax.random.key_data(secret_key()) for _ in range(2)]
+    assert (fresh[0] != fresh[1]).any()
+
+
+def test_noise_has_its_law_within_jit_scan_and_vmap():
+    keys = jax.random.split(key_of_words(KEY), 42)
+
+    def one(key):
+        return gaussian(key, jnp.zeros(500), stddev=2.0)
+
+    @jax.jit
+    def draw(keys):
+        _, scanned = jax.lax.scan(lambda _, key: (None, one(key)), None, keys)
+        return scanned, jax.vmap(one)(jax.random.clone(keys))
+
+    scanned, mapped = draw(keys[2:])
+    np.testing.assert_array_equal(scanned, mapped)
+    assert scipy.stats.kstest(np.ravel(mapped) / 2, "norm").pvalue > 1e-3
+    scores = jnp.array([0.0, 50.0, 0.0])
+    chosen = exponential(keys[0], scores, epsilon=9.0, sensitivity_range=1.0)
+    assert int(chosen) == 1
+    found = peeling(
+        keys[1], scores, sparsity=1, selection_scale=1e-3, release_stddev=1e-3
+    )
+    assert float(found[1]) == pytest.approx(50.0, abs=0.1)
+
+
+@pytest.mark.slow
+def test_runs_take_it_and_go_on_from_a_checkpoint(tmp_path):
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(400, 3)), rng.normal(size=400)
+
+    def fit(execution, key):
+        return solvers.dp_linear_model(
+            "squared", data, key=key, epsilon=1.0, delta=1e-5, execution=execution
+        ).params
+
+    whole = fit(solvers.Execution(), key_of_words(KEY))
+    checkpoint = solvers.Checkpoint(tmp_path / "states", every=5)
+    for _ in range(2):  # the second goes on from the last state
+        found = fit(solvers.Execution(checkpoint=checkpoint), key_of_words(KEY))
+        np.testing.assert_allclose(found, whole, rtol=1e-5)
+    run = PrivateTraining(
+        lambda params, x: jnp.sum((params - x) ** 2),
+        num_samples=400,
+        epsilon=1.0,
+        delta=1e-5,
+        num_steps=3,
+    )
+    state, _ = run.step(run.init(jnp.zeros(3), key_of_words(KEY)), data[0])
+    assert jnp.isfinite(state.params).all()
+
+
+@pytest.mark.slow
+def test_estimators_and_commands_take_it(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(500, 1))
+    pytest.importorskip("sklearn")
+    from dpjax.sklearn import DPLinearRegression
+
+    models = [DPLinearRegression(random_state="chacha20").fit(x, x[:, 0]) for _ in "12"]
+    assert models[0].intercept_ != models[1].intercept_
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{a:.4f},{a + b:.4f}" for a, b in rng.normal(size=(300, 2))]
+    (tmp_path / "t.csv").write_text("\n".join(["x,y", *lines]))
+    (tmp_path / "s.toml").write_text(
+        "columns.x = {center = 0, scale = 1}\n"
+        "target = {column = 'y', center = 0, scale = 1}"
+    )
+    words = ["train", "t.csv", "--schema", "s.toml", "--loss", "squared"]
+    words += ["--epsilon", 1, "--output", "out", "--generator", "chacha20"]
+    for more in ([], ["--checkpoint", "kept"]):
+        assert invoke(*words, *more).exit_code == 0
+    assert "of 256 bits, for ChaCha20" in (tmp_path / "out/report.json").read_text()
+    refused = invoke(*words, "--seed", 1)
+    assert refused.exit_code == 2
+    assert "--generator must be left out with --seed" in refused.stderr
+
+
+def test_keys_are_restored_by_name(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    run = PrivateTraining(jnp.vdot, num_samples=99, epsilon=1.0, delta=1e-3)
+    state, data = run.init(jnp.zeros(3), secret_key()), jnp.ones((99, 3))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        template = run.init(jnp.zeros(3), secret_key())
+        restored = checkpointer.restore(tmp_path / "state", template)
+    steps = [run.step(each, data)[0].params for each in (restored, state)]
+    assert (steps[0] == steps[1]).all()
+    saved = pickle.loads(pickle.dumps(key_of_words(KEY)))
+    assert (jax.random.key_data(saved) == KEY).all()
+    assert jax.random.key_impl(saved) == "chacha20"

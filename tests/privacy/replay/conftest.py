@@ -1,0 +1,20 @@
+"""The replay of mechanisms, for a file of tests."""
+
+import jax
+import pytest
+
+from tests.privacy.replay import _replay
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_replays(compiled_quickly):
+    """What is released is compared, not how quickly."""
+
+
+@pytest.fixture(scope="module")
+def hooks(programs_of_replays):
+    """A `Replay`, its hooks in place for the whole file, so that programs are kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        jax.clear_caches()  # they were traced without hooks
+        yield _replay.installed(patch)
+    jax.clear_caches()

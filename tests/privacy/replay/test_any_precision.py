@@ -1,0 +1,121 @@
+"""Solvers and transforms in any precision: what they show and move, and the guarantee.
+
+With x64, on tables of every type, records become numbers of any size that the type has.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import registry
+from tests.privacy.replay import _replay
+from tests.privacy.replay.test_solvers import CASES, D, table
+
+DTYPES = ["float64", "float32", "bfloat16", "float16"]
+# What the first record becomes, in any type: some of it overflows to infinity.
+NEIGHBOURS = {
+    "huge": (np.resize([1e300, -1e300, 3e38, 1e42], D), -1e300),
+    "target": (0.0, 1e60),
+    "long": (1e39, -1e39),
+    "tiny": (5e-324, 1e-300),
+    "NaN": (np.nan, -np.inf),
+    "mixed": (np.resize([1e154, -1e19, 6e4, np.inf], D), 1e-310),
+}
+
+
+@pytest.fixture(autouse=True)
+def wide():
+    """With x64, also where callbacks run: in threads of their own."""
+    jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    yield
+    jax.config.update("jax_enable_x64", False)
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def cast(data, dtype):
+    with np.errstate(over="ignore", under="ignore"):
+        return jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype)), data)
+
+
+def pairs(data):
+    """The neighbours of a table."""
+    for row, target in NEIGHBOURS.values():
+        features, targets = map(np.array, data)
+        features[0], targets[0] = row, target
+        yield features, targets
+
+
+def marked(cases, dtypes=DTYPES):
+    """All pairs of both; a part is slow, the rest is for the audit."""
+    found = []
+    for i, name in enumerate(cases):
+        for j, dtype in enumerate(dtypes):
+            is_slow = (i + j) % (2 * len(dtypes)) == 0
+            mark = pytest.mark.slow if is_slow else pytest.mark.audit
+            marks = [] if (i, j) == (4, 0) else mark
+            found.append(pytest.param(name, dtype, marks=marks))
+    return found
+
+
+# A description reads tables, and has the floats of their container.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    marked([name for name in CASES if not name.startswith("description")]),
+)
+def test_solvers_in_any_precision(hooks, name, dtype):
+    data, key = table(registry.enough(name, 20)), jax.random.key(7)
+    solutions = []
+
+    def run(data):
+        if name == "dp_objective_perturbation":
+            data = jax.tree.map(jnp.asarray, data)
+        solution = CASES[name](data, jax.random.clone(key), 0)
+        solutions.append(solution)
+        return solution
+
+    with jax.enable_x64(False):  # the guarantee is known once it is traced
+        jax.eval_shape(lambda: run(cast(data, "float32")))
+    shown = hooks.record(lambda: run(cast(data, dtype)))
+    price = _replay.charged(solutions[0].privacy)
+    for other in pairs(data):
+        hooks.replay(lambda other=other: run(cast(other, dtype)), shown, price)
+    assert len(solutions) == 2 + len(NEIGHBOURS), shown  # none was refused
+    for solution in solutions[1:]:
+        assert solution.privacy == solutions[0].privacy
+        for x in jax.tree.leaves(solution.params):
+            assert np.isfinite(np.asarray(x, np.float64)).all()
+
+
+NOISY = sorted(set(registry.OF_SAMPLES) - {"aggregate"})
+
+
+@pytest.mark.parametrize(("name", "dtype"), marked(NOISY))
+def test_transforms_in_any_precision(hooks, name, dtype):
+    features, targets = table(20)
+    key = jax.random.key(7)
+    one = registry.TRANSFORMS[name](jax.random.clone(key))
+    update = jax.jit(one.update)  # all that differs is in the state
+
+    def run(data):
+        features, targets = data
+        updates = {"w": features.reshape(-1, 2, 3), "b": targets}
+        # Two types in one tree.
+        updates["w"] = jnp.asarray(updates["w"])
+        updates["b"] = jnp.asarray(cast(updates["b"], "float32"))
+        params = jax.tree.map(lambda x: jnp.ones_like(x[0]), updates)
+        transform = registry.TRANSFORMS[name](jax.random.clone(key))
+        state = transform.init(params)
+        if name == "accumulate":  # a piece before the one that releases
+            _, state = update(jax.tree.map(jnp.zeros_like, updates), state, params)
+        return update(updates, state, params)[0]
+
+    data = features, targets
+    shown = hooks.record(lambda: run(cast(data, dtype)))
+    assert shown[0][0] != "raised", shown
+    assert hooks.recorded
+    for other in pairs(data):  # each has the noise multiplier 0.5
+        hooks.replay(lambda other=other: run(cast(other, dtype)), shown, 2.0)
+    for x in jax.tree.leaves(run(cast(data, dtype))):
+        assert np.isfinite(np.asarray(x, np.float64)).all()

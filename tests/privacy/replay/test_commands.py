@@ -1,0 +1,311 @@
+"""Every command writes and prints what its mechanisms release, nothing else.
+
+Outside of the guarantee, and said so where a user reads of them: messages on stderr,
+which are for the curator; `check`, `schema --from-data` and `--strict`; and
+predictions, which are for whoever may see the records.
+"""
+
+import contextlib
+import datetime
+import functools
+import os
+import secrets
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from dpjax.cli import _describe, _ledger, _runs, _train
+from dpjax.cli._app import app
+from dpjax.solvers import Execution
+from tests.privacy.replay import _replay
+
+NUM = 60
+COLUMNS = "who,x,job,y"
+SCHEMA = """\
+columns.x = {center = 0, scale = 1}
+columns.job = {categories = ["cook", "smith"]}
+"""
+TARGETS = {
+    "squared": 'target = {column = "y", center = 0, scale = 2}\n',
+    "logistic": 'target = {column = "y", positive = "1.5"}\n',
+    "poisson": 'target = {column = "y", scale = 2}\n'
+    'exposure = {column = "x", max = 1}\n',
+    "weighted": 'target = {column = "y", center = 0, scale = 2}\n'
+    'weight = {column = "who", max = 5}\n',
+    "open": 'columns.x = {}\ntarget = {column = "y"}\n',
+}
+# Lines that no reader of tables likes.
+HOSTILE = [
+    "0,nan,cook,inf",
+    "0,1e308,a new job,-1e308",
+    "0,-inf,,nan",
+    "0,,,",
+    "0",
+    "",
+    '0,"1,2,3',
+    "0,True,1,False",
+    "0,1e400,\x00,0x10",
+    f"0,{'9' * 5000},smith,{'9' * 400}",
+    "0,\udcff\udcfe,cook,\udcff",
+    "0,1,cook,2,3,4,5",
+    "\ufeff0,\u0661,\u017fmith,½",
+    '0,"1\r2",cook,3',
+    '0,1_8,"a ""b""\r,c",True',
+    '0,"",NaT,"-1.509.000,5 EUR"',
+    '0,"1"2,None,"3',
+    "0,1.5,\udce9,NA",
+]
+
+
+def plain():
+    """Lines of 20 persons with three records each."""
+    x = [((7 * i) % NUM) / 10 - 3 for i in range(NUM)]
+    jobs = ["cook", "smith"]
+    return [f"{i % 20},{x[i]},{jobs[i % 2]},{i % 3 + 0.5}" for i in range(NUM)]
+
+
+WATCHES = []
+
+
+def watch(step, params):
+    """The callback of all commands, so that they share programs: the last one's own."""
+    WATCHES[-1](step, params)
+
+
+def watched(*, callback, **options):
+    """An `Execution` that calls the command's callback by way of `watch`."""
+    WATCHES[:] = [callback]
+    return Execution(callback=watch, **options)
+
+
+class Commands:
+    """Runs a command in a folder that is made anew, with the same key and clock."""
+
+    def __init__(self, hooks, folder, patch):
+        self.hooks, self.folder, self.privacy = hooks, folder, []
+        self.ticks: list[tuple] = []
+        self.drawn, self.is_reported = 0, False
+        patch.chdir(folder)
+        patch.setattr(os, "urandom", self.urandom)
+        patch.setattr(_train, "progress_bars", self.bars)
+        patch.setattr(_runs, "Execution", watched)
+        patch.setattr(secrets, "randbits", lambda size: 7)
+        patch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
+        charge, evaluate = _train.charge, _train.evaluate
+        patch.setattr(_train, "charge", lambda *x: self.trained(charge(*x)))
+        patch.setattr(
+            _train, "evaluate", lambda *x, **y: self.evaluated(evaluate(*x, **y))
+        )
+
+        units = _describe.privacy_of_units
+        patch.setattr(_describe, "privacy_of_units", lambda *x: self.paid(units(*x)))
+
+        class Clock(datetime.datetime):
+            @classmethod
+            def now(cls, tz=None):
+                return cls(2026, 1, 2, tzinfo=tz)
+
+        patch.setattr(_ledger, "datetime", Clock)
+
+    def urandom(self, size):
+        self.drawn += 1
+        return (b"%08d" % self.drawn * size)[:size]
+
+    @contextlib.contextmanager
+    def bars(self, console):
+        yield lambda *tick: self.ticks.append(tick)
+
+    def trained(self, run):
+        self.privacy.append(run.solution.privacy)
+        return run
+
+    def paid(self, privacy):
+        self.privacy.append(privacy)
+        return privacy
+
+    def evaluated(self, evaluation):
+        self.privacy.append(evaluation.privacy)
+        return evaluation
+
+    def run(self, options, lines, encode):
+        """Returns exit code, output, ticks and files of a command on the lines."""
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+        (self.folder / "run").mkdir()
+        self.drawn, self.ticks = 0, []
+        with contextlib.chdir(self.folder / "run"):
+            for name, data in encode(lines).items():
+                (self.folder / "run" / name).write_bytes(data)
+                given = name
+            options = [given if one == "DATA" else str(one) for one in options]
+            if "--ledger" in options:
+                unit = ["--unit", "who"] if "--unit" in options else []
+                opened = ["ledger", "open", "t.toml", "--epsilon", "90", "--delta"]
+                opened += [".1", *unit]
+                assert CliRunner().invoke(app, opened).exit_code == 0
+            result = CliRunner().invoke(app, options)
+            (self.folder / "run" / given).unlink()
+        self.stderr = result.stderr  # for the curator
+        if not isinstance(result.exception, SystemExit | None):
+            raise result.exception
+        ticks = sorted(self.ticks, key=repr)  # calls come out of order
+        return [result.exit_code, result.stdout, ticks, self.files()]
+
+    def files(self):
+        paths = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in paths}
+
+    def reported(self):
+        """Returns the files of a run with its reports: without the table, as it is."""
+        with contextlib.chdir(self.folder / "run"):
+            assert CliRunner().invoke(app, ["report", "out"]).exit_code == 0
+        return self.files()
+
+    def compare(self, options, lines, neighbours, encode, others=()):
+        """Compares a command on lines with the same on others, and what it costs.
+
+        Neighbours move no release further than was charged, others as far as they may.
+        """
+        shown = self.hooks.record(lambda: self.run(options, lines, encode))
+        assert shown[0][1] == ("int", "0"), self.stderr
+        reports = self.reported() if self.is_reported else None
+        # Training and evaluation have records of their own: a unit moves one of them.
+        prices = [_replay.charged(one) for one in self.privacy]
+        price = max(prices) if prices and None not in prices else None
+        prices = [price] * len(neighbours) + [None] * len(others)
+        for table, most in zip([*neighbours, *others], prices, strict=True):
+            again = functools.partial(self.run, options, table, encode)
+            self.hooks.replay(again, shown, most)
+        # Reports read what was compared: the one of the last table stands for all.
+        assert not self.is_reported or self.reported() == reports
+
+
+def as_csv(lines):
+    text = "\n".join([COLUMNS, *lines, ""])
+    return {"data.csv": text.encode("utf-8", "surrogateescape")}
+
+
+def as_euros(lines):
+    """A file with decimal commas, and amounts with a currency."""
+    lines = [f"{line.replace(',', ';').replace('.', ',')} EUR" for line in lines]
+    (content,) = as_csv(lines).values()
+    return {"data.csv": content.replace(COLUMNS.encode(), b"who;x;job;y")}
+
+
+def as_utf16(lines):
+    text = "\n".join(["\ufeff" + COLUMNS, *lines])
+    return {"data.csv": text.encode("utf-16-le", "surrogatepass")}
+
+
+@pytest.fixture
+def commands(hooks, tmp_path, monkeypatch):
+    """A `Commands` in a folder with the schemas."""
+    commands = Commands(hooks, tmp_path, monkeypatch)
+    for name, target in TARGETS.items():
+        columns = SCHEMA if name != "open" else SCHEMA.split("\n", 1)[1]
+        if name == "poisson":
+            columns = SCHEMA.split("\n", 1)[1]
+        (tmp_path / f"{name}.toml").write_text(columns + target)
+    return commands
+
+
+def train(schema="squared", loss=None, **options):
+    """The words of a command that trains."""
+    words = ["train", "DATA", "--schema", f"../{schema}.toml", "--epsilon", 2]
+    words += ["--loss", loss or schema, "--output", "out"]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", *([value] if value != "" else [])]
+    return words
+
+
+def describe(*options):
+    """The words of a command that describes."""
+    words = ["describe", "DATA", "--schema", "../open.toml", "--epsilon", 2]
+    return [*words, "--output", "out", *options]
+
+
+# With a ledger a command is refused unless it releases what was priced.
+CURVES = {"model": "additive", "epsilon": 85}  # 60 records need as much for knots
+CASES = {
+    "linear model": train(),
+    "latin-1": train(encoding="latin-1"),
+    "euros": train(holdout=0.3, decimal=",", thousands=".", currency="EUR"),
+    "labels": train("logistic", holdout=0.3, ledger="t.toml"),
+    "intervals": train(intervals="", epsilon=40, ledger="t.toml", holdout=0.3),
+    "intervals in ranges": train(
+        *("open", "squared"), intervals="", epsilon=85, private_ranges=0.5
+    ),
+    "features": train(max_features=1, ledger="t.toml"),
+    "exposures": train("poisson", holdout=0.3),
+    "weights": train("weighted", "squared"),
+    "curves": train(
+        "logistic", **CURVES | {"epsilon": 40}, holdout=0.3, ledger="t.toml"
+    ),
+    "curves of weights": train("weighted", "squared", **CURVES),
+    "curves in ranges": train(
+        *("open", "huber"), **CURVES, private_ranges=0.5, checkpoint="kept"
+    ),
+    "curves of a sample": train("logistic", **CURVES, max_records=50),
+    "ranges": train("open", "squared", private_ranges=0.5, ledger="t.toml"),
+    "ranges of amounts": train("open", "squared", private_ranges=0.2, holdout=0.2),
+    "sample": train(holdout=0.3, max_records=50, ledger="t.toml"),
+    "checkpoint": train(checkpoint="kept", ledger="t.toml"),
+    "description": describe("--by", "job", "--ledger", "t.toml", "--checkpoint", "k"),
+    "description, sample": describe("--max-records", 50, "--ledger", "t.toml"),
+    "schema": ["schema", "DATA", "--target", "y", "--output", "new.toml"],
+}
+QUICK = {"description", "linear model", "euros", "ranges", "checkpoint", "schema"}
+QUICK |= {"sample", "description, sample"}
+REPORTED = {"description", "description, sample", "euros", "intervals"}
+OF_UNITS = {
+    "held out": train(unit="who", holdout=0.5),
+    "linear model": train(unit="who", records_per_unit=2, ledger="t.toml", holdout=0.5),
+    "curves": train("logistic", **CURVES, unit="who", records_per_unit=2),
+    "sample": train(unit="who", max_records=18),
+    "description": describe("--unit", "who", "--records-per-unit", 2, "--by", "job"),
+    "description, sample": describe("--unit", "who", "--max-records", 18),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in CASES
+    ],
+)
+def test_commands_show_what_they_release(commands, name):
+    lines = plain()
+    neighbours = [[one, *lines[1:]] for one in (HOSTILE[1], "3,2.9,smith,1e30")]
+    # And all records at once: what is seen is equal, however far the values move.
+    hostile = [HOSTILE[i % len(HOSTILE)] for i in range(NUM)]
+    encode = as_euros if name == "euros" else as_csv
+    commands.is_reported = name in REPORTED
+    commands.compare(CASES[name], lines, neighbours, encode, others=[hostile])
+
+
+def test_no_half_of_a_line_end_of_utf16_shows(commands):
+    lines = plain()
+    odd = [lines[0], "1,\u0a05\u0100\ud8002,\u0d0a\u000d\u0a00,1", *lines[2:]]
+    commands.compare(CASES["linear model"], lines, [odd], as_utf16)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=[] if name in ("held out", "sample") else pytest.mark.slow
+        )
+        for name in OF_UNITS
+    ],
+)
+def test_no_person_moves_another(commands, name):
+    # The first person has a record less, others, or more than count.
+    lines = plain()
+    rest = [line for line in lines if not line.startswith("0,")]
+    others = [
+        lines[1:],
+        [*rest, "0,1e308,zz,-1e308"],
+        [*[f"0,{i},cook,{-i}" for i in range(9)], *rest],
+    ]
+    commands.compare(OF_UNITS[name], lines, others, as_csv)

@@ -1,0 +1,202 @@
+"""Faults that were there, or might have been, planted again: the replay sees each."""
+
+import dataclasses
+import warnings
+from functools import partial
+
+import jax
+import numpy as np
+import optax
+import polars as pl
+import pytest
+
+from dpjax import _csv, _validate, batching, estimators, mechanisms
+from dpjax.cli import _units
+from dpjax.sklearn import DPLogisticRegression, _labels
+from dpjax.solvers import _multiparty_gradient_descent, _multiparty_objective
+from dpjax.solvers.linear import _choice, _columns
+from dpjax.transforms import _privatize
+from tests.privacy.replay import test_commands, test_parties, test_sklearn, test_solvers
+from tests.privacy.replay.test_commands import commands  # noqa: F401  # a fixture
+
+
+@pytest.fixture(autouse=True)
+def programs_of_faults():
+    """No program of a fault is used without it, nor one without it with it."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def refused(hooks, release, why, names):
+    with pytest.raises(AssertionError, match=why):
+        test_solvers.refuse_interference(hooks, release, 20, names)
+
+
+def test_values_behind_the_order_of_features(hooks, monkeypatch):
+    def peeling(key, vector, *, selection_scale, release_stddev, **options):
+        scales = {"release_stddev": selection_scale / 10}
+        return mechanisms.peeling(
+            key, vector, selection_scale=selection_scale, **scales, **options
+        )
+
+    monkeypatch.setattr(_choice, "peeling", peeling)
+    refused(
+        hooks, test_solvers.linear(max_features=1), "moves", names=("opposite", "huge")
+    )
+
+
+def test_a_number_that_is_not_released(hooks, monkeypatch):
+    fit = _columns.fit
+
+    def leaking(kind, examples, **options):
+        params, stats = fit(kind, examples, **options)
+        return params, stats | {"largest": examples.features.max()}
+
+    monkeypatch.setattr(_columns, "fit", leaking)
+    release = test_solvers.linear("logistic")
+    refused(hooks, release, "shows", names=("opposite",))
+
+
+def test_a_warning_of_one_number(hooks, monkeypatch):
+    monkeypatch.setattr(_validate, "arrays", lambda tree: tree)
+    refused(hooks, test_solvers.descent(), "RuntimeWarning", names=("huge",))
+
+
+def test_too_little_noise(hooks, monkeypatch):
+    def gaussian(key, value, *, stddev):
+        return mechanisms.gaussian(key, value, stddev=stddev / 4)
+
+    monkeypatch.setattr(_privatize, "gaussian", gaussian)
+    refused(hooks, test_solvers.descent(), "moves", names=("opposite", "zeros"))
+
+
+correlated = partial(  # anew for each test: a run keeps its program
+    test_solvers.training,
+    noise=mechanisms.BinaryTree(4),
+    estimator=test_solvers.CLIPPING,
+    batching=batching.Full(),
+    optimizer=optax.sgd(0.1),
+)
+
+
+def test_correlated_noise_for_one_step_of_four(hooks, monkeypatch):
+    sensitivity = mechanisms.BinaryTree.sensitivity
+
+    def of_one(self, **_):
+        return sensitivity(self, max_participations=1, min_separation=1)
+
+    monkeypatch.setattr(mechanisms.BinaryTree, "sensitivity", of_one)
+    refused(hooks, correlated(), "moves", names=("opposite",))
+
+
+def test_a_mean_beside_the_one_with_correlated_noise(hooks, monkeypatch):
+    add = _privatize.add_correlated_noise
+
+    def leaking(strategy, state, value, **options):
+        released, following = add(strategy, state, value, **options)
+        leaked = jax.tree.map(lambda x, y: x + 1e-3 * y, released, value.high)
+        return leaked, following
+
+    monkeypatch.setattr(_privatize, "add_correlated_noise", leaking)
+    refused(hooks, correlated(), "shows", names=("opposite",))
+
+
+def test_a_party_that_replaces_a_record_and_counts_one_added(hooks, monkeypatch):
+    sensitivity = estimators.Clipping.sensitivity
+
+    def halved(self, *sizes, **how):
+        found = sensitivity(self, *sizes, **how)
+        return found._replace(l2=found.l2 / 2)
+
+    monkeypatch.setattr(estimators.Clipping, "sensitivity", halved)
+    with pytest.raises(AssertionError, match="moves"):
+        test_parties.refuse_interference(hooks, test_parties.descent, 1)
+
+
+def test_a_party_that_tells_the_norm_of_its_mean(hooks, monkeypatch):
+    to_vector = _multiparty_gradient_descent._to_vector
+
+    def telling(mean):
+        vector = to_vector(mean)
+        warnings.warn(f"{np.linalg.norm(vector)}", stacklevel=2)
+        return vector
+
+    monkeypatch.setattr(_multiparty_gradient_descent, "_to_vector", telling)
+    with pytest.raises(AssertionError, match="shows"):
+        test_parties.refuse_interference(hooks, test_parties.descent)
+
+
+def test_the_first_slope_of_an_objective_of_parties(hooks, monkeypatch):
+    slopes, solution = [], _multiparty_objective.Solution
+    add = _multiparty_objective._Party._sum_gradients
+
+    def summed(self, points):
+        slopes.append(add(self, points))
+        return slopes[-1]
+
+    def telling(params, privacy, stats):
+        return solution(params, privacy, stats | {"first": slopes[-1][0, 0]})
+
+    monkeypatch.setattr(_multiparty_objective._Party, "_sum_gradients", summed)
+    monkeypatch.setattr(_multiparty_objective, "Solution", telling)
+    with pytest.raises(AssertionError, match="shows"):
+        test_parties.refuse_interference(hooks, test_parties.CASES["objective"])
+
+
+@pytest.mark.parametrize("container", ["array", "list"])
+def test_labels_in_the_form_of_their_first_record(hooks, monkeypatch, container):
+    def first_form(label):
+        is_plain = isinstance(label, int | float | str | np.generic)
+        return label if is_plain and label == label else None
+
+    monkeypatch.setattr(_labels, "canonical", first_form)
+    ranges = {0: (0, 100), 1: (0, 1e5)}
+    with pytest.raises(AssertionError, match="shows"):
+        test_sklearn.refuse_interference(
+            hooks,
+            lambda: DPLogisticRegression(
+                random_state=0, epsilon=4.0, feature_ranges=ranges
+            ),
+            1_000,
+            container=container,
+        )
+
+
+def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F811
+    placed = _units.Units.placed
+
+    def moved(self, rows, is_chosen, size):
+        return placed(self, rows, np.roll(is_chosen, len(rows)), size)
+
+    monkeypatch.setattr(_units.Units, "placed", moved)
+    lines = test_commands.plain()
+    with pytest.raises(AssertionError, match="moves"):
+        commands.compare(
+            test_commands.OF_UNITS["held out"], lines, [lines[1:]], test_commands.as_csv
+        )
+
+
+@pytest.mark.parametrize("fault", ["bytes", "quotes"])
+def test_a_file_in_which_a_cell_takes_its_neighbours(commands, monkeypatch, fault):  # noqa: F811
+    lines = test_commands.plain()
+    if fault == "bytes":  # a line end of UTF-16 is found in halves of two characters
+
+        def lines_of(path, encoding, *, is_quoted):
+            parts = path.read_bytes()[2:].split(b"\n\0")
+            yield pl.Series([part.decode("utf-16-le", "replace") for part in parts])
+
+        monkeypatch.setattr(_csv, "_lines", lines_of)
+        odd, encode = "1,2,\u0a05\u0100,1", test_commands.as_utf16
+    else:  # as most readers have it, a quote goes on up to the next one
+        begin = _csv._begin
+
+        def quoted(path, text_format):
+            return begin(path, dataclasses.replace(text_format, quoted=True))
+
+        monkeypatch.setattr(_csv, "_begin", quoted)
+        odd, encode = '1,"2,cook,1', test_commands.as_csv
+    odd_lines = [lines[0], odd, *lines[2:]]
+    options = test_commands.CASES["linear model"]
+    with pytest.raises(AssertionError, match=r"n = (2|61) records"):
+        commands.compare(options, lines, [odd_lines], encode)

@@ -1,0 +1,304 @@
+"""Every solver shows nothing but what its mechanisms release, with every option."""
+
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpjax
+from dpjax import _validate, batching, estimators, losses, mechanisms, solvers
+from dpjax.datasets import Categorical, Numeric
+from tests import registry
+from tests.privacy.replay import _replay
+
+D = 6
+
+
+def table(num_samples):
+    """Features and targets, as the registry's solvers take them."""
+    rng = np.random.default_rng(num_samples)
+    features = rng.standard_t(3, (num_samples, D))
+    return features, features[:, 0] + rng.standard_t(3, num_samples)
+
+
+# What the first record becomes.
+NEIGHBOURS = {
+    "zeros": (0.0, 0.0),
+    "NaN": (np.nan, np.nan),
+    "infinities": (np.resize([np.inf, -np.inf], D), -np.inf),
+    "huge": (np.resize([3e38, -1e308, 1e30], D), -1e308),
+    "opposite": (np.resize([-1e6, 1e6], D), 1e6),
+    "tiny": (1e-38, -1e-45),
+    "target": (None, np.nan),
+}
+
+
+def neighbour(data, name):
+    """The table with another first record."""
+    features, targets = (np.array(x) for x in data)
+    row, target = NEIGHBOURS[name]
+    if row is not None:
+        features[0] = row
+    targets[0] = target
+    return features, targets
+
+
+def linear(loss="squared", weight=None, solve=solvers.dp_linear_model, **options):
+    def release(data, key, i):
+        features, targets = data
+        given = dict(options)
+        if given.pop("weights", False):
+            # The first record counts from not at all to too much.
+            first = targets[0] if weight is None else weight
+            given["weights"] = np.r_[first, np.ones(len(targets) - 1)]
+            given["max_weight"] = 2.0
+        if given.pop("offsets", False):
+            given["offsets"] = features[:, 0]
+        given = {"epsilon": 0.5 + i, "delta": 1e-5} | given
+        return solve(loss, (features, targets), key=key, **given)
+
+    return release
+
+
+TICKS = []
+
+
+def tick(step, params):
+    """A callback: one for all runs, so that they share a program."""
+    TICKS.append(_replay.seen((step, params)))
+
+
+CLIPPING = estimators.Clipping(1.0)
+
+
+def descent(estimator=CLIPPING, **options):
+    def release(data, key, i):
+        TICKS.clear()
+        solution = solvers.dp_gradient_descent(
+            losses.squared,
+            jnp.zeros(D),
+            data,
+            key=key,
+            epsilon=1.0 + i,
+            delta=1e-5,
+            estimator=estimator,
+            learning_rate=0.1,
+            num_steps=4,
+            execution=solvers.Execution(callback=tick),
+            **options,
+        )
+        jax.effects_barrier()
+        solution.stats["ticks"] = list(TICKS)
+        return solution
+
+    return release
+
+
+def description(data, key, i, **options):
+    """A description by groups of a private column, as a solution."""
+    features, targets = data
+    frame = {"x": features[:, 0], "y": targets, "by": features[:, 1] > 0}
+    schema = {"x": Numeric(0, 2, limit=1), "y": None, "by": Categorical(("true",))}
+    budget = {"epsilon": 1.0 + i, "delta": 1e-5}
+    found = dpjax.describe(frame, schema, key=key, by="by", **budget, **options)
+    shown = found.rows, found.edges, found.to_json(), found.to_html()
+    return solvers.Solution(shown, found.privacy, {})
+
+
+def training(**options):
+    """A run of four steps, and one too many: its parameters, and all it shows."""
+
+    @cache  # the run of all tables of a size, whose step is compiled once
+    def run_of(num_samples, epsilon):
+        return solvers.PrivateTraining(
+            losses.squared,
+            num_samples=num_samples,
+            epsilon=epsilon,
+            delta=1e-5,
+            num_steps=4,
+            **options,
+        )
+
+    def release(data, key, i):
+        run = run_of(len(data[1]), 1.0 + i)
+        state, shown = run.init(jnp.zeros(D), key), []
+        for _ in range(5):
+            state, metrics = run.step(state, data)
+            shown.append((state.params, metrics))
+        return solvers.Solution(state.params, run.privacy, {"shown": shown})
+
+    return release
+
+
+# At this budget 20 records are enough for knots.
+additive = partial(
+    linear, solve=solvers.dp_additive_model, smooth=(0, 3), intercept=5, epsilon=9_000.0
+)
+
+
+def mostly_zero(loss, data, **options):
+    """Curves of columns one of which is close to zero in all records but the first."""
+    features, targets = data
+    small = np.where(np.arange(D) == 3, 1e-3, 1.0)
+    return solvers.dp_additive_model(loss, (features * small, targets), **options)
+
+
+OPTIONS = {
+    "description": description,
+    "description, sample": partial(description, max_records=12),
+    "curves": additive(weights=True),
+    "curves of a sample": additive("logistic", max_records=12, weights=True),
+    "curves of outputs": additive(losses.softmax(3)),
+    "narrow curves": additive(
+        "logistic", solve=mostly_zero, weights=True, epsilon=200_000.0
+    ),
+    "curves, intervals": additive(weights=True, intervals=True),
+    "curves, exposures": additive(losses.poisson(10.0), offsets=True),
+    "training": training(monitor=0.2),
+    "training, full": training(batching=batching.Full(), monitor=0.2),
+    "training, cyclic bands": training(
+        noise=mechanisms.BandedToeplitz.square_root(4, 2),
+        estimator=CLIPPING,
+        optimizer=optax.sgd(0.1),
+    ),
+    **{
+        f"training, {type(x).__name__}": training(
+            noise=x,
+            estimator=estimators.MedianOfMeans(CLIPPING, 3),
+            batching=batching.Full(),
+            optimizer=optax.sgd(0.1, momentum=0.5),
+        )
+        for x in (
+            mechanisms.BandedToeplitz.square_root(4, 3),
+            mechanisms.BufferedToeplitz(4, decays=(0.5,), scales=(0.5,)),
+            mechanisms.BinaryTree(4),
+        )
+    },
+    "features": linear(max_features=4),
+    "features of classes": linear("logistic", max_features=3, intercept=2),
+    "one feature": linear(max_features=1),
+    "sample": linear(max_records=12, weights=True),
+    "labels": linear("logistic", intercept=0),
+    "weights": linear(intercept=0, weights=True),
+    "labels, weights": linear("logistic", weights=True),
+    "outputs": linear(losses.softmax(3), intercept=5, weights=True),
+    "outputs, features": linear(losses.softmax(3), max_features=2),
+    "exposures": linear(losses.poisson(10.0), intercept=1, offsets=True),
+    "exposures, weights": linear(
+        losses.log_link(1.5), intercept=1, offsets=True, weights=True
+    ),
+    "offsets": linear(losses.huber(1.0), offsets=True),
+    "intervals": linear(intercept=0, intervals=True),
+    "intervals, labels": linear("logistic", weights=True, intervals=True),
+    "intervals, exposures": linear(
+        losses.poisson(10.0), intercept=1, offsets=True, weights=True, intervals=True
+    ),
+    "intervals, robust": linear("huber", intercept=0, intervals=True),
+    "robust": linear("huber", intercept=0, weights=True),
+    "median of means": descent(
+        estimators.MedianOfMeans(estimators.Clipping(1.0), 3), averaging=True
+    ),
+    "normalised": descent(estimators.Normalization(0.1)),
+    "truncated": descent(estimators.Truncation(1.0)),
+    "winsorized": descent(estimators.Winsorization(1.0)),
+    "trimmed": descent(estimators.TrimmedMean(0.2, -1.0, 1.0)),
+    "poisson": descent(batching=batching.Poisson(5.0, capacity=20)),
+    "fixed size": descent(batching=batching.WithoutReplacement(5)),
+    "epochs": descent(batching=batching.ShuffledEpochs(5)),
+    "bins": descent(batching=batching.BallsInBins(4)),
+    "objective": lambda data, key, i: solvers.dp_objective_perturbation(
+        *data, key=key, epsilon=1.0, delta=1e-5, regularization=0.1
+    ),
+    **{
+        f"mean, {type(x).__name__}": lambda data, key, i, x=x: solvers.dp_mean(
+            data[0], key=key, epsilon=1.0, delta=1e-5, estimator=x
+        )
+        for x in (
+            *(CLIPPING, estimators.Truncation(1.0), estimators.Winsorization(1.0)),
+            estimators.MedianOfMeans(estimators.Truncation(1.0), 4),
+        )
+    },
+    "untuned mean of a column": lambda data, key, i: solvers.dp_mean(
+        data[1], key=key, epsilon=1.0, delta=1e-5
+    ),
+}
+PRIVATE = {
+    name: make
+    for name, make in registry.SOLVERS.items()
+    if name != "robust_gradient_descent"  # protects nobody, and says so
+}
+CASES = PRIVATE | OPTIONS
+
+
+def refuse_interference(
+    hooks, release, num_samples, names=tuple(NEIGHBOURS), most=None
+):
+    """Compares a run with those on neighbours, and what moves with what was charged."""
+    data, key = table(num_samples), jax.random.key(7)
+    guarantees = []
+
+    def run(data):
+        if release is registry.SOLVERS["dp_objective_perturbation"]:
+            data = jax.tree.map(jnp.asarray, _validate.arrays(data))
+        solution = release(data, jax.random.clone(key), 0)
+        guarantees.append(solution.privacy)
+        return solution
+
+    shown = hooks.record(lambda: run(data))
+    price = _replay.charged(guarantees[0]) if guarantees else None
+    for name in names:
+        other = neighbour(data, name)
+        hooks.replay(lambda other=other: run(other), shown, most or price)
+    return shown
+
+
+@pytest.mark.parametrize("name", sorted({*registry.MECHANISMS} - {"discrete_gaussian"}))
+def test_every_mechanism_is_replayed(hooks, name, key):
+    # The other one's noise is of parties, whose sums are tested with them.
+    def run(value):
+        return registry.MECHANISMS[name](jax.random.clone(key), value)
+
+    shown = hooks.record(lambda: run(jnp.arange(4.0)))
+    assert len(hooks.recorded) == 1
+    hooks.replay(lambda: run(jnp.array([5.0, -9.0, 0.0, 2.0])), shown, None)
+
+
+@pytest.mark.quick(12)
+@pytest.mark.parametrize("name", CASES)
+def test_solvers_show_what_they_release(hooks, name):
+    (kind, *_), _ = refuse_interference(hooks, CASES[name], registry.enough(name, 20))
+    assert kind == "Solution"  # else nothing was compared
+
+
+@pytest.mark.parametrize(
+    "num_samples",
+    [
+        pytest.param(1, marks=pytest.mark.slow),
+        pytest.param(2, marks=pytest.mark.audit),
+        pytest.param(1000, marks=pytest.mark.audit),
+    ],
+)
+@pytest.mark.parametrize("name", CASES)
+def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
+    refuse_interference(hooks, CASES[name], num_samples)
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"intercept": 0},
+        {"loss": "logistic"},
+        {"loss": losses.softmax(3), "intercept": 5},
+        {"loss": losses.log_link(1.5), "intercept": 1, "offsets": True},
+        {"loss": losses.huber(1.0), "max_features": 3},
+        {"intercept": 0, "intervals": True},
+    ],
+    ids=str,
+)
+def test_a_record_of_weight_zero_moves_no_release(hooks, options):
+    release = linear(weights=True, weight=0.0, **options)
+    refuse_interference(hooks, release, 20, most=1e-30)  # programs of `CASES`

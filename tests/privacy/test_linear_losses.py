@@ -1,0 +1,471 @@
+"""Losses of a prediction: values, derivatives, declared bounds, ranges, extremes."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+
+from dpjax import losses
+from dpjax.losses._shared import Huber, named
+from tests.unit.refusals import refused
+
+RNG = np.random.default_rng(20261123)
+
+
+def _tweedie(eta, y, p, low, high, most):
+    """The formula, continued by parabolas outside [log low, log high], then lines."""
+    inner = np.clip(eta, np.log(low), np.log(high))
+    if p == 1:
+        value = np.exp(inner) - 1 - y * inner
+    elif p == 2:
+        value = inner + y * (np.exp(-inner) - 1)
+    else:
+        rising = (np.exp((2 - p) * inner) - 1) / (2 - p)
+        value = rising + y * (np.exp((1 - p) * inner) - 1) / (p - 1)
+    slope = np.exp((2 - p) * inner) - y * np.exp((1 - p) * inner)
+    q, beyond = 2 - p, eta - inner
+    bend = max(q * m**q + (p - 1) * most * m ** (q - 1) for m in (low, high))
+    for m, change, sign in ((low, 2 * low**q, -1), (high, most * high ** (q - 1), 1)):
+        bent = min(m**q, bend)
+        part = np.clip(sign * beyond, 0, change / bent)
+        value = value + bent * part * (np.maximum(sign * beyond, 0) - part / 2)
+    return value + slope * beyond
+
+
+def _huber(eta, y, t=1.5):
+    s = np.abs(eta - y)
+    return np.where(s <= t, s**2 / 2, t * s - t**2 / 2)
+
+
+def _biweight(eta, y, t=2.5):
+    u = np.minimum(((eta - y) / t) ** 2, 1)
+    return t**2 / 6 * (1 - (1 - u) ** 3)
+
+
+def _hinge(eta, y, h=0.5):
+    z = eta * y
+    parabola = (1 + h - z) ** 2 / (4 * h)
+    return np.where(z > 1 + h, 0.0, np.where(z < 1 - h, 1 - z, parabola))
+
+
+# Name: the loss, its formula in float64, the least and the largest target to try.
+CASES = {
+    "squared": (losses.squared, lambda e, y: (e - y) ** 2 / 2, -3, 3),
+    "absolute": (losses.absolute, lambda e, y: np.abs(e - y), -3, 3),
+    "huber": (losses.huber(1.5), _huber, -3, 3),
+    "biweight": (losses.biweight(2.5), _biweight, -3, 3),
+    "logistic": (losses.logistic, lambda e, y: -scipy.special.log_expit(y * e), -1, 1),
+    "smoothed hinge": (losses.MarginLoss.smoothed_hinge(), _hinge, -1, 1),
+    "poisson": (
+        losses.poisson(4.0, max_target=9.0),
+        lambda e, y: _tweedie(e, y, 1, 4e-6, 4.0, 9),
+        0,
+        9,
+    ),
+    "gamma": (
+        losses.gamma(min_mean=0.2, max_target=6.0),
+        lambda e, y: _tweedie(e, y, 2, 0.2, 6.0, 6),
+        0,
+        6,
+    ),
+    "tweedie": (
+        losses.tweedie(1.5, min_mean=0.2, max_mean=3.0, max_target=6.0),
+        lambda e, y: _tweedie(e, y, 1.5, 0.2, 3.0, 6),
+        0,
+        6,
+    ),
+    "tweedie, wide": (
+        losses.tweedie(1.2, min_mean=0.01, max_mean=50.0, max_target=20.0),
+        lambda e, y: _tweedie(e, y, 1.2, 0.01, 50.0, 20),
+        0,
+        20,
+    ),
+}
+cases = pytest.mark.parametrize("name", CASES)
+LOSSES = {name: loss for name, (loss, *_) in CASES.items()}
+ALL = LOSSES | {"softmax": losses.softmax(4)}
+SMOOTH = ["squared", "logistic", "poisson", "gamma", "tweedie", "tweedie, wide"]
+
+
+def draw(name, num=400, spread=4.0):
+    """Predictions and targets of the loss's range, its ends among them."""
+    _, _, low, high = CASES[name]
+    predictions = spread * RNG.standard_t(3, size=num)
+    if low == -1:
+        return predictions, RNG.choice([-1.0, 1.0], size=num)
+    return predictions, np.clip(RNG.uniform(low - 1, high + 1, size=num), low, high)
+
+
+@cases
+def test_value_is_the_formula(name):
+    loss, formula, *_ = CASES[name]
+    predictions, targets = draw(name)
+    expected = formula(predictions, targets)
+    with jax.enable_x64(True):
+        precise = loss.value(jnp.asarray(predictions), jnp.asarray(targets))
+        np.testing.assert_allclose(precise, expected, rtol=1e-12, atol=1e-14)
+    rough = loss.value(jnp.float32(predictions), jnp.float32(targets))
+    assert rough.dtype == jnp.float32
+    np.testing.assert_allclose(rough, expected, rtol=3e-5, atol=3e-6)
+
+
+def derivatives(loss):
+    """Returns the value, the declared derivatives, and those of the value."""
+
+    @jax.jit
+    def evaluate(predictions, targets):
+        declared = (loss.derivative(predictions, targets),)
+        declared += (loss.curvature(predictions, targets),)
+        slope_fn = jax.grad(loss.value)
+        slopes = jax.vmap(slope_fn)(predictions, targets)
+        if loss.num_outputs > 1:
+            return loss.value(predictions, targets), *declared, slopes
+        bends = jax.vmap(jax.grad(slope_fn))(predictions, targets)
+        return loss.value(predictions, targets), *declared, slopes, bends
+
+    return evaluate
+
+
+@cases
+def test_derivative_and_curvature_are_those_of_the_value(name):
+    loss = LOSSES[name]
+    predictions, targets = draw(name)
+    with jax.enable_x64(True):
+        _, slope, bend, slopes, bends = derivatives(loss)(predictions, targets)
+        np.testing.assert_allclose(slope, slopes, 1e-10, 1e-12)
+        np.testing.assert_allclose(bend, bends, 1e-10, 1e-12)
+    points = [jnp.float32(x) for x in (predictions, targets)]
+    np.testing.assert_allclose(loss.derivative(*points), slopes, 1e-4, 3e-6)
+
+
+def search(loss, low, high):
+    """The largest |derivative|, and the extreme rises, that a search can find.
+
+    On a grid that holds the ends of the range, then ever nearer around the best.
+    """
+    targets = np.array([-1.0, 1.0]) if low == -1 else np.linspace(low, high, 21)
+    center, width = np.zeros((1, targets.size)), 20.0
+    slopes, rises = [], []
+    for _ in range(6):
+        grid = center + width * np.linspace(-1, 1, 4001)[:, None]
+        points = jnp.asarray(grid), jnp.asarray(np.broadcast_to(targets, grid.shape))
+        found = np.asarray(loss.derivative(*points))
+        rise = np.diff(found, axis=0) / np.diff(grid, axis=0)
+        slopes.append(np.abs(found).max())
+        rises += [rise.max(), rise.min()]
+        best = np.abs(rise).argmax(axis=0)
+        center, width = np.take_along_axis(grid, best[None], axis=0), width / 8
+    return max(slopes), max(rises), min(rises)
+
+
+@cases
+def test_properties_hold_for_targets_beyond_the_range(name):
+    # A solver may pass any target: the loss is convex, smooth and bounded there too.
+    loss = LOSSES[name]
+    targets = np.array([0, 0.3, 1e3, -1e-9, -1e-3, -1, -5, -1e3, np.inf, -np.inf])
+    etas, targets = np.meshgrid(np.linspace(-12, 12.1, 2400), targets, indexing="ij")
+    with jax.enable_x64(True):
+        points = jnp.asarray(etas).ravel(), jnp.asarray(targets).ravel()
+        value, slopes, _, gradients, _ = map(np.asarray, derivatives(loss)(*points))
+    is_finite = np.isfinite(value)
+    np.testing.assert_allclose(slopes[is_finite], gradients[is_finite], 1e-9, 1e-9)
+    assert np.abs(slopes).max() <= loss.derivative_bound
+    slopes = slopes.reshape(etas.shape)
+    rises = np.diff(slopes, axis=0) / np.diff(etas, axis=0)
+    if loss.curvature_bound < math.inf:
+        assert np.abs(rises).max() <= loss.curvature_bound * (1 + 1e-9)
+    assert rises.min() >= -1e-7 or not loss.is_convex
+
+
+@cases
+def test_declared_bounds_outlive_a_search_and_are_near_to_it(name):
+    loss, _, low, high = CASES[name]
+    with jax.enable_x64(True):
+        slope, steepest, lowest = search(loss, low, high)
+    assert slope <= loss.derivative_bound * (1 + 1e-12)
+    assert max(steepest, -lowest) <= loss.curvature_bound * (1 + 1e-7)
+    if loss.derivative_bound < math.inf:
+        assert slope >= 0.99 * loss.derivative_bound
+    if loss.curvature_bound < math.inf:
+        assert steepest >= 0.99 * loss.curvature_bound
+    assert (lowest >= -1e-7 * max(steepest, 1)) == loss.is_convex
+
+
+def test_bounds_hold_for_any_range():
+    with jax.enable_x64(True):
+        for _ in range(30):
+            p = RNG.choice([1.0, 2.0, RNG.uniform(1.001, 1.999)])
+            low = 10 ** RNG.uniform(-4, 1)
+            high, most = low * 10 ** RNG.uniform(0, 4), 10 ** RNG.uniform(-2, 4)
+            if p == 1:
+                loss = losses.poisson(high, max_target=most)
+            elif p == 2:
+                loss = losses.gamma(min_mean=low, max_target=high)
+            else:
+                loss = losses.tweedie(p, min_mean=low, max_mean=high, max_target=most)
+            slope, steepest, lowest = search(loss, 0.0, loss.target_range[1])
+            assert slope <= loss.derivative_bound * (1 + 1e-12)
+            assert 0.9 * loss.curvature_bound <= steepest
+            assert steepest <= loss.curvature_bound * (1 + 1e-6)
+            assert lowest >= -1e-6 * steepest
+
+
+def test_softmax_is_the_formula():
+    loss = losses.softmax(4)
+    predictions = 3 * RNG.standard_t(3, size=(200, 4))
+    labels = RNG.integers(4, size=200)
+    shares = scipy.special.softmax(predictions, axis=1)
+    own = np.take_along_axis(predictions, labels[:, None], axis=1)
+    # Of the other classes alone: -log(share) is rounded where the share is nearly one.
+    odds = np.where(np.eye(4)[labels] == 1, 0, np.exp(predictions - own)).sum(axis=1)
+    slopes = shares - np.eye(4)[labels]
+    bends = shares[:, :, None] * np.eye(4) - shares[:, :, None] * shares[:, None]
+    with jax.enable_x64(True):
+        values, *found, grads = derivatives(loss)(predictions, labels)
+        rounding = 4 * np.finfo(np.float64).eps * np.abs(predictions).max()
+        np.testing.assert_allclose(values, np.log1p(odds), 1e-10, rounding)
+        np.testing.assert_allclose(found[0], slopes, 1e-10, 1e-13)
+        np.testing.assert_allclose(found[1], bends, 1e-9, 1e-13)
+        np.testing.assert_allclose(grads, slopes, 1e-9, 1e-13)
+    params = jnp.float32(RNG.normal(size=(3, 4)))
+    features = jnp.float32(RNG.normal(size=3))
+    one = loss(params, (features, 2))
+    assert float(one) == pytest.approx(
+        float(-jax.nn.log_softmax(features @ params)[2]), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 7])
+def test_bounds_of_softmax_outlive_a_search(num_classes):
+    loss = losses.softmax(num_classes)
+    predictions = 4 * RNG.normal(size=(3000, num_classes))
+    predictions[0, :2] = 40.0  # two classes of the same share: the worst case
+    predictions[1, 0], predictions[1, 1] = 40.0, -40.0
+    with jax.enable_x64(True):
+        points = jnp.asarray(predictions), jnp.ones(3000)
+        norms = np.linalg.norm(loss.derivative(*points), axis=1)
+        eigenvalues = np.linalg.eigvalsh(np.asarray(loss.curvature(*points)))
+    assert 0.999 * loss.derivative_bound <= norms.max()
+    assert norms.max() <= loss.derivative_bound * (1 + 1e-12)
+    assert 0.999 * loss.curvature_bound <= eigenvalues.max()
+    assert eigenvalues.max() <= loss.curvature_bound * (1 + 1e-12)
+    assert eigenvalues.min() >= -1e-12
+
+
+FINITE = [0, 1, -1, 0.5, 1e-45, -1e-45, 1e3, 1e18, -1e18, 3e38, -3e38]
+WILD = np.array([*FINITE, np.inf, -np.inf, np.nan], np.float32)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_nothing_leaves_its_bound(name):
+    loss = ALL[name]
+    etas, targets = (x.reshape(-1) for x in np.meshgrid(WILD, WILD))
+    if name == "softmax":
+        others = [np.roll(etas, 1), np.roll(etas, 7), np.zeros_like(etas)]
+        etas = np.stack([etas, *others], axis=1)
+    for y in (jnp.asarray(targets), loss.targets_of(jnp.asarray(targets))):
+        slopes = np.asarray(loss.derivative(jnp.asarray(etas), y))
+        bends = np.asarray(loss.curvature(jnp.asarray(etas), y))
+        assert slopes.dtype == bends.dtype == np.float32
+        assert np.isfinite(slopes).all()
+        assert np.isfinite(bends).all()
+        assert np.abs(slopes).max() <= np.float32(loss.derivative_bound)
+        assert np.abs(bends).max() <= np.float32(loss.curvature_bound)
+        assert not loss.is_convex or name == "softmax" or bends.min() >= 0
+        assert (slopes[np.isnan(etas)] == 0).all()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_targets_are_mapped_into_the_range(name):
+    loss = ALL[name]
+    mapped = loss.targets_of(jnp.asarray(WILD))
+    assert mapped.dtype == jnp.float32
+    assert mapped.shape == WILD.shape
+    assert bool(jnp.isfinite(mapped).all())
+    low, high = loss.target_range
+    assert bool((low <= mapped).all() & (mapped <= high).all())
+    assert (loss.targets_of(mapped) == mapped).all()
+
+
+@pytest.mark.parametrize(
+    ("loss", "given", "expected"),
+    [
+        (losses.squared, [np.nan, np.inf, -2.5, -1e30], [0, 1e18, -2.5, -1e18]),
+        (
+            losses.logistic,
+            [np.nan, np.inf, 0.0, -2, 1e-30, -0.0],
+            [-1, 1, -1, -1, 1, -1],
+        ),
+        (
+            losses.poisson(4.0, max_target=9.0),
+            [np.nan, -1, 3, 10, np.inf],
+            [0, 0, 3, 9, 9],
+        ),
+        (losses.softmax(3), [np.nan, -1, 1.2, 1.7, 3, -np.inf], [0, 0, 1, 2, 2, 0]),
+    ],
+    ids=lambda value: (
+        type(value).__name__ if isinstance(value, losses.LinearLoss) else ""
+    ),
+)
+def test_targets_follow_the_public_rule(loss, given, expected):
+    found = loss.targets_of(jnp.array(given, jnp.float32))
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_the_constant_prediction_is_the_best_constant(name):
+    loss = LOSSES[name]
+    _, targets = draw(name, num=50)
+    targets = np.where(targets > 2, 0.7, targets) if targets.min() >= 0 else targets
+    prediction = loss.constant_prediction(jnp.float32(targets.mean()))
+    slopes = loss.derivative(jnp.full(50, prediction), jnp.float32(targets))
+    assert float(slopes.mean()) == pytest.approx(0, abs=1e-5)
+    mean = float(loss.mean_of(prediction))
+    expected = (1 + targets.mean()) / 2 if name == "logistic" else targets.mean()
+    assert mean == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_constant_prediction_of_classes_is_the_best_one():
+    loss, labels = losses.softmax(3), jnp.array([0.0, 1, 1, 2, 1, 2])
+    shares = jnp.array([1, 3, 2]) / 6
+    prediction = loss.constant_prediction(shares)
+    assert float(prediction.sum()) == pytest.approx(0, abs=1e-6)
+    np.testing.assert_allclose(loss.mean_of(prediction), shares, rtol=1e-6)
+    slopes = loss.derivative(jnp.tile(prediction, (6, 1)), labels)
+    np.testing.assert_allclose(slopes.mean(axis=0), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_constant_predictions_are_finite(name):
+    loss = ALL[name]
+    for mean in (-1e30, -1.0, 0.0, 1.0, 1e30):
+        means = jnp.float32([mean] * 4) if name == "softmax" else jnp.float32(mean)
+        prediction = loss.constant_prediction(means)
+        assert bool(jnp.isfinite(prediction).all())
+        assert prediction.shape == means.shape
+        assert bool(jnp.isfinite(loss.mean_of(prediction)).all())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a: losses.poisson(2.0 * a),
+        lambda a: losses.gamma(min_mean=0.1, max_target=a),
+        lambda a: losses.tweedie(1.5, min_mean=0.1, max_mean=1.0, max_target=a),
+        lambda a: losses.softmax(int(2 * a)),
+        losses.huber,
+        losses.biweight,
+        lambda a: losses.MarginLoss.smoothed_hinge(a),
+        lambda a: losses.squared if a == 1.0 else losses.logistic,
+    ],
+)
+def test_losses_are_static_arguments(make):
+    num_traces = 0
+
+    def evaluate(loss, predictions, targets):
+        nonlocal num_traces
+        num_traces += 1
+        return loss.derivative(predictions, targets)
+
+    evaluate = jax.jit(evaluate, static_argnums=0)
+    outputs = make(1.0).num_outputs
+    predictions = jnp.zeros(3) if outputs == 1 else jnp.zeros((3, outputs))
+    for _ in range(3):
+        evaluate(make(1.0), predictions, jnp.ones(3))
+    assert num_traces == 1
+    assert make(1.0) == make(1.0) != make(2.0)
+    assert hash(make(1.0)) == hash(make(1.0))
+
+
+@pytest.mark.parametrize("mean", [1e-3, 0.1, 1.0, 4.0, 30.0, 1e4])
+def test_few_counts_pass_the_default_maximum(mean):
+    most = losses.poisson(mean).target_range[1]
+    assert 0 < scipy.stats.poisson.sf(most - 1, mean) < math.exp(-18)
+
+
+def test_a_margin_loss_is_a_loss_of_the_prediction():
+    def phi(z):
+        return jnp.hypot(1.0, z - 1) - 1
+
+    loss = losses.MarginLoss(jax.grad(phi), 1.0, 1.0, value_fn=phi)
+    predictions = jnp.array([-3.0, 0.5, 2.0])
+    for label in (-1.0, 1.0):
+        labels = jnp.full(3, label)
+        slopes = jax.vmap(jax.grad(phi))(label * predictions)
+        np.testing.assert_array_equal(
+            loss.derivative(predictions, labels), label * slopes
+        )
+        np.testing.assert_allclose(
+            loss.value(predictions, labels), phi(label * predictions)
+        )
+    example = jnp.array([1.0, 2.0]), -1
+    expected = loss.derivative(jnp.float32(0.7), -1) * example[0]
+    found = jax.grad(loss)(jnp.array([0.1, 0.3]), example)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert losses.MarginLoss.logistic() is losses.logistic
+
+
+@pytest.mark.parametrize("loss", [losses.logistic, losses.MarginLoss.smoothed_hinge()])
+def test_a_label_above_zero_is_the_positive_class(loss):
+    predictions = jnp.array([-2.0, 0.3, 5.0])
+    others = [(other, -1.0) for other in (-1, 0, 0.0, False, -7)]
+    for label, sign in (*others, (1, 1.0), (True, 1.0), (3, 1.0)):
+        for method in (loss.value, loss.derivative, loss.curvature):
+            np.testing.assert_array_equal(
+                method(predictions, np.full(3, label)),
+                method(predictions, np.full(3, sign)),
+            )
+        slope = jax.grad(loss)(jnp.ones(1), (jnp.ones(1), label))
+        np.testing.assert_allclose(slope, loss.derivative(jnp.ones(1), sign), 1e-6)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_missing_target_has_no_slope(name):
+    loss, targets = ALL[name], jnp.array([jnp.nan, 1.0])
+    predictions = jnp.zeros((2, *(loss.num_outputs,) * (loss.num_outputs > 1)))
+    assert bool(jnp.isnan(loss.value(predictions, targets)[0]))
+    for method in (loss.derivative, loss.curvature):
+        missing, present = method(predictions, targets)
+        np.testing.assert_array_equal(missing, 0)
+        np.testing.assert_array_equal(present, method(predictions[1:], targets[1:])[0])
+
+
+def test_a_margin_loss_without_a_value_says_so():
+    loss = losses.MarginLoss(jnp.tanh, 1.0, 1.0)
+    assert float(loss.derivative(jnp.float32(0.0), 1.0)) == 0
+    with pytest.raises(ValueError, match="value_fn must be given"):
+        loss(jnp.ones(2), (jnp.ones(2), 1.0))
+
+
+def test_the_logistic_derivative_of_a_margin_is_to_the_bit_what_it_was():
+    with jax.enable_x64(True):
+        margins = jnp.asarray(50 * RNG.standard_t(2, size=5000))
+        slopes = jax.jit(losses.logistic.derivative)(margins)
+        bends = jax.jit(losses.logistic.curvature)(margins)
+        expected = jax.jit(lambda z: jnp.clip(-jax.nn.sigmoid(-z), -1.0, 0.0))(margins)
+        bend = jax.vmap(jax.grad(lambda z: -jax.nn.sigmoid(-z)))
+        bent = jax.jit(lambda z: jnp.clip(bend(z), 0.0, 0.25))(margins)
+        np.testing.assert_array_equal(slopes, expected)
+        np.testing.assert_array_equal(bends, bent)
+
+
+def test_losses_have_names():
+    for name in ("squared", "logistic"):
+        assert named(name) is getattr(losses, name)
+        assert named(named(name)) is getattr(losses, name)
+    assert named("huber") == Huber(1.345, in_scales=True)
+    for bad in ("hinge", 3, None, lambda params, example: 0.0, ["squared"]):
+        with pytest.raises(ValueError, match="loss must be 'squared' or 'logistic' or"):
+            named(bad)
+
+
+test_bad_hyperparameters_are_named = refused(
+    lambda make: make(),
+    (lambda: losses.gamma(min_mean=2.0, max_target=1.0), "min_mean"),
+    (lambda: losses.tweedie(1.5, min_mean=3, max_mean=2, max_target=3), "min_mean"),
+    said="{} must be",
+)

@@ -1,0 +1,474 @@
+"""Files to columns: a cell changes its own record alone, and no value raises."""
+
+import csv
+import datetime
+import decimal
+import gzip
+import io
+import itertools
+import zipfile
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax import _csv
+from dpjax._tables import column_names, declared_kinds, read_columns
+from dpjax._texts import TextFormat, Texts, numbers_of
+from dpjax.datasets import Categorical, Numeric, encode
+from tests.unit.refusals import refused
+
+
+@pytest.fixture
+def csv_file(tmp_path):
+    def write(content):
+        path = tmp_path / "data.csv"
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+# Lines of a table with the header x,y; {d} is its delimiter.
+LINES = [
+    "good{d}1",
+    '"good{d}1',
+    'screen of 15"{d}1',
+    '5"{d}"6"',
+    '"a{d} b"{d}1',
+    'a"b{d}"c"d',
+    '"a ""b{d}c"" d" {d} "1"',
+    '"a""{d}1',
+    '"""',
+    '"',
+    '""',
+    '""{d}""',
+    "{d}",
+    ",;\t|",
+    "a{d}b{d}c{d}d",
+    "7",
+    " \t",
+    "sep=;",
+    "x{d}y",
+    "nan{d}inf",
+    "Total{d}9",
+    "\ufeff{d}\u2028\x85\x0b\x0c\x1c",
+    "\u0a05\u0100{d}\u0a0d\u0d0a",
+    '\0{d}\x1a"\x1b',
+    "\xe9{d}\u0663",
+    '"\U0001f600{d}1',
+]
+# Bytes that do not decode, or that switch to another alphabet.
+BYTES = [b"\xff\xfe,\x00", b"\x81", b"\xe2\x82", b"\x1b$B", b"~{+AAo-", b"\x8130"]
+WIDE_BYTES = [b"\x00\xd8", b"\xd8\x00", b"\xdc\x00", b"\x0a\x0a", b"\xff\xfe"]
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1"]
+ENCODINGS += ["cp1252", "shift_jis", "gbk", "gb18030", "iso2022_jp", "hz", "utf-7"]
+DECLARED = {"utf-8": None, "utf-8-sig": None, "utf-16": None}
+END_IN_CELL = {"\n": "\r", "\r\n": "\r", "\r": "\n"}
+
+
+def hostile(encoding, end, delimiter):
+    """Returns a function that writes text, a plain line, and hostile ones, as bytes."""
+    order = "utf-16-le" if encoding == "utf-16" else encoding.removesuffix("-sig")
+
+    def written(text):
+        return text.encode(order, "replace")
+
+    lines = [line.format(d=delimiter) for line in LINES]
+    other = END_IN_CELL[end]
+    lines += [f"a{other}b{delimiter}1", f"{other}", '"a' + other, f'b"{other}']
+    lines += [f'"{delimiter * 150}x', "x" * 300]
+    found = [*map(written, lines), *(WIDE_BYTES if "16" in encoding else BYTES)]
+    return written, written(f"1{delimiter}p"), found
+
+
+def records_of(path, lines, encoding, end):
+    """Returns the records of a file with these lines, bytes of the encoding."""
+    order = "utf-16-le" if encoding == "utf-16" else encoding.removesuffix("-sig")
+    mark = {"utf-16": b"\xff\xfe", "utf-8-sig": b"\xef\xbb\xbf"}.get(encoding, b"")
+    content = mark + b"".join(line + end.encode(order) for line in lines)
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    form = TextFormat(encoding=DECLARED.get(encoding, encoding))
+    columns = read_columns(path, ["x", "y"], text_format=form)
+    return [*zip(*(column.tolist() for column in columns.values()), strict=True)]
+
+
+SMALL = pytest.param(2_001, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("block", [1 << 22, SMALL])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_line_is_a_record_whatever_the_others_hold(
+    tmp_path, monkeypatch, encoding, block
+):
+    monkeypatch.setattr(_csv, "_BLOCK", block)
+    monkeypatch.setattr(_csv, "_START", block)
+    for end, delimiter in itertools.product(END_IN_CELL, ",;\t|"):
+        path = tmp_path / ("t.tsv" if delimiter == "\t" else "t.csv")
+        written, plain, lines = hostile(encoding, end, delimiter)
+        head = [written(f"x{delimiter}y"), plain]
+        content = [x for line in lines for x in (line, plain)]
+        records = records_of(path, [*head, *content], encoding, end)
+        assert records[::2] == [("1", "p")] * (len(lines) + 1)
+        alone = records[1::2]
+        # Each line follows each other one.
+        pairs = [*itertools.product(range(len(lines)), repeat=2)]
+        content = [lines[place] for pair in pairs for place in pair]
+        records = records_of(path, [*head, *content], encoding, end)
+        assert records == [("1", "p"), *(alone[i] for pair in pairs for i in pair)]
+
+
+EVERY = zip(["utf-8", "utf-16", "shift_jis"], END_IN_CELL, [None] * 3, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "end", "most"),
+    [("utf-8", "\n", 8), *(pytest.param(*x, marks=pytest.mark.slow) for x in EVERY)],
+)
+def test_no_pair_of_lines_changes_another(tmp_path, encoding, end, most):
+    path = tmp_path / "table.csv"
+    written, plain, lines = hostile(encoding, end, ",")
+    head = [written("x,y"), plain]
+    alone = [records_of(path, [*head, line], encoding, end)[1] for line in lines]
+    for i, j in itertools.product(range(len(lines)), range(len(lines))[:most]):
+        content = [*head, lines[i], plain, lines[j]]
+        records = records_of(path, content, encoding, end)
+        assert records == [("1", "p"), alone[i], ("1", "p"), alone[j]]
+
+
+def test_one_quote_takes_no_other_line(csv_file):
+    lines = [b"x,remark,y", *[b"1,good,2"] * 20_000]
+    lines[19_500] = b'1,screen of 15",2'
+    columns = read_columns(csv_file(b"\n".join(lines)), ["x", "remark"])
+    lines[500] = b'1,"good,2'
+    neighbor = read_columns(csv_file(b"\n".join(lines)), ["x", "remark"])
+    assert (len(columns["x"]), len(neighbor["x"])) == (20_000, 20_000)
+    differ = columns["remark"].cells != neighbor["remark"].cells
+    assert differ.arg_true().to_list() == [499]
+
+
+def test_a_file_of_carriage_returns(csv_file):
+    path = csv_file(b'x,y\r1,"a\r2,b\n\r')
+    assert column_names(path) == ["x", "y"]
+    assert read_columns(path, ["y"])["y"].tolist() == ['"a', "b"]
+    with pytest.raises(ValueError, match="columns have changed") as refusal:
+        read_columns(csv_file(b"x,z\rSECRET,2\r"), ["y"])
+    assert "SECRET" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+@pytest.mark.parametrize(
+    ("suffix", "delimiter"),
+    [(".csv", ","), (".csv", "\t"), (".csv.gz", ";"), (".TSV.gz", "\t")],
+)
+def test_delimiters_and_codecs_are_recognised(tmp_path, delimiter, codec, suffix):
+    lines = [["x", "y", "z"], ["1", "é", "2.5"], ["3", '"a,b;c\td"', "4"]]
+    text = "\r\n".join(delimiter.join(line) for line in lines) + "\r\n"
+    path, content = tmp_path / f"data{suffix}", text.encode(codec)
+    path.write_bytes(gzip.compress(content) if suffix.endswith("gz") else content)
+    assert column_names(path) == ["x", "y", "z"]
+    columns = read_columns(path, ["z", "y"])
+    assert columns["z"].tolist() == ["2.5", "4"]
+    assert columns["y"].tolist() == ["é", "a,b;c\td"]
+
+
+def test_a_compressed_file_that_is_cut_off(tmp_path):
+    path = tmp_path / "data.csv.gz"
+    path.write_bytes(gzip.compress(b"x,y\n" + b"1,2\n" * 9999)[:-20])
+    with pytest.raises(ValueError, match="DATA must be a readable file"):
+        read_columns(path, ["x"])
+
+
+def test_npz(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez(path, x=np.array([1, np.inf]), y=np.array(["a", "b"]))
+    assert column_names(path) == ["x", "y"]
+    assert read_columns(path, ["y"])["y"].tolist() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.ones(3), "y": np.ones(2)}, "one shape"),
+        ({"x": np.ones((3, 2)), "y": np.ones((3, 2))}, "one shape"),
+        ({"x": np.ones(()), "y": np.ones(())}, "one shape"),
+        ({"x": np.ones(2, complex), "y": np.ones(2)}, "text or numbers"),
+        ({"x": np.array([1, "a"], object), "y": np.ones(2)}, "allow_pickle"),
+        ({"x": np.ones(0), "y": np.ones(0)}, "at least one record"),
+    ],
+)
+def test_npz_with_wrong_shapes(tmp_path, arrays, message):
+    path = tmp_path / "data.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=f"DATA must be .*{message}"):
+        read_columns(path, ["x", "y"])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data.txt", b"x,y\n", "ends in .csv, .csv.gz, .tsv, .tsv.gz, .parq"),
+        ("data.csv", b"", "a file with named columns"),
+        ("data.csv", b"\n1,2\n", "a file with named columns"),
+        ("data.csv", b"x,y,x\n1,2,3\n", r"distinct names \(not \['x'\] twice"),
+        ("data.csv", b"Title,,\nx,y,z\n", "--skip-lines"),
+        ("data.csv", gzip.compress(b"x,y\n1,2\n"), "compressed by gzip"),
+        ("data.csv", b"PK\x03\x04\x14\x00", "save the sheet as CSV"),
+        ("data.csv", b"\xd0\xcf\x11\xe0\xa1", "save the sheet as CSV"),
+        ("data.csv", b"PAR1\x15\x04\x15", "ends in .parquet"),
+        ("data.csv", b"BZh91AY&SY\x01\n1", "its header is no text"),
+        ("data.csv", b"Gr\xf6\xdfe,y\n1,2\n", "no text: --encoding"),
+        ("data.csv.bz2", b"x,y\n1,2\n", "ends in .csv"),
+        ("data.jsonl", b"{}\n", "ends in .csv"),
+        ("data.parquet", b"x,y\n1,2\n", "a readable file"),
+        ("data.npz", b"x,y\n1,2\n", "a readable file"),
+    ],
+)
+def test_files_that_are_refused(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"DATA must be .*{message}"):
+        column_names(path)
+
+
+def test_npz_that_is_cut_off(tmp_path):
+    path = tmp_path / "data.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).normal(size=1000))
+    content = bytearray(path.read_bytes())
+    content[200:400] = bytes(200)
+    path.write_bytes(content)
+    assert zipfile.is_zipfile(path)
+    with pytest.raises(ValueError, match="a readable file"):
+        read_columns(path, ["x"])
+
+
+@pytest.mark.parametrize("other", ["year=2021", "b.jsonl", "c.csv.bz2", "notes.txt"])
+def test_a_folder_leaves_nothing_out(tmp_path, other):
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    (tmp_path / "_SUCCESS").write_text("")
+    assert read_columns(tmp_path, ["x"])["x"].tolist() == ["1"]
+    (tmp_path / other).mkdir()
+    with pytest.raises(ValueError, match=f"a folder of such alone, without {other}"):
+        column_names(tmp_path)
+
+
+@pytest.mark.parametrize("num_rows", [0, 2])
+def test_names_of_files_are_no_patterns(tmp_path, num_rows):
+    (tmp_path / "year=2021").mkdir()
+    path = tmp_path / "year=2021" / "[1]?*.parquet"
+    numbers = [float(i) for i in range(num_rows)]
+    frame = pl.DataFrame({"x": numbers}, schema={"x": pl.Float64})
+    frame.write_parquet(path)
+    pl.DataFrame({"y": [3]}).write_parquet(path.with_name("1ab.parquet"))
+    assert (column_names(path), declared_kinds(path)) == (["x"], {"x": "number"})
+    assert read_columns(path, ["x"], least=0)["x"].tolist() == numbers
+
+
+def test_a_file_without_rows(csv_file):
+    with pytest.raises(ValueError, match="DATA must be a file with at least one"):
+        read_columns(csv_file(b"x,y\n"), ["x"])
+
+
+CELLS = st.text(st.sampled_from([*'ab1"",;\n\r\t |\0é\u2028\ufeff']), max_size=6)
+
+
+def read_back(path, content, names=("x", "y", "z")):
+    path.write_bytes(content)
+    columns = read_columns(path, [*names], text_format=TextFormat(quoted=True))
+    return [*zip(*(column.tolist() for column in columns.values()), strict=True)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=6),
+    block=st.sampled_from([3, 16, 1 << 22]),
+    style=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
+    delimiter=st.sampled_from([*",;\t|"]),
+)
+def test_what_a_writer_has_written_is_read_back(
+    tmp_path_factory, rows, block, style, delimiter
+):
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, quoting=style, delimiter=delimiter)
+    writer.writerows([("x", "y", "z"), *rows])
+    path = tmp_path_factory.mktemp("csv") / "data.csv"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_csv, "_BLOCK", block)
+        patch.setattr(_csv, "_START", max(block, 32))
+        found = read_back(path, text.getvalue().encode())
+    # A line break inside quotes is in its cell; blanks around cells are in none.
+    blanks = " \t\n\r\u2028"
+    expected = [tuple(cell.strip(blanks) for cell in row) for row in rows]
+    assert [tuple(c.strip(blanks) for c in row) for row in found] == expected
+
+
+@pytest.mark.parametrize("cell", [b"a", b'SECRET "q', b'"', b'",'])
+def test_no_record_chooses_the_names(csv_file, cell):
+    # A name may have a quote of its own, as for inches.
+    path = csv_file(b'id,height 5",name\n1,2,x\n2,3,' + cell + b"\n3,4,b\n")
+    assert column_names(path) == ["id", 'height 5"', "name"]
+    assert read_columns(path, ["id"])["id"].tolist()[::2][:2] == ["1", "3"]
+    path = csv_file(b'id,"height,name\n1,2,x\n2,3,' + cell + b"\n3,4,b\n")
+    for read in (column_names, lambda path: read_columns(path, ["id"])):
+        with pytest.raises(ValueError, match="its header is not one line"):
+            read(path)
+
+
+LINES_OF = {
+    "titles and sums": (
+        "Sales;;\n\nx;y\n1;a\nTotal;a\n\n",
+        {"skip_lines": 2, "last_lines": 2},
+        ["a"],
+    ),
+    "a separator": ("sep=;\nx;y,z\n1;a\n", {}, ["a"]),
+    "a separator that is counted": ("sep=;\nx;y\n1;a\n", {"skip_lines": 1}, ["a"]),
+    "row names": ('"x","y"\n"1",5,a\n"2",6,b\n', {"row_names": True}, ["a", "b"]),
+    "delimiters in quotes": ('"x;1;2;3",y\n1,a\n', {}, ["a"]),
+    "blank lines are records": ("x,y\n1,a\n\n2,b\n\n", {}, ["a", "", "b", ""]),
+    "more last lines than records": ("x,y\n1,a\n", {"last_lines": 9}, []),
+    "a header in quotes": ('x,"y\nz"\n1,a\n', {"quoted": True}, ["a"]),
+    "an open record": ('x,y\n1,a\n2,"b\n3,c\n', {"quoted": True}, ["a", '"b\n3']),
+}
+
+
+@pytest.mark.parametrize("block", [1, 1 << 22])
+@pytest.mark.parametrize("kind", LINES_OF)
+def test_lines_that_are_no_records(csv_file, monkeypatch, kind, block):
+    monkeypatch.setattr(_csv, "_BLOCK", block)
+    monkeypatch.setattr(_csv, "_START", max(block, 6))
+    text, options, cells = LINES_OF[kind]
+    path, text_format = csv_file(text.encode()), TextFormat(**options)
+    names = column_names(path, text_format)
+    assert names[:-1] in (["x"], ["", "x"], ["x;1;2;3"])
+    column = read_columns(path, [names[-1]], text_format=text_format, least=0)
+    assert column[names[-1]].tolist() == cells
+
+
+@pytest.mark.parametrize(
+    ("encoding", "town"),
+    [("latin-1", "Gh\u00e9nt"), ("cp1252", "Gh\u00e9nt"), (None, "Gh\ufffdnt")],
+)
+def test_bytes_that_do_not_decode_are_missing(csv_file, encoding, town):
+    path = csv_file(b"x,y,z\n1,Gh\xe9nt,a\n2,Lier,b\n")
+    text_format = TextFormat(encoding=encoding)
+    column = read_columns(path, ["y"], text_format=text_format)["y"]
+    assert column.tolist() == [town, "Lier"]
+    found = Categorical(("Gh\u00e9nt", "Lier")).encode(column).tolist()
+    assert found == [[float(encoding is not None), 0.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("name", ["no-such", "rot13", "cp037", "utf-32", "base64"])
+def test_encodings_that_are_refused(name):
+    with pytest.raises(ValueError, match="--encoding must be a text encoding"):
+        TextFormat(encoding=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "cells"),
+    [
+        (
+            {},
+            {"+1.5e2": 150, ".5": 0.5, "5.": 5, "1_8": None, "0x1": None, "1,5": None},
+        ),
+        (
+            {},
+            {"True": 1, "FALSE": 0, "nan": None, "inf": None, "1e400": None, "": None},
+        ),
+        (
+            {"decimal": ","},
+            {"1,5": 1.5, "1.5": None, "-,5e1": -5, "true": 1, "1_8": None},
+        ),
+        (
+            {"thousands": ",", "currency": "$"},
+            {
+                "$1,200.5": 1200.5,
+                "-$ 5": -5,
+                "$-5": -5,
+                "1,20": None,
+                "$": None,
+                "7": 7,
+            },
+        ),
+        (
+            {"decimal": ",", "thousands": " ", "currency": "EUR"},
+            {"1\u00a0200,5 EUR": 1200.5, "12 00": None, "EUR3": 3, "3 USD": None},
+        ),
+    ],
+)
+def test_numbers_in_a_format(options, cells):
+    column = Texts.of(cells, TextFormat(**options))
+    expected = [np.nan if number is None else number for number in cells.values()]
+    np.testing.assert_array_equal(column.numbers, expected)
+    if not options:  # and so in an array, which has no other format
+        np.testing.assert_array_equal(numbers_of(np.array([*cells], object)), expected)
+
+
+test_formats_that_are_refused = refused(
+    lambda options: TextFormat(**options),
+    ({"decimal": ";"}, "--decimal"),
+    ({"thousands": "."}, "--thousands"),
+    ({"thousands": "x"}, "--thousands"),
+    ({"currency": "1"}, "--currency"),
+    ({"currency": ""}, "--currency"),
+    said="{} must be ",
+)
+
+
+def test_parquet_of_many_types(tmp_path):
+    path, ids = tmp_path / "data.parquet", [2**53, 2**53 + 1, None]
+    pl.DataFrame(
+        {
+            "id": ids,
+            "price": [decimal.Decimal("1.50"), None, decimal.Decimal("-2.25")],
+            "kind": pl.Series(["a", None, "b"], dtype=pl.Categorical),
+            "raw": [b"a", b"\xff", None],
+            "number": pl.Series([1.5, None, float("nan")]),
+            "flag": [True, None, False],
+            "enum": pl.Series(["a", None, "b"], dtype=pl.Enum(["a", "b"])),
+            "empty": pl.Series([None] * 3, dtype=pl.Null),
+            "when": [datetime.datetime(2020, 1, 1)] * 3,
+            "nested": [[1], [2], None],
+            "record": [{"a": 1}] * 3,
+        }
+    ).write_parquet(path)
+    names = column_names(path)[:-3]
+    columns = read_columns(path, names)
+    for name in names:
+        schema = {name: Numeric(), "kind": Categorical(("a",))}
+        assert np.isfinite(encode(columns, schema)[0]).all()
+    assert columns["flag"].tolist()[::2] == [1.0, 0.0]
+    assert columns["enum"].tolist() == ["a", "", "b"]
+    assert Categorical((str(2**53 + 1),)).encode(columns["id"]).sum() == 1
+    np.testing.assert_array_equal(numbers_of(columns["id"])[:2], [2**53, 2**53])
+    np.testing.assert_array_equal(numbers_of(columns["price"]), [1.5, np.nan, -2.25])
+    assert columns["kind"].tolist() == ["a", "", "b"]
+    assert Categorical(("a",)).encode(columns["raw"]).tolist() == [[1], [0], [0]]
+    types = {"when": "timestamp", "nested": "large_list", "record": "struct"}
+    for name, kind in types.items():
+        with pytest.raises(ValueError, match=f"column '{name}' holds {kind}"):
+            read_columns(path, [name])
+
+
+def test_a_file_that_changes_while_it_is_read(csv_file, monkeypatch):
+    path, lines = csv_file(b"x,y\n1,2\n"), _csv._lines
+
+    def changing(path, encoding, **options):
+        yield from lines(path, encoding, **options)
+        path.write_bytes(b"x,y\n1,2\n3,4\n")
+
+    monkeypatch.setattr(_csv, "_lines", changing)
+    with pytest.raises(ValueError, match="written to while it was read"):
+        read_columns(path, ["x"])
+    with pytest.raises(ValueError, match="its columns have changed"):
+        read_columns(csv_file(b"y,z\n1,2\n"), ["x"])
+
+
+def test_one_row_and_wider_than_long(csv_file):
+    names = [f"c{i}" for i in range(600)]
+    lines = ",".join(names), ",".join(map(str, range(600)))
+    columns = read_columns(csv_file("\n".join(lines).encode()), names[::-1])
+    assert [column.tolist() for column in columns.values()] == [
+        [str(i)] for i in range(600)
+    ][::-1]

@@ -1,0 +1,207 @@
+"""Random allocation: exact values for one and two steps, simulation, and Poisson's."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.special
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting, batching
+from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
+from dpjax.accounting._gaussian import gaussian_delta
+from dpjax.accounting._profiles import overflow_of
+from dpjax.accounting._random_allocation import allocation_epsilon, run_losses
+from tests.unit.refusals import refused
+
+EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0])
+
+
+def gain(mu, level):
+    """Expectation of (Y - level)_+, Y lognormal of mean one and scale mu > 0."""
+    log_level = np.log(np.maximum(level, 1e-300))
+    curve = scipy.special.ndtr(mu / 2 - log_level / mu) - level * scipy.special.ndtr(
+        -mu / 2 - log_level / mu
+    )
+    return np.where(level > 0, curve, 1 - level)
+
+
+def both_directions(excess):
+    """The curves from P to Q and back; excess(v) is the mean of (ratio - v)_+."""
+    growth = np.exp(EPSILONS)
+    removed = np.array([excess(v) for v in growth])
+    # (1 - e^epsilon ratio)_+ = e^epsilon ((ratio - v)_+ - ratio + v), v = e^-epsilon.
+    added = np.array([v * (excess(1 / v) - 1 + 1 / v) for v in growth])
+    return removed, added
+
+
+def close_above(found, exact, share=2e-3):
+    # The exact numbers are differences, with absolute errors.
+    assert (found >= exact * (1 - 1e-9) - 1e-11).all()
+    assert (found <= exact * (1 + share) + 1e-11).all()
+
+
+def curves(stddev, num_steps, num_bins, other=math.inf):
+    losses = run_losses(stddev, num_steps, num_bins, other)
+    return [x.get_delta_for_epsilon(EPSILONS) for x in losses]
+
+
+@pytest.mark.parametrize("stddev", [0.4, 1.0, 6.0])
+def test_one_bin_is_the_gaussian_mechanism(stddev):
+    for num_steps, other in ((1, math.inf), (5, math.inf), (5, 2.0)):
+        mu = math.sqrt(num_steps / stddev**2 + other**-2)
+        for found in curves(stddev, num_steps, 1, other):
+            close_above(found, gaussian_delta(mu, EPSILONS))
+
+
+@pytest.mark.parametrize("stddev", [0.4, 1.0, 6.0])
+@pytest.mark.parametrize("num_bins", [2, 50])
+def test_one_step_is_a_poisson_step(stddev, num_bins):
+    share = 1 / num_bins
+    exact = both_directions(
+        lambda v: share * gain(1 / stddev, 1 + (v - 1) / share).item()
+    )
+    for found, expected in zip(curves(stddev, 1, num_bins), exact, strict=True):
+        close_above(found, expected)
+
+
+@pytest.mark.parametrize("stddev", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("is_adaptive", [False, True])
+def test_two_steps_by_quadrature(stddev, is_adaptive):
+    z = np.linspace(-14.0, 14.0, 20_001)
+    weights = np.exp(-(z**2) / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)
+    first = np.exp(z / stddev - 0.5 / stddev**2)
+    # The second move may depend on the first outcome, within the norm bound.
+    mu = np.where(is_adaptive & (z < 0.3), 0.3, 1.0) / stddev
+    exact = both_directions(lambda v: 0.5 * float(weights @ gain(mu, 2 * v - first)))
+    for found, expected in zip(curves(stddev, 2, 2), exact, strict=True):
+        if is_adaptive:
+            assert (found >= expected - 1e-11).all()
+        else:
+            close_above(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("stddev", "num_steps", "num_bins"), [(1.0, 13, 5), (0.7, 20, 20), (1.5, 6, 9)]
+)
+def test_simulated_runs_lose_no_more(stddev, num_steps, num_bins):
+    rng, num_runs, delta = np.random.default_rng(3), 40_000, 0.02
+
+    def ratio(noise):
+        values = np.exp(noise / stddev - 0.5 / stddev**2).sum(axis=1)
+        return (num_bins - noise.shape[1] + values) / num_bins
+
+    with_record, replaced, without = np.zeros((3, num_runs))
+    for start in range(0, num_steps, num_bins):
+        size = min(num_bins, num_steps - start)
+        noise = rng.normal(size=(num_runs, size))
+        without -= np.log(ratio(noise))
+        enters = rng.integers(num_bins, size=num_runs)
+        noise += (np.arange(size) == enters[:, None]) / stddev
+        with_record += np.log(ratio(noise))
+        replaced += np.log(ratio(noise) / ratio(-noise))
+
+    def simulated(losses, epsilon):
+        values = np.maximum(-np.expm1(epsilon - losses), 0.0)
+        return values.mean(), 4 * values.std() / math.sqrt(num_runs)
+
+    run = {"num_steps": num_steps, "num_bins": num_bins, "fft_error": 0.0}
+    run |= {"other_multiplier": math.inf}
+    epsilon = allocation_epsilon(stddev, delta, relation=ADD_OR_REMOVE_ONE, **run)
+    pairs = [simulated(x, epsilon) for x in (with_record, without)]
+    assert all(mean - error <= delta for mean, error in pairs)
+    assert any(mean + error >= 0.999 * delta for mean, error in pairs)
+    epsilon = allocation_epsilon(stddev, delta, relation=REPLACE_ONE, **run)
+    mean, error = simulated(replaced, epsilon)
+    assert 0.1 * delta < mean <= delta + error
+
+
+@pytest.mark.parametrize(
+    ("num_bins", "epochs", "epsilon", "delta"),
+    [
+        (5, 1, 1.0, 1e-5),
+        (40, 5, 3.0, 1e-8),
+        (200, 20, 0.5, 1e-8),
+        *(
+            pytest.param(c, k, e, 1e-8, marks=pytest.mark.slow)
+            for c in (5, 40, 200)
+            for k in (1, 20)
+            for e in (0.5, 3.0)
+        ),
+    ],
+)
+def test_costs_no_more_than_poisson_batches(num_bins, epochs, epsilon, delta):
+    run = {"num_steps": num_bins * epochs, "relation": ADD_OR_REMOVE_ONE}
+    bins = noise_multiplier(epsilon, delta, num_bins=num_bins, **run)
+    poisson = noise_multiplier(epsilon, delta, sampling_prob=1 / num_bins, **run)
+    assert 0.8 * poisson < bins <= 1.005 * poisson
+
+
+def test_replaced_records_in_an_order_of_256_of_10_000():
+    sampling = batching.BallsInBins(39).accounting(10_000, 200)
+    assert sampling == {"num_steps": 200, "num_bins": 39}
+    found = noise_multiplier(1.0, 1e-5, **sampling)
+    without_gain = noise_multiplier(1.0, 1e-5, num_steps=6)
+    poisson = noise_multiplier(1.0, 1e-5, num_steps=200, sampling_prob=1 / 39)
+    assert poisson < found < 1.04 * poisson < without_gain / 6
+
+
+@pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
+def test_monotone_with_limits(relation):
+    def cost(multiplier, num_steps=50, num_bins=20, **others):
+        return noise_multiplier_to_epsilon(
+            multiplier,
+            1e-6,
+            num_steps=num_steps,
+            num_bins=num_bins,
+            relation=relation,
+            **others,
+        )
+
+    by_noise = [cost(x) for x in (0.0, 0.05, 0.3, 0.7, 1.5, 20.0, 1e3, 1e7)]
+    assert (np.diff(by_noise[1:-2]) < 0).all()
+    assert (by_noise[0], by_noise[-1]) == (math.inf, 0.0)
+    by_steps = [cost(1.0, num_steps=x) for x in (1, 5, 20, 21, 40, 400)]
+    assert (np.diff(by_steps) > 0).all()
+    assert cost(1.0, num_bins=1) == noise_multiplier_to_epsilon(
+        1.0, 1e-6, num_steps=50, relation=relation
+    )
+    alone = noise_multiplier_to_epsilon(4.0, 1e-6, num_steps=1, relation=relation)
+    assert cost(1.0) < cost(1.0, other_multiplier=4.0) < cost(1.0) + alone
+    assert cost(20.0, other_multiplier=4.0) == pytest.approx(alone, rel=0.05)
+
+
+def test_event_is_read_by_no_accountant():
+    event = accounting.gaussian_event(1.5, num_steps=80, num_bins=40)
+    assert (event.num_bins, event.num_steps) == (40, 80)
+    assert event.event == GaussianDpEvent(3.0)
+    assert not any(x().supports(event) for x in (PLDAccountant, RdpAccountant))
+
+
+@pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
+def test_profile_of_a_run(relation):
+    run = {"num_steps": 33, "num_bins": 10, "relation": relation}
+    multiplier, deltas = 1.0, np.array([1e-4, 1e-6])
+    event = accounting.gaussian_event(multiplier, **run)
+    epsilons = [noise_multiplier_to_epsilon(multiplier, d, **run) for d in deltas]
+    assert 0 < overflow_of(epsilons[1], 1e-6, event) < 1e-9
+    found = np.array(
+        [accounting.delta_of(event, e, relation=relation) for e in epsilons]
+    )
+    # Both are bounds, of which one has a thousandth of delta for overflow.
+    assert (found >= 0.995 * deltas).all()
+    assert (found <= 1.02 * deltas).all()
+
+
+test_bad_arguments = refused(
+    lambda bad: noise_multiplier(1.0, 1e-5, num_steps=9, **bad),
+    ({"num_bins": 0}, "num_bins must be an integer"),
+    ({"num_bins": 4, "sampling_prob": 0.1}, "num_bins must be None with sampl"),
+    (
+        {"num_bins": 4, "num_samples": 9, "batch_size": 2},
+        "num_bins must be None with",
+    ),
+    ({"num_bins": 4, "noise": "laplace"}, "noise must be "),
+)

@@ -1,0 +1,66 @@
+"""A small table of rooms and prices, and runs of `dpjax train` on it."""
+
+import json
+
+import numpy as np
+
+from tests.unit.cli.command import invoke
+
+SCHEMA = """
+[columns.rooms]
+center = 4
+scale = 2
+
+[columns.town]
+categories = ["Ghent", "Lier"]
+
+[target]
+"""
+NUMBER = "center = 300\nscale = 100\n"
+POSITIVE = 'positive = "yes"\n'
+FEATURES = ["rooms", "town=Ghent", "town=Lier", "intercept"]
+ODD_LINES = ['nan,"Ghent,1e38,yes', "", "inf,Lier", "1e39,?,abc,maybe,5", "-1e38,,,"]
+
+
+def run(*arguments):
+    """Runs `dpjax train` with these arguments; no file may be left half-written."""
+    result = invoke("train", *arguments)
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+def write_rooms(tmp_path):
+    """Writes a file of 40 records and its schemas, and returns their folder."""
+    rng = np.random.default_rng(0)
+    rooms = rng.integers(1, 8, 40)
+    towns = rng.choice(["Ghent", "Lier", "Mons"], 40)
+    prices = 100 + 50 * rooms + 30 * rng.standard_t(2.1, 40)
+    rows = zip(rooms, towns, prices, strict=True)
+    lines = [f'{r},"{t}",{p:.1f},{"yes" if p > 300 else "no"}' for r, t, p in rows]
+    text = "\n".join(["rooms,town,price,sold", *lines]) + "\n"
+    (tmp_path / "data.csv").write_text(text)
+    (tmp_path / "number.toml").write_text(SCHEMA + NUMBER)
+    (tmp_path / "class.toml").write_text(SCHEMA + POSITIVE)
+    return tmp_path
+
+
+def options(**changes):
+    """The arguments of a good run on data.csv, some changed or, if None, left out."""
+    given = {
+        "schema": "number.toml",
+        "target": "price",
+        "loss": "squared",
+        "epsilon": 1,
+        "output": "out",
+    } | changes
+    pairs = {k.replace("_", "-"): v for k, v in given.items() if v is not None}
+    return [text for k, v in pairs.items() for text in (f"--{k}", v)]
+
+
+def read_report(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+def params_of(folder):
+    with np.load(folder / "out" / "model.npz") as saved:
+        return saved["params"]

@@ -1,0 +1,271 @@
+"""What the curator is told of cells: by `dpjax check`, and by `dpjax train` itself."""
+
+import json
+import shlex
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from dpjax import __version__
+from dpjax._texts import TextFormat, Texts
+from dpjax.cli import _terminal, _train
+from dpjax.cli._cells import count_cells
+from dpjax.datasets import Categorical, Numeric
+from tests.unit.cli.command import said_by as invoke
+
+COLUMNS = {
+    "age": [str(20 + i % 60) for i in range(200)],
+    "income": ["n/a"] * 200,
+    "town": ["Ghent", "Lier"] * 100,
+    "flag": ["1.0", "0.0"] * 100,
+    "smoker": ["1", "0"] * 100,
+    "price": ["$1200"] * 200,
+}
+GOOD = {
+    "age": "{center = 50, scale = 20}",
+    "income": "{center = 0, scale = 1}",
+    "town": '{categories = ["Ghent"]}',
+    "flag": '{categories = ["1"]}',
+}
+PRICE = '{column = "price", center = 1000, scale = 500}'
+
+
+def schema(target=PRICE, **columns):
+    lines = [f"columns.{name} = {said}\n" for name, said in columns.items()]
+    return "".join(lines) + f"target = {target}\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a table of which little can be used."""
+    monkeypatch.chdir(tmp_path)
+    lines = [",".join(cells) for cells in zip(*COLUMNS.values(), strict=True)]
+    text = "\n".join([",".join(COLUMNS), *lines]) + "\n"
+    (tmp_path / "data.csv").write_text(text)
+    return tmp_path
+
+
+def train(*options, loss="squared"):
+    what = ["--schema", "schema.toml", "--loss", loss, "--epsilon", 1]
+    return invoke("train", "data.csv", *what, "--output", "out", *options)
+
+
+NO_NUMBER = "column 'income': 0 of 200 cells hold a number."
+TEMPLATE = "{center = 0.0, scale = 1.0}"
+WRONG = {
+    "a template that was left as it is": (
+        schema(TEMPLATE.replace("{", '{column = "price", '), age=TEMPLATE),
+        "squared",
+        "column 'age': 200 of 200 cells lie beyond five scales of the center: the "
+        "schema says center 0 and scale 1, as in the template. Say a usual value",
+    ),
+    "a column without a value": (schema(income=GOOD["income"]), "squared", NO_NUMBER),
+    "amounts with a currency": (
+        schema(age=GOOD["age"]),
+        "squared",
+        "target 'price': 0 of 200 cells hold a number; most are like $1200 (try "
+        "--currency '$').",
+    ),
+    "another label": (
+        schema('{column = "smoker", positive = "yes"}', age=GOOD["age"]),
+        "logistic",
+        "target 'smoker': 0 of 200 cells are the schema's positive, 'yes'; it must be "
+        "written as in the file.",
+    ),
+    "other categories": (
+        schema(town='{categories = ["Mons", "Gand"]}'),
+        "squared",
+        "column 'town': 0 of 200 cells match one of the schema's categories ('Mons', "
+        "'Gand'), others are such as 'Ghent'; categories must be written as",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wholly_wrong_input_is_named_and_strict_stops(folder, name, monkeypatch):
+    text, loss, message = WRONG[name]
+    (folder / "schema.toml").write_text(text)
+    before = sorted(folder.rglob("*"))
+    code, shown, said = train("--strict", loss=loss)
+    assert (code, shown) == (2, "")
+    assert "For the curator's eyes only, outside the guarantee" in said
+    assert message in said
+    assert "--strict stopped the run before training: nothing was spent" in said
+    assert sorted(folder.rglob("*")) == before
+    # Without it the run goes on: a refusal would depend on private values.
+    monkeypatch.setattr(_train, "train_private", begin)
+    _, _, said = train(loss=loss)
+    assert message in said
+    assert said.endswith("Error: it began.")
+
+
+def begin(*_, **__):
+    raise ValueError("it began.")
+
+
+def test_good_columns_are_not_named(folder):
+    good = {name: GOOD[name] for name in ("age", "town", "flag")}
+    target = '{column = "smoker", positive = true}'
+    (folder / "schema.toml").write_text(schema(target, **good))
+    code, shown, said = invoke("check", "data.csv", "--schema", "schema.toml")
+    assert (code, said) == (0, "")
+    assert "NOT PRIVATE: for the eyes of the data's owner." in shown
+    assert "Nearly every column can be used." in shown
+    assert "Labels of smoker: '1' 50.0%, '0' 50.0%. 'true' counts as +1." in shown
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.4])
+def test_missing_targets_have_no_weight_and_are_told(folder, missing):
+    rng = np.random.default_rng(0)
+    prices = np.where(rng.random(3_000) < missing, "", rng.normal(2_730, 9, 3_000))
+    lines = [f"{50 + i % 9},{price}" for i, price in enumerate(prices)]
+    (folder / "data.csv").write_text("\n".join(["age,price", *lines]))
+    target = '{column = "price", center = 0, scale = 1000}'
+    (folder / "schema.toml").write_text(schema(target, age=GOOD["age"]))
+    _, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
+    code, trained, _ = train("--seed", 0, "--model", "linear")
+    assert code == 0
+    assert ("their records have no weight" in shown) == (missing > 0)
+    assert ("have no target that can be read" in trained) == (missing > 0)
+    report = json.loads((folder / "out" / "report.json").read_text())
+    assert report["stats"]["constant"] == pytest.approx(2.73, rel=0.02)
+
+
+def test_check_counts_and_writes_nothing(folder):
+    (folder / "schema.toml").write_text(schema(**GOOD))
+    before = sorted(folder.rglob("*"))
+    code, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
+    assert code == 0
+    for text in (
+        "age 50 by 20 0% 0% 0%",
+        "income 0 by 1 100.0% 0% 0%",
+        "town Ghent 0% 0% - reference level 'Lier' (50.0%)",
+        "flag 1 0% 0% - reference level '0.0' (50.0%)",
+        "price 1000 by 500 0% 100.0% 0% like $1200 (try --currency '$')",
+        NO_NUMBER,
+    ):
+        assert text in shown
+    assert sorted(folder.rglob("*")) == before
+    # A schema that names no target's column, and one whose range is to be bought.
+    (folder / "schema.toml").write_text(schema("{}", age="{}"))
+    code, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
+    assert code == 0
+    assert "No target was checked: --target names it." in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "age"], "--target must be left out, or 'price', as column in"),
+        (["--target", "cost"], "--target must be a column of ['age',"),
+        (["--schema", "none.toml"], "--schema must be a file that exists"),
+    ],
+)
+def test_what_check_refuses(folder, options, message):
+    (folder / "schema.toml").write_text(schema(**GOOD))
+    code, _, said = invoke("check", "data.csv", "--schema", "schema.toml", *options)
+    assert code == 2
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("cells", "look"),
+    [
+        ("$1200|$1200.5|1200$|-$5", "try --currency '$'"),
+        ("$ 1,200", "try --thousands , --currency '$'"),
+        ("1.509,95 EUR", "try --decimal , --thousands . --currency EUR"),
+        ("12%|1.5 %", "write 0.12 for 12%"),
+        ("\u2212100|(100)|100-|( 100 )|100\u2212", "write -100"),
+        ("1,200|12,345,678|-1,200.50", "try --thousands ,"),
+        ("1.200,5", "try --decimal , --thousands ."),
+        ("2,5|-0,25|1200,50", "try --decimal ,"),
+        ("12 345.5|1\u00a0200", 'try --thousands " "'),
+        ("1'200", 'try --thousands "\'"'),
+        ("1 200,5", 'try --decimal , --thousands " "'),
+        ("many|a,b|12 Main Street", ""),
+    ],
+)
+def test_formats_of_numbers_have_words_and_are_read(cells, look):
+    for cell in cells.split("|"):
+        column = np.array([cell], dtype=object)
+        counts = count_cells(Numeric(), column)
+        looks = f"like {cell} ({look})" if look else ""
+        assert (counts.unread, counts.looks) == (1, looks), cell
+        if look.startswith("try"):
+            words = shlex.split(look.removeprefix("try "))
+            names = [word.removeprefix("--") for word in words[::2]]
+            text_format = TextFormat(**dict(zip(names, words[1::2], strict=True)))
+            read = count_cells(Numeric(), Texts.of(column, text_format))
+            assert (read.used, read.unread) == (1, 0), cell
+
+
+def test_cells_are_counted():
+    column = np.array(["1", "", None, "N/A", "inf", "x", "7", "9e9"], dtype=object)
+    for cells in (column, Texts.of(column)):
+        assert count_cells(Numeric(0, 1), cells)[:4] == (8, 3, 2, 2)
+        assert count_cells(None, cells)[:4] == (8, 3, 2, 0)
+    numbers = np.array([np.nan, np.inf, 3.0, 20.0])
+    assert count_cells(Numeric(3, 1), numbers)[:4] == (4, 1, 1, 1)
+
+
+def test_reference_levels_unknown_cells_and_what_does_not_decode():
+    labels = ["a"] * 150 + ["b"] * 100 + ["A", "", "nan", "\ufffd"]
+    for column in (np.array(labels, object), Texts.of(labels)):
+        counts = count_cells(Categorical(("a",)), column)
+        assert (counts.used, counts.missing, counts.unread) == (150, 3, 1)
+        assert (counts.reference, counts.level, counts.example) == (100, "b", "A")
+        assert counts.undecoded == 1
+    # Where no cell matches, nothing is a reference level.
+    counts = count_cells(Categorical(("c",)), column)
+    assert (counts.unread, counts.reference, counts.example) == (251, 0, "a")
+
+
+def test_the_version():
+    code, shown, _ = invoke("--version")
+    assert (code, shown) == (0, f"dpjax {__version__}")
+
+
+@pytest.mark.parametrize("folder_options", [[], ["--checkpoint", "kept"]])
+def test_a_run_that_is_interrupted_says_how_to_resume(
+    folder, folder_options, monkeypatch
+):
+    (folder / "schema.toml").write_text(schema(age=GOOD["age"]))
+
+    def interrupt(*_, run_folder, **__):
+        if run_folder is not None:
+            (run_folder.path / "states" / "1").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_train, "train_private", interrupt)
+    code, _, said = train(*folder_options)
+    assert code not in (0, 2)
+    assert "Stopped; nothing was written to --output." in said
+    if folder_options:
+        assert "The same command goes on from here" in said
+        assert (folder / "kept" / "key.npz").exists()
+    else:
+        assert "With --checkpoint FOLDER a run can be resumed." in said
+
+
+def test_help_shows_brackets():
+    assert "[target]" in invoke("check", "--help")[1]
+
+
+def test_what_a_command_is_at_shows_until_something_is_printed(monkeypatch, capsys):
+    _terminal.stage("nowhere")
+    assert not _terminal._stages
+    monkeypatch.setattr(Console, "is_terminal", True)
+    _terminal.stage("Reading a\x1bfile")
+    (shown,) = _terminal._stages
+    assert shown.live.is_started
+    assert shown.tasks[0].description == "Reading a\\x1bfile"
+    _terminal.terminal().print("something")
+    assert not _terminal._stages
+    assert not shown.live.is_started
+    capsys.readouterr()
+    with _terminal.progress_bars(_terminal.terminal(stderr=True)) as on_step:
+        on_step("DP-GD", 0, 3)
+        assert "DP-GD (compiling)" in capsys.readouterr().err
+        on_step("DP-GD", 3, 3)
+    assert "3/3" in capsys.readouterr().err

@@ -1,0 +1,374 @@
+"""The ledger: what runs on one table spend, and the run that is refused."""
+
+import contextlib
+import datetime
+import json
+import threading
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import _files
+from dpjax._rounding import rounded_up
+from dpjax.accounting import (
+    PrivacyFilter,
+    PrivacyGuarantee,
+    gaussian_epsilon,
+    gaussian_event,
+)
+from dpjax.cli import _train
+from dpjax.cli._ledger import Ledger, Source, charge, read_ledger
+from dpjax.cli._run_folder import RunFolder
+from dpjax.cli._schema import Schema
+from dpjax.cli._settings import Settings
+from dpjax.cli._sources import Table
+from dpjax.cli._spending import prices
+from dpjax.datasets import Categorical
+from tests.unit.cli.command import done, invoke, refusals, refused, words_of
+
+
+@pytest.fixture
+def folder(folder):
+    """A working directory with a file of 400 records, its schema, and a ledger."""
+    done(invoke("ledger", "open", "t.toml", "--epsilon", 3, "--delta", "1e-4"))
+    return folder
+
+
+def train(*options, epsilon=1.0):
+    what = ["data.csv", "--schema", "schema.toml", "--loss", "squared"]
+    what += ["--epsilon", epsilon, "--delta", "1e-6"]
+    return invoke("train", *what, "--ledger", "t.toml", "--output", "out", *options)
+
+
+def entries():
+    return tomllib.loads(Path("t.toml").read_text()).get("runs", [])
+
+
+def gaussian(multiplier=5.0):
+    event = gaussian_event(multiplier)
+    return PrivacyGuarantee.of(1.0, 1e-6, dp_event=event)
+
+
+def fill(number):
+    for _ in range(number):
+        charge_one(gaussian(20.0))
+
+
+SOURCE = Source("d.csv", 400, ("x", "y"))
+
+
+def charge_one(*parts, source=SOURCE, **options):
+    named = {f"part {i}": part for i, part in enumerate(parts)}
+    return charge(Path("t.toml"), named, source=source, method="m", **options).id
+
+
+def test_the_file_is_read_as_it_was_written(folder):
+    charge_one(gaussian(), gaussian(7.0))
+    content = read_ledger(folder / "t.toml")
+    (entry,) = content.entries
+    assert content.limit == PrivacyFilter(3.0, 1e-4)
+    assert entry.price == content.limit.price(gaussian())
+    assert entry.parts[0] == "part 0, epsilon = 1, delta = 1e-06"
+    again = Ledger(content.limit, None, SOURCE, (entry,))
+    assert again.text() == (folder / "t.toml").read_text()
+    odd = Ledger(content.limit, "\x9b'\"", Source("é\n\x7f\x85😀", 1, ("\\", "")))
+    # An editor may have put a byte order mark before it.
+    (folder / "odd.toml").write_text(odd.text(), "utf-8-sig")
+    assert read_ledger(folder / "odd.toml") == odd
+    # Of the time there is the day alone, in the file and of the file.
+    assert entries()[0]["at"] == entry.at
+    assert (folder / "t.toml").stat().st_mtime % 86_400 == 0
+    shown = " ".join(invoke("ledger", "show", "t.toml").stdout.split())
+    assert "All runs together: epsilon = 3, delta = 0.0001" in shown
+    assert "What is left affords one run of Gaussian noise" in shown
+    spent = gaussian_epsilon(5.0, 1e-4, sensitivity=1.0)
+    assert f"1 run on {entry.at} spent as much as one run of Gaussian" in shown
+    assert f"of about epsilon = {rounded_up(spent, 3)} at delta" in shown
+    assert "The table: d.csv, 400 records, with the columns x, y." in shown
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (Source("e.csv", 400, ("x", "y")), "which has the name d.csv in "),
+        (Source("d.csv", 399, ("x", "y")), "which has the number of records 400 in "),
+        (Source("d.csv", 400, ("x", "z")), r"which has the columns \['x', 'y'\] in "),
+    ],
+)
+def test_a_ledger_is_of_one_table(folder, other, message):
+    charge_one(gaussian())
+    before = Path("t.toml").read_bytes()
+    with pytest.raises(
+        ValueError, match=f"--ledger must be that of one table, {message}"
+    ):
+        charge_one(gaussian(), source=other)
+    assert Path("t.toml").read_bytes() == before
+    # Another order of the same columns is the same table; another file is not.
+    charge_one(gaussian(), source=Source("d.csv", 400, ("y", "x")))
+    refused(train(), "which has the name d.csv")
+
+
+def test_a_ledger_is_opened_under_its_lock(folder, monkeypatch):
+    locked, new = _files.locked, Path("new.toml")
+    charge_one(gaussian())
+    charged = Path("t.toml").read_bytes()
+
+    @contextlib.contextmanager
+    def waits(path):
+        with locked(path):
+            new.write_bytes(charged)  # by another process, which had the lock before
+            yield
+
+    monkeypatch.setattr(_files, "locked", waits)
+    opened = invoke("ledger", "open", new, "--epsilon", 9, "--delta", "1e-4")
+    assert "LEDGER must be a new file" in opened.stderr
+    assert new.read_bytes() == charged
+
+
+def test_runs_add_up_until_one_is_refused(folder):
+    limit = PrivacyFilter(3.0, 1e-4)
+    number = int(limit.limit.divergence / limit.price(gaussian(2.0)).divergence)
+    for _ in range(number):
+        charge_one(gaussian(2.0))
+    with pytest.raises(ValueError, match="the release must be within the limit of ep"):
+        charge_one(gaussian(2.0))
+    assert len(entries()) == number > 1
+    # A smaller one has room.
+    charge_one(gaussian(500.0))
+
+
+def test_what_was_paid_is_not_paid_again(folder):
+    first = charge_one(gaussian())
+    assert charge_one(gaussian(), paid=first) == first
+    assert charge_one(gaussian(), paid="unknown") != first
+    with pytest.raises(ValueError, match=f"the run {first} has its price"):
+        charge_one(gaussian(9.0), paid=first)
+    assert len(entries()) == 2
+
+
+def test_runs_at_once_lose_no_entry(folder):
+    threads = [threading.Thread(target=fill, args=(5,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({run["id"] for run in entries()}) == 20
+
+
+def table(n=50):
+    """A table whose every cell raises where it is read."""
+    columns: dict[str, Any] = dict.fromkeys("aby", np.full(n, object(), object))
+    kinds = {"a": None, "b": Categorical(("u", "v"))}
+    return Table("t", columns, Schema(kinds, None), "y", np.zeros(n, bool))
+
+
+def test_prices_are_asked_without_the_records():
+    settings = Settings(
+        source="t",
+        epsilon=2.0,
+        loss="squared",
+        private_ranges=0.5,
+        holdout=0.4,
+    )
+    _, parts = prices(settings, table(50).held_out(0.4))
+    assert set(parts) == {"training", "evaluation"}
+    training = parts["training"]
+    assert training.epsilon == pytest.approx(2.0)
+    assert "30 records" in training.description
+    assert parts["evaluation"].epsilon == training.epsilon
+
+
+@pytest.mark.slow
+def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
+    real = _train.train_private
+
+    def killed(*arguments, run_folder=None, **options):
+        assert len(entries()) == 1  # spent already
+        real(*arguments, run_folder=run_folder, **options)
+        raise KeyboardInterrupt
+
+    kept = ["--model", "linear", "--holdout", 0.3, "--checkpoint", "kept"]
+    with monkeypatch.context() as patch:
+        patch.setattr(_train, "train_private", killed)
+        train(*kept)
+    assert not (folder / "out").exists()
+    (paid,) = entries()
+    # The same run goes on, and has been paid; one of other options cannot go on.
+    assert train(*kept[2:]).exit_code == 2
+    assert entries() == [paid]
+    done(train(*kept))
+    assert entries() == [paid]
+    assert not (folder / "kept").exists()
+    assert [part.split(",")[0] for part in paid["parts"]] == ["training", "evaluation"]
+    limit = PrivacyFilter(3.0, 1e-4)
+    report = json.loads((folder / "out" / "report.json").read_text())
+    assert report["privacy"]["epsilon"] == 1.0
+    assert 0 < paid["divergence"] < limit.limit.divergence
+    done(train())
+    assert len(entries()) == 2
+
+
+def test_a_receipt_is_of_one_run(tmp_path):
+    folder = RunFolder(tmp_path / "kept")
+    folder.keep_key(jax.random.key(1))
+    folder.keep_paid("abc", "epsilon=1")
+    assert folder.paid("epsilon=1") == "abc"
+    assert folder.paid("epsilon=2") is None
+    folder.checked().remove()
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
+    def never(*arguments, **options):
+        raise AssertionError("the records were used")
+
+    monkeypatch.setattr(_train, "encode_table", never)
+    monkeypatch.setattr(_train, "warn_curator", never)
+    parts = "must be within the limit of epsilon = 3, delta = 0.0001", "What is left"
+    refused(train(epsilon=50.0), *parts)
+    assert entries() == []
+    assert not (folder / "out").exists()
+    text = (folder / "t.toml").read_text()
+    left = read_ledger(folder / "t.toml").filter.left.divergence
+    text += "[[runs]]\nid='a'\nat=2026-01-01T00:00:00Z\nmethod='m'\n"
+    text += f"parts=[]\ndivergence={left!r}\ndelta=0.0\n"
+    (folder / "t.toml").write_text(text)
+    assert "Nothing is left." in train(epsilon=0.1).stderr
+    assert "Nothing is left." in invoke("ledger", "show", "t.toml").stdout
+    assert read_ledger(folder / "t.toml").entries[0].at == datetime.date(2026, 1, 1)
+    # However much was spent, there is no room.
+    (folder / "t.toml").write_text(
+        text + text[text.index("[[runs]]") :].replace(repr(left), "1e308") * 2
+    )
+    assert "Nothing is left." in train(epsilon=0.1).stderr
+    assert (
+        "3 runs on 2026-01-01 have spent" in invoke("ledger", "show", "t.toml").stdout
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train data.csv --loss squared",
+        "describe data.csv",
+    ],
+)
+def test_a_refusal_begins_with_what_is_left_in_epsilon(folder, command):
+    what = *command.split(), "--schema", "schema.toml", "--delta", "1e-6"
+    refusal = invoke(*what, "--epsilon", 3.5, "--ledger", "t.toml", "--output", "out")
+    left = "What is left affords one run of Gaussian noise, as of a linear model, of "
+    assert words_of(refusal.stderr).startswith(f"Error: {left}about epsilon = 2.5")
+    assert refusal.exit_code == 2
+    assert entries() == []
+
+
+@pytest.mark.parametrize("options", [[], ["--model", "linear"]])
+def test_a_folder_of_another_run_is_refused_before_it_is_paid(folder, options):
+    kept = RunFolder(folder / "kept")
+    (folder / "kept" / "states" / "0").mkdir(parents=True)
+    if options:
+        kept.keep_paid("abc", "of another command")
+    said = "--checkpoint must be a folder of the same command"
+    refused(train(*options, "--checkpoint", "kept"), said)
+    assert entries() == []
+
+
+LEDGER = "--ledger must be a file that dpjax ledger open has written"
+HEAD = """format = 1
+[limit]
+relation = "REPLACE_ONE"
+order = 60
+delta = 1e-5
+epsilon = 1 #
+"""
+RUN = """id = 'a'
+at = 2026-01-01
+method = 'm'
+parts = ['p']
+divergence = 7
+delta = 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "dpjax ledger open FILE --epsilon E --delta D writes one"),
+        ("[", LEDGER),
+        ("format = 2", "its format is 2, not 1"),
+        ("format = 1", LEDGER),
+        ("format = 1\nlimit = {epsilon = -1, delta = 0.1}", LEDGER),
+        (HEAD.replace("REPLACE_ONE", "X"), LEDGER),
+        (
+            "format = 1\nruns = [{id = 'a', divergence = -3, delta = 0}]\n[limit]\n"
+            "epsilon = 1\ndelta = 0.1\nrelation = 'REPLACE_ONE'\norder = 2",
+            "divergence must be non-negative",
+        ),
+        *(
+            (HEAD.replace("1 #", f"{value} #"), LEDGER)
+            for value in ("'1'", "[1, 1]", "true", "9" * 400, "[" * 9_999, "nan")
+        ),
+        *(
+            (f"{HEAD}[[runs]]\n{RUN.replace(old, new)}", LEDGER)
+            for old, new in (
+                *(("7", wrong) for wrong in ("'7'", "[7]", "true", "9" * 400, "inf")),
+                *(("2026-01-01", "'2026-01-01'"), ("['p']", "'p'"), ("'m'", "3")),
+            )
+        ),
+        (f"{HEAD}[table]\nname = 'd'\nrecords = '4'\ncolumns = ['x']", LEDGER),
+        (f"{HEAD}[table]\nname = 'd'\nrecords = 4\ncolumns = 'x'", LEDGER),
+        (f"{HEAD}unit = 3", LEDGER),
+        (f"runs = 3\n{HEAD}", LEDGER),
+    ],
+)
+def test_what_is_no_ledger_is_refused(folder, text, message):
+    (folder / "t.toml").unlink()
+    if text is not None:
+        (folder / "t.toml").write_text(text)
+    refused(train(), message)
+    assert not (folder / "out").exists()
+
+
+test_wrong_ledgers_are_not_opened = refusals(
+    """
+ledger open t.toml --epsilon 1 --delta 0.1 => LEDGER must be a new
+ledger open new.toml --epsilon 1 => Missing option '--delta'
+ledger open new.toml --delta 0.1 => Missing option '--epsilon'
+ledger open n.toml --epsilon 0 --delta 0 => --epsilon must be
+ledger open n.toml --epsilon 1 --delta 1 => --delta must be
+ledger open new.csv --epsilon 1 --delta 0 => that ends in .toml
+ledger show none.toml => --ledger must be a file; dpjax ledger open FILE --eps
+ledger t.toml => No such command 't.toml'
+train adult --epsilon 1 --ledger t.toml => left out with adult, which has its own
+"""
+)
+
+
+def test_a_ledger_of_persons_takes_runs_on_persons(folder):
+    Path("t.toml").unlink()
+    what = ["--epsilon", 3, "--delta", "1e-4", "--unit", "who"]
+    done(invoke("ledger", "open", "t.toml", *what))
+    assert read_ledger(Path("t.toml")).unit == "who"
+    for unit in ([], ["--unit", "y"]):
+        assert "--unit must be who, as in --ledger t.toml" in train(*unit).stderr
+    charge_one(gaussian(), unit="who")
+    # Nor does one on persons go with a ledger of records.
+    Path("t.toml").unlink()
+    done(invoke("ledger", "open", "t.toml", *what[:4]))
+    assert "--unit must be None, as in" in train("--unit", "who").stderr
+    Path("t.toml").unlink()
+    done(invoke("ledger", "open", "t.toml", *what))
+    shown = " ".join(invoke("ledger", "show", "t.toml").stdout.split())
+    assert "all records with one who" in shown
+
+
+test_what_no_ledger_covers_is_refused = refusals(
+    """
+--seed 1 => --ledger must be left out with --seed
+""",
+    run=train,
+)

@@ -1,0 +1,346 @@
+"""Where commands write: paths that are refused, and what a run leaves at its end."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dpjax import _files
+from dpjax.cli import _report, _run_folder, _train
+from dpjax.cli._sources import held_out
+from tests.unit.cli.command import done, invoke, refused, tree
+
+RELEASED = ["model.npz", "report.json"]
+
+
+def train(output, checkpoint, *options, data="data.csv", schema="schema.toml"):
+    folders = ["--output", output, "--checkpoint", checkpoint]
+    what = ["--schema", schema, "--target", "y", "--loss", "squared"]
+    return invoke("train", data, *what, "--epsilon", 1, *folders, *options)
+
+
+def nothing():
+    pass
+
+
+def folders():
+    Path("a").mkdir()
+    Path("d").mkdir()
+    Path("link").symlink_to("d")
+
+
+def dangling():
+    Path("link").symlink_to("nowhere")
+
+
+def loop():
+    Path("link").symlink_to("link")
+
+
+def plain_file():
+    Path("file").write_text("years of work")
+
+
+def linked_key():
+    Path("kept").mkdir()
+    plain_file()
+    Path("kept/key.npz").symlink_to("../file")
+
+
+def linked_partial():
+    Path("kept").mkdir()
+    plain_file()
+    Path("kept/.key.npz.7.part").symlink_to("../file")
+
+
+def linked_states():
+    folders()
+    Path("kept").mkdir()
+    Path("kept/states").symlink_to("../d")
+
+
+def other_states():
+    Path("kept/states/Ohio").mkdir(parents=True)
+
+
+def file_of_a_state():
+    Path("kept/states").mkdir(parents=True)
+    Path("kept/states/7").write_text("years of work")
+
+
+APART = "--checkpoint must be apart from --output"
+NO_LINK = "--checkpoint must be a folder, no link to one"
+NO_RUN = "--checkpoint must be a folder of a run that was stopped"
+NO_OUTPUT = "--output must be a folder that can be written to, or made"
+
+
+@pytest.mark.parametrize(
+    ("arrange", "output", "checkpoint", "message"),
+    [
+        (nothing, "x", "x", APART),
+        (nothing, "x", "./y/../x/", APART),
+        (folders, "a/../x", "x", APART),
+        (nothing, "x/out", "x", APART),
+        (nothing, "x", "x/kept", APART),
+        (nothing, "x", Path("x").absolute, APART),
+        (nothing, "Café", "CAFE\u0301", APART),  # one folder on some disks
+        (nothing, "out", ".", APART),
+        (folders, "d/x", "link/x", APART),
+        (folders, "link/x", "d/x", APART),
+        (folders, "link", "d", APART),
+        (folders, "link/../x", "x", APART),
+        (folders, "link/x", "d", APART),
+        (folders, "d", "link", APART),
+        (folders, "out", "link", NO_LINK),
+        (folders, "out", "link/", NO_LINK),
+        (dangling, "out", "link", NO_LINK),
+        (loop, "out", "link", NO_LINK),
+        (dangling, "out", "link/x", NO_RUN),
+        (loop, "out", "link/x", NO_RUN),
+        (plain_file, "out", "file", NO_RUN),
+        (plain_file, "out", "file/x", NO_RUN),
+        (linked_key, "out", "kept", NO_RUN),
+        (linked_partial, "out", "kept", NO_RUN),
+        (linked_states, "out", "kept", NO_RUN),
+        (other_states, "out", "kept", NO_RUN),
+        (file_of_a_state, "out", "kept", NO_RUN),
+        (dangling, "link", "kept", NO_OUTPUT),
+        (dangling, "link/x", "kept", NO_OUTPUT),
+        (loop, "link", "kept", NO_OUTPUT),
+        (plain_file, "file", "kept", NO_OUTPUT),
+        (plain_file, "file/x", "kept", NO_OUTPUT),
+        (nothing, "data.csv/out", "kept", NO_OUTPUT),
+    ],
+)
+def test_paths_that_are_refused(
+    arrange, output, checkpoint, message, folder, monkeypatch
+):
+    monkeypatch.setattr(_train, "read_private", None)  # before a record is read
+    arrange()
+    before = tree(folder)
+    checkpoint = checkpoint() if callable(checkpoint) else checkpoint
+    named = output if message == NO_OUTPUT else checkpoint
+    refused(train(output, checkpoint), message, str(Path(named)))
+    assert tree(folder) == before
+
+
+@pytest.mark.parametrize("how", ["itself", "link", "hard link"])
+@pytest.mark.parametrize("name", RELEASED)
+def test_what_is_read_is_not_written_over(name, how, folder, monkeypatch):
+    monkeypatch.setattr(_train, "read_private", None)
+    (folder / "out").mkdir()
+    data, there = folder / "out" / name, folder / "mine"
+    if how == "itself":
+        data.write_text("years of work")
+    else:
+        there.write_text("years of work")
+        data.symlink_to(there) if how == "link" else data.hardlink_to(there)
+        data = there
+    before = tree(folder)
+    rule = f"--output must be another file than DATA {data}, which is read"
+    refused(train("out", "kept", data=data), rule)
+    rule = f"--output must be another file than --schema {data}, which is read"
+    refused(train("out", "kept", schema=data), rule)
+    assert tree(folder) == before
+
+
+def test_what_is_read_is_not_removed(folder, monkeypatch):
+    monkeypatch.setattr(_train, "read_private", None)
+    (folder / "kept").mkdir()
+    data = folder / "kept" / "paid.npz"
+    data.write_text("years of work")
+    before = tree(folder)
+    rule = f"--checkpoint must be a folder without DATA {data}, since it is removed"
+    refused(train("out", "kept", data=data), rule)
+    refused(train("out", "kept", schema=data), "a folder without --schema")
+    assert tree(folder) == before
+
+
+@pytest.mark.slow
+def test_folders_side_by_side_are_fine(folder):
+    # Below a link, by another path, with a name that begins alike.
+    folders()
+    done(train("d/out", "link/../d/out-too"))
+    assert sorted(os.listdir("d/out")) == RELEASED
+    assert not Path("d/out-too").exists()
+
+
+def fails(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+@pytest.mark.slow
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("error", [RuntimeError("odd"), KeyboardInterrupt()])
+def test_a_release_outlives_what_fails_after_it(error, folder, monkeypatch):
+    monkeypatch.setattr("dpjax.cli._train._display.show", fails(error))
+    result = train("out", "kept")
+    assert result.exit_code not in (0, 2)
+    assert sorted(os.listdir("out")) == RELEASED
+    assert not (folder / "kept").exists()  # nobody can find the key
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_signal_waits_until_the_key_is_gone(when, number, folder, monkeypatch):
+    write, ended = _report.write, []
+
+    def interrupted(*arguments):
+        if when == "before":
+            signal.raise_signal(number)
+        write(*arguments)
+        if when == "after":
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(_report, "write", interrupted)
+    handlers = {
+        signal.SIGTERM: lambda *_: ended.append(os.listdir()),
+        signal.SIGINT: signal.default_int_handler,  # in the background it is ignored
+    }
+    old = {x: signal.signal(x, handler) for x, handler in handlers.items()}
+    try:
+        result = train("out", "kept")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        for x, handler in old.items():
+            signal.signal(x, handler)
+    if number == signal.SIGINT:
+        assert result.exit_code not in (0, 2)
+    else:
+        assert len(ended) == 1
+        assert "kept" not in ended[0]
+    assert sorted(os.listdir("out")) == RELEASED
+    assert not (folder / "kept").exists()
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), KeyboardInterrupt()])
+def test_no_key_is_left_without_a_state(error, folder, monkeypatch):
+    kept = []
+
+    def fail(*_, **__):
+        kept.append(os.listdir("kept"))
+        raise error
+
+    monkeypatch.setattr(_train, "train_private", fail)
+    assert train("out", "kept").exit_code != 0
+    assert kept == [["key.npz"]]
+    assert not (folder / "kept").exists()
+    assert not (folder / "out").exists()
+
+
+def test_what_came_into_the_folder_stays(folder, monkeypatch):
+    write = _report.write
+
+    def write_beside(*arguments):
+        Path("kept/thesis.tex").write_text("years of work")
+        write(*arguments)
+
+    monkeypatch.setattr(_report, "write", write_beside)
+    done(train("out", "kept"))
+    assert os.listdir("kept") == ["thesis.tex"]
+
+
+def test_a_folder_that_cannot_be_removed_is_emptied(folder, monkeypatch):
+    monkeypatch.setattr(type(folder), "rmdir", fails(OSError("busy")))
+    done(train("out", "kept"))
+    assert os.listdir("kept") == []
+
+
+def test_who_must_remove_the_key_is_told(folder, monkeypatch):
+    busy = SimpleNamespace(rmtree=fails(OSError("busy")))
+    monkeypatch.setattr(_run_folder, "shutil", busy)
+    refused(train("out", "kept"), "--checkpoint", "could not be removed (busy)")
+    assert os.listdir("kept") == ["states"]  # the key itself is gone
+    assert not Path("out").exists()  # and nothing appears while there is a state
+
+
+@pytest.mark.parametrize("holdout", [(), ("--holdout", 0.3)])
+def test_the_key_is_gone_before_the_release_appears(holdout, folder, monkeypatch):
+    replace, seen = os.replace, []
+
+    def seeing(source, target):
+        if target.name in RELEASED:
+            seen.append(Path("kept").exists())
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", seeing)
+    done(train("out", "kept", *holdout))
+    assert seen == [False, False]
+
+
+def test_a_key_is_of_one_command_on_the_same_records(folder, monkeypatch):
+    options = "--holdout", 0.3
+    full = fails(OSError("no space"))
+    with monkeypatch.context() as patch:
+        patch.setattr(_report, "write", full)
+        assert train("out", "kept", *options).exit_code == 2
+    before = Path("data.csv").read_text()
+    lines = before.splitlines()
+    is_held_out = held_out(400, 0.3)
+    rows = [np.flatnonzero(mask)[0] + 1 for mask in (is_held_out, ~is_held_out)]
+    for row, line in [(rows[0], "0.5,7"), (rows[1], "0.5,7"), (rows[1], "?,7")]:
+        edited = [*lines[:row], line, *lines[row + 1 :]]
+        Path("data.csv").write_text("\n".join(edited) + "\n")
+        result = train("out", "kept", *options)
+        refused(result, "same records (for the curator's eyes only, outside the guar")
+    Path("data.csv").write_text(before)
+    refused(train("out", "kept"), "of the same run, with the same options and the")
+    refused(train("out", "kept", *options, "--seed", 1), "of the same run, with the")
+    assert not Path("out").exists()
+    done(train("out", "kept", *options))
+
+
+def test_parameters_are_the_last_to_appear(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def fail(source, target):
+        if target.name == "report.json":
+            raise OSError("busy")
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", fail)
+    files = {"model.npz": b"new", "report.json": b"new"}
+    with pytest.raises(OSError, match=r"--output .* could not be written to: busy"):
+        _report.write(tmp_path / "out", files, lambda: None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_takes_the_place_of_a_link(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("years of work")
+    link.symlink_to(target)
+    _files.write_whole(link, b"new", name="--output")
+    assert target.read_text() == "years of work"
+    assert not link.is_symlink()
+    assert link.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o666])
+def test_a_file_that_is_replaced_keeps_its_mode(mode, tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(b"old")
+    path.chmod(mode)
+    _files.write_whole(path, b"new", name="--output")
+    assert path.stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("number", [os.getpid(), 7], ids=["process", "other"])
+def test_no_link_is_written_through(number, tmp_path, monkeypatch):
+    target, path = tmp_path / "target", tmp_path / "out"
+    target.write_text("years of work")
+    for name in (f".out.{number}.part", ".out.lock"):
+        (tmp_path / name).symlink_to(target)
+    _files.write_whole(path, b"new")  # the name that it takes cannot be known
+    monkeypatch.setattr(_files.secrets, "randbits", lambda _: number)  # or it is
+    before = tree(tmp_path)
+    with pytest.raises(OSError, match="File exists"):
+        _files.write_whole(path, b"newer")
+    with pytest.raises(OSError, match="symbolic link"), _files.locked(path):
+        pass
+    assert tree(tmp_path) == before

@@ -1,0 +1,215 @@
+"""Truth of what is printed: with next to no noise, each number is that of pandas."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dpjax._rounding import digits
+from dpjax.cli._sources import held_out
+from dpjax.sklearn import DPGammaRegressor, DPPoissonRegressor, score_privately
+from tests.unit.cli.command import done, invoke, words_of
+from tests.unit.sklearn.test_scoring import Line, Odds, Shares
+
+N = 4000
+NO_NOISE = {"epsilon": 1e6, "random_state": 0}
+
+
+class Rate(DPPoissonRegressor):
+    """As if it were fitted: a mean of exp(x) for an exposure of one."""
+
+    target_scale_, _largest = 6.0, 3.0  # of the largest exposure
+
+    def predict(self, X, exposure=None):
+        return np.exp(X[:, 0]) * np.clip(np.nan_to_num(np.asarray(exposure)), 0, 3)
+
+
+def records(seed=0):
+    """Features, and targets of which two in five are missing."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(N, 1))
+    return rng, x, rng.uniform(size=N) < 0.4
+
+
+def checked(measures, truth, rel):
+    """Compares measures by the beginnings of their names with pairs of true numbers."""
+    values = {one.name: one for one in measures}
+    for start, pair in truth.items():
+        (name,) = [name for name in values if name.startswith(start)]
+        for one, true in zip(values[name][1:], pair, strict=False):
+            assert one.value == pytest.approx(true, rel=rel, abs=1e-3), (name, true)
+            assert one.low <= one.value <= one.high
+
+
+def of_errors(errors, ends):
+    """The true numbers of absolute errors, (2, m), which are clipped to ends."""
+    held = np.minimum(errors, np.array(ends)[:, None])
+    squares = np.mean(held**2, axis=1)
+    return {
+        "median": np.median(errors, axis=1),
+        "90th": np.quantile(errors, 0.9, axis=1),
+        "mean absolute": held.mean(axis=1),
+        "root mean": np.sqrt(squares),
+        "R2": [1 - squares[0] / squares[1]],
+    }
+
+
+def ends_of(measures):
+    """Where absolute errors are clipped, as it is printed."""
+    (found,) = [one for one in measures if one.name == "absolute error: clipped to"]
+    return [found.model.value, found.constant.value]
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_numbers_are_those_of_records_with_a_target(is_missing):
+    rng, x, missing = records()
+    y = 100 * x[:, 0] + 60 * rng.standard_t(3, N)
+    y[missing & is_missing] = np.nan
+    model, baseline = Line(100.0).fit(x, y), Line(0.0).fit(x, y)
+    scores, _ = score_privately(model, x, y, baseline=baseline, **NO_NOISE)
+    known = ~np.isnan(y)
+    assert scores.num_scored == pytest.approx(known.sum(), abs=1)
+    errors = np.abs([100 * x[known, 0] - y[known], y[known]])
+    checked(scores.measures, of_errors(errors, ends_of(scores.measures)), rel=0.05)
+
+
+def test_labels_that_are_missing_have_no_weight():
+    rng, x, missing = records(1)
+    likely = rng.uniform(size=N) < 1 / (1 + np.exp(-2 * x[:, 0]))
+    labels = np.where(likely, "yes", "no").astype(object)
+    labels[missing] = np.resize(np.array([None, np.nan, "?"], object), missing.sum())
+    scores, _ = score_privately(Odds().fit(x, labels), x, labels, **NO_NOISE)
+    right, share = (x[:, 0] > 0) == likely, likely[~missing].mean()
+    odds = np.where(likely, 2, -2) * x[:, 0]
+    truth = {
+        "accuracy": [right[~missing].mean(), max(share, 1 - share)],
+        "mean logistic": [
+            np.logaddexp(0, -odds)[~missing].mean(),
+            -share * np.log(share) - (1 - share) * np.log(1 - share),
+        ],
+    }
+    checked(scores.measures, truth, rel=0.01)
+    for low, high, part in scores.calibration:
+        shown = 1 / (1 + np.exp(-2 * x[:, 0]))
+        chosen = ~missing & (low <= shown) & (shown < high)
+        assert part.value == pytest.approx(likely[chosen].mean(), abs=0.01)
+
+
+def test_classes_that_are_none_of_them_have_no_weight():
+    rng, x, missing = records(2)
+    model = Shares().fit(x, None)
+    shares = model.predict_proba(x)
+    places = np.array([rng.choice(3, p=row) for row in shares])
+    labels = np.where(missing, "other", model.classes_[places])
+    scores, _ = score_privately(model, x, labels, **NO_NOISE)
+    right = shares.argmax(axis=1) == places
+    level = np.bincount(places[~missing]) / np.sum(~missing)
+    losses = -np.log(shares[np.arange(N), places])
+    truth = {
+        "accuracy": [right[~missing].mean(), level.max()],
+        "mean logarithmic": [losses[~missing].mean(), -np.sum(level * np.log(level))],
+    }
+    checked(scores.measures, truth, rel=0.01)
+
+
+def test_a_rate_is_scored_beside_a_constant_rate():
+    rng, x, missing = records(3)
+    years = 3 * rng.uniform(size=N) ** 3
+    years[::20], years[::30] = 0.0, np.nan
+    seen = years > 0
+    y = rng.poisson(np.where(seen, years, 1) * np.exp(0.5 * x[:, 0])).astype(float)
+    y[missing] = np.nan
+    scores, _ = score_privately(Rate(), x, y, exposure=years, **NO_NOISE)
+    known = ~missing & seen
+    assert scores.num_scored == pytest.approx(known.sum(), abs=1)
+    means = np.array([np.exp(x[:, 0]), np.full(N, 2.0)]) * years  # 6 for 3 years
+    errors = np.abs(means - y)[:, known]
+    checked(scores.measures, of_errors(errors, ends_of(scores.measures)), rel=0.06)
+    with pytest.raises(ValueError, match="baseline must be an estimator that was fitt"):
+        score_privately(Rate(), x, y, exposure=years, baseline=Line(1.0))
+
+
+@pytest.mark.parametrize(
+    ("power", "unit"),
+    [("poisson", "(in the unit of the target)"), ("gamma", "(without a unit)")],
+)
+def test_a_deviance_has_the_unit_of_its_power(power, unit):
+    model = {"poisson": DPPoissonRegressor, "gamma": DPGammaRegressor}[power]()
+    model.target_scale_ = 10.0
+    model.predict = lambda X: np.full(len(X), 10.0)
+    y = np.random.default_rng(0).gamma(4.0, 2.5, N)
+    scores, _ = score_privately(model, np.zeros((N, 1)), y, **NO_NOISE)
+    ratio = y / 10
+    truth = {
+        "poisson": 20 * (ratio * np.log(ratio) - ratio + 1),
+        "gamma": 2 * (ratio - 1 - np.log(ratio)),
+    }[power].mean()
+    found = scores.measures[2]
+    assert found.name == f"mean {power} deviance, clipped {unit}"
+    assert found.model.value == pytest.approx(truth, rel=0.01)
+
+
+UNITS = ["--unit", "who", "--records-per-unit", 1]
+COUNTS = """
+columns.x = {center = 0, scale = 1, limit = 4}
+target = {column = "y", scale = 80e-6}
+exposure = {column = "people", max = 9e6}
+weight = {column = "w", max = 2}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], UNITS], ids=["records", "units"])
+def test_train_prints_the_numbers_of_its_own_predictions(tmp_path, monkeypatch, more):
+    """Counties: 29,000 people usually, and nine million at most."""
+    monkeypatch.chdir(tmp_path)
+    rng, x, missing = records(4)
+    x, missing = x[:, 0].round(3), missing & (x[:, 0] > 0)
+    people = np.minimum(np.exp(rng.normal(np.log(29_000), 1.5, N)), 9e6).round()
+    people[::50], people[:3] = 0, [9e6, 5e6, 4e6]
+    y = rng.poisson(82e-6 * people * np.exp(0.2 * x))
+    table = pd.DataFrame({"x": x, "people": people, "w": 1 + (y % 2)})
+    table["who"] = [f"p{i:04d}" for i in range(N)]  # in the order of the records
+    table["y"] = np.where(missing, "?", y.astype(str))
+    table.loc[5::100, "x"] = np.nan
+    table.to_csv("data.csv", index=False)
+    (tmp_path / "schema.toml").write_text(COUNTS)
+    what = ["data.csv", "--schema", "schema.toml", "--loss", "poisson", *more]
+    what += ["--epsilon", 1e4, "--holdout", 0.5, "--seed", 0, "--output", "out"]
+    shown = words_of(done(invoke("train", *what)).stdout)
+    done(invoke("predict", "out", "data.csv", "--output", "predicted.csv"))
+    means = pd.read_csv("predicted.csv").iloc[:, -1].to_numpy()
+    known = ~missing & (people > 0)
+    # The level, of all counties: a cap left out three in five cases.
+    assert means[known].sum() == pytest.approx(y[known].sum(), rel=0.05)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    found = report["evaluation"]
+    assert "in proportion to the exposure" in found["constant"]
+    assert f"About {found['num_scored']:,.0f} of them have a target" in shown
+    rows = {name: pair["model"]["value"] for name, pair in found["measures"].items()}
+    beside = {n: pair["constant"]["value"] for n, pair in found["measures"].items()}
+    is_test = held_out(N, 0.5, "records") & known
+    assert found["num_scored"] == pytest.approx(is_test.sum(), abs=1)
+    rate = math.exp(report["stats"]["constant"]) * 80e-6
+    errors = np.abs([means - y, rate * people - y])[:, is_test]
+    ends = [one["absolute error: clipped to"] for one in (rows, beside)]
+    for start, pair in of_errors(errors, ends).items():
+        (name,) = [name for name in rows if name.startswith(start)]
+        both = (rows[name], beside[name])[: len(pair)]
+        assert both == pytest.approx(list(pair), rel=0.1), name
+        assert digits(rows[name]) in shown
+
+
+@pytest.mark.slow
+def test_a_released_unit_is_that_of_the_largest_exposure():
+    rng, x, _ = records(5)
+    people = np.minimum(np.exp(rng.normal(np.log(29_000), 1.5, N)), 9e6)
+    people[:4] = [9e6, 5e6, 4e6, 1e-320]  # and a quotient overflows, without a warning
+    y = rng.poisson(82e-6 * people * np.exp(0.2 * x[:, 0]))
+    y[3] = 1
+    model = DPPoissonRegressor(max_exposure=9e6, **NO_NOISE).fit(x, y, exposure=people)
+    means = model.predict(x, exposure=people)
+    assert means.sum() == pytest.approx(y.sum(), rel=0.05)
+    assert model.coef_ == pytest.approx([0.2], abs=0.02)

@@ -1,0 +1,272 @@
+"""Centres and scales that are bought: from which numbers, and what is charged."""
+
+import dataclasses
+from fractions import Fraction
+
+import jax
+import numpy as np
+import pytest
+
+from dpjax import load_model
+from dpjax._texts import float32_of
+from dpjax.cli._plan import split_budget
+from dpjax.cli._ranges import charge, release_ranges
+from dpjax.cli._runs import Run
+from dpjax.cli._schema import Schema
+from dpjax.cli._settings import Settings
+from dpjax.cli._sources import Table, encode_table
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models._shared import BoundedColumn, bending_features
+from dpjax.solvers import dp_mean
+from tests.unit.cli.command import done, invoke
+
+
+def asked(**options):
+    return Settings(source="made up", **options)
+
+
+def table(**changes):
+    """A thousand records; every fifth, which is held out, is far from the others."""
+    is_test = np.arange(1000) % 5 == 4
+    x = np.where(is_test, 1e6, 10 + np.arange(1000) % 7).astype(object)
+    columns = {"a": x, "b": np.full(1000, 3.0), "c": np.array(["u", "v"] * 500), "y": x}
+    kinds = {"a": None, "b": Numeric(1, 2), "c": Categorical(("u",))}
+    schema = Schema(kinds | changes, None)
+    return Table("made up", columns, schema, "y", is_test)
+
+
+def buy(table, **changes):
+    options = {"key": jax.random.key(0), "epsilon": 2.0, "delta": 1e-5} | changes
+    return release_ranges(table, **options)
+
+
+def test_ranges_come_from_training_records_of_open_columns():
+    bought = buy(table())
+    assert list(bought.columns) == ["a", "y"]
+    for kind in bought.columns.values():
+        assert 11 < kind.center < 15
+    assert 1 < bought.columns["a"].scale < 4
+    assert 2 < bought.columns["y"].scale < 8
+    assert bought.num_samples == 800
+    assert bought.is_informative
+    data = encode_table(table().with_ranges(bought.columns))
+    assert data.feature_names == ("a", "b", "c=u", "intercept")
+    kind = bought.columns["a"]
+    expected = kind.encode(table().columns["a"])[~table().is_test, 0]
+    assert np.array_equal(data.features[:, 0], expected)
+    assert np.array_equal(
+        data.targets,
+        bought.columns["y"].encode(table().columns["y"])[~table().is_test, 0],
+    )
+    with pytest.raises(ValueError, match="schema must be closed"):
+        encode_table(table())
+
+
+def test_ranges_for_curves_are_those_of_the_estimators():
+    lines, curves = (buy(table(), may_bend=bends).columns for bends in (False, True))
+    (line, target), (curve, same) = lines.values(), curves.values()
+    assert target == same
+    assert line.center == curve.center != 0  # nearly all numbers are within a scale
+    assert curve.scale == pytest.approx(line.scale / 2)
+    assert curve.limit * curve.scale == pytest.approx(line.limit * line.scale)
+    # Which columns bend is known without the records.
+    unknown = buy(table().blank(), may_bend=True).columns
+    assert (unknown["a"].scale, unknown["a"].limit) == (0.5, 2.0)
+    for columns in (curves, unknown):
+        assert bending_features(columns) == [0, 1]
+
+
+def test_records_of_weight_zero_tell_nothing_of_the_ranges():
+    weights = np.where(np.arange(1000) < 500, 0.0, 1.0)
+    bought = []
+    for far in (0.0, 1e9):
+        schema = dataclasses.replace(table().schema, weight=BoundedColumn("w", max=1.0))
+        a = np.where(weights > 0, table().columns["a"], far)
+        columns = {**table().columns, "a": a, "w": weights}
+        one = dataclasses.replace(table(), columns=columns, schema=schema)
+        bought.append(buy(one).columns)
+    assert bought[0] == bought[1]
+
+
+def test_a_cell_is_missing_where_the_encoder_says_so():
+    cells = ["0", "1", "-1", "nan", "", "?", "inf", "1e39", "1e-60", "1e30", None]
+    found = float32_of(np.array(cells, dtype=object))
+    nan = np.nan
+    expected = [0, 1, -1, nan, nan, nan, nan, nan, 0, 1e30, nan]
+    np.testing.assert_allclose(found, np.array(expected, np.float32))
+    numbers = np.array([0.0, 1.0, nan, np.inf, 5.0])
+    np.testing.assert_array_equal(float32_of(numbers), [0, 1, nan, nan, 5])
+
+
+def test_a_run_is_charged_for_its_ranges():
+    bought = buy(table(), epsilon=2.0, delta=1e-6)
+    mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), epsilon=0.5, delta=1e-5)
+    run = Run("mean", mean)
+    privacy = charge(run, bought).solution.privacy
+    assert privacy.epsilon == 2.5
+    assert privacy.delta == pytest.approx(1.1e-5)
+    assert "any one of the 800 records" in str(privacy)
+    hash(privacy.dp_event)
+    assert charge(run, None) is run
+
+
+def test_parts_never_cost_more_than_the_whole():
+    # Of 0.03 features are left out: the part is too small for them.
+    for share in (0.1, 0.9):
+        total = 0.3 if share == 0.1 else 2.1
+        settings = asked(epsilon=total, delta=3e-5, private_ranges=share)
+        parts = split_budget(settings, 800)
+        bought = buy(table(), **parts[0]._asdict())
+        assert bought.is_informative == (share == 0.9)
+        mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), **parts[1]._asdict())
+        run = Run("mean", mean)
+        privacy = charge(run, bought).solution.privacy
+        assert privacy.epsilon <= total
+        assert privacy.delta <= 3e-5
+        assert f"at most e^{total:g} = " in str(privacy)
+        assert "what it was, plus 3e-05" in str(privacy)
+        check_exactly(mean, bought, privacy)
+
+
+def check_exactly(mean, bought, privacy):
+    exact = Fraction(mean.privacy.epsilon) + Fraction(bought.privacy.epsilon)
+    assert exact <= Fraction(privacy.epsilon)
+
+
+def column(name, num_samples=4000):
+    """Columns whose scales have been noise, or too small for some records."""
+    rng = np.random.default_rng(7)
+    uniform = rng.uniform(size=num_samples)
+    return {
+        "rare flag": (uniform < 0.01) * 1.0,
+        "third flag": (uniform < 0.32) * 1.0,
+        "half flag": (uniform < 0.5) * 1.0,
+        "constant": np.full(num_samples, 37.5),
+        "mostly 3": np.where(uniform < 0.8, 3.0, 1e5 * uniform),
+        "rare amounts": np.where(uniform < 0.95, 0.0, 1e4 * uniform),
+        "heavy": rng.standard_cauchy(num_samples) * 1e-3,
+        "wild": np.where(uniform < 0.1, np.inf, rng.normal(size=num_samples) * 1e20),
+    }[name]
+
+
+ODD = ["rare flag", "third flag", "half flag", "constant", "mostly 3", "rare amounts"]
+ODD += ["heavy", "wild"]
+
+
+def odd_table(target):
+    columns = {name: column(name) for name in ODD} | {"y": target}
+    schema = Schema(dict.fromkeys(ODD), None)
+    return Table("made up", columns, schema, "y", np.zeros(len(target), bool))
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0])
+def test_no_feature_is_driven_far_out(epsilon):
+    made = odd_table(column("heavy"))
+    for seed in range(3):
+        bought = buy(made, key=jax.random.key(seed), epsilon=epsilon)
+        data = encode_table(made.with_ranges(bought.columns))
+        assert np.abs(data.features).max() <= 30
+        assert bought.is_informative == ("heavy" in bought.columns)
+        if bought.is_informative:
+            assert len(data.feature_names) == len(ODD) + 1
+            scales = [bought.columns[name].scale for name in ODD[:3]]
+            assert min(scales) > 0.2
+        else:  # noise would be all that they are: nothing but the intercept is left
+            assert data.feature_names == ("intercept",)
+
+
+def test_features_of_many_columns_are_smaller():
+    rng = np.random.default_rng(0)
+    columns = {str(i): rng.normal(size=4000) for i in range(32)}
+    schema = Schema(dict.fromkeys(columns), Numeric())
+    made = Table(
+        "made up", columns | {"y": np.zeros(4000)}, schema, "y", np.zeros(4000, bool)
+    )
+    bought = buy(made, epsilon=50.0)
+    features = encode_table(made.with_ranges(bought.columns)).features[:, :-1]
+    assert 4 < np.sum(np.mean(features**2, axis=0)) <= 8
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        lambda u: np.where(u < 0.9, 0.0, 100 / np.maximum(1 - u, 1e-3)),  # claims
+        lambda u: 2000 + 20 * u,  # years
+        lambda u: np.exp(5 + 2 * np.sqrt(2) * u),
+    ],
+)
+def test_a_target_is_scaled_for_its_mean(target):
+    rng = np.random.default_rng(1)
+    y = target(rng.uniform(size=20_000))
+    columns = {"a": np.zeros(20_000), "y": y}
+    made = Table(
+        "made up", columns, Schema({"a": Numeric()}, None), "y", np.zeros(20_000, bool)
+    )
+    for is_centered in (True, False):
+        kind = buy(made, epsilon=1.0, is_centered=is_centered).columns["y"]
+        sizes = np.abs(y - kind.center) / kind.scale
+        assert 0.3 < np.quantile(sizes, 0.97) < 2
+        assert kind.center == 0 or is_centered
+
+
+def test_a_skewed_feature_keeps_its_signal():
+    # Held within four spreads of its median, it cost half of the accuracy.
+    rng = np.random.default_rng(0)
+    n = 16_000
+    columns = {"a": rng.normal(45, 15, n), "b": rng.lognormal(10, 1, n)}
+    y = 300 * columns["a"] + 0.1 * columns["b"] + 1_000 * rng.standard_t(3, n)
+    schema = Schema(dict.fromkeys(columns), Numeric())
+    made = Table("made up", columns | {"y": y}, schema, "y", np.zeros(n, bool))
+    for seed in range(3):
+        bought = buy(made, key=jax.random.key(seed), epsilon=0.1)
+        features = encode_table(made.with_ranges(bought.columns)).features
+        fitted = features @ np.linalg.lstsq(features, y)[0]
+        assert np.mean(np.abs(y - fitted)) < 1.1 * 1_087  # of least squares in units
+
+
+def test_too_few_records_for_a_target_are_said_to_be():
+    made = Table(
+        "made up",
+        {"a": np.zeros(50), "y": np.arange(50.0)},
+        Schema({"a": Numeric()}, None),
+        "y",
+        np.zeros(50, bool),
+    )
+    assert not buy(made, epsilon=0.5).is_informative
+    assert buy(made, epsilon=50.0).is_informative
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["yes", "amount"])
+def test_without_ranges_a_model_is_no_worse_than_the_private_mean(
+    target, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(4_000, 30))
+    if target == "yes":
+        values, kind = rng.uniform(size=4_000) < 0.1, "positive = 1"
+    else:
+        values, kind = 500 + np.exp(2 * rng.normal(size=4_000)), ""
+    names = [f"x{i}" for i in range(30)]
+    np.savetxt(
+        "data.csv",
+        np.c_[features, values],
+        header=",".join([*names, target]),
+        delimiter=",",
+        comments="",
+        fmt="%.6g",
+    )
+    columns = "".join(f"columns.{name} = {{}}\n" for name in names)
+    (tmp_path / "schema.toml").write_text(f"{columns}[target]\n{kind}")
+    loss = "logistic" if target == "yes" else "squared"
+    command = (
+        f"train data.csv --schema schema.toml --target {target} --loss {loss} "
+        "--epsilon 0.5 --private-ranges 0.1 --output out --seed 0"
+    )
+    done(invoke(*command.split()))
+    model = load_model("out/model.npz")
+    found = np.asarray(model.predict("data.csv"), np.float64)
+    # No feature is worth its noise; the constant is the mean, but for clipped tails.
+    assert np.ptp(found) == 0
+    np.testing.assert_allclose(found[0], np.mean(values), rtol=0.1)

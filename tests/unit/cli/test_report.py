@@ -1,0 +1,291 @@
+"""`dpjax report`: what it says of each kind of run, and that it needs nothing else."""
+
+import dataclasses
+import html
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting import UnsupportedDpEvent
+from scipy.stats import norm
+
+from dpjax import load_model
+from dpjax._untrusted import printable
+from dpjax.accounting import PrivacyGuarantee, Sample, noise_multiplier
+from dpjax.accounting._shared import group_budget
+from dpjax.cli._report_page import _with_event
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models._shared import model_file
+from tests.unit.cli.command import done, invoke, refused, tree
+
+BAD = '<script>x</script>|`*_"[a](http://b.c)\x1b[2J\n# h\u202e\ud800 {claim} www.d.e'
+COLUMNS = 'columns.x = {%s}\ncolumns.job = {categories = ["cook", "smith"]}\n'
+KNOWN, TARGET = (
+    "center = 0, scale = 1, limit = 3",
+    "column = 'y', center = 0, scale = 2",
+)
+SCHEMAS = {
+    "schema": COLUMNS % KNOWN + f"target = {{{TARGET}}}",
+    "labels": COLUMNS % KNOWN + "target = {column = 'sold', positive = 'yes'}",
+    "open": COLUMNS % "" + f"target = {{{TARGET}}}",
+}
+GIVEN = "data.csv --epsilon 8 --delta .001 --schema"
+SQUARED = f"{GIVEN} schema.toml --loss squared"
+RUNS = {  # a command, and what is said of its run
+    "linear": (
+        f"train {SQUARED} --intervals --holdout .3 --ledger t.toml",
+        "Method: DP linear model",
+        "Guarantee: epsilon = 8, delta = 0.001, for each record",
+        "Replacing any one of the 400 records changes the probability of any event to",
+        "its probability is at most e^epsilon times what it would be with one record",
+        "Quality: median of the absolute error",
+        "All of it follows from the run's Gaussian noise.",
+        "Training and scores see different records",
+        "The ledger allows all runs on the table together epsilon = 90, delta = 0.01.",
+        "numbers around 0, give or take 1, held within -3 and 3",
+        "categories: cook, smith",
+        "Measured on 120 records that training did not see. The constant is the best",
+        "90th percentile of the absolute error: nine of ten records are predicted this",
+        "95% interval",
+        "An interval is for the coefficient of the best predictor of this kind",
+        "dpjax train data.csv --epsilon 8 --delta 0.001 --loss squared, with a schema",
+        "The noise came from the operating system.",
+    ),
+    "labels": (
+        f"train {GIVEN} labels.toml --loss logistic --holdout .4",
+        *(
+            "share with the label",
+            "predicted probability",
+            "accuracy: the share of records",
+        ),
+    ),
+    "ranges": (
+        f"train {GIVEN} open.toml --loss squared --private-ranges .5",
+        *("released privately", "of it, centers and scales", "No ledger was given"),
+        "No scores were released; --holdout 0.2 releases them with a separate",
+    ),
+    "persons": (
+        f"train {SQUARED} --unit who --records-per-unit 2",
+        "Table: data.csv, 50 values of who",
+        "for each group of records with one who",
+        "All records with one who are protected together; 2 of them count at most.",
+        "All of it follows from the run's Gaussian noise.",
+    ),
+    "sampled": (
+        f"train {SQUARED} --max-records 200 --holdout .3",
+        *("Table: data.csv, 400 records", "Sample: 200 of them, drawn at random."),
+        *("on the sample, by itself | 8.69", "the run's Gaussian noise"),
+    ),
+    "described": (
+        f"describe {GIVEN} schema.toml --by job",
+        "Report on a private description of data.csv",
+        "All of it follows from the run's Gaussian noise.",
+        *("share of the budget", "What the table holds", "dpjax describe data.csv"),
+    ),
+    "curves": (
+        f"train {SQUARED} --epsilon 99 --model additive",
+        *("DP additive model", "knots, -3 to 3", "A column has a value of 0 at"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """A folder with a table of 400 records of 50 persons, and a ledger."""
+    folder = tmp_path_factory.mktemp("table")
+    rng = np.random.default_rng(0)
+    x, job = rng.uniform(-2, 2, 400), rng.choice(["cook", "smith", ""], 400)
+    sold = np.where(x + rng.normal(size=400) > 0, "yes", "no")
+    rows = [f"{i % 50},{x[i]},{job[i]},{x[i] + (i % 3)},{sold[i]}" for i in range(400)]
+    (folder / "data.csv").write_text("\n".join(["who,x,job,y,sold", *rows]))
+    for name, text in SCHEMAS.items():
+        (folder / f"{name}.toml").write_text(text)
+    done(invoke("ledger", "open", folder / "t.toml", "--epsilon", 90, "--delta", ".01"))
+    return folder
+
+
+@pytest.fixture
+def out(table, tmp_path, monkeypatch):
+    """Makes runs, each once, and copies them to where nothing else lies."""
+
+    def out(name="linear"):
+        if not (table / name).exists():
+            monkeypatch.chdir(table)
+            done(invoke(*RUNS[name][0].split(), "--output", name))
+        monkeypatch.chdir(tmp_path)
+        shutil.copy(table / "t.toml", "t.toml")
+        return shutil.copytree(table / name, Path(name))
+
+    return out
+
+
+OURS = "html head meta title style body h1 h2 p ul li table tr th td picture source img"
+
+
+def texts_of(page):
+    """Returns the texts of a page, which has no tags but ours, and needs no file."""
+    assert {*re.findall(r"</?([^\s>]+)", page)} <= {*OURS.split(), "!doctype"}
+    links = re.findall(r'(?:src|srcset|href)="([^"]*)"', page)
+    assert all(link.startswith("data:image/") for link in links)
+    texts = map(html.unescape, re.split("<[^>]*>", page.split("<body>")[-1]))
+    return [text.strip() for text in texts if text.strip()]
+
+
+def report(*arguments):
+    """Returns a report, with its pictures within it."""
+    result = done(invoke("report", *arguments))
+    path = Path(result.stdout.removeprefix("wrote ").strip())
+    found = path.read_bytes().decode()
+    assert "data:image/" in found
+    return found
+
+
+def written(*arguments, is_repeated=False):
+    """Returns the texts of a report."""
+    page = report(*arguments)
+    assert not is_repeated or report(*arguments) == page  # a function of the run
+    return " | ".join(texts_of(page))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("share", [1.0, 0.1])
+@pytest.mark.parametrize("num_steps", [1, 50])
+def test_attacks_on_units_and_samples_are_those_of_gaussian_noise(
+    size, share, num_steps
+):
+    asked, sizes = (1.0, 1e-5), {"num_samples": 1000, "sample_size": int(1000 * share)}
+    own = Sample(**sizes).budget(*asked)
+    each = group_budget(*own, size)
+    multiplier = noise_multiplier(*each, num_steps=num_steps)
+    said = {"epsilon": asked[0], "delta": asked[1]}
+    content = {"privacy": said, "stats": {"noise_multiplier": multiplier}}
+    content["stats"]["num_steps"] = num_steps
+    if size > 1:
+        content["unit"] = {"records_per_unit": size}
+    if share < 1:
+        budget = dict(zip(said, own, strict=True))
+        numbers = {"num_records": 1000, "max_records": sizes["sample_size"]}
+        content["sample"] = {"budget_of_sample": budget, **numbers}
+    claimed = PrivacyGuarantee.of(*asked, dp_event=UnsupportedDpEvent())
+    rates = np.array([1e-3, 0.01, 0.1])
+    found = _with_event(content, claimed).tradeoff(rates)
+    # With probability `share` the record is in the sample: Dong, Roth, Su, section 4.
+    mu = size * num_steps**0.5 / multiplier
+    exact = share * norm.cdf(norm.ppf(rates) + mu) + (1 - share) * rates
+    np.testing.assert_allclose(found, exact, rtol=1e-4)
+    assert np.all(found >= exact)
+    assert np.all(found < 0.99 * claimed.tradeoff(rates))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_it_says_of_a_run(out, name):
+    path = out(name)
+    given = ["--ledger", "t.toml"] * (name == "linear")
+    text = written(path, *given, is_repeated=True)
+    for said in RUNS[name][1:]:
+        assert said in text
+    assert not re.search(r"[{}]|None|\bnan\b|not in the ledger", text)
+
+
+def test_warnings(out):
+    path = out() / "report.json"
+    content = json.loads(path.read_text())
+    content |= {"is_public": True, "comparison": [{"a_risk": 1.5}]}
+    content["privacy"]["noise_key"] = "seeded, hence for public data only"
+    path.write_text(json.dumps(content))
+    ledger = Path("t.toml").read_text()
+    own = content["ledger_entry"]
+    assert own in ledger
+    Path("t.toml").write_text(ledger.replace(own, "0" * 16))  # another, as dear
+    text = written(path, "--ledger", "t.toml")
+    assert "there was nothing to protect" in text
+    assert "The noise was made from a seed." in text
+    assert "This run is not in the ledger." in text
+    assert "a risk | 1.5" in text
+
+
+@pytest.mark.parametrize("kind", ["linear", "described"])
+def test_a_strangers_text_is_text(out, kind):
+    path = out(kind)
+    said = path / ("report.json" if kind == "linear" else "description.json")
+    content = json.loads(said.read_text())
+    content["data"] = content["privacy"]["description"] = BAD
+    if kind == "linear":
+        model = load_model(path)
+        columns = {BAD: Numeric(), "job": Categorical((BAD, "smith"))}
+        model = dataclasses.replace(
+            model,
+            **{"data": BAD, "method": BAD, "target_name": BAD, "versions": {BAD: BAD}},
+            **{"columns": columns, "target_unit": BAD},
+            privacy=dataclasses.replace(model.privacy, description=BAD),
+        )
+        (path / "model.npz").write_bytes(model_file(model))
+        content |= {"method": BAD, "loss": BAD, "feature_names": [*model.feature_names]}
+        content["stats"] = {BAD: BAD, "list": [BAD]}
+        measures = content["evaluation"]["measures"]
+        measures[f"claim {BAD}"] = next(iter(measures.values()))
+    for row in content.get("rows", []):
+        row["of"] = row["of"] and BAD
+    said.write_text(json.dumps(content))
+    text = written(path)
+    assert printable(BAD) in text
+    assert not set("\x1b\u202e\ud800") & set(text)
+    assert "Guarantee: epsilon = " in text
+
+
+def changed(**changes):
+    path = Path("linear", "report.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+BOTH = "RUN must be a folder that has either report.json of dpjax train, or des"
+OTHER = "RUN must be what dpjax train or describe has written, got "
+OTHER += "'linear/report"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "arrange", "message"),
+    [
+        (["none"], None, BOTH),
+        (["."], None, BOTH),
+        (["linear"], lambda: os.remove("linear/model.npz"), "linear/model.npz"),
+        (["linear"], lambda: os.remove("linear/report.json"), BOTH),
+        (["linear"], lambda: Path("linear/description.json").write_text("{}"), BOTH),
+        (["linear"], lambda: changed(data="b.csv"), f"{OTHER}.json': ValueError, it"),
+        (["linear"], lambda: changed(stats=3), OTHER),
+        (["linear"], lambda: changed(num_samples="x"), OTHER),
+        (["linear"], lambda: changed(evaluation={"measures": []}), OTHER),
+        (["linear"], lambda: changed(privacy=None), OTHER),
+        (["t.toml"], None, "RUN must be what dpjax train or describe"),
+        (["linear", "--ledger", "linear/report.json"], None, "--ledger must be a f"),
+        (["linear", "--output", "a.md"], None, "--output must be a file that ends in"),
+        (["t.html", "--output", "t.html"], None, "--output must be another file th"),
+    ],
+)
+def test_what_it_refuses(out, arguments, arrange, message):
+    out()
+    Path("t.html").write_text("{}")
+    if arrange:
+        arrange()
+    before = tree(Path())
+    refused(invoke("report", *arguments), message)
+    assert tree(Path()) == before
+
+
+def test_a_full_disk_leaves_the_report_that_was_there(out, monkeypatch):
+    path = out()
+    (path / "report.html").write_text("old")
+    before = sorted(path.iterdir())
+
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    result = invoke("report", path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert (path / "report.html").read_text() == "old"
+    assert sorted(path.iterdir()) == before

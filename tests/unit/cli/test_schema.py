@@ -1,0 +1,277 @@
+"""The schema: what it may say, and what is proposed for one."""
+
+import datetime
+import tomllib
+
+import polars as pl
+import pytest
+
+from dpjax.cli import _proposal
+from dpjax.cli._guesses import Guess, guess_name, schema_text
+from dpjax.cli._schema import Schema, read_schema
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models._shared import BoundedColumn
+from tests.unit.cli.command import done, invoke, refused
+
+ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
+
+
+def write(tmp_path, text):
+    path = tmp_path / "schema.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_reads_numbers_and_categories(tmp_path):
+    # An editor may have put a byte order mark before it.
+    path = write(
+        tmp_path,
+        """\ufeff
+        quoted = false
+        columns.a = {center = 1, scale = 2.5}
+        columns.b = {categories = ["x", 3, true]}
+        target = {center = 0, scale = 10}
+        """,
+    )
+    assert read_schema(path, link="identity") == Schema(
+        {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"))}, Numeric(0, 10)
+    )
+
+
+@pytest.mark.parametrize(
+    ("link", "kind"),
+    [
+        ("logit", Categorical(("yes",))),
+        ("identity", Numeric(40, 20)),
+        ("log", Numeric(0, 1.0)),
+    ],
+)
+def test_a_proposal_is_a_schema(tmp_path, link, kind):
+    guesses = {name: guess_name(name) for name in [*ODD_NAMES, "Expo", "exposure"]}
+    path = write(tmp_path, schema_text(guesses, target="age", link=link))
+    schema = read_schema(path, link=link)
+    assert list(schema.columns) == [name for name in ODD_NAMES[1:] if name]
+    assert set(schema.columns.values()) == {Numeric()}
+    assert (schema.target, schema.target_column) == (kind, "age")
+    exposure = BoundedColumn("Expo", 1.0) if link == "log" else None
+    assert (schema.exposure, schema.weight) == (exposure, None)
+    assert read_schema(path, link=None) == schema
+    lines = path.read_text().splitlines()
+    assert ("# [exposure]" in lines, '# column = "exposure"' in lines) == (True, True)
+
+
+def test_a_proposal_without_a_target_lists_every_column():
+    text = schema_text({name: guess_name(name) for name in ODD_NAMES}, target=None)
+    assert list(tomllib.loads(text)["columns"]) == [*filter(None, ODD_NAMES)]
+    assert '# [columns.""] is left out: it is an index without a name.' in text
+
+
+@pytest.mark.parametrize(
+    ("names", "guess"),
+    [
+        ("age AGE ageOfDriver driver_age Age(years)", Guess(40, 20)),
+        ("stage price tourage 年齢", Guess()),
+        ("customer_id UUID Email", Guess(left_out="tells records apart")),
+        ("is_open hasGarage", Guess(0.5, 0.5)),
+        ("region Vehicle-Type smoker", Guess(categories=())),
+        ("start_date", Guess(left_out="holds times or dates")),
+        ("OpTime", Guess()),
+        ("Unnamed:0 __index_level_0__", Guess(left_out="is an index without a name")),
+    ],
+)
+def test_names_tell_kinds(names, guess):
+    assert [guess_name(name) for name in names.split()] == [guess] * len(names.split())
+
+
+TABLE = pl.DataFrame(
+    {
+        "id": range(60),
+        "sold": [True, False, None] * 20,
+        "kind": pl.Series(["a", "b", "a"] * 20, dtype=pl.Enum(["a", "b", "c"])),
+        "note": ["x", "n/a", "1"] * 20,
+        "age": [20.0 + i for i in range(60)],
+        "born": [datetime.date(2000, 1, 1)] * 60,
+        "nothing": pl.Series([None] * 60, dtype=pl.Null),
+        "smoker": ["yes", "no", ""] * 20,
+        "code": [f"c{i}" for i in range(60)],
+    }
+)
+
+
+def proposed(*options):
+    result = done(invoke("schema", *options))
+    return tomllib.loads(result.stdout), " ".join(result.stderr.split())
+
+
+def test_names_and_declared_types_are_all_that_is_looked_at(tmp_path, monkeypatch):
+    monkeypatch.setattr(_proposal, "read_columns", None)
+    TABLE.write_parquet(tmp_path / "data.parquet")
+    content, said = proposed(tmp_path / "data.parquet", "--target", "smoker")
+    assert said == ""
+    assert content["columns"] == {
+        "sold": {"categories": ["true"]},
+        "kind": {
+            "categories": ["FILL IN"]
+        },  # those of the type are of the records as a rule
+        "note": {"categories": ["FILL IN"]},
+        "age": {"center": 40, "scale": 20},
+        "nothing": {"center": 0.0, "scale": 1.0},
+        "code": {"categories": ["FILL IN"]},
+    }
+    assert content["target"] == {"column": "smoker", "positive": "yes"}
+    TABLE.write_csv(tmp_path / "data.csv")
+    content, _ = proposed(tmp_path / "data.csv")
+    assert content["columns"]["sold"] == {"categories": ["FILL IN"]}
+    assert content["columns"]["note"] == {"center": 0.0, "scale": 1.0}
+
+
+def test_from_data_warns_and_guesses(tmp_path):
+    TABLE.write_csv(tmp_path / "data.csv")
+    given = tmp_path / "data.csv", "--target", "smoker", "--from-data"
+    content, said = proposed(*given)
+    assert "the guarantee of a model that uses them does not cover that" in said
+    assert content["columns"] == {
+        "sold": {"categories": ["true"]},
+        "kind": {"categories": ["b"]},
+        "note": {"categories": ["1"]},
+        "age": {"center": 50.0, "scale": 20.0},
+        "born": {"categories": ["2000-01-01"]},
+    }
+    assert content["target"] == {"column": "smoker", "positive": "yes"}
+    path = tmp_path / "schema.toml"
+    done(invoke("schema", *given, "--output", path))
+    assert "THE RECORDS, which no guarantee covers" in path.read_text()
+    assert "# [columns.id] is left out: it tells records apart." in path.read_text()
+    assert read_schema(path, link=None).target == Categorical(("yes",))
+
+
+@pytest.mark.parametrize(
+    ("loss", "target"),
+    [("poisson", {"scale": 1.0}), ("huber", {"center": 40, "scale": 20})],
+)
+@pytest.mark.parametrize("more", [(), ("--from-data",)])
+def test_a_target_is_proposed_for_its_loss(tmp_path, loss, target, more):
+    TABLE.write_csv(tmp_path / "data.csv")
+    given = "--target", "age", "--loss", loss, *more
+    content, _ = proposed(tmp_path / "data.csv", *given)
+    if more:
+        target = {k: {"center": 50.0, "scale": 20.0}[k] for k in target}
+        target |= {"scale": 50.0} if loss == "poisson" else {}
+    assert content["target"] == {"column": "age"} | target
+
+
+def test_a_schema_that_is_there_is_not_written_over(tmp_path):
+    TABLE.write_csv(tmp_path / "data.csv")
+    path = write(tmp_path, "corrected by hand")
+    for options, message in [
+        (["--output", path], "--output must be a new file"),
+        (["--output", tmp_path / "data.csv"], "--output must be a file that ends in"),
+        (["--target", "cost"], "--target must be a column of"),
+    ]:
+        given = ["schema", str(tmp_path / "data.csv"), *map(str, options)]
+        refused(invoke(*given), message)
+    assert path.read_text() == "corrected by hand"
+
+
+TARGET = "[target]\ncenter = 0\nscale = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"quoted = 1\ncolumns.a = {{}}\n{TARGET}", "true, in quoted, got 1"),
+        ("columns = ", "a TOML file, got .*Invalid value"),
+        (f"{TARGET}[columns.a]\nscale=1\n[columns.a]\nscale=2", "a TOML file"),
+        ("[columns.a]\ncenter = 0\nscale = 1", "two sections"),
+        (f"{TARGET}[other]", "two sections"),
+        (f"columns = 3\n{TARGET}", "at least one column"),
+        (f"columns = {{}}\n{TARGET}", "at least one column"),
+        (f"columns.a = 3\n{TARGET}", r"two numbers .* in \[columns.a\]"),
+        (f"columns.a = {{center = 0}}\n{TARGET}", r"two numbers .* in \[columns.a\]"),
+        (f"columns.a = {{center = 0, scale = '1'}}\n{TARGET}", "two numbers"),
+        (f"columns.a = {{center = 0, scale = true}}\n{TARGET}", "two numbers"),
+        (f"columns.a = {{center = 0, scale = 0}}\n{TARGET}", "scale must be positive"),
+        (f"columns.a = {{center = nan, scale = 1}}\n{TARGET}", "center must be"),
+        (f"columns.a = {{center = 1{'0' * 400}, scale = 1}}\n{TARGET}", "columns.a"),
+        (f"columns.a = {{categories = []}}\n{TARGET}", "distinct"),
+        (f"columns.a = {{categories = ['1', 1]}}\n{TARGET}", "distinct"),
+        (f"columns.a = {{categories = [1, true]}}\n{TARGET}", "distinct"),
+        (f"columns.a = {{categories = [[1]]}}\n{TARGET}", "texts or numbers"),
+        (f"columns.a = {{categories = ['nan']}}\n{TARGET}", "no nan, NaT or <NA>"),
+        ("columns.a = {}\ntarget = {column = 3}", "column of .target"),
+        (f"columns.a = {{categories = 'ab'}}\n{TARGET}", "a list"),
+        ("target.positive = 'x'\ncolumns.a = {center=0, scale=1}", r"in \[target\]"),
+    ],
+)
+def test_what_is_refused(tmp_path, text, message):
+    with pytest.raises(ValueError, match=f"--schema.*{message}"):
+        read_schema(write(tmp_path, text), link="identity")
+
+
+@pytest.mark.parametrize("target", ["{}", "{positive = []}", "3", "{center = 1}"])
+def test_a_positive_that_is_refused(tmp_path, target):
+    text = f"target = {target}\ncolumns.a = {{center = 0, scale = 1}}"
+    with pytest.raises(ValueError, match=r"--schema must be positive, .* in \[target"):
+        read_schema(write(tmp_path, text), link="logit")
+
+
+AMOUNTS = """
+columns.a = {center = 0, scale = 1}
+target = {column = "y", scale = 2}
+exposure = {column = "e", max = 365}
+weight = {column = "w", max = 2.5}
+"""
+
+
+def test_amounts_have_a_scale_an_exposure_and_a_weight(tmp_path):
+    path = write(tmp_path, AMOUNTS)
+    schema = read_schema(path, link="log")
+    scale = 2 * 365  # of a target at the largest exposure
+    bounded = BoundedColumn("e", 365)
+    assert (schema.target, schema.exposure) == (Numeric(0, scale), bounded)
+    assert schema.bounded == {"e": schema.exposure, "w": BoundedColumn("w", 2.5)}
+    assert read_schema(path, link=None).target == Numeric(0, 2)
+    path = write(tmp_path, AMOUNTS.replace("scale = 2", "center = 0.0, scale = 2"))
+    assert read_schema(path, link="log") == schema
+    with pytest.raises(ValueError, match="center and scale, two numbers"):
+        read_schema(write(tmp_path, AMOUNTS), link="identity")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("scale = 2", "center = 3, scale = 2", "scale, a number, with center 0 or non"),
+        ("scale = 2", "positive = 'x'", "scale, a number, with center 0 or none"),
+        ("scale = 2", "scale = 0", "scale must be positive"),
+        ("max = 365", "max = 0", r"column, a name, and max, a number .* .exposure"),
+        ("max = 365", "max = true", r"and max, a number above zero, in .exposure"),
+        ("max = 365", f"max = 1{'0' * 400}", r"and max, a number above zero, in .expo"),
+        ('"w"', "7", r"column, a name, and max, .* in .weight"),
+        (", max = 2.5", "", r"column, a name, and max, .* in .weight"),
+    ],
+)
+def test_amounts_that_are_refused(tmp_path, old, new, message):
+    with pytest.raises(ValueError, match=f"--schema.*{message}"):
+        read_schema(write(tmp_path, AMOUNTS.replace(old, new)), link="log")
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(ValueError, match=r"--schema must be a file that exists"):
+        read_schema(tmp_path / "none.toml", link="logit")
+
+
+def test_empty_sections_are_left_open_only_where_that_is_allowed(tmp_path):
+    text = "columns.a = {}\ncolumns.b = {center = 1, scale = 2}\ntarget = {}"
+    path = write(tmp_path, text)
+    schema = read_schema(path, link="identity", allows_empty=True)
+    assert schema == Schema({"a": None, "b": Numeric(1, 2)}, None)
+    with pytest.raises(
+        ValueError, match=r"in \[columns.a\]; or empty, with --private-"
+    ):
+        read_schema(path, link="identity")
+    for half in ("{center = 0}", "{scale = 1}", "3"):
+        path = write(tmp_path, text.replace("{}", half, 1))
+        with pytest.raises(
+            ValueError, match=r"center and scale, .* \[columns.a\], got"
+        ):
+            read_schema(path, link="identity", allows_empty=True)

@@ -1,0 +1,255 @@
+"""Gradients of users: who counts, for how much, and what one user can move."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import losses
+from dpjax.batching import Poisson
+from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Winsorization
+from dpjax.gradients import (
+    by_user,
+    check_model,
+    per_sample_grad,
+    robust_grad,
+    streamed_grad,
+)
+from dpjax.gradients._shared import UserRecords
+from dpjax.solvers import dp_gradient_descent
+from dpjax.transforms import privatize
+from tests.unit.refusals import refused
+
+NUM_RECORDS, NUM_USERS = 24, 6
+PARAMS = {"w": jnp.array([[0.3, -0.2], [0.5, 0.1]]), "b": jnp.array([0.1, -0.4])}
+
+
+def loss_fn(params, example):
+    hidden = jnp.tanh(example["x"] @ params["w"] + params["b"])
+    return 0.5 * jnp.square(jnp.sum(hidden) - example["y"])
+
+
+@pytest.fixture(scope="module")
+def batch():
+    rng = np.random.default_rng(0)
+    return {
+        "x": jnp.asarray(rng.standard_t(2, (NUM_RECORDS, 2)), jnp.float32),
+        "y": jnp.asarray(3 * rng.standard_normal(NUM_RECORDS), jnp.float32),
+    }
+
+
+@pytest.fixture(scope="module")
+def ids():
+    # User 3 has no records; -1 and 6 are nobody, the extremes of the type as well.
+    found = np.random.default_rng(1).choice([0, 1, 2, 4, 5], NUM_RECORDS)
+    found[[3, 7, 11, 12]] = [-1, NUM_USERS, 2**31 - 1, -(2**31)]
+    return jnp.asarray(found, jnp.int32)
+
+
+@pytest.fixture(scope="module")
+def by_record(batch):
+    grads = jax.jit(per_sample_grad(loss_fn))(PARAMS, batch)
+    return jax.tree.map(np.asarray, grads)
+
+
+def of_users(by_record, ids, user_gradient, most=NUM_RECORDS, padding=()):
+    """Gradients of users from those of records, one user after the other."""
+
+    def one(x, user):
+        mine = [i for i in np.flatnonzero(np.asarray(ids) == user) if i not in padding]
+        total = x[mine[:most]].sum(axis=0)
+        is_mean = user_gradient == "mean"
+        return total / max(len(mine[:most]), 1) if is_mean else total
+
+    return jax.tree.map(
+        lambda x: jnp.stack([one(x, user) for user in range(NUM_USERS)]), by_record
+    )
+
+
+@pytest.mark.parametrize(
+    ("estimator", "user_gradient", "most", "padding"),
+    [
+        (Clipping(0.7), "mean", 3, ()),
+        pytest.param(Winsorization(0.4), "sum", None, (0, 9), marks=pytest.mark.slow),
+        pytest.param(Clipping(0.7), "sum", 100, (), marks=pytest.mark.slow),
+        pytest.param(SmoothedTruncation(1.0), "mean", 1, (1,), marks=pytest.mark.slow),
+        pytest.param(
+            MedianOfMeans(Winsorization(1.0), 3), "mean", 2, (), marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_it_is_the_estimator_of_users_gradients(
+    batch, ids, by_record, estimator, user_gradient, most, padding
+):
+    mask = jnp.isin(jnp.arange(NUM_RECORDS), jnp.array(padding, int))
+
+    @jax.jit
+    def mean(params, batch, ids, mask):
+        options = {} if most is None else {"records_per_user": most}
+        grad_fn = robust_grad(
+            loss_fn,
+            estimator,
+            user_ids=ids,
+            num_users=NUM_USERS,
+            user_gradient=user_gradient,
+            **options,
+        )
+        return grad_fn(params, batch, mask)
+
+    found = mean(PARAMS, batch, ids, mask)
+    samples = of_users(by_record, ids, user_gradient, most or NUM_RECORDS, padding)
+    chex.assert_trees_all_close(found, estimator(samples), rtol=2e-05, atol=1e-6)
+
+
+def test_a_row_of_users_is_a_sample(batch, ids, by_record):
+    # Laid out, masked like any row, privatized; the surplus is dropped by index.
+    users = by_user(batch, ids, num_users=NUM_USERS, records_per_user=2)
+    assert users.is_record.sum(axis=1).tolist()[3] == 0
+    assert check_model(loss_fn, PARAMS, users).problems == ()
+    counts = np.bincount(np.asarray(ids)[(ids >= 0) & (ids < 6)], minlength=6)
+    np.testing.assert_array_equal(users.is_record.sum(axis=1), np.minimum(counts, 2))
+    optimizer = privatize(
+        Clipping(0.7), noise_multiplier=0.0, key=jax.random.key(0), sampled=False
+    )
+
+    @jax.jit
+    def update(users, mask):
+        stream = streamed_grad(loss_fn)(PARAMS, users)
+        return optimizer.update(
+            stream, optimizer.init(PARAMS), PARAMS, is_padding_example=mask
+        )[0]
+
+    mask = jnp.arange(NUM_USERS) == 1
+    samples = of_users(by_record, ids, "mean", 2)
+    expected = Clipping(0.7)(samples, mask)
+    found = update(users, mask)
+    chex.assert_trees_all_close(found, expected, rtol=2e-05, atol=1e-6)
+    materialised = jax.jit(per_sample_grad(loss_fn))(PARAMS, users)
+    chex.assert_trees_all_close(materialised, samples, rtol=2e-05, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_many_records_of_a_user_are_differentiated_in_turn():
+    x = jnp.linspace(-1.0, 1.0, 150)
+    users = by_user(x, jnp.zeros(150, int), num_users=1, records_per_user=150)
+    grad_fn = robust_grad(
+        lambda w, x: (jnp.square(w - x), x), Winsorization(9.0), has_aux=True
+    )
+    mean, aux = jax.jit(grad_fn)(1.0, users)
+    np.testing.assert_allclose(mean, 2.0, rtol=1e-5)
+    assert aux.shape == (1, 150)
+
+
+def test_one_user_moves_the_mean_by_no_more_than_the_sensitivity():
+    # Records of user 0 come, go and are replaced, those of others stay; ids and values
+    # are whatever floats and integers there are, and nothing raises.
+    rng = np.random.default_rng(2)
+    estimator = Clipping(1.0)
+    bound = estimator.sensitivity(3, 2).l2
+
+    @jax.jit
+    def mean(x, ids):
+        grad_fn = robust_grad(
+            lambda w, x: w @ x, estimator, user_ids=ids, num_users=3, records_per_user=4
+        )
+        return grad_fn(jnp.zeros(2), x)
+
+    odd = [0.0, 1.0, -1.0, 1e30, -1e30, 3e38, 1e-40, np.nan, np.inf, -np.inf]
+    theirs = np.array([[1.0, 2], [-3, 4], [5e20, 0]], np.float32)
+    found, ends = 0.0, []
+    for _ in range(300):
+        mine = rng.choice(odd, (6, 2)).astype(np.float32)
+        my_ids = rng.choice([0, 0, 0, -7, 3, 2**31 - 1], 6)
+        x = jnp.asarray(np.concatenate([mine[:3], theirs, mine[3:]]))
+        ids = jnp.asarray(np.concatenate([my_ids[:3], [1, 2, 1], my_ids[3:]]), "int32")
+        ends.append(np.asarray(mean(x, ids)))
+    ends = np.array(ends)
+    assert np.isfinite(ends).all()
+    found = np.linalg.norm(ends[:, None] - ends[None], axis=-1).max()
+    assert 0.9 * bound < found <= bound
+
+
+@pytest.mark.slow
+def test_users_are_drawn_and_the_guarantee_says_so(key):
+    rng = np.random.default_rng(3)
+    data = (
+        jnp.asarray(rng.standard_normal((60, 2)), jnp.float32),
+        jnp.asarray(rng.standard_normal(60), jnp.float32),
+    )
+    users = by_user(data, jnp.arange(60) % 20, num_users=20, records_per_user=3)
+    solution = dp_gradient_descent(
+        losses.squared,
+        jnp.zeros(2),
+        users,
+        key=key,
+        epsilon=2.0,
+        delta=1e-5,
+        estimator=Clipping(1.0),
+        learning_rate=0.1,
+        num_steps=4,
+        batching=Poisson(5.0),
+    )
+    assert str(solution.privacy).startswith("Replacing any one of the 20 users changes")
+
+
+@pytest.mark.devices(2)
+def test_rows_of_users_spread_over_devices(batch, ids):
+    users = by_user(batch, ids, num_users=NUM_USERS, records_per_user=3)
+    mesh = jax.make_mesh((2,), ("users",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("users"))
+    grad_fn = jax.jit(robust_grad(loss_fn, Clipping(0.7), axis_name="users"))
+    alone = jax.jit(robust_grad(loss_fn, Clipping(0.7)))(PARAMS, users)
+    with jax.set_mesh(mesh):
+        spread = grad_fn(PARAMS, jax.device_put(users, rows))
+    chex.assert_trees_all_close(spread, alone, rtol=1e-5, atol=1e-7)
+    sharded = jax.device_put(batch, rows)
+    of_ids = partial(robust_grad, loss_fn, Clipping(0.7), user_ids=ids, num_users=6)
+    with pytest.raises(ValueError, match="user_ids must be of a batch on one device"):
+        of_ids()(PARAMS, sharded)
+
+
+test_bad_arguments_are_named = refused(
+    lambda options: robust_grad(lambda w, x: w * x, Clipping(1.0), **options)(
+        1.0, jnp.ones(4)
+    ),
+    ({"num_users": 3}, "num_users must be None without user_ids"),
+    ({"records_per_user": 3}, "records_per_user must be None without user_ids"),
+    ({"user_ids": jnp.zeros(4, int)}, "num_users must be an integer"),
+    ({"user_ids": jnp.zeros(3, int), "num_users": 2}, "user_ids must be integers"),
+    ({"user_ids": jnp.zeros(4), "num_users": 2}, "user_ids must be integers"),
+    (
+        {"user_ids": jnp.zeros(4, int), "num_users": 2, "records_per_user": 0},
+        "records_per_user must be an integer",
+    ),
+    ({"user_gradient": "max"}, "user_gradient must be mean or sum"),
+)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.array([1, 2**32 + 1, -(2**63), 2**63 - 1]),  # JAX would keep 32 bits
+        np.array([1, 2**64 - 1, 2**32, 300], np.uint64),
+        [1, -1, 300, 2**40],
+    ],
+)
+def test_ids_of_any_size_are_somebodys_or_nobodys(ids):
+    users = by_user(jnp.arange(4), ids, num_users=300, records_per_user=4)
+    assert users.is_record.sum() == users.is_record[1].sum() == 1
+    few = jnp.array([1, 255, 0, 0], jnp.uint8)  # cannot hold the number 300
+    users = by_user(jnp.arange(4), few, num_users=300, records_per_user=1)
+    assert jnp.flatnonzero(users.is_record[:, 0]).tolist() == [0, 1, 255]
+
+
+def test_layout_refuses_bad_shapes():
+    with pytest.raises(ValueError, match="records_per_user must be an integer"):
+        by_user(jnp.ones(4), jnp.zeros(4, int), num_users=2, records_per_user=0)
+    with pytest.raises(ValueError, match="user_ids must be integers of shape"):
+        by_user(jnp.ones(4), jnp.zeros(5, int), num_users=2, records_per_user=1)
+    assert isinstance(
+        by_user(jnp.ones(4), jnp.zeros(4, int), num_users=2, records_per_user=1),
+        UserRecords,
+    )

@@ -1,0 +1,450 @@
+"""A saved model: what it predicts, in which units, and files that are none."""
+
+import dataclasses
+import io
+import json
+import math
+import pickle
+import subprocess
+import sys
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import polars as pl
+import pytest
+from dp_accounting import NonPrivateDpEvent
+
+from dpjax import load_model, losses
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.datasets import Categorical, Numeric, encode
+from dpjax.models import Model
+from dpjax.models._shared import BoundedColumn, model_file
+from dpjax.solvers import Curves
+from tests.unit.refusals import refused
+
+ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
+COST = Numeric(0, 100)
+
+
+WEIGHTS = np.array([2.0, 1.0, -1.0, 0.5], np.float32)
+BENT = Curves(
+    WEIGHTS, np.array([[3.0, 0.0, 1.0]], np.float32), *((-2.0, 0.0, 2.0), (0,), 3)
+)
+
+
+def model(**changes):
+    given = {
+        "params": WEIGHTS,
+        "columns": {"rooms": ROOMS, "town": TOWN},
+        "target_name": "price",
+        "target": Numeric(300, 100),
+        "target_unit": "price / 100",
+        "link": "identity",
+        "privacy": PrivacyGuarantee.of(
+            1.0, 1e-5, dp_event=NonPrivateDpEvent(), num_samples=40
+        ),
+        "method": "by hand",
+        "data": "homes.csv",
+        "versions": {"dpjax": "0"},
+    }
+    return Model(**given | changes)
+
+
+TABLE = {"rooms": ["6", "?", "4"], "town": ["Ghent", "Mons", "Lier"], "more": [1, 2, 3]}
+PRICES = [650.0, 350.0, 250.0]  # 300 + 100 (2 (rooms - 4) / 2 + town + 0.5)
+
+
+def frames(folder):
+    """The table in every form that `predict` takes."""
+    frame = pl.DataFrame(TABLE)
+    frame.write_csv(folder / "new.csv")
+    frame.write_parquet(folder / "new.parquet")
+    lists = {name: np.array(cells) for name, cells in TABLE.items()}
+    return [TABLE, lists, frame, folder / "new.csv", str(folder / "new.parquet")]
+
+
+def test_predictions_are_in_the_units_of_the_target(tmp_path):
+    for table in frames(tmp_path):
+        assert model().predict(table).tolist() == PRICES
+
+
+@pytest.mark.parametrize("params", [WEIGHTS, BENT], ids=["linear", "curves"])
+@pytest.mark.parametrize("link", ["identity", "logit", "log"])
+def test_numpy_predicts_as_jax_does(link, params):
+    columns = {"rooms": Numeric(4, 2), "town": TOWN}
+    rooms = np.array([*np.linspace(-20, 20, 300), np.nan, 1e300, 1e25, -1e25, -1e300])
+    towns = np.resize(["Ghent", "Lier", "", "Mons"], len(rooms))
+    table = {"rooms": rooms, "town": towns}
+    target = Categorical(("yes",)) if link == "logit" else COST
+    found = model(columns=columns, link=link, params=params, target=target)
+    features = np.hstack([encode(table, columns)[0], np.ones((len(rooms), 1), "f4")])
+    if params is BENT:
+        scores = BENT.predict(features)
+    else:
+        scores = jnp.asarray(features @ params)
+    loss = {"identity": losses.squared, "logit": losses.logistic}
+    means = loss.get(link, losses.log_link(1.0)).mean_of(scores)
+    scale = getattr(target, "scale", 1.0)
+    expected = scale * np.asarray(means, np.float64)
+    np.testing.assert_allclose(found.predict(table), expected, 1e-5, 1e-6 * scale)
+
+
+def test_serving_imports_no_jax(tmp_path):
+    path = save(tmp_path, model_file(model(params=BENT)))
+    pl.DataFrame(TABLE).write_csv(tmp_path / "new.csv")
+    script = f"""
+import sys
+import numpy as np
+import dpjax
+from dpjax.cli import main
+
+slow = {{"jax", "dp_accounting", "scipy", "optax"}}
+table = {{"rooms": np.array([6.0, np.nan]), "town": np.array(["Ghent", "x"])}}
+made = dpjax.load_model({str(path)!r})
+assert made.predict(table).tolist() == [700, 350], made.predict(table)
+assert not slow & {{*sys.modules}}, "predict"
+sys.argv = ["dpjax", "predict", {str(path)!r}, "new.csv"]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code
+assert not slow & {{*sys.modules}}, "dpjax predict"
+assert type(made.params).__name__ == "Curves"  # for which JAX is needed
+assert made.privacy.relation is dpjax.REPLACE_ONE
+"""
+    command = [sys.executable, "-W", "error", "-c", script]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "predictions.csv").read_text().splitlines()[1:3] == [
+        "700",
+        "350",
+    ]
+
+
+def test_labels_have_a_probability():
+    made = model(link="logit", target=Categorical(("yes",)))
+    odds = np.exp([3.5, 0.5, -0.5])
+    assert made.predict(TABLE) == pytest.approx(odds / (1 + odds), rel=1e-5)
+    assert made.positive == "yes"
+    assert model().positive is None
+
+
+def test_coefficients_predict_as_the_model_does():
+    found = model().coefficients()
+    by_hand = [
+        found["intercept"] + 6 * found["rooms"] + found["town=Ghent"],
+        found["intercept"] + 4 * found["rooms"] + found["town=Lier"],
+    ]
+    assert by_hand == pytest.approx([PRICES[0], PRICES[2]])
+    odds = model(link="logit", target=Categorical(("yes",))).coefficients()
+    assert odds["intercept"] + 4 * odds["rooms"] == pytest.approx(0.5)
+
+
+ERRORS = {
+    "standard_errors": np.array([0.4, 0.1, np.inf, 0.2], np.float32),
+    "correlations": np.eye(4, dtype=np.float32),
+}
+
+
+def test_errors_are_those_of_the_coefficients():
+    found = model(**ERRORS)
+    summary = found.summary(0.9)
+    assert summary.names == [*found.coefficients()]
+    # The intercept is where rooms are 0, two scales from their center.
+    expected = [20, 10, np.inf, 100 * np.hypot(0.2, 0.8)]
+    np.testing.assert_allclose(summary.standard_errors, expected, rtol=1e-6)
+    np.testing.assert_allclose(summary.intervals[0], [67.1, 132.9], rtol=1e-3)
+    rates = model(**ERRORS, link="log", target=COST).summary()
+    assert rates.rows[1][3:] == ["2.718", "2.234 to 3.307"]
+    for changes, said in (
+        ({}, "standard_errors must be of a model that was trained with intervals"),
+        (ERRORS | {"params": BENT}, "params must be weights if they have errors"),
+        (ERRORS | {"correlations": None}, "correlations must be of 4"),
+        (ERRORS | {"standard_errors": np.zeros(4)}, "standard_errors must be positive"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            model(**changes).summary()
+
+
+def test_curves_predict_as_they_are_shown():
+    made = model(params=BENT)
+    (grid, values), (towns, of_towns) = made.shapes().values()
+    assert grid.tolist() == [-4, 0, 4, 8, 12]  # four scales from the center
+    assert values.tolist() == [-500, -100, 0, 500, 900]
+    assert (towns.tolist(), of_towns.tolist()) == (["Ghent", "Lier"], [100, -100])
+    assert made.constant == 350
+    by_hand = 350 + np.interp([6, 4, 4], grid, values) + [100, 0, -100]
+    assert made.predict(TABLE).tolist() == by_hand.tolist() == [700, 350, 250]
+    straight = model().shapes()
+    assert straight["rooms"].grid.tolist() == [-4, 12]
+    assert straight["rooms"].values.tolist() == [-800, 800]
+    held = model(columns={"rooms": Numeric(4, 2, 0.5), "town": TOWN}).shapes()
+    assert held["rooms"].grid.tolist() == [3, 5]
+    odds = model(params=BENT, link="log", target=COST)
+    assert odds.shapes()["rooms"].values[-1] == 9
+    assert odds.constant == pytest.approx(np.log(100) + 0.5)
+    with pytest.raises(ValueError, match="params must be weights; an additive model"):
+        made.coefficients()
+
+
+test_curves_are_of_the_columns = refused(
+    lambda changes: model(params=dataclasses.replace(BENT, **changes)),
+    ({"slopes": np.zeros(3)}, "params must be one number for each of 4 features"),
+    ({"slopes": np.zeros(4, int)}, "params must be one number for each of 4"),
+    ({"heights": np.zeros((1, 2))}, "params must be heights of shape"),
+    ({"heights": np.zeros((1, 3), int)}, "params must be heights of shape"),
+    ({"heights": np.zeros((1, 3, 2))}, "params must be heights of shape"),
+    ({"knots": (0.0, 0.0, 1.0)}, "params must be of two or more knots, ascending"),
+    ({"knots": (0.0, 1.0, math.inf)}, "params must be of two or more knots"),
+    ({"knots": (math.nan, 0.0, 1.0)}, "params must be of two or more knots"),
+    ({"knots": (0.0,)}, "params must be of two or more knots"),
+    ({"smooth": ()}, "params must be curves of different features among"),
+    ({"smooth": (1,)}, "params must be curves of different features among"),
+    ({"smooth": (0, 0)}, "params must be curves of different features among"),
+    ({"intercept": None}, "params must be of the intercept 3, got None"),
+)
+
+
+def test_a_log_link_predicts_means_of_the_exposure():
+    made = model(link="log", target=COST)
+    means = 100 * np.exp([3.5, 0.5, -0.5])
+    means[0] = 3000  # 30 scales
+    assert made.predict(TABLE) == pytest.approx(means, rel=1e-5)
+    assert made.mean_range == pytest.approx((0.1, 3000), rel=1e-5)
+    found = made.coefficients()
+    by_hand = found["intercept"] + 4 * found["rooms"] + found["town=Lier"]
+    assert np.exp(by_hand) == pytest.approx(means[2])
+    made = model(link="log", target=COST, exposure=BoundedColumn("years", 2.0))
+    table = TABLE | {"years": ["1", "5", "-1"]}
+    assert made.predict(table) == pytest.approx(means * [0.5, 1, 0], rel=1e-5)
+    assert made.predict(TABLE) == pytest.approx(means / 2, rel=1e-5)
+    yearly = made.coefficients()["intercept"]
+    assert yearly == pytest.approx(found["intercept"] - np.log(2))
+    assert model().mean_range is None
+
+
+def test_a_constant_model_counts_the_records():
+    made = model(params=np.array([0.5]), columns={})
+    assert made.predict(TABLE).tolist() == [350.0] * 3
+
+
+def save(folder, content, name="model.npz"):
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"params": BENT},
+        ERRORS,
+        {"columns": {"rooms": Numeric(4, 2, 0.5), "töwn,\n": TOWN}},
+        {"link": "logit", "target": Categorical(("yes",))},
+        {"link": "log", "target": COST, "exposure": BoundedColumn("years", 2.0)},
+        {"privacy": PrivacyGuarantee.of(math.inf, 0, dp_event=NonPrivateDpEvent())},
+    ],
+)
+def test_what_is_loaded_is_what_was_saved(tmp_path, changes):
+    made = model(**changes)
+    content = model_file(made)
+    assert content == model_file(made)
+    path = save(tmp_path, content)
+    for loaded in (load_model(path), load_model(str(tmp_path))):
+        assert model_file(loaded) == content
+        same = jax.tree.map(np.array_equal, loaded.params, made.params)
+        assert jax.tree.all(same)
+        assert loaded.predict(TABLE | {"töwn,\n": TABLE["town"]}).tolist() == (
+            made.predict(TABLE | {"töwn,\n": TABLE["town"]}).tolist()
+        )
+        names = "columns", "target", "link", "versions", "target_unit", "data"
+        for name in (*names, "exposure"):
+            assert getattr(loaded, name) == getattr(made, name)
+        for name in ("epsilon", "delta", "relation", "description"):
+            assert getattr(loaded.privacy, name) == getattr(made.privacy, name)
+
+
+class Attack:
+    """Would make a file when a pickle of it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def archive(**entries):
+    file = io.BytesIO()
+    np.savez(file, **entries)
+    return file.getvalue()
+
+
+def content_of(file):
+    with np.load(io.BytesIO(file)) as saved:
+        return json.loads(str(saved["model"]))
+
+
+def changed(**entries):
+    """A file whose JSON has other entries."""
+    content = content_of(model_file(model())) | entries
+    return filed(json.dumps(content))
+
+
+def filed(text, heights=None):
+    """A file of zeros whose JSON is a text."""
+    heights = np.zeros((0, 0)) if heights is None else heights
+    return archive(params=np.zeros(4), heights=heights, model=np.array(text))
+
+
+def with_errors(**changes):
+    """A file of standard errors, which nothing is wrong with but the changes."""
+    with np.load(io.BytesIO(model_file(model(**ERRORS)))) as entries:
+        return archive(**{**entries, **changes})
+
+
+def bent(heights=None, **changes):
+    """A file of a curve, which nothing is wrong with but the changes."""
+    content = content_of(model_file(model()))
+    content |= {"curves": ["rooms"], "knots": [-1, 1]} | changes
+    heights = np.zeros((1, 2)) if heights is None else heights
+    return filed(json.dumps(content), heights)
+
+
+def shaped(size, compression=zipfile.ZIP_STORED, name="params"):
+    """A file whose weights or heights are said to be so many."""
+    entry, file = io.BytesIO(), io.BytesIO(changed())
+    about = {"descr": "<f8", "fortran_order": False, "shape": (size,)}
+    np.lib.format.write_array_header_1_0(entry, about)
+    with zipfile.ZipFile(file) as whole:
+        entries = {name: whole.read(name) for name in whole.namelist()}
+    entries[f"{name}.npy"] = entry.getvalue() + bytes(32)
+    with zipfile.ZipFile(file := io.BytesIO(), "w", compression) as made:
+        for name, content in entries.items():
+            made.writestr(name, content)
+    return file.getvalue()
+
+
+def test_loading_runs_no_code(tmp_path):
+    made = tmp_path / "made"
+    bad = np.array([Attack(made)], dtype=object)
+    contents = [
+        pickle.dumps(Attack(made)),
+        archive(params=bad, model=np.array("{}")),
+        archive(params=np.zeros(4), model=bad),
+    ]
+    for content in contents:
+        with pytest.raises(ValueError, match="model must be a file that dpjax train"):
+            load_model(save(tmp_path, content))
+    assert not made.exists()
+
+
+def test_files_that_are_no_models(tmp_path):
+    whole = model_file(model())
+    middle = bytearray(whole)
+    middle[80:90] = b"\xff" * 10
+    town, privacy = content_of(whole)["columns"]["town"], content_of(whole)["privacy"]
+    contents = [
+        *(b"", b"a,b\n1,2\n", whole[:10], whole[: len(whole) // 2], whole[:-1]),
+        bytes(middle),
+        archive(params=np.zeros(4)),
+        *(filed("{"), filed("3"), archive(params=np.zeros(4), model=np.zeros(2))),
+        archive(params=np.zeros(4), model=np.array(json.dumps(content_of(whole)))),
+        *(bent(curves=said) for said in ("rooms", None, [], ["town=Lier"], ["x"], [0])),
+        *(bent(curves=[["rooms"]]), bent(curves=["rooms", "rooms"])),
+        *(
+            bent(knots=said)
+            for said in ([1, -1], ["1", 2], [1], [], None, [1, 10**400])
+        ),
+        *(bent(np.zeros(shape)) for shape in ((0, 0), (1, 3), (2, 2), (1,), (1, 2, 1))),
+        *(bent(np.zeros((1, 2), kind)) for kind in (int, complex, "U1")),
+        filed(json.dumps(content_of(whole)), np.zeros((1, 2))),
+        *(changed(columns={}), changed(columns=3), changed(link="exp")),
+        changed(columns={"rooms": {"center": 0, "scale": 0}}),
+        changed(columns={"rooms": {"center": 0}, "town": {"categories": 3}}),
+        changed(target={"name": "y"}),
+        *(changed(privacy={"epsilon": -1}), changed(versions=None)),
+        # Values of other types, and numbers that nothing holds.
+        *(changed(**{name: 3}) for name in ("method", "data", "exposure", "versions")),
+        *(changed(exposure=[]), changed(link=["identity"]), changed(feature_names=[])),
+        changed(versions={"numpy": 2}),
+        *(
+            changed(columns={"rooms": {"center": 0, "scale": scale}, "town": town})
+            for scale in ("2", [2], True, None, 10**400, float("inf"))
+        ),
+        changed(
+            columns={"rooms": {"center": 0, "scale": 2}, "town": {"categories": [3, 4]}}
+        ),
+        *(
+            changed(privacy=privacy | {name: value})
+            for name, value in (
+                ("epsilon", 10**400),
+                ("epsilon", "1"),
+                ("delta", [0.1, 0.2]),
+                ("relation", ["REPLACE_ONE"]),
+                ("description", None),
+            )
+        ),
+        filed("[" * 100_000),
+        *(
+            shaped(size, name=name)
+            for size in (10**20, 2**62, 10**11, -4)
+            for name in ("params", "heights")
+        ),
+        shaped(4, zipfile.ZIP_DEFLATED),
+        *(
+            with_errors(**{name: values})
+            for name in ERRORS
+            for values in (np.zeros(3), np.full((4, 4), np.nan), np.array("no"))
+        ),
+        with_errors(standard_errors=np.full(4, -1.0)),
+    ]
+    for content in contents:
+        with pytest.raises(ValueError, match="model must be a file that dpjax train"):
+            load_model(save(tmp_path, content))
+    for content in (changed(), bent(), with_errors()):  # which nothing is wrong with
+        load_model(save(tmp_path, content))
+    with pytest.raises(FileNotFoundError):
+        load_model(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(
+    ("version", "writer"),
+    [(3, "a later"), (1, "an earlier"), (None, "an earlier"), (True, "an earlier")],
+)
+def test_files_of_other_versions_are_refused(tmp_path, version, writer):
+    path = save(tmp_path, changed(format=version))
+    said = f"model must be of format 2, .*; {writer} version wrote .*, got {version}"
+    with pytest.raises(ValueError, match=said):
+        load_model(path)
+
+
+test_tables_that_are_refused = refused(
+    lambda table: model().predict(table),
+    ({"rooms": [1]}, r"\['town'\] are not in it"),
+    (np.zeros((3, 2)), "table must be a data frame"),
+    ({"rooms": [1, 2], "town": ["a"]}, "columns must be of one length"),
+    (
+        {"rooms": np.zeros(2, "M8[s]"), "town": ["a", "b"]},
+        "column 'rooms' must be of text or num",
+    ),
+)
+
+
+def test_a_model_has_a_weight_for_every_feature():
+    with pytest.raises(ValueError, match="params must be one number for each of 4"):
+        model(params=np.zeros(3))
+    with pytest.raises(ValueError, match="link must be identity or logit or log"):
+        model(link="probit")
+    for changes in (
+        {"link": "log"},
+        {"link": "log", "target": Categorical(("yes",))},
+        {"exposure": BoundedColumn("years", 1.0)},
+    ):
+        with pytest.raises(ValueError, match="link must be log where there is an expo"):
+            model(**changes)
+    with pytest.raises(ValueError, match="max must be positive"):
+        BoundedColumn("years", 0.0)

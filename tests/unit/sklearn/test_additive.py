@@ -1,0 +1,184 @@
+"""Additive models for scikit-learn: shapes, categories, and their plot."""
+
+import sys
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from dpjax.sklearn import DPAdditiveClassifier, DPAdditiveRegressor, score_privately
+
+NUM = 10_000
+KINDS = ["ape", "bee", "cat", "dog"]  # of which nobody has the last
+
+
+@pytest.fixture(scope="module")
+def table():
+    """A frame of an age, a kind and a truth value, and scores that bend."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "age": rng.normal(45, 15, NUM),
+            "kind": pd.Categorical(rng.choice(KINDS[:3], NUM), categories=KINDS),
+            "owns": rng.integers(0, 2, NUM) > 0,
+        }
+    )
+    scores = np.abs(frame["age"] - 45) / 5 - 3 + 2.0 * (frame["kind"] == "bee")
+    return frame, scores.to_numpy()
+
+
+@pytest.fixture(scope="module")
+def model(table):
+    frame, scores = table
+    noise = np.random.default_rng(1).logistic(size=NUM)
+    labels = np.where(scores + noise > 0, "yes", "no")
+    return DPAdditiveClassifier(random_state=0).fit(frame, labels)
+
+
+def test_shapes_are_in_units_of_the_table(table, model):
+    frame, scores = table
+    assert np.mean((model.predict(frame) == "yes") == (scores > 0)) > 0.85
+    shapes = model.shapes_
+    assert list(shapes) == frame.columns.tolist()
+    grid, values = shapes["age"]
+    at = np.interp([25, 45, 65], grid, values)
+    np.testing.assert_allclose(at - at[1], [4.0, 0.0, 4.0], atol=2.0)
+    assert shapes["kind"].grid.tolist() == KINDS
+    ape, bee, cat, _ = shapes["kind"].values
+    np.testing.assert_allclose([bee - ape, bee - cat], 2.0, atol=1.0)
+    assert shapes["owns"].grid.tolist() == [0.0, 1.0]
+    assert model.feature_ranges_.shape == (2, 2)  # of age and owns
+    # They add up to the score, with one number for all records.
+    inside = (frame["age"] > grid[0]) & (frame["age"] < grid[-1])
+    sums = np.interp(frame["age"], grid, values)
+    sums += shapes["kind"].values[frame["kind"].cat.codes]
+    sums += np.interp(frame["owns"], *shapes["owns"])
+    rest = (model.decision_function(frame) - sums)[inside]
+    np.testing.assert_allclose(rest, rest.mean(), atol=1e-3)
+
+
+def test_every_container_gives_the_same(table, model):
+    frame, _ = table
+    enum = pl.Series("kind", frame["kind"].astype(str), dtype=pl.Enum(KINDS))
+    other = pl.from_pandas(frame.drop(columns="kind")).insert_column(1, enum)
+    np.testing.assert_array_equal(
+        model.predict_proba(other), model.predict_proba(frame)
+    )
+    odd = frame.astype(object).assign(kind="no such kind")
+    unseen = frame.assign(kind=pd.Categorical([None] * NUM, categories=KINDS))
+    np.testing.assert_array_equal(model.predict_proba(odd), model.predict_proba(unseen))
+
+
+def test_a_column_that_is_not_there_is_named(table, model):
+    with pytest.raises(ValueError, match=r"(?s)Feature names seen at fit.*kind"):
+        model.predict(table[0].drop(columns="kind"))
+    with pytest.raises(ValueError, match="X must be of columns of distinct names"):
+        model.predict(table[0].set_axis(["age", "age", "owns"], axis=1))
+
+
+@pytest.mark.slow
+def test_categories_of_arrays_are_declared(table):
+    frame, scores = table
+    rows = frame.astype({"owns": float}).to_numpy(object)
+    labels = np.digitize(scores, [-1, 2])
+    declared = DPAdditiveClassifier(
+        random_state=0, classes=[0, 1, 2], categorical_features={1: KINDS}
+    )
+    shapes = declared.fit(rows, labels).shapes_
+    assert shapes[1].values.shape == (4, 3)
+    assert declared.score(rows, labels) > 0.7
+    assert [text.get_text() for text in legend_of(declared)] == ["0", "1", "2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["squared", "huber", "poisson", "gamma"])
+def test_numbers_of_every_loss(table, loss):
+    frame, scores = table
+    means = np.exp(scores / 6) * 1_000
+    targets = means * np.random.default_rng(2).gamma(2.0, 0.5, NUM)
+    model = DPAdditiveRegressor(loss=loss, random_state=0).fit(frame, targets)
+    assert np.corrcoef(model.predict(frame), means)[0, 1] > 0.8
+    name = "mean poisson deviance" if loss == "poisson" else ""
+    scored, _ = score_privately(model, frame, targets, random_state=0)
+    assert any(name in one.name for one in scored.measures)
+    panel = model.plot_shapes().axes[0]
+    assert panel.get_ylabel() == (
+        "log mean" if loss in ("poisson", "gamma") else "prediction"
+    )
+
+
+def legend_of(model):
+    return model.plot_shapes().axes[0].get_legend().get_texts()
+
+
+def test_a_plot_has_a_panel_for_each_column(model):
+    figure = model.plot_shapes()
+    titles = [panel.get_title() for panel in figure.axes]
+    assert titles == ["age", "kind", "owns"]
+    assert figure.axes[0].get_ylabel() == "log odds of yes"
+
+
+def test_without_matplotlib_the_extra_is_named(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"dpjax\[experiments\]"):
+        model.plot_shapes()
+
+
+def test_a_class_alone_has_flat_shapes(table):
+    frame, _ = table
+    model = DPAdditiveClassifier(random_state=0).fit(frame, np.full(NUM, "all"))
+    assert model.classes_.tolist() == ["all"]
+    assert model.predict_proba(frame[:2]).tolist() == [[1.0], [1.0]]
+    assert all(np.all(shape.values == 0) for shape in model.shapes_.values())
+
+
+@pytest.fixture(scope="module")
+def banded(table):
+    frame, scores = table
+    targets = 100 * scores + 50 * np.random.default_rng(3).normal(size=NUM)
+    model = DPAdditiveRegressor(epsilon=8.0, intervals=True, random_state=0)
+    return model.fit(frame, targets)
+
+
+def test_bands_are_in_units_of_the_table(banded):
+    bands, shapes = banded.bands(0.01), banded.shapes_
+    assert list(bands) == list(shapes)
+    for name, (grid, low, high) in bands.items():
+        assert grid.tolist() == shapes[name].grid.tolist()
+        is_known = np.isfinite(high)
+        assert (np.isfinite(low) == is_known).all()
+        middle = (low[is_known] + high[is_known]) / 2
+        values = shapes[name].values[is_known]
+        np.testing.assert_allclose(middle, values, 1e-4, 1e-2)
+        assert (low <= high).all()
+    kinds = bands["kind"]
+    # Three kinds and the constant are nearly one column too many: nobody has the last.
+    assert np.isinf(kinds[2]).any()
+    grid, low, high = bands["owns"]
+    assert low[grid == 1] < 0 < high[grid == 1]
+    assert np.isfinite(high).all()
+    wider = banded.bands(0.001)["owns"][2]
+    assert wider[grid == 1] > high[grid == 1]
+
+
+def test_a_plot_shows_bands_where_they_are_finite(banded):
+    panels = banded.plot_shapes().axes
+    assert [len(panel.collections) for panel in panels] == [1, 1, 1]
+    assert np.isfinite(panels[0].get_ylim()).all()
+
+
+def test_what_has_no_bands_is_refused(table, model):
+    frame, _ = table
+    with pytest.raises(ValueError, match="intervals must be True at the fit"):
+        model.bands()
+    with pytest.raises(ValueError, match="alpha must be strictly between"):
+        model.bands(1.0)
+    for changes, message in (
+        ({"classes": None}, "classes must be a list of two labels"),
+        ({"classes": ["a", "b", "c"]}, "classes must be a list of two labels"),
+        ({"intervals": "yes"}, "intervals must be a bool"),
+    ):
+        options = {"intervals": True, "classes": ["a", "b"], **changes}
+        with pytest.raises(ValueError, match=message):
+            DPAdditiveClassifier(**options).fit(frame, np.full(NUM, "a"))

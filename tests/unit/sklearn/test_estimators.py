@@ -1,0 +1,486 @@
+"""Estimators for scikit-learn: units, odd values, bad arguments, and what it costs."""
+
+import contextlib
+import datetime
+import doctest
+import inspect
+import math
+import sys
+from itertools import pairwise
+
+import jax
+import numpy as np
+import polars
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+import dpjax.sklearn
+from dpjax._default_delta import default_delta
+from dpjax.accounting import gaussian_epsilon
+from dpjax.sklearn import (
+    DPAdditiveClassifier,
+    DPAdditiveRegressor,
+    DPGammaRegressor,
+    DPHuberRegressor,
+    DPLinearRegression,
+    DPLogisticRegression,
+    DPMeanRegressor,
+    DPPoissonRegressor,
+    DPTweedieRegressor,
+    _additive,
+    _labels,
+    _linear,
+    _regressors,
+    _tables,
+    score_privately,
+)
+from dpjax.sklearn._tables import shares_of
+
+# The numbers of dp_linear_model are tested with the solver, as users compile it.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is cloned again"),
+]
+
+REGRESSORS = [
+    DPLinearRegression,
+    DPHuberRegressor,
+    DPPoissonRegressor,
+    DPGammaRegressor,
+    DPTweedieRegressor,
+    DPMeanRegressor,
+]
+CLASSIFIERS = [DPLogisticRegression, DPAdditiveClassifier]
+NONE = contextlib.nullcontext()
+MODELS = [*REGRESSORS[:-1], DPAdditiveRegressor, *CLASSIFIERS]
+
+
+@pytest.fixture(scope="module")
+def table():
+    """10,000 persons: age, income in dollars, year; and what they spend."""
+    rng = np.random.default_rng(0)
+    n = 10_000
+    columns = {
+        "age": rng.normal(45, 15, n),
+        "income": rng.lognormal(10, 1, n),
+        "year": rng.integers(1990, 2020, n).astype(float),
+    }
+    spent = 2_000 + 100 * columns["age"] + 0.1 * columns["income"]
+    return polars.DataFrame(columns), spent + 500 * rng.standard_t(3, n)
+
+
+@pytest.fixture(scope="module")
+def model(table):
+    return DPLinearRegression(random_state=0).fit(*table)
+
+
+def test_raw_units_are_fitted_and_told(table, model):
+    frame, spent = table
+    rows = frame.to_numpy()
+    assert model.score(frame, spent) > 0.85
+    assert abs(model.coef_[0] - 100) < 20
+    assert abs(model.coef_[1] - 0.1) < 0.02
+    # Some incomes are beyond their range, and held to it.
+    low, high = model.feature_ranges_.T
+    inside = ((rows >= low) & (rows <= high)).all(axis=1)
+    assert inside.mean() > 0.99
+    np.testing.assert_allclose(
+        model.predict(frame)[inside],
+        rows[inside] @ model.coef_ + model.intercept_,
+        rtol=1e-9,
+    )
+    assert model.feature_names_in_.tolist() == frame.columns
+    assert model.n_features_in_ == 3
+    assert model.privacy_.epsilon == 1.0
+    assert model.privacy_.delta == default_delta(10_000)
+
+
+def test_odd_cells_are_predicted_by_the_rule(model):
+    low, high = model.feature_ranges_.T
+    center = (low + high) / 2
+    cells = np.array([[np.nan] * 3, [np.inf] * 3, [-np.inf] * 3, [1e300] * 3])
+    np.testing.assert_allclose(
+        model.predict(polars.DataFrame(cells, schema=["age", "income", "year"])),
+        np.stack([center, high, low, high]) @ model.coef_ + model.intercept_,
+    )
+
+
+def test_odd_values_are_fitted(table, model):
+    frame, spent = table
+    rows, targets = frame.to_numpy().copy(), spent.copy()
+    rows[:300, 0] = np.nan
+    rows[300:320] = [[np.inf, -np.inf, 1e300]]
+    targets[320:330], targets[330:340], targets[340:350] = np.nan, np.inf, -1e300
+    odd = clone(model).fit(rows, targets)
+    assert np.isfinite([*odd.coef_, odd.intercept_]).all()
+    assert odd.score(rows[400:], targets[400:]) > 0.8
+
+
+@pytest.mark.parametrize("estimator", MODELS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [(1.0, default_delta(3_000)), (7e-5, 1e-7)]
+)
+def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon, delta):
+    """Each part's noise is asked for: inverse squares add up to the whole's."""
+    n, d, parts = 3_000, 4, []
+
+    def spy(owner, name, multiplier_of):
+        inner = getattr(owner, name)
+
+        def wrapped(*args, **kwargs):
+            parts.append(multiplier_of(kwargs))
+            return inner(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    class Stop(Exception):
+        pass
+
+    def solver(*args, noise_multiplier, **kwargs):
+        parts.append(noise_multiplier)
+        raise Stop
+
+    for owner in (_linear, _regressors):
+        spy(owner, "release_scales", lambda kwargs: kwargs["noise"].multiplier)
+    spy(_labels, "release_labels", lambda kwargs: kwargs["noise_multiplier"])
+    monkeypatch.setattr(_linear, "dp_linear_model", solver)
+    monkeypatch.setattr(_additive, "dp_additive_model", solver)
+    given = {} if is_open else {"feature_ranges": (-3, 3)}
+    if estimator in CLASSIFIERS:
+        given |= {} if is_open and epsilon == 1.0 else {"classes": [0, 1]}
+    elif not is_open:
+        given["target_range"] = (-3, 3)
+    rng = np.random.default_rng(0)
+    with pytest.raises(Stop):
+        estimator(random_state=0, epsilon=epsilon, delta=delta, **given).fit(
+            rng.normal(size=(n, d)), rng.integers(0, 2, n)
+        )
+    if estimator in CLASSIFIERS and "classes" not in given:
+        delta *= 1 - _labels.DELTA_SHARE
+    together = 1 / math.sqrt(sum(part**-2 for part in parts))
+    if epsilon == 1.0:
+        assert len(parts) == (3 if is_open else 1)
+    assert gaussian_epsilon(together, delta, sensitivity=1.0) <= epsilon
+    assert together < 1.0001 * _linear.total_noise(epsilon, delta), "nothing is wasted"
+
+
+def no_release(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("something was released")
+
+    for owner in (_linear, _regressors):
+        monkeypatch.setattr(owner, "release_scales", refuse)
+    monkeypatch.setattr(_linear, "dp_linear_model", refuse)
+    monkeypatch.setattr(_additive, "dp_additive_model", refuse)
+    monkeypatch.setattr(_labels, "release_labels", refuse)
+
+
+def refused(fit, *cases, said="{}"):
+    """Returns a test that `fit(what)` is refused at once, for each (what, message)."""
+
+    @pytest.mark.parametrize(("what", "message"), cases)
+    def test(monkeypatch, what, message):
+        no_release(monkeypatch)
+        with pytest.raises(ValueError, match=said.format(message)) as why:
+            fit(what)
+        assert "secret" not in str(why.value)
+
+    return test
+
+
+test_bad_parameters_are_refused = refused(
+    lambda arguments: DPLinearRegression(**arguments).fit(
+        polars.DataFrame({"age": [1.0, 2.0]}), [1.0, 2.0]
+    ),
+    ({"epsilon": 0.0}, "epsilon"),
+    ({"epsilon": "1"}, "epsilon"),
+    ({"delta": 1.0}, "delta"),
+    ({"max_weight": 0.0}, "max_weight"),
+    ({"random_state": -1}, "random_state"),
+    ({"random_state": np.random.RandomState(0)}, "random_state"),
+    ({"target_range": (1.0, 1.0)}, "target_range"),
+    ({"target_range": 3.0}, "target_range"),
+    ({"target_range": ("low", "high")}, "target_range"),
+    ({"feature_ranges": (0.0, np.inf)}, "feature_ranges"),
+    ({"feature_ranges": {"age": (0, 1), "none": (0, 1)}}, "feature_ranges"),
+    ({"feature_ranges": {"age": (1, 0)}}, "feature_ranges"),
+)
+test_bad_parameters_of_its_own_are_refused = refused(
+    lambda estimator: estimator.fit([[1.0], [2.0]], [1, 2]),
+    (DPHuberRegressor(threshold=-1.0), "threshold"),
+    (DPTweedieRegressor(power=2.0), "power"),
+    (DPPoissonRegressor(target_range=(-2, -1)), "target_range"),
+    (DPLogisticRegression(classes=["yes"]), "classes"),
+    (DPAdditiveRegressor(loss="cubic"), "loss"),
+    (DPAdditiveRegressor(loss="gamma", target_range=(-2, -1)), "target_range"),
+    (DPAdditiveRegressor(categorical_features="all"), "categorical_features"),
+    (DPAdditiveRegressor(categorical_features={1: "ab"}), "categorical_features"),
+    (DPAdditiveRegressor(categorical_features={0: ["a"]}), "categorical_feature"),
+    (DPMeanRegressor(target_range=(2, 1)), "target_range"),
+)
+test_bad_shapes_and_types_are_refused = refused(
+    lambda what: DPLinearRegression().fit(
+        [[1.0], [2.0]], what[0], sample_weight=what[1]
+    ),
+    ((None, None), "requires y"),
+    (([1.0], None), "inconsistent"),
+    (([1.0, 2.0], [1.0]), "sample_weight"),
+    (
+        (np.array([1j, 2.0]), None),
+        "y must be of a real type: Complex .* got .*complex128",
+    ),
+    ((np.array(["one", "two"]), None), "y must be of numbers, got cells of <U3"),
+    ((np.array(["2020-01-01"] * 2, "M8[D]"), None), "y must be of numbers, got"),
+    ((np.ones((2, 3)), None), "fits 3 models, .* together they cost 3 times eps"),
+)
+
+DAY = datetime.datetime(2020, 1, 1)
+test_types_that_are_no_numbers_get_a_sentence = refused(
+    lambda rows: DPLinearRegression().fit(rows, [1.0]),
+    (polars.DataFrame({"a": ["secret"]}), "column 'a' of String"),
+    (
+        polars.DataFrame({"a": polars.Series(["secret"], dtype=polars.Categorical)}),
+        "column 'a' of Categorical, which holds text: OneHotEncoder",
+    ),
+    (polars.DataFrame({"a": [DAY.date()]}), "'a' of Date, which holds times"),
+    (polars.DataFrame({"b": [1.0], "a": [DAY]}), "'a' of Datetime"),
+    (np.array([["secret"]]), "an array of <U6, which holds text"),
+    (np.array([[DAY]], "M8[s]"), "subtract a public date"),
+    said="X must be of numbers, got .*{}",
+)
+
+
+def test_keys_come_from_the_operating_system_or_repeat():
+    drawn = [jax.random.key_data(_tables.key_of(None)) for _ in range(4)]
+    assert all((one != two).any() for one, two in pairwise(drawn))
+    assert min(np.unique(drawn).size, 8) == 8, "all words of the key are drawn"
+    one, two = (jax.random.key_data(_tables.key_of(np.int64(7))) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_means_are_weighted_and_held():
+    rng = np.random.default_rng(0)
+    targets = rng.normal(1_000, 10, 4_000)
+    targets[:2_000] += 100
+    weights = np.where(np.arange(4_000) < 2_000, 3.0, 0.0)  # 3 counts as 1
+    model = DPMeanRegressor(random_state=0, max_weight=1.0)
+    rows = np.zeros((4_000, 1))
+    assert abs(model.fit(rows, targets).mean_ - 1_050) < 10
+    assert abs(model.fit(rows, targets, weights).mean_ - 1_100) < 20
+    weights[:2_000] = np.nan
+    weights[2_000:] = -1.0
+    assert np.isfinite(model.fit(rows, targets, weights).mean_)
+    held = DPMeanRegressor(random_state=0, target_range=(0, 1_000))
+    assert abs(held.fit(rows, targets).mean_ - 1_000) < 20
+
+
+@pytest.mark.parametrize("weights", [np.ones(50), np.zeros(50), np.full(50, 1e9)])
+@pytest.mark.parametrize("estimator", [*MODELS, DPMeanRegressor])
+def test_weights_need_their_public_bound(monkeypatch, estimator, weights):
+    no_release(monkeypatch)
+    with pytest.raises(ValueError, match="max_weight must be the largest weight"):
+        estimator().fit(np.zeros((50, 1)), np.arange(50) % 2, sample_weight=weights)
+
+
+AMOUNTS = [
+    DPPoissonRegressor(random_state=0),
+    DPAdditiveRegressor(loss="poisson", random_state=0),
+]
+
+
+@pytest.mark.parametrize("model", AMOUNTS, ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("unit", [1.0, 365.0])
+def test_means_are_in_proportion_to_exposures(model, unit):
+    rng = np.random.default_rng(0)
+    rows, years = rng.uniform(18, 80, (20_000, 1)), rng.uniform(-0.1, 2, 20_000)
+    counts = rng.poisson(np.maximum(years, 0) * np.exp(0.02 * rows[:, 0] - 1))
+    counts[years < 0] = 1_000_000  # without exposure a record has no weight
+    years[years < 0] = np.where(years[years < 0] < -0.05, np.nan, -7.0)
+    model = clone(model).set_params(max_exposure=2 * unit)
+    model.fit(rows, counts, exposure=years * unit)
+    found = model.predict([[50.0]] * 5, exposure=unit * np.array([1, 2, 9, -1, np.nan]))
+    np.testing.assert_allclose(found, [1, 2, 2, 0, 0], atol=0.2)
+    np.testing.assert_allclose(found[0] / unit, model.predict([[50.0]])[0])
+    if hasattr(model, "coef_"):
+        found = np.exp(model.coef_ @ [50.0] + model.intercept_)
+        np.testing.assert_allclose(found, model.predict([[50.0]])[0])
+    is_seen = years > 0
+    data = rows[is_seen], counts[is_seen]
+    known, not_known = (
+        score_privately(model, *data, exposure=one, epsilon=20.0, random_state=0)[0]
+        for one in (unit * years[is_seen], None)
+    )
+    assert known.measures[2].model.high < not_known.measures[2].model.low
+
+
+test_exposures_that_are_refused = refused(
+    lambda what: what[0].fit(np.zeros((50, 1)), np.arange(50), exposure=what[1]),
+    ((AMOUNTS[0], np.ones(50)), "max_exposure must be the largest exposure"),
+    ((DPGammaRegressor(max_exposure=1.0), np.ones(49)), "exposure must be of shape"),
+    ((DPTweedieRegressor(max_exposure=-1.0), None), "max_exposure must be positive"),
+    (
+        (DPGammaRegressor(max_exposure=1.0), np.array(["secret"] * 50)),
+        "exposure must be of numbers",
+    ),
+    (
+        (DPAdditiveRegressor(max_exposure=1.0), np.ones(50)),
+        "left out with a loss with",
+    ),
+)
+
+
+@pytest.mark.parametrize("largest", [1e-3, 1.0, 1e300])
+def test_an_exposure_of_any_size_raises_no_warning(largest):
+    exposure = np.array([1e308, np.inf, -np.inf, np.nan])
+    found = shares_of(exposure, largest, np.zeros((4, 1)))  # warnings are errors here
+    np.testing.assert_array_equal(found, [1, 1, 0, 0])
+
+
+def test_a_mean_in_a_public_range_is_a_clipped_one():
+    targets = np.r_[np.full(10_000, -7.0), np.full(10_000, 3.0)]
+    errors = [
+        DPMeanRegressor(random_state=seed, target_range=(0, 1))
+        .fit(np.zeros((20_000, 1)), targets)
+        .mean_
+        - 0.5
+        for seed in range(20)
+    ]
+    # Of a mean in [0, 1], of noise (multiplier / n) in each fit.
+    expected = _linear.total_noise(1.0, default_delta(20_000)) / 20_000
+    np.testing.assert_allclose(np.std(errors), expected, rtol=0.5)
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("dpjax.sklearn")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ImportError, match=r"dpjax\[sklearn\]"):
+        __import__("dpjax.sklearn")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", REGRESSORS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e6])
+def test_targets_of_any_unit(estimator, size):
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.normal(45, 15, 20_000), rng.lognormal(10, 1, 20_000)], axis=1)
+    means = np.exp(0.02 * rows[:, 0] - 1.5 + 1e-6 * rows[:, 1])
+    targets = size * rng.gamma(3.0, means / 3)
+    model = estimator(random_state=1).fit(rows, targets)
+    mean = targets.mean()
+    assert abs(model.predict(rows).mean() / mean - 1) < 0.2
+    if estimator is not DPMeanRegressor:
+        linear = np.polyfit(rows[:, 0], targets, 1)
+        best = np.mean((targets - np.polyval(linear, rows[:, 0])) ** 2)
+        assert np.mean((targets - model.predict(rows)) ** 2) < 1.1 * best
+
+
+@pytest.mark.slow
+def test_classes_are_declared_or_bought(table):
+    frame, spent = table
+    labels = np.array(["low", "middle", "high"], object)[
+        np.digitize(spent, [7_000, 10_000])
+    ]
+    labels[:50] = None
+    labels[50:60] = "a label that few records have"
+    bought = DPLogisticRegression(random_state=0).fit(frame, labels)
+    given = DPLogisticRegression(random_state=0, classes=["low", "middle", "high"])
+    given.fit(frame, labels)
+    for model in (bought, given):
+        assert model.classes_.tolist() == ["high", "low", "middle"]
+        assert model.coef_.shape == (3, 3)
+        assert np.mean(model.predict(frame) == labels) > 0.7
+        shares = model.predict_proba(frame)
+        np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+        assert np.isfinite(model.predict_log_proba(frame)).all()
+    assert str(bought.privacy_) == str(given.privacy_)
+    binary = given.set_params(classes=[False, True]).fit(frame, labels == "high")
+    assert binary.coef_.shape == (1, 3)
+    assert binary.score(frame, labels == "high") > 0.75
+    one = DPLogisticRegression(random_state=0).fit(frame, np.full(len(frame), "same"))
+    assert one.classes_.tolist() == ["same"]
+    assert one.predict(frame[:2]).tolist() == ["same", "same"]
+    assert one.predict_proba(frame[:2]).tolist() == [[1.0], [1.0]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", MODELS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("n", [1, 10])
+def test_tiny_tables_give_finite_predictions(estimator, n):
+    rng = np.random.default_rng(n)
+    rows = np.stack([rng.lognormal(10, 2, n), rng.normal(2010, 5, n)], axis=1)
+    for seed in range(3):
+        model = estimator(random_state=seed).fit(rows, rng.integers(0, 2, n))
+        if estimator in CLASSIFIERS:
+            assert np.isfinite(model.predict_proba(rows)).all()
+        else:
+            assert np.isfinite(model.predict(rows)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "estimator", [*MODELS, dpjax.sklearn], ids=lambda cls: cls.__name__
+)
+def test_examples_that_the_default_run_skips(estimator):
+    source = inspect.getdoc(estimator).replace("# doctest: +SKIP", "")
+    example = doctest.DocTestParser().get_doctest(source, {}, "example", None, 0)
+    results = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(
+        example
+    )
+    assert results.attempted >= 5
+    assert not results.failed
+
+
+@pytest.mark.slow
+def test_searches_and_pipelines(table):
+    frame, spent = table
+    search = GridSearchCV(
+        make_pipeline(FunctionTransformer(), DPHuberRegressor(random_state=0)),
+        {"dphuberregressor__threshold": [1.0, 2.0]},
+        cv=2,
+    )
+    # Once, and of what is public: each fit has a budget of its own.
+    with pytest.warns(UserWarning, match="Every fit of a clone spends") as told:
+        search.fit(frame.to_numpy(), spent)
+    assert len(told) == 1
+    assert search.best_score_ > 0.8
+    assert search.best_estimator_[-1].privacy_.epsilon == 1.0
+
+
+@pytest.mark.slow
+def test_frames_of_pandas(table, model):
+    pandas = pytest.importorskip("pandas")
+    frame, spent = table
+    other = pandas.DataFrame(frame.to_dict(as_series=False))
+    fitted = clone(model).fit(other, pandas.Series(spent))
+    assert fitted.feature_names_in_.tolist() == frame.columns
+    np.testing.assert_array_equal(fitted.coef_, model.coef_)
+    ranges = {"age": (18, 90), "income": (0, 1e6), "year": (1990, 2020)}
+    public = DPLinearRegression(random_state=0, feature_ranges=ranges)
+    public.fit(other, pandas.Series(spent, dtype="Float64"))
+    assert public.feature_ranges_.tolist() == [list(pair) for pair in ranges.values()]
+    assert public.score(other, spent) > 0.85
+
+
+@pytest.mark.parametrize("estimator", [*MODELS[:-2], DPMeanRegressor])
+def test_a_missing_target_has_no_weight(estimator):
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(6_000, 1))
+    y = 2_730 * np.exp(0.1 * X[:, 0]) * rng.gamma(50, 1 / 50, 6_000)
+    is_missing = rng.random(6_000) < 0.4
+    given = np.where(is_missing, np.nan, y)
+    is_robust = estimator is DPHuberRegressor
+    ranges = {"target_range": (0, 8_000)} if estimator is DPPoissonRegressor else {}
+    model = estimator(random_state=0, epsilon=100.0, **ranges)
+    with pytest.warns(UserWarning, match="40% .* no target") if not is_robust else NONE:
+        model.fit(X, given)
+    assert is_robust or model.mean_weight_ == pytest.approx(0.6, abs=0.02)
+    mean = np.mean(model.predict(X))
+    assert mean == pytest.approx(y.mean(), rel=0.02)
+    # A record without a target is as one of weight zero, whatever its target.
+    model = estimator(random_state=0, epsilon=100.0, max_weight=1.0, **ranges)
+    model.fit(X, np.where(is_missing, 1e9, y), sample_weight=~is_missing)
+    assert np.mean(model.predict(X)) == pytest.approx(mean, rel=1e-6)

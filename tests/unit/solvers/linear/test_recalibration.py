@@ -1,0 +1,165 @@
+"""Scale and level of a predictor: found without noise, held where there is much."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import losses
+from dpjax.mechanisms._shared import gaussian_of_padded
+from dpjax.solvers.linear import _constant, _recalibration
+from dpjax.solvers.linear._columns import cleaned
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.linear._recalibration import Predictor, recalibration
+from tests.unit.solvers.test_diameter import check_set
+
+NUM = 50_000
+
+
+def predictor(loss, scale, level):
+    """Scores that should be multiplied by a scale, and a level that is off."""
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=NUM)
+    best = scale * scores + level
+    if loss is losses.squared:
+        targets = best + rng.exponential(size=NUM) - 1
+    else:
+        targets = np.where(rng.logistic(size=NUM) < best, 1.0, -1.0)
+    arrays = scores, targets, np.zeros(NUM), np.ones(NUM)
+    scores, targets, offsets, weights = (jnp.asarray(x, "float32") for x in arrays)
+    return Predictor(scores, jnp.zeros(()), targets, offsets, weights)
+
+
+def solve(loss, given, *, multiplier=1e-3, **changes):
+    options = {"has_level": True, "is_at_mean": False} | changes
+    return recalibration(
+        loss,
+        given,
+        key=jax.random.key(0),
+        size_multiplier=multiplier,
+        multiplier=multiplier,
+        axis_name=None,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 1.4])
+def test_newton_finds_scale_and_level(scale):
+    found = solve(losses.squared, predictor(losses.squared, scale, 0.3))
+    np.testing.assert_allclose(found, (scale, 0.3), atol=0.05)
+
+
+def test_a_level_that_is_the_mean_is_freed_of_the_scores():
+    given = predictor(losses.squared, 1.3, 0.0)
+    given = given._replace(scores=given.scores + 0.2, targets=given.targets + 0.26)
+    level = jnp.mean(given.targets)
+    scale, shift = solve(losses.squared, given._replace(level=level), is_at_mean=True)
+    np.testing.assert_allclose(scale, 1.3, atol=0.05)
+    np.testing.assert_allclose(shift, -scale * 0.2, atol=0.03)
+
+
+def test_the_scale_is_right_where_the_level_is_wrong():
+    # Scores off zero times a level that is off: the scale was 1.7 for 1.3 then.
+    given = predictor(losses.squared, 1.3, 0.0)
+    given = given._replace(scores=given.scores - 2.0, targets=given.targets - 2.6)
+    level = jnp.mean(given.targets) - 0.5
+    scale, _ = solve(losses.squared, given._replace(level=level), is_at_mean=True)
+    np.testing.assert_allclose(scale, 1.3, atol=0.05)
+
+
+def test_labels():
+    found = solve(losses.logistic, predictor(losses.logistic, 1.2, 0.1))
+    np.testing.assert_allclose(found, (1.2, 0.1), atol=0.05)
+
+
+def test_without_an_intercept_the_level_stays():
+    given = predictor(losses.squared, 1.4, 0.0)
+    scale, shift = solve(losses.squared, given, has_level=False)
+    np.testing.assert_allclose(scale, 1.4, atol=0.05)
+    assert shift == 0
+
+
+def test_what_noise_hides_changes_nothing():
+    given = predictor(losses.squared, 1.4, 0.3)
+    scale, shift = solve(losses.squared, given, multiplier=1e6)
+    np.testing.assert_allclose((scale, shift), (1, 0), atol=0.05)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e38, 0.0])
+def test_finite_whatever_the_values(value):
+    given = Predictor(
+        *(
+            jnp.full(NUM if x.ndim else (), value)
+            for x in predictor(losses.squared, 1.0, 0.0)
+        )
+    )
+    given = given._replace(level=jnp.zeros(()), weights=jnp.ones(NUM))
+    scale, shift = solve(losses.squared, given, multiplier=1.0)
+    assert 0 <= scale <= 3
+    assert jnp.isfinite(shift)
+
+
+def every(*values):
+    """All combinations, each a float32 array."""
+    return [np.ravel(x).astype(np.float32) for x in np.meshgrid(*values)]
+
+
+ODD = [-3e38, -2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 3e38, np.nan, np.inf]
+
+
+@pytest.mark.parametrize(
+    "loss", [losses.squared, losses.logistic, losses.huber(1.0), losses.poisson(5.0)]
+)
+def test_no_two_records_are_further_apart_than_the_noise_is_for(loss):
+    scores, targets, offsets, weights = every(ODD, ODD[::2], ODD[1::2], [0, 0.4, 1])
+    given = Predictor(scores, jnp.zeros(()), targets, offsets, weights)
+    examples = jax.jit(_recalibration._records, static_argnums=0)(
+        loss, given, tuple(jnp.float32([1.0, 0.6]))
+    )
+    attained = 0.99 if loss == losses.huber(1.0) else 0.5
+    check_set(examples, _recalibration._RECORDS, attained)
+
+
+POISSON = losses.poisson(5.0)  # its targets are zero or above
+CONSTANTS = {
+    "classes": (losses.softmax(3), False),
+    "weights": (losses.squared, False),
+    "exposures": (losses.squared, True),
+    "counts": (POISSON, False),
+    "counts, exposures": (POISSON, True),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_no_two_records_of_a_constant_are_further_apart(name):
+    loss, has_exposures = CONSTANTS[name]
+    kind = ModelKind(loss, True, has_exposures, None)
+    targets, offsets, weights = every(ODD, [*ODD, -30.0], [0, 0.3, 0.999, 1])
+    features = np.zeros((len(targets), 1), np.float32)
+    examples = cleaned(loss, None, Examples(features, targets, offsets, weights), 1.0)
+    samples, estimator = _constant._samples(kind, examples, jnp.float32(0.9))
+    check_set(samples, estimator, 0.99)
+
+
+def test_releases_have_the_noise_that_is_paid(monkeypatch):
+    of_sizes, of_means = [], []
+
+    def quantile(key, sizes, *, noise_multiplier, **options):
+        of_sizes.append(noise_multiplier)
+        return noisy_quantile(key, sizes, noise_multiplier=noise_multiplier, **options)
+
+    def noisy(key, vector, stddevs):
+        assert not np.any(vector[5:])
+        of_means.append(float(stddevs.min()))
+        return gaussian_of_padded(key, vector, stddevs)
+
+    monkeypatch.setattr(_recalibration, "noisy_quantile", quantile)
+    monkeypatch.setattr(_recalibration, "gaussian_of_padded", noisy)
+    solve(losses.squared, predictor(losses.squared, 1.0, 0.0), multiplier=2.0)
+    assert len(of_sizes) == 2
+    np.testing.assert_allclose(sum(x**-2.0 for x in of_sizes), 2.0**-2, rtol=1e-6)
+    (stddev,) = of_means
+    assert 1 <= stddev / (2 * math.sqrt(11) / NUM) <= 1.01

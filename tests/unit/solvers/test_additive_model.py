@@ -1,0 +1,633 @@
+"""An additive model: the curves it finds, when it has none, and what it takes."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import losses
+from dpjax.accounting import PrivacyGuarantee, Sample, noise_multiplier
+from dpjax.solvers import (
+    Curves,
+    Execution,
+    Solution,
+    dp_additive_model,
+    dp_linear_model,
+)
+from dpjax.solvers._curves import hats
+from dpjax.solvers._gain import released_gain, shares_of
+from dpjax.solvers._hats import Hats, at_finest, curves_of
+from dpjax.solvers._knots import (
+    FINE,
+    FINEST,
+    NARROW,
+    Rule,
+    banded_knots_of,
+    may_be_finest,
+)
+from dpjax.solvers._rare import rare_columns
+from dpjax.solvers.linear import _on_sample
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from tests.unit.refusals import refused
+from tests.unit.solvers.linear.test_model import REFUSED
+
+# Tests are of curves and checks; speed matters where users compile.
+
+KNOTS = (-2.0, 0.0, 2.0)
+NUM = 4_000
+
+
+def table(num=NUM, seed=0):
+    """Features, the last of which is an intercept, and noise."""
+    rng = np.random.default_rng(seed)
+    features = np.c_[rng.standard_t(3, (num, 2)), np.ones(num)].astype(np.float32)
+    return features, rng.standard_t(3, num).astype(np.float32)
+
+
+def solve(loss="squared", data=None, **changes):
+    if data is None:
+        features, noise = table()
+        data = features, bent(features) + noise
+    options = {"key": jax.random.key(1), "epsilon": 8.0, "delta": 1e-5}
+    options |= {"smooth": (0, 1), "intercept": 2}
+    return dp_additive_model(loss, data, **(options | changes))
+
+
+def bent(features):
+    return 3 * np.minimum(np.abs(features[:, 0]), 2) - features[:, 1]
+
+
+def test_hat_functions_interpolate():
+    values = jnp.array([-1e15, -3.0, -0.5, 0.0, 0.3, 0.5, 2.0, 1e15])
+    found = np.asarray(hats(values, KNOTS))
+    np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-6)
+    assert ((found >= 0) & (found <= 1)).all()
+    heights = np.array([3.0, 1.0, -2.0])
+    np.testing.assert_allclose(
+        found @ heights, np.interp(values, KNOTS, heights), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("outputs", [(), (3,)])
+def test_a_prediction_is_the_sum_of_its_curves(outputs):
+    rng = np.random.default_rng(0)
+    slopes = jnp.asarray(rng.normal(size=(4, *outputs)), "float32")
+    heights = jnp.asarray(rng.normal(size=(2, 3, *outputs)), "float32")
+    curves = Curves(slopes, heights, KNOTS, (3, 0), 1)
+    rows = rng.standard_t(2, (50, 4)).astype(np.float32)
+    rows[0] = [np.nan, np.nan, 1e30, -np.inf]
+    found = curves.predict(rows)
+    assert found.shape == (50, *outputs)
+    assert jnp.isfinite(found).all()
+    rows[:, 1] = 1.0  # the intercept's column is not read
+    parts = [np.asarray(curves.curve(j, rows[:, j])) for j in range(4)]
+    np.testing.assert_allclose(found[1:], sum(parts)[1:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("outputs", [(), (3,)])
+@pytest.mark.parametrize("tail", [0.5, 0.05, 0.0])
+def test_curves_are_sums_of_the_functions_that_are_fitted(outputs, tail):
+    rng = np.random.default_rng(0)
+    features = rng.standard_t(2, (50, 4)).astype(np.float32)
+    features[:, 1] = 1.0
+    columns = Hats((3, 0), FINE, tail)(jnp.asarray(features))
+    weights = jnp.asarray(rng.normal(size=(columns.shape[1], *outputs)), "float32")
+    curves = curves_of(weights, 4, (3, 0), tail, FINE, 1)
+    expected = np.float64(columns) @ np.float64(weights)
+    np.testing.assert_allclose(curves.predict(features), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("outputs", [(), (3,)])
+def test_narrow_functions_stand_beside_the_others(outputs):
+    rng = np.random.default_rng(0)
+    features = rng.standard_t(2, (50, 4)).astype(np.float32)
+    features[:, 1] = 1.0
+    basis = Hats((3, 0), FINE, 0.05, num_finest=1)
+    columns = basis(jnp.append(features, features[:, [0]], axis=1))
+    weights = jnp.asarray(rng.normal(size=(columns.shape[1], *outputs)), "float32")
+    wide = curves_of(weights[: -len(NARROW)], 4, (3, 0), 0.05, FINE, 1)
+    curves = at_finest(wide, jnp.array([1]), weights[-len(NARROW) :])
+    assert curves.knots == FINEST
+    expected = np.float64(columns) @ np.float64(weights)
+    np.testing.assert_allclose(curves.predict(features), expected, rtol=1e-4, atol=1e-4)
+
+
+def amounts(shift=0.0):
+    """A column of zeros and, in one of seven records, amounts that decide the label."""
+    features, noise = table()
+    rng = np.random.default_rng(1)
+    found = rng.choice([0.3125, 0.375, 0.4375], NUM)
+    features[:, 0] = np.where(rng.random(NUM) < 0.14, found, 0.0)
+    labels = np.where(features[:, 0] == 0, noise > features[:, 1], found == 0.375)
+    features[:, 0] += shift
+    return features, labels
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_a_column_that_is_mostly_zero_tells_amounts_apart(shift):
+    solution = solve("logistic", data=amounts(shift), epsilon=20.0)
+    assert solution.params.knots == FINEST
+    assert solution.stats["shares"]["rare_columns"] == 0.005
+    assert sum(solution.stats["shares"].values()) == pytest.approx(1.0)
+    grid = shift + jnp.array([0.3125, 0.375, 0.4375])
+    low, high, last = solution.params.curve(0, grid)
+    if shift:  # straight between wider knots
+        np.testing.assert_allclose(high - low, last - high, rtol=1e-3, atol=1e-4)
+    else:
+        assert high - max(low, last) > 1.0
+
+
+@pytest.mark.slow
+def test_under_jit_the_same_model_is_chosen():
+    data = amounts()
+    solution = solve("logistic", data=data, epsilon=20.0)
+    traced = jax.jit(
+        lambda data, key: solve("logistic", data=data, epsilon=20.0, key=key).params
+    )
+    found = traced(data, jax.random.key(1)).predict(data[0])
+    np.testing.assert_allclose(found, solution.predict(data[0]), rtol=1e-2, atol=1e-2)
+
+
+def test_which_columns_are_mostly_zero():
+    shares = np.array([0.5, 0.05, 0.14, 0.0, 0.16])
+    beside = np.arange(1_000)[:, None] < 1_000 * shares
+    features = np.where(beside, 2.0, 0.03).astype(np.float32)
+
+    def found(weights):
+        zeros = jnp.zeros(len(weights))
+        records = Examples(jnp.asarray(features), zeros, zeros, jnp.asarray(weights))
+        places, num = rare_columns(None, records, jax.random.key(0), 1e-3)
+        return places[:num].tolist()
+
+    assert found(np.ones(1_000, "float32")) == [2, 1]
+    late = np.float32(np.arange(1_000) >= 100)  # 40 of 900 in column 2, none in 1
+    assert found(late) == [4, 2]
+    assert found(np.float32(np.arange(1_000) < 50)) == [3]
+
+
+def test_the_choice_of_columns_has_the_stated_noise():
+    ones = jnp.ones(1_000)
+    features = jnp.where(jnp.arange(1_000) < 100, 2.0, 0.0)[:, None]
+    records = Examples(features, 0 * ones, 0 * ones, ones)
+    # The mean is -0.05, one stddev below zero: replacing a record moves it by 1 / n.
+    multiplier = 0.05 * 1_000
+    keys = jax.random.split(jax.random.key(0), 1_000)
+    _, nums = jax.vmap(lambda key: rare_columns(None, records, key, multiplier))(keys)
+    # Phi(1) is .841; with half of the noise it would be .977.
+    assert 0.8 < jnp.mean(nums) < 0.88
+
+
+def test_finest_knots_follow_from_public_numbers():
+    num = 60 * (10 + 2 * len(NARROW))
+    assert may_be_finest(FINE, num, 10)
+    assert not may_be_finest(FINE, num - 1, 10)
+    assert not may_be_finest(KNOTS, 1e9, 10)
+
+
+def test_a_function_that_bends_is_found():
+    features, _ = table(seed=1)
+    solution = solve()
+    assert solution.params.knots == FINE
+    error = solution.predict(features) - bent(features)
+    assert np.mean(error**2) < 0.05 * np.var(bent(features))
+    curve = solution.params.curve(0, [0.0, 2.0, 20.0])
+    np.testing.assert_allclose(curve - curve[0], [0.0, 6.0, 6.0], atol=2.0)
+
+
+def test_the_tail_of_a_line_is_kept():
+    features, noise = table()
+    features[:, 0] = features[:, 0] ** 3  # up to thousands
+    solution = solve(data=(features, 2 * features[:, 0] + noise))
+    ends = solution.params.curve(0, [-500.0, 500.0])
+    np.testing.assert_allclose((ends[1] - ends[0]) / 1_000, 2.0, rtol=0.05)
+
+
+def test_at_a_small_budget_it_is_the_linear_model():
+    features, noise = table()
+    data = features, bent(features) + noise
+    options = {"key": jax.random.key(0), "epsilon": 0.01, "delta": 1e-5, "intercept": 2}
+    additive = dp_additive_model("squared", data, smooth=(0, 1), **options)
+    assert additive.params.knots == ()
+    options["key"] = jax.random.key(0)
+    linear = dp_linear_model("squared", data, **options)
+    np.testing.assert_array_equal(additive.params.slopes, linear.params)
+    assert additive.privacy == linear.privacy
+
+
+@pytest.mark.parametrize(
+    ("loss", "counts"),
+    [
+        (losses.logistic, [[0, 0, 0], [0, 3, 11], [0, 0, 3]]),
+        (losses.softmax(3), [[0, 0, 0], [0, 3, 11], [0, 0, 3]]),
+        (losses.huber(1.0), [[0, 0, 0], [0, 0, 11], [0, 0, 0]]),
+        (losses.squared, [[0, 0, 0], [0, 0, 11], [0, 0, 0]]),
+        (losses.poisson(10.0), [[0, 0, 0], [0, 0, 11], [0, 0, 0]]),
+    ],
+)
+def test_knots_follow_from_public_numbers(loss, counts):
+    rule = Rule.of(loss)
+    found = [
+        [len(rule.knots(clear, 10, smooth)) for clear in (10, 300, 1e4)]
+        for smooth in (0, 5, 100)
+    ]
+    assert found == counts
+
+
+STRAIGHT = {
+    "squared": lambda means, rng: means + rng.standard_t(3, len(means)),
+    "huber": lambda means, rng: 1e3 * (means + rng.standard_t(2, len(means))),
+    "logistic": lambda means, rng: means > rng.logistic(size=len(means)),
+    "poisson": lambda means, rng: rng.poisson(np.exp(means / 4)),
+    "classes": lambda means, rng: (
+        np.stack([means, -means, 0 * means]) + rng.gumbel(size=(3, len(means)))
+    ).argmax(0),
+}
+LOSSES = {"poisson": losses.poisson(10.0), "classes": losses.softmax(3)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRAIGHT)
+@pytest.mark.parametrize("is_bent", [False, True])
+def test_columns_bend_where_that_gains(name, is_bent):
+    features, _ = table(5 * NUM)
+    features[:, :2] = features[:, :2].clip(-4, 4)
+    means = bent(features) if is_bent else features[:, 0] - features[:, 1]
+    data = features, STRAIGHT[name](means, np.random.default_rng(2))
+    solution = solve(LOSSES.get(name, name), data=data, epsilon=4.0)
+    assert solution.params.knots == (FINEST if name == "logistic" else FINE)
+    assert bool(jnp.any(solution.params.heights != 0)) == is_bent
+
+
+def kind_of(loss):
+    fields = {"has_intercept": True, "has_exposures": False}
+    return ModelKind(loss, **fields, axis_name=None)
+
+
+def test_slopes_of_skewed_targets_are_no_gain():
+    rng = np.random.default_rng(0)
+    features = rng.standard_t(3, (5 * NUM, 4)).astype(np.float32)
+    skewed = np.exp(2 * rng.standard_normal(5 * NUM)).astype(np.float32)
+    bends = 2 * np.minimum(np.abs(features[:, 0]), 2)
+    ones, multiplier = jnp.ones(5 * NUM, "float32"), 7.0
+    threshold = Rule.of(losses.squared).threshold.of(5 * NUM, multiplier)
+    kind = kind_of(losses.squared)
+    shares = shares_of(kind, threshold, 5 * NUM, 8, multiplier)
+
+    def gains(targets):
+        examples = Examples(jnp.asarray(features), jnp.asarray(targets), 0 * ones, ones)
+        level = jnp.mean(examples.targets) * ones
+        return [
+            released_gain(
+                *(kind, examples, level),
+                key=jax.random.key(seed),
+                noise_multiplier=multiplier,
+                shares=shares,
+            )
+            for seed in range(10)
+        ]
+
+    assert abs(np.mean(gains(skewed))) < 0.05 * threshold
+    assert np.min(gains(skewed + 5 * bends)) > threshold
+
+
+def test_a_choice_costs_no_more_than_it_needs():
+    few, many, labels = (
+        shares_of(kind_of(loss), 1e-3, num, 8, 4.0)
+        for loss, num in (
+            *((losses.squared, 5_000), (losses.squared, 500_000)),
+            (losses.logistic, 500_000),
+        )
+    )
+    assert few["bends"] == few["first_fit"] == 0.05
+    assert many["bends"] < 1e-3
+    assert many["first_fit"] == 0.02
+    assert sum(labels.values()) == pytest.approx(0.115)
+
+
+@pytest.mark.parametrize("num", [100, 1_000])
+def test_under_jit_no_callback_is_shown_both_models(num):
+    features, noise = table(num)
+    options = Execution(callback=lambda step, params: None)
+
+    def run(key):
+        return solve("logistic", data=(features, noise), key=key, execution=options)
+
+    if num == 100:  # too few for a choice
+        assert jnp.isfinite(jax.jit(run)(jax.random.key(0)).params.slopes).all()
+    else:
+        with pytest.raises(ValueError, match="execution must be without a callback"):
+            jax.jit(run)(jax.random.key(0))
+
+
+@pytest.mark.slow
+def test_classes():
+    # Five times the records of other tests at a fifth of their epsilon: as hard.
+    features, noise = table(5 * NUM)
+    margins = bent(features) - 2 + noise
+    solution = solve("logistic", data=(features, margins > 0), epsilon=1.6)
+    found = solution.predict(features)
+    assert np.mean((found > 0) == (margins > 0)) > 0.8
+    scores = np.c_[margins, -margins, np.zeros(5 * NUM)]
+    data = features, scores.argmax(axis=1)
+    found = solve(losses.softmax(3), data=data, epsilon=1.6).predict(features)
+    assert found.shape == (5 * NUM, 3)
+    assert np.mean(found.argmax(axis=1) == scores.argmax(axis=1)) > 0.75
+
+
+@pytest.mark.slow
+def test_exposures_and_weights():
+    rng = np.random.default_rng(0)
+    features, _ = table(5 * NUM)
+    rates = np.exp(0.25 * bent(features.clip(-2, 2)))  # bounded, and a sum of curves
+    exposures = rng.uniform(0.05, 1.0, len(rates))
+    counts = rng.poisson(exposures * rates)
+    is_wrong = np.arange(len(rates)) % 4 == 0
+    solution = solve(
+        losses.poisson(10.0),
+        data=(features, np.where(is_wrong, 50, counts)),
+        offsets=np.log(exposures),
+        weights=np.where(is_wrong, 0.0, 3.0),
+        max_weight=3.0,
+    )
+    found = np.exp(solution.predict(features))
+    assert np.corrcoef(np.log(found), np.log(rates))[0, 1] > 0.9
+    assert abs(np.sum(exposures * found) / np.sum(exposures * rates) - 1) < 0.15
+
+
+def test_many_runs_are_one_program():
+    features, noise = table(100)
+
+    def run(seed):
+        key, data = jax.random.key(seed), (features, noise)
+        return solve("logistic", data=data, epsilon=4.0, key=key).params
+
+    mapped = jax.jit(jax.vmap(run))(jnp.arange(2))
+    assert mapped.knots == KNOTS
+    for i in range(2):
+        one, of_many = run(i), jax.tree.map(lambda x, i=i: x[i], mapped)
+        np.testing.assert_allclose(
+            one.predict(features), of_many.predict(features), rtol=1e-3, atol=1e-3
+        )
+
+
+def test_the_price_is_that_of_the_linear_model():
+    solution = solve()
+    multiplier = solution.stats["noise_multiplier"]
+    same = solve(epsilon=None, noise_multiplier=multiplier)
+    np.testing.assert_array_equal(same.params.heights, solution.params.heights)
+    assert same.privacy.dp_event == solution.privacy.dp_event
+
+
+BAD = {
+    "constant": lambda x: np.full_like(x, 3.0),
+    "NaN": lambda x: np.full_like(x, np.nan),
+    "two values": lambda x: np.sign(x),
+    "huge": lambda x: np.sign(x) * 1e308,
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_finite_model_whatever_the_column(name):
+    features, noise = table()
+    odd = np.float64(features)
+    odd[:, 0] = BAD[name](odd[:, 0])
+    with np.errstate(over="ignore"):
+        solution = solve(data=(odd, 3 - features[:, 1] + noise))
+    for leaf in jax.tree.leaves(solution.params):
+        assert jnp.isfinite(leaf).all()
+    with np.errstate(over="ignore"):
+        found = np.asarray(solution.predict(odd))
+    assert np.isfinite(found).all()
+    if name != "huge":  # beside which nothing else is seen: the constant is left
+        assert np.median(np.abs(found - (3 - features[:, 1]))) < 0.5
+
+
+@pytest.mark.parametrize("num", [1, 3, 19])
+def test_few_records_have_an_answer(num):
+    features, noise = table(num)
+    solution = solve(data=(features, noise), epsilon=1.0)
+    assert solution.params.knots == ()
+    assert jnp.isfinite(solution.params.slopes).all()
+
+
+def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
+    features, noise = table(5 * NUM, seed=1)
+    data = features, bent(features) + noise
+    solution = solve(data=data, epsilon=2.7, max_records=NUM)
+    assert solution.privacy.epsilon == pytest.approx(2.7, rel=1e-6)
+    assert solution.privacy.delta == pytest.approx(1e-5, rel=1e-6)
+    assert "20,000 records" in solution.privacy.description
+    own = Sample(5 * NUM, NUM).budget(2.7, 1e-5)
+    found = float(solution.stats["noise_multiplier"])
+    assert found == pytest.approx(noise_multiplier(*own, num_steps=1), rel=1e-6)
+    assert solution.params.knots
+    error = solution.predict(features) - bent(features)
+    assert np.mean(error**2) < 0.2 * np.var(bent(features))
+    slopes = [solve(max_records=most).params.slopes for most in (None, NUM)]
+    np.testing.assert_array_equal(*slopes)
+
+
+@pytest.mark.parametrize("fit", [dp_additive_model, dp_linear_model])
+def test_a_fit_on_a_sample_has_every_option(fit, monkeypatch):
+    def on_sample(again, data, max_records, **given):
+        assert again.func is fit
+        passed.update({**again.keywords, **given, "max_records": max_records})
+        return Solution(None, PrivacyGuarantee.non_private(), {})
+
+    passed = {}
+    monkeypatch.setitem(fit.__globals__, "on_sample", on_sample)
+    options = {"smooth": (0,)} if fit is dp_additive_model else {}
+    fit("squared", table(9), key=jax.random.key(0), epsilon=1.0, delta=0.1, **options)
+    # A noise multiplier is refused.
+    assert {*inspect.signature(fit).parameters} - {*passed} == {
+        *("loss", "data", "noise_multiplier")
+    }
+
+
+test_bad_arguments_are_named = refused(
+    lambda changes: solve(**changes),
+    *REFUSED,
+    ({"smooth": 0}, "smooth must be a sequence of indices"),
+    ({"smooth": "01"}, "smooth must be a sequence of indices"),
+    ({"smooth": (0, 3)}, "smooth must be the index of one of 3 columns"),
+    ({"smooth": (0.5,)}, "smooth must be the index of one of 3 columns"),
+    ({"smooth": (True,)}, "smooth must be the index of one of 3 columns"),
+    ({"smooth": (0, 0)}, "smooth must be of different columns"),
+    ({"smooth": (0, -3)}, "smooth must be of different columns"),
+    ({"smooth": (0, 2)}, "smooth must be of different columns, without the int"),
+    ({"max_records": 0}, "max_records must be an integer of at least 1"),
+    ({"max_records": 3, "delta": 0.1}, "delta must be below sample_size"),
+    (
+        {"max_records": 3, "epsilon": None, "noise_multiplier": 1.0},
+        "epsilon must be given with max_records",
+    ),
+    ({"intercept": 3}, "intercept must be the index of one of 3 columns"),
+)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"smooth": (0, 0)}, {"intercept": 3}, {"max_weight": 0.0}, {"execution": print}],
+    ids=lambda wrong: "-".join(wrong),
+)
+def test_what_is_refused_draws_no_sample(wrong, monkeypatch):
+    monkeypatch.setattr(_on_sample, "uniform_subset", None)
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+        solve(max_records=10, **wrong)
+
+
+def test_curves_name_what_does_not_fit():
+    curves = Curves(jnp.ones(3), jnp.zeros((1, 0)), (), (0,), None)
+    for call, message in (
+        (lambda: curves.predict(np.ones(3)), "features must be an array of 3 columns"),
+        (lambda: curves.curve(3, [0.0]), "column must be the index of one of 3"),
+        (lambda: curves.curve(0, 0.0), "grid must be of one axis"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_a_solution_has_the_shape_of_each_column():
+    rng = np.random.default_rng(0)
+    heights = jnp.asarray(rng.normal(size=(1, 3)), "float32")
+    curves = Curves(jnp.asarray([1.0, 5.0, -2.0]), heights, KNOTS, (2,), 1)
+    solution = Solution(curves, PrivacyGuarantee.non_private(), {})
+    shapes = solution.shapes()
+    assert list(shapes) == [0, 2]
+    rows = rng.uniform(-4, 4, (50, 3)).astype(np.float32)
+    parts = [np.interp(rows[:, j], *shapes[j]) for j in shapes]
+    found = solution.predict(rows)
+    np.testing.assert_allclose(found, 5 + sum(parts), rtol=1e-5, atol=1e-5)
+
+
+def test_a_solution_of_another_kind_names_what_it_lacks():
+    solution = Solution({"w": jnp.ones(2)}, PrivacyGuarantee.non_private(), {})
+    for call, message in (
+        (lambda: solution.predict(np.ones((1, 2))), "params must be those of a linear"),
+        (solution.shapes, "params must be those of an additive model"),
+        (solution.bands, "params must be those of an additive model"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@pytest.fixture(scope="module")
+def banded():
+    features, noise = table(20_000)
+    features[:, :2] = np.clip(features[:, :2], -2, 2)
+    return solve(data=(features, bent(features) + noise), epsilon=4.0, intervals=True)
+
+
+def test_bands_hold_curves_of_their_span(banded):
+    assert banded.params.knots == (-2.0, -1.0, 0.0, 1.0, 2.0)
+    assert banded.params.slopes[:2].tolist() == [0, 0]  # constant beyond the knots
+    bands = banded.bands(0.999)
+    assert list(bands) == [0, 1]
+    curves = lambda x: 3 * np.minimum(abs(x), 2), lambda x: -np.clip(x, -2, 2)
+    for column, curve in enumerate(curves):
+        grid, low, high = map(np.asarray, bands[column])
+        assert ((low <= curve(grid)) & (curve(grid) <= high)).all()
+        assert ((low < high) == (grid != 0)).all()  # a difference from that at zero
+        at = np.abs(grid) == 2
+        assert (high - low)[at].max() < 2
+        np.testing.assert_allclose((low + high) / 2, banded.shapes()[column][1], 1e-4)
+
+
+def test_the_error_of_a_curve_is_that_of_a_sum_of_params(banded):
+    """The same predictions, as a linear map of the weights, by finite differences."""
+    curves, errors = banded.params, banded.standard_errors
+    flat, restore = jax.flatten_util.ravel_pytree(curves)
+    grid = jnp.array([-7.0, -1.3, 0.2, 2.0, 3.0])
+    covariance = np.asarray(banded.correlations, float) * np.outer(
+        *2 * [np.asarray(jax.flatten_util.ravel_pytree(errors)[0], float)]
+    )
+
+    @jax.jit
+    @jax.jacobian
+    def slopes_of(flat):
+        return [restore(flat).curve(column, grid) for column in range(3)]
+
+    for column, slopes in enumerate(slopes_of(flat)):
+        slopes = np.asarray(slopes, float)
+        expected = np.sqrt(np.sum(slopes @ covariance * slopes, axis=1))
+        found = curves.errors(errors, banded.correlations, column, grid)
+        np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def test_an_error_that_cancels_is_not_zero():
+    """Two parts that are as good as equal leave the rounding of their sum."""
+    curves = Curves(jnp.ones(1), jnp.zeros((1, 2)), (0.0, 1.0), (0,), None)
+    errors = Curves(jnp.ones(1), jnp.array([[0.0, 1.0]]), (0.0, 1.0), (0,), None)
+    opposite = jnp.array([[1.0, 0.0, -1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 1.0]])
+    grid = [0.0, 1.0, 2.0, 2.0]
+    found = curves.errors(errors, opposite, 0, grid)
+    assert found[0] == 0
+    assert 0 < found[1] < 0.01
+    np.testing.assert_allclose(found[2:], 1.0, rtol=1e-3)
+    small = jax.tree.map(lambda x: x * 1e-25, errors)  # of squares below float32
+    found = curves.errors(small, opposite, 0, grid)
+    np.testing.assert_allclose(found[2:], 1e-25, 1e-3)
+    # Without an error of the height there is none where the curve reads it.
+    hidden = Curves(jnp.ones(1), jnp.array([[0.0, jnp.inf]]), (0.0, 1.0), (0,), None)
+    found = curves.errors(hidden, jnp.eye(3), 0, [-1.0, 0.0, 0.5, jnp.nan])
+    assert found.tolist() == [1.0, 0.0, np.inf, 0.0]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, np.nan, 1e38, -np.inf])
+def test_bands_are_infinite_or_wide_whatever_the_values(value):
+    features, noise = table(200)
+    features[:, 0] = value
+    noise[:3] = value
+    solution = solve(data=(features, noise), epsilon=9_000.0, intervals=True)
+    assert solution.params.knots
+    for grid, low, high in solution.bands().values():
+        assert jnp.all((high > low) | (grid == 0))
+
+
+def test_knots_of_bands_follow_from_public_numbers():
+    found = [len(banded_knots_of(n, 3, 2, 1.0)) for n in (2_000, 5_000, 6_000)]
+    assert found == [0, 3, 5]
+    assert banded_knots_of(10**9, 3, 0, 1.0) == ()
+
+    def solution_and_bands(features, noise):
+        found = solve(data=(features, noise), epsilon=0.3, intervals=True)
+        return found, found.bands()
+
+    few, bands = jax.eval_shape(solution_and_bands, *table())
+    assert few.params.knots == ()
+    assert few.correlations.shape == (3, 3)
+    assert bands[0][1].shape == (3,)
+
+
+def test_bands_cost_no_more_than_the_budget(banded):
+    assert sum(banded.stats["shares"].values()) == pytest.approx(1.0)
+    assert "gain" not in banded.stats  # there is no choice that they would not count
+    linear = dp_linear_model(
+        "squared", table(100), key=jax.random.key(0), epsilon=4.0, delta=1e-5
+    )
+    assert banded.privacy.epsilon == 4.0
+    assert banded.stats["noise_multiplier"] == linear.stats["noise_multiplier"]
+
+
+test_what_has_no_bands_is_named = refused(
+    lambda changes: solve(**changes),
+    (
+        {"loss": losses.softmax(3), "intervals": True},
+        "loss must be squared, logistic, Huber, Poisson",
+    ),
+    (
+        {"loss": losses.softmax(3), "intervals": True, "max_records": 3},
+        "loss must be squared, logistic, Huber, Poisson",
+    ),
+)
+
+
+def test_bands_of_a_solution_without_errors_are_refused():
+    curves = Curves(jnp.ones(1), jnp.zeros((1, 2)), (0.0, 1.0), (0,), None)
+    solution = Solution(curves, PrivacyGuarantee.non_private(), {})
+    with pytest.raises(ValueError, match="standard_errors is None"):
+        solution.bands()
+    with pytest.raises(ValueError, match="level must be strictly between"):
+        solution.bands(1.0)

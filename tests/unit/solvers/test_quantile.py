@@ -1,0 +1,465 @@
+"""Private quantiles: their scores, their law, their error, odd columns, bad input."""
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax.accounting import selection_epsilon
+from dpjax.solvers import _ranks, dp_center_and_scale, dp_quantile
+from dpjax.solvers._center_and_scale import (
+    _DISTANCE_EDGES,
+    _roundest_of_bins,
+    _scale_scores,
+)
+from dpjax.solvers._quantile import _WIDTH_EDGES, _preference, _width_scores
+from dpjax.solvers._ranks import EDGES as DEFAULT_EDGES
+from tests.unit.refusals import refused
+
+WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, -0.0, 0.5, 1.5, 2.5, 9.0]
+EDGES = jnp.array([0.0, 1.0, 2.0, 3.0])
+FALSE_ALARM = 1e-6
+
+
+def settings(**changes):
+    return {"key": jax.random.key(1), "epsilon": 1.0} | changes
+
+
+@jax.jit(static_argnums=1)
+def scores_of(samples, quantile):
+    return _ranks.scores_of(samples, EDGES, quantile)
+
+
+def from_counts(counts):
+    """Samples with so many values in each bin of EDGES."""
+    return np.repeat(np.arange(3) + 0.5, counts).astype(np.float32)
+
+
+def all_counts(total):
+    return [
+        (a, b, total - a - b) for a in range(total + 1) for b in range(total + 1 - a)
+    ]
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("quantile", [0.0, 0.3, 0.5, 1.0])
+def test_scores_count_the_records_to_replace(quantile):
+    # Over all ways to put 5 records into 3 bins: the distance to the nearest data set
+    # whose r-th smallest lies in the bin.
+    rank = max(1, math.ceil(5 * quantile))
+    for counts in all_counts(5):
+        found = scores_of(from_counts(counts), quantile)
+        for j in range(3):
+            distance = min(
+                sum(max(0, a - b) for a, b in zip(counts, other, strict=True))
+                for other in all_counts(5)
+                if sum(other[:j]) < rank <= sum(other[: j + 1])
+            )
+            assert found[j] == -distance
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("num_samples", [1, 2, 50, 3000])
+def test_neighbours_move_scores_by_one_and_their_gaps_by_two(num_samples):
+    rng = np.random.default_rng(0)
+    low = np.where(np.arange(num_samples) < num_samples // 2, 0.5, 2.5)
+    largest = 0
+    for base in (rng.uniform(-1, 4, num_samples), low, np.full(num_samples, 1.5)):
+        base = jnp.asarray(base, jnp.float32)
+        base = base.at[0].set(1.5)
+        for position in {0, num_samples // 2, num_samples - 1}:
+            moved = jnp.stack([base.at[position].set(x) for x in WILD])
+            scores = jax.vmap(lambda x: scores_of(x, 0.5))(moved)
+            change = np.asarray(scores)[:, None] - np.asarray(scores)
+            assert np.abs(change).max() <= 1
+            largest = max(largest, np.ptp(change, axis=-1).max())
+    assert largest <= 2
+    if num_samples >= 50:
+        assert largest == 2  # a smaller range would be wrong
+
+
+def law(scores, epsilon):
+    """Exact probabilities of permute-and-flip (McKenna, Sheldon 2020)."""
+    accept = np.exp(epsilon / 2 * (scores - scores.max()))
+    total = []
+    for v in range(len(accept)):
+        others = np.delete(accept, v)
+        terms = [
+            (-1) ** size / (size + 1) * np.prod(chosen)
+            for size in range(len(others) + 1)
+            for chosen in itertools.combinations(others, size)
+        ]
+        total.append(accept[v] * sum(terms))
+    return np.array(total)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 2.0])
+@pytest.mark.parametrize("quantile", [0.5, 0.9])
+def test_no_neighbours_pass_epsilon(quantile, epsilon):
+    # All data sets of 7 records in 3 bins, and all their neighbours, by the exact law.
+    laws = {
+        counts: law(np.asarray(scores_of(from_counts(counts), quantile)), epsilon)
+        for counts in all_counts(7)
+    }
+    largest = max(
+        np.abs(np.log(first) - np.log(second)).max()
+        for (a, first), (b, second) in itertools.product(laws.items(), repeat=2)
+        if np.abs(np.subtract(a, b)).sum() == 2
+    )
+    assert 0.5 * epsilon <= largest <= epsilon
+
+
+def test_the_law_that_is_drawn(key):
+    samples, epsilon, num_draws = from_counts((9, 6, 6)), 0.7, 100_000
+
+    def draw(key):
+        options = settings(key=key, epsilon=epsilon, edges=EDGES)
+        return dp_quantile(samples, **options).params
+
+    values = jax.jit(jax.vmap(draw))(jax.random.split(key, num_draws))
+    counts = [int((values == middle).sum()) for middle in (0.5, 1.5, 2.5)]
+    assert sum(counts) == num_draws
+
+    def rejects(epsilon):  # half of it is for the interval
+        expected = law(np.array([-2.0, 0.0, -5.0]), epsilon / 2) * num_draws
+        return scipy.stats.chisquare(counts, expected).pvalue < FALSE_ALARM
+
+    assert not rejects(epsilon)
+    assert rejects(epsilon * 2 / 3)
+    assert rejects(epsilon * 3 / 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantile", [0.05, 0.5, 0.9])
+def test_the_rank_is_as_near_as_is_said(quantile, key):
+    # Failure probability 0.01 for each of 200 draws: more than 12 have 1e-6.
+    samples = 1e3 * jax.random.cauchy(jax.random.key(0), (2_000,))
+
+    def draw(key):
+        return dp_quantile(samples, **settings(key=key, quantile=quantile))
+
+    solutions = jax.jit(jax.vmap(draw))(jax.random.split(key, 200))
+    error, rank = solutions.stats["rank_error"][0], solutions.stats["rank"][0]
+    assert rank == math.ceil(2_000 * quantile)
+    assert error == pytest.approx(4 * math.log(1501 / 0.01), rel=1e-5)
+    ordered = np.sort(samples)
+    bounds = ordered[np.clip([rank - error - 1, rank + error], 0, 1999).astype(int)]
+    value = np.asarray(solutions.params)
+    width = 0.05 * np.abs(value)
+    is_outside = (value + width < bounds[0]) | (value - width > bounds[1])
+    assert is_outside.sum() <= 12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.95])
+def test_intervals_cover(quantile):
+    # Bins are a third of a standard error wide. One in five values is missing.
+    truth, num_samples = scipy.stats.expon.ppf(quantile), 10_000
+    edges = jnp.linspace(0.0, 12.0, 4_001)
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        data_key, missing_key, key = jax.random.split(key, 3)
+        samples = jax.random.exponential(data_key, (num_samples,))
+        is_missing = jax.random.bernoulli(missing_key, 0.2, (num_samples,))
+        samples = jnp.where(is_missing, jnp.nan, samples)
+        options = settings(key=key, quantile=quantile, edges=edges)
+        return dp_quantile(samples, **options).interval()
+
+    low, high = np.asarray(draw(jax.random.split(jax.random.key(5), 400))).T
+    covered = np.mean((low <= truth) & (truth <= high))
+    assert 0.925 < covered < 0.995
+    alone = math.sqrt(quantile / (1 - quantile) / (0.8 * num_samples))
+    assert np.median(high - low) < 1.6 * 2 * 1.96 * alone
+
+
+def test_an_interval_that_is_not_known_is_infinite():
+    samples = jnp.linspace(1.0, 2.0, 1_000)
+    for changes in (
+        {"quantile": 0.0},
+        {"quantile": 0.99, "epsilon": 0.5},
+        {"epsilon": 0.01},
+        {"edges": [0.0, 5.0, 6.0]},
+    ):
+        assert jnp.isinf(dp_quantile(samples, **settings(**changes)).standard_errors)
+    for values in (samples, 0 * samples):
+        errors = dp_quantile(values, **settings()).standard_errors
+        assert 0 < errors < 0.3
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.51, 0.53])
+def test_an_interval_reaches_the_next_number_that_samples_repeat(quantile):
+    """The quantile of the law may be that one: half are 1, and half are 2."""
+    samples = jnp.round(jnp.linspace(1.0, 2.0, 2_000))
+    options = settings(quantile=quantile, edges=jnp.linspace(0.0, 4.0, 4_001))
+    options |= {"epsilon": 8.0}
+    for key in jax.random.split(jax.random.key(0), 20):
+        low, high = dp_quantile(samples, **options | {"key": key}).interval()
+        is_near = abs(quantile - 0.5) < 0.02
+        assert (low <= 1) == is_near
+        assert high >= 2
+
+
+@pytest.mark.slow
+def test_an_interval_reaches_the_next_number_from_a_narrow_bin():
+    """From zero, whose bin is 1e-6 wide: 240 widths say less than the one that does."""
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        data_key, key = jax.random.split(key)
+        places = jnp.array([0.4695, 0.4995, 0.53])  # the median is 1/16
+        places = jnp.searchsorted(places, jax.random.uniform(data_key, (10_000,)))
+        samples = jnp.array([-1.0, 0.0, 1 / 16, 1.0])[places]
+        return dp_quantile(samples, key=key, epsilon=0.5).interval()
+
+    low, high = np.asarray(draw(jax.random.split(jax.random.key(0), 400))).T
+    assert np.mean((low <= 1 / 16) & (high >= 1 / 16)) > 0.94
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1.0, 1e20, 3e38, np.inf])
+def test_what_widths_lose_is_whole_and_finite_at_any_epsilon(scale):
+    scale = jnp.asarray(scale, "float32")
+    for most in (-3.0, 0.0, 500.0):
+        lost = np.asarray(_preference(jnp.asarray(_WIDTH_EDGES), most, scale))
+        assert np.all((lost == np.round(lost)) & (lost >= 0) & (lost <= 2**24))
+
+
+def width_scores_of(samples, quantile, apart):
+    edges = jnp.asarray(_WIDTH_EDGES, "float32")
+    return _width_scores(samples, edges, quantile, jnp.asarray(apart, "int32"))
+
+
+def test_scores_of_widths_are_those_of_their_definition():
+    rng = np.random.default_rng(0)
+    for spread, quantile, apart in ((1.0, 0.5, 5), (30.0, 0.2, 7), (1e3, 0.9, 40)):
+        samples = np.round(spread * rng.normal(size=60)).astype(np.float32)
+        rank, spare = math.ceil(quantile * 60), [-60]
+        for size in (*_WIDTH_EDGES[1:-1], np.inf):
+            above = np.sum(samples <= np.float32(size)) - (rank + apart)
+            below = rank - apart - 1 - np.sum(samples < -np.float32(size))
+            spare.append(min(above, below))
+        expected = [-max(0, a + 1, -b) for a, b in itertools.pairwise(spare)]
+        found = width_scores_of(jnp.asarray(samples), quantile, apart)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_neighbours_move_scores_of_widths_by_one_and_their_gaps_by_two():
+    rng = np.random.default_rng(0)
+    scores_of_width = jax.jit(
+        jax.vmap(lambda x: width_scores_of(x, 0.5, 8)),
+    )
+    largest = 0
+    for base in (10 * rng.normal(size=60), np.repeat([-5.0, 5.0], 30), np.zeros(60)):
+        values = np.array([*WILD, 0.0, 1.0, -1.0, 20.0, -20.0, np.nan])
+        for position in (0, 29, 30, 59):
+            moved = np.repeat(base[None], len(values), axis=0).astype(np.float32)
+            moved[:, position] = values
+            scores = np.asarray(scores_of_width(moved))
+            change = scores[:, None] - scores
+            assert np.abs(change).max() <= 1
+            largest = max(largest, np.ptp(change, axis=-1).max())
+    assert largest == 2
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -37.5, 2e-6, 8e8])
+def test_a_constant_column_is_found(value):
+    found = dp_quantile(jnp.full(200, value), **settings()).params
+    assert float(found) == pytest.approx(value, rel=0.03)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("quantile", [0.25, 0.5])
+def test_missing_values_leave_the_quantile_of_the_others(quantile):
+    samples = jnp.linspace(100.0, 200.0, 10_000)
+    is_missing = jax.random.uniform(jax.random.key(3), (10_000,)) < 0.6
+    samples = jnp.where(is_missing, jnp.nan, samples)
+    found = dp_quantile(samples, **settings(quantile=quantile, epsilon=5.0)).params
+    assert float(found) == pytest.approx(100 + 100 * quantile, rel=0.05)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 3e38, 1e-45])
+def test_a_column_of_nothing(value):
+    found = dp_quantile(jnp.full(50, value), **settings()).params
+    assert np.abs(found) <= 1.1e9
+    columns = jnp.full((400, 2), value)
+    centers, scales = dp_center_and_scale(columns, **settings()).params
+    assert np.isfinite(centers).all()
+    assert (np.asarray(scales) > 0).all()
+
+
+def columns(num_samples=20_000):
+    rng = np.random.default_rng(0)
+    return np.stack(
+        [
+            rng.normal(2000, 20, num_samples),  # years: narrow, and far from zero
+            rng.standard_t(1.5, num_samples) * 1e-3,
+            rng.lognormal(8, 2, num_samples),
+            np.where(rng.uniform(size=num_samples) < 0.8, 0, 50),
+            np.full(num_samples, 7.0),
+        ],
+        axis=1,
+    ).astype(np.float32)
+
+
+def test_columns_come_out_in_unit_size():
+    samples = columns()
+    solution = dp_center_and_scale(samples, **settings(delta=1e-6))
+    centers, scales = (np.asarray(x) for x in solution.params)
+    within = np.mean(np.abs(samples - centers) <= scales, axis=0)
+    np.testing.assert_allclose(within[:3], 0.68, atol=0.06)
+    median_ranks = np.mean(samples <= centers, axis=0)[1:3]
+    np.testing.assert_allclose(median_ranks, 0.5, atol=0.06)
+    assert np.abs(np.median((samples - centers)[:, 0] / scales[0])) < 2
+    assert (centers[3], scales[3]) == (0, 1)  # mostly one value
+    assert (centers[4], scales[4]) == (7, 1)
+    assert solution.stats["is_informative"]
+
+
+SHARES = [0, 0.001, 0.05, 0.2, 0.3, 0.31, 0.32, 0.33, 0.4, 0.5, 0.6, 0.69, 0.9, 1]
+
+
+def test_columns_of_zeros_and_ones_have_scales_near_one():
+    # Between zero and one there are no records, and 300 bins.
+    samples = np.stack([np.arange(2000) < share * 2000 for share in SHARES], axis=1)
+
+    def solve(key):
+        return dp_center_and_scale(1.0 * samples, **settings(key=key, epsilon=8.0))
+
+    many = jax.jit(jax.vmap(solve))(jax.random.split(jax.random.key(4), 4))
+    assert 0.03 < many.stats["rank_error"][0] / 2000 < 0.1
+    centers, scales = (np.asarray(x) for x in many.params)
+    assert (scales > 0.15).all()
+    assert (scales < 1.1).all()
+    assert (centers[:, :2] == 0).all()
+    assert (centers[:, -1] == 1).all()
+    assert (scales[:, [0, 1, 2, 3, -2, -1]] == 1).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 7.0, -3.0, 0.25, 100.0, 2000.0, 5e7])
+def test_a_column_whose_spread_is_an_atom_has_scale_one(value):
+    is_other = np.arange(4000) % 7 == 0
+    others = np.random.default_rng(0).normal(size=4000) * 1e3
+    samples = np.stack(
+        [np.full(4000, value), np.where(is_other, others, value)], axis=1
+    )
+    centers, scales = dp_center_and_scale(samples, **settings(epsilon=5.0)).params
+    np.testing.assert_array_equal(centers, np.float32([value, value]))
+    np.testing.assert_array_equal(scales, [1, 1])
+
+
+def expected_scale_scores(samples):
+    """The scores of scales, from their definition."""
+    bins = np.searchsorted(_DISTANCE_EDGES[1:-1], samples, side="left")
+    rank, lacking = math.ceil(0.6827 * samples.size), math.ceil(0.25 * samples.size)
+    scores = []
+    for j in range(_DISTANCE_EDGES.size - 1):
+        below, up_to = np.sum(bins < j), np.sum(bins <= j)
+        near = np.sum((np.abs(bins - j) <= 35) & ((bins == 0) == (j == 0)))
+        scores.append(-max(0, below + 1 - rank, rank - up_to, lacking - near))
+    return np.array(scores)
+
+
+SCALE_SCORES = jax.jit(
+    lambda samples: _scale_scores(samples, jnp.asarray(_DISTANCE_EDGES, "float32"))
+)
+
+
+@pytest.mark.parametrize("num_samples", [1, 3, 60])
+def test_scores_of_scales_are_those_of_their_definition(num_samples):
+    rng = np.random.default_rng(num_samples)
+    for spread in (0.0, 1.0, 8.0):
+        samples = np.exp(spread * rng.normal(size=num_samples)).astype(np.float32)
+        samples[: num_samples // 3] = 0
+        found = np.asarray(SCALE_SCORES(samples))
+        np.testing.assert_array_equal(found, expected_scale_scores(samples))
+
+
+def test_neighbours_move_scores_of_scales_by_one_and_their_gaps_by_two():
+    rng = np.random.default_rng(0)
+    atoms = np.where(np.arange(60) < 41, 0.0, 1.0)  # the quantile is at the last zero
+    two_atoms = np.where(np.arange(60) < 12, 1e-3, 1e3)
+    largest = 0
+    for base in (atoms, two_atoms, np.exp(3 * rng.normal(size=60)), np.zeros(60)):
+        values = [*WILD, 0.0, 1.0, 1e3, 1e-3, 5.0]
+        moved = np.repeat(base[None], len(values), axis=0).astype(np.float32)
+        for position in (0, 11, 40, 41, 59):
+            changed = moved.copy()
+            changed[:, position] = np.abs(values)
+            scores = np.asarray(jax.vmap(SCALE_SCORES)(changed))
+            change = scores[:, None] - scores
+            assert np.abs(change).max() <= 1
+            largest = max(largest, np.ptp(change, axis=-1).max())
+    assert largest == 2
+
+
+def test_ranges_say_what_they_cannot_tell():
+    # Known from n, d and the budget: a quarter of the records, or fewer.
+    for epsilon, is_told in ((0.5, False), (1.0, False), (1.1, True), (5.0, True)):
+        found = dp_center_and_scale(np.zeros((400, 2)), **settings(epsilon=epsilon))
+        assert found.stats["is_informative"] == is_told
+        assert is_told == (found.stats["rank_error"] < 100)
+
+
+def test_bins_have_round_numbers():
+    samples = np.array([0.0, 1, -1, 2, 10, 12, 19, 0.5, 0.1, 1e-3, 2000, -1e8, 1e9])
+    for dtype in (np.float32, np.float64):
+        edges = DEFAULT_EDGES.astype(dtype)
+        bins = np.searchsorted(edges[1:-1], samples.astype(dtype), side="left")
+        np.testing.assert_array_equal(_roundest_of_bins()[bins], samples)
+    assert (DEFAULT_EDGES[:-1] < _roundest_of_bins()).all()
+    assert (DEFAULT_EDGES[1:] >= _roundest_of_bins()).all()
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_choices_share_the_budget(delta):
+    solution = dp_center_and_scale(
+        jnp.zeros((90, 30)), **settings(epsilon=0.5, delta=delta)
+    )
+    assert (solution.privacy.epsilon, solution.privacy.delta) == (0.5, delta)
+    assert "any one of the 90 records" in str(solution.privacy)
+    each = max(
+        selection_epsilon(0.5, delta, num_selections=60, mechanism=name)
+        for name in ("exponential", "permute_and_flip")
+    )
+    assert solution.stats["selection_epsilon"] == each
+    assert each >= 0.25 / 30
+    pure = dp_quantile(jnp.zeros(50), **settings(epsilon=0.5)).privacy
+    assert (pure.epsilon, pure.delta) == (0.5, 0.0)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.int64, np.float64])
+def test_dtypes(dtype):
+    whole = np.arange(-10, 40)
+    expected = dp_quantile(whole.astype(np.float32), **settings()).params
+    assert expected.dtype == jnp.float32
+    found = dp_quantile(whole.astype(dtype), **settings()).params
+    np.testing.assert_array_equal(found, expected)
+
+
+test_bad_arguments = refused(
+    lambda changes: dp_quantile(jnp.zeros(8), **settings(**changes)),
+    ({"edges": [0.0, 1.0]}, "edges must be a real vector with at least three"),
+    ({"edges": [0.0, 2.0, 1.0]}, "edges must be finite and increasing"),
+    ({"edges": [0.0, 1.0, math.inf]}, "edges must be finite and increasing"),
+    ({"edges": [1.0, 1.0 + 1e-12, 2.0]}, "edges must be .* increasing in float32"),
+)
+
+
+def test_bad_samples_and_budgets():
+    for samples in (jnp.zeros((3, 2)), jnp.zeros(0), jnp.zeros(3, complex)):
+        with pytest.raises(
+            ValueError, match="samples must be a real array with 1 axes"
+        ):
+            dp_quantile(samples, **settings())
+    with pytest.raises(ValueError, match="samples must be a real array with 2 axes"):
+        dp_center_and_scale(jnp.zeros(3), **settings())

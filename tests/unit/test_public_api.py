@@ -1,0 +1,160 @@
+"""The public contract: names, signatures, docstrings, and a light import."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dpjax
+import dpjax.sklearn
+
+# By name, as in the snapshot: dpjax, and its packages; sklearn is not imported by it.
+PACKAGES = sorted(
+    [dpjax, dpjax.sklearn]
+    + [
+        package
+        for package in (getattr(dpjax, name) for name in dpjax.__all__)
+        if inspect.ismodule(package)
+    ],
+    key=lambda package: package.__name__,
+)
+
+SNAPSHOT = Path(__file__).parent / "signatures.txt"
+
+
+def parameters(function):
+    """Names in order; those after * are keyword-only, and "=" marks a default."""
+    parts, has_star = [], False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name.startswith("_"):
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not has_star:
+            parts, has_star = [*parts, "*"], True
+        has_default = parameter.default is not parameter.empty
+        parts.append(parameter.name + "=" * has_default)
+    return " ".join(parts)
+
+
+def methods(kind):
+    """Public functions of a class, its own and those of private classes before it."""
+    public = [
+        getattr(package, name) for package in PACKAGES for name in package.__all__
+    ]
+    found = {}
+    for owner in reversed(kind.__mro__):
+        if owner is kind or not any(owner is one for one in public):
+            found |= vars(owner)
+    for name, member in sorted(found.items()):
+        function = getattr(member, "__func__", member)  # of a class or static method
+        is_public = name == "__call__" or not name.startswith("_")
+        module = getattr(function, "__module__", None) or ""
+        if is_public and inspect.isfunction(function) and module.startswith("dpjax"):
+            yield name, function
+
+
+def signatures():
+    """A line for every public function, class and method."""
+    lines = []
+    for package in PACKAGES:
+        for name in package.__all__:
+            value = getattr(package, name)
+            path = f"{package.__name__}.{name}"
+            if inspect.isfunction(value):
+                lines.append(f"{path}({parameters(value)})")
+            elif inspect.isclass(value) and value.__module__.startswith("dpjax"):
+                lines.append(f"{path}({parameters(value)})")
+                lines += [f"{path}.{x}({parameters(f)})" for x, f in methods(value)]
+    return "\n".join(lines) + "\n"
+
+
+def test_signatures_are_those_of_the_snapshot():
+    # A change of the contract: `python -m tests.unit.test_public_api` writes it anew.
+    assert signatures().splitlines() == SNAPSHOT.read_text().splitlines()
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_names(package):
+    assert len(package.__all__) == len(set(package.__all__))
+    for name in package.__all__:
+        assert hasattr(package, name)
+        assert not name.startswith("_")
+
+
+# Plain records, which the functions that make or take them explain, and aliases.
+RECORDS = {
+    "dpjax.audit.Audit",
+    "dpjax.datasets.Dataset",
+    "dpjax.ADD_OR_REMOVE_ONE",
+    "dpjax.NeighboringRelation",
+    "dpjax.REPLACE_ONE",
+    "dpjax.estimators.Estimator",
+    "dpjax.parties.JaxTransport",
+    "dpjax.parties.PartyError",
+    "dpjax.parties.Transport",
+    "dpjax.solvers.Recommendation",
+    "dpjax.solvers.Solution",
+}
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [(package, name) for package in PACKAGES for name in package.__all__],
+)
+def test_docstrings_have_an_example_or_a_reference(package, name):
+    value = getattr(package, name)
+    if inspect.ismodule(value):
+        assert value.__doc__
+        return
+    if f"{package.__name__}.{name}" in RECORDS:
+        return
+    documentation = inspect.getdoc(value) or ""
+    assert "Example:" in documentation or "Reference:" in documentation
+
+
+EXTRAS = {"typer", "rich", "matplotlib", "polars", "flax", "onnx", "orbax", "pytest"}
+EXTRAS |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn"}
+
+
+def loaded_by(script):
+    """Names of the packages that a new process has imported at a script's end."""
+    script += "\nimport sys\nprint(*{name.split('.')[0] for name in sys.modules})"
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(result.stdout.splitlines()[-1].split())
+
+
+def test_import_needs_no_extras():
+    loaded = loaded_by("""
+import dpjax
+read = [getattr(dpjax, name) for name in dpjax.__all__]
+for one in read:
+    read += [getattr(one, name) for name in getattr(one, "__all__", ())]
+""")
+    assert not loaded & EXTRAS
+    assert {"jax", "optax", "dp_accounting"} <= loaded
+
+
+@pytest.mark.parametrize("arguments", ["--help", "train --help", "train x --epsilon 0"])
+def test_what_runs_nothing_does_not_wait_for_jax(arguments):
+    loaded = loaded_by(f"""
+import contextlib, sys
+from dpjax.cli import main
+sys.argv = ["dpjax", *{arguments.split()}]
+with contextlib.suppress(SystemExit):
+    main()
+""")
+    heavy = {"jax", "optax", "dp_accounting", "scipy", "matplotlib", "polars"}
+    assert "typer" in loaded
+    assert not loaded & heavy
+
+
+def test_names_are_imported_when_they_are_read():
+    assert set(dir(dpjax)) >= {*dpjax.__all__, "__version__"}
+    with pytest.raises(AttributeError, match="'dpjax' has no attribute 'dp_adam'"):
+        dpjax.dp_adam  # noqa: B018
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(signatures())

@@ -1,0 +1,86 @@
+"""The registry names every part of dpjax."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from dpjax import (
+    batching,
+    constraints,
+    estimators,
+    losses,
+    mechanisms,
+    solvers,
+    transforms,
+)
+from tests import registry
+
+# What a layer's package holds beside its parts: bases, records, functions on parts.
+BESIDE = {
+    estimators: {
+        *("Estimator", "Sensitivity"),
+        # `privatize` alone takes them: "privatize, adaptive" and "privatize, scaled".
+        *("AdaptiveThreshold", "Scaled"),
+    },
+    mechanisms: {
+        *("BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy"),
+        "secret_key",
+    },
+    transforms: {"average_params"},
+    solvers: {
+        *("Checkpoint", "Curves", "Execution", "Solution"),
+        *("Recommendation", "recommend"),
+        "PrivateTraining",  # tests/unit/solvers/test_private_training.py
+        # Of several parties, who call it together: tests/solvers/test_multiparty*.py.
+        *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),
+    },
+    constraints: {"grid_net", "halton_net"},
+    losses: {"LinearLoss", "MarginLoss"},
+    batching: {"Batching"},
+}
+LAYERS = {
+    estimators: registry.ESTIMATORS,
+    mechanisms: registry.MECHANISMS,
+    transforms: registry.TRANSFORMS,
+    solvers: registry.SOLVERS,
+    constraints: registry.CONSTRAINTS,
+    losses: registry.LOSSES,
+    batching: registry.BATCHINGS,
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
+def test_every_part_of_a_layer_is_registered(layer):
+    parts = LAYERS[layer]
+    assert registry.names(parts) == set(layer.__all__) - BESIDE[layer]
+
+
+@pytest.mark.parametrize("name", registry.MECHANISMS)
+def test_every_mechanism_releases_anew_for_every_key(name):
+    value = jnp.array([3.0, -2.0, 8.0, 0.5])
+    release = registry.MECHANISMS[name]
+    one, other = (release(jax.random.key(seed), value) for seed in (1, 2))
+    assert jnp.shape(one) in (value.shape, ())
+    if jnp.shape(one):  # no choice
+        assert (one != other).any()
+
+
+@pytest.mark.parametrize("name", registry.LOSSES)
+def test_every_loss_is_a_number_of_one_example(name):
+    loss_fn = registry.LOSSES[name]
+    example = jnp.array([1.0, -2.0]), jnp.float32(1.0)
+    params = jnp.array([0.3, 0.1])
+    if name == "softmax":
+        params = jnp.outer(params, jnp.arange(3.0))
+    value, grad = jax.value_and_grad(loss_fn)(params, example)
+    assert value.shape == ()
+    assert value > 0
+    assert grad.shape == params.shape
+
+
+@pytest.mark.parametrize("name", registry.CONSTRAINTS)
+def test_every_constraint_holds_its_far_ends(name):
+    constraint = registry.CONSTRAINTS[name](1.5)
+    end = constraint.minimize_linear(jnp.array([1.0, -2.0]))
+    assert bool(constraint.contains(end))
+    assert not bool(constraint.contains(100 * end + 1.0))
