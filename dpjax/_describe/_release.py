@@ -178,7 +178,8 @@ def release(
     privacy = guarantee(size, epsilon, delta)
     grouped = everyone
     if by is not None:
-        grouped = everyone.divided(_categorical(schema[by]), columns[by])
+        kind = Categorical(_categories_of(schema[by]))
+        grouped = everyone.divided(kind, columns[by])
     budget = Budget(noise_multiplier(epsilon, delta, num_steps=1), delta)
     z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
     whole = math.fsum(map(_weight, schema.values()))
@@ -240,22 +241,20 @@ def check(schema: Mapping[str, Kind], by: str | None) -> None:
         is_kind = kind is None or isinstance(kind, Numeric | Categorical)
         rule = f"None, Numeric or Categorical for column {name!r}"
         _validate.require(is_kind, "schema", kind, rule)
-    known = [name for name, kind in schema.items() if isinstance(kind, Categorical)]
+    known = [name for name, kind in schema.items() if _categories_of(kind)]
     rule = f"a column of the schema with categories, of {known}"
     _validate.require(by is None or by in known, "by", by, rule)
-    num_groups = 1 if by is None else len(_categorical(schema[by]).categories) + 1
+    num_groups = 1 if by is None else len(_categories_of(schema[by])) + 1
     for name, kind in schema.items():
-        cells = kind.categories if isinstance(kind, Categorical) else range(NUM_BINS)
-        num_cells = 1 + len(cells)
+        num_cells = 1 + (len(_categories_of(kind)) or NUM_BINS)
         num_cells *= 1 if name == by else num_groups
         rule = f"of {_MOST_CELLS:,} cells at most in column {name!r}, with all groups"
         _validate.require(num_cells <= _MOST_CELLS, "schema", num_cells, rule)
 
 
 def _weight(kind: Kind) -> float:
-    return _OF_CATEGORIES if isinstance(kind, Categorical) else _OF_NUMBERS
+    return _OF_CATEGORIES if _categories_of(kind) else _OF_NUMBERS
 
 
-def _categorical(kind: Kind) -> Categorical:
-    assert isinstance(kind, Categorical)  # as has been checked
-    return kind
+def _categories_of(kind: Kind) -> tuple[str, ...]:
+    return () if kind is None else kind.categories

@@ -78,14 +78,7 @@ def count_cells(
     kind: Numeric | Categorical | BoundedColumn | None, column: Column
 ) -> Cells:
     """Counts the cells of a column; kind None is numbers of an undeclared range."""
-    known = np.zeros(0)
-    if isinstance(kind, Categorical):
-        is_used = kind.encode(column).any(axis=1)
-    else:
-        known = float32_of(column)
-        is_used = np.array(np.isfinite(known), dtype=bool)
-        if isinstance(kind, BoundedColumn):
-            is_used = is_used & (known >= 0)
+    is_used = (kind or Numeric()).is_read(column)
     unused = count_texts(column[np.flatnonzero(~is_used)])
     held = {text: count for text, count in unused.items() if not is_mark(text)}
     unread = sum(held.values())
@@ -95,9 +88,9 @@ def count_cells(
         unread,
         undecoded=sum(count for text, count in unused.items() if UNDECODED in text),
     )
-    if isinstance(kind, Categorical):
+    if kind is not None and kind.categories:
         return _of_categories(cells, held)
-    far = 0
+    known, far = float32_of(column), 0
     if isinstance(kind, BoundedColumn):
         far = int(np.sum(known[is_used] > np.float32(kind.max)))
     elif kind is not None:

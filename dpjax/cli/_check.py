@@ -98,7 +98,8 @@ def _remarks(
     """Yields messages about single cells of columns that can be used."""
     for name, kind in kinds.items():
         counts = cells[name]
-        gone = counts.missing + (not isinstance(kind, Categorical)) * counts.unread
+        is_listed = kind is not None and bool(kind.categories)
+        gone = counts.missing + (not is_listed) * counts.unread
         least = _NEARLY_NONE * counts.total
         if name == target and least <= gone < counts.total - least:
             yield (
@@ -107,8 +108,7 @@ def _remarks(
             )
         if counts.undecoded:
             yield f"column {name!r}: {undecoded(counts)}"
-        is_listed = isinstance(kind, Categorical) and counts.level
-        if is_listed and counts.unread > _NEARLY_NONE * counts.total:
+        if counts.level and counts.unread > _NEARLY_NONE * counts.total:
             yield (
                 f"column {name!r}: {counts.said(counts.unread)} cells, such as "
                 f"{counts.example!r}, match none of the schema's categories, beside "
@@ -200,7 +200,7 @@ def _rows(
 
 
 def _print_labels(console: Console, column: Column, target: str, kind: Kind) -> None:
-    if not isinstance(kind, Categorical):
+    if kind is None or not kind.categories:
         return
     labels = count_texts(column)
     shares = [

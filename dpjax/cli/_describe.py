@@ -29,7 +29,7 @@ from dpjax.cli._sources import Table, declared_columns
 from dpjax.cli._spending import enter, on_sample
 from dpjax.cli._terminal import show_paths, stage, terminal
 from dpjax.cli._units import RECORDS_PER_UNIT, check_unit, privacy_of_units
-from dpjax.datasets import Categorical, Numeric
+from dpjax.datasets import Numeric
 from dpjax.models._shared import BoundedColumn
 
 _NAMES = [f"description.{end}" for end in ("csv", "html", "json", "png", "svg")]
@@ -140,7 +140,7 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
         source,
         [*kinds],
         text_format,
-        numbers=[k for k, kind in kinds.items() if not isinstance(kind, Categorical)],
+        numbers=[k for k, kind in kinds.items() if not (kind and kind.categories)],
     )
     num_records = len(next(iter(columns.values())))
     rule = "a file with at least one record"

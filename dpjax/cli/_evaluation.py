@@ -17,7 +17,7 @@ from dpjax.cli._plan import Plan
 from dpjax.cli._report import statement
 from dpjax.cli._runs import Run, predictions_of
 from dpjax.cli._units import Units
-from dpjax.datasets import Dataset, Numeric
+from dpjax.datasets import Dataset
 from dpjax.models import private_scores
 from dpjax.models._shared import Interval, Measure
 
@@ -111,7 +111,7 @@ def evaluate(
         beside=constant,
         loss=plan.loss_fn,
         loss_name=plan.loss,
-        scale=target.scale if isinstance(target, Numeric) else None,
+        scale=None if target.categories else target.scale,
         key=key,
         noise_multiplier=_multiplier(privacy),
     )

@@ -26,7 +26,7 @@ from dpjax.cli._runs import NO_PRIVACY, fit, predictions_of, rows_of
 from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._settings import ModelName, Settings
 from dpjax.cli._terminal import OnStep, progress_bars, show_paths, terminal
-from dpjax.datasets import Categorical, Dataset
+from dpjax.datasets import Dataset
 from dpjax.models._shared import bending_features
 from dpjax.solvers import Solution
 from dpjax.solvers._shared import FINE, hats
@@ -49,7 +49,7 @@ def forecast(settings: ForecastSettings) -> None:
         _files.check_spared("--output", [folder / name for name in _FILES], inputs)
     link = link_of(settings.loss) if settings.loss else None
     schema = read_schema(settings.schema, link=link)
-    is_class = isinstance(schema.target, Categorical)
+    is_class = bool(schema.target and schema.target.categories)
     loss = settings.loss or ("logistic" if is_class else "squared")
     rule = "left out with this loss, which has no share of records to state"
     is_fine = settings.base_rate is None or loss in ("logistic", "tweedie")

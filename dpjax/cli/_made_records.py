@@ -6,7 +6,7 @@ import numpy as np
 
 from dpjax.cli._losses import FOR_AMOUNTS, LossName
 from dpjax.cli._schema import Schema
-from dpjax.datasets import Dataset, Numeric
+from dpjax.datasets import Dataset
 
 NUM_TEST = 20_000
 BASE_RATE = 0.5
@@ -47,7 +47,7 @@ def made_records(
     columns = {key: kind for key, kind in schema.columns.items() if kind is not None}
     for place, (key, kind) in enumerate(columns.items()):
         names += kind.names(key)
-        if isinstance(kind, Numeric):
+        if not kind.categories:
             most = min(kind.limit, _AMOUNTS_WITHIN if is_amount else math.inf)
             features.append(np.clip(student(), -most, most)[:, None])
             added = np.tanh(features[-1][:, 0])

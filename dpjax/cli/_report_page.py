@@ -36,7 +36,7 @@ from dpjax.cli._ledger import Ledger, read_ledger, said_left
 from dpjax.cli._options import FROM_SYSTEM
 from dpjax.cli._report import MODEL, REPORT
 from dpjax.cli._terminal import show_paths, terminal
-from dpjax.datasets import Categorical, Numeric
+from dpjax.datasets import Numeric
 from dpjax.models import Model, load_model
 
 Content = Mapping[str, Any]
@@ -325,7 +325,7 @@ def _public(content: Content, model: Model) -> Rows:
 
 
 def _held(kind: Any) -> str:
-    if isinstance(kind, Categorical):
+    if kind.categories:
         return f"categories: {_listed(kind.categories)}"
     if not isinstance(kind, Numeric):
         return f"an exposure up to {digits(kind.max)}"

@@ -63,9 +63,9 @@ def predict(settings: PredictSettings) -> None:
     )
     messages = terminal(stderr=True)
     for name in missing:
-        taken = "none of its categories"
-        if isinstance(kind := model.columns[name], Numeric):
-            taken = f"the center {digits(kind.center)}"
+        kind = model.columns[name]
+        center = f"the center {digits(kind.center)}"
+        taken = "none of its categories" if kind.categories else center
         said = f"There is no column {name}: {taken} is used for all records."
         messages.print(said, style="yellow", soft_wrap=True)
     for name in exposure:
@@ -109,7 +109,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
             yield f"{name}: {undecoded(cells)}"
         count = cells.total - cells.used
         what, taken = "hold no number", "the center of the column"
-        if isinstance(kind, Categorical):
+        if kind.categories:
             what, taken = "match no category", "none of them"
             if len(kind.categories) == 1:  # "no" is expected next to "yes"
                 what, count = "hold no value", cells.missing
@@ -268,8 +268,7 @@ def _lines(model: Model) -> Iterator[tuple[str, str, list[float]]]:
     found = model.coefficients()
     for key, kind in model.columns.items():
         for place, name in enumerate(kind.names(key)):
-            is_category = isinstance(kind, Categorical)
-            where = kind.categories[place] if is_category else "larger by 1"
+            where = kind.categories[place] if kind.categories else "larger by 1"
             yield key, where, [found[name]]
     where = f"all at 0 or in no category{_at_one(model)}"
     yield "intercept", where, [found["intercept"]]
@@ -281,7 +280,7 @@ def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
     bent = {model.feature_names[index] for index in curves.smooth}
     for key, (grid, values) in model.shapes().items():
         kind = model.columns[key]
-        if isinstance(kind, Categorical):
+        if kind.categories:
             points = zip(grid, values, strict=True)
         else:
             how = f"{len(curves.knots)} knots" if key in bent else "a line"
@@ -310,11 +309,11 @@ def limits_of(model: Model) -> Iterator[str]:
         yield f"Means lie between {low:.4g} and {high:.4g}{of}."
     held: dict[str, list[str]] = {}
     for name, kind in model.columns.items():
-        if isinstance(kind, Numeric) and kind.limit < math.inf:
+        if not kind.categories and kind.limit < math.inf:
             low, high = (kind.center + s * kind.limit * kind.scale for s in (-1, 1))
             held.setdefault(f"{low:.4g} and {high:.4g}", []).append(name)
     for ends, names in held.items():
         verb = "is" if len(names) == 1 else "are each"
         yield f"{', '.join(names)} {verb} held within {ends}."
-    if any(isinstance(kind, Numeric) for kind in model.columns.values()):
+    if not all(kind.categories for kind in model.columns.values()):
         yield "A cell that holds no number lies at the center of its column."

@@ -108,15 +108,15 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         _require(isinstance(target_column, str), target_column, rule)
     asked, link = link, _link_of(target) if link is None else link
     kinds = {name: _column(name, one, allows_empty) for name, one in columns.items()}
+    bounded = {name: _bounded(name, content[name]) for name in _BOUNDED & set(content)}
     if link == "logit":
         kind = _positive(target)
     elif link == "log":
         kind = _amount(target, allows_empty)
+        if asked == "log" and kind is not None:
+            kind = for_largest(kind, bounded.get("exposure"))
     else:
         kind = _numeric("[target]", target, allows_empty)
-    bounded = {name: _bounded(name, content[name]) for name in _BOUNDED & set(content)}
-    if asked == "log" and isinstance(kind, Numeric):
-        kind = for_largest(kind, bounded.get("exposure"))
     return Schema(kinds, kind, target_column, **bounded)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from dpjax import _validate, datasets
 from dpjax._public_sets import PUBLIC_SETS
 from dpjax._tables import Column, column_names
-from dpjax._texts import PLAIN, TextFormat, Texts, float32_of, is_missing, text_of
+from dpjax._texts import PLAIN, TextFormat, Texts, is_missing, text_of
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._shared import sample_privacy
 from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
@@ -264,8 +264,8 @@ def _target(
 
 def _has_target(kind: Numeric | Categorical, column: Column) -> np.ndarray:
     """Returns which cells of the target hold a number, or any text of a label."""
-    if isinstance(kind, Numeric):
-        return np.isfinite(float32_of(column))
+    if not kind.categories:
+        return kind.is_read(column)
     cells, codes = column.tolist(), slice(None)
     if isinstance(column, Texts):
         cells, codes = column.distinct
@@ -292,7 +292,7 @@ def encode_table(table: Table) -> Dataset:
         features, feature_names = datasets.encode(table.columns, declared)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     targets = target.encode(table.columns[table.target])[:, 0]
-    if isinstance(target, Categorical):
+    if target.categories:
         targets, unit = 2 * targets - 1, f"+1 for {target.categories[0]}"
     else:
         scale = target.scale
@@ -317,7 +317,7 @@ def encode_table(table: Table) -> Dataset:
 
     return Dataset(
         name=table.name,
-        task="classification" if isinstance(target, Categorical) else "regression",
+        task="classification" if target.categories else "regression",
         feature_names=(*feature_names, "intercept"),
         features=trained(features),
         targets=trained(targets),

@@ -10,12 +10,20 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dpjax import _validate
-from dpjax._texts import Texts, is_missing, number_of, numbers_of, text_of, truth_of
+from dpjax._texts import (
+    Texts,
+    float32_of,
+    is_missing,
+    number_of,
+    numbers_of,
+    text_of,
+    truth_of,
+)
 
 _NUMBER_KINDS = "biuf"
 _TEXT_KINDS = "SUTO"
@@ -54,6 +62,7 @@ class Numeric:
     center: float = 0.0
     scale: float = 1.0
     limit: float = math.inf
+    categories: ClassVar[tuple[str, ...]] = ()  # those of a column of numbers
 
     def __post_init__(self) -> None:
         _validate.within(-sys.float_info.max, sys.float_info.max, center=self.center)
@@ -63,6 +72,10 @@ class Numeric:
     def names(self, column_name: str) -> tuple[str, ...]:
         """Names the one feature that the column gives."""
         return (column_name,)
+
+    def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns which cells hold a finite number, shape (n,)."""
+        return np.asarray(np.isfinite(float32_of(column)), bool)
 
     def encode(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns the column as float32 of shape (n, 1)."""
@@ -100,6 +113,9 @@ class Categorical:
     """
 
     categories: tuple[str, ...]
+    center: ClassVar[float] = 0.0  # features are 0 or 1, as they are encoded
+    scale: ClassVar[float] = 1.0
+    limit: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
         keys = set(map(_category, self.categories))
@@ -110,6 +126,10 @@ class Categorical:
     def names(self, column_name: str) -> tuple[str, ...]:
         """Names one feature a category."""
         return tuple(f"{column_name}={category}" for category in self.categories)
+
+    def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns which cells hold a listed category, shape (n,)."""
+        return self.encode(column).max(axis=1) > 0
 
     def encode(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns the column as float32 of shape (n, number of categories)."""

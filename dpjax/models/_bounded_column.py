@@ -1,11 +1,13 @@
 """A column of amounts that a model multiplies or weighs by."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from dpjax import _validate
 from dpjax._tables import Column
+from dpjax._texts import float32_of
 from dpjax.datasets import Numeric
 
 
@@ -29,9 +31,15 @@ class BoundedColumn:
 
     column: str
     max: float
+    categories: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         _validate.positive(max=self.max)
+
+    def is_read(self, cells: Column) -> np.ndarray:
+        """Returns which cells hold a finite number from zero on, shape (n,)."""
+        known = float32_of(cells)
+        return np.asarray(np.isfinite(known) & (known >= 0), bool)
 
     def shares(self, cells: Column) -> np.ndarray:
         """Returns each cell divided by the maximum.

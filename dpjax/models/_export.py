@@ -108,7 +108,7 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     columns: list[Numbers | Levels] = []
     place = 0
     for name, kind in model.columns.items():
-        if isinstance(kind, Numeric):
+        if not kind.categories:
             at_center = float(terms.curve(place, np.zeros(1))[0])
             of_column = float(kind.center), float(kind.scale), at_center
             ramps = _ramps(terms, place, float(kind.limit))
@@ -116,13 +116,13 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
         else:
             columns.append(_levels(name, kind, terms.slopes[place:].tolist()))
         place += len(kind.names(name))
-    center, scale, exposure, target = 0.0, 1.0, None, model.target
-    if isinstance(target, Numeric):
-        center, scale = float(target.center), float(target.scale)
+    center, scale = float(model.target.center), float(model.target.scale)
+    exposure = None
     if (share := model.exposure) is not None:
         line = ((0.0, 1.0, 1.0),)
         exposure = Numbers(share.column, 0.0, float(share.max), 0.0, line)
-        is_number = not isinstance(model.columns.get(share.column), Categorical)
+        same = model.columns.get(share.column)
+        is_number = same is None or not same.categories
         rule = "no column of categories, of a model to export"
         _validate.require(is_number, "exposure", share.column, rule)
     start, said = float(terms.slopes[-1]), _comments(model)
@@ -159,7 +159,7 @@ def _ramps(
     return tuple(zip(ends[:-1], ends[1:], rates.tolist(), strict=True))
 
 
-def _levels(name: str, kind: Categorical, weights: list[float]) -> Levels:
+def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Levels:
     spellings = {text: weights[at] for text, at in _spellings(kind).items()}
     levels = Levels(name, spellings, {}, {}, {})
     texts = map(str.strip, kind.categories)
@@ -182,7 +182,7 @@ def _levels(name: str, kind: Categorical, weights: list[float]) -> Levels:
     return levels
 
 
-def _spellings(kind: Categorical) -> dict[str, int]:
+def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
     """Returns all spellings of each category: 1 also as 1.0 and true."""
     texts: dict[str, None] = {}
     for category in kind.categories:

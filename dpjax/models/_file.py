@@ -237,7 +237,7 @@ def _exposure(said: Any) -> BoundedColumn | None:
 
 def _declared(kind: Numeric | Categorical) -> dict[str, Any]:
     """Returns the schema of a column as JSON."""
-    if isinstance(kind, Categorical):
+    if kind.categories:
         return {"categories": [str(category) for category in kind.categories]}
     limits = {"limit": float(kind.limit)} if kind.limit < math.inf else {}
     return {"center": float(kind.center), "scale": float(kind.scale)} | limits

@@ -94,7 +94,7 @@ class Model:
 
     def __post_init__(self) -> None:
         _validate.choice(Link, link=self.link)
-        is_amount = isinstance(self.target, Numeric) and self.target.center == 0
+        is_amount = not self.target.categories and self.target.center == 0
         rule = "log where there is an exposure, and then of a target whose center is 0"
         is_fine = (is_amount or self.link != "log") and (
             self.exposure is None or self.link == "log"
@@ -146,8 +146,7 @@ class Model:
     @property
     def positive(self) -> str | None:
         """The label whose probability is predicted, or None for a number."""
-        target = self.target
-        return target.categories[0] if isinstance(target, Categorical) else None
+        return next(iter(self.target.categories), None)
 
     @property
     def mean_range(self) -> tuple[float, float] | None:
@@ -155,7 +154,7 @@ class Model:
 
         In units of the target; with an exposure, for its maximum.
         """
-        if self.link != "log" or not isinstance(self.target, Numeric):
+        if self.link != "log":
             return None
         low, high = MEANS
         return self.target.scale * low, self.target.scale * high
@@ -225,9 +224,7 @@ class Model:
             cells = columns.get(self.exposure.column)
             one = 1 / self.exposure.max
             means = means * (one if cells is None else self.exposure.shares(cells))
-        if isinstance(self.target, Numeric):
-            return self.target.center + self.target.scale * means
-        return means
+        return self.target.center + self.target.scale * means
 
     def export(self, format: Format) -> bytes:
         """Returns the content of a file that predicts as the model does, without dpjax.
@@ -309,10 +306,7 @@ class Model:
     def _in_units(self) -> np.ndarray:
         """Returns the matrix from weights of features to those of their columns."""
         kinds = [kind for key, kind in self.columns.items() for _ in kind.names(key)]
-        pairs = [
-            (kind.center, kind.scale) if isinstance(kind, Numeric) else (0.0, 1.0)
-            for kind in kinds
-        ]
+        pairs = [(kind.center, kind.scale) for kind in kinds]
         return units_matrix(*np.reshape(pairs, (-1, 2)).T)
 
     def shapes(self) -> dict[str, Shape]:
@@ -327,7 +321,7 @@ class Model:
         """
         terms, (unit, _), shapes, place = self._terms, self._units(), {}, 0
         for key, kind in self.columns.items():
-            if isinstance(kind, Categorical):
+            if kind.categories:
                 grid = np.array(kind.categories, object)
                 values = terms.slopes[place : place + len(grid)]
                 shape = Shape(grid, np.asarray(values, np.float64))
@@ -351,8 +345,6 @@ class Model:
 
     def _units(self) -> tuple[float, float]:
         """Returns the scale and the offset from scores to the unit of `shapes`."""
-        if not isinstance(self.target, Numeric):
-            return 1.0, 0.0
         if self.link == "log":
             largest = 1.0 if self.exposure is None else self.exposure.max
             return 1.0, math.log(self.target.scale) - math.log(largest)

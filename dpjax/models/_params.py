@@ -25,11 +25,7 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
         [2]
     """
     kinds = [kind for key, kind in columns.items() for _ in kind.names(key)]
-    return [
-        index
-        for index, kind in enumerate(kinds)
-        if isinstance(kind, Numeric) and kind.limit > 1
-    ]
+    return [index for index, kind in enumerate(kinds) if kind.limit > 1]
 
 
 def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
