@@ -76,7 +76,7 @@ def shown(name: str) -> Iterator[None]:
 
 
 def is_shown() -> bool:
-    """Whether somebody sees what is said."""
+    """Tells whether somebody sees the messages."""
     return bool(_LINES)
 
 

@@ -22,7 +22,7 @@ DARK = "#0d1117", "#e6edf3", "#3d444d", ("#a6dcff", "#f28c5b", "#4d9e7c", "#d9b3
 
 
 class Shape(NamedTuple):
-    """What a column adds to the score, up to a constant.
+    """Holds what a column adds to the score, up to a constant.
 
     Attributes:
         grid: shape (m,): numbers of the column, between which the function is linear,

@@ -55,7 +55,7 @@ class TrialCount:
 
     @property
     def is_truncated(self) -> bool:
-        """Whether at least one trial happens always."""
+        """Tells whether at least one trial always happens."""
         return self.distribution in _SHAPES
 
     @property
@@ -83,7 +83,7 @@ class TrialCount:
         return math.ceil(2 * self.mean)
 
     def rise(self, z: np.ndarray) -> np.ndarray:
-        """What this module calls rise, for z in [0, 1]."""
+        """Returns what this module calls rise, for z in [0, 1]."""
         if self.distribution == "poisson":
             return self.mean * z
         if self.distribution == "binomial":

@@ -127,7 +127,7 @@ class Description:
 
     @property
     def costs(self) -> list[Cost]:
-        """What each part costs."""
+        """Returns what each part costs."""
         given = self.privacy.epsilon, self.privacy.delta
         sizes = self.num_samples, self.sample_size or self.num_samples
         prob = sizes[1] / sizes[0]

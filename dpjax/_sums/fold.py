@@ -46,7 +46,7 @@ MANY_ROWS = 2**24  # stands for a traced divisor
 
 
 class Summands(NamedTuple):
-    """What is summed of a stream.
+    """Holds the sums of a stream.
 
     Attributes:
         stream: the samples.

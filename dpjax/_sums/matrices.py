@@ -54,7 +54,7 @@ class MatrixProducts(Factors):
 
     @property
     def is_smaller(self) -> bool:
-        """Whether factors are much smaller than the leaf, and Gram matrices pay."""
+        """Tells whether factors are so small beside the leaf that Gram matrices pay."""
         return are_much_smaller(self.left.shape[2:], self.right.shape[3])
 
     def written_out(self) -> jax.Array:

@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 
 class OrderStatistics(NamedTuple):
-    """What the trimmed mean and its sensitivity need of n samples.
+    """Holds what the trimmed mean and its sensitivity need of n samples.
 
     Attributes:
         low: x_(m+1), x_(m), ..., x_(1), shape (m + 1, d).

@@ -60,7 +60,7 @@ class Leaf(abc.ABC):
 
     @property
     def is_smaller(self) -> bool:
-        """Whether factors are much smaller than the leaf."""
+        """Tells whether factors are much smaller than the leaf."""
         return False
 
     @property
@@ -211,12 +211,12 @@ class FactoredSamples:
 
     @property
     def has_small_factors(self) -> bool:
-        """Whether the factors of any leaf are much smaller than the leaf."""
+        """Tells whether the factors of any leaf are much smaller than the leaf."""
         return any(part.is_smaller for part in self.parts)
 
     @property
     def has_large_arrays(self) -> bool:
-        """Whether an array of a sample has more than a few thousand entries."""
+        """Tells whether an array of a sample has more than a few thousand entries."""
         arrays = [part for part in self.parts if isinstance(part, Arrays)]
         return any(part.is_large for part in arrays)
 
@@ -227,7 +227,7 @@ class FactoredSamples:
 
     @property
     def row_size(self) -> int:
-        """How many numbers are made and held of a sample, about."""
+        """Counts, roughly, the numbers that a sample makes and stores."""
         return self.work + sum(x.size // len(x) for x in jax.tree.leaves(self.leaves))
 
 
@@ -297,7 +297,7 @@ def _is_leaf(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class Factors(Leaf):
-    """What leaves have in common that hold two factors."""
+    """Serves leaves that hold two factors."""
 
     left: jax.Array
     right: jax.Array
@@ -373,7 +373,7 @@ def are_much_smaller(left: tuple[float, ...], q: int) -> bool:
 
 @dataclass(frozen=True)
 class Values(Leaf):
-    """What leaves have in common that hold their numbers as one array."""
+    """Serves leaves that hold their numbers as one array."""
 
     values: jax.Array
 
@@ -433,7 +433,7 @@ class Arrays(Values):
 
     @property
     def is_large(self) -> bool:
-        """Whether a sum has more than a few thousand coordinates."""
+        """Tells whether a sum has more than a few thousand coordinates."""
         return self.values.size > SMALL * len(self.values)
 
 

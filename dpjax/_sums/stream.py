@@ -215,7 +215,7 @@ class Sizes(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """How rows fall into microbatches and blocks.
+    """Divides rows into microbatches and blocks.
 
     Attributes:
         num_rows: rows on the device.
@@ -247,7 +247,7 @@ class Layout(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether no row is left over."""
+        """Tells whether no row is left over."""
         return self.size * self.microbatches * self.rounds == self.num_rows
 
     @classmethod

@@ -34,7 +34,7 @@ _LARGEST_ORDER = 10**5
 
 
 class Spending(NamedTuple):
-    """What a release costs in a filter.
+    """Holds what a release costs in a filter.
 
     Attributes:
         divergence: an upper bound of its Renyi divergence of the filter's order.
@@ -113,7 +113,7 @@ class PrivacyFilter:
 
     @property
     def limit(self) -> Spending:
-        """What all releases together may spend."""
+        """Returns what all releases together may spend."""
         if self.order == math.inf:
             return Spending(self.epsilon, 0.0)
         divergence = _affordable(self.epsilon, self.delta / 2, np.array([self.order]))
@@ -121,7 +121,7 @@ class PrivacyFilter:
 
     @property
     def total(self) -> Spending:
-        """What the releases so far have spent, read as decimals and rounded up."""
+        """Returns what the releases so far have spent, as decimals and rounded up."""
         divergences, deltas = zip((0.0, 0.0), *self.spent, strict=True)
         return Spending(_sum_up(divergences), _sum_up(deltas))
 
@@ -205,7 +205,7 @@ class PrivacyFilter:
 
     @property
     def left(self) -> Spending:
-        """What may still be spent."""
+        """Returns what may still be spent."""
         pairs = zip(self.limit, self.total, strict=True)
         return Spending(*(max(0.0, limit - spent) for limit, spent in pairs))
 

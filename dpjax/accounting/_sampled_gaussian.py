@@ -85,7 +85,7 @@ class Scheme:
 
     @property
     def has_coins(self) -> bool:
-        """Whether records enter independently, so that a padded batch may overflow."""
+        """Tells whether records enter independently, so that a batch may overflow."""
         return self.is_poisson or self.num_bins is not None
 
     @property

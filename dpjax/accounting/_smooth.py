@@ -32,7 +32,7 @@ _RHO_SLACK = 1e-10
 
 
 class SmoothNoise(NamedTuple):
-    """How to scale noise to a smooth sensitivity.
+    """Scales noise to a smooth sensitivity.
 
     Attributes:
         smoothness: t of the smooth sensitivity.

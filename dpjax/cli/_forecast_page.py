@@ -40,7 +40,7 @@ _HOW_TO_READ = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How good models of simulated records are.
+    """Measures how good models of simulated records are.
 
     Attributes:
         privacy: their guarantee; epsilon = inf without privacy.
@@ -94,7 +94,7 @@ class Forecast:
 
     @property
     def score(self) -> str:
-        """What `Outcome.score` is."""
+        """Names what `Outcome.score` measures."""
         return "AUC" if self.loss == "logistic" else "R2"
 
     def tables(self) -> Iterator[list[list[str]]]:

@@ -72,7 +72,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a run has spent.
+    """Records what a run has spent.
 
     Attributes:
         id: random identifier of the run.

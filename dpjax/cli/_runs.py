@@ -58,7 +58,7 @@ class Run:
 
     @property
     def is_private(self) -> bool:
-        """Whether the method protects the records."""
+        """Tells whether the method protects the records."""
         return self.solution.privacy.epsilon < np.inf
 
 

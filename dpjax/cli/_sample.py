@@ -18,7 +18,7 @@ MOST_CELLS = 10**8
 
 
 class Sample(NamedTuple):
-    """How many records, or units, were drawn, and from how many; both are public."""
+    """Counts the records, or units, drawn, and those of the file; both are public."""
 
     sample_size: int
     num_samples: int
@@ -30,7 +30,7 @@ def default_size(num_columns: int, each: int) -> int:
 
 
 class Draw(NamedTuple):
-    """How a sample is to be drawn.
+    """Plans how a sample is drawn.
 
     Attributes:
         size: the most records; with a unit, the most of its values. None: those that

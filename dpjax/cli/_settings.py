@@ -78,7 +78,7 @@ class TextOptions(Options):
 
     @property
     def text_format(self) -> TextFormat:
-        """How the file is read."""
+        """Tells how the file is read."""
         return TextFormat(
             quoted=self.quoted or _is_quoted(getattr(self, "schema", None)),
             skip_lines=self.skip_lines or 0,
@@ -232,7 +232,7 @@ class Settings(ReleaseOptions):
 
     @property
     def may_bend(self) -> bool:
-        """Whether columns of numbers may have curves."""
+        """Tells whether columns of numbers may have curves."""
         return self.model != "linear" and not self.max_features and not self.intervals
 
     def _check_combinations(self) -> None:

@@ -61,7 +61,7 @@ class Units:
 
     @property
     def public(self) -> str:
-        """What the guarantee does not protect."""
+        """Says what the guarantee does not protect."""
         if self.is_listed:
             return (
                 f"The list of values of {self.column} that was given is public; "

@@ -29,7 +29,7 @@ FREEZING = (
 
 @dataclass(frozen=True)
 class LeafCheck:
-    """How the gradients by one parameter are held.
+    """Describes how the gradients by one parameter are stored.
 
     Attributes:
         name: of the parameter, its path in the pytree.
@@ -51,7 +51,7 @@ class LeafCheck:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `explain` returns: a row for every parameter; printed, it is a table."""
+    """Holds a row for every parameter, from `explain`; prints as a table."""
 
     rows: tuple[LeafCheck, ...]
 
@@ -71,7 +71,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class ModelCheck(Explanation):
-    """What `check_model` returns; printed, it is a table, and the problems below it.
+    """Holds the result of `check_model`; prints as a table with the problems below it.
 
     Between them stands where to freeze a parameter: outside of params.
 
@@ -278,7 +278,7 @@ def _is_loss(program: core.ClosedJaxpr) -> bool:
 
 
 def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
-    """Whether something is drawn from a key that no argument determines."""
+    """Tells whether something is drawn from a key that no argument determines."""
     fixed = {*fixed, *jaxpr.constvars}
     for equation in jaxpr.eqns:
         is_fixed = [isinstance(x, core.Literal) or x in fixed for x in equation.invars]

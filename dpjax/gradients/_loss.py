@@ -207,7 +207,7 @@ def alone(
 
 
 def is_plain_jit(equation: core.JaxprEqn) -> bool:
-    """Whether it only names a part of the program, and places nothing."""
+    """Tells whether an equation only names a part of the program."""
     if equation.primitive is not core.primitives.jit_p:
         return False
     places = equation.params["in_shardings"] + equation.params["out_shardings"]
@@ -295,7 +295,7 @@ def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> 
 
 
 def _is_outer_product(equation: core.JaxprEqn) -> bool:
-    """Whether it multiplies each entry of a vector by each of another."""
+    """Tells whether a product multiplies each entry of a vector by each of another."""
     if equation.primitive is not lax.dot_general_p:
         return False
     avals: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
@@ -321,7 +321,7 @@ def _is_convolution_of_other_order(equation: core.JaxprEqn) -> bool:
 
 
 def _order(ndim: int) -> lax.ConvDimensionNumbers:
-    """That of NHWC and HWIO, for any number of spatial axes."""
+    """Returns the order of NHWC and HWIO, for any number of spatial axes."""
     image = (0, ndim - 1, *range(1, ndim - 1))  # of N, C, H, W, ...
     kernel = (ndim - 1, ndim - 2, *range(ndim - 2))  # of O, I, H, W, ...
     return lax.ConvDimensionNumbers(image, kernel, image)

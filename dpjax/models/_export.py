@@ -32,7 +32,7 @@ _TRUTHS = {0.0: ("false", "False", "FALSE"), 1.0: ("true", "True", "TRUE")}
 
 
 class Numbers(NamedTuple):
-    """What a column of numbers adds: `ramps` are (low, high, rate), side by side."""
+    """Holds what a column of numbers adds: `ramps` are (low, high, rate)."""
 
     name: str
     center: float

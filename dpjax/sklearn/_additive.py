@@ -105,7 +105,7 @@ class _Additive(LinearEstimator):
 
     @property
     def shapes_(self) -> dict[Any, Shape]:
-        """What each column adds to the score, by name or by index."""
+        """Returns what each column adds to the score, by name or by index."""
         check_is_fitted(self)
         standard, knots = self._standard, self._curves.knots
         low, high = (standard.held(x) for x in (standard.low, standard.high))

@@ -11,7 +11,7 @@ _CLONES: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
 
 
 class PrivateEstimator(BaseEstimator):
-    """What is cloned a second time in a process warns, whatever the data are."""
+    """Warns when it is cloned a second time in a process, whatever the data are."""
 
     epsilon: float
 

@@ -10,7 +10,7 @@ from dpjax.sklearn._linear import LinearEstimator, parameters
 
 @parameters
 class WithIntervals(LinearEstimator):
-    """What a fit with `intervals` says of its coefficients, as statsmodels does."""
+    """Shows the coefficients of a fit with `intervals`, as statsmodels does."""
 
     intervals: bool = False
 

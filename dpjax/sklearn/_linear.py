@@ -53,7 +53,7 @@ class LinearEstimator(PrivateEstimator):
 
     @property
     def _factor(self) -> tuple[str | None, list[str]]:
-        """What exponentials of coefficients are called, if they mean something."""
+        """Names exponentials of coefficients, if they mean something."""
         return None, []
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:

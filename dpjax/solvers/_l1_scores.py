@@ -22,7 +22,7 @@ Blocks = tuple[jax.Array, jax.Array]
 
 
 class FixedPoint(NamedTuple):
-    """How scores are written as integers, which makes their sensitivity exact.
+    """Writes scores as integers, which makes their sensitivity exact.
 
     Let f_i = theta exp(-psi_i), computed from record i alone and clipped to
     [1, theta]. At most K of them are multiplied; a product has one logarithm, which is

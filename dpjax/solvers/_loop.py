@@ -24,7 +24,7 @@ from dpjax.transforms import aggregate, privatize
 
 
 class Batches(NamedTuple):
-    """What a step knows of its batches; all of it is static.
+    """Holds what a step knows of its batches; all of it is static.
 
     Attributes:
         start: the state before the first batch, without keys and step.
@@ -66,7 +66,7 @@ class Batches(NamedTuple):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether batches are drawn at random."""
+        """Tells whether batches are drawn at random."""
         return self.start.batching.is_sampled
 
 
@@ -157,7 +157,7 @@ class OptaxStep(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How an iterative solver runs. None of it changes the privacy.
+    """Sets how an iterative solver runs. None of it changes the privacy.
 
     Attributes:
         microbatch_size: how many per-example gradients are computed at once; this

@@ -18,7 +18,7 @@ from dpjax.transforms import peel
 
 
 class Peeling(NamedTuple):
-    """How the entries of a step are chosen and released, and what that costs.
+    """Chooses and releases the entries of a step, and prices them.
 
     Attributes:
         sparsity: s.

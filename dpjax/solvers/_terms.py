@@ -55,7 +55,7 @@ class Terms(NamedTuple):
 
     @property
     def num_functions(self) -> int:
-        """How many bends the choice looks at, for all outputs."""
+        """Counts the bends that the choice looks at, for all outputs."""
         return 2 * len(self.bent) * self.kind.loss.num_outputs
 
     def fit(

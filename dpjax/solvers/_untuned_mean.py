@@ -96,7 +96,7 @@ class Shares(NamedTuple):
 
     @property
     def hiding(self) -> Scalar:
-        """What the noise is of which hides records far from a center."""
+        """Returns the share of the release that hides records far from a center."""
         return self.lengths if self.scales is None else self.scales
 
     def multipliers(self, noise_multiplier: float) -> "Shares":

@@ -22,7 +22,7 @@ FAILURE_PROB = 0.01  # of the error bounds in defaults and stats
 
 
 class Choices(NamedTuple):
-    """How the choices of a run are made, and what they cost together.
+    """Makes the choices of a run, and prices them together.
 
     Attributes:
         mechanism: "exponential" or "permute_and_flip".

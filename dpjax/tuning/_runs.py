@@ -46,7 +46,7 @@ class Runs:
 
     @property
     def is_stacked(self) -> bool:
-        """Whether candidates are rows of arrays."""
+        """Tells whether candidates are rows of arrays."""
         return not isinstance(self.candidates, list | tuple) or (
             hasattr(self.candidates, "_fields")  # a NamedTuple of arrays
         )

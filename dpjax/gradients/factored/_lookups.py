@@ -108,27 +108,27 @@ class Lookup:
 
     @property
     def common(self) -> Hashable:
-        """What look-ups that can be joined have in common."""
+        """Identifies look-ups that can be joined."""
         return self.moves, self.shape
 
     @property
     def is_smaller(self) -> bool:
-        """Whether the rows are few beside those of the table."""
+        """Tells whether the rows are few beside those of the table."""
         return self.shape[0] >= LARGE * self.num_read
 
     @property
     def num_read(self) -> int:
-        """How many rows are read."""
+        """Counts the rows that are read."""
         return sum(site.num_read for site in self.sites)
 
     @property
     def why(self) -> str:
-        """How many rows are read, of how many."""
+        """Says how many rows are read, of how many."""
         return f"{self.num_read:,} of {self.shape[0]:,} rows are read"
 
     @property
     def num_held(self) -> int:
-        """How many numbers of an example are held, places of rows included."""
+        """Counts the numbers stored of an example, places of rows included."""
         return self.num_read * (1 + math.prod(self.shape[1:]))
 
     def factors(

@@ -71,7 +71,7 @@ class Site(ABC):
 
     @property
     def kind(self) -> str:
-        """What vectors are: "vector", "patch" of an image, or "one-hot"."""
+        """Names what vectors are: "vector", "patch" of an image, or "one-hot"."""
         return "vector"
 
     @abstractmethod
@@ -187,19 +187,19 @@ class Product:
 
     @property
     def common(self) -> Hashable:
-        """What products that can be added up have in common."""
+        """Identifies products that can be added up."""
         each = tuple(x.length for x in self.sites[0].loops if x.is_each)
         kinds = self.num_groups, self.num_summed
         return self.moves, self.order, kinds, self.shape, each
 
     @property
     def is_outer(self) -> bool:
-        """Whether there is one vector."""
+        """Tells whether there is one vector."""
         return self.sizes[:2] == (1, 1)
 
     @property
     def is_smaller(self) -> bool:
-        """Whether factors are held: of many vectors, if they are much smaller."""
+        """Tells whether to store factors: of many vectors, if they are much smaller."""
         _, positions, p, q = self.sizes
         cost = positions * (PATCH if "patch" in self.kinds else 1)
         return self.is_outer or (
@@ -208,7 +208,7 @@ class Product:
 
     @property
     def is_in_loop(self) -> bool:
-        """Whether a `scan` adds to the gradient each time that it runs.
+        """Tells whether a `scan` adds to the gradient each time that it runs.
 
         After it, one product does, where its vectors are there: patches and one-hot
         vectors take too much memory.
@@ -219,7 +219,7 @@ class Product:
 
     @property
     def kinds(self) -> set[str]:
-        """What its vectors are: see `Site.kind`."""
+        """Names what its vectors are: see `Site.kind`."""
         return {site.kind for site in self.sites}
 
     @property
@@ -231,7 +231,7 @@ class Product:
 
     @property
     def why(self) -> str:
-        """How many vectors, and their sizes."""
+        """Says how many vectors there are, and their sizes."""
         groups, positions, p, q = self.sizes
         one, several = "vector", "vectors"
         if "patch" in self.kinds:
@@ -244,7 +244,7 @@ class Product:
 
     @property
     def num_held(self) -> int:
-        """How many numbers of an example are held."""
+        """Counts the numbers stored of an example."""
         groups, positions, p, q = self.sizes
         return groups * (positions * (p + q) if self.is_smaller else p * q)
 
@@ -358,7 +358,7 @@ def product_at(
 
 
 def is_ordinary(equation: Any) -> bool:
-    """Whether operands have one type and entries, and no sharding is stated."""
+    """Tells whether operands have one type and entries, and no sharding is stated."""
     (one, other), (result,) = (
         [x.aval for x in variables] for variables in (equation.invars, equation.outvars)
     )
@@ -368,5 +368,5 @@ def is_ordinary(equation: Any) -> bool:
 
 
 def are_of_one_kind(*arrays: Any) -> bool:
-    """Whether sums of all of them are float64, or of none."""
+    """Tells whether sums of all of them are float64, or of none."""
     return len({x.dtype == jnp.float64 for x in arrays}) == 1

@@ -16,7 +16,7 @@ _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
 
 class ModelKind(NamedTuple):
-    """What is static about a model.
+    """Holds what is static about a model.
 
     Attributes:
         loss: of a prediction.
@@ -38,17 +38,17 @@ class ModelKind(NamedTuple):
 
     @property
     def has_labels(self) -> bool:
-        """Whether targets are classes, whose shares need no clipping."""
+        """Tells whether targets are classes, whose shares need no clipping."""
         return self.loss.num_outputs > 1 or self.loss.target_range == (-1.0, 1.0)
 
     @property
     def is_robust(self) -> bool:
-        """Whether targets are centered at their median and scaled before a fit."""
+        """Tells whether targets are centered at their median and scaled first."""
         return isinstance(self.loss, Huber)
 
     @property
     def starts_at_mean(self) -> bool:
-        """Whether the best constant is a mean, so that steps leave it as it is."""
+        """Tells whether the best constant is a mean, which steps leave as it is."""
         return self.has_intercept and self.loss == squared
 
     @property
@@ -72,7 +72,7 @@ class Examples(NamedTuple):
 
 
 class Records(NamedTuple):
-    """What releases need of each record by itself.
+    """Holds what releases need of each record by itself.
 
     Attributes:
         examples: with targets less offsets where these are a shift.

@@ -77,7 +77,7 @@ def _halved(
 
 
 class Excess(NamedTuple):
-    """How much magnitudes exceed a bound, from released counts.
+    """Estimates how much magnitudes exceed a bound, from released counts.
 
     Attributes:
         ratio: the sum of (x - C)+ over the sum of clip(x, C / 2, C) - C / 2.

@@ -80,7 +80,7 @@ class BlockClipping(Estimator):
         *,
         rounded: bool = True,
     ) -> Sensitivity:
-        """That of `Clipping(1.0)`: `docs/privacy/proofs/linear.md`, 8.2."""
+        """Returns that of `Clipping(1.0)`, by `docs/privacy/proofs/linear.md`, 8.2."""
         args = num_samples, num_coordinates, relation
         return Clipping(1.0).sensitivity(*args, rounded=rounded)
 
