@@ -24,7 +24,7 @@ def lazily(
         >>> find("Numeric").__name__
         'Numeric'
     """
-    sources = {name: path for path, said in names.items() for name in said.split()}
+    sources = {name: path for path, listed in names.items() for name in listed.split()}
 
     def find(name: str) -> Any:
         if name not in sources:

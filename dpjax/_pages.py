@@ -41,7 +41,7 @@ class Picture(NamedTuple):
     """A matplotlib figure, its description, and the same figure for dark pages."""
 
     figure: Any
-    said: str
+    caption: str
     dark: Any = None
 
 
@@ -84,7 +84,7 @@ def _html_block(block: Block) -> str:
 
 
 def _html_row(tag: str, cells: Sequence[str], is_number: Sequence[bool]) -> str:
-    starts = [f'<{tag} class="n">' if one else f"<{tag}>" for one in is_number]
+    starts = [f'<{tag} class="n">' if x else f"<{tag}>" for x in is_number]
     pairs = zip(starts, map(harmless, cells), strict=True)
     return f"<tr>{''.join(f'{start}{_html(x)}</{tag}>' for start, x in pairs)}</tr>"
 

@@ -34,8 +34,8 @@ def devices_of(tree: PyTree) -> Devices:
 
 def spanning(devices: Iterable[Device]) -> Devices:
     """Returns devices in one order, the same in all processes; () if one has all."""
-    found = tuple(sorted(devices, key=lambda device: device.id))
-    return found if len({device.process_index for device in found}) > 1 else ()
+    ordered = tuple(sorted(devices, key=lambda device: device.id))
+    return ordered if len({device.process_index for device in ordered}) > 1 else ()
 
 
 def indices(devices: Devices) -> list[int]:
@@ -58,8 +58,8 @@ def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
         NamedSharding(mesh, PartitionSpec("devices")),
         lambda _: row[None],
     )
-    whole = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
-    by_device = np.asarray(whole(rows))
+    gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    by_device = np.asarray(gather(rows))
     of = [device.process_index for device in devices]
     return by_device[[of.index(process) for process in indices(devices)]]
 
@@ -73,21 +73,21 @@ def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
     Raises:
         ValueError: On all processes, if they differ in values that are not sharded.
     """
-    found = {
+    by_name = {
         name: (_digest(_own(x)), _digest(_shards(x))) for name, x in values.items()
     }
-    row = np.frombuffer(b"".join(map(b"".join, found.values())), np.uint8)
-    rows = rows_of_all(row, devices).reshape(-1, len(found), 2, 32)
-    for name, own in zip(found, rows[:, :, 0].transpose(1, 0, 2), strict=True):
+    row = np.frombuffer(b"".join(map(b"".join, by_name.values())), np.uint8)
+    rows = rows_of_all(row, devices).reshape(-1, len(by_name), 2, 32)
+    for name, own in zip(by_name, rows[:, :, 0].transpose(1, 0, 2), strict=True):
         differ = (own != own[0]).any(axis=1)
-        others = [i for i, x in zip(indices(devices), differ, strict=True) if x]
+        unlike = [i for i, x in zip(indices(devices), differ, strict=True) if x]
         rule = "the same in all processes"
         _validate.require(
-            not others, name, f"others in processes {others} than in the first", rule
+            not unlike, name, f"others in processes {unlike} than in the first", rule
         )
     return {
         name: _digest([own, *(part[i, 1].tobytes() for part in rows)]).hex()
-        for i, (name, (own, _)) in enumerate(found.items())
+        for i, (name, (own, _)) in enumerate(by_name.items())
     }
 
 
@@ -98,10 +98,10 @@ def _is_elsewhere(leaf: Any) -> bool:
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in parts:
-        found.update(part)
-    return found.digest()
+        digest.update(part)
+    return digest.digest()
 
 
 def _own(value: PyTree) -> Iterator[bytes]:

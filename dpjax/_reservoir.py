@@ -33,7 +33,7 @@ class Tags:
         """Returns the tags of names."""
         texts = (name.encode("utf-8", "surrogatepass") for name in names)
         hashes = (hashlib.blake2b(x, key=self._secret, digest_size=16) for x in texts)
-        digests = b"".join(one.digest() for one in hashes)
+        digests = b"".join(state.digest() for state in hashes)
         return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
@@ -68,14 +68,14 @@ class Reservoir:
         self._parts.append(part)
         self._num_rows += len(part[0])
         if self._num_rows > 2 * self._size * self._each:
-            self.kept()
+            self.records()
 
     def all(self) -> list[Any]:
         """Returns the columns of a stream of `size` rows at most, in its order."""
         _, *columns = zip(*self._parts, strict=True)
         return [self._join([*parts]) for parts in columns]
 
-    def kept(self) -> list[Any]:
+    def records(self) -> list[Any]:
         """Returns the columns of the rows that are kept, in the order of their tags."""
         tags = np.concatenate([part[0] for part in self._parts])
         order = order_of(tags)
@@ -89,6 +89,6 @@ class Reservoir:
         if len(place) and place[-1] >= self._size - 1:
             self._limit = tags[-1, 0]
         _, *columns = zip(*self._parts, strict=True)
-        kept = [self._join([*parts])[rows] for parts in columns]
-        self._parts, self._num_rows = [[tags, *kept]], len(tags)
-        return kept
+        chosen = [self._join([*parts])[rows] for parts in columns]
+        self._parts, self._num_rows = [[tags, *chosen]], len(tags)
+        return chosen

@@ -119,14 +119,14 @@ class Standard(NamedTuple):
         is_wide = np.asarray(is_public) | (self.centers != 0) | ~self.is_known
         return self._replace(scales=self.scales * np.where(is_wide, 0.5, 1.0))
 
-    def held(self, columns: np.ndarray) -> np.ndarray:
+    def clipped(self, columns: np.ndarray) -> np.ndarray:
         """Returns finite numbers, clipped to their range, in the user's units."""
         known = np.where(np.isnan(columns), self.centers, columns)
         return np.clip(known, self.low, self.high)
 
     def of(self, columns: np.ndarray) -> np.ndarray:
         """Returns clipped numbers minus their centers, in units of the scales."""
-        return ((self.held(columns) - self.centers) / self.scales).astype(np.float32)
+        return ((self.clipped(columns) - self.centers) / self.scales).astype(np.float32)
 
 
 def scales_share(
@@ -227,9 +227,9 @@ def release_scales(
             break
         mean_key, size_key = _keys.split(round_key)
         distances = np.where(is_known, columns - centers, 0.0)[:, away]
-        held = np.clip(distances / scales[away], -_MOST_MEAN, _MOST_MEAN)
+        clipped = np.clip(distances / scales[away], -_MOST_MEAN, _MOST_MEAN)
         sensitivity = away.size ** (1 / noise.order) * moved
-        means = of_mean.released(mean_key, held.mean(axis=0), sensitivity)
+        means = of_mean.released(mean_key, clipped.mean(axis=0), sensitivity)
         means = means * (num_samples / num_counted)
         is_away = (np.abs(means) > _RECENTERED) | (centers[away] != 0)
         away, means = away[is_away], means[is_away]
@@ -237,11 +237,11 @@ def release_scales(
             break
         centers[away] += means * scales[away]
         distances = np.where(is_known, columns - centers, 0.0)[:, away]
-        found, num_found, _ = _sizes(
+        new_sizes, num_found, _ = _sizes(
             size_key, distances, of_size, away.size, _QUANTILE_AWAY
         )
-        found = np.where(num_found > 0, found, scales[away])
-        scales[away] = np.maximum(found, least[away])
+        new_sizes = np.where(num_found > 0, new_sizes, scales[away])
+        scales[away] = np.maximum(new_sizes, least[away])
         most[away] = _MOST_SCALES * scales[away]
     return Standard(centers, scales, centers - most, centers + most, num_seen > 0)
 
@@ -305,11 +305,11 @@ def _sizes(
     is_seen = num_seen > _largest_window(noise, sensitivity, num_columns)
     stands_out = noisy > noise.largest(sensitivity, noisy.size, 1, _FALSE_BIN)
     is_near = np.abs(np.arange(num_bins) - best[:, None] - 1) <= 1  # in the window
-    kept = np.maximum(noisy, 0.0) * (is_near | stands_out)
-    below = np.cumsum(kept, axis=1)
+    counted = np.maximum(noisy, 0.0) * (is_near | stands_out)
+    below = np.cumsum(counted, axis=1)
     wanted = quantile * below[:, -1]
     places = np.argmax(below >= wanted[:, None], axis=1)
-    inside, up_to = (x[np.arange(num_columns), places] for x in (kept, below))
+    inside, up_to = (x[np.arange(num_columns), places] for x in (counted, below))
     steps = 1 - (up_to - wanted) / np.maximum(inside, 1e-9)
     sizes = np.exp2(_FIRST + places + steps)
     num_seen = np.where(is_seen, num_seen, 0.0)

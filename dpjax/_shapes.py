@@ -97,16 +97,16 @@ def plot(
     drawn = ((name, shape, ends.get(name)) for name, shape in shapes.items())
     rows = list(_rows(starmap(_Panel.of, drawn)))
     depths = [max(panel.depth for panel in row) for row in rows]
-    width = _LEFT + _GAP + _WIDTH * max(sum(one.span for one in row) for row in rows)
-    said = [part for line in title for part in wrap(printable(line), int(12 * width))]
-    height = sum(depths) + len(rows) * (_TITLE + _HEIGHT) + 0.1 + _LINE * len(said)
+    width = _LEFT + _GAP + _WIDTH * max(sum(x.span for x in row) for row in rows)
+    titles = [part for line in title for part in wrap(printable(line), int(12 * width))]
+    height = sum(depths) + len(rows) * (_TITLE + _HEIGHT) + 0.1 + _LINE * len(titles)
     dpi = min(150.0, _MOST_PIXELS / height)
     figure = Figure(figsize=(width, height), dpi=dpi, facecolor=paper)
     text: dict[str, Any] = {"color": ink, "parse_math": False}
-    for i, line in enumerate(said):
+    for i, line in enumerate(titles):
         place = 0.15 / width, 1 - (0.1 + _LINE * i) / height
         figure.text(*place, line, va="top", fontsize=10, **text)
-    panels, bottom = [], height - 0.1 - _LINE * len(said)
+    panels, bottom = [], height - 0.1 - _LINE * len(titles)
     for row, depth in zip(rows, depths, strict=True):
         bottom, left = bottom - _TITLE - _HEIGHT, _LEFT
         for name, shape, span, _, band in row:
@@ -155,9 +155,9 @@ class _Panel(NamedTuple):
             return cls(title, shape, band=band)
         if num > _MOST_NAMES:
             sizes = np.abs(shape.values).reshape(num, -1).max(axis=1)
-            kept = np.sort(np.argsort(-sizes, kind="stable")[:_MOST_NAMES])
-            shape = Shape(shape.grid[kept], shape.values[kept])
-            band = None if band is None else band[:, kept]
+            largest = np.sort(np.argsort(-sizes, kind="stable")[:_MOST_NAMES])
+            shape = Shape(shape.grid[largest], shape.values[largest])
+            band = None if band is None else band[:, largest]
             title += f" ({_MOST_NAMES} of {num:,})"
         span = math.ceil((_NAME * len(shape.grid) + _GAP) / _WIDTH)
         longest = max(len(short(name, _MOST_LETTERS)) for name in shape.grid)
@@ -168,7 +168,7 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
     """Yields the panels in rows of at most four columns."""
     row: list[_Panel] = []
     for panel in panels:
-        if row and sum(one.span for one in row) + panel.span > 4:
+        if row and sum(drawing.span for drawing in row) + panel.span > 4:
             yield row
             row = []
         row.append(panel)

@@ -33,17 +33,17 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
     Raises:
         ValueError: If axis_name names no axes, or leaves lie over different ones.
     """
-    found = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
+    axes_of_leaves = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
-        rule = f"given where leaves are dealt out over different axes, {found}"
-        _validate.require(len(found) <= 1, "axis_name", axis_name, rule)
-        return found[0] if found else ()
+        rule = f"given where leaves are dealt out over different axes, {axes_of_leaves}"
+        _validate.require(len(axes_of_leaves) <= 1, "axis_name", axis_name, rule)
+        return axes_of_leaves[0] if axes_of_leaves else ()
     axes = (axis_name,) if isinstance(axis_name, str) else axis_name
     _validate.require(
         isinstance(axes, tuple)
         and len(axes) == len(set(axes))
         and all(isinstance(axis, str) and axis for axis in axes)
-        and (len(axes) > 0 or not found),
+        and (len(axes) > 0 or not axes_of_leaves),
         "axis_name",
         axis_name,
         "the name of a mesh axis, or a tuple of different names; () of no mesh",
@@ -78,15 +78,15 @@ def num_other_devices(x: jax.Array) -> int:
 def by_device(
     function: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
     axes: tuple[str, ...],
-    whole: PyTree,
+    replicated: PyTree,
     rows: PyTree,
 ) -> tuple[PyTree, PyTree]:
-    """Returns `function(whole, rows)`, which each device calls with its own rows.
+    """Returns `function(replicated, rows)`, which each device calls with its own rows.
 
     Args:
         function: returns a replicated pytree, and one that is sharded like rows.
         axes: the mesh axes over which rows are sharded, from `row_axes`.
-        whole: pytree, replicated.
+        replicated: pytree.
         rows: pytree, leaves of shape (n, ...), or (n / devices, ...) in `shard_map`.
 
     Raises:
@@ -94,11 +94,11 @@ def by_device(
             devices, or rows are replicated.
     """
     if not axes:
-        return function(whole, rows)
+        return function(replicated, rows)
     if _are_manual(axes):
         _check_rows_vary(axes, rows)
-        return function(whole, rows)
-    mesh = _mesh_of(axes, (rows, whole))
+        return function(replicated, rows)
+    mesh = _mesh_of(axes, (rows, replicated))
     num_rows = _validate.leading_size(rows, "rows")
     num_devices = math.prod(mesh.shape[axis] for axis in axes)
     rule = (
@@ -107,7 +107,7 @@ def by_device(
         "normalize_by"
     )
     _validate.require(num_rows % num_devices == 0, "axis_name", axes, rule)
-    _check_other_axes(mesh, axes, (whole, rows))
+    _check_other_axes(mesh, axes, (replicated, rows))
     by_row = PartitionSpec(axes)
     mapped = jax.shard_map(
         function,
@@ -124,7 +124,7 @@ def by_device(
         place = NamedSharding(mesh, spec)
         return jax.tree.map(lambda x: jax.sharding.reshard(x, place), tree)
 
-    return jax.jit(mapped)(placed(whole, PartitionSpec()), placed(rows, by_row))
+    return jax.jit(mapped)(placed(replicated, PartitionSpec()), placed(rows, by_row))
 
 
 def gathered(tree: PyTree) -> PyTree:
@@ -133,13 +133,13 @@ def gathered(tree: PyTree) -> PyTree:
     Their axes are Auto, as of `with_auto_axes`.
     """
 
-    def whole(x: Any) -> Any:
+    def as_replicated(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
             return x
         place = NamedSharding(_auto(x.sharding.mesh), PartitionSpec())
         return jax.jit(lambda x: x, out_shardings=place)(x)
 
-    return jax.tree.map(whole, tree)
+    return jax.tree.map(as_replicated, tree)
 
 
 def with_auto_axes(tree: PyTree) -> PyTree:
@@ -199,9 +199,9 @@ def varying(tree: PyTree, axes: Any) -> PyTree:
     return jax.tree.map(cast, tree)
 
 
-def varying_with(tree: PyTree, others: PyTree = ()) -> PyTree:
+def varying_with(tree: PyTree, also: PyTree = ()) -> PyTree:
     """Casts values to vary over all axes over which one of them, or of others, does."""
-    return varying(tree, varying_over((tree, others)))
+    return varying(tree, varying_over((tree, also)))
 
 
 def varying_over(tree: PyTree) -> frozenset[str]:
@@ -321,12 +321,12 @@ def _check_other_axes(
         for part in jax.typeof(x).sharding.spec
         for axis in ((part,) if isinstance(part, str) else part or ())
     }
-    others = sorted(used & set(mesh.axis_names) - set(axes))
+    unnamed = sorted(used & set(mesh.axis_names) - set(axes))
     rule = (
-        f"the only axes that are not Auto; make the mesh with {others} of "
+        f"the only axes that are not Auto; make the mesh with {unnamed} of "
         "jax.sharding.AxisType.Auto"
     )
-    _validate.require(not others, "axis_name", axes, rule)
+    _validate.require(not unnamed, "axis_name", axes, rule)
 
 
 def _type_of(mesh: Mesh | AbstractMesh, axis: str) -> AxisType:

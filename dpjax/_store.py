@@ -96,10 +96,10 @@ class Store(NamedTuple):
         if step is None:
             return
         saved, _ = self._read(step)
-        others = [name for name in self.run if self.run[name] != saved.get(name)]
+        different = [name for name in self.run if self.run[name] != saved.get(name)]
         self._require(
-            not others,
-            f"of the same run (another {', another '.join(others)} was saved)",
+            not different,
+            f"of the same run (another {', another '.join(different)} was saved)",
         )
 
     def _read(self, step: int | None) -> tuple[dict[str, str], Arrays]:

@@ -118,29 +118,29 @@ class Summary:
     def said(self) -> list[str]:
         """Sentences on what intervals cover, on infinite ones, and the notes."""
         is_refused = np.isinf(self.standard_errors)
-        said = [
+        notes = [
             "An interval is for the coefficient of the best predictor of this kind in "
             "the population. It counts the sampling of records and the noise of "
             "everything that was released."
         ]
         if np.all(is_refused):
-            said.append(
+            notes.append(
                 "No interval is finite: the records are too few for this budget, their "
                 "tails are too heavy, or the noise hides how the columns vary."
             )
         elif np.any(is_refused):
-            names = [one for one, x in zip(self.names, is_refused, strict=True) if x]
-            said.append(
+            names = [name for name, x in zip(self.names, is_refused, strict=True) if x]
+            notes.append(
                 f"No honest interval can be had for {', '.join(map(str, names))}: the "
                 "noise hides what is a column's own. It may be nearly constant, rarely "
                 "anything but zero, or nearly a sum of others."
             )
             if is_refused[-1]:
-                said.append(
+                notes.append(
                     "The intercept is where all columns are zero, so that it is known "
                     "no better than they are."
                 )
-        return [*said, *self.notes]
+        return [*notes, *self.notes]
 
     def __str__(self) -> str:
         cells = [["", *self.header]]
@@ -154,20 +154,20 @@ class Summary:
             for row in cells
         ]
         rule = "-" * len(lines[0])
-        said = [
+        rows = [
             part
             for text in (*self.said, self.guarantee)
             for part in textwrap.wrap(text, max(len(rule), 80))
         ]
-        return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *said])
+        return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *rows])
 
     def _repr_html_(self) -> str:
         lines = [
             [str(name), *cells]
             for name, cells in zip(self.names, self.rows, strict=True)
         ]
-        said = [Text(text) for text in (*self.said, self.guarantee)]
-        return html_blocks([Text(self.title), Rows(["", *self.header], lines), *said])
+        texts = [Text(text) for text in (*self.said, self.guarantee)]
+        return html_blocks([Text(self.title), Rows(["", *self.header], lines), *texts])
 
 
 def _factor(logarithm: float) -> str:

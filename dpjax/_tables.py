@@ -63,9 +63,9 @@ def files_of(path: Path) -> list[Path]:
     """Returns the files of a path, at least one."""
     files = [path] if path.is_file() else []
     if path.is_dir():
-        names = (one for one in path.iterdir() if not one.name.startswith((".", "_")))
+        names = (x for x in path.iterdir() if not x.name.startswith((".", "_")))
         files = sorted(names)
-    other = [one.name for one in files if one.is_dir() or _suffix(one) not in _READERS]
+    other = [x.name for x in files if x.is_dir() or _suffix(x) not in _READERS]
     rule = f"a file that exists and ends in {', '.join(_READERS)}, or a folder of such"
     if len(other) < len(files):
         rule += f" alone, without {', '.join(other)}"
@@ -78,8 +78,8 @@ def surveys(path: Path, text_format: TextFormat) -> dict[str, _csv.Survey]:
 
     No guarantee covers it.
     """
-    files = [one for one in files_of(path) if _reader(one) is _CSV]
-    return {one.name: _csv.survey(one, text_format) for one in files}
+    files = [file for file in files_of(path) if _reader(file) is _CSV]
+    return {file.name: _csv.survey(file, text_format) for file in files}
 
 
 def declared_kinds(path: Path) -> dict[str, str]:
@@ -92,9 +92,9 @@ def declared_kinds(path: Path) -> dict[str, str]:
     Raises:
         ValueError: if the file is of no known kind, or cannot be read.
     """
-    found = [_declared(file) for file in files_of(path)]
-    shared = set.intersection(*(set(kinds.items()) for kinds in found))
-    return {name: kind for name, kind in found[0].items() if (name, kind) in shared}
+    declared = [_declared(file) for file in files_of(path)]
+    shared = set.intersection(*(set(kinds.items()) for kinds in declared))
+    return {name: kind for name, kind in declared[0].items() if (name, kind) in shared}
 
 
 def _declared(path: Path) -> dict[str, str]:
@@ -195,8 +195,8 @@ def joined(parts: Sequence[Column]) -> Column:
         part.cells if isinstance(part, Texts) else pl.Series(part).cast(pl.String)
         for part in parts
     ]
-    is_number, whole = all(x.is_number for x in texts), pl.concat(cells, rechunk=True)
-    return Texts(whole, texts[0].text_format, is_number=is_number)
+    is_number, series = all(x.is_number for x in texts), pl.concat(cells, rechunk=True)
+    return Texts(series, texts[0].text_format, is_number=is_number)
 
 
 def frame_names(frame: Any) -> list[str]:
@@ -370,12 +370,12 @@ def _read_npz(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
     with np.load(path, allow_pickle=False) as arrays:
-        found = {name: arrays[name] for name in names}
+        chosen = {name: arrays[name] for name in names}
     yield {
         name: Texts.of(array.tolist(), text_format)
         if array.dtype.kind in "SUT" and array.ndim == 1
         else array
-        for name, array in found.items()
+        for name, array in chosen.items()
     }
 
 

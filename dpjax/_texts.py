@@ -82,20 +82,20 @@ class TextFormat:
         import polars as pl
 
         mark = re.escape(self.currency) if self.currency else ""
-        whole = "[0-9]*"
+        whole_part = "[0-9]*"
         if self.thousands:
             between = _SEPARATORS[self.thousands]
-            whole = f"[0-9]{{1,3}}(?:{between}[0-9]{{3}})+|[0-9]*"
+            whole_part = f"[0-9]{{1,3}}(?:{between}[0-9]{{3}})+|[0-9]*"
         blank = "[ \u00a0\u202f]?"
-        found = cells.str.extract_groups(
-            rf"^([+-]?){blank}(?:{mark})?{blank}([+-]?)({whole})"
+        parts = cells.str.extract_groups(
+            rf"^([+-]?){blank}(?:{mark})?{blank}([+-]?)({whole_part})"
             rf"(?:{re.escape(self.decimal)}([0-9]*))?([eE][+-]?[0-9]+)?"
             rf"{blank}(?:{mark})?$"
         ).struct.unnest()
-        signs, digits = found["1"] + found["2"], found["3"]
+        signs, digits = parts["1"] + parts["2"], parts["3"]
         if self.thousands:
             digits = digits.str.replace_all(_SEPARATORS[self.thousands], "")
-        fraction, power = found["4"].fill_null(""), found["5"].fill_null("")
+        fraction, power = parts["4"].fill_null(""), parts["5"].fill_null("")
         joined = signs + digits + pl.Series(["."]) + fraction + power
         return joined.cast(pl.String)
 
@@ -166,15 +166,15 @@ class Texts:
         plain = self.text_format.plain(self.cells)
         numbers = plain.cast(pl.Float64, strict=False)
         rest = numbers.is_null().arg_true()
-        found = numbers.fill_null(np.nan).to_numpy(writable=True)
+        values = numbers.fill_null(np.nan).to_numpy(writable=True)
         if len(rest):
             is_plain = self.text_format.has_plain_numbers
             parse = _number_of_text if is_plain else _truth_of_text
             texts, codes = Texts(self.cells.gather(rest)).distinct
             parsed = np.fromiter(map(parse, texts), np.float64, len(texts))
-            found[rest.to_numpy()] = parsed[codes]
-        found[~np.isfinite(found)] = np.nan
-        return found
+            values[rest.to_numpy()] = parsed[codes]
+        values[~np.isfinite(values)] = np.nan
+        return values
 
     @functools.cached_property
     def distinct(self) -> tuple[list[str], np.ndarray]:

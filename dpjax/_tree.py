@@ -161,12 +161,12 @@ def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
     if size > 1:
         return jax.vmap(function)
 
-    def one(rows: PyTree) -> PyTree:
+    def of_row(rows: PyTree) -> PyTree:
         return jax.tree.map(
             lambda x: jnp.asarray(x)[None], function(jax.tree.map(lambda x: x[0], rows))
         )
 
-    return one
+    return of_row
 
 
 def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
@@ -189,9 +189,9 @@ def broadcast(prefix: PyTree, tree: PyTree, name: str) -> PyTree:
     try:
         return jax.tree.broadcast(prefix, tree)
     except ValueError:
-        found, wanted = jax.tree.structure(prefix), jax.tree.structure(tree)
+        given, wanted = jax.tree.structure(prefix), jax.tree.structure(tree)
     raise ValueError(
-        f"{name} must be one leaf, or a pytree as {wanted} begins, got {found}."
+        f"{name} must be one leaf, or a pytree as {wanted} begins, got {given}."
     )
 
 

@@ -315,10 +315,10 @@ _RECIPE = (
 
 def no_running_statistics(params: Any) -> None:
     """Raises `ValueError` where params hold the state of BatchNorm."""
-    found = running_statistics(params)
-    if found is not None:
+    statistics = running_statistics(params)
+    if statistics is not None:
         raise ValueError(
-            f"params must hold no running statistics, got {found} of BatchNorm. "
+            f"params must hold no running statistics, got {statistics} of BatchNorm. "
             f"{_RECIPE}."
         )
 

@@ -232,7 +232,7 @@ class Fold:
         self.limit = limit
         self.read = self.stream.reader()
 
-        def one(row: Scalar) -> tuple[FactoredSamples, FactoredSamples, PyTree]:
+        def of_row(row: Scalar) -> tuple[FactoredSamples, FactoredSamples, PyTree]:
             made, aux = self.read(row, 1)
             summed = self.prepare(made).stacked()
             if self.influence is not None:  # made for all rows, as they are added
@@ -241,7 +241,7 @@ class Fold:
                         part.add(part.zeros(), self.influence, None)
             return made, summed, aux
 
-        program, shapes = jax.make_jaxpr(one, return_shape=True)(0)
+        program, shapes = jax.make_jaxpr(of_row, return_shape=True)(0)
         self.made, self.row, self.aux = shapes
         self.row_bytes = peak_bytes(program.jaxpr, program.jaxpr.invars)
         self.shape = jax.eval_shape(lambda: self.row.build(self.row.zeros()))

@@ -40,15 +40,15 @@ def group_means(
             return aux, total if axes else digits.mean(total).high
 
         indices = first + jnp.arange(len(starts))
-        aux, found = jax.lax.scan(group, fold.no_aux(), (indices, Span(starts, stops)))
+        aux, sums = jax.lax.scan(group, fold.no_aux(), (indices, Span(starts, stops)))
         if not axes:
-            return found, aux
+            return sums, aux
         # A device has found the digits of those groups that it has rows of.
         total = jax.tree.map(
             lambda x: jax.lax.dynamic_update_slice_in_dim(
                 zeros(x, (len(sizes), *x.shape[1:])), x, first, 0
             ),
-            found,
+            sums,
         )
         mean = jax.vmap(lambda index, total: every.of_group(index).mean(total).high)
         return mean(jnp.arange(len(sizes)), psum(total, axes)), aux

@@ -85,12 +85,12 @@ class MatrixProducts(Factors):
             add = jax.vmap(sum_of_products, in_axes=1)
             return total + add(left[:, :, 0], right[:, :, 0])
 
-        def one(left, right):
+        def of_example(left, right):
             product = _product(left, right)
             return product if influence is None else influence(product)
 
         def added(in_turn):
-            return lambda total, *factors: add_rows(total, one, factors, in_turn)
+            return lambda total, *factors: add_rows(total, of_example, factors, in_turn)
 
         some = None if len(left) * total.size <= MOST else 1
         return jax.lax.platform_dependent(
@@ -188,5 +188,5 @@ def balanced(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.frexp(most)[1]
 
     shift = jnp.clip((exponent(right) - exponent(left)) // 2, -126, 126)
-    one = jnp.ones((), left.dtype)
-    return left * jnp.ldexp(one, shift), right * jnp.ldexp(one, -shift)
+    unit = jnp.ones((), left.dtype)
+    return left * jnp.ldexp(unit, shift), right * jnp.ldexp(unit, -shift)

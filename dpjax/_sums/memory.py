@@ -44,8 +44,8 @@ def rows_at_once(row_bytes: int, sum_bytes: int, bytes_of_rows: int) -> int:
         bytes_of_rows: D.
     """
     devices = jax.local_devices() if jax.process_count() == 1 else []
-    found = [(x.memory_stats() or {}).get("bytes_limit") for x in devices]
-    memory = min(filter(None, found), default=DEFAULT)
+    limits = [(x.memory_stats() or {}).get("bytes_limit") for x in devices]
+    memory = min(filter(None, limits), default=DEFAULT)
     return max((memory - bytes_of_rows - 8 * sum_bytes) // (2 * max(row_bytes, 1)), 1)
 
 
@@ -84,14 +84,14 @@ def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
     freed = Counter()
     for x, i in last.items():
         freed[i] += 0 if x is None else _bytes(x)
-    held = highest = 0
+    live = highest = 0
     for i, equation, made in steps:
         new = sum(map(_bytes, made))
         within = max((peak_bytes(*each) for each in _inner(equation, place)), default=0)
         # A loop's results lie beside its body; those of other programs are in them.
         is_loop = equation.primitive.name in ("scan", "while")
-        highest = max(highest, held + (new + within if is_loop else max(new, within)))
-        held += new - freed[i]
+        highest = max(highest, live + (new + within if is_loop else max(new, within)))
+        live += new - freed[i]
     return highest
 
 

@@ -68,15 +68,15 @@ def order_statistics(
 @order_statistics.defjvp
 def _order_statistics_jvp(trim_count, axes, primals, tangents):
     (samples,), (tangent,) = primals, tangents
-    found = order_statistics(samples, trim_count, axes)
-    low, high = found.low[0], found.high[0]
+    statistics = order_statistics(samples, trim_count, axes)
+    low, high = statistics.low[0], statistics.high[0]
     rates = _middle_rates(samples, tangent, low, high, trim_count, axes)
     keys, tangent = (
         from_all(x, axes).reshape(-1, *x.shape[1:])
         for x in (_finite(_key(samples)), _finite_rate(samples, tangent))
     )
     ordered = jnp.take_along_axis(tangent, jnp.argsort(keys, axis=0), axis=0)
-    return found, OrderStatistics(
+    return statistics, OrderStatistics(
         low=ordered[trim_count::-1],
         high=ordered[len(keys) - trim_count - 1 :],
         middle_sum=rates[2],
@@ -183,15 +183,15 @@ def _ends(x, m, axes):
 def _key(x):
     """Returns integers in the order of the floats; -0.0 is below 0.0."""
     bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"int{8 * x.dtype.itemsize}"))
-    return _turned(bits)
+    return _flipped(bits)
 
 
 def _float(keys):
     dtype = jnp.dtype(f"float{8 * keys.dtype.itemsize}")
-    return jax.lax.bitcast_convert_type(_turned(keys), dtype)
+    return jax.lax.bitcast_convert_type(_flipped(keys), dtype)
 
 
-def _turned(bits):
+def _flipped(bits):
     info = jnp.iinfo(bits.dtype)
     return bits ^ ((bits >> (info.bits - 1)) & info.max)
 
@@ -212,14 +212,14 @@ def _select(keys, ranks, axes):
     info = jnp.iinfo(keys.dtype)
     bits = (1 << np.arange(info.bits, dtype=np.int64)[::-1]).astype(keys.dtype)
 
-    def step(found, bit):
-        pivots = [x ^ bit for x in found]
+    def step(lower, bit):
+        pivots = [x ^ bit for x in lower]
         below = _sums([(keys < x[:, None]).astype(jnp.int32) for x in pivots], axes)
-        found = [
+        lower = [
             jnp.where(count <= rank, higher, x)
-            for count, rank, higher, x in zip(below, ranks, pivots, found, strict=True)
+            for count, rank, higher, x in zip(below, ranks, pivots, lower, strict=True)
         ]
-        return found, None
+        return lower, None
 
     lowest = jnp.full(len(keys), info.min, keys.dtype)
     lowest = varying(lowest, varying_axes(keys) - set(axes))
@@ -300,13 +300,13 @@ def _count_bits(words):
 
 def _middle_sum(keys, low, high, m, axes):
     """Sums what lies between the two ends, each of them rounded to a multiple of q."""
-    n, whole = keys.shape[1] * num_shares(axes), jnp.iinfo(keys.dtype)
+    n, limits = keys.shape[1] * num_shares(axes), jnp.iinfo(keys.dtype)
     info = jnp.finfo(_float(low).dtype)
     largest = jnp.maximum(jnp.abs(_float(low)), jnp.abs(_float(high)))
     # G < 2^(e + 1 - bias), where e are the bits of its exponent; and 1/q as such bits.
     bias = info.maxexp - 1
     exponent = _key(largest) >> info.nmant
-    exponent = jnp.minimum(2 * bias + whole.bits - 2 - exponent, 2 * bias - 1)
+    exponent = jnp.minimum(2 * bias + limits.bits - 2 - exponent, 2 * bias - 1)
 
     def power(exponent):
         return _float(exponent << info.nmant)
@@ -316,8 +316,8 @@ def _middle_sum(keys, low, high, m, axes):
 
     # Sums of the multiples overflow; those of their digits, b bits each, have
     # n 2^b <= 2^31.
-    b = whole.bits - 1 - (n - 1).bit_length()
-    shifts = list(range(0, whole.bits, b))
+    b = limits.bits - 1 - (n - 1).bit_length()
+    shifts = list(range(0, limits.bits, b))
 
     def digits(key):
         x = multiple(key)
@@ -329,7 +329,7 @@ def _middle_sum(keys, low, high, m, axes):
     sums = [x - m * (y + z)[:, 0] for x, (y, z) in zip(sums, ends, strict=True)]
     parts = []
     for x, s in zip(sums, shifts, strict=True):
-        lower = jax.lax.rem(x, jnp.full_like(x, 2 ** (whole.bits // 2)))
+        lower = jax.lax.rem(x, jnp.full_like(x, 2 ** (limits.bits // 2)))
         parts += [part.astype(info.dtype) * 2.0**s for part in (lower, x - lower)]
     return _sum_in_two_floats(jnp.stack(parts)) * power(2 * bias - exponent)
 
@@ -363,9 +363,9 @@ def _finite_rate(samples, tangent):
     return jnp.where(jnp.abs(samples) <= LARGEST, tangent, 0)
 
 
-def _rate(keys, found, tangent, axes):
+def _rate(keys, values, tangent, axes):
     """The derivative of an order statistic: the mean over all that are equal to it."""
-    is_equal = keys == found[None]
+    is_equal = keys == values[None]
     ties, rate = is_equal.sum(axis=0), jnp.where(is_equal, tangent, 0).sum(axis=0)
     ties, rate = psum((ties, rate), axes)
     return rate / jnp.maximum(ties.astype(tangent.dtype), 1)

@@ -255,16 +255,16 @@ class Stacked:
         groups: dict[Any, list[int]] = {}
         for i, x in enumerate(leaves):
             groups.setdefault(_kind(x) or i, []).append(i)
-        found = [
+        joined = [
             part
             for group in groups.values()
             for part in ([group] if len(group) > MANY else [[i] for i in group])
         ]
         stacks = [
             stack([leaves[i] for i in group], 1) if group[1:] else leaves[group[0]]
-            for group in found
+            for group in joined
         ]
-        return cls(stacks, tuple(map(tuple, found)), structure)
+        return cls(stacks, tuple(map(tuple, joined)), structure)
 
     def unstacked(self) -> PyTree:
         """Returns the sum of samples as the pytree that it was."""

@@ -166,16 +166,16 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     def num_coordinates(self) -> int:
         """Returns the number of entries of one sample, all leaves together."""
 
-        def one(x):  # of no mesh: no row lies on several devices
+        def of_no_mesh(x):  # of no mesh: no row lies on several devices
             return jax.ShapeDtypeStruct((1, *np.shape(x)[1:]), jnp.result_type(x))
 
-        def whole(x):
+        def replicated(x):
             return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x))
 
         samples, _ = jax.eval_shape(
             self.make_samples,
-            jax.tree.map(whole, self.shared),
-            jax.tree.map(one, self.rows),
+            jax.tree.map(replicated, self.shared),
+            jax.tree.map(of_no_mesh, self.rows),
         )
         return sum(x.size for x in jax.tree.leaves(samples))
 

@@ -80,11 +80,11 @@ class TableRows(Values):
 
     def written_out(self) -> jax.Array:
 
-        def one(places, values):
+        def of_example(places, values):
             table = jnp.zeros((self.num_rows, values.shape[1]), values.dtype)
             return self.build(scatter_add(len(places), table, places, values))
 
-        return jax.vmap(one)(self.places, self.values)
+        return jax.vmap(of_example)(self.places, self.values)
 
     def zeros(self) -> jax.Array:
         return zeros_for((self.num_rows, self.values.shape[2]), self.values)
@@ -135,8 +135,8 @@ def _scatter_digits(most, table, places, rows):
     _, exponent = jnp.frexp(jnp.abs(as_finite(rows)).max(initial=0))
     # The unit and its inverse are floats. What is beyond them has no finite norm.
     exponent = jnp.clip(exponent, -90, 126)
-    one = jnp.ones((), rows.dtype)
-    scaled = rows * jnp.ldexp(one, -exponent) * 2.0 ** (nmant - bits)
+    unit = jnp.ones((), rows.dtype)
+    scaled = rows * jnp.ldexp(unit, -exponent) * 2.0 ** (nmant - bits)
     high = jnp.round(scaled)
     low = jnp.round((scaled - high) * 2.0 ** (nmant + 1 - bits))
     zeros = jnp.zeros_like(table)
@@ -144,7 +144,7 @@ def _scatter_digits(most, table, places, rows):
     # Else the compiler adds the rows of one to what the other has come to.
     high, low = jax.lax.optimization_barrier((high, low))
     total = high + low * 2.0 ** (bits - nmant - 1)
-    return table + total * 2.0 ** (bits - nmant) * jnp.ldexp(one, exponent)
+    return table + total * 2.0 ** (bits - nmant) * jnp.ldexp(unit, exponent)
 
 
 @_scatter_digits.defjvp

@@ -218,8 +218,8 @@ class PrivacyFilter:
             grown = 1 + math.exp(min(self.epsilon, 700.0))
             return Spending(known, grown * overflow_of(part.epsilon, part.delta, event))
         # With probability lies / 2 the answer is the wrong one of the two.
-        lies = 2 / (1 + math.exp(part.epsilon)) if part.epsilon < 700 else 0.0
-        response = self._divergence(RandomizedResponseDpEvent(lies, 2), REPLACE_ONE)
+        flips = 2 / (1 + math.exp(part.epsilon)) if part.epsilon < 700 else 0.0
+        response = self._divergence(RandomizedResponseDpEvent(flips, 2), REPLACE_ONE)
         return Spending(min(known, response), part.delta)
 
     def _divergence(self, event: DpEvent, relation: NeighboringRelation) -> float:

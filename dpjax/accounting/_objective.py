@@ -101,8 +101,8 @@ def objective_noise(
     )
     if is_non_increasing:
         largest = gaussian_stddev(remaining, (1 - _SMALL_TERMS) * delta, sensitivity=2)
-        others = gaussian_stddev(remaining, _SMALL_TERMS * delta / 2, sensitivity=1)
-        unit = max(largest, others)
+        stddev = gaussian_stddev(remaining, _SMALL_TERMS * delta / 2, sensitivity=1)
+        unit = max(largest, stddev)
     else:
         # The condition of (2), solved for m: m^2 = 2 (sqrt(1 + e^2) - 1).
         ratio = math.sqrt(2) * remaining / math.sqrt(1 + math.hypot(1, remaining))
@@ -140,8 +140,8 @@ def objective_epsilon(
     unit = stddev / derivative_bound
     if is_non_increasing:
         largest = gaussian_epsilon(unit, (1 - _SMALL_TERMS) * delta, sensitivity=2)
-        others = gaussian_epsilon(unit, _SMALL_TERMS * delta / 2, sensitivity=1)
-        remaining = max(largest, others)
+        other_epsilon = gaussian_epsilon(unit, _SMALL_TERMS * delta / 2, sensitivity=1)
+        remaining = max(largest, other_epsilon)
     else:
         ratio = 2 / unit
         least = ratio * math.hypot(1, ratio / 2)  # the condition of (2)

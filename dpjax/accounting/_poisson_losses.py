@@ -58,10 +58,10 @@ def losses_where_replaced(
     log += half + np.log(-np.expm1(-2 * half)) - math.log(2)  # of (1)
     tau = (half + np.logaddexp(np.logaddexp(0, 2 * log) / 2, log)) / bound
     tau = np.r_[0.0, tau]
-    one = scipy.special.ndtr(bound - tau)
+    upper = scipy.special.ndtr(bound - tau)
     other = np.exp(epsilons + scipy.special.log_ndtr(-bound - tau))
     rest = np.exp(epsilons + scipy.special.log_ndtr(-tau)) * -np.expm1(-epsilons)
-    above = np.clip(prob * (one - other) - (1 - prob) * rest, 0.0, 1.0)
+    above = np.clip(prob * (upper - other) - (1 - prob) * rest, 0.0, 1.0)
     return symmetric_losses(interval, above)
 
 

@@ -153,25 +153,25 @@ def profile_of_release(
     """Returns the profile of a guarantee, from its event where one can be read."""
     claimed = approximate(epsilon, delta)
     # No event says more than a pure epsilon.
-    found = _of_event(event, relation) if delta > 0 else None
-    if found is None:
+    profile = _of_event(event, relation) if delta > 0 else None
+    if profile is None:
         return claimed
     dropped = overflow_of(epsilon, delta, event)
 
     def delta_at(epsilon: np.ndarray) -> np.ndarray:
         cut = dropped * (1 + np.exp(np.minimum(epsilon, _LARGEST_EPSILON)))
-        return np.minimum(claimed.delta_at(epsilon), found.delta_at(epsilon) + cut)
+        return np.minimum(claimed.delta_at(epsilon), profile.delta_at(epsilon) + cut)
 
     def frontier(z: np.ndarray) -> np.ndarray:
-        with_cut = found.reach(np.minimum(z + dropped, 1.0)) + dropped
+        with_cut = profile.reach(np.minimum(z + dropped, 1.0)) + dropped
         return np.minimum(claimed.reach(z), with_cut)
 
     is_exact = dropped == 0
     return Profile(
-        found.pure if is_exact else math.inf,
+        profile.pure if is_exact else math.inf,
         delta_at,
         frontier,
-        found.renyi if is_exact else None,
+        profile.renyi if is_exact else None,
     )
 
 
@@ -269,8 +269,8 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
         if isinstance(x, dpa.SampledWithoutReplacementDpEvent)
         and isinstance(x.event, dpa.GaussianDpEvent)
     ]
-    others = {dpa.GaussianDpEvent, dpa.NoOpDpEvent}
-    is_alone = len(fixed_size) == 1 and len(kinds - others) == 1
+    known = {dpa.GaussianDpEvent, dpa.NoOpDpEvent}
+    is_alone = len(fixed_size) == 1 and len(kinds - known) == 1
     if is_alone and relation is REPLACE_ONE:
         mu = _mu(parts)
         multiplier, prob, count = fixed_size[0]
@@ -311,9 +311,9 @@ def _mu(parts: list[tuple[dpa.DpEvent, int]]) -> float:
 
 def _chords(get_delta: Callable, num_steps: int) -> Curve:
     """Interpolates the convex function delta(log x) by chords: never below it."""
-    found = get_delta(_EPSILONS)
-    found = np.broadcast_to(np.asarray(found, float), _EPSILONS.shape)
-    known = np.minimum(found + _FFT_ERROR * num_steps, 1.0)
+    deltas = get_delta(_EPSILONS)
+    deltas = np.broadcast_to(np.asarray(deltas, float), _EPSILONS.shape)
+    known = np.minimum(deltas + _FFT_ERROR * num_steps, 1.0)
     last = len(_EPSILONS) - 1
 
     def delta(epsilon: np.ndarray) -> np.ndarray:

@@ -162,15 +162,15 @@ def allocation_delta(
     if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
         return np.ones_like(epsilons)
     run = run_losses(stddev, event.num_steps, event.num_bins, math.inf)
-    one, other = (lambda e, x=x: np.asarray(x.get_delta_for_epsilon(e)) for x in run)
+    added, other = (lambda e, x=x: np.asarray(x.get_delta_for_epsilon(e)) for x in run)
     exact = np.maximum(epsilons - _ROUNDOFF, 0.0)
     if relation is not REPLACE_ONE:
-        delta = np.maximum(one(exact), other(exact)) + fft_error
+        delta = np.maximum(added(exact), other(exact)) + fft_error
     else:
         # Equation (2), whose two parts take all pairs of these shares of epsilon.
         first = exact[:, None] * np.linspace(0.0, 1.0, 101)
         values, places = np.unique(first, return_inverse=True)
-        of_first = one(values)[places].reshape(first.shape) + fft_error
+        of_first = added(values)[places].reshape(first.shape) + fft_error
         of_second = other(values)[places].reshape(first.shape)[:, ::-1] + fft_error
         grown = np.exp(np.minimum(first, _LARGEST_EPSILON))
         delta = np.min(of_first + grown * of_second, axis=1)
@@ -195,8 +195,8 @@ def run_losses(
     spacing = min(_WIDEST, fine)
     parts = []
     if epochs:
-        whole = losses_of(_epoch(num_bins, num_bins, shift, spacing))
-        parts.append([x.self_compose(epochs) if epochs > 1 else x for x in whole])
+        epoch = losses_of(_epoch(num_bins, num_bins, shift, spacing))
+        parts.append([x.self_compose(epochs) if epochs > 1 else x for x in epoch])
     if last:
         parts.append(losses_of(_epoch(last, num_bins, shift, spacing)))
     if other_multiplier < math.inf:
@@ -232,8 +232,8 @@ def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
         if count == 1:
             return _lognormal(shift, wider)
         half = count // 2
-        one, two = mean_of(half, depth + 1), mean_of(count - half, depth + 1)
-        return _mixed(one, two, half / count, wider)
+        first, second = mean_of(half, depth + 1), mean_of(count - half, depth + 1)
+        return _mixed(first, second, half / count, wider)
 
     if num_steps == num_bins:
         return mean_of(num_bins, 0)
@@ -265,24 +265,24 @@ def normal_masses(z: np.ndarray) -> np.ndarray:
     return np.where(z[:-1] > 0, upper, ndtr(z[1:]) - ndtr(z[:-1]))
 
 
-def _mixed(one: Law, two: Law, weight: float, spacing: float) -> Law:
+def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
     """Returns a law above that of weight A + (1 - weight) B, A and B independent.
 
     The laws of A and B have one spacing, a multiple of the new one. Up to a shift, the
     place of a sum on the grid depends only on the difference of the two integers.
     """
-    factor = round(one.spacing / spacing)
-    size, other_size = len(one.masses), len(two.masses)
+    factor = round(first.spacing / spacing)
+    size, other_size = len(first.masses), len(second.masses)
     gaps = np.arange(
-        two.first - one.first - size + 1, two.first + other_size - one.first
+        second.first - first.first - size + 1, second.first + other_size - first.first
     )
-    logs = np.log1p((1 - weight) * np.expm1(gaps * one.spacing))
+    logs = np.log1p((1 - weight) * np.expm1(gaps * first.spacing))
     both, both_above = _place(logs, spacing)
     (of_one, of_two), alone_above = _place(
         np.log(np.array([weight, 1 - weight])), spacing
     )
-    low = factor * min(one.first, two.first) + min(of_one, of_two)
-    high = factor * max(one.first + size, two.first + other_size) + 2
+    low = factor * min(first.first, second.first) + min(of_one, of_two)
+    high = factor * max(first.first + size, second.first + other_size) + 2
     masses = np.zeros(high - low)
 
     def put(place: int, above: float, products: np.ndarray) -> None:
@@ -294,17 +294,17 @@ def _mixed(one: Law, two: Law, weight: float, spacing: float) -> Law:
     for gap, place, above in zip(
         gaps.tolist(), both.tolist(), both_above.tolist(), strict=True
     ):
-        begin = max(one.first, two.first - gap)
-        end = min(one.first + size, two.first + other_size - gap)
+        begin = max(first.first, second.first - gap)
+        end = min(first.first + size, second.first + other_size - gap)
         products = (
-            one.masses[begin - one.first : end - one.first]
-            * two.masses[begin + gap - two.first : end + gap - two.first]
+            first.masses[begin - first.first : end - first.first]
+            * second.masses[begin + gap - second.first : end + gap - second.first]
         )
         put(factor * begin + place, above, products)
-    put(factor * one.first + of_one, alone_above[0], one.masses * two.zero)
-    put(factor * two.first + of_two, alone_above[1], two.masses * one.zero)
-    lost = weight * one.lost + (1 - weight) * two.lost
-    return _trimmed(Law(spacing, low, masses, one.zero * two.zero, lost))
+    put(factor * first.first + of_one, alone_above[0], first.masses * second.zero)
+    put(factor * second.first + of_two, alone_above[1], second.masses * first.zero)
+    lost = weight * first.lost + (1 - weight) * second.lost
+    return _trimmed(Law(spacing, low, masses, first.zero * second.zero, lost))
 
 
 def _place(logs: np.ndarray, spacing: float) -> tuple[np.ndarray, np.ndarray]:
@@ -324,10 +324,10 @@ def _trimmed(law: Law) -> Law:
     low = int(np.searchsorted(np.cumsum(masses), _UNSEEN))
     beyond = int(np.searchsorted(np.cumsum((masses * points)[::-1]), _UNSEEN))
     high = len(masses) - 1 - beyond
-    kept = masses[low : high + 1].copy()
+    central = masses[low : high + 1].copy()
     lifted = float(masses[:low] @ points[:low]) / points[low]
-    kept[0] += lifted
-    kept[-1] += masses[high + 1 :].sum()
+    central[0] += lifted
+    central[-1] += masses[high + 1 :].sum()
     zero = law.zero + max(float(masses[:low].sum()) - lifted, 0.0)
     lost = float(masses[high + 1 :] @ (points[high + 1 :] - points[high]))
-    return Law(law.spacing, law.first + low, kept, zero, law.lost + lost)
+    return Law(law.spacing, law.first + low, central, zero, law.lost + lost)

@@ -112,11 +112,11 @@ class Sample:
                 of them are of one sample that was drawn from this one.
         """
         _validate.require(len(releases) > 0, "releases", releases, "one or more")
-        first, *others = releases
+        first, *later = releases
         for release in releases:
             check_sampled(release)
         events: Any = tuple(release.dp_event for release in releases)
-        if others:
+        if later:
             epsilons = [release.epsilon for release in releases]
             epsilon = math.inf if math.inf in epsilons else sum_up(*epsilons)
             delta = sum_up(*(release.delta for release in releases))

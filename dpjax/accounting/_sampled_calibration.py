@@ -32,12 +32,12 @@ def calibrate(epsilon: float, delta: float, scheme: Scheme) -> float:
     if not scheme.is_full_batch and epsilon < math.inf:
         epsilon = min(epsilon, _LARGEST)
     if scheme.other_multiplier < math.inf:
-        alone = dataclasses.replace(scheme, other_multiplier=math.inf)
+        sampled = dataclasses.replace(scheme, other_multiplier=math.inf)
         least = scheme.epsilon(math.inf, delta)
         rule = f"within the budget, {epsilon}: it alone costs {rounded_up(least, 4)}"
         is_fine = least <= epsilon
         _validate.require(is_fine, "other_multiplier", scheme.other_multiplier, rule)
-        return _smallest(epsilon, delta, scheme, calibrate(epsilon, delta, alone))
+        return _smallest(epsilon, delta, scheme, calibrate(epsilon, delta, sampled))
     if scheme.noise != "gaussian":
         rho = epsilon_to_rho(epsilon, delta) / scheme.num_steps / scheme.group_size**2
         return math.sqrt(0.5 / rho) * (1 + ROUNDED_UP) if rho > 0 else math.inf
@@ -68,8 +68,8 @@ def _smallest(epsilon: float, delta: float, scheme: Scheme, base: float) -> floa
     def excess(coarseness: int) -> Callable[[int], float]:
         @functools.cache
         def at(k: int) -> float:
-            found = scheme.epsilon(multiplier(k), delta, coarseness)
-            return math.log(min(max(found, _LEAST), _MOST) / epsilon)
+            reached = scheme.epsilon(multiplier(k), delta, coarseness)
+            return math.log(min(max(reached, _LEAST), _MOST) / epsilon)
 
         return at
 
@@ -93,8 +93,8 @@ def _last_within(excess: Callable[[int], float], start: int, rise: float) -> int
         k = int(guess)
         seen[k] = excess(k)
         within, beyond = (k, beyond) if seen[k] <= 0 else (within, k)
-        near, *others = sorted(seen, key=lambda k: abs(seen[k]))[:2]
-        for other in others:
+        near, *rest = sorted(seen, key=lambda k: abs(seen[k]))[:2]
+        for other in rest:
             rise = max((seen[other] - seen[near]) / (other - near), _RISE / 10)
         zero = math.floor(near - seen[near] / rise)
         stride = 2 ** max(len(seen) - 2, 0)

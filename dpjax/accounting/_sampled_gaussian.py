@@ -211,8 +211,8 @@ class Scheme:
             step = losses_where_replaced
         else:
             step = losses_where_removed
-        one = step(multiplier, self._prob, interval)
-        losses = run_losses(one, self.num_steps, interval, other)
+        single = step(multiplier, self._prob, interval)
+        losses = run_losses(single, self.num_steps, interval, other)
         with np.errstate(over="ignore"):  # of an epsilon beyond 700: inf
             return float(losses.get_epsilon_for_delta(delta))
 

@@ -86,11 +86,11 @@ def step_law(
         weights: their probabilities.
         relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
     """
-    one = moves, weights
+    law = moves, weights
     other = (-moves, weights) if relation is REPLACE_ONE else (np.zeros(1), np.ones(1))
 
     def log_ratio(x: np.ndarray) -> np.ndarray:
-        return _log_density(x, *one) - _log_density(x, *other)
+        return _log_density(x, *law) - _log_density(x, *other)
 
     end = _REACH + moves[-1]
     rough, width = np.linspace(-end, end, 2_000, retstep=True)
@@ -106,7 +106,7 @@ def step_law(
     low = np.floor(losses[:-1]).astype(int)
     high = np.maximum(np.ceil(losses[1:]).astype(int), low + 1)
     mass = _masses(x, *other)
-    gain = _masses(x, *one) * np.exp(-low * spacing) - mass
+    gain = _masses(x, *law) * np.exp(-low * spacing) - mass
     above = np.clip(gain / np.expm1((high - low) * spacing), 0.0, mass)
     first = low[0]
     masses = np.zeros(high[-1] - first + 1)
@@ -114,12 +114,12 @@ def step_law(
     np.add.at(masses, high - first, above)
     # The ends: to zero and the next point, and to the last point and infinity.
     begin, last = math.ceil(losses[0]), math.floor(losses[-1])
-    lifted = _below(x[0], *one) * math.exp(-begin * spacing)
+    lifted = _below(x[0], *law) * math.exp(-begin * spacing)
     left = _below(-x[-1], -other[0], other[1])
     masses[begin - first] += lifted
     masses[last - first] += left
     zero = max(_below(x[0], *other) - lifted, 0.0)
-    lost = _below(-x[-1], -one[0], one[1]) - math.exp(last * spacing) * left
+    lost = _below(-x[-1], -law[0], law[1]) - math.exp(last * spacing) * left
     return Law(spacing, int(first), masses, zero, max(lost, 0.0))
 
 

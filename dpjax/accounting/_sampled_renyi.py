@@ -89,9 +89,9 @@ def renyi_epsilon(
     orders, step = _step_divergences(log_moment, multiplier, sampling_prob)
     if orders.size == 0:
         return math.inf
-    whole = num_steps * step + orders / (2 * other_multiplier**2)
-    found, _ = compute_epsilon(orders.tolist(), whole.tolist(), delta)
-    return float(found) * (1 + _ROUNDOFF)
+    divergences = num_steps * step + orders / (2 * other_multiplier**2)
+    epsilon, _ = compute_epsilon(orders.tolist(), divergences.tolist(), delta)
+    return float(epsilon) * (1 + _ROUNDOFF)
 
 
 @functools.lru_cache(maxsize=256)

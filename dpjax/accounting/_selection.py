@@ -166,16 +166,16 @@ def selection_event(
     if mechanism == "exponential":
         event = BoundedRangeDpEvent.of(epsilon)
     else:
-        lies = float(scipy.special.expit(-epsilon))
-        event = RandomizedResponseDpEvent(noise_parameter=2 * lies, num_buckets=2)
+        flip_prob = float(scipy.special.expit(-epsilon))
+        event = RandomizedResponseDpEvent(noise_parameter=2 * flip_prob, num_buckets=2)
     return SelfComposedDpEvent(event, num_selections)
 
 
 def _optimal_epsilon(epsilon: float, delta: float, num_selections: int) -> float:
     """Solves equation (1) for epsilon: zero where delta(0) <= delta already."""
-    lies = np.arange(num_selections // 2 + 1)  # with more, the loss is negative
-    losses = (num_selections - 2 * lies) * epsilon
-    masses = scipy.stats.binom.pmf(lies, num_selections, scipy.special.expit(-epsilon))
+    flips = np.arange(num_selections // 2 + 1)  # with more, the loss is negative
+    losses = (num_selections - 2 * flips) * epsilon
+    masses = scipy.stats.binom.pmf(flips, num_selections, scipy.special.expit(-epsilon))
 
     def excess(total: float) -> float:
         gains = -np.expm1(np.minimum(total - losses, 0.0))

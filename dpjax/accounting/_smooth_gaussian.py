@@ -177,10 +177,10 @@ def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) ->
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    found = scipy.optimize.root_scalar(
+    solution = scipy.optimize.root_scalar(
         function, bracket=(low, high), method="brentq", xtol=1e-12 * high, rtol=1e-9
     )
-    return float(found.root)
+    return float(solution.root)
 
 
 def _is_enough(

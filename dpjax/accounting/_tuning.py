@@ -159,10 +159,10 @@ def _price(profile: Profile, delta: float, law: TrialCount) -> float:
     pure = _pure_price(profile.pure, law)
     if delta == 0:
         return pure
-    found = min(pure, _profile_price(profile, delta, law))
+    price = min(pure, _profile_price(profile, delta, law))
     if profile.renyi is not None:
-        found = min(found, _renyi_price(profile, delta, law))
-    return found
+        price = min(price, _renyi_price(profile, delta, law))
+    return price
 
 
 def _pure_price(epsilon: float, law: TrialCount) -> float:
@@ -223,31 +223,31 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
     values = [np.where(is_fine, value, g(high)) for value in ends]
     slopes = np.r_[g(z[:-1]), np.where(is_fine, g(z[1:]), g(z[:-1]))]
     roots = np.concatenate(values) / slopes
-    kept = _envelope(slopes, roots)
-    return slopes[kept], roots[kept]
+    envelope = _envelope(slopes, roots)
+    return slopes[envelope], roots[envelope]
 
 
 def _envelope(slopes: np.ndarray, roots: np.ndarray) -> np.ndarray:
     """Returns, by slope, the indices of lines that somewhere exceed 0 and the rest."""
     order = np.lexsort((roots, slopes))
-    kept: list[int] = []
+    hull: list[int] = []
     for i in order.tolist():
-        if kept and slopes[i] == slopes[kept[-1]] and roots[i] >= roots[kept[-1]]:
+        if hull and slopes[i] == slopes[hull[-1]] and roots[i] >= roots[hull[-1]]:
             continue
-        while kept:
-            top = kept[-1]
+        while hull:
+            top = hull[-1]
             if slopes[i] == slopes[top] or roots[i] <= roots[top]:
-                kept.pop()  # below the new line wherever it is above zero
+                hull.pop()  # below the new line wherever it is above zero
                 continue
-            if len(kept) == 1:
+            if len(hull) == 1:
                 break
-            under = kept[-2]
+            under = hull[-2]
             if _meeting(slopes, roots, top, i) <= _meeting(slopes, roots, under, top):
-                kept.pop()
+                hull.pop()
                 continue
             break
-        kept.append(i)
-    return np.array(kept)
+        hull.append(i)
+    return np.array(hull)
 
 
 def _meeting(slopes: np.ndarray, roots: np.ndarray, low: int, high: int) -> float:
@@ -265,14 +265,14 @@ def _renyi_price(profile: Profile, delta: float, law: TrialCount) -> float:
         np.geomspace(1e-9 / slope, 1.0, 10_000), np.linspace(0, 1, 20_000)
     )
     rises, reached = law.rise(ends), law.rise(profile.reach(ends))
-    found = math.inf
+    least = math.inf
     for order, value in zip(orders.tolist(), values.tolist(), strict=True):
         largest = np.max((order - 1) * reached[1:] - order * rises[:-1])
         selected = value + (float(largest) + math.log(law.mean)) / (order - 1)
         epsilon = selected + math.log1p(-1 / order)
         epsilon -= (math.log(delta) + math.log(order)) / (order - 1)
-        found = min(found, epsilon)
-    return max(found * (1 + _SLACK), 0.0)
+        least = min(least, epsilon)
+    return max(least * (1 + _SLACK), 0.0)
 
 
 def _largest(price: Callable[[float], float], epsilon: float, *, upper: float) -> float:
@@ -285,7 +285,7 @@ def _largest(price: Callable[[float], float], epsilon: float, *, upper: float) -
     solution = scipy.optimize.root_scalar(
         lambda x: price(x) - epsilon, bracket=(lower, upper), rtol=1e-6
     )
-    found = float(solution.root)
-    while price(found) > epsilon:
-        found *= 1 - 1e-6
-    return found
+    crossing = float(solution.root)
+    while price(crossing) > epsilon:
+        crossing *= 1 - 1e-6
+    return crossing

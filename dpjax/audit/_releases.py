@@ -43,12 +43,12 @@ class Releases:
         pairs = zip(jax.random.split(key), sides, strict=True)
         return [rows(side_key, side)[:num_each] for side_key, side in pairs]
 
-    def _one(self, key: Key, data: PyTree) -> list[jax.Array]:
+    def _shown(self, key: Key, data: PyTree) -> list[jax.Array]:
         return _release_one(self.release, self.statistic, key, data)
 
     def _chunks(self, key: Key, data: PyTree, num_each: int) -> tuple[int, int]:
         """Returns the number of chunks, and of releases in each."""
-        leaves = jax.eval_shape(self._one, key, data)
+        leaves = jax.eval_shape(self._shown, key, data)
         _check_leaves(leaves, self.statistic)
         batch_size = self.batch_size
         if batch_size is None:
@@ -65,11 +65,11 @@ class Releases:
 
     def _on_host(self, num_each: int, key: Key, data: PyTree) -> np.ndarray:
         def row(key: Key) -> np.ndarray:
-            leaves = [np.asarray(x) for x in self._one(key, data)]
+            leaves = [np.asarray(x) for x in self._shown(key, data)]
             _check_leaves(leaves, self.statistic)
             return np.concatenate([_sortable(x).reshape(-1) for x in leaves])
 
-        return np.stack([row(one) for one in jax.random.split(key, num_each)])
+        return np.stack([row(sub_key) for sub_key in jax.random.split(key, num_each)])
 
 
 def _check_leaves(leaves: list, statistic: Statistic | None) -> None:
@@ -118,7 +118,8 @@ def _release_all(
     data: PyTree,
 ) -> list[jax.Array]:
     """Returns releases in chunks: one for each row of keys of this shape."""
-    one = partial(_release_one, release, statistic)
+    release_one = partial(_release_one, release, statistic)
     return jax.lax.map(
-        lambda keys: jax.vmap(one, (0, None))(keys, data), jax.random.split(key, shape)
+        lambda keys: jax.vmap(release_one, (0, None))(keys, data),
+        jax.random.split(key, shape),
     )

@@ -174,7 +174,7 @@ class Batching(abc.ABC):
             return data, None
         is_over = state.step >= state.num_steps
         rows = jnp.where(is_over, state.num_samples, rows)
-        batch, is_padding_example = _taken(data, rows, state.num_samples, axes)
+        batch, is_padding_example = _rows_at(data, rows, state.num_samples, axes)
         num_taken = is_padding_example.size * num_shares(axes)
         has_padding = self.pads or num_taken > rows.size
         return batch, is_padding_example if has_padding else None
@@ -238,7 +238,7 @@ def at_most_all(num_samples: int, **arguments: Any) -> None:
         _validate.require(value <= num_samples, name, value, rule)
 
 
-def _taken(
+def _rows_at(
     data: PyTree, rows: jax.Array, num_samples: int, axes: tuple[str, ...]
 ) -> tuple[PyTree, jax.Array]:
     """Returns rows of data by index, sharded like data, and the mask of padding.

@@ -69,7 +69,7 @@ class Cells(NamedTuple):
         """Number of cells that hold a number, or one of the categories."""
         return self.total - self.missing - self.unread - self.reference
 
-    def said(self, count: int) -> str:
+    def of_all(self, count: int) -> str:
         """Returns "3 of 40"."""
         return f"{count:,} of {self.total:,}"
 
@@ -184,7 +184,7 @@ def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
 def undecoded(cells: Cells) -> str:
     """Returns the message about cells whose bytes do not decode."""
     return (
-        f"the bytes of {cells.said(cells.undecoded)} cells do not decode: they count "
+        f"the bytes of {cells.of_all(cells.undecoded)} cells do not decode: they count "
         "as missing. --encoding says how the file is encoded: latin-1 or cp1252, if "
         "it is of Western Europe."
     )

@@ -103,14 +103,14 @@ def _remarks(
         least = _NEARLY_NONE * counts.total
         if name == target and least <= gone < counts.total - least:
             yield (
-                f"target {name!r}: {counts.said(gone)} cells are missing or not read: "
-                "their records have no weight."
+                f"target {name!r}: {counts.of_all(gone)} cells are missing or not "
+                "read: their records have no weight."
             )
         if counts.undecoded:
             yield f"column {name!r}: {undecoded(counts)}"
         if counts.level and counts.unread > _NEARLY_NONE * counts.total:
             yield (
-                f"column {name!r}: {counts.said(counts.unread)} cells, such as "
+                f"column {name!r}: {counts.of_all(counts.unread)} cells, such as "
                 f"{counts.example!r}, match none of the schema's categories, beside "
                 f"{counts.level!r}, which seems to be the reference level."
             )
@@ -122,7 +122,7 @@ def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
         if _TOO_FEW_LABELS < share < 1 - _TOO_FEW_LABELS:
             return ""
         return (
-            f"{cells.said(cells.used)} cells are the schema's positive, "
+            f"{cells.of_all(cells.used)} cells are the schema's positive, "
             f"{kind.categories[0]!r}; it must be written as in the file."
         )
     if kind.categories == (FILL_IN,):
@@ -132,7 +132,7 @@ def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
     listed = ", ".join(map(repr, kind.categories[:5]))
     others = f", others are such as {cells.example!r}" if cells.example else ""
     return (
-        f"{cells.said(cells.used)} cells match one of the schema's categories "
+        f"{cells.of_all(cells.used)} cells match one of the schema's categories "
         f"({listed}){others}; categories must be written as in the file."
     )
 
@@ -140,13 +140,13 @@ def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
 def _of_numbers(kind: Numeric | None, cells: Cells, *, is_template: bool) -> str:
     if cells.used <= _NEARLY_NONE * cells.total:
         looks = f"; most are {cells.looks}" if cells.looks else ""
-        return f"{cells.said(cells.used)} cells hold a number{looks}."
+        return f"{cells.of_all(cells.used)} cells hold a number{looks}."
     far = cells.far / cells.used
     if kind is None or far <= (_FAR_IN_A_TEMPLATE if is_template else 1 - _NEARLY_NONE):
         return ""
     template = ", as in the template" if is_template else ""
     return (
-        f"{cells.said(cells.far)} cells lie beyond five scales of the center: the "
+        f"{cells.of_all(cells.far)} cells lie beyond five scales of the center: the "
         f"schema says center {kind.center:g} and scale {kind.scale:g}{template}. Say a "
         "usual value, and a usual distance from it."
     )
@@ -155,10 +155,10 @@ def _of_numbers(kind: Numeric | None, cells: Cells, *, is_template: bool) -> str
 def _of_amounts(kind: BoundedColumn, cells: Cells) -> str:
     if cells.used <= _NEARLY_NONE * cells.total:
         looks = f"; most are {cells.looks}" if cells.looks else ""
-        return f"{cells.said(cells.used)} cells hold a number from zero on{looks}."
+        return f"{cells.of_all(cells.used)} cells hold a number from zero on{looks}."
     if cells.far <= _FAR_IN_A_TEMPLATE * cells.used:
         return ""
-    said = cells.said(cells.far)
+    said = cells.of_all(cells.far)
     return f"{said} cells lie above the schema's max, {kind.max:g}, and count as it."
 
 

@@ -94,7 +94,7 @@ class Draw(NamedTuple):
         if sample is None and self.unit is None:
             _, *columns = reservoir.all()
         else:
-            places, *columns = reservoir.kept()
+            places, *columns = reservoir.records()
             if sample is None:
                 columns = [column[np.argsort(places)] for column in columns]
         drawn = dict(zip(wanted, columns, strict=True))

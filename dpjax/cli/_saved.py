@@ -102,7 +102,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
         cells = count_cells(kind, columns[name])
         if isinstance(kind, BoundedColumn) and cells.far:
             yield (
-                f"{name}: {cells.said(cells.far)} cells lie above {kind.max:g}: they "
+                f"{name}: {cells.of_all(cells.far)} cells lie above {kind.max:g}: they "
                 "count as this, as in training."
             )
         if cells.undecoded:
@@ -118,7 +118,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
         if not count:
             continue
         yield (
-            f"{name}: {cells.said(count)} cells {what}"
+            f"{name}: {cells.of_all(count)} cells {what}"
             f"{f', most {cells.looks}' if cells.looks else ''}: they count as {taken}, "
             "as in training."
         )

@@ -204,8 +204,8 @@ def check_coordinates(num_coordinates: int, expected: int) -> None:
     _validate.require(is_fine, "num_coordinates", num_coordinates, rule)
 
 
-def _has_none(constraint: Constraint, what: str) -> str:
-    return f"constraint must be a set with a {what}, got {type(constraint).__name__}."
+def _has_none(constraint: Constraint, name: str) -> str:
+    return f"constraint must be a set with a {name}, got {type(constraint).__name__}."
 
 
 @jax.jit

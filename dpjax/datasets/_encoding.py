@@ -143,10 +143,10 @@ class Categorical:
         as_key = _number_of_category if has_numbers else _category
         position = {as_key(name): index for index, name in enumerate(self.categories)}
         places = (position.get(as_key(cell), -1) for cell in cells)
-        found = np.fromiter(places, np.int64, len(cells))[codes]
-        rows = np.flatnonzero(found >= 0)
+        indices = np.fromiter(places, np.int64, len(cells))[codes]
+        rows = np.flatnonzero(indices >= 0)
         one_hot = np.zeros((len(column), len(self.categories)), np.float32)
-        one_hot[rows, found[rows]] = 1.0
+        one_hot[rows, indices[rows]] = 1.0
         return one_hot
 
 

@@ -286,9 +286,9 @@ class CoordinateEstimator(Estimator):
 def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
     axes = stream.axes
 
-    def on_device(whole, rows):
+    def on_device(replicated, rows):
         # What a loop carries varies as rows and mask together do.
-        (estimator, normalize_by, shared), (rows, mask) = whole, varying_with(rows)
+        (estimator, normalize_by, shared), (rows, mask) = replicated, varying_with(rows)
         mine = replace(stream, shared=shared, rows=rows, is_padding_example=mask)
         if normalize_by is None:
             normalize_by = mine.num_rows_in_all
@@ -297,6 +297,6 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
             mean = estimator._within_limit(mean.high, normalize_by)
         return mean, aux
 
-    whole = estimator, normalize_by, stream.shared
+    replicated = estimator, normalize_by, stream.shared
     mask = varying_with(stream.is_padding_example, stream.rows)
-    return by_device(on_device, axes, whole, (stream.rows, mask))
+    return by_device(on_device, axes, replicated, (stream.rows, mask))

@@ -161,11 +161,11 @@ class Grouped(NormBounded):
             _validate.require(bool(fitting), "groups", self.groups, rule)
             return places[max(fitting, key=len)]
 
-        found = [group_of(leaf) for leaf in leaves]
-        without = [x for i, x in enumerate(self.groups) if i not in found]
+        groups = [group_of(leaf) for leaf in leaves]
+        without = [x for i, x in enumerate(self.groups) if i not in groups]
         rule = f"names of leaves, which are {leaves}: {without} have none"
         _validate.require(not without, "groups", self.groups, rule)
-        return found
+        return groups
 
 
 def _names(group: Any) -> tuple[Any, ...]:

@@ -142,14 +142,14 @@ class Scaled:
     scales: PyTree
 
     def __post_init__(self):
-        one = self.estimator
+        base = self.estimator
         _validate.require(
-            isinstance(one, Estimator)
-            and one.limit is not None
-            and one.noise == "gaussian"
-            and not one.groups_by_index,
+            isinstance(base, Estimator)
+            and base.limit is not None
+            and base.noise == "gaussian"
+            and not base.groups_by_index,
             "estimator",
-            one,
+            base,
             "one with Gaussian noise, such as Winsorization or Clipping",
         )
         leaves = jax.tree.leaves(self.scales)

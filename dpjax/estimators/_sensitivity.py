@@ -192,10 +192,10 @@ def precise(x: Scalar) -> Scalar:
 
 def of_one_type(*values: Scalar) -> list[Scalar]:
     """Returns `precise` numbers; arrays among them in the widest type of any."""
-    found = [precise(x) for x in values]
-    types = [x.dtype for x in found if isinstance(x, jax.Array)]
+    exact = [precise(x) for x in values]
+    types = [x.dtype for x in exact if isinstance(x, jax.Array)]
     widest = jnp.float64 if jnp.float64 in types else jnp.float32
-    return [x.astype(widest) if isinstance(x, jax.Array) else x for x in found]
+    return [x.astype(widest) if isinstance(x, jax.Array) else x for x in exact]
 
 
 def maximum(a: Scalar, b: Scalar) -> Scalar:

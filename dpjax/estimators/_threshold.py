@@ -136,8 +136,8 @@ class Assumptions(NamedTuple):
         """
         with np.errstate(divide="ignore"):  # log(0) at large epsilon
             epsilon = min(self.epsilon, 1e20)  # its search fails beyond
-            one = gaussian_mechanism.get_sigma_gaussian(epsilon, self.delta)
-        kappa = one * math.sqrt(self.num_steps)
+            multiplier = gaussian_mechanism.get_sigma_gaussian(epsilon, self.delta)
+        kappa = multiplier * math.sqrt(self.num_steps)
         dimensions = math.sqrt(self.num_coordinates)
         return 2 * kappa * dimensions * math.sqrt(2 * self.log_failure)
 

@@ -303,8 +303,8 @@ class TrimmedMean(Estimator):
 def _with_sensitivity(stream, estimator, weights, bound):
     axes = stream.axes
 
-    def on_device(whole, rows):
-        estimator, weights, shared = whole
+    def on_device(replicated, rows):
+        estimator, weights, shared = replicated
         mine = replace(stream, shared=shared, rows=rows)
         samples, _ = mine.read_all()
 
@@ -324,5 +324,5 @@ def _with_sensitivity(stream, estimator, weights, bound):
             jax.tree.unflatten(structure, x) for x in zip(*pairs, strict=True)
         ), ()
 
-    whole = estimator, weights, stream.shared
-    return by_device(on_device, axes, whole, stream.rows)[0]
+    replicated = estimator, weights, stream.shared
+    return by_device(on_device, axes, replicated, stream.rows)[0]

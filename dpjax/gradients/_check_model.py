@@ -170,13 +170,13 @@ def check_model(
         return result[0] if has_aux else result
 
     problems = [*_of_params(params), *_of_statistics(loss_fn)]
-    found, has_gradient, programs = {}, None, []
+    uses_of, has_gradient, programs = {}, None, []
     try:
         program = jax.make_jaxpr(loss)(arrays, example)
     except Exception as why:
         problems.append(_in_words("cannot be traced for one example", why))
     else:
-        found = dict(zip(arrays, uses(program, len(arrays)), strict=True))
+        uses_of = dict(zip(arrays, uses(program, len(arrays)), strict=True))
         problems += _of_program(program)
         programs.append(program)
         try:
@@ -189,7 +189,7 @@ def check_model(
 
     rows = []
     for i, (path, x) in enumerate(named):
-        name, use = jax.tree_util.keystr(path), found.get(i)
+        name, use = jax.tree_util.keystr(path), uses_of.get(i)
         dtype = jnp.result_type(x) if i in arrays else type(x).__name__
         shape = np.shape(x) if i in arrays else ()
         way, why, num_bytes = "none", use.why if use else "not traced", 0
@@ -215,12 +215,12 @@ def _is_trainable(x: Any) -> bool:
     return _is_array(x) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
-def _in_words(what: str, why: Exception) -> str:
+def _in_words(problem: str, why: Exception) -> str:
     """Returns an error of a trace as a problem, in its first line."""
     line = (str(why).splitlines() or [""])[0].rstrip(".")
     if "unbound axis name" in line:
-        what = "mixes examples by a collective, such as pmean, and " + what
-    return f"loss_fn {what}: {type(why).__name__}: {line}."
+        problem = "mixes examples by a collective, such as pmean, and " + problem
+    return f"loss_fn {problem}: {type(why).__name__}: {line}."
 
 
 def _of_params(params: PyTree) -> Iterator[str]:
@@ -299,8 +299,8 @@ def _with_gradient(
 ) -> tuple[set[int], core.ClosedJaxpr]:
     """Returns which arrays the loss has a derivative by, and its gradient's program."""
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
-    others = {i: x for i, x in arrays.items() if i not in floats}
-    found = set()
+    fixed = {i: x for i, x in arrays.items() if i not in floats}
+    draws = set()
 
     def watched(i: int, x: jax.Array) -> jax.Array:
         """Returns x, and notes whether anything flows back to it."""
@@ -312,15 +312,15 @@ def _with_gradient(
         def backward(_, cotangent):
             if isinstance(cotangent, SymbolicZero):
                 return (jnp.zeros_like(x),)
-            found.add(i)
+            draws.add(i)
             return (cotangent,)
 
         same.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
         return same(x)
 
-    def of_floats(floats, others, example):
+    def of_floats(floats, fixed, example):
         floats = {i: watched(i, x) for i, x in floats.items()}
-        return loss({**floats, **others}, example)
+        return loss({**floats, **fixed}, example)
 
-    program = jax.make_jaxpr(jax.grad(of_floats))(floats, others, example)
-    return found, program
+    program = jax.make_jaxpr(jax.grad(of_floats))(floats, fixed, example)
+    return draws, program

@@ -57,12 +57,12 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
     def loss(params: PyTree, example: PyTree) -> Any:
         if not isinstance(example, UserRecords):
             return loss_fn(params, example)
-        one = partial(loss_fn, params)
+        own = partial(loss_fn, params)
         size = len(example.is_record)
         results = (
-            jax.vmap(one)(example.records)
+            jax.vmap(own)(example.records)
             if size <= AT_ONCE
-            else jax.lax.map(jax.checkpoint(one), example.records, batch_size=AT_ONCE)
+            else jax.lax.map(jax.checkpoint(own), example.records, batch_size=AT_ONCE)
         )
         values, aux = results if has_aux else (results, ())
         value = jnp.sum(jnp.where(example.is_record, values, 0))
@@ -176,7 +176,7 @@ def evaluate(
         if not kind.multiple_results:
             return [kind.bind(*inputs, **equation.params)]
         # Such an operation may hold functions, which JAX binds apart.
-        used, function = alone(jaxpr, equation)
+        used, function = as_function(jaxpr, equation)
         return function(*(values[x] for x in used))
 
     for i, equation in enumerate(jaxpr.eqns):
@@ -195,7 +195,7 @@ def evaluate(
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def alone(
+def as_function(
     jaxpr: core.Jaxpr, equation: core.JaxprEqn
 ) -> tuple[list[core.Var], Callable[..., list[Any]]]:
     """Returns the variables that an equation reads, and its results as a function."""

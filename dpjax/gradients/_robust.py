@@ -88,12 +88,12 @@ def streamed_grad(
         if not wanted:
             return stream
         params = varying_with(params, batch)  # the loss may have gradients of its own
-        one = partial(loss_of_users(loss_fn, has_aux=has_aux), params)
+        loss_of = partial(loss_of_users(loss_fn, has_aux=has_aux), params)
         if microbatch_size is None:
-            found = jax.vmap(one)(batch)
+            results = jax.vmap(loss_of)(batch)
         else:
-            found = jax.lax.map(one, batch, batch_size=microbatch_size)
-        values, aux = found if has_aux else (found, ())
+            results = jax.lax.map(loss_of, batch, batch_size=microbatch_size)
+        values, aux = results if has_aux else (results, ())
         return _with_wanted(stream, {"values": values, "aux": aux}, wanted)
 
     return grad_fn
@@ -288,11 +288,11 @@ def _wanted(*, return_values: bool, has_aux: bool) -> list[str]:
     return ["values"] * return_values + ["aux"] * has_aux
 
 
-def _with_wanted(result: Any, found: dict[str, PyTree], wanted: list[str]) -> Any:
+def _with_wanted(result: Any, available: dict[str, PyTree], wanted: list[str]) -> Any:
     """Returns a result alone, or with what is wanted beside it."""
     if not wanted:
         return result
-    beside = tuple(found[name] for name in wanted)
+    beside = tuple(available[name] for name in wanted)
     return result, beside if len(beside) == 2 else beside[0]
 
 
@@ -311,7 +311,7 @@ class _SampleGrad:
         # With respect to replicated parameters `grad` would be a psum over devices.
         params = varying_with(params, rows)
         values, grads = by_row(partial(value_and_grad, params), num_rows)(rows)
-        return grads, self._kept(values)
+        return grads, self._returned(values)
 
     def factored(
         self, params: PyTree, rows: PyTree
@@ -322,11 +322,11 @@ class _SampleGrad:
 
         def make(rows):
             grads, values = grad_fn(rows)
-            return grads, self._kept(values)
+            return grads, self._returned(values)
 
         return make
 
-    def _kept(self, values):
+    def _returned(self, values):
         values, aux = values if self.has_aux else (values, ())
         return {"values": values if self.return_values else (), "aux": aux}
 

@@ -58,10 +58,10 @@ class Parquet:
             bool(self._paths), "files", self.files, "a path, or at least one"
         )
         for path, metadata in zip(self._paths, self._metadata, strict=True):
-            found = _types(metadata, self._names, path)
+            types = _types(metadata, self._names, path)
             rule = f"files with the same columns: {self._layout}"
-            is_fine = found == self._layout
-            _validate.require(is_fine, "files", f"{path} of {found}", rule)
+            is_fine = types == self._layout
+            _validate.require(is_fine, "files", f"{path} of {types}", rule)
 
     def __len__(self) -> int:
         """See `Records`."""
@@ -144,7 +144,7 @@ def _parquet() -> Any:
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
     """Returns the layout of each column; raises `ValueError` if it has no numbers."""
     schema = metadata.schema.to_arrow_schema()
-    found = {}
+    types = {}
     for name in names:
         column = schema.field(name).type if name in schema.names else "nothing"
         layout = _numpy_type(column)
@@ -153,8 +153,8 @@ def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
                 "columns must be names of numbers, booleans or lists of them of one "
                 f"fixed length, got {name!r} of {column} in {path}."
             )
-        found[name] = layout
-    return found
+        types[name] = layout
+    return types
 
 
 def _numpy_type(arrow_type: Any) -> Layout | None:

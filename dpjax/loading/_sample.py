@@ -89,10 +89,10 @@ def sample(
         num_records += count
     if structure is None:
         raise ValueError("chunks must be at least one, got none.")
-    following, numbers, *leaves = reservoir.kept()
+    following, numbers, *leaves = reservoir.records()
     if devices:
         _processes.digests({"chunks": _layout([leaves])}, devices)
-        totals = [int(one[0]) for one in _gathered(np.array([num_records]), devices)]
+        totals = [int(row[0]) for row in _gathered(np.array([num_records]), devices)]
         numbers += sum(totals[: _place(devices)])
         numbers, *leaves = _of_all(following, [numbers, *leaves], size, devices)
         num_records = sum(totals)
@@ -137,7 +137,7 @@ def _of_all(
     process sends only rows that are drawn.
     """
     every = _gathered(tags, devices)
-    owners = np.repeat(np.arange(len(every)), [len(one) for one in every])
+    owners = np.repeat(np.arange(len(every)), [len(rows) for rows in every])
     drawn = order_of(np.concatenate(every))[:size]
     count = np.count_nonzero(owners[drawn] == _place(devices))
     tags, *columns = (
@@ -158,6 +158,6 @@ def _gathered(own: np.ndarray, devices: _processes.Devices) -> list[np.ndarray]:
     row = np.zeros(max(1, max(counts) * each), np.uint8)
     row[: own.nbytes] = np.ascontiguousarray(own).reshape(-1).view(np.uint8)
     return [
-        one[: count * each].view(own.dtype).reshape(count, *own.shape[1:])
-        for count, one in zip(counts, _processes.rows_of_all(row, devices), strict=True)
+        x[: count * each].view(own.dtype).reshape(count, *own.shape[1:])
+        for count, x in zip(counts, _processes.rows_of_all(row, devices), strict=True)
     ]

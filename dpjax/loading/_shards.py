@@ -136,12 +136,12 @@ def batches(
             key=jax.random.clone(states.key),
             run_key=jax.random.clone(states.run_key),
         )
-        *found, _ = drawn(jax.tree.map(lambda x: x[step], again))
-        chosen, is_padding = map(np.asarray, found)
+        *drawn_rows, _ = drawn(jax.tree.map(lambda x: x[step], again))
+        chosen, is_padding = map(np.asarray, drawn_rows)
         num_rows = math.ceil(chosen.size / num_shares) * num_shares
         rows = np.full(num_rows, -1)
         rows[: chosen.size] = np.where(is_padding, -1, chosen)
-        read = _placed(num_rows, sharding, lambda part: _taken(source, rows[part]))
+        read = _placed(num_rows, sharding, lambda part: _rows_at(source, rows[part]))
         return read, _placed(num_rows, sharding, lambda part: rows[part] < 0)
 
     return (
@@ -151,14 +151,14 @@ def batches(
     )
 
 
-def _taken(source: Records, rows: np.ndarray) -> PyTree:
+def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
     """Returns records by number, read in the order of the file; zeros for -1."""
     places = np.argsort(rows, kind="stable")[np.count_nonzero(rows < 0) :]
 
     def placed(x: np.ndarray) -> np.ndarray:
-        whole = np.zeros((len(rows), *x.shape[1:]), x.dtype)
-        whole[places] = x
-        return whole
+        filled = np.zeros((len(rows), *x.shape[1:]), x.dtype)
+        filled[places] = x
+        return filled
 
     return jax.tree.map(placed, source[rows[places]])
 

@@ -102,13 +102,13 @@ class BinaryTree(Strategy):
                 z = z - jnp.where(is_lower, old, 0)
             return z
 
-        found = jax.tree.map(solve, noise, *buffers)
+        solved = jax.tree.map(solve, noise, *buffers)
         # Level l holds node t where 2^l divides t and 2^(l + 1) does not.
         is_own, divides = [], jnp.ones((), bool)
         for is_lower in is_passed:
             is_own.append(divides & ~is_lower)
             divides = is_lower
-        return found, tuple(
-            jax.tree.map(lambda old, z, own=own: jnp.where(own, z, old), kept, noise)
-            for own, kept in zip(is_own, buffers, strict=True)
+        return solved, tuple(
+            jax.tree.map(lambda old, z, own=own: jnp.where(own, z, old), buffer, noise)
+            for own, buffer in zip(is_own, buffers, strict=True)
         )

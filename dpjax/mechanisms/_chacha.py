@@ -45,22 +45,22 @@ def chacha20_blocks(
     start = jnp.stack([jnp.broadcast_to(jnp.uint32(x), shape) for x in words])
     start = start.reshape(4, 4, *shape)  # of rows a, b, c and d
 
-    def turned(rows, sign):
+    def rotated(rows, sign):
         return [jnp.roll(x, sign * i, axis=0) for i, x in enumerate(rows)]
 
     def twice(_, state):
         columns = _quarter_rounds(*state)
-        diagonals = _quarter_rounds(*turned(columns, -1))
-        return jnp.stack(turned(diagonals, 1))
+        diagonals = _quarter_rounds(*rotated(columns, -1))
+        return jnp.stack(rotated(diagonals, 1))
 
     return (start + jax.lax.fori_loop(0, 10, twice, start)).reshape(_WORDS, *shape)
 
 
 def _quarter_rounds(a, b, c, d):
     """Mixes four words, in four places at once: each of shape (4, k)."""
-    for one, other in ((16, 12), (8, 7)):
+    for left, other in ((16, 12), (8, 7)):
         a = a + b
-        d = _rotated(d ^ a, one)
+        d = _rotated(d ^ a, left)
         c = c + d
         b = _rotated(b ^ c, other)
     return a, b, c, d
@@ -70,11 +70,11 @@ def _rotated(x, count):
     return (x << count) | (x >> (32 - count))
 
 
-def _stream(key: jax.Array, count: int, what: int, number: jax.Array | int = 0):
+def _stream(key: jax.Array, count: int, purpose: int, number: jax.Array | int = 0):
     """Returns so many words of the key stream for a purpose."""
     num_blocks = -(-count // _WORDS)
     places = jax.lax.iota(jnp.uint32, num_blocks)
-    return chacha20_blocks(key, places, (what, number, 0)).T.reshape(-1)[:count]
+    return chacha20_blocks(key, places, (purpose, number, 0)).T.reshape(-1)[:count]
 
 
 def _seed(seed: jax.Array) -> jax.Array:

@@ -11,8 +11,8 @@ def optimal_bands(num_steps: int, num_bands: int) -> np.ndarray:
     with _settings_of_jax_privacy():
         from jax_privacy.matrix_factorization import toeplitz
 
-        found = toeplitz.optimize_banded_toeplitz(num_steps, num_bands)
-        return np.asarray(found, np.float64)
+        strategy = toeplitz.optimize_banded_toeplitz(num_steps, num_bands)
+        return np.asarray(strategy, np.float64)
 
 
 def optimal_buffers(
@@ -22,13 +22,13 @@ def optimal_buffers(
     with _settings_of_jax_privacy():
         from jax_privacy.matrix_factorization import buffered_toeplitz
 
-        found = buffered_toeplitz.optimize(
+        strategy = buffered_toeplitz.optimize(
             n=num_steps,
             min_sep=min_separation,
             max_participations=max_participations,
             min_buffers=1,
         )
-        return np.asarray(found.buf_decay), np.asarray(found.output_scale)
+        return np.asarray(strategy.buf_decay), np.asarray(strategy.output_scale)
 
 
 @contextlib.contextmanager

@@ -71,8 +71,8 @@ def _placed_like(like: jax.Array, x: jax.Array) -> jax.Array:
     place = jax.typeof(like).sharding
     if num_other_devices(like) > 1:
         mesh = jax.sharding.get_abstract_mesh()
-        whole = NamedSharding(place.mesh if mesh.empty else mesh, PartitionSpec())
-        x = jax.lax.with_sharding_constraint(x, whole)
+        replicated = NamedSharding(place.mesh if mesh.empty else mesh, PartitionSpec())
+        x = jax.lax.with_sharding_constraint(x, replicated)
     return jax.sharding.reshard(x, place) if any(place.spec) else x
 
 

@@ -106,10 +106,10 @@ class BandedToeplitz(Toeplitz):
             differentially private ML".
         """
         _check_bands(num_steps, num_bands)
-        found = optimal_bands(num_steps, num_bands)
+        bands = optimal_bands(num_steps, num_bands)
         # The computed optimum may increase slightly.
-        found = np.minimum.accumulate(np.maximum(np.asarray(found, np.float64), 0))
-        return cls(num_steps, tuple(found))
+        bands = np.minimum.accumulate(np.maximum(np.asarray(bands, np.float64), 0))
+        return cls(num_steps, tuple(bands))
 
     @property
     def num_bands(self) -> int:
@@ -134,8 +134,8 @@ class BandedToeplitz(Toeplitz):
                 z = z - c * x
             return z
 
-        found = jax.tree.map(solve, noise, *buffers)
-        return found, (found, *buffers)[: self.num_buffers]
+        solved = jax.tree.map(solve, noise, *buffers)
+        return solved, (solved, *buffers)[: self.num_buffers]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,15 +236,15 @@ class BufferedToeplitz(Toeplitz):
         """See `Strategy.next_noise`: x_t = z_t - s . m, then m <- d m + x_t."""
         del step
 
-        def solve(z: jax.Array, *kept: jax.Array) -> jax.Array:
-            for scale, m in zip(self.scales, kept, strict=True):
+        def solve(z: jax.Array, *old: jax.Array) -> jax.Array:
+            for scale, m in zip(self.scales, old, strict=True):
                 z = z - scale * m
             return z
 
-        found = jax.tree.map(solve, noise, *buffers)
-        return found, tuple(
-            jax.tree.map(lambda m, x, decay=decay: decay * m + x, kept, found)
-            for decay, kept in zip(self.decays, buffers, strict=True)
+        solved = jax.tree.map(solve, noise, *buffers)
+        return solved, tuple(
+            jax.tree.map(lambda m, x, decay=decay: decay * m + x, old, solved)
+            for decay, old in zip(self.decays, buffers, strict=True)
         )
 
 

@@ -73,7 +73,7 @@ def check_fingerprints(fingerprints: object, num_parties: int) -> None:
     _validate.require(
         isinstance(fingerprints, list | tuple)
         and len(fingerprints) == num_parties
-        and all(isinstance(one, str) and len(one) == 64 for one in fingerprints),
+        and all(isinstance(each, str) and len(each) == 64 for each in fingerprints),
         "fingerprints",
         fingerprints,
         f"{num_parties} texts of 64 hex digits, one a party, in the order of their "

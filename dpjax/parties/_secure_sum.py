@@ -194,12 +194,12 @@ class SecureSum:
         message += bytes.fromhex("".join(own.values()))
         messages = _exchange_all(self.transport, message, len(message))
         table = np.frombuffer(b"".join(messages), np.uint8).reshape(len(messages), -1)
-        found = table[:, _COUNT_BYTES:].reshape(len(messages), -1, _DIGEST_BYTES)
-        differs = (found != found[0]).any(axis=2)  # by party and setting
+        received = table[:, _COUNT_BYTES:].reshape(len(messages), -1, _DIGEST_BYTES)
+        differs = (received != received[0]).any(axis=2)  # by party and setting
         if differs.any():
             names = [name for i, name in enumerate(own) if differs[:, i].any()]
-            others = np.flatnonzero(differs.any(axis=1)).tolist()
-            raise PartyError(others, f"other {', '.join(names)} than party 0")
+            different = np.flatnonzero(differs.any(axis=1)).tolist()
+            raise PartyError(different, f"other {', '.join(names)} than party 0")
         return [int.from_bytes(each[:_COUNT_BYTES], "little") for each in messages]
 
     def __call__(
@@ -266,14 +266,14 @@ def _public_keys(
         strict=True,
     )
     stated = fingerprints or signers
-    others = [
+    peers = [
         i
         for i, signer in enumerate(signers)
         if signer is None or signer != stated[i].lower()
     ]
-    if others:
+    if peers:
         raise PartyError(
-            others,
+            peers,
             "a key that is not signed by the identity whose fingerprint was stated: "
             "somebody may have replaced it on the way",
         )

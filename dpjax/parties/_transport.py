@@ -55,8 +55,8 @@ class JaxTransport:
         # bytes, because JAX may narrow integers.
         mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
         sizes = _gather(mine).view(np.int64)
-        whole = message if len(message) == num_bytes else b""
-        sent = _gather(np.frombuffer(whole.ljust(sizes[:, 1].max(), b"\0"), np.uint8))
+        full = message if len(message) == num_bytes else b""
+        sent = _gather(np.frombuffer(full.ljust(sizes[:, 1].max(), b"\0"), np.uint8))
         is_sent = (sizes == num_bytes).all(axis=1)
         return [
             row[:num_bytes].tobytes() if is_whole else None
@@ -123,7 +123,7 @@ class _ThreadTransport:
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
         messages = self._board.post(self.party, message)
-        return [one if one and len(one) == num_bytes else None for one in messages]
+        return [x if x and len(x) == num_bytes else None for x in messages]
 
 
 class _Board:

@@ -108,7 +108,7 @@ class _Additive(LinearEstimator):
         """Returns what each column adds to the score, by name or by index."""
         check_is_fitted(self)
         standard, knots = self._standard, self._curves.knots
-        low, high = (standard.held(x) for x in (standard.low, standard.high))
+        low, high = (standard.clipped(x) for x in (standard.low, standard.high))
         ends = np.stack([low, high]) - standard.centers
         shapes, place, dummy = {}, 0, int(self._is_number.sum())
         names = list(getattr(self, "feature_names_in_", range(self.n_features_in_)))

@@ -179,8 +179,8 @@ class DPLogisticRegression(WithIntervals, Classifier):
 
     @property
     def _factor(self) -> tuple[str, list[str]]:
-        said = f"Coefficients are of the log odds of {self.classes_[1]}."
-        return "odds ratio", [said]
+        text = f"Coefficients are of the log odds of {self.classes_[1]}."
+        return "odds ratio", [text]
 
     def _fit_scores(self, *args: Any, **options: Any) -> None:
         super()._fit_scores(*args, **options)

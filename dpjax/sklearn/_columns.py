@@ -35,8 +35,8 @@ def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
     rule = f"{FROM_DTYPE!r}, a mapping from columns to lists of categories, or None"
     is_fine = isinstance(given, str) and given == FROM_DTYPE
     _validate.require(is_fine, "categorical_features", given, rule)
-    found = {name: _of_dtype(kind) for name, kind in _types(X)}
-    return {name: values for name, values in found.items() if values is not None}
+    kinds = {name: _of_dtype(kind) for name, kind in _types(X)}
+    return {name: values for name, values in kinds.items() if values is not None}
 
 
 def straight_of(X: Any) -> set[Any]:

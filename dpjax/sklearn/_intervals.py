@@ -57,15 +57,15 @@ class WithIntervals(LinearEstimator):
         names = names or [f"x{i}" for i in range(self.n_features_in_)]
         factor, notes = self._factor
         is_known = self._standard.is_known
-        unknown = [str(one) for one, x in zip(names, is_known, strict=True) if not x]
+        unknown = [str(name) for name, x in zip(names, is_known, strict=True) if not x]
         if unknown:
             notes.append(
                 f"The budget shows no scale of {', '.join(unknown)}: coefficients are "
                 "for cells clipped to [-1, 1]."
             )
         title, names = type(self).__name__, [*names, "intercept"]
-        said = str(self.privacy_)
-        return Summary(title, names, values, errors, said, factor, 1 - alpha, notes)
+        text = str(self.privacy_)
+        return Summary(title, names, values, errors, text, factor, 1 - alpha, notes)
 
     def _estimates(self, alpha):
         """Returns coefficients and their standard errors, the intercept last."""

@@ -56,12 +56,12 @@ def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
     (label,). None, NaN, and all that does not equal itself or has no hash are missing.
     """
     if labels.dtype.kind in "biufUS":
-        found, codes = np.unique(labels, return_inverse=True)
+        distinct, codes = np.unique(labels, return_inverse=True)
     else:
-        found, codes = labels.astype(object), np.arange(len(labels))
+        distinct, codes = labels.astype(object), np.arange(len(labels))
     places: dict[Any, int] = {}
-    of_found = np.full(len(found), -1)
-    for row, label in enumerate(found):
+    of_found = np.full(len(distinct), -1)
+    for row, label in enumerate(distinct):
         form = canonical(label)
         if form is not None or _is_known(label):
             form = (label,) if form is None else form
@@ -148,8 +148,8 @@ def passing(
     size = 2 ** math.ceil(math.log2(max(len(counts), 1)))  # few programs
     padded = np.zeros(size)
     padded[: len(counts)] = list(counts.values())
-    found = released(key, padded, stddev)
-    return [label for label, n in zip(counts, found, strict=False) if n > threshold]
+    noisy = released(key, padded, stddev)
+    return [label for label, n in zip(counts, noisy, strict=False) if n > threshold]
 
 
 def indices(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:

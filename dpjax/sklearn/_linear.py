@@ -149,7 +149,7 @@ class LinearEstimator(PrivateEstimator):
     def _linear(self, X: Any) -> np.ndarray:
         """Returns the linear predictions, with cells clipped to their ranges."""
         check_is_fitted(self)
-        features = self._standard.held(_tables.features_of(self, X, is_new=False))
+        features = self._standard.clipped(_tables.features_of(self, X, is_new=False))
         return features @ self.coef_.T + self.intercept_
 
 

@@ -158,15 +158,15 @@ def score_privately(
 
 def _check_classes(baseline: Any, classes: np.ndarray) -> None:
     if baseline is not None:
-        found = list(baseline.classes_)
+        known = list(baseline.classes_)
         rule = f"a classifier of the classes {list(classes)}"
-        _validate.require(found == list(classes), "baseline", found, rule)
+        _validate.require(known == list(classes), "baseline", known, rule)
 
 
 def _labels_of(targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Returns -1 and +1 of two classes, NaN for neither; of more the index, or -1."""
-    found = indices(targets, classes)
-    return np.array([-1.0, 1.0, np.nan])[found] if len(classes) == 2 else found
+    places = indices(targets, classes)
+    return np.array([-1.0, 1.0, np.nan])[places] if len(classes) == 2 else places
 
 
 def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
@@ -181,9 +181,9 @@ def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
 def _shares(exposure: Any, model: Any, baseline: Any, y: np.ndarray) -> np.ndarray:
     """Returns (n,) exposures in the largest one, for models that take them."""
     rule = "an estimator that was fitted with an exposure, where exposure is given"
-    for name, one in {"model": model, "baseline": baseline or model}.items():
-        is_fine = getattr(_last(one), "_largest", None) is not None
-        _validate.require(is_fine, name, one, rule)
+    for name, estimator in {"model": model, "baseline": baseline or model}.items():
+        is_fine = getattr(_last(estimator), "_largest", None) is not None
+        _validate.require(is_fine, name, estimator, rule)
     return shares_of(exposure, _last(model)._largest, y)
 
 

@@ -169,17 +169,17 @@ def dp_additive_model(
     if intervals:
         check_intervals(model, loss, None, num_columns - (column is not None))
     check_execution(execution)
-    kept: dict[str, Any] = {
+    options: dict[str, Any] = {
         "smooth": smooth,
         "intercept": intercept,
         "max_weight": max_weight,
         "intervals": intervals,
     }
-    again = partial(dp_additive_model, loss, **kept, execution=execution)
+    again = partial(dp_additive_model, loss, **options, execution=execution)
     budget = {"key": key, "epsilon": epsilon, "delta": delta}
     given: dict[str, Any] = {"offsets": offsets, "weights": weights, **budget}
-    if found := on_sample(again, (features, targets), max_records, **given):
-        return found
+    if solution := on_sample(again, (features, targets), max_records, **given):
+        return solution
     total, epsilon, event = noise_of(epsilon, delta, noise_multiplier)
     knots = knots_of(model, num_samples, num_columns, len(bent), total)
     if intervals:

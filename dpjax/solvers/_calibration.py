@@ -73,7 +73,7 @@ def calibrated_noise(
     if strategy is not None and "sampling_prob" not in pattern:
         sampling = {"num_steps": 1}  # the whole run is one Gaussian release
     sampling = {**sampling, "noise": estimator.noise, "relation": relation}
-    multiplier = alone = noise_multiplier(epsilon, delta, **sampling)
+    multiplier = unfiltered = noise_multiplier(epsilon, delta, **sampling)
     if strategy is not None:
         multiplier = noise_multiplier(
             epsilon, delta, strategy=strategy, relation=relation, **pattern
@@ -81,7 +81,7 @@ def calibrated_noise(
     return multiplier, PrivacyGuarantee.of(
         epsilon,
         delta,
-        dp_event=gaussian_event(alone, **sampling),
+        dp_event=gaussian_event(unfiltered, **sampling),
         # n is public: no record is added or removed, but one may count as padding.
         relation=relation if relation is REPLACE_ONE else REPLACE_SPECIAL,
         num_samples=num_samples,

@@ -95,8 +95,8 @@ class States:
             return 0, like
         arrays = self._store.latest()
         leaves, treedef = jax.tree.flatten(like)
-        found = [_as(leaf, arrays, i) for i, leaf in enumerate(leaves)]
-        return step, jax.tree.unflatten(treedef, found)
+        loaded = [_as(leaf, arrays, i) for i, leaf in enumerate(leaves)]
+        return step, jax.tree.unflatten(treedef, loaded)
 
     def save(self, step: int, state: PyTree) -> None:
         """Saves a state, whole or not at all, and then removes the one before it."""
@@ -171,8 +171,8 @@ def _kind(device: Any) -> str:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         text = ""
-    found = re.findall(r"(?mi)^(?:model name|flags|features)\s*:.*$", text)
-    words = sorted(set(found)) or [platform.processor()]
+    lines = re.findall(r"(?mi)^(?:model name|flags|features)\s*:.*$", text)
+    words = sorted(set(lines)) or [platform.processor()]
     return " ".join([device.device_kind, platform.machine(), *words])
 
 
@@ -200,12 +200,12 @@ def _as(like: Any, arrays: _store.Arrays, i: int) -> Any:
     """Returns what was saved as leaf i of the run: a key, bound to devices or not."""
     bits = _without_key(like)
     pieces = [arrays[f"{i}.{j}"] for j, _ in enumerate(_pieces(bits))]
-    whole = pieces[0]
+    joined = pieces[0]
     if not like.committed:
-        leaf = jnp.asarray(whole)
+        leaf = jnp.asarray(joined)
     elif bits.is_fully_addressable or bits.is_fully_replicated:
         leaf = jax.make_array_from_callback(
-            bits.shape, bits.sharding, lambda index: whole[index]
+            bits.shape, bits.sharding, lambda index: joined[index]
         )
     else:
         shards = [

@@ -174,5 +174,5 @@ def hats(values: jax.Array, knots: tuple[float, ...]) -> jax.Array:
         jnp.clip((values - low) / (high - low), 0.0, 1.0)
         for low, high in pairwise(knots)
     ]
-    one = jnp.ones_like(values)
-    return jnp.stack([one, *rises], -1) - jnp.stack([*rises, 0 * one], -1)
+    ones = jnp.ones_like(values)
+    return jnp.stack([ones, *rises], -1) - jnp.stack([*rises, 0 * ones], -1)

@@ -203,8 +203,8 @@ def _counted(
     num_groups: int, key: Key, groups: Groups, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     stddev = math.sqrt(2) * ROUNDED_UP * jnp.asarray(multiplier, "float32")
-    held = groups.counts(num_groups, jnp.ones_like(groups.indices))
-    counts = noisy_integers(key, held, stddev)
+    sizes = groups.counts(num_groups, jnp.ones_like(groups.indices))
+    counts = noisy_integers(key, sizes, stddev)
     return counts, count_errors(counts, stddev, groups.values.size), stddev
 
 
@@ -310,8 +310,8 @@ def _sums(
     layers, weights = layers_of(z[:, None], lengths, radii.astype(z.dtype))
     no_layers = jnp.zeros_like(layers).at[:, 0, 0].set(z / reach)
     layers = jnp.where(is_narrow, no_layers, layers)
-    alone = jnp.array([1 / reach, _NO_LAYER, _NO_LAYER], z.dtype)
-    weights = jnp.where(is_narrow, alone, weights)
+    innermost = jnp.array([1 / reach, _NO_LAYER, _NO_LAYER], z.dtype)
+    weights = jnp.where(is_narrow, innermost, weights)
     noisy, stddev = _noisy_sums(
         num_groups, keys[0], groups, layers[:, :, 0], multipliers[0], Clipping(1.0)
     )
@@ -333,11 +333,11 @@ def _sums(
     squares_of_mean = known**2 / jnp.maximum(counts, 1).astype(z.dtype)
     squares = squares - jnp.where(is_narrow, squares_of_mean, 0.0)
     squares = jnp.maximum(squares, stddev)
-    whole = jnp.maximum(seen.sum_of_squares(0.0, radius), stddev)
+    total = jnp.maximum(seen.sum_of_squares(0.0, radius), stddev)
     # What all groups have beyond the last radius falls into one no more than squares
     # may: a few long samples are seldom spread evenly.
-    share = jnp.minimum((squares + (_HIDDEN - 1) * stddev) / whole, 1.0)
-    beyond = jnp.clip(seen.sum_of_squares(0.0, last) / whole, 1.0, (last / radius) ** 2)
+    share = jnp.minimum((squares + (_HIDDEN - 1) * stddev) / total, 1.0)
+    beyond = jnp.clip(seen.sum_of_squares(0.0, last) / total, 1.0, (last / radius) ** 2)
     return _Sums(
         center,
         is_narrow | is_seen,
@@ -359,11 +359,11 @@ def _shrunk(
     """
     num_groups = counts.size
     sizes = jnp.maximum(counts, 1).astype(layers.dtype)
-    whole = jnp.sum(layers, axis=1, keepdims=True)
-    whole = whole[1:] * kept_of(whole, num_groups * variances)[:, None]
-    apart = layers.at[1:].add(-whole * (sizes / jnp.sum(sizes))[None])
-    kept = kept_of(apart, variances)
-    taken_off = (1 - kept) @ apart[1:]
+    total = jnp.sum(layers, axis=1, keepdims=True)
+    total = total[1:] * kept_of(total, num_groups * variances)[:, None]
+    apart = layers.at[1:].add(-total * (sizes / jnp.sum(sizes))[None])
+    shares = kept_of(apart, variances)
+    taken_off = (1 - shares) @ apart[1:]
     return jnp.sum(layers, axis=0) - taken_off, taken_off
 
 

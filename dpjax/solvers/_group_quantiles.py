@@ -99,14 +99,14 @@ def _halved(
 
         def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:
             middle, half = state  # (Q, G)
-            held = ordered.beside(*ends_of(middle)).astype("float32")
-            noisy = gaussian(jax.random.fold_in(key, step), held, stddev=stddev)
+            inside = ordered.beside(*ends_of(middle)).astype("float32")
+            noisy = gaussian(jax.random.fold_in(key, step), inside, stddev=stddev)
             is_more = is_less(*jnp.moveaxis(noisy, 1, 0))
             half = half / 2
             return middle + jnp.where(is_more, half, -half), half
 
-        whole = start, jnp.asarray(bound, start.dtype)
-        return jax.lax.fori_loop(0, _NUM_HALVINGS, halve, whole)
+        total = start, jnp.asarray(bound, start.dtype)
+        return jax.lax.fori_loop(0, _NUM_HALVINGS, halve, total)
 
     center_key, width_key = _keys.split(key)
     zeros = jnp.zeros((len(quantiles), num_groups), groups.values.dtype)
@@ -120,9 +120,9 @@ def _halved(
     def is_short(below: jax.Array, between: jax.Array, above: jax.Array) -> jax.Array:
         # On either side: where samples repeat numbers, the quantile of the law may be
         # the next number on one side alone.
-        whole = below + between + above
+        total = below + between + above
         least = wanted - apart, 1 - wanted - apart
-        return (below > least[0] * whole) | (above > least[1] * whole)
+        return (below > least[0] * total) | (above > least[1] * total)
 
     width, _ = halved(
         width_key,

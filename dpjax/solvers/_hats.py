@@ -66,10 +66,10 @@ def curves_of(
     """Returns the curves of the weights of `Hats`; without tail, of lines."""
     outputs = weights.shape[1:]
     if tail == 0:
-        others = np.delete(np.arange(num_columns), smooth)
+        straight = np.delete(np.arange(num_columns), smooth)
         slopes = jnp.zeros((num_columns, *outputs), weights.dtype)
-        slopes = slopes.at[others].set(weights[: len(others)])
-        weights = jnp.concatenate([slopes, weights[len(others) :]])
+        slopes = slopes.at[straight].set(weights[: len(straight)])
+        weights = jnp.concatenate([slopes, weights[len(straight) :]])
     slopes = weights[:num_columns]
     if tail is None or not knots:
         heights = jnp.zeros((len(smooth), len(knots), *outputs), weights.dtype)

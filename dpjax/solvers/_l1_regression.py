@@ -176,9 +176,9 @@ class _Theory(NamedTuple):
     def risk_terms(self, sharpness: float) -> tuple[float, float]:
         """Returns A and B of the proven bound; sharpness is U / epsilon."""
         bias = 2 * self.moment_bound / self.moment_order
-        one = math.log(3 / self.failure_prob)
-        every = one + math.log(self.num_candidates)
-        return bias, ((1 + 2 * sharpness) * every + one) / self.num_samples
+        log_term = math.log(3 / self.failure_prob)
+        every = log_term + math.log(self.num_candidates)
+        return bias, ((1 + 2 * sharpness) * every + log_term) / self.num_samples
 
     def best_truncation(self, bias: float, deviation: float) -> float:
         """Returns the iota where (theta - 1) A iota^(theta - 2) = B / iota^2."""
@@ -208,8 +208,8 @@ def _choose(
     """Chooses a candidate; records and candidates may both be sharded."""
     axes, size = static.candidate_axes, static.chunk_size
 
-    def among(whole: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
-        (key, _, epsilon), blocks = whole
+    def among(replicated: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
+        (key, _, epsilon), blocks = replicated
         num_candidates = len(candidates)
         num_chunks = -(-num_candidates // size)
         padding = num_chunks * size - num_candidates
@@ -237,15 +237,15 @@ def _choose(
         chosen = jnp.where(is_here, candidates[jnp.where(is_here, index, 0)], 0)
         return psum(chosen, axes), ()
 
-    def on_records(whole: PyTree, data: PyTree) -> tuple[jax.Array, tuple[()]]:
-        numbers, candidates = whole
+    def on_records(replicated: PyTree, data: PyTree) -> tuple[jax.Array, tuple[()]]:
+        numbers, candidates = replicated
         _, truncation, _ = numbers
         features, targets = data
         blocks = row_blocks(features, targets, truncation, static.fixed_point)
         return by_device(among, axes, (numbers, blocks), candidates)
 
-    whole = (key, truncation, epsilon), candidates
-    return by_device(on_records, static.record_axes, whole, (features, targets))[0]
+    replicated = (key, truncation, epsilon), candidates
+    return by_device(on_records, static.record_axes, replicated, (features, targets))[0]
 
 
 def _arrays(

@@ -148,10 +148,10 @@ def _untuned(
             _leaves(point, samples), privacy, {"noise_multiplier": multiplier}
         )
     multipliers = Shares.of(rows.shape, multiplier).multipliers(multiplier)
-    found = untuned_mean(axis_name, rows, key, multipliers)
-    mean, errors = (_leaves(x, samples) for x in found[:2])
+    estimate = untuned_mean(axis_name, rows, key, multipliers)
+    mean, errors = (_leaves(x, samples) for x in estimate[:2])
     return Solution(
-        mean, privacy, found.stats | {"noise_multiplier": multiplier}, errors
+        mean, privacy, estimate.stats | {"noise_multiplier": multiplier}, errors
     )
 
 

@@ -38,8 +38,8 @@ class Objective(NamedTuple):
         num_chunks = -(-self.num_samples // self.chunk_size)
         slopes = loss.derivative_bound * (self.chunk_size + num_chunks + 20)
         margins = loss.curvature_bound * (16 + (self.num_features + 16) * params_norm)
-        others = convexity * params_norm + noise_norm
-        return 2.0**-52 * (self.num_samples * (slopes + margins) + 4 * others)
+        added = convexity * params_norm + noise_norm
+        return 2.0**-52 * (self.num_samples * (slopes + margins) + 4 * added)
 
 
 def least_gradient_norm(objective: Objective, convexity: float, stddev: float) -> float:
@@ -153,12 +153,12 @@ def minimize(
             [lengths[:, None] * newton[None], step.gradient[None] / smoothness]
         )
         points = step.params[None] - moves
-        found = gradients(points)
-        norms = jnp.linalg.norm(found, axis=1)
+        slopes = gradients(points)
+        norms = jnp.linalg.norm(slopes, axis=1)
         # By the mark of the smallest: under a caller's jit, where float64 is off again
         # when this is lowered, argmin of float64 would not lower.
         best = jax.lax.argmax(norms == jnp.nanmin(norms), 0, jnp.int32)
-        return _Step(points[best], found[best], norms[best], norms[best] < step.norm)
+        return _Step(points[best], slopes[best], norms[best], norms[best] < step.norm)
 
     origin = jnp.zeros_like(eta)
     gradient = gradients(origin[None])[0]

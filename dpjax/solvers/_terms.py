@@ -110,10 +110,10 @@ def all_terms(
     terms: Terms, examples: Examples, key: Key, noise_multiplier: float, execution: Any
 ) -> tuple[Curves, dict[str, Any], Curves | None, jax.Array | None]:
     """Returns curves with all knots, stats, errors and correlations."""
-    found, stats, errors, correlations = terms.fit(
+    fitted, stats, errors, correlations = terms.fit(
         examples, key, noise_multiplier, execution
     )
-    params = terms.curves(found)
+    params = terms.curves(fitted)
     if errors is None or correlations is None:
         return params, stats, None, None
     # A slope and a height are each one weight in a unit, or no weight: zero.
@@ -177,17 +177,17 @@ def chosen_terms(
         finest = rare[: max(index - 1, 0)]
         bent = terms if index else terms._replace(knots=())
         multiplier = noise_multiplier / math.sqrt(rest)
-        found, stats, *_ = bent.fit(examples, key, multiplier, execution, finest)
+        fitted, stats, *_ = bent.fit(examples, key, multiplier, execution, finest)
         of_fit = {name: rest * share for name, share in stats["shares"].items()}
         stats |= {
             "noise_multiplier": noise_multiplier,
             "shares": shares | of_fit,
             "gain": gain,
         }
-        num_wide = len(found) - len(NARROW) * len(finest)
-        params = terms.curves(found[:num_wide], index > 0)
+        num_wide = len(fitted) - len(NARROW) * len(finest)
+        params = terms.curves(fitted[:num_wide], index > 0)
         if is_finest:
-            params = at_finest(params, finest, found[num_wide:])
+            params = at_finest(params, finest, fitted[num_wide:])
         return params, stats
 
     if _validate.is_concrete(which):
@@ -196,8 +196,8 @@ def chosen_terms(
     _validate.require(execution.callback is None, "execution", execution, rule)
     # Only one of them is released, so that their noise may be the same.
     last = 1 + len(rare)
-    others = [final(jax.random.clone(key), index) for index in range(last)]
-    return jax.tree.map(lambda *each: jnp.stack(each)[which], *others, final(key, last))
+    fits = [final(jax.random.clone(key), index) for index in range(last)]
+    return jax.tree.map(lambda *each: jnp.stack(each)[which], *fits, final(key, last))
 
 
 def _residual_problem(
@@ -233,6 +233,6 @@ def _lines(features: jax.Array, weights: jax.Array, intercept: int | None) -> ja
 def _with_known(correlations: jax.Array, places: tuple[int, ...]) -> jax.Array:
     """Returns correlations with rows and columns for what has no error."""
     size = len(correlations) + len(places)
-    others = jnp.asarray([i for i in range(size) if i not in places])
-    whole = jnp.eye(size, dtype=correlations.dtype)
-    return whole.at[others[:, None], others[None, :]].set(correlations)
+    remaining = jnp.asarray([i for i in range(size) if i not in places])
+    full = jnp.eye(size, dtype=correlations.dtype)
+    return full.at[remaining[:, None], remaining[None, :]].set(correlations)

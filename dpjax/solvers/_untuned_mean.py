@@ -210,8 +210,8 @@ class Round(NamedTuple):
         place_key, moments_key = keys
         samples = jnp.where(jnp.isnan(samples), 0.0, samples)
         place = _standard(place_key, samples, multipliers)
-        held = jnp.clip(samples, -_LARGEST, _LARGEST)
-        z = (held - place.centers[None]) / place.scales[None]
+        clipped = jnp.clip(samples, -_LARGEST, _LARGEST)
+        z = (clipped - place.centers[None]) / place.scales[None]
         if multipliers.radius is None or multipliers.moments is None:
             return cls(z, place, None)
         noise = multipliers.radius, multipliers.moments

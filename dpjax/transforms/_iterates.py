@@ -131,15 +131,15 @@ def average_params(state: Any) -> PyTree:
 
     Example: see `average_iterates`.
     """
-    found = [
+    states = [
         leaf
         for leaf in jax.tree.leaves(state, is_leaf=_is_average)
         if _is_average(leaf)
     ]
     rule = "a state with exactly one average_iterates"
-    is_fine = len(found) == 1
-    _validate.require(is_fine, "state", [type(leaf).__name__ for leaf in found], rule)
-    return found[0].mean_iterate
+    is_fine = len(states) == 1
+    _validate.require(is_fine, "state", [type(leaf).__name__ for leaf in states], rule)
+    return states[0].mean_iterate
 
 
 def _is_average(node: Any) -> bool:

@@ -31,7 +31,7 @@ from dpjax._types import PyTree, Scalar
 from dpjax.estimators import Estimator
 
 
-def whole(
+def of_batch(
     estimator: Estimator, normalize_by: Scalar | None, num_rows: int, num_pieces: int
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Returns what a piece has to know of the whole batch: three numbers.

@@ -16,7 +16,7 @@ from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
 from dpjax.transforms._chain import BoundedMean, KeyState, PrivateMean, refuse_wrappers
 from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
-from dpjax.transforms._pieces import whole
+from dpjax.transforms._pieces import of_batch
 
 
 class ThresholdState(NamedTuple):
@@ -285,7 +285,7 @@ def privatize(
         )
         divisor, limit = normalize_by, None
         if num_pieces is not None:
-            divisor, limit, more = whole(current, normalize_by, num_rows, num_pieces)
+            divisor, limit, more = of_batch(current, normalize_by, num_rows, num_pieces)
             parameters["stddev"] = parameters["stddev"] * more
         how = {"normalize_by": divisor, "axis_name": axis_name}
         if current.noise == "gaussian":

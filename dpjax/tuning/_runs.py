@@ -51,7 +51,7 @@ class Runs:
             hasattr(self.candidates, "_fields")  # a NamedTuple of arrays
         )
 
-    def one(self, index: Any, key: Key) -> tuple[Solution, Scalar]:
+    def run_of(self, index: Any, key: Key) -> tuple[Solution, Scalar]:
         """Makes a run of a candidate; returns its solution and score."""
         train_key, score_key = jax.random.split(key)
         if self.is_stacked:
@@ -70,14 +70,14 @@ class Runs:
     def traced(self) -> Iterator[tuple[Callable, tuple]]:
         """Yields the function of a run and its inputs, for each kind of candidate."""
         if self.is_stacked:
-            yield self.one, (jnp.int32(0),)
+            yield self.run_of, (jnp.int32(0),)
         else:
             for i in range(self.size):
-                yield lambda key, i=i: self.one(i, key), ()
+                yield lambda key, i=i: self.run_of(i, key), ()
 
     def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
         """Returns the guarantees of the candidates, by tracing."""
-        found = []
+        results = []
         for i, (run, inputs) in enumerate(self.traced()):
             try:
                 solution, value = jax.eval_shape(run, *inputs, key)
@@ -87,9 +87,9 @@ class Runs:
                     "Python values, or privacy given, the guarantee of every run."
                 ) from why
             _validate.require(value.shape == (), "score", value, "a scalar")
-            found.append(solution.privacy)
+            results.append(solution.privacy)
             self.treedefs[i] = jax.tree.structure((solution.params, solution.stats))
-        return found
+        return results
 
     def identity(self, key: Key, law: TrialCount, num_parallel: int) -> dict[str, str]:
         """Returns digests of everything that determines a search, by name."""
@@ -122,7 +122,7 @@ class Runs:
                 yield from pool.map(partial(self._made, key), turns)
             return
         indices, keys = jax.vmap(partial(self.draw, key))(jnp.asarray(turns))
-        solutions, scores = jax.vmap(self.one)(indices, keys)
+        solutions, scores = jax.vmap(self.run_of)(indices, keys)
         scores = np.asarray(scores, float).tolist()
         for i, index in enumerate(np.asarray(indices).tolist()):
             solution = jax.tree.map(lambda leaf, i=i: leaf[i], solutions)
@@ -131,7 +131,7 @@ class Runs:
     def _made(self, key: Key, turn: int) -> tuple[int, Solution, float]:
         index, run_key = self.draw(key, turn)
         index = int(index)
-        solution, score = self.one(index, run_key)
+        solution, score = self.run_of(index, run_key)
         return index, solution, float(score)
 
 

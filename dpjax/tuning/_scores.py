@@ -101,8 +101,8 @@ def clipped_loss(
     data = _validate.arrays(data)
 
     def losses_of(params: PyTree) -> jax.Array:
-        found = jax.vmap(loss_fn, (None, 0))(params, data)
-        return jnp.where(jnp.isnan(found), limit, found) - limit / 2
+        losses = jax.vmap(loss_fn, (None, 0))(params, data)
+        return jnp.where(jnp.isnan(losses), limit, losses) - limit / 2
 
     def fn(params: PyTree, key: Key) -> Scalar:
         check_key_of_rows(key, data)

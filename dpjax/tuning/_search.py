@@ -88,8 +88,8 @@ def _random_bits(key: Key, attempt: int) -> jax.Array:
 
 def digest(parts: Iterable[bytes]) -> str:
     """Returns a digest of a sequence of byte strings."""
-    found = hashlib.sha256()
+    state = hashlib.sha256()
     for part in parts:
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part)
-    return found.hexdigest()
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.hexdigest()

@@ -137,11 +137,11 @@ def dp_select(
         opening = opened(checkpoint, runs.identity(key, law, num_parallel))
     with opening as store:
         progress = _search(runs, law, key, num_parallel, privacy, store)
-    found = {"candidate": progress.candidate, "score": progress.score}
+    best = {"candidate": progress.candidate, "score": progress.score}
     if progress.candidate < 0:
-        return Solution(default, released, found)
+        return Solution(default, released, best)
     params, stats = runs.restored(progress)
-    return Solution(params, released, stats | found)
+    return Solution(params, released, stats | best)
 
 
 def _search(
@@ -177,19 +177,19 @@ def _search(
     return progress
 
 
-def _is_covered(found: PrivacyGuarantee, known: PrivacyGuarantee) -> bool:
+def _is_covered(released: PrivacyGuarantee, known: PrivacyGuarantee) -> bool:
     """Returns whether the accounted guarantee covers that of a run.
 
     Another event of the same epsilon may have a larger profile: epsilon and delta are
     enough only if the event is the same, or is not used. Runs on one drawn sample are
     not independent.
     """
-    if samples_of(found.dp_event):
+    if samples_of(released.dp_event):
         return False
-    is_less = found.epsilon <= known.epsilon and found.delta <= known.delta
+    is_less = released.epsilon <= known.epsilon and released.delta <= known.delta
     is_read = not isinstance(known.dp_event, UnsupportedDpEvent)
-    is_same = found.dp_event == known.dp_event
-    return found.relation == known.relation and is_less and (is_same or not is_read)
+    is_same = released.dp_event == known.dp_event
+    return released.relation == known.relation and is_less and (is_same or not is_read)
 
 
 def _released_guarantee(
@@ -201,16 +201,16 @@ def _released_guarantee(
 ) -> PrivacyGuarantee:
     """Returns the guarantee of the search; raises if it is above the budget."""
     relation = score.privacy.relation
-    for found in (*guarantees, score.privacy):
+    for released in (*guarantees, score.privacy):
         _validate.require(
-            math.isfinite(found.epsilon),
+            math.isfinite(released.epsilon),
             "the epsilon of a run or a score",
-            found.epsilon,
+            released.epsilon,
             "finite: the best of runs without privacy is not private",
         )
         rule = f"that of the score, {relation}"
-        is_fine = found.relation is relation
-        _validate.require(is_fine, "the relation of a run", found.relation, rule)
+        is_fine = released.relation is relation
+        _validate.require(is_fine, "the relation of a run", released.relation, rule)
     rule = "REPLACE_ONE: a record that is added may move others into it"
     is_fine = relation is REPLACE_ONE or score.records == "training"
     _validate.require(is_fine, "the relation of a score on a holdout", relation, rule)

@@ -192,7 +192,7 @@ def test_the_share_of_scales_is_public_and_none_where_none_would_show():
 def test_held_cells_are_finite():
     standard = Standard.of_ranges(np.array([0.0]), np.array([10.0]))
     cells = np.array([[np.nan], [np.inf], [-np.inf], [3.0]])
-    np.testing.assert_array_equal(standard.held(cells)[:, 0], [5.0, 10.0, 0.0, 3.0])
+    np.testing.assert_array_equal(standard.clipped(cells)[:, 0], [5.0, 10.0, 0.0, 3.0])
 
 
 def test_counts_are_held_to_what_float32_counts():

@@ -34,19 +34,19 @@ class Convolution(Repeated):
     def kind(self) -> str:
         return "patch"
 
-    def kept(self, inputs: Sequence[Any]) -> jax.Array:
+    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
         """Returns the image: its patches are many times as large."""
         return inputs[0]
 
-    def vectors(self, kept: jax.Array) -> jax.Array:
+    def vectors(self, residuals: jax.Array) -> jax.Array:
         """Returns patches: for each position a window, and in it the channels."""
         params, groups = self.params, self.sizes[0]
         numbers = params["dimension_numbers"]
-        x = _channels_last(kept, numbers.lhs_spec)
-        whole = (0, 0, 0)
+        x = _channels_last(residuals, numbers.lhs_spec)
+        no_padding = (0, 0, 0)
         pairs = zip(params["padding"], params["lhs_dilation"], strict=True)
         edges = [(low, high, dilation - 1) for (low, high), dilation in pairs]
-        x = jax.lax.pad(x, jnp.zeros((), x.dtype), (whole, *edges, whole))
+        x = jax.lax.pad(x, jnp.zeros((), x.dtype), (no_padding, *edges, no_padding))
         counts = [self.result.shape[axis] for axis in numbers.out_spec[2:]]
         steps = zip(
             counts, params["window_strides"], params["rhs_dilation"], strict=True

@@ -75,33 +75,33 @@ def factored_grad(
     # The sites of all of them, by place.
     sites = {site.at: site for use in factored.values() for site in use.sites}
 
-    def rule_of(shifts, kept):
+    def rule_of(shifts, residuals):
         """Returns a rule that adds shifts to results, and fills in what is kept."""
 
         def rule(place, equation, inputs, run):
             if place in sites:
-                kept[place] = sites[place].kept(inputs)
+                residuals[place] = sites[place].residuals(inputs)
                 (result,) = run()
                 return [result + shifts[place]]
             inside = {at: x for at, x in shifts.items() if at[: len(place)] == place}
             if not inside:
                 return run()
             through = THROUGH[equation.primitive]
-            results, found = through(place, equation, inputs, inside, rule_of)
-            kept.update(found)
+            results, inner = through(place, equation, inputs, inside, rule_of)
+            residuals.update(inner)
             return results
 
         return rule
 
     def loss(written_out, shifts, example):
-        kept = {}
-        rule = rule_of(shifts, kept)
+        residuals = {}
+        rule = rule_of(shifts, residuals)
         mine = [written_out.get(i, leaf) for i, leaf in enumerate(leaves)]
         args = [*mine, *jax.tree.leaves(example)]
         results = evaluate(program.jaxpr, program.consts, args, rule)
         results = jax.tree.unflatten(out_tree, results)
         value, aux = results if has_aux else (results, ())
-        return value, (aux, kept)
+        return value, (aux, residuals)
 
     # The cotangent of a result is the derivative by a shift of it.
     axes = varying_over((params, rows))
@@ -125,22 +125,22 @@ def factored_grad(
     def grad_fn(rows: PyTree) -> tuple[FactoredSamples, PyTree]:
         no_shifts = shifts()
 
-        def one(example):
-            (value, (aux, kept)), (whole, cotangents) = grad(
+        def of_example(example):
+            (value, (aux, residuals)), (full, cotangents) = grad(
                 written_out, no_shifts, example
             )
 
             def factors(use):
                 places = [site.at for site in use.sites]
-                each = [[x[place] for place in places] for x in (kept, cotangents)]
+                each = [[x[place] for place in places] for x in (residuals, cotangents)]
                 return use.factors(*each)
 
-            return value, aux, whole, {i: factors(x) for i, x in factored.items()}
+            return value, aux, full, {i: factors(x) for i, x in factored.items()}
 
         num_rows = _validate.leading_size(rows, "batch")
-        value, aux, whole, factors = by_row(one, num_rows)(rows)
+        value, aux, full, factors = by_row(of_example, num_rows)(rows)
         made = {i: use.samples(*factors[i]) for i, use in factored.items()}
-        grads = [(whole | made)[i] for i in range(len(leaves))]
+        grads = [(full | made)[i] for i in range(len(leaves))]
         samples = FactoredSamples(jax.tree.unflatten(structure, grads), work)
         return samples, (value, aux) if has_aux else value
 
@@ -151,19 +151,19 @@ def _through_scan(place, equation, inputs, shifts, rule_of):
     """Returns the results of a scan, shifted in each turn, and what each turn kept."""
     params, inner = equation.params, equation.params["jaxpr"]
     num_whole, num_carried = params["num_consts"], params["num_carry"]
-    whole, others = inputs[:num_whole], inputs[num_whole:]
-    first, slices = others[:num_carried], others[num_carried:]
+    consts, rest = inputs[:num_whole], inputs[num_whole:]
+    first, slices = rest[:num_carried], rest[num_carried:]
 
     def body(carry, turn):
         slices, shifts = turn
-        kept = {}
-        args, rule = [*whole, *carry, *slices], rule_of(shifts, kept)
+        residuals = {}
+        args, rule = [*consts, *carry, *slices], rule_of(shifts, residuals)
         results = evaluate(inner.jaxpr, inner.consts, args, rule, place)
-        return results[:num_carried], (results[num_carried:], kept)
+        return results[:num_carried], (results[num_carried:], residuals)
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
-    last, (each, kept) = jax.lax.scan(body, first, (slices, shifts), **options)
-    return [*last, *each], kept
+    last, (each, residuals) = jax.lax.scan(body, first, (slices, shifts), **options)
+    return [*last, *each], residuals
 
 
 def _through_remat(place, equation, inputs, shifts, rule_of):
@@ -171,9 +171,9 @@ def _through_remat(place, equation, inputs, shifts, rule_of):
     params = equation.params
 
     def inner(inputs, shifts):
-        kept = {}
-        rule = rule_of(shifts, kept)
-        return evaluate(params["jaxpr"], (), inputs, rule, place), kept
+        residuals = {}
+        rule = rule_of(shifts, residuals)
+        return evaluate(params["jaxpr"], (), inputs, rule, place), residuals
 
     options = {name: params[name] for name in ("policy", "prevent_cse")}
     return jax.checkpoint(inner, **options)(inputs, shifts)
@@ -188,9 +188,9 @@ def _through_cond(place, equation, inputs, shifts, rule_of):
 
     def branch(number, inner):
         def run(inputs, shifts):
-            kept = {}
-            args = inner.jaxpr, inner.consts, inputs, rule_of(shifts, kept)
-            return evaluate(*args, (*place, number)), kept
+            residuals = {}
+            args = inner.jaxpr, inner.consts, inputs, rule_of(shifts, residuals)
+            return evaluate(*args, (*place, number)), residuals
 
         return run
 
@@ -202,9 +202,9 @@ def _through_cond(place, equation, inputs, shifts, rule_of):
 
     def filled(run):
         def with_zeros(inputs, shifts):
-            results, kept = run(inputs, shifts)
+            results, residuals = run(inputs, shifts)
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-            return results, varying(zeros | kept, axes)
+            return results, varying(zeros | residuals, axes)
 
         return with_zeros
 
@@ -225,38 +225,38 @@ def uses(program: core.ClosedJaxpr, num_leaves: int) -> list[Use]:
         program: of a loss: of one example.
         num_leaves: how many parameters there are.
     """
-    found: list[list[Use]] = [[] for _ in range(num_leaves)]
+    leaf_uses: list[list[Use]] = [[] for _ in range(num_leaves)]
     jaxpr = program.jaxpr
     images = {x: Image(i) for i, x in enumerate(jaxpr.invars[:num_leaves])}
-    outputs = _read(jaxpr, images, (), found)
-    _end(jaxpr.outvars, outputs, "returned", found)
-    return [_only(each) for each in found]
+    outputs = _read(jaxpr, images, (), leaf_uses)
+    _end(jaxpr.outvars, outputs, "returned", leaf_uses)
+    return [_only(each) for each in leaf_uses]
 
 
-def _only(found: list[Use]) -> Use:
+def _only(leaf_uses: list[Use]) -> Use:
     """Returns the use of a parameter, or that which several are together."""
-    if not found:
+    if not leaf_uses:
         return WrittenOut("not used: zero")
-    use, many = found[0], f"used {len(found)} times"
-    if len(found) > 1:
-        use = _together(found)
+    use, many = leaf_uses[0], f"used {len(leaf_uses)} times"
+    if len(leaf_uses) > 1:
+        use = _together(leaf_uses)
     if use is None:
         return WrittenOut(many)
     if isinstance(use, Product) and not (use.is_smaller or use.is_in_loop):
-        return WrittenOut(use.why if len(found) == 1 else many)
+        return WrittenOut(use.why if len(leaf_uses) == 1 else many)
     if isinstance(use, Lookup) and not use.is_smaller:
         return WrittenOut("most of its rows are read")
     return use
 
 
-def _together(found: Sequence[Use]) -> Product | Lookup | None:
+def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
     """Returns several uses of one parameter as one, if they can be added up."""
     for kind in (Product, Lookup):
-        same = [use for use in found if isinstance(use, kind)]
-        if len(same) == len(found) and len({use.common for use in same}) == 1:
+        same = [use for use in leaf_uses if isinstance(use, kind)]
+        if len(same) == len(leaf_uses) and len({use.common for use in same}) == 1:
             return replace(same[0], sites=tuple(x for use in same for x in use.sites))
-    same = [use for use in map(_of_matrix, found) if use is not None]
-    if len(same) < len(found) or len({use.shape for use in same}) > 1:
+    same = [use for use in map(_of_matrix, leaf_uses) if use is not None]
+    if len(same) < len(leaf_uses) or len({use.shape for use in same}) > 1:
         return None
     both = replace(same[0], sites=tuple(x for use in same for x in use.sites))
     return both if both.is_smaller else None
@@ -283,14 +283,14 @@ def _of_matrix(use):
     return Product(sites, (0, 1), 0, 1, shape, Moves())
 
 
-def _end(variables, images, why, found):
+def _end(variables, images, why, leaf_uses):
     """Notes that images of parameters are results."""
     for x in variables:
         if isinstance(x, core.Var) and x in images:
-            found[images[x].leaf].append(WrittenOut(why))
+            leaf_uses[images[x].leaf].append(WrittenOut(why))
 
 
-def _read(jaxpr, images, within, found):
+def _read(jaxpr, images, within, leaf_uses):
     """Finds the uses of variables that are images of parameters, one for one."""
     images = dict(images)
     for i, equation in enumerate(jaxpr.eqns):
@@ -305,14 +305,14 @@ def _read(jaxpr, images, within, found):
         programs, passed = _inside(equation, operands, place)
         for inner, within_it in programs:
             entering = {inner.invars[k]: image for k, image in passed.items()}
-            outputs = _read(inner, entering, within_it, found)
+            outputs = _read(inner, entering, within_it, leaf_uses)
             if is_plain_jit(equation):
                 for x, y in zip(inner.outvars, equation.outvars, strict=True):
                     if isinstance(x, core.Var) and x in outputs:
                         images[y] = outputs[x]
             else:
                 why = f"returned from {equation.primitive.name}"
-                _end(inner.outvars, outputs, why, found)
+                _end(inner.outvars, outputs, why, leaf_uses)
         if programs:
             first = len(equation.invars) - len(programs[0][0].invars)
             operands = {k: x for k, x in operands.items() if k - first not in passed}
@@ -324,7 +324,7 @@ def _read(jaxpr, images, within, found):
             else:
                 is_alone = len(operands) == 1
                 use = _use(jaxpr, equation, k, image, place, is_alone)
-                found[image.leaf].append(use)
+                leaf_uses[image.leaf].append(use)
     return images
 
 

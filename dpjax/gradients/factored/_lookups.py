@@ -44,7 +44,7 @@ class Reading:
 
     loops = ()
 
-    def kept(self, inputs: Sequence[Any]) -> jax.Array:
+    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
         """Returns the places of rows; those outside of the table are its length."""
         starts, size = inputs[1], self.num_rows
         places = starts[..., 0].reshape(-1) if starts.ndim else starts[None]
@@ -54,11 +54,11 @@ class Reading:
         return jnp.where(places == nearest, places, size)
 
     def factors(
-        self, kept: jax.Array, cotangents: jax.Array
+        self, residuals: jax.Array, cotangents: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns places (num_read,) and cotangents of rows, (num_read, q)."""
         rows = cotangents.transpose(*self.rows, *self.entries)
-        return kept, rows.reshape(self.num_read, -1)
+        return residuals, rows.reshape(self.num_read, -1)
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class OneHot(Site):
     def kind(self) -> str:
         return "one-hot"
 
-    def kept(self, inputs: Sequence[Any]) -> jax.Array:
-        return self.reading.kept(inputs)
+    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
+        return self.reading.residuals(inputs)
 
     def factors(
-        self, kept: jax.Array, cotangents: jax.Array
+        self, residuals: jax.Array, cotangents: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns one-hot vectors, zero for places outside, and cotangents of rows."""
-        places, rows = self.reading.factors(kept, cotangents)
+        places, rows = self.reading.factors(residuals, cotangents)
         return jax.nn.one_hot(places, self.sizes[2], dtype=rows.dtype)[None], rows[None]
 
 
@@ -132,10 +132,10 @@ class Lookup:
         return self.num_read * (1 + math.prod(self.shape[1:]))
 
     def factors(
-        self, kept: Sequence[jax.Array], cotangents: Sequence[jax.Array]
+        self, residuals: Sequence[jax.Array], cotangents: Sequence[jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         """Returns places (num_read,) and cotangents of rows, (num_read, q)."""
-        return joined(self.sites, kept, cotangents, axis=0)
+        return joined(self.sites, residuals, cotangents, axis=0)
 
     def samples(self, places: jax.Array, values: jax.Array) -> TableRows:
         """Returns the gradients of n examples, from their factors."""

@@ -75,11 +75,13 @@ class Site(ABC):
         return "vector"
 
     @abstractmethod
-    def kept(self, inputs: Sequence[Any]) -> Any:
+    def residuals(self, inputs: Sequence[Any]) -> Any:
         """Returns what is to be kept of the equation's inputs."""
 
     @abstractmethod
-    def factors(self, kept: Any, cotangents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def factors(
+        self, residuals: Any, cotangents: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """Returns vectors (G, T, p) and cotangents (G, T, q) of all turns."""
 
 
@@ -87,23 +89,25 @@ class Site(ABC):
 class Repeated(Site):
     """One whose loops make the same of each turn."""
 
-    def factors(self, kept: Any, cotangents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def factors(
+        self, residuals: Any, cotangents: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         vectors, cotangents_at = self.vectors, self.cotangents
         for _ in self.loops:
             vectors, cotangents_at = jax.vmap(vectors), jax.vmap(cotangents_at)
         depth = len(self.loops)
         each = [i for i, loop in enumerate(self.loops) if loop.is_each]
-        others = [i for i, loop in enumerate(self.loops) if not loop.is_each]
-        order = (*each, depth, *others, depth + 1, depth + 2)
+        summed = [i for i, loop in enumerate(self.loops) if not loop.is_each]
+        order = (*each, depth, *summed, depth + 1, depth + 2)
         groups = self.sizes[0] * math.prod(self.loops[i].length for i in each)
 
         def merged(x):
             return x.transpose(order).reshape(groups, -1, x.shape[-1])
 
-        return merged(vectors(kept)), merged(cotangents_at(cotangents))
+        return merged(vectors(residuals)), merged(cotangents_at(cotangents))
 
     @abstractmethod
-    def vectors(self, kept: jax.Array) -> jax.Array:
+    def vectors(self, residuals: jax.Array) -> jax.Array:
         """Returns the vectors of one turn, shape (G, T, p)."""
 
     @abstractmethod
@@ -123,12 +127,12 @@ class Dense(Repeated):
     operand: int
     axes: tuple[int, ...]
 
-    def kept(self, inputs: Sequence[Any]) -> jax.Array:
+    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
         """Returns the vectors."""
         return inputs[1 - self.operand].transpose(self.axes).reshape(self.sizes[:3])
 
-    def vectors(self, kept: jax.Array) -> jax.Array:
-        return kept
+    def vectors(self, residuals: jax.Array) -> jax.Array:
+        return residuals
 
     def cotangents(self, x: jax.Array) -> jax.Array:
         groups, positions, _, q = self.sizes
@@ -154,14 +158,14 @@ class Turned(Site):
     def kind(self) -> str:
         return self.site.kind
 
-    def kept(self, inputs: Sequence[Any]) -> jax.Array:
-        return self.site.kept(inputs)
+    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
+        return self.site.residuals(inputs)
 
     def factors(
-        self, kept: jax.Array, cotangents: jax.Array
+        self, residuals: jax.Array, cotangents: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns cotangents and vectors of all turns."""
-        vectors, cotangents = self.site.factors(kept, cotangents)
+        vectors, cotangents = self.site.factors(residuals, cotangents)
         return cotangents, vectors
 
 
@@ -233,14 +237,14 @@ class Product:
     def why(self) -> str:
         """Says how many vectors there are, and their sizes."""
         groups, positions, p, q = self.sizes
-        one, several = "vector", "vectors"
+        name, names = "vector", "vectors"
         if "patch" in self.kinds:
-            one, several = "patch", "patches"
-        number = f"one {one}" if self.is_outer else f"{groups * positions:,} {several}"
-        said = f"multiplied by {number}"
+            name, names = "patch", "patches"
+        number = f"one {name}" if self.is_outer else f"{groups * positions:,} {names}"
+        text = f"multiplied by {number}"
         if "one-hot" in self.kinds:
-            said += ", one-hot where its rows are read"
-        return f"{said}: {p} and {q} numbers" if self.is_smaller else said
+            text += ", one-hot where its rows are read"
+        return f"{text}: {p} and {q} numbers" if self.is_smaller else text
 
     @property
     def num_held(self) -> int:
@@ -260,10 +264,10 @@ class Product:
         return math.prod(each) * groups, positions, p, q
 
     def factors(
-        self, kept: Sequence[jax.Array], cotangents: Sequence[jax.Array]
+        self, residuals: Sequence[jax.Array], cotangents: Sequence[jax.Array]
     ) -> tuple[jax.Array, jax.Array]:
         """Returns vectors (G, T, p) and cotangents (G, T, q) of one example."""
-        return joined(self.sites, kept, cotangents, axis=1)
+        return joined(self.sites, residuals, cotangents, axis=1)
 
     def samples(
         self, left: jax.Array, right: jax.Array
@@ -297,13 +301,14 @@ class WrittenOut:
 
 def joined(
     sites: Sequence[Any],
-    kept: Sequence[jax.Array],
+    residuals: Sequence[jax.Array],
     cotangents: Sequence[jax.Array],
     axis: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the factors at all sites, one after the other."""
     pairs = [
-        site.factors(x, y) for site, x, y in zip(sites, kept, cotangents, strict=True)
+        site.factors(x, y)
+        for site, x, y in zip(sites, residuals, cotangents, strict=True)
     ]
     left, right = zip(*pairs, strict=True)
     return _concatenated(left, axis), _concatenated(right, axis)
@@ -328,7 +333,7 @@ def product_at(
     (summed, of_vector), (groups, of_groups) = (
         (axes[operand], axes[1 - operand]) for axes in (summed, groups)
     )
-    others = [k for k in range(matrix.ndim) if k not in (*summed, *groups)]
+    entries = [k for k in range(matrix.ndim) if k not in (*summed, *groups)]
     positions = [k for k in range(vector.ndim) if k not in (*of_vector, *of_groups)]
 
     def size(of, axes):
@@ -344,12 +349,12 @@ def product_at(
             size(matrix, groups),
             size(vector, positions),
             size(matrix, summed),
-            size(matrix, others),
+            size(matrix, entries),
         ),
     )
     return Product(
         sites=(site,),
-        order=(*groups, *summed, *others),
+        order=(*groups, *summed, *entries),
         num_groups=len(groups),
         num_summed=len(summed),
         shape=matrix.shape,
@@ -359,12 +364,12 @@ def product_at(
 
 def is_ordinary(equation: Any) -> bool:
     """Tells whether operands have one type and entries, and no sharding is stated."""
-    (one, other), (result,) = (
+    (left, right), (result,) = (
         [x.aval for x in variables] for variables in (equation.invars, equation.outvars)
     )
     is_placed = equation.params["out_sharding"] is not None
-    is_same = one.dtype == other.dtype and are_of_one_kind(one, result)
-    return is_same and not is_placed and 0 not in (one.size, other.size, result.size)
+    is_same = left.dtype == right.dtype and are_of_one_kind(left, result)
+    return is_same and not is_placed and 0 not in (left.size, right.size, result.size)
 
 
 def are_of_one_kind(*arrays: Any) -> bool:

@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend import core
 
 from dpjax._sharding import varying_axes
-from dpjax.gradients._loss import alone, evaluate
+from dpjax.gradients._loss import as_function, evaluate
 from dpjax.gradients.factored._products import Moves, Product, Site
 
 NAMES = ("custom_vjp_call", "custom_jvp_call")
@@ -33,15 +33,15 @@ class Ruled(Site):
     rule: core.ClosedJaxpr
     axes: tuple[tuple[int, ...], tuple[int, ...]]
 
-    def kept(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def residuals(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Returns all inputs: the rule may need any."""
         return tuple(inputs)
 
     def factors(
-        self, kept: tuple[Any, ...], cotangents: jax.Array
+        self, residuals: tuple[Any, ...], cotangents: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Returns vectors (1, T, p) and cotangents (1, T, q), as the rule has them."""
-        operands = _inlined(self.rule.jaxpr, self.rule.consts, [cotangents, *kept])
+        operands = _inlined(self.rule.jaxpr, self.rule.consts, [cotangents, *residuals])
         _, positions, *sizes = self.sizes
         left, right = (
             x.transpose(axes).reshape(1, positions, size)
@@ -64,10 +64,10 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
     if len(shape) != 2 or 0 in shape:
         return None
     rule = _rule_of(jaxpr, equation, operand)
-    found = None if rule is None else _product_at_the_end(rule.jaxpr)
-    if rule is None or found is None:
+    product = None if rule is None else _product_at_the_end(rule.jaxpr)
+    if rule is None or product is None:
         return None
-    operands, axes = found
+    operands, axes = product
     kinds = {x.aval.dtype == jnp.float64 for x in operands} | {
         avals[operand].dtype == jnp.float64,
         result.dtype == jnp.float64,
@@ -83,7 +83,7 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
 
 def _rule_of(jaxpr, equation, operand):
     """Returns the program of the gradient by an operand, jits in it inlined."""
-    names, layer = alone(jaxpr, equation)
+    names, layer = as_function(jaxpr, equation)
 
     def gradient(cotangent, *inputs):
         values = dict(zip(equation.invars, inputs, strict=True))
@@ -136,13 +136,13 @@ def _product_at_the_end(jaxpr):
     operands, result = equation.invars, equation.outvars[0].aval.shape
     if equation.primitive is lax.dot_general_p:
         summed, groups = equation.params["dimension_numbers"]
-        others = [
+        left_over = [
             [k for k in range(x.aval.ndim) if k not in over]
             for x, over in zip(operands, summed, strict=True)
         ]
-        if any(groups) or [len(rest) for rest in others] != [1, 1]:
+        if any(groups) or [len(rest) for rest in left_over] != [1, 1]:
             return None
-        axes = [(*over, *rest) for over, rest in zip(summed, others, strict=True)]
+        axes = [(*over, *rest) for over, rest in zip(summed, left_over, strict=True)]
     elif equation.primitive is lax.mul_p:  # of a column and a row: `jnp.outer`
         column, row = (result[0], 1), (1, result[1])
         if [x.aval.shape for x in operands] == [row, column]:

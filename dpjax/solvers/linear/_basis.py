@@ -27,27 +27,27 @@ def num_features(basis: Basis, columns: jax.Array) -> int:
 
 def by_block(
     function: Callable[[PyTree, PyTree], jax.Array],
-    whole: PyTree,
+    replicated: PyTree,
     rows: PyTree,
     *,
     width: int,
     axis_name: AxisName | None,
 ) -> jax.Array:
-    """Returns `function(whole, rows)`, of which the result alone is ever held whole.
+    """Returns `function(replicated, rows)`; only its result is ever complete in memory.
 
     Args:
         function: of each row by itself.
-        whole: pytree, what it needs beside them.
+        replicated: pytree, what it needs beside them.
         rows: pytree, leaves of shape (n, ...).
         width: how many numbers it makes of a row, about.
         axis_name: the mesh axes over which rows are sharded.
     """
     most = max(_MOST_NUMBERS // max(width, 1), 1)
 
-    def of_device(whole: PyTree, rows: PyTree) -> tuple[PyTree, jax.Array]:
+    def of_device(replicated: PyTree, rows: PyTree) -> tuple[PyTree, jax.Array]:
         num_rows = _validate.leading_size(rows, "rows")
         if num_rows <= most:
-            return (), function(whole, rows)
+            return (), function(replicated, rows)
 
         def some(i) -> tuple[jax.Array, PyTree]:
             # The last block is shifted back: its first rows are made twice.
@@ -55,7 +55,7 @@ def by_block(
             part = jax.tree.map(
                 lambda x: jax.lax.dynamic_slice_in_dim(x, start, most), rows
             )
-            return start, function(whole, part)
+            return start, function(replicated, part)
 
         def fill(i, result: jax.Array) -> jax.Array:
             start, new = some(i)
@@ -65,4 +65,4 @@ def by_block(
         result = zeros(new, (num_rows, *new.shape[1:]))
         return (), jax.lax.fori_loop(0, math.ceil(num_rows / most), fill, result)
 
-    return by_device(of_device, row_axes(rows, axis_name), whole, rows)[1]
+    return by_device(of_device, row_axes(rows, axis_name), replicated, rows)[1]

@@ -128,8 +128,8 @@ def _by_column(
 ) -> jax.Array:
     """Returns one weight for each column, zero for those that were not chosen."""
     weights = params["weights"]
-    whole = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
-    whole = whole.at[indices].set(weights)
+    full = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
+    full = full.at[indices].set(weights)
     if column is not None:
-        whole = whole.at[column].set(params["intercept"])
-    return whole
+        full = full.at[column].set(params["intercept"])
+    return full

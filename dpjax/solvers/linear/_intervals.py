@@ -229,8 +229,8 @@ def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curv
 def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
     """Returns a matrix with a last row, and a last column of zeros and the corner."""
     size = len(inner)
-    whole = jnp.pad(inner, ((0, 1), (0, 1)))
-    return whole.at[size, :size].set(row).at[size, size].set(corner)
+    padded = jnp.pad(inner, ((0, 1), (0, 1)))
+    return padded.at[size, :size].set(row).at[size, size].set(corner)
 
 
 def _directions(

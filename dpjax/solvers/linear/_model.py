@@ -209,13 +209,13 @@ def dp_linear_model(
     if intervals:
         check_intervals(model, loss, max_features, num_features)
     check_execution(execution)
-    kept: dict[str, Any] = {"intercept": intercept, "max_features": max_features}
-    kept |= {"max_weight": max_weight, "intervals": intervals, "execution": execution}
-    again = partial(dp_linear_model, loss, **kept)
+    same: dict[str, Any] = {"intercept": intercept, "max_features": max_features}
+    same |= {"max_weight": max_weight, "intervals": intervals, "execution": execution}
+    again = partial(dp_linear_model, loss, **same)
     budget = {"key": key, "epsilon": epsilon, "delta": delta}
     given: dict[str, Any] = {"offsets": offsets, "weights": weights, **budget}
-    if found := on_sample(again, (features, targets), max_records, **given):
-        return found
+    if solution := on_sample(again, (features, targets), max_records, **given):
+        return solution
     kind, examples = problem(
         model, features, targets, column, offsets, weights, max_weight
     )
@@ -236,8 +236,8 @@ def dp_linear_model(
         )
         examples = examples._replace(features=examples.features[:, selected])
         if column is not None:
-            others = np.delete(np.arange(num_columns, dtype="int32"), column)
-            selected = jnp.asarray(others)[selected]
+            rest = np.delete(np.arange(num_columns, dtype="int32"), column)
+            selected = jnp.asarray(rest)[selected]
         total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": selected}
     release = {"key": key, "noise_multiplier": total, "execution": execution}
     params, fit_stats, *errors = fit_columns(

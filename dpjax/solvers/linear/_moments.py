@@ -91,8 +91,8 @@ def second_moments(
         return row @ moments @ row
 
     num_samples = len(jax.tree.leaves(records)[0])
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), records)
-    row = jax.eval_shape(row_of, one)
+    single = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), records)
+    row = jax.eval_shape(row_of, single)
     num_features = row.size
     largest = radius**2
     clipping = Clipping(largest)
@@ -172,19 +172,19 @@ def whitening(
     diagonal = jnp.diag(moments)
     rest = moments - jnp.diag(diagonal)
     num_pairs = num_features * (num_features - 1) / 2
-    kept = _above_noise(num_pairs * stddev**2, rest)
+    shrunk = _above_noise(num_pairs * stddev**2, rest)
     mean = jnp.maximum(jnp.mean(diagonal), stddev / math.sqrt(num_features))
     spread = diagonal - mean
     kept_spread = _above_noise(num_features * stddev**2, spread)
     values, vectors = jnp.linalg.eigh(
-        jnp.diag(mean + kept_spread * spread) + kept * rest
+        jnp.diag(mean + kept_spread * spread) + shrunk * rest
     )
     edge = math.sqrt(2 * num_features) * stddev  # of the spectrum of the noise
-    left = kept * edge + (1 - kept) * kept_spread * 2 * stddev
+    left = shrunk * edge + (1 - shrunk) * kept_spread * 2 * stddev
     values = jnp.maximum(values, 0) + floors[0] * left + floors[1] * mean
     values = values + _LEAST * jnp.max(values)
     matrix = vectors / jnp.sqrt(values * unit)[None, :]
-    return Whitening(center if ones is None else center * ones, matrix, kept)
+    return Whitening(center if ones is None else center * ones, matrix, shrunk)
 
 
 def _above_noise(noise: Scalar, x: jax.Array) -> jax.Array:

@@ -71,8 +71,8 @@ def _halved(
         requested = jnp.maximum(requested, least)
         return middle + jnp.where(noisy > requested, half, -half), half / 2
 
-    whole = jnp.float32((_FIRST + _LAST) / 2), jnp.float32((_LAST - _FIRST) / 4)
-    middle, half = jax.lax.fori_loop(0, _NUM_HALVINGS, halve, whole)
+    start = jnp.float32((_FIRST + _LAST) / 2), jnp.float32((_LAST - _FIRST) / 4)
+    middle, half = jax.lax.fori_loop(0, _NUM_HALVINGS, halve, start)
     return jnp.exp2(middle + half).astype(dtype)  # in its upper half
 
 
@@ -121,8 +121,8 @@ def _excess(key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar) -> Excess:
     total = jnp.maximum(between + above, _CLEAR * stddev)
     share = jnp.clip(above / total, 0.0, 1.0)
     noise = stddev / total * jnp.sqrt(1 - 2 * share + 2 * share**2)
-    kept = jnp.minimum(share, _MOST_SHARE)
-    ratio = 2 * kept / (1 - 2 * kept)
-    error = 2 * noise / (1 - 2 * kept) ** 2
+    share_cut = jnp.minimum(share, _MOST_SHARE)
+    ratio = 2 * share_cut / (1 - 2 * share_cut)
+    error = 2 * noise / (1 - 2 * share_cut) ** 2
     is_heavy = share - _CLEAR * noise > _MOST_SHARE
     return Excess(ratio.astype(x.dtype), error.astype(x.dtype), is_heavy)

@@ -135,21 +135,21 @@ class SizeHistogram(NamedTuple):
             likely = likely | jnp.append(likely[1:], False)
         end = jnp.min(jnp.where(likely, noisy.size, index))  # the first empty bin
         top = jnp.where(top < 0, -1, end - 1)
-        kept = jnp.where(index <= top, noisy, 0.0)
+        counted = jnp.where(index <= top, noisy, 0.0)
         # Sums of rows of a table: cumulative ones take long to compile.
-        above = jnp.sum(jnp.triu(jnp.broadcast_to(kept, (noisy.size,) * 2)), axis=1)
+        above = jnp.sum(jnp.triu(jnp.broadcast_to(counted, (noisy.size,) * 2)), axis=1)
         return cls(noisy, stddev, top, above)
 
     def quantile(self, num_above: Scalar, share_above: Scalar = 0.0) -> jax.Array:
         """Returns what `noisy_quantile` does, in float32."""
         num_above, share_above = jnp.float32(num_above), jnp.float32(share_above)
         index = jnp.arange(self.noisy.size, dtype="int32")
-        kept = jnp.where(index <= self.top, self.noisy, 0.0)
+        counted = jnp.where(index <= self.top, self.noisy, 0.0)
         requested = num_above + share_above * self.above[1]
         is_reached = (self.above >= requested) & (index <= self.top)
         place = jnp.max(jnp.where(is_reached, index, 0))
-        missing = requested - (self.above[place] - kept[place])
-        share = jnp.clip(missing / jnp.maximum(kept[place], 1.0), 0.0, 1.0)
+        missing = requested - (self.above[place] - counted[place])
+        share = jnp.clip(missing / jnp.maximum(counted[place], 1.0), 0.0, 1.0)
         size = jnp.exp2((_FIRST + 1 + place).astype("float32") - share)
         return jnp.where(self.top < 0, 1.0, size)
 

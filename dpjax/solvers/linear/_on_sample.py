@@ -24,7 +24,7 @@ def on_sample(
     key: Key,
     epsilon: float | None,
     delta: float,
-    **others: ArrayLike | None,
+    **by_record: ArrayLike | None,
 ) -> Solution | None:
     """Returns a fit on so many records, with its guarantee for all of them.
 
@@ -35,7 +35,7 @@ def on_sample(
         key: of the sample and of the fit.
         epsilon: for all records; it must be given, not a noise multiplier.
         delta: for all records.
-        others: what else records have, by name, of shape (n,), or None.
+        by_record: what else records have, by name, of shape (n,), or None.
 
     Returns:
         The solution; None if there are no more records, which are then no sample.
@@ -49,14 +49,14 @@ def on_sample(
     _validate.require(epsilon is not None, "epsilon", epsilon, rule)
     sizes: dict[str, Any] = {"num_samples": num_samples, "sample_size": max_records}
     own_epsilon, own_delta = sample_budget(float(epsilon or 0), delta, **sizes)
-    others = {
+    by_record = {
         name: x if x is None else per_record(name, x, data[1], 0.0)
-        for name, x in others.items()
+        for name, x in by_record.items()
     }
     sample_key, key = _keys.split(key)
     rows = uniform_subset(sample_key, num_samples, max_records)
-    data, others = jax.tree.map(lambda x: x[rows], (data, others))
-    solution = fit(data, key=key, epsilon=own_epsilon, delta=own_delta, **others)
+    data, by_record = jax.tree.map(lambda x: x[rows], (data, by_record))
+    solution = fit(data, key=key, epsilon=own_epsilon, delta=own_delta, **by_record)
     privacy = sample_privacy(solution.privacy, **sizes, unit="record")
     return replace(solution, privacy=privacy)
 

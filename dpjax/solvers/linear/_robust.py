@@ -217,8 +217,8 @@ def _halved(
 
     is_counted = jnp.expand_dims(weights > 0, tuple(range(1, values.ndim)))
     zeros = jnp.zeros(values.shape[1:], values.dtype)
-    whole = zeros, jnp.broadcast_to(jnp.asarray(bound, values.dtype), zeros.shape)
-    return jax.lax.fori_loop(0, _NUM_HALVINGS, halve, whole)[0]
+    start = zeros, jnp.broadcast_to(jnp.asarray(bound, values.dtype), zeros.shape)
+    return jax.lax.fori_loop(0, _NUM_HALVINGS, halve, start)[0]
 
 
 @jax.jit

@@ -78,8 +78,8 @@ def released_scores(
     clipped = min(_MOST_SHARE * num_samples, per_root * math.sqrt(num_samples))
     halves, excess = {}, {}
     each = math.sqrt(len(shares))
-    for name, one in zip(shares, _keys.split(size_key), strict=False):
-        bound_key, tail_key = _keys.split(one)
+    for name, sub_key in zip(shares, _keys.split(size_key), strict=False):
+        bound_key, tail_key = _keys.split(sub_key)
         norms = gathered(row_norms(samples[name]))
         bound = _BEYOND[name] * noisy_bound(
             bound_key,
@@ -161,13 +161,13 @@ def _corrected(
         row = (1 + ratio) * _clipped(samples[name + _OUTER], halves[name])
         row = samples[name] + row
         rows.append(to_unit / halves[name] * row)
-    whole = jnp.concatenate(rows, axis=-1)
+    joined = jnp.concatenate(rows, axis=-1)
     scores = Scores(
         jnp.concatenate(means),
         jnp.concatenate(noises),
-        jnp.zeros((whole.shape[1], whole.shape[1]), whole.dtype),
+        jnp.zeros((joined.shape[1], joined.shape[1]), joined.dtype),
         jnp.concatenate(biases),
         jnp.concatenate(units),
         is_heavy,
     )
-    return whole, scores
+    return joined, scores

@@ -166,8 +166,8 @@ def dp_one_pass_sco(
     event = gaussian_event(theory.noise_multiplier, num_steps=1)
     if delta == 0:
         # No event of dp_accounting has this noise; all that is pure is below this one.
-        lies = 2 / (1 + math.exp(epsilon)) if epsilon < 700 else 0.0
-        event = RandomizedResponseDpEvent(lies, 2)
+        flips = 2 / (1 + math.exp(epsilon)) if epsilon < 700 else 0.0
+        event = RandomizedResponseDpEvent(flips, 2)
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )
