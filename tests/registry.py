@@ -17,7 +17,6 @@ import numpy as np
 import optax
 
 from dpjax import (
-    _validate,
     batching,
     constraints,
     estimators,
@@ -227,7 +226,8 @@ def _sco(solver, data, i, **options):
 
 
 def _of_unit_length(data: Any) -> tuple[jax.Array, jax.Array]:
-    features, targets = data
+    with np.errstate(over="ignore"):  # of what is beyond the floats of JAX
+        features, targets = map(jnp.asarray, data)
     norms = jnp.linalg.norm(features, axis=1, keepdims=True)
     return features / jnp.maximum(norms, 1), jnp.sign(targets)
 
@@ -329,11 +329,7 @@ SOLVERS = {
         *_of_unit_length(data), regularization=0.1 * i, **_budget(key, i)
     ),
     "dp_sample_and_aggregate": lambda data, key, i: solvers.dp_sample_and_aggregate(
-        _mean_of_features,
-        data,
-        num_subsets=320,
-        diameter=10.0 + i,
-        **_budget(key, i),
+        _mean_of_features, data, num_subsets=320, diameter=10.0 + i, **_budget(key, i)
     ),
     "dp_quantile": lambda data, key, i: solvers.dp_quantile(
         data[1], key=key, epsilon=0.5 + i / 10
@@ -346,7 +342,7 @@ SOLVERS = {
     ),
     "dp_group_means": lambda data, key, i: solvers.dp_group_means(
         data[1],
-        (_validate.arrays(data[0])[:, 0] > 0).astype("int32"),
+        (data[0][:, 0] > 0).astype("int32"),
         num_groups=2,
         quantiles=(0.3,),
         **_budget(key, i),

@@ -111,8 +111,7 @@ def test_a_target_without_its_numbers_is_not_judged():
 
 
 @pytest.mark.parametrize(
-    "bounds",
-    [{}, {"at_most": 1, "times_faster": 2}, {"at_most": 0}, {"at_most": 1}],
+    "bounds", [{}, {"at_most": 1, "times_faster": 2}, {"at_most": 0}, {"at_most": 1}]
 )
 def test_a_target_has_one_bound(bounds):
     with pytest.raises(ValueError, match=r"bound|compares"):
@@ -200,27 +199,6 @@ def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_page_is_written_from_a_record(cpu):
-    records = {"cpu": cpu, "gpu": cpu.parent / "gpu.json"}
-    (path,) = page.write_from(records, cpu.parent)
-    readme = path.read_text()
-    assert "`cpu.json`" in readme  # no link to what is not in the repository
-    assert "2 cores of a processor, no accelerator" in readme
-    assert "opacus not installed" in readme
-    assert "There is no recorded run of it yet" in readme
-    assert "Left out: Opacus, hooks (not installed)" in readme
-    assert "its time in turns is 1.25 to 1.25 times that alone" in readme
-    # All times are alike, so that nothing is twice as fast, and 1.5 times is held.
-    asked = "| gradient-mlp | Clipping takes at most 1.5 times plain gradient | 1 | "
-    assert f"{asked}reached | 1.5 " in readme
-    assert "| 1 | **missed** | 10 times |" in readme
-    assert "Quick" not in readme
-    (text,) = page._machine(results(made_up(is_quick=True)))
-    assert "**Quick: data are smaller than headings say" in text
-    for case in SUITES["cpu"]:
-        assert f"## {case.title}\n" in readme
-
-
 def test_a_run_replaces_its_cases(cpu, monkeypatch):
     monkeypatch.setattr(floor, "measure", lambda quick: SPEED)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
@@ -297,7 +275,6 @@ def gradient_of(setting, estimator):
     return sorted_leaves(robust(params, batch))
 
 
-@pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("model", ["mlp", "small_convolutional"])
 def test_the_peers_compute_our_gradient(model):
@@ -324,7 +301,6 @@ def test_the_peers_compute_our_gradient(model):
             assert result_of(made) == pytest.approx(expected, abs=tolerance)
 
 
-@pytest.mark.slow
 def test_the_command_writes_one_record(tmp_path):
     path = tmp_path / "gpu.json"
     case = "reduction-16777216x64"

@@ -156,7 +156,6 @@ def needs_site():
     pytest.importorskip("sphinx_copybutton")
 
 
-@pytest.mark.slow
 def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     needs_site()
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]

@@ -239,13 +239,11 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "path", [path for path in WITH_COMMANDS if path != WALK], ids=lambda path: path.name
 )
-@pytest.mark.slow
 def test_commands_of_a_page_run_and_print_what_it_shows(path, folder):
     for shown, said in run(path, folder):
         assert is_shown(shown, said), said
 
 
-@pytest.mark.slow
 def test_the_walk_is_as_it_is_shown(folder, drawn):
     for shown, said in run(WALK, folder):
         assert is_shown(shown, said), said

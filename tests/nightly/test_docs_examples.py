@@ -36,7 +36,6 @@ def test_every_tab_is_an_example_of_its_own():
 
 
 @pytest.mark.parametrize(("path", "code"), list(examples()))
-@pytest.mark.slow
 def test_examples_of_a_page_run(path, code, capsys):
     if "import equinox" in code:
         pytest.importorskip("equinox")
@@ -57,7 +56,6 @@ def test_examples_of_a_page_run(path, code, capsys):
     assert capsys.readouterr().out.splitlines() == expected
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", registry.BATCHINGS)
 def test_loop_of_the_guide_draws_what_is_accounted_for(name, monkeypatch):
     """The printed loop, at a small size and with each batching, counted by record."""

@@ -4,7 +4,6 @@ import re
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -29,7 +28,6 @@ def content(path):
     return re.search("description>(.*?)<", text)[1] if path.suffix == ".svg" else text
 
 
-@pytest.mark.slow
 def test_pages_and_pictures_are_of_their_records(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "draw", lambda *_: None)  # what it shows will do
     (tmp_path / "results").symlink_to(record.RESULTS)
@@ -117,7 +115,6 @@ def test_numbers_of_the_readme_are_those_of_the_records():
     assert (ours[1], wide[1]) == (5, 5)
 
 
-@pytest.mark.slow
 def test_winners_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(winners, "NUM_SAMPLES", 200)
     monkeypatch.setattr(winners, "NUM_FEATURES", (2,))
@@ -133,7 +130,6 @@ def test_winners_are_measured(tmp_path, monkeypatch):
     np.testing.assert_allclose(row["excess"], [0.5, 0.5], rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_intervals_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(intervals, "NUM_SAMPLES", 4_000)
     monkeypatch.setattr(intervals, "EPSILONS", (20.0,))

@@ -90,7 +90,6 @@ def lines_of(text):
     return {" ".join(line.split()) for line in masked.splitlines()} - {""}
 
 
-@pytest.mark.slow
 @each_notebook
 def test_notebook_runs_and_prints_what_is_kept(path):
     sources = ["".join(cell["source"]) for cell in code_cells(path)]

@@ -41,7 +41,6 @@ def test_links_lead_somewhere():
             assert f"## {anchor.replace('-', ' ')}" in lines, target
 
 
-@pytest.mark.slow
 def test_table(capsys):
     names = run_example("A table")
     assert "at most e^1 = 2.72" in capsys.readouterr().out.replace("\n", " ")
@@ -52,7 +51,6 @@ def test_table(capsys):
     assert np.logaddexp(0, -margins).mean() < 0.33  # 0.32 without privacy
 
 
-@pytest.mark.slow
 def test_commands_of_a_table(tmp_path, monkeypatch):
     section = README.read_text().split("## A table\n")[1]
     code = re.search(r"```sh\ntable=(\S+)\n(.*?)```", section, re.DOTALL)
@@ -73,7 +71,6 @@ def test_commands_of_a_table(tmp_path, monkeypatch):
         assert measure in said
 
 
-@pytest.mark.slow
 def test_loop(capsys):
     names = run_example("A loop")
     # It learned: of the distance from zero, less than a tenth is left.

@@ -47,30 +47,15 @@ def pairs(data):
         yield features, targets
 
 
-def marked(cases, dtypes=DTYPES):
-    """All pairs of both; a part is slow, the rest is for the audit."""
-    found = []
-    for i, name in enumerate(cases):
-        for j, dtype in enumerate(dtypes):
-            is_slow = (i + j) % (2 * len(dtypes)) == 0
-            mark = pytest.mark.slow if is_slow else pytest.mark.audit
-            marks = [] if (i, j) == (4, 0) else mark
-            found.append(pytest.param(name, dtype, marks=marks))
-    return found
-
-
 # A description reads tables, and has the floats of their container.
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    marked([name for name in CASES if not name.startswith("description")]),
-)
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [x for x in CASES if not x.startswith("description")])
 def test_solvers_in_any_precision(hooks, name, dtype):
     data, key = table(registry.enough(name, 20)), jax.random.key(7)
     solutions = []
 
     def run(data):
-        if name == "dp_objective_perturbation":
-            data = jax.tree.map(jnp.asarray, data)
         solution = CASES[name](data, jax.random.clone(key), 0)
         solutions.append(solution)
         return solution
@@ -91,7 +76,9 @@ def test_solvers_in_any_precision(hooks, name, dtype):
 NOISY = sorted(set(registry.OF_SAMPLES) - {"aggregate"})
 
 
-@pytest.mark.parametrize(("name", "dtype"), marked(NOISY))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NOISY)
 def test_transforms_in_any_precision(hooks, name, dtype):
     features, targets = table(20)
     key = jax.random.key(7)

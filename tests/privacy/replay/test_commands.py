@@ -254,8 +254,6 @@ CASES = {
     "description, sample": describe("--max-records", 50, "--ledger", "t.toml"),
     "schema": ["schema", "DATA", "--target", "y", "--output", "new.toml"],
 }
-QUICK = {"description", "linear model", "euros", "ranges", "checkpoint", "schema"}
-QUICK |= {"sample", "description, sample"}
 REPORTED = {"description", "description, sample", "euros", "intervals"}
 OF_UNITS = {
     "held out": train(unit="who", holdout=0.5),
@@ -267,13 +265,8 @@ OF_UNITS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-        for name in CASES
-    ],
-)
+@pytest.mark.quick(6)
+@pytest.mark.parametrize("name", CASES)
 def test_commands_show_what_they_release(commands, name):
     lines = plain()
     neighbours = [[one, *lines[1:]] for one in (HOSTILE[1], "3,2.9,smith,1e30")]
@@ -290,15 +283,8 @@ def test_no_half_of_a_line_end_of_utf16_shows(commands):
     commands.compare(CASES["linear model"], lines, [odd], as_utf16)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=[] if name in ("held out", "sample") else pytest.mark.slow
-        )
-        for name in OF_UNITS
-    ],
-)
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", OF_UNITS)
 def test_no_person_moves_another(commands, name):
     # The first person has a record less, others, or more than count.
     lines = plain()

@@ -102,12 +102,7 @@ SOLVERS = {"one pass": (one_pass, 1_000)} | {
 
 
 CASES = [
-    pytest.param(
-        name,
-        solver,
-        marks=() if solver == "one pass" else pytest.mark.slow,
-        id=f"{name}, {solver}",
-    )
+    (name, solver)
     for name in KNOWN
     for solver in SOLVERS
     if (name in ONE_PASS if solver == "one pass" else name in CLIPPED)
@@ -115,6 +110,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick(12)
 @pytest.mark.parametrize(("name", "solver"), CASES)
 def test_what_a_record_moves_is_charged(hooks, name, solver):
     loss, (solve, num_samples) = KNOWN[name], SOLVERS[solver]

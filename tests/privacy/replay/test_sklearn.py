@@ -13,13 +13,8 @@ import pytest
 from sklearn.base import is_classifier
 
 import dpjax.sklearn
-from dpjax.sklearn import (
-    DPLogisticRegression,
-    DPMeanRegressor,
-    _labels,
-    score_privately,
-)
-from dpjax.sklearn._linear import total_noise
+from dpjax.accounting import noise_multiplier
+from dpjax.sklearn import DPLogisticRegression, DPMeanRegressor, score_privately
 from tests.privacy.replay import _replay
 
 PUBLIC = [getattr(dpjax.sklearn, name) for name in dpjax.sklearn.__all__]
@@ -110,8 +105,8 @@ def refuse_interference(hooks, make, num_samples, weighted=False, container="arr
 def _price(model, num_samples):
     delta = model.delta or num_samples**-1.1
     if is_classifier(model) and model.classes is None:
-        delta *= 1 - _labels.DELTA_SHARE  # the rest is for a label of one record
-    return 0.5 / total_noise(model.epsilon, delta) ** 2
+        delta *= 0.8  # the rest is for a label of one record
+    return 0.5 / noise_multiplier(model.epsilon, delta, num_steps=1) ** 2
 
 
 def options_of(kind):
@@ -150,18 +145,9 @@ def test_estimators_show_what_they_release(hooks, kind, options, weighted):
     refuse_interference(hooks, make, 1_000, weighted)
 
 
-def small(cases, sizes=(2, 20)):
-    """All cases of all sizes: one size of each is slow, the others are for the audit.
-
-    Neighbouring cases, of one estimator, have different ones.
-    """
-    for i, case in enumerate(cases):
-        for j, size in enumerate(sizes):
-            mark = pytest.mark.audit if (i + j) % len(sizes) else pytest.mark.slow
-            yield pytest.param(*case.values, size, id=f"{case.id}, {size}", marks=mark)
-
-
-@pytest.mark.parametrize(("kind", "options", "num_samples"), [*small(CASES)])
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("num_samples", [2, 20])
+@pytest.mark.parametrize(("kind", "options"), CASES)
 def test_small_tables_show_what_they_release(hooks, kind, options, num_samples):
     def make():
         return kind(random_state=0, delta=1e-5, **options)

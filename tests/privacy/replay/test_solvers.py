@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import _validate, batching, estimators, losses, mechanisms, solvers
+from dpjax import batching, estimators, losses, mechanisms, solvers
 from dpjax.datasets import Categorical, Numeric
 from tests import registry
 from tests.privacy.replay import _replay
@@ -241,8 +241,6 @@ def refuse_interference(
     guarantees = []
 
     def run(data):
-        if release is registry.SOLVERS["dp_objective_perturbation"]:
-            data = jax.tree.map(jnp.asarray, _validate.arrays(data))
         solution = release(data, jax.random.clone(key), 0)
         guarantees.append(solution.privacy)
         return solution
@@ -273,14 +271,8 @@ def test_solvers_show_what_they_release(hooks, name):
     assert kind == "Solution"  # else nothing was compared
 
 
-@pytest.mark.parametrize(
-    "num_samples",
-    [
-        pytest.param(1, marks=pytest.mark.slow),
-        pytest.param(2, marks=pytest.mark.audit),
-        pytest.param(1000, marks=pytest.mark.audit),
-    ],
-)
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("num_samples", [1, 2, 1000])
 @pytest.mark.parametrize("name", CASES)
 def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
     refuse_interference(hooks, CASES[name], num_samples)
