@@ -6,6 +6,7 @@ refused, and what a reader of files makes of a column is not dpjax's to mend.
 
 import inspect
 import pickle
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -138,10 +139,8 @@ CASES = [
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_estimators_show_what_they_release(hooks, kind, options, weighted):
-    def make():
-        given = {"epsilon": 4.0, "max_weight": 2.0} | options
-        return kind(random_state=0, **given)
-
+    given = {"epsilon": 4.0, "max_weight": 2.0} | options
+    make = partial(kind, random_state=0, **given)
     refuse_interference(hooks, make, 1_000, weighted)
 
 
@@ -149,23 +148,21 @@ def test_estimators_show_what_they_release(hooks, kind, options, weighted):
 @pytest.mark.parametrize("num_samples", [2, 20])
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_small_tables_show_what_they_release(hooks, kind, options, num_samples):
-    def make():
-        return kind(random_state=0, delta=1e-5, **options)
-
+    make = partial(kind, random_state=0, delta=1e-5, **options)
     refuse_interference(hooks, make, num_samples)
+
+
+def labelled(classes=None):
+    ranges = {0: (0, 100), 1: (0, 1e5)}
+    return DPLogisticRegression(
+        random_state=0, epsilon=4.0, classes=classes, feature_ranges=ranges
+    )
 
 
 @pytest.mark.parametrize("container", ["array", "list", "series"])
 @pytest.mark.parametrize("classes", [None, [0, 1]])
 def test_labels_show_nothing_of_their_container(hooks, classes, container):
-    def make():
-        return DPLogisticRegression(
-            random_state=0,
-            epsilon=4.0,
-            classes=classes,
-            feature_ranges={0: (0, 100), 1: (0, 1e5)},
-        )
-
+    make = partial(labelled, classes)
     refuse_interference(hooks, make, 1_000, container=container)
 
 
