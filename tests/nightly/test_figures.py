@@ -108,6 +108,7 @@ def test_a_finished_cell_is_not_run_again(tmp_path, monkeypatch):
     _, resumed, _ = run(name, tmp_path / "killed")
     assert first not in {epsilon for epsilon, _ in calls[10:]}
     assert resumed.equals(whole)
+    assert not run(name, tmp_path / "other", seed=1)[1].equals(whole)
 
 
 def test_clipping_takes_the_candidate_that_ends_best(tmp_path, monkeypatch):
@@ -146,12 +147,6 @@ def test_an_optimum_is_found_once_for_the_same_data(tmp_path, monkeypatch):
     assert first[0] == first[1] != second[0] == second[1]
 
 
-def test_a_function_of_the_seed(tmp_path):
-    tables = [run("004-1a", tmp_path / str(i), seed=i // 2)[1] for i in range(3)]
-    assert tables[0].equals(tables[1])
-    assert not tables[0].equals(tables[2])
-
-
 def test_side_by_side_is_the_same(tmp_path, monkeypatch):
     _, alone, _ = run("004-1b", tmp_path / "alone", repetitions=3)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -166,7 +161,11 @@ def invoke(*arguments):
     command.main(["figures", *map(str, arguments)])
 
 
-def test_the_command_runs_and_draws(tmp_path, monkeypatch):
+def test_the_command_lists_runs_and_draws(tmp_path, monkeypatch, capsys):
+    invoke("list")
+    said = capsys.readouterr().out
+    assert sorted(x.split()[0] for x in said.splitlines()) == sorted([*NAMES, *REPEATS])
+    assert "001-5   repeats 001-1\n001-6   repeats 001-2\n002-1a  " in said
     at = Panel.at
     monkeypatch.setattr(Panel, "at", lambda self, size: at(self, Size.SMOKE))
     invoke("run", "004-1b", "--out", tmp_path)
@@ -197,14 +196,6 @@ def test_the_page_keeps_full_runs(tmp_path):
         assert text.count("full run: not yet run") == (kind == "quick")
         # The printed constants spend twice the budget: not the best, however good.
         assert "| d = 800 | zero | 1 | 1 | 1 | 1 | 0.5 |" in text
-
-
-def test_the_command_lists(capsys):
-    invoke("list")
-    said = capsys.readouterr().out
-    names = [line.split()[0] for line in said.splitlines()]
-    assert sorted(names) == sorted([*NAMES, *REPEATS])
-    assert "001-5   repeats 001-1\n001-6   repeats 001-2\n002-1a  " in said
 
 
 @pytest.mark.parametrize(("name", "first"), [("001-5", "001-1"), ("001-6b", "001-2b")])

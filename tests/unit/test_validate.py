@@ -22,36 +22,29 @@ from dpjax._validate import (
 NAN, INF = math.nan, math.inf
 
 
-@pytest.mark.parametrize(
-    ("check", "good", "rule", "bad"),
-    [
-        (
-            positive,
-            [1, 1e-300, np.float32(2), np.ones(3), jnp.ones(())],
-            "positive and finite",
-            [0, -1, NAN, INF, None, np.array([1, 0])],
-        ),
-        (
-            non_negative,
-            [0, 0.0, 1e300, np.zeros(2)],
-            "non-negative and finite",
-            [-1e-9, NAN, INF, None],
-        ),
-        (
-            probability,
-            [1e-300, 0.5, 1 - 1e-16],
-            "strictly between 0 and 1",
-            [0, 1, -0.5, NAN, None],
-        ),
-        (
-            count,
-            [1, np.int32(7)],
-            "an integer of at least 1",
-            [0, -1, 1.0, True, None, "1", NAN],
-        ),
-    ],
-)
-def test_messages_name_argument_rule_and_value(check, good, rule, bad):
+CASES = {
+    positive: (
+        *("positive and finite", [1, 1e-300, np.float32(2), np.ones(3), jnp.ones(())]),
+        [0, -1, NAN, INF, None, np.array([1, 0])],
+    ),
+    non_negative: (
+        *("non-negative and finite", [0, 0.0, 1e300, np.zeros(2)]),
+        [-1e-9, NAN, INF, None],
+    ),
+    probability: (
+        *("strictly between 0 and 1", [1e-300, 0.5, 1 - 1e-16]),
+        [0, 1, -0.5, NAN, None],
+    ),
+    count: (
+        *("an integer of at least 1", [1, np.int32(7)]),
+        [0, -1, 1.0, True, None, "1", NAN],
+    ),
+}
+
+
+@pytest.mark.parametrize("check", CASES)
+def test_messages_name_argument_rule_and_value(check):
+    rule, good, bad = CASES[check]
     for value in good:
         check(argument=value)
     for value in bad:

@@ -246,7 +246,7 @@ OF_UNITS = {
 }
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("name", CASES)
 def test_commands_show_what_they_release(commands, name):
     lines = plain()
@@ -264,7 +264,7 @@ def test_no_half_of_a_line_end_of_utf16_shows(commands):
     commands.compare(CASES["linear model"], lines, [odd], as_utf16)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", OF_UNITS)
 def test_no_person_moves_another(commands, name):
     # The first person has a record less, others, or more than count.

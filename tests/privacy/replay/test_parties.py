@@ -134,7 +134,7 @@ def refuse_interference(hooks, case, owner=0, ends=None, names=tuple(NEIGHBOURS)
     assert shown[0][0] != "raised", shown
     assert hooks.recorded
     for name in names:
-        other = neighbour(tables[owner], name)
+        other = neighbour(tables[owner], *NEIGHBOURS[name])
         price = _replay.charged(guarantees[0])
         hooks.replay(lambda other=other: run(other), shown, price)
 

@@ -29,8 +29,9 @@ def programs_of_faults():
 
 
 def refused(hooks, release, why, *names):
+    neighbours = {name: test_solvers.NEIGHBOURS[name] for name in names}
     with pytest.raises(AssertionError, match=why):
-        test_solvers.refuse_interference(hooks, release, 20, names)
+        test_solvers.refuse_interference(hooks, release, 20, neighbours)
 
 
 def refused_of_parties(hooks, why, name, owner=0):

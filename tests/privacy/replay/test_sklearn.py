@@ -135,7 +135,7 @@ CASES = [
 ]
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_estimators_show_what_they_release(hooks, kind, options, weighted):
@@ -144,7 +144,7 @@ def test_estimators_show_what_they_release(hooks, kind, options, weighted):
     refuse_interference(hooks, make, 1_000, weighted)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("num_samples", [2, 20])
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_small_tables_show_what_they_release(hooks, kind, options, num_samples):
