@@ -23,8 +23,7 @@ BESIDE = {
         *("AdaptiveThreshold", "Scaled"),
     },
     mechanisms: {
-        *("BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy"),
-        "secret_key",
+        *("BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy", "secret_key")
     },
     transforms: {"average_params"},
     solvers: {

@@ -77,9 +77,7 @@ def descent(estimator=CLIPPING, **options):
     def release(data, key, i):
         TICKS.clear()
         solution = solvers.dp_gradient_descent(
-            losses.squared,
-            jnp.zeros(D),
-            data,
+            *(losses.squared, jnp.zeros(D), data),
             key=key,
             epsilon=1.0 + i,
             delta=1e-5,
@@ -145,15 +143,14 @@ def mostly_zero(loss, data, **options):
     return solvers.dp_additive_model(loss, (features * small, targets), **options)
 
 
+EXPOSED = {"intercept": 1, "offsets": True}
 OPTIONS = {
     "description": description,
     "description, sample": partial(description, max_records=12),
     "curves": additive(weights=True),
     "curves of a sample": additive("logistic", max_records=12, weights=True),
     "curves of outputs": additive(losses.softmax(3)),
-    "narrow curves": additive(
-        "logistic", solve=mostly_zero, weights=True, epsilon=200_000.0
-    ),
+    "narrow curves": additive("logistic", solve=mostly_zero, weights=True, epsilon=2e5),
     "curves, intervals": additive(weights=True, intervals=True),
     "curves, exposures": additive(losses.poisson(10.0), offsets=True),
     "training": training(monitor=0.2),
@@ -185,15 +182,13 @@ OPTIONS = {
     "labels, weights": linear("logistic", weights=True),
     "outputs": linear(losses.softmax(3), intercept=5, weights=True),
     "outputs, features": linear(losses.softmax(3), max_features=2),
-    "exposures": linear(losses.poisson(10.0), intercept=1, offsets=True),
-    "exposures, weights": linear(
-        losses.log_link(1.5), intercept=1, offsets=True, weights=True
-    ),
+    "exposures": linear(losses.poisson(10.0), **EXPOSED),
+    "exposures, weights": linear(losses.log_link(1.5), **EXPOSED, weights=True),
     "offsets": linear(losses.huber(1.0), offsets=True),
     "intervals": linear(intercept=0, intervals=True),
     "intervals, labels": linear("logistic", weights=True, intervals=True),
     "intervals, exposures": linear(
-        losses.poisson(10.0), intercept=1, offsets=True, weights=True, intervals=True
+        losses.poisson(10.0), **EXPOSED, weights=True, intervals=True
     ),
     "intervals, robust": linear("huber", intercept=0, intervals=True),
     "robust": linear("huber", intercept=0, weights=True),
@@ -282,7 +277,7 @@ def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
         {"intercept": 0},
         {"loss": "logistic"},
         {"loss": losses.softmax(3), "intercept": 5},
-        {"loss": losses.log_link(1.5), "intercept": 1, "offsets": True},
+        {"loss": losses.log_link(1.5)} | EXPOSED,
         {"loss": losses.huber(1.0), "max_features": 3},
         {"intercept": 0, "intervals": True},
     ],
