@@ -160,7 +160,7 @@ def test_every_release_that_takes_a_key_has_a_case():
         assert any(case.startswith(name) for case in CASES), name
 
 
-@pytest.mark.quick(18)
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ON_HOST])
 def test_no_release_reuses_its_key(name, key):
     case = CASES[name]
