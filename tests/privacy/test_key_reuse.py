@@ -160,7 +160,6 @@ def test_every_release_that_takes_a_key_has_a_case():
         assert any(case.startswith(name) for case in CASES), name
 
 
-@pytest.mark.quick(40)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ON_HOST])
 def test_no_release_reuses_its_key(name, key):
     case = CASES[name]
@@ -275,7 +274,6 @@ def test_a_witness_sees_what_the_check_does_not():
     assert set(witness.uses_of(noisy, DATA).values()) == {1}
 
 
-@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", sorted(WITNESSED))
 def test_no_release_uses_words_twice(name):
     case = CASES[name]
