@@ -2,8 +2,6 @@
 
 import ast
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -280,22 +278,6 @@ def test_the_peers_compute_our_gradient(model):
             made = peer(*setting, **options)
             tolerance = 1e-4 if peer is peers.opacus else 1e-5
             assert result_of(made) == pytest.approx(expected, abs=tolerance)
-
-
-def test_the_command_writes_one_record(tmp_path):
-    path = tmp_path / "gpu.json"
-    case = "reduction-16777216x64"
-    arguments = ["run", "--suite", "gpu", "--quick", "--case", case, "--out", str(path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    found = results(record.read(path))[case]
-    assert found.methods[0].compile_seconds > 0
-    assert found.run["cores"] >= 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.__main__ import main
 from benchmarks.deep import command, methods, tasks, untuned
 from benchmarks.deep.hindsight import Setting, grid_losses
 from benchmarks.record import read
@@ -87,19 +86,3 @@ def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch
     found = command.run_one(task, "hindsight", 8.0, 2)
     assert (found["facts"]["rate"], found["facts"]["num_steps"]) == (1.0, 10)
     assert found["excess"][0] != found["excess"][1]
-
-
-@jax.numpy_dtype_promotion("standard")  # which adam of optax needs
-def test_only_what_the_record_lacks_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "NUM_STEPS", 20)
-    path = tmp_path / "deep.json"
-    arguments = ["deep", "run", "--problems", "digits", "--epsilons", "8"]
-    arguments += ["--repetitions", "2", "--out", str(path), "--methods"]
-    main([*arguments, "adaptive"])
-    first = read(path).rows
-    main([*arguments, "adaptive", "clipping"])
-    rows = read(path).rows
-    assert len(rows) == 2
-    place = "digits", "adaptive", 8.0
-    assert rows[place] == first[place]  # its seconds, too
-    assert max(rows[place]["excess"]) < tasks.task("digits").constant_loss
