@@ -203,9 +203,13 @@ def _sco(solver, data, i, **options):
     return solver(*_problem(data), **moments, **options)
 
 
-def _of_unit_length(data: Any) -> tuple[jax.Array, jax.Array]:
+def _array(x: Any) -> jax.Array:
     with np.errstate(over="ignore"):  # of what is beyond the floats of JAX
-        features, targets = map(jnp.asarray, data)
+        return jnp.asarray(x)
+
+
+def _of_unit_length(data: Any) -> tuple[jax.Array, jax.Array]:
+    features, targets = map(_array, data)
     norms = jnp.linalg.norm(features, axis=1, keepdims=True)
     return features / jnp.maximum(norms, 1), jnp.sign(targets)
 
@@ -301,7 +305,7 @@ SOLVERS = {
     ),
     "dp_group_means": lambda data, key, i: solvers.dp_group_means(
         data[1],
-        (data[0][:, 0] > 0).astype("int32"),
+        (_array(data[0])[:, 0] > 0).astype("int32"),
         num_groups=2,
         quantiles=(0.3,),
         **_budget(key, i),
