@@ -6,8 +6,8 @@ attack, sweeps, shards, audits; `test_registry.py` tells what is missing. A name
 comma is a variant of the part before it.
 """
 
-import functools
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -17,7 +17,6 @@ import numpy as np
 import optax
 
 from dpjax import (
-    _validate,
     batching,
     constraints,
     estimators,
@@ -26,6 +25,11 @@ from dpjax import (
     solvers,
     transforms,
 )
+
+
+def _medians(inner: Callable[[float], Any], num_groups: int):
+    return lambda size: estimators.MedianOfMeans(inner(size), num_groups)
+
 
 # make(size) -> the estimator, its limit in proportion to size, or 1.
 ESTIMATORS = {
@@ -37,55 +41,34 @@ ESTIMATORS = {
     "SmoothedClipping": estimators.SmoothedClipping,
     "Normalization": estimators.Normalization,
     "Grouped": lambda size: estimators.Grouped(estimators.Clipping(size), ("",)),
-    "SmoothedTruncation, beta 9": lambda size: estimators.SmoothedTruncation(
-        size, 9.21
-    ),
-    "SmoothedTruncation, beta 50": lambda size: estimators.SmoothedTruncation(
-        size, 50.0
-    ),
-    "MedianOfMeans": lambda size: estimators.MedianOfMeans(
-        estimators.Clipping(size), 3
-    ),
-    "MedianOfMeans, of truncation": lambda size: estimators.MedianOfMeans(
-        estimators.Truncation(size), 4
-    ),
-    "MedianOfMeans, one group": lambda size: estimators.MedianOfMeans(
-        estimators.SmoothedTruncation(size), 1
-    ),
+    "SmoothedTruncation, beta 9": partial(estimators.SmoothedTruncation, beta=9.21),
+    "SmoothedTruncation, beta 50": partial(estimators.SmoothedTruncation, beta=50.0),
+    "MedianOfMeans": _medians(estimators.Clipping, 3),
+    "MedianOfMeans, of truncation": _medians(estimators.Truncation, 4),
+    "MedianOfMeans, one group": _medians(estimators.SmoothedTruncation, 1),
     "TrimmedMean": lambda size: estimators.TrimmedMean(0.2, -size, size),
 }
 
+_PEELING = {"sparsity": 2, "selection_scale": 0.5, "release_stddev": 0.5}
 # make(key, value) -> a release of the value, an array of shape (n,).
 MECHANISMS = {
-    "gaussian": functools.partial(mechanisms.gaussian, stddev=0.5),
-    "laplace": functools.partial(mechanisms.laplace, scale=0.5),
-    "laplace, l2": functools.partial(mechanisms.laplace, scale=0.5, norm="l2"),
-    "arsinh_normal": functools.partial(mechanisms.arsinh_normal, scale=0.5, sigma=0.7),
-    "laplace_log_normal": functools.partial(
-        mechanisms.laplace_log_normal, scale=0.5, sigma=0.7
-    ),
+    "gaussian": partial(mechanisms.gaussian, stddev=0.5),
+    "laplace": partial(mechanisms.laplace, scale=0.5),
+    "laplace, l2": partial(mechanisms.laplace, scale=0.5, norm="l2"),
+    "arsinh_normal": partial(mechanisms.arsinh_normal, scale=0.5, sigma=0.7),
+    "laplace_log_normal": partial(mechanisms.laplace_log_normal, scale=0.5, sigma=0.7),
     "discrete_gaussian": lambda key, value: mechanisms.discrete_gaussian(
         value.shape, stddev=3
     ),
-    "exponential": functools.partial(
-        mechanisms.exponential, epsilon=1.0, sensitivity_range=0.5
-    ),
-    "permute_and_flip": functools.partial(
+    "exponential": partial(mechanisms.exponential, epsilon=1.0, sensitivity_range=0.5),
+    "permute_and_flip": partial(
         mechanisms.permute_and_flip, epsilon=1.0, sensitivity_range=0.5
     ),
-    "peeling": functools.partial(
-        mechanisms.peeling, sparsity=2, selection_scale=0.5, release_stddev=0.5
-    ),
-    "peeling, laplace": functools.partial(
-        mechanisms.peeling,
-        sparsity=2,
-        selection_scale=0.5,
-        release_stddev=0.5,
-        noise="laplace",
-    ),
+    "peeling": partial(mechanisms.peeling, **_PEELING),
+    "peeling, laplace": partial(mechanisms.peeling, **_PEELING, noise="laplace"),
 }
 
-_BALL = functools.partial(optax.projections.projection_l2_ball, scale=0.5)
+_BALL = partial(optax.projections.projection_l2_ball, scale=0.5)
 
 
 def _private(estimator: Any, noise_multiplier: float = 0.5, **options: Any):
@@ -123,11 +106,8 @@ OF_SAMPLES = {
     "chain": lambda key: transforms.chain(_CLIPPED(key), optax.trace(0.9)),
     "accumulate": lambda key: transforms.accumulate(
         transforms.dp_sgd(
-            0.1,
-            estimators.Clipping(1.0),
-            noise_multiplier=0.5,
-            key=key,
-            normalize_by=32,
+            *(0.1, estimators.Clipping(1.0)),
+            **{"noise_multiplier": 0.5, "key": key, "normalize_by": 32},
         ),
         num_pieces=2,
     ),
@@ -135,18 +115,17 @@ OF_SAMPLES = {
         _CLIPPED(key), transforms.scale_by_dp_adam()
     ),
 }
+_MEAN = {"sensitivity": 0.1, "limit": 1.0}
 TRANSFORMS = OF_SAMPLES | {
     "add_gaussian_noise": lambda key: transforms.add_gaussian_noise(
         stddev=0.1, key=key
     ),
     "frank_wolfe": lambda key: transforms.frank_wolfe(
-        constraints.L1Ball(4.0), epsilon=1.0, sensitivity=0.1, limit=1.0, key=key
+        constraints.L1Ball(4.0), epsilon=1.0, key=key, **_MEAN
     ),
-    "peel": lambda key: transforms.peel(
-        4, rho=1.0, sensitivity=0.1, limit=1.0, key=key
-    ),
+    "peel": lambda key: transforms.peel(4, rho=1.0, key=key, **_MEAN),
     "peel, laplace": lambda key: transforms.peel(
-        4, rho=1.0, sensitivity=0.1, limit=1.0, key=key, noise="laplace"
+        4, rho=1.0, key=key, noise="laplace", **_MEAN
     ),
     "project": lambda key: transforms.project(_BALL),
     "average_iterates": lambda key: transforms.average_iterates(),
@@ -198,15 +177,20 @@ def _start(data: Any) -> jax.Array:
     return jnp.asarray(np.zeros(data[0].shape[1], data[0].dtype))
 
 
+def _problem(data: Any) -> tuple[Any, jax.Array, Any]:
+    return losses.squared, _start(data), data
+
+
+def _steps(i: int) -> dict[str, Any]:
+    return {"learning_rate": 0.1 + 0.05 * i, "num_steps": 5}
+
+
 def _descent(estimator_fn: Callable[[float], Any], **options: Any):
     def release(data, key, i):
         return solvers.dp_gradient_descent(
-            losses.squared,
-            _start(data),
-            data,
+            *_problem(data),
             estimator=estimator_fn(1.0 + i),
-            learning_rate=0.1 + 0.05 * i,
-            num_steps=5,
+            **_steps(i),
             **_budget(key, i),
             **options,
         )
@@ -215,19 +199,17 @@ def _descent(estimator_fn: Callable[[float], Any], **options: Any):
 
 
 def _sco(solver, data, i, **options):
-    return solver(
-        losses.squared,
-        _start(data),
-        data,
-        moment_bound=1.0 + i,
-        moment_order=8.0,
-        diameter=2.0 + i,
-        **options,
-    )
+    moments = {"moment_bound": 1.0 + i, "moment_order": 8.0, "diameter": 2.0 + i}
+    return solver(*_problem(data), **moments, **options)
+
+
+def _array(x: Any) -> jax.Array:
+    with np.errstate(over="ignore"):  # of what is beyond the floats of JAX
+        return jnp.asarray(x)
 
 
 def _of_unit_length(data: Any) -> tuple[jax.Array, jax.Array]:
-    features, targets = data
+    features, targets = map(_array, data)
     norms = jnp.linalg.norm(features, axis=1, keepdims=True)
     return features / jnp.maximum(norms, 1), jnp.sign(targets)
 
@@ -246,20 +228,11 @@ SOLVERS = {
     ),
     "dp_gradient_descent, clipping": _descent(estimators.Clipping, averaging=True),
     "robust_gradient_descent": lambda data, key, i: solvers.robust_gradient_descent(
-        losses.squared,
-        _start(data),
-        data,
-        estimator=estimators.Winsorization(1.0 + i),
-        learning_rate=0.1 + 0.05 * i,
-        num_steps=5,
+        *_problem(data), estimator=estimators.Winsorization(1.0 + i), **_steps(i)
     ),
     "dp_localized_sco": lambda data, key, i: _sco(
-        solvers.dp_localized_sco,
-        data,
-        i,
-        smoothness=2.0,
-        num_steps=3,
-        **_budget(key, i),
+        *(solvers.dp_localized_sco, data, i),
+        **{"smoothness": 2.0, "num_steps": 3} | _budget(key, i),
     ),
     "dp_one_pass_sco": lambda data, key, i: _sco(
         solvers.dp_one_pass_sco, data, i, **_budget(key, i)
@@ -277,9 +250,7 @@ SOLVERS = {
         data[0], method="geometric_median", **_budget(key, i)
     ),
     "dp_frank_wolfe": lambda data, key, i: solvers.dp_frank_wolfe(
-        losses.squared,
-        _start(data),
-        data,
+        *_problem(data),
         key=key,
         epsilon=0.5 + i / 10,
         constraint=constraints.L1Ball(1.0 + i),
@@ -298,24 +269,16 @@ SOLVERS = {
     ),
     "dp_iterative_hard_thresholding": lambda data, key, i: (
         solvers.dp_iterative_hard_thresholding(
-            losses.squared,
-            _start(data),
-            data,
+            *_problem(data),
             sparsity=2,
             estimator=estimators.SmoothedTruncation(1.0 + i),
-            learning_rate=0.1 + 0.05 * i,
-            num_steps=5,
+            **_steps(i),
             **_budget(key, i),
         )
     ),
     "dp_sparse_linear_regression": lambda data, key, i: (
         solvers.dp_sparse_linear_regression(
-            *data,
-            sparsity=2,
-            threshold=2.0 + i,
-            learning_rate=0.1 + 0.05 * i,
-            num_steps=5,
-            **_budget(key, i),
+            *data, sparsity=2, threshold=2.0 + i, **_steps(i), **_budget(key, i)
         )
     ),
     "dp_l1_regression": lambda data, key, i: solvers.dp_l1_regression(
@@ -329,11 +292,7 @@ SOLVERS = {
         *_of_unit_length(data), regularization=0.1 * i, **_budget(key, i)
     ),
     "dp_sample_and_aggregate": lambda data, key, i: solvers.dp_sample_and_aggregate(
-        _mean_of_features,
-        data,
-        num_subsets=320,
-        diameter=10.0 + i,
-        **_budget(key, i),
+        _mean_of_features, data, num_subsets=320, diameter=10.0 + i, **_budget(key, i)
     ),
     "dp_quantile": lambda data, key, i: solvers.dp_quantile(
         data[1], key=key, epsilon=0.5 + i / 10
@@ -346,7 +305,7 @@ SOLVERS = {
     ),
     "dp_group_means": lambda data, key, i: solvers.dp_group_means(
         data[1],
-        (_validate.arrays(data[0])[:, 0] > 0).astype("int32"),
+        (_array(data[0])[:, 0] > 0).astype("int32"),
         num_groups=2,
         quantiles=(0.3,),
         **_budget(key, i),

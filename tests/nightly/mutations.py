@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-TIERS = (["tests/unit"], ["tests/privacy"])  # run after a fault's own tests, until one fails
+# Run after a fault's own tests, until one fails.
+TIERS = (["tests/unit"], ["tests/privacy"])
 
 PRELUDE = """
 import math

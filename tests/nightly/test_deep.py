@@ -1,66 +1,15 @@
-"""The page of deep networks: a plan, hindsight, the record and its verdicts."""
+"""Deep networks: a plan and its price, hindsight, and a record of all cells."""
 
 from itertools import product
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks.__main__ import main
-from benchmarks.deep import command, methods, page, tasks, untuned
+from benchmarks.deep import command, methods, tasks, untuned
 from benchmarks.deep.hindsight import Setting, grid_losses
-from benchmarks.page import filled
-from benchmarks.record import Record, read
+from benchmarks.record import read
 from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
-from tests.nightly.test_utility import RUN, row
-
-FACTS = {
-    "title": "digits",
-    "model": "perceptron",
-    "loss": "cross-entropy",
-    "n": 1_000,
-    "d": 100,
-    "num_test": 50,
-    "delta": 1e-4,
-    "is_made": False,
-    "constant_loss": 2.3,
-    "noiseless_loss": 0.2,
-}
-
-
-def text_of(*rows):
-    found = {("digits", *place[1:]): values for place, values in rows}
-    content = Record((RUN,), {"digits": FACTS}, found)
-    return filled("DEEP.md", page.parts(content, Path("deep.json")))
-
-
-def test_the_page_shows_the_record():
-    ours = page.OURS
-    text = text_of(
-        row(
-            "hindsight",
-            1.0,
-            1.2,
-            problem="digits",
-            facts={"norm": 3.0, "rate": 0.3, "num_steps": 50},
-        ),
-        row(ours, 0.9, 1.09),
-        row("clipping", 2.0, 2.4),
-        row("hindsight", 0.5, 0.5, epsilon=8.0),
-        row(ours, 0.6, 0.6, epsilon=8.0),
-    )
-    assert "from `deep.json`." in text  # no link to what is not in the repository
-    title = methods.RECIPES[ours].title
-    assert f"| {title} against clipping, in hindsight: test loss" in text
-    assert "geometric mean | 1.042 over 2 | yes |" in text
-    assert "| 0 of 1; 1 of 2 with epsilon | **no** |" in text
-    assert "| clipping, in hindsight | 1.1 ± 0.1 | 0.5 ± 0 |" in text
-    assert f"| **{title}** | **0.995 ± 0.1** | **0.6 ± 0** |" in text
-    assert "| digits: clipping, in hindsight | 3 / 0.3 / 50 |" in text
-    assert "- clipping at 1: digits (1). Worst: 2.00 times, digits at" in text
-    assert f"- {title}: digits (8). Worst: 1.20 times" in text
-    assert "2 cores of a processor" in text
 
 
 def test_the_record_has_every_cell_with_fresh_keys():
@@ -75,7 +24,6 @@ def test_the_record_has_every_cell_with_fresh_keys():
     assert command.PATH.stat().st_size < 200_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_bands", [1, 4])
 def test_a_plan_costs_its_epsilon(num_bands):
     how = methods.plan(1_600, 3.0, 1e-4, 40, num_bands)
@@ -97,7 +45,6 @@ def test_a_plan_costs_its_epsilon(num_bands):
     assert 2.97 < cost <= 3.0
 
 
-@pytest.mark.slow
 def test_a_last_layer_anew_is_paid_with_the_steps():
     how = methods.plan(1_600, 3.0, 1e-4, 40, head_share=0.4)
     sampling = how.batching.accounting(1_600, 40)
@@ -111,7 +58,6 @@ def test_a_last_layer_anew_is_paid_with_the_steps():
     assert max(steps, how.head_epsilon) < 2.7 < steps + how.head_epsilon
 
 
-@pytest.mark.slow
 def test_a_last_layer_anew_finds_the_mean_that_clipping_loses():
     task = tasks.task("made_zeros")
     recipe = methods.RECIPES["adaptive_refit"]
@@ -126,7 +72,6 @@ def test_a_last_layer_anew_finds_the_mean_that_clipping_loses():
     assert losses[methods.HEAD_SHARE] < constant < losses[0.0]
 
 
-@pytest.mark.slow
 def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch):
     monkeypatch.setattr("benchmarks.deep.hindsight.NORMS", (1.0, 10.0))
     monkeypatch.setattr("benchmarks.deep.hindsight.RATES", (0.001, 1.0))
@@ -141,20 +86,3 @@ def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch
     found = command.run_one(task, "hindsight", 8.0, 2)
     assert (found["facts"]["rate"], found["facts"]["num_steps"]) == (1.0, 10)
     assert found["excess"][0] != found["excess"][1]
-
-
-@pytest.mark.slow
-@jax.numpy_dtype_promotion("standard")  # which adam of optax needs
-def test_only_what_the_record_lacks_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "NUM_STEPS", 20)
-    path = tmp_path / "deep.json"
-    arguments = ["deep", "run", "--problems", "digits", "--epsilons", "8"]
-    arguments += ["--repetitions", "2", "--out", str(path), "--methods"]
-    main([*arguments, "adaptive"])
-    first = read(path).rows
-    main([*arguments, "adaptive", "clipping"])
-    rows = read(path).rows
-    assert len(rows) == 2
-    place = "digits", "adaptive", 8.0
-    assert rows[place] == first[place]  # its seconds, too
-    assert max(rows[place]["excess"]) < tasks.task("digits").constant_loss

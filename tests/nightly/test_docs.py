@@ -1,6 +1,5 @@
-"""The site: every public name has its place, and links lead somewhere."""
+"""The site: every public name has its place, links lead somewhere, ways are short."""
 
-import importlib
 import importlib.util
 import inspect
 import json
@@ -15,18 +14,12 @@ import pytest
 from tests.unit.test_public_api import PACKAGES
 
 ROOT = Path(__file__).parents[2]
-
-
 DOCS = ROOT / "docs"
-
-
 PAGES = sorted(
     path
     for path in DOCS.rglob("*.md")
     if not {"_build", "generated"} & set(path.relative_to(DOCS).parts)
 )
-
-
 GUIDES = sorted(path for path in PAGES if "```python\n" in path.read_text())
 
 
@@ -40,28 +33,8 @@ def load(path):
     return module
 
 
-@pytest.fixture(scope="module")
-def api():
-    return load(DOCS / "_api.py")
-
-
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_every_public_name_is_on_a_page(api, package):
-    pages = {one.__name__: api.page(one) for one in api.packages()}
-    assert package.__name__ in pages
-    for name in package.__all__:
-        if inspect.ismodule(getattr(package, name)):
-            assert f"{package.__name__}.{name}" in pages
-            continue
-        home = api.home(package, name)
-        entry = rf"^\.\. auto\w+:: {re.escape(home)}\.{name}$"
-        shown = api.name_page(importlib.import_module(home), name)
-        assert len(re.findall(entry, shown, re.MULTILINE)) == 1
-        listed = f"{home}.{name}".removeprefix(f"{package.__name__}.")
-        assert f"   ~{listed}\n" in pages[package.__name__]
-
-
-def test_the_reference_has_every_public_name_once(api):
+def test_the_reference_has_every_public_name_once():
+    api = load(DOCS / "_api.py")
     listed = re.findall(r"\{py:obj\}`~([\w.]+)`", (DOCS / "api.md").read_text())
     assert len(listed) == len(set(listed))
     assert set(listed) == {
@@ -69,21 +42,6 @@ def test_the_reference_has_every_public_name_once(api):
         for package in PACKAGES
         for name in package.__all__
         if not inspect.ismodule(getattr(package, name))
-    }
-
-
-def test_docstrings_link_names_and_no_arguments(api):
-    targets = api.targets()
-    for known in ("dp_mean", "solvers.dp_mean", "Clipping", "dpjax.robust_grad"):
-        assert targets[known].split(".")[-1] == known.split(".")[-1]
-    assert targets["Clipping.sensitivity"] == "dpjax.estimators.Clipping.sensitivity"
-    assert targets["dpjax.estimators"] == "dpjax.estimators"
-    assert not {"load", "gamma", "project", "key"} & targets.keys()
-
-
-def test_pages_are_of_every_package(api):
-    assert {one.__name__ for one in PACKAGES} <= {
-        one.__name__ for one in api.packages()
     }
 
 
@@ -108,57 +66,9 @@ def test_links_and_included_files_exist(path):
             assert parts[1] in copies.PAGES.values(), target
 
 
-def test_links_of_the_repository_are_rewritten(tmp_path):
-    copies = load(DOCS / "_copies.py")
-    source = copies.ROOT / "benchmarks" / "page.md"
-    text = "[a](README.md#gpu) [b](plots) [c](#here) [d](__init__.py)"
-    shown = copies.rewritten(text, source, DOCS / "generated")
-    there = "../../benchmarks/__init__.py"
-    assert shown == f"[a](speed.md#gpu) b [c](#here) [d]({there})"
-    with pytest.raises(FileNotFoundError, match=r"page\.md links to no\.md"):
-        copies.rewritten("[a](no.md)", source, tmp_path)
-
-
-def test_docstrings_become_restructuredtext():
-    convert = load(DOCS / "_api.py").as_rst
-    lines = [
-        *("The mean of x·1{|x| <= b_}: `a_b|c`.", "", "    f(x) = a*b", ""),
-        *("A `f`:", "", "    e = m", "        c^2", ""),
-        *("* a bullet", "  that goes on.", "", "Privacy:", "    Text.", ""),
-        *(
-            "        rho = |s|",
-            "",
-            "    More.",
-            "",
-            "Example:",
-            "    >>> 2 * 3",
-            "    6",
-            "",
-        ),
-        *("    After_ it:", "", "    >>> f_", ""),
-    ]
-    assert convert(lines, {"f": "dpjax.f"}.get) == [
-        *(r"The mean of x·1{\|x\| <= b\_}: ``a_b|c``.", ""),
-        *("::", "", "    f(x) = a*b", ""),
-        *("A :py:obj:`f <dpjax.f>`:", "", "::", ""),
-        *("    e = m", "        c^2", ""),
-        *("* a bullet", "  that goes on.", ""),
-        *("Privacy:", "    Text.", "", "    ::", "", "        rho = |s|", ""),
-        *("    More.", "", "Example:", "    >>> 2 * 3", "    6", ""),
-        *(r"    After\_ it:", "", "    >>> f_", ""),
-    ]
-
-
-def needs_site():
-    """Skips a test where the extra `docs` is not installed; .ci/run has it later."""
-    for name in ("sphinx_book_theme", "myst_nb", "sphinx_design", "latex2mathml"):
-        pytest.importorskip(name)
-    pytest.importorskip("sphinx_copybutton")
-
-
-@pytest.mark.slow
 def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
-    needs_site()
+    for name in "sphinx_book_theme", "myst_nb", "sphinx_design", "sphinx_copybutton":
+        pytest.importorskip(name)  # of the extra `docs`
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]
     result = subprocess.run(
         [*command, "-d", str(tmp_path / "trees"), str(DOCS), str(tmp_path / "html")],
@@ -206,3 +116,36 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
         for name in package.__all__:
             if not inspect.ismodule(getattr(package, name)):
                 assert f"{api.home(package, name)}.{name}" in names
+
+
+# What people come for, and the page that has it.
+TASKS = {
+    "what epsilon": "guides/epsilon.md",
+    "which method": "which_method.md",
+    "predict": "guides/table.md",
+    "baseline": "guides/network.md",
+    "error bar": "guides/intervals.md",
+    "a proof": "privacy/proofs/papers.md",
+    "cite": "contribute/cite.md",
+}
+
+
+def links(page):
+    """Pages that a click on a page of docs leads to, menus included."""
+    text = page.read_text()
+    targets = [target for _, _, target in load(DOCS / "_copies.py").LINK.findall(text)]
+    targets += re.findall(r"^:link: (\S+)$", text, re.MULTILINE)
+    for menu in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
+        assert "<" not in menu, "menus have the titles of the pages"
+        targets += re.findall(r"^([\w/.]+)$", menu, re.MULTILINE)
+    for target in targets:
+        file = (page.parent / target.partition("#")[0]).resolve()
+        yield from {file, file.with_suffix(".md")} & set(PAGES)
+
+
+def test_a_task_is_three_clicks_from_home():
+    ways = {page: {*links(page)} for page in PAGES}
+    reached = {DOCS / "index.md"}
+    for _ in range(3):
+        reached |= {target for page in reached for target in ways[page]}
+    assert {DOCS / page for page in TASKS.values()} <= reached

@@ -47,8 +47,6 @@ UNRUN = {
 LIBRARY = {"dpjax", "jax", "optax", "chex", "numpy", "scipy", "dp_accounting"}
 EXTRAS = {"dpjax.sklearn": "sklearn", "grain": "loading", "onnx": "export"}
 FRACTION = re.compile(r"(?<![\w.])-?\d[\d,]*\.\d+(?:e[-+]?\d+)?")
-
-
 # Commands on made tables, whose `schema.toml` is what a reader would make of a guess.
 MADE = re.compile(r"my\.csv|records/|plan schema")
 COLUMNS = {
@@ -152,11 +150,8 @@ def is_shown(shown, said):
     """Whether a page shows what was said, but for what it leaves out."""
     for pattern, word in MASKED.items():
         shown, said = (re.sub(pattern, word, text) for text in (shown, said))
-    parts, lines, start = (
-        re.split(r"^\.\.\.\n", shown, flags=re.M),
-        said.splitlines(),
-        0,
-    )
+    parts, lines = re.split(r"^\.\.\.\n", shown, flags=re.M), said.splitlines()
+    start = 0
     for i, part in enumerate(parts):
         wanted = part.splitlines()
         last = len(lines) - len(wanted)
@@ -192,8 +187,6 @@ def place(text):
 
 
 WITH_COMMANDS = [path for path in PAGES if "```sh\n" in path.read_text()]
-
-
 KEEP = "run `python -m tests.nightly.test_docs_commands`"
 # Kept of the walk, and what made them.
 KEPT = {"walk.svg": "curves.svg", "walk-dark.svg": "curves-dark.svg"}
@@ -239,13 +232,11 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "path", [path for path in WITH_COMMANDS if path != WALK], ids=lambda path: path.name
 )
-@pytest.mark.slow
 def test_commands_of_a_page_run_and_print_what_it_shows(path, folder):
     for shown, said in run(path, folder):
         assert is_shown(shown, said), said
 
 
-@pytest.mark.slow
 def test_the_walk_is_as_it_is_shown(folder, drawn):
     for shown, said in run(WALK, folder):
         assert is_shown(shown, said), said

@@ -1,6 +1,7 @@
 """The package's shape: imports go one way, files are short and named by subject."""
 
 import ast
+import functools
 import importlib
 from pathlib import Path
 
@@ -10,86 +11,36 @@ import dpjax
 
 ROOT = Path(dpjax.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-# Private modules that every layer may import.
-SHARED = {
-    *(
-        "_csv",
-        "_default_delta",
-        "_files",
-        "_keys",
-        "_lazy",
-        "_pages",
-        "_processes",
-        "_progress",
-        "_public_sets",
-        "_reservoir",
-        "_rounding",
-    ),
-    *(
-        "_shapes",
-        "_sharding",
-        "_store",
-        "_summary",
-        "_sums",
-        "_tables",
-        "_texts",
-        "_tree",
-        "_trial_counts",
-        "_types",
-    ),
-    *("_untrusted", "_validate", "_version"),
-}
-
-# What each layer may import. The ground floor, estimators, mechanisms and accounting,
-# imports none of its own.
-BELOW = {
-    **{name: set() for name in SHARED},
-    "accounting": set(),
-    "estimators": set(),
-    "mechanisms": set(),
-    "losses": set(),
-    "datasets": set(),
-    "parties": set(),
+# Private modules that every layer may import, but for two, which import layers.
+SHARED = {path.stem for path in ROOT.glob("_*")} - {"_scales", "_describe"}
+GROUND = {"accounting", "estimators", "mechanisms", "losses", "datasets", "parties"}
+GROUND |= {"constraints"}
+# What each layer may import. The ground floor imports none of its own.
+BELOW = {name: set() for name in SHARED | GROUND} | {
     "gradients": {"estimators"},
     "batching": {"accounting"},
     "loading": {"accounting", "batching"},
-    "constraints": set(),
-    "transforms": {
-        "accounting",
-        "constraints",
-        "estimators",
-        "gradients",
-        "mechanisms",
-    },
-    "solvers": {
-        "accounting",
-        "batching",
-        "constraints",
-        "estimators",
-        "gradients",
-        "losses",
-        "mechanisms",
-        "parties",
-        "transforms",
-    },
+    "transforms": GROUND - {"losses", "datasets", "parties"} | {"gradients"},
+    "solvers": GROUND - {"datasets"} | {"batching", "gradients", "transforms"},
+    "tuning": {"accounting", "estimators", "mechanisms", "solvers"},
+    "audit": {"accounting"},
+    "_scales": {"mechanisms"},
+    "_describe": {"accounting", "batching", "datasets", "solvers"},
 }
 BELOW["models"] = BELOW["solvers"] | {"datasets", "solvers"}
-BELOW["sklearn"] = BELOW["solvers"] | {"models", "solvers"}
-BELOW["tuning"] = {"accounting", "estimators", "mechanisms", "solvers"}
-BELOW["audit"] = {"accounting"}
-BELOW["cli"] = BELOW["solvers"] | {"datasets", "models", "solvers"}
-# Private modules that some layers share.
-BELOW["_scales"] = {"mechanisms"}
-BELOW["_describe"] = {"accounting", "batching", "datasets", "solvers"}
-BELOW["cli"].add("_describe")
-for layer in ("cli", "sklearn"):
-    BELOW[layer].add("_scales")
+BELOW["sklearn"] = BELOW["solvers"] | {"models", "solvers", "_scales"}
+BELOW["cli"] = BELOW["models"] | {"models", "_describe", "_scales"}
 
 
 def modules_of(path):
     """The dotted name of a file as a tuple, without `dpjax` and `__init__`."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+@functools.cache
+def imports_in(path):
+    return [target for _, target in imports_of(ast.parse(path.read_text()))]
 
 
 def imports_of(tree):
@@ -128,11 +79,16 @@ def violations(source, layer):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_one_way(path):
-    modules = modules_of(path)
+def test_files_are_short_and_named_by_subject_and_import_one_way(path):
+    modules, text = modules_of(path), path.read_text()
+    assert len(text.splitlines()) <= 700
+    assert len(modules) <= 3
+    banned = {"utils", "util", "common", "core", "base", "misc", "helpers"}
+    assert path.stem.strip("_") not in banned
+    assert text.startswith('"""'), "one line tells what the file is"
     if modules:  # dpjax/__init__.py lists the public names of all layers
         assert modules[0] in BELOW, "a new layer: say in this test what lies below it"
-        assert not violations(path.read_text(), modules[0])
+        assert not violations(text, modules[0])
 
 
 @pytest.mark.parametrize(
@@ -157,15 +113,6 @@ def test_a_planted_import_is_found(layer, line):
     assert violations(line, layer)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_are_short_and_named_by_subject(path):
-    assert len(path.read_text().splitlines()) <= 700
-    assert len(modules_of(path)) <= 3
-    banned = {"utils", "util", "common", "core", "base", "misc", "helpers"}
-    assert path.stem.strip("_") not in banned
-    assert path.read_text().startswith('"""'), "one line tells what the file is"
-
-
 @pytest.mark.parametrize(
     "path", sorted(ROOT.rglob("_shared.py")), ids=lambda path: path.parent.name
 )
@@ -177,9 +124,94 @@ def test_what_is_shared_is_taken_by_another_layer_and_not_public(path):
         name
         for file in FILES
         if modules_of(file)[:1] != (layer,)
-        for _, target in imports_of(ast.parse(file.read_text()))
+        for target in imports_in(file)
         for package, _, name in [target.rpartition(".")]
         if package == shared.__name__
     }
     assert taken == set(shared.__all__)
     assert not taken & set(public)
+
+
+TESTS = Path(__file__).parents[1]
+# Tests that import private names of another layer than their folder's, at most 12.
+EXCEPTIONS = {
+    "nightly/audit/test_catalogue.py",
+    "nightly/audit/test_parties.py",
+    "nightly/audit/test_perturbed_objectives.py",
+    "nightly/coverage/test_coverage.py",
+    "nightly/estimators/test_memory.py",
+    "nightly/sharding/test_neighbors.py",
+    "nightly/test_processes.py",
+    "privacy/audit/test_planted_faults.py",
+    "privacy/estimators/test_sensitivity.py",
+    "privacy/estimators/test_under_fire.py",
+    "privacy/gradients/test_matrix_products.py",
+    "privacy/replay/_replay.py",
+    "privacy/replay/test_commands.py",
+    "privacy/replay/test_planted_faults.py",
+    "privacy/test_linear_losses.py",
+    "privacy/test_tables.py",
+    "unit/accounting/test_budgets.py",
+    "unit/accounting/test_tuning.py",
+    "unit/cli/test_amounts.py",
+    "unit/cli/test_check.py",
+    "unit/cli/test_evaluation.py",
+    "unit/cli/test_ledger.py",
+    "unit/cli/test_numbers_of_describe_and_plan.py",
+    "unit/cli/test_odd_files.py",
+    "unit/cli/test_outputs.py",
+    "unit/cli/test_printed.py",
+    "unit/cli/test_ranges.py",
+    "unit/cli/test_report.py",
+    "unit/cli/test_sample.py",
+    "unit/cli/test_saved.py",
+    "unit/cli/test_schema.py",
+    "unit/cli/test_units.py",
+    "unit/datasets/test_encoding.py",
+    "unit/estimators/test_clipping.py",
+    "unit/estimators/test_contract.py",
+    "unit/estimators/test_factors.py",
+    "unit/estimators/test_fold.py",
+    "unit/estimators/test_order_statistics.py",
+    "unit/gradients/test_materialized.py",
+    "unit/loading/test_sample.py",
+    "unit/sklearn/test_estimators.py",
+    "unit/sklearn/test_labels.py",
+    "unit/solvers/linear/test_model.py",
+    "unit/solvers/linear/test_recalibration.py",
+    "unit/solvers/test_frank_wolfe.py",
+    "unit/solvers/test_lasso.py",
+    "unit/solvers/test_objective_perturbation.py",
+    "unit/solvers/test_sample_and_aggregate.py",
+    "unit/test_batching.py",
+    "unit/test_epochs.py",
+    "unit/test_jax_internals.py",
+    "unit/test_store.py",
+    "unit/transforms/test_frank_wolfe.py",
+    "unit/transforms/test_smooth_noise.py",
+    "unit/tuning/test_select.py",
+}
+
+
+def private_names(path):
+    """Yields private names that a file of tests imports from a layer not its own."""
+    folders = path.relative_to(TESTS).parts[:-1]
+    inner = [name for name in folders if name not in ("unit", "privacy", "nightly")]
+    layer = (inner or [path.stem.removeprefix("test_").split("_")[0]])[0]
+    for target in imports_in(path):
+        package, *parts = target.split(".")
+        is_private = any(x.startswith("_") and not x.endswith("__") for x in parts)
+        is_own = layer in [part.strip("_") for part in parts]
+        if package == "dpjax" and is_private and not is_own:
+            yield target
+
+
+def test_tests_import_private_names_in_the_folder_of_their_layer():
+    found = {
+        path.relative_to(TESTS).as_posix(): names
+        for path in TESTS.rglob("*.py")
+        if (names := [*private_names(path)])
+    }
+    new = {path: names for path, names in found.items() if path not in EXCEPTIONS}
+    assert not new, "test the public interface, or in the layer's own folder"
+    assert found.keys() == EXCEPTIONS, "what is listed and imports none goes"

@@ -29,14 +29,6 @@ from dpjax import (
     transforms,
     tuning,
 )
-from dpjax._types import REPLACE_ONE
-from dpjax.accounting import _discrete_gaussian as discrete
-from dpjax.accounting import _objective as objective
-from dpjax.accounting import _poisson_capacity as overflow
-from dpjax.accounting import _selection as selection
-from dpjax.accounting import _smooth as smooth
-from dpjax.accounting import _smooth_gaussian as smooth_gaussian
-from dpjax.accounting._group import group_budget
 from tests import registry
 
 NAN, INF = math.nan, math.inf
@@ -119,21 +111,37 @@ BAD = {
 }
 
 
-def _arguments(name):
-    """Returns the valid arguments that a solver is registered with."""
-    inner = inspect.signature(getattr(solvers, name))
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(registry.enough(name, 40), 6)).astype(np.float32)
+def _registered(layer, name, *args):
+    """Returns a part of the registry, and the valid arguments that it has there."""
+    part = getattr(layer, name)
 
     def bind(*args, **options):
-        return inner.bind(*args, **options).arguments
+        return inspect.signature(part).bind(*args, **options).arguments
 
-    with mock.patch.object(solvers, name, bind):
-        return registry.SOLVERS[name]((rows, rows[:, 0]), jax.random.key(0), 0)
+    parts = registry.SOLVERS if layer is solvers else registry.TRANSFORMS
+    with mock.patch.object(layer, name, bind):
+        return part, parts[name](*args)
+
+
+def _table(num_samples):
+    rows = np.random.default_rng(0).normal(size=(num_samples, 6)).astype(np.float32)
+    return rows, rows[:, 0]
+
+
+def _of_size(part):
+    """Returns a class that is registered by itself, and its first argument."""
+    return part, {next(iter(inspect.signature(part).parameters)): 1.0}
+
+
+def _of_value(part):
+    """Returns a registered mechanism, with a key, a value, and its options."""
+    first = [*inspect.signature(part.func).parameters][:2]
+    return part.func, dict(zip(first, (KEY, X), strict=True)) | part.keywords
 
 
 X, KEY, BUDGET = jnp.zeros(3), jax.random.key(0), {"epsilon": 1.0, "delta": 1e-5}
 TRUNCATION, TRIMMED = estimators.Truncation(1.0), estimators.TrimmedMean(0.1, -1.0, 1.0)
+BOX, BALL = constraints.Box(-np.ones(3), np.ones(3)), constraints.L2Ball(1.0)
 EVENT = accounting.gaussian_event(1.0)
 STATED = accounting.PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
 RUN = {"num_steps": 5, "sampling_prob": 0.5}
@@ -141,24 +149,36 @@ BATCHES = {"num_steps": 5, "num_samples": 9, "batch_size": 3}
 SPENT = {"noise_multiplier": 1.0, "delta": 0.1}
 SMOOTH = {"smoothness": 0.1, "sigma": 0.7}
 TWEEDIE = {"power": 1.5, "min_mean": 0.1, "max_mean": 5.0, "max_target": 20.0}
-OBJECTIVE = {"num_samples": 50, "regularization": 0.1, "curvature_bound": 0.25}
 MOMENT = {"moment_bound": 1.0, "num_samples": 100, "num_coordinates": 3} | BUDGET
 DISCRETE = {"sensitivity": 3.0, "num_coordinates": 2, "delta": 1e-5}
-SCORES = {"key": KEY, "scores": X, "epsilon": 1.0, "sensitivity_range": 1.0}
-PRIVATE = transforms.privatize(TRUNCATION, noise_multiplier=1.0, key=KEY)
 RELEASE = {"release": mechanisms.laplace, "data": X, "neighbor": X + 1, "key": KEY}
 
 # What is called, with valid arguments.
 CALLS = [
     *(
-        (getattr(solvers, name), _arguments(name))
+        _registered(solvers, name, _table(registry.enough(name, 40)), KEY, 0)
         for name in registry.SOLVERS
         if "," not in name
+    ),
+    *(
+        _registered(transforms, name, KEY)
+        for name in registry.TRANSFORMS
+        if "," not in name and name not in ("chain", "scale_by_dp_adam")
+    ),
+    *(
+        _of_size(part)
+        for part in (registry.ESTIMATORS | registry.CONSTRAINTS).values()
+        if inspect.isclass(part)
+    ),
+    *(
+        _of_value(part)
+        for name, part in registry.MECHANISMS.items()
+        if "," not in name and name != "discrete_gaussian"
     ),
     (accounting.PrivacyFilter, BUDGET),
     (
         accounting.PrivacyGuarantee,
-        BUDGET | {"relation": REPLACE_ONE, "dp_event": EVENT, "description": ""},
+        BUDGET | {"relation": dpjax.REPLACE_ONE, "dp_event": EVENT, "description": ""},
     ),
     (accounting.PrivacyGuarantee.of, BUDGET | {"dp_event": EVENT}),
     (STATED.tradeoff, {"false_positive_rates": 0.5}),
@@ -180,35 +200,13 @@ CALLS = [
             (accounting.noise_multiplier_to_epsilon, SPENT),
         )
     ),
-    (group_budget, BUDGET | {"group_size": 2}),
     (accounting.group_privacy, {"guarantee": STATED, "group_size": 2}),
     (accounting.selection_epsilon, BUDGET | {"num_selections": 3}),
-    (selection.total_selection_epsilon, BUDGET | {"num_selections": 3}),
     (accounting.selection_event, {"epsilon": 1.0}),
     (accounting.smooth_noise_multiplier, {"rho": 0.5} | SMOOTH),
-    (smooth.smooth_noise_rho, {"multiplier": 2.0} | SMOOTH),
-    (smooth.calibrate_smooth_noise, {"rho": 0.5, "num_samples": 10, "trim_count": 2}),
-    (
-        smooth_gaussian.smooth_gaussian_multiplier,
-        BUDGET | {"smoothness": 0.01, "num_coordinates": 1},
-    ),
-    (
-        smooth_gaussian.smooth_gaussian_epsilon,
-        {
-            "noise_multiplier": 9.0,
-            "delta": 0.1,
-            "smoothness": 0.1,
-            "num_coordinates": 1,
-        },
-    ),
-    (smooth_gaussian.largest_smoothness, BUDGET | {"num_coordinates": 1}),
     (accounting.tuning_epsilon, {"base": 1.0, "delta": 0.0, "mean_trials": 2.0}),
     (accounting.tuning_budget, BUDGET | {"mean_trials": 2.0}),
     (accounting.discrete_gaussian_stddev, DISCRETE | {"epsilon": 1.0}),
-    (discrete.discrete_gaussian_epsilon, DISCRETE | {"stddev": 5}),
-    (objective.objective_noise, BUDGET | OBJECTIVE),
-    (objective.objective_epsilon, {"stddev": 5.0, "delta": 0.1} | OBJECTIVE),
-    (overflow.poisson_capacity, BUDGET | RUN | {"num_samples": 9}),
     (audit.epsilon_lower_bound, RELEASE),
     (audit.one_run, RELEASE | {"statistic": lambda x: x}),
     *(
@@ -221,25 +219,11 @@ CALLS = [
     (batching.ShuffledEpochs, {"batch_size": 2}),
     (batching.WithoutReplacement, {"batch_size": 2}),
     *(
-        (kind, {"radius": 1.0})
-        for kind in (constraints.L1Ball, constraints.L2Ball, constraints.Simplex)
-    ),
-    *(
         (kind(1.0).diameter, {"norm": "l1", "num_coordinates": 3})
         for kind in (constraints.L1Ball, constraints.L2Ball, constraints.Simplex)
     ),
-    (
-        constraints.grid_net,
-        {"constraint": constraints.L2Ball(1.0), "num_coordinates": 2, "radius": 1.0},
-    ),
-    (
-        constraints.halton_net,
-        {
-            "box": constraints.Box(-np.ones(3), np.ones(3)),
-            "num_coordinates": 3,
-            "num_candidates": 9,
-        },
-    ),
+    (constraints.grid_net, {"constraint": BALL, "num_coordinates": 2, "radius": 1.0}),
+    (constraints.halton_net, {"box": BOX, "num_coordinates": 3, "num_candidates": 9}),
     *((law, {"scale": 1.0}) for law in (datasets.Normal, datasets.LogNormal)),
     (datasets.Categorical, {"categories": ("a",)}),
     (datasets.Numeric, {"scale": 1.0, "limit": 1.0}),
@@ -255,34 +239,19 @@ CALLS = [
         estimators.AdaptiveThreshold,
         {"estimator": estimators.Clipping(1.0), "lower": 0.1, "upper": 9.0},
     ),
-    (estimators.Clipping, {"l2_clip_norm": 1.0}),
     (estimators.Grouped, {"estimator": estimators.Clipping(1.0), "groups": ("a",)}),
     (estimators.MedianOfMeans, {"inner": TRUNCATION, "num_groups": 3}),
     (
         estimators.MedianOfMeans.for_failure_prob,
         {"inner": TRUNCATION, "num_coordinates": 3},
     ),
-    (estimators.Normalization, {"offset": 1.0}),
     (estimators.Scaled, {"estimator": estimators.Clipping(1.0), "scales": 1.0}),
-    *(
-        (kind, {"scale": 1.0, "beta": 2.0})
-        for kind in (estimators.SmoothedClipping, estimators.SmoothedTruncation)
-    ),
     (estimators.TrimmedMean, {"trim_fraction": 0.1, "lower": -1.0, "upper": 1.0}),
     (TRIMMED.trim_count, {"num_samples": 9}),
     (TRIMMED.smooth_sensitivity, {"samples": jnp.zeros(9), "smoothness": 0.1}),
-    *(
-        (kind, {"threshold": 1.0})
-        for kind in (estimators.Truncation, estimators.Winsorization)
-    ),
-    *(
-        (kind.for_moment, MOMENT)
-        for kind in (
-            estimators.Truncation,
-            estimators.Winsorization,
-            estimators.SmoothedTruncation,
-        )
-    ),
+    (estimators.Truncation.for_moment, MOMENT),
+    (estimators.Winsorization.for_moment, MOMENT),
+    (estimators.SmoothedTruncation.for_moment, MOMENT),
     *(
         (make(1.0).sensitivity, {"num_samples": 30, "num_coordinates": 3})
         for name, make in registry.ESTIMATORS.items()
@@ -308,27 +277,7 @@ CALLS = [
     (mechanisms.BufferedToeplitz.optimal, {"num_steps": 4}),
     (mechanisms.BinaryTree, {"num_steps": 4}),
     (mechanisms.BinaryTree(4).sensitivity, {}),
-    *(
-        (mechanism, {"key": KEY, "value": X, "scale": 1.0, "sigma": 0.7})
-        for mechanism in (mechanisms.arsinh_normal, mechanisms.laplace_log_normal)
-    ),
     (mechanisms.discrete_gaussian, {"shape": 3, "stddev": 3}),
-    *(
-        (mechanism, SCORES)
-        for mechanism in (mechanisms.exponential, mechanisms.permute_and_flip)
-    ),
-    (mechanisms.gaussian, {"key": KEY, "value": X, "stddev": 1.0}),
-    (mechanisms.laplace, {"key": KEY, "value": X, "scale": 1.0}),
-    (
-        mechanisms.peeling,
-        {
-            "key": KEY,
-            "vector": X,
-            "sparsity": 1,
-            "selection_scale": 1.0,
-            "release_stddev": 1.0,
-        },
-    ),
     (solvers.Execution, {}),
     (solvers.PrivateTraining, {"loss_fn": losses.squared, "num_samples": 40} | BUDGET),
     (tuning.Score, {"fn": print, "privacy": STATED}),
@@ -337,38 +286,6 @@ CALLS = [
         BUDGET | {"loss_fn": losses.squared, "data": (X, X), "limit": 1.0},
     ),
     (solvers.recommend, {"num_samples": 40, "num_params": 3} | BUDGET),
-    (transforms.accumulate, {"optimizer": PRIVATE, "num_pieces": 2}),
-    (transforms.add_gaussian_noise, {"stddev": 1.0, "key": KEY}),
-    (transforms.aggregate, {"estimator": TRUNCATION}),
-    (transforms.average_iterates, {"decay": 0.5}),
-    (
-        transforms.dp_sgd,
-        {
-            "learning_rate": 0.1,
-            "estimator": TRUNCATION,
-            "noise_multiplier": 1.0,
-            "key": KEY,
-        },
-    ),
-    (
-        transforms.frank_wolfe,
-        {
-            "constraint": constraints.L1Ball(1.0),
-            "epsilon": 1.0,
-            "sensitivity": 1.0,
-            "limit": 1.0,
-            "key": KEY,
-        },
-    ),
-    (
-        transforms.peel,
-        {"sparsity": 2, "rho": 1.0, "sensitivity": 1.0, "limit": 1.0, "key": KEY},
-    ),
-    (
-        transforms.privatize,
-        {"estimator": TRUNCATION, "noise_multiplier": 1.0, "key": KEY},
-    ),
-    (transforms.project, {"projection_fn": None}),
     (transforms.scale_by_dp_adam, {}),
     (dpjax.robust_grad, {"loss_fn": losses.squared, "estimator": TRUNCATION}),
 ]
@@ -378,20 +295,14 @@ WRONG = [
     (
         "dp_gradient_descent dp_localized_sco dp_mean dp_additive_model "
         "dp_linear_model dp_sparse_linear_regression dp_objective_perturbation "
-        "dp_sample_and_aggregate dp_histogram dp_group_means objective_noise "
-        "smooth_gaussian_multiplier smooth_gaussian_epsilon largest_smoothness "
-        "discrete_gaussian_stddev discrete_gaussian_epsilon objective_epsilon "
-        "ThresholdEstimator.for_moment SmoothedTruncation.for_moment PrivateTraining "
-        "recommend",
+        "dp_sample_and_aggregate dp_histogram dp_group_means "
+        "discrete_gaussian_stddev ThresholdEstimator.for_moment "
+        "SmoothedTruncation.for_moment PrivateTraining recommend",
         "delta",
         [0.0],
     ),
-    ("objective_epsilon", "regularization", [0.0]),
-    ("objective_epsilon discrete_gaussian_epsilon", "stddev", [0.0, NAN]),
-    ("discrete_gaussian discrete_gaussian_epsilon", "stddev", [0, 2.5, True]),
-    ("discrete_gaussian", "stddev", [2**26 + 1]),
+    ("discrete_gaussian", "stddev", [0, 2.5, True, 2**26 + 1]),
     ("Numeric Normal LogNormal", "scale", [0.0]),
-    ("calibrate_smooth_noise", "trim_count", [5]),
     ("Sample", "sample_size", [10]),
     ("Sample.budget", "delta", [0.5]),
     ("tuning_epsilon tuning_budget", "mean_trials", [0.5]),
@@ -409,7 +320,7 @@ WRONG = [
     ("dp_gradient_descent dp_mean dp_frank_wolfe", "estimator", [estimators.Mean()]),
     ("ThresholdEstimator.for_moment dp_l1_regression", "moment_order", [2.1]),
     ("dp_localized_sco dp_one_pass_sco", "moment_order", [1.9, INF]),
-    ("arsinh_normal laplace_log_normal smooth_noise_rho", "sigma", [9.0]),
+    ("arsinh_normal laplace_log_normal", "sigma", [9.0]),
     ("peeling", "sparsity", [4]),
     ("softmax", "num_classes", [1]),
     ("tweedie", "power", [1.0, 2.5, "1.5"]),
@@ -421,12 +332,11 @@ ALLOWED = [
     ("dp_frank_wolfe frank_wolfe", "learning_rate", [0.0]),
     ("PrivacyGuarantee PrivacyGuarantee.of delta_of", "epsilon", [0.0, INF]),
     (
-        "Sample.budget epsilon_to_rho gaussian_stddev noise_multiplier "
-        "poisson_capacity Batching.init",
+        "Sample.budget epsilon_to_rho gaussian_stddev noise_multiplier Batching.init",
         "epsilon",
         [INF],
     ),
-    ("total_selection_epsilon selection_event", "epsilon", [0.0]),
+    ("selection_event", "epsilon", [0.0]),
     ("rho_to_epsilon", "rho", [0.0, INF]),
     ("gaussian_epsilon", "stddev", [INF]),
     ("gaussian_event noise_multiplier_to_epsilon", "noise_multiplier", [0.0, INF]),

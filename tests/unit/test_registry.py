@@ -23,8 +23,7 @@ BESIDE = {
         *("AdaptiveThreshold", "Scaled"),
     },
     mechanisms: {
-        *("BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy"),
-        "secret_key",
+        *("BandedToeplitz", "BinaryTree", "BufferedToeplitz", "Strategy", "secret_key")
     },
     transforms: {"average_params"},
     solvers: {
@@ -63,24 +62,3 @@ def test_every_mechanism_releases_anew_for_every_key(name):
     assert jnp.shape(one) in (value.shape, ())
     if jnp.shape(one):  # no choice
         assert (one != other).any()
-
-
-@pytest.mark.parametrize("name", registry.LOSSES)
-def test_every_loss_is_a_number_of_one_example(name):
-    loss_fn = registry.LOSSES[name]
-    example = jnp.array([1.0, -2.0]), jnp.float32(1.0)
-    params = jnp.array([0.3, 0.1])
-    if name == "softmax":
-        params = jnp.outer(params, jnp.arange(3.0))
-    value, grad = jax.value_and_grad(loss_fn)(params, example)
-    assert value.shape == ()
-    assert value > 0
-    assert grad.shape == params.shape
-
-
-@pytest.mark.parametrize("name", registry.CONSTRAINTS)
-def test_every_constraint_holds_its_far_ends(name):
-    constraint = registry.CONSTRAINTS[name](1.5)
-    end = constraint.minimize_linear(jnp.array([1.0, -2.0]))
-    assert bool(constraint.contains(end))
-    assert not bool(constraint.contains(100 * end + 1.0))

@@ -4,19 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import coverage, populations, record
-from benchmarks.coverage import (
-    LAWS,
-    QUANTILE_LAWS,
-    SIZES,
-    are_too_many,
-    misses,
-    study,
-)
+from benchmarks import populations
+from benchmarks.coverage import LAWS, QUANTILE_LAWS, SIZES, are_too_many, misses, study
 from dpjax.solvers.linear import _intervals
 
 
-@pytest.mark.coverage
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("num_samples", "epsilon"), SIZES)
 @pytest.mark.parametrize("name", LAWS)
 def test_intervals_hold_the_truth(name, num_samples, epsilon, record_property):
@@ -28,7 +21,7 @@ def test_intervals_hold_the_truth(name, num_samples, epsilon, record_property):
         assert 0.935 < 1 - np.sum(missed) / np.sum(total) < 0.985
 
 
-@pytest.mark.coverage
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("num_samples", "epsilon"), SIZES)
 @pytest.mark.parametrize("name", QUANTILE_LAWS)
 def test_intervals_hold_the_quantiles(name, num_samples, epsilon, record_property):
@@ -40,7 +33,6 @@ def test_intervals_hold_the_quantiles(name, num_samples, epsilon, record_propert
     assert np.all(np.median(found / alone, axis=0) < 2.5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["skewed by a feature", "few positives"])
 def test_some_intervals_hold_the_truth(name):
     missed, total = misses(*study(name, 12_000, 2.0, 60)[:2])
@@ -49,7 +41,6 @@ def test_some_intervals_hold_the_truth(name):
     assert np.sum(missed) < 0.08 * np.sum(total)
 
 
-@pytest.mark.slow
 def test_a_width_without_the_noise_is_seen(monkeypatch):
     release = _intervals.released_scores
 
@@ -61,36 +52,6 @@ def test_a_width_without_the_noise_is_seen(monkeypatch):
     assert are_too_many(*misses(*study("normal", 12_000, 1.0, 60)[:2]))
 
 
-@pytest.mark.quick(1)
-def test_what_is_recorded_is_shown(tmp_path, monkeypatch):
-    errors = np.tile([0.0, 0.0, 0.0, 3.0], 20)[:, None] * np.ones(11)
-    found = np.where(np.arange(80) < 60, 1.0, np.inf)[:, None] * np.ones(11)
-    monkeypatch.setattr(coverage, "PATH", tmp_path / "coverage.json")
-    monkeypatch.setattr(coverage, "SIZES", [(2_000, 1.0)])
-
-    def study(name, *_):
-        of_all = slice(3) if name in coverage.QUANTILE_LAWS else slice(None)
-        return tuple(x[:, of_all] for x in (errors, found, found / 2))
-
-    monkeypatch.setattr(coverage, "study", study)
-    monkeypatch.setattr(coverage, "LAWS", {"normal": LAWS["normal"]})
-    laws = {"quantiles, t3": QUANTILE_LAWS["quantiles, t3"]}
-    monkeypatch.setattr(coverage, "QUANTILE_LAWS", laws)
-    monkeypatch.setattr(populations, "COLUMNS", [])
-    coverage.run(coverage.PATH)
-    quantiles, row = record.read(coverage.PATH).rows.values()
-    assert quantiles["missed"] == [15] * 3
-    assert row["missed"] == [15] * 11
-    assert row["finite"] == [60] * 11
-    (path,) = coverage.write(tmp_path / "COVERAGE.md")
-    text = path.read_text()
-    line = "| t3 | 2000 | 1 | 80 | 0.75 | 0.75 | 0.75 | 2 | 2 | 2 | 0.25 |"
-    assert line in text
-    assert "## n = 2,000, epsilon 1\n" in text
-    assert "| normal | 80 | 0.75 | 0.75 | 0.75 | 2 | 2 | 0.25 |" in text
-
-
-@pytest.mark.slow
 def test_real_columns_are_populations(tmp_path, monkeypatch):
     monkeypatch.setattr(populations, "COLUMNS", [("adult", "age")])
     monkeypatch.setattr(populations, "EPSILONS", (5.0,))

@@ -9,8 +9,13 @@ import numpy as np
 import pytest
 
 from tests import registry
-from tests.privacy.replay import _replay
-from tests.privacy.replay.test_solvers import CASES, D, table
+from tests.privacy.replay.test_solvers import (
+    CASES,
+    D,
+    neighbour,
+    refuse_interference,
+    table,
+)
 
 DTYPES = ["float64", "float32", "bfloat16", "float16"]
 # What the first record becomes, in any type: some of it overflows to infinity.
@@ -39,59 +44,35 @@ def cast(data, dtype):
         return jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype)), data)
 
 
-def pairs(data):
-    """The neighbours of a table."""
-    for row, target in NEIGHBOURS.values():
-        features, targets = map(np.array, data)
-        features[0], targets[0] = row, target
-        yield features, targets
-
-
-def marked(cases, dtypes=DTYPES):
-    """All pairs of both; a part is slow, the rest is for the audit."""
-    found = []
-    for i, name in enumerate(cases):
-        for j, dtype in enumerate(dtypes):
-            is_slow = (i + j) % (2 * len(dtypes)) == 0
-            mark = pytest.mark.slow if is_slow else pytest.mark.audit
-            marks = [] if (i, j) == (4, 0) else mark
-            found.append(pytest.param(name, dtype, marks=marks))
-    return found
-
-
 # A description reads tables, and has the floats of their container.
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    marked([name for name in CASES if not name.startswith("description")]),
-)
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [x for x in CASES if not x.startswith("description")])
 def test_solvers_in_any_precision(hooks, name, dtype):
-    data, key = table(registry.enough(name, 20)), jax.random.key(7)
-    solutions = []
+    num_samples, solutions = registry.enough(name, 20), []
 
-    def run(data):
-        if name == "dp_objective_perturbation":
-            data = jax.tree.map(jnp.asarray, data)
-        solution = CASES[name](data, jax.random.clone(key), 0)
-        solutions.append(solution)
-        return solution
+    def release(data, key, i, dtype=dtype):
+        solutions.append(CASES[name](cast(data, dtype), key, i))
+        return solutions[-1]
 
-    with jax.enable_x64(False):  # the guarantee is known once it is traced
-        jax.eval_shape(lambda: run(cast(data, "float32")))
-    shown = hooks.record(lambda: run(cast(data, dtype)))
-    price = _replay.charged(solutions[0].privacy)
-    for other in pairs(data):
-        hooks.replay(lambda other=other: run(cast(other, dtype)), shown, price)
-    assert len(solutions) == 2 + len(NEIGHBOURS), shown  # none was refused
-    for solution in solutions[1:]:
-        assert solution.privacy == solutions[0].privacy
+    refuse_interference(hooks, release, num_samples, NEIGHBOURS)
+    assert len(solutions) == 1 + len(NEIGHBOURS), "none was refused"
+    for solution in solutions:
         for x in jax.tree.leaves(solution.params):
             assert np.isfinite(np.asarray(x, np.float64)).all()
+    data = table(num_samples)
+    with jax.enable_x64(False):  # the guarantee is known once it is traced
+        jax.eval_shape(lambda: release(data, jax.random.key(7), 0, "float32"))
+    assert len({str(solution.privacy) for solution in solutions}) == 1
+    assert all(solution.privacy == solutions[0].privacy for solution in solutions)
 
 
 NOISY = sorted(set(registry.OF_SAMPLES) - {"aggregate"})
 
 
-@pytest.mark.parametrize(("name", "dtype"), marked(NOISY))
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NOISY)
 def test_transforms_in_any_precision(hooks, name, dtype):
     features, targets = table(20)
     key = jax.random.key(7)
@@ -115,7 +96,8 @@ def test_transforms_in_any_precision(hooks, name, dtype):
     shown = hooks.record(lambda: run(cast(data, dtype)))
     assert shown[0][0] != "raised", shown
     assert hooks.recorded
-    for other in pairs(data):  # each has the noise multiplier 0.5
-        hooks.replay(lambda other=other: run(cast(other, dtype)), shown, 2.0)
+    for first in NEIGHBOURS.values():  # each has the noise multiplier 0.5
+        other = cast(neighbour(data, *first), dtype)
+        hooks.replay(lambda other=other: run(other), shown, 2.0)
     for x in jax.tree.leaves(run(cast(data, dtype))):
         assert np.isfinite(np.asarray(x, np.float64)).all()

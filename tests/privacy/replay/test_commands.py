@@ -37,24 +37,11 @@ TARGETS = {
 }
 # Lines that no reader of tables likes.
 HOSTILE = [
-    "0,nan,cook,inf",
-    "0,1e308,a new job,-1e308",
-    "0,-inf,,nan",
-    "0,,,",
-    "0",
-    "",
-    '0,"1,2,3',
-    "0,True,1,False",
-    "0,1e400,\x00,0x10",
-    f"0,{'9' * 5000},smith,{'9' * 400}",
-    "0,\udcff\udcfe,cook,\udcff",
-    "0,1,cook,2,3,4,5",
-    "\ufeff0,\u0661,\u017fmith,½",
-    '0,"1\r2",cook,3',
-    '0,1_8,"a ""b""\r,c",True',
-    '0,"",NaT,"-1.509.000,5 EUR"',
-    '0,"1"2,None,"3',
-    "0,1.5,\udce9,NA",
+    *("0,nan,cook,inf", "0,1e308,a new job,-1e308", "0,-inf,,nan", "0,,,", "0", ""),
+    *('0,"1,2,3', "0,True,1,False", "0,1e400,\x00,0x10", "0,\udcff\udcfe,cook,\udcff"),
+    *(f"0,{'9' * 5000},smith,{'9' * 400}", "0,1,cook,2,3,4,5", '0,"1\r2",cook,3'),
+    *("\ufeff0,\u0661,\u017fmith,½", '0,1_8,"a ""b""\r,c",True', '0,"1"2,None,"3'),
+    *('0,"",NaT,"-1.509.000,5 EUR"', "0,1.5,\udce9,NA"),
 ]
 
 
@@ -92,14 +79,9 @@ class Commands:
         patch.setattr(_runs, "Execution", watched)
         patch.setattr(secrets, "randbits", lambda size: 7)
         patch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
-        charge, evaluate = _train.charge, _train.evaluate
-        patch.setattr(_train, "charge", lambda *x: self.trained(charge(*x)))
-        patch.setattr(
-            _train, "evaluate", lambda *x, **y: self.evaluated(evaluate(*x, **y))
-        )
-
-        units = _describe.privacy_of_units
-        patch.setattr(_describe, "privacy_of_units", lambda *x: self.paid(units(*x)))
+        self.note(patch, _train, "charge", lambda run: run.solution.privacy)
+        self.note(patch, _train, "evaluate", lambda evaluation: evaluation.privacy)
+        self.note(patch, _describe, "privacy_of_units", lambda privacy: privacy)
 
         class Clock(datetime.datetime):
             @classmethod
@@ -116,17 +98,16 @@ class Commands:
     def bars(self, console):
         yield lambda *tick: self.ticks.append(tick)
 
-    def trained(self, run):
-        self.privacy.append(run.solution.privacy)
-        return run
+    def note(self, patch, module, name, privacy_of):
+        """Keeps the guarantee of what a function of the command returns."""
+        call = getattr(module, name)
 
-    def paid(self, privacy):
-        self.privacy.append(privacy)
-        return privacy
+        def noted(*args, **options):
+            result = call(*args, **options)
+            self.privacy.append(privacy_of(result))
+            return result
 
-    def evaluated(self, evaluation):
-        self.privacy.append(evaluation.privacy)
-        return evaluation
+        patch.setattr(module, name, noted)
 
     def run(self, options, lines, encode):
         """Returns exit code, output, ticks and files of a command on the lines."""
@@ -254,8 +235,6 @@ CASES = {
     "description, sample": describe("--max-records", 50, "--ledger", "t.toml"),
     "schema": ["schema", "DATA", "--target", "y", "--output", "new.toml"],
 }
-QUICK = {"description", "linear model", "euros", "ranges", "checkpoint", "schema"}
-QUICK |= {"sample", "description, sample"}
 REPORTED = {"description", "description, sample", "euros", "intervals"}
 OF_UNITS = {
     "held out": train(unit="who", holdout=0.5),
@@ -267,13 +246,8 @@ OF_UNITS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-        for name in CASES
-    ],
-)
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("name", CASES)
 def test_commands_show_what_they_release(commands, name):
     lines = plain()
     neighbours = [[one, *lines[1:]] for one in (HOSTILE[1], "3,2.9,smith,1e30")]
@@ -290,15 +264,8 @@ def test_no_half_of_a_line_end_of_utf16_shows(commands):
     commands.compare(CASES["linear model"], lines, [odd], as_utf16)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=[] if name in ("held out", "sample") else pytest.mark.slow
-        )
-        for name in OF_UNITS
-    ],
-)
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("name", OF_UNITS)
 def test_no_person_moves_another(commands, name):
     # The first person has a record less, others, or more than count.
     lines = plain()

@@ -52,9 +52,7 @@ def descent(secure_sum, data, **options):
 
     settings = {"estimator": CLIPPING, "learning_rate": 0.1} | options
     solution = solvers.dp_multiparty_gradient_descent(
-        losses.squared,
-        jnp.zeros(D),
-        data,
+        *(losses.squared, jnp.zeros(D), data),
         secure_sum=secure_sum,
         epsilon=1.0,
         delta=1e-5,
@@ -90,12 +88,7 @@ CASES = {
 def refuse_interference(hooks, case, owner=0, ends=None, names=tuple(NEIGHBOURS)):
     """Compares a run with those in which the owner's first record is another.
 
-    Args:
-        hooks: the replay.
-        case: of `CASES`.
-        owner: the party whose record is replaced.
-        ends: how many messages the last party sends; all by default.
-        names: of neighbours.
+    `ends` is how many messages the last party sends; all by default.
     """
     is_objective = getattr(case, "func", case) is objective
     tables = [table(size) for size in SIZES]
@@ -134,7 +127,7 @@ def refuse_interference(hooks, case, owner=0, ends=None, names=tuple(NEIGHBOURS)
     assert shown[0][0] != "raised", shown
     assert hooks.recorded
     for name in names:
-        other = neighbour(tables[owner], name)
+        other = neighbour(tables[owner], *NEIGHBOURS[name])
         price = _replay.charged(guarantees[0])
         hooks.replay(lambda other=other: run(other), shown, price)
 

@@ -12,7 +12,7 @@ import pytest
 
 from dpjax import _csv, _validate, batching, estimators, mechanisms
 from dpjax.cli import _units
-from dpjax.sklearn import DPLogisticRegression, _labels
+from dpjax.sklearn import _labels
 from dpjax.solvers import _multiparty_gradient_descent, _multiparty_objective
 from dpjax.solvers.linear import _choice, _columns
 from dpjax.transforms import _privatize
@@ -28,9 +28,15 @@ def programs_of_faults():
     jax.clear_caches()
 
 
-def refused(hooks, release, why, names):
+def refused(hooks, release, why, *names):
+    neighbours = {name: test_solvers.NEIGHBOURS[name] for name in names}
     with pytest.raises(AssertionError, match=why):
-        test_solvers.refuse_interference(hooks, release, 20, names)
+        test_solvers.refuse_interference(hooks, release, 20, neighbours)
+
+
+def refused_of_parties(hooks, why, name, owner=0):
+    with pytest.raises(AssertionError, match=why):
+        test_parties.refuse_interference(hooks, test_parties.CASES[name], owner)
 
 
 def test_values_behind_the_order_of_features(hooks, monkeypatch):
@@ -41,9 +47,8 @@ def test_values_behind_the_order_of_features(hooks, monkeypatch):
         )
 
     monkeypatch.setattr(_choice, "peeling", peeling)
-    refused(
-        hooks, test_solvers.linear(max_features=1), "moves", names=("opposite", "huge")
-    )
+    release = test_solvers.linear(max_features=1)
+    refused(hooks, release, "moves", "opposite", "huge")
 
 
 def test_a_number_that_is_not_released(hooks, monkeypatch):
@@ -54,13 +59,12 @@ def test_a_number_that_is_not_released(hooks, monkeypatch):
         return params, stats | {"largest": examples.features.max()}
 
     monkeypatch.setattr(_columns, "fit", leaking)
-    release = test_solvers.linear("logistic")
-    refused(hooks, release, "shows", names=("opposite",))
+    refused(hooks, test_solvers.linear("logistic"), "shows", "opposite")
 
 
 def test_a_warning_of_one_number(hooks, monkeypatch):
     monkeypatch.setattr(_validate, "arrays", lambda tree: tree)
-    refused(hooks, test_solvers.descent(), "RuntimeWarning", names=("huge",))
+    refused(hooks, test_solvers.descent(), "RuntimeWarning", "huge")
 
 
 def test_too_little_noise(hooks, monkeypatch):
@@ -68,7 +72,7 @@ def test_too_little_noise(hooks, monkeypatch):
         return mechanisms.gaussian(key, value, stddev=stddev / 4)
 
     monkeypatch.setattr(_privatize, "gaussian", gaussian)
-    refused(hooks, test_solvers.descent(), "moves", names=("opposite", "zeros"))
+    refused(hooks, test_solvers.descent(), "moves", "opposite", "zeros")
 
 
 correlated = partial(  # anew for each test: a run keeps its program
@@ -87,7 +91,7 @@ def test_correlated_noise_for_one_step_of_four(hooks, monkeypatch):
         return sensitivity(self, max_participations=1, min_separation=1)
 
     monkeypatch.setattr(mechanisms.BinaryTree, "sensitivity", of_one)
-    refused(hooks, correlated(), "moves", names=("opposite",))
+    refused(hooks, correlated(), "moves", "opposite")
 
 
 def test_a_mean_beside_the_one_with_correlated_noise(hooks, monkeypatch):
@@ -99,7 +103,7 @@ def test_a_mean_beside_the_one_with_correlated_noise(hooks, monkeypatch):
         return leaked, following
 
     monkeypatch.setattr(_privatize, "add_correlated_noise", leaking)
-    refused(hooks, correlated(), "shows", names=("opposite",))
+    refused(hooks, correlated(), "shows", "opposite")
 
 
 def test_a_party_that_replaces_a_record_and_counts_one_added(hooks, monkeypatch):
@@ -110,8 +114,7 @@ def test_a_party_that_replaces_a_record_and_counts_one_added(hooks, monkeypatch)
         return found._replace(l2=found.l2 / 2)
 
     monkeypatch.setattr(estimators.Clipping, "sensitivity", halved)
-    with pytest.raises(AssertionError, match="moves"):
-        test_parties.refuse_interference(hooks, test_parties.descent, 1)
+    refused_of_parties(hooks, "moves", "clipped", owner=1)
 
 
 def test_a_party_that_tells_the_norm_of_its_mean(hooks, monkeypatch):
@@ -123,8 +126,7 @@ def test_a_party_that_tells_the_norm_of_its_mean(hooks, monkeypatch):
         return vector
 
     monkeypatch.setattr(_multiparty_gradient_descent, "_to_vector", telling)
-    with pytest.raises(AssertionError, match="shows"):
-        test_parties.refuse_interference(hooks, test_parties.descent)
+    refused_of_parties(hooks, "shows", "clipped")
 
 
 def test_the_first_slope_of_an_objective_of_parties(hooks, monkeypatch):
@@ -140,8 +142,7 @@ def test_the_first_slope_of_an_objective_of_parties(hooks, monkeypatch):
 
     monkeypatch.setattr(_multiparty_objective._Party, "_sum_gradients", summed)
     monkeypatch.setattr(_multiparty_objective, "Solution", telling)
-    with pytest.raises(AssertionError, match="shows"):
-        test_parties.refuse_interference(hooks, test_parties.CASES["objective"])
+    refused_of_parties(hooks, "shows", "objective")
 
 
 @pytest.mark.parametrize("container", ["array", "list"])
@@ -151,15 +152,9 @@ def test_labels_in_the_form_of_their_first_record(hooks, monkeypatch, container)
         return label if is_plain and label == label else None
 
     monkeypatch.setattr(_labels, "canonical", first_form)
-    ranges = {0: (0, 100), 1: (0, 1e5)}
     with pytest.raises(AssertionError, match="shows"):
         test_sklearn.refuse_interference(
-            hooks,
-            lambda: DPLogisticRegression(
-                random_state=0, epsilon=4.0, feature_ranges=ranges
-            ),
-            1_000,
-            container=container,
+            hooks, test_sklearn.labelled, 1_000, container=container
         )
 
 
@@ -170,11 +165,9 @@ def test_places_of_persons_that_others_move(commands, monkeypatch):  # noqa: F81
         return placed(self, rows, np.roll(is_chosen, len(rows)), size)
 
     monkeypatch.setattr(_units.Units, "placed", moved)
-    lines = test_commands.plain()
+    lines, options = test_commands.plain(), test_commands.OF_UNITS["held out"]
     with pytest.raises(AssertionError, match="moves"):
-        commands.compare(
-            test_commands.OF_UNITS["held out"], lines, [lines[1:]], test_commands.as_csv
-        )
+        commands.compare(options, lines, [lines[1:]], test_commands.as_csv)
 
 
 @pytest.mark.parametrize("fault", ["bytes", "quotes"])

@@ -43,81 +43,38 @@ def odd_table(num_samples, first):
     return features, targets
 
 
-def one_pass(loss, data, key):
-    return solvers.dp_one_pass_sco(
-        loss,
-        jnp.zeros(D),
-        data,
-        key=key,
-        epsilon=9.0,
-        delta=1e-5,
-        moment_bound=9.0,
-        diameter=4.0,
-    )
+SCO = {"epsilon": 9.0, "delta": 1e-5, "moment_bound": 9.0, "diameter": 4.0}
+STEPS = {"learning_rate": 0.1, "num_steps": 3, "estimator": estimators.Clipping(1.0)}
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+CURVES = {"smooth": (1,), "intercept": 0, "epsilon": 9_000.0, "delta": 1e-5}
 
 
-def descent(loss, data, key):
-    return solvers.dp_gradient_descent(
-        loss,
-        jnp.zeros(D),
-        data,
-        key=key,
-        epsilon=1.0,
-        delta=1e-5,
-        learning_rate=0.1,
-        num_steps=3,
-        estimator=estimators.Clipping(1.0),
-    )
+def of_start(solve, **options):
+    return lambda loss, data, key: solve(loss, jnp.zeros(D), data, key=key, **options)
 
 
-def localized(loss, data, key):
-    return solvers.dp_localized_sco(
-        loss,
-        jnp.zeros(D),
-        data,
-        key=key,
-        epsilon=9.0,
-        delta=1e-5,
-        moment_bound=9.0,
-        diameter=4.0,
-        smoothness=1.0,
-        num_steps=3,
-    )
+def of_columns(solve, **options):
+    return lambda loss, data, key: solve(loss, data, key=key, **options)
 
 
-def linear(loss, data, key):
-    budget = {"key": key, "epsilon": 1.0, "delta": 1e-5}
-    return solvers.dp_linear_model(loss, data, intercept=0, **budget)
-
-
-def additive(loss, data, key):
-    options = {"smooth": (1,), "intercept": 0, "epsilon": 9_000.0, "delta": 1e-5}
-    return solvers.dp_additive_model(loss, data, key=key, **options)
-
-
-SOLVERS = {"one pass": (one_pass, 1_000)} | {
-    solve.__name__: (solve, size)
-    for solve, size in ((descent, N), (localized, 1_000), (linear, N), (additive, N))
+# How many records a solver takes here, and the losses that it takes.
+SOLVERS = {
+    "one pass": (of_start(solvers.dp_one_pass_sco, **SCO), 1_000, ONE_PASS),
+    "descent": (of_start(solvers.dp_gradient_descent, **STEPS, **BUDGET), N, CLIPPED),
+    "localized": (
+        of_start(solvers.dp_localized_sco, **SCO, smoothness=1.0, num_steps=3),
+        *(1_000, CLIPPED),
+    ),
+    "linear": (of_columns(solvers.dp_linear_model, intercept=0, **BUDGET), N, KNOWN),
+    "additive": (of_columns(solvers.dp_additive_model, **CURVES), N, KNOWN),
 }
+CASES = [(name, solver) for solver in SOLVERS for name in SOLVERS[solver][-1]]
 
 
-CASES = [
-    pytest.param(
-        name,
-        solver,
-        marks=() if solver == "one pass" else pytest.mark.slow,
-        id=f"{name}, {solver}",
-    )
-    for name in KNOWN
-    for solver in SOLVERS
-    if (name in ONE_PASS if solver == "one pass" else name in CLIPPED)
-    or solver in ("linear", "additive")
-]
-
-
+@pytest.mark.quick(12)
 @pytest.mark.parametrize(("name", "solver"), CASES)
 def test_what_a_record_moves_is_charged(hooks, name, solver):
-    loss, (solve, num_samples) = KNOWN[name], SOLVERS[solver]
+    loss, (solve, num_samples, _) = KNOWN[name], SOLVERS[solver]
     guarantees = []
 
     def run(first):

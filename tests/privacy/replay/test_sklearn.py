@@ -6,6 +6,7 @@ refused, and what a reader of files makes of a column is not dpjax's to mend.
 
 import inspect
 import pickle
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -13,13 +14,8 @@ import pytest
 from sklearn.base import is_classifier
 
 import dpjax.sklearn
-from dpjax.sklearn import (
-    DPLogisticRegression,
-    DPMeanRegressor,
-    _labels,
-    score_privately,
-)
-from dpjax.sklearn._linear import total_noise
+from dpjax.accounting import noise_multiplier
+from dpjax.sklearn import DPLogisticRegression, DPMeanRegressor, score_privately
 from tests.privacy.replay import _replay
 
 PUBLIC = [getattr(dpjax.sklearn, name) for name in dpjax.sklearn.__all__]
@@ -110,8 +106,8 @@ def refuse_interference(hooks, make, num_samples, weighted=False, container="arr
 def _price(model, num_samples):
     delta = model.delta or num_samples**-1.1
     if is_classifier(model) and model.classes is None:
-        delta *= 1 - _labels.DELTA_SHARE  # the rest is for a label of one record
-    return 0.5 / total_noise(model.epsilon, delta) ** 2
+        delta *= 0.8  # the rest is for a label of one record
+    return 0.5 / noise_multiplier(model.epsilon, delta, num_steps=1) ** 2
 
 
 def options_of(kind):
@@ -139,47 +135,34 @@ CASES = [
 ]
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("kind", "options"), CASES)
 def test_estimators_show_what_they_release(hooks, kind, options, weighted):
-    def make():
-        given = {"epsilon": 4.0, "max_weight": 2.0} | options
-        return kind(random_state=0, **given)
-
+    given = {"epsilon": 4.0, "max_weight": 2.0} | options
+    make = partial(kind, random_state=0, **given)
     refuse_interference(hooks, make, 1_000, weighted)
 
 
-def small(cases, sizes=(2, 20)):
-    """All cases of all sizes: one size of each is slow, the others are for the audit.
-
-    Neighbouring cases, of one estimator, have different ones.
-    """
-    for i, case in enumerate(cases):
-        for j, size in enumerate(sizes):
-            mark = pytest.mark.audit if (i + j) % len(sizes) else pytest.mark.slow
-            yield pytest.param(*case.values, size, id=f"{case.id}, {size}", marks=mark)
-
-
-@pytest.mark.parametrize(("kind", "options", "num_samples"), [*small(CASES)])
+@pytest.mark.quick(4)
+@pytest.mark.parametrize("num_samples", [2, 20])
+@pytest.mark.parametrize(("kind", "options"), CASES)
 def test_small_tables_show_what_they_release(hooks, kind, options, num_samples):
-    def make():
-        return kind(random_state=0, delta=1e-5, **options)
-
+    make = partial(kind, random_state=0, delta=1e-5, **options)
     refuse_interference(hooks, make, num_samples)
+
+
+def labelled(classes=None):
+    ranges = {0: (0, 100), 1: (0, 1e5)}
+    return DPLogisticRegression(
+        random_state=0, epsilon=4.0, classes=classes, feature_ranges=ranges
+    )
 
 
 @pytest.mark.parametrize("container", ["array", "list", "series"])
 @pytest.mark.parametrize("classes", [None, [0, 1]])
 def test_labels_show_nothing_of_their_container(hooks, classes, container):
-    def make():
-        return DPLogisticRegression(
-            random_state=0,
-            epsilon=4.0,
-            classes=classes,
-            feature_ranges={0: (0, 100), 1: (0, 1e5)},
-        )
-
+    make = partial(labelled, classes)
     refuse_interference(hooks, make, 1_000, container=container)
 
 

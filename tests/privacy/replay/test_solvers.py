@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import _validate, batching, estimators, losses, mechanisms, solvers
+from dpjax import batching, estimators, losses, mechanisms, solvers
 from dpjax.datasets import Categorical, Numeric
 from tests import registry
 from tests.privacy.replay import _replay
@@ -36,10 +36,9 @@ NEIGHBOURS = {
 }
 
 
-def neighbour(data, name):
+def neighbour(data, row, target):
     """The table with another first record."""
     features, targets = (np.array(x) for x in data)
-    row, target = NEIGHBOURS[name]
     if row is not None:
         features[0] = row
     targets[0] = target
@@ -78,9 +77,7 @@ def descent(estimator=CLIPPING, **options):
     def release(data, key, i):
         TICKS.clear()
         solution = solvers.dp_gradient_descent(
-            losses.squared,
-            jnp.zeros(D),
-            data,
+            *(losses.squared, jnp.zeros(D), data),
             key=key,
             epsilon=1.0 + i,
             delta=1e-5,
@@ -146,15 +143,14 @@ def mostly_zero(loss, data, **options):
     return solvers.dp_additive_model(loss, (features * small, targets), **options)
 
 
+EXPOSED = {"intercept": 1, "offsets": True}
 OPTIONS = {
     "description": description,
     "description, sample": partial(description, max_records=12),
     "curves": additive(weights=True),
     "curves of a sample": additive("logistic", max_records=12, weights=True),
     "curves of outputs": additive(losses.softmax(3)),
-    "narrow curves": additive(
-        "logistic", solve=mostly_zero, weights=True, epsilon=200_000.0
-    ),
+    "narrow curves": additive("logistic", solve=mostly_zero, weights=True, epsilon=2e5),
     "curves, intervals": additive(weights=True, intervals=True),
     "curves, exposures": additive(losses.poisson(10.0), offsets=True),
     "training": training(monitor=0.2),
@@ -186,15 +182,13 @@ OPTIONS = {
     "labels, weights": linear("logistic", weights=True),
     "outputs": linear(losses.softmax(3), intercept=5, weights=True),
     "outputs, features": linear(losses.softmax(3), max_features=2),
-    "exposures": linear(losses.poisson(10.0), intercept=1, offsets=True),
-    "exposures, weights": linear(
-        losses.log_link(1.5), intercept=1, offsets=True, weights=True
-    ),
+    "exposures": linear(losses.poisson(10.0), **EXPOSED),
+    "exposures, weights": linear(losses.log_link(1.5), **EXPOSED, weights=True),
     "offsets": linear(losses.huber(1.0), offsets=True),
     "intervals": linear(intercept=0, intervals=True),
     "intervals, labels": linear("logistic", weights=True, intervals=True),
     "intervals, exposures": linear(
-        losses.poisson(10.0), intercept=1, offsets=True, weights=True, intervals=True
+        losses.poisson(10.0), **EXPOSED, weights=True, intervals=True
     ),
     "intervals, robust": linear("huber", intercept=0, intervals=True),
     "robust": linear("huber", intercept=0, weights=True),
@@ -233,24 +227,20 @@ PRIVATE = {
 CASES = PRIVATE | OPTIONS
 
 
-def refuse_interference(
-    hooks, release, num_samples, names=tuple(NEIGHBOURS), most=None
-):
+def refuse_interference(hooks, release, num_samples, neighbours=NEIGHBOURS, most=None):
     """Compares a run with those on neighbours, and what moves with what was charged."""
     data, key = table(num_samples), jax.random.key(7)
     guarantees = []
 
     def run(data):
-        if release is registry.SOLVERS["dp_objective_perturbation"]:
-            data = jax.tree.map(jnp.asarray, _validate.arrays(data))
         solution = release(data, jax.random.clone(key), 0)
         guarantees.append(solution.privacy)
         return solution
 
     shown = hooks.record(lambda: run(data))
     price = _replay.charged(guarantees[0]) if guarantees else None
-    for name in names:
-        other = neighbour(data, name)
+    for first in neighbours.values():
+        other = neighbour(data, *first)
         hooks.replay(lambda other=other: run(other), shown, most or price)
     return shown
 
@@ -266,21 +256,15 @@ def test_every_mechanism_is_replayed(hooks, name, key):
     hooks.replay(lambda: run(jnp.array([5.0, -9.0, 0.0, 2.0])), shown, None)
 
 
-@pytest.mark.quick(12)
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("name", CASES)
 def test_solvers_show_what_they_release(hooks, name):
     (kind, *_), _ = refuse_interference(hooks, CASES[name], registry.enough(name, 20))
     assert kind == "Solution"  # else nothing was compared
 
 
-@pytest.mark.parametrize(
-    "num_samples",
-    [
-        pytest.param(1, marks=pytest.mark.slow),
-        pytest.param(2, marks=pytest.mark.audit),
-        pytest.param(1000, marks=pytest.mark.audit),
-    ],
-)
+@pytest.mark.quick(6)
+@pytest.mark.parametrize("num_samples", [1, 2, 1000])
 @pytest.mark.parametrize("name", CASES)
 def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
     refuse_interference(hooks, CASES[name], num_samples)
@@ -293,7 +277,7 @@ def test_solvers_of_any_size_show_what_they_release(hooks, name, num_samples):
         {"intercept": 0},
         {"loss": "logistic"},
         {"loss": losses.softmax(3), "intercept": 5},
-        {"loss": losses.log_link(1.5), "intercept": 1, "offsets": True},
+        {"loss": losses.log_link(1.5)} | EXPOSED,
         {"loss": losses.huber(1.0), "max_features": 3},
         {"intercept": 0, "intervals": True},
     ],

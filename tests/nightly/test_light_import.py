@@ -1,0 +1,42 @@
+"""An import takes what is needed, and nothing else."""
+
+import subprocess
+import sys
+
+import pytest
+
+EXTRAS = {"typer", "rich", "matplotlib", "polars", "flax", "onnx", "orbax", "pytest"}
+EXTRAS |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn"}
+
+
+def loaded_by(script):
+    """Names of the packages that a new process has imported at a script's end."""
+    script += "\nimport sys\nprint(*{name.split('.')[0] for name in sys.modules})"
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(result.stdout.splitlines()[-1].split())
+
+
+def test_import_needs_no_extras():
+    loaded = loaded_by("""
+import dpjax
+read = [getattr(dpjax, name) for name in dpjax.__all__]
+for one in read:
+    read += [getattr(one, name) for name in getattr(one, "__all__", ())]
+""")
+    assert not loaded & EXTRAS
+    assert {"jax", "optax", "dp_accounting"} <= loaded
+
+
+@pytest.mark.parametrize("arguments", ["--help", "train --help", "train x --epsilon 0"])
+def test_what_runs_nothing_does_not_wait_for_jax(arguments):
+    loaded = loaded_by(f"""
+import contextlib, sys
+from dpjax.cli import main
+sys.argv = ["dpjax", *{arguments.split()}]
+with contextlib.suppress(SystemExit):
+    main()
+""")
+    heavy = {"jax", "optax", "dp_accounting", "scipy", "matplotlib", "polars"}
+    assert "typer" in loaded
+    assert not loaded & heavy
