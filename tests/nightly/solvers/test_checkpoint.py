@@ -1,5 +1,9 @@
-"""A state that is taken up in another environment: the same bits, or refused."""
+"""States that are taken up by another process, or in another environment."""
 
+import os
+import subprocess
+import sys
+import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -82,7 +86,6 @@ def with_another_processor(monkeypatch):
     monkeypatch.setattr("platform.processor", lambda: "avx1024")
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("change", [with_flags, with_another_processor])
 def test_another_compiler_or_processor_rounds_otherwise(change, tmp_path, monkeypatch):
     with pytest.raises(KilledError):
@@ -94,7 +97,6 @@ def test_another_compiler_or_processor_rounds_otherwise(change, tmp_path, monkey
     np.testing.assert_array_equal(descent(tmp_path), descent(tmp_path / "whole"))
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "setting",
     [
@@ -111,7 +113,6 @@ def test_another_setting_of_jax_is_another_run(setting, tmp_path):
         descent(tmp_path)
 
 
-@pytest.mark.slow
 def test_another_generator_is_another_run(tmp_path):
     # The words of both keys are the same.
     with pytest.raises(KilledError):
@@ -125,3 +126,57 @@ def test_other_intervals_draw_the_same_noise(tmp_path):
         descent(tmp_path, callback=kill_at(4))
     whole = descent(tmp_path / "whole")
     np.testing.assert_array_equal(descent(tmp_path, every=1), whole)
+
+
+PROCESS = """
+    import os, resource, signal, sys
+    import jax, jax.numpy as jnp
+    from dpjax import losses, solvers
+    from dpjax.estimators import Winsorization
+    from dpjax.solvers import Checkpoint, Execution
+
+    fault, *folders = sys.argv[1:]
+
+    def watch(step, params):
+        if fault == "kill" and step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "full disk" and step == 3:  # the state of step 4 has no room
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+
+    data = jax.random.t(jax.random.key(0), 3.0, (50, 200)), jnp.ones(50)
+    for folder in folders:
+        solution = solvers.dp_gradient_descent(
+            losses.squared, jnp.zeros(200), data, key=jax.random.key(1), epsilon=1.0,
+            delta=1e-3, estimator=Winsorization(1.0), learning_rate=0.3, num_steps=6,
+            execution=Execution(
+                callback=watch, checkpoint=Checkpoint(folder, every=2)))
+        print(solution.params.tobytes().hex())
+"""
+
+
+def in_a_process(fault, *folders):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROCESS), fault, *map(str, folders)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONHASHSEED": "random"},
+        timeout=300,
+    )
+
+
+def test_a_process_that_is_killed_and_a_disk_that_fills(tmp_path):
+    for fault, saved in (("kill", "4"), ("full disk", "2")):
+        folder = tmp_path / fault
+        stopped = in_a_process(fault, folder)
+        assert stopped.returncode != 0
+        assert not stopped.stdout
+        if fault == "full disk":
+            assert "File too large" in stopped.stderr or "ENOSPC" in stopped.stderr
+        states = [p.name for p in folder.iterdir() if p.name.isdigit()]
+        assert states == [saved], (fault, states, stopped.stderr)
+    names = "kill", "full disk", "to the end"
+    resumed = in_a_process("none", *(tmp_path / name for name in names))
+    assert resumed.returncode == 0, resumed.stderr
+    *after_faults, expected = resumed.stdout.split()
+    assert after_faults == [expected, expected]
