@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 
 from dpjax.solvers import dp_group_means, dp_mean, dp_quantile
 from tests.unit.solvers import test_groups as groups
@@ -88,28 +87,6 @@ def test_an_interval_of_a_mean_counts_the_noise():
     # The samples are the same: all that moves is noise, most of the width.
     noise = np.std(np.asarray(means))
     assert 2 / 4_000**0.5 < noise < 1.2 * np.median(np.asarray(errors))
-
-
-@pytest.mark.parametrize("quantile", [0.1, 0.5, 0.95])
-def test_intervals_of_quantiles(quantile):
-    # Bins are a third of a standard error wide. One in five values is missing.
-    truth, num_samples = scipy.stats.expon.ppf(quantile), 10_000
-    edges = jnp.linspace(0.0, 12.0, 4_001)
-
-    @jax.jit
-    @jax.vmap
-    def draw(key):
-        data_key, missing_key, key = jax.random.split(key, 3)
-        samples = jax.random.exponential(data_key, (num_samples,))
-        is_missing = jax.random.bernoulli(missing_key, 0.2, (num_samples,))
-        samples = jnp.where(is_missing, jnp.nan, samples)
-        options = {"key": key, "epsilon": 1.0, "quantile": quantile, "edges": edges}
-        return dp_quantile(samples, **options).interval()
-
-    low, high = np.asarray(draw(jax.random.split(jax.random.key(5), 400))).T
-    assert 0.925 < np.mean((low <= truth) & (truth <= high)) < 0.995
-    width = math.sqrt(quantile / (1 - quantile) / (0.8 * num_samples))
-    assert np.median(high - low) < 1.6 * 2 * 1.96 * width
 
 
 def test_an_interval_reaches_the_next_number_from_a_narrow_bin():

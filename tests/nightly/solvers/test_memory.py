@@ -1,13 +1,14 @@
-"""Memory of solvers: of repetitions, of many records, features and candidates."""
+"""Derivatives of solvers, and the memory of many repetitions, records, features."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from dpjax import solvers
 from dpjax.batching import Disjoint, Full, Poisson
 from dpjax.constraints import L1Ball
-from dpjax.estimators import Winsorization
+from dpjax.estimators import SmoothedTruncation, Winsorization
 from dpjax.losses import squared
 
 
@@ -109,3 +110,35 @@ def test_a_million_candidates_are_stored_once(num_samples):
     shapes = floats(num_samples, 4), floats(num_samples), floats(1_000_000, 4)
     # It is mostly a copy of the candidates.
     assert temporary_bytes(solve, jax.random.key(0), *shapes) < 2**26
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_derivatives_against_finite_differences(is_private):
+    with jax.enable_x64(True):
+        features = jax.random.normal(jax.random.key(3), (30, 2), jnp.float64)
+        noise = jax.random.t(jax.random.key(4), 2.0, (30,), jnp.float64)
+        optimum = jnp.array([1.0, 2.0])
+        data = features, features @ optimum + noise
+
+        @jax.jit
+        def fn(hyperparameters):
+            rate, scale = hyperparameters
+            options = {"learning_rate": rate, "num_steps": 4}
+            options["estimator"] = SmoothedTruncation(2.0 if is_private else scale)
+            solver = solvers.robust_gradient_descent
+            if is_private:
+                solver = solvers.dp_gradient_descent
+                options |= {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
+            params = solver(squared, jnp.zeros(2), data, **options).params
+            return jnp.sum((params - optimum) ** 2)
+
+        point, step = jnp.array([0.3, 2.0]), 1e-5
+        forward = jax.jit(jax.jacfwd(fn))(point)
+        reverse = jax.jit(jax.grad(fn))(point)
+        numeric = [
+            (fn(point + step * e) - fn(point - step * e)) / (2 * step)
+            for e in jnp.eye(2)
+        ]
+    np.testing.assert_allclose(forward, reverse, rtol=1e-9)
+    # Central differences: an error of step^2 times the third derivative.
+    np.testing.assert_allclose(reverse, numeric, rtol=1e-6, atol=1e-9)

@@ -14,7 +14,6 @@ from dpjax.solvers import (
     dp_gradient_descent,
     dp_iterative_hard_thresholding,
     dp_lasso,
-    dp_objective_perturbation,
     dp_sparse_linear_regression,
 )
 
@@ -58,8 +57,7 @@ def distance(solution, problem):
     return float(jnp.linalg.norm(solution.params - problem.true_params))
 
 
-@pytest.mark.parametrize("num_features", [200, 800])
-def test_figure_1b_at_its_largest_sample(num_features):
+def test_figure_1b_at_its_largest_sample():
     """Paper 004, figure 1(b), n = 9e4, epsilon = 1; the paper reports about 0.03.
 
     The paper's own setting makes its choices blindly, and ends where a random walk over
@@ -74,10 +72,10 @@ def test_figure_1b_at_its_largest_sample(num_features):
     def excess(params):
         return risk(problem, params) - risk(problem, problem.true_params)
 
-    problem = regression(90_000, num_features)
+    problem = regression(90_000, 200)
     # The paper's parameters at another key: a start of the same law.
     start = datasets.linear_model(
-        jax.random.key(5), num_samples=1, num_features=num_features
+        jax.random.key(5), num_samples=1, num_features=200
     ).true_params
     papers, default = (  # a walk ends anywhere: means of four keys
         np.mean([excess(solve(fit, start, key).params) for key in range(6, 10)])
@@ -86,29 +84,11 @@ def test_figure_1b_at_its_largest_sample(num_features):
     assert 0.01 < papers < 0.4
     assert default < papers / 3
 
-    problem = regression(90_000, num_features, params_fn=three_large)
-    zero = jnp.zeros(num_features)
+    problem = regression(90_000, 200, params_fn=three_large)
+    zero = jnp.zeros(200)
     solution = solve(dp_frank_wolfe, zero, 8)
     assert excess(solution.params) < excess(zero) / 4
     assert solution.stats["is_informative"]
-
-
-def test_robust_regression_with_the_biweight_loss():
-    # 004, Theorem 3: not convex, fixed steps of 1 / sqrt(T); a tenth are outliers.
-    features = jax.random.normal(jax.random.key(3), (20_000, 30))
-    true_params = jnp.zeros(30).at[4].set(0.9)
-    targets = (features @ true_params).at[::10].set(1e6)
-    solution = dp_frank_wolfe(
-        losses.biweight(4.685),
-        jnp.zeros(30),
-        (features, targets),
-        key=jax.random.key(4),
-        epsilon=2.0,
-        constraint=L1Ball(1.0),
-        num_steps=25,
-        learning_rate=0.2,
-    )
-    assert jnp.linalg.norm(solution.params - true_params) < 0.4
 
 
 @pytest.mark.parametrize("law", [LOG_NORMAL, datasets.StudentT(10.0)])
@@ -123,55 +103,27 @@ def test_lasso_beats_zero_and_the_printed_constants(law):
     assert tight.stats["is_informative"]
 
 
-def test_lasso_in_a_larger_ball():
-    problem = regression(20_000, 100, params_fn=three_large)
-    solution = dp_lasso(
-        problem.features / 4,
-        problem.targets,
-        key=jax.random.key(4),
-        epsilon=50.0,
-        delta=1e-6,
-        radius=4.0,
-        fourth_moment_bound=1.0,
-        num_steps=60,
-    )
-    assert 1.5 < float(jnp.abs(solution.params).sum()) <= 4.001
-    np.testing.assert_array_equal(jnp.sign(solution.params[:3]), [1, -1, 1])
-    assert risk(problem, solution.params / 4) < 0.5 * risk(problem, jnp.zeros(100))
-
-
-def thresholded(data, **options):
-    return dp_iterative_hard_thresholding(
-        losses.squared,
-        jnp.zeros(data[0].shape[1]),
-        data,
-        sparsity=20,
-        estimator=SmoothedTruncation(10.0),
-        learning_rate=2 / 3 / 5,
-        **options,
-    )
-
-
-def regressed(data, num_steps=None, **options):
-    del num_steps
-    return dp_sparse_linear_regression(*data, sparsity=20, **options)
-
-
 def test_sparse_solvers_beat_zero_and_the_dense_solver():
     # The truth lies on the unit sphere: the zero vector is at distance 1.
     problem = sparse_problem()
     options = {"epsilon": 2.0, "delta": 50_000**-1.1}
-    by_thresholding = thresholded(problem.data, key=jax.random.key(1), **options)
-    by_regression = regressed(problem.data, key=jax.random.key(2), **options)
-    dense = dp_gradient_descent(
-        losses.squared,
-        jnp.zeros(1000),
-        problem.data,
-        key=jax.random.key(3),
-        estimator=SmoothedTruncation(10.0),
-        learning_rate=2 / 3 / 5,
-        num_steps=10,
-        **options,
+    by_regression = dp_sparse_linear_regression(
+        *problem.data, key=jax.random.key(2), sparsity=20, **options
+    )
+    by_thresholding, dense = (
+        solve(
+            losses.squared,
+            jnp.zeros(1000),
+            problem.data,
+            key=jax.random.key(1),
+            estimator=SmoothedTruncation(10.0),
+            learning_rate=2 / 3 / 5,
+            **options | others,
+        )
+        for solve, others in (
+            (dp_iterative_hard_thresholding, {"sparsity": 20}),
+            (dp_gradient_descent, {"num_steps": 10}),
+        )
     )
     assert distance(by_thresholding, problem) < 0.2
     assert distance(by_regression, problem) < 0.5
@@ -185,22 +137,6 @@ def test_sparse_solvers_beat_zero_and_the_dense_solver():
     assert distance(papers, problem) > 1
     assert papers.stats["noise_norm"] > 1
     assert papers.privacy.epsilon <= 2.0
-
-
-@pytest.mark.parametrize("solve", [thresholded, regressed])
-def test_recovery_improves_with_n_and_epsilon(solve):
-    def median_distance(num_samples, epsilon):
-        distances = []
-        for seed in range(3):
-            problem = sparse_problem(num_samples, 300, seed)
-            options = {"key": jax.random.key(20 + seed), "epsilon": epsilon}
-            solution = solve(problem.data, num_steps=5, delta=1e-6, **options)
-            distances.append(distance(solution, problem))
-        return np.median(distances)
-
-    few, many = median_distance(4000, 1.0), median_distance(32_000, 1.0)
-    assert many < few
-    assert median_distance(4000, 8.0) < few
 
 
 @pytest.mark.parametrize(
@@ -245,23 +181,6 @@ def test_the_mean_square_of_a_sparse_regression_is_paid_for_and_close():
         multipliers.append(float(stats["noise_scale"] / stats["linf_sensitivity"]))
     # The cost of the step size is gone from the peeling.
     assert multipliers[0] / multipliers[1] == pytest.approx(0.98**-0.5, rel=1e-5)
-
-
-@pytest.mark.parametrize("loss", [None, losses.MarginLoss.smoothed_hinge()], ids=str)
-def test_objective_perturbation_finds_the_classifier(loss):
-    features = np.random.default_rng(0).normal(size=(4000, 5)) / 3
-    labels = features @ np.array([1.0, -2.0, 0.5, 0.0, 3.0])
-    params = dp_objective_perturbation(
-        features,
-        labels,
-        key=jax.random.key(1),
-        epsilon=1.0,
-        delta=1e-6,
-        regularization=1e-3,
-        loss=loss,
-    ).params
-    predicted = features @ np.asarray(params, np.float64) > 0
-    assert np.mean(predicted == (labels > 0)) > 0.97
 
 
 def test_the_recipe_learns_in_any_unit():

@@ -13,8 +13,8 @@ from dpjax.accounting import gaussian_epsilon
 from dpjax.batching import Disjoint
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Truncation
 from dpjax.solvers import dp_gradient_descent, dp_mean
+from tests.privacy.solvers.test_sample_and_aggregate import SMOOTHNESS, pairs_of
 from tests.unit.solvers import test_frank_wolfe, test_lasso, test_sparse
-from tests.unit.solvers.test_sample_and_aggregate import SMOOTHNESS, pairs_of
 
 EPSILON, DELTA, NUM_STEPS = 1.0, 1e-5, 50
 MEDIANS = MedianOfMeans(Truncation(1.0), 3)

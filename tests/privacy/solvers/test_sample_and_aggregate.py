@@ -1,4 +1,4 @@
-"""Sample and aggregate under attack: rounding of its bound, the worst pair, subsets."""
+"""Sample and aggregate under attack: neighbors, rounding, the worst pair."""
 
 import itertools
 import math
@@ -9,7 +9,74 @@ import numpy as np
 import pytest
 
 from dpjax.solvers import _smooth_center, dp_sample_and_aggregate
-from tests.unit.solvers.test_sample_and_aggregate import SMOOTHNESS, mean, settings
+from tests.unit.solvers.test_sample_and_aggregate import mean, settings
+
+SMOOTHNESS = 0.2
+
+
+def point_sets(rng, num_points, num_coordinates):
+    """Yields sets in the ball of diameter 1: clusters, ties, outliers, constants."""
+    m, d = num_points, num_coordinates
+    for _ in range(200):
+        kind = rng.integers(6)
+        x = rng.uniform(-1, 1, (m, d)) * 10.0 ** rng.uniform(-6, 0)
+        if kind == 1:  # a few places, shared by many
+            x = rng.uniform(-1, 1, (3, d))[rng.integers(3, size=m)]
+        elif kind == 2:  # two clusters, about half each
+            x[: m // 2 + rng.integers(-1, 2)] += rng.uniform(-1, 1, d)
+        elif kind == 3:  # outliers
+            x[: rng.integers(1, m)] = rng.uniform(-9, 9, d)
+        elif kind == 4:
+            x[:] = x[0]
+        elif kind == 5:  # equally spaced
+            x = np.linspace(-1, 1, m)[:, None] * rng.uniform(-1, 1, d)
+        norms = np.linalg.norm(x, axis=1, keepdims=True)
+        yield rng.permutation(x / np.maximum(1, 2 * norms)).astype(np.float32)
+
+
+def neighbours(rng, x, overlap):
+    """Yields sets that differ in at most so many points, near and far ones."""
+    direction = rng.normal(size=x.shape[1])
+    edge = direction / np.linalg.norm(direction) / 2.00001
+    moved = rng.choice(len(x), overlap, replace=False)
+    centre = rng.choice(len(x))
+    for place in (edge, -edge, x[centre], x[centre] + 1e-4 * direction, 0 * edge):
+        other = x.copy()
+        other[moved] = place / max(1, 2 * np.linalg.norm(place))
+        yield other
+
+
+def pairs_of(overlap, num_points, num_coordinates):
+    rng = np.random.default_rng(overlap)
+    pairs = [
+        (x, other)
+        for x in point_sets(rng, num_points, num_coordinates)
+        for other in neighbours(rng, x, overlap)
+    ]
+    return tuple(np.stack(side) for side in zip(*pairs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("overlap", "num_points", "num_coordinates"),
+    [(1, 9, 1), (1, 10, 3), (2, 15, 1), (3, 26, 3)],
+)
+def test_bound_is_smooth_and_bounds_the_movement(overlap, num_points, num_coordinates):
+    steps = _smooth_center.num_steps(num_points, overlap)
+    weights = _smooth_center.smooth_weights(SMOOTHNESS, steps)
+    centre = jax.jit(
+        jax.vmap(lambda x: _smooth_center.smooth_center(x, weights, overlap=overlap))
+    )
+    first, second = pairs_of(overlap, num_points, num_coordinates)
+    (g, s), (h, t) = centre(first), centre(second)
+    s, t = np.asarray(s, np.float64), np.asarray(t, np.float64)
+    moved = np.linalg.norm(
+        np.asarray(g, np.float64) - np.asarray(h, np.float64), axis=1
+    )
+    assert np.all(moved <= np.minimum(s, t))
+    assert np.all(np.abs(np.log(s / t)) <= SMOOTHNESS)
+    # Both bounds are attained, or nearly: the fuzz would see a smaller one.
+    assert np.max(moved / np.minimum(s, t)) > 0.85
+    assert np.max(np.abs(np.log(s / t))) > 0.95 * SMOOTHNESS
 
 
 def test_bound_in_float32_is_never_below_the_exact_one():

@@ -7,7 +7,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from dpjax import losses, solvers
@@ -93,7 +92,7 @@ def assert_same(solution, expected):
     )
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_killed_run_goes_on_to_the_same_release(name, tmp_path):
     run = RUNS[name]
@@ -105,8 +104,9 @@ def test_a_killed_run_goes_on_to_the_same_release(name, tmp_path):
     np.testing.assert_allclose(expected.params, run().params, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_killed_at_any_step(every, tmp_path):
+def test_killed_at_any_step(tmp_path):
+    every = 2
+
     def run(name, steps, killed=T + 1):
         def callback(step, params):
             steps[int(step)] = params
@@ -149,12 +149,9 @@ OTHERS = {
     "noise_multiplier": {"epsilon": 2.0},
     "learning_rate": {"learning_rate": 0.2},
     "estimator": {"estimator": Winsorization(2.0)},
-    "program, estimator type": {"estimator": SmoothedTruncation(1.0)},
     "program, loss": {"loss_fn": losses.absolute},
     "program, constant of the loss": {"loss_fn": weighted(2 * WEIGHTS)},
     "program, batching": {"batching": Poisson(20)},
-    "program, schedule": {"learning_rate": optax.constant_schedule(0.3)},
-    "program, averaging": {"averaging": True},
     "program, steps": {"num_steps": T + 1},
 }
 

@@ -51,7 +51,7 @@ def narrow_table(name, seed=0):
     return jax.tree.map(lambda x: jnp.asarray(x, "float32"), table(name, seed))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", registry.SOLVERS)
 def test_a_sweep_over_epsilon_scale_and_step_size_compiles_once(name, caplog):
     # Other tests call the same programs, but with the numbers of the first run alone.
@@ -67,7 +67,7 @@ def test_a_sweep_over_epsilon_scale_and_step_size_compiles_once(name, caplog):
         np.testing.assert_allclose(epsilons, [0.5, 0.6, 0.7, 0.8])
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_jit_and_vmap_are_the_call_as_it_is(name):
     tables = [narrow_table(name, seed) for seed in range(3)]
@@ -86,7 +86,7 @@ def test_jit_and_vmap_are_the_call_as_it_is(name):
         assert plain.privacy == compiled.privacy == mapped.privacy
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @each
 def test_lowers_for_every_platform_and_keeps_the_type_of_its_data(name):
     def solve(words, data):
@@ -128,7 +128,7 @@ def test_a_huge_epsilon_is_affordable_or_refused_by_name(name, epsilon):
         assert 0 < jax.eval_shape(solve, data).privacy.epsilon <= epsilon
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @each
 def test_private_values_never_raise(name):
     rows, targets = (np.float32(x) for x in table(name))

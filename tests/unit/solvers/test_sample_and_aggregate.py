@@ -6,13 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 
 from dpjax import accounting
 from dpjax.solvers import _smooth_center, dp_sample_and_aggregate
 from dpjax.solvers._sample_and_aggregate import _Subsets, smooth_gaussian_multiplier
-
-SMOOTHNESS = 0.2
 
 
 def settings(**changes):
@@ -23,71 +20,6 @@ def settings(**changes):
 
 def mean(subset):
     return subset.mean(axis=0)
-
-
-def point_sets(rng, num_points, num_coordinates):
-    """Yields sets in the ball of diameter 1: clusters, ties, outliers, constants."""
-    m, d = num_points, num_coordinates
-    for _ in range(200):
-        kind = rng.integers(6)
-        x = rng.uniform(-1, 1, (m, d)) * 10.0 ** rng.uniform(-6, 0)
-        if kind == 1:  # a few places, shared by many
-            x = rng.uniform(-1, 1, (3, d))[rng.integers(3, size=m)]
-        elif kind == 2:  # two clusters, about half each
-            x[: m // 2 + rng.integers(-1, 2)] += rng.uniform(-1, 1, d)
-        elif kind == 3:  # outliers
-            x[: rng.integers(1, m)] = rng.uniform(-9, 9, d)
-        elif kind == 4:
-            x[:] = x[0]
-        elif kind == 5:  # equally spaced
-            x = np.linspace(-1, 1, m)[:, None] * rng.uniform(-1, 1, d)
-        norms = np.linalg.norm(x, axis=1, keepdims=True)
-        yield rng.permutation(x / np.maximum(1, 2 * norms)).astype(np.float32)
-
-
-def neighbours(rng, x, overlap):
-    """Yields sets that differ in at most so many points, near and far ones."""
-    direction = rng.normal(size=x.shape[1])
-    edge = direction / np.linalg.norm(direction) / 2.00001
-    moved = rng.choice(len(x), overlap, replace=False)
-    centre = rng.choice(len(x))
-    for place in (edge, -edge, x[centre], x[centre] + 1e-4 * direction, 0 * edge):
-        other = x.copy()
-        other[moved] = place / max(1, 2 * np.linalg.norm(place))
-        yield other
-
-
-def pairs_of(overlap, num_points, num_coordinates):
-    rng = np.random.default_rng(overlap)
-    pairs = [
-        (x, other)
-        for x in point_sets(rng, num_points, num_coordinates)
-        for other in neighbours(rng, x, overlap)
-    ]
-    return tuple(np.stack(side) for side in zip(*pairs, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("overlap", "num_points", "num_coordinates"),
-    [(1, 9, 1), (1, 10, 3), (2, 15, 1), (3, 26, 3)],
-)
-def test_bound_is_smooth_and_bounds_the_movement(overlap, num_points, num_coordinates):
-    steps = _smooth_center.num_steps(num_points, overlap)
-    weights = _smooth_center.smooth_weights(SMOOTHNESS, steps)
-    centre = jax.jit(
-        jax.vmap(lambda x: _smooth_center.smooth_center(x, weights, overlap=overlap))
-    )
-    first, second = pairs_of(overlap, num_points, num_coordinates)
-    (g, s), (h, t) = centre(first), centre(second)
-    s, t = np.asarray(s, np.float64), np.asarray(t, np.float64)
-    moved = np.linalg.norm(
-        np.asarray(g, np.float64) - np.asarray(h, np.float64), axis=1
-    )
-    assert np.all(moved <= np.minimum(s, t))
-    assert np.all(np.abs(np.log(s / t)) <= SMOOTHNESS)
-    # Both bounds are attained, or nearly: the fuzz would see a smaller one.
-    assert np.max(moved / np.minimum(s, t)) > 0.85
-    assert np.max(np.abs(np.log(s / t))) > 0.95 * SMOOTHNESS
 
 
 def test_weights_and_counts():
@@ -130,47 +62,18 @@ def test_mean_of_heavy_tails_and_outliers(overlap):
     np.testing.assert_allclose(solution.params, 30.0, atol=4.0)
 
 
-def test_noise_has_the_stated_scale():
-    # Equal results leave the floor, which is public: so the noise's scale is known.
-    data = jnp.ones((1200, 3))
-
-    def solve(key):
-        return dp_sample_and_aggregate(mean, data, **settings(key=key))
-
-    solutions = jax.jit(jax.vmap(solve))(jax.random.split(jax.random.key(5), 700))
-    stats = jax.tree.map(lambda x: float(x[0]), solutions.stats)
+def test_the_floor_of_the_noise_is_stated():
+    solution = dp_sample_and_aggregate(mean, jnp.ones((1200, 3)), **settings())
+    stats = solution.stats
     steps = _smooth_center.num_steps(400, 1)
     expected = 8.0 * stats["noise_multiplier"] * math.exp(-stats["smoothness"] * steps)
     assert stats["least_stddev"] == pytest.approx(expected, rel=1e-3)
-    draws = np.asarray(solutions.params, np.float64) - 1.0
-    total = np.sum(draws**2) / stats["least_stddev"] ** 2
-    law = scipy.stats.chi2(draws.size)  # false alarms: 1e-6
-    assert law.ppf(5e-7) < total < law.isf(5e-7)
-    assert total * 4 / 9 < law.ppf(5e-7)
-    assert total * 9 / 4 > law.isf(5e-7)
     multiplier = smooth_gaussian_multiplier(
         2.0, 1e-5, smoothness=stats["smoothness"], num_coordinates=3
     )
     assert stats["noise_multiplier"] == pytest.approx(multiplier)
     assert stats["subset_size"] == 3
     assert stats["spread"] == pytest.approx(0.08)
-
-
-@pytest.mark.parametrize("wild", [math.nan, math.inf, -3e38, 1e-40])
-@pytest.mark.parametrize("vectorize", [True, False])
-def test_wild_records_are_harmless(wild, vectorize):
-    data = np.ones((800, 2), np.float32)
-    data[3] = wild
-    center = np.zeros(2, np.float32)
-    with np.errstate(all="ignore"):
-        solution = dp_sample_and_aggregate(
-            mean, data, **settings(vectorize=vectorize, center=center)
-        )
-    np.testing.assert_allclose(solution.params, 1.0, atol=0.5)
-    all_wild = dp_sample_and_aggregate(
-        mean, jnp.full((800, 2), wild), **settings(center=center)
-    )
-    assert np.isfinite(all_wild.params).all()
 
 
 def test_fit_fn_that_raises_or_returns_other_shapes():
@@ -219,23 +122,6 @@ def test_results_are_projected_round_the_center():
     )
     edge = np.array([70.0, 60.0]) / math.hypot(70, 60) * 5 + np.asarray(center)
     np.testing.assert_allclose(solution.params, edge, atol=0.1)
-
-
-def test_any_pytree_and_dtype():
-    def fit(subset):
-        return (
-            subset.mean(axis=0).astype(jnp.bfloat16),
-            {"matrix": jnp.outer(subset[0], subset[0]), "count": jnp.int32(3)},
-        )
-
-    data = jnp.ones((800, 2))
-    solution = dp_sample_and_aggregate(fit, data, **settings(diameter=20.0))
-    low, rest = solution.params
-    assert low.dtype == jnp.bfloat16
-    assert rest["matrix"].shape == (2, 2)
-    assert rest["count"].dtype == jnp.float32
-    np.testing.assert_allclose(rest["matrix"], 1.0, atol=0.5)
-    np.testing.assert_allclose(rest["count"], 3.0, atol=0.5)
 
 
 def test_spread_trades_the_floor_for_the_noise():

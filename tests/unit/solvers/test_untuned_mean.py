@@ -25,8 +25,9 @@ def laws(rng, name, shape):
     return rng.lognormal(0.0, 1.0, shape), np.exp(0.5), (np.e * (np.e - 1)) ** 0.5
 
 
-@pytest.mark.parametrize("law", ["normal", "student", "lognormal"])
-@pytest.mark.parametrize("num_columns", [1, 4])
+@pytest.mark.parametrize(
+    ("law", "num_columns"), [("normal", 1), ("student", 4), ("lognormal", 4)]
+)
 def test_units_and_places_do_not_matter(law, num_columns):
     num_samples = 8_000
     z, mean, stddev = laws(np.random.default_rng(0), law, (num_samples, num_columns))
@@ -39,12 +40,6 @@ def test_units_and_places_do_not_matter(law, num_columns):
     least = stddev / num_samples**0.5
     assert np.all(errors > (0.3 if law == "student" else 0.8) * least)
     assert np.all(errors < 8 * least)
-
-
-def test_many_records():
-    samples = np.random.default_rng(5).standard_normal(100_000) + 3
-    low, high = solve(samples).interval(0.999)
-    assert low < 3 < high < low + 0.05
 
 
 def test_an_interval_counts_records_beyond_empty_lengths():
@@ -76,7 +71,6 @@ def test_a_pytree_is_a_row():
 
 
 HOSTILE = {
-    "a record": np.array([[3.0, 1.0]]),
     "constant": np.full((300, 2), 7.0),
     "NaN": np.full((300, 2), np.nan),
     "infinities": np.full((300, 2), np.inf),
