@@ -83,13 +83,13 @@ def test_a_dropped_party_restarts_the_round(fault):
         assert live == [0, 1, 3]
 
 
-def test_failed_and_new_attempt_share_no_mask():
+def test_no_two_rounds_share_a_mask():
     vectors = np.zeros((3, 20_000), np.int64)
     (*_, heard), *_ = sums(3, vectors, max_dropouts=1, faults={(2, 1): "nothing"})
     for party in (0, 1):
-        failed, new = (np.frombuffer(heard[i][party], "<u8") for i in (1, 2))
-        assert uniformity(failed) > FALSE_ALARM
-        assert uniformity(new - failed) > FALSE_ALARM
+        failed, new, following = (np.frombuffer(x[party], "<u8") for x in heard[1:])
+        for masked in (failed, new - failed, following - new):
+            assert uniformity(masked) > FALSE_ALARM
     # The part of the failed attempt that is there does not add up to anything.
     partial = sum(np.frombuffer(heard[1][party], "<u8") for party in (0, 1))
     assert uniformity(partial) > FALSE_ALARM

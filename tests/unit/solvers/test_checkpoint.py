@@ -25,7 +25,7 @@ def make_data(seed=0):
     return features, features[:, 0]
 
 
-def descent(loss_fn=losses.squared, data=None, seed=1, **options):
+def descent(loss_fn=losses.squared, data=None, seed=1, impl=None, **options):
     settings = {
         "epsilon": 1.0,
         "delta": 1e-3,
@@ -37,7 +37,7 @@ def descent(loss_fn=losses.squared, data=None, seed=1, **options):
         loss_fn,
         jnp.zeros(D),
         make_data() if data is None else data,
-        key=jax.random.key(seed),
+        key=jax.random.key(seed, impl=impl),
         **(settings | executed(options)),
     )
 

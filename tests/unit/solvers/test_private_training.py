@@ -208,16 +208,6 @@ def test_scan_donation_and_restored_states_are_the_same_run():
     assert not any(map(float, metrics.values()))
 
 
-def test_states_are_mapped():
-    run = training(batching=Full(), optimizer=None)
-    keys = jax.random.split(jax.random.key(2), 2)
-    states = jax.vmap(run.init, (None, 0))(start(), keys)
-    # The check takes the choice between a step and none for two uses of a key.
-    with jax.debug_key_reuse(False):
-        mapped, _ = jax.vmap(run.step, (0, None))(states, records())
-    assert not np.array_equal(*mapped.params["w"])
-
-
 def test_monitor_pays_with_its_share_and_tells_the_mean_loss():
     run = training(
         epsilon=1e4,

@@ -1,5 +1,7 @@
 """The private mean without settings: its error, its interval, hostile samples."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from dpjax.estimators import Clipping
 from dpjax.solvers import dp_mean
+from dpjax.solvers._untuned_mean import Shares
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 PLACES, UNITS = np.array([1e6, -3.0, 0.0, 2e-3]), np.array([10.0, 1e3, 1.0, 1e-3])
@@ -119,3 +122,8 @@ def test_methods_that_do_not_fit_are_named():
         solve(np.ones(100), method="geometric_median")
     with pytest.raises(ValueError, match="method must be left out with an estimator"):
         solve(np.ones((9, 2)), method="geometric_median", estimator=Clipping(1.0))
+
+
+def test_the_shares_of_the_budget_add_up_to_it():
+    for shape in ((1_000, 3), (50, 1), (10**6, 40)):
+        assert math.fsum(share for share in Shares.of(shape, 1.0) if share) <= 1 + 1e-9
