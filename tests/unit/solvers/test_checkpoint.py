@@ -35,7 +35,7 @@ def descent(loss_fn=losses.squared, data=None, seed=1, impl=None, **options):
     }
     return solvers.dp_gradient_descent(
         loss_fn,
-        jnp.zeros(D),
+        jnp.zeros(D, "float32"),
         make_data() if data is None else data,
         key=jax.random.key(seed, impl=impl),
         **(settings | executed(options)),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.solvers import dp_group_means, dp_histogram
+from dpjax.solvers import _group_means, dp_group_means, dp_histogram
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 SHARES, PLACES = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.0, 5.0, -5.0, 20.0])
@@ -152,3 +152,20 @@ def test_no_interval_is_a_point(value):
 def test_bad_edges(edges):
     with pytest.raises(ValueError, match="edges must be"):
         histogram(np.zeros(40), edges=edges)
+
+
+def test_the_shares_of_the_budget_add_up_to_it(monkeypatch):
+    seen = []
+
+    def sums(*arguments):
+        seen.extend(arguments[-1])
+        raise InterruptedError
+
+    monkeypatch.setattr(_group_means, "_sums", sums)
+    with pytest.raises(InterruptedError):
+        group_means(np.zeros(40), np.zeros(40, int))
+    of_sums, of_squares, _ = seen  # noise multipliers
+    parts = [getattr(_group_means, f"_{x}") for x in ("COUNTS", "SIZE", "MEDIAN")]
+    parts += [_group_means._LENGTHS, _group_means._SQUARES]
+    parts += [_group_means._SQUARES * (of_squares / of_sums) ** 2]
+    assert sum(parts) <= 1 + 1e-9

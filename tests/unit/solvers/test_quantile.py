@@ -141,8 +141,8 @@ def test_an_interval_that_is_not_known_is_infinite():
         errors = dp_quantile(values, **settings()).standard_errors
         assert 0 < errors < 0.3
     # With hardly any noise, that of sampling is left.
-    errors = dp_quantile(samples, **settings(epsilon=1e3)).standard_errors
-    assert errors > 0.8 * 0.5 / 1_000**0.5
+    samples = jax.random.normal(jax.random.key(0), (4_000,))
+    assert dp_quantile(samples, **settings(epsilon=50.0)).standard_errors > 0.012
 
 
 def test_an_interval_reaches_the_next_number_that_samples_repeat():
