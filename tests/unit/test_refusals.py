@@ -320,6 +320,42 @@ WRONG = [
     ("dp_gradient_descent dp_mean dp_frank_wolfe", "estimator", [estimators.Mean()]),
     ("ThresholdEstimator.for_moment dp_l1_regression", "moment_order", [2.1]),
     ("dp_localized_sco dp_one_pass_sco", "moment_order", [1.9, INF]),
+    ("dp_frank_wolfe", "constraint", [constraints.Box(-1.0, 1.0)]),
+    (
+        "dp_frank_wolfe dp_lasso dp_iterative_hard_thresholding "
+        "dp_sparse_linear_regression",
+        "num_steps",
+        [41],
+    ),
+    (
+        "dp_iterative_hard_thresholding dp_sparse_linear_regression",
+        "sparsity",
+        [7],
+    ),
+    (
+        "dp_l1_regression",
+        "candidates",
+        [
+            *(jnp.zeros(shape) for shape in (6, (1, 6), (5, 2), (0, 6))),
+            jnp.zeros((5, 6), int),
+        ],
+    ),
+    (
+        "dp_quantile",
+        "edges",
+        [[0.0, 1.0], [0.0, 2.0, 1.0], [0.0, 1.0, INF], [1.0, 1.0 + 1e-12, 2.0]],
+    ),
+    ("dp_group_means", "quantiles", [(0.5, 1.0)]),
+    ("dp_group_means", "groups", [np.zeros(40), np.zeros(3, int)]),
+    ("dp_one_pass_sco", "params", [jnp.zeros(3)]),
+    (
+        "dp_one_pass_sco",
+        "loss",
+        [losses.absolute, losses.biweight(1.0), losses.poisson, losses.softmax(3)],
+    ),
+    ("dp_sample_and_aggregate", "num_subsets", [1, 401]),
+    ("dp_sample_and_aggregate", "center", [jnp.zeros(3)]),
+    ("dp_objective_perturbation", "features", [[[1.0]], np.ones((40, 0))]),
     ("arsinh_normal laplace_log_normal", "sigma", [9.0]),
     ("peeling", "sparsity", [4]),
     ("softmax", "num_classes", [1]),

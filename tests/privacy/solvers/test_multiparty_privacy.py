@@ -6,14 +6,12 @@ import scipy.stats
 
 from dpjax.parties import run_parties
 from dpjax.solvers import Execution
+from tests.parties import FALSE_ALARM, Recorder, records
 from tests.unit.solvers.test_multiparty import (
-    FALSE_ALARM,
     SETTING,
-    Recorder,
     descend,
     mean_grad,
     noise_of,
-    records,
     released_sums,
     solve,
 )
@@ -80,7 +78,7 @@ def test_our_transcript_does_not_tell_neighbours_apart():
         )
 
         def party_fn(transport, truth=truth, shown=shown):
-            recorder = Recorder(transport, [])
+            recorder = Recorder(transport)
             descend(
                 recorder,
                 seconds[truth] if transport.party else first,

@@ -4,25 +4,17 @@ import itertools
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from dpjax.parties._masks import PairwiseMasks
-
-FALSE_ALARM = 1e-6
+from tests.parties import FALSE_ALARM, uniformity
 
 
 def agreed(num_parties, make=PairwiseMasks):
     masks = [make(party) for party in range(num_parties)]
-    public_keys = [each.public_key for each in masks]
-    for each in masks:
-        each.agree(public_keys)
+    public_keys = [mask.public_key for mask in masks]
+    for mask in masks:
+        mask.agree(public_keys)
     return masks
-
-
-def uniformity(vector):
-    """The p-value of a chi-squared test that all bytes are uniform."""
-    counts = np.bincount(np.frombuffer(vector.tobytes(), np.uint8), minlength=256)
-    return scipy.stats.chisquare(counts).pvalue
 
 
 @pytest.mark.parametrize("num_parties", [1, 2, 5])
@@ -34,18 +26,14 @@ def test_masks_cancel_in_any_group(num_parties):
         np.testing.assert_array_equal(total, np.zeros(7, np.uint64))
 
 
-def test_a_missing_mask_leaves_noise():
+def test_a_missing_mask_leaves_noise_and_each_attempt_has_its_own():
     masks = agreed(4)
-    everyone = range(4)
-    total = sum(masks[i].mask(everyone, attempt=1, size=20_000) for i in range(3))
+    total = sum(masks[i].mask(range(4), attempt=1, size=20_000) for i in range(3))
     assert uniformity(total) > FALSE_ALARM
-
-
-def test_each_attempt_has_its_own_mask():
-    masks = agreed(2)
-    first, second = (masks[0].mask([0, 1], attempt=a, size=20_000) for a in (1, 2))
+    first, second, same = (
+        masks[0].mask([0, 1], attempt=attempt, size=20_000) for attempt in (1, 2, 1)
+    )
     assert uniformity(first - second) > FALSE_ALARM
-    same = masks[0].mask([0, 1], attempt=1, size=20_000)
     np.testing.assert_array_equal(first, same)
     assert uniformity(first - same) < FALSE_ALARM  # the test can fail
 
@@ -62,18 +50,18 @@ def test_known_entropy_gives_known_keys_and_replaced_ones_other_masks():
     def known(party):
         return PairwiseMasks(party, np.random.default_rng(party).bytes)
 
-    one, two = agreed(3, known), agreed(3, known)
-    assert [m.public_key for m in one] == [m.public_key for m in two]
-    keys = [m.public_key for m in one]
+    first, second = agreed(3, known), agreed(3, known)
+    keys = [m.public_key for m in first]
+    assert keys == [m.public_key for m in second]
     victim, middle = known(0), PairwiseMasks(1)
     victim.agree([keys[0], middle.public_key, keys[2]])
-    masks = [m.mask([0, 2], attempt=1, size=9) for m in (one[0], two[0], victim)]
+    masks = [m.mask([0, 2], attempt=1, size=9) for m in (first[0], second[0], victim)]
     np.testing.assert_array_equal(masks[0], masks[1])
     assert not np.any(masks[0] == masks[2])
 
 
 @pytest.mark.parametrize("key", [bytes(32), b"short"])
 def test_a_bad_public_key_names_its_party(key):
-    masks = [PairwiseMasks(party) for party in range(2)]
+    masks = PairwiseMasks(0)
     with pytest.raises(ValueError, match="party 1"):
-        masks[0].agree([masks[0].public_key, key])
+        masks.agree([masks.public_key, key])

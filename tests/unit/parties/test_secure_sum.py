@@ -1,13 +1,11 @@
 """Secure sums: right, restarted when a party drops, and silent about their parts."""
 
 import os
-import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 
 from dpjax.parties import (
     PartyError,
@@ -17,37 +15,31 @@ from dpjax.parties import (
     new_identity,
     run_parties,
 )
+from tests.parties import FALSE_ALARM, Recorder, uniformity
 from tests.unit.refusals import refused
 
-FALSE_ALARM = 1e-6
+SENT = {  # in the place of a message
+    "nothing": lambda message: b"",
+    "wrong size": lambda message: message + bytes(8),
+    "stray": lambda message: b"\x01" * len(message),
+}
 
 
-class Faulty:
-    """A transport on which a party's vector is lost, or has the wrong size."""
+def faulty(faults):
+    """Returns a change of messages; the first exchange carries the public keys."""
 
-    def __init__(self, transport, faults):
-        self.party, self.num_parties = transport.party, transport.num_parties
-        self.seen = []
-        self._transport, self._faults = transport, faults
+    def change(party, index, message):
+        fault = faults.get((party, index))
+        return SENT[fault](message) if fault else message
 
-    def exchange(self, message, num_bytes):
-        index = len(self.seen)  # the first exchange carries the public keys
-        fault = self._faults.get((self.party, index))
-        if fault == "nothing":
-            message = b""
-        elif fault == "wrong size":
-            message += bytes(8)
-        elif fault == "stray":
-            message = b"\x01" * num_bytes
-        self.seen.append(self._transport.exchange(message, num_bytes))
-        return self.seen[-1]
+    return change
 
 
 def sums(num_parties, vectors, *, faults=None, **threats):
     """Runs two sums of the parties' vectors; also what each saw and contributed."""
 
     def party_fn(transport):
-        transport = Faulty(transport, faults or {})
+        transport = Recorder(transport, change=faulty(faults or {}))
         secure_sum = SecureSum(transport, **threats)
         asked = []
 
@@ -55,9 +47,8 @@ def sums(num_parties, vectors, *, faults=None, **threats):
             asked.append(None)
             return vectors[transport.party]
 
-        size = len(vectors[0])
-        totals = [secure_sum(contribution, size) for _ in range(2)]
-        return totals, secure_sum.live, len(asked), transport.seen
+        totals = [secure_sum(contribution, len(vectors[0])) for _ in range(2)]
+        return totals, secure_sum.live, len(asked), transport.heard
 
     return run_parties(party_fn, num_parties)
 
@@ -79,89 +70,56 @@ def test_a_dropped_party_restarts_the_round(fault):
     vectors = np.arange(12).reshape(4, 3)
     without = vectors[[0, 1, 3]].sum(axis=0)
     results = sums(4, vectors, max_dropouts=1, faults={(2, 2): fault})
-    for party, (totals, live, asked, seen) in enumerate(results):
+    for party, (totals, live, asked, heard) in enumerate(results):
         np.testing.assert_array_equal(totals, [vectors.sum(axis=0), without])
         assert live == [0, 1, 3]
-        assert len(seen) == 4  # keys, a round, a failed one, and its restart
+        assert len(heard) == 4  # keys, a round, a failed one, and its restart
         # The failed attempt and its restart have contributions (noise!) of their own.
         assert asked == (2 if party == 2 else 3)
-
-
-def test_a_dropped_party_that_sends_again_is_not_heard():
-    vectors = np.arange(12).reshape(4, 3)
-    faults = {(2, 1): "nothing", (2, 2): "stray", (2, 3): "stray"}
-    for totals, live, _, _ in sums(4, vectors, max_dropouts=1, faults=faults):
-        np.testing.assert_array_equal(totals, [vectors[[0, 1, 3]].sum(axis=0)] * 2)
+    # A dropped party that sends again is not heard.
+    faults = {(2, 1): fault, (2, 2): "stray", (2, 3): "stray"}
+    for totals, live, *_ in sums(4, vectors, max_dropouts=1, faults=faults):
+        np.testing.assert_array_equal(totals, [without] * 2)
         assert live == [0, 1, 3]
 
 
-def test_failed_and_new_attempt_share_no_mask():
+def test_no_two_rounds_share_a_mask():
     vectors = np.zeros((3, 20_000), np.int64)
-    (_, _, _, seen), *_ = sums(3, vectors, max_dropouts=1, faults={(2, 1): "nothing"})
+    (*_, heard), *_ = sums(3, vectors, max_dropouts=1, faults={(2, 1): "nothing"})
     for party in (0, 1):
-        failed, new = (np.frombuffer(seen[i][party], "<u8") for i in (1, 2))
-        assert uniformity(failed) > FALSE_ALARM
-        assert uniformity(new - failed) > FALSE_ALARM
-    # What there is of the failed attempt does not add up to anything.
-    partial = sum(np.frombuffer(seen[1][party], "<u8") for party in (0, 1))
+        failed, new, following = (np.frombuffer(x[party], "<u8") for x in heard[1:])
+        for masked in (failed, new - failed, following - new):
+            assert uniformity(masked) > FALSE_ALARM
+    # The part of the failed attempt that is there does not add up to anything.
+    partial = sum(np.frombuffer(heard[1][party], "<u8") for party in (0, 1))
     assert uniformity(partial) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("fault", ["nothing", "wrong size"])
-def test_the_party_that_ends_the_job_is_named(fault):
-    lock, errors = threading.Lock(), []
-
+def test_the_party_that_ends_the_job_is_named_and_it_sums_no_more(fault):
     def party_fn(transport):
-        secure_sum = SecureSum(Faulty(transport, {(1, 1): fault}))
-        try:
-            return secure_sum(lambda: np.ones(3), 3)
-        except PartyError as error:
-            with lock:
-                errors.append(error)
-
-    assert run_parties(party_fn, 3) == [None] * 3  # nothing is released to anyone
-    assert all(error.parties == [1] for error in errors)
-    assert "party 1" in str(errors[0])
-
-
-def test_too_many_dropouts_end_the_job():
-    faults = {(0, 1): "nothing", (3, 2): "nothing"}
-    with pytest.raises(PartyError, match="party 3"):
-        sums(4, np.ones((4, 2), int), max_dropouts=1, faults=faults)
-    both = {(0, 1): "nothing", (3, 1): "nothing"}
-    with pytest.raises(PartyError, match="party 0, 3"):
-        sums(4, np.ones((4, 2), int), max_dropouts=1, faults=both)
-
-
-def test_a_job_that_has_ended_sums_no_more():
-    def party_fn(transport):
-        transport = Faulty(transport, {(1, 1): "nothing"})
+        transport = Recorder(transport, change=faulty({(1, 1): fault}))
         secure_sum = SecureSum(transport)
-        for _ in range(2):
-            with pytest.raises(PartyError, match="party 1"):
+        for _ in range(2):  # nothing is released to anyone
+            with pytest.raises(PartyError, match="party 1") as error:
                 secure_sum(lambda: np.ones(3), 3)
-        return len(transport.seen)
+            assert error.value.parties == [1]
+        return len(transport.heard)
 
     assert run_parties(party_fn, 3) == [2, 2, 2]  # keys, and the round that failed
 
 
-def test_a_party_without_public_key_is_named():
-    with pytest.raises(PartyError, match="party 1"):
-        sums(3, np.ones((3, 2), int), max_dropouts=1, faults={(1, 0): "nothing"})
-
-
-class InTheMiddle(Faulty):
-    """A transport that puts other keys in the place of party 1's."""
-
-    def __init__(self, transport, replace):
-        super().__init__(transport, {})
-        self._replace = replace
-
-    def exchange(self, message, num_bytes):
-        messages = super().exchange(message, num_bytes)
-        if len(self.seen) == 1 and self.party != 1:
-            messages[1] = self._replace(messages)
-        return messages
+@pytest.mark.parametrize(
+    ("faults", "names"),
+    [
+        ({(0, 1): "nothing", (3, 2): "nothing"}, "party 3"),
+        ({(0, 1): "nothing", (3, 1): "nothing"}, "party 0, 3"),
+        ({(1, 0): "nothing"}, "party 1"),  # no public key
+    ],
+)
+def test_too_many_dropouts_end_the_job(faults, names):
+    with pytest.raises(PartyError, match=names):
+        sums(4, np.ones((4, 2), int), max_dropouts=1, faults=faults)
 
 
 IDENTITIES = [bytes([party]) * 32 for party in range(3)]
@@ -169,19 +127,28 @@ FINGERPRINTS = [fingerprint(identity) for identity in IDENTITIES]
 
 
 def met(replace, **stated):
-    """Makes the sums of three parties; tells who was found not to be who they say."""
-    found = []
+    """Makes sums on a transport that puts other keys in the place of party 1's.
+
+    Returns who is not the one that they say they are.
+    """
+    impostors = []
+
+    class InTheMiddle(Recorder):
+        def exchange(self, message, num_bytes):
+            messages = super().exchange(message, num_bytes)
+            if len(self.heard) == 1 and self.party != 1:
+                messages[1] = replace(messages)
+            return messages
 
     def party_fn(transport):
-        between = InTheMiddle(transport, replace)
         identity = IDENTITIES[transport.party]
         try:
-            SecureSum(between, identity=identity, **stated)
+            SecureSum(InTheMiddle(transport), identity=identity, **stated)
         except PartyError as error:
-            found.append(error.parties)
+            impostors.append(error.parties)
 
     run_parties(party_fn, 3)
-    return found
+    return impostors
 
 
 def test_keys_that_were_replaced_are_refused():
@@ -206,7 +173,7 @@ def test_keys_that_were_replaced_are_refused():
 
 test_wrong_identities_are_named = refused(
     lambda arguments: run_parties(
-        lambda one: SecureSum(one, max_colluding=0, **arguments), 1
+        lambda transport: SecureSum(transport, max_colluding=0, **arguments), 1
     ),
     ({"identity": b"short"}, "identity must be 32 bytes"),
     ({"fingerprints": FINGERPRINTS[:1]}, "identity must be given with"),
@@ -223,35 +190,30 @@ def test_the_curious_party_learns_the_sum_and_no_more():
     own = {}
 
     def party_fn(transport):
-        transport = Faulty(transport, {})
+        transport = Recorder(transport)
         secure_sum = SecureSum(transport)
         if transport.party == 0:
             own["masks"] = secure_sum._masks
         secure_sum(lambda: vectors[transport.party], 20_000)
-        return transport.seen
+        return transport.heard
 
-    seen = run_parties(party_fn, 3)[0]
+    heard = run_parties(party_fn, 3)[0]
     peeled = {}
     for party in (1, 2):
         known = own["masks"].mask([0, party], attempt=1, size=20_000)
         # Party 0 adds this stream, the other one subtracts it.
-        peeled[party] = np.frombuffer(seen[1][party], "<u8") + known
+        peeled[party] = np.frombuffer(heard[1][party], "<u8") + known
         assert uniformity(peeled[party]) > FALSE_ALARM
         assert uniformity(vectors[party].astype("<u8")) < FALSE_ALARM  # unmasked fails
     np.testing.assert_array_equal(peeled[1] + peeled[2], vectors[1] + vectors[2])
 
 
-def uniformity(vector):
-    """The p-value of a chi-squared test that all bytes are uniform."""
-    counts = np.bincount(np.frombuffer(vector.tobytes(), np.uint8), minlength=256)
-    return scipy.stats.chisquare(counts).pvalue
-
-
-def agree(settings_of, num_parties=3):
-    """What the parties tell each other, each with the settings of its number."""
+def agree(settings_of, num_parties=3, **threats_of):
+    """Lets the parties tell each other settings, each those of its number."""
 
     def party_fn(transport):
-        secure_sum = SecureSum(transport)
+        threats = {name: of(transport.party) for name, of in threats_of.items()}
+        secure_sum = SecureSum(transport, **threats)
         return secure_sum.agree(settings_of(transport.party), 10 + transport.party)
 
     return run_parties(party_fn, num_parties)
@@ -295,7 +257,7 @@ def test_agreement_names_the_party_and_what_differs(pair):
     assert error.value.parties == [2]
 
 
-def test_agreement_tells_the_numbers_of_records():
+def test_agreement_tells_the_numbers_of_records_and_is_about_the_same_things():
     def settings(party):
         del party
         table = TABLE.copy()
@@ -307,23 +269,13 @@ def test_agreement_tells_the_numbers_of_records():
         }
 
     assert agree(settings) == [[10, 11, 12]] * 3
-
-
-def test_agreement_is_about_the_same_things():
     with pytest.raises(PartyError, match=r"party 1: other [ab] than party 0"):
         agree(lambda party: {"ab"[party]: 1.0}, 2)
     with pytest.raises(PartyError, match="bytes at the start"):
         agree(lambda party: {name: 1.0 for name in "ab"[party:]}, 2)
-
-
-@pytest.mark.parametrize("name", ["max_colluding", "max_dropouts"])
-def test_agreement_is_about_threats_too(name):
-    def party_fn(transport):
-        threats = {name: int(transport.party == 1)}
-        return SecureSum(transport, **threats).agree({}, 10)
-
-    with pytest.raises(PartyError, match=f"party 1: other {name} than party 0"):
-        run_parties(party_fn, 3)
+    for name in ("max_colluding", "max_dropouts"):
+        with pytest.raises(PartyError, match=f"party 1: other {name} than party 0"):
+            agree(lambda _: {}, **{name: lambda party: int(party == 1)})
 
 
 def test_entropy_is_the_operating_systems():
@@ -332,21 +284,16 @@ def test_entropy_is_the_operating_systems():
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    ("name", "num_parties", "max_colluding", "max_dropouts"),
     [
-        ("max_colluding", (4, -1, 0)),
-        ("max_dropouts", (4, 1, 0.5)),
-        ("max_colluding", (4, 2, 2)),
-        ("max_colluding", (1, 1, 0)),
+        ("max_colluding", 4, -1, 0),
+        ("max_dropouts", 4, 1, 0.5),
+        ("max_colluding", 4, 2, 2),
+        ("max_colluding", 1, 1, 0),
     ],
 )
-def test_threats_leave_a_share(name, arguments):
-    num_parties, max_colluding, max_dropouts = arguments
+def test_threats_leave_a_share(name, num_parties, max_colluding, max_dropouts):
+    threats = {"max_colluding": max_colluding, "max_dropouts": max_dropouts}
     with pytest.raises(ValueError, match=name):
-        run_parties(
-            lambda transport: SecureSum(
-                transport, max_colluding=max_colluding, max_dropouts=max_dropouts
-            ),
-            num_parties,
-        )
+        run_parties(lambda transport: SecureSum(transport, **threats), num_parties)
     assert SecureSum.count_secret_shares(1, 0, 0) == 1

@@ -1,7 +1,6 @@
 """Descent with several parties: right, private in every round, and robust to faults."""
 
 from functools import partial
-from typing import NamedTuple
 
 import dp_accounting
 import jax
@@ -13,70 +12,44 @@ import pytest
 from dpjax import losses
 from dpjax.estimators import (
     Clipping,
+    Mean,
+    MedianOfMeans,
     SmoothedTruncation,
+    Truncation,
+    Winsorization,
 )
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import PartyError, SecureSum, run_parties
-from dpjax.solvers import Execution, dp_multiparty_gradient_descent
+from dpjax.solvers import Checkpoint, Execution, dp_multiparty_gradient_descent
 from dpjax.solvers import _multiparty_gradient_descent as _multiparty
-from tests.unit.parties.test_transport import run_processes
+from tests.parties import Recorder, records
 
-FALSE_ALARM = 1e-6
-CLIP = 1.0
 SETTING = {
     "epsilon": 2.0,
     "delta": 1e-6,
-    "estimator": Clipping(CLIP),
+    "estimator": Clipping(1.0),
     "learning_rate": 0.5,
     "num_steps": 5,
 }
 SIZES = (40, 25, 60, 33)
 
 
-def records(size, seed, d=3):
-    rng = np.random.default_rng(seed)
-    features = rng.normal(size=(size, d)).astype(np.float32)
-    targets = np.where(features @ np.arange(1, d + 1) > 0, 1, -1).astype(np.float32)
-    return features, targets
-
-
 def mean_grad(params, data):
-    """The clipped mean of gradients, compiled once a shape."""
+    """Returns the clipped mean of gradients, compiled once a shape."""
     method = _multiparty._Method(
         losses.logistic, None, None, _multiparty.Descent(None, False)
     )
-    return _multiparty._mean_grad(method, params, data, Clipping(CLIP))
+    return _multiparty._mean_grad(method, params, data, Clipping(1.0))
 
 
-class Recorder(NamedTuple):
-    """A transport that writes down all it hears, as any curious party may."""
+def descend(transport, data, known=None, **changes):
+    """Takes one party's part in a descent: of `SETTING`, but for the changes.
 
-    transport: object
-    heard: list
-
-    @property
-    def party(self):
-        return self.transport.party
-
-    @property
-    def num_parties(self):
-        return self.transport.num_parties
-
-    def exchange(self, message, num_bytes):
-        self.heard.append(self.transport.exchange(message, num_bytes))
-        return self.heard[-1]
-
-
-def known_sum(transport):
-    """Secure sums of a party whose random bytes are known."""
-    known = np.random.default_rng(transport.party).bytes
-    return SecureSum(transport, test_only_random_bytes=known)
-
-
-def descend(transport, data, **changes):
-    """One party's part in a descent: of `SETTING`, but for the changes."""
+    known: the number from which random bytes follow, else the system's.
+    """
     if "secure_sum" not in changes:
-        changes["secure_sum"] = SecureSum(transport)
+        source = None if known is None else np.random.default_rng(known).bytes
+        changes["secure_sum"] = SecureSum(transport, test_only_random_bytes=source)
     problem = {"loss_fn": losses.logistic, "params": jnp.zeros(3), "data": data}
     return dp_multiparty_gradient_descent(**(problem | SETTING | changes))
 
@@ -85,26 +58,23 @@ def solve(data, *, change=None, max_colluding=1, max_dropouts=0, **setting):
     """Runs parties in threads; their solutions, and what the first one heard."""
 
     def party_fn(transport):
-        transport = Recorder(transport, [])
+        transport = Recorder(transport, change=change)
         secure_sum = SecureSum(
-            change(transport) if change else transport,
-            max_colluding=max_colluding,
-            max_dropouts=max_dropouts,
+            transport, max_colluding=max_colluding, max_dropouts=max_dropouts
         )
         own = data[transport.party]
-        solution = descend(transport, own, secure_sum=secure_sum, **setting)
-        return solution, transport.heard
+        return descend(transport, own, secure_sum=secure_sum, **setting), transport
 
-    results = run_parties(party_fn, len(data))
-    return [solution for solution, _ in results], results[0][1]
+    solutions, transports = zip(*run_parties(party_fn, len(data)), strict=True)
+    return solutions, transports[0].heard
 
 
 def released_sums(heard, grid, num_params):
-    """The sums that everybody reads from the messages of each round."""
+    """Returns the sums that everybody reads from the messages of each round."""
     sums = []
     for messages in heard:
-        if all(each is not None and len(each) == 8 * num_params for each in messages):
-            total = sum(np.frombuffer(each, "<u8") for each in messages)
+        if all(m is not None and len(m) == 8 * num_params for m in messages):
+            total = sum(np.frombuffer(m, "<u8") for m in messages)
             sums.append(grid.to_reals(total.astype(np.int64)))
     return np.array(sums)
 
@@ -122,103 +92,42 @@ def noise_of(sizes, *, num_shares, num_params=3, **setting):
     )
 
 
-def pooled_descent(data, seeds, noise, num_steps=5, learning_rate=0.5):
-    """One process on all records, with the noise that the parties draw."""
-    sources = [np.random.default_rng(seed).bytes for seed in seeds]
+def pooled_descent(data, noise):
+    """Descends in one process on all records, with the noise that the parties draw."""
+    sources = [np.random.default_rng(party).bytes for party in range(len(data))]
     for source in sources:
         source(32)  # the secret key of the masks
     pool = tuple(np.concatenate(parts) for parts in zip(*data, strict=True))
-    total_size = len(pool[0])
     params = jnp.zeros(3)
-    for _ in range(num_steps):
-        mean = mean_grad(params, pool)
+    for _ in range(SETTING["num_steps"]):
         shares = [
             discrete_gaussian((3,), stddev=noise.share, random_bytes=source)
             for source in sources
         ]
-        noisy = mean + noise.grid.to_reals(sum(shares)) / total_size
-        params = params - learning_rate * noisy.astype(jnp.float32)
+        noisy = mean_grad(params, pool) + noise.grid.to_reals(sum(shares)) / len(
+            pool[0]
+        )
+        params = params - SETTING["learning_rate"] * noisy.astype(jnp.float32)
     return params
 
 
 def test_parties_do_as_one_process_does_with_the_same_noise():
     data = [records(size, seed) for seed, size in enumerate(SIZES)]
-
-    def party_fn(party):
-        return descend(party, data[party.party], secure_sum=known_sum(party))
-
-    solutions = run_parties(party_fn, 4)
-    expected = pooled_descent(data, range(4), noise_of(SIZES, num_shares=3))
+    solutions = run_parties(lambda x: descend(x, data[x.party], known=x.party), 4)
+    expected = pooled_descent(data, noise_of(SIZES, num_shares=3))
     for solution in solutions:
         np.testing.assert_allclose(solution.params, expected, rtol=1e-5, atol=1e-5)
 
 
-PROCESS = """
-import sys
-import jax, jax.numpy as jnp, numpy as np
-party, address, num_parties = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-jax.distributed.initialize(address, num_parties, party, initialization_timeout=60)
-from dpjax import losses
-from dpjax.estimators import Clipping
-from dpjax.parties import JaxTransport, SecureSum
-from dpjax.solvers import dp_multiparty_gradient_descent
-with np.load(sys.argv[4]) as file:
-    data = file[f"features{party}"], file[f"targets{party}"]
-known = np.random.default_rng(party).bytes
-solution = dp_multiparty_gradient_descent(
-    losses.logistic, jnp.zeros(3), data,
-    secure_sum=SecureSum(JaxTransport(), test_only_random_bytes=known), epsilon=2.0,
-    delta=1e-6, estimator=Clipping(1.0), learning_rate=0.5, num_steps=5)
-print("RESULT", *(float(x).hex() for x in solution.params), flush=True)
-"""
+def silent(party, index, message, replacement):
+    """Changes the messages of party 2 from the fourth on."""
+    return replacement if party == 2 and index >= 4 else message
 
 
-@pytest.mark.slow
-def test_processes_do_as_one_process_does_with_the_same_noise(tmp_path):
-    num_parties = 3
-    data = [records(size, seed) for seed, size in enumerate(SIZES[:num_parties])]
-    arrays = {f"features{i}": x for i, (x, _) in enumerate(data)}
-    arrays |= {f"targets{i}": y for i, (_, y) in enumerate(data)}
-    np.savez(tmp_path / "data.npz", **arrays)
-    codes, lines = run_processes(
-        PROCESS, num_parties, str(num_parties), tmp_path / "data.npz", timeout=120
-    )
-    assert codes == [0] * num_parties
-    lines = [[line.split()[1:] for line in printed] for printed in lines]
-    results = np.array([[float.fromhex(x) for x in line] for (line,) in lines])
-    assert np.all(results == results[0])
-    noise = noise_of(SIZES[:num_parties], num_shares=num_parties - 1)
-    expected = pooled_descent(data, range(num_parties), noise)
-    np.testing.assert_allclose(results[0], expected, rtol=1e-5, atol=1e-5)
-
-
-# The attack of PRIVACY row 2. The attacker knows the loss, both candidate data sets and
-# the transcript: iterates w_t and noisy sums S_t. It asks for which of the two
-# candidates S_t - G(w_t) stays the same from round to round.
-
-
-class Silent(NamedTuple):
-    """A transport whose party sends nothing from one exchange on, or too much."""
-
-    inner: Recorder
-    first: int
-    replacement: bytes = b""
-
-    party = property(lambda self: self.inner.party)
-    num_parties = property(lambda self: self.inner.num_parties)
-
-    def exchange(self, message, num_bytes):
-        is_silent = self.party == 2 and len(self.inner.heard) >= self.first
-        return self.inner.exchange(
-            self.replacement if is_silent else message, num_bytes
-        )
-
-
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("replacement", [b"", bytes(8), bytes(32)])
-def test_the_others_go_on_without_a_party_that_drops(replacement):
+def test_the_others_go_on_without_a_party_that_drops_or_it_is_named(replacement):
     data = [records(30, seed) for seed in range(4)]
-    change = partial(Silent, first=4, replacement=replacement)
+    change = partial(silent, replacement=replacement)
     solutions, heard = solve(data, change=change, max_dropouts=1)
     for solution in solutions:
         assert solution.stats["num_live"] == 3
@@ -226,47 +135,15 @@ def test_the_others_go_on_without_a_party_that_drops(replacement):
         np.testing.assert_array_equal(solution.params, solutions[0].params)
     # Keys, arguments, two rounds, the failed attempt, its restart and two rounds.
     assert len(heard) == 2 + 2 + 1 + 3
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("replacement", [b"", bytes(8), bytes(32)])
-def test_the_party_that_ends_the_run_is_named(replacement):
-    data = [records(30, seed) for seed in range(4)]
-    seen = []
+    steps = []
+    shown = Execution(callback=lambda step, params: steps.append(step))
     with pytest.raises(PartyError, match="party 2"):
-        solve(
-            data,
-            change=partial(Silent, first=4, replacement=replacement),
-            execution=Execution(callback=lambda step, params: seen.append(step)),
-        )
-    assert max(seen) == 2  # nothing of the third round came out
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e38, 3e-42])
-def test_odd_records_move_nothing_beyond_the_bound(value):
-    data = [records(30, seed) for seed in range(2)]
-    odd = data[1][0].copy()
-    odd[4] = value
-    heard = {}
-    for name, second in (("plain", data[1]), ("odd", (odd, data[1][1]))):
-
-        def party_fn(transport, second=second):
-            recorder = Recorder(transport, [])
-            own = second if transport.party else data[0]
-            descend(transport, own, secure_sum=known_sum(recorder), num_steps=1)
-            return recorder.heard
-
-        heard[name] = run_parties(party_fn, 2)[0]
-    noise = noise_of((30, 30), num_shares=1, num_steps=1)
-    plain, changed = (released_sums(heard[x], noise.grid, 3) for x in heard)
-    moved = np.linalg.norm(plain - changed)
-    assert moved <= noise.l2_sensitivity
+        solve(data, change=change, execution=shown)
+    assert max(steps) == 2  # nothing of the third round came out
 
 
 def test_a_pytree_a_schedule_an_average_and_a_projection():
     data = [records(30, seed) for seed in range(2)]
-    params = {"w": jnp.zeros((3, 1)), "b": jnp.zeros(())}
 
     def loss_fn(params, example):
         features, target = example
@@ -276,16 +153,16 @@ def test_a_pytree_a_schedule_an_average_and_a_projection():
     solutions, _ = solve(
         data,
         loss_fn=loss_fn,
-        params=params,
+        params={"w": jnp.zeros((3, 1)), "b": jnp.zeros(())},
         learning_rate=optax.linear_schedule(0.5, 0.1, 5),
         projection_fn=partial(optax.projections.projection_l2_ball, scale=0.1),
         averaging=True,
         execution=Execution(microbatch_size=7),
     )
-    found = solutions[0].params
-    assert found["w"].shape == (3, 1)
-    assert found["b"].shape == ()
-    assert float(optax.tree.norm(found)) < 0.1001
+    params = solutions[0].params
+    assert params["w"].shape == (3, 1)
+    assert params["b"].shape == ()
+    assert float(optax.tree.norm(params)) < 0.1001
     assert solutions[0].privacy.epsilon == 2.0
 
 
@@ -326,3 +203,106 @@ def test_the_guarantee_names_all_records_and_the_event_spends_what_is_claimed():
     assert solution.stats["num_parties"] == 4
     accountant = dp_accounting.pld.PLDAccountant().compose(solution.privacy.dp_event)
     np.testing.assert_allclose(accountant.get_epsilon(1e-6), 2.0, rtol=1e-3)
+
+
+@jax.custom_vjp
+def as_logistic(params, example):
+    """Returns the logistic loss, with a gradient of its own."""
+    return losses.logistic(params, example)
+
+
+def _backward(residual, slope):
+    grads = jax.grad(losses.logistic, argnums=(0, 1))(*residual)
+    return jax.tree.map(lambda x: 2 * slope * x, grads)
+
+
+as_logistic.defvjp(lambda *x: (as_logistic(*x), x), _backward)
+
+
+def scaled_logistic(scale):
+    return lambda params, example: scale * losses.logistic(params, example)
+
+
+BALL = partial(optax.projections.projection_l2_ball, scale=1.0)
+# An argument, and what it is of party 0 and of party 1.
+DIFFERENT = [
+    ("epsilon", 2.0, 2.1),
+    ("delta", 1e-6, 2e-6),
+    ("estimator", Clipping(1.0), Clipping(1.1)),
+    ("estimator", Truncation(1.0), Winsorization(1.0)),
+    ("num_steps", 5, 6),
+    ("num_steps", None, 41),
+    ("averaging", False, True),
+    ("params", jnp.zeros(3), jnp.full(3, 1e-9)),
+    # What the loss is traced for.
+    ("data", records(30, 0), (np.zeros((30, 3), "float32"), np.zeros(30, "int32"))),
+    ("loss_fn", losses.logistic, losses.squared),
+    ("loss_fn", losses.logistic, as_logistic),
+    ("loss_fn", scaled_logistic(2.0), scaled_logistic(2.0000002)),
+    ("learning_rate", 0.5, 0.6),
+    ("learning_rate", 0.5, lambda step: 0.5),
+    ("learning_rate", *(optax.linear_schedule(0.5, x, 5) for x in (0.1, 0.2))),
+    ("projection_fn", None, BALL),
+    ("projection_fn", BALL, partial(BALL, scale=2.0)),
+]
+
+
+@pytest.mark.quick(6)
+@pytest.mark.parametrize(("name", "first", "second"), DIFFERENT)
+def test_the_argument_that_differs_is_named(name, first, second):
+    heard = []
+
+    def party_fn(transport):
+        own = {"data": records(30, transport.party)}
+        own[name] = second if transport.party else first
+        return descend(Recorder(transport, heard), **own)
+
+    differs = "data, loss_fn" if name == "data" else name
+    with pytest.raises(PartyError, match=f"party 1: other {differs} than party 0"):
+        run_parties(party_fn, 2)
+    assert len(heard) == 2 * 2  # keys and digests: nothing of any record
+
+
+def test_functions_made_anew_by_each_party_are_the_same():
+    def party_fn(transport):
+        table = jnp.arange(200.0)
+        return descend(
+            transport,
+            records(30, transport.party),
+            loss_fn=lambda params, example: losses.logistic(params, example) * table[3],
+            projection_fn=lambda params: params / 2,
+            execution=Execution(microbatch_size=1 + transport.party),
+            learning_rate=lambda step: 1 / (step + 2),
+        )
+
+    first, second = run_parties(party_fn, 2)
+    np.testing.assert_array_equal(first.params, second.params)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "bad"),
+    [
+        ("epsilon", "epsilon", 0.0),
+        ("delta", "delta", 1.0),
+        ("loss_fn", "loss_fn", None),
+        ("estimator", "estimator", Mean()),
+        ("learning_rate", "learning_rate", -1.0),
+        ("num_steps", "num_steps", 0),
+        ("secure_sum", "secure_sum", None),
+        ("projection_fn", "projection_fn", 3),
+        ("execution", "execution", print),
+        ("checkpoint", "execution", Execution(checkpoint=Checkpoint("states"))),
+        ("data", "data", ()),
+        ("num_groups", "estimator", MedianOfMeans(Clipping(1.0), 31)),
+        ("at most 2\\^52", "epsilon", 1e30),
+    ],
+)
+def test_bad_arguments_are_named(name, argument, bad):
+    def party_fn(transport):
+        own = {"data": records(30, transport.party), argument: bad}
+        if bad == 1e30:
+            own["estimator"] = Clipping(1e-12)
+        return descend(transport, **own)
+
+    with pytest.raises(ValueError, match=name):
+        run_parties(party_fn, 2)

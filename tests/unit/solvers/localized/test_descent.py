@@ -120,14 +120,11 @@ def test_its_numbers_are_told():
 
 test_bad_input_is_named = refused(
     lambda changes: solve(**changes),
-    ({"moment_order": 1.9}, "moment_order must be at least 2"),
-    ({"moment_order": np.inf}, "moment_order must be"),
     ({"moment_bound": 1e300}, "moment_bound must be such that its root"),
     ({"moment_bound": 1e-300}, "moment_bound must be such that its root"),
     ({"smoothness": 1e12}, "num_steps must be given"),
-    ({"diameter": np.inf}, "diameter must be between 1e-20 and 1e.30"),
+    ({"diameter": 1e31}, "diameter must be between 1e-20 and 1e.30"),
     ({"data": jnp.ones((50, 2))}, "data must have enough records"),
-    ({"data": jnp.ones((1, 2))}, "data must have enough records"),
     ({"num_groups": 1_000}, "data must have enough records"),
     (
         {"execution": Execution(checkpoint=Checkpoint("there", every=1))},

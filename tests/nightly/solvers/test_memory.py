@@ -1,0 +1,144 @@
+"""Derivatives of solvers, and the memory of many repetitions, records, features."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import solvers
+from dpjax.batching import Disjoint, Full, Poisson
+from dpjax.constraints import L1Ball
+from dpjax.estimators import SmoothedTruncation, Winsorization
+from dpjax.losses import squared
+
+
+def floats(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def temporary_bytes(run, *shapes):
+    compiled = jax.jit(run).lower(*shapes).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def descent(key, data, **changes):
+    settings = {"learning_rate": 0.1, "num_steps": 3}
+    return solvers.dp_gradient_descent(
+        squared,
+        jnp.zeros(data[0].shape[1]),
+        data,
+        key=key,
+        epsilon=1.0,
+        delta=1e-5,
+        estimator=Winsorization(1.0),
+        **settings | changes,
+    ).params
+
+
+# Each repetition copies its batch, a twentieth of the data, and draws its places.
+@pytest.mark.parametrize(
+    ("batching", "copies"),
+    [(Full(), 0.0), (Disjoint(), 1.0), (Poisson(5_000), 1.5)],
+    ids=["full", "disjoint", "poisson"],
+)
+def test_twenty_repetitions_need_little_more_memory_than_one(batching, copies):
+    n, d = 100_000, 50
+    shapes = floats(n, d), floats(n)
+
+    def repetition(key, data):
+        return descent(key, data, num_steps=20, batching=batching)
+
+    keys = jax.random.split(jax.random.key(0), 20)
+    size = 4 * n * (d + 1)
+    single = temporary_bytes(repetition, keys[0], shapes)
+    in_turn = temporary_bytes(
+        lambda keys, data: jax.lax.map(lambda key: repetition(key, data), keys),
+        keys,
+        shapes,
+    )
+    together = temporary_bytes(jax.vmap(repetition, in_axes=(0, None)), keys, shapes)
+    assert size + in_turn < 1.1 * (size + single)
+    assert size + together < 1.6 * (size + single) + copies * size
+
+
+def test_memory_of_reverse_mode_does_not_grow_with_the_folds():
+    def gradient(rate, data):
+        def loss(rate):
+            return jnp.sum(descent(jax.random.key(0), data, learning_rate=rate))
+
+        return jax.grad(loss)(rate)
+
+    small, large = (
+        temporary_bytes(gradient, 0.1, (floats(n, 8), floats(n)))
+        for n in (2**13, 2**17)
+    )
+    # All gradients of one step would take 4 MB more.
+    assert large - small < 2**20
+
+
+def test_frank_wolfe_stores_no_gradient_of_every_sample():
+    # n d = 1e7 floats; the program needs a few vectors of d beside the data.
+    n, d = 1000, 10_000
+
+    def run(data):
+        return solvers.dp_frank_wolfe(
+            squared,
+            jnp.zeros(d),
+            data,
+            key=jax.random.key(0),
+            epsilon=1.0,
+            constraint=L1Ball(1.0),
+            delta=1e-6,
+            num_steps=4,
+        ).params
+
+    assert temporary_bytes(run, (floats(n, d), floats(n))) < 40 * 4 * d
+
+
+@pytest.mark.parametrize("num_samples", [10_000, 100_000])
+def test_a_million_candidates_are_stored_once(num_samples):
+    def solve(key, features, targets, candidates):
+        return solvers.dp_l1_regression(
+            features,
+            targets,
+            key=key,
+            epsilon=1.0,
+            truncation=1.0,
+            candidates=candidates,
+        ).params
+
+    shapes = floats(num_samples, 4), floats(num_samples), floats(1_000_000, 4)
+    # It is mostly a copy of the candidates.
+    assert temporary_bytes(solve, jax.random.key(0), *shapes) < 2**26
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_derivatives_against_finite_differences(is_private):
+    with jax.enable_x64(True):
+        features = jax.random.normal(jax.random.key(3), (30, 2), jnp.float64)
+        noise = jax.random.t(jax.random.key(4), 2.0, (30,), jnp.float64)
+        optimum = jnp.array([1.0, 2.0])
+        data = features, features @ optimum + noise
+
+        @jax.jit
+        def fn(hyperparameters):
+            rate, scale = hyperparameters
+            options = {"learning_rate": rate, "num_steps": 4}
+            options["estimator"] = SmoothedTruncation(2.0 if is_private else scale)
+            solver = solvers.robust_gradient_descent
+            if is_private:
+                solver = solvers.dp_gradient_descent
+                options |= {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
+            params = solver(squared, jnp.zeros(2), data, **options).params
+            return jnp.sum((params - optimum) ** 2)
+
+        point, step = jnp.array([0.3, 2.0]), 1e-5
+        forward = jax.jit(jax.jacfwd(fn))(point)
+        reverse = jax.jit(jax.grad(fn))(point)
+        numeric = [
+            (fn(point + step * e) - fn(point - step * e)) / (2 * step)
+            for e in jnp.eye(2)
+        ]
+    np.testing.assert_allclose(forward, reverse, rtol=1e-9)
+    # Central differences: an error of step^2 times the third derivative.
+    np.testing.assert_allclose(reverse, numeric, rtol=1e-6, atol=1e-9)

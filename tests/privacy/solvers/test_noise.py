@@ -1,0 +1,137 @@
+"""The noise of solvers is of the law and scale that their budgets need."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax import accounting, solvers
+from dpjax.batching import Disjoint, Poisson
+from dpjax.estimators import Clipping, MedianOfMeans, Truncation, Winsorization
+from dpjax.losses import MarginLoss
+from tests.unit.solvers import test_sparse as sparse
+
+FALSE_ALARM = 1e-6
+EPSILON, DELTA, RATE, T = 0.7, 1e-5, 0.3, 4
+BUDGET = {"epsilon": EPSILON, "delta": DELTA}
+
+
+def descent(batching, size):
+    multiplier = accounting.noise_multiplier(
+        EPSILON, DELTA, **batching.accounting(40, T)
+    )
+    estimator, sampled = Winsorization(1.0), batching.is_sampled
+    bound = estimator.sampled_sensitivity if sampled else estimator.sensitivity
+    stddev = multiplier * bound(size, 5, rounded=False).l2
+
+    def release(key):
+        # Without gradients T steps are a sum of T independent noises.
+        params = solvers.dp_gradient_descent(
+            jnp.dot,
+            jnp.zeros(5),
+            jnp.zeros((40, 5)),
+            key=key,
+            estimator=estimator,
+            learning_rate=RATE,
+            num_steps=T,
+            batching=batching,
+            **BUDGET,
+        ).params
+        return params / (RATE * math.sqrt(T) * stddev)
+
+    return release
+
+
+def mean(estimator):
+    sensitivity = estimator.sensitivity(20, 4, rounded=False).l2
+    stddev = accounting.gaussian_stddev(EPSILON, DELTA, sensitivity=sensitivity)
+
+    def release(key):
+        samples = {"a": jnp.zeros((20, 3)), "b": jnp.zeros(20)}
+        params = solvers.dp_mean(samples, key=key, estimator=estimator, **BUDGET).params
+        return jnp.concatenate([params["a"], params["b"][None]]) / stddev
+
+    return release
+
+
+def objective(loss):
+    def release(key):
+        # Zero records leave w = -eta / (N Lambda), and the noise of the output.
+        solution = solvers.dp_objective_perturbation(
+            jnp.zeros((20, 3)),
+            jnp.ones(20),
+            key=key,
+            loss=loss,
+            regularization=0.01,
+            **BUDGET,
+        )
+        stats = solution.stats
+        convexity = 20 * stats["regularization"]
+        stddev = jnp.hypot(stats["stddev"] / convexity, stats["output_stddev"])
+        return solution.params / stddev
+
+    return release
+
+
+def sample_and_aggregate(key):
+    # Equal results leave the floor, which is public: so the noise's scale is known.
+    solution = solvers.dp_sample_and_aggregate(
+        lambda subset: subset.mean(axis=0),
+        jnp.ones((1200, 3)),
+        key=key,
+        num_subsets=400,
+        diameter=8.0,
+        **BUDGET | {"epsilon": 2.0},
+    )
+    return (solution.params - 1) / solution.stats["least_stddev"]
+
+
+def peeled(solve, bound, delta):
+    linf = 0.5 * Winsorization(bound).sensitivity(10, 3).linf
+    if delta:
+        scale = linf * math.sqrt(3 / accounting.epsilon_to_rho(1.0, delta))
+    else:
+        scale = 3 * 3 * linf
+
+    def release(key):
+        # All entries stay, without a gradient.
+        return solve(key=key, sparsity=3, num_steps=1, delta=delta).params / scale
+
+    return release
+
+
+def thresholded(**options):
+    return sparse.threshold(jnp.zeros((10, 3)), **options)
+
+
+def regressed(**options):
+    options |= {"threshold": 2.0, "learning_rate": 0.5, "radius": 1e6}
+    return sparse.regress(jnp.zeros((10, 3)), jnp.zeros(10), **options)
+
+
+PSEUDO_HUBER = MarginLoss(lambda z: (z - 1) / jnp.hypot(1.0, z - 1), 1.0, 1.0)
+RELEASES = {
+    "descent, disjoint": descent(Disjoint(), 10),
+    "descent, poisson": descent(Poisson(5.0), 5),
+    "mean, clipping": mean(Clipping(1.0)),
+    "mean, medians": mean(MedianOfMeans(Truncation(1.0), 4)),
+    "objective, logistic": objective(MarginLoss.logistic()),
+    "objective, pseudo-Huber": objective(PSEUDO_HUBER),
+    "sample and aggregate": sample_and_aggregate,
+    "thresholding": peeled(thresholded, 1.0, 1e-5),
+    "thresholding, pure": peeled(thresholded, 1.0, 0.0),
+    "sparse regression": peeled(regressed, 4.0, 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_noise_is_of_the_scale_that_the_budget_needs(name):
+    keys = jax.random.split(jax.random.key(5), 1500)
+    noise = np.ravel(jax.jit(jax.vmap(RELEASES[name]))(keys)).astype(np.float64)
+    law = "laplace" if name.endswith("pure") else "norm"
+    assert scipy.stats.kstest(noise, law).pvalue > FALSE_ALARM
+    for factor in (2 / 3, 3 / 2):
+        assert scipy.stats.kstest(noise * factor, law).pvalue < FALSE_ALARM
