@@ -8,9 +8,8 @@ import pytest
 
 from dpjax.cli import _proposal
 from dpjax.cli._guesses import Guess, guess_name, schema_text
-from dpjax.cli._schema import Schema, read_schema
+from dpjax.cli._schema import BoundedColumn, Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models._shared import BoundedColumn
 from tests.unit.cli.command import done, invoke, refused
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
