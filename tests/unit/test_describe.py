@@ -84,11 +84,10 @@ def test_numbers_are_in_their_intervals(frame, found):
     assert found.edges["age"] == tuple(np.linspace(0.0, 100.0, 21))
 
 
-def test_a_data_frame_is_a_table(frame):
-    rows = described(frame, delta=None).rows
+def test_a_data_frame_is_a_table(frame, found):
     pandas = pd.DataFrame(frame)
     for made in (pandas, pandas.convert_dtypes(), pl.DataFrame(frame), pa.table(frame)):
-        assert described(made, delta=None).rows == rows
+        assert described(made, by="town").rows == found.rows
 
 
 def test_parts_share_one_budget(found):
@@ -99,8 +98,7 @@ def test_parts_share_one_budget(found):
     assert "20,000 records" in found.privacy.description
 
 
-@pytest.mark.parametrize("epsilon", [1e-5, 0.5, 1e3])
-@pytest.mark.parametrize("delta", [1e-12, 0.45])
+@pytest.mark.parametrize(("epsilon", "delta"), [(1e-5, 1e-12), (1e3, 0.45)])
 def test_odd_columns_and_budgets(epsilon, delta):
     # One record, which is refused a narrow interval at every budget but the largest.
     frame = {"$x_": [np.nan], "y": ["1e400"], "<i>\x1b": [None], "w": [7]}
@@ -161,7 +159,6 @@ def test_no_name_is_run_by_a_spreadsheet(found):
         ({"by": "age"}, r"by must be a column of the schema with categories, of \['t"),
         ({"level": 1.0}, "level must be strictly between 0 and 1"),
         ({"epsilon": 0.0}, "epsilon must be positive"),
-        ({"max_records": 0}, "max_records must be an integer of at least 1"),
         ({"max_records": 2, "delta": 0.1}, "delta must be below sample_size"),
         ({"delta": 0.0}, "delta must be"),
         ({"frame": 3}, "table must be a data frame"),
@@ -180,37 +177,3 @@ def test_cells_are_not_without_number():
     frame = dict.fromkeys("ab", np.ones(3))
     with pytest.raises(ValueError, match="1,048,576 cells at most in column 'a'"):
         described(frame, schema, by="b")
-
-
-def test_a_sample_counts_for_all():
-    rng = np.random.default_rng(1)
-    frame = {"x": rng.normal(3.0, 1.0, NUM), "owns": rng.random(NUM) < 0.3}
-    schema = {"x": Numeric(3, 5, limit=1), "owns": Categorical(("true",))}
-    truths = {
-        ("x", "count", ""): NUM,
-        ("x", "mean", ""): frame["x"].mean(),
-        ("x", "median", ""): np.median(frame["x"]),
-        ("owns", "count", "true"): frame["owns"].sum(),
-        ("owns", "share", "true"): frame["owns"].mean(),
-        ("x", "histogram", "3 to 3.5"): np.sum((frame["x"] > 3) & (frame["x"] <= 3.5)),
-    }
-    missed, wide, runs = dict.fromkeys(truths, 0), 0.0, 40
-    for key in range(runs):
-        found = described(frame, schema, key=key, delta=1e-5, max_records=2_000)
-        rows = {(row.column, row.statistic, row.of): row for row in found.rows}
-        for place, truth in truths.items():
-            missed[place] += not rows[place].low <= truth <= rows[place].high
-        row = rows["owns", "count", "true"]
-        wide += (row.high - row.low) / 2 / 1.96 / runs
-    # A truth of the table is in each interval with a probability of 95 % or more: eight
-    # of 40 are out with one of less than 4e-4.
-    assert max(missed.values()) < 8, missed
-    # And they are no wider than sampling and noise, by which 200 would be out alone.
-    assert 200 < wide < 300
-    assert (found.num_samples, found.sample_size) == (NUM, 2_000)
-    assert 0.999 * 3 < found.privacy.epsilon <= 3
-    assert 0.999e-5 < found.privacy.delta <= 1e-5
-    assert "20,000 records" in found.privacy.description
-    assert all(cost.epsilon < 3 for cost in found.costs)
-    whole = described(frame, schema, max_records=NUM)
-    assert whole.rows == described(frame, schema).rows

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpjax._progress as progress
-from dpjax.sklearn import DPMeanRegressor, score_privately
+from dpjax.sklearn import DPLinearRegression, DPMeanRegressor, score_privately
 
 X = np.linspace(-1, 1, 200)[:, None]
 
@@ -33,15 +33,24 @@ def outputs(monkeypatch):
 
 @pytest.fixture
 def stages(monkeypatch):
-    """Stages that calls say, shown or not; a notebook has the time to show each."""
+    """Stages that calls say, shown or not."""
     names, say = [], progress.say
 
     def heard(stage, *numbers):
-        names.append(stage)
+        names.append((stage, *numbers))
         say(stage, *numbers)
 
     monkeypatch.setattr(progress, "say", heard)
     return names
+
+
+def test_stages_of_a_fit_are_told(stages):
+    DPLinearRegression(random_state=0).fit(X, X[:, 0])
+    assert [stage for stage, *_ in stages[:4]] == [
+        *("unit of the target", "scales of columns"),
+        *("training (compiling)", "training"),
+    ]
+    assert max(step for _, step in stages[3:]) >= 50
 
 
 def test_a_mean_and_scores_are_shown(outputs, stages):
@@ -51,7 +60,7 @@ def test_a_mean_and_scores_are_shown(outputs, stages):
     assert not progress.is_shown()
     score_privately(model, X, X[:, 0], random_state=0)
     expected = ["unit of the target", "mean of the target", "predictions", "scores"]
-    assert stages == expected
+    assert [stage for stage, *_ in stages] == expected
 
 
 def test_a_call_within_a_call_has_no_line_of_its_own(outputs):
@@ -76,5 +85,5 @@ def test_nothing_is_shown_elsewhere(outputs, stages, monkeypatch):
     with progress.shown("first"):
         progress.say("column x", 0, 1)
         assert not progress.is_shown()
-    assert stages == ["column x"]
+    assert stages == [("column x", 0, 1)]
     assert outputs == []

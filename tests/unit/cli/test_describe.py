@@ -187,8 +187,6 @@ def test_a_sample_speaks_for_the_file(folder, unit):
     assert f"Sample: {size} of them" in Path("out/report.html").read_text()
 
 
-
-
 def test_of_many_cells_a_sample_is_the_default(folder, monkeypatch):
     monkeypatch.setattr(_sample, "MOST_CELLS", 400)
     result = done(describe())

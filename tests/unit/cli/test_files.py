@@ -68,15 +68,14 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_file_is_read_as_it_is(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_is_read_as_it_is(here, name):
     content, options = GOOD[name]
     options = ["--encoding", options] if isinstance(options, str) else options
-    (tmp_path / "data.csv").write_bytes(content)
+    (here / "data.csv").write_bytes(content)
     # From names alone: what is to be filled in is accepted, and told.
     given = ["data.csv", *options, "--target", "price"]
     assert invoke("schema", *given, "--output", "names.toml")[0] == 0
-    schema = tomllib.loads((tmp_path / "names.toml").read_text())
+    schema = tomllib.loads((here / "names.toml").read_text())
     assert schema["columns"]["town"] == {"categories": ["FILL IN"]}
     code, shown, _ = invoke("check", *given, "--schema", "names.toml")
     assert code == 0
@@ -87,7 +86,7 @@ def test_a_file_is_read_as_it_is(tmp_path, monkeypatch, name):
     assert set(schema["columns"]) == {"town", "rooms"}
     assert len(schema["columns"]["town"]["categories"]) == 3
     assert schema["target"]["center"] == 1e3
-    (tmp_path / "schema.toml").write_text(shown)
+    (here / "schema.toml").write_text(shown)
     code, shown, _ = invoke("check", *given, "--schema", "schema.toml")
     assert code == 0
     assert "Nearly every column can be used." in words_of(shown)
@@ -134,12 +133,11 @@ ADVICE = {
 
 
 @pytest.mark.parametrize("kind", ADVICE)
-def test_lines_are_told_by_what_looks_at_records(tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)
+def test_lines_are_told_by_what_looks_at_records(here, kind):
     content, message, options = ADVICE[kind]
-    (tmp_path / "data.csv").write_text(content)
+    (here / "data.csv").write_text(content)
     schema = 'columns.rooms = {center = 3, scale = 2}\ntarget = {column = "price"'
-    (tmp_path / "schema.toml").write_text(schema + ", center = 1000, scale = 50}")
+    (here / "schema.toml").write_text(schema + ", center = 1000, scale = 50}")
     given = ["--quoted"] if kind == "an open quote" else []
 
     def told(*options):
@@ -156,23 +154,21 @@ def test_lines_are_told_by_what_looks_at_records(tmp_path, monkeypatch, kind):
     assert invoke("schema", "data.csv", "--target", "price")[2] == ""
 
 
-def test_a_schema_says_that_cells_are_quoted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_schema_says_that_cells_are_quoted(here):
     content, _ = GOOD["line breaks"]
-    (tmp_path / "data.csv").write_bytes(content)
+    (here / "data.csv").write_bytes(content)
     given = "data.csv", "--target", "price"
     invoke("schema", *given, "--from-data", "--quoted", "--output", "schema.toml")
-    assert "\nquoted = true" in (tmp_path / "schema.toml").read_text()
+    assert "\nquoted = true" in (here / "schema.toml").read_text()
     shown = invoke("check", *given, "--schema", "schema.toml")[1]
     assert "Nearly every column can be used." in words_of(shown)
-    written = (tmp_path / "schema.toml").read_text().replace("quoted = true", "")
-    (tmp_path / "schema.toml").write_text(written)
+    written = (here / "schema.toml").read_text().replace("quoted = true", "")
+    (here / "schema.toml").write_text(written)
     assert "--quoted" in invoke("check", *given, "--schema", "schema.toml")[1]
 
 
-def test_a_title_above_the_header_is_told(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.csv").write_text("Sales of 2023\n" + text())
+def test_a_title_above_the_header_is_told(here):
+    (here / "data.csv").write_text("Sales of 2023\n" + text())
     code, _, said = invoke("schema", "data.csv")
     assert code == 0
     assert (
@@ -190,23 +186,10 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_file_that_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    content, message = BAD[name]
-    (tmp_path / "data.csv").write_bytes(content)
-    options = ["--from-data", "--output", "schema.toml"]
-    code, shown, said = invoke("schema", "data.csv", *options)
-    assert (code, shown) == (2, "")
-    assert message in said
-    assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
-
-
-def test_many_categories_times_and_one_row(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_many_categories_times_and_one_row(here):
     rows = [[f"c{i}", str(i % 9), "2020-01-01", "7"] for i in range(500)]
     head = ["code", "OpTime", "start_date", "price"]
-    (tmp_path / "data.csv").write_text(text(rows, head))
+    (here / "data.csv").write_text(text(rows, head))
     given = "--target", "price", "--from-data", "--loss", "gamma"
     content = tomllib.loads(invoke("schema", "data.csv", *given)[1])
     assert content["columns"] == {"OpTime": {"center": 4.0, "scale": 3.0}}
@@ -218,11 +201,11 @@ def test_many_categories_times_and_one_row(tmp_path, monkeypatch):
             "price": np.arange(9.0) * 40 - 100,
         }
     )
-    frame.write_parquet(tmp_path / "data.parquet")
+    frame.write_parquet(here / "data.parquet")
     shown = invoke("schema", "data.parquet", "--target", "price")[1]
     assert "# [columns.time] is left out: it holds times or dates." in shown
     assert set(tomllib.loads(shown)["columns"]) == {"start_date"}
     content = tomllib.loads(invoke("schema", "data.parquet", *given)[1])
     assert content["target"] == {"column": "price", "scale": 100.0}
-    (tmp_path / "data.csv").write_text(text(ROWS[:1]))
+    (here / "data.csv").write_text(text(ROWS[:1]))
     assert invoke("schema", "data.csv", "--from-data")[0] == 0

@@ -94,8 +94,6 @@ def made(folder, rows=600, **options):
     return _Made(settings, read_schema(path, link="identity"), "squared", 1)
 
 
-
-
 @pytest.mark.parametrize("start", [np.inf, 0.4, 0.2])
 def test_a_search_for_records_ends(folder, monkeypatch, start):
     def least():

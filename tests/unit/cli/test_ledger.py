@@ -87,7 +87,9 @@ def test_the_file_is_read_as_it_was_written(folder):
     assert "What is left affords one run of Gaussian noise" in shown
     spent = gaussian_epsilon(5.0, 1e-4, sensitivity=1.0)
     assert f"1 run on {entry.at} spent as much as one run of Gaussian" in shown
-    printed = re.findall(r"of about epsilon = (\S+) at delta", shown.split("1 run on")[1])
+    printed = re.findall(
+        r"of about epsilon = (\S+) at delta", shown.split("1 run on")[1]
+    )
     assert spent <= float(printed[0]) < 1.01 * spent
     assert "The table: d.csv, 400 records, with the columns x, y." in shown
 

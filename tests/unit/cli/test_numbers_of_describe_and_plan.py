@@ -143,10 +143,6 @@ def test_numbers_of_a_description(by):
         assert_possible(rows, NUM, by, NUM)
 
 
-
-
-
-
 def test_a_limit_makes_numbers_as_exact_as_it_allows():
     frame = table(1_000)[["income"]].dropna()
     half = {}
@@ -163,12 +159,6 @@ def test_a_limit_makes_numbers_as_exact_as_it_allows():
     assert half[limit] < half[None] / 4
 
 
-
-
-
-
-
-
 @pytest.mark.parametrize("loss", ["logistic", "tweedie"])
 def test_a_plan_has_the_stated_base_rate(folder, loss):
     target = '{positive = "yes"}' if loss == "logistic" else "{scale = 2}"
@@ -177,7 +167,3 @@ def test_a_plan_has_the_stated_base_rate(folder, loss):
     laws = {"tail": 3.0, "signal": 0.5, "base_rate": 0.04}
     data = made_records(schema, 20_000, loss, seed=3, **laws)
     assert np.mean(data.targets > 0) == pytest.approx(0.04, abs=0.006)
-
-
-
-

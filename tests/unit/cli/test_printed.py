@@ -142,9 +142,3 @@ def test_a_deviance_has_the_unit_of_its_power(power, unit):
     found = scores.measures[2]
     assert found.name == f"mean {power} deviance, clipped {unit}"
     assert found.model.value == pytest.approx(truth, rel=0.01)
-
-
-
-
-
-

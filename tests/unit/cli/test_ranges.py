@@ -85,8 +85,6 @@ def test_records_of_weight_zero_tell_nothing_of_the_ranges():
     assert bought[0] == bought[1]
 
 
-
-
 def test_a_run_is_charged_for_its_ranges():
     bought = buy(table(), epsilon=2.0, delta=1e-6)
     mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), epsilon=0.5, delta=1e-5)
@@ -116,8 +114,6 @@ def test_parts_never_cost_more_than_the_whole():
         assert "what it was, plus 3e-05" in str(privacy)
         exact = Fraction(mean.privacy.epsilon) + Fraction(bought.privacy.epsilon)
         assert exact <= Fraction(privacy.epsilon)
-
-
 
 
 def column(name, num_samples=4000):
@@ -209,7 +205,3 @@ def test_a_skewed_feature_keeps_its_signal():
         features = encode_table(made.with_ranges(bought.columns)).features
         fitted = features @ np.linalg.lstsq(features, y)[0]
         assert np.mean(np.abs(y - fitted)) < 1.1 * 1_087  # of least squares in units
-
-
-
-

@@ -109,8 +109,6 @@ def test_predictions_join_by_what_is_kept(folder):
     assert told(*more, "--thousands", ".")[0][1] == 'Ghént,"2.000,5 €",950'
 
 
-
-
 def test_another_value_beside_a_single_category_is_an_answer(folder):
     columns = {"town": np.array(["Ghent", "Lier", "Lier", ""], object)}
     one = SimpleNamespace(columns={"town": Categorical(("Ghent",))}, exposure=None)
@@ -143,8 +141,6 @@ def test_a_model_is_shown_in_the_units_of_its_table(folder):
         assert text in shown
     shown = " ".join(invoke("show", "label.npz").stdout.split())
     assert "Predicts the probability of sold = yes" in shown
-
-
 
 
 def test_curves_are_shown_in_the_units_of_its_table(folder):
