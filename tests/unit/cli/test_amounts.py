@@ -13,7 +13,6 @@ from dpjax.cli._sources import Table, encode_table
 from dpjax.cli._spending import planned
 from dpjax.cli._units import units_of
 from dpjax.datasets import Numeric
-from dpjax.models import private_scores
 from tests.unit.cli.command import outputs_of as invoke
 from tests.unit.cli.command import tree
 
@@ -170,29 +169,3 @@ def test_a_scale_is_bought_without_a_center():
     closed = made.with_ranges(bought.columns).schema
     assert closed.target == Numeric(0, 2 * kind.scale)  # for the largest exposure
     assert closed.exposure == schema.exposure
-
-
-def test_scores_of_a_log_link_are_in_the_units_of_means():
-    rng = np.random.default_rng(0)
-    means = 0.3 * np.exp(rng.normal(size=40_000))
-    counts = rng.poisson(means)
-    found = private_scores(
-        np.log(means),
-        counts,
-        beside=np.log(means.mean()),
-        loss=losses.log_link(1.0),
-        loss_name="poisson",
-        scale=100.0,
-        key=jax.random.key(0),
-        noise_multiplier=2.0,
-    )
-    middle, far, loss = found.measures[:3]
-    errors = 100 * np.abs(means - counts)
-    assert middle.model.value == pytest.approx(np.quantile(errors, 0.5), rel=0.1)
-    assert far.model.value == pytest.approx(np.quantile(errors, 0.9), rel=0.1)
-    logs = np.log(np.maximum(counts, 1))
-    for one, mean in ((loss.model, means), (loss.constant, means.mean())):
-        deviance = np.where(counts > 0, counts * (logs - np.log(mean)), 0)
-        total = 200 * np.mean(deviance - counts + mean)  # in the unit of the target
-        assert one.low < total < one.high
-        assert one.value == pytest.approx(total, rel=0.05)

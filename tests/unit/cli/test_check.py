@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from dpjax import __version__
+import dpjax
 from dpjax.cli import _terminal
 from dpjax.cli._cells import count_cells
 from dpjax.datasets import Categorical, Numeric
@@ -265,5 +265,5 @@ def test_formats_of_numbers_have_words_and_are_read(here, monkeypatch, cells, lo
 
 
 def test_the_version_and_brackets_of_help():
-    assert invoke("--version")[:2] == (0, f"dpjax {__version__}")
+    assert invoke("--version")[:2] == (0, f"dpjax {dpjax.__version__}")
     assert "[target]" in invoke("check", "--help")[1]

@@ -4,8 +4,8 @@ import contextlib
 import datetime
 import json
 import re
-import threading
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,6 @@ def gaussian(multiplier=5.0):
     return PrivacyGuarantee.of(1.0, 1e-6, dp_event=event)
 
 
-def fill(number):
-    for _ in range(number):
-        charge_one(gaussian(20.0))
-
-
 SOURCE = Source("d.csv", 400, ("x", "y"))
 
 
@@ -94,21 +89,17 @@ def test_the_file_is_read_as_it_was_written(folder):
     assert "The table: d.csv, 400 records, with the columns x, y." in shown
 
 
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (Source("e.csv", 400, ("x", "y")), "which has the name d.csv in "),
-        (Source("d.csv", 399, ("x", "y")), "which has the number of records 400 in "),
-        (Source("d.csv", 400, ("x", "z")), r"which has the columns \['x', 'y'\] in "),
-    ],
-)
-def test_a_ledger_is_of_one_table(folder, other, message):
+def test_a_ledger_is_of_one_table(folder):
     charge_one(gaussian())
     before = Path("t.toml").read_bytes()
-    with pytest.raises(
-        ValueError, match=f"--ledger must be that of one table, {message}"
+    for other, message in (
+        (Source("e.csv", 400, ("x", "y")), "the name d.csv in "),
+        (Source("d.csv", 399, ("x", "y")), "the number of records 400 in "),
+        (Source("d.csv", 400, ("x", "z")), r"the columns \['x', 'y'\] in "),
     ):
-        charge_one(gaussian(), source=other)
+        rule = f"--ledger must be that of one table, which has {message}"
+        with pytest.raises(ValueError, match=rule):
+            charge_one(gaussian(), source=other)
     assert Path("t.toml").read_bytes() == before
     # Another order of the same columns is the same table; another file is not.
     charge_one(gaussian(), source=Source("d.csv", 400, ("y", "x")))
@@ -154,11 +145,8 @@ def test_what_was_paid_is_not_paid_again(folder):
 
 
 def test_runs_at_once_lose_no_entry(folder):
-    threads = [threading.Thread(target=fill, args=(5,)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        [*threads.map(lambda _: charge_one(gaussian(20.0)), range(20))]
     assert len({run["id"] for run in entries()}) == 20
 
 
@@ -170,13 +158,8 @@ def table(n=50):
 
 
 def test_prices_are_asked_without_the_records():
-    settings = Settings(
-        source="t",
-        epsilon=2.0,
-        loss="squared",
-        private_ranges=0.5,
-        holdout=0.4,
-    )
+    asked = {"epsilon": 2.0, "private_ranges": 0.5, "holdout": 0.4}
+    settings = Settings(source="t", loss="squared", **asked)
     _, parts = prices(settings, table(50).held_out(0.4))
     assert set(parts) == {"training", "evaluation"}
     training = parts["training"]
@@ -251,11 +234,7 @@ def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "train data.csv --loss squared",
-        "describe data.csv",
-    ],
+    "command", ["train data.csv --loss squared", "describe data.csv"]
 )
 def test_a_refusal_begins_with_what_is_left_in_epsilon(folder, command):
     what = *command.split(), "--schema", "schema.toml", "--delta", "1e-6"

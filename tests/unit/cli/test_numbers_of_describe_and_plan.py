@@ -141,6 +141,14 @@ def test_numbers_of_a_description(by):
     for seed, epsilon in enumerate((0.02, 0.5, EXACT)):
         rows = described(frame, by=by, epsilon=epsilon, seed=seed).rows
         assert_possible(rows, NUM, by, NUM)
+        if epsilon < EXACT:  # intervals of 95 per cent, of noise and of sampling
+            places, truths = places_of(rows), [*right(frame, found.edges, by)]
+            missed = [
+                place
+                for place, truth in truths
+                if not places[place].low <= np.mean(truth) <= places[place].high
+            ]
+            assert len(missed) <= 0.08 * len(truths), missed
 
 
 def test_a_limit_makes_numbers_as_exact_as_it_allows():

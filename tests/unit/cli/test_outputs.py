@@ -21,59 +21,19 @@ def train(output, checkpoint, *options, data="data.csv", schema="schema.toml"):
     return invoke("train", data, *what, "--epsilon", 1, *folders, *options)
 
 
-def nothing():
-    pass
+def arrange(words):
+    """Makes folders `a/`, links `a->b`, and files."""
+    for word in words.split():
+        name, _, target = word.partition("->")
+        if target:
+            Path(name).symlink_to(target)
+        elif name.endswith("/"):
+            Path(name).mkdir(parents=True)
+        else:
+            Path(name).write_text("years of work")
 
 
-def folders():
-    Path("a").mkdir()
-    Path("d").mkdir()
-    Path("link").symlink_to("d")
-
-
-def dangling():
-    Path("link").symlink_to("nowhere")
-
-
-def loop():
-    Path("link").symlink_to("link")
-
-
-def plain_file():
-    Path("file").write_text("years of work")
-
-
-def linked_key():
-    Path("kept").mkdir()
-    plain_file()
-    Path("kept/key.npz").symlink_to("../file")
-
-
-def linked_partial():
-    Path("kept").mkdir()
-    plain_file()
-    Path("kept/.key.npz.7.part").symlink_to("../file")
-
-
-def linked_states():
-    folders()
-    Path("kept").mkdir()
-    Path("kept/states").symlink_to("../d")
-
-
-def other_states():
-    Path("kept/states/Ohio").mkdir(parents=True)
-
-
-def taken():
-    Path("file/report.json").mkdir(parents=True)
-
-
-def file_of_a_state():
-    Path("kept/states").mkdir(parents=True)
-    Path("kept/states/7").write_text("years of work")
-
-
+FOLDERS = "a/ d/ link->d"
 APART = "--checkpoint must be apart from --output"
 NO_LINK = "--checkpoint must be a folder, no link to one"
 NO_RUN = "--checkpoint must be a folder of a run that was stopped"
@@ -81,51 +41,51 @@ NO_OUTPUT = "--output must be a folder that can be written to, or made"
 
 
 @pytest.mark.parametrize(
-    ("arrange", "output", "checkpoint", "message"),
+    ("words", "output", "checkpoint", "message"),
     [
-        (nothing, "x", "x", APART),
-        (nothing, "x", "./y/../x/", APART),
-        (folders, "a/../x", "x", APART),
-        (nothing, "x/out", "x", APART),
-        (nothing, "x", "x/kept", APART),
-        (nothing, "x", Path("x").absolute, APART),
-        (nothing, "Café", "CAFE\u0301", APART),  # one folder on some disks
-        (nothing, "out", ".", APART),
-        (folders, "d/x", "link/x", APART),
-        (folders, "link/x", "d/x", APART),
-        (folders, "link", "d", APART),
-        (folders, "link/../x", "x", APART),
-        (folders, "link/x", "d", APART),
-        (folders, "d", "link", APART),
-        (folders, "out", "link", NO_LINK),
-        (folders, "out", "link/", NO_LINK),
-        (dangling, "out", "link", NO_LINK),
-        (loop, "out", "link", NO_LINK),
-        (dangling, "out", "link/x", NO_RUN),
-        (loop, "out", "link/x", NO_RUN),
-        (plain_file, "out", "file", NO_RUN),
-        (plain_file, "out", "file/x", NO_RUN),
-        (linked_key, "out", "kept", NO_RUN),
-        (linked_partial, "out", "kept", NO_RUN),
-        (linked_states, "out", "kept", NO_RUN),
-        (other_states, "out", "kept", NO_RUN),
-        (file_of_a_state, "out", "kept", NO_RUN),
-        (dangling, "link", "kept", NO_OUTPUT),
-        (dangling, "link/x", "kept", NO_OUTPUT),
-        (loop, "link", "kept", NO_OUTPUT),
-        (plain_file, "file", "kept", NO_OUTPUT),
-        (plain_file, "file/x", "kept", NO_OUTPUT),
-        (taken, "file", "kept", NO_OUTPUT),
-        (nothing, "data.csv/out", "kept", NO_OUTPUT),
+        ("", "x", "x", APART),
+        ("", "x", "./y/../x/", APART),
+        (FOLDERS, "a/../x", "x", APART),
+        ("", "x/out", "x", APART),
+        ("", "x", "x/kept", APART),
+        ("", "x", Path("x").absolute, APART),
+        ("", "Café", "CAFE\u0301", APART),  # one folder on some disks
+        ("", "out", ".", APART),
+        (FOLDERS, "d/x", "link/x", APART),
+        (FOLDERS, "link/x", "d/x", APART),
+        (FOLDERS, "link", "d", APART),
+        (FOLDERS, "link/../x", "x", APART),
+        (FOLDERS, "link/x", "d", APART),
+        (FOLDERS, "d", "link", APART),
+        (FOLDERS, "out", "link", NO_LINK),
+        (FOLDERS, "out", "link/", NO_LINK),
+        ("link->nowhere", "out", "link", NO_LINK),
+        ("link->link", "out", "link", NO_LINK),
+        ("link->nowhere", "out", "link/x", NO_RUN),
+        ("link->link", "out", "link/x", NO_RUN),
+        ("file", "out", "file", NO_RUN),
+        ("file", "out", "file/x", NO_RUN),
+        ("kept/ file kept/key.npz->../file", "out", "kept", NO_RUN),
+        ("kept/ file kept/.key.npz.7.part->../file", "out", "kept", NO_RUN),
+        ("d/ kept/ kept/states->../d", "out", "kept", NO_RUN),
+        ("kept/states/Ohio/", "out", "kept", NO_RUN),
+        ("kept/states/ kept/states/7", "out", "kept", NO_RUN),
+        ("link->nowhere", "link", "kept", NO_OUTPUT),
+        ("link->nowhere", "link/x", "kept", NO_OUTPUT),
+        ("link->link", "link", "kept", NO_OUTPUT),
+        ("file", "file", "kept", NO_OUTPUT),
+        ("file", "file/x", "kept", NO_OUTPUT),
+        ("file/report.json/", "file", "kept", NO_OUTPUT),
+        ("", "data.csv/out", "kept", NO_OUTPUT),
     ],
 )
 def test_paths_that_are_refused(
-    arrange, output, checkpoint, message, folder, monkeypatch
+    words, output, checkpoint, message, folder, monkeypatch
 ):
     monkeypatch.setattr(
         "dpjax.cli._train.read_private", None
     )  # before a record is read
-    arrange()
+    arrange(words)
     before = tree(folder)
     checkpoint = checkpoint() if callable(checkpoint) else checkpoint
     named = output if message == NO_OUTPUT else checkpoint
@@ -176,7 +136,7 @@ def test_a_release_outlives_what_fails_after_it(folder, monkeypatch):
     error = KeyboardInterrupt()
     monkeypatch.setattr("dpjax.cli._train._display.show", fails(error))
     # Beside the other folder, below a link, with a name that begins alike.
-    folders()
+    arrange(FOLDERS)
     result = train("d/out", "link/../d/out-too")
     assert result.exit_code not in (0, 2)
     assert sorted(os.listdir("d/out")) == RELEASED
