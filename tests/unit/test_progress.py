@@ -44,13 +44,14 @@ def stages(monkeypatch):
     return names
 
 
-def test_stages_of_a_fit_are_told(stages):
+def test_stages_of_a_fit_are_told(outputs, stages):
     DPLinearRegression(random_state=0).fit(X, X[:, 0])
     assert [stage for stage, *_ in stages[:4]] == [
         *("unit of the target", "scales of columns"),
         *("training (compiling)", "training"),
     ]
     assert max(step for _, step in stages[3:]) >= 50
+    assert outputs[-1]["text/plain"] == ""
 
 
 def test_a_mean_and_scores_are_shown(outputs, stages):

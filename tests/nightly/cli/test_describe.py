@@ -1,9 +1,12 @@
-"""Intervals of a description of a sample hold the truth of the table."""
+"""A description of a sample speaks for the table."""
 
 import numpy as np
 
 from dpjax.datasets import Categorical, Numeric
+from tests.unit.cli.test_describe import assert_speaks_for_the_file, folder
 from tests.unit.test_describe import described
+
+__all__ = ["folder"]
 
 NUM = 20_000
 
@@ -38,3 +41,7 @@ def test_a_sample_counts_for_all():
     assert 0.999e-5 < found.privacy.delta <= 1e-5
     assert "20,000 records" in found.privacy.description
     assert all(cost.epsilon < 3 for cost in found.costs)
+
+
+def test_a_sample_of_persons_speaks_for_the_file(folder):
+    assert_speaks_for_the_file("who")
