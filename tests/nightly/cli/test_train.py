@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from dpjax import load_model
+from tests.unit.cli import test_units as units
 from tests.unit.cli.command import done, invoke, outputs_of, words_of
 from tests.unit.cli.rooms import options, params_of, read_report, run
 from tests.unit.cli.test_amounts import SCHEMA as AMOUNTS
@@ -262,3 +263,7 @@ def test_persons_on_a_list(here):
     assert report["privacy"]["epsilon"] == pytest.approx(4.0)
     description = report["evaluation"]["privacy"]["description"]
     assert f"any one of the 60 {words}" in description
+
+
+def test_a_person_gets_what_is_asked_with_few_features():
+    units.test_a_person_gets_what_is_asked({"max_features": 1})
