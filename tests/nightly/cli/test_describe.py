@@ -1,10 +1,11 @@
 """A description of a sample speaks for the table."""
 
 import numpy as np
+import pytest
 
 from dpjax.datasets import Categorical, Numeric
-from tests.unit.cli.test_describe import assert_speaks_for_the_file, folder
-from tests.unit.test_describe import described
+from tests.privacy.cli.test_describe import assert_speaks_for_the_file, folder
+from tests.unit.test_describe import assert_harmless, described
 
 __all__ = ["folder"]
 
@@ -45,3 +46,9 @@ def test_a_sample_counts_for_all():
 
 def test_a_sample_of_persons_speaks_for_the_file(folder):
     assert_speaks_for_the_file("who")
+
+
+@pytest.mark.parametrize("epsilon", [1e-5, 0.5, 1e3])
+@pytest.mark.parametrize("delta", [1e-12, 0.45])
+def test_odd_columns_and_budgets(epsilon, delta):
+    assert_harmless(epsilon, delta, None, "<i>\x1b")

@@ -4,17 +4,22 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
+import dpjax
 from dpjax.cli._made_records import made_records
 from dpjax.cli._schema import read_schema
 from tests.unit.cli.command import done, invoke
+from tests.unit.cli.test_forecast import law, plan
 from tests.unit.cli.test_forecast import made as maker_of
 from tests.unit.cli.test_numbers_of_describe_and_plan import (
     EXACT,
     NUM,
     PLANNED,
+    SCHEMA,
+    assert_numbers,
     assert_possible,
     assert_right,
     described,
@@ -143,3 +148,35 @@ def test_without_privacy_a_model_is_no_worse(planned, monkeypatch, loss):
 def test_widths_shrink_with_records(folder):
     maker = maker_of(folder)
     assert 1.5 < maker.width(20.0, 4_000) / maker.width(20.0, 16_000) < 5
+
+
+def test_numbers_of_a_description_without_groups():
+    assert_numbers(None)
+
+
+def test_a_limit_makes_numbers_as_exact_as_it_allows():
+    frame = table(1_000)[["income"]].dropna()
+    half = {}
+    for limit in (None, SCHEMA["income"]):
+        schema = {"income": limit}
+        found = dpjax.describe(
+            frame, schema, key=jax.random.key(1), epsilon=1.0, delta=1e-4
+        )
+        (row,) = (x for x in found.rows if x.statistic == "mean")
+        half[limit] = (row.high - row.low) / 2
+    clipped = frame["income"].clip(0, 20_000)
+    sampling = 1.96 * clipped.std() / len(clipped) ** 0.5
+    assert abs(row.value - clipped.mean()) < half[limit] < 2 * sampling
+    assert half[limit] < half[None] / 4
+
+
+@pytest.mark.parametrize(("loss", "score"), [("logistic", "AUC"), ("tweedie", "R2")])
+def test_other_losses(folder, monkeypatch, loss, score):
+    if loss != "tweedie":
+        monkeypatch.setattr("dpjax.cli._forecast._Made.width", law)
+    done(plan("--seed", 1, "--output", "out", loss=loss))
+    content = json.loads((folder / "out" / "plan.json").read_text())
+    (outcome,), constant = content["outcomes"], content["constant"]
+    assert outcome[score] > constant[score]
+    assert constant[score] == pytest.approx(0.5 * (loss == "logistic"), abs=0.05)
+    assert (outcome["width"] is None) == (loss == "tweedie")

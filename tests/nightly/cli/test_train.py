@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from dpjax import load_model
+from tests.unit.cli import test_train as unit
 from tests.unit.cli import test_units as units
 from tests.unit.cli.command import done, invoke, outputs_of, words_of
 from tests.unit.cli.rooms import options, params_of, read_report, run
@@ -267,3 +268,7 @@ def test_persons_on_a_list(here):
 
 def test_a_person_gets_what_is_asked_with_few_features():
     units.test_a_person_gets_what_is_asked({"max_features": 1})
+
+
+def test_a_linear_model_is_trained():
+    unit.assert_trained("linear")

@@ -75,18 +75,6 @@ def test_the_page_and_its_files(folder, monkeypatch):
     assert (folder / "out" / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("loss", "score"), [("logistic", "AUC"), ("tweedie", "R2")])
-def test_other_losses(folder, monkeypatch, loss, score):
-    if loss != "tweedie":
-        monkeypatch.setattr(_Made, "width", law)
-    done(plan("--seed", 1, "--output", "out", loss=loss))
-    content = json.loads((folder / "out" / "plan.json").read_text())
-    (outcome,), constant = content["outcomes"], content["constant"]
-    assert outcome[score] > constant[score]
-    assert constant[score] == pytest.approx(0.5 * (loss == "logistic"), abs=0.05)
-    assert (outcome["width"] is None) == (loss == "tweedie")
-
-
 def made(folder, rows=600, **options):
     (folder / "schema.toml").write_text(SCHEMA + TARGETS["squared"])
     path = folder / "schema.toml"

@@ -133,8 +133,11 @@ def assert_possible(rows, num, by, total=None):
                 assert sum(bins) == pytest.approx(cells[name, group, "count", ""])
 
 
-@pytest.mark.parametrize("by", [None, "town"])
-def test_numbers_of_a_description(by):
+def test_numbers_of_a_description():
+    assert_numbers("town")
+
+
+def assert_numbers(by):
     frame = table()
     found = described(frame, by=by)
     assert_right(found.rows, right(frame, found.edges, by))
@@ -149,22 +152,6 @@ def test_numbers_of_a_description(by):
                 if not places[place].low <= np.mean(truth) <= places[place].high
             ]
             assert len(missed) <= 0.08 * len(truths), missed
-
-
-def test_a_limit_makes_numbers_as_exact_as_it_allows():
-    frame = table(1_000)[["income"]].dropna()
-    half = {}
-    for limit in (None, SCHEMA["income"]):
-        schema = {"income": limit}
-        found = dpjax.describe(
-            frame, schema, key=jax.random.key(1), epsilon=1.0, delta=1e-4
-        )
-        (row,) = (x for x in found.rows if x.statistic == "mean")
-        half[limit] = (row.high - row.low) / 2
-    clipped = frame["income"].clip(0, 20_000)
-    sampling = 1.96 * clipped.std() / len(clipped) ** 0.5
-    assert abs(row.value - clipped.mean()) < half[limit] < 2 * sampling
-    assert half[limit] < half[None] / 4
 
 
 @pytest.mark.parametrize("loss", ["logistic", "tweedie"])

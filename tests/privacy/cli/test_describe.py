@@ -15,6 +15,8 @@ from dpjax.cli import _describe, _sample
 from dpjax.datasets import Categorical, Numeric
 from tests.unit.cli.command import done, invoke, refusals
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 SCHEMA = """\
 columns.x = {center = 0, scale = 1, limit = 2}
 columns.job = {categories = ["cook", "smith"]}

@@ -18,6 +18,8 @@ from dpjax.cli._train import read_private
 from dpjax.datasets import Numeric
 from tests.unit.cli.command import done, invoke, refused
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 QUOTED = 'x,y\n1,"a\nb"\n\n2,"c ""d"""\n"3,e\n4,"5"6,7,8\n9\n10,f\r\n"11","g\r\nh"\n'
 FRAME = pl.DataFrame(
     {
