@@ -16,7 +16,7 @@ import pytest
 import dpjax
 from dpjax.datasets import Categorical, Numeric
 
-NUM = 20_000
+NUM = 4_000
 SCHEMA = {
     "income": None,
     "age": Numeric(50, 50, limit=1),
@@ -47,67 +47,35 @@ def found(frame):
     return described(frame, by="town")
 
 
-def truths(frame):
-    """Yields what some rows are without noise."""
-    towns = {"Ghent": "Ghent", "Lier": " Lier", "(other)": "Mol"}
-    for group, cell in towns.items():
-        own = {name: column[frame["town"] == cell] for name, column in frame.items()}
-        for name in ("income", "age"):
-            known = own[name][~np.isnan(own[name])]
-            yield (name, group, "count", ""), len(known)
-            yield (name, group, "missing", ""), np.isnan(own[name]).sum()
-            yield (name, group, "mean", ""), known.mean()
-            yield (name, group, "median", ""), np.median(known)
-            yield (name, group, "quantile 0.9", ""), np.quantile(known, 0.9)
-        yield ("owns", group, "count", "true"), own["owns"].sum()
-        yield ("owns", group, "share", "(other)"), 1 - own["owns"].mean()
-        yield ("town", "(all)", "share", group), len(own["age"]) / NUM
-    ghent = frame["age"][frame["town"] == "Ghent"]
-    bins = {"up to 5": (-math.inf, 5), "40 to 45": (40, 45), "above 95": (95, math.inf)}
-    for name, (low, high) in bins.items():
-        number = np.sum((ghent > low) & (ghent <= high))
-        yield ("age", "Ghent", "histogram", name), number
-
-
-def test_numbers_are_in_their_intervals(frame, found):
-    rows = {row[:4]: row for row in found.rows}
-    assert len(rows) == len(found.rows) == 2 * 3 * 25 + 3 * 2 + 3 * 2 * 2
-    missed = [
-        place
-        for place, truth in truths(frame)
-        if not rows[place].low <= truth <= rows[place].high
-    ]
-    assert len(missed) <= 2, missed  # of 42, each of 95 %, of sampling too
-    assert all(row.low < row.high for row in found.rows)
-    counts = [row for row in found.rows if row.statistic in ("count", "histogram")]
-    assert all(row.value == int(row.value) for row in counts)
-    assert found.edges["age"] == tuple(np.linspace(0.0, 100.0, 21))
-
-
-def test_a_data_frame_is_a_table(frame):
-    rows = described(frame, delta=None).rows
+def test_a_data_frame_is_a_table(frame, found):
     pandas = pd.DataFrame(frame)
     for made in (pandas, pandas.convert_dtypes(), pl.DataFrame(frame), pa.table(frame)):
-        assert described(made, delta=None).rows == rows
+        assert described(made, by="town").rows == found.rows
 
 
 def test_parts_share_one_budget(found):
+    assert len(found.rows) == 2 * 3 * 25 + 3 * 2 + 3 * 2 * 2
+    counts = [row for row in found.rows if row.statistic in ("count", "histogram")]
+    assert all(row.value == int(row.value) for row in counts)
+    assert found.edges["age"] == tuple(np.linspace(0.0, 100.0, 21))
     costs = found.costs
     assert math.fsum(cost.share for cost in costs) == pytest.approx(1.0)
     assert all(cost.epsilon < found.privacy.epsilon == 3.0 for cost in costs)
     assert max(costs, key=lambda cost: cost.epsilon).what == "count, mean, quantiles"
-    assert "20,000 records" in found.privacy.description
+    assert "4,000 records" in found.privacy.description
 
 
-@pytest.mark.parametrize("epsilon", [1e-5, 0.5, 1e3])
-@pytest.mark.parametrize("delta", [1e-12, 0.45])
-def test_odd_columns_and_budgets(epsilon, delta):
+def test_odd_columns_and_budgets():
+    assert_harmless(1e-5, 1e-12, "<i>\x1b")
+
+
+def assert_harmless(epsilon, delta, *groups):
     # One record, which is refused a narrow interval at every budget but the largest.
     frame = {"$x_": [np.nan], "y": ["1e400"], "<i>\x1b": [None], "w": [7]}
     schema = {"$x_": None, "y": Numeric(1e308, 1e300, limit=1e9)}
     schema |= {"w": Numeric(1e9, 1, limit=1), "<i>\x1b": Categorical(("$a^b$", "[b]"))}
     options = {"epsilon": epsilon, "delta": delta}
-    for by in (None, "<i>\x1b"):
+    for by in groups:
         found = described(frame, schema, by=by, **options)
         assert all(row.low < row.high for row in found.rows)
         assert not any(math.isnan(row.value) for row in found.rows)
@@ -161,7 +129,6 @@ def test_no_name_is_run_by_a_spreadsheet(found):
         ({"by": "age"}, r"by must be a column of the schema with categories, of \['t"),
         ({"level": 1.0}, "level must be strictly between 0 and 1"),
         ({"epsilon": 0.0}, "epsilon must be positive"),
-        ({"max_records": 0}, "max_records must be an integer of at least 1"),
         ({"max_records": 2, "delta": 0.1}, "delta must be below sample_size"),
         ({"delta": 0.0}, "delta must be"),
         ({"frame": 3}, "table must be a data frame"),
@@ -180,37 +147,3 @@ def test_cells_are_not_without_number():
     frame = dict.fromkeys("ab", np.ones(3))
     with pytest.raises(ValueError, match="1,048,576 cells at most in column 'a'"):
         described(frame, schema, by="b")
-
-
-def test_a_sample_counts_for_all():
-    rng = np.random.default_rng(1)
-    frame = {"x": rng.normal(3.0, 1.0, NUM), "owns": rng.random(NUM) < 0.3}
-    schema = {"x": Numeric(3, 5, limit=1), "owns": Categorical(("true",))}
-    truths = {
-        ("x", "count", ""): NUM,
-        ("x", "mean", ""): frame["x"].mean(),
-        ("x", "median", ""): np.median(frame["x"]),
-        ("owns", "count", "true"): frame["owns"].sum(),
-        ("owns", "share", "true"): frame["owns"].mean(),
-        ("x", "histogram", "3 to 3.5"): np.sum((frame["x"] > 3) & (frame["x"] <= 3.5)),
-    }
-    missed, wide, runs = dict.fromkeys(truths, 0), 0.0, 40
-    for key in range(runs):
-        found = described(frame, schema, key=key, delta=1e-5, max_records=2_000)
-        rows = {(row.column, row.statistic, row.of): row for row in found.rows}
-        for place, truth in truths.items():
-            missed[place] += not rows[place].low <= truth <= rows[place].high
-        row = rows["owns", "count", "true"]
-        wide += (row.high - row.low) / 2 / 1.96 / runs
-    # A truth of the table is in each interval with a probability of 95 % or more: eight
-    # of 40 are out with one of less than 4e-4.
-    assert max(missed.values()) < 8, missed
-    # And they are no wider than sampling and noise, by which 200 would be out alone.
-    assert 200 < wide < 300
-    assert (found.num_samples, found.sample_size) == (NUM, 2_000)
-    assert 0.999 * 3 < found.privacy.epsilon <= 3
-    assert 0.999e-5 < found.privacy.delta <= 1e-5
-    assert "20,000 records" in found.privacy.description
-    assert all(cost.epsilon < 3 for cost in found.costs)
-    whole = described(frame, schema, max_records=NUM)
-    assert whole.rows == described(frame, schema).rows

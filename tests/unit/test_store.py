@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import _files, _store
+from dpjax._store import opened, packed
 
 RUN = {"data": "abc", "key": "def"}
 ARRAYS = {
@@ -15,11 +15,11 @@ ARRAYS = {
 
 
 def test_arrays_of_any_type_come_back(tmp_path):
-    with _store.opened(tmp_path / "kept", RUN) as store:
+    with opened(tmp_path / "kept", RUN) as store:
         store.claim()
         assert (store.step, store.latest()) == (0, {})
         store.save(3, ARRAYS)
-    with _store.opened(tmp_path / "kept", RUN) as store:
+    with opened(tmp_path / "kept", RUN) as store:
         store.claim()
         found = store.latest()
     assert list(found) == list(ARRAYS)
@@ -28,40 +28,38 @@ def test_arrays_of_any_type_come_back(tmp_path):
         np.testing.assert_array_equal(found[name], array)
 
 
-@pytest.mark.parametrize(
-    ("module", "name"), [(_files, "write_whole"), (_store, "sync")]
-)
-def test_a_state_that_was_not_finished_is_none(module, name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["_files.write_whole", "_store.sync"])
+def test_a_state_that_was_not_finished_is_none(name, tmp_path, monkeypatch):
     class KilledError(Exception):
         pass
 
     def killed(*_, **__):
         raise KilledError
 
-    with _store.opened(tmp_path, RUN) as store:
+    with opened(tmp_path, RUN) as store:
         store.save(1, ARRAYS)
-        monkeypatch.setattr(module, name, killed)
+        monkeypatch.setattr(f"dpjax.{name}", killed)
         with pytest.raises(KilledError):
             store.save(2, ARRAYS)
         monkeypatch.undo()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2.part"]
-    with _store.opened(tmp_path, RUN) as store:
+    with opened(tmp_path, RUN) as store:
         assert store.step == 1
         store.save(2, {})
         assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
 def test_another_run_or_process_is_refused(tmp_path):
-    with _store.opened(tmp_path, RUN, option="--kept") as store:
+    with opened(tmp_path, RUN, option="--kept") as store:
         store.claim()
         with (
             pytest.raises(ValueError, match=r"--kept must be .* no other process has"),
-            _store.opened(tmp_path, RUN, option="--kept"),
+            opened(tmp_path, RUN, option="--kept"),
         ):
             pass
     with (
         pytest.raises(ValueError, match=r"same run \(another key was saved\)"),
-        _store.opened(tmp_path, RUN | {"key": "other"}),
+        opened(tmp_path, RUN | {"key": "other"}),
     ):
         pass
 
@@ -72,11 +70,11 @@ def test_what_is_no_state_stays(tmp_path):
         (tmp_path / name / "thesis.tex").write_text("years of work")
     (tmp_path / "7").write_text("years of work")
     (tmp_path / "2").mkdir()
-    (tmp_path / "2" / "0.npz").write_bytes(_store.packed({}, RUN))
+    (tmp_path / "2" / "0.npz").write_bytes(packed({}, RUN))
     before = {path for path in tmp_path.rglob("*") if path.name != "0.npz"}
     with pytest.raises(ValueError, match=r"one run's states alone, got .*7"):
-        _store.opened(tmp_path, RUN).__enter__()
+        opened(tmp_path, RUN).__enter__()
     (tmp_path / "7").rename(tmp_path / "seven")
-    with _store.opened(tmp_path, RUN) as store:
+    with opened(tmp_path, RUN) as store:
         store.save(3, {})
     assert before - {tmp_path / "2", tmp_path / "7"} < {*tmp_path.rglob("*")}

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpjax.cli._app import app
+from dpjax.cli._report import files
 
 
 def invoke(*arguments):
@@ -14,12 +15,12 @@ def invoke(*arguments):
 
 
 def words_of(text):
-    """The words of an output, without frames and line breaks."""
+    """Returns the words of an output, without frames and line breaks."""
     return " ".join(text.replace("│", " ").split())
 
 
-def said_by(*arguments):
-    """The exit code of a command that does not crash, and its words: out and err."""
+def outputs_of(*arguments):
+    """Returns the exit code of a command that does not crash, and its words."""
     result = invoke(*arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result.exit_code, words_of(result.stdout), words_of(result.stderr)
@@ -39,14 +40,20 @@ def refused(result, *parts):
 
 
 def tree(folder):
-    """All that lies in a folder: what files hold, and where links lead to."""
-    found = {}
-    for path in folder.rglob("*"):
-        if path.is_symlink():
-            found[path] = os.readlink(path)
-        else:
-            found[path] = path.read_bytes() if path.is_file() else None
-    return found
+    """Returns the content of every file in a folder, and where links lead to."""
+    return {
+        path: os.readlink(path)
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in folder.rglob("*")
+    }
+
+
+def model_content(model):
+    """Returns the content of a model's file, as the command writes it."""
+    return files(model, {})["model.npz"]
 
 
 def refusals(lines, run=invoke):

@@ -1,24 +1,20 @@
 """Counts and amounts on the command line: a log link, exposure, weights, factors."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
 
-from dpjax import load_model, losses
-from dpjax.cli import _train
+from dpjax import losses
 from dpjax.cli._ranges import release_ranges
 from dpjax.cli._runs import fit, rows_of
-from dpjax.cli._schema import Schema
+from dpjax.cli._schema import BoundedColumn, Schema
 from dpjax.cli._settings import Settings
 from dpjax.cli._sources import Table, encode_table
 from dpjax.cli._spending import planned
 from dpjax.cli._units import units_of
 from dpjax.datasets import Numeric
-from dpjax.models import private_scores
-from dpjax.models._shared import BoundedColumn
-from tests.unit.cli.command import said_by as invoke
+from tests.unit.cli.command import outputs_of as invoke
+from tests.unit.cli.command import tree
 
 SCHEMA = """\
 columns.age = {center = 40, scale = 20}
@@ -61,14 +57,9 @@ def plan_of(loss="poisson", **options):
 
 
 def test_each_loss_is_the_one_of_its_power():
-    found = [
-        plan_of("poisson"),
-        plan_of("gamma"),
-        plan_of("tweedie"),
-        plan_of("tweedie", power=1.75),
-    ]
-    powers = [1.0, 2.0, 1.5, 1.75]
-    assert [plan.loss_fn for plan in found] == list(map(losses.log_link, powers))
+    for loss, power in (("poisson", 1.0), ("gamma", 2.0), ("tweedie", 1.5)):
+        assert plan_of(loss).loss_fn == losses.log_link(power)
+    assert plan_of("tweedie", power=1.75).loss_fn == losses.log_link(1.75)
 
 
 def test_the_solver_sees_offsets_and_weights(monkeypatch):
@@ -90,13 +81,12 @@ def test_the_solver_sees_offsets_and_weights(monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(here):
     """A working directory with those records and their schema."""
-    monkeypatch.chdir(tmp_path)
     lines = [",".join(cells) for cells in zip(*CELLS.values(), strict=True)]
-    (tmp_path / "data.csv").write_text("\n".join([",".join(CELLS), *lines]) + "\n")
-    (tmp_path / "schema.toml").write_text(SCHEMA)
-    return tmp_path
+    (here / "data.csv").write_text("\n".join([",".join(CELLS), *lines]) + "\n")
+    (here / "schema.toml").write_text(SCHEMA)
+    return here
 
 
 def train(*options, loss="poisson"):
@@ -104,49 +94,29 @@ def train(*options, loss="poisson"):
     return invoke("train", *what, "--loss", loss, *options)
 
 
-def without(*names):
-    return "\n".join(line for line in SCHEMA.splitlines() if not line.startswith(names))
+USES = "that have one use each"
 
 
-CENTERED = SCHEMA.replace("scale = 1}", "center = 0, scale = 1}")
-PLAIN = without("exposure", "weight").replace("scale = 1}", "center = 2, scale = 1}")
-REFUSED = [
-    (PLAIN, [], "poisson", "--schema must be scale, a number, with center 0 or none"),
-    (CENTERED, [], "squared", "[exposure], which is left out without --loss poisson"),
-    (
-        CENTERED.replace("exposure", "weight").replace('"w"', '"age"'),
-        [],
-        "squared",
-        "a TOML file",
-    ),
-    (SCHEMA, ["--power", 1.5], "gamma", "--power must be left out without --loss twe"),
-    (SCHEMA, ["--power", 2], "tweedie", "--power must be strictly between 1 and 2"),
-    (SCHEMA.replace('"w"', '"none"'), [], "poisson", "columns of data.csv"),
-    (SCHEMA.replace('"w"', '"years"'), [], "poisson", "that have one use each"),
-    (SCHEMA.replace('"w"', '"age"'), [], "poisson", "that have one use each"),
-    (SCHEMA.replace('"w"', '"claims"'), [], "poisson", "that have one use each"),
-    (SCHEMA, ["--unit", "years"], "poisson", "--unit must be a column of"),
-]
-
-
-@pytest.mark.parametrize(("text", "options", "loss", "message"), REFUSED)
-def test_what_is_refused_before_a_record_is_read(
-    folder, text, options, loss, message, monkeypatch
+@pytest.mark.parametrize(
+    ("old", "new", "loss", "message"),
+    [
+        ("scale = 1}", "center = 2, scale = 1}", "poisson", "with center 0 or none"),
+        ("scale = 1}", "center = 0, scale = 1}", "squared", "[exposure], which is lef"),
+        ("exposure", "weight", "squared", "a TOML file"),
+        ('"w"', '"none"', "poisson", "columns of data.csv"),
+        *(('"w"', f'"{name}"', "poisson", USES) for name in ("years", "age", "claims")),
+    ],
+)
+def test_schemas_that_are_refused_before_a_record_is_read(
+    folder, old, new, loss, message, monkeypatch
 ):
-    if "--unit" not in options:  # its column is checked beside the columns
-        monkeypatch.setattr("dpjax.cli._sources.Draw.read", None)
-    (folder / "schema.toml").write_text(text)
-    before = sorted(folder.rglob("*"))
-    code, shown, said = train(*options, loss=loss)
+    monkeypatch.setattr("dpjax.cli._sources.Draw.read", None)
+    (folder / "schema.toml").write_text(SCHEMA.replace(old, new))
+    before = tree(folder)
+    code, shown, errors = train(loss=loss)
     assert (code, shown) == (2, "")
-    assert message in said
-    assert sorted(folder.rglob("*")) == before
-
-
-def test_classes_are_refused():
-    code, _, said = invoke("train", "adult", "--epsilon", 1, "--loss", "gamma")
-    assert code == 2
-    assert "--loss must be another than poisson, gamma or tweedie for adult" in said
+    assert message in errors
+    assert tree(folder) == before
 
 
 def test_the_template_asks_for_a_scale_and_the_exposure(folder):
@@ -176,7 +146,7 @@ def test_check_and_train_name_what_cannot_be_used(folder, monkeypatch):
     def begin(*_, **__):
         raise ValueError("it began.")
 
-    monkeypatch.setattr(_train, "train_private", begin)
+    monkeypatch.setattr("dpjax.cli._train.train_private", begin)
     code, _, said = train()
     assert "'years': 3 of 5 cells lie above the schema's max, 0.1, and count" in said
     assert "column 'note': 0 of 5 cells hold a number from zero on." in said
@@ -199,132 +169,3 @@ def test_a_scale_is_bought_without_a_center():
     closed = made.with_ranges(bought.columns).schema
     assert closed.target == Numeric(0, 2 * kind.scale)  # for the largest exposure
     assert closed.exposure == schema.exposure
-
-
-def test_scores_of_a_log_link_are_in_the_units_of_means():
-    rng = np.random.default_rng(0)
-    means = 0.3 * np.exp(rng.normal(size=40_000))
-    counts = rng.poisson(means)
-    found = private_scores(
-        np.log(means),
-        counts,
-        beside=np.log(means.mean()),
-        loss=losses.log_link(1.0),
-        loss_name="poisson",
-        scale=100.0,
-        key=jax.random.key(0),
-        noise_multiplier=2.0,
-    )
-    middle, far, loss = found.measures[:3]
-    errors = 100 * np.abs(means - counts)
-    assert middle.model.value == pytest.approx(np.quantile(errors, 0.5), rel=0.1)
-    assert far.model.value == pytest.approx(np.quantile(errors, 0.9), rel=0.1)
-    for one, mean in ((loss.model, means), (loss.constant, means.mean())):
-        deviance = np.where(
-            counts > 0, counts * np.log(np.maximum(counts, 1) / mean), 0
-        )
-        total = 200 * np.mean(deviance - counts + mean)  # in the unit of the target
-        assert one.low < total < one.high
-        assert one.value == pytest.approx(total, rel=0.05)
-
-
-@pytest.mark.parametrize("power", [1.0, 1.5])
-def test_odd_amounts_raise_nothing(power):
-    odd = np.array([np.nan, np.inf, -np.inf, 1e38, -5.0, 0.0] * 3)
-    for scores in (odd, np.zeros(18)):
-        found = private_scores(
-            scores,
-            odd[::-1],
-            beside=-scores,
-            loss=losses.log_link(power),
-            loss_name="of amounts",
-            scale=1.0,
-            key=jax.random.key(0),
-            noise_multiplier=2.0,
-        )
-        for measure in found.measures:
-            assert np.isfinite([*measure.model, *measure.constant]).all()
-
-
-@pytest.fixture
-def claims(tmp_path, monkeypatch):
-    """A file of policies with half a year on average, and its schema."""
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    n = 20_000
-    age, years = rng.uniform(20, 80, n), rng.uniform(0.05, 1, n)
-    counts = rng.poisson(0.3 * years * np.exp(0.02 * (age - 50)))
-    cost = np.where(counts > 0, 500 * rng.gamma(2.0 * np.maximum(counts, 1)), 0)
-    cells = np.stack([age.round(1), years.round(3), counts, cost.round()], axis=1)
-    rows = [",".join(map(str, row)) for row in cells.tolist()]
-    (tmp_path / "data.csv").write_text("\n".join(["age,years,claims,cost", *rows]))
-    text = SCHEMA.replace("max = 2}", "max = 1}").replace("40", "50")
-    (tmp_path / "schema.toml").write_text("\n".join(text.splitlines()[:-1]))
-    return tmp_path
-
-
-@pytest.mark.slow
-def test_a_frequency_from_end_to_end(claims):
-    code, shown, said = train("--holdout", 0.2, "--seed", 0, "--model", "linear")
-    assert (code, "Traceback" in said) == (0, False)
-    assert "nine of ten by at most" in shown
-    report = json.loads((claims / "out" / "report.json").read_text())
-    found = report["evaluation"]["measures"]
-    (name,) = (one for one in found if "mean poisson deviance" in one)
-    # Of the true means it is .58, and of their mean .60: of 4,000 records, less than
-    # the noise of one release tells apart.
-    for which in ("model", "constant"):
-        assert found[name][which]["value"] == pytest.approx(0.6, abs=0.2)
-    model = load_model("out")
-    assert model.coefficients()["age"] == pytest.approx(0.02, abs=0.006)
-    (claims / "new.csv").write_text("age,years\n50,1\n50,0.5\n50,\n50,3\n")
-    code, _, said = invoke("predict", "out", "new.csv")
-    assert code == 0
-    assert (
-        "years: 1 of 4 cells lie above 1: they count as this, as in training." in said
-    )
-    assert "years: 1 of 4 cells hold no number from zero on: they count as zero" in said
-    title, *rows = (claims / "predictions.csv").read_text().splitlines()
-    assert title == "predicted_claims"
-    whole, half, none, more = map(float, rows)
-    assert whole == pytest.approx(0.3, rel=0.2)
-    assert (half, none, more) == (pytest.approx(whole / 2), 0, whole)
-    (claims / "new.csv").write_text("age\n50\n")
-    code, _, said = invoke("predict", "out", "new.csv")
-    assert "There is no column years: predictions are for one of it." in said
-    assert float((claims / "predictions.csv").read_text().split()[1]) == whole
-    _, shown, _ = invoke("show", "out")
-    assert "Predicts the mean of claims, in proportion to years. A factor is" in shown
-    factor = np.exp(model.coefficients()["age"])
-    assert f"age larger by 1 {factor:.4g}" in shown
-    assert "Means lie between 0.001 and 30 where years is 1, and no more" in shown
-
-
-@pytest.mark.slow
-def test_costs_with_a_bought_scale_and_a_ledger(claims):
-    text = (claims / "schema.toml").read_text().replace("scale = 1}", "}")
-    text = text.replace('"claims", }', '"cost"}')
-    (claims / "schema.toml").write_text(text)
-    opened = invoke("ledger", "open", "t.toml", "--epsilon", 3, "--delta", "1e-4")
-    assert opened[0] == 0
-    what = ["--private-ranges", 0.2, "--ledger", "t.toml", "--holdout", 0.2]
-    code, _, said = train(*what, "--epsilon", 2, "--power", 1.6, loss="tweedie")
-    assert code == 0, said
-    report = json.loads((claims / "out" / "report.json").read_text())
-    assert report["ranges"]["columns"]["cost"]["center"] == 0
-    assert report["arguments"]["power"] == 1.6
-    mean = load_model("out").predict({"age": [50.0], "years": [1.0]})
-    assert mean[0] == pytest.approx(300, rel=0.4)  # 1,000 a claim
-
-
-@pytest.mark.slow
-def test_a_named_set_of_amounts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    what = "rand_hie --loss tweedie --epsilon 1 --output out"
-    code, _, said = invoke("train", *what.split())
-    assert code == 0, said
-    rows = json.loads((tmp_path / "out" / "report.json").read_text())["comparison"]
-    risks = {row["method"]: row["test_risk"] for row in rows}
-    assert None not in risks.values()
-    assert risks["DP additive model"] < risks["constant, not private"]
-    assert "Means lie between" in invoke("show", "out")[1]

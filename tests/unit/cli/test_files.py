@@ -1,132 +1,134 @@
-"""Tables as people have them, through `dpjax schema` and `dpjax check`."""
+"""Files as people have them: read as they are by every command, or refused."""
 
 import datetime
+import decimal
+import io
 import tomllib
 
 import numpy as np
 import polars as pl
 import pytest
+from dp_accounting import NonPrivateDpEvent
 
-from tests.unit.cli import command
-from tests.unit.cli.command import words_of
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.datasets import Categorical, Numeric
+from dpjax.models import Model
+from tests.unit.cli.command import (
+    done,
+    invoke,
+    model_content,
+    outputs_of,
+    tree,
+    words_of,
+)
 
 HEAD = ["town", "rooms", "price"]
 ROWS = [
     [["Ghent", "Lier", "Mons"][i % 3], str(i % 7), f"{1000 + i}.5"] for i in range(60)
 ]
+PRICES = [100.0 * (i % 7) - 50 + (0, 100, -100)[i % 3] for i in range(60)]
+MODEL = Model(
+    params=np.array([2.0, 1.0, -1.0, *[0.0] * 500, 0.5], np.float32),
+    columns={
+        "rooms": Numeric(4, 2),
+        "town": Categorical(("Lier", "Mons", *map(str, range(500)))),
+    },
+    target_name="price",
+    target=Numeric(300, 100),
+    link="identity",
+    privacy=PrivacyGuarantee.of(1.0, 1e-5, dp_event=NonPrivateDpEvent()),
+    method="by hand",
+    data="homes.csv",
+)
 
 
 def text(rows=ROWS, head=HEAD, delimiter=","):
     return "\n".join([delimiter.join(row) for row in [head, *rows]]) + "\n"
 
 
-def invoke(*arguments):
-    result = command.invoke(*arguments)
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result.exit_code, result.stdout, words_of(result.stderr)
-
-
-GOOD = {
-    "plain": (text().encode(), []),
-    "mark": (text().encode("utf-8-sig"), []),
-    "utf-16": (text().encode("utf-16"), []),
-    "latin-1": (text().replace("Ghent", "Ghént").encode("latin-1"), "latin-1"),
-    "semicolons": (text(delimiter=";").encode(), []),
-    "tabs": (text(delimiter="\t").encode(), []),
-    "bars": (text(delimiter="|").encode(), []),
-    "windows": (text().replace("\n", "\r\n").encode(), []),
-    "decimal commas": (
-        text(delimiter=";").replace(".5", ",5").encode(),
-        ["--decimal", ","],
-    ),
+PLAIN, SEMICOLONS = text(), text(delimiter=";")
+EUROS = [[a, b, f"1.{i:03},5 EUR"] for i, (a, b, _) in enumerate(ROWS)]
+BREAKS = [['"G\n""h"", ent"' if a == "Ghent" else a, *b] for a, *b in ROWS]
+NUMBERED = [[str(i), *row] for i, row in enumerate(ROWS)]
+QUOTED = [[f'"{cell}"' for cell in row] for row in (HEAD, *ROWS)]
+DATED = [[*row, "2020-01-01"] for row in ROWS]
+GOOD = {  # contents, and options that they need
+    "plain": (PLAIN.encode(), ""),
+    "mark": (PLAIN.encode("utf-8-sig"), ""),
+    "utf-16": (PLAIN.encode("utf-16"), ""),
+    "latin-1": (PLAIN.replace("Gh", "Ghé").encode("latin-1"), "--encoding latin-1"),
+    "semicolons": (SEMICOLONS.encode(), ""),
+    "tabs": (text(delimiter="\t").encode(), ""),
+    "bars": (text(delimiter="|").encode(), ""),
+    "windows": (PLAIN.replace("\n", "\r\n").encode(), ""),
+    "decimal commas": (SEMICOLONS.replace(".5", ",5").encode(), "--decimal ,"),
     "euros": (
-        text(
-            [[a, b, f"1.{i:03},5 EUR"] for i, (a, b, _) in enumerate(ROWS)],
-            delimiter=";",
-        ).encode(),
-        ["--decimal", ",", "--thousands", ".", "--currency", "EUR"],
+        text(EUROS, delimiter=";").encode(),
+        "--decimal , --thousands . --currency EUR",
     ),
-    "line breaks": (
-        text(
-            [['"G\n""h"", ent"' if a == "Ghent" else a, *b] for a, *b in ROWS]
-        ).encode(),
-        ["--quoted"],
-    ),
-    "an index": (
-        text([[str(i), *r] for i, r in enumerate(ROWS)], ["", *HEAD]).encode(),
-        [],
-    ),
-    "all quoted": (
-        text([[f'"{x}"' for x in r] for r in ROWS], [f'"{x}"' for x in HEAD]).encode(),
-        [],
-    ),
-    "dates": (
-        text([[*r, "2020-01-01"] for r in ROWS], [*HEAD, "start_date"]).encode(),
-        [],
-    ),
+    "line breaks": (text(BREAKS).encode(), "--quoted"),
+    "an index": (text(NUMBERED, ["", *HEAD]).encode(), ""),
+    "all quoted": (text(QUOTED[1:], QUOTED[0]).encode(), ""),
+    "dates": (text(DATED, [*HEAD, "start_date"]).encode(), ""),
 }
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_file_is_read_as_it_is(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_is_read_as_it_is(here, name):
     content, options = GOOD[name]
-    options = ["--encoding", options] if isinstance(options, str) else options
-    (tmp_path / "data.csv").write_bytes(content)
+    (here / "data.csv").write_bytes(content)
     # From names alone: what is to be filled in is accepted, and told.
-    given = ["data.csv", *options, "--target", "price"]
-    assert invoke("schema", *given, "--output", "names.toml")[0] == 0
-    schema = tomllib.loads((tmp_path / "names.toml").read_text())
+    given = ["data.csv", *options.split(), "--target", "price"]
+    done(invoke("schema", *given, "--output", "names.toml"))
+    schema = tomllib.loads((here / "names.toml").read_text())
     assert schema["columns"]["town"] == {"categories": ["FILL IN"]}
-    code, shown, _ = invoke("check", *given, "--schema", "names.toml")
-    assert code == 0
-    assert "its categories are still to be listed" in " ".join(shown.split())
-    code, shown, _ = invoke("schema", *given, "--from-data")
-    assert code == 0
+    shown = words_of(done(invoke("check", *given, "--schema", "names.toml")).stdout)
+    assert "its categories are still to be listed" in shown
+    shown = done(invoke("schema", *given, "--from-data")).stdout
     schema = tomllib.loads(shown)
     assert set(schema["columns"]) == {"town", "rooms"}
     assert len(schema["columns"]["town"]["categories"]) == 3
     assert schema["target"]["center"] == 1e3
-    (tmp_path / "schema.toml").write_text(shown)
-    code, shown, _ = invoke("check", *given, "--schema", "schema.toml")
-    assert code == 0
-    assert "Nearly every column can be used." in words_of(shown)
-    assert words_of(shown).count("0% 0%") == 3
+    (here / "schema.toml").write_text(shown)
+    shown = words_of(done(invoke("check", *given, "--schema", "schema.toml")).stdout)
+    assert "Nearly every column can be used." in shown
+    assert shown.count("0% 0%") == 3
 
 
-ADVICE = {
+OPEN = [['"G\nhent"', *ROWS[0][1:]], *ROWS]
+ADVICE = {  # rows, what is told of them, and what options end that
     "row names": (
-        text([[f'"{i}"', *row] for i, row in enumerate(ROWS)]),
+        [[f'"{i}"', *row] for i, row in enumerate(ROWS)],
         "60 of 60 lines have one cell more than the header",
         ["--row-names"],
     ),
     "surplus cells": (
-        text([["Gh,ent", *row[1:]] for row in ROWS[:2]] + ROWS),
+        [["Gh,ent", *row[1:]] for row in ROWS[:2]] + ROWS,
         "data.csv: 2 of 62 lines have more cells than the header, which are not read",
         None,
     ),
     "line breaks": (
-        text([['"G\nhent"', *ROWS[0][1:]], *ROWS]),
+        OPEN,
         "1 cells begin with an open quote: --quoted reads cells with line breaks",
         ["--quoted"],
     ),
     "an open quote": (
-        text([['"G\nhent"', *ROWS[0][1:]], *ROWS, ['"inch', "1", "2"]]),
+        [*OPEN, ['"inch', "1", "2"]],
         "1 cells begin with an open quote: without --quoted a line is a record",
         None,
     ),
     "a sum": (
-        text([*ROWS, ["Total:", "", "99"]]) + ",,\n\n",
+        [*ROWS, ["Total:", "", "99"], ["", "", ""], [""]],
         "begins with 'Total': if it is a sum and no record, use --last-lines 3",
         ["--last-lines", 3],
     ),
     "blank lines at the end": (
-        text() + "\n;\n\n".replace(";", ","),
+        [*ROWS, [""], ["", ""], [""]],
         "blank lines at the end count as records (3): --last-lines 3",
         ["--last-lines", 3],
     ),
     "blank lines": (
-        text([*ROWS[:3], [""], *ROWS]),
+        [*ROWS[:3], [""], *ROWS],
         "blank lines between others count as records (1)",
         None,
     ),
@@ -134,95 +136,141 @@ ADVICE = {
 
 
 @pytest.mark.parametrize("kind", ADVICE)
-def test_lines_are_told_by_what_looks_at_records(tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)
-    content, message, options = ADVICE[kind]
-    (tmp_path / "data.csv").write_text(content)
-    schema = 'columns.rooms = {center = 3, scale = 2}\ntarget = {column = "price"'
-    (tmp_path / "schema.toml").write_text(schema + ", center = 1000, scale = 50}")
+def test_lines_are_told_by_what_looks_at_records(here, kind):
+    rows, message, options = ADVICE[kind]
+    (here / "data.csv").write_text(text(rows))
+    (here / "schema.toml").write_text(SCHEMA.replace("columns.town", "# "))
     given = ["--quoted"] if kind == "an open quote" else []
 
     def told(*options):
-        shown = invoke("schema", "data.csv", "--from-data", *given, *options)
+        shown = outputs_of("schema", "data.csv", "--from-data", *given, *options)
         check = ["check", "data.csv", "--schema", "schema.toml"]
-        checked = invoke(*check, *given, *options)
+        checked = outputs_of(*check, *given, *options)
         assert (shown[0], checked[0]) == (0, 0)
-        return message in shown[2], message in words_of(checked[1])
+        return message in shown[2], message in checked[1]
 
     assert told() == (True, True)
     if options is not None:
         assert told(*options) == (False, False)
     # What looks at the header alone tells nothing.
-    assert invoke("schema", "data.csv", "--target", "price")[2] == ""
+    assert invoke("schema", "data.csv", "--target", "price").stderr == ""
 
 
-def test_a_schema_says_that_cells_are_quoted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    content, _ = GOOD["line breaks"]
-    (tmp_path / "data.csv").write_bytes(content)
-    given = "data.csv", "--target", "price"
-    invoke("schema", *given, "--from-data", "--quoted", "--output", "schema.toml")
-    assert "\nquoted = true" in (tmp_path / "schema.toml").read_text()
-    shown = invoke("check", *given, "--schema", "schema.toml")[1]
-    assert "Nearly every column can be used." in words_of(shown)
-    written = (tmp_path / "schema.toml").read_text().replace("quoted = true", "")
-    (tmp_path / "schema.toml").write_text(written)
-    assert "--quoted" in invoke("check", *given, "--schema", "schema.toml")[1]
+def test_a_schema_says_that_cells_are_quoted(here):
+    (here / "data.csv").write_bytes(GOOD["line breaks"][0])
+    given, path = ("data.csv", "--target", "price"), here / "schema.toml"
+    invoke("schema", *given, "--from-data", "--quoted", "--output", path)
+    assert "\nquoted = true" in path.read_text()
+    shown = outputs_of("check", *given, "--schema", path)[1]
+    assert "Nearly every column can be used." in shown
+    path.write_text(path.read_text().replace("quoted = true", ""))
+    assert "--quoted" in outputs_of("check", *given, "--schema", path)[1]
 
 
-def test_a_title_above_the_header_is_told(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data.csv").write_text("Sales of 2023\n" + text())
-    code, _, said = invoke("schema", "data.csv")
-    assert code == 0
-    assert (
-        "'Sales of 2023'. If this is a title above the header, --skip-lines 1" in said
-    )
-    _, shown, said = invoke("schema", "data.csv", "--skip-lines", 1)
-    assert set(tomllib.loads(shown)["columns"]) == {"town", "rooms", "price"}
-    assert said == ""
+def test_a_title_above_the_header_is_told(here):
+    (here / "data.csv").write_text("Sales of 2023\n" + PLAIN)
+    code, _, shown = outputs_of("schema", "data.csv")
+    title = "'Sales of 2023'. If this is a title above the header, --skip-lines 1"
+    assert (code, title in shown) == (0, True)
+    result = invoke("schema", "data.csv", "--skip-lines", 1)
+    assert set(tomllib.loads(result.stdout)["columns"]) == {"town", "rooms", "price"}
+    assert result.stderr == ""
 
 
-BAD = {
-    "empty": (b"", "DATA must be a file with named columns"),
-    "twice": (b"town,rooms,town\n1,2,3\n", "distinct names (not ['town'] twice)"),
-    "no records": (text([]).encode(), "DATA must be a file with at least one record"),
+def test_many_categories_times_and_one_row(here):
+    def proposed(*options):
+        return invoke("schema", *options).stdout
+
+    rows = [[f"c{i}", str(i % 9), "2020-01-01", "7"] for i in range(500)]
+    head = ["code", "OpTime", "start_date", "price"]
+    (here / "data.csv").write_text(text(rows, head))
+    given = "--target", "price", "--from-data", "--loss", "gamma"
+    content = tomllib.loads(proposed("data.csv", *given))
+    assert content["columns"] == {"OpTime": {"center": 4.0, "scale": 3.0}}
+    columns = {
+        "start_date": np.arange(9.0),
+        "time": [datetime.datetime(2020, 1, 1)] * 9,
+        "nested": [[1]] * 9,
+        "price": np.arange(9.0) * 40 - 100,
+    }
+    pl.DataFrame(columns).write_parquet(here / "data.parquet")
+    shown = proposed("data.parquet", "--target", "price")
+    assert "# [columns.time] is left out: it holds times or dates." in shown
+    assert set(tomllib.loads(shown)["columns"]) == {"start_date"}
+    content = tomllib.loads(proposed("data.parquet", *given))
+    assert content["target"] == {"column": "price", "scale": 100.0}
+    (here / "data.csv").write_text(text(ROWS[:1]))
+    done(invoke("schema", "data.csv", "--from-data"))
+
+
+SCHEMA = """\
+columns.rooms = {center = 4, scale = 2}
+columns.town = {categories = ["Lier", "Mons"]}
+target = {column = "price", center = 300, scale = 100}
+"""
+
+
+def parquet(**columns):
+    file = io.BytesIO()
+    frame = {"rooms": [6, None], "town": ["Lier", None], "price": [1.0, 2.0]}
+    pl.DataFrame(frame | columns).write_parquet(file)
+    return file.getvalue()
+
+
+DAYS, WIDE = [datetime.datetime(2020, 1, 1)] * 2, [f"c{i}" for i in range(700)]
+KINDS = pl.Series(["Lier", None], dtype=pl.Categorical)
+NESTED = {"nested": [[1], [2]], "record": [{"a": 1}] * 2}
+TWO = [650.0, 350.0]
+READ = {name: (*case, PRICES) for name, case in GOOD.items()} | {
+    "one row": (text(ROWS[:1]).encode(), "", PRICES[:1]),
+    "wider than long": (
+        text([[*WIDE, *row] for row in ROWS], [*WIDE, *HEAD]).encode(),
+        "",
+        PRICES,
+    ),
+    "nullable integers": (parquet(), "", TWO),
+    "decimals": (parquet(rooms=[decimal.Decimal("6.00"), None]), "", TWO),
+    "categoricals": (parquet(town=KINDS), "", TWO),
+    "timestamps and nested": (parquet(day=DAYS, **NESTED), "", TWO),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_file_that_is_refused(tmp_path, monkeypatch, name):
-    monkeypatch.chdir(tmp_path)
-    content, message = BAD[name]
-    (tmp_path / "data.csv").write_bytes(content)
-    options = ["--from-data", "--output", "schema.toml"]
-    code, shown, said = invoke("schema", "data.csv", *options)
-    assert (code, shown) == (2, "")
-    assert message in said
-    assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
+def written(folder, content):
+    name = "data.parquet" if content[:4] == b"PAR1" else "data.csv"
+    (folder / name).write_bytes(content)
+    return name
 
 
-def test_many_categories_times_and_one_row(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rows = [[f"c{i}", str(i % 9), "2020-01-01", "7"] for i in range(500)]
-    head = ["code", "OpTime", "start_date", "price"]
-    (tmp_path / "data.csv").write_text(text(rows, head))
-    given = "--target", "price", "--from-data", "--loss", "gamma"
-    content = tomllib.loads(invoke("schema", "data.csv", *given)[1])
-    assert content["columns"] == {"OpTime": {"center": 4.0, "scale": 3.0}}
-    frame = pl.DataFrame(
-        {
-            "start_date": np.arange(9.0),
-            "time": [datetime.datetime(2020, 1, 1)] * 9,
-            "nested": [[1]] * 9,
-            "price": np.arange(9.0) * 40 - 100,
-        }
-    )
-    frame.write_parquet(tmp_path / "data.parquet")
-    shown = invoke("schema", "data.parquet", "--target", "price")[1]
-    assert "# [columns.time] is left out: it holds times or dates." in shown
-    assert set(tomllib.loads(shown)["columns"]) == {"start_date"}
-    content = tomllib.loads(invoke("schema", "data.parquet", *given)[1])
-    assert content["target"] == {"column": "price", "scale": 100.0}
-    (tmp_path / "data.csv").write_text(text(ROWS[:1]))
-    assert invoke("schema", "data.csv", "--from-data")[0] == 0
+@pytest.mark.parametrize("kind", READ)
+def test_predictions_of_a_file_as_it_is(here, kind):
+    content, options, prices = READ[kind]
+    (here / "model.npz").write_bytes(model_content(MODEL))
+    done(invoke("predict", "model.npz", written(here, content), *options.split()))
+    title, *cells = (here / "predictions.csv").read_text().split()
+    assert title == "predicted_price"
+    assert [float(cell) for cell in cells] == pytest.approx(prices)
+
+
+REFUSED = {
+    "empty": (b"", "DATA must be a file with named columns"),
+    "twice": (b"town,rooms,town\n1,2,3\n", "distinct names (not ['town'] twice)"),
+    "no records": (text([]).encode(), "DATA must be a file with at least one record"),
+    "timestamps": (parquet(rooms=DAYS), "column 'rooms' holds timestamp[us]"),
+    "nested": (parquet(town=[["Lier"]] * 2), "column 'town' holds large_list"),
+    "cut off": (parquet()[:-9], "DATA must be a readable file"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_file_that_is_refused_leaves_nothing(here, kind):
+    content, message = REFUSED[kind]
+    (here / "model.npz").write_bytes(model_content(MODEL))
+    (here / "schema.toml").write_text(SCHEMA)
+    name = written(here, content)
+    before = tree(here)
+    train = f"train {name} --schema schema.toml --loss squared --epsilon 1 --output out"
+    for words in (f"predict model.npz {name}", train):
+        code, shown, errors = outputs_of(*words.split())
+        assert (code, shown) == (2, "")
+        assert message in errors
+    assert tree(here) == before

@@ -36,11 +36,10 @@ def plan(*options, rows=300, epsilon="20", loss="squared"):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(here):
     """A working directory with a schema."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "schema.toml").write_text(SCHEMA + TARGETS["squared"])
-    return tmp_path
+    (here / "schema.toml").write_text(SCHEMA + TARGETS["squared"])
+    return here
 
 
 def law(maker, epsilon, rows=None):
@@ -76,28 +75,11 @@ def test_the_page_and_its_files(folder, monkeypatch):
     assert (folder / "out" / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("loss", "score"), [("logistic", "AUC"), ("tweedie", "R2")])
-def test_other_losses(folder, monkeypatch, loss, score):
-    if loss != "tweedie":
-        monkeypatch.setattr(_Made, "width", law)
-    done(plan("--seed", 1, "--output", "out", loss=loss))
-    content = json.loads((folder / "out" / "plan.json").read_text())
-    (outcome,), constant = content["outcomes"], content["constant"]
-    assert outcome[score] > constant[score]
-    assert constant[score] == pytest.approx(0.5 * (loss == "logistic"), abs=0.05)
-    assert (outcome["width"] is None) == (loss == "tweedie")
-
-
 def made(folder, rows=600, **options):
     (folder / "schema.toml").write_text(SCHEMA + TARGETS["squared"])
     path = folder / "schema.toml"
     settings = ForecastSettings(schema=path, rows=rows, epsilon="20", **options)
     return _Made(settings, read_schema(path, link="identity"), "squared", 1)
-
-
-def test_widths_shrink_with_records(folder):
-    maker = made(folder)
-    assert 1.5 < maker.width(20.0, 4_000) / maker.width(20.0, 16_000) < 5
 
 
 @pytest.mark.parametrize("start", [np.inf, 0.4, 0.2])
@@ -117,7 +99,7 @@ def test_a_search_for_records_ends(folder, monkeypatch, start):
     assert least() in (None, 600)
 
 
-@pytest.mark.parametrize("loss", ["squared", "logistic", "poisson", "gamma", "tweedie"])
+@pytest.mark.parametrize("loss", ["squared", "logistic", "poisson", "tweedie"])
 def test_made_records_are_as_declared(loss):
     schema = Schema({"x": Numeric(limit=2.0), "job": Categorical(("a",))}, Numeric())
     laws = {"tail": 3.0, "signal": 0.4, "base_rate": 0.5}

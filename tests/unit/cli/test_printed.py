@@ -1,16 +1,9 @@
 """Truth of what is printed: with next to no noise, each number is that of pandas."""
 
-import json
-import math
-
 import numpy as np
-import pandas as pd
 import pytest
 
-from dpjax._rounding import digits
-from dpjax.cli._sources import held_out
 from dpjax.sklearn import DPGammaRegressor, DPPoissonRegressor, score_privately
-from tests.unit.cli.command import done, invoke, words_of
 from tests.unit.sklearn.test_scoring import Line, Odds, Shares
 
 N = 4000
@@ -149,67 +142,3 @@ def test_a_deviance_has_the_unit_of_its_power(power, unit):
     found = scores.measures[2]
     assert found.name == f"mean {power} deviance, clipped {unit}"
     assert found.model.value == pytest.approx(truth, rel=0.01)
-
-
-UNITS = ["--unit", "who", "--records-per-unit", 1]
-COUNTS = """
-columns.x = {center = 0, scale = 1, limit = 4}
-target = {column = "y", scale = 80e-6}
-exposure = {column = "people", max = 9e6}
-weight = {column = "w", max = 2}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [[], UNITS], ids=["records", "units"])
-def test_train_prints_the_numbers_of_its_own_predictions(tmp_path, monkeypatch, more):
-    """Counties: 29,000 people usually, and nine million at most."""
-    monkeypatch.chdir(tmp_path)
-    rng, x, missing = records(4)
-    x, missing = x[:, 0].round(3), missing & (x[:, 0] > 0)
-    people = np.minimum(np.exp(rng.normal(np.log(29_000), 1.5, N)), 9e6).round()
-    people[::50], people[:3] = 0, [9e6, 5e6, 4e6]
-    y = rng.poisson(82e-6 * people * np.exp(0.2 * x))
-    table = pd.DataFrame({"x": x, "people": people, "w": 1 + (y % 2)})
-    table["who"] = [f"p{i:04d}" for i in range(N)]  # in the order of the records
-    table["y"] = np.where(missing, "?", y.astype(str))
-    table.loc[5::100, "x"] = np.nan
-    table.to_csv("data.csv", index=False)
-    (tmp_path / "schema.toml").write_text(COUNTS)
-    what = ["data.csv", "--schema", "schema.toml", "--loss", "poisson", *more]
-    what += ["--epsilon", 1e4, "--holdout", 0.5, "--seed", 0, "--output", "out"]
-    shown = words_of(done(invoke("train", *what)).stdout)
-    done(invoke("predict", "out", "data.csv", "--output", "predicted.csv"))
-    means = pd.read_csv("predicted.csv").iloc[:, -1].to_numpy()
-    known = ~missing & (people > 0)
-    # The level, of all counties: a cap left out three in five cases.
-    assert means[known].sum() == pytest.approx(y[known].sum(), rel=0.05)
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    found = report["evaluation"]
-    assert "in proportion to the exposure" in found["constant"]
-    assert f"About {found['num_scored']:,.0f} of them have a target" in shown
-    rows = {name: pair["model"]["value"] for name, pair in found["measures"].items()}
-    beside = {n: pair["constant"]["value"] for n, pair in found["measures"].items()}
-    is_test = held_out(N, 0.5, "records") & known
-    assert found["num_scored"] == pytest.approx(is_test.sum(), abs=1)
-    rate = math.exp(report["stats"]["constant"]) * 80e-6
-    errors = np.abs([means - y, rate * people - y])[:, is_test]
-    ends = [one["absolute error: clipped to"] for one in (rows, beside)]
-    for start, pair in of_errors(errors, ends).items():
-        (name,) = [name for name in rows if name.startswith(start)]
-        both = (rows[name], beside[name])[: len(pair)]
-        assert both == pytest.approx(list(pair), rel=0.1), name
-        assert digits(rows[name]) in shown
-
-
-@pytest.mark.slow
-def test_a_released_unit_is_that_of_the_largest_exposure():
-    rng, x, _ = records(5)
-    people = np.minimum(np.exp(rng.normal(np.log(29_000), 1.5, N)), 9e6)
-    people[:4] = [9e6, 5e6, 4e6, 1e-320]  # and a quotient overflows, without a warning
-    y = rng.poisson(82e-6 * people * np.exp(0.2 * x[:, 0]))
-    y[3] = 1
-    model = DPPoissonRegressor(max_exposure=9e6, **NO_NOISE).fit(x, y, exposure=people)
-    means = model.predict(x, exposure=people)
-    assert means.sum() == pytest.approx(y.sum(), rel=0.05)
-    assert model.coef_ == pytest.approx([0.2], abs=0.02)

@@ -14,15 +14,18 @@ from dp_accounting import UnsupportedDpEvent
 from scipy.stats import norm
 
 from dpjax import load_model
-from dpjax._untrusted import printable
-from dpjax.accounting import PrivacyGuarantee, Sample, noise_multiplier
-from dpjax.accounting._shared import group_budget
-from dpjax.cli._report_page import _with_event
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sample,
+    noise_multiplier,
+)
+from dpjax.cli._report_page import _with_event, group_budget
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models._shared import model_file
-from tests.unit.cli.command import done, invoke, refused, tree
+from tests.unit.cli.command import done, invoke, model_content, refused, tree
 
 BAD = '<script>x</script>|`*_"[a](http://b.c)\x1b[2J\n# h\u202e\ud800 {claim} www.d.e'
+SHOWN = BAD.replace("\x1b", "\\x1b").replace("\n", "\\n")
+SHOWN = SHOWN.replace("\u202e", "\\u202e").replace("\ud800", "\\ud800")
 COLUMNS = 'columns.x = {%s}\ncolumns.job = {categories = ["cook", "smith"]}\n'
 KNOWN, TARGET = (
     "center = 0, scale = 1, limit = 3",
@@ -37,7 +40,7 @@ GIVEN = "data.csv --epsilon 8 --delta .001 --schema"
 SQUARED = f"{GIVEN} schema.toml --loss squared"
 RUNS = {  # a command, and what is said of its run
     "linear": (
-        f"train {SQUARED} --intervals --holdout .3 --ledger t.toml",
+        f"train {SQUARED} --holdout .3 --ledger t.toml",
         "Method: DP linear model",
         "Guarantee: epsilon = 8, delta = 0.001, for each record",
         "Replacing any one of the 400 records changes the probability of any event to",
@@ -50,8 +53,6 @@ RUNS = {  # a command, and what is said of its run
         "categories: cook, smith",
         "Measured on 120 records that training did not see. The constant is the best",
         "90th percentile of the absolute error: nine of ten records are predicted this",
-        "95% interval",
-        "An interval is for the coefficient of the best predictor of this kind",
         "dpjax train data.csv --epsilon 8 --delta 0.001 --loss squared, with a schema",
         "The noise came from the operating system.",
     ),
@@ -85,6 +86,11 @@ RUNS = {  # a command, and what is said of its run
         "Report on a private description of data.csv",
         "All of it follows from the run's Gaussian noise.",
         *("share of the budget", "What the table holds", "dpjax describe data.csv"),
+    ),
+    "intervals": (
+        f"train {SQUARED} --intervals",
+        "95% interval",
+        "An interval is for the coefficient of the best predictor of this kind",
     ),
     "curves": (
         f"train {SQUARED} --epsilon 99 --model additive",
@@ -151,9 +157,9 @@ def written(*arguments, is_repeated=False):
     return " | ".join(texts_of(page))
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("share", [1.0, 0.1])
-@pytest.mark.parametrize("num_steps", [1, 50])
+@pytest.mark.parametrize(
+    ("size", "share", "num_steps"), [(1, 0.1, 1), (3, 1.0, 50), (3, 0.1, 1)]
+)
 def test_attacks_on_units_and_samples_are_those_of_gaussian_noise(
     size, share, num_steps
 ):
@@ -181,14 +187,17 @@ def test_attacks_on_units_and_samples_are_those_of_gaussian_noise(
     assert np.all(found < 0.99 * claimed.tradeoff(rates))
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_what_it_says_of_a_run(out, name):
+def assert_complete(out, name):
     path = out(name)
     given = ["--ledger", "t.toml"] * (name == "linear")
     text = written(path, *given, is_repeated=True)
-    for said in RUNS[name][1:]:
-        assert said in text
+    for words in RUNS[name][1:]:
+        assert words in text
     assert not re.search(r"[{}]|None|\bnan\b|not in the ledger", text)
+
+
+def test_what_it_says_of_a_run(out):
+    assert_complete(out, "linear")
 
 
 def test_warnings(out):
@@ -208,8 +217,11 @@ def test_warnings(out):
     assert "a risk | 1.5" in text
 
 
-@pytest.mark.parametrize("kind", ["linear", "described"])
-def test_a_strangers_text_is_text(out, kind):
+def test_a_strangers_text_is_text(out):
+    assert_harmless(out, "linear")
+
+
+def assert_harmless(out, kind):
     path = out(kind)
     said = path / ("report.json" if kind == "linear" else "description.json")
     content = json.loads(said.read_text())
@@ -223,7 +235,7 @@ def test_a_strangers_text_is_text(out, kind):
             **{"columns": columns, "target_unit": BAD},
             privacy=dataclasses.replace(model.privacy, description=BAD),
         )
-        (path / "model.npz").write_bytes(model_file(model))
+        (path / "model.npz").write_bytes(model_content(model))
         content |= {"method": BAD, "loss": BAD, "feature_names": [*model.feature_names]}
         content["stats"] = {BAD: BAD, "list": [BAD]}
         measures = content["evaluation"]["measures"]
@@ -232,7 +244,8 @@ def test_a_strangers_text_is_text(out, kind):
         row["of"] = row["of"] and BAD
     said.write_text(json.dumps(content))
     text = written(path)
-    assert printable(BAD) in text
+    # Neither control characters nor halves of characters.
+    assert SHOWN in text
     assert not set("\x1b\u202e\ud800") & set(text)
     assert "Guarantee: epsilon = " in text
 
@@ -274,18 +287,3 @@ def test_what_it_refuses(out, arguments, arrange, message):
     before = tree(Path())
     refused(invoke("report", *arguments), message)
     assert tree(Path()) == before
-
-
-def test_a_full_disk_leaves_the_report_that_was_there(out, monkeypatch):
-    path = out()
-    (path / "report.html").write_text("old")
-    before = sorted(path.iterdir())
-
-    def fail(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fail)
-    result = invoke("report", path)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert (path / "report.html").read_text() == "old"
-    assert sorted(path.iterdir()) == before

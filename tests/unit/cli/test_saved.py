@@ -1,7 +1,6 @@
 """`dpjax predict`, `show` and `plot`: files in, the user's units out."""
 
 import dataclasses
-import json
 import xml.etree.ElementTree as ElementTree
 from types import SimpleNamespace
 
@@ -11,14 +10,12 @@ import pytest
 from dp_accounting import NonPrivateDpEvent
 
 from dpjax import load_model
-from dpjax._rounding import digits
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._saved import _said_of_cells
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
-from dpjax.models._shared import model_file
 from dpjax.solvers import Curves
-from tests.unit.cli.command import done, invoke, refusals, refused
+from tests.unit.cli.command import done, invoke, model_content, refusals
 
 NEW = "town,rooms,junk\nGhent,6,?\nMons,$7,1\nLier,,2\n"
 
@@ -43,20 +40,20 @@ def folder(tmp_path, monkeypatch):
         "data": "homes.csv",
     }
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "model.npz").write_bytes(model_file(Model(**given)))
+    (tmp_path / "out" / "model.npz").write_bytes(model_content(Model(**given)))
     given |= {"link": "logit", "target": Categorical(("yes",)), "target_name": "sold"}
-    (tmp_path / "label.npz").write_bytes(model_file(Model(**given)))
+    (tmp_path / "label.npz").write_bytes(model_content(Model(**given)))
     bent = Curves(
         given["params"], np.array([[0.5, 0.0, -1.5]]), (-1.0, 0.0, 2.0), (0,), 3
     )
     given |= {"params": bent, "link": "log", "target": Numeric(0, 10)}
-    (tmp_path / "curves.npz").write_bytes(model_file(Model(**given)))
+    (tmp_path / "curves.npz").write_bytes(model_content(Model(**given)))
     (tmp_path / "new.csv").write_text(NEW)
     (tmp_path / "other.csv").write_text("towns,doors\nGhent,1\n")
     made = load_model(tmp_path / "out")
     constant = dataclasses.replace(made, params=np.zeros(1), columns={})
     for name, one in (("m.png", made), ("constant.npz", constant)):
-        (tmp_path / name).write_bytes(model_file(one))
+        (tmp_path / name).write_bytes(model_content(one))
     return tmp_path
 
 
@@ -112,19 +109,6 @@ def test_predictions_join_by_what_is_kept(folder):
     assert told(*more, "--thousands", ".")[0][1] == 'Ghént,"2.000,5 €",950'
 
 
-def test_a_full_disk_leaves_the_predictions_that_were_there(folder, monkeypatch):
-    (folder / "predictions.csv").write_text("old")
-    before = sorted(folder.rglob("*"))
-
-    def fail(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fail)
-    refused(invoke("predict", "out", "new.csv"), "No space left")
-    assert (folder / "predictions.csv").read_text() == "old"
-    assert sorted(folder.rglob("*")) == before
-
-
 def test_another_value_beside_a_single_category_is_an_answer(folder):
     columns = {"town": np.array(["Ghent", "Lier", "Lier", ""], object)}
     one = SimpleNamespace(columns={"town": Categorical(("Ghent",))}, exposure=None)
@@ -157,39 +141,6 @@ def test_a_model_is_shown_in_the_units_of_its_table(folder):
         assert text in shown
     shown = " ".join(invoke("show", "label.npz").stdout.split())
     assert "Predicts the probability of sold = yes" in shown
-
-
-def test_intervals_are_trained_shown_and_reported(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    rooms, noise = rng.uniform(1, 7, 4_000), rng.normal(size=4_000)
-    lines = [f"{a},{100 * a + 50 * b},no" for a, b in zip(rooms, noise, strict=True)]
-    (tmp_path / "data.csv").write_text("\n".join(["rooms,price,town", *lines]))
-    (tmp_path / "schema.toml").write_text(
-        "columns.rooms = {center = 4, scale = 2}\n"
-        'columns.town = {categories = ["Ghent"]}\n'
-        'target = {column = "price", center = 400, scale = 200}\n'
-    )
-    words = "train data.csv --schema schema.toml --epsilon 8 --loss squared --output o"
-    done(invoke(*words.split(), "--intervals"))
-    shown = " ".join(invoke("show", "o").stdout.replace("│", " ").split())
-    content = json.loads((tmp_path / "o" / "report.json").read_text())["intervals"]
-    assert content["level"] == 0.95
-    found = content["coefficients"]["rooms"]
-    assert found["low"] < 100 < found["high"] < found["low"] + 20
-    assert (
-        f"rooms {digits(found['coefficient'])} {digits(found['standard_error'])} "
-        in (shown)
-    )
-    # JSON has no infinity.
-    assert content["coefficients"]["town=Ghent"]["standard_error"] is None
-    for text in (
-        "95% interval",
-        "inf -inf to inf",
-        "It counts the sampling of records and the noise of everything that was",
-        "No honest interval can be had for town=Ghent: the noise hides",
-    ):
-        assert text in shown
 
 
 def test_curves_are_shown_in_the_units_of_its_table(folder):
@@ -231,7 +182,7 @@ def test_no_control_character_of_a_model_reaches_the_terminal(folder):
         privacy=dataclasses.replace(privacy, description=bad),
         **{"method": bad, "data": bad, "target_unit": bad, "versions": {bad: bad}},
     )
-    (folder / "bad.npz").write_bytes(model_file(made))
+    (folder / "bad.npz").write_bytes(model_content(made))
     done(invoke("plot", "bad.npz", "--output", "bad.svg"))
     ElementTree.parse(folder / "bad.svg")  # XML holds no control characters
     for result in (invoke("show", "bad.npz"), invoke("predict", "bad.npz", "new.csv")):

@@ -8,9 +8,8 @@ import pytest
 
 from dpjax.cli import _proposal
 from dpjax.cli._guesses import Guess, guess_name, schema_text
-from dpjax.cli._schema import Schema, read_schema
+from dpjax.cli._schema import BoundedColumn, Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models._shared import BoundedColumn
 from tests.unit.cli.command import done, invoke, refused
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]
@@ -110,9 +109,8 @@ def test_names_and_declared_types_are_all_that_is_looked_at(tmp_path, monkeypatc
     assert said == ""
     assert content["columns"] == {
         "sold": {"categories": ["true"]},
-        "kind": {
-            "categories": ["FILL IN"]
-        },  # those of the type are of the records as a rule
+        # Those of the type are of the records as a rule.
+        "kind": {"categories": ["FILL IN"]},
         "note": {"categories": ["FILL IN"]},
         "age": {"center": 40, "scale": 20},
         "nothing": {"center": 0.0, "scale": 1.0},
@@ -253,11 +251,6 @@ def test_amounts_have_a_scale_an_exposure_and_a_weight(tmp_path):
 def test_amounts_that_are_refused(tmp_path, old, new, message):
     with pytest.raises(ValueError, match=f"--schema.*{message}"):
         read_schema(write(tmp_path, AMOUNTS.replace(old, new)), link="log")
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(ValueError, match=r"--schema must be a file that exists"):
-        read_schema(tmp_path / "none.toml", link="logit")
 
 
 def test_empty_sections_are_left_open_only_where_that_is_allowed(tmp_path):

@@ -1,13 +1,13 @@
 """The runs and the files that they leave."""
 
-import dataclasses
+import json
 import os
 
 import jax
 import numpy as np
 import pytest
 
-from dpjax import losses
+from dpjax import load_model, losses
 from dpjax.cli import _report
 from dpjax.cli._plan import make_plan
 from dpjax.cli._runs import (
@@ -20,24 +20,22 @@ from dpjax.cli._runs import (
 from dpjax.cli._settings import Settings
 from dpjax.datasets import Dataset, Numeric
 from dpjax.solvers import dp_additive_model
-from tests.unit.cli.command import done
-from tests.unit.cli.rooms import read_report, run
+from tests.unit.cli.command import done, refused, words_of
+from tests.unit.cli.rooms import FEATURES, options, params_of, read_report, run
 
 
-def asked(**options):
-    return Settings(source="made up", **options)
+def plan_of(data, **changes):
+    return make_plan(Settings(**{"source": "x", "epsilon": 8.0} | changes), data)
 
 
-def dataset(n=50, task="regression", names="ab"):
+def dataset(n=400, task="classification"):
     rng = np.random.default_rng(0)
-    features = np.hstack([rng.normal(size=(n, len(names))), np.ones((n, 1))]).astype(
-        np.float32
-    )
+    features = np.hstack([rng.normal(size=(n, 2)), np.ones((n, 1))]).astype("float32")
     targets = np.sign(features[:, 0]) if task == "classification" else features[:, 0]
     return Dataset(
         name="made up",
         task=task,
-        feature_names=(*names, "intercept"),
+        feature_names=("a", "b", "intercept"),
         features=features,
         targets=targets,
         test_features=features[:10],
@@ -45,7 +43,7 @@ def dataset(n=50, task="regression", names="ab"):
         target_unit="metres",
         licence="none",
         source="none",
-        schema=dict.fromkeys(names, Numeric()),
+        schema={"a": Numeric(), "b": Numeric()},
     )
 
 
@@ -53,44 +51,43 @@ def ignore(method, step, total):
     del method, step, total
 
 
-@pytest.mark.parametrize(
-    ("task", "loss"),
-    [("classification", losses.logistic), ("regression", losses.squared)],
-)
-def test_defaults_follow_from_the_task_and_the_sizes(task, loss):
-    plan = make_plan(asked(epsilon=2.0), dataset(task=task))
-    assert plan.loss_fn == loss
-    assert plan.budget == (2.0, 50**-1.1)
-    left = make_plan(asked(epsilon=1.0, private_ranges=0.25, delta=0.1), dataset())
+def test_defaults_follow_from_the_task_and_the_sizes():
+    for task, loss in (
+        ("classification", losses.logistic),
+        ("regression", losses.squared),
+    ):
+        plan = plan_of(dataset(50, task), epsilon=2.0)
+        assert (plan.loss_fn, plan.budget) == (loss, (2.0, 50**-1.1))
+    left = plan_of(dataset(50), epsilon=1.0, private_ranges=0.25, delta=0.1)
     assert left.budget == (0.75, pytest.approx(0.075))
 
 
 @pytest.mark.parametrize(
-    ("options", "num_knots"),
+    ("changes", "num_knots"),
     [({}, 11), ({"epsilon": 1}, 3), ({"epsilon": 0.1}, 0), ({"max_features": 2}, None)],
 )
-def test_the_plan_has_as_many_curves_as_the_solver_makes(options, num_knots):
-    data = dataset(n=400, task="classification")
-    settings = Settings(**{"source": "x", "epsilon": 8.0} | options)
-    plan = make_plan(settings, data)
+def test_the_plan_has_as_many_curves_as_the_solver_makes(changes, num_knots):
+    data = dataset()
+    plan = plan_of(data, **changes)
     assert plan.method == f"DP {'additive' if num_knots else 'linear'} model"
-    assert settings.may_bend == (num_knots is not None)
-    if settings.may_bend:
+    if num_knots is not None:
         solution = jax.eval_shape(
             lambda: dp_additive_model(
                 *("logistic", data.train),
                 **{"key": jax.random.key(0), "smooth": [0, 1], "intercept": -1},
-                **{"epsilon": settings.epsilon, "delta": 400**-1.1},
+                **{"epsilon": changes.get("epsilon", 8.0), "delta": 400**-1.1},
             )
         )
         assert len(solution.params.knots) == num_knots
 
 
-@pytest.mark.parametrize("model", [None, "linear"])
-def test_without_settings_a_model_is_trained(model):
-    data = dataset(n=400, task="classification")
-    settings = Settings(source="x", epsilon=8.0, model=model)
-    plan, shown = make_plan(settings, data), []
+def test_without_settings_a_model_is_trained():
+    assert_trained(None)
+
+
+def assert_trained(model):
+    data, shown = dataset(), []
+    plan = plan_of(data, model=model)
     run = train_private(
         plan, data, key=jax.random.key(0), on_step=lambda *x: shown.append(x)
     )
@@ -108,24 +105,9 @@ def test_without_settings_a_model_is_trained(model):
     assert weights[0] > 3 * max(abs(weights[1]), abs(weights[2]))
 
 
-@pytest.mark.slow
-def test_the_linear_model_of_an_intercept_alone():
-    data = dataset(n=400, task="classification")
-    alone = dataclasses.replace(
-        data,
-        feature_names=("intercept",),
-        schema={},
-        features=data.features[:, 2:],
-        test_features=data.test_features[:, 2:],
-    )
-    plan = make_plan(Settings(source="x", epsilon=8.0), alone)
-    run = train_private(plan, alone, key=jax.random.key(0), on_step=ignore)
-    assert np.isfinite(run.solution.params).all()
-
-
 def test_baselines_are_exact_but_for_the_private_one():
-    data = dataset(n=400)
-    plan = make_plan(asked(epsilon=100.0), data)
+    data = dataset(task="regression")
+    plan = plan_of(data, epsilon=100.0)
     runs = train_baselines(plan, data, key=jax.random.key(1), on_step=ignore)
     assert [run.is_private for run in runs] == [False, False, True]
     assert runs[2].solution.privacy.epsilon == 100.0
@@ -156,16 +138,8 @@ def test_the_system_key_is_fresh(generator, size):
 CONTENTS = {"model.npz": b"new", "report.json": b"new"}
 
 
-def test_writing_replaces_what_is_of_its_names(tmp_path):
-    (tmp_path / "report.json").write_bytes(b"old")
-    (tmp_path / "other").write_bytes(b"kept")
-    _report.write(tmp_path, CONTENTS, lambda: None)
-    found = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert found == CONTENTS | {"other": b"kept"}
-
-
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_disk_that_is_full_leaves_the_folder_as_it_was(tmp_path, monkeypatch, is_new):
+def test_a_run_is_written_as_one_or_not_at_all(tmp_path, monkeypatch, is_new):
     folder = tmp_path / "a" if is_new else tmp_path
     if not is_new:
         (folder / "report.json").write_bytes(b"old")
@@ -183,40 +157,78 @@ def test_a_disk_that_is_full_leaves_the_folder_as_it_was(tmp_path, monkeypatch, 
         with pytest.raises(OSError, match=r"--output .* could not be written to: .*28"):
             _report.write(folder, CONTENTS, lambda: None)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "other").write_bytes(b"kept")
+    _report.write(folder, CONTENTS, lambda: None)
+    assert {path.name: path.read_bytes() for path in folder.glob("*.*")} == CONTENTS
+    assert (tmp_path / "other").read_bytes() == b"kept"
 
 
-def test_a_folder_that_cannot_be_used_is_refused_early(tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    (tmp_path / "taken" / "report.json").mkdir(parents=True)
-    _report.check_folder(tmp_path / "new" / "newer")
-    for folder in (tmp_path / "file", tmp_path / "file" / "x", tmp_path / "taken"):
-        with pytest.raises(ValueError, match="--output must be a folder"):
-            _report.check_folder(folder)
-    assert sorted(os.listdir(tmp_path)) == ["file", "taken"]
+def test_a_file_shows_protected_numbers_only(rooms):
+    # Names are taken as they are: none is markup of the terminal.
+    odd = "[/b] $x :smile: $\\"
+    text = (rooms / "data.csv").read_text().replace("price", odd)
+    (rooms / "[b]a.csv").write_text(text)
+    # A guarantee is never rounded down.
+    budget = {"epsilon": 10.00490001, "delta": 1.2345612e-5}
+    result = done(run("[b]a.csv", *options(target=odd, **budget)))
+    shown = words_of(result.stdout)
+    for part in (
+        "[b]a.csv: n = 40",
+        "epsilon = 10.005, delta = 1.23457e-05.",
+        "at most e^10.01 = 22300 times what it was, plus 1.23457e-05.",
+    ):
+        assert part in shown
+    assert "risk" not in result.stdout.replace("Test risks and comparisons", "")
+    assert {path.name for path in (rooms / "out").iterdir()} == {*CONTENTS}
+    report = read_report(rooms / "out")
+    assert set(report) == {
+        *("dpjax", "data", "is_public", "num_samples", "num_test_samples"),
+        *("num_features", "feature_names", "target_unit", "method", "loss"),
+        *("arguments", "stats", "privacy"),
+    }
+    assert report["num_samples"] == 40
+    assert report["feature_names"] == FEATURES
+    assert report["target_unit"] == f"{odd} / 100"
+    privacy = report["privacy"]
+    assert privacy.items() >= budget.items()  # every digit
+    own = {"epsilon", "delta", "relation", "description", "noise_key"}
+    assert set(privacy) == own
+    assert report["arguments"] == {"power": None}
+    assert {"noise_multiplier", "num_steps"} <= set(report["stats"])
+    with np.load(rooms / "out" / "model.npz") as saved:
+        assert set(saved) == {"params", "heights", "model"}
+        assert json.loads(str(saved["model"]))["feature_names"] == FEATURES
+    model = load_model(rooms / "out")
+    expected = 300 + 100 * (np.asarray(model.params, float) @ [1.5, 0, 1, 1])
+    table = {"rooms": ["7", "?"], "town": ["Lier", "Lier"]}
+    assert model.predict(table)[0] == pytest.approx(expected)
+    assert model.privacy.description == privacy["description"]
+    refused(run("[b]a.csv", *options(target="[x]")), "got '[x]'", "[/b] $x :smile:")
 
 
-@pytest.mark.slow
-def test_adult_shows_the_comparison(tmp_path):
-    out = tmp_path / "out"
-    result = done(run("adult", "--epsilon", 1, "--seed", 0, "--output", out))
-    names = "constant, not private", "linear model, not private", "DP linear model"
-    for text in ("DP additive model", "5 curves", *names, "accuracy"):
-        assert text in result.stdout
-    assert "any one of the 32,561 records" in " ".join(result.stdout.split())
-    assert "150/150" in result.stderr
-    assert {path.name for path in out.iterdir()} == {"model.npz", "report.json"}
-    report = read_report(out)
-    assert report["privacy"]["delta"] == 32_561**-1.1
-    rows = report["comparison"]
-    assert [row["method"] for row in rows] == [*names, "DP additive model"]
-    assert [row["epsilon"] for row in rows] == [None, None, 1.0, 1.0]
-    constant, exact, linear, additive = (row["test_risk"] for row in rows)
-    # The best constant, and the optimum without privacy, to the digits shown.
-    assert constant == pytest.approx(0.5467, abs=2e-4)
-    assert exact == pytest.approx(0.3185, abs=5e-4)
-    assert additive < 0.315 < exact < linear < 0.33
-    assert report["arguments"] == {"power": None, "smooth": [0, 1, 2, 3, 4]}
-    assert report["stats"]["num_steps"] == 150
-    assert sum(report["stats"]["shares"].values()) == pytest.approx(1)
-    with np.load(out / "model.npz") as saved:
-        assert (saved["params"].shape, saved["heights"].shape) == ((105,), (5, 11))
+def test_the_noise_is_fresh_unless_seeded(rooms):
+    def params(**changes):
+        result = done(run("data.csv", *options(**changes)))
+        return params_of(rooms), result, read_report(rooms / "out")
+
+    first, quiet, report = params()
+    assert not np.array_equal(first, params()[0])
+    assert "Warning" not in quiet.stderr
+    assert report["privacy"]["noise_key"] == "from the operating system"
+    seeded, warned, report = params(seed=7)
+    assert np.array_equal(seeded, params(seed=7)[0])
+    assert "subtract the noise" in warned.stderr
+    assert "7" not in report["privacy"]["noise_key"]
+
+
+def test_without_a_schema_a_template_is_printed(rooms):
+    result = run("data.csv", *options(schema=None))
+    refused(result, "--schema must be given for a file", "data.csv")
+    assert not (rooms / "out").exists()
+    # It is refused as it is printed, and can be used once categories are listed.
+    (rooms / "new.toml").write_text(result.stdout)
+    empty = "--schema must be filled in: the categories of these", "FILL IN, got ['t"
+    refused(run("data.csv", *options(schema="new.toml")), *empty)
+    text = result.stdout.replace("FILL IN", "Lier")
+    (rooms / "new.toml").write_text(text)
+    done(run("data.csv", *options(schema="new.toml")))

@@ -1,4 +1,4 @@
-"""`dpjax train --checkpoint`: a process that is killed, and taken up again."""
+"""`dpjax train --checkpoint`: a process that is killed, and resumed."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.unit.cli.command import done, invoke
+from tests.unit.cli.command import done, invoke, refused
 
 
 def command(output, checkpoint, *options):
@@ -21,7 +21,7 @@ def command(output, checkpoint, *options):
 
 @contextlib.contextmanager
 def started(*arguments):
-    """A process of the command; it does not outlive the test that started it."""
+    """Yields a process of the command; it does not outlive the test."""
     with subprocess.Popen(
         [sys.executable, "-m", "dpjax.cli", *command(*arguments)],
         stdout=subprocess.DEVNULL,
@@ -40,8 +40,7 @@ def states(folder):
     return [path for path in (folder / "states").iterdir() if path.name.isdigit()]
 
 
-@pytest.mark.slow
-def test_killed_and_taken_up_again(tmp_path):
+def test_killed_and_resumed(tmp_path):
     kept, output, other = (tmp_path / name for name in ("kept", "out", "other"))
     with started(output, kept) as process:
         while not states(kept) and process.poll() is None:
@@ -52,42 +51,38 @@ def test_killed_and_taken_up_again(tmp_path):
     assert kept.stat().st_mode & 0o777 == 0o700
 
     # With the same key from the first step on: what the run would have been.
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    shutil.copy(kept / "key.npz", whole)
-    with started(output, kept) as resumed, started(other, whole) as untouched:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(kept / "key.npz", copy)
+    with started(output, kept) as resumed, started(other, copy) as untouched:
         for process in (resumed, untouched):
-            _, said = process.communicate()
-            assert process.returncode == 0, said
-    released, expected = (
-        (folder / "model.npz").read_bytes() for folder in (output, other)
-    )
-    assert released == expected  # bit for bit
-    report, expected = (
-        json.loads((folder / "report.json").read_text()) for folder in (output, other)
-    )
-    assert report == expected
-    assert report["privacy"]["epsilon"] == pytest.approx(1.0)
+            _, shown = process.communicate()
+            assert process.returncode == 0, shown
+    models = [(folder / "model.npz").read_bytes() for folder in (output, other)]
+    assert models[0] == models[1]  # bit for bit
+    reports = [(folder / "report.json").read_text() for folder in (output, other)]
+    assert reports[0] == reports[1]
+    assert json.loads(reports[0])["privacy"]["epsilon"] == pytest.approx(1.0)
     assert not kept.exists()  # nobody can find the key, and subtract the noise
-    assert not whole.exists()
+    assert not copy.exists()
 
 
 def run(*arguments):
     return invoke(*command(*arguments))
 
 
-@pytest.mark.slow
 def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
+    def fill_the_disk(folder, files, forget):
+        raise OSError(f"--output {folder} could not be written to: no space.")
+
     monkeypatch.setattr("dpjax.cli._train._report.write", fill_the_disk)
     kept, output = tmp_path / "kept", tmp_path / "out"
     assert run(output, kept).exit_code == 2
     assert states(kept)  # the run is done, its files are not
     before = {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
     for other in (("--epsilon", "2"), ("--seed", "7"), ("--loss", "huber")):
-        result = run(output, kept, *other)
-        assert result.exit_code == 2
-        said = " ".join(result.stderr.split())
-        assert "--checkpoint must be of the same run, with the same options" in said
+        message = "--checkpoint must be of the same run, with the same options"
+        refused(run(output, kept, *other), message)
     assert before.keys() == {*kept.rglob("*")}
     assert not output.exists()
     monkeypatch.undo()
@@ -95,7 +90,6 @@ def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
     assert not kept.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["key.npz", "paid.npz"])
 def test_killed_while_a_file_was_written(tmp_path, name):
     kept, output = tmp_path / "kept", tmp_path / "out"
@@ -105,15 +99,10 @@ def test_killed_while_a_file_was_written(tmp_path, name):
     assert not kept.exists()
 
 
-def fill_the_disk(folder, files, forget):
-    raise OSError(f"--output {folder} could not be written to: no space.")
-
-
 def test_refuses_a_folder_that_holds_something_else(tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     (work / "thesis.tex").write_text("years of work")
-    result = run(tmp_path / "out", work)
-    assert result.exit_code == 2
-    assert "--checkpoint must be a folder of a run that was stopped" in result.stderr
+    message = "--checkpoint must be a folder of a run that was stopped"
+    refused(run(tmp_path / "out", work), message)
     assert (work / "thesis.tex").read_text() == "years of work"

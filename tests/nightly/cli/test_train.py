@@ -1,0 +1,274 @@
+"""`dpjax train`: runs from end to end."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+
+from dpjax import load_model
+from tests.unit.cli import test_train as unit
+from tests.unit.cli import test_units as units
+from tests.unit.cli.command import done, invoke, outputs_of, words_of
+from tests.unit.cli.rooms import options, params_of, read_report, run
+from tests.unit.cli.test_amounts import SCHEMA as AMOUNTS
+
+
+def test_dashes_in_a_name(here):
+    done(run("rand-hie", "--epsilon", 1, "--model", "linear"))
+    # The linear model is what was asked for: it is compared with no other private one.
+    assert len(read_report(here / "dpjax-output" / "rand_hie")["comparison"]) == 3
+
+
+def test_every_kind_of_file_gives_the_same_model(rooms):
+    frame = pl.read_csv(rooms / "data.csv")
+    frame.write_parquet(rooms / "data.parquet")
+    columns = {name: np.array(frame[name].to_list()) for name in frame.columns}
+    np.savez(rooms / "data.npz", **columns)
+    models = []
+    for name in ("data.csv", "data.parquet", "data.npz"):
+        done(run(name, *options(seed=1)))
+        models.append(params_of(rooms))
+    assert np.array_equal(models[0], models[1])
+    assert np.array_equal(models[0], models[2])
+
+
+@pytest.mark.parametrize("label", ["yes", "never"])
+def test_a_target_with_one_class(rooms, label):
+    text = (rooms / "data.csv").read_text()
+    text = text.replace(",yes", f",{label}").replace(",no", f",{label}")
+    (rooms / "data.csv").write_text(text)
+    arguments = options(schema="class.toml", target="sold", loss="logistic")
+    done(run("data.csv", *arguments))
+    assert read_report(rooms / "out")["target_unit"] == "+1 for yes"
+
+
+def test_columns_of_nan_and_of_nothing(rooms):
+    frame = {"rooms": [float("nan")] * 9, "town": [None] * 9, "price": [1e308] * 9}
+    pl.DataFrame(frame).write_parquet(rooms / "data.parquet")
+    done(run("data.parquet", *options()))
+    assert np.isfinite(params_of(rooms)).all()
+
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"typer", "rich", "matplotlib", "polars"}:
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Blocker())
+import dpjax
+import dpjax.cli
+dpjax.cli.main()
+"""
+
+
+def test_without_the_extra():
+    command = [sys.executable, "-c", BLOCKED]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert 'install with pip install "dpjax[experiments]"' in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_adult_shows_the_comparison(tmp_path):
+    out = tmp_path / "out"
+    result = done(run("adult", "--epsilon", 1, "--seed", 0, "--output", out))
+    names = "constant, not private", "linear model, not private", "DP linear model"
+    for text in ("DP additive model", "5 curves", *names, "accuracy"):
+        assert text in result.stdout
+    assert "any one of the 32,561 records" in words_of(result.stdout)
+    assert "150/150" in result.stderr
+    assert {path.name for path in out.iterdir()} == {"model.npz", "report.json"}
+    report = read_report(out)
+    assert report["privacy"]["delta"] == 32_561**-1.1
+    rows = report["comparison"]
+    assert [row["method"] for row in rows] == [*names, "DP additive model"]
+    assert [row["epsilon"] for row in rows] == [None, None, 1.0, 1.0]
+    constant, exact, linear, additive = (row["test_risk"] for row in rows)
+    # The best constant, and the optimum without privacy, to the digits shown.
+    assert constant == pytest.approx(0.5467, abs=2e-4)
+    assert exact == pytest.approx(0.3185, abs=5e-4)
+    assert additive < 0.315 < exact < linear < 0.33
+    assert report["arguments"] == {"power": None, "smooth": [0, 1, 2, 3, 4]}
+    assert report["stats"]["num_steps"] == 150
+    assert sum(report["stats"]["shares"].values()) == pytest.approx(1)
+    with np.load(out / "model.npz") as saved:
+        assert (saved["params"].shape, saved["heights"].shape) == ((105,), (5, 11))
+
+
+def test_intervals_are_trained_shown_and_reported(here):
+    rng = np.random.default_rng(0)
+    sizes, noise = rng.uniform(1, 7, 4_000), rng.normal(size=4_000)
+    lines = [f"{a},{100 * a + 50 * b},no" for a, b in zip(sizes, noise, strict=True)]
+    (here / "data.csv").write_text("\n".join(["rooms,price,town", *lines]))
+    (here / "schema.toml").write_text(
+        "columns.rooms = {center = 4, scale = 2}\n"
+        'columns.town = {categories = ["Ghent"]}\n'
+        'target = {column = "price", center = 400, scale = 200}\n'
+    )
+    words = "train data.csv --schema schema.toml --epsilon 8 --loss squared --output o"
+    done(invoke(*words.split(), "--intervals"))
+    shown = words_of(invoke("show", "o").stdout)
+    content = read_report(here / "o")["intervals"]
+    assert content["level"] == 0.95
+    found = content["coefficients"]["rooms"]
+    assert found["low"] < 100 < found["high"] < found["low"] + 20
+    row = shown.split("rooms ")[1].split()
+    numbers = found["coefficient"], found["standard_error"]
+    assert [float(x) for x in row[:2]] == pytest.approx([*numbers], rel=1e-3)
+    # JSON has no infinity.
+    assert content["coefficients"]["town=Ghent"]["standard_error"] is None
+    for text in (
+        "95% interval",
+        "inf -inf to inf",
+        "It counts the sampling of records and the noise of everything that was",
+        "No honest interval can be had for town=Ghent: the noise hides",
+    ):
+        assert text in shown
+
+
+@pytest.fixture
+def claims(here):
+    """A file of policies with half a year on average, and its schema."""
+    rng = np.random.default_rng(0)
+    n = 20_000
+    age, years = rng.uniform(20, 80, n), rng.uniform(0.05, 1, n)
+    counts = rng.poisson(0.3 * years * np.exp(0.02 * (age - 50)))
+    cost = np.where(counts > 0, 500 * rng.gamma(2.0 * np.maximum(counts, 1)), 0)
+    cells = np.stack([age.round(1), years.round(3), counts, cost.round()], axis=1)
+    rows = [",".join(map(str, row)) for row in cells.tolist()]
+    (here / "data.csv").write_text("\n".join(["age,years,claims,cost", *rows]))
+    text = AMOUNTS.replace("max = 2}", "max = 1}").replace("40", "50")
+    (here / "schema.toml").write_text("\n".join(text.splitlines()[:-1]))
+    return here
+
+
+def train_claims(loss, *more):
+    words = f"data.csv --schema schema.toml --holdout 0.2 --output out --loss {loss}"
+    return words_of(done(run(*words.split(), *more)).stdout)
+
+
+def test_a_frequency(claims):
+    more = ["--epsilon", 1, "--seed", 0, "--model", "linear"]
+    assert "nine of ten by at most" in train_claims("poisson", *more)
+    found = read_report(claims / "out")["evaluation"]["measures"]
+    (name,) = (one for one in found if "mean poisson deviance" in one)
+    # Of the true means it is .58, and of their mean .60: of 4,000 records, less than
+    # the noise of one release tells apart.
+    for which in ("model", "constant"):
+        assert found[name][which]["value"] == pytest.approx(0.6, abs=0.2)
+    model = load_model("out")
+    assert model.coefficients()["age"] == pytest.approx(0.02, abs=0.006)
+    (claims / "new.csv").write_text("age,years\n50,1\n50,0.5\n50,\n50,3\n")
+    code, _, shown = outputs_of("predict", "out", "new.csv")
+    assert code == 0
+    for text in (
+        "years: 1 of 4 cells lie above 1: they count as this, as in training.",
+        "years: 1 of 4 cells hold no number from zero on: they count as zero",
+    ):
+        assert text in shown
+    title, *rows = (claims / "predictions.csv").read_text().splitlines()
+    assert title == "predicted_claims"
+    year, half, none, more = map(float, rows)
+    assert year == pytest.approx(0.3, rel=0.2)
+    assert (half, none, more) == (pytest.approx(year / 2), 0, year)
+    (claims / "new.csv").write_text("age\n50\n")
+    code, _, shown = outputs_of("predict", "out", "new.csv")
+    assert "There is no column years: predictions are for one of it." in shown
+    assert float((claims / "predictions.csv").read_text().split()[1]) == year
+    shown = outputs_of("show", "out")[1]
+    assert "Predicts the mean of claims, in proportion to years. A factor is" in shown
+    factor = np.exp(model.coefficients()["age"])
+    assert f"age larger by 1 {factor:.4g}" in shown
+    assert "Means lie between 0.001 and 30 where years is 1, and no more" in shown
+
+
+def test_costs_with_a_bought_scale_and_a_ledger(claims):
+    text = (claims / "schema.toml").read_text().replace("scale = 1}", "}")
+    text = text.replace('"claims", }', '"cost"}')
+    (claims / "schema.toml").write_text(text)
+    done(invoke(*["ledger", "open", "t.toml", "--epsilon", "3", "--delta", "1e-4"]))
+    more = "--private-ranges 0.2 --ledger t.toml --epsilon 2 --power 1.6"
+    train_claims("tweedie", *more.split())
+    report = read_report(claims / "out")
+    assert report["ranges"]["columns"]["cost"]["center"] == 0
+    assert report["arguments"]["power"] == 1.6
+    mean = load_model("out").predict({"age": [50.0], "years": [1.0]})
+    assert mean[0] == pytest.approx(300, rel=0.4)  # 1,000 a claim
+
+
+def test_a_named_set_of_amounts(here):
+    done(run(*["rand_hie", "--loss", "tweedie", "--epsilon", "1", "--output", "out"]))
+    rows = read_report(here / "out")["comparison"]
+    risks = {row["method"]: row["test_risk"] for row in rows}
+    assert None not in risks.values()
+    assert risks["DP additive model"] < risks["constant, not private"]
+    assert "Means lie between" in outputs_of("show", "out")[1]
+
+
+def test_records_that_are_set_apart(folder):
+    x = np.random.default_rng(0).normal(size=1000)
+    lines = [f"{a},{300 + 100 * a}" for a in x]
+    (folder / "data.csv").write_text("\n".join(["x,y", *lines]))
+    text = (folder / "schema.toml").read_text()
+    text = text.replace('"y", center = 0, scale = 1', '"y", center = 300, scale = 100')
+    (folder / "schema.toml").write_text(text)
+    words = "data.csv --schema schema.toml --loss squared --epsilon 2 --holdout 0.3"
+    shown = words_of(done(run(*words.split(), "--output", "out")).stdout)
+    for part in (
+        "n = 700 records",
+        "any one of the 1,000 records",
+        "On 300 records held out, by a budget of their own of epsilon = 2",
+        "95 per cent bounds for sampling and noise. The constant is the",
+    ):
+        assert part in shown
+    report = read_report(folder / "out")
+    assert report["privacy"]["epsilon"] == 2.0
+    assert report["evaluation"]["privacy"]["epsilon"] == 2.0
+    pair = report["evaluation"]["measures"]["median of the absolute error"]
+    assert pair["model"]["value"] < pair["constant"]["value"]
+
+
+def test_persons_on_a_list(here):
+    rng = np.random.default_rng(0)
+    lines = [
+        f"{i % 300},{x},{300 + 100 * x}" for i, x in enumerate(rng.normal(size=900))
+    ]
+    (here / "data.csv").write_text("\n".join(["who,x,y", *lines]))
+    text = "columns.x = {center = 0, scale = 1}\n"
+    text += "target = {column = 'y', center = 300, scale = 100}"
+    (here / "schema.toml").write_text(text)
+    (here / "names.txt").write_text("\n".join(map(str, range(300))))
+    words = "open t.toml --epsilon 40 --delta 0.05 --unit who"
+    done(invoke("ledger", *words.split()))
+    words = "data.csv --schema schema.toml --loss squared --epsilon 4 --unit who "
+    words += "--records-per-unit 2 --holdout 0.2 --unit-names names.txt --output out"
+    shown = words_of(done(run(*words.split(), "--ledger", "t.toml")).stdout)
+    words = "groups of records with one who by any others, or none, with the same who,"
+    public = "The list of values of who that was given is public; whether one of"
+    for part in (
+        "n = 240 values of who, 2 places each",
+        f"Replacing any one of the 300 {words} changes",
+        public,
+        "On 60 records held out, by a budget of their own of epsilon = 4",
+    ):
+        assert part in shown
+    report = json.loads((here / "out" / "report.json").read_text())
+    assert report["unit"].pop("public").startswith(public)
+    assert report["unit"] == {"column": "who", "num_units": 300, "records_per_unit": 2}
+    assert report["privacy"]["epsilon"] == pytest.approx(4.0)
+    description = report["evaluation"]["privacy"]["description"]
+    assert f"any one of the 60 {words}" in description
+
+
+def test_a_person_gets_what_is_asked_with_few_features():
+    units.test_a_person_gets_what_is_asked({"max_features": 1})
+
+
+def test_a_linear_model_is_trained():
+    unit.assert_trained("linear")
