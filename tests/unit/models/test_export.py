@@ -32,18 +32,15 @@ BENT = Curves(
     np.array([[0.5, 0.1, -1.5, 0.7], [-0.3, 0.2, 0.0, 1.0]], np.float32),
     *((-5.0, -1.0, 0.5, 2.0), (0, 1), 9),
 )
+LABELS = {"link": "logit", "target": Categorical(("yes",))}
+AMOUNTS = {"link": "log", "target": Numeric(0, 10)}
 VARIANTS = {
     "linear": {},
     "curves": {"params": BENT},
-    "labels": {"link": "logit", "target": Categorical(("yes",))},
-    "curves of labels": {
-        **{"params": BENT, "link": "logit", "target": Categorical(("yes",))}
-    },
-    "amounts": {"link": "log", "target": Numeric(0, 10)},
-    "exposed": {
-        **{"params": BENT, "link": "log", "target": Numeric(0, 10)},
-        "exposure": BoundedColumn("rooms", 5.0),
-    },
+    "labels": LABELS,
+    "curves of labels": {"params": BENT, **LABELS},
+    "amounts": AMOUNTS,
+    "exposed": {"params": BENT, **AMOUNTS, "exposure": BoundedColumn("rooms", 5.0)},
 }
 NAN, INF = np.nan, np.inf
 ROOMS = [6.0, NAN, 4.0, -2.0, 10.0, 2.0, 1e300, -1e300, 5.1, INF, 3.3, -INF]
@@ -73,10 +70,8 @@ def quoted(name):
 def by_database(connection, content, table, missing):
     """Selects the expression from a table; missing numbers are one value or another."""
     kinds = {"O": "VARCHAR", "f": "DOUBLE PRECISION"}
-    said = [f"{quoted(k)} {kinds[v.dtype.kind]}" for k, v in table.items()]
-    connection.execute(
-        f"CREATE TABLE t (place INTEGER, score INTEGER, {', '.join(said)})"
-    )
+    names = ", ".join(f"{quoted(k)} {kinds[v.dtype.kind]}" for k, v in table.items())
+    connection.execute(f"CREATE TABLE t (place INTEGER, score INTEGER, {names})")
     marks = ", ".join("?" * (len(table) + 2))
     rows = zip(*(column.tolist() for column in table.values()), strict=True)
     for at, row in enumerate(rows):
@@ -130,13 +125,20 @@ def test_all_languages_predict_as_the_model_does(variant, runner):
     agrees(model(**VARIANTS[variant]), runner, TABLE)
 
 
-@pytest.mark.parametrize("runner", ["sqlite", "duckdb"])
-def test_constants(runner):
-    agrees(model(params=np.array([0.1]), columns={}), runner, TABLE)
-
-
-def test_numbers_are_written_exactly():
+def test_constants_and_numbers_are_written_exactly():
+    for runner in ("sqlite", "duckdb"):
+        agrees(model(params=np.array([0.1]), columns={}), runner, TABLE)
     assert b"(-0.3333333333333333e0)" in model().export("sql")
+
+
+def of(columns, **changes):
+    """Changes to a model of these columns, with a weight for each feature."""
+    sizes = [len(kind.names(name)) for name, kind in columns.items()]
+    return {"params": np.zeros(sum(sizes) + 1), "columns": columns, **changes}
+
+
+EXPOSED = {"link": "log", "target": Numeric(), "exposure": BoundedColumn("a", 1.0)}
+NUL = "columns must be text without NUL"
 
 
 @pytest.mark.parametrize(
@@ -144,18 +146,14 @@ def test_numbers_are_written_exactly():
     [
         ({}, "c", "format must be onnx or sql, got 'c'"),
         ({"params": np.full(10, np.nan)}, "sql", "params must be finite"),
-        ({"columns": {"a\0": Numeric()}}, "sql", "columns must be text without NUL"),
-        ({"columns": {"": Numeric()}}, "sql", "columns must be text without NUL"),
-        ({"columns": {"\ud800": Numeric()}}, "onnx", "columns must be text without NU"),
+        (of({"a\0": Numeric()}), "sql", NUL),
+        (of({"": Numeric()}), "sql", NUL),
+        (of({"\ud800": Numeric()}), "onnx", NUL),
+        (of({"a": Categorical(("x\0", "y"))}), "sql", NUL),
+        (of({"a": Numeric(), "A": Numeric()}), "sql", "differ in any case"),
+        (of({}), "onnx", "columns must be not empty"),
         (
-            {"columns": {"a": Categorical(("x\0", "y"))}},
-            *("sql", "columns must be text without NUL"),
-        ),
-        ({"columns": {"a": Numeric(), "A": Numeric()}}, "sql", "differ in any case"),
-        ({"columns": {}}, "onnx", "columns must be not empty"),
-        (
-            {"columns": {"a": Categorical(("x",))}, "link": "log", "target": Numeric()}
-            | {"exposure": BoundedColumn("a", 1.0)},
+            of({"a": Categorical(("x",))}, **EXPOSED),
             *("sql", "exposure must be no column of categories"),
         ),
     ],
@@ -163,10 +161,8 @@ def test_numbers_are_written_exactly():
 def test_models_that_are_refused(changes, form, message):
     if form == "onnx":
         pytest.importorskip("onnx", reason="onnx writes the model")
-    sizes = [len(kind.names(key)) for key, kind in changes.get("columns", {}).items()]
-    weights = {"params": np.zeros(sum(sizes) + 1)} if "columns" in changes else {}
     with pytest.raises(ValueError, match=message):
-        model(**weights | changes).export(form)
+        model(**changes).export(form)
 
 
 invoke = functools.partial(command.invoke, "export")
