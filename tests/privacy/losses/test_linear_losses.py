@@ -185,7 +185,7 @@ def test_bounds_hold_for_any_range():
                 loss = losses.tweedie(p, min_mean=low, max_mean=high, max_target=most)
             slope, steepest, lowest = search(loss, 0.0, loss.target_range[1])
             assert slope <= loss.derivative_bound * (1 + 1e-12)
-            # Slopes are rounded, and their differences are of steps of 40 / 4,000 / 8^5.
+            # Slopes are rounded; steps are of 40 / 4,000 / 8^5.
             rounding = 2.0**-50 * slope / (0.01 / 8**5)
             assert 0.9 * loss.curvature_bound <= steepest
             assert steepest <= loss.curvature_bound * (1 + 1e-6) + rounding
