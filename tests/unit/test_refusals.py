@@ -132,6 +132,7 @@ def _arguments(name):
         return registry.SOLVERS[name]((rows, rows[:, 0]), jax.random.key(0), 0)
 
 
+BIWEIGHT = losses.biweight(1.0)
 X, KEY, BUDGET = jnp.zeros(3), jax.random.key(0), {"epsilon": 1.0, "delta": 1e-5}
 TRUNCATION, TRIMMED = estimators.Truncation(1.0), estimators.TrimmedMean(0.1, -1.0, 1.0)
 EVENT = accounting.gaussian_event(1.0)
@@ -411,6 +412,14 @@ WRONG = [
     ("dp_localized_sco dp_one_pass_sco", "moment_order", [1.9, INF]),
     ("arsinh_normal laplace_log_normal smooth_noise_rho", "sigma", [9.0]),
     ("peeling", "sparsity", [4]),
+    (
+        "dp_additive_model",
+        "smooth",
+        [0, "01", (0, 6), (0.5,), (True,), (0, 0), (0, -6)],
+    ),
+    ("dp_additive_model dp_linear_model", "loss", [losses.absolute, BIWEIGHT]),
+    ("dp_additive_model dp_linear_model", "data", [(np.ones(3), np.ones(3))]),
+    ("dp_additive_model dp_linear_model", "noise_multiplier", [1.0]),  # beside epsilon
     ("softmax", "num_classes", [1]),
     ("tweedie", "power", [1.0, 2.5, "1.5"]),
     ("average_iterates", "decay", [1.1]),

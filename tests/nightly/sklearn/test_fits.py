@@ -153,3 +153,31 @@ def test_numbers_of_every_loss(shapes, loss):
     assert panel.get_ylabel() == (
         "log mean" if loss in ("poisson", "gamma") else "prediction"
     )
+
+
+def test_bands_are_in_units_of_the_table(shapes):
+    frame, scores = shapes
+    targets = 100 * scores + 50 * np.random.default_rng(3).normal(size=len(frame))
+    model = DPAdditiveRegressor(epsilon=8.0, intervals=True, random_state=0)
+    banded = model.fit(frame, targets)
+    bands = banded.bands(0.01)
+    assert list(bands) == list(banded.shapes_)
+    for name, (grid, low, high) in bands.items():
+        assert grid.tolist() == banded.shapes_[name].grid.tolist()
+        is_known = np.isfinite(high)
+        assert (np.isfinite(low) == is_known).all()
+        middle = (low[is_known] + high[is_known]) / 2
+        values = banded.shapes_[name].values[is_known]
+        np.testing.assert_allclose(middle, values, 1e-4, 1e-2)
+        assert (low <= high).all()
+    kinds = bands["kind"]
+    # Three kinds and the constant are nearly one column too many: nobody has the last.
+    assert np.isinf(kinds[2]).any()
+    grid, low, high = bands["owns"]
+    assert low[grid == 1] < 0 < high[grid == 1]
+    assert np.isfinite(high).all()
+    wider = banded.bands(0.001)["owns"][2]
+    assert wider[grid == 1] > high[grid == 1]
+    panels = banded.plot_shapes().axes
+    assert [len(panel.collections) for panel in panels] == [1, 1, 1]
+    assert np.isfinite(panels[0].get_ylim()).all()

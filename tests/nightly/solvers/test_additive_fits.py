@@ -7,6 +7,7 @@ import pytest
 
 from dpjax import losses
 from dpjax.accounting import Sample, noise_multiplier
+from dpjax.solvers import Execution
 from dpjax.solvers._knots import FINE, FINEST
 from tests.unit.solvers.test_additive_model import NUM, amounts, bent, solve, table
 
@@ -101,3 +102,22 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
     assert np.mean(error**2) < 0.2 * np.var(bent(features))
     slopes = [solve(max_records=most).params.slopes for most in (None, NUM)]
     np.testing.assert_array_equal(*slopes)
+
+
+def test_amounts_beside_a_column_that_is_never_zero_lie_on_a_line():
+    solution = solve("logistic", data=amounts(0.5), epsilon=20.0)
+    assert solution.params.knots == FINEST
+    grid = 0.5 + jnp.array([0.3125, 0.375, 0.4375])  # between wider knots
+    low, high, last = solution.params.curve(0, grid)
+    np.testing.assert_allclose(high - low, last - high, rtol=1e-3, atol=1e-4)
+
+
+def test_under_jit_no_callback_is_shown_both_models():
+    options = Execution(callback=lambda step, params: None)
+
+    def run(*data):
+        return solve("logistic", data=data, execution=options).params
+
+    jax.eval_shape(run, *table(100))  # too few for a choice
+    with pytest.raises(ValueError, match="execution must be without a callback"):
+        jax.eval_shape(run, *table(1_000))

@@ -7,7 +7,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from dpjax.sklearn import DPAdditiveClassifier, DPAdditiveRegressor
+from dpjax.sklearn import DPAdditiveClassifier
 
 NUM = 10_000
 KINDS = ["ape", "bee", "cat", "dog"]  # of which nobody has the last
@@ -90,38 +90,6 @@ def test_a_class_alone_has_flat_shapes(table):
     assert model.classes_.tolist() == ["all"]
     assert model.predict_proba(frame[:2]).tolist() == [[1.0], [1.0]]
     assert all(np.all(shape.values == 0) for shape in model.shapes_.values())
-
-
-@pytest.fixture(scope="module")
-def banded(table):
-    frame, scores = table
-    targets = 100 * scores + 50 * np.random.default_rng(3).normal(size=NUM)
-    model = DPAdditiveRegressor(epsilon=8.0, intervals=True, random_state=0)
-    return model.fit(frame, targets)
-
-
-def test_bands_are_in_units_of_the_table(banded):
-    bands, shapes = banded.bands(0.01), banded.shapes_
-    assert list(bands) == list(shapes)
-    for name, (grid, low, high) in bands.items():
-        assert grid.tolist() == shapes[name].grid.tolist()
-        is_known = np.isfinite(high)
-        assert (np.isfinite(low) == is_known).all()
-        middle = (low[is_known] + high[is_known]) / 2
-        values = shapes[name].values[is_known]
-        np.testing.assert_allclose(middle, values, 1e-4, 1e-2)
-        assert (low <= high).all()
-    kinds = bands["kind"]
-    # Three kinds and the constant are nearly one column too many: nobody has the last.
-    assert np.isinf(kinds[2]).any()
-    grid, low, high = bands["owns"]
-    assert low[grid == 1] < 0 < high[grid == 1]
-    assert np.isfinite(high).all()
-    wider = banded.bands(0.001)["owns"][2]
-    assert wider[grid == 1] > high[grid == 1]
-    panels = banded.plot_shapes().axes
-    assert [len(panel.collections) for panel in panels] == [1, 1, 1]
-    assert np.isfinite(panels[0].get_ylim()).all()
 
 
 def test_what_has_no_bands_is_refused(table, model):

@@ -34,14 +34,8 @@ from dpjax.sklearn._tables import shares_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is cloned again")
 
-REGRESSORS = [
-    DPLinearRegression,
-    DPHuberRegressor,
-    DPPoissonRegressor,
-    DPGammaRegressor,
-    DPTweedieRegressor,
-    DPMeanRegressor,
-]
+REGRESSORS = [DPLinearRegression, DPHuberRegressor, DPPoissonRegressor]
+REGRESSORS += [DPGammaRegressor, DPTweedieRegressor, DPMeanRegressor]
 CLASSIFIERS = [DPLogisticRegression, DPAdditiveClassifier]
 NONE = contextlib.nullcontext()
 MODELS = [*REGRESSORS[:-1], DPAdditiveRegressor, *CLASSIFIERS]
@@ -259,21 +253,17 @@ def test_means_are_weighted_and_held():
     assert abs(held.fit(rows, targets).mean_ - 1_000) < 20
 
 
-AMOUNTS = [
-    DPPoissonRegressor(random_state=0),
-    DPAdditiveRegressor(loss="poisson", random_state=0),
-]
-
-
-@pytest.mark.parametrize("model", AMOUNTS, ids=lambda x: type(x).__name__)
-@pytest.mark.parametrize("unit", [1.0, 365.0])
+@pytest.mark.parametrize(
+    ("model", "unit"),
+    [(DPPoissonRegressor(), 365.0), (DPAdditiveRegressor(loss="poisson"), 1.0)],
+)
 def test_means_are_in_proportion_to_exposures(model, unit):
     rng = np.random.default_rng(0)
     rows, years = rng.uniform(18, 80, (20_000, 1)), rng.uniform(-0.1, 2, 20_000)
     counts = rng.poisson(np.maximum(years, 0) * np.exp(0.02 * rows[:, 0] - 1))
     counts[years < 0] = 1_000_000  # without exposure a record has no weight
     years[years < 0] = np.where(years[years < 0] < -0.05, np.nan, -7.0)
-    model = clone(model).set_params(max_exposure=2 * unit)
+    model = clone(model).set_params(max_exposure=2 * unit, random_state=0)
     model.fit(rows, counts, exposure=years * unit)
     found = model.predict([[50.0]] * 5, exposure=unit * np.array([1, 2, 9, -1, np.nan]))
     np.testing.assert_allclose(found, [1, 2, 2, 0, 0], atol=0.2)
@@ -284,17 +274,17 @@ def test_means_are_in_proportion_to_exposures(model, unit):
     is_seen = years > 0
     data = rows[is_seen], counts[is_seen]
     known, not_known = (
-        score_privately(model, *data, exposure=one, epsilon=20.0, random_state=0)[0]
-        for one in (unit * years[is_seen], None)
+        score_privately(model, *data, exposure=x, epsilon=20.0, random_state=0)[0]
+        for x in (unit * years[is_seen], None)
     )
     assert known.measures[2].model.high < not_known.measures[2].model.low
 
 
-@pytest.mark.parametrize("largest", [1e-3, 1.0, 1e300])
-def test_an_exposure_of_any_size_raises_no_warning(largest):
-    exposure = np.array([1e308, np.inf, -np.inf, np.nan])
-    found = shares_of(exposure, largest, np.zeros((4, 1)))  # warnings are errors here
-    np.testing.assert_array_equal(found, [1, 1, 0, 0])
+def test_an_exposure_of_any_size_raises_no_warning():
+    exposure, rows = np.array([1e308, np.inf, -np.inf, np.nan]), np.zeros((4, 1))
+    for largest in (1e-3, 1.0, 1e300):  # warnings are errors here
+        shares = shares_of(exposure, largest, rows)
+        np.testing.assert_array_equal(shares, [1, 1, 0, 0])
 
 
 def test_a_mean_in_a_public_range_is_a_clipped_one():
@@ -319,6 +309,7 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
         __import__("dpjax.sklearn")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("estimator", [*MODELS[:-2], DPMeanRegressor])
 def test_a_missing_target_has_no_weight(estimator):
     rng = np.random.default_rng(1)

@@ -11,7 +11,6 @@ from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers import (
     Curves,
-    Execution,
     Solution,
     dp_additive_model,
     dp_linear_model,
@@ -113,18 +112,13 @@ def amounts(shift=0.0):
     return features, labels
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.5])
-def test_a_column_that_is_mostly_zero_tells_amounts_apart(shift):
-    solution = solve("logistic", data=amounts(shift), epsilon=20.0)
+def test_a_column_that_is_mostly_zero_tells_amounts_apart():
+    solution = solve("logistic", data=amounts(), epsilon=20.0)
     assert solution.params.knots == FINEST
     assert solution.stats["shares"]["rare_columns"] == 0.005
     assert sum(solution.stats["shares"].values()) == pytest.approx(1.0)
-    grid = shift + jnp.array([0.3125, 0.375, 0.4375])
-    low, high, last = solution.params.curve(0, grid)
-    if shift:  # straight between wider knots
-        np.testing.assert_allclose(high - low, last - high, rtol=1e-3, atol=1e-4)
-    else:
-        assert high - max(low, last) > 1.0
+    low, high, last = solution.params.curve(0, jnp.array([0.3125, 0.375, 0.4375]))
+    assert high - max(low, last) > 1.0
 
 
 def test_which_columns_are_mostly_zero():
@@ -246,17 +240,6 @@ def test_a_choice_costs_no_more_than_it_needs():
     assert many["bends"] < 1e-3
     assert many["first_fit"] == 0.02
     assert sum(labels.values()) == pytest.approx(0.115)
-
-
-def test_under_jit_no_callback_is_shown_both_models():
-    options = Execution(callback=lambda step, params: None)
-
-    def run(*data):
-        return solve("logistic", data=data, execution=options).params
-
-    jax.eval_shape(run, *table(100))  # too few for a choice
-    with pytest.raises(ValueError, match="execution must be without a callback"):
-        jax.eval_shape(run, *table(1_000))
 
 
 def test_the_price_is_that_of_the_linear_model():
