@@ -9,23 +9,12 @@ import pytest
 
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.solvers import (
-    Curves,
-    Solution,
-    dp_additive_model,
-    dp_linear_model,
-)
+from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers._curves import hats
 from dpjax.solvers._gain import released_gain, shares_of
 from dpjax.solvers._hats import Hats, at_finest, curves_of
-from dpjax.solvers._knots import (
-    FINE,
-    FINEST,
-    NARROW,
-    Rule,
-    banded_knots_of,
-    may_be_finest,
-)
+from dpjax.solvers._knots import FINE, FINEST, NARROW, Rule
+from dpjax.solvers._knots import banded_knots_of, may_be_finest
 from dpjax.solvers._rare import rare_columns
 from dpjax.solvers.linear import _on_sample
 from dpjax.solvers.linear._kind import Examples, ModelKind
@@ -150,9 +139,14 @@ def test_the_choice_of_columns_has_the_stated_noise():
     assert 0.8 < jnp.mean(nums) < 0.88
 
 
-def test_a_function_that_bends_is_found():
+def test_the_price_is_that_of_the_linear_model():
+    """And a function that bends is found at it."""
     features, _ = table(seed=1)
     solution = solve()
+    multiplier = solution.stats["noise_multiplier"]
+    same = solve(epsilon=None, noise_multiplier=multiplier)
+    np.testing.assert_array_equal(same.params.heights, solution.params.heights)
+    assert same.privacy.dp_event == solution.privacy.dp_event
     assert solution.params.knots == FINE
     error = solution.predict(features) - bent(features)
     assert np.mean(error**2) < 0.05 * np.var(bent(features))
@@ -240,14 +234,6 @@ def test_a_choice_costs_no_more_than_it_needs():
     assert many["bends"] < 1e-3
     assert many["first_fit"] == 0.02
     assert sum(labels.values()) == pytest.approx(0.115)
-
-
-def test_the_price_is_that_of_the_linear_model():
-    solution = solve()
-    multiplier = solution.stats["noise_multiplier"]
-    same = solve(epsilon=None, noise_multiplier=multiplier)
-    np.testing.assert_array_equal(same.params.heights, solution.params.heights)
-    assert same.privacy.dp_event == solution.privacy.dp_event
 
 
 BAD = {
