@@ -5,7 +5,7 @@ import inspect
 
 import numpy as np
 import pytest
-from sklearn.base import clone, is_classifier
+from sklearn.base import is_classifier
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -15,7 +15,6 @@ from dpjax.sklearn import (
     DPAdditiveClassifier,
     DPAdditiveRegressor,
     DPHuberRegressor,
-    DPLinearRegression,
     DPLogisticRegression,
     DPMeanRegressor,
     score_privately,
@@ -110,20 +109,6 @@ def test_searches_and_pipelines(table):
     assert len(told) == 1
     assert search.best_score_ > 0.8
     assert search.best_estimator_[-1].privacy_.epsilon == 1.0
-
-
-def test_frames_of_pandas(table, model):
-    pandas = pytest.importorskip("pandas")
-    frame, spent = table
-    other = pandas.DataFrame(frame.to_dict(as_series=False))
-    fitted = clone(model).fit(other, pandas.Series(spent))
-    assert fitted.feature_names_in_.tolist() == frame.columns
-    np.testing.assert_array_equal(fitted.coef_, model.coef_)
-    ranges = {"age": (18, 90), "income": (0, 1e6), "year": (1990, 2020)}
-    public = DPLinearRegression(random_state=0, feature_ranges=ranges)
-    public.fit(other, pandas.Series(spent, dtype="Float64"))
-    assert public.feature_ranges_.tolist() == [list(pair) for pair in ranges.values()]
-    assert public.score(other, spent) > 0.85
 
 
 def test_categories_of_arrays_are_declared(shapes):

@@ -13,8 +13,14 @@ from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers._curves import hats
 from dpjax.solvers._gain import released_gain, shares_of
 from dpjax.solvers._hats import Hats, at_finest, curves_of
-from dpjax.solvers._knots import FINE, FINEST, NARROW, Rule
-from dpjax.solvers._knots import banded_knots_of, may_be_finest
+from dpjax.solvers._knots import (
+    FINE,
+    FINEST,
+    NARROW,
+    Rule,
+    banded_knots_of,
+    may_be_finest,
+)
 from dpjax.solvers._rare import rare_columns
 from dpjax.solvers.linear import _on_sample
 from dpjax.solvers.linear._kind import Examples, ModelKind

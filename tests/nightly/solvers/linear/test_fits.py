@@ -141,13 +141,6 @@ def test_errors_of_narrow_data_are_narrow_where_wide_ones_are_enabled():
     assert errors.dtype == jnp.float32
 
 
-def test_repetitions_of_errors_are_one_program():
-    keys = jax.random.split(jax.random.key(0), 2)
-    errors = jax.jit(jax.vmap(lambda key: with_intervals(key=key).standard_errors))
-    expected = with_intervals(key=jax.random.clone(keys[1])).standard_errors
-    np.testing.assert_allclose(errors(keys)[1], expected, rtol=0.02)
-
-
 @pytest.mark.parametrize("unit", [1e-4, 1e6])
 def test_units_of_targets_are_units_of_errors(unit):
     features, means, noise = table()
