@@ -127,7 +127,7 @@ POISSON = losses.poisson(5.0)  # its targets are zero or above
 )
 def test_no_two_records_of_a_constant_are_further_apart(loss, has_exposures):
     kind = ModelKind(loss, True, has_exposures, None)
-    targets, offsets, weights = every(ODD, [*ODD, -30.0], [0, 0.3, 0.999, 1])
+    targets, offsets, weights = every(ODD, [*ODD, -30.0], [0, 0.3, 0.999, 7])
     features = np.zeros((len(targets), 1), np.float32)
     examples = cleaned(loss, None, Examples(features, targets, offsets, weights), 1.0)
     samples, estimator = _constant._samples(kind, examples, jnp.float32(0.9))
