@@ -10,7 +10,7 @@ import pytest
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers import Solution, dp_linear_model
-from dpjax.solvers.linear import _intervals
+from dpjax.solvers.linear import _intervals, _noisy_bound
 from dpjax.solvers.linear._noisy_bound import noisy_bound, noisy_excess, num_above
 from tests.unit.refusals import refused
 from tests.unit.solvers.linear.test_model import table
@@ -116,6 +116,19 @@ def test_a_bound_is_exceeded_by_about_as_many_as_it_says(key):
     assert 2.0**-20 <= nothing < 2.0**-19.8
     lower = noisy_bound(key, sizes, noise_multiplier=10.0, least=1_000)
     assert 900 < float(jnp.sum(sizes > lower)) < 1_500
+
+
+def test_every_step_of_a_bisection_has_its_own_noise(key, monkeypatch):
+    seen = []
+
+    def spy(key, value, stddev):
+        seen.append(tuple(jax.random.key_data(key).tolist()))
+        return value
+
+    monkeypatch.setattr(_noisy_bound, "gaussian", spy)
+    with jax.disable_jit():
+        noisy_bound(key, jnp.ones(3), noise_multiplier=1.0)
+    assert len(set(seen)) == len(seen) > 1
 
 
 @pytest.mark.parametrize("noise_multiplier", [1e-3, 1.0, 4.0, 1e6])
