@@ -104,6 +104,15 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
     np.testing.assert_array_equal(*slopes)
 
 
+def test_a_column_that_is_mostly_zero_tells_amounts_apart():
+    solution = solve("logistic", data=amounts(), epsilon=20.0)
+    assert solution.params.knots == FINEST
+    assert solution.stats["shares"]["rare_columns"] == 0.005
+    assert sum(solution.stats["shares"].values()) == pytest.approx(1.0)
+    low, high, last = solution.params.curve(0, jnp.array([0.3125, 0.375, 0.4375]))
+    assert high - max(low, last) > 1.0
+
+
 def test_amounts_beside_a_column_that_is_never_zero_lie_on_a_line():
     solution = solve("logistic", data=amounts(0.5), epsilon=20.0)
     assert solution.params.knots == FINEST

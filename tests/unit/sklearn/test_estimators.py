@@ -242,6 +242,7 @@ def test_means_are_weighted_and_held():
     assert abs(held.fit(rows, targets).mean_ - 1_000) < 20
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("model", "unit"),
     [(DPPoissonRegressor(), 365.0), (DPAdditiveRegressor(loss="poisson"), 1.0)],
@@ -298,7 +299,7 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
         __import__("dpjax.sklearn")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("estimator", [*MODELS[:-2], DPMeanRegressor])
 def test_a_missing_target_has_no_weight(estimator):
     rng = np.random.default_rng(1)

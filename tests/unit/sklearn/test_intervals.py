@@ -48,6 +48,7 @@ def fitted(kind):
     return frame, targets, truths.get(kind, TRUE), asked(kind).fit(frame, targets)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "kind", [DPLinearRegression, DPLogisticRegression, DPPoissonRegressor]
 )

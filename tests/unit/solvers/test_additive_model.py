@@ -107,15 +107,6 @@ def amounts(shift=0.0):
     return features, labels
 
 
-def test_a_column_that_is_mostly_zero_tells_amounts_apart():
-    solution = solve("logistic", data=amounts(), epsilon=20.0)
-    assert solution.params.knots == FINEST
-    assert solution.stats["shares"]["rare_columns"] == 0.005
-    assert sum(solution.stats["shares"].values()) == pytest.approx(1.0)
-    low, high, last = solution.params.curve(0, jnp.array([0.3125, 0.375, 0.4375]))
-    assert high - max(low, last) > 1.0
-
-
 def test_which_columns_are_mostly_zero():
     shares = np.array([0.5, 0.05, 0.14, 0.0, 0.16])
     beside = np.arange(1_000)[:, None] < 1_000 * shares
