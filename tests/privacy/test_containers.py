@@ -1,6 +1,7 @@
 """One odd cell changes its own record alone, in every container, and none raises."""
 
 import decimal
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -43,7 +44,11 @@ ARROW = {
 POLARS = {
     **{pl.Int64: ["ids"], pl.Int128: ["ids"], pl.Decimal(38, 2): ["amounts"]},
     **{pl.Decimal(38, 0): ["ids"], pl.Float64: ["floats"], pl.Boolean: ["truths"]},
-    **{pl.String: ["towns"], pl.Categorical: ["towns"], pl.Enum(sorted({*TOWNS})): []},
+    **{
+        pl.String: ["towns"],
+        pl.Categorical: ["towns"],
+        pl.Enum(sorted({*TOWNS})): ["towns"],
+    },
 }
 
 
@@ -53,26 +58,26 @@ def masked(cells):
     return np.ma.MaskedArray(np.array(filled), np.logical_not(known))
 
 
+def of_pandas(cells, kind):
+    return pd.Series(pd.arrays.ArrowExtensionArray(pa.array(cells, kind)))
+
+
 def typed():
     """Yields the name, the column and the maker of each container with a type."""
-    for kind, names in PANDAS.items():
-        for name in names:
-            yield kind, name, lambda cells, kind=kind: pd.Series(cells, dtype=kind)
-    for kind, names in ARROW.items():
-        for name in names:
-            yield f"arrow {kind}", name, lambda cells, kind=kind: pa.array(cells, kind)
-            yield (
-                *(f"pandas {kind}", name),
-                lambda cells, kind=kind: pd.Series(
-                    pd.arrays.ArrowExtensionArray(pa.array(cells, kind))
-                ),
-            )
-    for kind, names in POLARS.items():
-        for name in names or ["towns"]:
-            yield (
-                *(f"polars {kind}", name),
-                lambda cells, kind=kind: pl.Series(cells, dtype=kind, strict=False),
-            )
+    makers = (
+        ("", PANDAS, lambda cells, kind: pd.Series(cells, dtype=kind)),
+        ("arrow ", ARROW, lambda cells, kind: pa.array(cells, kind)),
+        ("pandas ", ARROW, of_pandas),
+        (
+            "polars ",
+            POLARS,
+            lambda cells, kind: pl.Series(cells, dtype=kind, strict=False),
+        ),
+    )
+    for library, kinds, make in makers:
+        for kind, names in kinds.items():
+            for name in names:
+                yield f"{library}{kind}", name, partial(make, kind=kind)
     yield "masked", "ids", masked
     yield "categories", "ids", lambda cells: pd.Series(cells, dtype=CATEGORIES)
 
@@ -143,11 +148,8 @@ def test_a_file_is_read_cell_by_cell(tmp_path, name, suffix):
         cells = [odd, *COLUMNS[name][1:]]
         table = {"a": cells, "b": cells}
         if suffix == ".csv":
-            lines = [
-                ",".join(table),
-                *(f"{x},{x}" for x in ["" if odd is None else odd, *cells[1:]]),
-            ]
-            path.write_text("\n".join(lines))
+            texts = ["" if odd is None else odd, *cells[1:]]
+            path.write_text("\n".join(["a,b", *(f"{x},{x}" for x in texts)]))
         else:
             pq.write_table(pa.table(table), path)
         np.testing.assert_array_equal(made.predict(path)[1:], truth[1:])
@@ -215,7 +217,6 @@ def test_a_type_reads_its_cells_one_by_one(case):
     np.testing.assert_array_equal(found, linear.fit(plain[:, None], plain).coef_)
 
 
-@pytest.mark.slow
 def test_categories_are_told_apart_to_the_last_digit():
     cells = pd.Series([BIG, BIG - 1, None, 7] * 500, dtype=CATEGORIES)
     labels = np.where(cells.array.codes == 0, "yes", "no")

@@ -139,6 +139,7 @@ def _of_value(part):
     return part.func, dict(zip(first, (KEY, X), strict=True)) | part.keywords
 
 
+BIWEIGHT = losses.biweight(1.0)
 X, KEY, BUDGET = jnp.zeros(3), jax.random.key(0), {"epsilon": 1.0, "delta": 1e-5}
 TRUNCATION, TRIMMED = estimators.Truncation(1.0), estimators.TrimmedMean(0.1, -1.0, 1.0)
 BOX, BALL = constraints.Box(-np.ones(3), np.ones(3)), constraints.L2Ball(1.0)
@@ -358,6 +359,14 @@ WRONG = [
     ("dp_objective_perturbation", "features", [[[1.0]], np.ones((40, 0))]),
     ("arsinh_normal laplace_log_normal", "sigma", [9.0]),
     ("peeling", "sparsity", [4]),
+    (
+        "dp_additive_model",
+        "smooth",
+        [0, "01", (0, 6), (0.5,), (True,), (0, 0), (0, -6)],
+    ),
+    ("dp_additive_model dp_linear_model", "loss", [losses.absolute, BIWEIGHT]),
+    ("dp_additive_model dp_linear_model", "data", [(np.ones(3), np.ones(3))]),
+    ("dp_additive_model dp_linear_model", "noise_multiplier", [1.0]),  # beside epsilon
     ("softmax", "num_classes", [1]),
     ("tweedie", "power", [1.0, 2.5, "1.5"]),
     ("average_iterates", "decay", [1.1]),

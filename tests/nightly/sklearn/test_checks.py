@@ -1,7 +1,6 @@
 """scikit-learn's own checks of an estimator: none is switched off by a tag."""
 
 import inspect
-from collections import Counter
 
 import pytest
 from sklearn.base import is_classifier
@@ -9,17 +8,11 @@ from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dpjax.sklearn
-from dpjax.sklearn._regressors import _Regressor
 
-# Most of the time would go into compiling, anew for each shape of the checks.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*is cloned again"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*is cloned again")
 
 PUBLIC = [getattr(dpjax.sklearn, name) for name in dpjax.sklearn.__all__]
 KINDS = [one for one in PUBLIC if inspect.isclass(one)]
-# These share their `fit`, and differ in the loss and what it asks of targets.
-REGRESSORS = [kind for kind in KINDS if issubclass(kind, _Regressor)]
 # scikit-learn passes weights to all that takes them.
 ESTIMATORS = [kind(max_weight=1) for kind in KINDS]
 NO_VALUE_RAISES = "an error that depends on private values would release them"
@@ -45,28 +38,16 @@ OF_CLASSIFIERS = {
 
 
 def checks(estimators):
-    """All of `parametrize_with_checks` but those that fail, for the reasons above.
-
-    Of the regressors that share their `fit` each check takes two, by turns; the rest
-    are part of the audits.
-    """
+    """All of `parametrize_with_checks` but those that fail, for the reasons above."""
     mark = parametrize_with_checks(estimators).mark  # pytest deprecates its iterator
     names, cases = mark.args
-    turns, marked = Counter(), []
-    for estimator, check in cases:
-        kind = type(estimator)
-        turns[kind] += 1
-        failing = OF_ALL | (
-            OF_CLASSIFIERS if is_classifier(estimator) else OF_REGRESSORS
-        )
-        if check.func.__name__ in failing:
-            continue
-        is_taken = kind not in REGRESSORS or (
-            (REGRESSORS.index(kind) - turns[kind]) % len(REGRESSORS) < 2
-        )
-        mark_of_it = pytest.mark.slow if is_taken else pytest.mark.audit
-        marked.append(pytest.param(estimator, check, marks=mark_of_it))
-    return pytest.mark.parametrize(names, marked, **mark.kwargs)
+    run_cases = [
+        (estimator, check)
+        for estimator, check in cases
+        if check.func.__name__
+        not in OF_ALL | (OF_CLASSIFIERS if is_classifier(estimator) else OF_REGRESSORS)
+    ]
+    return pytest.mark.parametrize(names, run_cases, **mark.kwargs)
 
 
 @checks(ESTIMATORS)

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from dpjax import datasets
-from dpjax._texts import Texts, numbers_of
-from dpjax.cli._cells import count_cells
 from dpjax.datasets import Categorical, Numeric
 
 pd = pytest.importorskip("pandas")
@@ -17,26 +15,20 @@ ODD_CELLS = ["", "?", "abc", "nan", "inf", "-inf", "1e400", "1e300", "\x00", "1,
 
 
 @pytest.mark.parametrize("dtype", [object, np.str_, np.dtypes.StringDType()])
-def test_odd_text_is_at_the_centre(dtype):
+def test_odd_text_is_at_the_center(dtype):
     column = np.array(["7", " 3 ", *ODD_CELLS], dtype=dtype)
     feature = Numeric(center=5, scale=2).encode(column)
     assert feature.dtype == np.float32
     assert feature[:, 0].tolist() == [1.0, -1.0, *[0.0] * len(ODD_CELLS)]
 
 
-def test_odd_objects_are_at_the_centre():
+def test_odd_numbers_are_at_the_center():
     column = np.array([7, None, 10**400, [], b"3", True, object()], dtype=object)
     feature = Numeric(center=5, scale=2).encode(column)
     assert feature[:, 0].tolist() == [1.0, 0.0, 0.0, 0.0, -1.0, -2.0, 0.0]
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
-def test_odd_numbers_are_at_the_centre(dtype):
-    column = np.array([7, np.nan, np.inf, -np.inf], dtype=dtype)
-    assert Numeric(5, 2).encode(column)[:, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_a_number_beyond_float32_is_at_the_centre():
+    for dtype in (np.float64, np.float32, np.float16):
+        column = np.array([7, np.nan, np.inf, -np.inf], dtype=dtype)
+        assert Numeric(5, 2).encode(column)[:, 0].tolist() == [1.0, 0.0, 0.0, 0.0]
     assert Numeric(scale=1e-30).encode(np.array([1e30, 1e-30])).tolist() == [[0], [1]]
 
 
@@ -52,19 +44,14 @@ def test_categories_are_compared_as_stripped_text(dtype):
     assert Categorical(("a", "b")).encode(column).tolist() == expected
 
 
-def test_odd_objects_are_in_no_category():
+def test_no_cell_raises_or_warns():
     column = np.array([None, np.nan, b"\xff", [], "a"], dtype=object)
     assert Categorical(("a", "None!")).encode(column).sum() == 1
-
-
-def test_no_cell_raises_or_warns():
     cells = [10**5000, Fraction(10**5000), [10**5000], np.array([1]), Decimal("sNaN")]
     cells += [np.complex64(1j), Decimal("1e9999"), np.longdouble("1e4000"), "1" * 5000]
-    cells += [SimpleNamespace(ndim=10**5000)]
-    column = np.array([*cells, None], dtype=object)
+    cells += [SimpleNamespace(ndim=10**5000), None]
     for kind in (Numeric(), Categorical(("1",))):
-        assert not kind.encode(column).any()
-        assert count_cells(kind, column)[:3] == (len(column), 1, len(cells))
+        assert not kind.encode(np.array(cells, dtype=object)).any()
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.float32])
@@ -86,47 +73,26 @@ def test_a_record_is_encoded_by_itself():
     assert names == ("x", "c=a", "c=b")
     assert features.shape == (50, 3)
     assert np.array_equal(features[:7], part)
-
-
-def test_no_records_give_no_rows():
     features, _ = datasets.encode({"x": np.array([], object)}, {"x": Numeric()})
     assert features.shape == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("columns", "schema", "message"),
-    [
-        ({"x": np.ones(2)}, {}, "schema must be"),
-        ({"x": np.ones(2)}, {"y": Numeric()}, r"got \['y'\]"),
-        (
-            {"x": np.ones(2), "y": np.ones(3)},
-            {"x": Numeric(), "y": Numeric()},
-            "columns must be of one length",
-        ),
+def test_errors_are_of_the_schema():
+    two, three = np.ones(2), np.ones(3)
+    for columns, schema, message in (
+        ({"x": two}, {}, "schema must be"),
+        ({"x": two}, {"y": Numeric()}, r"got \['y'\]"),
+        ({"x": two, "y": three}, dict.fromkeys("xy", Numeric()), "columns must be of"),
         ({"x": np.ones((2, 2))}, {"x": Numeric()}, "column must be"),
         ({"x": np.ones(2, complex)}, {"x": Numeric()}, "column must be"),
         ({"x": np.ones(2, "M8[s]")}, {"x": Categorical(("a",))}, "column must be"),
-    ],
-)
-def test_errors_are_of_the_schema(columns, schema, message):
-    with pytest.raises(ValueError, match=message):
-        datasets.encode(columns, schema)
+    ):
+        with pytest.raises(ValueError, match=message):
+            datasets.encode(columns, schema)
 
 
-ONES = [
-    1,
-    1.0,
-    True,
-    "1",
-    "1.0",
-    "1.",
-    "+1",
-    "1.0e+00",
-    " true ",
-    "TRUE",
-    np.float32(1),
-    b"1",
-]
+ONES = [1, 1.0, True, "1", "1.0", "1.", "+1", "1.0e+00", " true ", "TRUE", b"1"]
+ONES += [np.float32(1)]
 
 
 @pytest.mark.parametrize("name", ["1", "1.0", "true"])
@@ -140,20 +106,17 @@ def test_one_is_one_however_it_is_written(name):
     assert not kind.encode(odd).any()
 
 
-@pytest.mark.parametrize("as_column", [Texts.of, lambda cells: np.array(cells, object)])
-def test_identifiers_are_compared_to_the_last_digit(as_column):
+def test_identifiers_are_compared_to_the_last_digit():
     ids = ["103241243500726324", "103241243500726320", "103241243500726324.0"]
-    found = Categorical((ids[0],)).encode(as_column(ids))
-    assert found.tolist() == [[1], [0], [1]]
+    encoded = Categorical((ids[0],)).encode(np.array(ids, object))
+    assert encoded.tolist() == [[1], [0], [1]]
     assert Categorical(tuple(ids[:2])).encode(np.array(ids[:2], np.int64)).sum() == 2
 
 
 def test_what_is_missing_is_no_category():
     missing = [None, np.nan, pd.NA, pd.NaT, np.datetime64("NaT"), Decimal("NaN"), " "]
     kind = Categorical(("NA", "None", "a"))
-    for column in (np.array(missing, object), Texts.of(missing)):
-        assert not kind.encode(column).any()
-        assert np.isnan(numbers_of(column)).all()
+    assert not kind.encode(np.array(missing, object)).any()
     assert kind.encode(np.array(["NA", "None", "nan"])).sum() == 2  # if listed
     for frame in (pd.DataFrame({"x": ["a", None]}), pd.DataFrame({"x": ["a", np.nan]})):
         assert kind.encode(frame["x"].to_numpy(object))[:, 2].tolist() == [1, 0]
@@ -168,20 +131,16 @@ def test_codes_stay_apart():
     kind = Categorical(("01", "1"))
     assert kind.encode(np.array(["01", "1.0"])).tolist() == [[1, 0], [0, 1]]
     codes = ["250.1", "250.10", "250", "250.00", "1.5"]
-    for cells in (np.array(codes), Texts.of(codes)):
-        assert (Categorical(tuple(codes)).encode(cells) == np.eye(5)).all()
+    assert (Categorical(tuple(codes)).encode(np.array(codes)) == np.eye(5)).all()
     # In a column of numbers, and as programs write numbers, there is but one of each.
     cells = Categorical(("250.10", "1.5")).encode(np.array([250.1, 1.5, np.nan]))
     assert cells.tolist() == [[1, 0], [0, 1], [0, 0]]
     written = np.array(["1.5e+00", "2.500000000000000000e-01", "1.5"])
-    assert Categorical(("1.5", "0.25")).encode(written).tolist() == [
-        [1, 0],
-        [0, 1],
-        [1, 0],
-    ]
+    cells = Categorical(("1.5", "0.25")).encode(written)
+    assert cells.tolist() == [[1, 0], [0, 1], [1, 0]]
 
 
-def test_a_winsorized_column_is_held():
+def test_a_winsorized_column_is_clipped():
     cells = np.array(["1e30", "-7", "45", "", "inf"])
     kind = Numeric(40, 10, limit=0.75)
     assert kind.encode(cells)[:, 0].tolist() == [0.75, -0.75, 0.5, 0, 0]

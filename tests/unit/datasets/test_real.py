@@ -8,52 +8,32 @@ import pytest
 from dpjax import datasets
 from dpjax.datasets import _adult, _files, _rand_hie
 
-BUNDLED = ["adult", "rand_hie"]
-every_loader = pytest.mark.parametrize("name", BUNDLED)
-SIZES = {
-    "adult": (32_561, 16_281, 105),
-    "rand_hie": (16_190, 4_000, 29),
-}
-
-
+SIZES = {"adult": (32_561, 16_281, 105), "rand_hie": (16_190, 4_000, 29)}
 loaded = functools.cache(datasets.load)  # for tests that change nothing
 
 
-@every_loader
-def test_shapes_dtypes_and_finiteness(name):
+@pytest.mark.parametrize("name", SIZES)
+def test_shapes_dtypes_and_scales(name):
     data = loaded(name)
     num_train, num_test, num_features = SIZES[data.name]
     assert data.features.shape == (num_train, num_features)
     assert data.test_features.shape == (num_test, num_features)
     assert data.targets.shape == (num_train,)
     assert data.test_targets.shape == (num_test,)
-    for array in (*data.train, *data.test):
+    again = datasets.load(name)
+    for array, same in zip(
+        (*data.train, *data.test), (*again.train, *again.test), strict=True
+    ):
         assert array.dtype == np.float32
         assert np.isfinite(array).all()
+        np.testing.assert_array_equal(array, same)
     assert len(set(data.feature_names)) == num_features
     assert data.feature_names[-1] == "intercept"
     assert np.all(data.features[:, -1] == 1)
     if data.task == "classification":
         assert set(np.unique(data.targets)) == {-1.0, 1.0}
-
-
-@every_loader
-def test_public_scales_suit_the_data(name):
-    # Not computed from the data, yet near it: no column's spread passes 5 units.
-    assert loaded(name).features.std(axis=0).max() < 5
-
-
-@pytest.mark.parametrize("name", BUNDLED)
-def test_loading_is_deterministic(name):
-    first, second = datasets.load(name), datasets.load(name)
-    pairs = zip((*first.train, *first.test), (*second.train, *second.test), strict=True)
-    assert all(np.array_equal(*pair) for pair in pairs)
-
-
-def test_adult_counts():
-    data = loaded("adult")
-    assert int((data.targets > 0).sum()) == 7_841
-    assert int((data.test_targets > 0).sum()) == 3_846
+    # Scales are not computed from the data, yet near it.
+    assert data.features.std(axis=0).max() < 5
 
 
 def test_adult_first_record():
@@ -79,6 +59,8 @@ def test_adult_first_record():
         }
     )
     assert data.targets[0] == -1
+    assert int((data.targets > 0).sum()) == 7_841
+    assert int((data.test_targets > 0).sum()) == 3_846
 
 
 def test_adult_lists_every_category_of_its_files():
@@ -112,7 +94,4 @@ def test_short_and_long_rows_are_read():
     columns = _files.read_columns(b'a,b\n1, "x,y"\n\n2\n3,z,extra\n')
     assert columns["a"].tolist() == ["1", "2", "3"]
     assert columns["b"].tolist() == ["x,y", "", "z"]
-
-
-def test_a_table_without_rows_is_read():
     assert _files.read_columns(b"a,b\n")["b"].shape == (0,)

@@ -1,4 +1,4 @@
-"""Models in other languages predict as they do, from the same raw cells."""
+"""Models in other languages predict as they do, from every kind of raw cell."""
 
 import functools
 import sqlite3
@@ -32,18 +32,15 @@ BENT = Curves(
     np.array([[0.5, 0.1, -1.5, 0.7], [-0.3, 0.2, 0.0, 1.0]], np.float32),
     *((-5.0, -1.0, 0.5, 2.0), (0, 1), 9),
 )
+LABELS = {"link": "logit", "target": Categorical(("yes",))}
+AMOUNTS = {"link": "log", "target": Numeric(0, 10)}
 VARIANTS = {
     "linear": {},
     "curves": {"params": BENT},
-    "labels": {"link": "logit", "target": Categorical(("yes",))},
-    "curves of labels": {
-        **{"params": BENT, "link": "logit", "target": Categorical(("yes",))}
-    },
-    "amounts": {"link": "log", "target": Numeric(0, 10)},
-    "exposed": {
-        **{"params": BENT, "link": "log", "target": Numeric(0, 10)},
-        "exposure": BoundedColumn("rooms", 5.0),
-    },
+    "labels": LABELS,
+    "curves of labels": {"params": BENT, **LABELS},
+    "amounts": AMOUNTS,
+    "exposed": {"params": BENT, **AMOUNTS, "exposure": BoundedColumn("rooms", 5.0)},
 }
 NAN, INF = np.nan, np.inf
 ROOMS = [6.0, NAN, 4.0, -2.0, 10.0, 2.0, 1e300, -1e300, 5.1, INF, 3.3, -INF]
@@ -73,10 +70,8 @@ def quoted(name):
 def by_database(connection, content, table, missing):
     """Selects the expression from a table; missing numbers are one value or another."""
     kinds = {"O": "VARCHAR", "f": "DOUBLE PRECISION"}
-    said = [f"{quoted(k)} {kinds[v.dtype.kind]}" for k, v in table.items()]
-    connection.execute(
-        f"CREATE TABLE t (place INTEGER, score INTEGER, {', '.join(said)})"
-    )
+    names = ", ".join(f"{quoted(k)} {kinds[v.dtype.kind]}" for k, v in table.items())
+    connection.execute(f"CREATE TABLE t (place INTEGER, score INTEGER, {names})")
     marks = ", ".join("?" * (len(table) + 2))
     rows = zip(*(column.tolist() for column in table.values()), strict=True)
     for at, row in enumerate(rows):
@@ -86,23 +81,31 @@ def by_database(connection, content, table, missing):
     return [value for (value,) in connection.execute(query).fetchall()]
 
 
+def connected(engine):
+    if engine == "sqlite":
+        return sqlite3.connect(":memory:")
+    return pytest.importorskip("duckdb", reason="duckdb runs the SQL").connect()
+
+
 def by_sqlite(content, table):
-    return by_database(sqlite3.connect(":memory:"), content, table, [None, "?"])
+    return by_database(connected("sqlite"), content, table, [None, "?"])
 
 
 def by_duckdb(content, table):
-    duckdb = pytest.importorskip("duckdb", reason="duckdb runs the SQL")
-    return by_database(duckdb.connect(), content, table, [None, np.nan])
+    return by_database(connected("duckdb"), content, table, [None, np.nan])
+
+
+def session_of(content):
+    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the model")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    return runtime.InferenceSession(content, options)
 
 
 def by_onnx(content, table):
-    runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the model")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = runtime.InferenceSession(content, options)
+    session = session_of(content)
     (output,) = session.get_outputs()
-    (found,) = session.run([output.name], table)
-    return found
+    return session.run([output.name], table)[0]
 
 
 RUNNERS = {
@@ -130,13 +133,20 @@ def test_all_languages_predict_as_the_model_does(variant, runner):
     agrees(model(**VARIANTS[variant]), runner, TABLE)
 
 
-@pytest.mark.parametrize("runner", ["sqlite", "duckdb"])
-def test_constants(runner):
-    agrees(model(params=np.array([0.1]), columns={}), runner, TABLE)
-
-
-def test_numbers_are_written_exactly():
+def test_constants_and_numbers_are_written_exactly():
+    for runner in ("sqlite", "duckdb"):
+        agrees(model(params=np.array([0.1]), columns={}), runner, TABLE)
     assert b"(-0.3333333333333333e0)" in model().export("sql")
+
+
+def of(columns, **changes):
+    """Changes to a model of these columns, with a weight for each feature."""
+    sizes = [len(kind.names(name)) for name, kind in columns.items()]
+    return {"params": np.zeros(sum(sizes) + 1), "columns": columns, **changes}
+
+
+EXPOSED = {"link": "log", "target": Numeric(), "exposure": BoundedColumn("a", 1.0)}
+NUL = "columns must be text without NUL"
 
 
 @pytest.mark.parametrize(
@@ -144,18 +154,14 @@ def test_numbers_are_written_exactly():
     [
         ({}, "c", "format must be onnx or sql, got 'c'"),
         ({"params": np.full(10, np.nan)}, "sql", "params must be finite"),
-        ({"columns": {"a\0": Numeric()}}, "sql", "columns must be text without NUL"),
-        ({"columns": {"": Numeric()}}, "sql", "columns must be text without NUL"),
-        ({"columns": {"\ud800": Numeric()}}, "onnx", "columns must be text without NU"),
+        (of({"a\0": Numeric()}), "sql", NUL),
+        (of({"": Numeric()}), "sql", NUL),
+        (of({"\ud800": Numeric()}), "onnx", NUL),
+        (of({"a": Categorical(("x\0", "y"))}), "sql", NUL),
+        (of({"a": Numeric(), "A": Numeric()}), "sql", "differ in any case"),
+        (of({}), "onnx", "columns must be not empty"),
         (
-            {"columns": {"a": Categorical(("x\0", "y"))}},
-            *("sql", "columns must be text without NUL"),
-        ),
-        ({"columns": {"a": Numeric(), "A": Numeric()}}, "sql", "differ in any case"),
-        ({"columns": {}}, "onnx", "columns must be not empty"),
-        (
-            {"columns": {"a": Categorical(("x",))}, "link": "log", "target": Numeric()}
-            | {"exposure": BoundedColumn("a", 1.0)},
+            of({"a": Categorical(("x",))}, **EXPOSED),
             *("sql", "exposure must be no column of categories"),
         ),
     ],
@@ -163,10 +169,123 @@ def test_numbers_are_written_exactly():
 def test_models_that_are_refused(changes, form, message):
     if form == "onnx":
         pytest.importorskip("onnx", reason="onnx writes the model")
-    sizes = [len(kind.names(key)) for key, kind in changes.get("columns", {}).items()]
-    weights = {"params": np.zeros(sum(sizes) + 1)} if "columns" in changes else {}
     with pytest.raises(ValueError, match=message):
-        model(**weights | changes).export(form)
+        model(**changes).export(form)
+
+
+BIG = "9007199254740993"  # 2^53 + 1, no number of float64
+CELL_COLUMNS = {
+    "values": Categorical(("1", "0", "0.5", "7", "-3", BIG, "1e+16", "Ghent", "-0.3")),
+    "truths": Categorical(("true",)),
+    "towns": Categorical(("Ghent", "é", "a\n=1+1", "x01", "1E5", "'")),
+    "codes": Categorical(("01", "02", "7", "1E5", "Lier")),
+    "amount": Numeric(4.0, 2.0, limit=30.0),
+    "far": Numeric(),
+}
+SIZE = sum(len(kind.names("")) for kind in CELL_COLUMNS.values())
+CELL_MODEL = model(
+    params=0.1 + np.sqrt(np.arange(1.0, SIZE + 2)),
+    columns=CELL_COLUMNS,
+    target=Numeric(),
+)
+PLAIN = ["1", "0", "7", "-3", BIG, "0.5", "-0.3", "true", "True", "Ghent", "ghent"]
+PLAIN += ["", "nan", "?", "é", "a\n=1+1", "x01", "1E5", "'", "01", "02", "Lier", "2"]
+SPELLED = ["1.00", "+1", "-1", "1.", "001", "1e0", "1e+00", "1.0e+00", "0.10e+01"]
+SPELLED += ["1E+00", "10e-01", "tRUE", "fALSE", "+0.5", "0.50", ".5", "5e-01", "7.000"]
+SPELLED += ["-0", "-0.0", "00", "1_8", "1,5", "inf", "-inf", "-3.0", "--3", "+-3"]
+SPELLED += [f"+{BIG}", f"{BIG}.0", "9007199254740992", "1e", "e5", "1e+", "+", "."]
+SPELLED += ["1.2.3", "-e5", "1.0e+16", "1e16", "10000000000000000", "0x1", "1e400"]
+SPELLED += ["1e-400", "12e+03", "2.5E-01", "6e-1", ".5e1", "5.e1", "-.5", "=1+1"]
+SPELLED += ["NULL", "1 2", "\u0663", "\ufffd", "1e+5"]
+BLANKS = ["\tGhent\n", "\u2003Ghent\xa0", " 1 ", "\r\n7\r\n", "\x1c-3", "\x85tRUE"]
+BLANKS += ["  ", "\t", " 0.50", "6.5 ", "\u30001"]
+TEXTS = [*PLAIN, *SPELLED, *BLANKS]
+REALS = [1.0, 0.5, -0.3, 0.1 + 0.2, 7.0, -3.0, 1e16, 1e15 + 0.5, 123456789012345.6]
+REALS += [6.25, 1e300, -0.0, None, 2.0]
+WHOLES = [1, 0, 7, -3, int(BIG), int(BIG) - 1, 10**16, 2, None, 100000]
+KINDS = {
+    "TEXT": (TEXTS, "sqlite", object),
+    "VARCHAR": ([*TEXTS, None], "duckdb", object),
+    "REAL": (REALS, "sqlite", np.float64),
+    "DOUBLE": (REALS, "duckdb", np.float64),
+    "FLOAT": ([1.0, 0.5, 7.0, 0.1, None, -3.0], "duckdb", np.float32),
+    "NUMERIC": (WHOLES, "sqlite", None),
+    "BIGINT": (WHOLES[:-2], "duckdb", np.int64),
+    "INTEGER": ([1, 0, 7, -3, 2], "duckdb", np.int32),
+    "DECIMAL(18, 2)": ([1, 0, 0.5, 7, -3, -0.3, None, 2.25], "duckdb", object),
+    "BOOLEAN": ([True, False], "duckdb", bool),
+    "": ([*REALS, *WHOLES, *TEXTS, b"Ghent"], "sqlite", None),
+}
+
+
+@functools.cache
+def sql():
+    return CELL_MODEL.export("sql").decode()
+
+
+def table_of(connection, kind, cells):
+    """Makes a table whose columns have the same cells."""
+    names = ", ".join(f'"{name}" {kind}' for name in CELL_COLUMNS)
+    connection.execute(f"CREATE TABLE t (place INTEGER, {names})")
+    marks = ", ".join("?" * (len(CELL_COLUMNS) + 1))
+    for place, cell in enumerate(cells):
+        row = [place, *[cell] * len(CELL_COLUMNS)]
+        connection.execute(f"INSERT INTO t VALUES ({marks})", row)
+
+
+def predicted(cells, dtype):
+    is_number = np.issubdtype(dtype, np.number)
+    cells = [np.nan if cell is None and is_number else cell for cell in cells]
+    column = np.array(cells, dtype if is_number or dtype is bool else object)
+    return CELL_MODEL.predict(dict.fromkeys(CELL_COLUMNS, column))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_databases_read_each_cell_as_predict_does(kind):
+    cells, engine, dtype = KINDS[kind]
+    connection = connected(engine)
+    table_of(connection, kind, cells)
+    query = f'SELECT "far", {sql()} FROM t AS record ORDER BY place'
+    stored, scores = zip(*connection.execute(query).fetchall(), strict=True)
+    if dtype is None:  # a type for each cell
+        expected = np.concatenate([predicted([cell], type(cell)) for cell in stored])
+    else:
+        expected = predicted(stored, dtype)
+    is_wrong = ~(abs(scores - expected) <= 1e-6 * np.maximum(abs(expected), 1.0))
+    assert not [cell for cell, wrong in zip(stored, is_wrong, strict=True) if wrong]
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+def test_a_column_that_is_not_there_is_an_error(engine):
+    for name in CELL_COLUMNS:
+        connection = connected(engine)
+        table_of(connection, "VARCHAR", ["1"])
+        connection.execute(f'ALTER TABLE t DROP COLUMN "{name}"')
+        with pytest.raises(Exception, match=name):
+            connection.execute(f"SELECT {sql()} FROM t AS record").fetchall()
+
+
+def test_a_runtime_reads_each_cell_as_predict_does_or_stops():
+    pytest.importorskip("onnx", reason="onnx writes the model")
+    session = session_of(CELL_MODEL.export("onnx"))
+    for text in TEXTS:
+        cells = np.array([text], object)
+        numbers = dict.fromkeys(["amount", "far"], np.array([1.0]))
+        table = dict.fromkeys(CELL_COLUMNS, cells) | numbers
+        try:
+            (scores,) = session.run(None, table)
+        except Exception as why:
+            message, scores = str(why), None
+        if scores is None:
+            assert "without blanks, as the model writes them" in message
+            assert text not in PLAIN
+        else:
+            expected = CELL_MODEL.predict(table)
+            np.testing.assert_allclose(scores, expected, err_msg=repr(text))
+
+
+def test_no_line_of_sql_begins_with_a_formula():
+    assert not any(line.startswith(("=", "+", "@")) for line in sql().splitlines())
 
 
 invoke = functools.partial(command.invoke, "export")

@@ -7,7 +7,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from dpjax.sklearn import DPAdditiveClassifier, DPAdditiveRegressor, score_privately
+from dpjax.sklearn import DPAdditiveClassifier
 
 NUM = 10_000
 KINDS = ["ape", "bee", "cat", "dog"]  # of which nobody has the last
@@ -68,58 +68,17 @@ def test_every_container_gives_the_same(table, model):
     odd = frame.astype(object).assign(kind="no such kind")
     unseen = frame.assign(kind=pd.Categorical([None] * NUM, categories=KINDS))
     np.testing.assert_array_equal(model.predict_proba(odd), model.predict_proba(unseen))
-
-
-def test_a_column_that_is_not_there_is_named(table, model):
     with pytest.raises(ValueError, match=r"(?s)Feature names seen at fit.*kind"):
-        model.predict(table[0].drop(columns="kind"))
+        model.predict(frame.drop(columns="kind"))
     with pytest.raises(ValueError, match="X must be of columns of distinct names"):
-        model.predict(table[0].set_axis(["age", "age", "owns"], axis=1))
+        model.predict(frame.set_axis(["age", "age", "owns"], axis=1))
 
 
-@pytest.mark.slow
-def test_categories_of_arrays_are_declared(table):
-    frame, scores = table
-    rows = frame.astype({"owns": float}).to_numpy(object)
-    labels = np.digitize(scores, [-1, 2])
-    declared = DPAdditiveClassifier(
-        random_state=0, classes=[0, 1, 2], categorical_features={1: KINDS}
-    )
-    shapes = declared.fit(rows, labels).shapes_
-    assert shapes[1].values.shape == (4, 3)
-    assert declared.score(rows, labels) > 0.7
-    assert [text.get_text() for text in legend_of(declared)] == ["0", "1", "2"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", ["squared", "huber", "poisson", "gamma"])
-def test_numbers_of_every_loss(table, loss):
-    frame, scores = table
-    means = np.exp(scores / 6) * 1_000
-    targets = means * np.random.default_rng(2).gamma(2.0, 0.5, NUM)
-    model = DPAdditiveRegressor(loss=loss, random_state=0).fit(frame, targets)
-    assert np.corrcoef(model.predict(frame), means)[0, 1] > 0.8
-    name = "mean poisson deviance" if loss == "poisson" else ""
-    scored, _ = score_privately(model, frame, targets, random_state=0)
-    assert any(name in one.name for one in scored.measures)
-    panel = model.plot_shapes().axes[0]
-    assert panel.get_ylabel() == (
-        "log mean" if loss in ("poisson", "gamma") else "prediction"
-    )
-
-
-def legend_of(model):
-    return model.plot_shapes().axes[0].get_legend().get_texts()
-
-
-def test_a_plot_has_a_panel_for_each_column(model):
+def test_a_plot_has_a_panel_for_each_column(model, monkeypatch):
     figure = model.plot_shapes()
     titles = [panel.get_title() for panel in figure.axes]
     assert titles == ["age", "kind", "owns"]
     assert figure.axes[0].get_ylabel() == "log odds of yes"
-
-
-def test_without_matplotlib_the_extra_is_named(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"dpjax\[experiments\]"):
         model.plot_shapes()
@@ -131,41 +90,6 @@ def test_a_class_alone_has_flat_shapes(table):
     assert model.classes_.tolist() == ["all"]
     assert model.predict_proba(frame[:2]).tolist() == [[1.0], [1.0]]
     assert all(np.all(shape.values == 0) for shape in model.shapes_.values())
-
-
-@pytest.fixture(scope="module")
-def banded(table):
-    frame, scores = table
-    targets = 100 * scores + 50 * np.random.default_rng(3).normal(size=NUM)
-    model = DPAdditiveRegressor(epsilon=8.0, intervals=True, random_state=0)
-    return model.fit(frame, targets)
-
-
-def test_bands_are_in_units_of_the_table(banded):
-    bands, shapes = banded.bands(0.01), banded.shapes_
-    assert list(bands) == list(shapes)
-    for name, (grid, low, high) in bands.items():
-        assert grid.tolist() == shapes[name].grid.tolist()
-        is_known = np.isfinite(high)
-        assert (np.isfinite(low) == is_known).all()
-        middle = (low[is_known] + high[is_known]) / 2
-        values = shapes[name].values[is_known]
-        np.testing.assert_allclose(middle, values, 1e-4, 1e-2)
-        assert (low <= high).all()
-    kinds = bands["kind"]
-    # Three kinds and the constant are nearly one column too many: nobody has the last.
-    assert np.isinf(kinds[2]).any()
-    grid, low, high = bands["owns"]
-    assert low[grid == 1] < 0 < high[grid == 1]
-    assert np.isfinite(high).all()
-    wider = banded.bands(0.001)["owns"][2]
-    assert wider[grid == 1] > high[grid == 1]
-
-
-def test_a_plot_shows_bands_where_they_are_finite(banded):
-    panels = banded.plot_shapes().axes
-    assert [len(panel.collections) for panel in panels] == [1, 1, 1]
-    assert np.isfinite(panels[0].get_ylim()).all()
 
 
 def test_what_has_no_bands_is_refused(table, model):

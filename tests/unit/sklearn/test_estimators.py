@@ -2,8 +2,6 @@
 
 import contextlib
 import datetime
-import doctest
-import inspect
 import math
 import sys
 from itertools import pairwise
@@ -13,12 +11,7 @@ import numpy as np
 import polars
 import pytest
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
 
-import dpjax.sklearn
-from dpjax._default_delta import default_delta
 from dpjax.accounting import gaussian_epsilon
 from dpjax.sklearn import (
     DPAdditiveClassifier,
@@ -39,19 +32,10 @@ from dpjax.sklearn import (
 )
 from dpjax.sklearn._tables import shares_of
 
-# The numbers of dp_linear_model are tested with the solver, as users compile it.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*is cloned again"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*is cloned again")
 
-REGRESSORS = [
-    DPLinearRegression,
-    DPHuberRegressor,
-    DPPoissonRegressor,
-    DPGammaRegressor,
-    DPTweedieRegressor,
-    DPMeanRegressor,
-]
+REGRESSORS = [DPLinearRegression, DPHuberRegressor, DPPoissonRegressor]
+REGRESSORS += [DPGammaRegressor, DPTweedieRegressor, DPMeanRegressor]
 CLASSIFIERS = [DPLogisticRegression, DPAdditiveClassifier]
 NONE = contextlib.nullcontext()
 MODELS = [*REGRESSORS[:-1], DPAdditiveRegressor, *CLASSIFIERS]
@@ -91,38 +75,21 @@ def test_raw_units_are_fitted_and_told(table, model):
         rows[inside] @ model.coef_ + model.intercept_,
         rtol=1e-9,
     )
-    assert model.feature_names_in_.tolist() == frame.columns
-    assert model.n_features_in_ == 3
-    assert model.privacy_.epsilon == 1.0
-    assert model.privacy_.delta == default_delta(10_000)
-
-
-def test_odd_cells_are_predicted_by_the_rule(model):
-    low, high = model.feature_ranges_.T
     center = (low + high) / 2
     cells = np.array([[np.nan] * 3, [np.inf] * 3, [-np.inf] * 3, [1e300] * 3])
     np.testing.assert_allclose(
-        model.predict(polars.DataFrame(cells, schema=["age", "income", "year"])),
+        model.predict(polars.DataFrame(cells, schema=frame.columns)),
         np.stack([center, high, low, high]) @ model.coef_ + model.intercept_,
     )
-
-
-def test_odd_values_are_fitted(table, model):
-    frame, spent = table
-    rows, targets = frame.to_numpy().copy(), spent.copy()
-    rows[:300, 0] = np.nan
-    rows[300:320] = [[np.inf, -np.inf, 1e300]]
-    targets[320:330], targets[330:340], targets[340:350] = np.nan, np.inf, -1e300
-    odd = clone(model).fit(rows, targets)
-    assert np.isfinite([*odd.coef_, odd.intercept_]).all()
-    assert odd.score(rows[400:], targets[400:]) > 0.8
+    assert model.feature_names_in_.tolist() == frame.columns
+    assert model.n_features_in_ == 3
+    assert model.privacy_.epsilon == 1.0
+    assert model.privacy_.delta == 10_000**-1.1
 
 
 @pytest.mark.parametrize("estimator", MODELS, ids=lambda cls: cls.__name__)
 @pytest.mark.parametrize("is_open", [True, False])
-@pytest.mark.parametrize(
-    ("epsilon", "delta"), [(1.0, default_delta(3_000)), (7e-5, 1e-7)]
-)
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 3_000**-1.1), (7e-5, 1e-7)])
 def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon, delta):
     """Each part's noise is asked for: inverse squares add up to the whole's."""
     n, d, parts = 3_000, 4, []
@@ -167,7 +134,76 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
     assert together < 1.0001 * _linear.total_noise(epsilon, delta), "nothing is wasted"
 
 
-def no_release(monkeypatch):
+ONE_COLUMN = polars.DataFrame({"age": [1.0, 2.0]})
+DAY = datetime.datetime(2020, 1, 1)
+ROWS = {"X": [[1.0], [2.0]], "y": [1, 2]}
+SECRETS = polars.DataFrame({"a": ["secret"]})
+EXPOSED = {"X": np.zeros((50, 1)), "y": np.arange(50), "exposure": np.ones(50)}
+REFUSED = [
+    *(
+        (DPLinearRegression(**{name: value}), ROWS | {"X": ONE_COLUMN}, name)
+        for name, value in (
+            *(("epsilon", 0.0), ("epsilon", "1"), ("delta", 1.0), ("max_weight", 0.0)),
+            *(("random_state", -1), ("random_state", np.random.RandomState(0))),
+            *(("target_range", x) for x in ((1.0, 1.0), 3.0, ("low", "high"))),
+            ("feature_ranges", (0.0, np.inf)),
+            ("feature_ranges", {"age": (0, 1), "none": (0, 1)}),
+            ("feature_ranges", {"age": (1, 0)}),
+        )
+    ),
+    (DPHuberRegressor(threshold=-1.0), ROWS, "threshold"),
+    (DPTweedieRegressor(power=2.0), ROWS, "power"),
+    (DPPoissonRegressor(target_range=(-2, -1)), ROWS, "target_range"),
+    (DPLogisticRegression(classes=["yes"]), ROWS, "classes"),
+    (DPAdditiveRegressor(loss="cubic"), ROWS, "loss"),
+    (DPAdditiveRegressor(loss="gamma", target_range=(-2, -1)), ROWS, "target_range"),
+    *(
+        (DPAdditiveRegressor(categorical_features=bad), ROWS, "categorical_features")
+        for bad in ("all", {1: "ab"}, {0: ["a"]})
+    ),
+    (DPMeanRegressor(target_range=(2, 1)), ROWS, "target_range"),
+    *(
+        (DPLinearRegression(), ROWS | changes, message)
+        for changes, message in (
+            ({"y": None}, "requires y"),
+            ({"y": [1.0]}, "inconsistent"),
+            ({"sample_weight": [1.0]}, "sample_weight"),
+            ({"y": np.array([1j, 2.0])}, "y must be of a real type: .*complex128"),
+            ({"y": np.array(["one", "two"])}, "y must be of numbers, got cells of <U3"),
+            ({"y": np.array(["2020-01-01"] * 2, "M8[D]")}, "y must be of numbers, got"),
+            ({"y": np.ones((2, 3))}, "fits 3 models, .* together they cost 3 times"),
+        )
+    ),
+    *(
+        (DPLinearRegression(), {"X": X, "y": [1.0]}, f"X must be of numbers, got .*{x}")
+        for X, x in (
+            (SECRETS, "column 'a' of String"),
+            (SECRETS.cast(polars.Categorical), "'a' of Categorical, .* text: OneHot"),
+            (polars.DataFrame({"a": [DAY.date()]}), "'a' of Date, which holds times"),
+            (polars.DataFrame({"b": [1.0], "a": [DAY]}), "'a' of Datetime"),
+            (np.array([["secret"]]), "an array of <U6, which holds text"),
+            (np.array([[DAY]], "M8[s]"), "subtract a public date"),
+        )
+    ),
+    (DPPoissonRegressor(), EXPOSED, "max_exposure must be the largest exposure"),
+    *(
+        (DPGammaRegressor(max_exposure=1.0), EXPOSED | {"exposure": bad}, message)
+        for bad, message in (
+            (np.ones(49), "exposure must be of shape"),
+            (np.array(["secret"] * 50), "exposure must be of numbers"),
+        )
+    ),
+    (DPTweedieRegressor(max_exposure=-1.0), ROWS, "max_exposure must be positive"),
+    (DPAdditiveRegressor(max_exposure=1.0), EXPOSED, "left out with a loss with"),
+    *(
+        (kind(), ROWS | {"sample_weight": weights}, "max_weight must be the largest")
+        for kind in (*MODELS, DPMeanRegressor)
+        for weights in (np.ones(2), np.zeros(2), np.full(2, 1e9))
+    ),
+]
+
+
+def test_what_is_refused_releases_nothing(monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("something was released")
 
@@ -176,81 +212,10 @@ def no_release(monkeypatch):
     monkeypatch.setattr(_linear, "dp_linear_model", refuse)
     monkeypatch.setattr(_additive, "dp_additive_model", refuse)
     monkeypatch.setattr(_labels, "release_labels", refuse)
-
-
-def refused(fit, *cases, said="{}"):
-    """Returns a test that `fit(what)` is refused at once, for each (what, message)."""
-
-    @pytest.mark.parametrize(("what", "message"), cases)
-    def test(monkeypatch, what, message):
-        no_release(monkeypatch)
-        with pytest.raises(ValueError, match=said.format(message)) as why:
-            fit(what)
+    for estimator, given, message in REFUSED:
+        with pytest.raises(ValueError, match=message) as why:
+            estimator.fit(**given)
         assert "secret" not in str(why.value)
-
-    return test
-
-
-test_bad_parameters_are_refused = refused(
-    lambda arguments: DPLinearRegression(**arguments).fit(
-        polars.DataFrame({"age": [1.0, 2.0]}), [1.0, 2.0]
-    ),
-    ({"epsilon": 0.0}, "epsilon"),
-    ({"epsilon": "1"}, "epsilon"),
-    ({"delta": 1.0}, "delta"),
-    ({"max_weight": 0.0}, "max_weight"),
-    ({"random_state": -1}, "random_state"),
-    ({"random_state": np.random.RandomState(0)}, "random_state"),
-    ({"target_range": (1.0, 1.0)}, "target_range"),
-    ({"target_range": 3.0}, "target_range"),
-    ({"target_range": ("low", "high")}, "target_range"),
-    ({"feature_ranges": (0.0, np.inf)}, "feature_ranges"),
-    ({"feature_ranges": {"age": (0, 1), "none": (0, 1)}}, "feature_ranges"),
-    ({"feature_ranges": {"age": (1, 0)}}, "feature_ranges"),
-)
-test_bad_parameters_of_its_own_are_refused = refused(
-    lambda estimator: estimator.fit([[1.0], [2.0]], [1, 2]),
-    (DPHuberRegressor(threshold=-1.0), "threshold"),
-    (DPTweedieRegressor(power=2.0), "power"),
-    (DPPoissonRegressor(target_range=(-2, -1)), "target_range"),
-    (DPLogisticRegression(classes=["yes"]), "classes"),
-    (DPAdditiveRegressor(loss="cubic"), "loss"),
-    (DPAdditiveRegressor(loss="gamma", target_range=(-2, -1)), "target_range"),
-    (DPAdditiveRegressor(categorical_features="all"), "categorical_features"),
-    (DPAdditiveRegressor(categorical_features={1: "ab"}), "categorical_features"),
-    (DPAdditiveRegressor(categorical_features={0: ["a"]}), "categorical_feature"),
-    (DPMeanRegressor(target_range=(2, 1)), "target_range"),
-)
-test_bad_shapes_and_types_are_refused = refused(
-    lambda what: DPLinearRegression().fit(
-        [[1.0], [2.0]], what[0], sample_weight=what[1]
-    ),
-    ((None, None), "requires y"),
-    (([1.0], None), "inconsistent"),
-    (([1.0, 2.0], [1.0]), "sample_weight"),
-    (
-        (np.array([1j, 2.0]), None),
-        "y must be of a real type: Complex .* got .*complex128",
-    ),
-    ((np.array(["one", "two"]), None), "y must be of numbers, got cells of <U3"),
-    ((np.array(["2020-01-01"] * 2, "M8[D]"), None), "y must be of numbers, got"),
-    ((np.ones((2, 3)), None), "fits 3 models, .* together they cost 3 times eps"),
-)
-
-DAY = datetime.datetime(2020, 1, 1)
-test_types_that_are_no_numbers_get_a_sentence = refused(
-    lambda rows: DPLinearRegression().fit(rows, [1.0]),
-    (polars.DataFrame({"a": ["secret"]}), "column 'a' of String"),
-    (
-        polars.DataFrame({"a": polars.Series(["secret"], dtype=polars.Categorical)}),
-        "column 'a' of Categorical, which holds text: OneHotEncoder",
-    ),
-    (polars.DataFrame({"a": [DAY.date()]}), "'a' of Date, which holds times"),
-    (polars.DataFrame({"b": [1.0], "a": [DAY]}), "'a' of Datetime"),
-    (np.array([["secret"]]), "an array of <U6, which holds text"),
-    (np.array([[DAY]], "M8[s]"), "subtract a public date"),
-    said="X must be of numbers, got .*{}",
-)
 
 
 def test_keys_come_from_the_operating_system_or_repeat():
@@ -277,29 +242,18 @@ def test_means_are_weighted_and_held():
     assert abs(held.fit(rows, targets).mean_ - 1_000) < 20
 
 
-@pytest.mark.parametrize("weights", [np.ones(50), np.zeros(50), np.full(50, 1e9)])
-@pytest.mark.parametrize("estimator", [*MODELS, DPMeanRegressor])
-def test_weights_need_their_public_bound(monkeypatch, estimator, weights):
-    no_release(monkeypatch)
-    with pytest.raises(ValueError, match="max_weight must be the largest weight"):
-        estimator().fit(np.zeros((50, 1)), np.arange(50) % 2, sample_weight=weights)
-
-
-AMOUNTS = [
-    DPPoissonRegressor(random_state=0),
-    DPAdditiveRegressor(loss="poisson", random_state=0),
-]
-
-
-@pytest.mark.parametrize("model", AMOUNTS, ids=lambda x: type(x).__name__)
-@pytest.mark.parametrize("unit", [1.0, 365.0])
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("model", "unit"),
+    [(DPPoissonRegressor(), 365.0), (DPAdditiveRegressor(loss="poisson"), 1.0)],
+)
 def test_means_are_in_proportion_to_exposures(model, unit):
     rng = np.random.default_rng(0)
     rows, years = rng.uniform(18, 80, (20_000, 1)), rng.uniform(-0.1, 2, 20_000)
     counts = rng.poisson(np.maximum(years, 0) * np.exp(0.02 * rows[:, 0] - 1))
     counts[years < 0] = 1_000_000  # without exposure a record has no weight
     years[years < 0] = np.where(years[years < 0] < -0.05, np.nan, -7.0)
-    model = clone(model).set_params(max_exposure=2 * unit)
+    model = clone(model).set_params(max_exposure=2 * unit, random_state=0)
     model.fit(rows, counts, exposure=years * unit)
     found = model.predict([[50.0]] * 5, exposure=unit * np.array([1, 2, 9, -1, np.nan]))
     np.testing.assert_allclose(found, [1, 2, 2, 0, 0], atol=0.2)
@@ -310,33 +264,17 @@ def test_means_are_in_proportion_to_exposures(model, unit):
     is_seen = years > 0
     data = rows[is_seen], counts[is_seen]
     known, not_known = (
-        score_privately(model, *data, exposure=one, epsilon=20.0, random_state=0)[0]
-        for one in (unit * years[is_seen], None)
+        score_privately(model, *data, exposure=x, epsilon=20.0, random_state=0)[0]
+        for x in (unit * years[is_seen], None)
     )
     assert known.measures[2].model.high < not_known.measures[2].model.low
 
 
-test_exposures_that_are_refused = refused(
-    lambda what: what[0].fit(np.zeros((50, 1)), np.arange(50), exposure=what[1]),
-    ((AMOUNTS[0], np.ones(50)), "max_exposure must be the largest exposure"),
-    ((DPGammaRegressor(max_exposure=1.0), np.ones(49)), "exposure must be of shape"),
-    ((DPTweedieRegressor(max_exposure=-1.0), None), "max_exposure must be positive"),
-    (
-        (DPGammaRegressor(max_exposure=1.0), np.array(["secret"] * 50)),
-        "exposure must be of numbers",
-    ),
-    (
-        (DPAdditiveRegressor(max_exposure=1.0), np.ones(50)),
-        "left out with a loss with",
-    ),
-)
-
-
-@pytest.mark.parametrize("largest", [1e-3, 1.0, 1e300])
-def test_an_exposure_of_any_size_raises_no_warning(largest):
-    exposure = np.array([1e308, np.inf, -np.inf, np.nan])
-    found = shares_of(exposure, largest, np.zeros((4, 1)))  # warnings are errors here
-    np.testing.assert_array_equal(found, [1, 1, 0, 0])
+def test_an_exposure_of_any_size_raises_no_warning():
+    exposure, rows = np.array([1e308, np.inf, -np.inf, np.nan]), np.zeros((4, 1))
+    for largest in (1e-3, 1.0, 1e300):  # warnings are errors here
+        shares = shares_of(exposure, largest, rows)
+        np.testing.assert_array_equal(shares, [1, 1, 0, 0])
 
 
 def test_a_mean_in_a_public_range_is_a_clipped_one():
@@ -349,7 +287,7 @@ def test_a_mean_in_a_public_range_is_a_clipped_one():
         for seed in range(20)
     ]
     # Of a mean in [0, 1], of noise (multiplier / n) in each fit.
-    expected = _linear.total_noise(1.0, default_delta(20_000)) / 20_000
+    expected = _linear.total_noise(1.0, 20_000**-1.1) / 20_000
     np.testing.assert_allclose(np.std(errors), expected, rtol=0.5)
 
 
@@ -361,110 +299,7 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
         __import__("dpjax.sklearn")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("estimator", REGRESSORS, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e6])
-def test_targets_of_any_unit(estimator, size):
-    rng = np.random.default_rng(0)
-    rows = np.stack([rng.normal(45, 15, 20_000), rng.lognormal(10, 1, 20_000)], axis=1)
-    means = np.exp(0.02 * rows[:, 0] - 1.5 + 1e-6 * rows[:, 1])
-    targets = size * rng.gamma(3.0, means / 3)
-    model = estimator(random_state=1).fit(rows, targets)
-    mean = targets.mean()
-    assert abs(model.predict(rows).mean() / mean - 1) < 0.2
-    if estimator is not DPMeanRegressor:
-        linear = np.polyfit(rows[:, 0], targets, 1)
-        best = np.mean((targets - np.polyval(linear, rows[:, 0])) ** 2)
-        assert np.mean((targets - model.predict(rows)) ** 2) < 1.1 * best
-
-
-@pytest.mark.slow
-def test_classes_are_declared_or_bought(table):
-    frame, spent = table
-    labels = np.array(["low", "middle", "high"], object)[
-        np.digitize(spent, [7_000, 10_000])
-    ]
-    labels[:50] = None
-    labels[50:60] = "a label that few records have"
-    bought = DPLogisticRegression(random_state=0).fit(frame, labels)
-    given = DPLogisticRegression(random_state=0, classes=["low", "middle", "high"])
-    given.fit(frame, labels)
-    for model in (bought, given):
-        assert model.classes_.tolist() == ["high", "low", "middle"]
-        assert model.coef_.shape == (3, 3)
-        assert np.mean(model.predict(frame) == labels) > 0.7
-        shares = model.predict_proba(frame)
-        np.testing.assert_allclose(shares.sum(axis=1), 1.0)
-        assert np.isfinite(model.predict_log_proba(frame)).all()
-    assert str(bought.privacy_) == str(given.privacy_)
-    binary = given.set_params(classes=[False, True]).fit(frame, labels == "high")
-    assert binary.coef_.shape == (1, 3)
-    assert binary.score(frame, labels == "high") > 0.75
-    one = DPLogisticRegression(random_state=0).fit(frame, np.full(len(frame), "same"))
-    assert one.classes_.tolist() == ["same"]
-    assert one.predict(frame[:2]).tolist() == ["same", "same"]
-    assert one.predict_proba(frame[:2]).tolist() == [[1.0], [1.0]]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("estimator", MODELS, ids=lambda cls: cls.__name__)
-@pytest.mark.parametrize("n", [1, 10])
-def test_tiny_tables_give_finite_predictions(estimator, n):
-    rng = np.random.default_rng(n)
-    rows = np.stack([rng.lognormal(10, 2, n), rng.normal(2010, 5, n)], axis=1)
-    for seed in range(3):
-        model = estimator(random_state=seed).fit(rows, rng.integers(0, 2, n))
-        if estimator in CLASSIFIERS:
-            assert np.isfinite(model.predict_proba(rows)).all()
-        else:
-            assert np.isfinite(model.predict(rows)).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "estimator", [*MODELS, dpjax.sklearn], ids=lambda cls: cls.__name__
-)
-def test_examples_that_the_default_run_skips(estimator):
-    source = inspect.getdoc(estimator).replace("# doctest: +SKIP", "")
-    example = doctest.DocTestParser().get_doctest(source, {}, "example", None, 0)
-    results = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(
-        example
-    )
-    assert results.attempted >= 5
-    assert not results.failed
-
-
-@pytest.mark.slow
-def test_searches_and_pipelines(table):
-    frame, spent = table
-    search = GridSearchCV(
-        make_pipeline(FunctionTransformer(), DPHuberRegressor(random_state=0)),
-        {"dphuberregressor__threshold": [1.0, 2.0]},
-        cv=2,
-    )
-    # Once, and of what is public: each fit has a budget of its own.
-    with pytest.warns(UserWarning, match="Every fit of a clone spends") as told:
-        search.fit(frame.to_numpy(), spent)
-    assert len(told) == 1
-    assert search.best_score_ > 0.8
-    assert search.best_estimator_[-1].privacy_.epsilon == 1.0
-
-
-@pytest.mark.slow
-def test_frames_of_pandas(table, model):
-    pandas = pytest.importorskip("pandas")
-    frame, spent = table
-    other = pandas.DataFrame(frame.to_dict(as_series=False))
-    fitted = clone(model).fit(other, pandas.Series(spent))
-    assert fitted.feature_names_in_.tolist() == frame.columns
-    np.testing.assert_array_equal(fitted.coef_, model.coef_)
-    ranges = {"age": (18, 90), "income": (0, 1e6), "year": (1990, 2020)}
-    public = DPLinearRegression(random_state=0, feature_ranges=ranges)
-    public.fit(other, pandas.Series(spent, dtype="Float64"))
-    assert public.feature_ranges_.tolist() == [list(pair) for pair in ranges.values()]
-    assert public.score(other, spent) > 0.85
-
-
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("estimator", [*MODELS[:-2], DPMeanRegressor])
 def test_a_missing_target_has_no_weight(estimator):
     rng = np.random.default_rng(1)

@@ -12,7 +12,6 @@ import scipy.special
 from sklearn.ensemble import VotingClassifier
 from sklearn.multiclass import OneVsRestClassifier
 
-from dpjax._rounding import ROUNDED_UP
 from dpjax.sklearn import DPLogisticRegression, _labels, _tables
 from tests.privacy.replay._replay import seen
 
@@ -47,39 +46,32 @@ def test_labels_match_where_they_are_equal():
     assert _labels.indices(np.array([1.0, 0.0, 2.0]), classes).tolist() == [1, 0, -1]
     assert _labels.indices(np.array([True, False]), classes).tolist() == [1, 0]
     assert _labels.indices(np.array(["1", "0"]), classes).tolist() == [-1, -1]
+    for refused in ("ab", [1], [1, 1], [1.0, np.nan], [[1, 2]], 3):
+        with pytest.raises(ValueError, match="classes"):
+            _labels.declared(refused)
 
 
-@pytest.mark.parametrize("classes", ["ab", [1], [1, 1], [1.0, np.nan], [[1, 2]], 3])
-def test_classes_that_are_refused(classes):
-    with pytest.raises(ValueError, match="classes"):
-        _labels.declared(classes)
+def released(key, labels, noise_multiplier=5.0, log_probability=-12.0):
+    options = {"noise_multiplier": noise_multiplier, "log_probability": log_probability}
+    return _labels.release_labels(key, labels, **options)
 
 
 def test_labels_of_one_record_are_shown_as_rarely_as_said(key):
-    probability, shown = 0.02, 0
-    labels = np.array([f"label of one {i}" for i in range(400)])
+    labels, shown = np.array([f"label of one {i}" for i in range(400)]), 0
     for run_key in jax.random.split(key, 25):
-        bought = _labels.release_labels(
-            run_key, labels, noise_multiplier=2.0, log_probability=math.log(probability)
-        )
+        bought = released(run_key, labels, 2.0, math.log(0.02))
         shown += np.count_nonzero(np.char.startswith(bought, "label"))
     # 10,000 draws: mean 200, standard deviation 14. The text of none is not shown.
     assert 130 < shown < 270
 
 
 def test_labels_of_many_records_are_bought_and_no_text_but_theirs(key):
-    labels = np.array(
-        ["yes"] * 500 + ["no"] * 300 + ["a very long label of one record"]
-    )
-    bought = _labels.release_labels(
-        key, labels, noise_multiplier=10.0, log_probability=-12.0
-    )
+    long = "a very long label of one record"
+    labels = np.array(["yes"] * 500 + ["no"] * 300 + [long])
+    bought = released(key, labels, 10.0)
     assert bought.tolist() == ["no", "yes"]
     assert bought.dtype == "<U3"
-    few = _labels.release_labels(
-        jax.random.key(1), labels[-1:], noise_multiplier=10.0, log_probability=-12.0
-    )
-    assert few.tolist() == [0]
+    assert released(jax.random.key(1), labels[-1:], 10.0).tolist() == [0]
 
 
 # One record's label, and the type that readers give to the whole column for it.
@@ -97,31 +89,23 @@ CONTAINERS = [
 ]
 
 
-@pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.parametrize("one", [0.5, 1.0, 2**53 + 1, np.nan])
-def test_the_type_of_released_labels_is_theirs_alone(key, container, one):
-    held = _tables.as_column(container([0] * 300 + [1] * 500, one))
-    released = _labels.release_labels(
-        key, held, noise_multiplier=5.0, log_probability=-12.0
-    )
-    assert seen(released) == seen(np.array([0, 1]))
-    assert _labels.indices(held, released).tolist().count(1) >= 500
+def test_the_type_of_released_labels_is_theirs_alone(key, one):
+    for container in CONTAINERS:
+        column = _tables.as_column(container([0] * 300 + [1] * 500, one))
+        bought = released(jax.random.clone(key), column)
+        assert seen(bought) == seen(np.array([0, 1]))
+        assert _labels.indices(column, bought).tolist().count(1) >= 500
 
 
-@pytest.mark.parametrize(
-    ("labels", "bought"),
-    [
+def test_released_labels_have_one_form(key):
+    for labels, expected in (
         ([1.5] * 300 + [1] * 300, np.array([1.0, 1.5])),
         (["a\0"] * 300 + [b"b"] * 300, np.array(["a", "b"])),
         (["1"] * 300 + [1] * 300, np.array([1, "1"], object)),
-    ],
-)
-def test_released_labels_have_one_form(key, labels, bought):
-    held = _tables.as_column(labels)
-    found = _labels.release_labels(
-        key, held, noise_multiplier=5.0, log_probability=-12.0
-    )
-    assert seen(found) == seen(bought)
+    ):
+        bought = released(jax.random.clone(key), _tables.as_column(labels))
+        assert seen(bought) == seen(expected)
 
 
 def test_the_threshold_is_not_passed_more_often_in_floats():
@@ -129,41 +113,45 @@ def test_the_threshold_is_not_passed_more_often_in_floats():
     tails = np.float32(10.0) ** np.linspace(-19.5, -0.31, 200_001).astype(np.float32)
     drawn = -np.asarray(jax.jit(jax.scipy.special.ndtri)(tails), np.float64)
     exact = -scipy.special.ndtri(tails.astype(np.float64))
-    assert (drawn < exact * ROUNDED_UP).all()
+    assert (drawn < exact * _labels.ROUNDED_UP).all()
 
 
-@pytest.mark.parametrize(
-    ("classes", "labels"),
-    [
+def test_labels_of_a_type_that_no_class_has_are_refused():
+    for classes, labels in (
         (["no", "yes"], np.array([0, 1] * 20)),
         (["no", "yes"], np.array([False, True] * 20)),
         (["no", "yes"], pd.Series([0, 1] * 20, dtype="Int64")),
         ([0, 1], np.array(["0", "1"] * 20)),
         ([0, 1], pd.Series(["0", "1"] * 20, dtype="string")),
         ([False, True], pl.Series(["no", "yes"] * 20)),
-    ],
+    ):
+        model = DPLogisticRegression(classes=classes, random_state=0)
+        with pytest.raises(ValueError, match="classes must be of the type of y"):
+            model.fit(np.ones((40, 1)), labels)
+    rows, labels = np.ones((40, 1)), np.array(["no", "yes"] * 20)
+    numbered = r"pass them on: then classes are \[0, 1\]"
+    for outer in (OneVsRestClassifier, lambda inner: VotingClassifier([("a", inner)])):
+        with pytest.raises(ValueError, match=numbered):
+            outer(DPLogisticRegression(classes=["no", "yes"])).fit(rows, labels)
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(
+    ("classes", "max_weight"), [([0, 1], None), ([0, 1, 3], None), ([0, 1], 1.0)]
 )
-def test_labels_of_a_type_that_no_class_has_are_refused(classes, labels):
-    model = DPLogisticRegression(classes=classes, random_state=0)
-    with pytest.raises(ValueError, match="classes must be of the type of y"):
-        model.fit(np.ones((40, 1)), labels)
-
-
-def test_labels_that_match_no_class_are_told():
+def test_labels_that_match_no_class_are_told(classes, max_weight):
     """By the mean weight of the fit, which is released anyway."""
     rng = np.random.default_rng(0)
     X = rng.normal(size=(4_000, 1))
     labels = np.where(rng.random(4_000) < 0.3, 2, X[:, 0] > 0)
-    for classes, max_weight in (([0, 1], None), ([0, 1, 3], None), ([0, 1], 1.0)):
-        model = DPLogisticRegression(classes=classes, random_state=0)
-        model.set_params(max_weight=max_weight, epsilon=4.0)
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            model.fit(X, labels)
-        assert model.mean_weight_ == pytest.approx(0.7, abs=0.02)
-        assert [str(one.message)[:22] for one in told] == (
-            ["About 30% of the recor"] if max_weight is None else []
-        )
+    options = {"classes": classes, "max_weight": max_weight, "epsilon": 4.0}
+    model = DPLogisticRegression(random_state=0, **options)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.fit(X, labels)
+    assert model.mean_weight_ == pytest.approx(0.7, abs=0.02)
+    messages = [str(warning.message)[:22] for warning in told]
+    assert messages == (["About 30% of the recor"] if max_weight is None else [])
 
 
 def test_few_records_make_no_class_impossible():
@@ -175,12 +163,3 @@ def test_few_records_make_no_class_impossible():
         scores = model.fit(X, signs).decision_function(X)
         losses.append(np.mean(np.logaddexp(0.0, -signs * scores)))
     assert np.mean(losses) < 0.8  # of a constant without privacy log(2)
-
-
-def test_meta_estimators_number_the_labels():
-    rows, labels = np.ones((40, 1)), np.array(["no", "yes"] * 20)
-    for kind in (OneVsRestClassifier, lambda one: VotingClassifier([("a", one)])):
-        with pytest.raises(
-            ValueError, match=r"pass them on: then classes are \[0, 1\]"
-        ):
-            kind(DPLogisticRegression(classes=["no", "yes"])).fit(rows, labels)

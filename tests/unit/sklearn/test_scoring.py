@@ -137,6 +137,13 @@ def test_several_classes_are_scored_beside_the_commonest_and_a_model():
     assert scores.measures[1].constant.value < 0.3  # it says the opposite
 
 
+class Turned(Odds):
+    """Says the opposite."""
+
+    def predict_proba(self, X):
+        return super().predict_proba(-X)
+
+
 def test_a_baseline_is_counted_and_not_read_off_a_record():
     # What it says of the first record must not decide what is released.
     model, baseline = Odds().fit(X, LABELS), Turned().fit(X, LABELS)
@@ -154,46 +161,29 @@ def test_a_baseline_is_counted_and_not_read_off_a_record():
     assert found[0] == pytest.approx([right, 0.5], abs=0.05)
 
 
-class Turned(Odds):
-    """Says the opposite."""
-
-    def predict_proba(self, X):
-        return super().predict_proba(-X)
-
-
 def test_odd_records_raise_nothing():
     odd = np.array([np.nan, np.inf, -np.inf, 1e308, 0.0])
-    rows = odd[:, None]
+    labels = np.array(["yes", "?", None, 3, "no"], object)
+    models = Line(1e300), Line(np.nan), Odds(), Shares()
     with np.errstate(all="ignore"):
-        for model in (Line(1e300), Line(np.nan)):
-            scores, _ = score_privately(model.fit(X, NUMBERS), rows, odd)
-            assert all(np.isfinite(one.model).all() for one in scores.measures)
-        labels = np.array(["yes", "?", None, 3, "no"], object)
-        scores, _ = score_privately(Odds().fit(X, LABELS), rows, labels)
-        several, _ = score_privately(Shares().fit(X, CLASSES), rows, labels)
-    assert all(np.isfinite(one.model).all() for one in several.measures)
-    assert all(np.isfinite(one.model).all() for one in scores.measures)
+        for model in models:
+            targets = odd if isinstance(model, Line) else labels
+            model.fit(X, targets)
+            scores, _ = score_privately(model, odd[:, None], targets)
+            assert all(np.isfinite(measure.model).all() for measure in scores.measures)
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "message"),
-    [
-        (Line(), {"epsilon": 0.0}, "epsilon must be"),
-        (Line(), {"delta": 1.0}, "delta must be"),
-        (Line(), {"scale": -1.0}, "scale must be"),
-        (Line(), {"random_state": -1}, "random_state must be"),
-        (Odds(("a",)), {}, "model must be a classifier of two classes or more, got"),
-    ],
-)
-def test_wrong_arguments_are_refused(model, options, message):
-    with pytest.raises(ValueError, match=message):
-        score_privately(model.fit(X, NUMBERS), X, NUMBERS, **options)
-
-
-def test_a_model_without_a_unit_needs_a_scale():
-    model = Line().fit(X, NUMBERS)
-    del model.target_scale_
-    with pytest.raises(ValueError, match="scale must be given, for this model"):
-        score_privately(model, X, NUMBERS)
+def test_wrong_arguments_are_refused():
+    line = Line().fit(X, NUMBERS)
+    for options in ({"epsilon": 0.0}, {"delta": 1.0}, {"scale": -1.0}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} must be"):
+            score_privately(line, X, NUMBERS, **options)
+    with pytest.raises(ValueError, match="random_state must be"):
+        score_privately(line, X, NUMBERS, random_state=-1)
+    with pytest.raises(ValueError, match="model must be a classifier of two classes"):
+        score_privately(Odds(("a",)).fit(X, LABELS), X, NUMBERS)
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
-        score_privately(model, X, NUMBERS[:-1], scale=1.0)
+        score_privately(line, X, NUMBERS[:-1], scale=1.0)
+    del line.target_scale_
+    with pytest.raises(ValueError, match="scale must be given, for this model"):
+        score_privately(line, X, NUMBERS)

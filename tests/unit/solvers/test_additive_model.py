@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.accounting import PrivacyGuarantee, Sample, noise_multiplier
-from dpjax.solvers import (
-    Curves,
-    Execution,
-    Solution,
-    dp_additive_model,
-    dp_linear_model,
-)
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers._curves import hats
 from dpjax.solvers._gain import released_gain, shares_of
 from dpjax.solvers._hats import Hats, at_finest, curves_of
@@ -30,10 +24,6 @@ from dpjax.solvers._knots import (
 from dpjax.solvers._rare import rare_columns
 from dpjax.solvers.linear import _on_sample
 from dpjax.solvers.linear._kind import Examples, ModelKind
-from tests.unit.refusals import refused
-from tests.unit.solvers.linear.test_model import REFUSED
-
-# Tests are of curves and checks; speed matters where users compile.
 
 KNOTS = (-2.0, 0.0, 2.0)
 NUM = 4_000
@@ -86,30 +76,22 @@ def test_a_prediction_is_the_sum_of_its_curves(outputs):
     np.testing.assert_allclose(found[1:], sum(parts)[1:], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("outputs", [(), (3,)])
-@pytest.mark.parametrize("tail", [0.5, 0.05, 0.0])
-def test_curves_are_sums_of_the_functions_that_are_fitted(outputs, tail):
+@pytest.mark.parametrize(("outputs", "tail"), [((), 0.5), ((3,), 0.05), ((), 0.0)])
+@pytest.mark.parametrize("is_narrow", [False, True])
+def test_curves_are_sums_of_the_functions_that_are_fitted(outputs, tail, is_narrow):
     rng = np.random.default_rng(0)
     features = rng.standard_t(2, (50, 4)).astype(np.float32)
     features[:, 1] = 1.0
     columns = Hats((3, 0), FINE, tail)(jnp.asarray(features))
+    if is_narrow:  # functions that stand beside the others
+        both = jnp.append(features, features[:, [0]], axis=1)
+        columns = Hats((3, 0), FINE, tail, num_finest=1)(both)
     weights = jnp.asarray(rng.normal(size=(columns.shape[1], *outputs)), "float32")
-    curves = curves_of(weights, 4, (3, 0), tail, FINE, 1)
-    expected = np.float64(columns) @ np.float64(weights)
-    np.testing.assert_allclose(curves.predict(features), expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("outputs", [(), (3,)])
-def test_narrow_functions_stand_beside_the_others(outputs):
-    rng = np.random.default_rng(0)
-    features = rng.standard_t(2, (50, 4)).astype(np.float32)
-    features[:, 1] = 1.0
-    basis = Hats((3, 0), FINE, 0.05, num_finest=1)
-    columns = basis(jnp.append(features, features[:, [0]], axis=1))
-    weights = jnp.asarray(rng.normal(size=(columns.shape[1], *outputs)), "float32")
-    wide = curves_of(weights[: -len(NARROW)], 4, (3, 0), 0.05, FINE, 1)
-    curves = at_finest(wide, jnp.array([1]), weights[-len(NARROW) :])
-    assert curves.knots == FINEST
+    wide = weights[: -len(NARROW)] if is_narrow else weights
+    curves = curves_of(wide, 4, (3, 0), tail, FINE, 1)
+    if is_narrow:
+        curves = at_finest(curves, jnp.array([1]), weights[-len(NARROW) :])
+        assert curves.knots == FINEST
     expected = np.float64(columns) @ np.float64(weights)
     np.testing.assert_allclose(curves.predict(features), expected, rtol=1e-4, atol=1e-4)
 
@@ -123,31 +105,6 @@ def amounts(shift=0.0):
     labels = np.where(features[:, 0] == 0, noise > features[:, 1], found == 0.375)
     features[:, 0] += shift
     return features, labels
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.5])
-def test_a_column_that_is_mostly_zero_tells_amounts_apart(shift):
-    solution = solve("logistic", data=amounts(shift), epsilon=20.0)
-    assert solution.params.knots == FINEST
-    assert solution.stats["shares"]["rare_columns"] == 0.005
-    assert sum(solution.stats["shares"].values()) == pytest.approx(1.0)
-    grid = shift + jnp.array([0.3125, 0.375, 0.4375])
-    low, high, last = solution.params.curve(0, grid)
-    if shift:  # straight between wider knots
-        np.testing.assert_allclose(high - low, last - high, rtol=1e-3, atol=1e-4)
-    else:
-        assert high - max(low, last) > 1.0
-
-
-@pytest.mark.slow
-def test_under_jit_the_same_model_is_chosen():
-    data = amounts()
-    solution = solve("logistic", data=data, epsilon=20.0)
-    traced = jax.jit(
-        lambda data, key: solve("logistic", data=data, epsilon=20.0, key=key).params
-    )
-    found = traced(data, jax.random.key(1)).predict(data[0])
-    np.testing.assert_allclose(found, solution.predict(data[0]), rtol=1e-2, atol=1e-2)
 
 
 def test_which_columns_are_mostly_zero():
@@ -179,16 +136,14 @@ def test_the_choice_of_columns_has_the_stated_noise():
     assert 0.8 < jnp.mean(nums) < 0.88
 
 
-def test_finest_knots_follow_from_public_numbers():
-    num = 60 * (10 + 2 * len(NARROW))
-    assert may_be_finest(FINE, num, 10)
-    assert not may_be_finest(FINE, num - 1, 10)
-    assert not may_be_finest(KNOTS, 1e9, 10)
-
-
-def test_a_function_that_bends_is_found():
+def test_the_price_is_that_of_the_linear_model():
+    """And a function that bends is found at it."""
     features, _ = table(seed=1)
     solution = solve()
+    multiplier = solution.stats["noise_multiplier"]
+    same = solve(epsilon=None, noise_multiplier=multiplier)
+    np.testing.assert_array_equal(same.params.heights, solution.params.heights)
+    assert same.privacy.dp_event == solution.privacy.dp_event
     assert solution.params.knots == FINE
     error = solution.predict(features) - bent(features)
     assert np.mean(error**2) < 0.05 * np.var(bent(features))
@@ -216,48 +171,20 @@ def test_at_a_small_budget_it_is_the_linear_model():
     assert additive.privacy == linear.privacy
 
 
-@pytest.mark.parametrize(
-    ("loss", "counts"),
-    [
-        (losses.logistic, [[0, 0, 0], [0, 3, 11], [0, 0, 3]]),
-        (losses.softmax(3), [[0, 0, 0], [0, 3, 11], [0, 0, 3]]),
-        (losses.huber(1.0), [[0, 0, 0], [0, 0, 11], [0, 0, 0]]),
-        (losses.squared, [[0, 0, 0], [0, 0, 11], [0, 0, 0]]),
-        (losses.poisson(10.0), [[0, 0, 0], [0, 0, 11], [0, 0, 0]]),
-    ],
-)
-def test_knots_follow_from_public_numbers(loss, counts):
-    rule = Rule.of(loss)
-    found = [
-        [len(rule.knots(clear, 10, smooth)) for clear in (10, 300, 1e4)]
-        for smooth in (0, 5, 100)
-    ]
-    assert found == counts
-
-
-STRAIGHT = {
-    "squared": lambda means, rng: means + rng.standard_t(3, len(means)),
-    "huber": lambda means, rng: 1e3 * (means + rng.standard_t(2, len(means))),
-    "logistic": lambda means, rng: means > rng.logistic(size=len(means)),
-    "poisson": lambda means, rng: rng.poisson(np.exp(means / 4)),
-    "classes": lambda means, rng: (
-        np.stack([means, -means, 0 * means]) + rng.gumbel(size=(3, len(means)))
-    ).argmax(0),
-}
-LOSSES = {"poisson": losses.poisson(10.0), "classes": losses.softmax(3)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STRAIGHT)
-@pytest.mark.parametrize("is_bent", [False, True])
-def test_columns_bend_where_that_gains(name, is_bent):
-    features, _ = table(5 * NUM)
-    features[:, :2] = features[:, :2].clip(-4, 4)
-    means = bent(features) if is_bent else features[:, 0] - features[:, 1]
-    data = features, STRAIGHT[name](means, np.random.default_rng(2))
-    solution = solve(LOSSES.get(name, name), data=data, epsilon=4.0)
-    assert solution.params.knots == (FINEST if name == "logistic" else FINE)
-    assert bool(jnp.any(solution.params.heights != 0)) == is_bent
+def test_knots_follow_from_public_numbers():
+    labels, numbers = [[0, 0, 0], [0, 3, 11], [0, 0, 3]], [[0] * 3, [0, 0, 11], [0] * 3]
+    cases = [(loss, labels) for loss in (losses.logistic, losses.softmax(3))]
+    others = losses.huber(1.0), losses.squared, losses.poisson(10.0)
+    for loss, counts in [*cases, *((loss, numbers) for loss in others)]:
+        rule = Rule.of(loss)
+        assert counts == [
+            [len(rule.knots(clear, 10, smooth)) for clear in (10, 300, 1e4)]
+            for smooth in (0, 5, 100)
+        ]
+    num = 60 * (10 + 2 * len(NARROW))
+    assert may_be_finest(FINE, num, 10)
+    assert not may_be_finest(FINE, num - 1, 10)
+    assert not may_be_finest(KNOTS, 1e9, 10)
 
 
 def kind_of(loss):
@@ -306,80 +233,6 @@ def test_a_choice_costs_no_more_than_it_needs():
     assert sum(labels.values()) == pytest.approx(0.115)
 
 
-@pytest.mark.parametrize("num", [100, 1_000])
-def test_under_jit_no_callback_is_shown_both_models(num):
-    features, noise = table(num)
-    options = Execution(callback=lambda step, params: None)
-
-    def run(key):
-        return solve("logistic", data=(features, noise), key=key, execution=options)
-
-    if num == 100:  # too few for a choice
-        assert jnp.isfinite(jax.jit(run)(jax.random.key(0)).params.slopes).all()
-    else:
-        with pytest.raises(ValueError, match="execution must be without a callback"):
-            jax.jit(run)(jax.random.key(0))
-
-
-@pytest.mark.slow
-def test_classes():
-    # Five times the records of other tests at a fifth of their epsilon: as hard.
-    features, noise = table(5 * NUM)
-    margins = bent(features) - 2 + noise
-    solution = solve("logistic", data=(features, margins > 0), epsilon=1.6)
-    found = solution.predict(features)
-    assert np.mean((found > 0) == (margins > 0)) > 0.8
-    scores = np.c_[margins, -margins, np.zeros(5 * NUM)]
-    data = features, scores.argmax(axis=1)
-    found = solve(losses.softmax(3), data=data, epsilon=1.6).predict(features)
-    assert found.shape == (5 * NUM, 3)
-    assert np.mean(found.argmax(axis=1) == scores.argmax(axis=1)) > 0.75
-
-
-@pytest.mark.slow
-def test_exposures_and_weights():
-    rng = np.random.default_rng(0)
-    features, _ = table(5 * NUM)
-    rates = np.exp(0.25 * bent(features.clip(-2, 2)))  # bounded, and a sum of curves
-    exposures = rng.uniform(0.05, 1.0, len(rates))
-    counts = rng.poisson(exposures * rates)
-    is_wrong = np.arange(len(rates)) % 4 == 0
-    solution = solve(
-        losses.poisson(10.0),
-        data=(features, np.where(is_wrong, 50, counts)),
-        offsets=np.log(exposures),
-        weights=np.where(is_wrong, 0.0, 3.0),
-        max_weight=3.0,
-    )
-    found = np.exp(solution.predict(features))
-    assert np.corrcoef(np.log(found), np.log(rates))[0, 1] > 0.9
-    assert abs(np.sum(exposures * found) / np.sum(exposures * rates) - 1) < 0.15
-
-
-def test_many_runs_are_one_program():
-    features, noise = table(100)
-
-    def run(seed):
-        key, data = jax.random.key(seed), (features, noise)
-        return solve("logistic", data=data, epsilon=4.0, key=key).params
-
-    mapped = jax.jit(jax.vmap(run))(jnp.arange(2))
-    assert mapped.knots == KNOTS
-    for i in range(2):
-        one, of_many = run(i), jax.tree.map(lambda x, i=i: x[i], mapped)
-        np.testing.assert_allclose(
-            one.predict(features), of_many.predict(features), rtol=1e-3, atol=1e-3
-        )
-
-
-def test_the_price_is_that_of_the_linear_model():
-    solution = solve()
-    multiplier = solution.stats["noise_multiplier"]
-    same = solve(epsilon=None, noise_multiplier=multiplier)
-    np.testing.assert_array_equal(same.params.heights, solution.params.heights)
-    assert same.privacy.dp_event == solution.privacy.dp_event
-
-
 BAD = {
     "constant": lambda x: np.full_like(x, 3.0),
     "NaN": lambda x: np.full_like(x, np.nan),
@@ -404,31 +257,6 @@ def test_a_finite_model_whatever_the_column(name):
         assert np.median(np.abs(found - (3 - features[:, 1]))) < 0.5
 
 
-@pytest.mark.parametrize("num", [1, 3, 19])
-def test_few_records_have_an_answer(num):
-    features, noise = table(num)
-    solution = solve(data=(features, noise), epsilon=1.0)
-    assert solution.params.knots == ()
-    assert jnp.isfinite(solution.params.slopes).all()
-
-
-def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
-    features, noise = table(5 * NUM, seed=1)
-    data = features, bent(features) + noise
-    solution = solve(data=data, epsilon=2.7, max_records=NUM)
-    assert solution.privacy.epsilon == pytest.approx(2.7, rel=1e-6)
-    assert solution.privacy.delta == pytest.approx(1e-5, rel=1e-6)
-    assert "20,000 records" in solution.privacy.description
-    own = Sample(5 * NUM, NUM).budget(2.7, 1e-5)
-    found = float(solution.stats["noise_multiplier"])
-    assert found == pytest.approx(noise_multiplier(*own, num_steps=1), rel=1e-6)
-    assert solution.params.knots
-    error = solution.predict(features) - bent(features)
-    assert np.mean(error**2) < 0.2 * np.var(bent(features))
-    slopes = [solve(max_records=most).params.slopes for most in (None, NUM)]
-    np.testing.assert_array_equal(*slopes)
-
-
 @pytest.mark.parametrize("fit", [dp_additive_model, dp_linear_model])
 def test_a_fit_on_a_sample_has_every_option(fit, monkeypatch):
     def on_sample(again, data, max_records, **given):
@@ -446,47 +274,21 @@ def test_a_fit_on_a_sample_has_every_option(fit, monkeypatch):
     }
 
 
-test_bad_arguments_are_named = refused(
-    lambda changes: solve(**changes),
-    *REFUSED,
-    ({"smooth": 0}, "smooth must be a sequence of indices"),
-    ({"smooth": "01"}, "smooth must be a sequence of indices"),
-    ({"smooth": (0, 3)}, "smooth must be the index of one of 3 columns"),
-    ({"smooth": (0.5,)}, "smooth must be the index of one of 3 columns"),
-    ({"smooth": (True,)}, "smooth must be the index of one of 3 columns"),
-    ({"smooth": (0, 0)}, "smooth must be of different columns"),
-    ({"smooth": (0, -3)}, "smooth must be of different columns"),
-    ({"smooth": (0, 2)}, "smooth must be of different columns, without the int"),
-    ({"max_records": 0}, "max_records must be an integer of at least 1"),
-    ({"max_records": 3, "delta": 0.1}, "delta must be below sample_size"),
-    (
-        {"max_records": 3, "epsilon": None, "noise_multiplier": 1.0},
-        "epsilon must be given with max_records",
-    ),
-    ({"intercept": 3}, "intercept must be the index of one of 3 columns"),
-)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"smooth": (0, 0)}, {"intercept": 3}, {"max_weight": 0.0}, {"execution": print}],
-    ids=lambda wrong: "-".join(wrong),
-)
-def test_what_is_refused_draws_no_sample(wrong, monkeypatch):
+def test_what_is_refused_draws_no_sample(monkeypatch):
     monkeypatch.setattr(_on_sample, "uniform_subset", None)
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
-        solve(max_records=10, **wrong)
-
-
-def test_curves_name_what_does_not_fit():
-    curves = Curves(jnp.ones(3), jnp.zeros((1, 0)), (), (0,), None)
-    for call, message in (
-        (lambda: curves.predict(np.ones(3)), "features must be an array of 3 columns"),
-        (lambda: curves.curve(3, [0.0]), "column must be the index of one of 3"),
-        (lambda: curves.curve(0, 0.0), "grid must be of one axis"),
+    for wrong in (
+        {"smooth": (0, 0)},
+        {"smooth": (0, 3)},
+        {"smooth": (0, 2)},  # the intercept
+        {"intercept": 3},
+        {"max_weight": 0.0},
+        {"execution": print},
+        {"delta": 0.1},
+        {"epsilon": None, "noise_multiplier": 1.0},
+        {"loss": losses.softmax(3), "intervals": True},
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+            solve(**{"max_records": 10} | wrong)
 
 
 def test_a_solution_has_the_shape_of_each_column():
@@ -500,17 +302,6 @@ def test_a_solution_has_the_shape_of_each_column():
     parts = [np.interp(rows[:, j], *shapes[j]) for j in shapes]
     found = solution.predict(rows)
     np.testing.assert_allclose(found, 5 + sum(parts), rtol=1e-5, atol=1e-5)
-
-
-def test_a_solution_of_another_kind_names_what_it_lacks():
-    solution = Solution({"w": jnp.ones(2)}, PrivacyGuarantee.non_private(), {})
-    for call, message in (
-        (lambda: solution.predict(np.ones((1, 2))), "params must be those of a linear"),
-        (solution.shapes, "params must be those of an additive model"),
-        (solution.bands, "params must be those of an additive model"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
 
 
 @pytest.fixture(scope="module")
@@ -611,23 +402,19 @@ def test_bands_cost_no_more_than_the_budget(banded):
     assert banded.stats["noise_multiplier"] == linear.stats["noise_multiplier"]
 
 
-test_what_has_no_bands_is_named = refused(
-    lambda changes: solve(**changes),
-    (
-        {"loss": losses.softmax(3), "intervals": True},
-        "loss must be squared, logistic, Huber, Poisson",
-    ),
-    (
-        {"loss": losses.softmax(3), "intervals": True, "max_records": 3},
-        "loss must be squared, logistic, Huber, Poisson",
-    ),
-)
-
-
-def test_bands_of_a_solution_without_errors_are_refused():
-    curves = Curves(jnp.ones(1), jnp.zeros((1, 2)), (0.0, 1.0), (0,), None)
-    solution = Solution(curves, PrivacyGuarantee.non_private(), {})
-    with pytest.raises(ValueError, match="standard_errors is None"):
-        solution.bands()
-    with pytest.raises(ValueError, match="level must be strictly between"):
-        solution.bands(1.0)
+def test_solutions_name_what_does_not_fit():
+    curves = Curves(jnp.ones(3), jnp.zeros((1, 0)), (), (0,), None)
+    privacy = PrivacyGuarantee.non_private()
+    additive, other = (Solution(x, privacy, {}) for x in (curves, {"w": jnp.ones(2)}))
+    for call, message in (
+        (lambda: curves.predict(np.ones(3)), "features must be an array of 3 columns"),
+        (lambda: curves.curve(3, [0.0]), "column must be the index of one of 3"),
+        (lambda: curves.curve(0, 0.0), "grid must be of one axis"),
+        (lambda: other.predict(np.ones((1, 2))), "params must be those of a linear"),
+        (other.shapes, "params must be those of an additive model"),
+        (other.bands, "params must be those of an additive model"),
+        (additive.bands, "standard_errors is None"),
+        (lambda: additive.bands(1.0), "level must be strictly between"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -22,7 +22,6 @@ loaded = functools.cache(sources.load)
 
 
 @needs_data
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SIZES)
 def test_the_files_of_the_archive(name):
     data = loaded(name)
@@ -42,67 +41,57 @@ def test_the_files_of_the_archive(name):
         assert targets.mean() == pytest.approx(mean, rel=1e-5)
 
 
-def of_twitter(index):
-    return ",".join(str(1000.0 * (index + 1) + column) for column in range(78))
-
-
-def of_winnipeg(index):
-    return ",".join([str(index % 7 + 1), *(str(10.0 * i) for i in range(1, 175))])
-
-
-def of_year_prediction(index):
-    return ",".join([str(1998 + index % 4), *("50.0",) * 12, *("-2000.0",) * 78])
-
-
-# In the form of the archive's files, which are not on every machine.
+# In the form of the archive's files, which are not on every machine: the file, a
+# header, a line, and how many.
 IN_FORM = {
-    "twitter": ("twitter/Twitter.data.gz", "", of_twitter, 20),
+    "twitter": (
+        *("twitter/Twitter.data.gz", []),
+        lambda line: [1000.0 * (line + 1) + column for column in range(78)],
+        20,
+    ),
     "winnipeg": (
-        "winnipeg/WinnipegDataset.txt.gz",
-        ",".join(["label", *(f"f{i}" for i in range(1, 175))]) + "\n",
-        of_winnipeg,
+        *(
+            "winnipeg/WinnipegDataset.txt.gz",
+            ["label", *map("f{}".format, range(1, 175))],
+        ),
+        lambda line: [line % 7 + 1, *(10.0 * i for i in range(1, 175))],
         600,
     ),
     "year_prediction": (
-        "year_prediction/YearPredictionMSD.txt.gz",
-        "",
-        of_year_prediction,
+        *("year_prediction/YearPredictionMSD.txt.gz", []),
+        lambda line: [1998 + line % 4, *[50.0] * 12, *[-2000.0] * 78],
         8,
     ),
 }
 
 
-@pytest.fixture(params=IN_FORM)
-def in_form(request, tmp_path, monkeypatch):
-    path, header, line, count = IN_FORM[request.param]
+@pytest.mark.parametrize("name", IN_FORM)
+def test_files_of_the_archive_are_read(name, tmp_path, monkeypatch):
+    path, header, line, count = IN_FORM[name]
     place = tmp_path / path
     place.parent.mkdir(parents=True)
-    text = header + "\n".join(line(index) for index in range(count)) + "\n"
+    lines = [header] * bool(header) + [line(i) for i in range(count)]
+    text = "\n".join(",".join(map(str, cells)) for cells in lines) + "\n"
     place.write_bytes(gzip.compress(text.encode()))
     monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
     monkeypatch.setattr(sources, "_NUM_SONGS", 6)
-    return sources.load(request.param)
-
-
-def test_files_of_the_archive_are_read(in_form):
     expected = {
         "twitter": ((16, 78), (4, 78), "regression"),
         "winnipeg": ((500, 175), (100, 175), "classification"),
         "year_prediction": ((6, 91), (2, 91), "classification"),
     }
-    data = in_form
-    assert (data.features.shape, data.test_features.shape, data.task) == expected[
-        data.name
-    ]
+    data = sources.load(name)
+    shapes = data.features.shape, data.test_features.shape
+    assert (*shapes, data.task) == expected[name]
     first = dict(zip(data.feature_names, data.features[0].tolist(), strict=True))
     assert first["intercept"] == 1
-    if data.name == "twitter":
+    if name == "twitter":
         assert first["created-discussions-0"] == pytest.approx(1.0)
         assert first["author-increase-6"] == pytest.approx(1.013)
         assert first["attention-by-authors-0"] == pytest.approx(1014)
         assert first["active-discussions-6"] == pytest.approx(1.076)
         assert data.targets[0] == pytest.approx(1.077)
-    elif data.name == "winnipeg":
+    elif name == "winnipeg":
         assert (first["f1"], first["f174"]) == (1, 174)
         assert data.targets[:7].tolist() == [-1, -1, -1, -1, -1, 1, -1]
     else:

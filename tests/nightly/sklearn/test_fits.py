@@ -1,0 +1,168 @@
+"""Estimators for scikit-learn in wide use: units, classes, containers, searches."""
+
+import doctest
+import inspect
+
+import numpy as np
+import pytest
+from sklearn.base import is_classifier
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+import dpjax.sklearn
+from dpjax.sklearn import (
+    DPAdditiveClassifier,
+    DPAdditiveRegressor,
+    DPHuberRegressor,
+    DPLogisticRegression,
+    DPMeanRegressor,
+    score_privately,
+)
+from tests.unit.sklearn import test_additive, test_estimators
+from tests.unit.sklearn.test_estimators import MODELS, REGRESSORS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is cloned again")
+table, model = test_estimators.table, test_estimators.model
+shapes = test_additive.table
+
+
+@pytest.mark.parametrize("estimator", REGRESSORS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e6])
+def test_targets_of_any_unit(estimator, size):
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.normal(45, 15, 20_000), rng.lognormal(10, 1, 20_000)], axis=1)
+    means = np.exp(0.02 * rows[:, 0] - 1.5 + 1e-6 * rows[:, 1])
+    targets = size * rng.gamma(3.0, means / 3)
+    model = estimator(random_state=1).fit(rows, targets)
+    mean = targets.mean()
+    assert abs(model.predict(rows).mean() / mean - 1) < 0.2
+    if estimator is not DPMeanRegressor:
+        linear = np.polyfit(rows[:, 0], targets, 1)
+        best = np.mean((targets - np.polyval(linear, rows[:, 0])) ** 2)
+        assert np.mean((targets - model.predict(rows)) ** 2) < 1.1 * best
+
+
+def test_classes_are_declared_or_bought(table):
+    frame, spent = table
+    labels = np.array(["low", "middle", "high"], object)[
+        np.digitize(spent, [7_000, 10_000])
+    ]
+    labels[:50] = None
+    labels[50:60] = "a label that few records have"
+    bought = DPLogisticRegression(random_state=0).fit(frame, labels)
+    given = DPLogisticRegression(random_state=0, classes=["low", "middle", "high"])
+    given.fit(frame, labels)
+    for model in (bought, given):
+        assert model.classes_.tolist() == ["high", "low", "middle"]
+        assert model.coef_.shape == (3, 3)
+        assert np.mean(model.predict(frame) == labels) > 0.7
+        shares = model.predict_proba(frame)
+        np.testing.assert_allclose(shares.sum(axis=1), 1.0)
+        assert np.isfinite(model.predict_log_proba(frame)).all()
+    assert str(bought.privacy_) == str(given.privacy_)
+    binary = given.set_params(classes=[False, True]).fit(frame, labels == "high")
+    assert binary.coef_.shape == (1, 3)
+    assert binary.score(frame, labels == "high") > 0.75
+    one = DPLogisticRegression(random_state=0).fit(frame, np.full(len(frame), "same"))
+    assert one.classes_.tolist() == ["same"]
+    assert one.predict(frame[:2]).tolist() == ["same", "same"]
+    assert one.predict_proba(frame[:2]).tolist() == [[1.0], [1.0]]
+
+
+@pytest.mark.parametrize("estimator", MODELS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("n", [1, 10])
+def test_tiny_tables_give_finite_predictions(estimator, n):
+    rng = np.random.default_rng(n)
+    rows = np.stack([rng.lognormal(10, 2, n), rng.normal(2010, 5, n)], axis=1)
+    for seed in range(3):
+        model = estimator(random_state=seed).fit(rows, rng.integers(0, 2, n))
+        if is_classifier(model):
+            assert np.isfinite(model.predict_proba(rows)).all()
+        else:
+            assert np.isfinite(model.predict(rows)).all()
+
+
+@pytest.mark.parametrize(
+    "estimator", [*MODELS, dpjax.sklearn], ids=lambda cls: cls.__name__
+)
+def test_examples_that_the_default_run_skips(estimator):
+    source = inspect.getdoc(estimator).replace("# doctest: +SKIP", "")
+    example = doctest.DocTestParser().get_doctest(source, {}, "example", None, 0)
+    results = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(
+        example
+    )
+    assert results.attempted >= 5
+    assert not results.failed
+
+
+def test_searches_and_pipelines(table):
+    frame, spent = table
+    search = GridSearchCV(
+        make_pipeline(FunctionTransformer(), DPHuberRegressor(random_state=0)),
+        {"dphuberregressor__threshold": [1.0, 2.0]},
+        cv=2,
+    )
+    # Once, and of what is public: each fit has a budget of its own.
+    with pytest.warns(UserWarning, match="Every fit of a clone spends") as told:
+        search.fit(frame.to_numpy(), spent)
+    assert len(told) == 1
+    assert search.best_score_ > 0.8
+    assert search.best_estimator_[-1].privacy_.epsilon == 1.0
+
+
+def test_categories_of_arrays_are_declared(shapes):
+    frame, scores = shapes
+    rows = frame.astype({"owns": float}).to_numpy(object)
+    labels = np.digitize(scores, [-1, 2])
+    declared = DPAdditiveClassifier(
+        random_state=0, classes=[0, 1, 2], categorical_features={1: test_additive.KINDS}
+    )
+    assert declared.fit(rows, labels).shapes_[1].values.shape == (4, 3)
+    assert declared.score(rows, labels) > 0.7
+    legend = declared.plot_shapes().axes[0].get_legend().get_texts()
+    assert [text.get_text() for text in legend] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("loss", ["squared", "huber", "poisson", "gamma"])
+def test_numbers_of_every_loss(shapes, loss):
+    frame, scores = shapes
+    means = np.exp(scores / 6) * 1_000
+    targets = means * np.random.default_rng(2).gamma(2.0, 0.5, len(frame))
+    model = DPAdditiveRegressor(loss=loss, random_state=0).fit(frame, targets)
+    assert np.corrcoef(model.predict(frame), means)[0, 1] > 0.8
+    name = "mean poisson deviance" if loss == "poisson" else ""
+    scored, _ = score_privately(model, frame, targets, random_state=0)
+    assert any(name in one.name for one in scored.measures)
+    panel = model.plot_shapes().axes[0]
+    assert panel.get_ylabel() == (
+        "log mean" if loss in ("poisson", "gamma") else "prediction"
+    )
+
+
+def test_bands_are_in_units_of_the_table(shapes):
+    frame, scores = shapes
+    targets = 100 * scores + 50 * np.random.default_rng(3).normal(size=len(frame))
+    model = DPAdditiveRegressor(epsilon=8.0, intervals=True, random_state=0)
+    banded = model.fit(frame, targets)
+    bands = banded.bands(0.01)
+    assert list(bands) == list(banded.shapes_)
+    for name, (grid, low, high) in bands.items():
+        assert grid.tolist() == banded.shapes_[name].grid.tolist()
+        is_known = np.isfinite(high)
+        assert (np.isfinite(low) == is_known).all()
+        middle = (low[is_known] + high[is_known]) / 2
+        values = banded.shapes_[name].values[is_known]
+        np.testing.assert_allclose(middle, values, 1e-4, 1e-2)
+        assert (low <= high).all()
+    kinds = bands["kind"]
+    # Three kinds and the constant are nearly one column too many: nobody has the last.
+    assert np.isinf(kinds[2]).any()
+    grid, low, high = bands["owns"]
+    assert low[grid == 1] < 0 < high[grid == 1]
+    assert np.isfinite(high).all()
+    wider = banded.bands(0.001)["owns"][2]
+    assert wider[grid == 1] > high[grid == 1]
+    panels = banded.plot_shapes().axes
+    assert [len(panel.collections) for panel in panels] == [1, 1, 1]
+    assert np.isfinite(panels[0].get_ylim()).all()

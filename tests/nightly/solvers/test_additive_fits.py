@@ -1,0 +1,132 @@
+"""Additive models of many losses: the curves that they find, and of few records."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import losses
+from dpjax.accounting import Sample, noise_multiplier
+from dpjax.solvers import Execution
+from dpjax.solvers._knots import FINE, FINEST
+from tests.unit.solvers.test_additive_model import NUM, amounts, bent, solve, table
+
+
+def test_under_jit_the_same_model_is_chosen():
+    data = amounts()
+    solution = solve("logistic", data=data, epsilon=20.0)
+    traced = jax.jit(
+        lambda data, key: solve("logistic", data=data, epsilon=20.0, key=key).params
+    )
+    found = traced(data, jax.random.key(1)).predict(data[0])
+    np.testing.assert_allclose(found, solution.predict(data[0]), rtol=1e-2, atol=1e-2)
+
+
+STRAIGHT = {
+    "squared": lambda means, rng: means + rng.standard_t(3, len(means)),
+    "huber": lambda means, rng: 1e3 * (means + rng.standard_t(2, len(means))),
+    "logistic": lambda means, rng: means > rng.logistic(size=len(means)),
+    "poisson": lambda means, rng: rng.poisson(np.exp(means / 4)),
+    "classes": lambda means, rng: (
+        np.stack([means, -means, 0 * means]) + rng.gumbel(size=(3, len(means)))
+    ).argmax(0),
+}
+LOSSES = {"poisson": losses.poisson(10.0), "classes": losses.softmax(3)}
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+@pytest.mark.parametrize("is_bent", [False, True])
+def test_columns_bend_where_that_gains(name, is_bent):
+    features, _ = table(5 * NUM)
+    features[:, :2] = features[:, :2].clip(-4, 4)
+    means = bent(features) if is_bent else features[:, 0] - features[:, 1]
+    data = features, STRAIGHT[name](means, np.random.default_rng(2))
+    solution = solve(LOSSES.get(name, name), data=data, epsilon=4.0)
+    assert solution.params.knots == (FINEST if name == "logistic" else FINE)
+    assert bool(jnp.any(solution.params.heights != 0)) == is_bent
+
+
+def test_classes():
+    # Five times the records of other tests at a fifth of their epsilon: as hard.
+    features, noise = table(5 * NUM)
+    margins = bent(features) - 2 + noise
+    solution = solve("logistic", data=(features, margins > 0), epsilon=1.6)
+    found = solution.predict(features)
+    assert np.mean((found > 0) == (margins > 0)) > 0.8
+    scores = np.c_[margins, -margins, np.zeros(5 * NUM)]
+    data = features, scores.argmax(axis=1)
+    found = solve(losses.softmax(3), data=data, epsilon=1.6).predict(features)
+    assert found.shape == (5 * NUM, 3)
+    assert np.mean(found.argmax(axis=1) == scores.argmax(axis=1)) > 0.75
+
+
+def test_exposures_and_weights():
+    rng = np.random.default_rng(0)
+    features, _ = table(5 * NUM)
+    rates = np.exp(0.25 * bent(features.clip(-2, 2)))  # bounded, and a sum of curves
+    exposures = rng.uniform(0.05, 1.0, len(rates))
+    counts = rng.poisson(exposures * rates)
+    is_wrong = np.arange(len(rates)) % 4 == 0
+    solution = solve(
+        losses.poisson(10.0),
+        data=(features, np.where(is_wrong, 50, counts)),
+        offsets=np.log(exposures),
+        weights=np.where(is_wrong, 0.0, 3.0),
+        max_weight=3.0,
+    )
+    found = np.exp(solution.predict(features))
+    assert np.corrcoef(np.log(found), np.log(rates))[0, 1] > 0.9
+    assert abs(np.sum(exposures * found) / np.sum(exposures * rates) - 1) < 0.15
+
+
+@pytest.mark.parametrize("num", [1, 3, 19])
+def test_few_records_have_an_answer(num):
+    features, noise = table(num)
+    solution = solve(data=(features, noise), epsilon=1.0)
+    assert solution.params.knots == ()
+    assert jnp.isfinite(solution.params.slopes).all()
+
+
+def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
+    features, noise = table(5 * NUM, seed=1)
+    data = features, bent(features) + noise
+    solution = solve(data=data, epsilon=2.7, max_records=NUM)
+    assert solution.privacy.epsilon == pytest.approx(2.7, rel=1e-6)
+    assert solution.privacy.delta == pytest.approx(1e-5, rel=1e-6)
+    assert "20,000 records" in solution.privacy.description
+    own = Sample(5 * NUM, NUM).budget(2.7, 1e-5)
+    found = float(solution.stats["noise_multiplier"])
+    assert found == pytest.approx(noise_multiplier(*own, num_steps=1), rel=1e-6)
+    assert solution.params.knots
+    error = solution.predict(features) - bent(features)
+    assert np.mean(error**2) < 0.2 * np.var(bent(features))
+    slopes = [solve(max_records=most).params.slopes for most in (None, NUM)]
+    np.testing.assert_array_equal(*slopes)
+
+
+def test_a_column_that_is_mostly_zero_tells_amounts_apart():
+    solution = solve("logistic", data=amounts(), epsilon=20.0)
+    assert solution.params.knots == FINEST
+    assert solution.stats["shares"]["rare_columns"] == 0.005
+    assert sum(solution.stats["shares"].values()) == pytest.approx(1.0)
+    low, high, last = solution.params.curve(0, jnp.array([0.3125, 0.375, 0.4375]))
+    assert high - max(low, last) > 1.0
+
+
+def test_amounts_beside_a_column_that_is_never_zero_lie_on_a_line():
+    solution = solve("logistic", data=amounts(0.5), epsilon=20.0)
+    assert solution.params.knots == FINEST
+    grid = 0.5 + jnp.array([0.3125, 0.375, 0.4375])  # between wider knots
+    low, high, last = solution.params.curve(0, grid)
+    np.testing.assert_allclose(high - low, last - high, rtol=1e-3, atol=1e-4)
+
+
+def test_under_jit_no_callback_is_shown_both_models():
+    options = Execution(callback=lambda step, params: None)
+
+    def run(*data):
+        return solve("logistic", data=data, execution=options).params
+
+    jax.eval_shape(run, *table(100))  # too few for a choice
+    with pytest.raises(ValueError, match="execution must be without a callback"):
+        jax.eval_shape(run, *table(1_000))
