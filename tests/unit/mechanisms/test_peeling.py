@@ -81,7 +81,7 @@ def sequential_law(pick, sizes, sparsity, scale):
 PICKS = {"gumbel": softmax_pick, "laplace": laplace_pick}
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(2)
 @each
 @pytest.mark.parametrize("sparsity", [1, 2])
 def test_choice_has_the_law_of_sequential_picks(name, sparsity, key):
@@ -149,7 +149,6 @@ def test_infinite_noise_releases_the_set_alone(key, noise):
     np.testing.assert_array_equal(*chosen)
 
 
-@pytest.mark.slow
 def test_release_is_independent_of_the_choice(key):
     # With noise shared between them, a chosen value would be biased upwards.
     keys = jax.random.split(key, 50_000)
