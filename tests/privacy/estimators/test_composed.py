@@ -64,10 +64,11 @@ def check_moves(mean, rows, others, least):
     def changes(rows, others):
         def change(pair):
             base = jnp.tile(pair[0], (N, 1))
+            replaced = tree_of(base.at[3].set(pair[1]))
             means = (
-                mean(tree_of(base)),
-                mean(tree_of(base.at[3].set(pair[1])), jnp.zeros(N, bool)),
-                mean(tree_of(base), jnp.arange(N) == 3),
+                mean(replaced),
+                mean(tree_of(base), jnp.zeros(N, bool)),
+                mean(replaced, jnp.arange(N) == 3),
             )
             leaves = [jax.tree.leaves(x) for x in means]
             return [jnp.concatenate([y.ravel() for y in x]) for x in leaves]
