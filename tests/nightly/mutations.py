@@ -401,7 +401,7 @@ FAULTS = [
         "a sensitivity without the slack of a block's sum",
         "block = 2 * error(length) * ROUNDOFF",
         "block = 0 * error(length) * ROUNDOFF",
-        "tests/privacy/estimators/test_sensitivity.py tests/privacy/estimators/test_under_fire.py",
+        "tests/privacy/estimators/test_orders_of_sums.py tests/privacy/estimators/test_under_fire.py",
         "estimators.Winsorization(1.0).sensitivity(256, 10, rounded=False).linf"
         " > 2 / 256 * 1.00005",
     ),

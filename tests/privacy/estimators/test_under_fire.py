@@ -169,7 +169,6 @@ def mean_of_a_million(estimator, microbatch_size):
     return jax.jit(lambda x: grad_fn(1.0, x))
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize(("estimator", "microbatch_size"), ALL_ORDERS)
 def test_a_million_records_in_orders_that_break_sums(estimator, microbatch_size, plan):
     estimator = estimator(float(ABOVE_ONE))
@@ -179,7 +178,7 @@ def test_a_million_records_in_orders_that_break_sums(estimator, microbatch_size,
         assert 0.9 * stated <= moves(mean, sequence) <= stated, name
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("estimator", "microbatch_size"), DRIFTS)
 def test_a_million_records_that_drift(estimator, microbatch_size, plan):
     estimator = estimator(1.0)
