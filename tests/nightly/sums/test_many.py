@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._sums.samples import FactoredSamples
+from dpjax.estimators import Truncation
+from tests.unit.sums.test_fold import many_leaves
 from tests.unit.sums.test_order_statistics import check
 
 
@@ -26,3 +28,9 @@ def test_the_norm_of_many_leaves_errs_by_few_roundings():
     assert exact**0.5 - 1 > 2.0**-13  # what sensitivity() allows for
     squares = FactoredSamples(leaves).squared_norm(jnp.float32(1))
     assert abs(float(squares) / exact - 1) < 14 * 2**-24
+
+
+def test_many_shapes_are_summed_without_a_loop():
+    # A loop that carries a sum for each of 2,000 leaves would compile for minutes.
+    samples = many_leaves(16, range(1, 71))
+    assert "while" not in jax.jit(Truncation(0.5)).lower(samples).as_text()

@@ -18,7 +18,6 @@ from dpjax.estimators import (
     Normalization,
     SmoothedClipping,
 )
-from dpjax.gradients import streamed_grad
 from dpjax.transforms import aggregate, privatize
 
 GROUPS = ("w", ("b", "c"))
@@ -190,34 +189,6 @@ def test_counts_from_factors_are_those_of_gradients(groups, problem):
     signs[:, ~is_known] = 1  # every entry of their gradients is NaN
     expected = float(counting.half) * (signs * ~np.asarray(mask)).sum(axis=1) / 24
     np.testing.assert_allclose(short, expected, atol=1e-6)
-
-
-def test_streams_count_as_gradients_do(problem):
-    # From factors, in microbatches, with a Poisson batch's mask and divisor.
-    params, batch = problem
-    inner = Grouped(Clipping(2.0), ("first", "last"))
-    adaptive = AdaptiveThreshold(inner, lower=0.01, upper=99.0)
-    transform = privatize(
-        adaptive, noise_multiplier=0.5, key=jax.random.key(1), normalize_by=20.0
-    )
-    mask = jnp.arange(24) % 5 == 1
-
-    @jax.jit
-    def all_ways(params, batch):
-        state, means = transform.init(params), []
-        for grad_fn in (
-            dpjax.per_sample_grad(network),
-            streamed_grad(network, microbatch_size=5),
-        ):
-            grads = grad_fn(params, batch)
-            means.append(
-                transform.update(grads, state, params, is_padding_example=mask)
-            )
-        return [(mean, state.thresholds) for mean, state in means]
-
-    with jax.debug_key_reuse(False):  # the same noise, for comparison
-        written, streamed = all_ways(params, batch)
-    np.testing.assert_allclose(flat(streamed), flat(written), rtol=1e-5, atol=1e-6)
 
 
 def test_what_is_not_finite_counts_as_zero_in_the_norm():

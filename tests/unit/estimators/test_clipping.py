@@ -88,7 +88,7 @@ def test_no_size_of_a_record_passes_the_limit_where_floats_are_wide():
         sizes = np.array([1e15, 2e19, 1.5e38, 3e38, 1e39, 1e42, 1e154, 1e300])
         x = jnp.repeat(jnp.asarray(sizes)[:, None], 3, axis=1)
         y = jnp.minimum(x, 3e38).astype(jnp.float32)
-        trees = {"x": x}, {"x": x * 0 + 0.5, "y": y}, {"x": x, "y": y}
+        trees = {"x": x * 0 + 0.5, "y": y}, {"x": x, "y": y}
         influences = jax.jit(
             lambda trees: [jax.vmap(e.influence)(x) for e in estimators for x in trees]
         )(trees)

@@ -185,5 +185,5 @@ def test_no_kink_where_clipping_has_one():
         jump = slope(estimator, 0.999) - slope(estimator, 1.001)
         assert (jump > 0.5) == jumps
     # Of a zero sample it is the identity, where that of the norm does not exist.
-    jacobian = jax.jacrev(SmoothedClipping(1.3).influence)(jnp.zeros(3))
+    jacobian = jax.jit(jax.jacrev(SmoothedClipping(1.3).influence))(jnp.zeros(3))
     np.testing.assert_allclose(jacobian, np.eye(3), atol=1e-6)

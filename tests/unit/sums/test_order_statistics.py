@@ -178,9 +178,8 @@ def test_derivatives_are_those_of_differences(n, m, rng):
         parts = order_statistics(x, m), middle_sum(x, m)
         return sum(jnp.sin(part).sum() for part in jax.tree.leaves(parts))
 
-    for function in (score, jax.jit(jax.grad(score))):
-        check_grads(function, (x,), order=1, modes=["fwd"], rtol=1e-4)
-    check_grads(score, (x,), order=1, modes=["rev"], rtol=1e-4)
+    check_grads(score, (x,), order=1, rtol=1e-4)
+    check_grads(jax.jit(jax.grad(score)), (x,), order=1, modes=["fwd"], rtol=1e-4)
     total = jax.jit(jax.grad(lambda x: middle_sum(x, m).sum()))
     assert jnp.isfinite(total(x.at[1].set(jnp.nan))).all()
     batch = jnp.stack([x, -x, x**2])

@@ -77,7 +77,7 @@ def exactly(estimator):
 BAD = [np.nan, np.inf, -np.inf, 1e30, 1e-30, 1e37, 1e-42, 1e15]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_the_mean_is_that_of_arrays(estimator, plan):
     mean, exact_mean = mean_of(estimator), exactly(estimator)
@@ -106,7 +106,7 @@ def test_the_mean_is_that_of_arrays(estimator, plan):
                 np.testing.assert_allclose(x, y, rtol=0, atol=atol)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("microbatch_size", [None, 700, 100])
 @pytest.mark.parametrize("estimator", [Clipping(1.5), Truncation(0.5)], ids=str)
 def test_many_blocks(estimator, microbatch_size, plan):
@@ -179,7 +179,7 @@ def other_order(monkeypatch):
     monkeypatch.setattr(forms, "sum_of_products", in_halves)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("microbatch_size", [None, 1500, 500])
 @pytest.mark.parametrize("estimator", NORMWISE[:2], ids=str)
 def test_a_record_does_not_change_how_other_blocks_round(
@@ -207,6 +207,7 @@ def test_a_record_does_not_change_how_other_means_round(plan, other_order):
         chex.assert_trees_all_equal(*found)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("derivative", [jax.grad, jax.jacfwd])
 def test_the_derivative_by_the_clip_norm(derivative):
     # What counts as zero has no derivative, nor spoils that of others.
