@@ -24,7 +24,9 @@ def test_sensitivities_are_jax_privacys():
         jax.numpy_dtype_promotion("standard"),
         jax.numpy_rank_promotion("allow"),
     ):
-        blt = buffered_toeplitz.BufferedToeplitz.build([0.9, 0.5], [0.3, 0.2])
+        blt = buffered_toeplitz.BufferedToeplitz.build(
+            list(buffered.decays), list(buffered.scales)
+        )
         columns = jnp.asarray(banded.coefficients), blt.toeplitz_coefs(60)
         for most, apart in ((1, 1), (3, 20), (6, 10)):
             pattern = {"max_participations": most, "min_separation": apart}
