@@ -17,6 +17,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
+from dpjax.gradients import robust_grad
 from tests import registry
 
 RELATIONS = [REPLACE_ONE, ADD_OR_REMOVE_ONE]
@@ -195,6 +196,34 @@ def test_noise_pays_a_thousandth_for_rounding(relation):
     assert 0.999 * moved / n <= exact.min() <= exact.max() <= bound < rounded.max()
 
 
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("n", [4096, 300_000])
+def test_clipping_in_many_coordinates_with_entries_that_round_badly(n, key):
+    # Coordinates just above powers of two have the largest relative rounding errors.
+    # All of them lie at ties or next to them by their own small factors.
+    d, limit = 100, 1.2
+    estimator = Clipping(limit)
+    stated = estimator.sensitivity(n, d)
+    direction = 1 + jax.random.uniform(key, (d,), minval=0, maxval=2**-10)
+    grad_fn = robust_grad(lambda w, x: (w * direction).sum() * x, estimator)
+
+    @jax.jit
+    def changes(sizes):
+        def change(size):
+            values = jnp.full(n, 1e15).at[: n // 8].set(size)
+            means = [
+                grad_fn(jnp.zeros(d), values.at[0].set(last)) for last in (1e15, -1e15)
+            ]
+            return means[0], means[1]
+
+        return jax.lax.map(change, sizes)
+
+    up, down = changes(jnp.linspace(-0.12, 0.12, 8))
+    found = [norms(*pair) for pair in zip(up, down, strict=True)]
+    assert all(is_within(change, stated) for change in found)
+    assert max(change.l2 for change in found) > 0.98 * stated.l2
+
+
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("estimator", ROBUST[:6], ids=name_of)
 def test_sensitivity_is_reached_by_the_antipodal_pair(estimator):
@@ -259,6 +288,18 @@ def test_median_of_means_groups_that_do_not_divide_the_records(n, num_groups):
     if (n, num_groups) == (59, 29):
         printed = 2 * num_groups / n
         assert largest > printed
+
+
+def test_rows_past_the_divisor_are_covered():
+    # A batch of 1.125 times as many rows as the divisor is the largest that is legal.
+    n, rows = 8000, 9000
+    for estimator in [Winsorization(1.1), Clipping(1.1), SmoothedTruncation(1.0)]:
+        stated = estimator.sensitivity(n, 1)
+        for value in (1e15, 0.3, -1e15):
+            base = jnp.full(rows, value)
+            pair = [base.at[0].set(last) for last in (1e15, -1e15)]
+            change = norms(*(estimator(x, normalize_by=n) for x in pair))
+            assert is_within(change, stated)
 
 
 @pytest.mark.parametrize("n", [10, 1000, 300_000])
