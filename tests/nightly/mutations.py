@@ -159,7 +159,7 @@ FAULTS = [
         "the spread of Laplace log-normal noise is halved",
         "spread = jnp.exp(sigma * _samplers.normal(normal_key, *kind))",
         "spread = jnp.exp(sigma / 2 * _samplers.normal(normal_key, *kind))",
-        "tests/unit/mechanisms/test_smooth_noise.py",
+        "tests/unit/mechanisms/test_additive.py",
         "near(jnp.abs(mechanisms.laplace_log_normal(key, jnp.zeros(400_000), scale=1.0,"
         " sigma=1.0)).mean(), math.exp(0.5), 0.05)",
     ),
@@ -167,7 +167,7 @@ FAULTS = [
         "arsinh noise misses a division",
         "return jnp.sinh(sigma * _samplers.normal(key, *kind)) / sigma",
         "return jnp.sinh(sigma * _samplers.normal(key, *kind))",
-        "tests/unit/mechanisms/test_smooth_noise.py",
+        "tests/unit/mechanisms/test_additive.py",
         "near(jnp.median(jnp.abs(mechanisms.arsinh_normal(key, jnp.zeros(100_000),"
         " scale=1.0, sigma=0.5))), 2 * math.sinh(0.5 * 0.6745), 0.04)",
     ),
@@ -402,7 +402,7 @@ FAULTS = [
         "a sensitivity without the slack of a block's sum",
         "block = 2 * error(length) * ROUNDOFF",
         "block = 0 * error(length) * ROUNDOFF",
-        "tests/privacy/estimators/test_sensitivity.py tests/privacy/estimators/test_under_fire.py",
+        "tests/privacy/estimators/test_orders_of_sums.py tests/privacy/estimators/test_under_fire.py",
         "estimators.Winsorization(1.0).sensitivity(256, 10, rounded=False).linf"
         " > 2 / 256 * 1.00005",
     ),
@@ -433,7 +433,7 @@ FAULTS = [
         "noise is added after rounding",
         "return jax.tree.map(rounded_sum, *materialized((*self, noise)))",
         "return jax.tree.map(jnp.add, self.high, noise)",
-        "tests/nightly/estimators tests/privacy/estimators tests/unit/estimators tests/privacy/audit/test_planted_faults.py",
+        "tests/unit/sums/test_fold.py tests/privacy/estimators tests/privacy/audit/test_planted_faults.py",
         "float(dpjax._sums.exact.Unrounded(jnp.float32(1), jnp.float32(2.0**-26)).plus("
         "jnp.float32(2.0**-24))) > 1",
     ),
@@ -449,7 +449,7 @@ FAULTS = [
         "rows of the last microbatch count twice",
         "samples = samples.zero_unless((row >= start) & (row < stop))",
         "samples = samples.zero_unless(row < stop)",
-        "tests/unit/estimators/test_fold.py tests/unit/gradients/test_robust.py",
+        "tests/unit/sums/test_fold.py tests/unit/gradients/test_robust.py",
         "near(gradients.robust_grad(lambda w, x: w * x, estimators.Clipping(9.0),"
         " microbatch_size=2)(1.0, jnp.arange(5.0)), 2.0, 1e-6)",
     ),
@@ -474,7 +474,7 @@ FAULTS = [
         "squares that underflow make a norm too small",
         "(sum_of_squares(x) + x.size * LOST for x in (left, right))",
         "(sum_of_squares(x) + 0 * LOST for x in (left, right))",
-        "tests/privacy/gradients/test_factored_attacks.py tests/unit/estimators/test_factors.py",
+        "tests/privacy/gradients/test_factored_attacks.py tests/unit/sums/test_samples.py",
         "float(dpjax._sums.samples.squared_norm_of_product(jnp.full(4, 1e-23),"
         " jnp.full(4, 1e18))) > 0",
     ),
@@ -482,14 +482,14 @@ FAULTS = [
         "too few digits for many blocks",
         "more = max(0, -(-(11 + 2 * bits - high) // base))",
         "more = 0",
-        "tests/unit/estimators/test_fold.py tests/privacy/estimators/test_under_fire.py",
+        "tests/unit/sums/test_fold.py tests/privacy/estimators/test_under_fire.py",
         "dpjax._sums.fold.digit_layout(2**16, 23).num_digits > 2",
     ),
     Fault(
         "a traced divisor is not raised",
         "return jnp.maximum(divisor, like(above, divisor))",
         "return divisor",
-        "tests/unit/estimators/test_fold.py tests/unit/estimators/test_contract.py",
+        "tests/unit/sums/test_fold.py tests/unit/estimators/test_contract.py",
         "float(jax.jit(lambda n: estimators.Clipping(1.0)(jnp.ones((10_000, 1)),"
         " normalize_by=n))(1.0)[0]) < 1.2",
     ),
@@ -497,7 +497,7 @@ FAULTS = [
         "a divisor much smaller than the batch",
         "return 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 1.125",
         "return 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 100",
-        "tests/unit/estimators/test_fold.py tests/unit/estimators/test_contract.py",
+        "tests/unit/sums/test_fold.py tests/unit/estimators/test_contract.py",
         "refuses(lambda: estimators.Clipping(1.0)(jnp.ones((10_000, 1)),"
         " normalize_by=200.0))",
     ),
@@ -536,7 +536,7 @@ FAULTS = [
         "scaled samples are divided by half of their scales",
         "            return x / like(scale, x)\n",
         "            return x / (like(scale, x) / 2)\n",
-        "tests/unit/estimators/test_scaled.py",
+        "tests/unit/estimators/test_normwise.py",
         "near(estimators.Scaled(estimators.Winsorization(1.0), jnp.array([4.0]))"
         ".measured(jnp.ones((5, 1))), 0.25, 1e-5)",
     ),

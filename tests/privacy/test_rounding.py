@@ -90,6 +90,6 @@ def test_no_epsilon_or_delta_is_rounded_to_nearest():
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.FormattedValue) and node.format_spec is not None
     ]
-    said = re.compile("epsilon|delta|price|cost|divergence")
+    private = re.compile("epsilon|delta|price|cost|divergence")
     assert len(formatted) > 50
-    assert not list(filter(said.search, formatted))
+    assert not list(filter(private.search, formatted))

@@ -152,6 +152,7 @@ SMOOTH = {"smoothness": 0.1, "sigma": 0.7}
 TWEEDIE = {"power": 1.5, "min_mean": 0.1, "max_mean": 5.0, "max_target": 20.0}
 MOMENT = {"moment_bound": 1.0, "num_samples": 100, "num_coordinates": 3} | BUDGET
 DISCRETE = {"sensitivity": 3.0, "num_coordinates": 2, "delta": 1e-5}
+POLYTOPE = constraints.Polytope(np.eye(3))
 RELEASE = {"release": mechanisms.laplace, "data": X, "neighbor": X + 1, "key": KEY}
 
 # What is called, with valid arguments.
@@ -223,6 +224,22 @@ CALLS = [
         (kind(1.0).diameter, {"norm": "l1", "num_coordinates": 3})
         for kind in (constraints.L1Ball, constraints.L2Ball, constraints.Simplex)
     ),
+    (constraints.Box, {"lower": 0.0, "upper": np.ones(3)}),
+    (constraints.Polytope, {"vertices": np.eye(3)}),
+    *(
+        (method, {"norm": "l1", "num_coordinates": 3})
+        for method in (BOX.diameter, POLYTOPE.diameter)
+    ),
+    (constraints.L1Ball(1.0).num_vertices, {"num_coordinates": 3}),
+    (constraints.L1Ball(1.0).vertex, {"index": 0, "like": X}),
+    (POLYTOPE.vertex, {"index": 0, "like": X}),
+    (POLYTOPE.vertex_scores, {"gradient": X}),
+    (BOX.minimize_linear, {"gradient": X}),
+    *(
+        (constraint.project, {"params": X})
+        for constraint in (constraints.L1Ball(1.0), constraints.L2Ball(1.0), BOX)
+    ),
+    (constraints.L1Ball(1.0).contains, {"params": X, "tolerance": 0.1}),
     (constraints.grid_net, {"constraint": BALL, "num_coordinates": 2, "radius": 1.0}),
     (constraints.halton_net, {"box": BOX, "num_coordinates": 3, "num_candidates": 9}),
     *((law, {"scale": 1.0}) for law in (datasets.Normal, datasets.LogNormal)),
@@ -273,6 +290,8 @@ CALLS = [
         {"derivative_fn": jnp.tanh, "derivative_bound": 1.0, "curvature_bound": 1.0},
     ),
     (losses.MarginLoss.smoothed_hinge, {"width": 1.0}),
+    (mechanisms.BandedToeplitz, {"num_steps": 2, "coefficients": (1.0, 0.5)}),
+    (mechanisms.BufferedToeplitz, {"num_steps": 4, "decays": (0.5,), "scales": (0.2,)}),
     (mechanisms.BandedToeplitz.square_root, {"num_steps": 4, "num_bands": 2}),
     (mechanisms.BandedToeplitz.optimal, {"num_steps": 4, "num_bands": 2}),
     (mechanisms.BufferedToeplitz.optimal, {"num_steps": 4}),
@@ -315,7 +334,45 @@ WRONG = [
     ("TrimmedMean.smooth_sensitivity", "smoothness", [np.ones(2)]),
     ("AdaptiveThreshold", "lower", [0.0, 2.0]),
     ("AdaptiveThreshold", "upper", [0.05]),
-    ("AdaptiveThreshold", "estimator", [TRUNCATION]),
+    ("AdaptiveThreshold Grouped", "estimator", [TRUNCATION]),
+    ("Grouped", "groups", [(), "a", ("a", ()), ("a", ("b", "a")), (0, 1)]),
+    (
+        "Scaled",
+        "estimator",
+        [
+            *(estimators.Mean(), TRIMMED, estimators.MedianOfMeans(TRUNCATION, 2)),
+            estimators.Scaled(TRUNCATION, 1.0),
+            estimators.AdaptiveThreshold(estimators.Clipping(1.0), 0.1, 9.0),
+        ],
+    ),
+    (
+        "Scaled",
+        "scales",
+        [{}, {"w": 0.0}, jnp.array([1.0, -1.0]), [1.0, INF], NAN, "1"],
+    ),
+    (
+        "BandedToeplitz",
+        "coefficients",
+        [(), (0.0, 0.0), (1.0, 0.5, 0.1), (1.0, NAN), (1.0, 1.5), (1.0, -0.5)],
+    ),
+    ("BandedToeplitz.square_root", "num_bands", [5]),
+    ("BufferedToeplitz", "decays", [(), (1.5,)]),
+    ("BufferedToeplitz", "scales", [(0.2, 0.1), (1.2,)]),
+    ("Box", "upper", [-1.0, np.ones((1, 3))]),
+    (
+        "Polytope",
+        "vertices",
+        [[[1.0]], np.ones(3), np.ones((0, 3)), np.array([[INF]])],
+    ),
+    ("Box.diameter Polytope.diameter grid_net halton_net", "num_coordinates", [4]),
+    ("VertexConstraint.vertex", "index", [6, -1, 0.5]),
+    ("L1Ball.contains", "tolerance", [-1.0]),
+    ("L1Ball.project L2Ball.project Box.project", "params", [{}, np.ones(3, complex)]),
+    ("Box.project", "params", [np.ones(4)]),
+    ("Box.minimize_linear", "gradient", [np.ones(4), {"a": X}]),
+    ("grid_net", "constraint", [POLYTOPE]),
+    ("halton_net", "box", [constraints.L2Ball(1.0)]),
+    ("halton_net", "num_candidates", [20_000_001]),
     ("AdaptiveThreshold", "quantile", [0.0, 1.0]),
     ("privatize dp_sgd", "estimator", [estimators.Mean()]),
     ("dp_gradient_descent dp_mean dp_frank_wolfe", "estimator", [estimators.Mean()]),

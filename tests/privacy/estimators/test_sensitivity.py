@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +9,8 @@ import numpy as np
 import pytest
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
-from dpjax._sums.stream import SampleStream
 from dpjax.estimators import (
     Clipping,
-    Mean,
     MedianOfMeans,
     Sensitivity,
     SmoothedTruncation,
@@ -41,14 +38,9 @@ def name_of(estimator):
 
 def norms(first, second):
     """Returns the l1, l2 and linf distance of two float32 trees, in float64."""
-    gap = np.concatenate(
-        [
-            np.ravel(np.asarray(x, np.float64) - np.asarray(y, np.float64))
-            for x, y in zip(
-                jax.tree.leaves(first), jax.tree.leaves(second), strict=True
-            )
-        ]
-    )
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    gaps = [np.ravel(np.float64(x) - np.float64(y)) for x, y in pairs]
+    gap = np.concatenate(gaps)
     assert np.isfinite(gap).all()
     return Sensitivity(np.abs(gap).sum(), np.sqrt((gap**2).sum()), np.abs(gap).max())
 
@@ -57,29 +49,14 @@ def is_within(change, stated):
     return all(np.asarray(change) <= np.asarray(stated, np.float64))
 
 
-def stream(estimator, num_coordinates=1, microbatch_size=None):
-    """Returns x -> robust mean of x_i·(1, ..., 1), as robust_grad folds it."""
-
-    def loss_fn(w, x):
-        return w.sum() * x
-
-    grad_fn = jax.jit(robust_grad(loss_fn, estimator, microbatch_size=microbatch_size))
-    return lambda x: grad_fn(jnp.zeros(num_coordinates), jnp.asarray(x, jnp.float32))
-
-
-def extreme_values(limit):
-    above, below = np.nextafter(np.float32(limit), np.float32([np.inf, 0]))
-    return np.float32(
-        [limit, -limit, below, -above, 0, 1e-45, -1e19, 3e19, 1e38, -np.inf, np.nan]
-    )
-
-
 def extreme_neighbours(limit, n, d):
     """Returns bases (B, d) whose copies fill n rows, and rows (R, d) that replace one.
 
     Copies of one record are the worst case for sums: all other influences agree.
     """
-    values = extreme_values(limit)
+    above, below = np.nextafter(np.float32(limit), np.float32([np.inf, 0]))
+    values = [limit, -limit, below, -above, 0, 1e-45, -1e19, 3e19, 1e38]
+    values = np.float32([*values, -np.inf, np.nan])
     rows = [np.tile(values[:, None], d)]
     if d > 1:
         with_zeros = np.zeros((len(values), d), np.float32)
@@ -118,7 +95,6 @@ def means(estimator, signs, base, rows, positions, n):
     return jax.vmap(at)(positions), jax.vmap(remove)(positions)
 
 
-@functools.cache  # the same means attack the claim, and half of it
 def attack(estimator, n, d):
     """Returns the largest l1, l2 and linf change that extreme neighbours reach.
 
@@ -147,31 +123,22 @@ def attack(estimator, n, d):
     return largest(replaced), largest(removed)
 
 
-@pytest.mark.slow
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("d", [1, 3])
 @pytest.mark.parametrize("estimator", ROBUST, ids=name_of)
 def test_extreme_neighbours_stay_within_the_stated_sensitivity(estimator, d):
     for n in [1, 3, 7, 64, 65, 129, 1000] if d == 3 else [1, 65]:
         if n < getattr(estimator, "num_groups", 1):
             continue
-        replaced, removed = attack(estimator, n, d)
-        assert is_within(replaced, estimator.sensitivity(n, d))
-        assert is_within(removed, estimator.sensitivity(n, d, ADD_OR_REMOVE_ONE))
+        changes = attack(estimator, n, d)
+        for change, relation in zip(changes, RELATIONS, strict=True):
+            stated = np.asarray(estimator.sensitivity(n, d, relation))
+            assert is_within(change, stated)
+            if (n, d) in [(7, 3), (65, 1)]:  # they catch one that is halved
+                assert (np.asarray(change)[1:] / stated[1:] > 0.51).all()
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("estimator", ROBUST, ids=name_of)
-def test_extreme_neighbours_catch_a_sensitivity_that_is_halved(estimator):
-    # At every size, so that none of them is a test of nothing.
-    for n, d in [(7, 3), (65, 1)]:
-        replaced, removed = attack(estimator, n, d)
-        for change, relation in [(replaced, REPLACE_ONE), (removed, ADD_OR_REMOVE_ONE)]:
-            stated = estimator.sensitivity(n, d, relation)
-            factors = np.asarray(change)[1:] / np.asarray(stated)[1:]
-            assert (factors > 0.51).all()
-
-
-@pytest.mark.quick(1)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize("n", [4096, 300_000, 1_000_000])
 def test_rounding_at_ties_and_powers_of_two(n, threshold):
@@ -229,7 +196,7 @@ def test_noise_pays_a_thousandth_for_rounding(relation):
     assert 0.999 * moved / n <= exact.min() <= exact.max() <= bound < rounded.max()
 
 
-@pytest.mark.slow
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [4096, 300_000])
 def test_clipping_in_many_coordinates_with_entries_that_round_badly(n, key):
     # Coordinates just above powers of two have the largest relative rounding errors.
@@ -257,7 +224,7 @@ def test_clipping_in_many_coordinates_with_entries_that_round_badly(n, key):
     assert max(change.l2 for change in found) > 0.98 * stated.l2
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("estimator", ROBUST[:6], ids=name_of)
 def test_sensitivity_is_reached_by_the_antipodal_pair(estimator):
     n = 100
@@ -294,30 +261,6 @@ def test_sensitivity_is_tight_at_a_large_number_of_rows():
     assert 1 + n * 2**-24 < ratio < 1.021
 
 
-@pytest.mark.quick(3)
-@pytest.mark.parametrize("estimator", ROBUST, ids=name_of)
-def test_sensitivity_under_jit_is_the_same(estimator):
-    def stated(estimator, n):
-        return [estimator.sensitivity(n, 5, relation) for relation in RELATIONS]
-
-    static = "n" if isinstance(estimator, MedianOfMeans) else ()
-    traced = jax.jit(stated, static_argnames=static)(estimator, n=997)
-    np.testing.assert_allclose(traced, stated(estimator, 997), rtol=2e-6)
-
-
-def test_sensitivity_has_the_derivative_of_the_exact_formula():
-    def linf(threshold):
-        return Winsorization(threshold).sensitivity(1000, 4).linf
-
-    np.testing.assert_allclose(jax.grad(linf)(1.3), 2 / 1000, rtol=3e-3)
-
-
-def test_the_mean_has_no_finite_sensitivity():
-    assert Mean().sensitivity(10, 2) == (np.inf,) * 3
-    assert MedianOfMeans(Mean(), 2).sensitivity(10, 2) == (np.inf,) * 3
-
-
-@pytest.mark.quick(1)
 @pytest.mark.parametrize(("n", "num_groups"), [(59, 30), (59, 29), (64, 4), (7, 7)])
 def test_median_of_means_groups_that_do_not_divide_the_records(n, num_groups):
     # The noise printed in the paper is for groups of n / num_groups records. Group
@@ -359,27 +302,6 @@ def test_rows_past_the_divisor_are_covered():
             assert is_within(change, stated)
 
 
-def test_a_record_changes_one_block_only(plan):
-    # Blocks add exactly, so the change does not depend on the rows of other blocks.
-    n = 10_000
-    estimator = Winsorization(1.0)
-    rng = np.random.default_rng(0)
-    blocks = rng.normal(size=n).astype(np.float32)
-
-    @jax.jit
-    def mean(samples):
-        stream = replace(SampleStream.of(samples), microbatch_size=1)
-        return estimator.with_aux(stream, normalize_by=n)[0]
-
-    stated = estimator.sensitivity(n, 1).linf
-    for position, (up, down) in itertools.product(
-        [0, 63, 64, 9_999], [(1, -1), (0.3, 0.30000004)]
-    ):
-        first, second = blocks.copy(), blocks.copy()
-        first[position], second[position] = up, down
-        assert norms(mean(first), mean(second)).linf <= stated
-
-
 @pytest.mark.parametrize("n", [10, 1000, 300_000])
 def test_sampled_sensitivity_covers_a_record_that_is_absent(n):
     # Poisson accounting measures from the batch without the record: masking its row
@@ -395,7 +317,6 @@ def test_sampled_sensitivity_covers_a_record_that_is_absent(n):
         assert estimator.sampled_sensitivity(n, 3, ADD_OR_REMOVE_ONE) == masked
 
 
-@pytest.mark.slow
 def test_a_traced_divisor_of_few_rows_is_covered():
     # Its rows are eight times as many, so that the mean's own rounding is too.
     num_coordinates, divisor, num_rows = 1024, 4112, 33_029
@@ -409,27 +330,3 @@ def test_a_traced_divisor_of_few_rows_is_covered():
         assert np.sqrt((gap**2).sum()) <= stated.l2
         # The divisor that is taken instead is the least that would not be refused.
         np.testing.assert_allclose(first, mean(samples, num_rows / 1.125), rtol=1e-3)
-
-
-@pytest.mark.audit
-def test_a_traced_divisor_of_a_million_is_covered():
-    num_coordinates, divisor, num_rows = 256, 953_250, 7_654_597
-    mean = jax.jit(lambda x, mask, n: Clipping(1.0)(x, mask, normalize_by=n))
-    samples = np.ones((num_rows, num_coordinates), np.float32)
-    mask = np.arange(num_rows) >= 7_645_072
-    first = np.asarray(mean(samples, mask, divisor), np.float64)
-    samples[0] = -1
-    gap = first - np.asarray(mean(samples, mask, divisor), np.float64)
-    stated = Clipping(1.0).sensitivity(divisor, num_coordinates)
-    assert np.sqrt((gap**2).sum()) <= stated.l2
-
-
-@pytest.mark.quick(5)
-@pytest.mark.parametrize("limit", [1e2, 1e8, 1e12, 1e15, 1e30])
-@pytest.mark.parametrize("make", [Clipping, Winsorization, Truncation])
-def test_a_limit_far_above_the_samples_leaves_their_mean_alone(make, limit):
-    samples = np.random.default_rng(0).normal(size=(100_000, 3)).astype(np.float32)
-    mean = make(limit)(samples)
-    np.testing.assert_allclose(
-        mean, samples.astype(np.float64).mean(axis=0), rtol=0, atol=3e-8
-    )

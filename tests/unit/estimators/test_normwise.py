@@ -1,34 +1,32 @@
-"""Normalization and groups: formulas, bounds under attack, norms from factors."""
+"""Normalization, groups and scales: formulas, limits, norms from factors, noise."""
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 import dpjax
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.estimators import (
     Clipping,
     Grouped,
     Normalization,
+    Scaled,
     SmoothedClipping,
     Truncation,
+    Winsorization,
 )
+from dpjax.mechanisms import BandedToeplitz
+from dpjax.transforms import privatize, scale_by_dp_adam
 from tests.unit.estimators.test_clipping import NORM_ERROR, exact_norm
-from tests.unit.refusals import refused
-
-pytestmark = pytest.mark.optimized
 
 BOUNDS = np.array([0.7, 3.0], np.float32)
-GROUPS = ("w", ("b", "c/0"))
-GROUPED = {
-    "clipping": Grouped(Clipping(BOUNDS), GROUPS),
-    "smoothed": Grouped(SmoothedClipping(jnp.array(BOUNDS), 9.21), GROUPS),
-    "normalization": Grouped(Normalization(0.1), GROUPS),
-    "one bound": Grouped(Clipping(1.2), GROUPS),
-}
-each = pytest.mark.parametrize("name", GROUPED)
+GROUPED = [
+    Grouped(Clipping(BOUNDS), ("w", ("b", "c/0"))),
+    Grouped(SmoothedClipping(jnp.array(BOUNDS), 9.21), ("w", ("b", "c/0"))),
+    Grouped(Normalization(0.1), ("w", ("b", "c/0"))),
+]
 
 
 def tree_of(rows):
@@ -37,24 +35,19 @@ def tree_of(rows):
     return {"w": rows[:, :2], "b": rows[:, 2], "c": [rows[:, 3:]]}
 
 
-def rows_of(tree):
-    columns = [tree["w"], tree["b"][:, None], tree["c"][0]]
-    return np.concatenate([np.asarray(x, np.float64) for x in columns], axis=1)
-
-
-@pytest.mark.parametrize("offset", [1e-12, 1e-3, 1.0, 1e30])
-def test_normalization_is_its_formula(offset):
+def test_normalization_is_its_formula():
     sizes = np.float32([1e-37, 1e-20, 1e-3, 1.0, 9e6, 3e37])
     rows = sizes[:, None] * np.float32([0.6, 0.0, -0.8])
     norms = np.linalg.norm(np.asarray(rows, np.float64), axis=1)
-    estimator = Normalization(offset)
-    found = jax.jit(jax.vmap(estimator.influence))(rows)
-    expected = rows / (norms + np.float64(np.float32(offset)))[:, None]
-    expected[norms >= 2.0**63 * offset] = 0  # such samples count for nothing
-    # So does what is far below float32's range beside the offset.
-    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-36)
-    assert np.linalg.norm(found, axis=1).max() <= 1 + NORM_ERROR
-    assert estimator.limit == 1
+    influences = jax.jit(lambda offset: jax.vmap(Normalization(offset).influence)(rows))
+    for offset in (1e-12, 1e-3, 1.0, 1e30):
+        expected = rows / (norms + np.float64(np.float32(offset)))[:, None]
+        expected[norms >= 2.0**63 * offset] = 0  # such samples count for nothing
+        # So does what is far below float32's range beside the offset.
+        ratios = influences(offset)
+        np.testing.assert_allclose(ratios, expected, rtol=2e-6, atol=1e-36)
+        assert np.linalg.norm(ratios, axis=1).max() <= 1 + NORM_ERROR
+    assert Normalization(0.1).limit == 1
 
 
 def test_normalization_is_differentiable_at_zero_and_beyond():
@@ -66,82 +59,29 @@ def test_normalization_is_differentiable_at_zero_and_beyond():
     np.testing.assert_allclose(derivatives(0.1, jnp.zeros(2))[1], 10 * np.eye(2))
     with jax.enable_x64(True):
         for size in (1e-3, 0.1, 30.0):
-            x = size * jnp.array([0.6, 0.8])
-            found = derivatives(jnp.float64(0.1), x)
-            eps = 1e-6
-            by_offset = (value(0.1 + eps, x) - value(0.1 - eps, x)) / (2 * eps)
-            np.testing.assert_allclose(found[0], by_offset, rtol=1e-5, atol=1e-9)
-            norm = np.linalg.norm(x)
-            exact = np.eye(2) / (norm + 0.1)
-            exact -= np.outer(x, x) / norm / (norm + 0.1) ** 2
-            np.testing.assert_allclose(found[1], exact, rtol=1e-6)
+            point = jnp.float64(0.1), size * jnp.array([0.6, 0.8])
+            check_grads(value, point, order=1, rtol=1e-5, atol=1e-8)
 
 
-@each
-def test_groups_are_estimated_by_themselves(name):
-    grouped = GROUPED[name]
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("grouped", GROUPED, ids=lambda x: type(x.estimator).__name__)
+def test_groups_are_estimated_by_themselves(grouped):
     samples = tree_of(np.random.default_rng(0).standard_t(1.5, (9, 5)))
-    found = grouped(samples)
     first, second = grouped._each()
-    b, c = second((samples["b"], samples["c"]))
-    expected = {"w": first(samples["w"]), "b": b, "c": c}
-    chex.assert_trees_all_close(found, expected, rtol=1e-6)
-    limits = [float(first.limit), float(second.limit)]
-    assert grouped.limit == pytest.approx(np.hypot(*limits), rel=1e-6)
-    traced = jax.jit(lambda x: x.limit)(grouped)
-    np.testing.assert_allclose(traced, grouped.limit, rtol=1e-6)
-
-
-def test_limits_that_would_overflow():
-    grouped = Grouped(Clipping(jnp.array([3e29, 4e29])), ("a", "b"))
-    assert grouped.limit == pytest.approx(5e29, rel=1e-6)
-    np.testing.assert_allclose(jax.jit(lambda x: x.limit)(grouped), 5e29, rtol=1e-6)
-
-
-WILD = np.float32([0.7, -0.7, 3.0, 1.0, 1e-45, 1e19, -3e38, np.inf, np.nan, 0.0])
-
-
-@each
-def test_no_neighbour_moves_groups_beyond_the_sensitivity(name):
-    # All groups of the replaced record turn round at once, and by wild values.
-    n, grouped = 17, GROUPED[name]
-    rng = np.random.default_rng(1)
-    directions = rng.normal(size=(60, 5))
-    rows = np.concatenate(
-        [1e15 * directions, rng.choice(WILD, (60, 5)), 2 * np.eye(5)]
-    ).astype(np.float32)
-    others = np.where(np.arange(len(rows))[:, None] < 90, -rows, rng.permutation(rows))
-    check_moves(grouped, n, rows, others, least=0.99)
-
-
-def check_moves(mean, n, rows, others, *, least):
-    """Checks how far one of n equal rows moves a mean that is replaced, and removed.
-
-    At most as far as stated, and in the l2 norm at least so much of it.
-    """
 
     @jax.jit
-    def changes(rows, others):
-        def change(row, other):
-            base = jnp.tile(row, (n, 1))
-            replaced = mean(tree_of(base.at[3].set(other)), jnp.zeros(n, bool))
-            removed = mean(tree_of(base), jnp.arange(n) == 3)
-            return [rows_of_one(x) for x in (mean(tree_of(base)), replaced, removed)]
+    def both(samples):
+        b, c = second((samples["b"], samples["c"]))
+        return grouped(samples), {"w": first(samples["w"]), "b": b, "c": c}
 
-        return jax.lax.map(lambda pair: change(*pair), (rows, others))
-
-    first, *seconds = (np.asarray(x, np.float64) for x in changes(rows, others))
-    for second, relation in zip(seconds, (REPLACE_ONE, ADD_OR_REMOVE_ONE), strict=True):
-        stated = mean.sensitivity(n, rows.shape[1], relation)
-        moves = np.linalg.norm(first - second, axis=1)
-        assert moves.max() <= stated.l2
-        assert moves.max() > least * stated.l2
-        assert np.abs(first - second).max() <= stated.linf
-        assert np.abs(first - second).sum(axis=1).max() <= stated.l1
+    chex.assert_trees_all_close(*both(samples), rtol=1e-6)
 
 
-def rows_of_one(mean):
-    return jnp.concatenate([mean["w"], mean["b"][None], mean["c"][0]])
+def test_the_limit_of_groups_is_the_root_of_squares():
+    huge = Grouped(Clipping(jnp.array([3e29, 4e29])), ("a", "b"))
+    for grouped, limit in [(GROUPED[0], np.hypot(*BOUNDS)), (huge, 5e29)]:
+        traced = jax.jit(lambda x: x.limit)(grouped)
+        np.testing.assert_allclose([grouped.limit, traced], limit, rtol=1e-6)
 
 
 def network(params, example):
@@ -150,35 +90,34 @@ def network(params, example):
     return (hidden @ params["last"]["kernel"]).sum() * y
 
 
-@pytest.fixture(scope="module")
-def factored():
-    rng = np.random.default_rng(2)
-
-    def normal(*shape):
-        return jnp.asarray(rng.normal(size=shape), jnp.float32)
-
-    params = {
-        "first": {"kernel": normal(6, 40), "bias": normal(40)},
-        "last": {"kernel": normal(40, 3)},
-    }
-    targets = normal(12).at[:3].set(jnp.array([0.0, 1e25, jnp.nan]))
-    return params, (normal(12, 6), targets)
+def normal(*shape):
+    return jnp.float32(np.random.default_rng(2).normal(size=shape))
 
 
+PARAMS = {
+    "first": {"kernel": normal(6, 40), "bias": normal(40)},
+    "last": {"kernel": normal(40, 3)},
+}
+SCALES = jax.tree.map(lambda x: jnp.exp(x), PARAMS)
+LAYERS = ("first", "last")
 FACTORED = {
     "normalization": Normalization(0.3),
-    "two layers": Grouped(Clipping(jnp.array([0.2, 2.0])), ("first", "last")),
+    "two layers": Grouped(Clipping(jnp.array([0.2, 2.0])), LAYERS),
     "by leaf": Grouped(Normalization(0.3), ("first/kernel", "first/bias", "last")),
     "bias and last": Grouped(
         SmoothedClipping(jnp.array([0.2, 2.0])), ("first/kernel", ("last", "first"))
     ),
+    # In factored form samples are not divided: they are multiplied out.
+    "scaled winsorization": Scaled(Winsorization(0.7), SCALES).measured,
+    "scaled clipping": Scaled(Clipping(2.0), SCALES).measured,
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", FACTORED)
-def test_norms_from_factors_are_those_of_gradients(name, factored):
-    estimator, (params, batch) = FACTORED[name], factored
-    mask = jnp.arange(12) == 5
+def test_norms_from_factors_are_those_of_gradients(name):
+    estimator, mask = FACTORED[name], jnp.arange(12) == 5
+    batch = normal(12, 6), normal(12).at[:3].set(jnp.array([0.0, 1e25, jnp.nan]))
 
     @jax.jit
     def both(params, batch):
@@ -186,31 +125,15 @@ def test_norms_from_factors_are_those_of_gradients(name, factored):
         folded = dpjax.robust_grad(network, estimator, microbatch_size=4)
         return folded(params, batch, mask), estimator(grads, mask)
 
-    chex.assert_trees_all_close(*both(params, batch), rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(*both(PARAMS, batch), rtol=1e-5, atol=1e-6)
 
 
-def test_a_group_for_every_leaf(factored):
-    params, _ = factored
-    grouped = Grouped.by_leaf(Clipping(1.0), params)
+def test_a_group_for_every_leaf():
+    grouped = Grouped.by_leaf(Clipping(1.0), PARAMS)
     assert grouped.groups == ("first/bias", "first/kernel", "last/kernel")
     assert grouped.limit == pytest.approx(3**0.5)
     one = Grouped.by_leaf(Clipping(1.0), jnp.zeros(3))
     assert exact_norm(one.influence(jnp.full(3, 1e10))) == pytest.approx(1)
-
-
-BAD = [
-    (lambda: Grouped(Truncation(1.0), ("a",)), "estimator must be norm-wise"),
-    (lambda: Grouped(Clipping(1.0), ()), "groups must be a tuple of names"),
-    (lambda: Grouped(Clipping(1.0), "a"), "groups must be a tuple of names"),
-    (lambda: Grouped(Clipping(1.0), ("a", ())), "groups must be a tuple of names"),
-    (lambda: Grouped(Clipping(1.0), ("a", ("b", "a"))), "none of them twice"),
-    (lambda: Grouped(Clipping(1.0), (0, 1)), "groups must be a tuple of names"),
-    (lambda: Grouped(Clipping(np.ones(3)), ("a", "b")), r"arrays of shape \(2,\)"),
-    (lambda: Grouped(Clipping(np.zeros(2)), ("a", "b")), "l2_clip_norm must be"),
-]
-
-
-test_bad_arguments_are_named = refused(lambda make: make(), *BAD)
 
 
 def test_groups_that_do_not_fit_are_named():
@@ -225,3 +148,95 @@ def test_groups_that_do_not_fit_are_named():
             with pytest.raises(ValueError, match=message):
                 apply(Grouped(Clipping(1.0), groups))(samples)
     assert Grouped(Clipping(1.0), ("w", ""))(samples)["b"].shape == ()
+
+
+# From one end of their range to the other: ratios overflow, and turn to zero.
+RANGES = np.float32([2e-20, 5e29, 1e-3, 0.7, 1e3])
+
+
+def scales_of(row):
+    return jax.tree.map(lambda x: x[0], tree_of(row[None]))
+
+
+@pytest.mark.parametrize("inner", [Truncation(1.5), Clipping(2.0), Normalization(0.1)])
+def test_it_estimates_ratios(inner):
+    ratios = np.random.default_rng(0).standard_t(1.5, (9, 5)).astype(np.float32)
+    mask = jnp.arange(9) == 4
+    scaled = Scaled(inner, scales_of(RANGES))
+    found = scaled.measured(tree_of(ratios * RANGES), mask, normalize_by=8)
+    expected = inner(tree_of(ratios), mask, normalize_by=8)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+    restored = jax.tree.map(jnp.multiply, found, scaled.scales)
+    chex.assert_trees_all_close(scaled.restored(found), restored, rtol=1e-6)
+
+
+def test_a_number_stands_for_all_leaves_below_it():
+    samples = tree_of(np.random.default_rng(1).normal(size=(6, 5)))
+    prefix = Scaled(Winsorization(1.0), {"w": jnp.array([0.5, 2.0]), "b": 3, "c": 0.1})
+    whole = Scaled(Winsorization(1.0), scales_of(np.float32([0.5, 2, 3, 0.1, 0.1])))
+    chex.assert_trees_all_equal(prefix.measured(samples), whole.measured(samples))
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), samples)
+    one = Scaled(Winsorization(1.0), 2.0)
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(one.measured(half)))
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("strategy", [None, BandedToeplitz.square_root(2, 2)])
+def test_noise_is_in_proportion(key, strategy):
+    # Of 20,000 coordinates for each scale, within six standard errors of the variance.
+    size, scales = 20_000, {"w": np.float32([[1e-6], [1.0]]), "b": 1e9}
+    scales["w"] = jnp.broadcast_to(scales["w"], (2, size))
+    estimator = Scaled(Winsorization(1.0), scales)
+    transform = privatize(estimator, noise_multiplier=3.0, key=key, noise=strategy)
+    params = {"w": jnp.zeros((2, size)), "b": jnp.zeros(size)}
+    grads = jax.tree.map(lambda x: jnp.zeros((4, *x.shape)), params)
+    mean, _ = jax.jit(transform.update)(grads, transform.init(params))
+    stddev = 3.0 * Winsorization(1.0).sensitivity(4, 3 * size).l2
+    for x, scale in ((mean["w"][0], 1e-6), (mean["w"][1], 1.0), (mean["b"], 1e9)):
+        found = np.std(np.asarray(x, np.float64)) / scale / stddev
+        assert abs(found**2 - 1) < 6 * (2 / size) ** 0.5
+
+
+def test_adam_is_told_of_every_coordinates_noise(key):
+    scales = {"w": jnp.array([0.1, 10.0]), "b": 3.0}
+    estimator = Scaled(Winsorization(1.0), scales)
+    transform, again = (
+        privatize(estimator, noise_multiplier=1.0, key=one)
+        for one in (key, jax.random.clone(key))
+    )
+    optimizer = dpjax.chain(again, scale_by_dp_adam(b2=0.5))
+    params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
+    grads = jax.tree.map(lambda x: jnp.zeros((4, *x.shape)), params)
+
+    @jax.jit
+    def first(grads):
+        mean, _, stddev = transform.release(grads, transform.init(params), params)
+        _, state = optimizer.update(grads, optimizer.init(params), params)
+        return mean, stddev, state[1].nu
+
+    mean, stddev, nu = first(grads)
+    one = Winsorization(1.0).sensitivity(4, 3, rounded=False).l2
+    trees = mean, stddev, nu, scales
+    for x, s, v, scale in zip(*map(jax.tree.leaves, trees), strict=True):
+        np.testing.assert_allclose(s, one * scale, rtol=1e-6)
+        np.testing.assert_allclose(v, 0.5 * (x**2 - s**2), rtol=1e-4)
+
+
+def test_scales_that_do_not_fit_are_named(key):
+    params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
+    grads = jax.tree.map(lambda x: jnp.ones((4, *x.shape)), params)
+    for scales, message in [
+        ({"w": 1.0}, "scales must be one leaf, or a pytree as"),
+        ([1.0, 1.0], "scales must be one leaf, or a pytree as"),
+        (
+            {"w": np.ones(3), "b": 1.0},
+            r"scales must be numbers, or arrays of the shape",
+        ),
+        ({"w": np.ones((4, 2)), "b": 1.0}, r"of their leaves, as \(2,\), got \(4, 2\)"),
+    ]:
+        estimator = Scaled(Winsorization(1.0), scales)
+        transform = privatize(
+            estimator, noise_multiplier=1.0, key=jax.random.clone(key)
+        )
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(transform.update, grads, transform.init(params))

@@ -1,5 +1,6 @@
 """Thresholds from moment bounds: minima of the bounds that the docstrings state."""
 
+import functools
 import math
 
 import numpy as np
@@ -7,14 +8,12 @@ import pytest
 from dp_accounting import gaussian_mechanism
 from scipy import optimize
 
-from benchmarks.figures import printed
 from dpjax.estimators import (
     MedianOfMeans,
+    SmoothedTruncation,
     Truncation,
     Winsorization,
 )
-
-SETTING = dict(num_samples=10_000, epsilon=1.0, delta=1e-5)
 
 
 def worst_bias(estimator_type, threshold, u, order):
@@ -39,14 +38,44 @@ def test_bias_factor_is_the_worst_law(estimator_type, order):
     )
 
 
-@pytest.mark.parametrize("order", [1.3, 2.0])
-@pytest.mark.parametrize(("d", "num_steps"), [(1, 1), (20, 30)])
-@pytest.mark.parametrize("estimator_type", [Truncation, Winsorization])
-def test_threshold_minimises_the_error_bound(estimator_type, d, num_steps, order):
-    u, n, epsilon, delta, xi = 3.0, 50_000, 0.5, 1e-6, 0.05
-    estimator = estimator_type.for_moment(
+def supremum(beta):
+    return 2 * math.sqrt(2) / 3 * math.erf(math.sqrt(beta / 2))
+
+
+def threshold_bias(estimator, threshold, u, order, log_term):
+    v = order - 1
+    factor = 1.0 if isinstance(estimator, Truncation) else v**v / (1 + v) ** (1 + v)
+    return factor * u / threshold**v, 2 / 3 * log_term, 1.0
+
+
+def smoothed_bias(estimator, scale, u, order, log_term):
+    b = estimator.beta
+    return u * (1 + 1 / b) / (2 * scale), b / 2 + log_term, supremum(b)
+
+
+CASES = [
+    *(
+        (functools.partial(kind.for_moment, moment_order=order), order, threshold_bias)
+        for kind in (Truncation, Winsorization)
+        for order in (1.3, 2.0)
+    ),
+    *(
+        (
+            functools.partial(SmoothedTruncation.for_moment, beta=beta),
+            2.0,
+            smoothed_bias,
+        )
+        for beta in (None, 1.0, 4.0)
+    ),
+]
+
+
+@pytest.mark.parametrize(("n", "d", "num_steps"), [(50_000, 1, 1), (9_000, 20, 30)])
+@pytest.mark.parametrize(("for_moment", "order", "terms"), CASES)
+def test_a_limit_minimises_the_error_bound(for_moment, order, terms, n, d, num_steps):
+    u, epsilon, delta, xi = 3.0, 0.5, 1e-6, 0.05
+    estimator = for_moment(
         u,
-        moment_order=order,
         num_samples=n,
         num_coordinates=d,
         num_steps=num_steps,
@@ -56,28 +85,20 @@ def test_threshold_minimises_the_error_bound(estimator_type, d, num_steps, order
     )
     log_term = math.log(2 * d * num_steps / xi)
     kappa = gaussian_mechanism.get_sigma_gaussian(epsilon, delta) * num_steps**0.5
-    v = order - 1
-    factor = {Truncation: 1.0, Winsorization: v**v / (1 + v) ** (1 + v)}[estimator_type]
 
-    def bound(log_threshold):
-        threshold = math.exp(log_threshold)
-        noise = kappa * 2 * threshold * d**0.5 / n * math.sqrt(2 * log_term)
-        return factor * u / threshold**v + threshold * 2 / 3 * log_term / n + noise
+    def bound(log_limit):
+        limit = math.exp(log_limit)
+        bias, concentration, largest = terms(estimator, limit, u, order, log_term)
+        stddev = kappa * 2 * largest * limit * d**0.5 / n
+        return bias + limit / n * concentration + stddev * math.sqrt(2 * log_term)
 
+    limit = getattr(estimator, "scale", None) or estimator.threshold
     best = optimize.minimize_scalar(bound, bounds=(-10, 30), method="bounded")
-    np.testing.assert_allclose(
-        bound(math.log(estimator.threshold)), best.fun, rtol=1e-8
-    )
-    np.testing.assert_allclose(math.log(estimator.threshold), best.x, atol=2e-3)
-
-
-def test_printed_thresholds():
-    one = printed.threshold(2.0, moment_order=2.0, **SETTING)
-    expected = 2.0 * 10_000 / math.log(100) / math.sqrt(math.log(1.25e5))
-    np.testing.assert_allclose(one, math.sqrt(expected))
-    sizes = {"moment_order": 1.5, "num_coordinates": 9, "num_steps": 16}
-    many = printed.threshold(2.0, **sizes, **SETTING)
-    np.testing.assert_allclose(many, (2e4 / (27 * 4)) ** (1 / 1.5))
+    np.testing.assert_allclose(bound(math.log(limit)), best.fun, rtol=1e-8)
+    np.testing.assert_allclose(math.log(limit), best.x, atol=2e-3)
+    if terms is smoothed_bias:
+        b = for_moment.keywords["beta"]
+        assert estimator.beta == (2 * math.log(1 / xi) if b is None else b)
 
 
 def test_number_of_groups_for_a_failure_probability():

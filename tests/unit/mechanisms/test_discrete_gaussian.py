@@ -28,16 +28,12 @@ def fit(draws, stddev):
     return scipy.stats.chisquare(counts, expected).pvalue
 
 
-@pytest.mark.parametrize("stddev", [1, 2, 3, 6])
+@pytest.mark.parametrize("stddev", [1, 2, 6])
 def test_law_on_every_integer(stddev):
     draws = discrete_gaussian(200_000, stddev=stddev, random_bytes=seeded(stddev))
     assert fit(draws, stddev) > FALSE_ALARM
-
-
-@pytest.mark.parametrize("other", [4, 9])  # 2/3 and 3/2 of 6
-def test_the_test_rejects_other_scales(other):
-    draws = discrete_gaussian(200_000, stddev=6, random_bytes=seeded(0))
-    assert fit(draws, other) < FALSE_ALARM
+    if stddev == 6:
+        assert max(fit(draws, other) for other in (4, 9)) < FALSE_ALARM
 
 
 @pytest.mark.parametrize("stddev", [1000, 2**24 + 12_345, 2**26])
@@ -47,16 +43,6 @@ def test_large_scales_look_normal(stddev):
     for factor in (2 / 3, 3 / 2):
         scaled = draws / (stddev * factor)
         assert scipy.stats.kstest(scaled, "norm").pvalue < FALSE_ALARM
-
-
-@pytest.mark.slow
-def test_tails_reach_as_far_as_they_should():
-    draws = discrete_gaussian(4_000_000, stddev=2**24, random_bytes=seeded(2))
-    for limit in (4.0, 4.5, 5.0):
-        beyond = int(np.sum(np.abs(draws) > limit * 2**24))
-        mass = 2 * scipy.stats.norm.sf(limit)
-        test = scipy.stats.binomtest(beyond, draws.size, mass)  # two-sided
-        assert test.pvalue > FALSE_ALARM
 
 
 def test_exact_comparisons_agree_with_those_in_floats(monkeypatch):
@@ -101,8 +87,8 @@ def test_entropy_is_the_systems_own_unless_given():
     np.testing.assert_array_equal(*same)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), 5, (2, 3), (4, 0)])
-def test_shape_and_dtype(shape):
-    draws = discrete_gaussian(shape, stddev=3)
-    assert draws.shape == np.empty(shape).shape
-    assert draws.dtype == np.int64
+def test_shape_and_dtype():
+    for shape in [(), (0,), 5, (2, 3), (4, 0)]:
+        draws = discrete_gaussian(shape, stddev=3)
+        assert draws.shape == np.empty(shape).shape
+        assert draws.dtype == np.int64

@@ -81,22 +81,13 @@ def test_law_in_chunks(name, key):
     assert len(counts) == len(SCORES)  # the padding was never chosen
     assert not rejects(counts, law(SCORES, EPSILON / RANGE))
     assert rejects(counts, law(SCORES, EPSILON / RANGE / 2))
-
-
-@pytest.mark.quick(1)
-@each
-def test_one_chunk_is_the_array(name):
-    mechanism, _ = MECHANISMS[name]
+    # One chunk is the array.
     scores = jnp.asarray(SCORES, jnp.float32)
-    keys = jax.random.split(jax.random.key(3), 200)
-    options = {"epsilon": EPSILON, "sensitivity_range": RANGE}
-
-    def both(key):
-        copy = jax.random.clone(key)
-        whole = mechanism(key, scores, **options)
-        return whole, mechanism(copy, lambda _: scores, num_chunks=1, **options)
-
-    np.testing.assert_array_equal(*jax.jit(jax.vmap(both))(keys))
+    some = [
+        draw(mechanism, jax.random.clone(key), x, 200, **options)
+        for x, options in ((scores, {}), (lambda _: scores, {"num_chunks": 1}))
+    ]
+    np.testing.assert_array_equal(*some)
 
 
 def log_ratios(law, sharpness, scores, change):
@@ -216,38 +207,17 @@ def test_large_scores_keep_their_law(name, key):
     assert not rejects(counts, law(scores - 2.0**23, EPSILON / RANGE))
 
 
-@pytest.mark.slow
 @each
-def test_memory_is_that_of_one_chunk(name, key):
+def test_bad_scores(name, key):
     mechanism, _ = MECHANISMS[name]
-    size, num_chunks = 2**12, 2**8  # a million candidates, 4 MB of scores
-
-    def choose(key):
-        def score(i):
-            return -jnp.abs(i * size + jnp.arange(size) - 777_777).astype(jnp.float32)
-
-        options = {"epsilon": 50.0, "sensitivity_range": 1.0, "num_chunks": num_chunks}
-        return mechanism(key, score, **options)
-
-    compiled = jax.jit(choose).lower(key).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 40 * size
-    assert int(compiled(key)) == 777_777
-
-
-@each
-@pytest.mark.parametrize(
-    ("scores", "num_chunks", "argument"),
-    [
+    for scores, num_chunks, argument in [
         (lambda i: jnp.zeros((2, 3)), 2, "scores"),
         (lambda i: jnp.zeros(2**20), 2**11, "scores"),
         (lambda i: jnp.zeros(3), None, "num_chunks"),
         (lambda i: jnp.zeros(3), 0, "num_chunks"),
         (lambda i: jnp.zeros(3), 2.0, "num_chunks"),
         (jnp.zeros(3), 1, "num_chunks"),
-    ],
-)
-def test_bad_scores(name, scores, num_chunks, argument, key):
-    mechanism, _ = MECHANISMS[name]
-    options = {"epsilon": 1.0, "sensitivity_range": 1.0, "num_chunks": num_chunks}
-    with pytest.raises(ValueError, match=f"^{argument} must be"):
-        mechanism(key, scores, **options)
+    ]:
+        options = {"epsilon": 1.0, "sensitivity_range": 1.0, "num_chunks": num_chunks}
+        with pytest.raises(ValueError, match=f"^{argument} must be"):
+            mechanism(key, scores, **options)

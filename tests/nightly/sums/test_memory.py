@@ -70,7 +70,43 @@ def test_the_compiled_program_holds_no_more(plan, estimator, monkeypatch):
     assert 0 < held[1] - held[0] <= 16 * needed[0]
 
 
-@pytest.mark.slow
+def network(params, example):
+    features, label = example
+    hidden = jnp.tanh(features @ params[0])
+    return -jax.nn.log_softmax(hidden @ params[1])[label]
+
+
+@pytest.mark.parametrize(
+    "estimator", [Clipping(1.0), SmoothedTruncation(1.0)], ids=["clipping", "smoothed"]
+)
+def test_memory_does_not_grow_with_the_batch(estimator):
+    params = (
+        jax.ShapeDtypeStruct((784, 256), jnp.float32),
+        jax.ShapeDtypeStruct((256, 10), jnp.float32),
+    )
+
+    def temporary_bytes(n):
+        batch = (
+            jax.ShapeDtypeStruct((n, 784), jnp.float32),
+            jax.ShapeDtypeStruct((n,), jnp.int32),
+        )
+        grad_fn = jax.jit(robust_grad(network, estimator))
+        compiled = grad_fn.lower(params, batch).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    # Samples are never written out, however costly the influence is. One block, as up
+    # to 64 rows are, needs its sum, activations and finite inputs; several need digits
+    # too, one more only for 16 times as many.
+    one_gradient = 4 * (784 * 256 + 256 * 10)
+    few, block, several, many, most = (
+        temporary_bytes(n) for n in (16, 64, 4096, 8192, 16384)
+    )
+    assert few < 0.2 * one_gradient
+    assert block < 1.8 * one_gradient
+    assert several < 4.5 * one_gradient
+    assert max(many, most) < 1.1 * several
+
+
 def test_a_decoder_of_124_million_parameters_exported_for_cuda():
     loss_fn, params, batch = transformer(64, GPT2, is_abstract=True)
     clipped = jax.jit(robust_grad(loss_fn, Clipping(1.0)))

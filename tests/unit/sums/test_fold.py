@@ -11,52 +11,39 @@ import numpy as np
 import pytest
 
 from dpjax._sums.exact import rounded_sum
-from dpjax._sums.fold import _split, block_length, digit_layout
+from dpjax._sums.fold import block_length, digit_layout, proven_divisor
 from dpjax._sums.stream import Layout, SampleStream, Sizes
 from dpjax.estimators import (
     AdaptiveThreshold,
     Clipping,
     MedianOfMeans,
     Scaled,
-    SmoothedTruncation,
     Truncation,
     Winsorization,
 )
-from dpjax.estimators._adaptive import Counted
-from dpjax.gradients import robust_grad
 from dpjax.transforms import privatize
 
 AWKWARD = [1, 2, 63, 64, 65, 127, 129, 1000, 4097]
-SIZES = [1, 3, 64, 100, 1000]
-DEVICES = pytest.mark.devices(4)
+SIZES = [None, 3, 100]
 
 
-def sizes_for(n):
-    """Microbatches; those of more than n rows are laid out as those of n."""
-    return [None, *sorted({min(size, n) for size in SIZES})]
-
-
-@pytest.mark.parametrize("nmant", [23, 52])
-@pytest.mark.parametrize("num_sums", [1, 2, 3, 64, 1024, 1025, 65_535, 2**20, 2**22])
-def test_digits_of_all_sums_add_within_the_mantissa(num_sums, nmant):
-    layout = digit_layout(num_sums, nmant)
-    exact = 2 ** (nmant + 1)
-    largest_carry = num_sums * 2**layout.base_bits // 2 // 2**layout.base_bits + 1
-    assert num_sums * 2**layout.high_bits + largest_carry <= exact
-    assert num_sums * 2**layout.base_bits // 2 <= exact
-    # sensitivity() counts 2^-34 of a block's bound for what sums of rests round: each
-    # addition 2^-(nmant + 1) of its result, and one sum has none.
-    if num_sums == 1:
-        assert layout.num_digits == 1
-        return
-    before = layout.high_bits + (layout.num_digits - 2) * layout.base_bits
-    rest = 2.0 ** -(before + 1)
-    roundoff = 2.0 ** -(nmant + 1)
-    growth = 1 / (1 - (num_sums - 1) * roundoff)
-    assert (num_sums - 1) * roundoff * growth * num_sums * rest <= 2.0 ** -(nmant + 11)
-
-
-def test_too_many_rows_are_refused():
+def test_digits_of_all_sums_add_within_the_mantissa():
+    numbers = [2, 3, 64, 1024, 1025, 65_535, 2**20, 2**22]
+    for num_sums, nmant in itertools.product(numbers, [23, 52]):
+        layout = digit_layout(num_sums, nmant)
+        exact = 2 ** (nmant + 1)
+        largest_carry = num_sums * 2**layout.base_bits // 2 // 2**layout.base_bits + 1
+        assert num_sums * 2**layout.high_bits + largest_carry <= exact
+        assert num_sums * 2**layout.base_bits // 2 <= exact
+        # sensitivity() counts 2^-34 of a block's bound for what sums of rests round:
+        # each addition 2^-(nmant + 1) of its result.
+        before = layout.high_bits + (layout.num_digits - 2) * layout.base_bits
+        rest = 2.0 ** -(before + 1)
+        roundoff = 2.0 ** -(nmant + 1)
+        growth = 1 / (1 - (num_sums - 1) * roundoff)
+        rounded = (num_sums - 1) * roundoff * growth * num_sums * rest
+        assert rounded <= 2.0 ** -(nmant + 11)
+    assert digit_layout(1, 23).num_digits == digit_layout(1, 52).num_digits == 1
     with pytest.raises(ValueError, match=r"samples must be at most 2\^22 blocks"):
         digit_layout(2**22 + 1, 23)
 
@@ -65,26 +52,16 @@ def test_a_billion_rows_are_taken():
     # Longer blocks, so that their sums are few enough; the sensitivity counts them.
     assert block_length(2**27) == 64
     assert block_length(2**27 + 1) == block_length(10**9) == 256
-    mean = jax.eval_shape(
-        Winsorization(1.0), jax.ShapeDtypeStruct((10**9,), jnp.float32)
-    )
-    assert mean.shape == ()
+    rows = jax.ShapeDtypeStruct((10**9,), jnp.float32)
+    assert jax.eval_shape(Winsorization(1.0), rows).shape == ()
 
 
-@pytest.mark.parametrize("num_sums", [1, 1024, 1025, 2**20, 2**22])
-def test_digits_stand_for_their_number(num_sums):
-    layout = digit_layout(num_sums, 23)
-    base = 2.0**layout.base_bits
-    high = 2.0**layout.high_bits
-    x = np.random.default_rng(0).uniform(-high, high, 10_000).astype(np.float32)
-    x[:4] = [high, -high, 0, 0.5]
-    digits = [np.asarray(d, np.float64) for d in _split(x, base, layout.num_digits)]
-    for i, digit in enumerate(digits):
-        if i < layout.num_digits - 1:
-            np.testing.assert_array_equal(digit, np.round(digit))
-        assert np.abs(digit).max() <= (high if i == 0 else base / 2)
-    value = sum(d / base**i for i, d in enumerate(digits))
-    np.testing.assert_array_equal(value, x.astype(np.float64))
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32, float])
+def test_a_traced_divisor_is_raised_to_what_is_proven(dtype):
+    with jax.enable_x64(dtype is float):
+        for n in (4609, 5000, 2**24 + 3):
+            raised = jax.jit(partial(proven_divisor, n))(jnp.asarray(1, dtype))
+            assert n / 1.125 <= float(raised) <= n / 1.125 * (1 + 2**-22)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +71,7 @@ def test_digits_stand_for_their_number(num_sums):
 def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
     sizes = Sizes(num_coordinates, num_coordinates, num_coordinates)
     for n in [*AWKWARD, 100_000, 1_000_003]:
-        for size in [None, *SIZES, 5000, 10**7]:
+        for size in [None, 1, 3, 64, 100, 1000, 5000, 10**7]:
             longest = block_length(n)
             if make == Layout.parallel:
                 size = size or 77
@@ -112,7 +89,7 @@ def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
             assert layout.is_exact == (covered == n)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("n", AWKWARD)
 def test_mean_and_records_do_not_depend_on_plan_or_microbatch_size(plan, n):
     # Blocks of K float32 additions of values up to 1 err by K (K + 1) u / 2 each; then
@@ -120,7 +97,7 @@ def test_mean_and_records_do_not_depend_on_plan_or_microbatch_size(plan, n):
     rows = np.random.default_rng(n).standard_cauchy((n, 3)).astype(np.float32)
     expected = np.clip(rows.astype(np.float64), -1, 1).mean(axis=0)
     error = 1.01 * (block_length(n) + 1) / 2 * 2**-24 + 2**-24
-    for size in sizes_for(n):
+    for size in SIZES:
         mean, records = folded(Winsorization(1.0), size)(rows)
         np.testing.assert_allclose(mean, expected, rtol=0, atol=error)
         check_records(records, rows)
@@ -145,18 +122,17 @@ def check_records(records, rows):
     np.testing.assert_array_equal(records["pair"], np.stack([rows, -rows], 1))
 
 
-@pytest.mark.quick(1)
 def test_whole_numbers_have_the_same_mean_in_all_chunks(plan):
     # No addition rounds, so neither the chunks nor the digits may move a bit.
     rows = np.random.default_rng(0).integers(-8, 9, 100_003).astype(np.float32)
     exact = np.float32(rows.astype(np.int64).sum() / 2**17)
-    for size in (None, *SIZES):
-        mean, _ = jax.jit(
-            lambda x, size=size: Winsorization(8.0).with_aux(
-                replace(SampleStream.of(x), microbatch_size=size), normalize_by=2**17
-            )
-        )(rows)
-        assert mean == exact
+
+    @partial(jax.jit, static_argnums=1)
+    def mean(rows, size):
+        stream = replace(SampleStream.of(rows), microbatch_size=size)
+        return Winsorization(8.0)(stream, normalize_by=2**17)
+
+    assert [mean(rows, size) for size in SIZES] == [exact] * 3
 
 
 def nearest(number):
@@ -181,27 +157,23 @@ def test_three_floats_are_rounded_once():
     assert (terms.sum(axis=0) != exact).any()
 
 
-@pytest.mark.parametrize("num_devices", [1, pytest.param(4, marks=DEVICES)])
-def test_noise_is_added_to_the_exact_mean(num_devices, key):
+def test_noise_is_added_to_the_exact_mean(key):
     # Whole numbers, of which blocks add exactly: their sums have 32 bits.
     n, limit = 2**14, 2**18
     rows = np.random.default_rng(0).integers(0, limit, (n, 300))
-    mesh = jax.make_mesh((num_devices,), ("n",), devices=jax.devices()[:num_devices])
-    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("n"))
     estimator = Winsorization(float(limit))
+    transform = privatize(estimator, noise_multiplier=1e-4, key=key)
 
     @jax.jit
-    def means(key, rows):
-        released = []
-        for samples in rows, jnp.zeros_like(rows):
-            transform = privatize(
-                estimator, noise_multiplier=1e-4, key=key, axis_name="n"
-            )
-            released.append(transform.update(samples, transform.init(rows))[0])
-        return *released, estimator(rows, axis_name="n")
+    def means(rows):
+        released = [
+            transform.update(samples, transform.init(None))[0]
+            for samples in (rows, jnp.zeros_like(rows))
+        ]
+        return *released, estimator(rows)
 
     with jax.debug_key_reuse(False):
-        noisy, noise, mean = means(key, jax.device_put(np.float32(rows), place))
+        noisy, noise, mean = means(np.float32(rows))
     exact = [Fraction(int(total), n) for total in rows.sum(axis=0)]
     np.testing.assert_array_equal(mean, [nearest(x) for x in exact])
     pairs = zip(exact, np.float64(noise), strict=True)
@@ -216,10 +188,10 @@ def test_noise_is_added_to_the_exact_mean(num_devices, key):
     [MedianOfMeans(Truncation(1.0), 1), MedianOfMeans(Clipping(1.0), 7)],
     ids=["one-group", "seven-groups"],
 )
-@pytest.mark.parametrize("n", [7, 65, 129, 1000])
+@pytest.mark.parametrize("n", [7, 65, 1000])
 def test_records_come_back_in_order(plan, estimator, n):
     rows = np.arange(n, dtype=np.float32)
-    for size in sizes_for(n):
+    for size in SIZES:
         _, records = folded(estimator, size)(rows, np.arange(n) % 5 == 2)
         # Of masked rows too: they count for nothing, but they are there.
         check_records(records, rows)
@@ -229,52 +201,12 @@ def test_records_come_back_in_order(plan, estimator, n):
 @pytest.mark.parametrize("n", [59, 60, 1000])
 def test_group_means_are_those_of_public_index_ranges(plan, n):
     rows = np.random.default_rng(n).normal(size=(n, 2)).astype(np.float32)
-    for num_groups in (1, 2, 7, 30, 59):
+    clipped = np.clip(rows.astype(np.float64), -2, 2)
+    for num_groups in (2, 7, 30, 59):
         estimator = MedianOfMeans(Winsorization(2.0), num_groups)
-        clipped = np.clip(rows.astype(np.float64), -2, 2)
         means = [g.mean(axis=0) for g in np.array_split(clipped, num_groups)]
-        mean, _ = jax.jit(
-            lambda x, e=estimator: e.with_aux(SampleStream.of(x), normalize_by=n)
-        )(rows)
+        mean = jax.jit(lambda x, e=estimator: e(SampleStream.of(x)))(rows)
         np.testing.assert_allclose(mean, np.median(means, axis=0), atol=1e-5)
-
-
-def network(params, example):
-    features, label = example
-    hidden = jnp.tanh(features @ params[0])
-    return -jax.nn.log_softmax(hidden @ params[1])[label]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "estimator", [Clipping(1.0), SmoothedTruncation(1.0)], ids=["clipping", "smoothed"]
-)
-def test_memory_does_not_grow_with_the_batch(estimator):
-    params = (
-        jax.ShapeDtypeStruct((784, 256), jnp.float32),
-        jax.ShapeDtypeStruct((256, 10), jnp.float32),
-    )
-
-    def temporary_bytes(n):
-        batch = (
-            jax.ShapeDtypeStruct((n, 784), jnp.float32),
-            jax.ShapeDtypeStruct((n,), jnp.int32),
-        )
-        grad_fn = jax.jit(robust_grad(network, estimator))
-        compiled = grad_fn.lower(params, batch).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
-
-    # Samples are never written out, however costly the influence is. One block, as up
-    # to 64 rows are, needs its sum, activations and finite inputs; several need digits
-    # too, one more only for 16 times as many.
-    one_gradient = 4 * (784 * 256 + 256 * 10)
-    few, block, several, many, most = (
-        temporary_bytes(n) for n in (16, 64, 4096, 8192, 16384)
-    )
-    assert few < 0.2 * one_gradient
-    assert block < 1.8 * one_gradient
-    assert several < 4.5 * one_gradient
-    assert max(many, most) < 1.1 * several
 
 
 def many_leaves(num_rows, sizes):
@@ -287,13 +219,7 @@ def many_leaves(num_rows, sizes):
     }
 
 
-@pytest.mark.parametrize("estimator", [Clipping(1.0), Truncation(0.5)], ids=str)
-def test_many_shapes_are_summed_without_a_loop(estimator):
-    # A loop that carries a sum for each of 2,000 leaves would compile for minutes.
-    samples = many_leaves(16, range(1, 71))
-    assert "while" not in jax.jit(estimator).lower(samples).as_text()
-
-
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "estimator",
     [
@@ -312,7 +238,7 @@ def test_many_leaves_of_one_shape_are_summed_as_one(estimator):
     assert mean.as_text().count("is_finite") < 10
     actual = mean.compile()(samples)
     expected = estimator(np.stack([np.float32(x) for x in samples.values()], 1))
-    if isinstance(actual, Counted):
+    if hasattr(actual, "short"):
         np.testing.assert_array_equal(actual.short, expected.short)
         actual, expected = actual.mean, expected.mean
     for i, x in enumerate(samples):

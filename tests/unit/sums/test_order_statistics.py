@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 
 import hypothesis
 import jax
@@ -11,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.test_util import check_grads
 
 from dpjax._sums import order_statistics as _order_statistics
 from dpjax._sums.order_statistics import median, middle_sum, order_statistics
-from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation
+from dpjax.estimators import MedianOfMeans, Truncation
 
 order = jax.jit(order_statistics, static_argnums=1)
 total_of = jax.jit(middle_sum, static_argnums=1)
@@ -97,7 +96,7 @@ def check(samples, trim_count, order=order, total_of=total_of):
         assert abs(total - exact) <= error + n * float(info.tiny)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.quick(3)
 @both_dtypes
 @pytest.mark.parametrize(("n", "m"), SIZES)
 def test_fresh_and_special_samples(n, m, dtype, rng):
@@ -119,14 +118,6 @@ def test_every_block_and_every_plan(block, rng, plan, monkeypatch):
     np.testing.assert_array_equal(found, np.median(samples, axis=0))
 
 
-@pytest.mark.slow
-def test_many_samples(rng):
-    # Four digits in the sum, and a search of many words.
-    samples = rng.standard_t(2, (2**20 + 3, 1)).astype(np.float32)
-    check(samples, 5000)
-    check(np.abs(samples), 2**19)
-
-
 @hypothesis.settings(max_examples=100, deadline=None, database=None)
 @hypothesis.given(
     hnp.arrays(np.float32, (40, 2), elements=st.floats(width=32)), st.randoms()
@@ -140,17 +131,6 @@ def test_any_samples_in_any_order(samples, random):
     negated = order(-samples, 1)
     np.testing.assert_array_equal(negated.low, -first.high)
     np.testing.assert_array_equal(negated.middle_sum, -first.middle_sum)
-
-
-@pytest.mark.slow
-def test_one_larger_sample_lowers_nothing(rng):
-    samples = columns(rng, 50, np.float32)
-    larger = samples.copy()
-    larger[rng.integers(50)] = np.inf
-    before, after = (order(x, 5) for x in (samples, larger))
-    kept = ~np.isnan(samples).any(axis=0)  # NaN counts as zero: it may have been less
-    assert (after.low >= before.low)[:, kept].all()
-    assert (after.high >= before.high)[:, kept].all()
 
 
 def jaxprs(jaxpr):
@@ -188,66 +168,27 @@ def test_the_work_is_fixed(function):
     assert sizes == [] if function is middle_sum else {s[1] for s in sizes} == {50}
 
 
-@pytest.mark.devices(4)
-def test_on_several_devices_only_counts_travel():
-    # In float32, as the module's other tests are not.
-    with jax.enable_x64(False):
-        estimator = TrimmedMean(0.05, -1.0, 1.0)
-        seed = int.from_bytes(os.urandom(3), "little")
-        mesh = jax.make_mesh((4,), ("records",), devices=jax.devices()[:4])
-        x = jax.random.t(jax.random.key(seed), 2.0, (20_000, 40))
-        split = jax.device_put(x, NamedSharding(mesh, PartitionSpec("records")))
-        both = jax.jit(lambda x: estimator.with_smooth_sensitivity(x, 0.1))
-        for run in (jax.jit(lambda x: estimator(x)), both):
-            text = run.lower(split).compile().as_text()
-            moved = re.findall(r"(\w+)\[([\d,]*)\]\S* all-gather", text)
-            assert moved or "all-reduce" in text
-            for dtype, shape in moved:
-                size = np.prod([int(k) for k in shape.split(",")])
-                # Counts; for the ends also which samples: bits, and counts by word.
-                is_small = dtype == "pred" or 32 * size <= x.size
-                assert size <= 1000 or (run is both and is_small)
-            leaves = (jax.tree.leaves(run(samples)) for samples in (split, x))
-            for found, expected in zip(*leaves, strict=True):
-                np.testing.assert_array_equal(found, expected, f"seed {seed}")
-
-
-def by_sort(samples, trim_count):
-    rows = jnp.sort(jnp.where(jnp.abs(samples) <= LARGEST, samples, 0), axis=0)
-    last = len(rows) - trim_count
-    return rows[trim_count::-1], rows[last - 1 :], rows[trim_count:last].sum(axis=0)
-
-
-@pytest.mark.slow
-@both_dtypes
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("n", "m"), [(3, 1), (9, 2), (200, 10), (200, 90)])
-def test_derivatives_are_those_of_the_sort(n, m, dtype, rng):
-    x, dx, weights = (rng.normal(size=(n, 4)).astype(dtype) for _ in range(3))
-    x[rng.integers(n), 0] = np.nan
-
-    def weighted(y):
-        return (weights[: y.size // 4] * y.reshape(-1, 4) ** 2).sum()
-
-    def derivatives(function, x):
-        def score(x):
-            return sum(map(weighted, function(x, m)))
-
-        second = jax.hessian(score)(x) if n < 10 else 0.0
-        return jax.grad(score)(x), second, jax.jvp(score, (x,), (dx,))[1]
+def test_derivatives_are_those_of_differences(n, m, rng):
+    x = jnp.asarray(rng.permutation(4 * n).reshape(n, 4) / n)
 
     @jax.jit
-    def all_derivatives(x):
-        pairs = [
-            (order_statistics, by_sort),
-            (lambda x, m: (middle_sum(x, m),), lambda x, m: (by_sort(x, m)[2],)),
-        ]
-        return [[derivatives(f, x) for f in pair] for pair in pairs]
+    def score(x):
+        parts = order_statistics(x, m), middle_sum(x, m)
+        return sum(jnp.sin(part).sum() for part in jax.tree.leaves(parts))
 
-    for mine, theirs in all_derivatives(x):
-        for error, found, expected in zip(
-            (1e-4, 1e-4, 1e-3), mine, theirs, strict=True
-        ):
-            np.testing.assert_allclose(found, expected, rtol=error, atol=error)
+    check_grads(score, (x,), order=1, rtol=1e-4)
+    check_grads(jax.jit(jax.grad(score)), (x,), order=1, modes=["fwd"], rtol=1e-4)
+    total = jax.jit(jax.grad(lambda x: middle_sum(x, m).sum()))
+    assert jnp.isfinite(total(x.at[1].set(jnp.nan))).all()
+    batch = jnp.stack([x, -x, x**2])
+    together = jax.jit(jax.vmap(lambda x: order_statistics(x, m)))(batch)
+    for i, samples in enumerate(batch):
+        each = jax.tree.map(lambda y, i=i: y[i], together)
+        jax.tree.map(np.testing.assert_array_equal, each, order(samples, m))
+    nothing = order(jnp.zeros((n, 0)), m)
+    assert jax.tree.map(jnp.shape, nothing) == ((m + 1, 0), (m + 1, 0), (0,))
 
 
 def test_ties_share_the_derivative():
@@ -262,16 +203,13 @@ def test_ties_share_the_derivative():
         return jax.grad(lambda x: median(x)[0])(x)[:, 0]
 
     # Of three twos, as many are kept as there is room for.
-    np.testing.assert_allclose(gradient(x, 1), [1, 0, 1, 1, 1, 0, 1])
     np.testing.assert_allclose(gradient(x, 3), [1 / 3, 0, 1 / 3, 0, 1 / 3, 0, 0])
     np.testing.assert_allclose(gradient(-x, 3), [1 / 3, 0, 1 / 3, 0, 1 / 3, 0, 0])
     two = jnp.array([0.0, 0.0, 0.0, 1.0, 1.0])[:, None]
     np.testing.assert_allclose(gradient(two, 1), [2 / 3] * 3 + [1 / 2] * 2)
-    np.testing.assert_allclose(gradient(jnp.ones((5, 1)), 1), [3 / 5] * 5)
     halves = gradient_of_median(x[:6])
     np.testing.assert_allclose(halves, [1 / 3, 0, 1 / 3, 0, 1 / 3, 0])
-    pair = gradient_of_median(x[3:])
-    np.testing.assert_allclose(pair, [0, 1 / 2, 0, 1 / 2])
+    np.testing.assert_allclose(gradient_of_median(x[3:]), [0, 1 / 2, 0, 1 / 2])
 
 
 @pytest.mark.quick(1)
@@ -294,21 +232,7 @@ def test_group_means_are_selected_not_sorted():
     assert "sort" not in {e.primitive.name for e in jaxprs(program.jaxpr)}
 
 
-@pytest.mark.slow
-def test_vmap_and_no_columns(rng):
-    batch = rng.standard_t(2, (3, 200, 4)).astype(np.float32)
-    together = jax.jit(jax.vmap(lambda x: order_statistics(x, 9)))(batch)
-    for i, x in enumerate(batch):
-        alone = order(x, 9)
-        jax.tree.map(
-            lambda a, b, i=i: np.testing.assert_array_equal(a[i], b), together, alone
-        )
-    nothing = order(jnp.zeros((200, 0), jnp.float32), 9)
-    assert jax.tree.map(jnp.shape, nothing) == ((10, 0), (10, 0), (0,))
-
-
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("n", [1, 2, 3, 1000, 2**17 + 1])
+@pytest.mark.parametrize("n", [1, 3, 2**17 + 1])
 def test_the_sum_is_off_by_one_rounding(n):
     rng = np.random.default_rng(n)
     for x in (

@@ -8,7 +8,6 @@ any type; one device or eight. No record moves the mean beyond `sensitivity`.
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dpjax import ADD_OR_REMOVE_ONE, robust_grad
@@ -23,8 +22,6 @@ from dpjax.estimators import (
 )
 from dpjax.gradients import per_sample_grad
 from tests import registry
-
-pytestmark = pytest.mark.optimized
 
 P, Q, ROWS = 6, 5, 9
 DTYPES = ["float64", "float32", "bfloat16", "float16"]
@@ -199,18 +196,8 @@ class Program:
         return jax.device_put(tree, NamedSharding(mesh, PartitionSpec("records")))
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        *range(2),
-        *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 24)),
-        *(pytest.param(i, marks=pytest.mark.audit) for i in range(24, 400)),
-    ],
-)
-@pytest.mark.parametrize(
-    "num_devices", [1, pytest.param(8, marks=pytest.mark.devices(8))]
-)
-def test_no_record_moves_a_mean_beyond_its_sensitivity(seed, num_devices):
+def check_moves_of_program(seed, num_devices=1):
+    """Checks that no record moves a program's mean beyond its sensitivity."""
     with jax.enable_x64(True):
         program = Program(seed, num_devices)
         rng, n = program.rng, program.num_rows
@@ -223,18 +210,18 @@ def test_no_record_moves_a_mean_beyond_its_sensitivity(seed, num_devices):
             x[:], y[:], tokens[:] = x[-1], y[-1], tokens[-1]
             x[::2] *= rng.choice([1.0, -1.0])
             others += [(x[1], y[1]), (-x[1], y[1])]
-        run, found = program.compiled(), []
-        for one in [None, *others]:
+        run, means = program.compiled(), []
+        for record in [None, *others]:
             mask = program.mask.copy()
-            if one is None:
+            if record is None:
                 mask[0] = True
             else:
-                x[0], y[0] = one
+                x[0], y[0] = record
             mean, stated = run({"x": x, "y": y, "tokens": tokens}, mask)
-            found.append([np.ravel(np.float64(leaf)) for leaf in jax.tree.leaves(mean)])
-        found = np.stack([np.concatenate(leaves) for leaves in found])
-        assert np.isfinite(found).all(), program
-        moves = np.abs(found[:, None] - found[None])
+            means.append([np.ravel(np.float64(leaf)) for leaf in jax.tree.leaves(mean)])
+        means = np.stack([np.concatenate(leaves) for leaves in means])
+        assert np.isfinite(means).all(), program
+        moves = np.abs(means[:, None] - means[None])
         moves = np.stack(
             [moves.sum(-1), np.sqrt((moves**2).sum(-1)), moves.max(-1)], axis=-1
         )

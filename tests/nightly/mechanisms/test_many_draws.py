@@ -1,0 +1,95 @@
+"""Tails so far out that a hundred million draws reach them, and large selections."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from dpjax.mechanisms import _samplers, discrete_gaussian, exponential, permute_and_flip
+
+FALSE_ALARM = 1e-6
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def count_beyond(key, sampler, num_chunks, thresholds):
+    """Counts draws above each threshold, and below minus it, over chunks of 2^18."""
+
+    def chunk(counts, chunk_key):
+        draws = sampler(chunk_key, (2**18,), jnp.float32)
+        above = (draws[None] > thresholds[:, None]).sum(axis=1)
+        below = (draws[None] < -thresholds[:, None]).sum(axis=1)
+        return counts + jnp.stack([above, below]), None
+
+    zeros = jnp.zeros((2, len(thresholds)), jnp.int32)
+    return jax.lax.scan(chunk, zeros, jax.random.split(key, num_chunks))[0]
+
+
+def check_tails(counts, tail_probs, num_draws):
+    """Holds each count to its Poisson law, and the two signs to a fair coin."""
+    for above, below, prob in zip(*counts, tail_probs, strict=True):
+        for count in (above, below):
+            law = scipy.stats.poisson(num_draws * prob)
+            assert law.cdf(count) > FALSE_ALARM / 2
+            assert law.sf(count - 1) > FALSE_ALARM / 2
+        sign = scipy.stats.binomtest(int(above), int(above + below))
+        assert sign.pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    ("sampler", "law", "thresholds"),
+    [
+        (_samplers.normal, scipy.stats.norm, [4.0, 5.0, 5.3, 5.42]),
+        (_samplers.laplace, scipy.stats.laplace, [10.0, 14.0, 15.95, 17.0]),
+    ],
+    ids=["normal", "laplace"],
+)
+def test_tails(sampler, law, thresholds, key):
+    num_draws = 2**28
+    counts = count_beyond(key, sampler, 2**10, jnp.float32(thresholds))
+    tail_probs = law.sf(np.float64(np.float32(thresholds)))
+    check_tails(np.asarray(counts), tail_probs, num_draws)
+    # An empty last tail, both signs together, would be caught.
+    assert scipy.stats.poisson.pmf(0, 2 * num_draws * tail_probs[-1]) < FALSE_ALARM
+    assert counts[:, -1].sum() > 0
+
+
+def test_jax_random_normal_has_no_tails():
+    # Why dpjax has a sampler of its own: each of the 2^23 uniforms that
+    # jax.random.normal can start from, and none passes 5.42.
+    mantissa = jnp.arange(2**23, dtype=jnp.uint32) | jnp.uint32(0x3F800000)
+    unit = jax.lax.bitcast_convert_type(mantissa, jnp.float32) - 1
+    low = np.nextafter(np.float32(-1), np.float32(0))
+    uniform = jnp.maximum(low, unit * (1 - low) + low)
+    normal = np.sqrt(np.float32(2)) * jax.lax.erf_inv(uniform)
+    assert -5.42 <= float(normal.min()) < -5.41
+    assert 5.21 < float(normal.max()) <= 5.23
+
+
+def test_tails_reach_as_far_as_they_should():
+    draws = discrete_gaussian(
+        4_000_000, stddev=2**24, random_bytes=np.random.default_rng(2).bytes
+    )
+    for limit in (4.0, 4.5, 5.0):
+        beyond = int(np.sum(np.abs(draws) > limit * 2**24))
+        mass = 2 * scipy.stats.norm.sf(limit)
+        test = scipy.stats.binomtest(beyond, draws.size, mass)  # two-sided
+        assert test.pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize("mechanism", [exponential, permute_and_flip])
+def test_memory_is_that_of_one_chunk(mechanism, key):
+    size, num_chunks = 2**12, 2**8  # a million candidates, 4 MB of scores
+
+    def choose(key):
+        def score(i):
+            return -jnp.abs(i * size + jnp.arange(size) - 777_777).astype(jnp.float32)
+
+        options = {"epsilon": 50.0, "sensitivity_range": 1.0, "num_chunks": num_chunks}
+        return mechanism(key, score, **options)
+
+    compiled = jax.jit(choose).lower(key).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 40 * size
+    assert int(compiled(key)) == 777_777

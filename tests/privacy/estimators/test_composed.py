@@ -1,0 +1,133 @@
+"""Estimators made of others: groups, scales, and counts beside a mean, under attack."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax.estimators import (
+    AdaptiveThreshold,
+    Clipping,
+    Grouped,
+    Normalization,
+    Scaled,
+    SmoothedClipping,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
+
+N, RELATIONS = 17, (REPLACE_ONE, ADD_OR_REMOVE_ONE)
+WILD = np.float32([0.7, -0.7, 3.0, 1.0, 1e-45, 1e19, -3e38, np.inf, np.nan, 0.0])
+# From one end of their range to the other: ratios overflow, and turn to zero.
+SCALES = np.float32([2e-20, 5e29, 1e-3, 0.7, 1e3])
+GROUPS = ("w", ("b", "c/0"))
+BOUNDS = np.array([0.7, 3.0], np.float32)
+GROUPED = {
+    "clipping": Grouped(Clipping(BOUNDS), GROUPS),
+    "smoothed": Grouped(SmoothedClipping(jnp.array(BOUNDS), 9.21), GROUPS),
+    "normalization": Grouped(Normalization(0.1), GROUPS),
+    "same bound": Grouped(Clipping(1.2), GROUPS),
+}
+SCALED = {
+    "truncation": Truncation(1.5),
+    "winsorization": Winsorization(0.7),
+    "smoothed": SmoothedTruncation(1.0, 9.21),
+    "clipping": Clipping(2.0),
+    "normalization": Normalization(0.1),
+}
+ADAPTIVE = {
+    "clipping": Clipping(1.0),
+    "smoothed": SmoothedClipping(1.0),
+    "normalization": Normalization(1.0),
+    "grouped": Grouped(Clipping(np.float32([0.7, 1.5])), GROUPS),
+    "grouped normalization": Grouped(Normalization(0.5), GROUPS),
+}
+
+
+def tree_of(rows):
+    """Samples (n, 5) as trees: two coordinates in the first group."""
+    rows = jnp.asarray(rows, jnp.float32)
+    return {"w": rows[:, :2], "b": rows[:, 2], "c": [rows[:, 3:]]}
+
+
+def check_moves(mean, rows, others, least):
+    """Checks how far one of N equal rows moves a mean that is replaced, and removed.
+
+    At most as far as stated, and in the l2 norm at least so much of it.
+
+    least: by relation, that of a replacement first.
+    """
+
+    @jax.jit
+    def changes(rows, others):
+        def change(pair):
+            base = jnp.tile(pair[0], (N, 1))
+            replaced = tree_of(base.at[3].set(pair[1]))
+            means = (
+                mean(replaced),
+                mean(tree_of(base), jnp.zeros(N, bool)),
+                mean(replaced, jnp.arange(N) == 3),
+            )
+            leaves = [jax.tree.leaves(x) for x in means]
+            return [jnp.concatenate([y.ravel() for y in x]) for x in leaves]
+
+        return jax.lax.map(change, (rows, others))
+
+    first, *seconds = (np.asarray(x, np.float64) for x in changes(rows, others))
+    for second, relation, share in zip(seconds, RELATIONS, least, strict=True):
+        stated = mean.sensitivity(N, rows.shape[1], relation)
+        moves = np.linalg.norm(first - second, axis=1)
+        assert share * stated.l2 < moves.max() <= stated.l2
+        if first.shape[1] == rows.shape[1]:  # no counts beside the mean
+            assert np.abs(first - second).max() <= stated.linf
+            assert np.abs(first - second).sum(axis=1).max() <= stated.l1
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_no_neighbor_moves_groups_beyond_the_sensitivity(name):
+    # All groups of the replaced record turn round at once, and by wild values.
+    rng = np.random.default_rng(1)
+    directions = 1e15 * rng.normal(size=(60, 5))
+    rows = [directions, rng.choice(WILD, (60, 5)), 2 * np.eye(5)]
+    rows = np.concatenate(rows).astype(np.float32)
+    others = np.where(np.arange(len(rows))[:, None] < 90, -rows, rng.permutation(rows))
+    check_moves(GROUPED[name], rows, others, [0.99, 0.99])
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_no_neighbor_moves_ratios_beyond_the_sensitivity(name):
+    scales = jax.tree.map(lambda x: x[0], tree_of(SCALES[None]))
+    rng = np.random.default_rng(1)
+    with np.errstate(over="ignore"):
+        largest = np.sign(rng.normal(size=(40, 5))) * SCALES * np.float32(0.7)
+        wild = rng.choice(WILD, (80, 5)) * rng.choice([SCALES, np.ones(5)], 80)
+        rows = np.concatenate([largest, 1e9 * largest, wild]).astype(np.float32)
+    if name == "truncation":
+        rows[:40] *= 1.5 / 0.7 * (1 - 1e-6)
+    others = np.where(np.arange(len(rows))[:, None] < 90, -rows, rng.permutation(rows))
+    check_moves(Scaled(SCALED[name], scales).measured, rows, others, [0.97, 0.97])
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_no_neighbor_moves_mean_and_counts_beyond_the_sensitivity(name):
+    adaptive = AdaptiveThreshold(ADAPTIVE[name], lower=1e-6, upper=1e6, share=0.3)
+    counting = adaptive.counting
+    rng = np.random.default_rng(1)
+    directions = rng.normal(size=(40, 5))
+    # As long as thresholds, and thus short; the other far longer, the other way.
+    parts = [directions[:, :2], directions[:, 2:]]
+    parts = parts if "grouped" in name else [directions]
+    norms = np.stack([np.linalg.norm(x, axis=1) for x in parts], axis=1)
+    sizes = np.asarray(counting.sizes) * (1 - 1e-6) / norms
+    per_row = sizes[:, [0, 0, -1, -1, -1]] * directions
+    rows = np.concatenate([per_row, rng.choice(WILD, (40, 5))]).astype(np.float32)
+    others = np.concatenate([-1e15 * directions, rng.permutation(rows[40:])])
+    # Short by normalization or smoothing: a threshold's length is not the limit's.
+    least = 0.99 if name in ("clipping", "grouped") else 0.7
+    check_moves(counting, rows, np.float32(others), [least, 0.99])
+    for relation in RELATIONS:
+        traced = jax.jit(lambda x, r=relation: x.sensitivity(N, 5, r))(counting)
+        stated = counting.sensitivity(N, 5, relation)
+        np.testing.assert_allclose(traced, stated, rtol=1e-6)
