@@ -14,8 +14,6 @@ import pytest
 from dpjax.estimators import Clipping, MedianOfMeans, Truncation
 from dpjax.gradients import per_sample_grad, robust_grad
 
-pytestmark = pytest.mark.optimized
-
 # Two blocks of 132 rows, four of which are written out, and a row too few.
 N, PLACE = 263, 131
 # name: (estimator, whether gradients are streamed or made all at once)
@@ -117,7 +115,7 @@ def record(rng, shapes, cancel, dtype):
         return [z.astype(dtype) for z in (x, y)]
 
 
-@pytest.mark.slow
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(("model", "dtype"), SETTINGS)
 def test_gradients_that_cancel_stay_within_their_bounds(model, dtype, plan):
     loss_fn, params, shapes, cancel = MODELS[model]

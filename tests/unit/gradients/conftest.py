@@ -2,6 +2,7 @@
 
 import warnings
 
+import hypothesis
 import jax
 import pytest
 
@@ -17,3 +18,20 @@ def their_promotion():
     ):
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
+
+
+@pytest.fixture
+def search(request):
+    """Checks a few examples of strategies; with `--all-cases` many."""
+    is_long = request.config.getoption("--all-cases")
+
+    def run(check, *strategies, few, many):
+        settings = hypothesis.settings(
+            max_examples=many if is_long else few,
+            derandomize=True,
+            deadline=None,
+            database=None,
+        )
+        settings(hypothesis.given(*strategies)(check))()
+
+    return run

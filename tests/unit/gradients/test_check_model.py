@@ -191,3 +191,18 @@ def test_rows_that_are_traced_are_told_and_other_arrays_are_not():
     table = {1: "no", "pytree": 2}
     loss_fn = lambda p, x: squared(p, x) if table else None  # noqa: E731
     assert check_model(loss_fn, PARAMS, BATCH).problems == ()
+
+
+@pytest.mark.parametrize(
+    "leaf", [jax.random.key(0), jnp.arange(3), "text", jnp.ones(2, complex), None]
+)
+def test_leaves_without_gradients_are_refused_by_name(leaf):
+    params = PARAMS | {"other": leaf}
+    grad_fn, check = streamed_grad(squared), check_model(squared, params, BATCH)
+    if leaf is None:  # a place without a leaf
+        assert check.problems == ()
+        grad_fn(params, BATCH)
+        return
+    with pytest.raises(ValueError, match=r"params\['other'\] must be") as refused:
+        grad_fn(params, BATCH)
+    assert check.problems == (str(refused.value),)

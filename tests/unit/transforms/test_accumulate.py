@@ -35,7 +35,6 @@ ADAPTIVE = AdaptiveThreshold(
 )
 # An estimator, the options of privatize, and what follows.
 OPTIMIZERS = {
-    "clipping": (CLIPPING, {}, ()),
     "by coordinate, adam": (Winsorization(0.5), {}, (optax.adam(0.1),)),
     "adaptive": (ADAPTIVE, {}, (optax.sgd(0.1, momentum=0.9),)),
     "scaled": (Scaled(CLIPPING, {"w": 0.1, "b": 10.0}), {}, ()),
@@ -97,11 +96,11 @@ def test_pieces_make_the_step_of_the_whole_batch(name):
                     chex.assert_trees_all_equal(
                         unmoved, (before[0], before[1].optimizer)
                     )
-    found = [
+    numbers = [
         [x for x in jax.tree.leaves(each) if jnp.issubdtype(x.dtype, jnp.number)]
         for each in ((split[0], split[1].optimizer), whole)
     ]
-    chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(*numbers, rtol=1e-4, atol=1e-5)
     assert not any(x.any() for x in jax.tree.leaves(split[1].total))
 
 
@@ -158,37 +157,6 @@ def test_sums_are_rounded_once():
     assert (np.cumsum(rows, axis=0)[-1] != exact).any()  # as plain sums are not
 
 
-@pytest.mark.parametrize("relation", [dpjax.REPLACE_ONE, dpjax.ADD_OR_REMOVE_ONE])
-def test_a_record_moves_the_sum_by_the_sensitivity_at_most(relation):
-    n, num_pieces, estimator, found = 4096, 64, Winsorization(1.0), []
-    for value in (1e6, -1e6 if relation is dpjax.REPLACE_ONE else 0.0):
-        rows = np.where(np.arange(n) % 3 == 0, 0.7, -0.4)[:, None] * np.ones((1, 5))
-        rows[n // 2] = value
-        optimizer = accumulate(private(estimator, 0.0, n), num_pieces=num_pieces)
-        update, state = jax.jit(optimizer.update), optimizer.init(jnp.zeros(5))
-        for piece in np.split(np.float32(rows), num_pieces):
-            mean, state = update(piece, state)
-        found.append(np.float64(mean))
-    moved = np.abs(found[0] - found[1]).max()
-    bound = estimator.sensitivity(n, 5, relation).linf * (1 + slack(n, num_pieces))
-    assert 0.99 * bound < moved <= bound
-
-
-@pytest.mark.devices(4)
-def test_pieces_over_devices():
-    mesh = jax.make_mesh((2,), ("records",), devices=jax.devices()[:2])
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("records"))
-    found = []
-    for place in (lambda x: x, lambda x: jax.device_put(x, rows)):
-        optimizer = accumulate(private(), num_pieces=K)
-        state = optimizer.init(PARAMS)
-        for piece, mask in map(place, pieces()):
-            stream = streamed_grad(loss_fn)(PARAMS, piece, mask)
-            updates, state = optimizer.update(stream, state, PARAMS)
-        found.append(updates)
-    chex.assert_trees_all_close(*found, rtol=1e-5)
-
-
 def updated(optimizer, num_rows=6):
     optimizer = accumulate(optimizer, num_pieces=2)
     params = jnp.zeros(2)
@@ -231,7 +199,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("said", BAD)
-def test_bad_arguments_are_named(said):
-    with pytest.raises(ValueError, match=said):
-        BAD[said]()
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments_are_named(message):
+    with pytest.raises(ValueError, match=message):
+        BAD[message]()

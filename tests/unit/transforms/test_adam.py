@@ -71,13 +71,13 @@ def test_formula(kind):
     state = adam.init(split(np.zeros(5)))
     for t, (g, s) in enumerate(zip(grads, stddevs, strict=True), start=1):
         told = {"number": s[0], "prefix": {"a": jnp.float32(s[:2]), "b": s[2]}}[kind]
-        found, state = adam.update(split(g), state, noise_stddev=told)
+        update, state = adam.update(split(g), state, noise_stddev=told)
         m = 0.8 * m + 0.2 * g
         v = 0.9 * v + 0.1 * (g**2 - s**2)
         root = np.sqrt(np.maximum(v / (1 - 0.9**t), 0.2 * s**2))
         expected = split(m / (1 - 0.8**t) / (root + 1e-3))
         jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), found, expected
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4), update, expected
         )
 
 
@@ -132,10 +132,6 @@ def test_noise_that_is_not_known_is_refused(name):
     state = optimizer.init(params)
     with pytest.raises(ValueError, match="noise_stddev must be known: put scale_by"):
         jax.eval_shape(optimizer.update, grads, state, params)
-
-
-def test_bad_arguments_are_named():
-    adam = scale_by_dp_adam()
-    grads = {"w": jnp.ones(2)}
+    adam, grads = scale_by_dp_adam(), {"w": jnp.ones(2)}
     with pytest.raises(ValueError, match="noise_stddev must be one leaf, or a pytree"):
         adam.update(grads, adam.init(grads), noise_stddev={"v": 1.0})

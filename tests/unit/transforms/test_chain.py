@@ -55,13 +55,9 @@ BAD = {
 def test_what_is_not_private_first_is_refused(name):
     with pytest.raises(ValueError, match=r"transforms\[0\] must be privatize, dp_sgd"):
         dpjax.chain(*BAD[name]())
-
-
-def test_bad_parts_are_named():
-    with pytest.raises(ValueError, match=r"transforms\[1\] must be post-processing"):
-        dpjax.chain(private(), private(1))
-    with pytest.raises(ValueError, match=r"transforms\[1\] must be an optax transfor"):
-        dpjax.chain(private(), Clipping(1.0))
+    for part, message in ((private(1), "post-processing"), (Clipping(1.0), "an optax")):
+        with pytest.raises(ValueError, match=rf"transforms\[1\] must be {message}"):
+            dpjax.chain(private(), part)
 
 
 def test_chains_nest():
@@ -79,19 +75,18 @@ def test_chains_nest():
     np.testing.assert_allclose(*results, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: optax.sgd(0.1, momentum=0.9),
         lambda: optax.adamw(1e-2),
         lambda: optax.contrib.schedule_free(
             optax.chain(scale_by_dp_adam(b1=0.0), optax.scale(-0.1)), 0.1
         ),
     ],
-    ids=["momentum", "adam", "schedule-free"],
+    ids=["adam", "schedule-free"],
 )
-def test_half_precision_in_a_scan(make, dtype):
+def test_half_precision_in_a_scan(make):
+    dtype = jnp.bfloat16
     params = {"w": jnp.ones((3,), dtype), "b": jnp.zeros((), jnp.float32)}
     optimizer = dpjax.chain(private(), make())
 
@@ -106,12 +101,13 @@ def test_half_precision_in_a_scan(make, dtype):
     with jax.numpy_dtype_promotion("standard"):
         start = params, optimizer.init(params)
         rows = jnp.ones((5, 4, 3), dtype)
-        (found, state), updates = jax.jit(lambda x: jax.lax.scan(step, start, x))(rows)
-    assert found["w"].dtype == dtype
-    assert (found["w"] != params["w"]).all()
+        run = jax.jit(lambda x: jax.lax.scan(step, start, x))
+        (trained, state), updates = run(rows)
+    assert trained["w"].dtype == dtype
+    assert (trained["w"] != params["w"]).all()
     floats = [x for x in jax.tree.leaves(state[1]) if jnp.issubdtype(x.dtype, float)]
-    found = {x.dtype for x in [*floats, *jax.tree.leaves(updates)]}
-    assert found == {np.dtype("float32")}
+    for x in [*floats, *jax.tree.leaves(updates)]:
+        assert x.dtype == jnp.float32
 
 
 def test_schedule_free_averages_as_it_steps():

@@ -4,21 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
-from jax.extend import core
 
 import dpjax
 from dpjax._sums.matrices import MatrixProducts, balanced, squared_norm_of_matrices
 from dpjax._sums.samples import NORM_ERROR, FactoredSamples
 from dpjax.estimators import Clipping
 from dpjax.gradients import explain
-from tests.unit.gradients.test_factored import (
-    assert_same_mean,
-    assert_same_on_two_devices,
-    numbers,
-)
-
-pytestmark = pytest.mark.optimized
 
 
 def random(rng, shape):
@@ -176,119 +167,3 @@ def test_products_of_rows_are_added_one_by_one_on_cpu():
     dots = [x for x in text.compile().as_text().splitlines() if " dot(" in x]
     assert dots
     assert all("f32[1,40,40]" in x or "f32[40,40]" in x for x in dots)
-
-
-WIDTH, LENGTH = 40, 3
-
-
-def dense(p, x):
-    return jnp.tanh(x @ p["w"]) @ p["v"].T
-
-
-def heads(p, x):
-    return jnp.einsum("ti,hij->thj", x, p["h"]).reshape(len(x), -1)
-
-
-def grouped(p, x):
-    return jnp.einsum("tgi,gij->tgj", jnp.stack([x, -x], 1), p["g"]).sum(1)
-
-
-def recurrent(p, x):
-    def step(h, x):
-        h = jnp.tanh(x @ p["w"] + h @ p["v"])
-        return h, h
-
-    return lax.scan(step, x[0], x, reverse=True)[1]
-
-
-def layers_over_time(p, x):
-    """Slices of a parameter in a loop inside of another one, and it whole."""
-
-    def step(h, x):
-        h = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h + x @ p["v"], p["g"])[0]
-        return h, h
-
-    return lax.scan(step, x[0], x)[1]
-
-
-def several_times(p, x):
-    return jnp.tanh(jnp.tanh(x[0] @ p["w"]) @ p["w"] + x[1] @ p["w"])[None]
-
-
-SQUARE, TWO = (WIDTH, WIDTH), (2, WIDTH, WIDTH)
-SEQUENCES = {
-    dense: {"w": SQUARE, "v": SQUARE},
-    heads: {"h": (2, WIDTH, WIDTH)},
-    grouped: {"g": TWO},
-    recurrent: {"w": SQUARE, "v": SQUARE},
-    layers_over_time: {"g": TWO, "v": SQUARE},
-    several_times: {"w": SQUARE},
-}
-
-
-@pytest.mark.quick(4)
-@pytest.mark.parametrize("function", SEQUENCES)
-def test_sequences_have_the_same_mean(function):
-    shapes = SEQUENCES[function]
-    params = {name: 0.2 * numbers(*shape, seed=5) for name, shape in shapes.items()}
-    batch = numbers(9, LENGTH, WIDTH, seed=6)
-
-    def loss_fn(params, x):
-        y = jnp.sin(function(params, x))
-        return jnp.sum(y * jnp.arange(1.0, y.size + 1).reshape(y.shape))
-
-    for row in explain(loss_fn, params, batch).rows:
-        groups = 2 if row.name == "['g']" else 1
-        sizes = WIDTH * (3 if row.name == "['h']" else 2)  # of a vector and a result
-        assert row.way == "matrix product"
-        assert row.why.startswith(f"multiplied by {groups * LENGTH} vectors")
-        assert row.num_bytes == 4 * groups * LENGTH * sizes
-    assert_same_mean(loss_fn, params, batch, rtol=1e-4)
-
-
-def test_a_loop_adds_nothing_up_where_matrices_are_no_smaller():
-    """Of a narrow recurrent layer: its gradient is one product after the loop."""
-    params = {name: 0.3 * numbers(8, 8, seed=5) for name in "wv"}
-    batch = numbers(9, 6, 8, seed=6)
-
-    def loss_fn(params, x):
-        return jnp.sum(jnp.sin(recurrent(params, x)))
-
-    rows = explain(loss_fn, params, batch).rows
-    found = [(row.way, row.num_bytes, row.why) for row in rows]
-    assert found == [("written out", 256, "multiplied by 6 vectors")] * 2
-    assert_same_mean(loss_fn, params, batch)
-    grad_fn = dpjax.robust_grad(loss_fn, Clipping(1.0))
-    product = "f32[9,1,8,8] = dot_general"
-    assert product in str(jax.make_jaxpr(grad_fn)(params, batch))
-    grad_fn = dpjax.robust_grad(loss_fn, Clipping(1.0), factored=False)
-    assert product not in str(jax.make_jaxpr(grad_fn)(params, batch))
-
-
-@pytest.mark.devices(2)
-@pytest.mark.parametrize("function", [dense, recurrent])
-def test_rows_on_several_devices(function):
-    params = {
-        name: 0.2 * numbers(*shape) for name, shape in SEQUENCES[function].items()
-    }
-    batch = numbers(8, LENGTH, WIDTH, seed=6)
-
-    def loss_fn(params, x):
-        return jnp.sum(jnp.sin(function(params, x)))
-
-    assert_same_on_two_devices(loss_fn, params, batch)
-
-
-def test_loops_are_read_as_jax_writes_them():
-    """`gradients.factored` reads these parameters of two operations."""
-
-    def loss(w, x):
-        return lax.scan(lambda x, _: (jax.checkpoint(jnp.dot)(x, w), None), x, None, 3)
-
-    (scan,) = jax.make_jaxpr(loss)(jnp.ones((2, 2)), jnp.ones(2)).jaxpr.eqns
-    assert scan.primitive is core.primitives.scan_p
-    names = {"jaxpr", "num_consts", "num_carry", "length", "reverse", "unroll"}
-    assert names <= scan.params.keys()
-    (remat,) = scan.params["jaxpr"].jaxpr.eqns
-    assert remat.primitive is core.primitives.remat_p
-    assert {"jaxpr", "policy", "prevent_cse"} <= remat.params.keys()
