@@ -14,7 +14,6 @@ from dpjax.transforms import aggregate, dp_sgd, privatize
 
 ROWS = jnp.arange(6.0).reshape(3, 2)
 MEAN = Winsorization(1.0)
-SILENT = {"noise_multiplier": 0.0, "key": jax.random.key(0)}
 
 
 def of_transform(make):
@@ -25,14 +24,20 @@ def of_transform(make):
     return use
 
 
+def silent(make, *args):
+    return lambda **options: make(
+        *args, noise_multiplier=0.0, key=jax.random.key(0), **options
+    )
+
+
 USERS = {
     "estimator": lambda rows, name: MEAN(rows, axis_name=name),
     "robust_grad": lambda rows, name: robust_grad(jnp.vdot, MEAN, axis_name=name)(
         jnp.zeros(2), rows
     ),
     "aggregate": of_transform(partial(aggregate, MEAN)),
-    "privatize": of_transform(partial(privatize, MEAN, **SILENT)),
-    "dp_sgd": of_transform(partial(dp_sgd, -1.0, MEAN, **SILENT)),
+    "privatize": of_transform(silent(privatize, MEAN)),
+    "dp_sgd": of_transform(silent(dp_sgd, -1.0, MEAN)),
 }
 
 

@@ -23,7 +23,7 @@ from tests.nightly.sharding._devices import (
     auto,
     collectives,
     dealt,
-    found,
+    explicit,
     grads_of,
     loss_fn,
     manual,
@@ -94,7 +94,7 @@ def test_what_travels_is_seen():
     assert any(kind == "all-gather" and max(sizes(s)) >= 48 for kind, s in moved)
 
 
-@pytest.mark.parametrize("setting", [found, manual])
+@pytest.mark.parametrize("setting", [explicit, manual])
 def test_masks_divisors_values_and_aux(setting):
     mask = jnp.arange(N) % 3 == 0
     rows = (BATCH, mask)
@@ -173,7 +173,7 @@ def test_factored_gradients(group, name):
 def test_rows_of_users():
     ids = jnp.arange(N) % 10
     users = by_user(BATCH, ids, num_users=10, records_per_user=8)
-    spread = found(grads_of(Clipping(0.7)), mesh_of(2))(PARAMS, users)
+    spread = explicit(grads_of(Clipping(0.7)), mesh_of(2))(PARAMS, users)
     alone = jax.jit(robust_grad(loss_fn, Clipping(0.7)))(PARAMS, users)
     assert_close(spread, alone, 1e-6)
     of_ids = robust_grad(loss_fn, Clipping(0.7), user_ids=ids, num_users=10)

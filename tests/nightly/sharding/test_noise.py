@@ -35,7 +35,7 @@ from tests.nightly.sharding._devices import (
     auto,
     collectives,
     dealt,
-    found,
+    explicit,
     loss_fn,
     manual,
     mesh_of,
@@ -44,67 +44,59 @@ from tests.nightly.sharding._devices import (
 )
 
 
-@pytest.mark.parametrize("setting", [auto, found, manual])
+def private_mean(key, rows, axis_name=None):
+    transform = privatize(
+        Clipping(1.0), noise_multiplier=2.0, key=key, axis_name=axis_name
+    )
+    return transform.update(rows, transform.init(None))[0]
+
+
+@pytest.mark.parametrize("setting", [auto, explicit, manual])
 def test_noise_is_drawn_once_and_the_same_everywhere(setting):
     # Of zeros the mean is zero on any number of devices: what comes out is the noise.
     grads = {"w": jnp.zeros((N, 6, 8)), "b": jnp.zeros(N, jnp.bfloat16)}
-
-    def run(key, grads, axis_name=None):
-        transform = privatize(
-            Clipping(1.0), noise_multiplier=2.0, key=key, axis_name=axis_name
-        )
-        return transform.update(grads, transform.init(None))[0]
-
-    expected = jax.jit(run)(jax.random.key(1), grads)
+    expected = jax.jit(private_mean)(jax.random.key(1), grads)
     stated = Clipping(1.0).sensitivity(N, 49).l2
     assert 0.7 < expected["w"].std() / (2 * stated) < 1.3
-    found = setting(run, mesh_of(8))(jax.random.key(1), grads)
-    assert_equal(found, expected)
-    shards = [np.asarray(s.data) for s in found["w"].addressable_shards]
+    noise = setting(private_mean, mesh_of(8))(jax.random.key(1), grads)
+    assert_equal(noise, expected)
+    shards = [np.asarray(s.data) for s in noise["w"].addressable_shards]
     assert len(shards) == 8
     for shard in shards[1:]:
         np.testing.assert_array_equal(shard, shards[0])
 
 
-def dp_mean(key, rows, axis_name=None):
-    transform = privatize(
-        Winsorization(1.0), noise_multiplier=1.0, key=key, axis_name=axis_name
-    )
-    return transform.update(rows, transform.init(None))[0]
+def by_device(key, rows, axis_name=None):
+    key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+    return private_mean(key, rows, axis_name)
 
 
 def test_noise_drawn_by_device_has_another_variance():
     # The classic mistake, where JAX is told to look away: eight draws are averaged.
     rows, mesh, d = jnp.zeros((16, 20_000)), mesh_of(8), 20_000
-    stddev = Winsorization(1.0).sensitivity(16, d).l2
+    stddev = 2 * Clipping(1.0).sensitivity(16, d).l2
 
-    def by_device(key, rows, axis_name=None):
-        key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        return jax.lax.pmean(dp_mean(key, rows, axis_name), axis_name)
+    def averaged(key, rows, axis_name=None):
+        return jax.lax.pmean(by_device(key, rows, axis_name), axis_name)
 
-    right = manual(dp_mean, mesh, False)(jax.random.key(2), rows)
-    wrong = manual(by_device, mesh, False)(jax.random.key(2), rows)
+    right = manual(private_mean, mesh, False)(jax.random.key(2), rows)
+    wrong = manual(averaged, mesh, False)(jax.random.key(2), rows)
     # The standard error of a standard deviation is 0.5 % here.
     assert 0.975 < right.std() / stddev < 1.025
     assert 0.34 < wrong.std() / stddev < 0.37
 
 
-def test_a_key_of_its_own_is_refused():
-    def by_device(key, rows, axis_name=None):
-        key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        return dp_mean(key, rows, axis_name)
-
-    with pytest.raises(ValueError, match="key must be one that varies over the axes"):
-        manual(by_device, mesh_of(8))(jax.random.key(3), jnp.zeros((N, 2)))
-
-
-def test_one_noise_for_different_values_is_refused():
-    # Rows of each device, their mean under the noise that the other devices have too.
+def test_keys_that_do_not_vary_as_values_do_are_refused():
+    # A key of each device; rows of each device under the noise that others have too.
     def forgotten(key, rows, axis_name=None):
-        return dp_mean(key, rows)
+        return private_mean(key, rows)
 
-    with pytest.raises(ValueError, match="or give those as axis_name"):
-        manual(forgotten, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))
+    for mean, message in (
+        (by_device, "key must be one that varies over the axes"),
+        (forgotten, "or give those as axis_name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            manual(mean, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))
     for name in sorted(set(registry.MECHANISMS) - {"discrete_gaussian"}):  # no value
 
         def mechanism(key, x, name=name):
@@ -122,7 +114,7 @@ def test_one_noise_for_different_values_is_refused():
 def test_runs_of_their_own_on_each_device_are_not_refused():
     # Eight repetitions, each with its data and its key: nothing is shared.
     def repetition(keys, rows):
-        return dp_mean(keys[0], rows)[None]
+        return private_mean(keys[0], rows)[None]
 
     keys = jax.random.split(jax.random.key(6), 8)
     run = jax.shard_map(
@@ -135,13 +127,6 @@ def test_runs_of_their_own_on_each_device_are_not_refused():
     assert len(np.unique(np.asarray(released))) == 16
 
 
-def heavy_rows():
-    rows = np.array(jax.random.t(jax.random.key(8), 2.0, (N, 3, 4)))
-    rows[:, 0] = np.round(rows[:, 0])
-    rows[[0, 30, 79], 1, 1] = [np.nan, np.inf, -np.inf]
-    return rows.astype(np.float32)
-
-
 @pytest.mark.parametrize(("setting", "fraction"), [(auto, 0.05), (manual, 0.45)])
 def test_order_statistics_are_those_of_one_device_in_every_bit(setting, fraction):
     estimator = TrimmedMean(fraction, -3.0, 3.0)
@@ -152,9 +137,11 @@ def test_order_statistics_are_those_of_one_device_in_every_bit(setting, fraction
             estimator.with_smooth_sensitivity(rows, 0.1, axis_name=axis_name),
         )
 
-    rows = heavy_rows()
-    found = setting(run, mesh_of(8))(0.0, rows)
-    assert_equal(found, jax.jit(run)(0.0, rows))
+    rows = np.array(jax.random.t(jax.random.key(8), 2.0, (N, 3, 4)))
+    rows[:, 0] = np.round(rows[:, 0])
+    rows[[0, 30, 79], 1, 1] = [np.nan, np.inf, -np.inf]
+    rows = np.float32(rows)
+    assert_equal(setting(run, mesh_of(8))(0.0, rows), jax.jit(run)(0.0, rows))
 
 
 def test_derivatives():
@@ -176,8 +163,8 @@ def test_derivatives():
     estimator = TrimmedMean(0.2, -3.0, 3.0)
 
     def sensitivity(rows, axis_name=None):
-        found = estimator.smooth_sensitivity(rows, 0.1, axis_name=axis_name)
-        return (found**2).sum()
+        smooth = estimator.smooth_sensitivity(rows, 0.1, axis_name=axis_name)
+        return (smooth**2).sum()
 
     expected = jax.grad(sensitivity)(rows)
     split = jax.jit(jax.grad(partial(sensitivity, axis_name="records")))
@@ -319,15 +306,7 @@ def test_private_steps_of_a_sharded_model():
     specs = {"w": P("records", None, "model"), "v": P("records", "model")}
     split = {name: dealt(x, mesh_2d, specs[name]) for name, x in zeros.items()}
 
-    def run(grads, axis_name=None):
-        transform = privatize(
-            Clipping(1.0),
-            noise_multiplier=1.0,
-            key=jax.random.key(16),
-            axis_name=axis_name,
-        )
-        return transform.update(grads, transform.init(None))[0]
-
+    run = partial(private_mean, jax.random.key(16))
     private = jax.jit(partial(run, axis_name="records"))
     assert_equal(private(split), jax.jit(run)(zeros))
     moved = collectives(private.lower(split).compile().as_text())

@@ -20,7 +20,17 @@ KEY = jax.random.key(0)
 FEATURES = jnp.linspace(-1, 1, N * WIDTH).reshape(N, WIDTH)
 BATCH = FEATURES, FEATURES.sum(axis=1)
 PARAMS = {"b": jnp.zeros(()), "w": jnp.zeros(WIDTH)}
-pytestmark = pytest.mark.usefixtures("their_promotion")
+
+
+@pytest.fixture(autouse=True)
+def their_promotion():
+    """Losses of users mix dtypes and ranks, and use keys again."""
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.debug_key_reuse(False),
+    ):
+        yield
 
 
 def squared(params, example):

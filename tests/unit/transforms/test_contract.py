@@ -99,6 +99,9 @@ def test_one_program_makes_all_steps_and_its_state_pickles(name):
 
 @pytest.mark.parametrize("name", STATES)
 def test_scans_mapped_over_runs_equal_loops(name):
+    batches = [make_updates(name, step) for step in range(4)]
+    stacked = jax.tree.map(lambda *x: np.stack(x), *batches)
+
     def scanned(seed):
         optimizer = chained(name, seed=seed)
 
@@ -107,8 +110,6 @@ def test_scans_mapped_over_runs_equal_loops(name):
             updates, state = optimizer.update(updates, state, params)
             return (optax.apply_updates(params, updates), state), None
 
-        batches = [make_updates(name, step) for step in range(4)]
-        stacked = jax.tree.map(lambda *x: np.stack(x), *batches)
         start = make_params(), optimizer.init(make_params())
         return jax.lax.scan(step, start, stacked)[0][0]
 
@@ -179,8 +180,12 @@ def run_once(name, updates):
     ["privatize", "privatize, scaled", "privatize, trimmed mean", "accumulate"],
 )
 def test_half_precision_and_wild_gradients_give_finite_float32(name):
-    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), make_updates(name, 0))
-    wild = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 1e38], jnp.bfloat16)
+    assert_finite_float32(name, jnp.bfloat16)
+
+
+def assert_finite_float32(name, dtype):
+    narrow = jax.tree.map(lambda x: x.astype(dtype), make_updates(name, 0))
+    wild = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 1e38], dtype)
     narrow["w"] = narrow["w"].at[4:, 0, 0].set(wild)
     mean = run_once(name, narrow)
     chex.assert_trees_all_equal_shapes_and_dtypes(mean, make_params())

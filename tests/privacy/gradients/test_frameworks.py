@@ -1,6 +1,7 @@
 """Models of other packages: factored, with dropout; and their training classes."""
 
 import re
+import warnings
 from functools import partial
 
 import chex
@@ -22,7 +23,19 @@ TOKENS = jnp.asarray(RNG.integers(0, 100, (N, LENGTH)), jnp.int8)
 FEATURES = jax.random.normal(jax.random.key(0), (12, 3))
 BATCH = FEATURES, FEATURES.sum(axis=1)
 MASK = jnp.arange(12) >= 9
-pytestmark = pytest.mark.usefixtures("their_promotion")
+
+
+@pytest.fixture(autouse=True)
+def their_promotion():
+    """Packages of networks mix dtypes and ranks, and use keys again."""
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.debug_key_reuse(False),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def linen_text():
