@@ -1,4 +1,4 @@
-"""Derivatives of robust means of gradients, in parameters and hyperparameters."""
+"""Robust means of gradients by every estimator: derivatives, masks, platforms."""
 
 import chex
 import jax
@@ -9,6 +9,7 @@ import pytest
 import dpjax
 from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation
 from tests.factored import FAST_TO_COMPILE, GROUPS
+from tests.unit.gradients import test_robust as short
 from tests.unit.gradients.test_robust import BATCH, ESTIMATORS, PARAMS, loss_fn
 
 
@@ -78,3 +79,9 @@ def test_lowers_for_every_platform(name):
     expected = jax.jit(grad_fn)(PARAMS, BATCH)[0]
     chex.assert_trees_all_close(mean, expected, rtol=0, atol=2e-6)
     assert values.shape == (70,)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_means_and_masks(name):
+    short.test_it_is_the_estimator_of_per_sample_gradients(name)
+    short.test_masks_and_divisors(name)

@@ -35,6 +35,7 @@ if jax.device_count() < DEVICES:  # meshes stand below
 PARAMS = {"w": jnp.zeros((3, 4)), "b": jnp.zeros(4)}
 SIZE = 16
 BATCH = {"x": normal(0, N, 3), "y": normal(1, N, 4)}
+LAYOUT = by_user(BATCH, jnp.arange(N), num_users=N, records_per_user=1)
 CLIPPING, WINSORIZATION = Clipping(1.0), Winsorization(0.5)
 SMOOTHED = SmoothedTruncation(1.0, 50.0)
 MEDIAN, TRIMMED = MedianOfMeans(CLIPPING, 3), TrimmedMean(0.25, -1.0, 1.0)
@@ -67,10 +68,8 @@ def grad_of(estimator=CLIPPING, **options):
 
 
 def grad_of_users(params, batch, axis_name):
-    some = jax.tree.map(lambda x: np.zeros(x.shape), batch)
-    layout = by_user(some, np.arange(N), num_users=N, records_per_user=1)
     is_record = jnp.ones_like(batch["x"][:, :1], bool)
-    records = type(layout)(jax.tree.map(lambda x: x[:, None], batch), is_record)
+    records = type(LAYOUT)(jax.tree.map(lambda x: x[:, None], batch), is_record)
     return grad_of()(params, records, axis_name)
 
 

@@ -75,35 +75,33 @@ def test_an_index_of_8_bits_finds_its_row():
     np.testing.assert_array_equal(grads[0], w.at[5].set(1.0))
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ["mean", "clipping", "smoothed-9", "median"])
 def test_it_is_the_estimator_of_per_sample_gradients(name):
     """In chunks; with values and aux of samples in order."""
-    estimator, expected = ESTIMATORS[name], applied(ESTIMATORS[name], PARAMS, BATCH)
-    values = jax.vmap(loss_fn, (None, 0))(PARAMS, BATCH)
-    grad_fn = robust_grad(loss_fn, estimator, microbatch_size=3)
-    assert_close(jax.jit(grad_fn)(PARAMS, BATCH), expected)
-    options = {"has_aux": True, "return_values": True, "microbatch_size": 64}
-    grad_fn = robust_grad(loss_with_aux, estimator, **options)
+    options = {"has_aux": True, "return_values": True, "microbatch_size": 3}
+    grad_fn = robust_grad(loss_with_aux, ESTIMATORS[name], **options)
     mean, (losses, aux) = jax.jit(grad_fn)(PARAMS, BATCH)
-    assert_close(mean, expected)
+    assert_close(mean, applied(ESTIMATORS[name], PARAMS, BATCH))
     assert jax.tree.map(jnp.shape, mean) == {"w": (3,), "b": ()}
+    values = jax.vmap(loss_fn, (None, 0))(PARAMS, BATCH)
     np.testing.assert_allclose(losses, values, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(aux["y"], BATCH["y"])
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 1, 1000])
+@pytest.mark.parametrize("microbatch_size", [None, 1, 64, 1000])
 def test_chunks_of_any_size(microbatch_size):
     expected = applied(ESTIMATORS["clipping"], PARAMS, BATCH)
-    options = {"microbatch_size": microbatch_size}
-    grad_fn = jax.jit(robust_grad(loss_fn, ESTIMATORS["clipping"], **options))
-    assert_close(grad_fn(PARAMS, BATCH), expected)
-    grad_fn = robust_grad(loss_with_aux, Clipping(0.8), has_aux=True, **options)
-    mean, aux = jax.jit(grad_fn)(PARAMS, BATCH)
+    how = {"microbatch_size": microbatch_size}
+    if microbatch_size is None:
+        mean = jax.jit(robust_grad(loss_fn, ESTIMATORS["clipping"]))(PARAMS, BATCH)
+    else:
+        grad_fn = robust_grad(loss_with_aux, Clipping(0.8), has_aux=True, **how)
+        mean, aux = jax.jit(grad_fn)(PARAMS, BATCH)
+        np.testing.assert_array_equal(aux["double"], 2 * BATCH["x"])
     assert_close(mean, expected)
-    np.testing.assert_array_equal(aux["double"], 2 * BATCH["x"])
 
 
-@pytest.mark.parametrize("name", ["clipping", "smoothed-9", "median"])
+@pytest.mark.parametrize("name", ["clipping", "median"])
 def test_masks_and_divisors(name):
     estimator, mask = ESTIMATORS[name], jnp.arange(N) % 3 == 0
     same = jax.jit(robust_grad(loss_fn, estimator, microbatch_size=3))
@@ -123,18 +121,17 @@ def test_masks_and_divisors(name):
     assert_close(halves(PARAMS, BATCH), expected)
 
 
-@pytest.mark.parametrize("name", ["winsorization", "median"])
-def test_half_precision_parameters_give_float32_gradients(name):
+def test_half_precision_parameters_give_float32_gradients():
+    estimator = ESTIMATORS["winsorization"]
     params, halved = jax.tree.map(jnp.bfloat16, (PARAMS, BATCH))
-    grads = jax.jit(robust_grad(loss_fn, ESTIMATORS[name]))(params, halved)
+    grads = jax.jit(robust_grad(loss_fn, estimator))(params, halved)
     assert {g.dtype for g in jax.tree.leaves(grads)} == {jnp.dtype(jnp.float32)}
     # Two programs may round single gradients differently, by 2^-8 of themselves.
-    assert_close(grads, applied(ESTIMATORS[name], params, halved), atol=2e-2)
+    assert_close(grads, applied(estimator, params, halved), atol=2e-2)
 
 
-@pytest.mark.parametrize("name", ["clipping", "smoothed-9"])
-def test_vmap_over_params(name):
-    grad_fn = jax.jit(robust_grad(loss_fn, ESTIMATORS[name]))
+def test_vmap_over_params():
+    grad_fn = jax.jit(robust_grad(loss_fn, ESTIMATORS["clipping"]))
     several = jax.tree.map(lambda x: jnp.stack([x, 2 * x, -x]), PARAMS)
     together = jax.jit(jax.vmap(grad_fn, (0, None)))(several, BATCH)
     for i in range(3):

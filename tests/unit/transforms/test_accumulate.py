@@ -15,7 +15,6 @@ from dpjax.estimators import (
     Clipping,
     Grouped,
     MedianOfMeans,
-    Scaled,
     Winsorization,
 )
 from dpjax.gradients import streamed_grad
@@ -37,7 +36,6 @@ ADAPTIVE = AdaptiveThreshold(
 OPTIMIZERS = {
     "by coordinate, adam": (Winsorization(0.5), {}, (optax.adam(0.1),)),
     "adaptive": (ADAPTIVE, {}, (optax.sgd(0.1, momentum=0.9),)),
-    "scaled": (Scaled(CLIPPING, {"w": 0.1, "b": 10.0}), {}, ()),
     "correlated": (CLIPPING, {"noise": BandedToeplitz(4, (1.0, 0.5))}, ()),
     "noise is known": (CLIPPING, {}, (dpjax.transforms.scale_by_dp_adam(),)),
 }

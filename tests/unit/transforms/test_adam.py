@@ -1,7 +1,5 @@
 """`scale_by_dp_adam`: its formula, what noise leaves in it, where it must not stand."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,34 +24,6 @@ def private(estimator, noise_multiplier=1.0, **options):
 def standard_promotion():
     with jax.numpy_dtype_promotion("standard"):
         yield
-
-
-def test_without_noise_it_is_adam():
-    params = {"w": jnp.ones((2, 3)), "b": jnp.zeros(())}
-    rng = np.random.default_rng(0)
-    batches = jax.tree.map(
-        lambda x: jnp.float32(rng.standard_t(3, (7, 5, *x.shape))), params
-    )
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def run(adam, batches):
-        optimizer = dpjax.chain(private(Winsorization(2.0), 0.0), adam)
-
-        def step(state, grads):
-            updates, state = optimizer.update(grads, state, params)
-            return state, updates
-
-        return jax.lax.scan(step, optimizer.init(params), batches)[1]
-
-    ours, theirs = (
-        run(adam, batches)
-        for adam in (scale_by_dp_adam(b1=0.8), optax.scale_by_adam(b1=0.8))
-    )
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
-        ours,
-        theirs,
-    )
 
 
 @pytest.mark.parametrize("kind", ["number", "prefix"])

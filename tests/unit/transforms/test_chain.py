@@ -108,33 +108,3 @@ def test_half_precision_in_a_scan(make):
     floats = [x for x in jax.tree.leaves(state[1]) if jnp.issubdtype(x.dtype, float)]
     for x in [*floats, *jax.tree.leaves(updates)]:
         assert x.dtype == jnp.float32
-
-
-def test_schedule_free_averages_as_it_steps():
-    # Without noise, of a quadratic: the formulas of Defazio et al. (2024).
-    rate, b1 = 0.3, 0.9
-    optimizer = dpjax.chain(
-        privatize(Clipping(9.0), noise_multiplier=0.0, key=jax.random.key(0)),
-        optax.contrib.schedule_free(optax.sgd(rate), rate, b1=b1),
-    )
-
-    @jax.jit
-    def run(params):
-        def step(carry, _):
-            params, state = carry
-            grads = jnp.tile(params, (4, 1))
-            updates, state = optimizer.update(grads, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        start = params, optimizer.init(params)
-        params, state = jax.lax.scan(step, start, length=6)[0]
-        return optax.contrib.schedule_free_eval_params(state[1], params)
-
-    start = np.array([2.0, -1.0])
-    x = y = z = start
-    for t in range(1, 7):
-        z = z - rate * y
-        x = (1 - 1 / t) * x + z / t
-        y = b1 * x + (1 - b1) * z
-    with jax.numpy_dtype_promotion("standard"):
-        np.testing.assert_allclose(run(jnp.float32(start)), x, rtol=1e-5)

@@ -22,11 +22,8 @@ OPTIMIZERS = {
     "adam": lambda: optax.adam(1e-2),
     "schedule": lambda: optax.sgd(optax.cosine_decay_schedule(0.1, 10)),
 }
-# Of every kind of state: a step, a threshold, buffers, a sum, moments, an average.
-STATES = [
-    *("privatize", "privatize, adaptive", "privatize, correlated", "accumulate"),
-    *("frank_wolfe", "peel", "average_iterates"),
-]
+# Of every kind of state: a threshold, buffers, a sum, a number of steps.
+STATES = ["privatize, adaptive", "privatize, correlated", "accumulate", "frank_wolfe"]
 
 
 @pytest.fixture(autouse=True)
@@ -175,10 +172,7 @@ def run_once(name, updates):
     return update(updates, optimizer.init(params), params)[0]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["privatize", "privatize, scaled", "privatize, trimmed mean", "accumulate"],
-)
+@pytest.mark.parametrize("name", ["privatize, scaled", "privatize, trimmed mean"])
 def test_half_precision_and_wild_gradients_give_finite_float32(name):
     assert_finite_float32(name, jnp.bfloat16)
 

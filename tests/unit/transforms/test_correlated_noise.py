@@ -50,17 +50,6 @@ def test_it_is_independent_noise_of_the_same_keys(name):
         )
 
 
-def test_half_precision_parameters(key):
-    params = jnp.zeros((2, 2), jnp.bfloat16)
-    transform = privatize(
-        Clipping(1.0), noise_multiplier=1.0, key=key, noise=STRATEGIES["bands"]
-    )
-    state = transform.init(params)
-    updates, state = transform.update(jnp.zeros((4, 2, 2), jnp.bfloat16), state)
-    assert updates.dtype == jnp.float32
-    assert {x.dtype for x in jax.tree.leaves(state.buffers)} == {np.dtype("float32")}
-
-
 def test_dp_sgd_takes_it(key):
     options = {"noise_multiplier": 1.0, "noise": STRATEGIES["bands"]}
     mean = privatize(Clipping(1.0), key=key, **options)

@@ -114,20 +114,6 @@ def test_one_outlier_moves_the_noise_by_little():
     assert ratio.max() <= noise.smoothness + 1e-3
 
 
-def test_jit_vmap_and_traced_bounds():
-    grads = jax.random.normal(jax.random.key(3), (30, 4))
-
-    def run(seed, lower, upper):
-        transform = privatized(
-            TrimmedMean(0.1, lower, upper), rho=1.0, key=jax.random.key(seed)
-        )
-        return updated(transform, grads)
-
-    single = np.stack([run(seed, -1.0, 1.0) for seed in range(3)])
-    mapped = jax.jit(jax.vmap(run, (0, None, None)))(jnp.arange(3), -1.0, 1.0)
-    np.testing.assert_allclose(single, mapped, rtol=1e-5, atol=1e-5)
-
-
 def test_bad_updates(key):
     rows = jnp.zeros((10, 2))
 
