@@ -34,10 +34,10 @@ def assert_same_mean(loss_fn, params, batch, rtol=1e-5, estimators=ESTIMATORS):
     # Two programs round a sum of many terms differently: by its size before an
     # influence cuts it.
     largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(grads))
-    for estimator, (found, expected) in zip(estimators, pairs, strict=True):
+    for estimator, (mean, expected) in zip(estimators, pairs, strict=True):
         # A cast may move an entry over the threshold.
         is_cut = rtol > 1e-3 and isinstance(estimator, Truncation)
-        for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        for x, y in zip(*map(jax.tree.leaves, (mean, expected)), strict=True):
             assert x.dtype == y.dtype
             if not is_cut:
                 atol = rtol * float(estimator.limit) + 1e-6 * largest

@@ -70,11 +70,11 @@ def test_an_equation_can_be_run_alone():
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
 def test_traced_values_are_told_from_concrete_ones(transform):
     # `_validate.is_concrete`: a traced value must never be looked at.
-    found = []
-    transform(lambda x: found.append(_validate.is_concrete(x)) or x * 1.0)(
+    seen = []
+    transform(lambda x: seen.append(_validate.is_concrete(x)) or x * 1.0)(
         jnp.ones(1) if transform is jax.vmap else jnp.float32(1)
     )
-    assert not any(found)
+    assert not any(seen)
     assert _validate.is_concrete(jnp.ones(1))
 
 

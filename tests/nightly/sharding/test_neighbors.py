@@ -153,20 +153,19 @@ def jitted(kind, axis_name):
     return made
 
 
-def summed(function, axes):
-    """Returns the sum of what devices compute of their own rows."""
+def on_rows(function, axis, is_named):
+    """Returns the function of an axis, or the sum of what devices compute of theirs."""
 
-    def by_hand(params, batch):
-        return jax.lax.psum(function(params, batch, axis_name=None), axes)
+    def summed(params, batch):
+        return jax.lax.psum(function(params, batch, axis_name=None), axis)
 
-    return by_hand
+    return partial(function, axis_name=axis) if is_named else summed
 
 
 def mapped(check_vma, *, is_named):
     def made(function):
-        named = partial(function, axis_name="records")
         run = jax.shard_map(
-            named if is_named else summed(function, "records"),
+            on_rows(function, "records", is_named),
             mesh=mesh_of(),
             in_specs=(P(), P("records")),
             out_specs=P(),
@@ -179,9 +178,8 @@ def mapped(check_vma, *, is_named):
 
 def by_pmap(*, is_named):
     def made(function):
-        named = partial(function, axis_name="records")
         run = jax.pmap(
-            named if is_named else summed(function, "records"),
+            on_rows(function, "records", is_named),
             axis_name="records",
             in_axes=(None, 0),
             devices=jax.devices()[:DEVICES],
@@ -202,9 +200,8 @@ def half_mapped(*, is_named):
     place = NamedSharding(mesh, P(("hosts", "chips")))
 
     def made(function):
-        named = partial(function, axis_name="hosts")
         run = jax.shard_map(
-            named if is_named else summed(function, "hosts"),
+            on_rows(function, "hosts", is_named),
             mesh=mesh,
             in_specs=(P(), P("hosts")),
             out_specs=P(),
@@ -216,22 +213,20 @@ def half_mapped(*, is_named):
     return made
 
 
+MAPPED = {
+    "shard_map": partial(mapped, True),
+    "shard_map, unchecked": partial(mapped, False),
+    "pmap": by_pmap,
+    "half a shard_map": half_mapped,
+}
 WHOLE = {
     "auto": jitted(AxisType.Auto, None),
     "auto, named": jitted(AxisType.Auto, "records"),
     "explicit": jitted(AxisType.Explicit, None),
     "explicit, named": jitted(AxisType.Explicit, "records"),
-    "shard_map": mapped(True, is_named=True),
-    "shard_map, unchecked": mapped(False, is_named=True),
-    "pmap": by_pmap(is_named=True),
-    "half a shard_map": half_mapped(is_named=True),
+    **{name: make(is_named=True) for name, make in MAPPED.items()},
 }
-BY_HAND = {
-    "shard_map": mapped(True, is_named=False),
-    "shard_map, unchecked": mapped(False, is_named=False),
-    "pmap": by_pmap(is_named=False),
-    "half a shard_map": half_mapped(is_named=False),
-}
+BY_HAND = {name: make(is_named=False) for name, make in MAPPED.items()}
 CASES = [(f"{name}, whole", x, SUMS | MEANS | NOISY, N) for name, x in WHOLE.items()]
 CASES += [(f"{name}, by hand", x, SUMS, N) for name, x in BY_HAND.items()]
 CASES += [("shard_map, means", BY_HAND["shard_map"], MEANS, N // DEVICES)]

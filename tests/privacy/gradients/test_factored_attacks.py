@@ -157,6 +157,7 @@ SINGLE, HALF = jnp.float32, jnp.bfloat16
 CASES = [(CLIPPING, model, SINGLE, 40, 3) for model in MODELS]
 CASES += [(SMOOTHED, model, HALF, 40, 3) for model in MODELS]
 CASES += [(CLIPPING, model, HALF, 40, 3) for model in LEAVES]
+CASES += [(CLIPPING, "held", dtype, 9, 4096) for dtype in (SINGLE, HALF)]
 
 
 @pytest.mark.parametrize(("estimator", "model", "dtype", "n", "num_positions"), CASES)

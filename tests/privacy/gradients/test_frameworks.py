@@ -225,11 +225,12 @@ def test_running_statistics_are_refused(name):
     ):
         with pytest.raises(ValueError, match=message):
             grad_fn(all_of_it, rows)
-    told, *_ = check_model(loss_fn, all_of_it, rows).problems
-    assert re.match(message, told)
+    problem, *_ = check_model(loss_fn, all_of_it, rows).problems
+    assert re.match(message, problem)
     # The recipe: statistics that stay fixed, outside of the parameters.
-    (told,) = check_model(fixed, params, rows).problems
-    assert re.match(rf"loss_fn closes over .*{name}.* must be fixed and public", told)
+    (problem,) = check_model(fixed, params, rows).problems
+    message = rf"loss_fn closes over .*{name}.* must be fixed and public"
+    assert re.match(message, problem)
     jax.eval_shape(dpjax.robust_grad(fixed, Clipping(1.0)), params, rows)
 
 

@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import dpjax
 from dpjax._sums.matrices import MatrixProducts, balanced, squared_norm_of_matrices
 from dpjax._sums.samples import NORM_ERROR, FactoredSamples
 from dpjax.estimators import Clipping
-from dpjax.gradients import explain
 
 
 def random(rng, shape):
@@ -39,8 +37,8 @@ FAMILIES = (random, cancelling, of_all_sizes, by_position)
 def clipped(limit, left, right):
     """Returns the factors of an influence."""
     sample = FactoredSamples(MatrixProducts(left[None], right[None], lambda x: x))
-    one = jax.tree.map(lambda x: x[0], sample.finite())
-    return Clipping(limit).bound_fn()(one)[0].leaves.numbers
+    row = jax.tree.map(lambda x: x[0], sample.finite())
+    return Clipping(limit).bound_fn()(row)[0].leaves.numbers
 
 
 def sums_in_some_orders(left, right):
@@ -81,8 +79,8 @@ def test_what_rounding_may_hide_is_little_where_positions_do_not_cancel():
         pair = balanced(jnp.float32(left), jnp.float32(right))
         squared_norm = jax.jit(squared_norm_of_matrices)
         for unit in (1e-12, 1.0, 1e9):
-            found = squared_norm(*pair, jnp.float32(1 / unit))
-            norm = float(found) ** 0.5 * np.float32(unit)
+            squared = squared_norm(*pair, jnp.float32(1 / unit))
+            norm = float(squared) ** 0.5 * np.float32(unit)
             assert exact * (1 - 1e-6) < norm < exact * 1.001
 
 
@@ -106,57 +104,8 @@ def test_the_norm_of_positions_that_cancel_is_not_too_small():
         summed = np.zeros((3, 2), np.float32)
         for a, d in zip(left, right, strict=True):
             summed = summed + np.outer(a, d)
-        found = norm(jnp.asarray(left[None]), jnp.asarray(right[None]), jnp.float32(1))
-        assert float(found) ** 0.5 >= max(exact, np.linalg.norm(summed))
-
-
-def cancelling_batches(rng, shape, q):
-    """Batches of factors (n, T, p) and (n, T, q), of which positions all but cancel."""
-    n, length = shape[:2]
-    signs = np.where(np.arange(length) % 2, -1.0, 1.0)[:, None]
-    collinear = signs * (1 + 1e-3 * rng.standard_normal(shape))
-    others = 1 + 1e-3 * rng.standard_normal((n, length, q))
-    sizes = 10.0 ** np.linspace(-30, 30, length)[:, None]
-    beside = np.where(np.arange(length) < length // 2, 1e30, 1e-30)[:, None]
-    return [
-        (30 * collinear, others),
-        (collinear * sizes, others / sizes),
-        (collinear * beside, others / beside),
-        (collinear * beside, others * 1e-30),
-        (np.abs(collinear), others),
-    ]
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
-def test_no_record_of_many_positions_moves_the_mean_too_far(dtype, monkeypatch):
-    """Held as matrices, though they are no smaller: one program, several batches."""
-    monkeypatch.setattr("dpjax._sums.samples.SAVING", 0)
-    rng, n, length, p, q = np.random.default_rng(0), 3, 4096, 3, 2
-    estimator, params = Clipping(1.0), {"w": jnp.zeros((p, q), dtype)}
-
-    def loss_fn(params, example):
-        x, y = example
-        return jnp.sum((x @ params["w"]) * y).astype(jnp.float32)
-
-    grad_fn = jax.jit(dpjax.robust_grad(loss_fn, estimator, microbatch_size=1))
-    sensitivity, farthest = estimator.sensitivity(n, p * q), 0.0
-    made = cancelling_batches(rng, (n, length, p), q)
-    records = [(sign * x[0], y[0]) for x, y in made for sign in (1, -1)]
-    for x, y in made:
-        batch = jnp.asarray(x, dtype), jnp.asarray(y, dtype)
-        (row,) = explain(loss_fn, params, batch).rows
-        assert row.way == "matrix product"
-        means = []
-        for record in records:
-            pairs = zip(batch, record, strict=True)
-            rows = [all_.at[0].set(jnp.asarray(one, dtype)) for all_, one in pairs]
-            means.append(np.asarray(grad_fn(params, tuple(rows))["w"], float).ravel())
-        means = np.stack(means)
-        assert np.isfinite(means).all()
-        moves = np.linalg.norm(means[:, None] - means[None], axis=-1)
-        assert moves.max() <= sensitivity.l2
-        farthest = max(farthest, moves.max())
-    assert farthest > 0.9 * sensitivity.l2
+        squared = norm(*map(jnp.asarray, (left[None], right[None])), jnp.float32(1))
+        assert float(squared) ** 0.5 >= max(exact, np.linalg.norm(summed))
 
 
 def test_products_of_rows_are_added_one_by_one_on_cpu():

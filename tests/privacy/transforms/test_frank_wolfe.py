@@ -32,7 +32,7 @@ def test_two_candidates_attain_epsilon_and_never_pass_it(mechanism):
         mean = step.update(jnp.asarray(data), step.init(None))[0]
 
         def choose(key, mean=mean):
-            one = frank_wolfe(
+            step_of = frank_wolfe(
                 Simplex(1.0),
                 epsilon=epsilon,
                 sensitivity=estimator.sensitivity(num_samples, 2).linf,
@@ -42,7 +42,7 @@ def test_two_candidates_attain_epsilon_and_never_pass_it(mechanism):
                 mechanism=mechanism,
             )
             params = jnp.zeros(2)
-            return one.update(mean, one.init(params), params)[0][0] > 0.5
+            return step_of.update(mean, step_of.init(params), params)[0][0] > 0.5
 
         keys = jax.random.split(jax.random.key(7), num_draws)
         counts.append(int(jax.jit(jax.vmap(choose))(keys).sum()))

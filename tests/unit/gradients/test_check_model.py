@@ -75,13 +75,13 @@ def test_values_are_looked_at_of_parameters_alone():
         bias = jax.jit(jax.lax.stop_gradient)(params["b"])
         return squared(params | {"b": bias}, example)
 
-    for bad, loss, said in (
+    for bad, loss, message in (
         (PARAMS, loss_fn, r"params\['b'\] has no gradient.* \(used by stop_gradient"),
         (PARAMS | {"x": jnp.ones(2)}, squared, r"params\['x'\] has.* \(not used: zero"),
         (PARAMS | {"w": jnp.log(jnp.arange(3.0))}, squared, r"params\['w'\] holds NaN"),
     ):
         (problem,) = check_model(loss, bad, BATCH).problems
-        assert re.match(said, problem)
+        assert re.match(message, problem)
     data = FEATURES.at[0].set(jnp.nan), BATCH[1]
     assert check_model(squared, PARAMS, data).problems == ()
 
@@ -108,11 +108,11 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("said", LOSSES)
-def test_a_loss_that_is_not_of_one_example_is_told(said):
-    problems = check_model(LOSSES[said], PARAMS, BATCH).problems
+@pytest.mark.parametrize("message", LOSSES)
+def test_a_loss_that_is_not_of_one_example_is_told(message):
+    problems = check_model(LOSSES[message], PARAMS, BATCH).problems
     (problem,) = [x for x in problems if "loss_fn" in x]
-    assert re.search(said, problem)
+    assert re.search(message, problem)
 
 
 class Contrast(NamedTuple):
@@ -138,9 +138,9 @@ def backward_alone(params, example):
 
 backward_alone.defvjp(
     lambda params, example: (squared(params, example), (params, example)),
-    lambda kept, g: (
-        jax.tree.map(lambda x: g + 0 * x + FEATURES.mean(), kept[0]),
-        jax.tree.map(jnp.zeros_like, kept[1]),
+    lambda inputs, g: (
+        jax.tree.map(lambda x: g + 0 * x + FEATURES.mean(), inputs[0]),
+        jax.tree.map(jnp.zeros_like, inputs[1]),
     ),
 )
 
@@ -167,11 +167,12 @@ ARRAY = np.asarray(FEATURES)
 
 @pytest.mark.parametrize("name", HOLDERS)
 def test_rows_that_a_loss_holds_are_told_however_it_holds_them(name):
-    loss_fn, told = HOLDERS[name], r"loss_fn (closes over .*|holds )an array of .*12, 3"
+    message = r"loss_fn (closes over .*|holds )an array of .*12, 3"
+    loss_fn = HOLDERS[name]
     if name == "filter_jit":
         loss_fn = pytest.importorskip("equinox").filter_jit(plain)
     (problem,) = check_model(loss_fn, PARAMS, BATCH).problems
-    assert re.match(told, problem)
+    assert re.match(message, problem)
     grad_fn = dpjax.robust_grad(loss_fn, Clipping(1.0))
     run = dpjax.PrivateTraining(
         loss_fn,
@@ -186,7 +187,7 @@ def test_rows_that_a_loss_holds_are_told_however_it_holds_them(name):
         lambda: streamed_grad(loss_fn)(PARAMS, BATCH),
         lambda: run.step(state, BATCH),
     ):
-        with pytest.warns(UserWarning, match=told):
+        with pytest.warns(UserWarning, match=message):
             jax.eval_shape(lambda traced=traced: [traced(), ()][1])
 
 

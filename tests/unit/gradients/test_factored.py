@@ -91,15 +91,15 @@ def test_products_with_one_vector():
 
     params = {name: 0.1 * numbers(*shape) for name, (_, shape) in PRODUCTS.items()}
     batch, way = numbers(9, 20, seed=1), "multiplied by one vector: 20 and 12 numbers"
-    for found in ways(loss_fn, params, batch).values():
-        assert found == ("outer product", way)
+    for result in ways(loss_fn, params, batch).values():
+        assert result == ("outer product", way)
     assert_same_mean(loss_fn, params, batch, estimators=CLIPPING)
     w = 0.1 * numbers(20, 12)
     narrow = lambda w, x: jnp.sum(jnp.tanh(in_half(w, x).astype("float32")))  # noqa: E731
     assert ways(narrow, w, batch) == {"params": ("outer product", way)}
     assert_same_mean(narrow, w, batch, 0.02, CLIPPING)
-    found = ways(lambda w, x: (x @ w) ** 2, jnp.ones(20), batch)
-    assert found == {"params": ("outer product", way.replace("12", "1"))}
+    result = ways(lambda w, x: (x @ w) ** 2, jnp.ones(20), batch)
+    assert result == {"params": ("outer product", way.replace("12", "1"))}
 
 
 LOOKUPS = {
@@ -256,8 +256,8 @@ def test_several_parameters_of_one_rule():
         return jnp.sum(jnp.sin(ruled(p["w"], x, p["v"], p["b"])))
 
     _, batch = GROUPS["rules"]
-    found = [way for way, _ in ways(loss_fn, params, batch).values()]
-    assert found == ["written out", MATRICES, MATRICES]  # of b, v, w
+    result = [way for way, _ in ways(loss_fn, params, batch).values()]
+    assert result == ["written out", MATRICES, MATRICES]  # of b, v, w
     assert_same_mean(loss_fn, params, batch, 1e-4, CLIPPING)
 
 
@@ -270,8 +270,8 @@ def test_a_loop_adds_nothing_up_where_matrices_are_no_smaller():
         return jnp.sum(jnp.sin(recurrent(params, x)))
 
     rows = check_model(loss_fn, params, batch).rows
-    found = [(row.way, row.num_bytes, row.why) for row in rows]
-    assert found == [("written out", 256, "multiplied by 6 vectors")] * 2
+    result = [(row.way, row.num_bytes, row.why) for row in rows]
+    assert result == [("written out", 256, "multiplied by 6 vectors")] * 2
     assert_same_mean(loss_fn, params, batch, estimators=CLIPPING)
     product = "f32[9,1,8,8] = dot_general"
     for options, is_there in (({}, True), ({"factored": False}, False)):

@@ -148,7 +148,8 @@ def test_masks_and_microbatches(estimator, microbatch_size, plan):
     mean, (values, aux) = jax.jit(masked)(params, batch)
     atol = 1e-5 * float(estimator.limit)
     chex.assert_trees_all_close(mean, expected, rtol=0, atol=atol)
-    np.testing.assert_allclose(values, losses, rtol=1e-5)
+    # Losses are up to 22, sums of 40 numbers that may cancel.
+    np.testing.assert_allclose(values, losses, rtol=0, atol=1e-5)
     np.testing.assert_allclose(aux, batch[1].sum(axis=(1, 2)), rtol=1e-5)
 
 

@@ -275,8 +275,8 @@ def test_layers_in_and_after_each_other(wide_search):
     def check(program):
         def run(change, params, batch):
             grad_fn = change(jax.value_and_grad(loss_of(program)))
-            one = jax.tree.map(lambda x: x[0], batch)
-            return grad_fn(params, one), jax.vmap(grad_fn, (None, 0))(params, batch)
+            example = jax.tree.map(lambda x: x[0], batch)
+            return grad_fn(params, example), jax.vmap(grad_fn, (None, 0))(params, batch)
 
         assert_same(run, *model_and_batch(jnp.float64))
 
@@ -290,7 +290,7 @@ def assert_mean_of_gradients(loss_fn, params, batch, **options):
         return mean, jax.tree.map(lambda g: g.mean(0), grads)
 
     actual, expected = jax.jit(both, compiler_options=FAST_TO_COMPILE)(params, batch)
-    assert all(np.abs(wanted).max() > 0.01 for wanted in jax.tree.leaves(expected))
+    assert all(np.abs(leaf).max() > 0.01 for leaf in jax.tree.leaves(expected))
     assert_equal(actual, expected)
 
 
@@ -400,8 +400,8 @@ def test_rows_by_any_index(wide_search):
             return streamed, [x(grads, normalize_by=n) for x in estimators]
 
         pair = means(indices[:3], n), means(indices[[3, 1, 2]], n)
-        for found, expected in pair:
-            assert_equal(found, expected)
+        for streamed, expected in pair:
+            assert_equal(streamed, expected)
         for estimator, *both in zip(estimators, pair[0][0], pair[1][0], strict=True):
             stated, gap = estimator.sensitivity(n, w.size), np.subtract(*both)
             assert np.linalg.norm(gap) <= stated.l2

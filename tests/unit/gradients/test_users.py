@@ -38,9 +38,9 @@ def batch():
 @pytest.fixture(scope="module")
 def ids():
     # User 3 has no records; -1 and 6 are nobody, the extremes of the type as well.
-    found = np.random.default_rng(1).choice([0, 1, 2, 4, 5], NUM_RECORDS)
-    found[[3, 7, 11, 12]] = [-1, NUM_USERS, 2**31 - 1, -(2**31)]
-    return jnp.asarray(found, jnp.int32)
+    result = np.random.default_rng(1).choice([0, 1, 2, 4, 5], NUM_RECORDS)
+    result[[3, 7, 11, 12]] = [-1, NUM_USERS, 2**31 - 1, -(2**31)]
+    return jnp.asarray(result, jnp.int32)
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +89,9 @@ def test_it_is_the_estimator_of_users_gradients(
         )
         return grad_fn(params, batch, mask)
 
-    found = mean(PARAMS, batch, ids, mask)
+    result = mean(PARAMS, batch, ids, mask)
     samples = of_users(by_record, ids, user_gradient, most or NUM_RECORDS, padding)
-    chex.assert_trees_all_close(found, estimator(samples), rtol=2e-05, atol=1e-6)
+    chex.assert_trees_all_close(result, estimator(samples), rtol=2e-05, atol=1e-6)
 
 
 def test_a_row_of_users_is_a_sample(batch, ids, by_record):
@@ -115,8 +115,8 @@ def test_a_row_of_users_is_a_sample(batch, ids, by_record):
     mask = jnp.arange(NUM_USERS) == 1
     samples = of_users(by_record, ids, "mean", 2)
     expected = Clipping(0.7)(samples, mask)
-    found = update(users, mask)
-    chex.assert_trees_all_close(found, expected, rtol=2e-05, atol=1e-6)
+    result = update(users, mask)
+    chex.assert_trees_all_close(result, expected, rtol=2e-05, atol=1e-6)
     materialised = jax.jit(per_sample_grad(loss_fn))(PARAMS, users)
     chex.assert_trees_all_close(materialised, samples, rtol=2e-05, atol=1e-6)
 

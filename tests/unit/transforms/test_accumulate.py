@@ -74,19 +74,19 @@ def stepping(optimizer):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_pieces_make_the_step_of_the_whole_batch(name):
-    estimator, options, others = OPTIMIZERS[name]
+    estimator, options, following = OPTIMIZERS[name]
 
     def made(multiplier):
-        return dpjax.chain(private(estimator, multiplier, **options), *others)
+        return dpjax.chain(private(estimator, multiplier, **options), *following)
 
     optimizer = made(0.7 * (1 + slack(N, K)))  # the same noise
     in_pieces = accumulate(made(0.7), num_pieces=K)
     by_batch, by_piece = stepping(optimizer), stepping(in_pieces)
-    whole = PARAMS, optimizer.init(PARAMS)
+    at_once = PARAMS, optimizer.init(PARAMS)
     split = PARAMS, in_pieces.init(PARAMS)
     with jax.numpy_dtype_promotion("standard"):  # of optax
         for _ in range(3):
-            whole, before = by_batch(*whole, BATCH, MASK), split
+            at_once, before = by_batch(*at_once, BATCH, MASK), split
             for i, piece in enumerate(pieces()):
                 split = by_piece(*split, *piece)
                 if i < K - 1:  # nothing moves, and no key is used
@@ -96,7 +96,7 @@ def test_pieces_make_the_step_of_the_whole_batch(name):
                     )
     numbers = [
         [x for x in jax.tree.leaves(each) if jnp.issubdtype(x.dtype, jnp.number)]
-        for each in ((split[0], split[1].optimizer), whole)
+        for each in ((split[0], split[1].optimizer), at_once)
     ]
     chex.assert_trees_all_close(*numbers, rtol=1e-4, atol=1e-5)
     assert not any(x.any() for x in jax.tree.leaves(split[1].total))
@@ -131,7 +131,7 @@ def test_schedules_count_batches():
 
 @pytest.mark.parametrize(("n", "num_pieces"), [(24, 4), (10**6, 64)])
 def test_the_noise_counts_the_rounding_of_the_sum(n, num_pieces):
-    zeros, found = jnp.zeros((6, 1000)), []
+    zeros, sizes = jnp.zeros((6, 1000)), []
     for count in (1, num_pieces):
         optimizer = private(multiplier=1.0, n=n)
         if count > 1:
@@ -139,9 +139,9 @@ def test_the_noise_counts_the_rounding_of_the_sum(n, num_pieces):
         update, state = jax.jit(optimizer.update), optimizer.init(zeros[0])
         for _ in range(count):
             noise, state = update(zeros, state)
-        found.append(np.linalg.norm(np.float64(noise)))
+        sizes.append(np.linalg.norm(np.float64(noise)))
     more = pytest.approx(slack(n, num_pieces), rel=0.02, abs=2e-7)
-    assert found[1] / found[0] - 1 == more
+    assert sizes[1] / sizes[0] - 1 == more
 
 
 def test_sums_are_rounded_once():

@@ -40,8 +40,8 @@ def test_formula(kind):
     m = v = 0.0
     state = adam.init(split(np.zeros(5)))
     for t, (g, s) in enumerate(zip(grads, stddevs, strict=True), start=1):
-        told = {"number": s[0], "prefix": {"a": jnp.float32(s[:2]), "b": s[2]}}[kind]
-        update, state = adam.update(split(g), state, noise_stddev=told)
+        stated = {"number": s[0], "prefix": {"a": jnp.float32(s[:2]), "b": s[2]}}[kind]
+        update, state = adam.update(split(g), state, noise_stddev=stated)
         m = 0.8 * m + 0.2 * g
         v = 0.9 * v + 0.1 * (g**2 - s**2)
         root = np.sqrt(np.maximum(v / (1 - 0.9**t), 0.2 * s**2))

@@ -46,9 +46,9 @@ def test_the_papers_rate_and_a_schedule():
         step = transform(Simplex(1.0), learning_rate=rate, epsilon=1e6)
         params = jnp.array([0.0, 1.0])
         state = step.init(params)
-        for wanted in expected[name]:
+        for fraction in expected[name]:
             update, state = step.update(jnp.array([-1.0, 1.0]), state, params)
-            np.testing.assert_allclose(update[0], wanted * (1 - params[0]), rtol=1e-6)
+            np.testing.assert_allclose(update[0], fraction * (1 - params[0]), rtol=1e-6)
             params = optax.apply_updates(params, update)
 
 
