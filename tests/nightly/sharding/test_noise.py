@@ -97,7 +97,7 @@ def test_keys_that_do_not_vary_as_values_do_are_refused():
     ):
         with pytest.raises(ValueError, match=message):
             manual(mean, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))
-    for name in sorted(set(registry.MECHANISMS) - {"discrete_gaussian"}):  # no value
+    for name in registry.names(registry.MECHANISMS) - {"discrete_gaussian"}:
 
         def mechanism(key, x, name=name):
             return jnp.atleast_1d(registry.MECHANISMS[name](key, x))
@@ -306,7 +306,9 @@ def test_private_steps_of_a_sharded_model():
     specs = {"w": P("records", None, "model"), "v": P("records", "model")}
     split = {name: dealt(x, mesh_2d, specs[name]) for name, x in zeros.items()}
 
-    run = partial(private_mean, jax.random.key(16))
+    def run(grads, axis_name=None):
+        return private_mean(jax.random.key(16), grads, axis_name)
+
     private = jax.jit(partial(run, axis_name="records"))
     assert_equal(private(split), jax.jit(run)(zeros))
     moved = collectives(private.lower(split).compile().as_text())
