@@ -17,7 +17,7 @@ from tests.unit.gradients.test_robust import BATCH, ESTIMATORS, PARAMS, loss_fn
     "estimator", [Clipping(0.5), SmoothedClipping(0.5), SmoothedTruncation(0.02)]
 )
 @pytest.mark.parametrize(
-    ("group", "name"), [("loops", "heads"), ("rules", "one"), ("tables", "two reads")]
+    ("group", "name"), [("loops", "heads"), ("loops", "dense"), ("tables", "two reads")]
 )
 def test_a_factored_mean_has_that_of_gradients_written_out(estimator, group, name):
     uses, batch = GROUPS[group]
