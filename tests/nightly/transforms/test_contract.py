@@ -8,7 +8,6 @@ import pytest
 from tests import registry
 from tests.unit.transforms import test_contract as short
 from tests.unit.transforms.test_contract import (
-    OPTIMIZERS,
     STATES,
     TRANSFORMS,
     chained,
@@ -25,7 +24,6 @@ standard_promotion = short.standard_promotion
 @each
 @pytest.mark.parametrize("optimizer", ["sgd", "schedule"])
 def test_chains_and_traces_once(name, optimizer):
-    assert optimizer in OPTIMIZERS
     update = jitted(name, optimizer)
     params, _ = run(chained(name, optimizer), name, 5, update)
     assert update._cache_size() == 1
