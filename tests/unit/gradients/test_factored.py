@@ -131,7 +131,7 @@ def test_rows_that_are_looked_up():
     tokens = tokens.at[:, 3].set(tokens[:, 1]).at[2, 0].set(7)  # some are read twice
     for way, _ in ways(loss_fn, params, tokens).values():
         assert way == "table rows"
-    assert_same_mean(loss_fn, params, tokens)
+    assert_same_mean(loss_fn, params, tokens, estimators=CLIPPING)
 
 
 # What has no rule, and what the table says of it: losses of a matrix and a vector.

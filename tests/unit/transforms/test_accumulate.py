@@ -34,10 +34,13 @@ ADAPTIVE = AdaptiveThreshold(
 )
 # An estimator, the options of privatize, and what follows.
 OPTIMIZERS = {
-    "by coordinate, adam": (Winsorization(0.5), {}, (optax.adam(0.1),)),
     "adaptive": (ADAPTIVE, {}, (optax.sgd(0.1, momentum=0.9),)),
     "correlated": (CLIPPING, {"noise": BandedToeplitz(4, (1.0, 0.5))}, ()),
-    "noise is known": (CLIPPING, {}, (dpjax.transforms.scale_by_dp_adam(),)),
+    "noise is known": (
+        Winsorization(0.5),
+        {},
+        (dpjax.transforms.scale_by_dp_adam(), optax.scale(-0.1)),
+    ),
 }
 
 
