@@ -14,6 +14,7 @@ from dpjax._types import Key, Scalar, SelectionName
 from dpjax.accounting import selection_event
 from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.constraints._shared import VertexConstraint
+from dpjax.transforms._chain import KeyState
 
 # The range has a few float32 roundings: the effective epsilon is never larger.
 _ROUNDED_UP = 1 + 2.0**-20
@@ -175,7 +176,7 @@ def frank_wolfe(
         change = constraint.diameter("l1", num_coordinates) * sensitivity
         change += 4 * constraint.score_error(num_coordinates) * limit
         change = jnp.asarray(change * _ROUNDED_UP)
-        return FrankWolfeState(key, jnp.zeros((), jnp.int32), change)
+        return FrankWolfeState(KeyState.of(key).key, jnp.zeros((), jnp.int32), change)
 
     def update(updates, state, params=None):
         _validate.optax_params(params)

@@ -562,7 +562,7 @@ FAULTS = [
         "rows of a table that lie outside are read",
         "return jnp.where(places == nearest, places, size)",
         "return nearest",
-        "tests/unit/gradients/test_rules.py tests/unit/gradients/test_factored.py",
+        "tests/unit/gradients/test_factored.py",
         "(lambda g, h: near(g + 1, h + 1, 1e-5))(*(gradients.robust_grad(lambda w, i:"
         " jnp.sum(w.at[i].get(mode='fill', fill_value=0)) , estimators.Clipping(9.0),"
         " factored=f)(jnp.ones((40, 3)), jnp.array([1, 99])) for f in (True, False)))",

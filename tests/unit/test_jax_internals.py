@@ -43,6 +43,22 @@ def test_programs_are_read_equation_by_equation():
     assert result == 2 * jnp.sin(1.0)
 
 
+def test_loops_are_read_as_jax_writes_them():
+    """`gradients.factored` reads these parameters of two operations."""
+
+    def loss(w, x):
+        step = lambda x, _: (jax.checkpoint(jnp.dot)(x, w), None)  # noqa: E731
+        return jax.lax.scan(step, x, None, 3)
+
+    (scan,) = jax.make_jaxpr(loss)(jnp.ones((2, 2)), jnp.ones(2)).jaxpr.eqns
+    assert scan.primitive is core.primitives.scan_p
+    names = {"jaxpr", "num_consts", "num_carry", "length", "reverse", "unroll"}
+    assert names <= scan.params.keys()
+    (remat,) = scan.params["jaxpr"].jaxpr.eqns
+    assert remat.primitive is core.primitives.remat_p
+    assert {"jaxpr", "policy", "prevent_cse"} <= remat.params.keys()
+
+
 def test_an_equation_can_be_run_alone():
     closed = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x))(1.0)
     (result,) = evaluate(
@@ -54,11 +70,11 @@ def test_an_equation_can_be_run_alone():
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
 def test_traced_values_are_told_from_concrete_ones(transform):
     # `_validate.is_concrete`: a traced value must never be looked at.
-    found = []
-    transform(lambda x: found.append(_validate.is_concrete(x)) or x * 1.0)(
+    seen = []
+    transform(lambda x: seen.append(_validate.is_concrete(x)) or x * 1.0)(
         jnp.ones(1) if transform is jax.vmap else jnp.float32(1)
     )
-    assert not any(found)
+    assert not any(seen)
     assert _validate.is_concrete(jnp.ones(1))
 
 

@@ -10,13 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpjax.estimators import (
-    Clipping,
-    Mean,
-    MedianOfMeans,
-    TrimmedMean,
-    Winsorization,
-)
+from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Winsorization
 from dpjax.gradients import robust_grad
 from tests import registry
 
@@ -46,11 +40,11 @@ def auto(function, mesh):
     return lambda whole, rows: run(whole, dealt(rows, mesh))
 
 
-def found(function, mesh):
+def explicit(function, mesh):
     """Arrays tell by their type how they are dealt out; the function is not told."""
-    explicit = jax.make_mesh((mesh.size,), ("records",), devices=mesh.devices.ravel())
+    typed = jax.make_mesh((mesh.size,), ("records",), devices=mesh.devices.ravel())
     run = jax.jit(function)
-    return lambda whole, rows: run(whole, dealt(rows, explicit))
+    return lambda whole, rows: run(whole, dealt(rows, typed))
 
 
 def ambient(function, mesh):
@@ -108,22 +102,18 @@ def sizes(shapes):
     return [int(np.prod([int(n) for n in s.split(",") if n])) for s in shapes]
 
 
-def assert_close(found, expected, atol=3e-6):
+def assert_close(result, expected, atol=3e-6):
     def check(x, y):
         assert x.dtype == y.dtype
         np.testing.assert_allclose(
             np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=0, atol=atol
         )
 
-    jax.tree.map(check, found, expected)
+    jax.tree.map(check, result, expected)
 
 
-def assert_equal(found, expected):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)),
-        found,
-        expected,
-    )
+def assert_equal(result, expected):
+    assert_close(result, expected, atol=0)
 
 
 @functools.cache

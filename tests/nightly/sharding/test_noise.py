@@ -1,12 +1,13 @@
-"""Rows over eight devices: one draw of noise, and order statistics to the bit."""
+"""Rows, and models, over eight devices: one draw of noise, order statistics."""
 
+import re
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from dpjax.estimators import (
@@ -14,105 +15,93 @@ from dpjax.estimators import (
     TrimmedMean,
     Winsorization,
 )
-from dpjax.gradients import per_sample_grad, robust_grad
+from dpjax.gradients import robust_grad, streamed_grad
 from dpjax.mechanisms import (
-    exponential,
+    BandedToeplitz,
+    BinaryTree,
+    BufferedToeplitz,
     gaussian,
-    laplace,
     laplace_log_normal,
-    peeling,
-    permute_and_flip,
 )
-from dpjax.transforms import dp_sgd, privatize
+from dpjax.transforms import accumulate, aggregate, privatize
+from tests import registry
 from tests.nightly.sharding._devices import (
     BATCH,
+    ESTIMATORS,
     PARAMS,
     N,
     assert_close,
     assert_equal,
     auto,
+    collectives,
     dealt,
-    found,
+    explicit,
     loss_fn,
     manual,
     mesh_of,
     normal,
+    sizes,
 )
 
 
-@pytest.mark.parametrize("setting", [auto, found, manual])
+def private_mean(key, rows, axis_name=None):
+    transform = privatize(
+        Clipping(1.0), noise_multiplier=2.0, key=key, axis_name=axis_name
+    )
+    return transform.update(rows, transform.init(None))[0]
+
+
+@pytest.mark.parametrize("setting", [auto, explicit, manual])
 def test_noise_is_drawn_once_and_the_same_everywhere(setting):
     # Of zeros the mean is zero on any number of devices: what comes out is the noise.
     grads = {"w": jnp.zeros((N, 6, 8)), "b": jnp.zeros(N, jnp.bfloat16)}
-
-    def run(key, grads, axis_name=None):
-        transform = privatize(
-            Clipping(1.0), noise_multiplier=2.0, key=key, axis_name=axis_name
-        )
-        return transform.update(grads, transform.init(None))[0]
-
-    expected = jax.jit(run)(jax.random.key(1), grads)
+    expected = jax.jit(private_mean)(jax.random.key(1), grads)
     stated = Clipping(1.0).sensitivity(N, 49).l2
     assert 0.7 < expected["w"].std() / (2 * stated) < 1.3
-    found = setting(run, mesh_of(8))(jax.random.key(1), grads)
-    assert_equal(found, expected)
-    shards = [np.asarray(s.data) for s in found["w"].addressable_shards]
+    noise = setting(private_mean, mesh_of(8))(jax.random.key(1), grads)
+    assert_equal(noise, expected)
+    shards = [np.asarray(s.data) for s in noise["w"].addressable_shards]
     assert len(shards) == 8
     for shard in shards[1:]:
         np.testing.assert_array_equal(shard, shards[0])
 
 
-def dp_mean(key, rows, axis_name=None):
-    transform = privatize(
-        Winsorization(1.0), noise_multiplier=1.0, key=key, axis_name=axis_name
-    )
-    return transform.update(rows, transform.init(None))[0]
+def by_device(key, rows, axis_name=None):
+    key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+    return private_mean(key, rows, axis_name)
 
 
 def test_noise_drawn_by_device_has_another_variance():
     # The classic mistake, where JAX is told to look away: eight draws are averaged.
     rows, mesh, d = jnp.zeros((16, 20_000)), mesh_of(8), 20_000
-    stddev = Winsorization(1.0).sensitivity(16, d).l2
+    stddev = 2 * Clipping(1.0).sensitivity(16, d).l2
 
-    def by_device(key, rows, axis_name=None):
-        key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        return jax.lax.pmean(dp_mean(key, rows, axis_name), axis_name)
+    def averaged(key, rows, axis_name=None):
+        return jax.lax.pmean(by_device(key, rows, axis_name), axis_name)
 
-    right = manual(dp_mean, mesh, False)(jax.random.key(2), rows)
-    wrong = manual(by_device, mesh, False)(jax.random.key(2), rows)
+    right = manual(private_mean, mesh, False)(jax.random.key(2), rows)
+    wrong = manual(averaged, mesh, False)(jax.random.key(2), rows)
     # The standard error of a standard deviation is 0.5 % here.
     assert 0.975 < right.std() / stddev < 1.025
     assert 0.34 < wrong.std() / stddev < 0.37
 
 
-def test_a_key_of_its_own_is_refused():
-    def by_device(key, rows, axis_name=None):
-        key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        return dp_mean(key, rows, axis_name)
-
-    with pytest.raises(ValueError, match="key must be one that varies over the axes"):
-        manual(by_device, mesh_of(8))(jax.random.key(3), jnp.zeros((N, 2)))
-
-
-def test_one_noise_for_different_values_is_refused():
-    # Rows of each device, their mean under the noise that the other devices have too.
+def test_keys_that_do_not_vary_as_values_do_are_refused():
+    # A key of each device; rows of each device under the noise that others have too.
     def forgotten(key, rows, axis_name=None):
-        return dp_mean(key, rows)
+        return private_mean(key, rows)
 
-    with pytest.raises(ValueError, match="or give those as axis_name"):
-        manual(forgotten, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))
-    for mechanism in (
-        lambda key, x: gaussian(key, x, stddev=1.0),
-        lambda key, x: laplace(key, x, scale=1.0),
-        lambda key, x: laplace_log_normal(key, x, scale=1.0, sigma=0.5),
-        lambda key, x: peeling(
-            key, x, sparsity=1, selection_scale=1.0, release_stddev=1.0
-        ),
-        lambda key, x: permute_and_flip(key, x, epsilon=1.0, sensitivity_range=1.0)[
-            None
-        ],
-        lambda key, x: exponential(key, x, epsilon=1.0, sensitivity_range=1.0)[None],
+    for mean, message in (
+        (by_device, "key must be one that varies over the axes"),
+        (forgotten, "or give those as axis_name"),
     ):
+        with pytest.raises(ValueError, match=message):
+            manual(mean, mesh_of(8))(jax.random.key(4), jnp.zeros((N, 2)))
+    for name in registry.names(registry.MECHANISMS) - {"discrete_gaussian"}:
+
+        def mechanism(key, x, name=name):
+            return jnp.atleast_1d(registry.MECHANISMS[name](key, x))
+
         with pytest.raises(ValueError, match="key must be one that varies"):
             jax.shard_map(
                 mechanism,
@@ -125,7 +114,7 @@ def test_one_noise_for_different_values_is_refused():
 def test_runs_of_their_own_on_each_device_are_not_refused():
     # Eight repetitions, each with its data and its key: nothing is shared.
     def repetition(keys, rows):
-        return dp_mean(keys[0], rows)[None]
+        return private_mean(keys[0], rows)[None]
 
     keys = jax.random.split(jax.random.key(6), 8)
     run = jax.shard_map(
@@ -138,52 +127,6 @@ def test_runs_of_their_own_on_each_device_are_not_refused():
     assert len(np.unique(np.asarray(released))) == 16
 
 
-def test_rows_that_all_devices_share_are_refused():
-    run = jax.shard_map(
-        lambda rows: Winsorization(1.0)(rows, axis_name="records"),
-        mesh=mesh_of(8),
-        in_specs=P(),
-        out_specs=P(),
-    )
-    with pytest.raises(ValueError, match="would count several times"):
-        run(jnp.zeros((N, 2)))
-
-
-def test_dp_sgd_steps():
-    def train(params, batch, axis_name=None):
-        optimizer = optax.chain(
-            dp_sgd(
-                0.1,
-                Clipping(1.0),
-                noise_multiplier=0.5,
-                key=jax.random.key(7),
-                axis_name=axis_name,
-            ),
-            optax.trace(0.9),
-        )
-
-        def step(carry, _):
-            params, state = carry
-            grads = per_sample_grad(loss_fn)(params, batch)
-            updates, state = optimizer.update(grads, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(step, (params, optimizer.init(params)), None, 3)[0][0]
-
-    expected = jax.jit(train)(PARAMS, BATCH)
-    assert_close(auto(train, mesh_of(8))(PARAMS, BATCH), expected, 1e-5)
-
-
-# ---------------------------------------------------------------- order statistics
-
-
-def heavy_rows():
-    rows = np.array(jax.random.t(jax.random.key(8), 2.0, (N, 3, 4)))
-    rows[:, 0] = np.round(rows[:, 0])
-    rows[[0, 30, 79], 1, 1] = [np.nan, np.inf, -np.inf]
-    return rows.astype(np.float32)
-
-
 @pytest.mark.parametrize(("setting", "fraction"), [(auto, 0.05), (manual, 0.45)])
 def test_order_statistics_are_those_of_one_device_in_every_bit(setting, fraction):
     estimator = TrimmedMean(fraction, -3.0, 3.0)
@@ -194,24 +137,11 @@ def test_order_statistics_are_those_of_one_device_in_every_bit(setting, fraction
             estimator.with_smooth_sensitivity(rows, 0.1, axis_name=axis_name),
         )
 
-    rows = heavy_rows()
-    found = setting(run, mesh_of(8))(0.0, rows)
-    assert_equal(found, jax.jit(run)(0.0, rows))
-
-
-def test_private_trimmed_mean():
-    rows = normal(9, N, 5)
-
-    def run(key, rows, axis_name=None):
-        estimator = TrimmedMean(0.2, -3.0, 3.0)
-        transform = privatize(
-            estimator, noise_multiplier=0.7, key=key, axis_name=axis_name
-        )
-        return transform.update(rows, transform.init(None))[0]
-
-    expected = jax.jit(run)(jax.random.key(10), rows)
-    found = manual(run, mesh_of(8))(jax.random.key(10), rows)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    rows = np.array(jax.random.t(jax.random.key(8), 2.0, (N, 3, 4)))
+    rows[:, 0] = np.round(rows[:, 0])
+    rows[[0, 30, 79], 1, 1] = [np.nan, np.inf, -np.inf]
+    rows = np.float32(rows)
+    assert_equal(setting(run, mesh_of(8))(0.0, rows), jax.jit(run)(0.0, rows))
 
 
 def test_derivatives():
@@ -233,9 +163,164 @@ def test_derivatives():
     estimator = TrimmedMean(0.2, -3.0, 3.0)
 
     def sensitivity(rows, axis_name=None):
-        found = estimator.smooth_sensitivity(rows, 0.1, axis_name=axis_name)
-        return (found**2).sum()
+        smooth = estimator.smooth_sensitivity(rows, 0.1, axis_name=axis_name)
+        return (smooth**2).sum()
 
     expected = jax.grad(sensitivity)(rows)
     split = jax.jit(jax.grad(partial(sensitivity, axis_name="records")))
     assert_close(split(dealt(rows, mesh_of(8))), expected, 1e-5)
+
+
+def test_pieces_of_a_batch():
+    results = []
+    for place in (lambda x: x, lambda x: dealt(x, mesh_of(2))):
+        private = privatize(
+            Clipping(1.0), noise_multiplier=0.7, normalize_by=N, key=jax.random.key(1)
+        )
+        optimizer = accumulate(private, num_pieces=4)
+        state = optimizer.init(PARAMS)
+        for rows in np.split(np.arange(N), 4):
+            piece = place(jax.tree.map(lambda x, rows=rows: x[rows], BATCH))
+            stream = streamed_grad(loss_fn)(PARAMS, piece)
+            updates, state = optimizer.update(stream, state, PARAMS)
+        results.append(updates)
+    assert_close(*results, 1e-5)
+
+
+STRATEGIES = {
+    "bands": BandedToeplitz.square_root(6, 3),
+    "buffers": BufferedToeplitz(6, decays=(0.9, 0.25), scales=(0.3, 0.2)),
+    "tree": BinaryTree(6),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_correlated_noise(name):
+    """Of parameters over one axis of a mesh, and of rows over another one."""
+    kinds = AxisType.Explicit, AxisType.Auto
+    mesh = jax.make_mesh((4, 2), ("records", "model"), axis_types=kinds)
+
+    def released(params, grads, axis_name=None):
+        transform = privatize(
+            Winsorization(1.0),
+            noise_multiplier=3.0,
+            key=jax.random.key(3),
+            noise=STRATEGIES[name],
+            axis_name=axis_name,
+        )
+
+        def step(state, _):
+            updates, state = transform.update(grads, state, params)
+            return state, updates
+
+        return jax.lax.scan(step, transform.init(params), length=6)[1]
+
+    params, grads = jnp.zeros((4, 3)), normal(18, 8, 4, 3)
+    alone = jax.jit(released)(params, grads)
+    with jax.set_mesh(mesh):
+        spread = jax.jit(released)(dealt(params, mesh, P("model")), grads)
+        np.testing.assert_allclose(spread, alone, rtol=1e-6, atol=1e-6)
+        mapped = jax.shard_map(
+            partial(released, axis_name="records"),
+            mesh=mesh,
+            in_specs=(P(), P("records")),
+            out_specs=P(),
+            axis_names={"records"},
+        )
+        spread = jax.jit(mapped)(params, grads)
+        np.testing.assert_allclose(spread, alone, rtol=1e-5, atol=1e-6)
+
+
+def mesh_over_two_axes(kind):
+    kinds = kind, AxisType.Auto
+    return jax.make_mesh((4, 2), ("records", "model"), axis_types=kinds)
+
+
+WIDE = {"w": normal(13, 6, 512) / 10, "v": normal(14, 512)}
+MODEL = {"w": P(None, "model"), "v": P("model")}
+
+
+def over_model(tree, mesh):
+    return {name: dealt(x, mesh, MODEL[name]) for name, x in tree.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("Clipping", AxisType.Auto),
+        ("Clipping", AxisType.Explicit),
+        ("median-3", AxisType.Auto),
+        ("trimmed", AxisType.Auto),
+    ],
+)
+def test_rows_and_parameters_over_two_axes(name, kind):
+    estimator, mesh_2d = ESTIMATORS[name], mesh_over_two_axes(kind)
+    expected = jax.jit(robust_grad(loss_fn, estimator))(WIDE, BATCH)
+    inputs = over_model(WIDE, mesh_2d), dealt(BATCH, mesh_2d)
+    run = jax.jit(robust_grad(loss_fn, estimator, axis_name="records"))
+    mean = run(*inputs)
+    assert_close(mean, expected)
+    for name, x in mean.items():
+        assert x.sharding.is_equivalent_to(inputs[0][name].sharding, x.ndim)
+    moved = collectives(run.lower(*inputs).compile().as_text())
+    assert {kind for kind, _ in moved} == {"all-reduce"}
+    groups = getattr(estimator, "num_groups", 1)
+    # A device's half of the model, its digits of every group.
+    assert max(max(sizes(s)) for _, s in moved) <= 6 * 256 * groups
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gaussian", AxisType.Auto),
+        ("gaussian", AxisType.Explicit),
+        ("laplace_log_normal", AxisType.Explicit),
+    ],
+)
+def test_noise_is_made_where_it_is_added(name, kind):
+    rows = 2048
+    mesh = jax.make_mesh((4, 2), ("records", "model"), axis_types=(kind,) * 2)
+    add = {
+        "gaussian": partial(gaussian, stddev=1.0),
+        "laplace_log_normal": partial(laplace_log_normal, scale=1.0, sigma=0.4),
+    }[name]
+    value = {"w": jnp.ones((rows, 514)), "v": jnp.ones(514, jnp.bfloat16)}
+    split = over_model(value, mesh)
+    expected = jax.jit(add)(jax.random.key(15), value)
+    assert_equal(add(jax.random.key(15), split), expected)
+    noisy = add(dealt(jax.random.key(15), mesh, P()), split)
+    assert_equal(noisy, expected)
+    for leaf, x in noisy.items():
+        assert x.sharding.is_equivalent_to(split[leaf].sharding, x.ndim)
+    key = dealt(jax.random.key(15), mesh, P())
+    text = jax.jit(add).lower(key, split).compile().as_text()
+    assert not collectives(text)
+    # Drawn alone: no device makes the whole.
+    every_size = sizes(re.findall(r"= \(?\w+\[([\d,]+)\]", text))
+    assert max(every_size) == rows * 257
+
+
+def test_private_steps_of_a_sharded_model():
+    mesh_2d = mesh_over_two_axes(AxisType.Explicit)
+    zeros = {"w": jnp.zeros((N, 6, 512)), "v": jnp.zeros((N, 512))}
+    specs = {"w": P("records", None, "model"), "v": P("records", "model")}
+    split = {name: dealt(x, mesh_2d, specs[name]) for name, x in zeros.items()}
+
+    def run(grads, axis_name=None):
+        return private_mean(jax.random.key(16), grads, axis_name)
+
+    private = jax.jit(partial(run, axis_name="records"))
+    assert_equal(private(split), jax.jit(run)(zeros))
+    moved = collectives(private.lower(split).compile().as_text())
+    assert {kind for kind, _ in moved} == {"all-reduce"}
+    # Clipped by the norm over the whole model.
+    rows = jax.tree.map(lambda x: x + 3.0, zeros)
+    split = {name: dealt(x, mesh_2d, specs[name]) for name, x in rows.items()}
+    transform = aggregate(Clipping(1.0))
+    assert_close(transform.update(split, None)[0], transform.update(rows, None)[0])
+
+
+def test_explicit_axes_of_the_model_are_refused():
+    mesh = jax.make_mesh((4, 2), ("records", "model"))
+    with pytest.raises(ValueError, match=r"with \['model'\] of jax.sharding.AxisType"):
+        robust_grad(loss_fn, Clipping(1.0))(over_model(WIDE, mesh), dealt(BATCH, mesh))

@@ -14,8 +14,6 @@ import pytest
 from dpjax.estimators import Clipping, MedianOfMeans, Truncation
 from dpjax.gradients import per_sample_grad, robust_grad
 
-pytestmark = pytest.mark.optimized
-
 # Two blocks of 132 rows, four of which are written out, and a row too few.
 N, PLACE = 263, 131
 # name: (estimator, whether gradients are streamed or made all at once)
@@ -117,7 +115,7 @@ def record(rng, shapes, cancel, dtype):
         return [z.astype(dtype) for z in (x, y)]
 
 
-@pytest.mark.slow
+@pytest.mark.quick(8)
 @pytest.mark.parametrize(("model", "dtype"), SETTINGS)
 def test_gradients_that_cancel_stay_within_their_bounds(model, dtype, plan):
     loss_fn, params, shapes, cancel = MODELS[model]
@@ -138,17 +136,17 @@ def test_gradients_that_cancel_stay_within_their_bounds(model, dtype, plan):
             name: [np.ravel(np.float64(x)) for x in jax.tree.leaves(tree)]
             for name, tree in trees.items()
         }
-        found = {name: np.concatenate(x) for name, x in leaves.items()}
-        assert all(np.isfinite(x).all() for x in found.values())
-        return found
+        ends = {name: np.concatenate(x) for name, x in leaves.items()}
+        assert all(np.isfinite(x).all() for x in ends.values())
+        return ends
 
     rng, longest = np.random.default_rng(0), 0.0
     for _ in range(12):
-        one, other, common = (record(rng, shapes, cancel, dtype) for _ in range(3))
+        first, second, common = (record(rng, shapes, cancel, dtype) for _ in range(3))
 
         # Alone among records that have no gradient. Clipping's norm may err by 2^-13.
-        batch = [np.zeros((N, *x.shape), x.dtype) for x in one]
-        for leaf, x in zip(batch, one, strict=True):
+        batch = [np.zeros((N, *x.shape), x.dtype) for x in first]
+        for leaf, x in zip(batch, first, strict=True):
             leaf[PLACE] = x
         share = {name: N * mean for name, mean in flat(batch).items()}
         for name in ("clipping", "clipping of all"):
@@ -158,13 +156,13 @@ def test_gradients_that_cancel_stay_within_their_bounds(model, dtype, plan):
 
         # One for another, among copies of a third.
         batch = [np.repeat(x[None], N, axis=0) for x in common]
-        found = []
-        for row in (one, other):
+        ends = []
+        for row in (first, second):
             for leaf, x in zip(batch, row, strict=True):
                 leaf[PLACE] = x
-            found.append(flat(batch))
+            ends.append(flat(batch))
         for name, (estimator, _) in MEANS.items():
-            gap = np.abs(found[0][name] - found[1][name])
+            gap = np.abs(ends[0][name] - ends[1][name])
             stated = estimator.sensitivity(N, size)
             assert gap.max() <= stated.linf
             assert np.linalg.norm(gap) <= stated.l2

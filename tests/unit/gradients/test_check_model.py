@@ -20,7 +20,17 @@ KEY = jax.random.key(0)
 FEATURES = jnp.linspace(-1, 1, N * WIDTH).reshape(N, WIDTH)
 BATCH = FEATURES, FEATURES.sum(axis=1)
 PARAMS = {"b": jnp.zeros(()), "w": jnp.zeros(WIDTH)}
-pytestmark = pytest.mark.usefixtures("their_promotion")
+
+
+@pytest.fixture(autouse=True)
+def their_promotion():
+    """Losses of users mix dtypes and ranks, and use keys again."""
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.debug_key_reuse(False),
+    ):
+        yield
 
 
 def squared(params, example):
@@ -65,13 +75,13 @@ def test_values_are_looked_at_of_parameters_alone():
         bias = jax.jit(jax.lax.stop_gradient)(params["b"])
         return squared(params | {"b": bias}, example)
 
-    for bad, loss, said in (
+    for bad, loss, message in (
         (PARAMS, loss_fn, r"params\['b'\] has no gradient.* \(used by stop_gradient"),
         (PARAMS | {"x": jnp.ones(2)}, squared, r"params\['x'\] has.* \(not used: zero"),
         (PARAMS | {"w": jnp.log(jnp.arange(3.0))}, squared, r"params\['w'\] holds NaN"),
     ):
         (problem,) = check_model(loss, bad, BATCH).problems
-        assert re.match(said, problem)
+        assert re.match(message, problem)
     data = FEATURES.at[0].set(jnp.nan), BATCH[1]
     assert check_model(squared, PARAMS, data).problems == ()
 
@@ -98,11 +108,11 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("said", LOSSES)
-def test_a_loss_that_is_not_of_one_example_is_told(said):
-    problems = check_model(LOSSES[said], PARAMS, BATCH).problems
+@pytest.mark.parametrize("message", LOSSES)
+def test_a_loss_that_is_not_of_one_example_is_told(message):
+    problems = check_model(LOSSES[message], PARAMS, BATCH).problems
     (problem,) = [x for x in problems if "loss_fn" in x]
-    assert re.search(said, problem)
+    assert re.search(message, problem)
 
 
 class Contrast(NamedTuple):
@@ -128,9 +138,9 @@ def backward_alone(params, example):
 
 backward_alone.defvjp(
     lambda params, example: (squared(params, example), (params, example)),
-    lambda kept, g: (
-        jax.tree.map(lambda x: g + 0 * x + FEATURES.mean(), kept[0]),
-        jax.tree.map(jnp.zeros_like, kept[1]),
+    lambda inputs, g: (
+        jax.tree.map(lambda x: g + 0 * x + FEATURES.mean(), inputs[0]),
+        jax.tree.map(jnp.zeros_like, inputs[1]),
     ),
 )
 
@@ -157,11 +167,12 @@ ARRAY = np.asarray(FEATURES)
 
 @pytest.mark.parametrize("name", HOLDERS)
 def test_rows_that_a_loss_holds_are_told_however_it_holds_them(name):
-    loss_fn, told = HOLDERS[name], r"loss_fn (closes over .*|holds )an array of .*12, 3"
+    message = r"loss_fn (closes over .*|holds )an array of .*12, 3"
+    loss_fn = HOLDERS[name]
     if name == "filter_jit":
         loss_fn = pytest.importorskip("equinox").filter_jit(plain)
     (problem,) = check_model(loss_fn, PARAMS, BATCH).problems
-    assert re.match(told, problem)
+    assert re.match(message, problem)
     grad_fn = dpjax.robust_grad(loss_fn, Clipping(1.0))
     run = dpjax.PrivateTraining(
         loss_fn,
@@ -176,7 +187,7 @@ def test_rows_that_a_loss_holds_are_told_however_it_holds_them(name):
         lambda: streamed_grad(loss_fn)(PARAMS, BATCH),
         lambda: run.step(state, BATCH),
     ):
-        with pytest.warns(UserWarning, match=told):
+        with pytest.warns(UserWarning, match=message):
             jax.eval_shape(lambda traced=traced: [traced(), ()][1])
 
 
@@ -191,3 +202,18 @@ def test_rows_that_are_traced_are_told_and_other_arrays_are_not():
     table = {1: "no", "pytree": 2}
     loss_fn = lambda p, x: squared(p, x) if table else None  # noqa: E731
     assert check_model(loss_fn, PARAMS, BATCH).problems == ()
+
+
+@pytest.mark.parametrize(
+    "leaf", [jax.random.key(0), jnp.arange(3), "text", jnp.ones(2, complex), None]
+)
+def test_leaves_without_gradients_are_refused_by_name(leaf):
+    params = PARAMS | {"other": leaf}
+    grad_fn, check = streamed_grad(squared), check_model(squared, params, BATCH)
+    if leaf is None:  # a place without a leaf
+        assert check.problems == ()
+        grad_fn(params, BATCH)
+        return
+    with pytest.raises(ValueError, match=r"params\['other'\] must be") as refused:
+        grad_fn(params, BATCH)
+    assert check.problems == (str(refused.value),)

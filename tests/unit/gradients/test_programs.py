@@ -25,19 +25,15 @@ def keys_may_be_used_again():
         yield
 
 
-def searched(quick, long):
-    """Runs a test on so many programs, three times as many, and more in the audit."""
-    slow = pytest.param(3 * quick, marks=pytest.mark.slow)
-    long = pytest.param(long, marks=pytest.mark.audit)
-    return pytest.mark.parametrize("num_programs", [quick, slow, long])
+@pytest.fixture
+def wide_search(search):
+    """Runs a search with 64 bits."""
 
+    def run(*args, **options):
+        with jax.enable_x64(True):
+            search(*args, **options)
 
-def search(check, programs, num_programs):
-    settings = hypothesis.settings(
-        max_examples=num_programs, derandomize=True, deadline=None, database=None
-    )
-    with jax.enable_x64(True):
-        settings(hypothesis.given(programs)(check))()
+    return run
 
 
 def assert_same(run, *args):
@@ -51,13 +47,11 @@ def assert_same(run, *args):
 
 def assert_equal(actual, expected):
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for got, wanted in zip(
-        jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
-    ):
-        assert got.aval == wanted.aval
-        tolerance = TOLERANCES.get(wanted.dtype.type, 1e-11)
-        limit = tolerance * np.abs(wanted).max(initial=0).astype(float)
-        np.testing.assert_allclose(got, wanted, rtol=0, atol=limit)
+    for x, y in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        assert x.aval == y.aval
+        limit = TOLERANCES.get(y.dtype.type, 1e-11)
+        limit *= np.abs(y).max(initial=0).astype(float)
+        np.testing.assert_allclose(x, y, rtol=0, atol=limit)
 
 
 def assert_same_operation(function, *args):
@@ -113,8 +107,7 @@ def dots(draw):
     return shapes, axes, dtype, draw(st.sampled_from(DTYPES[dtype]))
 
 
-@searched(quick=8, long=500)
-def test_products_of_any_two_arrays(num_programs):
+def test_products_of_any_two_arrays(wide_search):
     def check(program):
         (shapes, axes, dtype, summed_in), is_flipped = program
 
@@ -125,69 +118,7 @@ def test_products_of_any_two_arrays(num_programs):
         args = [numbers(shape, dtype, i) for i, shape in enumerate(shapes)]
         assert_same_operation(dot, *args)
 
-    search(check, st.tuples(dots(), st.booleans()), num_programs)
-
-
-@st.composite
-def einsums(draw):
-    terms = draw(st.lists(st.text("ijk", max_size=3), min_size=1, max_size=3))
-    letters = sorted(set("".join(terms)))
-    result = draw(st.permutations(letters))[: draw(st.integers(0, len(letters)))]
-    return ",".join(terms) + "->" + "".join(result)
-
-
-@searched(quick=4, long=250)
-def test_einsums(num_programs):
-    def check(equation):
-        size = {"i": 2, "j": 3, "k": 1}
-        terms = equation.split("->")[0].split(",")
-        shapes = [tuple(size[letter] for letter in term) for term in terms]
-        args = [numbers(shape, jnp.float64, i) for i, shape in enumerate(shapes)]
-        assert_same_operation(partial(jnp.einsum, equation), *args)
-
-    search(check, einsums(), num_programs)
-
-
-@st.composite
-def convolutions(draw):
-    """The shapes, the dtype and the parameters of a convolution."""
-    num_space = draw(st.integers(0, 3))
-
-    def each(*values):
-        return tuple(draw(st.sampled_from(values)) for _ in range(num_space))
-
-    groups, batch_groups = draw(st.sampled_from([(1, 1), (2, 1), (1, 2)]))
-    features, dtype = draw(st.integers(1, 2)), draw(st.sampled_from(list(DTYPES)[:-1]))
-    images, outputs = draw(st.integers(1, 2)), draw(st.integers(1, 2))
-    image = (batch_groups * images, groups * features, *each(3, 4))
-    kernel = (groups * batch_groups * outputs, features, *each(1, 2))
-    orders = [draw(st.permutations(range(num_space + 2))) for _ in range(3)]
-    shapes = []
-    for order, shape in zip(orders, (image, kernel), strict=False):
-        sizes = dict(zip(order, shape, strict=True))
-        shapes.append(tuple(sizes[axis] for axis in range(num_space + 2)))
-    params = {
-        "window_strides": each(1, 2),
-        "padding": each((0, 0), (1, 2), (-1, 1), (2, -1)),
-        "lhs_dilation": each(1, 2),
-        "rhs_dilation": each(1, 2),
-        "dimension_numbers": lax.ConvDimensionNumbers(*map(tuple, orders)),
-        "feature_group_count": groups,
-        "batch_group_count": batch_groups,
-    }
-    if dtype in (jnp.complex64, jnp.int8):  # JAX has no gradient of it for the others
-        params["preferred_element_type"] = draw(st.sampled_from(DTYPES[dtype]))
-    return shapes, dtype, params
-
-
-@searched(quick=3, long=250)
-def test_convolutions_of_any_parameters(num_programs):
-    def check(program):
-        shapes, dtype, params = program
-        args = [numbers(shape, dtype, i) for i, shape in enumerate(shapes)]
-        assert_same_operation(partial(lax.conv_general_dilated, **params), *args)
-
-    search(check, convolutions(), num_programs)
+    wide_search(check, st.tuples(dots(), st.booleans()), few=5, many=500)
 
 
 # Layers: functions of (params, key, x) that return an x of the same shape, (3,).
@@ -340,17 +271,16 @@ PROGRAMS = st.recursive(
 )
 
 
-@searched(quick=5, long=250)
-def test_layers_in_and_after_each_other(num_programs):
+def test_layers_in_and_after_each_other(wide_search):
     def check(program):
         def run(change, params, batch):
             grad_fn = change(jax.value_and_grad(loss_of(program)))
-            one = jax.tree.map(lambda x: x[0], batch)
-            return grad_fn(params, one), jax.vmap(grad_fn, (None, 0))(params, batch)
+            example = jax.tree.map(lambda x: x[0], batch)
+            return grad_fn(params, example), jax.vmap(grad_fn, (None, 0))(params, batch)
 
         assert_same(run, *model_and_batch(jnp.float64))
 
-    search(check, PROGRAMS, num_programs)
+    wide_search(check, PROGRAMS, few=4, many=250)
 
 
 def assert_mean_of_gradients(loss_fn, params, batch, **options):
@@ -360,26 +290,23 @@ def assert_mean_of_gradients(loss_fn, params, batch, **options):
         return mean, jax.tree.map(lambda g: g.mean(0), grads)
 
     actual, expected = jax.jit(both, compiler_options=FAST_TO_COMPILE)(params, batch)
-    assert all(np.abs(wanted).max() > 0.01 for wanted in jax.tree.leaves(expected))
+    assert all(np.abs(leaf).max() > 0.01 for leaf in jax.tree.leaves(expected))
     assert_equal(actual, expected)
 
 
-@pytest.mark.parametrize(
-    "loss_fn",
-    [
-        lambda w, x: jnp.sum(jnp.einsum("i,i->i", w, x) ** 2),
-        lambda w, x: jnp.sum(jax.vmap(jnp.dot)(w, x)),
-        lambda w, x: lax.transpose(np.float32(2), ()) * jnp.sum(w * x),
-    ],
-    ids=["einsum", "vmapped dot", "transposed number"],
-)
-def test_ordinary_losses_have_robust_gradients(loss_fn):
+def test_ordinary_losses_have_robust_gradients():
+    def loss_fn(params, x):
+        einsum, vmapped, number = params
+        return (
+            jnp.sum(jnp.einsum("i,i->i", einsum, x) ** 2)
+            + jnp.sum(jax.vmap(jnp.dot)(vmapped, x))
+            + lax.transpose(np.float32(2), ()) * jnp.sum(number * x)
+        )
+
     w, batch = jnp.array([0.5, -1.0, 2.0]), jnp.arange(15.0).reshape(5, 3)
-    assert_mean_of_gradients(loss_fn, w, batch)
+    assert_mean_of_gradients(loss_fn, (w, w, w), batch)
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("microbatch_size", [1, None])
 @pytest.mark.parametrize(
     "program",
     [
@@ -391,7 +318,7 @@ def test_ordinary_losses_have_robust_gradients(loss_fn):
     ],
     ids=str,
 )
-def test_robust_gradients_of_programs(program, microbatch_size):
+def test_robust_gradients_of_programs(program):
     params, batch = model_and_batch(jnp.float32, num_rows=5)
 
     def loss_fn(params, example):
@@ -399,7 +326,7 @@ def test_robust_gradients_of_programs(program, microbatch_size):
         dropped = dropped_out(params, example["key"], params["vector"])
         return loss_of(program)(params, example) + rest + jnp.sum(dropped**2)
 
-    assert_mean_of_gradients(loss_fn, params, batch, microbatch_size=microbatch_size)
+    assert_mean_of_gradients(loss_fn, params, batch, microbatch_size=1)
 
 
 # How rows of a table w are read, by indices i of shape (3,).
@@ -445,8 +372,7 @@ def lookups(draw):
     return name, size, np.array(indices, info.dtype).reshape(4, 3), *dtypes
 
 
-@searched(quick=3, long=400)
-def test_rows_by_any_index(num_programs):
+def test_rows_by_any_index(wide_search):
     """Against gradients that are written out; and one record for another."""
     estimators = Clipping(0.5), Winsorization(0.5), Mean()
 
@@ -474,11 +400,11 @@ def test_rows_by_any_index(num_programs):
             return streamed, [x(grads, normalize_by=n) for x in estimators]
 
         pair = means(indices[:3], n), means(indices[[3, 1, 2]], n)
-        for found, expected in pair:
-            assert_equal(found, expected)
+        for streamed, expected in pair:
+            assert_equal(streamed, expected)
         for estimator, *both in zip(estimators, pair[0][0], pair[1][0], strict=True):
             stated, gap = estimator.sensitivity(n, w.size), np.subtract(*both)
             assert np.linalg.norm(gap) <= stated.l2
             assert np.abs(gap).max() <= stated.linf
 
-    search(check, lookups(), num_programs)
+    wide_search(check, lookups(), few=3, many=400)

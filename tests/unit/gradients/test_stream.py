@@ -12,7 +12,6 @@ from dpjax.estimators import (
     Clipping,
     Mean,
     MedianOfMeans,
-    SmoothedTruncation,
     TrimmedMean,
     Winsorization,
 )
@@ -22,8 +21,6 @@ from dpjax.transforms import privatize
 ESTIMATORS = {
     "mean": Mean(),
     "clipping": Clipping(1.0),
-    "winsorization": Winsorization(0.5),
-    "smoothed": SmoothedTruncation(1.0),
     "medians": MedianOfMeans(Winsorization(0.5), 3),
     "trimmed": TrimmedMean(0.1, -2.0, 2.0),
 }
@@ -42,8 +39,17 @@ def problem():
     return {"w": jnp.ones(4), "b": jnp.float32(0.5)}, (features, features[:, 0])
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "mean"])
+def fresh(state):
+    """Returns a state with a key of the same numbers, for the check of key reuse."""
+    return jax.tree.map(
+        lambda x: (
+            jax.random.clone(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        ),
+        state,
+    )
+
+
+@pytest.mark.parametrize("name", ["clipping", "trimmed"])
 def test_privatize_takes_a_stream(name, problem):
     # The same key draws the same noise, of the same size.
     params, _ = problem
@@ -63,17 +69,7 @@ def test_privatize_takes_a_stream(name, problem):
     chex.assert_trees_all_close(*updates, rtol=1e-4, atol=1e-5)
 
 
-def fresh(state):
-    """Returns a state with a key of the same numbers, for the check of key reuse."""
-    return jax.tree.map(
-        lambda x: (
-            jax.random.clone(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-        ),
-        state,
-    )
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ["mean", "medians", "trimmed"])
 def test_a_mask_inside_a_stream_is_the_one_beside_it(problem, name):
     # A mask that is dropped without a word would make rows of padding count.
     mask = jnp.arange(N) >= 50
@@ -113,42 +109,22 @@ def test_a_mask_inside_a_stream_is_the_one_beside_it(problem, name):
         streamed_grad(loss_fn)(params, batch, jnp.ones(N))
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 7])
-def test_values_and_aux_beside_a_stream(problem, microbatch_size):
+def test_values_and_aux_beside_a_stream(problem):
     params, batch = problem
 
     def with_aux(params, example):
         loss = loss_fn(params, example)
         return loss, {"twice": 2 * loss}
 
-    how = {"microbatch_size": microbatch_size}
     losses = jax.vmap(loss_fn, (None, 0))(params, batch)
-    stream, values = streamed_grad(loss_fn, return_values=True, **how)(params, batch)
+    stream, values = streamed_grad(loss_fn, return_values=True)(params, batch)
     np.testing.assert_allclose(values, losses, rtol=1e-5)
-    same, aux = streamed_grad(with_aux, has_aux=True, **how)(params, batch)
+    both = {"has_aux": True, "return_values": True, "microbatch_size": 7}
+    same, (values, aux) = streamed_grad(with_aux, **both)(params, batch)
+    np.testing.assert_allclose(values, losses, rtol=1e-5)
     np.testing.assert_allclose(aux["twice"], 2 * losses, rtol=1e-5)
-    _, (values, aux) = streamed_grad(with_aux, has_aux=True, return_values=True, **how)(
-        params, batch
-    )
-    np.testing.assert_allclose(aux["twice"], 2 * values, rtol=1e-5)
     mean = Winsorization(0.5)
     chex.assert_trees_all_close(mean(stream), mean(same), rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.slow
-def test_a_stream_holds_no_gradients(problem):
-    # 60 gradients of 2^16 numbers are 15 MB; the stream makes a few at a time.
-    width = 2**16
-
-    def bytes_of(grad_fn):
-        def run(w, x):
-            return Winsorization(0.5)(grad_fn(lambda w, x: jnp.sum(w * x))(w, x))
-
-        shapes = (jnp.zeros(width), jnp.zeros((N, 1)))
-        return jax.jit(run).lower(*shapes).compile().memory_analysis()
-
-    assert bytes_of(dpjax.per_sample_grad).temp_size_in_bytes > N * width * 4
-    assert bytes_of(streamed_grad).temp_size_in_bytes < N * width * 4 / 4
 
 
 MAPPED = {

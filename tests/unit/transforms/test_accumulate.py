@@ -15,7 +15,6 @@ from dpjax.estimators import (
     Clipping,
     Grouped,
     MedianOfMeans,
-    Scaled,
     Winsorization,
 )
 from dpjax.gradients import streamed_grad
@@ -35,12 +34,13 @@ ADAPTIVE = AdaptiveThreshold(
 )
 # An estimator, the options of privatize, and what follows.
 OPTIMIZERS = {
-    "clipping": (CLIPPING, {}, ()),
-    "by coordinate, adam": (Winsorization(0.5), {}, (optax.adam(0.1),)),
     "adaptive": (ADAPTIVE, {}, (optax.sgd(0.1, momentum=0.9),)),
-    "scaled": (Scaled(CLIPPING, {"w": 0.1, "b": 10.0}), {}, ()),
     "correlated": (CLIPPING, {"noise": BandedToeplitz(4, (1.0, 0.5))}, ()),
-    "noise is known": (CLIPPING, {}, (dpjax.transforms.scale_by_dp_adam(),)),
+    "noise is known": (
+        Winsorization(0.5),
+        {},
+        (dpjax.transforms.scale_by_dp_adam(), optax.scale(-0.1)),
+    ),
 }
 
 
@@ -77,19 +77,19 @@ def stepping(optimizer):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_pieces_make_the_step_of_the_whole_batch(name):
-    estimator, options, others = OPTIMIZERS[name]
+    estimator, options, following = OPTIMIZERS[name]
 
     def made(multiplier):
-        return dpjax.chain(private(estimator, multiplier, **options), *others)
+        return dpjax.chain(private(estimator, multiplier, **options), *following)
 
     optimizer = made(0.7 * (1 + slack(N, K)))  # the same noise
     in_pieces = accumulate(made(0.7), num_pieces=K)
     by_batch, by_piece = stepping(optimizer), stepping(in_pieces)
-    whole = PARAMS, optimizer.init(PARAMS)
+    at_once = PARAMS, optimizer.init(PARAMS)
     split = PARAMS, in_pieces.init(PARAMS)
     with jax.numpy_dtype_promotion("standard"):  # of optax
         for _ in range(3):
-            whole, before = by_batch(*whole, BATCH, MASK), split
+            at_once, before = by_batch(*at_once, BATCH, MASK), split
             for i, piece in enumerate(pieces()):
                 split = by_piece(*split, *piece)
                 if i < K - 1:  # nothing moves, and no key is used
@@ -97,11 +97,11 @@ def test_pieces_make_the_step_of_the_whole_batch(name):
                     chex.assert_trees_all_equal(
                         unmoved, (before[0], before[1].optimizer)
                     )
-    found = [
+    numbers = [
         [x for x in jax.tree.leaves(each) if jnp.issubdtype(x.dtype, jnp.number)]
-        for each in ((split[0], split[1].optimizer), whole)
+        for each in ((split[0], split[1].optimizer), at_once)
     ]
-    chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(*numbers, rtol=1e-4, atol=1e-5)
     assert not any(x.any() for x in jax.tree.leaves(split[1].total))
 
 
@@ -134,7 +134,7 @@ def test_schedules_count_batches():
 
 @pytest.mark.parametrize(("n", "num_pieces"), [(24, 4), (10**6, 64)])
 def test_the_noise_counts_the_rounding_of_the_sum(n, num_pieces):
-    zeros, found = jnp.zeros((6, 1000)), []
+    zeros, sizes = jnp.zeros((6, 1000)), []
     for count in (1, num_pieces):
         optimizer = private(multiplier=1.0, n=n)
         if count > 1:
@@ -142,9 +142,9 @@ def test_the_noise_counts_the_rounding_of_the_sum(n, num_pieces):
         update, state = jax.jit(optimizer.update), optimizer.init(zeros[0])
         for _ in range(count):
             noise, state = update(zeros, state)
-        found.append(np.linalg.norm(np.float64(noise)))
+        sizes.append(np.linalg.norm(np.float64(noise)))
     more = pytest.approx(slack(n, num_pieces), rel=0.02, abs=2e-7)
-    assert found[1] / found[0] - 1 == more
+    assert sizes[1] / sizes[0] - 1 == more
 
 
 def test_sums_are_rounded_once():
@@ -156,37 +156,6 @@ def test_sums_are_rounded_once():
     exact = np.float32([math.fsum(map(float, column)) for column in rows.T])
     assert (total.value(limit).plus(jnp.zeros(50)) == exact).all()
     assert (np.cumsum(rows, axis=0)[-1] != exact).any()  # as plain sums are not
-
-
-@pytest.mark.parametrize("relation", [dpjax.REPLACE_ONE, dpjax.ADD_OR_REMOVE_ONE])
-def test_a_record_moves_the_sum_by_the_sensitivity_at_most(relation):
-    n, num_pieces, estimator, found = 4096, 64, Winsorization(1.0), []
-    for value in (1e6, -1e6 if relation is dpjax.REPLACE_ONE else 0.0):
-        rows = np.where(np.arange(n) % 3 == 0, 0.7, -0.4)[:, None] * np.ones((1, 5))
-        rows[n // 2] = value
-        optimizer = accumulate(private(estimator, 0.0, n), num_pieces=num_pieces)
-        update, state = jax.jit(optimizer.update), optimizer.init(jnp.zeros(5))
-        for piece in np.split(np.float32(rows), num_pieces):
-            mean, state = update(piece, state)
-        found.append(np.float64(mean))
-    moved = np.abs(found[0] - found[1]).max()
-    bound = estimator.sensitivity(n, 5, relation).linf * (1 + slack(n, num_pieces))
-    assert 0.99 * bound < moved <= bound
-
-
-@pytest.mark.devices(4)
-def test_pieces_over_devices():
-    mesh = jax.make_mesh((2,), ("records",), devices=jax.devices()[:2])
-    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("records"))
-    found = []
-    for place in (lambda x: x, lambda x: jax.device_put(x, rows)):
-        optimizer = accumulate(private(), num_pieces=K)
-        state = optimizer.init(PARAMS)
-        for piece, mask in map(place, pieces()):
-            stream = streamed_grad(loss_fn)(PARAMS, piece, mask)
-            updates, state = optimizer.update(stream, state, PARAMS)
-        found.append(updates)
-    chex.assert_trees_all_close(*found, rtol=1e-5)
 
 
 def updated(optimizer, num_rows=6):
@@ -231,7 +200,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("said", BAD)
-def test_bad_arguments_are_named(said):
-    with pytest.raises(ValueError, match=said):
-        BAD[said]()
+@pytest.mark.parametrize("message", BAD)
+def test_bad_arguments_are_named(message):
+    with pytest.raises(ValueError, match=message):
+        BAD[message]()

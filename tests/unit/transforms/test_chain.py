@@ -55,13 +55,9 @@ BAD = {
 def test_what_is_not_private_first_is_refused(name):
     with pytest.raises(ValueError, match=r"transforms\[0\] must be privatize, dp_sgd"):
         dpjax.chain(*BAD[name]())
-
-
-def test_bad_parts_are_named():
-    with pytest.raises(ValueError, match=r"transforms\[1\] must be post-processing"):
-        dpjax.chain(private(), private(1))
-    with pytest.raises(ValueError, match=r"transforms\[1\] must be an optax transfor"):
-        dpjax.chain(private(), Clipping(1.0))
+    for part, message in ((private(1), "post-processing"), (Clipping(1.0), "an optax")):
+        with pytest.raises(ValueError, match=rf"transforms\[1\] must be {message}"):
+            dpjax.chain(private(), part)
 
 
 def test_chains_nest():
@@ -79,19 +75,18 @@ def test_chains_nest():
     np.testing.assert_allclose(*results, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: optax.sgd(0.1, momentum=0.9),
         lambda: optax.adamw(1e-2),
         lambda: optax.contrib.schedule_free(
             optax.chain(scale_by_dp_adam(b1=0.0), optax.scale(-0.1)), 0.1
         ),
     ],
-    ids=["momentum", "adam", "schedule-free"],
+    ids=["adam", "schedule-free"],
 )
-def test_half_precision_in_a_scan(make, dtype):
+def test_half_precision_in_a_scan(make):
+    dtype = jnp.bfloat16
     params = {"w": jnp.ones((3,), dtype), "b": jnp.zeros((), jnp.float32)}
     optimizer = dpjax.chain(private(), make())
 
@@ -106,39 +101,10 @@ def test_half_precision_in_a_scan(make, dtype):
     with jax.numpy_dtype_promotion("standard"):
         start = params, optimizer.init(params)
         rows = jnp.ones((5, 4, 3), dtype)
-        (found, state), updates = jax.jit(lambda x: jax.lax.scan(step, start, x))(rows)
-    assert found["w"].dtype == dtype
-    assert (found["w"] != params["w"]).all()
+        run = jax.jit(lambda x: jax.lax.scan(step, start, x))
+        (trained, state), updates = run(rows)
+    assert trained["w"].dtype == dtype
+    assert (trained["w"] != params["w"]).all()
     floats = [x for x in jax.tree.leaves(state[1]) if jnp.issubdtype(x.dtype, float)]
-    found = {x.dtype for x in [*floats, *jax.tree.leaves(updates)]}
-    assert found == {np.dtype("float32")}
-
-
-def test_schedule_free_averages_as_it_steps():
-    # Without noise, of a quadratic: the formulas of Defazio et al. (2024).
-    rate, b1 = 0.3, 0.9
-    optimizer = dpjax.chain(
-        privatize(Clipping(9.0), noise_multiplier=0.0, key=jax.random.key(0)),
-        optax.contrib.schedule_free(optax.sgd(rate), rate, b1=b1),
-    )
-
-    @jax.jit
-    def run(params):
-        def step(carry, _):
-            params, state = carry
-            grads = jnp.tile(params, (4, 1))
-            updates, state = optimizer.update(grads, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        start = params, optimizer.init(params)
-        params, state = jax.lax.scan(step, start, length=6)[0]
-        return optax.contrib.schedule_free_eval_params(state[1], params)
-
-    start = np.array([2.0, -1.0])
-    x = y = z = start
-    for t in range(1, 7):
-        z = z - rate * y
-        x = (1 - 1 / t) * x + z / t
-        y = b1 * x + (1 - b1) * z
-    with jax.numpy_dtype_promotion("standard"):
-        np.testing.assert_allclose(run(jnp.float32(start)), x, rtol=1e-5)
+    for x in [*floats, *jax.tree.leaves(updates)]:
+        assert x.dtype == jnp.float32

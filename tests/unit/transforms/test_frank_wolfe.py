@@ -1,7 +1,5 @@
 """Frank-Wolfe steps: their path, their range in floats, their privacy at its worst."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +8,9 @@ import pytest
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import REPLACE_ONE
-from dpjax.accounting._shared import total_selection_epsilon
 from dpjax.constraints import Box, L1Ball, Polytope, Simplex
 from dpjax.estimators import Clipping, Winsorization
 from dpjax.transforms import aggregate, frank_wolfe
-from tests.unit.refusals import refused
 
 SETS = {
     "l1_ball": L1Ball(2.0),
@@ -33,7 +29,6 @@ def transform(constraint=SETS["l1_ball"], **changes):
     )
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SETS)
 def test_great_epsilon_goes_to_the_best_vertex(name):
     constraint = SETS[name]
@@ -51,9 +46,9 @@ def test_the_papers_rate_and_a_schedule():
         step = transform(Simplex(1.0), learning_rate=rate, epsilon=1e6)
         params = jnp.array([0.0, 1.0])
         state = step.init(params)
-        for wanted in expected[name]:
+        for fraction in expected[name]:
             update, state = step.update(jnp.array([-1.0, 1.0]), state, params)
-            np.testing.assert_allclose(update[0], wanted * (1 - params[0]), rtol=1e-6)
+            np.testing.assert_allclose(update[0], fraction * (1 - params[0]), rtol=1e-6)
             params = optax.apply_updates(params, update)
 
 
@@ -85,9 +80,10 @@ def test_a_pytree_and_a_chain():
     assert update["b"] == 0
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("num_samples", [10, 10**5, 10**7])
+@pytest.mark.parametrize(
+    ("name", "num_samples"),
+    [("l1_ball", 10**5), ("simplex", 10**7), ("polytope", 10), ("polytope", 10**7)],
+)
 def test_range_of_the_computed_scores(name, num_samples):
     # Gradients near their limit, where products are rounded most, one record replaced.
     constraint, limit = SETS[name], 0.7
@@ -111,57 +107,12 @@ def test_range_of_the_computed_scores(name, num_samples):
         assert stated < 1.001 * exact
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mechanism", ["exponential", "permute_and_flip"])
-@pytest.mark.parametrize("epsilon", [0.5, 2.0])
-def test_two_candidates_attain_epsilon_and_never_pass_it(mechanism, epsilon):
-    """Two vertices; one record decides which of them is ahead.
-
-    The law of the choice has two points, so that the largest log ratio is attained at
-    one of them. 2^18 draws each; the bounds hold with probability 1 - 1e-6.
-    """
-    estimator, num_samples, num_draws = Winsorization(1.0), 8, 2**18
-    step = aggregate(estimator)
-    rows = np.zeros((num_samples, 2), np.float32)
-    counts = []
-    # Permute-and-flip is at its worst where the scores tie, the other about a tie.
-    tie = 1.0 if mechanism == "permute_and_flip" else 0.0
-    for sign in (1.0, -1.0):
-        data = rows.copy()
-        data[0], data[1] = (sign, -sign), (tie, -tie)
-        mean = step.update(jnp.asarray(data), step.init(None))[0]
-
-        def choose(key, mean=mean):
-            one = frank_wolfe(
-                Simplex(1.0),
-                epsilon=epsilon,
-                sensitivity=estimator.sensitivity(num_samples, 2).linf,
-                limit=1.0,
-                key=key,
-                learning_rate=1.0,
-                mechanism=mechanism,
-            )
-            params = jnp.zeros(2)
-            return one.update(mean, one.init(params), params)[0][0] > 0.5
-
-        keys = jax.random.split(jax.random.key(7), num_draws)
-        counts.append(int(jax.jit(jax.vmap(choose))(keys).sum()))
-    p, q = (np.array([c, num_draws - c]) / num_draws for c in counts)
-    log_ratio = np.abs(np.log(p / q)).max()
-    deviation = math.sqrt((1 / np.concatenate([p, q])).max() * 2 / num_draws)
-    assert log_ratio <= epsilon + 5 * deviation
-    assert log_ratio >= (0.97 if mechanism == "permute_and_flip" else 0.45) * epsilon
-
-
 @pytest.mark.parametrize("mechanism", ["exponential", "permute_and_flip"])
 def test_the_price_is_that_of_the_mechanism(mechanism):
     # Fifty answers of randomised response are what permute-and-flip can be: 2.709 by
     # their exact delta, where the exponential mechanism's price would be 1.478.
     step = transform(epsilon=0.1, mechanism=mechanism)
     total = step.total_epsilon(1e-5, num_updates=50)
-    assert total == total_selection_epsilon(
-        0.1, 1e-5, num_selections=50, mechanism=mechanism
-    )
     accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
     accountant.compose(step.dp_event(num_updates=50))
     assert total <= accountant.get_epsilon(1e-5)
@@ -187,19 +138,9 @@ def test_updates_beyond_the_limit_are_clipped():
         np.testing.assert_array_equal(update(huge), update(1.0))
 
 
-test_bad_arguments_are_named = refused(
-    lambda changes: transform(**changes),
-    ({"constraint": Box(-1.0, 1.0)}, "constraint must be a set with vertices"),
-    ({"epsilon": 0.0}, "epsilon must be positive"),
-    ({"sensitivity": -1.0}, "sensitivity must be positive"),
-    ({"limit": math.inf}, "limit must be positive"),
-    ({"key": 3}, "key must be a single typed JAX key"),
-    ({"learning_rate": 1.5}, "learning_rate must be between 0 and 1"),
-    ({"mechanism": "laplace"}, "mechanism must be exponential or permute_and_flip"),
-)
-
-
-def test_update_needs_params():
+def test_what_is_bad_there_alone():
+    with pytest.raises(ValueError, match="constraint must be a set with vertices"):
+        transform(Box(-1.0, 1.0))
     step = transform()
     with pytest.raises(ValueError, match="params must be given to update"):
         step.update(jnp.zeros(3), step.init(jnp.zeros(3)))

@@ -106,13 +106,6 @@ def test_projection_keeps_the_ball(key):
         np.testing.assert_allclose(params["a"], BALL(moved)["a"], atol=1e-5)
 
 
-def test_projection_leaves_the_inside_alone():
-    optimizer = optax.chain(optax.sgd(0.1), project(BALL))
-    params = jnp.array([0.1, 0.2])
-    updates, _ = optimizer.update(jnp.ones(2), optimizer.init(params), params)
-    np.testing.assert_allclose(updates, [-0.1, -0.1], rtol=1e-6)
-
-
 def test_params_are_needed():
     for transform in (project(BALL), average_iterates()):
         state = transform.init(jnp.zeros(2))

@@ -19,7 +19,6 @@ def transform(noise="gumbel", sparsity=2, **changes):
     return peel(sparsity, noise=noise, **(options | changes))
 
 
-@pytest.mark.quick(1)
 @each
 def test_the_largest_entries_stay(noise):
     step = transform(noise, sensitivity=1e-6, limit=1.0)
@@ -32,7 +31,6 @@ def test_the_largest_entries_stay(noise):
     assert moved["b"] == 0
 
 
-@pytest.mark.quick(1)
 @each
 def test_noise_of_released_entries(noise):
     # Two-sided test with false alarm 1e-6 at the right scale; it rejects 2/3 and 3/2.
@@ -58,7 +56,6 @@ def test_noise_of_released_entries(noise):
         assert (pvalue > 1e-6) == is_right
 
 
-@pytest.mark.quick(1)
 @each
 def test_rounding_of_a_large_start_is_paid_for(noise):
     # params + update has spacing 2^-4 here, far above the sensitivity of the update.
@@ -87,21 +84,9 @@ def test_half_precision_is_summed_in_float32():
     assert update[1] == 0
 
 
-@pytest.mark.quick(1)
-@each
-def test_states_draw_fresh_noise(noise):
-    step = transform(noise, sparsity=3)
-    params = jnp.array([1.0, 2.0, 3.0])
-    state = step.init(params)
-    first, state = step.update(jnp.zeros(3), state, params)
-    second, _ = step.update(jnp.zeros(3), state, params)
-    assert (first != second).all()
-
-
-@each
-def test_params_are_needed_and_large_enough(noise):
+def test_params_are_needed_and_large_enough():
     with pytest.raises(ValueError, match="sparsity must be at most the 1 entries"):
-        transform(noise).init(jnp.zeros(1))
-    step = transform(noise)
+        transform().init(jnp.zeros(1))
+    step = transform()
     with pytest.raises(ValueError, match="params must be given to update"):
         step.update(jnp.zeros(3), step.init(jnp.zeros(3)))

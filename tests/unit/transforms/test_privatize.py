@@ -26,10 +26,9 @@ from dpjax.gradients import streamed_grad
 from dpjax.transforms import aggregate, dp_sgd, privatize
 
 FALSE_ALARM = 1e-6
-RELATIONS = [REPLACE_ONE, ADD_OR_REMOVE_ONE]
+WINSORIZATION = Winsorization(1.0)
 ESTIMATORS = {
     "clipping": Clipping(2.0),
-    "truncation": Truncation(0.5),
     "winsorization": Winsorization(3.0),
     "smoothed": SmoothedTruncation(1.5),
     "medians": MedianOfMeans(Truncation(0.5), 3),
@@ -48,12 +47,14 @@ def stddev_bounds(num_draws):
     return math.sqrt(low / num_draws), math.sqrt(high / num_draws)
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "relation", "normalize_by"),
-    [(name, REPLACE_ONE, None) for name in ESTIMATORS]
-    + [(name, ADD_OR_REMOVE_ONE, 12) for name in ESTIMATORS]
-    + [("smoothed", REPLACE_ONE, 5.0), ("clipping", ADD_OR_REMOVE_ONE, 40.0)],
+    [
+        ("clipping", REPLACE_ONE, None),
+        ("medians", REPLACE_ONE, None),
+        ("smoothed", REPLACE_ONE, 5.0),
+        ("winsorization", ADD_OR_REMOVE_ONE, 40.0),
+    ],
 )
 def test_noise_is_the_multiplier_times_the_sensitivity(
     name, relation, normalize_by, key
@@ -81,98 +82,64 @@ def test_noise_is_the_multiplier_times_the_sensitivity(
     assert distance < math.sqrt(math.log(2 / FALSE_ALARM) / (2 * noise.size))
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("normalize_by", [None, 16.0, 40.0])
+def private(estimator=WINSORIZATION, multiplier=1.0, key=None, **options):
+    key = jax.random.key(0) if key is None else key
+    return privatize(estimator, noise_multiplier=multiplier, key=key, **options)
+
+
+@pytest.mark.parametrize("normalize_by", [None, 40.0])
 def test_the_mask_does_not_change_the_divisor(normalize_by, key):
-    grads = jax.random.normal(key, (16, 3))
-    mask = jnp.arange(16) >= 5
-    estimator = Winsorization(1.0)
-
-    def make(multiplier):
-        return privatize(
-            estimator,
-            noise_multiplier=multiplier,
-            key=jax.random.key(0),
-            normalize_by=normalize_by,
-        )
-
-    divisor = normalize_by or 16
-    total = jnp.clip(grads[:5], -1, 1).sum(axis=0)
-    masked = updated(make(0.0), grads, is_padding_example=mask)
-    np.testing.assert_allclose(masked, total / divisor, rtol=1e-6)
-    plain = updated(aggregate(estimator, normalize_by=normalize_by), grads)
-    np.testing.assert_allclose(
-        plain, jnp.clip(grads, -1, 1).sum(axis=0) / divisor, rtol=1e-6
-    )
+    grads, divisor = jax.random.normal(key, (16, 3)), normalize_by or 16
+    mask, options = jnp.arange(16) >= 5, {"normalize_by": normalize_by}
+    clipped = jnp.clip(grads, -1, 1)
+    masked = updated(private(multiplier=0.0, **options), grads, is_padding_example=mask)
+    np.testing.assert_allclose(masked, clipped[:5].sum(axis=0) / divisor, rtol=1e-6)
+    plain = updated(aggregate(WINSORIZATION, **options), grads)
+    np.testing.assert_allclose(plain, clipped.sum(axis=0) / divisor, rtol=1e-6)
     # The noise does not depend on the mask either, were it even all padding.
-    all_padding = jnp.ones(16, bool)
-    noise = updated(make(1.0), grads, is_padding_example=all_padding)
-    with_rows = updated(make(1.0), grads, is_padding_example=mask)
+    noise, with_rows = (
+        updated(private(**options), grads, is_padding_example=x)
+        for x in (jnp.ones(16, bool), mask)
+    )
     np.testing.assert_allclose(with_rows - masked, noise, rtol=1e-4, atol=1e-5)
-    sensitivity = estimator.sensitivity(divisor, 3).l2
-    assert 0 < jnp.abs(noise).max() < 6 * sensitivity
+    assert 0 < jnp.abs(noise).max() < 6 * WINSORIZATION.sensitivity(divisor, 3).l2
 
 
-def test_a_mask_is_of_a_batch_that_was_sampled(key):
+def test_a_mask_is_of_a_batch_that_was_sampled():
     # Its noise is that of the same divisor given by hand, not that of all records.
-    grads, mask = jnp.zeros((16, 3)), jnp.arange(16) >= 5
-    estimator, noise = Winsorization(1.0), []
-    for normalize_by in (None, 16.0):
-        transform = privatize(
-            estimator,
-            noise_multiplier=1.0,
-            key=jax.random.clone(key),
-            normalize_by=normalize_by,
-        )
-        noise.append(updated(transform, grads, is_padding_example=mask))
+    grads, mask = jnp.zeros((16, 3)), {"is_padding_example": jnp.arange(16) >= 5}
+    noise = [updated(private(normalize_by=n), grads, **mask) for n in (None, 16.0)]
     np.testing.assert_array_equal(*noise)
-    sampled = estimator.sampled_sensitivity(16, 3, rounded=False)
-    full = estimator.sensitivity(16, 3, rounded=False)
+    sampled = WINSORIZATION.sampled_sensitivity(16, 3, rounded=False)
+    full = WINSORIZATION.sensitivity(16, 3, rounded=False)
     assert sampled.l2 > 1.0001 * full.l2
-    transform = privatize(estimator, noise_multiplier=1.0, key=jax.random.clone(key))
-    plain = updated(transform, grads)
-    np.testing.assert_allclose(noise[0] / plain, sampled.l2 / full.l2, rtol=1e-5)
+    ratio = noise[0] / updated(private(), grads)
+    np.testing.assert_allclose(ratio, sampled.l2 / full.l2, rtol=1e-5)
 
 
-def test_reuse_of_a_state_is_caught(key):
-    transform = privatize(Truncation(1.0), noise_multiplier=1.0, key=key)
-    grads = jnp.zeros((4, 2))
-    state = transform.init(grads[0])
-    transform.update(grads, state)
-    with pytest.raises(jax.errors.KeyReuseError):
-        transform.update(grads, state)
-
-
-def test_a_second_run_of_one_optimizer_is_caught(key):
+def test_a_state_or_an_optimizer_used_twice_is_caught():
     # Documented pitfall: both runs would add the same noise.
-    optimizer = dp_sgd(0.1, Truncation(1.0), noise_multiplier=1.0, key=key)
-    grads = jnp.zeros((4, 2))
+    optimizer, grads = EACH_FIRST["privatize"](jax.random.key(0)), jnp.zeros((4, 2))
+    state = optimizer.init(grads[0])
+    optimizer.update(grads, state)
+    with pytest.raises(jax.errors.KeyReuseError):
+        optimizer.update(grads, state)
+    optimizer = EACH_FIRST["dp_sgd"](jax.random.key(1))
     updated(optimizer, grads)
     with pytest.raises(jax.errors.KeyReuseError):
         updated(optimizer, grads)
 
 
-def test_masked_goes_after():
-    optimizer = optax.chain(
-        privatize(Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0)),
-        optax.masked(optax.set_to_zero(), {"w": False, "frozen": True}),
-    )
-    grads = {"w": jnp.ones((6, 2)), "frozen": jnp.full((6, 3), 7.0)}
-    result = updated(optimizer, grads)
-    assert result["w"].shape == (2,)
-    np.testing.assert_array_equal(result["frozen"], jnp.zeros(3))
-
-
 @pytest.mark.parametrize("is_whole", [True, False], ids=["the chain", "its first"])
 def test_injected_hyperparameters(is_whole, key):
-    def private(noise_multiplier):
-        return privatize(Truncation(1.0), noise_multiplier=noise_multiplier, key=key)
+    def inner(noise_multiplier):
+        return private(Truncation(1.0), noise_multiplier, key)
 
     def whole(noise_multiplier):
-        return dpjax.chain(private(noise_multiplier), optax.scale(1.0))
+        return dpjax.chain(inner(noise_multiplier), optax.scale(1.0))
 
     schedule = optax.piecewise_constant_schedule(2.0, {1: 0.0})  # 2, then nothing
-    first = optax.inject_hyperparams(private)(noise_multiplier=schedule)
+    first = optax.inject_hyperparams(inner)(noise_multiplier=schedule)
     with pytest.raises(ValueError, match=r"transforms\[0\] .* around the whole chain"):
         dpjax.chain(first, optax.scale(1.0))
     wrapped = optax.inject_hyperparams(whole)(noise_multiplier=schedule)
@@ -193,32 +160,31 @@ def test_injected_hyperparameters(is_whole, key):
     np.testing.assert_allclose(mean, 0.5, rtol=1e-6)
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("rate", [0.3, optax.constant_schedule(0.3)], ids=["", "all"])
 def test_dp_sgd_is_the_chain(rate):
     estimator = Truncation(1.0)
     grads = jnp.asarray(np.random.default_rng(0).standard_t(2, (10, 4)), jnp.float32)
     settings = {"noise_multiplier": 0.5, "normalize_by": 12.0}
-    ours = dp_sgd(rate, estimator, key=jax.random.key(7), **settings)
-    hand_made = optax.chain(
-        privatize(estimator, key=jax.random.key(7), **settings), optax.sgd(rate)
-    )
-    mask = jnp.arange(10) == 3
-    np.testing.assert_array_equal(
-        updated(ours, grads, is_padding_example=mask),
-        updated(hand_made, grads, is_padding_example=mask),
-    )
+    results = [
+        updated(optimizer, grads, is_padding_example=jnp.arange(10) == 3)
+        for optimizer in (
+            dp_sgd(rate, estimator, key=jax.random.key(7), **settings),
+            optax.chain(
+                privatize(estimator, key=jax.random.key(7), **settings), optax.sgd(rate)
+            ),
+        )
+    ]
+    np.testing.assert_array_equal(*results)
 
 
 def without_noise(make):
     return lambda key, noise_multiplier, **options: make(Clipping(1.0), **options)
 
 
-SCALED = Scaled(Clipping(1.0), 2.0)
 ADAPTIVE = AdaptiveThreshold(Clipping(1.0), lower=0.1, upper=9.0)
 DIVIDING = {
     "privatize": functools.partial(privatize, Clipping(1.0)),
-    "of scaled": functools.partial(privatize, SCALED),
+    "of scaled": functools.partial(privatize, Scaled(Clipping(1.0), 2.0)),
     "of adaptive": functools.partial(privatize, ADAPTIVE),
     "dp_sgd": functools.partial(dp_sgd, 0.1, Clipping(1.0)),
     "aggregate": without_noise(aggregate),
@@ -250,47 +216,35 @@ def test_one_record_more_moves_a_mean_by_its_sensitivity(key):
     grads(user_ids=jnp.arange(4), num_users=4)  # a public number, which divides
 
 
-def test_bad_updates(key):
-    transform = privatize(Truncation(1.0), noise_multiplier=1.0, key=key)
+def test_bad_updates():
+    transform, rows = private(), jnp.zeros((3, 2))
     state = transform.init(None)
     with pytest.raises(ValueError, match="share one leading sample axis"):
-        transform.update({"a": jnp.zeros((3, 2)), "b": jnp.zeros((4,))}, state)
-    with pytest.raises(ValueError, match="is_padding_example must be a boolean"):
-        transform.update(jnp.zeros((3, 2)), state, is_padding_example=jnp.zeros(3))
-    mask = jnp.zeros(4, bool)
-    with pytest.raises(ValueError, match="is_padding_example"):
-        transform.update(jnp.zeros((3, 2)), state, is_padding_example=mask)
+        transform.update({"a": rows, "b": jnp.zeros((4,))}, state)
+    for mask in (jnp.zeros(3), jnp.zeros(4, bool)):
+        with pytest.raises(ValueError, match="is_padding_example must be a boolean"):
+            transform.update(rows, state, is_padding_example=mask)
 
 
 EACH_FIRST = {
     "aggregate": lambda key: aggregate(Truncation(1.0)),
-    "privatize": lambda key: privatize(Truncation(1.0), noise_multiplier=1.0, key=key),
+    "privatize": lambda key: private(Truncation(1.0), key=key),
     "dp_sgd": lambda key: dp_sgd(0.1, Truncation(1.0), noise_multiplier=1.0, key=key),
-    "privatize_trimmed_mean": lambda key: privatize(
-        TrimmedMean(0.25, -1.0, 1.0), noise_multiplier=1.0, key=key
-    ),
+    "trimmed mean": lambda key: private(TrimmedMean(0.25, -1.0, 1.0), key=key),
 }
 each_first = pytest.mark.parametrize("name", EACH_FIRST)
 
 
-@pytest.mark.quick(2)
 @each_first
-@pytest.mark.parametrize("wrapped", [lambda x: x, jax.jit])
-def test_gradients_without_a_sample_axis_are_refused(name, wrapped, key):
+def test_gradients_have_a_sample_axis(name, key):
     transform = EACH_FIRST[name](key)
     params = {"a": jnp.zeros((8, 2)), "b": jnp.zeros(8)}  # all share an axis
     state = transform.init(params)
     with pytest.raises(ValueError, match="updates must be per-sample gradients"):
-        wrapped(transform.update)(params, state, params)
-
-
-@pytest.mark.quick(1)
-@each_first
-def test_gradients_with_a_sample_axis_are_taken(name, key):
+        transform.update(params, state, params)
     params = {"a": jnp.zeros((8, 2)), "b": jnp.zeros(()), "c": None}
     grads = {"a": jnp.ones((8, 8, 2)), "b": jnp.ones(8), "c": None}
-    transform = EACH_FIRST[name](key)
-    update, _ = transform.update(grads, transform.init(params), params)
+    update = jax.eval_shape(transform.update, grads, transform.init(params), params)[0]
     assert update["a"].shape == (8, 2)
     assert update["b"].shape == ()
 
@@ -305,32 +259,32 @@ WRAPPERS = {
 
 @each_first
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("is_deep", [False, True])
-def test_wrappers_that_break_it_are_refused(name, wrapper, is_deep, key):
+def test_wrappers_that_break_it_are_refused(name, wrapper, key):
     inner = EACH_FIRST[name](key)
-    if is_deep:
-        inner = optax.chain(inner, optax.sgd(0.1))
-    optimizer = WRAPPERS[wrapper](inner)
     params = {"w": jnp.zeros(2), "other": jnp.zeros(3)}
     grads = {"w": jnp.ones((6, 2)), "other": jnp.full((6, 3), 7.0)}
     message = f"optax.{wrapper} must not stand around privatize"
-    with pytest.raises(ValueError, match=message):
-        optimizer.init(params)
-    if wrapper == "MultiSteps":
-        return  # its state begins with that of the first init
-    state = inner.init(params)  # even so
-    if wrapper == "masked":
-        state = optax.MaskedState(state)
-    else:
-        state = optax.ApplyIfFiniteState(
-            jnp.int32(0), jnp.array(True), jnp.int32(0), state
-        )
-    with pytest.raises(ValueError, match=message):
-        jax.jit(optimizer.update)(grads, state, params)
+    for of_it in (inner, optax.chain(inner, optax.sgd(0.1))):
+        optimizer = WRAPPERS[wrapper](of_it)
+        with pytest.raises(ValueError, match=message):
+            optimizer.init(params)
+        if wrapper == "MultiSteps":
+            continue  # its state begins with that of the first init
+        state = of_it.init(params)  # even so
+        if wrapper == "masked":
+            state = optax.MaskedState(state)
+        else:
+            zero = jnp.int32(0)
+            state = optax.ApplyIfFiniteState(zero, jnp.array(True), zero, state)
+        with pytest.raises(ValueError, match=message):
+            jax.jit(optimizer.update)(grads, state, params)
 
 
 def test_wrappers_go_after_it(key):
-    optimizer = optax.chain(
-        EACH_FIRST["privatize"](key), optax.apply_if_finite(optax.sgd(0.1), 5)
-    )
-    assert updated(optimizer, jnp.ones((6, 2))).shape == (2,)
+    mean = EACH_FIRST["privatize"](key)
+    grads = {"w": jnp.ones((6, 2)), "frozen": jnp.full((6, 3), 7.0)}
+    frozen = optax.masked(optax.set_to_zero(), {"w": False, "frozen": True})
+    optimizer = optax.chain(mean, frozen, optax.apply_if_finite(optax.sgd(0.1), 5))
+    result = updated(optimizer, grads)
+    assert result["w"].shape == (2,)
+    np.testing.assert_array_equal(result["frozen"], jnp.zeros(3))

@@ -6,11 +6,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 import scipy.stats
 
-from dpjax import ADD_OR_REMOVE_ONE, per_sample_grad
+from dpjax import ADD_OR_REMOVE_ONE
 from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
 from dpjax.estimators import TrimmedMean
 from dpjax.transforms import privatize
@@ -84,19 +83,13 @@ def test_a_large_budget_gives_the_trimmed_mean():
     np.testing.assert_allclose(updated(transform, grads), expected, atol=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", [0.1, 1.0, 1e4])
-def test_the_guess_of_the_spread_changes_the_split_alone(spread, key):
+def test_the_guess_of_the_spread_changes_the_split_alone(key):
     grads = jax.random.normal(key, (200, 4))
-    estimator = dataclasses.replace(ESTIMATOR, relative_spread=spread)
+    estimator = dataclasses.replace(ESTIMATOR, relative_spread=1e4)
     transform = privatized(estimator, rho=1e6, key=jax.random.key(0))
     noise = calibrate_smooth_noise(
-        1e6 / 4, num_samples=200, trim_count=20, relative_spread=spread
+        1e6 / 4, num_samples=200, trim_count=20, relative_spread=1e4
     )
-    spent = smooth_noise_rho(
-        noise.multiplier, smoothness=noise.smoothness, sigma=noise.sigma
-    )
-    assert spent <= 1e6 / 4
     mean, sensitivity = jax.jit(
         lambda x: ESTIMATOR.with_smooth_sensitivity(x, noise.smoothness)
     )(grads)
@@ -119,49 +112,6 @@ def test_one_outlier_moves_the_noise_by_little():
     noise = calibrate_smooth_noise(5.0 / 50, num_samples=100, trim_count=10)
     ratio = np.abs(np.log(np.asarray(noise_of(grads) / noise_of(other))))
     assert ratio.max() <= noise.smoothness + 1e-3
-
-
-def test_jit_vmap_and_traced_bounds():
-    grads = jax.random.normal(jax.random.key(3), (30, 4))
-
-    def run(seed, lower, upper):
-        transform = privatized(
-            TrimmedMean(0.1, lower, upper), rho=1.0, key=jax.random.key(seed)
-        )
-        return updated(transform, grads)
-
-    single = np.stack([run(seed, -1.0, 1.0) for seed in range(3)])
-    mapped = jax.jit(jax.vmap(run, (0, None, None)))(jnp.arange(3), -1.0, 1.0)
-    np.testing.assert_allclose(single, mapped, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_heavy_tailed_regression():
-    # The whole way: per-sample gradients, private means, an optax chain.
-    keys = jax.random.split(jax.random.key(5), 2)
-    features = jax.random.normal(keys[0], (20_000, 2))
-    truth = jnp.array([1.0, -2.0])
-    targets = features @ truth + jax.random.t(keys[1], 2.1, (20_000,))
-
-    def loss_fn(w, example):
-        x, y = example
-        return 0.5 * (x @ w - y) ** 2
-
-    optimizer = optax.chain(
-        privatized(TrimmedMean(0.02, -5.0, 5.0), rho=0.05, key=jax.random.key(6)),
-        optax.sgd(0.5),
-    )
-
-    def step(carry, _):
-        params, state = carry
-        grads = per_sample_grad(loss_fn)(params, (features, targets))
-        updates, state = optimizer.update(grads, state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    params = jnp.zeros(2)
-    start = (params, optimizer.init(params))
-    (params, _), _ = jax.lax.scan(step, start, length=10)
-    np.testing.assert_allclose(params, truth, atol=0.2)
 
 
 def test_bad_updates(key):

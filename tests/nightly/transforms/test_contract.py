@@ -1,0 +1,64 @@
+"""What every transform owes, with every optimizer, dtype, platform and wild value."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests import registry
+from tests.unit.transforms import test_contract as short
+from tests.unit.transforms.test_contract import (
+    STATES,
+    TRANSFORMS,
+    chained,
+    jitted,
+    make_params,
+    make_updates,
+    run,
+)
+
+each = pytest.mark.parametrize("name", TRANSFORMS)
+standard_promotion = short.standard_promotion
+
+
+@each
+@pytest.mark.parametrize("optimizer", ["sgd", "schedule"])
+def test_chains_and_traces_once(name, optimizer):
+    update = jitted(name, optimizer)
+    params, _ = run(chained(name, optimizer), name, 5, update)
+    assert update._cache_size() == 1
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, make_params())
+    chex.assert_tree_all_finite(params)
+
+
+@each
+def test_jit_equals_eager(name):
+    optimizer = chained(name, "sgd")
+    eager, _ = run(optimizer, name, 2, optimizer.update)
+    compiled, _ = run(chained(name, "sgd"), name, 2, jitted(name, "sgd"))
+    chex.assert_trees_all_close(compiled, eager, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [x for x in TRANSFORMS if x not in STATES])
+def test_scans_mapped_over_runs_equal_loops(name):
+    short.test_scans_mapped_over_runs_equal_loops(name)
+
+
+@each
+def test_state_survives_orbax(name, tmp_path):
+    short.test_state_survives_orbax(name, tmp_path)
+
+
+@each
+def test_exports_for_every_platform(name):
+    platforms, params = ("cpu", "cuda", "tpu"), make_params()
+    exported = jax.export.export(jitted(name), platforms=platforms)(
+        make_updates(name, 0), chained(name).init(params), params
+    )
+    assert exported.platforms == platforms
+
+
+@pytest.mark.parametrize("name", registry.OF_SAMPLES)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_and_wild_gradients_give_finite_float32(name, dtype):
+    short.assert_finite_float32(name, dtype)
