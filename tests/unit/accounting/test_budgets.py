@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dpjax import accounting
-from dpjax._types import ADD_OR_REMOVE_ONE
+from dpjax import ADD_OR_REMOVE_ONE, accounting
 from dpjax.accounting._selection import total_selection_epsilon
 from dpjax.batching import BallsInBins, CyclicPoisson, Disjoint, Full
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
