@@ -125,7 +125,6 @@ def test_a_colluder_more_than_is_admitted_finds_less_noise():
     assert ratio == pytest.approx(np.sqrt(2 / 3), abs=error)
 
 
-@pytest.mark.audit
 @pytest.mark.parametrize("num_parties", [2, 3, 4, 6])
 def test_every_admitted_number_of_colluders_and_dropouts(num_parties):
     for num_colluders in range(num_parties):
@@ -191,14 +190,9 @@ def linear(params, row):
     return jnp.sum(params * row)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    ("num_cases", "least"), [(3, 0), pytest.param(60, 0.5, marks=pytest.mark.audit)]
-)
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name, num_cases, least):
-    worst = farthest_move(ESTIMATORS[name], np.random.default_rng(2), num_cases)
-    assert least < worst <= 1
+def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name):
+    assert 0.5 < farthest_move(ESTIMATORS[name], np.random.default_rng(2), 60) <= 1
 
 
 def test_one_party_of_nan_and_infinities_harms_no_other():
@@ -264,15 +258,7 @@ def source_of(run, party):
     return np.random.default_rng([run, party]).bytes
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    ("num_colluders", "num_runs"),
-    [
-        (2, 12),
-        pytest.param(0, 80, marks=pytest.mark.audit),
-        pytest.param(1, 80, marks=pytest.mark.audit),
-    ],
-)
+@pytest.mark.parametrize(("num_colluders", "num_runs"), [(2, 12), (0, 80), (1, 80)])
 def test_shares_of_a_perturbed_objective_leave_what_is_stated(num_colluders, num_runs):
     left = residual_of_objective(3, num_colluders, num_runs)
     ratio = np.sqrt(np.mean(left**2))
