@@ -231,17 +231,3 @@ def test_the_page_rounds_claims_up_and_bounds_down(record):
     page = guarantees.page(record | {"laplace": odd})
     assert "ε ≥ 0.999 of 1.01 |" in page
     assert "| 1.001 | 1.23457e-05 | 0.9999 | 99% | 100,000 |" in page
-
-
-@pytest.mark.parametrize("output", ["d", "link/page.md", "file/page.md"])
-def test_a_page_that_cannot_be_written_is_refused_before_an_audit(
-    output, tmp_path, monkeypatch
-):
-    (tmp_path / "d").mkdir()
-    (tmp_path / "link").symlink_to("nowhere")
-    (tmp_path / "file").write_text("years of work")
-    monkeypatch.setattr(findings, "complete", None)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SystemExit, match="output must be a file, in a folder that can"):
-        main(["guarantees", "--audit", "--output", str(tmp_path / output)])
-    assert sorted(tmp_path.rglob("*")) == before

@@ -87,18 +87,6 @@ def test_bad_arguments_are_refused_before_it_draws(
     assert {p.name for p in folder.iterdir()} == {"link"}
 
 
-def test_a_plot_that_cannot_be_written_leaves_nothing(folder, run, monkeypatch):
-    def fail(*_):
-        raise OSError("no space")
-
-    monkeypatch.setattr("os.replace", fail)
-    (folder / "plot.png").write_text("of an earlier run")
-    _, code = run("laplace", "--releases", 1000, "--output", "plot.png")
-    assert "--output plot.png could not be written to: no space" in code
-    assert (folder / "plot.png").read_text() == "of an earlier run"
-    assert [p.name for p in folder.iterdir()] == ["plot.png"]
-
-
 def test_a_claim_is_rounded_up_and_a_bound_down(folder, run, monkeypatch):
     class Rounded(Case):
         def audit(self, **options):

@@ -52,6 +52,8 @@ def test_composition_and_units_are_exact(epsilon):
     one = gaussian_stddev(epsilon, 1e-5, sensitivity=1.0)
     many = gaussian_stddev(epsilon, 1e-5, sensitivity=0.5, num_releases=64)
     assert many == pytest.approx(4 * one, rel=1e-12)
+    spent = gaussian_epsilon(many, 1e-5, sensitivity=0.5, num_releases=64)
+    assert spent == pytest.approx(epsilon, rel=1e-6)
 
 
 @pytest.mark.parametrize("num_releases", [1, 50])

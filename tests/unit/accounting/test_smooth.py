@@ -92,22 +92,6 @@ def test_the_slopes_of_the_log_densities(sigma):
             assert slope == pytest.approx(math.exp(1.5 * sigma**2), rel=1e-3)
 
 
-def test_paper_theorem_3():
-    # t = epsilon^2/16, s = epsilon/4, sigma = 1 do for epsilon up to 8.9.
-    def share(epsilon):
-        rho = smooth_noise_rho(
-            4 / epsilon,
-            smoothness=epsilon**2 / 16,
-            sigma=1.0,
-            mechanism="arsinh_normal",
-        )
-        return math.sqrt(2 * rho) / epsilon
-
-    assert share(1e-3) == pytest.approx(7 / 24 + math.sqrt(3) / 4, rel=1e-5)
-    assert share(1.0) == pytest.approx(0.729, abs=1e-3)
-    assert share(8.9) < 1 < share(9.0)
-
-
 @each
 @pytest.mark.parametrize("sigma", [0.3, 0.7, 2.0])
 def test_multiplier_and_rho_are_inverse(mechanism, sigma):

@@ -204,32 +204,6 @@ def test_other_releases_share_the_budget(scheme):
     assert found > gaussian_epsilon(other, 1e-5, sensitivity=1.0)
 
 
-@pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
-def test_one_sampled_step_beside_another_release_by_direct_integration(relation):
-    # The worse way of two: the pair of laws is a product of two pairs.
-    prob, stddev, other, epsilon = 0.2, 1.5, 2.0, 0.6
-    ends = (1.0, -1.0) if relation is REPLACE_ONE else (1.0, 0.0)
-    distance = abs(ends[0] - ends[1])
-    grid = np.linspace(-14, 14, 1401)
-
-    def law(center):
-        sampled = scipy.stats.norm(scale=stddev).pdf
-        sampled = (1 - prob) * sampled(grid) + prob * sampled(grid - center)
-        full = scipy.stats.norm(scale=other * distance).pdf(grid * distance - center)
-        return np.outer(sampled, full * distance)
-
-    first, second = map(law, ends)
-    deltas = (
-        np.maximum(p - math.exp(epsilon) * q, 0).sum() * (grid[1] - grid[0]) ** 2
-        for p, q in ((first, second), (second, first))
-    )
-    scheme = {"num_steps": 1, "sampling_prob": prob, "relation": relation}
-    claimed = noise_multiplier_to_epsilon(
-        stddev / distance, max(deltas) / 0.999, other_multiplier=other, **scheme
-    )
-    assert epsilon - 1e-6 <= claimed <= epsilon + 2e-3  # the sum's own error
-
-
 def test_other_releases_beside_full_batches_add_precisions():
     for noise in ("gaussian", "laplace_log_normal"):
         total = noise_multiplier(1.0, 1e-5, num_steps=1, noise=noise)

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.optimize
 import scipy.special
 import scipy.stats
 from dp_accounting import (
@@ -33,8 +34,9 @@ from dpjax.accounting import (
     tuning_epsilon,
 )
 
-DISTRIBUTIONS = ("logarithmic", "geometric", "negative_binomial", "poisson", "binomial")
 DELTA = 1e-5
+SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "negative_binomial": -0.5}
+DISTRIBUTIONS = (*SHAPES, "poisson", "binomial")
 
 
 def generating_function(distribution, mean):
@@ -49,13 +51,9 @@ def generating_function(distribution, mean):
     if distribution == "negative_binomial":  # its root of gamma is 1 / (2 mean - 1)
         root = 1 / (2 * mean - 1)
         return lambda x: (1 - np.sqrt(1 - (1 - root**2) * x)) / (1 - root)
-    low, high = 1e-12, 1 - 1e-12  # of gamma, by the mean (1/gamma - 1) / log(1/gamma)
-    for _ in range(200):
-        gamma = (low + high) / 2
-        if (1 / gamma - 1) / math.log(1 / gamma) > mean:
-            low = gamma
-        else:
-            high = gamma
+    gamma = scipy.optimize.brentq(
+        lambda x: (1 / x - 1) / math.log(1 / x) - mean, 1e-12, 1 - 1e-9, xtol=1e-16
+    )
     return lambda x: np.log1p(-(1 - gamma) * x) / math.log(gamma)
 
 
@@ -168,42 +166,16 @@ def test_the_price_of_pure_runs_is_met(distribution):
     assert 0.98 * price <= attacked <= price
 
 
-@pytest.mark.parametrize("mean", [1.5, 10.0, 300.0])
-def test_pure_runs_cost_less_than_the_theorems(mean):
-    for shape, distribution in [
-        (0.0, "logarithmic"),
-        (1.0, "geometric"),
-        (-0.5, "negative_binomial"),
-    ]:
-        price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution=distribution)
-        assert 0.4 < price < (2 + shape) * 0.4  # Papernot, Steinke (2022)
-    price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution="poisson")
-    assert price == pytest.approx(0.4 + mean * math.tanh(0.2), rel=1e-8)
+def test_pure_runs_cost_less_than_the_theorems():
+    for mean in (1.5, 10.0, 300.0):
+        for distribution, shape in SHAPES.items():
+            price = tuning_epsilon(
+                0.4, 0.0, mean_trials=mean, distribution=distribution
+            )
+            assert 0.4 < price < (2 + shape) * 0.4  # Papernot, Steinke (2022)
+        price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution="poisson")
+        assert price == pytest.approx(0.4 + mean * math.tanh(0.2), rel=1e-8)
     assert tuning_epsilon(0.4, 0.0, mean_trials=1e6) > 0.9999 * 1.2
-
-
-def renyi_theorem(orders, values, distribution, mean, delta):
-    """Theorems 2 and 6 as they are printed, converted at the best of the orders."""
-    f = generating_function(distribution, mean)
-    if distribution == "poisson":
-        # Of Q, epsilon^ = log(1 + 1/(l - 1)) and the delta^ that its orders give.
-        hats = np.log1p(1 / (orders - 1))
-        logs = (orders - 1)[:, None] * (values[:, None] - hats) - np.log(orders)[
-            :, None
-        ]
-        logs += ((orders - 1) * np.log1p(-1 / orders))[:, None]
-        found = values + mean * np.exp(logs.min(axis=0)) + np.log(mean) / (orders - 1)
-    else:
-        shape = {"logarithmic": 0.0, "geometric": 1.0, "negative_binomial": -0.5}
-        shape = shape[distribution]
-        # f'(1) / f'(0) = gamma^-(1 + eta), by differences of the function itself.
-        step = 1e-7
-        log_inverse = math.log(mean * step / f(np.float64(step))) / (1 + shape)
-        hats = (1 - 1 / orders) * values + log_inverse / orders
-        found = values + (1 + shape) * hats.min() + np.log(mean) / (orders - 1)
-    converted = found + np.log1p(-1 / orders)
-    converted -= (math.log(delta) + np.log(orders)) / (orders - 1)
-    return converted.min()
 
 
 @pytest.mark.parametrize(
@@ -212,22 +184,17 @@ def renyi_theorem(orders, values, distribution, mean, delta):
         (0.002, "poisson", 3.0),
         (0.1, "geometric", 30.0),
         (0.1, "logarithmic", 3.0),
-        (0.002, "negative_binomial", 30.0),
     ],
 )
 def test_no_price_is_above_the_renyi_theorems(rho, distribution, mean):
-    orders = 1 + np.geomspace(1e-3, 1e4, 300)
-    theorem = renyi_theorem(orders, rho * orders, distribution, mean, DELTA)
     options = {"mean_trials": mean, "distribution": distribution}
     by_orders = tuning_epsilon(ZCDpEvent(rho), DELTA, **options)
     by_profile = tuning_epsilon(GaussianDpEvent(math.sqrt(0.5 / rho)), DELTA, **options)
+    shape = SHAPES.get(distribution, math.inf)  # at least 0 for that accountant
+    event = RepeatAndSelectDpEvent(ZCDpEvent(rho), mean, shape)
+    theorem = RdpAccountant().compose(event).get_epsilon(DELTA)
     assert by_profile < by_orders <= theorem * 1.01
     assert by_orders > 0.5 * theorem
-    shape = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
-    if distribution in shape:  # another accountant of the same theorems
-        event = RepeatAndSelectDpEvent(ZCDpEvent(rho), mean, shape[distribution])
-        other = RdpAccountant().compose(event).get_epsilon(DELTA)
-        assert by_orders <= other * 1.01
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -261,17 +228,6 @@ def test_the_budget_of_a_run_is_the_inverse(distribution):
         assert 0.999 * epsilon <= price <= epsilon
 
 
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_prices_rise_with_the_mean_and_with_what_a_run_costs(distribution):
-    prices = [
-        tuning_epsilon(
-            GaussianDpEvent(z), DELTA, mean_trials=m, distribution=distribution
-        )
-        for z, m in ((8.0, 2), (4.0, 2), (4.0, 4))
-    ]
-    assert prices == sorted(prices)
-
-
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS[:3])
 def test_one_run_costs_what_it_costs(distribution):
     options = {"mean_trials": 1, "distribution": distribution}
@@ -289,12 +245,8 @@ def test_every_kind_of_event_is_read():
         tuning_epsilon(GaussianDpEvent(2.4), DELTA, mean_trials=5), rel=1e-6
     )
     flips = selection_event(0.1, num_selections=3, mechanism="permute_and_flip")
-    assert tuning_epsilon(flips, 0.0, mean_trials=5) == pytest.approx(
-        tuning_epsilon(0.3, 0.0, mean_trials=5), rel=1e-6
-    )
-    assert tuning_epsilon(flips, DELTA, mean_trials=5) <= tuning_epsilon(
-        0.3, 0.0, mean_trials=5
-    )
+    pure = tuning_epsilon(0.3, 0.0, mean_trials=5)
+    assert tuning_epsilon(flips, DELTA, mean_trials=5) <= pure
     lies = RandomizedResponseDpEvent(0.0, 2)
     assert tuning_epsilon(lies, 0.0, mean_trials=5) == math.inf
 

@@ -26,6 +26,7 @@ def test_tight_is_the_minimum_over_all_orders(rho):
         usual = rho + 2 * math.sqrt(rho * math.log(1 / delta))
         assert tight < usual
         assert epsilon_to_rho(usual, delta) > rho
+        assert rho_to_epsilon(epsilon_to_rho(usual, delta), delta) <= usual
         if 1e-10 <= delta <= 0.1:
             # The same conversion on a coarse grid of orders can only be larger ...
             accountant = RdpAccountant().compose(ZCDpEvent(rho))

@@ -120,9 +120,7 @@ def test_gaussian_bound_is_tight(key):
     )
 
 
-@pytest.mark.parametrize(
-    ("p", "q"), [(0.02, 0.3), (0.3, 0.02), (0.98, 0.7), (0.7, 0.98)]
-)
+@pytest.mark.parametrize(("p", "q"), [(0.02, 0.3), (0.7, 0.98)])
 def test_both_directions_and_their_mirrors(p, q, key):
     audit = epsilon_lower_bound(bernoulli, p, q, key=key, statistic=lambda bit: bit)
     assert 0.85 * math.log(15) <= audit.epsilon <= math.log(15)
