@@ -306,12 +306,12 @@ def test_equal_random_numbers_are_drawn_again(monkeypatch):
 
     monkeypatch.setattr(jax.random, "bits", few_bits)
     rows = many(
-        partial(_without_replacement.uniform_subset, size=2, num_samples=4), 20_000
+        partial(_without_replacement.uniform_subset, size=2, num_samples=4), 4_000
     )
     assert (2, 4) in shapes
     for place in range(2):
         counts = np.bincount(rows[:, place], minlength=4)
-        assert is_likely(counts, 20_000, 1 / 4, 8)
+        assert is_likely(counts, 4_000, 1 / 4, 8)
 
 
 def test_groups_take_turns(drawn):

@@ -121,7 +121,7 @@ def test_monotone_with_limits(relation):
         run = {"num_steps": num_steps, "num_bins": num_bins, "relation": relation}
         return noise_multiplier_to_epsilon(multiplier, 1e-6, **run, **others)
 
-    by_noise = [cost(x) for x in (0.0, 0.3, 1.5, 1e3, 1e7)]
+    by_noise = [cost(x) for x in (0.0, 0.5, 1.5, 1e7)]
     assert (np.diff(by_noise[1:-1]) < 0).all()
     assert (by_noise[0], by_noise[-1]) == (math.inf, 0.0)
     by_steps = [cost(1.0, num_steps=x) for x in (1, 10, 11)]

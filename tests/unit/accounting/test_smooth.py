@@ -55,7 +55,7 @@ def renyi_divergences(t, s, sigma, mechanism):
 @pytest.mark.parametrize(
     ("mechanism", "t", "s", "sigma"),
     [
-        ("laplace_log_normal", 0.02, 0.2, 0.3),
+        ("laplace_log_normal", 1e-3, 1, 1),
         ("arsinh_normal", 0.3, 0.05, 0.5),
         ("arsinh_normal", 0.02, 0.2, 0.3),
     ],
