@@ -117,8 +117,8 @@ def test_contract(name, key):
     if name != "full":  # whose batch is the data
         assert not batches["values"][3:].any()
     # Who enters does not depend on values.
-    for others in (jnp.full(12, jnp.nan), 1e38 * index.astype(jnp.float32)):
-        _, (moved, moved_masks) = run(start(), others)
+    for odd in (jnp.full(12, jnp.nan), 1e38 * index.astype(jnp.float32)):
+        _, (moved, moved_masks) = run(start(), odd)
         np.testing.assert_array_equal(moved["index"], batches["index"])
         np.testing.assert_array_equal(moved_masks, masks)
     # A loop of one's own draws the same, and divides by what is public.
