@@ -131,20 +131,6 @@ def test_every_case_attacks_one_release(record):
     assert sorted(case for names in found.values() for case in names) == sorted(record)
 
 
-def test_a_claim_without_neighbours_is_refused():
-    def release(value):
-        """Claims something.
-
-        Privacy:
-            epsilon-DP.
-        """
-
-    claim = guarantees.section(inspect.getdoc(release), "Privacy")
-    assert claim == "epsilon-DP."
-    with pytest.raises(ValueError, match="release does not say for which neighbours"):
-        guarantees._neighbours("release", release, claim)
-
-
 @pytest.mark.parametrize("name", PITFALLS)
 def test_pitfall(name):
     code = "".join(re.findall(r"```pycon\n(.*?)```", SETUP + PITFALLS[name], re.S))

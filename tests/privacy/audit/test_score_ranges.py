@@ -235,15 +235,3 @@ def test_lasso_at_the_ends_of_its_settings(radius, threshold, n, level):
     assert min(shares) > 0.01
     for one, other in (shares, shares[::-1]):
         assert one <= math.e * other + error
-
-
-def test_a_thousand_leaves_have_the_scores_of_one_vector():
-    rng = np.random.default_rng(1)
-    leaves = {f"{i:04}": rng.normal(size=i % 5 + 1) for i in range(1000)}
-    leaves = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), leaves)
-    vector = jnp.concatenate(jax.tree.leaves(leaves))
-    rows = jnp.asarray(rng.normal(size=(3, vector.size)), jnp.float32)
-    for constraint in (L1Ball(2.0), Simplex(2.0), Polytope(rows)):
-        np.testing.assert_array_equal(
-            scores_of(constraint, leaves), scores_of(constraint, vector)
-        )
