@@ -375,6 +375,7 @@ def test_participation_holds_and_accounting_counts_it(drawn):
 
 def test_cost_of_sampled_batches():
     assert Poisson(10.0).accounting(100, 5) == {"num_steps": 5, "sampling_prob": 0.1}
+    assert ShuffledEpochs(10).accounting(60, 7) == {"num_steps": 2}  # of two epochs
     # 3 of 12 steps, at 20 of 200 records; dp_accounting takes stddev / norm bound.
     sampling = CyclicPoisson(20.0, cycle_length=5).accounting(1_000, 12)
     epsilon = accounting.noise_multiplier_to_epsilon(1.5, 1e-5, **sampling)
