@@ -137,6 +137,14 @@ def test_epsilon_falls_with_noise_and_grows_with_use():
         for t in (1, 2, 5, 100, 10_000, 10**7)
     ]
     assert np.all(np.diff(by_releases) > 0)
+    # Sums of shares are nearly a discrete Gaussian, in each coordinate: equation (1).
+    by_coordinates = [
+        discrete_gaussian_epsilon(
+            1, 1e-5, sensitivity=1.0, num_shares=9, num_coordinates=d
+        )
+        for d in (1, 10**6, 10**12)
+    ]
+    assert np.all(np.diff(by_coordinates) > 0)
 
 
 def test_limits():
