@@ -338,7 +338,7 @@ FAULTS = [
         "a turn of cyclic batches is not counted",
         "num_turns = math.ceil(num_steps / self.cycle_length)",
         "num_turns = max(1, num_steps // self.cycle_length)",
-        "tests/unit/test_epochs.py tests/unit/test_batching.py",
+        "tests/unit/test_batching.py",
         "batching.CyclicPoisson(2.0, 4).accounting(100, 5)['num_steps'] == 2",
     ),
     Fault(
@@ -354,7 +354,7 @@ FAULTS = [
         "an epoch is shuffled anew in every step",
         "epoch_key = jax.random.fold_in(state.run_key, epoch)\n        order",
         "epoch_key = jax.random.fold_in(state.run_key, state.step)\n        order",
-        "tests/unit/test_epochs.py",
+        "tests/unit/test_batching.py",
         "(lambda b: (lambda f: f(b.init(key, 60, 6), set()) == 60)(lambda s, seen:"
         " [((r := b.draw(s, jnp.arange(60.0))), seen.update(r[0].tolist()),"
         " (s := r[2]))[1] for _ in range(6)] and len(seen)))(batching.ShuffledEpochs(10))",
@@ -363,7 +363,7 @@ FAULTS = [
         "an epoch that began is not counted",
         "math.ceil(num_steps / self._steps_of_epoch(num_samples))}",
         "max(1, num_steps // self._steps_of_epoch(num_samples))}",
-        "tests/unit/test_epochs.py",
+        "tests/unit/test_batching.py",
         "batching.ShuffledEpochs(10).accounting(60, 7)['num_steps'] == 2",
     ),
     Fault(
@@ -854,7 +854,7 @@ def holds(probe: str, root: Path) -> bool:
 def first_failure(fault: Fault, root: Path) -> str | None:
     """Returns the first test that fails, None if all pass."""
     for paths in (fault.tests.split(), *TIERS):
-        result = run(["-m", "pytest", "-x", "-q", "--durations=0", *paths], root)
+        result = run(["-m", "pytest", "-x", "-q", "-n0", "--durations=0", *paths], root)
         if result.returncode == 1:
             failed = [x for x in result.stdout.splitlines() if x.startswith("FAILED")]
             return failed[0].split()[1] if failed else paths[0]

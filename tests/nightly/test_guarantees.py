@@ -6,7 +6,6 @@ import importlib
 import inspect
 import pkgutil
 import re
-from pathlib import Path
 
 import jax
 import pytest
@@ -126,40 +125,12 @@ def test_every_case_attacks_one_release(record):
     ]
     found = guarantees.audited([one.name for one in claims], list(record))
     # The page says of these that they are not audited, and why.
-    elsewhere = {
-        "dp_select",
-        "accuracy",
-        "clipped_loss",
-    }  # tests/unit/tuning/test_audit.py
+    elsewhere = {"dp_select", "accuracy", "clipped_loss"}  # tests/nightly/tuning
     missing = {name for name, names in found.items() if not names}
     assert missing == {"SecureSum", *elsewhere}
     assert sorted(case for names in found.values() for case in names) == sorted(record)
 
 
-def test_an_estimators_name_is_no_release():
-    names = ["peel", "peel_trimmed"]
-    of_cases = ["peel_trimmed_mean", "peel_trimmed_smooth", "peel_x"]
-    assert guarantees.audited(names, of_cases) == {
-        "peel": ["peel_trimmed_mean", "peel_x"],
-        "peel_trimmed": ["peel_trimmed_smooth"],
-    }
-
-
-def test_a_claim_without_neighbours_is_refused():
-    def release(value):
-        """Claims something.
-
-        Privacy:
-            epsilon-DP.
-        """
-
-    claim = guarantees.section(inspect.getdoc(release), "Privacy")
-    assert claim == "epsilon-DP."
-    with pytest.raises(ValueError, match="release does not say for which neighbours"):
-        guarantees._neighbours("release", release, claim)
-
-
-@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", PITFALLS)
 def test_pitfall(name):
     code = "".join(re.findall(r"```pycon\n(.*?)```", SETUP + PITFALLS[name], re.S))
@@ -229,12 +200,6 @@ def test_the_record_is_taken_up_where_it_ended(tmp_path, monkeypatch):
         run(2.0)
 
 
-def test_the_readme_links_the_page():
-    readme = (Path(dpjax.__file__).parents[1] / "README.md").read_text()
-    assert "(dpjax/GUARANTEES.md)" in readme
-
-
-@pytest.mark.audit
 @pytest.mark.parametrize("name", cases())
 def test_the_record_is_found_again(name, record):
     case = cases()[name]
@@ -252,28 +217,3 @@ def test_the_page_rounds_claims_up_and_bounds_down(record):
     page = guarantees.page(record | {"laplace": odd})
     assert "ε ≥ 0.999 of 1.01 |" in page
     assert "| 1.001 | 1.23457e-05 | 0.9999 | 99% | 100,000 |" in page
-
-
-@pytest.mark.parametrize("output", ["d", "link/page.md", "file/page.md"])
-def test_a_page_that_cannot_be_written_is_refused_before_an_audit(
-    output, tmp_path, monkeypatch
-):
-    (tmp_path / "d").mkdir()
-    (tmp_path / "link").symlink_to("nowhere")
-    (tmp_path / "file").write_text("years of work")
-    monkeypatch.setattr(findings, "complete", None)
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SystemExit, match="output must be a file, in a folder that can"):
-        main(["guarantees", "--audit", "--output", str(tmp_path / output)])
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_the_page_does_not_take_the_records_place(tmp_path, monkeypatch):
-    record = tmp_path / "record.json"
-    record.write_text("{}")
-    (tmp_path / "link").symlink_to(record)
-    monkeypatch.setattr(guarantees, "RECORD", record)
-    for output in (record, tmp_path / "link"):
-        with pytest.raises(SystemExit, match="must be another file than the record"):
-            main(["guarantees", "--output", str(output)])
-    assert record.read_text() == "{}"

@@ -4,7 +4,6 @@ import inspect
 import types
 
 import jax
-import numpy as np
 import pytest
 
 from benchmarks import guarantees
@@ -13,7 +12,6 @@ from benchmarks.audits import mechanisms as of_mechanisms
 from benchmarks.audits.catalogue import LAYERS, cases, names_of
 from dpjax import estimators, mechanisms, solvers, transforms
 from dpjax.estimators import Estimator
-from dpjax.models import _noisy_counts
 
 # What these return is as private as what they are given, or they say that they protect
 # nobody.
@@ -76,7 +74,6 @@ each = pytest.mark.parametrize(("layer", "name"), CASES)
 # The accounting of arsinh-normal noise bounds the squared slope of its log density by
 # 1.36, where its mean is 0.75: at two thirds of the noise the claim is still true.
 NOISE = {"arsinh_normal": 0.4}
-QUICK = ("gaussian", "laplace", "permute_and_flip")  # these compile in a second
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +121,6 @@ def test_privatize_has_a_case_for_every_estimator():
     assert private <= {word.replace("_", "") for word in words}
 
 
-@pytest.mark.quick(3)
 @each
 def test_a_few_releases_do_not_refute_the_claim(layer, name, key, recorded):
     case = cases()[name]
@@ -146,7 +142,6 @@ def test_all_releases_show_what_they_should(layer, name, recorded):
     assert SHOWN.get(name, LEAST[layer]) * found.claim <= found.epsilon <= found.claim
 
 
-@pytest.mark.audit
 @pytest.mark.parametrize("name", names_of("mechanisms"))
 def test_a_million_releases_do_not_refute_the_claim(name, key):
     case = cases()[name]
@@ -154,13 +149,7 @@ def test_a_million_releases_do_not_refute_the_claim(name, key):
     assert 0.3 * case.privacy.epsilon <= audit.epsilon <= case.privacy.epsilon
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.audit)
-        for name in names_of("mechanisms")
-    ],
-)
+@pytest.mark.parametrize("name", names_of("mechanisms"))
 def test_two_thirds_of_the_noise_refute_the_claim(name, key, monkeypatch):
     claim = cases()[name].privacy
     faulty = {
@@ -171,29 +160,3 @@ def test_two_thirds_of_the_noise_refute_the_claim(name, key, monkeypatch):
     case = getattr(of_mechanisms, name)()
     assert case.privacy == claim
     assert case.audit(key=key).epsilon > claim.epsilon
-
-
-@pytest.mark.parametrize("name", names_of("models"))
-def test_the_attack_sees_a_score_with_little_noise(name, monkeypatch):
-    case = cases()[name]
-
-    def weak(shape, *, stddev, random_bytes):
-        stddev = round(0.05 * stddev)
-        return mechanisms.discrete_gaussian(
-            shape, stddev=stddev, random_bytes=random_bytes
-        )
-
-    monkeypatch.setattr(_noisy_counts, "discrete_gaussian", weak)
-    sides = [
-        [float(case.statistic(case.release(jax.random.key(i), x))) for i in range(4)]
-        for x in (case.data, case.neighbor)
-    ]
-    gap = min(sides[1]) - max(sides[0])
-    assert gap > np.std(sides[0])
-
-
-def test_parties_that_are_simulated_release_the_same_for_the_same_key(key):
-    case = cases()["dp_multiparty_gradient_descent"]
-    first, second = (case.release(key, case.data) for _ in range(2))
-    assert first == second
-    assert len(first) == 2

@@ -34,7 +34,6 @@ GAUSSIAN = dpa.GaussianDpEvent(8.0)
 EVENTS = [
     *(CHOICES, FLIPS, POISSON, FIXED, LAPLACE, DISCRETE, GAUSSIAN),
     *(dpa.ZCDpEvent(0.01), dpa.ComposedDpEvent((CHOICES, GAUSSIAN))),
-    pytest.param(BINS, marks=pytest.mark.slow),
     dpa.NoOpDpEvent(),
 ]
 

@@ -7,7 +7,6 @@ import re
 
 import dp_accounting
 import hypothesis
-import jax
 import mpmath
 import numpy as np
 import pytest
@@ -36,48 +35,19 @@ def test_is_an_immutable_value():
     assert one != dataclasses.replace(one, epsilon=2.0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         one.epsilon = 2.0
+    for _, _, event in EVERY_KIND:
+        assert len({PrivacyGuarantee.of(1.0, 1e-5, dp_event=event)}) == 1
+    composed = dp_accounting.ComposedDpEvent((EVENT, dp_accounting.NoOpDpEvent()))
+    assert len({PrivacyGuarantee.of(1.0, 1e-5, dp_event=composed)}) == 1
+    none = PrivacyGuarantee.non_private()
+    assert none.epsilon == math.inf
+    assert none.dp_event == dp_accounting.NonPrivateDpEvent()
+    assert "No privacy" in str(none)
+    assert none == PrivacyGuarantee.non_private()
 
 
-def test_serves_as_static_metadata_of_a_pytree():
-    traces = []
-
-    @jax.tree_util.register_dataclass
-    @dataclasses.dataclass
-    class Released:
-        params: jax.Array
-        privacy: PrivacyGuarantee = dataclasses.field(metadata={"static": True})
-
-    @jax.jit
-    def double(released):
-        traces.append(1)
-        return dataclasses.replace(released, params=2 * released.params)
-
-    for _ in range(2):
-        privacy = PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
-        released = double(Released(jax.numpy.ones(2), privacy))
-    assert released.privacy == privacy
-    assert len(traces) == 1
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        EVENT,
-        gaussian_event(1.0, num_steps=5, sampling_prob=0.1),
-        gaussian_event(1.0, num_steps=5, num_samples=9, batch_size=2),
-        dp_accounting.ZCDpEvent(0.1),
-        dp_accounting.ComposedDpEvent((EVENT, dp_accounting.NoOpDpEvent())),
-        dp_accounting.NonPrivateDpEvent(),
-    ],
-)
-def test_events_hash(event):
-    guarantee = PrivacyGuarantee.of(1.0, 1e-5, dp_event=event)
-    assert {guarantee: 1}[guarantee] == 1
-
-
-@pytest.mark.parametrize(
-    ("epsilon", "text"),
-    [
+def test_description_at_any_epsilon():
+    for epsilon, text in (
         (0.0, "most e^0 = 1 times"),
         (1e-12, "most e^1e-12 times"),
         (1e-6, "e^1e-06 = 1.00000101 times"),
@@ -86,20 +56,14 @@ def test_events_hash(event):
         (10.0049, "e^10.01 = 22300 times"),
         (50.0, "e^50 = 5.19e+21 times"),
         (1e4, "most e^1e+04 times"),
-    ],
-)
-def test_description_at_any_epsilon(epsilon, text):
-    guarantee = PrivacyGuarantee.of(epsilon, 1e-5, dp_event=EVENT)
-    assert text in guarantee.description
+    ):
+        assert text in PrivacyGuarantee.of(epsilon, 1e-5, dp_event=EVENT).description
 
 
-@hypothesis.settings(max_examples=500, deadline=None, database=None)
+@hypothesis.settings(max_examples=200, deadline=None, database=None)
 @hypothesis.given(
-    epsilon=st.floats(1e-6, 1e3)
-    | st.floats(-6, 3).map(lambda x: min(max(10**x, 1e-6), 1e3)),
-    delta=st.just(0.0)
-    | st.floats(1e-300, 0.5)
-    | st.floats(-300, -1).map(lambda x: max(10**x, 1e-300)),
+    epsilon=st.floats(-6, 3).map(lambda x: min(max(10**x, 1e-6), 1e3)),
+    delta=st.just(0.0) | st.floats(-300, -1).map(lambda x: max(10**x, 1e-300)),
 )
 def test_what_is_read_is_never_a_stronger_claim(epsilon, delta):
     said = str(PrivacyGuarantee.of(epsilon, delta, dp_event=EVENT))
@@ -132,14 +96,6 @@ def test_description_of_pure_and_other_relations():
     assert blanked.description.startswith(words)
     words = "Blanking any one record, at a public number of them, changes the"
     assert of(relation=BLANKED).description.startswith(words)
-
-
-def test_non_private():
-    guarantee = PrivacyGuarantee.non_private()
-    assert guarantee.epsilon == math.inf
-    assert guarantee.dp_event == dp_accounting.NonPrivateDpEvent()
-    assert "No privacy" in str(guarantee)
-    assert guarantee == PrivacyGuarantee.non_private()
 
 
 RATES = np.r_[0.0, 1e-12, 1e-6, 1e-3, np.linspace(0.01, 0.99, 8), 1 - 1e-6, 1.0]
@@ -247,17 +203,3 @@ def test_every_curve_of_attacks_is_one(epsilon, delta, event, relation):
         assert odds == pytest.approx(math.exp(epsilon), rel=1e-9)
     elif found[0] > 0:
         assert posterior[0] == 1
-
-
-@pytest.mark.parametrize(("epsilon", "delta", "event"), EVERY_KIND[:2])
-def test_attacks_imply_all_of_the_claim(epsilon, delta, event):
-    # As far as the accountant says: the lines of its profile touch the curve.
-    privacy = PrivacyGuarantee.of(epsilon, delta, dp_event=event)
-    accountant = dp_accounting.pld.PLDAccountant(
-        REPLACE_ONE if event == EVERY_KIND[1][2] else ADD_OR_REMOVE_ONE
-    ).compose(event)
-    rates = np.r_[0.0, np.geomspace(1e-15, 1.0, 40_000)]
-    found = privacy.tradeoff(rates)
-    for at in (0.05, 0.3, 1.0):
-        implied = np.max(found - math.exp(at) * rates)
-        assert implied >= accountant.get_delta(at) - 1e-6

@@ -19,20 +19,17 @@ def exact_tail(capacity, n, q):
         )
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0])
-@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
 @pytest.mark.parametrize(("n", "q"), [(1, 0.3), (40, 0.02), (600, 0.1), (600, 0.95)])
-def test_smallest_capacity_within_its_share(n, q, delta, epsilon):
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
+def test_smallest_capacity_within_its_share(n, q, delta):
     steps = 30
-    capacity = poisson_capacity(n, q, num_steps=steps, epsilon=epsilon, delta=delta)
-
-    def cost(c):
-        return (1 + math.exp(epsilon)) * steps * exact_tail(c, n, q)
-
-    assert 1 <= capacity <= n
-    assert cost(capacity) <= 1e-3 * delta * (1 + 1e-9)
-    if capacity > 1:
-        assert cost(capacity - 1) > 1e-3 * delta
+    for epsilon in (0.1, 1.0, 20.0):
+        capacity = poisson_capacity(n, q, num_steps=steps, epsilon=epsilon, delta=delta)
+        factor = (1 + math.exp(epsilon)) * steps
+        assert 1 <= capacity <= n
+        assert factor * exact_tail(capacity, n, q) <= 1e-3 * delta * (1 + 1e-9)
+        if capacity > 1:
+            assert factor * exact_tail(capacity - 1, n, q) > 1e-3 * delta
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -49,25 +46,11 @@ def test_factor_of_the_overflow(seed):
     delta = hockey_stick(p, q)
     top, low = np.argmax(p / q), np.argmin(p / q)
     move = min(tau, p[low], q[top])
-    truncated_p, truncated_q = p.copy(), q.copy()
-    truncated_p[top] += move
-    truncated_p[low] -= move
-    truncated_q[top] -= move
-    truncated_q[low] += move
-    worst = hockey_stick(truncated_p, truncated_q)
+    shift = np.zeros(8)
+    shift[[top, low]] = move, -move
+    worst = hockey_stick(p + shift, q - shift)
     assert worst <= delta + (1 + math.exp(epsilon)) * move + 1e-12
     assert worst == pytest.approx(delta + (1 + math.exp(epsilon)) * move, rel=0.02)
-
-
-def test_monotone():
-    base = {"num_steps": 100, "epsilon": 1.0, "delta": 1e-5}
-
-    def sizes(name, values):
-        return [poisson_capacity(10_000, 0.01, **{**base, name: v}) for v in values]
-
-    assert np.all(np.diff(sizes("num_steps", [1, 10, 1000, 10**6])) > 0)
-    assert np.all(np.diff(sizes("epsilon", [0.1, 2.0, 10.0, 100.0])) > 0)
-    assert np.all(np.diff(sizes("delta", [1e-12, 1e-8, 1e-4, 0.1])) < 0)
 
 
 def test_limits():

@@ -9,12 +9,10 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting, batching
-from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
+from dpjax.accounting import noise_multiplier_to_epsilon
 from dpjax.accounting._gaussian import gaussian_delta
-from dpjax.accounting._profiles import overflow_of
 from dpjax.accounting._random_allocation import allocation_epsilon, run_losses
-from tests.unit.refusals import refused
 
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0])
 
@@ -56,8 +54,7 @@ def test_one_bin_is_the_gaussian_mechanism(stddev):
             close_above(found, gaussian_delta(mu, EPSILONS))
 
 
-@pytest.mark.parametrize("stddev", [0.4, 1.0, 6.0])
-@pytest.mark.parametrize("num_bins", [2, 50])
+@pytest.mark.parametrize(("stddev", "num_bins"), [(0.4, 2), (1.0, 50), (6.0, 2)])
 def test_one_step_is_a_poisson_step(stddev, num_bins):
     share = 1 / num_bins
     exact = both_directions(
@@ -118,90 +115,29 @@ def test_simulated_runs_lose_no_more(stddev, num_steps, num_bins):
     assert 0.1 * delta < mean <= delta + error
 
 
-@pytest.mark.parametrize(
-    ("num_bins", "epochs", "epsilon", "delta"),
-    [
-        (5, 1, 1.0, 1e-5),
-        (40, 5, 3.0, 1e-8),
-        (200, 20, 0.5, 1e-8),
-        *(
-            pytest.param(c, k, e, 1e-8, marks=pytest.mark.slow)
-            for c in (5, 40, 200)
-            for k in (1, 20)
-            for e in (0.5, 3.0)
-        ),
-    ],
-)
-def test_costs_no_more_than_poisson_batches(num_bins, epochs, epsilon, delta):
-    run = {"num_steps": num_bins * epochs, "relation": ADD_OR_REMOVE_ONE}
-    bins = noise_multiplier(epsilon, delta, num_bins=num_bins, **run)
-    poisson = noise_multiplier(epsilon, delta, sampling_prob=1 / num_bins, **run)
-    assert 0.8 * poisson < bins <= 1.005 * poisson
-
-
-def test_replaced_records_in_an_order_of_256_of_10_000():
-    sampling = batching.BallsInBins(39).accounting(10_000, 200)
-    assert sampling == {"num_steps": 200, "num_bins": 39}
-    found = noise_multiplier(1.0, 1e-5, **sampling)
-    without_gain = noise_multiplier(1.0, 1e-5, num_steps=6)
-    poisson = noise_multiplier(1.0, 1e-5, num_steps=200, sampling_prob=1 / 39)
-    assert poisson < found < 1.04 * poisson < without_gain / 6
-
-
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 def test_monotone_with_limits(relation):
-    def cost(multiplier, num_steps=50, num_bins=20, **others):
-        return noise_multiplier_to_epsilon(
-            multiplier,
-            1e-6,
-            num_steps=num_steps,
-            num_bins=num_bins,
-            relation=relation,
-            **others,
-        )
+    def cost(multiplier, num_steps=20, num_bins=10, **others):
+        run = {"num_steps": num_steps, "num_bins": num_bins, "relation": relation}
+        return noise_multiplier_to_epsilon(multiplier, 1e-6, **run, **others)
 
-    by_noise = [cost(x) for x in (0.0, 0.05, 0.3, 0.7, 1.5, 20.0, 1e3, 1e7)]
-    assert (np.diff(by_noise[1:-2]) < 0).all()
+    by_noise = [cost(x) for x in (0.0, 0.5, 1.5, 1e7)]
+    assert (np.diff(by_noise[1:-1]) < 0).all()
     assert (by_noise[0], by_noise[-1]) == (math.inf, 0.0)
-    by_steps = [cost(1.0, num_steps=x) for x in (1, 5, 20, 21, 40, 400)]
+    by_steps = [cost(1.0, num_steps=x) for x in (1, 10, 11)]
     assert (np.diff(by_steps) > 0).all()
-    assert cost(1.0, num_bins=1) == noise_multiplier_to_epsilon(
-        1.0, 1e-6, num_steps=50, relation=relation
-    )
-    alone = noise_multiplier_to_epsilon(4.0, 1e-6, num_steps=1, relation=relation)
+    full = {"num_steps": 20, "relation": relation}
+    assert cost(1.0, num_bins=1) == noise_multiplier_to_epsilon(1.0, 1e-6, **full)
+    alone = noise_multiplier_to_epsilon(4.0, 1e-6, **full | {"num_steps": 1})
     assert cost(1.0) < cost(1.0, other_multiplier=4.0) < cost(1.0) + alone
-    assert cost(20.0, other_multiplier=4.0) == pytest.approx(alone, rel=0.05)
 
 
-def test_event_is_read_by_no_accountant():
+def test_costs_no_more_than_poisson_batches_and_no_accountant_reads_its_event():
+    run = {"num_steps": 5, "relation": ADD_OR_REMOVE_ONE}
+    bins = accounting.noise_multiplier(1.0, 1e-5, num_bins=5, **run)
+    poisson = accounting.noise_multiplier(1.0, 1e-5, sampling_prob=0.2, **run)
+    assert 0.8 * poisson < bins <= 1.005 * poisson
     event = accounting.gaussian_event(1.5, num_steps=80, num_bins=40)
     assert (event.num_bins, event.num_steps) == (40, 80)
     assert event.event == GaussianDpEvent(3.0)
     assert not any(x().supports(event) for x in (PLDAccountant, RdpAccountant))
-
-
-@pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
-def test_profile_of_a_run(relation):
-    run = {"num_steps": 33, "num_bins": 10, "relation": relation}
-    multiplier, deltas = 1.0, np.array([1e-4, 1e-6])
-    event = accounting.gaussian_event(multiplier, **run)
-    epsilons = [noise_multiplier_to_epsilon(multiplier, d, **run) for d in deltas]
-    assert 0 < overflow_of(epsilons[1], 1e-6, event) < 1e-9
-    found = np.array(
-        [accounting.delta_of(event, e, relation=relation) for e in epsilons]
-    )
-    # Both are bounds, of which one has a thousandth of delta for overflow.
-    assert (found >= 0.995 * deltas).all()
-    assert (found <= 1.02 * deltas).all()
-
-
-test_bad_arguments = refused(
-    lambda bad: noise_multiplier(1.0, 1e-5, num_steps=9, **bad),
-    ({"num_bins": 0}, "num_bins must be an integer"),
-    ({"num_bins": 4, "sampling_prob": 0.1}, "num_bins must be None with sampl"),
-    (
-        {"num_bins": 4, "num_samples": 9, "batch_size": 2},
-        "num_bins must be None with",
-    ),
-    ({"num_bins": 4, "noise": "laplace"}, "noise must be "),
-)

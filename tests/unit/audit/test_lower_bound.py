@@ -58,49 +58,44 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("total", [1, 10, 10_000])
 @pytest.mark.parametrize("significance", [0.025, 5e-7])
-def test_intervals_are_those_of_scipy(total, significance):
-    counts = np.unique([0, 1, total // 3, total - 1, total])
-    low, high = clopper_pearson(counts, total, significance)
-    for i, count in enumerate(counts):
-        interval = scipy.stats.binomtest(int(count), total).proportion_ci(
-            1 - 2 * significance, method="exact"
-        )
-        # SciPy finds the ends up to an absolute error.
-        np.testing.assert_allclose(low[i], interval.low, rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(high[i], interval.high, rtol=1e-9, atol=1e-12)
-    inner = counts[1:-1]  # what defines the ends
-    tails = scipy.stats.binom.sf(inner - 1, total, low[1:-1])
-    np.testing.assert_allclose(tails, significance, rtol=1e-6)
-    tails = scipy.stats.binom.cdf(inner, total, high[1:-1])
-    np.testing.assert_allclose(tails, significance, rtol=1e-6)
+def test_intervals_are_those_of_scipy(significance):
+    for total in (1, 10, 10_000):
+        counts = np.unique([0, 1, total // 3, total - 1, total])
+        low, high = clopper_pearson(counts, total, significance)
+        for i, count in enumerate(counts):
+            interval = scipy.stats.binomtest(int(count), total).proportion_ci(
+                1 - 2 * significance, method="exact"
+            )
+            # SciPy finds the ends up to an absolute error.
+            np.testing.assert_allclose(low[i], interval.low, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(high[i], interval.high, rtol=1e-9, atol=1e-12)
+        inner = counts[1:-1]  # by the definition of the ends
+        tails = scipy.stats.binom.sf(inner - 1, total, low[1:-1])
+        np.testing.assert_allclose(tails, significance, rtol=1e-6)
+        tails = scipy.stats.binom.cdf(inner, total, high[1:-1])
+        np.testing.assert_allclose(tails, significance, rtol=1e-6)
 
 
 EACH = [(epsilon_lower_bound, name) for name in KNOWN]
 EACH.append((gaussian_lower_bound, "gaussian"))
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("num_keys", [50, pytest.param(1000, marks=pytest.mark.audit)])
-@pytest.mark.parametrize(("bound", "name"), EACH)
-def test_valid_over_many_keys(bound, name, num_keys, key):
+def check_over_many_keys(bound, name, num_keys, key):
     confidence = 0.8
     release, data, neighbor, delta, truth = KNOWN[name]
+    options = {"delta": delta, "num_releases": 1000, "confidence": confidence}
     bounds = [
-        bound(
-            release,
-            data,
-            neighbor,
-            key=one_key,
-            delta=delta,
-            num_releases=1000,
-            confidence=confidence,
-        ).epsilon
-        for one_key in jax.random.split(key, num_keys)
+        bound(release, data, neighbor, key=each, **options).epsilon
+        for each in jax.random.split(key, num_keys)
     ]
     most = scipy.stats.binom.isf(FALSE_ALARM, num_keys, 1 - confidence)
     assert np.sum(np.array(bounds) > truth) <= most
+
+
+@pytest.mark.parametrize(("bound", "name"), EACH[::4])
+def test_valid_over_many_keys(bound, name, key):
+    check_over_many_keys(bound, name, 50, key)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +110,17 @@ def test_tight(name, share, key):
     assert audit.confidence == 1 - 1e-6
 
 
-@pytest.mark.parametrize("delta", [1e-5, 1e-2])
-def test_gaussian_bound_is_tight_at_any_delta(delta, key):
-    audit = gaussian_lower_bound(gaussian, *NUMBERS, key=key, delta=delta)
-    truth = gaussian_epsilon(1.0, delta, sensitivity=1.0)
+def test_gaussian_bound_is_tight(key):
+    audit = gaussian_lower_bound(gaussian, *NUMBERS, key=key, delta=1e-5)
+    truth, proved = (
+        gaussian_epsilon(stddev, 1e-5, sensitivity=1.0) for stddev in (1, 1 / audit.mu)
+    )
     assert 0.85 * truth <= audit.epsilon <= truth
     assert 0.9 <= audit.mu <= 1
-    assert audit.epsilon == pytest.approx(
-        gaussian_epsilon(1 / audit.mu, delta, sensitivity=1.0)
-    )
+    assert audit.epsilon == pytest.approx(proved)
 
 
-@pytest.mark.parametrize(
-    ("p", "q"), [(0.02, 0.3), (0.3, 0.02), (0.98, 0.7), (0.7, 0.98)]
-)
+@pytest.mark.parametrize(("p", "q"), [(0.02, 0.3), (0.7, 0.98)])
 def test_both_directions_and_their_mirrors(p, q, key):
     audit = epsilon_lower_bound(bernoulli, p, q, key=key, statistic=lambda bit: bit)
     assert 0.85 * math.log(15) <= audit.epsilon <= math.log(15)
@@ -176,24 +168,27 @@ def cauchy(key, value):
     return value + jax.random.cauchy(key, value.shape)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    ("release", "data", "neighbor", "least"),
-    [
-        (scale, 1.0, 2.0, 4.0),
-        (correlated, 0.0, 1.0, 5.0),
-        (sparse, 0, 1, 5.0),
-        (sometimes_nan, 0.1, 0.5, 1.4),
-        (pair_of_bits, False, True, 5.0),
-        (cauchy, jnp.zeros(20), jnp.ones(20), 3.0),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_statistics_are_learnt_for_any_release(release, data, neighbor, least, key):
+LEARNT = {
+    scale: (1.0, 2.0, 4.0),
+    correlated: (0.0, 1.0, 5.0),
+    sparse: (0, 1, 5.0),
+    sometimes_nan: (0.1, 0.5, 1.4),
+    pair_of_bits: (False, True, 5.0),
+    cauchy: (jnp.zeros(20), jnp.ones(20), 3.0),
+}
+
+
+def check_learnt(release, key):
+    data, neighbor, least = LEARNT[release]
     audit = epsilon_lower_bound(
         release, data, neighbor, key=key, num_releases=40_000, confidence=0.99
     )
     assert audit.epsilon >= least
+
+
+@pytest.mark.parametrize("release", [sometimes_nan, pair_of_bits])
+def test_statistics_are_learnt_for_any_release(release, key):
+    check_learnt(release, key)
 
 
 def test_the_audit_can_be_drawn_again_from_its_counts(key):
@@ -207,35 +202,20 @@ def test_the_audit_can_be_drawn_again_from_its_counts(key):
     assert audit.roc.max() <= audit.num_tested
 
 
-def test_same_for_the_same_key_in_batches_of_any_size(key):
-    first, second = (
-        epsilon_lower_bound(
-            laplace,
-            *NUMBERS,
-            key=jax.random.clone(key),
-            num_releases=1000,
-            batch_size=batch_size,
-        )
-        for batch_size in (None, 33)
-    )
-    assert first == second
-    other = epsilon_lower_bound(
-        laplace, *NUMBERS, key=jax.random.fold_in(key, 1), num_releases=1000
-    )
+def test_same_for_the_same_key_in_batches_of_any_size_and_on_the_host(key):
+    def on_host(key, value):
+        assert not isinstance(value, jax.core.Tracer)
+        return np.asarray(laplace(key, value))
+
+    def audit(release, key, **options):
+        options |= {"key": key, "num_releases": 1000}
+        return epsilon_lower_bound(release, *NUMBERS, **options)
+
+    first = audit(laplace, jax.random.clone(key))
+    assert first == audit(laplace, jax.random.clone(key), batch_size=33)
+    assert first == audit(on_host, jax.random.clone(key), vectorize=False)
+    other = audit(laplace, jax.random.fold_in(key, 1))
     assert other.threshold != first.threshold
-
-
-def test_a_release_on_the_host_gives_the_same(key):
-    def on_host(key, bit):
-        assert not isinstance(bit, jax.core.Tracer)
-        return np.asarray(RESPONSE(key, bit))
-
-    traced = epsilon_lower_bound(
-        RESPONSE, *BITS, key=jax.random.clone(key), num_releases=1000
-    )
-    assert traced == epsilon_lower_bound(
-        on_host, *BITS, key=key, num_releases=1000, vectorize=False
-    )
 
 
 def test_traced_once_and_data_not_copied(key):
@@ -246,14 +226,8 @@ def test_traced_once_and_data_not_copied(key):
         return rows.sum() + jax.random.normal(key)
 
     data = jnp.zeros((1000, 1000))  # 10,000 copies would take 40 GB
-    audit = epsilon_lower_bound(
-        release,
-        data,
-        data.at[0, 0].set(1.0),
-        key=key,
-        num_releases=20_000,
-        batch_size=10_000,
-    )
+    sizes = {"num_releases": 20_000, "batch_size": 10_000}
+    audit = epsilon_lower_bound(release, data, data.at[0, 0].set(1.0), key=key, **sizes)
     assert audit.num_releases == 20_000
     # Once for the shape of what is released, once for both data sets.
     assert shapes == [(1000, 1000)] * 2
@@ -270,23 +244,18 @@ def test_a_key_that_is_used_twice_is_caught(key):
         jax.random.normal(key)
 
 
-NEIGHBOR = "neighbor must be of the data's kind"
-OUTPUT = "what release returns must be real"
-STATISTIC = "what statistic returns must be a scalar"
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"num_releases": 99}, "num_releases must be at least 100, got 99"),
-        ({"neighbor": jnp.zeros(2)}, rf"{NEIGHBOR} float32\[\]"),
-        ({"neighbor": jnp.int32(0)}, NEIGHBOR),
-        ({"neighbor": (jnp.zeros(()),)}, NEIGHBOR),
-        ({"release": lambda key, x: ()}, f"{OUTPUT} numbers"),
-        ({"release": lambda key, x: x.astype(jnp.complex64)}, OUTPUT),
-        ({"release": lambda key, x: key}, OUTPUT),
-        ({"statistic": lambda x: x[None]}, STATISTIC),
-        ({"statistic": lambda x: (x, x)}, STATISTIC),
+        (
+            {"neighbor": jnp.int32(0)},
+            r"neighbor must be of the data's kind float32\[\]",
+        ),
+        ({"neighbor": (jnp.zeros(()),)}, "neighbor must be of the data's kind"),
+        ({"release": lambda key, x: ()}, "what release returns must be real"),
+        ({"release": lambda key, x: key}, "what release returns must be real"),
+        ({"statistic": lambda x: (x, x)}, "what statistic returns must be a scalar"),
     ],
 )
 def test_bad_arguments(changes, message, key):
@@ -297,37 +266,29 @@ def test_bad_arguments(changes, message, key):
             bound(**{"delta": 0.1, **good, **changes})
 
 
+def bits_of(size):
+    bits = jnp.zeros(size, bool), jnp.ones(size, bool)
+    return {**dict(zip(("data", "neighbor"), bits, strict=True)), "statistic": same}
+
+
+def same(released):
+    return released
+
+
 @pytest.mark.parametrize("delta", [0.0, 1e-6])  # delta m is far below 1/20
 def test_one_run_is_tight_where_records_are_released_alone(delta, key):
-    release = randomized_response(2.0)
     size = 20_000
-    audit = one_run(
-        release,
-        jnp.zeros(size, bool),
-        jnp.ones(size, bool),
-        key=key,
-        statistic=lambda bits: bits,
-        delta=delta,
-    )
+    audit = one_run(randomized_response(2.0), **bits_of(size), key=key, delta=delta)
     assert 1.75 <= audit.epsilon <= 2
     assert audit.num_canaries == size
     assert audit.num_correct / audit.num_guesses == pytest.approx(0.88, abs=0.02)
 
 
 def test_one_run_is_valid_over_many_keys(key):
-    num_keys, confidence = 50, 0.8
-    fails = 0
-    for one_key in jax.random.split(key, num_keys):
-        audit = one_run(
-            RESPONSE,
-            jnp.zeros(100, bool),
-            jnp.ones(100, bool),
-            key=one_key,
-            statistic=lambda bits: bits,
-            confidence=confidence,
-        )
-        fails += audit.epsilon > 1.0
-    assert fails <= scipy.stats.binom.isf(FALSE_ALARM, num_keys, 1 - confidence)
+    num_keys, options = 50, {**bits_of(100), "confidence": 0.8}
+    audits = [one_run(RESPONSE, key=x, **options) for x in jax.random.split(key, 50)]
+    num_failed = sum(audit.epsilon > 1.0 for audit in audits)
+    assert num_failed <= scipy.stats.binom.isf(FALSE_ALARM, num_keys, 0.2)
 
 
 def test_one_run_counts_records_that_differ(key):
@@ -340,7 +301,7 @@ def test_one_run_counts_records_that_differ(key):
         assert records["y"].shape == (size,)
         return records["x"].sum(axis=1) + 0.1 * jax.random.normal(key, size)
 
-    audit = one_run(release, data, neighbor, key=key, statistic=lambda x: x)
+    audit = one_run(release, data, neighbor, key=key, statistic=same)
     assert audit.num_canaries == size // 2
     assert audit.num_guesses == audit.num_correct > 0
     assert audit.epsilon > 4
@@ -349,7 +310,7 @@ def test_one_run_counts_records_that_differ(key):
 def test_one_run_without_its_extra(key, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax_privacy", None)
     with pytest.raises(ImportError, match=r'pip install "dpjax\[audit\]"'):
-        one_run(RESPONSE, *BITS, key=key, statistic=lambda bits: bits)
+        one_run(RESPONSE, *BITS, key=key, statistic=same)
 
 
 @pytest.mark.parametrize(
@@ -362,12 +323,6 @@ def test_one_run_without_its_extra(key, monkeypatch):
     ],
 )
 def test_one_run_bad_arguments(changes, message, key):
-    good = {
-        "release": laplace,
-        "data": jnp.zeros(5),
-        "neighbor": jnp.ones(5),
-        "key": key,
-        "statistic": lambda released: released,
-    }
+    good = {"data": jnp.zeros(5), "neighbor": jnp.ones(5), "statistic": same}
     with pytest.raises(ValueError, match=message):
-        one_run(**{**good, **changes})
+        one_run(laplace, key=key, **{**good, **changes})

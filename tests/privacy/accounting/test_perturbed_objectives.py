@@ -8,19 +8,16 @@ over the plane, and the smallest epsilon that it admits is compared with the sta
 import math
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
 
 from benchmarks.figures import printed
-from dpjax import solvers
 from dpjax.accounting._objective import objective_epsilon, objective_noise
 
 # Sums over a grid of 7.5 stddevs on each side are this exact; a test holds them to it.
-_QUADRATURE = 1e-3
+QUADRATURE = 1e-3
 
 
 class Loss(NamedTuple):
@@ -107,10 +104,10 @@ class Attack(NamedTuple):
     def measured(self, convexity, stddev, num_points):
         """The smallest epsilon at which the hockey-stick divergence is delta."""
         mass, loss = self._losses_on_points(convexity, stddev, num_points)
-        if abs(mass.sum() - 1) > _QUADRATURE:
+        if abs(mass.sum() - 1) > QUADRATURE:
             # The points are too far apart where the loss is curved.
             mass, loss = self._losses_on_noise(convexity, stddev, num_points // 2)
-        assert mass.sum() == pytest.approx(1, abs=_QUADRATURE)
+        assert mass.sum() == pytest.approx(1, abs=QUADRATURE)
 
         def spent(epsilon):
             return mass @ np.maximum(0, -np.expm1(np.minimum(epsilon - loss, 0)))
@@ -258,12 +255,16 @@ def search(is_printed, seed, num_cases, num_climbs):
     return attack.ratio(is_printed, num_points=801)
 
 
-@pytest.mark.quick(4)
-@pytest.mark.parametrize("is_printed", [False, True])
-@pytest.mark.parametrize("angle", [math.pi, math.pi / 2, math.pi / 2 + 0.02, 0.3])
-@pytest.mark.parametrize("strength", [0.0, 1.0, 1000.0])
 @pytest.mark.parametrize(
-    "loss", [logistic(), smoothed_hinge(20.0), huber(20.0, 0.3), saturating(1.0, -0.5)]
+    ("loss", "strength", "angle", "is_printed"),
+    [
+        (logistic(), 0.0, math.pi, False),
+        (smoothed_hinge(20.0), 1.0, math.pi / 2, False),
+        (huber(20.0, 0.3), 1000.0, math.pi / 2 + 0.02, False),
+        (saturating(1.0, -0.5), 0.0, 0.3, False),
+        (logistic(), 1.0, math.pi, True),
+        (smoothed_hinge(20.0), 0.0, math.pi / 2, True),
+    ],
 )
 def test_exact_losses_of_chosen_neighbours(loss, strength, angle, is_printed):
     attack = Attack(
@@ -274,7 +275,7 @@ def test_exact_losses_of_chosen_neighbours(loss, strength, angle, is_printed):
         records=np.array([direction(0.2), direction(0.2 + angle)]),
         others=np.array([direction(0.2), direction(1.0)]),
     )
-    assert attack.ratio(is_printed) <= 1 + _QUADRATURE
+    assert attack.ratio(is_printed) <= 1 + QUADRATURE
 
 
 def test_back_to_back_records_spend_all_that_is_stated():
@@ -286,7 +287,7 @@ def test_back_to_back_records_spend_all_that_is_stated():
         records=np.array([direction(0.7), -direction(0.7)]),
         others=np.zeros((0, 2)),
     )
-    assert 0.99 < attack.ratio() <= 1 + _QUADRATURE
+    assert 0.99 < attack.ratio() <= 1 + QUADRATURE
     # The measure has power: with a tenth less noise the claim is refuted.
     noise = objective_noise(
         0.5, 1e-4, num_samples=50, regularization=1e4, **attack.loss.bounds
@@ -294,45 +295,6 @@ def test_back_to_back_records_spend_all_that_is_stated():
     assert attack.measured(50 * 1e4, 0.9 * noise.stddev, 401) > 0.5 * 1.05
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    ("sizes", "least"),
-    [
-        ((1, 20, 5), 0),
-        *(
-            pytest.param((10 + seed, 300, 60), 0.9, marks=pytest.mark.audit)
-            for seed in range(3)
-        ),
-    ],
-)
 @pytest.mark.parametrize("is_printed", [False, True])
-def test_no_attack_that_is_found_exceeds_what_is_stated(is_printed, sizes, least):
-    assert least < search(is_printed, *sizes) <= 1 + _QUADRATURE
-
-
-@pytest.mark.slow
-def test_released_points_have_the_density_that_is_attacked():
-    rows = np.array([direction(0.2), direction(1.8), direction(3.0, 0.4)])
-
-    def solve(key):
-        return solvers.dp_objective_perturbation(
-            jnp.asarray(rows, jnp.float32),
-            jnp.ones(3),
-            key=key,
-            epsilon=1.0,
-            delta=1e-3,
-            regularization=0.0,
-        )
-
-    keys = jax.random.split(jax.random.key(5), 2000)
-    stats = solve(jax.random.key(0)).stats
-    params = np.asarray(jax.vmap(lambda key: solve(key).params)(keys), np.float64)
-    total, stddev = 3 * float(stats["regularization"]), float(stats["stddev"])
-    rows = rows.astype(np.float32).astype(np.float64)
-    slopes = -scipy.special.expit(-params @ rows.T)
-    eta = -(total * params + slopes @ rows)
-    # False alarms 1e-6 each: the law along three directions, five standard errors.
-    for values in (eta[:, 0], eta[:, 1], eta.sum(axis=1) / math.sqrt(2)):
-        assert scipy.stats.kstest(values / stddev, "norm").pvalue > 1e-6
-    error = 5 / math.sqrt(2 * eta.size)
-    assert np.sqrt(np.mean(eta**2)) / stddev == pytest.approx(1, abs=error)
+def test_no_attack_that_is_found_exceeds_what_is_stated(is_printed):
+    assert 0 < search(is_printed, seed=1, num_cases=12, num_climbs=3) <= 1 + QUADRATURE

@@ -15,10 +15,10 @@ from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import SecureSum, run_parties
 from dpjax.solvers import (
     Execution,
-    _multiparty_gradient_descent,
     dp_multiparty_gradient_descent,
     dp_multiparty_objective_perturbation,
 )
+from dpjax.solvers import _multiparty_gradient_descent as descent
 from tests.privacy.replay.test_parties import Recorded
 
 FALSE_ALARM_IN_ERRORS = 5  # standard errors, two-sided: 6e-7
@@ -59,7 +59,7 @@ def sums_without_colluders(
         return np.array(iterates), solution.stats
 
     iterates, stats = run_parties(party_fn, num_parties)[0]
-    noise = _multiparty_gradient_descent._Noise.calibrated(
+    noise = descent._Noise.calibrated(
         Clipping(1.0),
         [2] * num_parties,
         num_params=size,
@@ -125,7 +125,6 @@ def test_a_colluder_more_than_is_admitted_finds_less_noise():
     assert ratio == pytest.approx(np.sqrt(2 / 3), abs=error)
 
 
-@pytest.mark.audit
 @pytest.mark.parametrize("num_parties", [2, 3, 4, 6])
 def test_every_admitted_number_of_colluders_and_dropouts(num_parties):
     for num_colluders in range(num_parties):
@@ -147,42 +146,29 @@ ESTIMATORS = {
 
 def farthest_move(estimator, rng, num_cases):
     """The largest measured / stated move of a sum, in exact integers, over records."""
-    worst = 0.0
+    worst, steps = 0.0, descent.Descent(None, False)
+    method = descent._Method(linear, None, None, steps)
     for _ in range(num_cases):
         size, d = int(rng.choice([3, 7, 40])), int(rng.choice([1, 2, 9]))
-        noise = _multiparty_gradient_descent._Noise.calibrated(
-            estimator,
-            [size, 3],
-            num_params=d,
-            num_shares=1,
-            num_releases=1,
-            epsilon=1.0,
-            delta=1e-5,
-        )
-        method = _multiparty_gradient_descent._Method(
-            linear, None, None, _multiparty_gradient_descent.Descent(None, False)
+        shares = {"num_params": d, "num_shares": 1, "num_releases": 1}
+        noise = descent._Noise.calibrated(
+            estimator, [size, 3], **shares, epsilon=1.0, delta=1e-5
         )
 
-        def integers(rows, method=method, noise=noise, size=size, d=d):
-            mean = _multiparty_gradient_descent._mean_grad(
-                method, jnp.zeros(d), rows, estimator
-            )
-            return noise.grid.to_integers(
-                size * _multiparty_gradient_descent._to_vector(mean)
-            )
+        def integers(rows, noise=noise, size=size, d=d):
+            mean = descent._mean_grad(method, jnp.zeros(d), rows, estimator)
+            return noise.grid.to_integers(size * descent._to_vector(mean))
 
         for _ in range(8):
             rows = rng.choice(EXTREMES, (size, d)).astype(np.float32)
             if rng.random() < 0.5:
-                rows = (
-                    rng.standard_cauchy((size, d)) * 10.0 ** rng.integers(-3, 8)
-                ).astype(np.float32)
+                scale = 10.0 ** rng.integers(-3, 8)
+                rows = (scale * rng.standard_cauchy((size, d))).astype(np.float32)
             other = rows.copy()
             other[-1] = rng.choice([-rows[-1], rng.choice(EXTREMES, d)])
             moved = np.linalg.norm((integers(rows) - integers(other)).astype(float))
-            stated = noise.l2_sensitivity / noise.grid.step
             assert np.abs(integers(rows)).max() <= 2**52
-            worst = max(worst, moved / stated)
+            worst = max(worst, moved * noise.grid.step / noise.l2_sensitivity)
     return worst
 
 
@@ -191,37 +177,9 @@ def linear(params, row):
     return jnp.sum(params * row)
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    ("num_cases", "least"), [(3, 0), pytest.param(60, 0.5, marks=pytest.mark.audit)]
-)
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name, num_cases, least):
-    worst = farthest_move(ESTIMATORS[name], np.random.default_rng(2), num_cases)
-    assert least < worst <= 1
-
-
-def test_one_party_of_nan_and_infinities_harms_no_other():
-    rows = np.full((3, 4, 2), 0.25, np.float32)
-    rows[1] = [[np.nan, np.nan], [np.inf, -np.inf], [1e38, -1e38], [np.nan, 1e38]]
-
-    def party_fn(transport):
-        return dp_multiparty_gradient_descent(
-            linear,
-            jnp.zeros(2),
-            rows[transport.party],
-            secure_sum=SecureSum(transport),
-            epsilon=1e6,
-            delta=1e-5,
-            estimator=Winsorization(1.0),
-            learning_rate=1.0,
-            num_steps=1,
-        ).params
-
-    # 8 records of 1/4, and of party 1: NaN 0, ±inf ±1, ±1e38 ±1, (NaN, 1e38) (0, 1).
-    expected = -np.array([8 / 4 + 1 + 1, 8 / 4 - 1 - 1 + 1]) / 12
-    for params in run_parties(party_fn, 3):
-        np.testing.assert_allclose(params, expected, atol=2e-3)
+def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name):
+    assert 0.5 < farthest_move(ESTIMATORS[name], np.random.default_rng(2), 60) <= 1
 
 
 def residual_of_objective(num_parties, num_colluders, num_runs, d=32):
@@ -264,15 +222,7 @@ def source_of(run, party):
     return np.random.default_rng([run, party]).bytes
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize(
-    ("num_colluders", "num_runs"),
-    [
-        (2, 12),
-        pytest.param(0, 80, marks=pytest.mark.audit),
-        pytest.param(1, 80, marks=pytest.mark.audit),
-    ],
-)
+@pytest.mark.parametrize(("num_colluders", "num_runs"), [(2, 12), (0, 80), (1, 80)])
 def test_shares_of_a_perturbed_objective_leave_what_is_stated(num_colluders, num_runs):
     left = residual_of_objective(3, num_colluders, num_runs)
     ratio = np.sqrt(np.mean(left**2))

@@ -1,7 +1,7 @@
 """Attacks on private selection, sound and with two faults planted.
 
-Cheap tests of the same two faults stand in the default run: of the law of the number of
-runs in test_select.py, of the noise of a score in test_scores.py.
+Cheap tests of the same two faults stand in `tests/unit/tuning`: of the law of the
+number of runs in test_select.py, of the noise of a score in test_scores.py.
 """
 
 import math
@@ -79,7 +79,6 @@ def score_without_noise(is_planted):
 FAULTS = {fixed_number_of_trials: 2_000, score_without_noise: 1_600}
 
 
-@pytest.mark.audit
 @pytest.mark.parametrize("build", FAULTS, ids=lambda build: build.__name__)
 def test_a_planted_fault_is_caught_and_the_sound_selection_is_not(build):
     for is_planted in (True, False):

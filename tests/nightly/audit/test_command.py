@@ -36,15 +36,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("arguments", [(), ("list",)])
-def test_names(arguments, folder, run):
-    text, code = run(*arguments)
-    assert code is None
-    assert text.split() == list(cases())
-    assert not list(folder.iterdir())
-
-
 def test_a_claim_that_stands(folder, run):
+    assert run("list")[0].split() == list(cases())
+    assert not list(folder.iterdir())
     text, code = run("laplace", "--releases", 20_000)
     assert code is None
     assert "laplace: claims epsilon = 1 at delta = 0, replace_one" in text
@@ -72,14 +66,6 @@ def test_a_claim_that_is_refuted(folder, run, monkeypatch):
     assert [p.name for p in folder.iterdir()] == ["plot.png"]
 
 
-def test_gaussian_claims_are_a_curve(folder, run):
-    first, other = (
-        run("gaussian", "--releases", 20_000, "--seed", seed)[0] for seed in (1, 2)
-    )
-    assert first != other
-    assert "claims epsilon = 1 at delta = 1e-05" in first
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -87,34 +73,18 @@ def test_gaussian_claims_are_a_curve(folder, run):
         (("laplace", "--releases", 99), "--releases must be at least 100, got 99"),
         (("laplace", "--seed", -1), "--seed must be from 0 to 2^32 - 1, got -1"),
         (("laplace", "--output", "plot.pdf"), "--output must be a file that ends in"),
-        (("laplace", "--output", "file/plot.png"), "--output must be a file that"),
         (("laplace", "--output", "link/plot.png"), "--output must be a file that"),
-        (("laplace", "--output", "d.png"), "--output must be a file that"),
     ],
 )
 def test_bad_arguments_are_refused_before_it_draws(
     arguments, message, folder, run, monkeypatch
 ):
     monkeypatch.setattr(Case, "audit", None)
-    (folder / "file").write_text("")
-    (folder / "d.png").mkdir()
     (folder / "link").symlink_to("nowhere")
     text, code = run(*arguments)
     assert not text
     assert message in code
-    assert {p.name for p in folder.iterdir()} == {"file", "d.png", "link"}
-
-
-def test_a_plot_that_cannot_be_written_leaves_nothing(folder, run, monkeypatch):
-    def fail(*_):
-        raise OSError("no space")
-
-    monkeypatch.setattr("os.replace", fail)
-    (folder / "plot.png").write_text("of an earlier run")
-    _, code = run("laplace", "--releases", 1000, "--output", "plot.png")
-    assert "--output plot.png could not be written to: no space" in code
-    assert (folder / "plot.png").read_text() == "of an earlier run"
-    assert [p.name for p in folder.iterdir()] == ["plot.png"]
+    assert {p.name for p in folder.iterdir()} == {"link"}
 
 
 def test_a_claim_is_rounded_up_and_a_bound_down(folder, run, monkeypatch):

@@ -97,30 +97,25 @@ def extreme_pair(constraint, rng, d):
     return np.clip(other - move * along, -limit, limit), other, limit
 
 
-@pytest.mark.parametrize(
-    ("seed", "num_cases", "dimensions", "least"),
-    [
-        pytest.param(0, 60, [1, 2, 17], 0.9, marks=pytest.mark.slow),
-        *(
-            pytest.param(i, 3000, [1, 2, 3, 17, 1000], 0.99, marks=pytest.mark.audit)
-            for i in range(1, 4)
-        ),
-    ],
-)
-def test_no_search_finds_a_wider_range(seed, num_cases, dimensions, least):
-    rng = np.random.default_rng(seed)
-    worst = 0.0
+def widest(seed, num_cases, dimensions):
+    """The largest measured over stated range among random attacks."""
+    rng, worst = np.random.default_rng(seed), 0.0
     for _ in range(num_cases):
         d = int(rng.choice(dimensions))
         constraint = random_constraint(rng, d)
         worst = max(worst, ratio(constraint, *extreme_pair(constraint, rng, d)))
-    assert least < worst <= 1
+    return worst
 
 
-@pytest.mark.parametrize(
-    "d", [10_000, pytest.param(1_000_000, marks=pytest.mark.audit)]
-)
-def test_many_coordinates(d):
+def test_no_search_finds_a_wider_range():
+    assert 0.9 < widest(0, 60, [1, 2, 17]) <= 1
+
+
+def test_many_coordinates():
+    check_many_coordinates(10_000)
+
+
+def check_many_coordinates(d):
     rng = np.random.default_rng(3)
     for vertices in (
         rng.uniform(0, 1, (3, d)),
@@ -135,9 +130,7 @@ def test_many_coordinates(d):
         assert ratio(ball, *extreme_pair(ball, rng, d)) <= 1
 
 
-@pytest.mark.quick(5)
-@pytest.mark.parametrize("scale", [1e-30, 3.3, 1.1e7, 7e29])
-@pytest.mark.parametrize("d", [1, 2, 17])
+@pytest.mark.parametrize(("scale", "d"), [(1e-30, 17), (3.3, 1), (1.1e7, 2), (7e29, 2)])
 def test_the_diameter_of_a_polytope_far_from_zero(scale, d):
     # Rows next to each other in float32: quotients of them may be one number.
     rng = np.random.default_rng(0)
@@ -176,15 +169,13 @@ def test_scores_that_would_overflow_are_in_for_both_neighbours(
     assert moves.max() - moves.min() <= stated
 
 
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("mechanism", [exponential, permute_and_flip])
 @pytest.mark.parametrize(
-    ("scores", "other", "sensitivity_range"),
+    ("mechanism", "scores", "other", "sensitivity_range"),
     [
         # Finite scores whose difference overflows, and one that does not.
-        ([1.71e38, -1.71e38], [1.69e38, -1.69e38], 3.0e38),
+        (exponential, [1.71e38, -1.71e38], [1.69e38, -1.69e38], 3.0e38),
         # Products below the smallest normal number count as zero.
-        ([0.0, 0.0], [1.18e-38, -1.18e-38], 4e-40),
+        (permute_and_flip, [0.0, 0.0], [1.18e-38, -1.18e-38], 4e-40),
     ],
 )
 def test_choices_at_the_ends_of_float32(mechanism, scores, other, sensitivity_range):
@@ -208,7 +199,6 @@ def test_choices_at_the_ends_of_float32(mechanism, scores, other, sensitivity_ra
     assert second <= math.e * first + 2 * error
 
 
-@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("radius", "threshold", "n", "level"),
     [
@@ -245,15 +235,3 @@ def test_lasso_at_the_ends_of_its_settings(radius, threshold, n, level):
     assert min(shares) > 0.01
     for one, other in (shares, shares[::-1]):
         assert one <= math.e * other + error
-
-
-def test_a_thousand_leaves_have_the_scores_of_one_vector():
-    rng = np.random.default_rng(1)
-    leaves = {f"{i:04}": rng.normal(size=i % 5 + 1) for i in range(1000)}
-    leaves = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), leaves)
-    vector = jnp.concatenate(jax.tree.leaves(leaves))
-    rows = jnp.asarray(rng.normal(size=(3, vector.size)), jnp.float32)
-    for constraint in (L1Ball(2.0), Simplex(2.0), Polytope(rows)):
-        np.testing.assert_array_equal(
-            scores_of(constraint, leaves), scores_of(constraint, vector)
-        )
