@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-TIERS = (["tests/unit"], ["tests/privacy"])  # run after a fault's own tests, until one fails
+TIERS = (
+    ["tests/unit"],
+    ["tests/privacy"],
+)  # run after a fault's own tests, until one fails
 
 PRELUDE = """
 import math

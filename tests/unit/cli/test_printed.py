@@ -23,7 +23,8 @@ class Rate(DPPoissonRegressor):
     target_scale_, _largest = 6.0, 3.0  # of the largest exposure
 
     def predict(self, X, exposure=None):
-        return np.exp(X[:, 0]) * np.clip(np.nan_to_num(np.asarray(exposure)), 0, 3)
+        held = np.clip(np.exp(X[:, 0]), 2e-3, 60)
+        return held * np.clip(np.nan_to_num(np.asarray(exposure)), 0, 3)
 
 
 def records(seed=0):
@@ -52,7 +53,7 @@ def of_errors(errors, ends):
         "90th": np.quantile(errors, 0.9, axis=1),
         "mean absolute": held.mean(axis=1),
         "root mean": np.sqrt(squares),
-        "R2": [1 - squares[0] / squares[1]],
+        "R2": [max(1 - squares[0] / squares[1], -1.0)],
     }
 
 
@@ -114,19 +115,24 @@ def test_classes_that_are_none_of_them_have_no_weight():
     checked(scores.measures, truth, rel=0.01)
 
 
-def test_a_rate_is_scored_beside_a_constant_rate():
+@pytest.mark.parametrize(("usual", "spread"), [(1.0, 1), (0.01, 1), (1.0, 4)])
+def test_a_rate_is_scored_beside_a_constant_rate(usual, spread):
     rng, x, missing = records(3)
-    years = 3 * rng.uniform(size=N) ** 3
+    years = 3 * usual * rng.uniform(size=N) ** 3
     years[::20], years[::30] = 0.0, np.nan
     seen = years > 0
     y = rng.poisson(np.where(seen, years, 1) * np.exp(0.5 * x[:, 0])).astype(float)
     y[missing] = np.nan
+    x = spread * x  # some means are then at the ends of their range
     scores, _ = score_privately(Rate(), x, y, exposure=years, **NO_NOISE)
     known = ~missing & seen
     assert scores.num_scored == pytest.approx(known.sum(), abs=1)
-    means = np.array([np.exp(x[:, 0]), np.full(N, 2.0)]) * years  # 6 for 3 years
-    errors = np.abs(means - y)[:, known]
-    checked(scores.measures, of_errors(errors, ends_of(scores.measures)), rel=0.06)
+    held = np.clip(np.exp(x[:, 0]), 2e-3, 60)  # of 6 for 3 years
+    errors = np.abs(np.array([held, np.full(N, 2.0)]) * years - y)[:, known]
+    truth = of_errors(errors, ends_of(scores.measures))
+    truth["share of means"] = [np.mean((held != np.exp(x[:, 0]))[known])]
+    checked(scores.measures, truth, rel=0.06)
+    assert (truth["share of means"][0] > 0.1) == (spread > 1)
     with pytest.raises(ValueError, match="baseline must be an estimator that was fitt"):
         score_privately(Rate(), x, y, exposure=years, baseline=Line(1.0))
 
@@ -203,13 +209,45 @@ def test_train_prints_the_numbers_of_its_own_predictions(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_a_released_unit_is_that_of_the_largest_exposure():
+@pytest.mark.parametrize(
+    ("spread", "ends"), [(1.5, None), (0.5, None), (1.5, (0, 1e-4)), (0.5, (0, 1e-4))]
+)
+def test_the_unit_of_a_target_is_that_of_the_largest_exposure(spread, ends):
     rng, x, _ = records(5)
-    people = np.minimum(np.exp(rng.normal(np.log(29_000), 1.5, N)), 9e6)
+    people = np.minimum(np.exp(rng.normal(np.log(29_000), spread, N)), 9e6)
     people[:4] = [9e6, 5e6, 4e6, 1e-320]  # and a quotient overflows, without a warning
     y = rng.poisson(82e-6 * people * np.exp(0.2 * x[:, 0]))
     y[3] = 1
-    model = DPPoissonRegressor(max_exposure=9e6, **NO_NOISE).fit(x, y, exposure=people)
-    means = model.predict(x, exposure=people)
+    model = DPPoissonRegressor(max_exposure=9e6, target_range=ends, **NO_NOISE)
+    means = model.fit(x, y, exposure=people).predict(x, exposure=people)
     assert means.sum() == pytest.approx(y.sum(), rel=0.05)
-    assert model.coef_ == pytest.approx([0.2], abs=0.02)
+    assert model.coef_ == pytest.approx([0.2], abs=0.03)
+
+
+@pytest.mark.slow
+def test_means_at_an_end_of_their_range_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng, x, _ = records(6)
+    y = rng.poisson(3 * np.exp(x[:, 0]))
+    table = pd.DataFrame({"x": x[:, 0].round(3), "y": y})
+    table["town"] = rng.choice(["Ghent", "Lier", "Mol", ""], N)
+    table.to_csv("data.csv", index=False)
+    kinds = "columns.x = {center = 0, scale = 1}\n"
+    kinds += 'columns.town = {categories = ["Lier", "Mol"]}\n'
+    (tmp_path / "schema.toml").write_text(
+        kinds + "target = {column = 'y', scale = 0.1}"
+    )
+    what = ["data.csv", "--schema", "schema.toml", "--loss", "poisson", "--seed", 0]
+    what += ["--epsilon", 1e4, "--holdout", 0.5, "--model", "linear", "--output", "out"]
+    done(invoke("train", *what))
+    predicted = done(invoke("predict", "out", "data.csv", "--output", "predicted.csv"))
+    means = pd.read_csv("predicted.csv").iloc[:, -1].to_numpy()
+    is_end = means > 3 - 1e-6
+    found = json.loads((tmp_path / "out" / "report.json").read_text())["evaluation"]
+    share = found["measures"]["share of means at an end of their range"]["model"]
+    true = is_end[held_out(N, 0.5, "records")].mean()
+    assert share["value"] == pytest.approx(true, abs=1e-3)
+    assert 0.2 < true < 0.8
+    shown, blank = words_of(predicted.stderr), (table["town"] == "").sum()
+    assert f"{is_end.sum():,} of 4,000 means are at an end" in shown
+    assert f"match no category, {blank:,} of them without a value" in shown
