@@ -117,14 +117,14 @@ class Description:
     @property
     def reading(self) -> str:
         """Says in words how to read the numbers."""
-        said = f"In brackets: {100 * self.level:g} % intervals, of sampling and noise."
+        text = f"In brackets: {100 * self.level:g} % intervals, of sampling and noise."
         if any(row.of == OTHER for row in self.rows):
-            said += f" {OTHER}: cells in none of the listed categories, be it another "
-            said += "level or no value."
+            text += f" {OTHER}: cells in none of the listed categories, be it another "
+            text += "level or no value."
         if self.unit is not None:
-            said += f" Everything is about the first {self.records_per_unit} records of"
-            said += f" each value of {printable(self.unit)}; others count nowhere."
-        return said
+            text += f" Everything is about the first {self.records_per_unit} records of"
+            text += f" each value of {printable(self.unit)}; others count nowhere."
+        return text
 
     @property
     def costs(self) -> list[Cost]:

@@ -72,8 +72,8 @@ def predict(settings: PredictSettings) -> None:
         if name not in names:
             said = f"There is no column {name}: predictions are for one of it."
             messages.print(said, soft_wrap=True)
-    said = [*_said_of_cells(model, known), *_said_of_means(model, known, predictions)]
-    say_to_curator(messages, said)
+    about_means = _said_of_means(model, known, predictions)
+    say_to_curator(messages, [*_said_of_cells(model, known), *about_means])
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(harmless, [*kept, _title(model)]))

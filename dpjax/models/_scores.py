@@ -281,9 +281,9 @@ def _means(
     spread = (stddev / steps / seen) ** 2 + means * (1 - means) / seen
     wide = WIDTH * np.sqrt(spread)
     ends = [means, np.maximum(means - wide, 0.0), np.minimum(means + wide, 1.0)]
-    found = [Interval(*one) for one in (bounds * ends).T.tolist()]
-    pairs = [found[i : i + 2] for i in range(0, 2 * len(terms), 2)]
-    return pairs, found[-1] if is_end is not None else None
+    intervals = [Interval(*numbers) for numbers in (bounds * ends).T.tolist()]
+    pairs = [intervals[i : i + 2] for i in range(0, 2 * len(terms), 2)]
+    return pairs, intervals[-1] if is_end is not None else None
 
 
 def _of_sizes(
