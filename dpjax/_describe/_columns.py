@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _keys
+from dpjax._describe._description import OTHER
 from dpjax._tables import Column
 from dpjax._texts import float32_of
 from dpjax._types import Key
@@ -17,7 +18,6 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import dp_group_means, dp_histogram
 from dpjax.solvers._shared import EDGES_SHARE, private_edges
 
-OTHER = "(other)"  # cells in none of the categories, missing ones included
 ALL = "(all)"
 NUM_BINS = 20
 Place = Callable[[np.ndarray], np.ndarray]

@@ -21,6 +21,7 @@ from dpjax.accounting._shared import sample_budget, subsampled_epsilon
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
 _OF_CATEGORIES = ("count", "share")
 COUNTS = "count", "missing", "histogram"
+OTHER = "(other)"  # cells in none of the categories, missing ones included
 
 
 class Row(NamedTuple):
@@ -116,14 +117,14 @@ class Description:
     @property
     def reading(self) -> str:
         """Says in words how to read the numbers."""
-        counted = (
-            ""
-            if self.unit is None
-            else f" Everything is about the first {self.records_per_unit} records of "
-            f"each value of {printable(self.unit)}; others count nowhere."
-        )
-        level = f"{100 * self.level:g}"
-        return f"In brackets: {level} % intervals, of sampling and noise.{counted}"
+        text = f"In brackets: {100 * self.level:g} % intervals, of sampling and noise."
+        if any(row.of == OTHER for row in self.rows):
+            text += f" {OTHER}: cells in none of the listed categories, be it another "
+            text += "level or no value."
+        if self.unit is not None:
+            text += f" Everything is about the first {self.records_per_unit} records of"
+            text += f" each value of {printable(self.unit)}; others count nowhere."
+        return text
 
     @property
     def costs(self) -> list[Cost]:

@@ -19,7 +19,7 @@ from dpjax.cli._runs import Run, predictions_of
 from dpjax.cli._units import Units
 from dpjax.datasets import Dataset
 from dpjax.models import private_scores
-from dpjax.models._shared import Interval, Measure
+from dpjax.models._shared import MEANS, Interval, Measure
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +96,11 @@ def evaluate(
     known = "constant" in run.solution.stats
     constant: Any = float(run.solution.stats["constant"]) if known else 0.0
     predicted = np.asarray(predictions_of(run.solution.params, features), np.float64)
+    is_end = None
+    if plan.loss_fn.has_log_link:
+        low, high = np.log(MEANS)
+        is_end = (predicted <= low) | (predicted >= high)
+        predicted = np.clip(predicted, low, high)
     if data.test_exposures is not None:
         # Without exposure a record was not observed: it has no weight, as in training.
         is_seen = data.test_exposures > 0
@@ -114,6 +119,7 @@ def evaluate(
         scale=None if target.categories else target.scale,
         key=key,
         noise_multiplier=_multiplier(privacy),
+        is_end=is_end,
     )
     return Evaluation(
         num_samples=len(targets),

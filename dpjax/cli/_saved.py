@@ -72,7 +72,8 @@ def predict(settings: PredictSettings) -> None:
         if name not in names:
             said = f"There is no column {name}: predictions are for one of it."
             messages.print(said, soft_wrap=True)
-    say_to_curator(messages, _said_of_cells(model, known))
+    about_means = _said_of_means(model, known, predictions)
+    say_to_curator(messages, [*_said_of_cells(model, known), *about_means])
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(map(harmless, [*kept, _title(model)]))
@@ -111,6 +112,8 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
         what, taken = "hold no number", "the center of the column"
         if kind.categories:
             what, taken = "match no category", "none of them"
+            if 0 < cells.missing < count:
+                what += f", {cells.missing:,} of them without a value"
             if len(kind.categories) == 1:  # "no" is expected next to "yes"
                 what, count = "hold no value", cells.missing
         elif isinstance(kind, BoundedColumn):
@@ -121,6 +124,25 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
             f"{name}: {cells.of_all(count)} cells {what}"
             f"{f', most {cells.looks}' if cells.looks else ''}: they count as {taken}, "
             "as in training."
+        )
+
+
+def _said_of_means(
+    model: Model, columns: Mapping[str, Column], means: np.ndarray
+) -> Iterator[str]:
+    """Yields a message on means at an end of the range that the model has."""
+    if model.mean_range is None:
+        return
+    exposure, shares = model.exposure, 1.0
+    if exposure is not None:
+        cells = columns.get(exposure.column)
+        shares = 1 / exposure.max if cells is None else exposure.shares(cells)
+    low, high = model.mean_range
+    is_end = (means <= low * shares * 1.000001) | (means >= high * shares / 1.000001)
+    if count := np.count_nonzero(is_end & (means > 0)):
+        yield (
+            f"{count:,} of {len(means):,} means are at an end of the model's range of "
+            "means: true ones may be far beyond."
         )
 
 

@@ -9,12 +9,14 @@ histograms of absolute errors, the model's and a constant's (sensitivity 2). The
 mechanism releases sums, clipped to bounds from the first: of losses, and for numbers of
 absolute and squared errors. A record without a target is in a bin of its own of each
 histogram, and adds nothing to a sum; by that bin, means are of the others. Each of k
-sums grows by a whole number from 0 to 1000 for a record, so that the l2 sensitivity is
-1000 sqrt(k).
+sums grows by a whole number from 0 to 1000 for a record, and the number of means at
+an end of their range by 500, so that the l2 sensitivity is 1000 sqrt(k), or with that
+number 1000 sqrt(k + 1/4).
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +38,8 @@ _AMOUNT_EDGES = np.logspace(-4, 2, 37)
 _BEYOND = 3.0  # times the 90th percentile: where errors are clipped for their means
 _STEPS = 1000  # losses and errors are rounded to multiples of bound / 1000: exact sums
 _LARGEST = 1e30
+_NOTHING = Interval(0.0, 0.0, 0.0)
+_MEANS = 1e-9, 1e9  # in scales: means of small exposures count as they are
 
 
 def private_scores(
@@ -48,6 +52,7 @@ def private_scores(
     scale: float | None,
     key: Key,
     noise_multiplier: float,
+    is_end: np.ndarray | None = None,
 ) -> PrivateScores:
     """Releases scores of a model on records, next to those of a constant.
 
@@ -68,6 +73,9 @@ def private_scores(
             a hundred scales. None: targets are labels.
         key: a typed key.
         noise_multiplier: of each of two Gaussian mechanisms.
+        is_end: of a log link which means are an end of the range that the model has,
+            boolean of shape (n,): their share is released too. Each follows from its
+            record alone, as scores do.
 
     Returns:
         For labels accuracy, area under the ROC curve and calibration; for classes
@@ -121,6 +129,10 @@ def private_scores(
     if other is not None:
         is_fine = other.shape in (shape, outputs)
         _validate.require(is_fine, "beside", other.shape, rule)
+    if is_end is not None:
+        seen = is_end.shape, is_end.dtype
+        rule = f"of shape {targets.shape} and bool"
+        _validate.require(seen == (targets.shape, bool), "is_end", seen, rule)
     release = Release(key, noise_multiplier)
     calibration: list[tuple[float, float, Interval]] = []
     bounds, unit = [_MOST_NATS] * 2, f"nats, each at most {_MOST_NATS:g}"
@@ -132,6 +144,11 @@ def private_scores(
         measures, calibration, other, seen = of_labels(release, scores, targets, other)
     else:
         _validate.positive(scale=scale)
+        unit = f"target in units of {scale:g}"
+        if isinstance(loss, LogLink):
+            loss = replace(loss, min_mean=_MEANS[0], max_mean=_MEANS[1])
+            factor, unit = _deviance(2 - loss.power, scale)
+            kind = "deviance"
         zero = np.zeros(()) if other is None else other
         both = np.stack([scores, np.broadcast_to(zero, shape)])
         errors = np.abs(np.asarray(loss.mean_of(jnp.asarray(both)), float) - targets)
@@ -139,17 +156,13 @@ def private_scores(
         errors = np.minimum(errors, _LARGEST)
         found = _of_errors(release, errors, is_known, scale, loss)
         measures, ends, bounds, seen = found
-        unit = f"target in units of {scale:g}"
     both = np.stack([scores, np.broadcast_to(0.0 if other is None else other, shape)])
     terms = [(_losses(both, targets, loss), bounds)]
     if errors is not None:
         terms.append((errors, ends))
         if loss is not squared:
             terms.append((errors**2, [end**2 for end in ends]))
-    means = _means(release, terms, is_known, seen)
-    if isinstance(loss, LogLink) and scale is not None:
-        factor, unit = _deviance(2 - loss.power, scale)
-        kind = "deviance"
+    means, share = _means(release, terms, is_known, seen, is_end)
     mean = [_mapped(lambda x: factor * x, one) for one in means[0]]
     measures.append(Measure(f"mean {loss_name} {kind}, clipped ({unit})", *mean))
     if errors is not None and scale is not None:
@@ -160,6 +173,10 @@ def private_scores(
         measures.append(_limits(kind, factor, bounds))
         if other is not None:
             measures.append(_explained(*squares))
+    if share is not None:
+        measures.append(
+            Measure("share of means at an end of their range", share, _NOTHING)
+        )
     return PrivateScores(measures, calibration, seen)
 
 
@@ -238,28 +255,35 @@ def _means(
     terms: list[tuple[np.ndarray, list[float]]],
     is_known: np.ndarray,
     seen: float,
-) -> list[list[Interval]]:
+    is_end: np.ndarray | None = None,
+) -> tuple[list[list[Interval]], Interval | None]:
     """Releases means of k/2 terms, shape (2, n), each clipped to [0, its two bounds].
 
-    They are over the records that are known, by their released number.
+    They are over the records that are known, by their released number, and so is the
+    share of those that are marked.
 
     Sensitivity:
-        1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one.
+        1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one; with
+        that of whole numbers of 0 or 500 beside them, 1000 sqrt(k + 1/4).
     """
     bounds = np.maximum([bound for _, bound in terms], 1e-12)
     with np.errstate(invalid="ignore"):
         shares = np.stack([value for value, _ in terms]) / bounds[..., None]
     shares = np.clip(np.nan_to_num(shares, nan=1.0), 0.0, 1.0) * is_known
-    sums = np.rint(shares * _STEPS).sum(axis=2)
-    unit = _STEPS * seen
-    sums, stddev = release(sums, _STEPS * math.sqrt(sums.size))
-    means = np.clip(sums / unit, 0.0, 1.0)
+    sums = np.rint(shares * _STEPS).sum(axis=2).ravel()
+    steps, bounds = np.full(sums.size, _STEPS), bounds.ravel()
+    if is_end is not None:  # a smaller unit leaves nearly all noise as it is
+        steps, bounds = np.append(steps, _STEPS // 2), np.append(bounds, 1.0)
+        sums = np.append(sums, np.count_nonzero(is_end & is_known) * steps[-1])
+    sums, stddev = release(sums, _STEPS * math.sqrt(np.sum((steps / _STEPS) ** 2)))
+    means = np.clip(sums / steps / seen, 0.0, 1.0)
     # Of numbers in [0, 1] of mean m, the variance is m (1 - m) at most.
-    spread = (stddev / unit) ** 2 + means * (1 - means) / seen
+    spread = (stddev / steps / seen) ** 2 + means * (1 - means) / seen
     wide = WIDTH * np.sqrt(spread)
     ends = [means, np.maximum(means - wide, 0.0), np.minimum(means + wide, 1.0)]
-    intervals = bounds[..., None] * np.stack(ends, axis=-1)
-    return [[Interval(*one) for one in pair] for pair in intervals.tolist()]
+    intervals = [Interval(*numbers) for numbers in (bounds * ends).T.tolist()]
+    pairs = [intervals[i : i + 2] for i in range(0, 2 * len(terms), 2)]
+    return pairs, intervals[-1] if is_end is not None else None
 
 
 def _of_sizes(
@@ -294,8 +318,7 @@ def _explained(own: Interval, beside: Interval) -> Measure:
     # most the sum of both, however they depend on each other.
     pairs = zip((own.value, own.high, own.low), beside, strict=True)
     found = [max(1 - x / max(y, 1e-12), -1.0) for x, y in pairs]
-    nothing = Interval(0.0, 0.0, 0.0)
-    return Measure("R2 against the constant", Interval(*found), nothing)
+    return Measure("R2 against the constant", Interval(*found), _NOTHING)
 
 
 def _mapped(function: Callable[[float], float], interval: Interval) -> Interval:

@@ -4,9 +4,10 @@ from dpjax.models._bounded_column import BoundedColumn
 from dpjax.models._file import model_file
 from dpjax.models._measures import Interval, Measure, PrivateScores
 from dpjax.models._params import bending_features
-from dpjax.models._terms import Link
+from dpjax.models._terms import MEANS, Link
 
 __all__ = [
+    "MEANS",
     "BoundedColumn",
     "Interval",
     "Link",

@@ -31,8 +31,9 @@ def amounts_in_unit(
 ) -> tuple[np.ndarray, Unit]:
     """Returns amounts from zero on in their unit, and that unit.
 
-    A released unit is that of amounts per unit of exposure, times the largest exposure:
-    one of amounts would bound the means of records with far more than usual exposure.
+    Units and ranges are of amounts per unit of exposure, times the largest exposure.
+    One of amounts would bound the means of records with far more than usual exposure,
+    and amounts clipped in proportion to their own would lose what short ones have.
     """
     amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
     if model.target_range is None:
@@ -43,14 +44,16 @@ def amounts_in_unit(
     else:
         ends = _tables.interval("target_range", model.target_range)
         low, high = amounts_range(ends)
+        if offsets is not None:
+            low, high = 0.0, high * model.max_exposure
         amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)
     return np.minimum(amounts / unit.scale, loss.target_range[1]), unit
 
 
-def log_means(loss: LinearLoss, unit: Unit) -> np.ndarray:
+def log_means(loss: LinearLoss, scale: float) -> np.ndarray:
     """Returns the least and the largest logarithm of a mean in the user's unit."""
     ends = loss.mean_of(jnp.array([-jnp.inf, jnp.inf]))
-    return np.log(np.asarray(ends, np.float64) * unit.scale)
+    return np.log(np.asarray(ends, np.float64) * scale)
 
 
 @parameters
@@ -93,7 +96,7 @@ class WithExposure(_Regressor):
 
     def _means(self, logarithms: np.ndarray, unit: Unit, exposure: Any) -> np.ndarray:
         """Returns means of logarithms for the largest exposure, in the unit."""
-        low, high = log_means(self._loss(), unit)
+        low, high = log_means(self._loss(), unit.scale)
         means = np.exp(np.clip(logarithms, low, high))
         if exposure is None:
             return means / (self._largest or 1.0)
@@ -155,8 +158,10 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     """Private Poisson regression with log link, for counts and rates.
 
     Args:
-        target_range: the public range of the target, with an end above zero. None: its
-            scale is released.
+        target_range: the public range of the target, with an end above zero. With an
+            exposure its end is of the target per unit of exposure, and targets are
+            clipped from zero to so much for the largest exposure. None: its scale is
+            released.
         max_exposure: the largest exposure, public; larger ones count as this, and
             `target_scale_` is of a record with it. None: `fit` takes no exposures.
 

@@ -14,12 +14,13 @@ from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.models import private_scores
 from dpjax.models._shared import PrivateScores
 from dpjax.sklearn._additive import DPAdditiveRegressor
-from dpjax.sklearn._amounts import LogLinkRegressor
+from dpjax.sklearn._amounts import LogLinkRegressor, log_means
 from dpjax.sklearn._labels import indices
 from dpjax.sklearn._tables import as_column, as_numbers, key_of, shares_of
 
 _MOST_LOG_ODDS = 50.0
 _LEAST_MEAN = 1e-9  # in units of the target
+_ROUNDED = 1e-6  # of logarithms of means
 
 
 @_progress.shown("reading the records")
@@ -40,9 +41,10 @@ def score_privately(
     For a classifier: accuracy and the logarithmic loss; with two classes also area
     under the ROC curve and calibration. For a regressor: the median, the 90th
     percentile and the mean of the absolute error, the root of the mean squared error,
-    half the squared error, or with a log link the deviance, and R2 against a baseline.
-    Errors and losses are clipped. Each number has a 95 per cent interval, of sampling
-    and noise, and is shown next to that of a baseline.
+    half the squared error, or with a log link the deviance and the share of means at an
+    end of their range, and R2 against a baseline. Errors and losses are clipped. Each
+    number has a 95 per cent interval, of sampling and noise, and stands next to that of
+    a baseline.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in one. With
@@ -55,8 +57,8 @@ def score_privately(
         baseline: a fitted estimator of the same kind, with the same classes, such as
             `DPMeanRegressor`; the scores of a classifier's baseline have separate
             noise. None: for a classifier the released shares of the labels; for a
-            regressor a prediction of zero, or with a log link of `target_scale_` for
-            the largest exposure.
+            regressor a prediction of zero, or with a log link of `scale` for the
+            largest exposure.
         scale: of a regressor, about the size of an error, public: errors from a
             hundredth of a scale to a hundred scales are distinguished. None: the
             `target_scale_` of the model.
@@ -135,10 +137,15 @@ def score_privately(
     _progress.say("predictions")
     predictions = predict(model, X)
     beside = None if baseline is None else predict(baseline, X)
+    offsets, is_end = 0.0, None
     if shares is not None:
         known = np.where(shares > 0, known, np.nan)
-        if beside is None:
-            beside = np.log(np.maximum(shares, _LEAST_MEAN))
+        offsets = np.log(np.maximum(shares, _LEAST_MEAN))
+        beside = offsets if beside is None else beside
+    if unit is not None and loss.has_log_link:
+        low, high = log_means(loss, (_scale_of(model) or unit) / unit)
+        rates = predictions - offsets
+        is_end = (rates <= low + _ROUNDED) | (rates >= high - _ROUNDED)
     _progress.say("scores")
     scores = private_scores(
         predictions,
@@ -149,6 +156,7 @@ def score_privately(
         scale=unit,
         key=key,
         noise_multiplier=multiplier,
+        is_end=is_end,
     )
     event = gaussian_event(multiplier, num_steps=2)
     return scores, PrivacyGuarantee.of(

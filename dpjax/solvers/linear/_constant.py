@@ -108,7 +108,7 @@ def _constant(
     else:
         is_alone = kind.has_exposures or kind.loss.target_range[0] >= 0
         unit = divisor * (1.0 if is_alone else BESIDE_WEIGHT)
-        end = 1.0
+        end = math.inf if kind.has_exposures else 1.0  # a record may have a small one
         if kind.has_labels:
             end = jnp.maximum(1 - _FROM_ENDS * stddevs[0] / unit, 0.0)
         mean = jnp.clip(noisy[0] / unit, -end, end) * like(size, noisy)
@@ -158,4 +158,6 @@ def largest_slope(kind: ModelKind, constant: jax.Array, size: Scalar) -> jax.Arr
     if kind.has_labels or kind.is_robust:
         return jnp.asarray(loss.derivative_bound, constant.dtype)
     ends = loss.targets_of(jnp.stack([-size, size]))
+    if kind.has_exposures:  # of a mean within ±size, as records have
+        constant = jnp.minimum(constant, loss.constant_prediction(ends[1]))
     return jnp.max(jnp.abs(loss.derivative(jnp.stack([constant, constant]), ends)))

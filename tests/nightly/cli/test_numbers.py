@@ -62,6 +62,7 @@ def test_numbers_of_units(folder):
         assert "the first 3 records of each value of who" in shown
     assert text in Path("out/description.svg").read_text()
     assert "n = 720" not in page
+    assert "(other): cells in none of the listed categories" in page
     done(invoke("report", "out"))
     assert "the first 3 records of each value of who" in page
 

@@ -62,13 +62,41 @@ def test_train_prints_the_numbers_of_its_own_predictions(here, more):
         assert f"{float(f'{rows[name]:.4g}'):g}" in shown
 
 
-def test_a_released_unit_is_that_of_the_largest_exposure():
+@pytest.mark.parametrize(
+    ("spread", "ends"), [(1.5, None), (0.5, None), (1.5, (0, 1e-4)), (0.5, (0, 1e-4))]
+)
+def test_the_unit_of_a_target_is_that_of_the_largest_exposure(spread, ends):
     rng, x, _ = records(5)
-    people = np.minimum(np.exp(rng.normal(np.log(29_000), 1.5, N)), 9e6)
+    people = np.minimum(np.exp(rng.normal(np.log(29_000), spread, N)), 9e6)
     people[:4] = [9e6, 5e6, 4e6, 1e-320]  # and a quotient overflows, without a warning
     y = rng.poisson(82e-6 * people * np.exp(0.2 * x[:, 0]))
     y[3] = 1
-    model = DPPoissonRegressor(max_exposure=9e6, **NO_NOISE).fit(x, y, exposure=people)
-    means = model.predict(x, exposure=people)
+    model = DPPoissonRegressor(max_exposure=9e6, target_range=ends, **NO_NOISE)
+    means = model.fit(x, y, exposure=people).predict(x, exposure=people)
     assert means.sum() == pytest.approx(y.sum(), rel=0.05)
-    assert model.coef_ == pytest.approx([0.2], abs=0.02)
+    assert model.coef_ == pytest.approx([0.2], abs=0.03 if ends else 0.02)
+
+
+def test_means_at_an_end_of_their_range_are_told(here):
+    rng, x, _ = records(6)
+    y = rng.poisson(3 * np.exp(x[:, 0]))
+    table = pd.DataFrame({"x": x[:, 0].round(3), "y": y})
+    table["town"] = rng.choice(["Ghent", "Lier", "Mol", ""], N)
+    table.to_csv("data.csv", index=False)
+    kinds = "columns.x = {center = 0, scale = 1}\n"
+    kinds += 'columns.town = {categories = ["Lier", "Mol"]}\n'
+    (here / "schema.toml").write_text(kinds + "target = {column = 'y', scale = 0.1}")
+    words = ["data.csv", "--schema", "schema.toml", "--loss", "poisson", "--seed", 0]
+    words += ["--epsilon", 1e4, "--holdout", 0.5, "--model", "linear"]
+    done(invoke("train", *words, "--output", "out"))
+    predicted = done(invoke("predict", "out", "data.csv", "--output", "predicted.csv"))
+    means = pd.read_csv("predicted.csv").iloc[:, -1].to_numpy()
+    is_end = means > 3 - 1e-6
+    measures = json.loads((here / "out" / "report.json").read_text())["evaluation"]
+    share = measures["measures"]["share of means at an end of their range"]["model"]
+    true = is_end[held_out(N, 0.5, "records")].mean()
+    assert share["value"] == pytest.approx(true, abs=1e-3)
+    assert 0.2 < true < 0.8
+    shown, blank = words_of(predicted.stderr), (table["town"] == "").sum()
+    assert f"{is_end.sum():,} of 4,000 means are at an end" in shown
+    assert f"match no category, {blank:,} of them without a value" in shown

@@ -16,7 +16,8 @@ class Rate(DPPoissonRegressor):
     target_scale_, _largest = 6.0, 3.0  # of the largest exposure
 
     def predict(self, X, exposure=None):
-        return np.exp(X[:, 0]) * np.clip(np.nan_to_num(np.asarray(exposure)), 0, 3)
+        held = np.clip(np.exp(X[:, 0]), 2e-3, 60)
+        return held * np.clip(np.nan_to_num(np.asarray(exposure)), 0, 3)
 
 
 def records(seed=0):
@@ -45,7 +46,7 @@ def of_errors(errors, ends):
         "90th": np.quantile(errors, 0.9, axis=1),
         "mean absolute": held.mean(axis=1),
         "root mean": np.sqrt(squares),
-        "R2": [1 - squares[0] / squares[1]],
+        "R2": [max(1 - squares[0] / squares[1], -1.0)],
     }
 
 
@@ -107,19 +108,24 @@ def test_classes_that_are_none_of_them_have_no_weight():
     checked(scores.measures, truth, rel=0.01)
 
 
-def test_a_rate_is_scored_beside_a_constant_rate():
+@pytest.mark.parametrize(("usual", "spread"), [(1.0, 1), (0.01, 1), (1.0, 4)])
+def test_a_rate_is_scored_beside_a_constant_rate(usual, spread):
     rng, x, missing = records(3)
-    years = 3 * rng.uniform(size=N) ** 3
+    years = 3 * usual * rng.uniform(size=N) ** 3
     years[::20], years[::30] = 0.0, np.nan
     seen = years > 0
     y = rng.poisson(np.where(seen, years, 1) * np.exp(0.5 * x[:, 0])).astype(float)
     y[missing] = np.nan
+    x = spread * x  # some means are then at the ends of their range
     scores, _ = score_privately(Rate(), x, y, exposure=years, **NO_NOISE)
     known = ~missing & seen
     assert scores.num_scored == pytest.approx(known.sum(), abs=1)
-    means = np.array([np.exp(x[:, 0]), np.full(N, 2.0)]) * years  # 6 for 3 years
-    errors = np.abs(means - y)[:, known]
-    checked(scores.measures, of_errors(errors, ends_of(scores.measures)), rel=0.06)
+    held = np.clip(np.exp(x[:, 0]), 2e-3, 60)  # of 6 for 3 years
+    errors = np.abs(np.array([held, np.full(N, 2.0)]) * years - y)[:, known]
+    truth = of_errors(errors, ends_of(scores.measures))
+    truth["share of means"] = [np.mean((held != np.exp(x[:, 0]))[known])]
+    checked(scores.measures, truth, rel=0.06)
+    assert (truth["share of means"][0] > 0.1) == (spread > 1)
     with pytest.raises(ValueError, match="baseline must be an estimator that was fitt"):
         score_privately(Rate(), x, y, exposure=years, baseline=Line(1.0))
 
