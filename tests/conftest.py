@@ -21,7 +21,6 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # time, here an eighth, and gives the same program.
 WHOLE = "--xla_cpu_parallel_codegen_split_count=1"
 COUNTED = {"at": 0.0}  # when memory mappings were counted: see `few_programs`
-LONG = {"slow", "audit", "coverage", "figures", "devices"}  # for `--all-cases`
 UNIT = Path(__file__).parent / "unit"
 
 
@@ -57,10 +56,10 @@ def pytest_pycollect_makemodule(module_path, parent):
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path):
     """Keeps such a file from those that look for examples, and import it for that."""
-    found = yield
+    collectors = yield
     if is_absent(file_path):
-        return [one for one in found if isinstance(one, Absent)]
-    return found
+        return [x for x in collectors if isinstance(x, Absent)]
+    return collectors
 
 
 def pytest_addoption(parser):
@@ -78,16 +77,10 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--all-cases"):
         return
     cases = defaultdict(list)
-    left_out = {
-        item
-        for item in items
-        if UNIT in item.path.parents
-        and LONG & {mark.name for mark in item.iter_markers()}
-    }
     for item in items:
-        quick = item.get_closest_marker("quick")
-        if quick and item not in left_out:
+        if quick := item.get_closest_marker("quick"):
             cases[item.parent.nodeid, item.originalname, *quick.args].append(item)
+    left_out = set()
     for (_, name, count), among in cases.items():
         start = zlib.crc32(name.encode())
         few = {(start + i * len(among) // count) % len(among) for i in range(count)}
@@ -149,7 +142,6 @@ def programs_of_a_module(request):
     compile as users do.
     """
     is_unit = UNIT in request.path.parents
-    is_unit = is_unit and not request.node.get_closest_marker("optimized")
     jax.config.update("jax_disable_most_optimizations", is_unit)
     yield
     jax.clear_caches()
