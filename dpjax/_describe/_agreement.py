@@ -22,11 +22,11 @@ def sizes_of(groups: Groups, founds: Sequence[Found], own: Found | None) -> np.n
         founds: the columns that have these groups.
         own: the column that names them, if there is one.
     """
-    said = [(found.sizes, found.size_variance) for found in founds]
+    counts = [(release.sizes, release.size_variance) for release in founds]
     if own is not None:
-        said.append((own.cells[:, 0], own.stddev**2))
-    weights = [1 / (variance + 1 / 12) for _, variance in said]
-    values = np.array([value for value, _ in said], float)
+        counts.append((own.cells[:, 0], own.stddev**2))
+    weights = [1 / (variance + 1 / 12) for _, variance in counts]
+    values = np.array([value for value, _ in counts], float)
     mean = np.average(values, axis=0, weights=weights)
     most = len(groups.codes)
     if groups.num_records is not None or np.sum(np.maximum(mean, 0.0)) > most:
@@ -62,7 +62,7 @@ def divided(counts: np.ndarray, total: int) -> np.ndarray:
 
 def rows_of(
     name: str,
-    found: Found,
+    release: Found,
     groups: Groups,
     sizes: np.ndarray,
     z: float,
@@ -78,7 +78,7 @@ def rows_of(
 
     Args:
         name: of the column.
-        found: its releases.
+        release: its releases.
         groups: of the records.
         sizes: of groups, from `sizes_of`.
         z: how many standard errors an interval has on either side.
@@ -86,10 +86,10 @@ def rows_of(
         cells: of a single group, where they have been found.
     """
     most = len(groups.codes)
-    shares, share_errors = _shares(found, groups.num_records)
+    shares, share_errors = _shares(release, groups.num_records)
     for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):
-        known, missing = found.divided(group, int(size))
-        own = found.cells[: len(found.labels), group]
+        known, missing = release.divided(group, int(size))
+        own = release.cells[: len(release.labels), group]
         agreed = divided(own, known) if cells is None else cells
 
         def row(
@@ -109,33 +109,33 @@ def rows_of(
             return Row(name, at, statistic, of, *numbers.tolist())
 
         in_table = (0, most), scale
-        if found.counted is not None:
-            counts, errors, _ = found.counted
+        if release.counted is not None:
+            counts, errors, _ = release.counted
             yield row("count", "", known, counts[group], errors[group], *in_table)
-            about = found.cells[-1, group], found.errors[-1, group]
+            about = release.cells[-1, group], release.errors[-1, group]
             yield row("missing", "", missing, *about, *in_table)
-        for statistic, values, errors in found.others:
+        for statistic, values, errors in release.others:
             about = values[group], errors[group]
-            yield row(statistic, "", values[group], *about, found.within)
-        for index, (of, count) in enumerate(zip(found.labels, agreed, strict=True)):
-            about = found.cells[index, group], found.errors[index, group]
-            statistic = "count" if found.counted is None else "histogram"
+            yield row(statistic, "", values[group], *about, release.within)
+        for index, (of, count) in enumerate(zip(release.labels, agreed, strict=True)):
+            about = release.cells[index, group], release.errors[index, group]
+            statistic = "count" if release.counted is None else "histogram"
             yield row(statistic, of, count, *about, *in_table)
-            if found.counted is None:
+            if release.counted is None:
                 share = count / known if known else 1 / len(own)
                 about = shares[index, group], share_errors[index, group]
                 yield row("share", of, share, *about, (0, 1))
 
 
-def _shares(found: Found, num_records: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _shares(release: Found, num_records: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Returns shares of counts (k, G) in their groups, and their standard errors.
 
     If the number of records N is not public, it is the sum of the counts. The noise of
     a share p = c / N then has variance ((1 - p)^2 + (k - 1) p^2) stddev^2 / N^2.
     """
-    counts, stddev = found.cells, found.stddev
+    counts, stddev = release.cells, release.stddev
     if num_records is not None:
-        return counts / num_records, found.errors / num_records
+        return counts / num_records, release.errors / num_records
     k = len(counts)
     total = np.sum(counts, axis=0, dtype=float)
     known = np.maximum(total, 1.0)

@@ -181,10 +181,10 @@ def of_numbers(
     assert isinstance(errors, dict)
     counts, count_errors = (np.asarray(x["counts"]) for x in (values, errors))
     counted = counts, count_errors, float(moments.stats["count_stddev"])
-    others = [("mean", np.asarray(values["means"]), np.asarray(errors["means"]))]
+    more = [("mean", np.asarray(values["means"]), np.asarray(errors["means"]))]
     for index, statistic in enumerate(_QUANTILES):
         value, error = (np.asarray(x["quantiles"])[:, index] for x in (values, errors))
-        others.append((statistic, value, error))
+        more.append((statistic, value, error))
     multipliers = [float(moments.stats["noise_multiplier"])]
 
     of_bins = budget.part(_HISTOGRAM)
@@ -201,7 +201,7 @@ def of_numbers(
     shares = {"count, mean, quantiles": 1 - _HISTOGRAM, "histogram": _HISTOGRAM}
     multipliers.append(in_bins[3])
     table = in_bins[0], in_bins[1], in_bins[2], shares, multipliers
-    return Found(_bins(shown), *table, counted, others, shown, within)
+    return Found(_bins(shown), *table, counted, more, shown, within)
 
 
 def of_categories(
@@ -235,8 +235,8 @@ def _codes(kind: Categorical, column: Column) -> np.ndarray:
     """Returns the index of each cell's category, the last one for others."""
     codes = np.full(len(column), len(kind.categories), np.int32)
     for start in range(0, len(column), _BLOCK):
-        rows, found = np.nonzero(kind.encode(column[start : start + _BLOCK]))
-        codes[start + rows] = found
+        rows, places = np.nonzero(kind.encode(column[start : start + _BLOCK]))
+        codes[start + rows] = places
     return codes
 
 

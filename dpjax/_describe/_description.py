@@ -134,13 +134,13 @@ class Description:
         prob = sizes[1] / sizes[0]
         own = sample_budget(*given, num_samples=sizes[0], sample_size=sizes[1])
         budget = {"delta": own[1], "num_steps": 1}
-        whole = noise_multiplier(own[0], **budget)
+        multiplier = noise_multiplier(own[0], **budget)
         costs = []
-        for (column, what), share in self.shares.items():
-            part = whole / math.sqrt(share)
+        for (column, name), share in self.shares.items():
+            part = multiplier / math.sqrt(share)
             epsilon = noise_multiplier_to_epsilon(part, **budget)
             epsilon = subsampled_epsilon(epsilon, prob)
-            costs.append(Cost(column, what, share, epsilon))
+            costs.append(Cost(column, name, share, epsilon))
         return costs
 
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
@@ -156,7 +156,7 @@ class Description:
                 is_number = row.column in self.edges
                 line = cells[is_number].setdefault((row.column, row.group, row.of), {})
                 line[row.statistic] = str(row)
-        found = []
+        pages = []
         for is_number, names in ((True, _OF_NUMBERS), (False, _OF_CATEGORIES)):
             keep = [0, *[1] * (self.by is not None), *[2] * (not is_number)]
             head = [["column", str(self.by), "category"][i] for i in keep]
@@ -165,14 +165,14 @@ class Description:
                 for key, line in cells[is_number].items()
             ]
             if lines:
-                found.append(([*head, *names], lines))
-        return found
+                pages.append(([*head, *names], lines))
+        return pages
 
     def content(self) -> dict[str, Any]:
         """Returns the description for JSON; an infinite end is None."""
         rows = [
-            {k: x if isinstance(x, str) or math.isfinite(x) else None for k, x in one}
-            for one in (row._asdict().items() for row in self.rows)
+            {k: x if isinstance(x, str) or math.isfinite(x) else None for k, x in cells}
+            for cells in (row._asdict().items() for row in self.rows)
         ]
         privacy = self.privacy
         return {

@@ -79,10 +79,10 @@ def plot_of(description: "Description", *, is_dark: bool) -> Any:
 
 def _by(rows: Iterable["Row"], field: str) -> list[tuple[str, list["Row"]]]:
     """Returns the rows of each column, group or statistic, in their order."""
-    found: dict[str, list[Row]] = {}
+    by_column: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(getattr(row, field), []).append(row)
-    return [*found.items()]
+        by_column.setdefault(getattr(row, field), []).append(row)
+    return [*by_column.items()]
 
 
 def _height(rows: list["Row"], is_number: bool) -> float:

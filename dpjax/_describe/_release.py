@@ -119,8 +119,8 @@ def describe(
     _validate.require(not unknown, "schema", unknown, f"made of columns of {known}")
     columns: Mapping[str, Column] = frame_columns(frame, [*schema])
     shapes = {name: column.shape for name, column in columns.items()}
-    shape, *others = {*shapes.values()}
-    is_table = not others and len(shape) == 1 and shape[0] > 0
+    shape, *differing = {*shapes.values()}
+    is_table = not differing and len(shape) == 1 and shape[0] > 0
     num_samples = size = shape[0] if is_table else 1
     if max_records is not None:
         _validate.count(max_records=max_records)
@@ -135,7 +135,7 @@ def describe(
         sample_key, key = _keys.split(key)
         rows = np.asarray(uniform_subset(sample_key, num_samples, size))
         columns = {name: column[rows] for name, column in columns.items()}
-    found = release(
+    description = release(
         columns,
         schema,
         key=key,
@@ -145,8 +145,8 @@ def describe(
         level=level,
         num_samples=num_samples,
     )
-    privacy = sample_privacy(found.privacy, **sizes, unit="record")
-    return replace(found, privacy=privacy)
+    privacy = sample_privacy(description.privacy, **sizes, unit="record")
+    return replace(description, privacy=privacy)
 
 
 def release(
@@ -182,36 +182,36 @@ def release(
         grouped = everyone.divided(kind, columns[by])
     budget = Budget(noise_multiplier(epsilon, delta, num_steps=1), delta)
     z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
-    whole = math.fsum(map(_weight, schema.values()))
+    weights = math.fsum(map(_weight, schema.values()))
     founds, shares = {}, {}
     for index, (name, kind) in enumerate(schema.items()):
         _progress.say(f"column {name}", index, len(schema))
         groups = everyone if name == by else grouped
-        share, own_key = _weight(kind) / whole, jax.random.fold_in(key, index)
+        share, own_key = _weight(kind) / weights, jax.random.fold_in(key, index)
         arguments = columns[name], groups, budget.part(share), own_key
         if isinstance(kind, Categorical):
-            found = of_categories(kind, *arguments)
+            result = of_categories(kind, *arguments)
         else:
-            found = of_numbers(kind, *arguments)
-        founds[name] = found
-        for what, part in found.shares.items():
-            shares[name, what] = share * part
-    multipliers = (one for found in founds.values() for one in found.multipliers)
-    if math.fsum(one**-2 for one in multipliers) > budget.multiplier**-2:
+            result = of_numbers(kind, *arguments)
+        founds[name] = result
+        for part_name, part in result.shares.items():
+            shares[name, part_name] = share * part
+    multipliers = (x for result in founds.values() for x in result.multipliers)
+    if math.fsum(x**-2 for x in multipliers) > budget.multiplier**-2:
         raise RuntimeError("The releases cost more than the budget.")
-    others = [found for name, found in founds.items() if name != by]
-    sizes = sizes_of(grouped, others, None if by is None else founds[by])
+    apart = [result for name, result in founds.items() if name != by]
+    sizes = sizes_of(grouped, apart, None if by is None else founds[by])
     rows: list[Row] = []
-    for name, found in founds.items():
+    for name, result in founds.items():
         scaled = z, num_samples / size
         if name == by:
             total = np.sum(sizes, keepdims=True)
-            rows += rows_of(name, found, everyone, total, *scaled, cells=sizes)
+            rows += rows_of(name, result, everyone, total, *scaled, cells=sizes)
         else:
-            rows += rows_of(name, found, grouped, sizes, *scaled)
+            rows += rows_of(name, result, grouped, sizes, *scaled)
     return Description(
         tuple(rows),
-        {name: found.edges for name, found in founds.items() if found.edges},
+        {name: result.edges for name, result in founds.items() if result.edges},
         num_samples,
         by,
         level,

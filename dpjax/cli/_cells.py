@@ -80,8 +80,8 @@ def count_cells(
     """Counts the cells of a column; kind None is numbers of an undeclared range."""
     is_used = (kind or Numeric()).is_read(column)
     unused = count_texts(column[np.flatnonzero(~is_used)])
-    held = {text: count for text, count in unused.items() if not is_mark(text)}
-    unread = sum(held.values())
+    texts = {text: count for text, count in unused.items() if not is_mark(text)}
+    unread = sum(texts.values())
     cells = Cells(
         len(column),
         sum(unused.values()) - unread,
@@ -89,13 +89,13 @@ def count_cells(
         undecoded=sum(count for text, count in unused.items() if UNDECODED in text),
     )
     if kind is not None and kind.categories:
-        return _of_categories(cells, held)
+        return _of_categories(cells, texts)
     known, far = float32_of(column), 0
     if isinstance(kind, BoundedColumn):
         far = int(np.sum(known[is_used] > np.float32(kind.max)))
     elif kind is not None:
         far = int(np.sum(np.abs(known[is_used] - kind.center) > _FAR * kind.scale))
-    return cells._replace(far=far, looks=_looks(held))
+    return cells._replace(far=far, looks=_looks(texts))
 
 
 def count_texts(column: Column) -> Counter[str]:
@@ -107,9 +107,9 @@ def count_texts(column: Column) -> Counter[str]:
     return Counter(dict(zip(texts, counts, strict=True)))
 
 
-def _of_categories(cells: Cells, held: Mapping[str, int]) -> Cells:
-    common = [text[:_LONGEST] for text, _ in Counter(held).most_common(2)]
-    most = max(held.values(), default=0)
+def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
+    common = [text[:_LONGEST] for text, _ in Counter(texts).most_common(2)]
+    most = max(texts.values(), default=0)
     if cells.used == 0 or most < max(1, _LEAST_REFERENCE * cells.total):
         return cells._replace(example=next(iter(common), ""))
     return cells._replace(
@@ -120,30 +120,30 @@ def _of_categories(cells: Cells, held: Mapping[str, int]) -> Cells:
     )
 
 
-def _looks(held: Mapping[str, int]) -> str:
+def _looks(texts: Mapping[str, int]) -> str:
     """Returns an example of the commonest format, and the options that read it."""
-    found: Counter[str] = Counter()
+    looks: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    for text, count in held.items():
+    for text, count in texts.items():
         look = _look(text)
-        found[look] += count
+        looks[look] += count
         examples.setdefault(look, text)
-    (look, _), *_ = found.most_common(1) or [("", 0)]
+    (look, _), *_ = looks.most_common(1) or [("", 0)]
     return f"like {examples[look][:_LONGEST]} ({look})" if look else ""
 
 
 def say_to_curator(console: Console, texts: Iterable[str]) -> bool:
     """Prints findings about cells under a warning; returns whether there are any."""
-    found = list(texts)
-    if found:
+    lines = list(texts)
+    if lines:
         console.print(
             "For the curator's eyes only, outside the guarantee (computed from the "
             "records, and written nowhere; dpjax check tells more):",
             style="yellow",
         )
-    for text in found:
+    for text in lines:
         console.print(f"  {text}", style="yellow", soft_wrap=True)
-    return bool(found)
+    return bool(lines)
 
 
 def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
@@ -177,8 +177,8 @@ def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
                 f"({lines.blank_at_end:,}): --last-lines {last} leaves them out."
             )
         if lines.blank > lines.blank_at_end:
-            others = lines.blank - lines.blank_at_end
-            yield f"{name}: blank lines between others count as records ({others:,})."
+            inside = lines.blank - lines.blank_at_end
+            yield f"{name}: blank lines between others count as records ({inside:,})."
 
 
 def undecoded(cells: Cells) -> str:
@@ -207,6 +207,6 @@ def _look(text: str) -> str:
         if re.fullmatch(shape, match["n"]):
             sign = match["a"] or match["b"]
             currency = f"--currency {shlex.quote(sign)}" if sign else ""
-            found = " ".join(filter(None, [options, currency]))
-            return f"try {found}" if found else ""
+            both = " ".join(filter(None, [options, currency]))
+            return f"try {both}" if both else ""
     return ""

@@ -69,9 +69,9 @@ def warn_curator(console: Console, table: Table) -> bool:
     kinds: dict[str, Kind] = {**schema.columns, table.target: schema.target}
     kinds |= schema.bounded
     cells = {k: count_cells(kind, table.columns[k]) for k, kind in kinds.items()}
-    found = [*_findings(kinds, cells, table.target)]
-    say_to_curator(console, [*found, *_remarks(kinds, cells, table.target)])
-    return bool(found)
+    findings = [*_findings(kinds, cells, table.target)]
+    say_to_curator(console, [*findings, *_remarks(kinds, cells, table.target)])
+    return bool(findings)
 
 
 def _findings(
@@ -83,13 +83,13 @@ def _findings(
     for name, kind in kinds.items():
         counts = cells[name]
         if isinstance(kind, Categorical):
-            said = _of_categories(kind, counts, is_target=name == target)
+            text = _of_categories(kind, counts, is_target=name == target)
         elif isinstance(kind, BoundedColumn):
-            said = _of_amounts(kind, counts)
+            text = _of_amounts(kind, counts)
         else:
-            said = _of_numbers(kind, counts, is_template=is_template)
-        if said:
-            yield f"{'target' if name == target else 'column'} {name!r}: {said}"
+            text = _of_numbers(kind, counts, is_template=is_template)
+        if text:
+            yield f"{'target' if name == target else 'column'} {name!r}: {text}"
 
 
 def _remarks(
@@ -130,10 +130,10 @@ def _of_categories(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
     if share > _NEARLY_NONE:
         return ""
     listed = ", ".join(map(repr, kind.categories[:5]))
-    others = f", others are such as {cells.example!r}" if cells.example else ""
+    more = f", others are such as {cells.example!r}" if cells.example else ""
     return (
         f"{cells.of_all(cells.used)} cells match one of the schema's categories "
-        f"({listed}){others}; categories must be written as in the file."
+        f"({listed}){more}; categories must be written as in the file."
     )
 
 
@@ -158,8 +158,8 @@ def _of_amounts(kind: BoundedColumn, cells: Cells) -> str:
         return f"{cells.of_all(cells.used)} cells hold a number from zero on{looks}."
     if cells.far <= _FAR_IN_A_TEMPLATE * cells.used:
         return ""
-    said = cells.of_all(cells.far)
-    return f"{said} cells lie above the schema's max, {kind.max:g}, and count as it."
+    count = cells.of_all(cells.far)
+    return f"{count} cells lie above the schema's max, {kind.max:g}, and count as it."
 
 
 def _rows(
@@ -178,15 +178,15 @@ def _rows(
             for count in (counts.missing, counts.unread, counts.far)
         )
         if kind is None:
-            said, far = "number", "-"
+            text, far = "number", "-"
         elif isinstance(kind, Numeric):
-            said = f"{kind.center:g} by {kind.scale:g}"
+            text = f"{kind.center:g} by {kind.scale:g}"
         elif isinstance(kind, BoundedColumn):
-            said, far = f"0 to {kind.max:g}", f"{far} above"
+            text, far = f"0 to {kind.max:g}", f"{far} above"
         elif name == target:
-            said, unread, far = f"+1 is {kind.categories[0]}", "-", "-"
+            text, unread, far = f"+1 is {kind.categories[0]}", "-", "-"
         else:
-            said, far = ", ".join(kind.categories), "-"
+            text, far = ", ".join(kind.categories), "-"
         look = counts.looks
         if counts.example and name != target:
             look = f"such as {counts.example!r}"
@@ -195,7 +195,7 @@ def _rows(
             look = ", ".join(
                 filter(None, [f"reference level {counts.level!r} ({share})", look])
             )
-        rows.add_row(name, said, missing, unread, far, look)
+        rows.add_row(name, text, missing, unread, far, look)
     return rows
 
 

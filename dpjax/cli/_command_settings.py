@@ -109,10 +109,10 @@ class ForecastSettings(Options):
     def epsilons(self) -> list[float]:
         """The values of epsilon, in ascending order."""
         try:
-            values = sorted({float(one) for one in self.epsilon.split(",")})
+            values = sorted({float(x) for x in self.epsilon.split(",")})
         except ValueError:
             values = [math.nan]
-        is_fine = all(0 < one <= _LARGEST_EPSILON for one in values)
+        is_fine = all(0 < x <= _LARGEST_EPSILON for x in values)
         rule = f"1 to {_MOST_EPSILONS} numbers above 0, with commas between them"
         is_fine &= len(values) <= _MOST_EPSILONS
         _validate.require(is_fine, "--epsilon", self.epsilon, rule)

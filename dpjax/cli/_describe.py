@@ -62,17 +62,17 @@ def describe(settings: DescribeSettings) -> None:
     entry = None
     if settings.ledger is not None:
         parts = {"description": privacy}
-        kept = begun.run_folder
-        entry = enter(settings, table, parts, method="Description", run_folder=kept)
+        states = begun.run_folder
+        entry = enter(settings, table, parts, method="Description", run_folder=states)
     stage("Releasing")
-    with begun.kept(), contextlib.ExitStack() as stack:
+    with begun.recorded(), contextlib.ExitStack() as stack:
         if (folder := begun.run_folder) is not None:
             # With a state in the folder, a run that breaks off keeps its key.
             opened = _store.opened(
                 folder.states, {"run": folder.run}, option="--checkpoint"
             )
             stack.enter_context(opened).claim()
-        found = release(
+        description = release(
             table.columns,
             kinds,
             key=key,
@@ -83,26 +83,26 @@ def describe(settings: DescribeSettings) -> None:
             place=place,
             num_samples=size * table.num_records,
         )
-    found = dataclasses.replace(found, privacy=privacy)
+    description = dataclasses.replace(description, privacy=privacy)
     if units is not None:
         of_unit = {"unit": units.column, "records_per_unit": size}
-        found = dataclasses.replace(found, **of_unit)
+        description = dataclasses.replace(description, **of_unit)
     content = {
         "dpjax": dpjax.__version__,
         "data": table.name,
         "unit": None if units is None else units.report(),
         "noise_key": begun.noise_key,
         "ledger_entry": entry and entry.id,
-        **found.content(),
+        **description.content(),
     }
     if sampled is not None:
         content["sample"] = sampled
-    contents = _contents(found, content, table.name, is_dark=settings.dark)
+    contents = _contents(description, content, table.name, is_dark=settings.dark)
     with uninterrupted():
         before = begun.remove_kept
         _files.write_together(begun.folder, contents, name="--output", before=before)
     console = terminal()
-    _show(console, found)
+    _show(console, description)
     if units is not None:
         console.print(units.public)
     if sampled is not None:
@@ -151,24 +151,25 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
 
 
 def _contents(
-    found: Description, content: dict, name: str, *, is_dark: bool
+    description: Description, content: dict, name: str, *, is_dark: bool
 ) -> dict[str, bytes]:
     """Returns the files, by their names."""
-    figure, png = found.plot(is_dark=is_dark), io.BytesIO()
+    figure, png = description.plot(is_dark=is_dark), io.BytesIO()
     figure.savefig(png, format="png")
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    texts = found.to_csv(), found.to_html(f"Private description of {name}"), text
-    files = [*(one.encode("utf-8", "replace") for one in texts), png.getvalue()]
+    own = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    page = description.to_html(f"Private description of {name}")
+    texts = [x.encode("utf-8", "replace") for x in (description.to_csv(), page, own)]
+    files = [*texts, png.getvalue()]
     return dict(zip(_NAMES, [*files, svg_of(figure)], strict=True))
 
 
-def _show(console: Console, found: Description) -> None:
-    for head, lines in found.tables():
+def _show(console: Console, description: Description) -> None:
+    for head, lines in description.tables():
         table = Rows()
         for name in head:
             table.add_column(name, overflow="fold")
         for line in lines:
             table.add_row(*line)
         console.print(table)
-    console.print(found.reading)
-    console.print(f"Privacy: {found.privacy.description}")
+    console.print(description.reading)
+    console.print(f"Privacy: {description.privacy.description}")

@@ -59,13 +59,13 @@ def show(
     console.print(
         f"{data.name}: {records}, "
         f"d = {len(data.feature_names)} features, {plan.loss} loss, "
-        f"{_taken(plan, private)}"
+        f"{_steps_of(plan, private)}"
     )
     if scored:
         console.print(_table(data, scored))
     privacy = private.solution.privacy
-    said = claim(privacy.epsilon, privacy.delta)
-    console.print(f"Privacy of {private.method}: {said}. {privacy}")
+    text = claim(privacy.epsilon, privacy.delta)
+    console.print(f"Privacy of {private.method}: {text}. {privacy}")
     if ranges is not None:
         part = ranges.privacy
         console.print(
@@ -85,14 +85,14 @@ def say_targets_are_missing(console: Console, stats: Mapping[str, Any], n: int) 
         )
 
 
-def show_sample(console: Console, said: Mapping[str, Any]) -> None:
+def show_sample(console: Console, sample: Mapping[str, Any]) -> None:
     """Prints the size of the table, that of its sample, and the sample's budget."""
-    what = f"values of {said['unit']}" if said["unit"] else "records"
-    own, asked = claim(**said["budget_of_sample"], digits=4), claim(**said["budget"])
+    noun = f"values of {sample['unit']}" if sample["unit"] else "records"
+    own = claim(**sample["budget_of_sample"], digits=4)
     console.print(
-        f"It is a random sample of {said['num_records']:,} {what}: a run on "
-        f"{said['max_records']:,} of them may spend {own}, which costs the whole table "
-        f"{asked}. Which were drawn must stay secret."
+        f"It is a random sample of {sample['num_records']:,} {noun}: a run on "
+        f"{sample['max_records']:,} of them may spend {own}, which costs the table "
+        f"{claim(**sample['budget'])}. Which were drawn must stay secret."
     )
 
 
@@ -127,9 +127,9 @@ def show_evaluation(console: Console, evaluation: Evaluation) -> None:
         name = f"share of +1 where {low:.0%} to {high:.0%} is predicted"
         table.add_row(name, _bounds(share), "")
     console.print(table)
-    found = {one.name.split(" of")[0]: one.model.value for one in evaluation.measures}
-    if "median" in found:
-        half, most = (digits(found[name]) for name in ("median", "90th percentile"))
+    scores = {x.name.split(" of")[0]: x.model.value for x in evaluation.measures}
+    if "median" in scores:
+        half, most = (digits(scores[name]) for name in ("median", "90th percentile"))
         console.print(
             f"How to read it: half of the predictions are off by at most {half}, and "
             f"nine of ten by at most {most}; one of ten is off by more."
@@ -141,9 +141,9 @@ def _bounds(interval: Interval) -> str:
     return f"{value} ({low} to {high})"
 
 
-def _taken(plan: Plan, private: Run) -> str:
+def _steps_of(plan: Plan, private: Run) -> str:
     """Returns the hyperparameters of the run in words."""
-    taken: dict[str, Any] = {**plan.arguments, **private.solution.stats}
+    values: dict[str, Any] = {**plan.arguments, **private.solution.stats}
     words = {
         "num_steps": "{:d} steps",
         "num_curves": "{:d} curves",
@@ -151,9 +151,9 @@ def _taken(plan: Plan, private: Run) -> str:
         "max_features": "{:,d} features at most",
     }
     return ", ".join(
-        form.format(taken[name].item() if hasattr(taken[name], "item") else taken[name])
+        form.format(x.item() if hasattr(x, "item") else x)
         for name, form in words.items()
-        if taken.get(name) is not None
+        if (x := values.get(name)) is not None
     )
 
 

@@ -72,11 +72,11 @@ def forecast(settings: ForecastSettings) -> None:
         on_step("Models of made records", len(epsilons) + 1, len(epsilons) + 1)
         if settings.width is not None:
             outcomes = made.with_least_rows(settings.width, outcomes, ideal, on_step)
-    found = Forecast(settings, loss, seed, size - 1, constant, tuple(outcomes), ideal)
+    result = Forecast(settings, loss, seed, size - 1, constant, tuple(outcomes), ideal)
     console = terminal()
-    show(console, found)
+    show(console, result)
     if folder is not None:
-        files = dict(zip(_FILES, contents(found), strict=True))
+        files = dict(zip(_FILES, contents(result), strict=True))
         _files.write_together(folder, files, name="--output")
         show_paths(console, [folder / name for name in files])
 
@@ -94,7 +94,7 @@ class _Made:
         """Returns how good models are at an epsilon."""
         plan, data = self._plan(epsilon, self.settings.model)
         models = [self._fit(plan, data, draw) for draw in range(_NUM_DRAWS)]
-        judged = [_judge(plan, data, one) for one in models]
+        judged = [_judge(plan, data, x) for x in models]
         loss, score = np.median(judged, axis=0).tolist()
         return Outcome(models[0].privacy, loss, score, self.width(epsilon))
 
@@ -134,16 +134,16 @@ class _Made:
 
         If that is more than can be simulated, a smaller epsilon needs even more.
         """
-        found, total = outcomes[:], len(outcomes)
+        results, total = outcomes[:], len(outcomes)
         for place in reversed(range(total)):
             on_step("Records for the width", total - 1 - place, total)
             epsilon = self.settings.epsilons[place]
             least = self.least_rows(epsilon, width, outcomes[place], ideal)
             if least is None:
                 break
-            found[place] = dataclasses.replace(outcomes[place], least_rows=least)
+            results[place] = dataclasses.replace(outcomes[place], least_rows=least)
         on_step("Records for the width", total, total)
-        return found
+        return results
 
     def least_rows(
         self, epsilon: float, width: float, outcome: Outcome, ideal: Outcome
@@ -157,15 +157,15 @@ class _Made:
         Returns:
             The number, of two digits, rounded up; None: more than are made here.
         """
-        rows, found = self.settings.rows, outcome.width
+        rows, reached = self.settings.rows, outcome.width
         most = _MOST_CELLS // len(self.data(2).feature_names)
         sampling = ideal.width**2 * rows if ideal.width < math.inf else 0.0
         enough = math.inf
         for _ in range(_MOST_FITS):
-            if found < math.inf:
-                enough = min(enough, rows) if found <= width else enough
-                a = min(sampling, found**2 * rows)
-                b = (found**2 * rows - a) * rows
+            if reached < math.inf:
+                enough = min(enough, rows) if reached <= width else enough
+                a = min(sampling, reached**2 * rows)
+                b = (reached**2 * rows - a) * rows
                 root = math.sqrt(a**2 + 4 * b * width**2)
                 guess = max(2.0, (a + root) / (2 * width**2))
                 if guess > most or abs(math.log(guess / rows)) < _NEAR:
@@ -177,7 +177,7 @@ class _Made:
                 if guess > most:
                     return None
             rows = math.ceil(guess)
-            found = self.width(epsilon, rows)
+            reached = self.width(epsilon, rows)
         return _two_digits(enough) if enough < math.inf else None
 
     def data(self, rows: int) -> Dataset:

@@ -102,21 +102,21 @@ class Forecast:
         wanted = self.settings.width
         lines = [["model", f"{self.loss} loss", self.score, "95 % interval"]]
         lines[0] += [] if wanted is None else [f"records for {wanted:g}"]
-        for one in (self.constant, *self.outcomes, self.ideal):
-            width = f"{one.width:.3g}" if one.width < math.inf else "none"
-            line = [one.name, digits(one.loss), f"{one.score:.3f}", width]
-            if one is self.constant:
+        for row in (self.constant, *self.outcomes, self.ideal):
+            width = f"{row.width:.3g}" if row.width < math.inf else "none"
+            line = [row.name, digits(row.loss), f"{row.score:.3f}", width]
+            if row is self.constant:
                 line[::3] = "constant", ""
             if wanted is not None:
-                least = f"{one.least_rows:,}" if one.least_rows else "not found"
-                line.append(least if one in self.outcomes else "")
+                least = f"{row.least_rows:,}" if row.least_rows else "not found"
+                line.append(least if row in self.outcomes else "")
             lines.append(line)
         yield lines
         heads = [f"at {100 * rate:g} %" for rate in _RATES]
         lines = [["best attack", *heads, "1 % becomes"]]
-        for one in self.outcomes:
-            true, after = one.attacks()
-            lines.append([one.name, *(_percent(x) for x in (*true, after[0]))])
+        for row in self.outcomes:
+            true, after = row.attacks()
+            lines.append([row.name, *(_percent(x) for x in (*true, after[0]))])
         yield lines
 
     def texts(self) -> Iterator[str]:
@@ -142,7 +142,7 @@ class Forecast:
         yield _HOW_TO_READ
         least, best = self.constant.loss, self.ideal.loss
         goal = least - _MOST_OF * (least - best)
-        enough = [one for one in self.outcomes if one.loss <= goal]
+        enough = [x for x in self.outcomes if x.loss <= goal]
         if best >= least:
             yield (
                 "Even without privacy a model is no better than the constant: there "
@@ -174,76 +174,76 @@ class Forecast:
     def content(self) -> dict[str, Any]:
         """Returns the forecast for JSON."""
 
-        def of(one: Outcome) -> dict[str, Any]:
-            width = one.width if one.width < math.inf else None
-            return {"loss": one.loss, self.score: one.score, "width": width}
+        def of(x: Outcome) -> dict[str, Any]:
+            width = x.width if x.width < math.inf else None
+            return {"loss": x.loss, self.score: x.score, "width": width}
 
-        def of_private(one: Outcome) -> dict[str, Any]:
-            epsilon, rates = {"epsilon": one.privacy.epsilon}, one.attacks()
-            true, after = (dict(zip(_RATES, one, strict=True)) for one in rates)
+        def of_private(x: Outcome) -> dict[str, Any]:
+            epsilon, rates = {"epsilon": x.privacy.epsilon}, x.attacks()
+            true, after = (dict(zip(_RATES, x, strict=True)) for x in rates)
             attacks = {"true_positive_rates": true, "posteriors_of_0.01": after}
-            return epsilon | of(one) | {"least_rows": one.least_rows} | attacks
+            return epsilon | of(x) | {"least_rows": x.least_rows} | attacks
 
         settings = vars(self.settings) | {"loss": self.loss, "seed": self.seed}
         return {
             "dpjax": dpjax.__version__,
             "settings": settings,
             "delta": self.delta,
-            "outcomes": [of_private(one) for one in self.outcomes],
+            "outcomes": [of_private(x) for x in self.outcomes],
             "no_privacy": of(self.ideal),
             "constant": of(self.constant),
         }
 
 
-def show(console: Console, found: Forecast) -> None:
+def show(console: Console, result: Forecast) -> None:
     """Prints the page, without its picture."""
-    for head, *lines in found.tables():
+    for head, *lines in result.tables():
         table = Table()
         for place, name in enumerate(head):
             table.add_column(name, justify="right" if place else "left")
         for line in lines:
             table.add_row(*line)
         console.print(table)
-    for text in found.texts():
+    for text in result.texts():
         console.print(text)
 
 
-def contents(found: Forecast) -> list[bytes]:
+def contents(result: Forecast) -> list[bytes]:
     """Returns the page as JSON, Markdown and PNG."""
-    content = json.dumps(found.content(), indent=2, allow_nan=False, default=str)
+    content = json.dumps(result.content(), indent=2, allow_nan=False, default=str)
     page = "# What privacy would cost\n\n"
-    for head, *lines in found.tables():
+    for head, *lines in result.tables():
         rule = ["---", *["---:"] * (len(head) - 1)]
         rows = [f"| {' | '.join(row)} |\n" for row in (head, rule, *lines)]
         page += "".join(rows) + "\n"
-    page += "\n\n".join([*found.texts(), "![score and attacks](plan.png)"]) + "\n"
+    page += "\n\n".join([*result.texts(), "![score and attacks](plan.png)"]) + "\n"
     png = io.BytesIO()
-    _draw(found).savefig(png, format="png")
+    _draw(result).savefig(png, format="png")
     return [f"{content}\n".encode(), page.encode("utf-8", "replace"), png.getvalue()]
 
 
-def _draw(found: Forecast) -> Figure:
+def _draw(result: Forecast) -> Figure:
     """Draws the score against epsilon, and the attacks at each."""
     figure = Figure(figsize=(9.6, 4.2), dpi=200, layout="constrained")
     left, right = figure.subplots(1, 2)
-    epsilons = found.settings.epsilons
-    scores = [one.score for one in found.outcomes]
+    epsilons = result.settings.epsilons
+    scores = [x.score for x in result.outcomes]
     left.plot(epsilons, scores, marker="o", color=_COLORS[0], label="private")
-    for one, name, line in (
-        (found.ideal, "no privacy", "--"),
-        (found.constant, "constant", "-."),
+    for x, name, line in (
+        (result.ideal, "no privacy", "--"),
+        (result.constant, "constant", "-."),
     ):
-        left.axhline(one.score, label=name, color="#666666", linestyle=line)
-    left.set(xscale="log", xlabel="epsilon", ylabel=f"{found.score} on other records")
-    left.set_xticks(epsilons, [one.name.split()[-1] for one in found.outcomes])
+        left.axhline(x.score, label=name, color="#666666", linestyle=line)
+    left.set(xscale="log", xlabel="epsilon", ylabel=f"{result.score} on other records")
+    left.set_xticks(epsilons, [x.name.split()[-1] for x in result.outcomes])
     left.minorticks_off()
-    left.set_title(f"{found.settings.rows:,} made records", fontsize="medium")
+    left.set_title(f"{result.settings.rows:,} made records", fontsize="medium")
     right.plot(_CURVE, _CURVE, color="#666666", linestyle=":", label="guessing")
-    for one, color in zip(found.outcomes, _COLORS, strict=False):
-        right.plot(_CURVE, one.privacy.tradeoff(_CURVE), color=color, label=one.name)
+    for x, color in zip(result.outcomes, _COLORS, strict=False):
+        right.plot(_CURVE, x.privacy.tradeoff(_CURVE), color=color, label=x.name)
     labels = {"xlabel": "false positive rate", "ylabel": "true positive rate, at most"}
     right.set(xscale="log", yscale="log", **labels)
-    delta = rounded_up(found.delta, 2)
+    delta = rounded_up(result.delta, 2)
     right.set_title(f"Any attack, at delta = {delta}", fontsize="medium")
     for axes in (left, right):
         axes.grid(alpha=0.3, linewidth=0.5)

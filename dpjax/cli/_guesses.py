@@ -184,7 +184,7 @@ def schema_text(
         if guess.left_out:
             sections.append(f"# {title} is left out: it {guess.left_out}.\n")
         elif guess.is_exposure:
-            is_first = not any(one.startswith("[exposure]") for one in sections)
+            is_first = not any(x.startswith("[exposure]") for x in sections)
             sections.append(_exposure(name, is_used=link == "log" and is_first))
         else:
             sections.append(f"{title}\n{_entry(guess)}")

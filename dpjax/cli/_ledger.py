@@ -61,12 +61,12 @@ class Source:
         Raises:
             ValueError: if it does not; the error names --ledger.
         """
-        for what, own, other in (
+        for field, own, other in (
             ("the name", self.name, run.name),
             ("the number of records", self.num_records, run.num_records),
             ("the columns", sorted(self.columns), sorted(run.columns)),
         ):
-            rule = f"that of one table, which has {what} {own} in {path}"
+            rule = f"that of one table, which has {field} {own} in {path}"
             _validate.require(own == other, "--ledger", other, rule)
 
 
@@ -178,9 +178,9 @@ def show(settings: ShowLedgerSettings) -> None:
     allowed = limit.limit
     for entry in read.entries:
         shares = [x / y for x, y in zip(entry.price, allowed, strict=True) if y > 0]
-        said = f"{entry.method}: {'; '.join(entry.parts)}"
+        line = f"{entry.method}: {'; '.join(entry.parts)}"
         share = f"{rounded_up(100 * max(shares), 3)}%"
-        rows.add_row(entry.id, entry.at.isoformat(), said, share)
+        rows.add_row(entry.id, entry.at.isoformat(), line, share)
     console.print(rows)
     console.print(said_spent(read))
     console.print(said_left(read.filter))
@@ -205,8 +205,8 @@ def said_left(filled: PrivacyFilter) -> str:
     if left.divergence <= 0:
         return "Nothing is left."
     if filled.order == math.inf:
-        said = f"runs of pure epsilon = {rounded_down(left.divergence, 4)} together"
-        return f"What is left affords {said}."
+        text = f"runs of pure epsilon = {rounded_down(left.divergence, 4)} together"
+        return f"What is left affords {text}."
     epsilon = rounded_down(_epsilon_of(filled, left.divergence), 3)
     return f"What is left affords {_one_run(filled, epsilon)}."
 
@@ -219,12 +219,12 @@ def said_spent(read: Ledger) -> str:
     days = sorted(entry.at.isoformat() for entry in read.entries)
     when = f"from {days[0]} to {days[-1]}" if days[0] < days[-1] else f"on {days[0]}"
     number = len(days)
-    said = f"{number} runs {when} have spent" if number > 1 else f"1 run {when} spent"
+    text = f"{number} runs {when} have spent" if number > 1 else f"1 run {when} spent"
     spent = filled.total.divergence
     if filled.order == math.inf:
-        return f"{said} a pure epsilon of {rounded_up(spent, 4)} together."
+        return f"{text} a pure epsilon of {rounded_up(spent, 4)} together."
     epsilon = rounded_up(_epsilon_of(filled, spent), 3)
-    return f"{said} as much as {_one_run(filled, epsilon)}."
+    return f"{text} as much as {_one_run(filled, epsilon)}."
 
 
 def _one_run(filled: PrivacyFilter, epsilon: str) -> str:
@@ -271,30 +271,29 @@ def read_ledger(path: Path) -> Ledger:
         ) from None
 
 
-def _source(said: Mapping[str, Any]) -> Source:
-    _validate.count(records=said["records"])
-    return Source(
-        of_type(str, "name", said["name"]), said["records"], _texts(said, "columns")
-    )
+def _source(content: Mapping[str, Any]) -> Source:
+    _validate.count(records=content["records"])
+    name = of_type(str, "name", content["name"])
+    return Source(name, content["records"], _texts(content, "columns"))
 
 
-def _entry(said: Any) -> Entry:
-    of_type(dict, "runs", said)
+def _entry(content: Any) -> Entry:
+    of_type(dict, "runs", content)
     names = Spending._fields
-    price = Spending(*(number(name, said[name]) for name in names))
+    price = Spending(*(number(name, content[name]) for name in names))
     _validate.non_negative(**price._asdict())
-    at = of_type(date, "at", said["at"])
+    at = of_type(date, "at", content["at"])
     return Entry(
-        id=of_type(str, "id", said["id"]),
+        id=of_type(str, "id", content["id"]),
         at=at.date() if isinstance(at, datetime) else at,
-        method=of_type(str, "method", said["method"]),
-        parts=_texts(said, "parts"),
+        method=of_type(str, "method", content["method"]),
+        parts=_texts(content, "parts"),
         price=price,
     )
 
 
-def _texts(said: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    texts = of_type(list, name, said[name])
+def _texts(content: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    texts = of_type(list, name, content[name])
     return tuple(of_type(str, name, text) for text in texts)
 
 

@@ -44,8 +44,8 @@ class Option:
 
 
 def _declared(panel: str, help: str, check: Any = None, *, default: Any = None) -> Any:
-    said = Option(panel, help, check)
-    return dataclasses.field(default=default, metadata={"said": said})
+    option = Option(panel, help, check)
+    return dataclasses.field(default=default, metadata={"said": option})
 
 
 of_privacy, of_data, of_method, of_output = (
@@ -67,7 +67,7 @@ def declared(options: Any) -> dict[str, tuple[Any, Option]]:
     """Returns the type and the declaration of every field that is an option."""
     hints = typing.get_type_hints(options)
     given = [field for field in dataclasses.fields(options) if field.init]
-    return {one.name: (hints[one.name], one.metadata["said"]) for one in given}
+    return {x.name: (hints[x.name], x.metadata["said"]) for x in given}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +80,10 @@ class Options:
         Raises:
             ValueError: If an option breaks its rule.
         """
-        for name, (_, said) in declared(type(self)).items():
+        for name, (_, option) in declared(type(self)).items():
             value = getattr(self, name)
-            if said.check and value is not None:
-                said.check(**{flag(name): value})
+            if option.check and value is not None:
+                option.check(**{flag(name): value})
 
     def require(self, name: str, is_fine: bool, rule: str) -> None:
         """Requires a rule for an option that is given, which may depend on others.
@@ -128,17 +128,17 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
             imported when the command runs.
     """
     says, empty = declared(options), inspect.Parameter.empty
-    defaults = {one.name: one.default for one in dataclasses.fields(options)}
+    defaults = {x.name: x.default for x in dataclasses.fields(options)}
     parameters = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=empty if defaults[name] is REQUIRED else defaults[name],
-            annotation=Annotated[hint, _seen_by_typer(name, hint, said)],
+            annotation=Annotated[hint, _seen_by_typer(name, hint, option)],
         )
-        for name, (hint, said) in says.items()
+        for name, (hint, option) in says.items()
     ]
-    as_typed = {k: said.metavar or flag(k) for k, (_, said) in says.items()}
+    as_typed = {k: x.metavar or flag(k) for k, (_, x) in says.items()}
     as_typed |= {
         name: as_typed[field] for name, field in _ALIASES.items() if field in as_typed
     }
@@ -155,11 +155,11 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
     return run
 
 
-def _seen_by_typer(name: str, hint: Any, said: Option) -> Any:
-    if said.metavar:
-        return typer.Argument(metavar=said.metavar, help=said.help)
-    text = said.help.replace("[", r"\[")  # rich reads brackets as markup
-    panel: dict[str, Any] = {"help": text, "rich_help_panel": said.panel}
+def _seen_by_typer(name: str, hint: Any, option: Option) -> Any:
+    if option.metavar:
+        return typer.Argument(metavar=option.metavar, help=option.help)
+    text = option.help.replace("[", r"\[")  # rich reads brackets as markup
+    panel: dict[str, Any] = {"help": text, "rich_help_panel": option.panel}
     kinds = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
     (kind,) = (kind for kind in kinds if kind is not NoneType)
     if kind is bool:

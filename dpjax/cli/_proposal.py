@@ -34,22 +34,22 @@ def propose(settings: SchemaSettings) -> None:
     how = "the names alone"
     if settings.from_data:
         # A name says that these are times; numbers are measured all the same.
-        times = {name for name, one in guesses.items() if one == HAS_TIMES}
+        times = {name for name, guess in guesses.items() if guess == HAS_TIMES}
         times -= set(declared_kinds(path))
         open_names = [
             name
-            for name, one in guesses.items()
-            if (name in times or not one.left_out)
-            and (name == target or not one.is_exposure)
+            for name, guess in guesses.items()
+            if (name in times or not guess.left_out)
+            and (name == target or not guess.is_exposure)
         ]
         say_to_curator(terminal(stderr=True), remarks_on_lines(path, text_format))
         columns = {}
         if open_names:
             columns = read_columns(path, open_names, text_format=text_format)
-        found = {name: guess_cells(column) for name, column in columns.items()}
-        for name in times & {name for name in found if found[name].center is None}:
-            del found[name]
-        guesses |= found
+        seen = {name: guess_cells(column) for name, column in columns.items()}
+        for name in times & {name for name in seen if seen[name].center is None}:
+            del seen[name]
+        guesses |= seen
         how = "THE RECORDS, which no guarantee covers"
         terminal(stderr=True).print(
             "Warning: the guesses of --from-data depend on the records, and the "

@@ -97,8 +97,8 @@ def release_ranges(
         for name in names
     }
     weights, shares = (
-        None if one is None else one.shares(table.columns[one.column])[~table.is_test]
-        for one in (table.schema.weight, table.schema.exposure)
+        None if x is None else x.shares(table.columns[x.column])[~table.is_test]
+        for x in (table.schema.weight, table.schema.exposure)
     )
     noise = Noise(noise_multiplier(epsilon, delta, num_steps=1))
     event = gaussian_event(noise.multiplier, num_steps=1)

@@ -53,7 +53,7 @@ class Release(NamedTuple):
         return self._replace(run_folder=self.run_folder.bound(self.key, parts))
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def recorded(self) -> Iterator[None]:
         """Saves the key for the duration of a run.
 
         If the run breaks off, the key stays only if there is a state to resume from. A

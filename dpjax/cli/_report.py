@@ -101,7 +101,7 @@ def _plain_entry(entry: Any) -> Any:
             return f"an array of shape {entry.shape}"
         entry = np.asarray(entry).tolist()
     if isinstance(entry, list):
-        return [_plain_entry(one) for one in entry]
+        return [_plain_entry(x) for x in entry]
     if isinstance(entry, float):
         return _number(entry)
     if isinstance(entry, bool | int | str) or entry is None:
@@ -191,7 +191,7 @@ def files_of(
     Further entries of the report that are None are left out.
     """
     content = report(plan, data, private, scored, ranges, **said)
-    content |= {name: one for name, one in more.items() if one is not None}
+    content |= {name: x for name, x in more.items() if x is not None}
     link = link_of(plan.loss)
     names = {"method": private.method, "table": table, "link": link}
     return files(model_of(data, private.solution, **names), content)
@@ -207,11 +207,11 @@ def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
         columns = table.coefficients, table.standard_errors, table.intervals.T
         names = "coefficient", "standard_error", "low", "high"
         rows = zip(table.names, np.vstack(columns).T, strict=True)
-        found = {
+        by_name = {
             name: dict(zip(names, map(_number, row), strict=True)) for name, row in rows
         }
-        said = {"level": table.level, "coefficients": found}
-        content = {**content, "intervals": said}
+        intervals = {"level": table.level, "coefficients": by_name}
+        content = {**content, "intervals": intervals}
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return {MODEL: model_file(model), REPORT: text.encode()}
 

@@ -67,8 +67,8 @@ def report(settings: ReportSettings) -> None:
     try:
         content = json.loads(raw)
         released = _described(content) if model is None else _same(content, model)
-        what = "model" if model is not None else "description"
-        title = f"Report on a private {what} of {content['data']}"
+        noun = "model" if model is not None else "description"
+        title = f"Report on a private {noun} of {content['data']}"
         text = html_of(title, [*blocks_of(content, released, ledger)])
     except (*_UNREADABLE, RecursionError) as why:
         raise ValueError(
@@ -81,24 +81,27 @@ def report(settings: ReportSettings) -> None:
 
 def _same(content: Mapping[str, Any], model: Model) -> Model:
     """Returns the model, if it is of the same run."""
-    said, own = content["privacy"], model.privacy
+    own, privacy = content["privacy"], model.privacy
     names = content["method"], content["data"], content["feature_names"]
     is_same = names == (model.method, model.data, [*model.feature_names])
-    if not is_same or (said["epsilon"], said["delta"]) != (own.epsilon, own.delta):
+    if not is_same or (own["epsilon"], own["delta"]) != (
+        privacy.epsilon,
+        privacy.delta,
+    ):
         raise ValueError(f"it is of another run than {MODEL} in its folder")
     return model
 
 
 def _described(content: Mapping[str, Any]) -> Description:
-    said, numbers, rows = content["privacy"], ("epsilon", "delta"), []
+    own, numbers, rows = content["privacy"], ("epsilon", "delta"), []
     for row in content["rows"]:
         cells: Any = {k: _ENDS[k] if x is None else x for k, x in row.items()}
         rows.append(Row(**cells))
     privacy = PrivacyGuarantee(
-        *(number(name, said[name]) for name in numbers),
-        relation=NeighboringRelation[said["relation"]],
+        *(number(name, own[name]) for name in numbers),
+        relation=NeighboringRelation[own["relation"]],
         dp_event=UnsupportedDpEvent(),
-        description=said["description"],
+        description=own["description"],
     )
     shares = {
         (cost["column"], cost["what"]): cost["share"] for cost in content["costs"]
@@ -142,8 +145,8 @@ def blocks_of(
             items = (_filled(item, values) for item in chunk[2:].split("\n- "))
             if shown := [item for item in items if item]:
                 yield shown
-        elif said := _filled(chunk.lstrip("#! "), values):
-            yield said if chunk[0] == "#" else Text(said, chunk[0] == "!")
+        elif text := _filled(chunk.lstrip("#! "), values):
+            yield text if chunk[0] == "#" else Text(text, chunk[0] == "!")
 
 
 def _filled(text: str, values: Content) -> str:
@@ -160,13 +163,13 @@ def _values(
     ledger: Ledger | None,
 ) -> dict[str, Any]:
     """Returns what sentences name; what a sentence only depends on is ""."""
-    said, unit = content["privacy"] | content, content.get("unit")
-    found = content.get("evaluation", {})
+    terms, unit = content["privacy"] | content, content.get("unit")
+    scores = content.get("evaluation", {})
     own = claim(privacy.epsilon, privacy.delta)
     budget = (rounded_up(x, 6) for x in (privacy.epsilon, privacy.delta))
     options = " --epsilon {} --delta {}".format(*budget)
     values: dict[str, Any] = {
-        **{"data": content["data"], "unit": unit, "noise_key": said["noise_key"]},
+        **{"data": content["data"], "unit": unit, "noise_key": terms["noise_key"]},
         **{"description": privacy.description, "claim": own, "one": "record"},
         **{"ones": "records", "count": f"{_count(content):,}"},
         **{name: content.get(name) for name in ("evaluation", "sample")},
@@ -187,19 +190,19 @@ def _values(
         columns = dict.fromkeys(row.column for row in released.rows)
     values["command"] = f"{name} {content['data']}{options}"
     values["columns"] = _listed(columns)
-    values["versions"] = ", ".join(f"{name} {one}" for name, one in versions.items())
-    for name, both in [*found.get("measures", {}).items()][::-1]:
+    values["versions"] = ", ".join(f"{k} {v}" for k, v in versions.items())
+    for name, both in [*scores.get("measures", {}).items()][::-1]:
         model, constant = _bounds(both["model"]), _bounds(both["constant"])
         values["quality"] = f"{name} {model}, of a constant {constant}"
         is_loss = " loss" in name or " deviance" in name
         values[f"read_{'loss' if is_loss else name.split(' ')[0]}"] = name
     is_model, is_compared = isinstance(released, Model), "comparison" in content
-    entries = [] if ledger is None else [one.id for one in ledger.entries]
+    entries = [] if ledger is None else [entry.id for entry in ledger.entries]
     is_paid = ledger is None or content.get("ledger_entry") in entries
     is_known = not isinstance(privacy.dp_event, UnsupportedDpEvent)
     flags = {
         "public": content.get("is_public"),
-        "seeded": said["noise_key"] not in FROM_SYSTEM.values(),
+        "seeded": terms["noise_key"] not in FROM_SYSTEM.values(),
         "of_records": unit is None,
         "of_noise": is_known,
         "of_claim": not is_known,
@@ -207,9 +210,9 @@ def _values(
         "not_in_ledger": not is_paid,
         "of_model": is_model,
         "of_table": not is_model,
-        "of_two_parts": found,
+        "of_two_parts": scores,
         "compared": is_compared,
-        "unknown": not (found or is_compared) and is_model,
+        "unknown": not (scores or is_compared) and is_model,
     }
     return values | {name: "" for name, is_so in flags.items() if is_so}
 
@@ -245,10 +248,10 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
     stats, sample = content.get("stats", {}), content.get("sample")
     multiplier, num_steps = stats.get("noise_multiplier"), stats.get("num_steps", 1)
     size = (content.get("unit") or {"records_per_unit": 1})["records_per_unit"]
-    said = content["privacy"] if sample is None else sample["budget_of_sample"]
-    if said["delta"] <= 0:
+    budget = content["privacy"] if sample is None else sample["budget_of_sample"]
+    if budget["delta"] <= 0:
         return privacy
-    epsilon, delta = group_budget(said["epsilon"], said["delta"], size)
+    epsilon, delta = group_budget(budget["epsilon"], budget["delta"], size)
     if "rows" in content:  # of a description
         multiplier = noise_multiplier(epsilon, delta, num_steps=1)
     for num in {1, num_steps} if multiplier else ():
@@ -271,9 +274,9 @@ def _spent(content: Content) -> Rows:
         "scores, on other records": content.get("evaluation", {}).get("privacy"),
     }
     lines = [
-        [name, *(rounded_up(said[parameter], 6) for parameter in ("epsilon", "delta"))]
-        for name, said in parts.items()
-        if said is not None
+        [name, *(rounded_up(text[parameter], 6) for parameter in ("epsilon", "delta"))]
+        for name, text in parts.items()
+        if text is not None
     ]
     return Rows(["for what", "epsilon", "delta"], lines)
 
@@ -284,15 +287,15 @@ def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
         "settings": [_settings(content)],
         "numbers": [*_numbers(model)],
     }
-    if (found := content.get("evaluation")) is not None:
+    if (scores := content.get("evaluation")) is not None:
         lines = [
-            [name, *(_bounds(both[one]) for one in ("model", "constant"))]
-            for name, both in found["measures"].items()
+            [name, *(_bounds(both[x]) for x in ("model", "constant"))]
+            for name, both in scores["measures"].items()
         ]
         parts["measures"] = [Rows(["measure", "model", "constant"], lines)]
         lines = [
-            [f"{one['from']:.0%} to {one['to']:.0%}", _bounds(one["share"])]
-            for one in found["calibration"]
+            [f"{x['from']:.0%} to {x['to']:.0%}", _bounds(x["share"])]
+            for x in scores["calibration"]
         ]
         head = ["predicted probability", "share with the label"]
         parts["calibration"] = [Rows(head, lines)] if lines else []
@@ -311,29 +314,29 @@ def _public(content: Content, model: Model) -> Rows:
     lines = []
     for name, kind in kinds.items():
         known = "released privately" if name in ranges else "declared"
-        shown, held = name, _held(kind)
+        shown, text = name, _range_of(kind)
         if name == model.target_name:
             shown += " (target)"
             if model.link == "log":
-                one = model.exposure
+                exposure = model.exposure
                 scale, of = kind.scale, ""
-                if one is not None:
-                    scale, of = scale / one.max, f" for one of {one.column}"
-                held = f"amounts of about {digits(scale)}{of}"
-        lines.append([shown, held, known])
+                if exposure is not None:
+                    scale, of = scale / exposure.max, f" for one of {exposure.column}"
+                text = f"amounts of about {digits(scale)}{of}"
+        lines.append([shown, text, known])
     return Rows(["column", "what it holds", "how that is known"], lines)
 
 
-def _held(kind: Any) -> str:
+def _range_of(kind: Any) -> str:
     if kind.categories:
         return f"categories: {_listed(kind.categories)}"
     if not isinstance(kind, Numeric):
         return f"an exposure up to {digits(kind.max)}"
-    said = f"numbers around {digits(kind.center)}, give or take {digits(kind.scale)}"
+    text = f"numbers around {digits(kind.center)}, give or take {digits(kind.scale)}"
     if kind.limit < math.inf:
         ends = (kind.center + side * kind.limit * kind.scale for side in (-1, 1))
-        said += f", held within {' and '.join(map(digits, ends))}"
-    return said
+        text += f", held within {' and '.join(map(digits, ends))}"
+    return text
 
 
 def _settings(content: Content) -> Rows:
@@ -353,8 +356,8 @@ def _numbers(model: Model) -> Iterator[Block]:
     if len(lines) > _MOST_LINES:
         yield Text(f"The first {_MOST_LINES} of {len(lines):,}; dpjax show has all.")
     yield Rows(head, lines[:_MOST_LINES])
-    said = [] if model.standard_errors is None else model.summary().said
-    yield [*said, *_saved.limits_of(model)]
+    notes = [] if model.standard_errors is None else model.summary().said
+    yield [*notes, *_saved.limits_of(model)]
 
 
 def _listed(names: Iterable[Any]) -> str:
@@ -363,8 +366,8 @@ def _listed(names: Iterable[Any]) -> str:
     return ", ".join(shown[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _bounds(said: Content) -> str:
-    value, low, high = (digits(said[name]) for name in ("value", "low", "high"))
+def _bounds(pair: Content) -> str:
+    value, low, high = (digits(pair[name]) for name in ("value", "low", "high"))
     return f"{value} ({low} to {high})"
 
 

@@ -64,15 +64,15 @@ class RunFolder(NamedTuple):
     def _is_of_a_run(self) -> bool:
         entries = {path.name: path for path in self.path.iterdir()}
         states = entries.pop(_STATES, None)
-        kept = [] if states is None else [states]
+        paths = [] if states is None else [states]
         if states is not None and states.is_dir():
-            kept += states.iterdir()
+            paths += states.iterdir()
         return (
             all(map(_FILE.fullmatch, entries))
             and all(path.is_file() for path in entries.values())
-            and all(path.is_dir() for path in kept)
-            and all(_store.STATE.fullmatch(path.name) for path in kept[1:])
-            and not any(path.is_symlink() for path in (*entries.values(), *kept))
+            and all(path.is_dir() for path in paths)
+            and all(_store.STATE.fullmatch(path.name) for path in paths[1:])
+            and not any(path.is_symlink() for path in (*entries.values(), *paths))
         )
 
     def make(self) -> None:
@@ -92,8 +92,8 @@ class RunFolder(NamedTuple):
         """Returns the key of the run that was stopped, if there was one."""
         if not (self.path / _KEY).exists():
             return None
-        _, kept = self._read(_KEY)
-        return key_of_words(kept["key"])
+        _, content = self._read(_KEY)
+        return key_of_words(content["key"])
 
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
         """Returns itself as the folder of one run.
@@ -116,8 +116,8 @@ class RunFolder(NamedTuple):
         bound = self._replace(run=digest.hexdigest())
         is_same = True
         if (self.path / _KEY).exists():
-            run, kept = self._read(_KEY)
-            is_same = run == {"run": bound.run} and np.array_equal(kept["key"], words)
+            run, saved = self._read(_KEY)
+            is_same = run == {"run": bound.run} and np.array_equal(saved["key"], words)
         rule = (
             "of the same run, with the same options and the same records (for the "
             "curator's eyes only, outside the guarantee)"
@@ -138,8 +138,8 @@ class RunFolder(NamedTuple):
         """
         if not (self.path / _PAID).exists():
             return None
-        kept, _ = self._read(_PAID)
-        return kept["entry"] if kept["settings"] == settings else None
+        content, _ = self._read(_PAID)
+        return content["entry"] if content["settings"] == settings else None
 
     def keep_paid(self, entry: str, settings: str) -> None:
         """Saves the identifier of the run's entry in a ledger."""

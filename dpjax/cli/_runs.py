@@ -185,9 +185,9 @@ def train_baselines(
     names = [(without, dataclasses.replace(linear, budget=budget))]
     if plan.arguments:
         names.append((linear.method, linear))
-    for (name, one), own in zip(names, jax.random.split(key), strict=False):
+    for (name, loss), own in zip(names, jax.random.split(key), strict=False):
         on_step(name, 0, 1)
-        solution = jax.block_until_ready(fit(one, rows_of(data), key=own))
+        solution = jax.block_until_ready(fit(loss, rows_of(data), key=own))
         on_step(name, 1, 1)
         runs.append(Run(name, solution))
     nothing = PrivacyGuarantee.non_private()

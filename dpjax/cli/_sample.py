@@ -82,13 +82,13 @@ class Draw(NamedTuple):
             if self.unit is None:
                 reservoir.add([places, *columns], tags.following(len(places)))
                 continue
-            found, codes = named(chunk[self.unit])
+            distinct, codes = named(chunk[self.unit])
             if self.listed is None:
-                units.update(found)
-            is_unit = np.fromiter((name in units for name in found), bool, len(found))
+                units.update(distinct)
+            is_unit = np.fromiter((x in units for x in distinct), bool, len(distinct))
             rows = np.flatnonzero(is_unit[codes])
             columns = [column[rows] for column in (places, *columns)]
-            reservoir.add(columns, tags.of_names(found)[codes[rows]])
+            reservoir.add(columns, tags.of_names(distinct)[codes[rows]])
         total = num_records if self.unit is None else len(units)
         sample = Sample(size, total) if total > size else None
         if sample is None and self.unit is None:

@@ -43,21 +43,21 @@ def predict(settings: PredictSettings) -> None:
     _files.check_spared("--output", [settings.output], {"DATA": source})
     model = _model_at(model_path)
     names = column_names(source, settings.text_format)
-    kept = names if settings.keep else []
+    copied = names if settings.keep else []
     if settings.id is not None:
         rule = f"a column of {names}"
         _validate.require(settings.id in names, "--id", settings.id, rule)
-        kept = [settings.id, *(name for name in kept if name != settings.id)]
+        copied = [settings.id, *(name for name in copied if name != settings.id)]
     missing = [name for name in model.columns if name not in names]
     rule = f"a file with one of the columns that the model reads, {[*model.columns]}"
     is_known = len(missing) < len(model.columns) or not model.columns
     _validate.require(is_known, "DATA", names, rule)
     exposure = [] if model.exposure is None else [model.exposure.column]
-    found = [name for name in (*model.columns, *exposure) if name in names]
-    wanted = list(dict.fromkeys([*found, *kept])) or names[:1]
+    read = [name for name in (*model.columns, *exposure) if name in names]
+    wanted = list(dict.fromkeys([*read, *copied])) or names[:1]
     columns = read_columns(source, wanted, text_format=settings.text_format)
     nothing = np.full(len(columns[wanted[0]]), np.nan)
-    known = {name: columns[name] for name in found}
+    known = {name: columns[name] for name in read}
     predictions = model.predict_columns(
         known | dict.fromkeys(missing, nothing) or {"": nothing}
     )
@@ -65,19 +65,19 @@ def predict(settings: PredictSettings) -> None:
     for name in missing:
         kind = model.columns[name]
         center = f"the center {digits(kind.center)}"
-        taken = "none of its categories" if kind.categories else center
-        said = f"There is no column {name}: {taken} is used for all records."
-        messages.print(said, style="yellow", soft_wrap=True)
+        value = "none of its categories" if kind.categories else center
+        line = f"There is no column {name}: {value} is used for all records."
+        messages.print(line, style="yellow", soft_wrap=True)
     for name in exposure:
         if name not in names:
-            said = f"There is no column {name}: predictions are for one of it."
-            messages.print(said, soft_wrap=True)
+            line = f"There is no column {name}: predictions are for one of it."
+            messages.print(line, soft_wrap=True)
     about_means = _said_of_means(model, known, predictions)
     say_to_curator(messages, [*_said_of_cells(model, known), *about_means])
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(harmless, [*kept, _title(model)]))
-    cells = [map(harmless, _as_written(columns[name])) for name in kept]
+    writer.writerow(map(harmless, [*copied, _title(model)]))
+    cells = [map(harmless, _as_written(columns[name])) for name in copied]
     shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
     writer.writerows(zip(*cells, shown, strict=True))
     content = text.getvalue().encode("utf-8", "replace")
@@ -109,20 +109,20 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
         if cells.undecoded:
             yield f"{name}: {undecoded(cells)}"
         count = cells.total - cells.used
-        what, taken = "hold no number", "the center of the column"
+        problem, value = "hold no number", "the center of the column"
         if kind.categories:
-            what, taken = "match no category", "none of them"
+            problem, value = "match no category", "none of them"
             if 0 < cells.missing < count:
-                what += f", {cells.missing:,} of them without a value"
+                problem += f", {cells.missing:,} of them without a value"
             if len(kind.categories) == 1:  # "no" is expected next to "yes"
-                what, count = "hold no value", cells.missing
+                problem, count = "hold no value", cells.missing
         elif isinstance(kind, BoundedColumn):
-            what, taken = "hold no number from zero on", "zero"
+            problem, value = "hold no number from zero on", "zero"
         if not count:
             continue
         yield (
-            f"{name}: {cells.of_all(count)} cells {what}"
-            f"{f', most {cells.looks}' if cells.looks else ''}: they count as {taken}, "
+            f"{name}: {cells.of_all(count)} cells {problem}"
+            f"{f', most {cells.looks}' if cells.looks else ''}: they count as {value}, "
             "as in training."
         )
 
@@ -179,13 +179,13 @@ def show(settings: ShowSettings) -> None:
     console.print(meaning(model))
     console.print(_table(*numbers_of(model)))
     if model.standard_errors is not None:
-        for said in model.summary().said:
-            console.print(said)
+        for note in model.summary().said:
+            console.print(note)
     privacy = model.privacy
-    said = claim(privacy.epsilon, privacy.delta)
-    console.print(f"Privacy: {said}. {privacy.description}")
-    for said in limits_of(model):
-        console.print(said)
+    stated = claim(privacy.epsilon, privacy.delta)
+    console.print(f"Privacy: {stated}. {privacy.description}")
+    for line in limits_of(model):
+        console.print(line)
 
 
 def plot(settings: PlotSettings) -> None:
@@ -205,11 +205,11 @@ def plot(settings: PlotSettings) -> None:
 
 def figure_of(model: Model, *, is_dark: bool = False) -> Any:
     """Draws what each column adds to a model's predictions, with matplotlib."""
-    said = claim(model.privacy.epsilon, model.privacy.delta)
-    label, what = _drawn(model)
+    stated = claim(model.privacy.epsilon, model.privacy.delta)
+    label, effect = _drawn(model)
     return _shapes.plot(
         *(model.shapes(), [], label),
-        title=[f"{model.method} of {model.data}: {said}", f"What a column {what}"],
+        title=[f"{model.method} of {model.data}: {stated}", f"What a column {effect}"],
         is_factor=model.link == "log",
         is_dark=is_dark,
     )
@@ -227,29 +227,29 @@ def _drawn(model: Model) -> tuple[str, str]:
 def _target(model: Model) -> str:
     if model.positive is not None:
         return f"{model.target_name} = {model.positive} ({model.target_unit})"
-    what = model.target_name
-    if what == "target":
-        what += f" in {model.target_unit}"
+    target = model.target_name
+    if target == "target":
+        target += f" in {model.target_unit}"
     if model.exposure is not None:
-        what += f", in proportion to {model.exposure.column}"
-    return what
+        target += f", in proportion to {model.exposure.column}"
+    return target
 
 
 def meaning(model: Model) -> str:
     """Returns sentences on what a model predicts, and what its numbers mean."""
-    what, is_linear = _target(model), not model.curves.knots
+    target, is_linear = _target(model), not model.curves.knots
     number = "coefficient" if is_linear else "number"
     if model.positive is not None:
-        said = f"the probability of {what}. A {number} is what is added to the "
-        said += "logarithm of its odds."
+        text = f"the probability of {target}. A {number} is what is added to the "
+        text += "logarithm of its odds."
     elif model.link == "identity":
-        said = f"{what}. A {number} is what is added to it."
+        text = f"{target}. A {number} is what is added to it."
     else:
-        said = f"the mean of {what}. A factor is what it is multiplied by."
+        text = f"the mean of {target}. A factor is what it is multiplied by."
     if not is_linear:
         none = "factor of 1" if model.link == "log" else "value of 0"
-        said += f" A column has a {none} at its center, or in no category."
-    return f"Predicts {said}"
+        text += f" A column has a {none} at its center, or in no category."
+    return f"Predicts {text}"
 
 
 def _table(head: list[str], lines: list[list[str]]) -> Table:
@@ -287,13 +287,13 @@ def numbers_of(model: Model) -> tuple[list[str], list[list[str]]]:
 
 def _lines(model: Model) -> Iterator[tuple[str, str, list[float]]]:
     """Yields columns, where they are, and coefficients."""
-    found = model.coefficients()
+    weights = model.coefficients()
     for key, kind in model.columns.items():
         for place, name in enumerate(kind.names(key)):
             where = kind.categories[place] if kind.categories else "larger by 1"
-            yield key, where, [found[name]]
+            yield key, where, [weights[name]]
     where = f"all at 0 or in no category{_at_one(model)}"
-    yield "intercept", where, [found["intercept"]]
+    yield "intercept", where, [weights["intercept"]]
 
 
 def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
@@ -309,8 +309,8 @@ def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
             where = f"{how}, {digits(grid[0])} to {digits(grid[-1])}"
             yield key, where, [values.min(), values.max()]
             at = [kind.center + kind.scale * x for x in _SHOWN if abs(x) <= kind.limit]
-            found = np.interp(at, grid, values)
-            points = zip(map(digits, at), found, strict=True)
+            at_points = np.interp(at, grid, values)
+            points = zip(map(digits, at), at_points, strict=True)
         for where, value in points:
             yield key, where, [value]
     where = f"all at their centers or in no category{_at_one(model)}"
@@ -329,12 +329,12 @@ def limits_of(model: Model) -> Iterator[str]:
         if (exposure := model.exposure) is not None:
             of = f" where {exposure.column} is {exposure.max:g}, and no more counts"
         yield f"Means lie between {low:.4g} and {high:.4g}{of}."
-    held: dict[str, list[str]] = {}
+    by_range: dict[str, list[str]] = {}
     for name, kind in model.columns.items():
         if not kind.categories and kind.limit < math.inf:
             low, high = (kind.center + s * kind.limit * kind.scale for s in (-1, 1))
-            held.setdefault(f"{low:.4g} and {high:.4g}", []).append(name)
-    for ends, names in held.items():
+            by_range.setdefault(f"{low:.4g} and {high:.4g}", []).append(name)
+    for ends, names in by_range.items():
         verb = "is" if len(names) == 1 else "are each"
         yield f"{', '.join(names)} {verb} held within {ends}."
     if not all(kind.categories for kind in model.columns.values()):

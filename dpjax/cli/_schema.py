@@ -66,8 +66,8 @@ class Schema:
     @property
     def bounded(self) -> dict[str, BoundedColumn]:
         """The exposure and the weight, if there are any, by their columns."""
-        both = [one for one in (self.exposure, self.weight) if one is not None]
-        return {one.column: one for one in both}
+        both = [x for x in (self.exposure, self.weight) if x is not None]
+        return {x.column: x for x in both}
 
 
 def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) -> Schema:
@@ -107,7 +107,7 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         rule = "the name of a column, in column of [target]"
         _require(isinstance(target_column, str), target_column, rule)
     asked, link = link, _link_of(target) if link is None else link
-    kinds = {name: _column(name, one, allows_empty) for name, one in columns.items()}
+    kinds = {name: _column(name, x, allows_empty) for name, x in columns.items()}
     bounded = {name: _bounded(name, content[name]) for name in _BOUNDED & set(content)}
     if link == "logit":
         kind = _positive(target)

@@ -88,8 +88,8 @@ class Table:
         report = units and units.report()
         public = self.schema, self.target, [*self.columns], report, self.sample
         yield repr(public).encode()
-        others = [self.is_test] if units is None else [units.index, units.rank]
-        for array in (*self.columns.values(), *others):
+        columns = [self.is_test] if units is None else [units.index, units.rank]
+        for array in (*self.columns.values(), *columns):
             if isinstance(array, Texts):
                 yield from array.parts()
                 continue
@@ -192,9 +192,9 @@ def read_table(
     left = [k for k, v in declared.columns.items() if v == Categorical((FILL_IN,))]
     rule = f"filled in: the categories of these columns are still {FILL_IN}"
     _validate.require(not left, "--schema", left, rule)
-    said = None if link == "log" else declared.exposure
+    exposure = None if link == "log" else declared.exposure
     rule = f"without [exposure], which is left out without --loss {AMOUNTS}"
-    _validate.require(said is None, "--schema", said, rule)
+    _validate.require(exposure is None, "--schema", exposure, rule)
     target = _target(declared, target, path, names)
     if target is None:
         raise ValueError(
@@ -245,16 +245,16 @@ def _target(
     _validate.require(
         not unknown, "--schema", unknown, f"made of columns of {path.name} ({names})"
     )
-    said = declared.target_column
-    if said is not None:
+    stated = declared.target_column
+    if stated is not None:
         rule = f"made of columns of {path.name} ({names})"
-        _validate.require(said in names, "--schema", said, rule)
-        rule = f"left out, or {said!r}, as column in [target] of the schema says"
-        _validate.require(target in (None, said), "--target", target, rule)
-    target = target or said
+        _validate.require(stated in names, "--schema", stated, rule)
+        rule = f"left out, or {stated!r}, as column in [target] of the schema says"
+        _validate.require(target in (None, stated), "--target", target, rule)
+    target = target or stated
     rule = "a column that is no feature: [columns] of the schema names it"
     _validate.require(target not in declared.columns, "--target", target, rule)
-    both = [one.column for one in (declared.exposure, declared.weight) if one]
+    both = [x.column for x in (declared.exposure, declared.weight) if x]
     used = [*declared.columns, target, *both]
     twice = [name for name in both if used.count(name) > 1]
     rule = "made of columns that have one use each: as a feature, target, exposure or"
@@ -298,8 +298,8 @@ def encode_table(table: Table) -> Dataset:
         scale = target.scale
         unit = table.target if scale == 1 else f"{table.target} / {scale:g}"
     weights, exposures = (
-        None if one is None else one.shares(table.columns[one.column])
-        for one in (table.schema.weight, table.schema.exposure)
+        None if bound is None else bound.shares(table.columns[bound.column])
+        for bound in (table.schema.weight, table.schema.exposure)
     )
     is_test, units = table.is_test, table.units
     has_target = _has_target(target, table.columns[table.target])

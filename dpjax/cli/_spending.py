@@ -63,14 +63,14 @@ def on_sample(
         delta = default_delta(sample.num_samples)
     asked = Budget(settings.epsilon, delta)
     own = Budget(*sample_budget(*asked, **sample._asdict()))
-    said = {
+    terms = {
         "unit": settings.unit,
         "num_records": sample.num_samples,
         "max_records": sample.sample_size,
         "budget": asked._asdict(),
         "budget_of_sample": own._asdict(),
     }
-    return dataclasses.replace(settings, **own._asdict()), said
+    return dataclasses.replace(settings, **own._asdict()), terms
 
 
 def with_ranges(

@@ -97,8 +97,8 @@ def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
     except (ValueError, OSError, ImportError) as error:
         first, rest = (*str(error).split(" ", 1), "")[:2]
         first = as_typed.get(first, first) if rest.startswith("must ") else first
-        said = f"{first} {rest}".rstrip()
-        terminal(stderr=True).print(f"Error: {said}", style="red", soft_wrap=True)
+        line = f"{first} {rest}".rstrip()
+        terminal(stderr=True).print(f"Error: {line}", style="red", soft_wrap=True)
         if isinstance(error, SchemaNeeded):
             print(error.template)
         raise typer.Exit(2) from None
@@ -118,10 +118,10 @@ def progress_bars(console: Console) -> Iterator[OnStep]:
         bars = {}
 
         def on_step(name: str, step: int, total: int | None) -> None:
-            said = name if step else f"{name} (compiling)"
+            stage = name if step else f"{name} (compiling)"
             if name not in bars:
-                bars[name] = progress.add_task(said, total=total)
-            options = {"completed": step, "total": total, "description": said}
+                bars[name] = progress.add_task(stage, total=total)
+            options = {"completed": step, "total": total, "description": stage}
             progress.update(bars[name], **options)
 
         yield on_step

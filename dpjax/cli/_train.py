@@ -71,9 +71,9 @@ def train(settings: Settings) -> None:
 
     scored: list[tuple[Run, Scores]] = []
     with progress_bars(messages) as on_step:
-        with release.kept():
-            kept = {"on_step": on_step, "run_folder": release.run_folder}
-            private = train_private(plan, data, key=key, **kept)
+        with release.recorded():
+            given = {"on_step": on_step, "run_folder": release.run_folder}
+            private = train_private(plan, data, key=key, **given)
         private = charge(private.for_units(units), ranges)
         evaluation = None
         released = {"training": private.solution.privacy}
@@ -86,7 +86,7 @@ def train(settings: Settings) -> None:
             released["evaluation"] = evaluation.privacy
             private = evaluation.joined(private, len(table.is_test), units)
         if table is not None:
-            released = {k: table.protected(one) for k, one in released.items()}
+            released = {k: table.protected(x) for k, x in released.items()}
             private = private.stated(table.protected)
             ranges, evaluation = map(table.restated, (ranges, evaluation))
         if spent and spent != released:

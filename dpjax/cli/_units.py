@@ -117,13 +117,13 @@ def units_of(
             the names that occur; records without a value are then one unit.
         order: the units that have places, in this order. None: all, sorted.
     """
-    found, codes = named(cells)
-    ordered = order or sorted(set(found if names is None else names))
+    distinct, codes = named(cells)
+    ordered = order or sorted(set(distinct if names is None else names))
     index_of = {name: index for index, name in enumerate(ordered)}
     counts = [0] * (len(ordered) + 1)  # the last is of those that are no unit's
     index, rank = np.zeros((2, len(codes)), int)
     for row, code in enumerate(codes.tolist()):
-        unit = index_of.get(found[code], -1)
+        unit = index_of.get(distinct[code], -1)
         index[row], rank[row] = unit, counts[unit]
         counts[unit] += 1
     return Units(column, size, len(ordered), index, rank, names is not None)
@@ -159,8 +159,8 @@ def name_of(cell: Any) -> str:
     text = text_of(cell)
     if is_missing(text):
         return ""
-    whole = _WHOLE.fullmatch(text)
-    return whole[1] if whole else text
+    integer = _WHOLE.fullmatch(text)
+    return integer[1] if integer else text
 
 
 def read_names(path: Path) -> list[str]:

@@ -92,7 +92,7 @@ class Parts(NamedTuple):
     def inputs(self) -> dict[str, bool]:
         """The columns that are read, and whether each holds numbers."""
         read = [*self.columns, self.exposure]
-        return {one.name: isinstance(one, Numbers) for one in read if one is not None}
+        return {x.name: isinstance(x, Numbers) for x in read if x is not None}
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
@@ -125,9 +125,9 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
         is_number = same is None or not same.categories
         rule = "no column of categories, of a model to export"
         _validate.require(is_number, "exposure", share.column, rule)
-    start, said = float(terms.slopes[-1]), _comments(model)
-    parts = Parts(columns, start, model.link, exposure, center, scale, said)
-    levels = (one.weights for one in columns if isinstance(one, Levels))
+    start, comments = float(terms.slopes[-1]), _comments(model)
+    parts = Parts(columns, start, model.link, exposure, center, scale, comments)
+    levels = (x.weights for x in columns if isinstance(x, Levels))
     for text in itertools.chain(parts.inputs, *levels):
         written = text.replace("\0", "").encode("utf-8", "ignore").decode()
         rule = "text without NUL, in UTF-8, of a model to export"
@@ -136,12 +136,12 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
 
 
 def _comments(model: "Model") -> list[str]:
-    privacy, what = model.privacy, model.target_name
+    privacy, target = model.privacy, model.target_name
     if model.positive is not None:
-        what = f"the probability of {what} = {model.positive}"
+        target = f"the probability of {target} = {model.positive}"
     stated = claim(privacy.epsilon, privacy.delta)
-    lines = f"Predicts {what}: {model.method} of {model.data}.", f"Privacy: {stated}. "
-    return [*map(printable, (lines[0], lines[1] + privacy.description))]
+    first = f"Predicts {target}: {model.method} of {model.data}."
+    return [*map(printable, (first, f"Privacy: {stated}. {privacy.description}"))]
 
 
 def _ramps(

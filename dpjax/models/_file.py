@@ -144,15 +144,16 @@ def load_model(path: str | os.PathLike[str]) -> Model:
             heights = entries["heights"] if "heights" in entries.files else None
             errors = {name: entries[name] for name in _ERRORS if name in entries.files}
         content = of_type(dict, "model", json.loads(of_type(str, "model", text.item())))
-        found = content.get("format")
+        version = content.get("format")
     except _UNREADABLE as why:
         raise _not_a_model(path, why) from None
-    is_later = isinstance(found, int) and found > _FORMAT
+    is_later = isinstance(version, int) and version > _FORMAT
     rule = (
         f"of format {_FORMAT}, which this version of dpjax reads; "
         f"{'a later' if is_later else 'an earlier'} version wrote {path}"
     )
-    _validate.require(type(found) is int and found == _FORMAT, "model", found, rule)
+    is_fine = type(version) is int and version == _FORMAT
+    _validate.require(is_fine, "model", version, rule)
     try:
         return _model(params, heights, errors, content)
     except _UNREADABLE as why:
@@ -176,7 +177,7 @@ def _model(
         of_type(dict, name, content[name])
         for name in ("target", "privacy", "columns", "versions")
     )
-    kinds = {name: _kind(said) for name, said in columns.items()}
+    kinds = {name: _kind(kind) for name, kind in columns.items()}
     model = Model(
         params=cast(Any, _params(params, heights, content)),
         columns=kinds,
@@ -215,24 +216,24 @@ def _params(
     )
 
 
-def _statement(said: Mapping[str, Any]) -> Statement:
-    epsilon, delta = (number(name, said[name]) for name in ("epsilon", "delta"))
+def _statement(content: Mapping[str, Any]) -> Statement:
+    epsilon, delta = (number(name, content[name]) for name in ("epsilon", "delta"))
     _validate.within(0.0, math.inf, epsilon=epsilon)
     _validate.delta(delta)
-    if said["relation"] not in _RELATIONS:
+    if content["relation"] not in _RELATIONS:
         raise ValueError("its relation is unknown")
-    return Statement(epsilon, delta, said["relation"], _text(said, "description"))
+    return Statement(epsilon, delta, content["relation"], _text(content, "description"))
 
 
-def _text(said: Mapping[str, Any], name: str) -> str:
-    return of_type(str, name, said[name])
+def _text(content: Mapping[str, Any], name: str) -> str:
+    return of_type(str, name, content[name])
 
 
-def _exposure(said: Any) -> BoundedColumn | None:
-    if said is None:
+def _exposure(content: Any) -> BoundedColumn | None:
+    if content is None:
         return None
-    of_type(dict, "exposure", said)
-    return BoundedColumn(_text(said, "column"), number("max", said["max"]))
+    of_type(dict, "exposure", content)
+    return BoundedColumn(_text(content, "column"), number("max", content["max"]))
 
 
 def _declared(kind: Numeric | Categorical) -> dict[str, Any]:
@@ -243,12 +244,12 @@ def _declared(kind: Numeric | Categorical) -> dict[str, Any]:
     return {"center": float(kind.center), "scale": float(kind.scale)} | limits
 
 
-def _kind(said: Any) -> Numeric | Categorical:
-    of_type(dict, "column", said)
-    if "categories" in said:
-        names = of_type(list, "categories", said["categories"])
+def _kind(content: Any) -> Numeric | Categorical:
+    of_type(dict, "column", content)
+    if "categories" in content:
+        names = of_type(list, "categories", content["categories"])
         return Categorical(tuple(of_type(str, "categories", name) for name in names))
-    numbers = {name: number(name, value) for name, value in said.items()}
+    numbers = {name: number(name, value) for name, value in content.items()}
     if not numbers.keys() >= {"center", "scale"}:
         raise ValueError("a column has neither categories nor center and scale")
     return Numeric(**numbers)

@@ -138,7 +138,7 @@ def of_classes(
         return _within_one(interval_of(statistic, counts, num_samples, stddev))
 
     def area(binned):
-        parts = [interval_of(_area, one, num_samples, noise) for one in binned]
+        parts = [interval_of(_area, x, num_samples, noise) for x in binned]
         # The bounds hold however the areas of classes depend on each other.
         return _within_one(Interval(*np.average(parts, axis=0, weights=weights)))
 
@@ -149,8 +149,8 @@ def of_classes(
         return counts[:-1, 1].sum() / seen(counts)
 
     if beside is None:
-        found = counts[0, :-1].sum(axis=1) / seen(counts[0])
-        beside = np.asarray(np.log(np.maximum(found, _LEAST_SHARE)))
+        areas = counts[0, :-1].sum(axis=1) / seen(counts[0])
+        beside = np.asarray(np.log(np.maximum(areas, _LEAST_SHARE)))
     if len(sides) == 2:
         beside_accuracy, beside_area = bounded(accuracy, counts[1]), area(binned[1])
     else:

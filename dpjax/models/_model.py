@@ -138,8 +138,8 @@ class Model:
             """Makes params or privacy, which need JAX, from the file on first use."""
             given = vars(self).get(f"_{name}")
             if not isinstance(given, Terms | Statement):
-                said = f"{type(self).__name__!r} object has no attribute {name!r}"
-                raise AttributeError(said)
+                text = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(text)
             value = vars(self)[name] = given.made()
             return value
 
@@ -222,8 +222,8 @@ class Model:
         means = means_of(self.link, self._terms.scores(features))
         if self.exposure is not None:
             cells = columns.get(self.exposure.column)
-            one = 1 / self.exposure.max
-            means = means * (one if cells is None else self.exposure.shares(cells))
+            unit = 1 / self.exposure.max
+            means = means * (unit if cells is None else self.exposure.shares(cells))
         return self.target.center + self.target.scale * means
 
     def export(self, format: Format) -> bytes:

@@ -65,8 +65,8 @@ def random_bytes_of(key: Key) -> RandomBytes:
         while len(left) < count:
             key, block = jax.random.split(key)
             left += np.asarray(jax.random.bits(block, (2048,), "uint32")).tobytes()
-        taken, left = left[:count], left[count:]
-        return taken
+        first, left = left[:count], left[count:]
+        return first
 
     return random_bytes
 
@@ -90,10 +90,7 @@ def interval_of(
     noisy = drawn + stddev * rng.standard_normal(drawn.shape)
     spread = float(
         np.std(
-            [
-                statistic(adding_up(one.reshape(counts.shape), num_samples))
-                for one in noisy
-            ]
+            [statistic(adding_up(x.reshape(counts.shape), num_samples)) for x in noisy]
         )
     )
     value = float(statistic(adding_up(counts, num_samples)))

@@ -124,7 +124,7 @@ def private_scores(
     _validate.require(
         scores.shape == shape, "scores", scores.shape, f"of shape {shape}"
     )
-    scores, other = _held(scores), None if beside is None else _held(beside)
+    scores, other = _clipped(scores), None if beside is None else _clipped(beside)
     rule = f"of shape {outputs} or {shape}"
     if other is not None:
         is_fine = other.shape in (shape, outputs)
@@ -154,8 +154,8 @@ def private_scores(
         errors = np.abs(np.asarray(loss.mean_of(jnp.asarray(both)), float) - targets)
         errors = np.nan_to_num(errors, nan=_LARGEST, posinf=_LARGEST)
         errors = np.minimum(errors, _LARGEST)
-        found = _of_errors(release, errors, is_known, scale, loss)
-        measures, ends, bounds, seen = found
+        results = _of_errors(release, errors, is_known, scale, loss)
+        measures, ends, bounds, seen = results
     both = np.stack([scores, np.broadcast_to(0.0 if other is None else other, shape)])
     terms = [(_losses(both, targets, loss), bounds)]
     if errors is not None:
@@ -163,10 +163,10 @@ def private_scores(
         if loss is not squared:
             terms.append((errors**2, [end**2 for end in ends]))
     means, share = _means(release, terms, is_known, seen, is_end)
-    mean = [_mapped(lambda x: factor * x, one) for one in means[0]]
+    mean = [_mapped(lambda x: factor * x, pair) for pair in means[0]]
     measures.append(Measure(f"mean {loss_name} {kind}, clipped ({unit})", *mean))
     if errors is not None and scale is not None:
-        squares = [_mapped(lambda x: 2 * x, one) for one in means[0]]
+        squares = [_mapped(lambda x: 2 * x, pair) for pair in means[0]]
         squares = squares if loss is squared else means[2]
         measures += _of_sizes(means[1], squares, scale)
         measures.append(_limits("absolute error", scale, ends))
@@ -180,7 +180,7 @@ def private_scores(
     return PrivateScores(measures, calibration, seen)
 
 
-def _held(scores: ArrayLike) -> np.ndarray:
+def _clipped(scores: ArrayLike) -> np.ndarray:
     """Returns scores without NaN and clipped, so no loss is NaN for any model."""
     scores = np.nan_to_num(np.asarray(scores, np.float64))
     return np.clip(scores, -_LARGEST, _LARGEST)
@@ -220,13 +220,13 @@ def _of_errors(
     seen = num_seen(counts[:, -1].mean(), num_samples, stddev)
     # Amounts are mostly zero: use the furthest tail that the noise leaves visible.
     tail = min(max(0.01, 10 * stddev / seen), 0.1) if loss.has_log_link else 0.1
-    found = {
+    logarithms = {
         name: [interval_of(quantile(share), row, num_samples, stddev) for row in counts]
         for name, share in (("median", 0.5), ("90th percentile", 0.9))
     }
     sizes = {
         name: [_mapped(math.exp, interval) for interval in intervals]
-        for name, intervals in found.items()
+        for name, intervals in logarithms.items()
     }
     measures = [
         Measure(
@@ -290,8 +290,8 @@ def _of_sizes(
     errors: list[Interval], squares: list[Interval], scale: float
 ) -> list[Measure]:
     """Returns measures of the mean absolute and squared errors, in scales."""
-    absolute = [_mapped(lambda x: scale * x, one) for one in errors]
-    root = [_mapped(lambda x: scale * math.sqrt(x), one) for one in squares]
+    absolute = [_mapped(lambda x: scale * x, error) for error in errors]
+    root = [_mapped(lambda x: scale * math.sqrt(x), square) for square in squares]
     return [
         Measure("mean absolute error, clipped", *absolute),
         Measure("root mean squared error, clipped", *root),
@@ -317,8 +317,8 @@ def _explained(own: Interval, beside: Interval) -> Measure:
     # The ends that are furthest apart: the standard deviation of a difference is at
     # most the sum of both, however they depend on each other.
     pairs = zip((own.value, own.high, own.low), beside, strict=True)
-    found = [max(1 - x / max(y, 1e-12), -1.0) for x, y in pairs]
-    return Measure("R2 against the constant", Interval(*found), _NOTHING)
+    ends = [max(1 - x / max(y, 1e-12), -1.0) for x, y in pairs]
+    return Measure("R2 against the constant", Interval(*ends), _NOTHING)
 
 
 def _mapped(function: Callable[[float], float], interval: Interval) -> Interval:

@@ -142,7 +142,7 @@ def _of_value(part):
 BIWEIGHT = losses.biweight(1.0)
 X, KEY, BUDGET = jnp.zeros(3), jax.random.key(0), {"epsilon": 1.0, "delta": 1e-5}
 TRUNCATION, TRIMMED = estimators.Truncation(1.0), estimators.TrimmedMean(0.1, -1.0, 1.0)
-BOX, BALL = constraints.Box(-np.ones(3), np.ones(3)), constraints.L2Ball(1.0)
+BOX = constraints.Box(-np.ones(3), np.ones(3))
 EVENT = accounting.gaussian_event(1.0)
 STATED = accounting.PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
 RUN = {"num_steps": 5, "sampling_prob": 0.5}
@@ -240,7 +240,7 @@ CALLS = [
         for constraint in (constraints.L1Ball(1.0), constraints.L2Ball(1.0), BOX)
     ),
     (constraints.L1Ball(1.0).contains, {"params": X, "tolerance": 0.1}),
-    (constraints.grid_net, {"constraint": BALL, "num_coordinates": 2, "radius": 1.0}),
+    (constraints.grid_net, {"constraint": BOX, "num_coordinates": 3, "radius": 1.0}),
     (constraints.halton_net, {"box": BOX, "num_coordinates": 3, "num_candidates": 9}),
     *((law, {"scale": 1.0}) for law in (datasets.Normal, datasets.LogNormal)),
     (datasets.Categorical, {"categories": ("a",)}),
