@@ -115,7 +115,7 @@ class Summary:
         return rows
 
     @property
-    def said(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """Sentences on what intervals cover, on infinite ones, and the notes."""
         is_refused = np.isinf(self.standard_errors)
         notes = [
@@ -156,7 +156,7 @@ class Summary:
         rule = "-" * len(lines[0])
         rows = [
             part
-            for text in (*self.said, self.guarantee)
+            for text in (*self.sentences, self.guarantee)
             for part in textwrap.wrap(text, max(len(rule), 80))
         ]
         return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *rows])
@@ -166,7 +166,7 @@ class Summary:
             [str(name), *cells]
             for name, cells in zip(self.names, self.rows, strict=True)
         ]
-        texts = [Text(text) for text in (*self.said, self.guarantee)]
+        texts = [Text(text) for text in (*self.sentences, self.guarantee)]
         return html_blocks([Text(self.title), Rows(["", *self.header], lines), *texts])
 
 

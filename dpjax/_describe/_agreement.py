@@ -114,7 +114,7 @@ def rows_of(
             yield row("count", "", known, counts[group], errors[group], *in_table)
             about = release.cells[-1, group], release.errors[-1, group]
             yield row("missing", "", missing, *about, *in_table)
-        for statistic, values, errors in release.others:
+        for statistic, values, errors in release.statistics:
             about = values[group], errors[group]
             yield row(statistic, "", values[group], *about, release.within)
         for index, (of, count) in enumerate(zip(release.labels, agreed, strict=True)):

@@ -111,7 +111,7 @@ class Found(NamedTuple):
         multipliers: noise multipliers of all releases.
         counted: of a column of numbers how many there are, shape (G,), the standard
             errors and the noise's standard deviation.
-        others: its means and quantiles: names, values and standard errors.
+        statistics: its means and quantiles: names, values and standard errors.
         edges: those of the histogram.
         within: which numbers are possible.
     """
@@ -123,7 +123,7 @@ class Found(NamedTuple):
     shares: dict[str, float]
     multipliers: list[float]
     counted: tuple[np.ndarray, np.ndarray, float] | None = None
-    others: Sequence[tuple[str, np.ndarray, np.ndarray]] = ()
+    statistics: Sequence[tuple[str, np.ndarray, np.ndarray]] = ()
     edges: tuple[float, ...] = ()
     within: tuple[float, float] = (-math.inf, math.inf)
 

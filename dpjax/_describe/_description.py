@@ -66,14 +66,14 @@ class Cost(NamedTuple):
 
     Attributes:
         column: of the table.
-        what: the released statistics.
+        part: the released statistics.
         share: of the budget, in zCDP; all shares add up to 1.
         epsilon: of this part alone, at the delta of the description. These add up to
             more than the epsilon of the description.
     """
 
     column: str
-    what: str
+    part: str
     share: float
     epsilon: float
 

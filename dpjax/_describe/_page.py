@@ -44,7 +44,7 @@ def costs_of(description: "Description") -> Rows:
     """Returns what each part cost."""
     head = ["column", "what", "share of the budget", "epsilon by itself"]
     costs = [
-        [cost.column, cost.what, rounded_up(cost.share, 3), rounded_up(cost.epsilon, 3)]
+        [cost.column, cost.part, rounded_up(cost.share, 3), rounded_up(cost.epsilon, 3)]
         for cost in description.costs
     ]
     return Rows(head, costs)

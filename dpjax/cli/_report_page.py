@@ -104,7 +104,7 @@ def _described(content: Mapping[str, Any]) -> Description:
         description=own["description"],
     )
     shares = {
-        (cost["column"], cost["what"]): cost["share"] for cost in content["costs"]
+        (cost["column"], cost["part"]): cost["share"] for cost in content["costs"]
     }
     names = "edges", "num_samples", "by", "level"
     given: Any = {name: content[name] for name in names}
@@ -356,7 +356,7 @@ def _numbers(model: Model) -> Iterator[Block]:
     if len(lines) > _MOST_LINES:
         yield Text(f"The first {_MOST_LINES} of {len(lines):,}; dpjax show has all.")
     yield Rows(head, lines[:_MOST_LINES])
-    notes = [] if model.standard_errors is None else model.summary().said
+    notes = [] if model.standard_errors is None else model.summary().sentences
     yield [*notes, *_saved.limits_of(model)]
 
 

@@ -179,7 +179,7 @@ def show(settings: ShowSettings) -> None:
     console.print(meaning(model))
     console.print(_table(*numbers_of(model)))
     if model.standard_errors is not None:
-        for note in model.summary().said:
+        for note in model.summary().sentences:
             console.print(note)
     privacy = model.privacy
     stated = claim(privacy.epsilon, privacy.delta)

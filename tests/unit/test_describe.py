@@ -61,7 +61,7 @@ def test_parts_share_one_budget(found):
     costs = found.costs
     assert math.fsum(cost.share for cost in costs) == pytest.approx(1.0)
     assert all(cost.epsilon < found.privacy.epsilon == 3.0 for cost in costs)
-    assert max(costs, key=lambda cost: cost.epsilon).what == "count, mean, quantiles"
+    assert max(costs, key=lambda cost: cost.epsilon).part == "count, mean, quantiles"
     assert "4,000 records" in found.privacy.description
 
 
