@@ -1,9 +1,8 @@
 """Private centers and scales of columns, for the estimators and for the command.
 
-All releases add noise to counts and means. With Gaussian noise they compose exactly,
-together with a Gaussian model, to one Gaussian mechanism; selections by the exponential
-mechanism would compose as zCDP and lose a third of the budget. With Laplace noise they
-are pure epsilon-DP.
+All releases add Gaussian noise to counts and means. They compose exactly, together with
+a Gaussian model, to one Gaussian mechanism; selections by the exponential mechanism
+would compose as zCDP and lose a third of the budget.
 """
 
 import math
@@ -14,7 +13,6 @@ import numpy as np
 from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP, ROUNDOFF
 from dpjax._types import ArrayLike, Key
-from dpjax.mechanisms import laplace
 from dpjax.mechanisms._shared import gaussian_of_padded
 
 # Bins [2^j, 2^(j+1)) of |x|; numbers outside count in the nearest bin.
@@ -42,43 +40,32 @@ _MOST_SCALES = 100.0  # cells are clipped to so many scales from the center
 
 
 class Noise(NamedTuple):
-    """Additive noise proportional to the sensitivity, which represents a budget.
-
-    Attributes:
-        multiplier: scale of the noise / sensitivity: for Gaussian noise the noise
-            multiplier, for Laplace noise 1 / epsilon.
-        order: order of the norm of the sensitivity: 2 for Gaussian noise, 1 for
-            Laplace noise.
-    """
+    """Represents a budget by a multiplier: stddev of the noise / l2 sensitivity."""
 
     multiplier: float
-    order: int = 2
 
     def part(self, share: float) -> "Noise":
         """Returns the noise of a release with a share of the budget.
 
-        Shares add up to 1, because inverse squares of multipliers add up for Gaussian
-        noise, and epsilons for Laplace noise.
+        Shares add up to 1, because inverse squares of multipliers add up.
         """
-        return self._replace(multiplier=self.multiplier / share ** (1 / self.order))
+        return Noise(self.multiplier / math.sqrt(share))
 
     def stddev(self, sensitivity: float) -> float:
         """Returns the standard deviation of the noise in one number."""
-        return self.multiplier * sensitivity * math.sqrt(2 if self.order == 1 else 1)
+        return self.multiplier * sensitivity
 
     def largest(
         self, sensitivity: float, num_sums: int, num_terms: int, prob: float
     ) -> float:
         """Returns what the largest of many sums of noise exceeds with a probability."""
-        log_sums = math.log(num_sums / prob)
-        bound = self.stddev(sensitivity) * math.sqrt(2 * num_terms * log_sums)
-        if self.order == 1:  # its tails are sub-gamma
-            bound += self.multiplier * sensitivity * log_sums
-        return bound
+        return self.stddev(sensitivity) * math.sqrt(
+            2 * num_terms * math.log(num_sums / prob)
+        )
 
     def released(self, key: Key, values: np.ndarray, sensitivity: float) -> np.ndarray:
         """Returns values of that sensitivity with noise."""
-        return released(key, values, self.multiplier * sensitivity, self.order)
+        return released(key, values, self.stddev(sensitivity))
 
 
 class Standard(NamedTuple):
@@ -151,8 +138,7 @@ def least_seen(num_columns: int, noise: Noise) -> float:
 
 
 def _least_seen(num_columns: int, noise: Noise) -> float:
-    sensitivity = (2 * num_columns) ** (1 / noise.order)
-    return _largest_window(noise, sensitivity, num_columns)
+    return _largest_window(noise, math.sqrt(2 * num_columns), num_columns)
 
 
 def release_scales(
@@ -191,14 +177,13 @@ def release_scales(
         is_centered: whether to release centers; otherwise steps 3 and 4 are skipped.
 
     Privacy:
-        One Gaussian mechanism of the noise multiplier under replace-one, or, with
-        Laplace noise, (1 / multiplier)-DP. Let p be the order of the norm. A row with
-        m cells counts min(1, b/m)^(1/p) in the histogram of each: b^(1/p) in the norm,
-        and (2b)^(1/p) if another row replaces it, plus the rounding of sums. With
-        weights the number of records of weight above zero is released too. If a row
-        replaces a record of weight zero, all of these move by (b + 1)^(1/p) together,
-        at most (2b)^(1/p). A mean of k numbers within ±1.5 moves by 3 k^(1/p) / n, plus
-        its rounding. The columns of each step, centers, sizes and b come from earlier
+        One Gaussian mechanism of the noise multiplier under replace-one. A row with m
+        cells counts sqrt(min(1, b/m)) in the histogram of each: sqrt(b) in the norm,
+        and sqrt(2b) if another row replaces it, plus the rounding of sums. With weights
+        the number of records of weight above zero is released too. If a row replaces a
+        record of weight zero, all of these move by sqrt(b + 1) together, at most
+        sqrt(2b). A mean of k numbers within ±1.5 moves by 3 sqrt(k) / n, plus its
+        rounding. The columns of each step, centers, sizes and b come from earlier
         releases.
     """
     num_samples, num_columns = columns.shape
@@ -228,7 +213,7 @@ def release_scales(
         mean_key, size_key = _keys.split(round_key)
         distances = np.where(is_known, columns - centers, 0.0)[:, away]
         clipped = np.clip(distances / scales[away], -_MOST_MEAN, _MOST_MEAN)
-        sensitivity = away.size ** (1 / noise.order) * moved
+        sensitivity = math.sqrt(away.size) * moved
         means = of_mean.released(mean_key, clipped.mean(axis=0), sensitivity)
         means = means * (num_samples / num_counted)
         is_away = (np.abs(means) > _RECENTERED) | (centers[away] != 0)
@@ -258,7 +243,7 @@ def _most_cells(key: Key, columns: np.ndarray, noise: Noise) -> float:
     edges = np.minimum(2 ** (np.arange(num_bins) / 2), num_columns)
     bins = np.searchsorted(edges, np.count_nonzero(columns, axis=1))
     counts = np.bincount(bins, minlength=num_bins)
-    sensitivity = 2 ** (1 / noise.order)
+    sensitivity = math.sqrt(2)
     noisy, stddev = noise.released(key, counts, sensitivity), noise.stddev(sensitivity)
     above = np.cumsum(noisy[::-1])[::-1] - noisy  # of each bin
     is_few = above <= _MOST_DENSE * num_samples + stddev * math.sqrt(num_bins)
@@ -282,15 +267,14 @@ def _sizes(
     num_bins = _LAST - _FIRST + 1
     is_cell = columns != 0
     num_cells = np.maximum(np.count_nonzero(is_cell, axis=1), 1)
-    shares = np.minimum(1.0, most_cells / num_cells) ** (1 / noise.order)
+    shares = np.sqrt(np.minimum(1.0, most_cells / num_cells))
     counts = [
         np.bincount(bins[cells], shares[cells], num_bins)
         for bins, cells in zip(exponents.T, is_cell.T, strict=True)
     ]
-    sensitivity = (2 * most_cells) ** (1 / noise.order)
+    sensitivity = math.sqrt(2 * most_cells)
     if most_cells < num_columns:  # Sums of shares are rounded; counts are exact.
-        changed = (2 * num_columns) ** (1 / noise.order)
-        sensitivity += changed * 2 * ROUNDOFF * len(columns)
+        sensitivity += math.sqrt(2 * num_columns) * 2 * ROUNDOFF * len(columns)
     if is_counted is None:
         noisy = noise.released(key, np.stack(counts), sensitivity)
         num_counted = float(len(columns))
@@ -316,17 +300,14 @@ def _sizes(
     return np.where(is_seen, sizes, 1.0), num_seen, num_counted
 
 
-def released(key: Key, values: np.ndarray, scale: float, order: int = 2) -> np.ndarray:
-    """Returns values with noise of a stddev (order 2) or Laplace scale (order 1).
+def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
+    """Returns values with Gaussian noise of that standard deviation.
 
     Counts are clipped to 2^24, up to which float32 is exact.
     """
     size = max(_FEWEST_RELEASED, 1 << (values.size - 1).bit_length())
     padded = np.zeros(size, np.float32)  # compiled once for all numbers of columns
     padded[: values.size] = np.minimum(values, 2.0**24).ravel()
-    scale = float(scale * ROUNDED_UP)  # one program for numbers of Python and NumPy
-    if order == 1:
-        noisy = laplace(key, padded, scale=scale)
-    else:
-        noisy = gaussian_of_padded(key, padded, np.full_like(padded, scale))
+    stddevs = np.full_like(padded, stddev * ROUNDED_UP)
+    noisy = gaussian_of_padded(key, padded, stddevs)
     return np.asarray(noisy, np.float64)[: values.size].reshape(values.shape)

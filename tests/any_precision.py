@@ -71,12 +71,12 @@ def estimators(params, size):
     clipping = Clipping(size)
     return {
         **registry.bounded_estimators(size),
-        "by leaf": Grouped.by_leaf(clipping, params),
-        "by leaf, smoothed": Grouped.by_leaf(SmoothedClipping(size), params),
-        "by leaf, normalized": Grouped.by_leaf(Normalization(size), params),
+        "by leaf": Grouped(clipping, (*params,)),
+        "by leaf, smoothed": Grouped(SmoothedClipping(size), (*params,)),
+        "by leaf, normalized": Grouped(Normalization(size), (*params,)),
         "counting": AdaptiveThreshold(clipping, 1e-12, 1e30).counting,
         "counting by leaf": AdaptiveThreshold(
-            Grouped.by_leaf(Normalization(size), params), 1e-12, 1e30
+            Grouped(Normalization(size), (*params,)), 1e-12, 1e30
         ).counting,
         "scaled": Scaled(Winsorization(size), 0.3).measured,
         "scaled clipping": Scaled(clipping, dict.fromkeys(params, 1e3)).measured,

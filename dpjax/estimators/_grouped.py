@@ -84,11 +84,6 @@ class Grouped(NormBounded):
         is_fine = shapes <= {(), (len(groups),)}
         _validate.require(is_fine, "estimator", self.estimator, rule)
 
-    @classmethod
-    def by_leaf(cls, estimator: NormEstimator, params: PyTree) -> Self:
-        """Returns an estimator with one group for each leaf of params."""
-        return cls(estimator, tuple(_leaf_names(params)))
-
     @property
     def limit(self) -> Scalar:
         """sqrt(sum B_g^2), for bounds B_g of groups."""

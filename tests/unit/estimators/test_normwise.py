@@ -19,7 +19,7 @@ from dpjax.estimators import (
 )
 from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import privatize, scale_by_dp_adam
-from tests.unit.estimators.test_clipping import NORM_ERROR, exact_norm
+from tests.unit.estimators.test_clipping import NORM_ERROR
 
 BOUNDS = np.array([0.7, 3.0], np.float32)
 GROUPED = [
@@ -126,14 +126,6 @@ def test_norms_from_factors_are_those_of_gradients(name):
         return folded(params, batch, mask), estimator(grads, mask)
 
     chex.assert_trees_all_close(*both(PARAMS, batch), rtol=1e-5, atol=1e-6)
-
-
-def test_a_group_for_every_leaf():
-    grouped = Grouped.by_leaf(Clipping(1.0), PARAMS)
-    assert grouped.groups == ("first/bias", "first/kernel", "last/kernel")
-    assert grouped.limit == pytest.approx(3**0.5)
-    one = Grouped.by_leaf(Clipping(1.0), jnp.zeros(3))
-    assert exact_norm(one.influence(jnp.full(3, 1e10))) == pytest.approx(1)
 
 
 def test_groups_that_do_not_fit_are_named():
