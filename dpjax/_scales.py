@@ -13,7 +13,7 @@ import numpy as np
 from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP, ROUNDOFF
 from dpjax._types import ArrayLike, Key
-from dpjax.mechanisms._shared import gaussian_of_padded
+from dpjax.mechanisms._additive import gaussian_of_padded
 
 # Bins [2^j, 2^(j+1)) of |x|; numbers outside count in the nearest bin.
 _FIRST, _LAST = -30, 50

@@ -21,7 +21,7 @@ from benchmarks.audits.updates import gaussian_claim
 from dpjax import accounting, estimators, transforms
 from dpjax._types import ADD_OR_REMOVE_ONE, Key, PeelingNoise, PyTree, SelectionName
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._shared import calibrate_smooth_noise
+from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.audit._releases import Statistic
 from dpjax.constraints import Simplex
 from dpjax.estimators import (

@@ -23,10 +23,10 @@ from dpjax.accounting import (
     selection_event,
 )
 from dpjax.accounting._objective import ObjectiveNoise
-from dpjax.accounting._shared import total_selection_epsilon
+from dpjax.accounting._selection import total_selection_epsilon
 from dpjax.batching import Batching, Disjoint, Full
 from dpjax.constraints import L1Ball
-from dpjax.constraints._shared import VertexConstraint
+from dpjax.constraints._constraint import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation, Winsorization
 from dpjax.mechanisms import exponential
 from dpjax.solvers import Execution, Solution

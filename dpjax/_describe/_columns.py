@@ -16,7 +16,7 @@ from dpjax._types import Key
 from dpjax.accounting import noise_multiplier_to_epsilon
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import dp_group_means, dp_histogram
-from dpjax.solvers._shared import EDGES_SHARE, private_edges
+from dpjax.solvers._histogram import EDGES_SHARE, private_edges
 
 ALL = "(all)"
 NUM_BINS = 20

@@ -16,7 +16,7 @@ from dpjax.accounting import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
-from dpjax.accounting._shared import sample_budget, subsampled_epsilon
+from dpjax.accounting._sample import sample_budget, subsampled_epsilon
 
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
 _OF_CATEGORIES = ("count", "share")

@@ -28,8 +28,9 @@ from dpjax.accounting import (
     gaussian_event,
     noise_multiplier,
 )
-from dpjax.accounting._shared import sample_budget, sample_privacy
-from dpjax.batching._shared import uniform_subset
+from dpjax.accounting._sample import sample_budget
+from dpjax.accounting._sample_privacy import sample_privacy
+from dpjax.batching._without_replacement import uniform_subset
 from dpjax.datasets import Categorical, Numeric
 
 Kind = Numeric | Categorical | None

@@ -16,7 +16,7 @@ from rich.console import Console
 from dpjax._tables import Column, surveys
 from dpjax._texts import UNDECODED, TextFormat, Texts, float32_of, is_mark, text_of
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models._shared import BoundedColumn
+from dpjax.models._bounded_column import BoundedColumn
 
 _FAR = 5.0  # scales
 _LONGEST = 30  # of a cell that is shown

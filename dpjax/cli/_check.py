@@ -24,7 +24,7 @@ from dpjax.cli._guesses import FILL_IN
 from dpjax.cli._sources import Kind, Table, declared_columns
 from dpjax.cli._terminal import terminal
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models._shared import BoundedColumn
+from dpjax.models._bounded_column import BoundedColumn
 
 _NEARLY_NONE = 0.01  # of the cells
 _TOO_FEW_LABELS = 0.001

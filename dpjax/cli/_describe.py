@@ -19,7 +19,7 @@ from dpjax._describe import MOST_RECORDS, Description, Kind, check, guarantee, r
 from dpjax._pages import svg_of
 from dpjax._tables import column_names
 from dpjax._types import Key
-from dpjax.accounting._shared import group_budget
+from dpjax.accounting._group import group_budget
 from dpjax.cli import _display
 from dpjax.cli._command_settings import DescribeSettings
 from dpjax.cli._release import begin, uninterrupted
@@ -30,7 +30,7 @@ from dpjax.cli._spending import enter, on_sample
 from dpjax.cli._terminal import show_paths, stage, terminal
 from dpjax.cli._units import RECORDS_PER_UNIT, check_unit, privacy_of_units
 from dpjax.datasets import Numeric
-from dpjax.models._shared import BoundedColumn
+from dpjax.models._bounded_column import BoundedColumn
 
 _NAMES = [f"description.{end}" for end in ("csv", "html", "json", "png", "svg")]
 

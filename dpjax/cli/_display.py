@@ -14,8 +14,8 @@ from dpjax.cli._report import score_name
 from dpjax.cli._runs import Run, Scores
 from dpjax.cli._units import Units
 from dpjax.datasets import Dataset
-from dpjax.models._shared import Interval
-from dpjax.solvers._shared import missing_share
+from dpjax.models._measures import Interval
+from dpjax.solvers.linear._constant import missing_share
 
 
 def warn_of_seed(console: Console) -> None:

@@ -19,7 +19,8 @@ from dpjax.cli._runs import Run, predictions_of
 from dpjax.cli._units import Units
 from dpjax.datasets import Dataset
 from dpjax.models import private_scores
-from dpjax.models._shared import MEANS, Interval, Measure
+from dpjax.models._measures import Interval, Measure
+from dpjax.models._terms import MEANS
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,9 +27,10 @@ from dpjax.cli._schema import Schema, read_schema
 from dpjax.cli._settings import ModelName, Settings
 from dpjax.cli._terminal import OnStep, progress_bars, show_paths, terminal
 from dpjax.datasets import Dataset
-from dpjax.models._shared import bending_features
+from dpjax.models._params import bending_features
 from dpjax.solvers import Solution
-from dpjax.solvers._shared import FINE, hats
+from dpjax.solvers._curves import hats
+from dpjax.solvers._knots import FINE
 
 _FILES = ["plan.json", "plan.md", "plan.png"]
 _NUM_DRAWS = 3  # of the noise, of which the median is shown

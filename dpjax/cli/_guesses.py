@@ -17,7 +17,7 @@ import numpy as np
 from dpjax._tables import Column, declared_kinds
 from dpjax._texts import float32_of, is_mark
 from dpjax.cli._cells import count_texts
-from dpjax.models._shared import Link
+from dpjax.models._terms import Link
 
 _MOST_CATEGORIES = 30
 FILL_IN = "FILL IN"  # the placeholder for categories that are not guessed

@@ -26,7 +26,7 @@ from dpjax._rounding import claim, rounded_down, rounded_up
 from dpjax._types import NeighboringRelation
 from dpjax._untrusted import number, of_type, toml_content
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_epsilon
-from dpjax.accounting._shared import Spending
+from dpjax.accounting._filter import Spending
 from dpjax.cli._command_settings import OpenLedgerSettings, ShowLedgerSettings
 from dpjax.cli._guesses import toml_text
 from dpjax.cli._terminal import show_paths, terminal

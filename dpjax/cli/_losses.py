@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from dpjax.losses import LinearLoss
-    from dpjax.models._shared import Link
+    from dpjax.models._terms import Link
 
 LossName = Literal[
     "logistic",
@@ -31,7 +31,7 @@ def loss_of(name: LossName, power: float | None = None) -> "LinearLoss":
 @functools.cache
 def _losses() -> "dict[LossName, LinearLoss]":
     from dpjax import losses
-    from dpjax.losses._shared import named
+    from dpjax.losses._named import named
 
     # For "huber" the linear model releases a threshold.
     return {

@@ -12,8 +12,8 @@ from dpjax.cli._losses import AMOUNTS, FOR_AMOUNTS, FOR_NUMBERS, LossName, loss_
 from dpjax.cli._settings import Settings
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
-from dpjax.models._shared import bending_features
-from dpjax.solvers._shared import knots_of
+from dpjax.models._params import bending_features
+from dpjax.solvers._knots import knots_of
 
 
 class Budget(NamedTuple):

@@ -20,7 +20,8 @@ from dpjax.cli._runs import Run, Scores
 from dpjax.cli._sources import Table
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.models import Model
-from dpjax.models._shared import Link, model_file
+from dpjax.models._file import model_file
+from dpjax.models._terms import Link
 from dpjax.solvers import Solution
 
 NAMES = MODEL, REPORT = "model.npz", "report.json"

@@ -29,7 +29,7 @@ from dpjax.accounting import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
-from dpjax.accounting._shared import group_budget
+from dpjax.accounting._group import group_budget
 from dpjax.cli import _saved
 from dpjax.cli._command_settings import ReportSettings
 from dpjax.cli._ledger import Ledger, read_ledger, said_left

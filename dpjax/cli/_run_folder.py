@@ -14,7 +14,7 @@ import numpy as np
 
 from dpjax import _files, _store, _validate
 from dpjax._types import Key
-from dpjax.mechanisms._shared import key_of_words
+from dpjax.mechanisms._chacha import key_of_words
 
 _KEY, _STATES, _PAID = "key.npz", "states", "paid.npz"
 # Also the partial files that a killed process leaves behind.

@@ -19,7 +19,7 @@ from dpjax.cli._terminal import OnStep
 from dpjax.cli._units import Units, privacy_of_units
 from dpjax.datasets import Dataset
 from dpjax.mechanisms import secret_key
-from dpjax.mechanisms._shared import key_of_words
+from dpjax.mechanisms._chacha import key_of_words
 from dpjax.solvers import (
     Checkpoint,
     Curves,

@@ -25,7 +25,7 @@ from dpjax.cli._command_settings import (
 from dpjax.cli._terminal import show_paths, terminal
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model, load_model
-from dpjax.models._shared import BoundedColumn
+from dpjax.models._bounded_column import BoundedColumn
 
 _SUFFIXES = {"onnx": ".onnx", "sql": ".sql"}
 _WHERE = "where it is"

@@ -37,7 +37,8 @@ from dpjax._untrusted import toml_content
 from dpjax.cli._guesses import toml_key
 from dpjax.cli._losses import AMOUNTS
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models._shared import BoundedColumn, Link
+from dpjax.models._bounded_column import BoundedColumn
+from dpjax.models._terms import Link
 
 _NUMERIC = {"center", "scale"}
 _BOUNDED = {"exposure", "weight"}

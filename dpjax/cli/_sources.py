@@ -13,7 +13,7 @@ from dpjax._public_sets import PUBLIC_SETS
 from dpjax._tables import Column, column_names
 from dpjax._texts import PLAIN, TextFormat, Texts, is_missing, text_of
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._shared import sample_privacy
+from dpjax.accounting._sample_privacy import sample_privacy
 from dpjax.cli._guesses import FILL_IN, guess_names, schema_text
 from dpjax.cli._losses import AMOUNTS
 from dpjax.cli._sample import Draw, Sample
@@ -21,7 +21,8 @@ from dpjax.cli._schema import Schema, for_largest, read_schema
 from dpjax.cli._terminal import SchemaNeeded
 from dpjax.cli._units import Units, check_unit
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.models._shared import BoundedColumn, Link
+from dpjax.models._bounded_column import BoundedColumn
+from dpjax.models._terms import Link
 
 _PUBLIC_SEED = 2021  # of the split into training and test records
 Kind = Numeric | Categorical | BoundedColumn | None  # None: of an open range

@@ -11,7 +11,8 @@ from dpjax._default_delta import default_delta
 from dpjax._tables import column_names
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._shared import group_budget, sample_budget
+from dpjax.accounting._group import group_budget
+from dpjax.accounting._sample import sample_budget
 from dpjax.cli import _ledger
 from dpjax.cli._evaluation import evaluation_privacy
 from dpjax.cli._losses import link_of

@@ -23,7 +23,7 @@ from dpjax.cli._spending import on_sample, planned, spend, with_ranges
 from dpjax.cli._terminal import progress_bars, show_paths, stage, terminal
 from dpjax.cli._units import RECORDS_PER_UNIT, read_names
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.models._shared import bending_features
+from dpjax.models._params import bending_features
 
 _FEWEST = 20  # records of an additive model that is asked for
 

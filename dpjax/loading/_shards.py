@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 from dpjax import _processes, _validate
 from dpjax._types import PyTree
-from dpjax.batching._shared import BatchState
+from dpjax.batching._batching import BatchState
 from dpjax.loading._records import Records
 
 

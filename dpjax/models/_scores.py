@@ -25,7 +25,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._types import ArrayLike, Key
 from dpjax.losses import LinearLoss, squared
-from dpjax.losses._shared import LogLink
+from dpjax.losses._log_link import LogLink
 from dpjax.models._label_scores import is_class, of_classes, of_labels
 from dpjax.models._measures import Interval, Measure, PrivateScores
 from dpjax.models._noisy_counts import WIDTH, Release, adding_up, interval_of, num_seen

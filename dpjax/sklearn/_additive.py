@@ -14,7 +14,7 @@ from dpjax._shapes import Shape
 from dpjax._summary import interval_of
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
-from dpjax.losses._shared import named
+from dpjax.losses._named import named
 from dpjax.sklearn import _columns, _tables
 from dpjax.sklearn._amounts import WithExposure, amounts_in_unit, amounts_range
 from dpjax.sklearn._classifier import Classifier

@@ -13,7 +13,7 @@ from dpjax.sklearn import _tables
 from dpjax.sklearn._clones import PrivateEstimator
 from dpjax.sklearn._linear import guarantee, parameters, total_noise
 from dpjax.sklearn._regressors import in_unit, weights_of
-from dpjax.solvers._shared import BESIDE_WEIGHT, WEIGHTED
+from dpjax.solvers._diameter import BESIDE_WEIGHT, WEIGHTED
 from dpjax.transforms import privatize
 
 # A guess at E z^2 of targets in their unit, for the truncation of the mean; laws of

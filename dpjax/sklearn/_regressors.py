@@ -10,7 +10,7 @@ from dpjax import _keys, _progress, _validate, losses
 from dpjax._scales import Noise, release_scales, scales_share
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
-from dpjax.losses._shared import Huber
+from dpjax.losses._residual_losses import Huber
 from dpjax.sklearn import _tables
 from dpjax.sklearn._intervals import WithIntervals
 from dpjax.sklearn._linear import LinearEstimator, guarantee, parameters, total_noise

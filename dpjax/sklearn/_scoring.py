@@ -12,7 +12,7 @@ from dpjax import _progress, _validate, losses
 from dpjax._default_delta import default_delta
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.models import private_scores
-from dpjax.models._shared import PrivateScores
+from dpjax.models._measures import PrivateScores
 from dpjax.sklearn._additive import DPAdditiveRegressor
 from dpjax.sklearn._amounts import LogLinkRegressor, log_means
 from dpjax.sklearn._labels import indices

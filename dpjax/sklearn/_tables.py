@@ -19,7 +19,7 @@ from dpjax._texts import number_of
 from dpjax._types import Key
 from dpjax.mechanisms import secret_key
 from dpjax.sklearn import _labels
-from dpjax.solvers._shared import missing_share
+from dpjax.solvers.linear._constant import missing_share
 
 _ADVICE = {
     "text": "OneHotEncoder(categories=[...]) of a public list makes numbers of it",

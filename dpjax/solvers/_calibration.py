@@ -18,7 +18,7 @@ from dpjax.accounting import (
 )
 from dpjax.batching import Batching
 from dpjax.estimators import Estimator
-from dpjax.gradients._shared import UserRecords
+from dpjax.gradients._users import UserRecords
 from dpjax.mechanisms import Strategy
 
 

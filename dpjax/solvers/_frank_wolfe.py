@@ -9,7 +9,7 @@ from dpjax._sharding import check_key_of_rows
 from dpjax._tree import num_coordinates
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Disjoint, Full
-from dpjax.constraints._shared import VertexConstraint
+from dpjax.constraints._constraint import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation
 from dpjax.solvers._calibration import unit_of
 from dpjax.solvers._loop import Execution, check_steps

@@ -16,9 +16,9 @@ from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import Static
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Batching
-from dpjax.batching._shared import BatchState
+from dpjax.batching._batching import BatchState
 from dpjax.gradients import streamed_grad
-from dpjax.gradients._shared import warn_of_rows
+from dpjax.gradients._loss import warn_of_rows
 from dpjax.solvers._checkpoint import Checkpoint, identity, is_key, opened
 from dpjax.transforms import aggregate, privatize
 

@@ -22,7 +22,7 @@ from dpjax.estimators import Estimator
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import SecureSum
-from dpjax.parties._shared import Grid
+from dpjax.parties._quantize import Grid
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._gradient_descent import Descent, ProjectionFn
 from dpjax.solvers._loop import Execution, check_execution

@@ -13,11 +13,11 @@ from dp_accounting import UnsupportedDpEvent
 from dpjax import _validate
 from dpjax._types import REPLACE_ONE, Scalar
 from dpjax.accounting import PrivacyGuarantee, discrete_gaussian_stddev, gaussian_stddev
-from dpjax.accounting._shared import objective_noise
+from dpjax.accounting._objective import objective_noise
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import PartyError, SecureSum
-from dpjax.parties._shared import Grid
+from dpjax.parties._quantize import Grid
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._perturbed_objective import (
     Objective,

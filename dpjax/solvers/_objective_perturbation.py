@@ -11,7 +11,7 @@ from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._types import REPLACE_ONE, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_stddev
-from dpjax.accounting._shared import objective_noise
+from dpjax.accounting._objective import objective_noise
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._calibration import check_budget

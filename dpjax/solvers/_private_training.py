@@ -14,7 +14,7 @@ from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree
 from dpjax.batching import BallsInBins, Batching, Full, Poisson
-from dpjax.batching._shared import BatchState
+from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import Strategy

@@ -16,7 +16,7 @@ from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import flatten, like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._shared import (
+from dpjax.accounting._smooth_gaussian import (
     largest_smoothness,
     smooth_gaussian_multiplier,
 )

@@ -13,7 +13,7 @@ from dpjax._tree import num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar, SelectionName, Unit
 from dpjax.accounting import PrivacyGuarantee, selection_epsilon, selection_event
 from dpjax.batching import Batching
-from dpjax.constraints._shared import VertexConstraint
+from dpjax.constraints._constraint import VertexConstraint
 from dpjax.estimators import Estimator
 from dpjax.solvers._loop import Batches, Execution, OptaxStep, iterate
 from dpjax.transforms import frank_wolfe

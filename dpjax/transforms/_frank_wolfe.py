@@ -12,8 +12,8 @@ from dpjax._keys import secret_repr
 from dpjax._tree import clip, like
 from dpjax._types import Key, Scalar, SelectionName
 from dpjax.accounting import selection_event
-from dpjax.accounting._shared import total_selection_epsilon
-from dpjax.constraints._shared import VertexConstraint
+from dpjax.accounting._selection import total_selection_epsilon
+from dpjax.constraints._constraint import VertexConstraint
 from dpjax.transforms._chain import KeyState
 
 # The range has a few float32 roundings: the effective epsilon is never larger.

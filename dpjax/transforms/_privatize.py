@@ -11,7 +11,7 @@ from dpjax._keys import secret_repr
 from dpjax._sharding import AxisName, check_key_of_rows, num_shares, row_axes
 from dpjax._sums.stream import SampleStream
 from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar, check_divisor
-from dpjax.accounting._shared import calibrate_smooth_noise
+from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
 from dpjax.transforms._chain import BoundedMean, KeyState, PrivateMean, refuse_wrappers

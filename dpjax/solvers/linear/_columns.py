@@ -10,7 +10,7 @@ import numpy as np
 from dpjax._sharding import row_axes
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.losses import LinearLoss
-from dpjax.losses._shared import Huber
+from dpjax.losses._residual_losses import Huber
 from dpjax.solvers._loop import Execution
 from dpjax.solvers.linear._fit import fit
 from dpjax.solvers.linear._intervals import fit_with_errors

@@ -15,7 +15,7 @@ from dpjax._sums.exact import Unrounded
 from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Estimator
-from dpjax.mechanisms._shared import gaussian_of_padded
+from dpjax.mechanisms._additive import gaussian_of_padded
 from dpjax.solvers._diameter import BESIDE_WEIGHT, WEIGHTED, SetClipping
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares
 from dpjax.solvers.linear._mean import mean_and_stddevs

@@ -12,7 +12,7 @@ from dpjax._sharding import gathered
 from dpjax._sums.exact import Unrounded
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
-from dpjax.mechanisms._shared import gaussian_of_padded
+from dpjax.mechanisms._additive import gaussian_of_padded
 from dpjax.solvers._loop import Batches, Execution, iterate
 from dpjax.solvers.linear._basis import by_block
 from dpjax.solvers.linear._constant import best_constant, largest_slope

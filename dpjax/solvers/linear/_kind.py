@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from dpjax._sharding import AxisName
 from dpjax.losses import LinearLoss, squared
-from dpjax.losses._shared import Huber
+from dpjax.losses._residual_losses import Huber
 from dpjax.solvers.linear._basis import Basis, num_features, themselves
 
 LARGEST = 1e15  # larger numbers are clipped to it, so that their squares stay finite

@@ -7,7 +7,7 @@ from dpjax._sharding import AxisName
 from dpjax._sums.exact import Unrounded
 from dpjax._types import Scalar
 from dpjax.estimators import Estimator
-from dpjax.mechanisms._shared import padded
+from dpjax.mechanisms._additive import padded
 
 
 def mean_and_stddevs(

@@ -20,7 +20,9 @@ from dpjax.accounting import (
     rho_to_epsilon,
 )
 from dpjax.losses import LinearLoss, logistic, squared
-from dpjax.losses._shared import Huber, LogLink, named
+from dpjax.losses._log_link import LogLink
+from dpjax.losses._named import named
+from dpjax.losses._residual_losses import Huber
 from dpjax.solvers._calibration import check_noise
 from dpjax.solvers._loop import Execution, check_execution
 from dpjax.solvers._solution import Solution

@@ -15,7 +15,7 @@ from dpjax._tree import like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
-from dpjax.mechanisms._shared import gaussian_of_padded, padded
+from dpjax.mechanisms._additive import gaussian_of_padded, padded
 from dpjax.solvers.linear._basis import themselves
 
 # Multiples of the edge of the noise's spectrum, and of the mean eigenvalue, that are

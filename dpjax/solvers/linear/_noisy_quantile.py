@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key, Scalar
-from dpjax.mechanisms._shared import gaussian_of_padded, padded
+from dpjax.mechanisms._additive import gaussian_of_padded, padded
 
 # Bins [2^j, 2^(j+1)); the first also has all below 1e-6, the last all above 1e13.
 _FIRST, _LAST = -20, 43

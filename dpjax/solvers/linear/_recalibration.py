@@ -17,7 +17,7 @@ from dpjax._sharding import AxisName, gathered
 from dpjax._sums.exact import Unrounded
 from dpjax._types import Key, Scalar
 from dpjax.losses import LinearLoss
-from dpjax.mechanisms._shared import gaussian_of_padded
+from dpjax.mechanisms._additive import gaussian_of_padded
 from dpjax.solvers._diameter import SetClipping
 from dpjax.solvers.linear._mean import mean_and_stddevs
 from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile

@@ -12,7 +12,7 @@ from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
-from dpjax.losses._shared import Huber
+from dpjax.losses._residual_losses import Huber
 from dpjax.mechanisms import gaussian
 from dpjax.solvers._loop import Execution
 from dpjax.solvers.linear._basis import by_block

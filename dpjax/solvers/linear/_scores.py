@@ -11,7 +11,7 @@ from dpjax import _keys
 from dpjax._sharding import gathered
 from dpjax._tree import like
 from dpjax._types import Key
-from dpjax.estimators._shared import clip_to_norm
+from dpjax.estimators._clipping import clip_to_norm
 from dpjax.solvers.linear._fit import row_norms
 from dpjax.solvers.linear._kind import ModelKind
 from dpjax.solvers.linear._moments import noisy_second_moments

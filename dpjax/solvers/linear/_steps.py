@@ -13,7 +13,7 @@ from dpjax._rounding import ROUNDOFF
 from dpjax._tree import like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import Clipping, Estimator, Sensitivity
-from dpjax.estimators._shared import clip_to_norm
+from dpjax.estimators._clipping import clip_to_norm
 from dpjax.losses import LinearLoss
 from dpjax.solvers._loop import OptaxStep
 from dpjax.transforms import average_iterates

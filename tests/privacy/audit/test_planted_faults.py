@@ -25,7 +25,7 @@ from dpjax._sums.exact import Unrounded
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon, rho_to_epsilon
 from dpjax.accounting._objective import objective_epsilon
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Truncation
-from dpjax.estimators._shared import clip_to_norm
+from dpjax.estimators._clipping import clip_to_norm
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import arsinh_normal, gaussian
 from dpjax.solvers import dp_l1_regression

@@ -10,7 +10,8 @@ import scipy.special
 import scipy.stats
 
 from dpjax import losses
-from dpjax.losses._shared import Huber, named
+from dpjax.losses._named import named
+from dpjax.losses._residual_losses import Huber
 
 RNG = np.random.default_rng(20261123)
 

@@ -10,8 +10,7 @@ import scipy.stats
 
 from dpjax import PrivateTraining, solvers
 from dpjax.mechanisms import exponential, gaussian, peeling, secret_key
-from dpjax.mechanisms._chacha import _random_bits, _split, chacha20_blocks
-from dpjax.mechanisms._shared import key_of_words
+from dpjax.mechanisms._chacha import _random_bits, _split, chacha20_blocks, key_of_words
 from tests.unit.cli.command import invoke
 
 KEY = np.arange(8, dtype=np.uint32) * np.uint32(0x9E3779B9) + np.uint32(7)

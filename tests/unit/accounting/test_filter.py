@@ -22,7 +22,8 @@ from dpjax.accounting import (
     gaussian_event,
     selection_event,
 )
-from dpjax.accounting._shared import Spending, poisson_capacity
+from dpjax.accounting._filter import Spending
+from dpjax.accounting._poisson_capacity import poisson_capacity
 
 
 def guarantee(epsilon=1.0, delta=0.0, event=None, **options):

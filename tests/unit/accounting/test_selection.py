@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import epsilon_to_rho, selection_epsilon, selection_event
-from dpjax.accounting._shared import total_selection_epsilon
+from dpjax.accounting._selection import total_selection_epsilon
 
 MECHANISMS = ("exponential", "permute_and_flip")
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax.estimators import Clipping, Normalization, SmoothedClipping
-from dpjax.estimators._shared import clip_to_norm
+from dpjax.estimators._clipping import clip_to_norm
 
 # What sensitivity() allows for: a clipped sample is at most this much longer.
 NORM_ERROR = 2.0**-13

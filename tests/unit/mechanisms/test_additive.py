@@ -15,7 +15,7 @@ from dpjax.mechanisms import (
     laplace,
     laplace_log_normal,
 )
-from dpjax.mechanisms._shared import gaussian_of_padded, padded
+from dpjax.mechanisms._additive import gaussian_of_padded, padded
 
 FALSE_ALARM = 1e-6
 # Y of the log-normal factor, and its weights, for a mean over it.

@@ -11,7 +11,8 @@ from dp_accounting import NonPrivateDpEvent
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
-from dpjax.models._shared import BoundedColumn, model_file
+from dpjax.models._bounded_column import BoundedColumn
+from dpjax.models._file import model_file
 from dpjax.solvers import Curves
 from tests.unit.cli import command
 from tests.unit.cli.command import done, refusals

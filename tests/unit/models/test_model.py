@@ -18,7 +18,8 @@ from dpjax import load_model, losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, encode
 from dpjax.models import Model
-from dpjax.models._shared import BoundedColumn, model_file
+from dpjax.models._bounded_column import BoundedColumn
+from dpjax.models._file import model_file
 from dpjax.solvers import Curves
 from tests.unit.refusals import refused
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dpjax.parties._shared import Grid
+from dpjax.parties._quantize import Grid
 
 
 def test_grid_is_fine_against_the_noise():
