@@ -179,7 +179,7 @@ def test_half_precision_and_wild_gradients_give_finite_float32(name):
 
 def assert_finite_float32(name, dtype):
     narrow = jax.tree.map(lambda x: x.astype(dtype), make_updates(name, 0))
-    wild = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 1e38], dtype)
+    wild = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 1e38]).astype(dtype)
     narrow["w"] = narrow["w"].at[4:, 0, 0].set(wild)
     mean = run_once(name, narrow)
     chex.assert_trees_all_equal_shapes_and_dtypes(mean, make_params())
