@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,11 @@ from dpjax import _keys
 from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Clipping
-from dpjax.gradients import streamed_grad
 from dpjax.solvers._diameter import SetClipping
+from dpjax.solvers._noisy_mean import noisy_mean
 from dpjax.solvers.linear._fit import row_norms
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._noisy_quantile import noisy_quantile
-from dpjax.transforms import privatize
 
 # Of the budget: the moments of the tested functions and the size of what is averaged;
 # and the mean of slopes that are no labels'.
@@ -203,11 +202,8 @@ def _straightened(
     # Of most columns the squares are below 1, and that of ones is 1.
     clipping = SetClipping(math.sqrt(2 * num_columns), math.sqrt(2))
     shape = jnp.zeros((num_columns, len(rows)), functions.dtype)
-    release = privatize(
-        clipping, noise_multiplier=multiplier, key=key, axis_name=axis_name
-    )
-    samples = cast(Any, streamed_grad(products)(shape, (functions, curvatures)))
-    means = cast(jax.Array, release.update(samples, release.init(shape))[0])
+    args = clipping, (functions, curvatures), multiplier, key, axis_name
+    means = noisy_mean(*args, product=products, weights=shape)
     noise = clipping.noise_parameters(multiplier, len(functions), shape.size)["stddev"]
     # From here on only released numbers.
     moments = jnp.zeros((num_columns, 4, 4), means.dtype)
@@ -247,11 +243,8 @@ def _centered(
 
     slopes = slopes * (norm / jnp.maximum(row_norms(slopes), norm))[:, None]
     shape = jnp.zeros(slopes.shape[1], slopes.dtype)
-    release = privatize(
-        Clipping(norm), noise_multiplier=multiplier, key=key, axis_name=axis_name
-    )
-    samples = cast(Any, streamed_grad(products)(shape, slopes))
-    mean = cast(jax.Array, release.update(samples, release.init(shape))[0])
+    args = Clipping(norm), slopes, multiplier, key, axis_name
+    mean = noisy_mean(*args, product=products, weights=shape)
     return slopes - mean[None, :]
 
 
@@ -272,10 +265,7 @@ def _gain(
 
     clipping = Clipping(norm)
     shape = jnp.zeros((bends.shape[1], slopes.shape[1]), bends.dtype)
-    release = privatize(
-        clipping, noise_multiplier=multiplier, key=key, axis_name=axis_name
-    )
-    samples = cast(Any, streamed_grad(products)(shape, (bends, slopes)))
-    means = cast(jax.Array, release.update(samples, release.init(shape))[0])
+    args = clipping, (bends, slopes), multiplier, key, axis_name
+    means = noisy_mean(*args, product=products, weights=shape)
     noise = clipping.noise_parameters(multiplier, len(bends), shape.size)["stddev"]
     return jnp.sum((means / norm) ** 2) - shape.size * (noise / norm) ** 2

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,12 @@ from dpjax._tree import like
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.estimators import Clipping
-from dpjax.gradients import streamed_grad
 from dpjax.solvers._calibration import check_budget
 from dpjax.solvers._diameter import SetClipping
 from dpjax.solvers._group_quantiles import noisy_quantiles_of_groups
 from dpjax.solvers._grouped_samples import Groups
 from dpjax.solvers._histogram import check_countable, count_errors, noisy_integers
+from dpjax.solvers._noisy_mean import noisy_mean
 from dpjax.solvers._ranks import checked_samples
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._untuned_mean import (
@@ -36,7 +36,6 @@ from dpjax.solvers.linear._noisy_quantile import (
     noisy_size_histogram,
 )
 from dpjax.solvers.linear._robust import median_and_bound
-from dpjax.transforms import privatize
 
 # Of the budget; quantiles take theirs from the rest in proportion.
 _COUNTS, _SIZE, _MEDIAN, _LENGTHS, _SQUARES = 0.2, 0.02, 0.03, 0.1, 0.1
@@ -382,12 +381,11 @@ def _noisy_sums(
         group, row = record
         return jnp.vdot(table[group], row)
 
-    release = privatize(clipping, noise_multiplier=multiplier, key=key)
     table = jnp.zeros((num_groups, k), rows.dtype)
     # Rows of samples that do not count are zero.
     records = jnp.minimum(groups.indices, num_groups - 1), rows
-    stream = cast(Any, streamed_grad(product)(table, records))
-    mean = cast(jax.Array, release.update(stream, release.init(table))[0])
+    args = clipping, records, multiplier, key
+    mean = noisy_mean(*args, product=product, weights=table)
     noise = clipping.noise_parameters(multiplier, num_samples, num_groups * k)
     return num_samples * mean, like(num_samples * noise["stddev"], rows)
 

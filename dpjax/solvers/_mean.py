@@ -16,9 +16,9 @@ from dpjax.batching import Full
 from dpjax.estimators import Estimator
 from dpjax.solvers._calibration import calibrated_noise, check_budget, traceable
 from dpjax.solvers._geometric_median import geometric_median, shares_of
+from dpjax.solvers._noisy_mean import noisy_mean
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._untuned_mean import Shares, untuned_mean
-from dpjax.transforms import privatize
 
 MeanMethod = Literal["clipped", "geometric_median"]
 
@@ -174,10 +174,5 @@ def _leaves(vector: jax.Array, samples: PyTree) -> PyTree:
 
 @partial(jax.jit, static_argnums=0)
 def _release(axis_name, samples, key, estimator, noise_multiplier):
-    noise = privatize(
-        estimator,
-        noise_multiplier=Static.value_of(noise_multiplier),
-        key=key,
-        axis_name=axis_name,
-    )
-    return noise.update(samples, noise.init(samples))[0]
+    multiplier = Static.value_of(noise_multiplier)
+    return noisy_mean(estimator, samples, multiplier, key, axis_name)

@@ -2,17 +2,16 @@
 
 import math
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dpjax._types import Key, Scalar
-from dpjax.gradients import streamed_grad
 from dpjax.solvers._diameter import SetClipping
 from dpjax.solvers._knots import MOST_FINEST, STEP
+from dpjax.solvers._noisy_mean import noisy_mean
 from dpjax.solvers.linear._kind import Examples
-from dpjax.transforms import privatize
 
 SHARE = 0.005  # of the budget
 # So few records beside zero that functions of them cost little where they gain nothing.
@@ -44,14 +43,9 @@ def rare_columns(
     # Zero is what the narrowest functions do not tell from it.
     beside = (jnp.abs(features) > STEP / 2).astype(features.dtype)
     shape = jnp.zeros(features.shape[1], features.dtype)
-    release = privatize(
-        SetClipping((1 - _FEW) * math.sqrt(features.shape[1]), 1 / (1 - _FEW)),
-        noise_multiplier=multiplier,
-        key=key,
-        axis_name=axis_name,
-    )
-    samples = cast(Any, streamed_grad(products)(shape, (beside, weights)))
-    means = cast(jax.Array, release.update(samples, release.init(shape))[0])
+    clipping = SetClipping((1 - _FEW) * math.sqrt(features.shape[1]), 1 / (1 - _FEW))
+    args = clipping, (beside, weights), multiplier, key, axis_name
+    means = noisy_mean(*args, product=products, weights=shape)
     is_rare = means < 0
     places = jnp.argsort(jnp.where(is_rare, -means, jnp.inf))[:MOST_FINEST]
     return places, jnp.minimum(jnp.sum(is_rare), len(places))

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from dpjax.batching import Disjoint
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Winsorization
 from dpjax.solvers._loop import Batches, Execution, check_steps, iterate
+from dpjax.solvers._noisy_mean import noisy_mean
 from dpjax.solvers._peeled_steps import (
     PeeledStep,
     Peeling,
@@ -26,7 +27,7 @@ from dpjax.solvers._peeled_steps import (
 )
 from dpjax.solvers._solution import Solution
 from dpjax.solvers._vertex_choice import FAILURE_PROB
-from dpjax.transforms import privatize, project
+from dpjax.transforms import project
 
 _MEAN_SQUARE_SHARE = 0.02  # of rho, for the mean square that sets the step size
 
@@ -258,11 +259,9 @@ def _learning_rate(
     # Squares are in [0, K^2], so that less half of it they are within half of it.
     half = like(threshold, features) ** 2 / 2
     estimator = Winsorization(half)
-    noise = privatize(
-        estimator, noise_multiplier=jnp.sqrt(0.5 / rho), key=key, axis_name=axis_name
-    )
+    multiplier = jnp.sqrt(0.5 / rho)
     squares = jnp.mean(clip(features, threshold) ** 2, axis=1) - half
-    noisy = cast(jax.Array, noise.update(squares, noise.init(squares))[0]) + half
-    stddev = estimator.noise_parameters(jnp.sqrt(0.5 / rho), len(features), 1)["stddev"]
+    noisy = noisy_mean(estimator, squares, multiplier, key, axis_name) + half
+    stddev = estimator.noise_parameters(multiplier, len(features), 1)["stddev"]
     # Noise may make it nearly zero or negative: use at least four deviations.
     return 2 / 3 / jnp.maximum(noisy, like(4 * stddev, noisy))

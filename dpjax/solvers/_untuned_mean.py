@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Clipping
 from dpjax.solvers._diameter import SetClipping
+from dpjax.solvers._noisy_mean import noisy_mean
 from dpjax.solvers.linear._moments import noisy_second_moments, whitening
 from dpjax.solvers.linear._noisy_quantile import (
     SizeHistogram,
@@ -21,7 +22,6 @@ from dpjax.solvers.linear._noisy_quantile import (
     noisy_size_histogram,
 )
 from dpjax.solvers.linear._robust import median_and_bound
-from dpjax.transforms import privatize
 
 # The noise that a release may have, in records: so many of n make up its share.
 _SIZE_NOISE, _CENTER_NOISE, _SCALE_NOISE = 1 / 100, 1 / 30, 1 / 100
@@ -336,10 +336,7 @@ def _layered(
     num_samples, d = z.shape
     layers, weights = layers_of(z, lengths, radii)
     clipping = Clipping(1.0)
-    release = privatize(
-        clipping, noise_multiplier=multiplier, key=key, axis_name=axis_name
-    )
-    noisy = cast(jax.Array, release.update(layers, release.init(layers))[0])
+    noisy = noisy_mean(clipping, layers, multiplier, key, axis_name)
     noisy = noisy / weights[:, None]
     parameters = clipping.noise_parameters(multiplier, num_samples, _NUM_LAYERS * d)
     stddev = like(parameters["stddev"], weights)
@@ -366,11 +363,8 @@ def _squares(
     middle, last = radii[-2], radii[-1]
     short = z * jnp.minimum(1.0, middle / jnp.maximum(lengths, middle))[:, None]
     clipping = SetClipping(1.0, math.sqrt(min(d, 2)))
-    release = privatize(
-        clipping, noise_multiplier=multipliers.squares, key=key, axis_name=axis_name
-    )
     samples = (short / middle) ** 2
-    noisy = cast(jax.Array, release.update(samples, release.init(samples))[0])
+    noisy = noisy_mean(clipping, samples, multipliers.squares, key, axis_name)
     parameters = clipping.noise_parameters(multipliers.squares, num_samples, d)
     stddev = like(parameters["stddev"], noisy)
     squares = middle**2 * jnp.maximum(noisy + stddev, 0.0)

@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +12,12 @@ from dpjax._sharding import gathered
 from dpjax._tree import like
 from dpjax._types import Key
 from dpjax.estimators._clipping import clip_to_norm
+from dpjax.solvers._noisy_mean import noisy_mean
 from dpjax.solvers.linear._fit import row_norms
 from dpjax.solvers.linear._kind import ModelKind
 from dpjax.solvers.linear._moments import noisy_second_moments
 from dpjax.solvers.linear._noisy_bound import Excess, noisy_bound, noisy_excess
 from dpjax.solvers.linear._steps import BlockClipping
-from dpjax.transforms import privatize
 
 _LEVEL_SHARE = 0.15  # of the scores' budget, for the score of the intercept
 # Bounds of scores, in a number that few records exceed. That of the intercept is
@@ -97,14 +97,9 @@ def released_scores(
     estimator = BlockClipping(
         {x: halves[x.removesuffix(_OUTER)] for x in parts}, tuple(parts.items())
     )
-    release = privatize(
-        estimator,
-        noise_multiplier=multipliers["scores"],
-        key=mean_key,
-        axis_name=kind.axis_name,
-    )
     samples = _in_parts(samples, halves)
-    mean = cast(Params, release.update(samples, release.init(samples))[0])
+    args = multipliers["scores"], mean_key, kind.axis_name
+    mean = noisy_mean(estimator, samples, *args)
     size = sum(x.size for x in mean.values())
     noise = estimator.noise_parameters(multipliers["scores"], num_samples, size)
     rows, scores = _corrected(tuple(shares.items()), samples, mean, excess, halves)

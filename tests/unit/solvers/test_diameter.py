@@ -11,6 +11,7 @@ import pytest
 from dpjax.solvers import (
     _gain,
     _group_means,
+    _noisy_mean,
     _rare,
     _sparse_regression,
     _untuned_mean,
@@ -110,8 +111,7 @@ def test_noise_is_for_the_distance_of_two_records(release, key, monkeypatch):
 
             return SimpleNamespace(init=lambda params: None, update=update)
 
-        for module in (_gain, _group_means, _rare, _sparse_regression, _untuned_mean):
-            monkeypatch.setattr(module, "privatize", privatize)
+        monkeypatch.setattr(_noisy_mean, "privatize", privatize)
         radii = jnp.arange(4.0), jnp.zeros(())
         monkeypatch.setattr(_group_means, "radii_of", lambda *_: radii)
         release(key, 2)
