@@ -60,23 +60,14 @@ def saturating(curvature, middle):
 
 
 class Attack(NamedTuple):
-    """Two neighbours, what they are solved with, and the privacy that is stated.
-
-    Attributes:
-        loss: phi.
-        epsilon: what the noise is calibrated to.
-        delta: likewise.
-        strength: the regularization that is asked for, in units of the least one.
-        records: y x of the record that differs, in both data sets.
-        others: the records that both have; further ones are zero.
-    """
+    """Two neighbours, what they are solved with, and the privacy that is stated."""
 
     loss: Loss
     epsilon: float
     delta: float
-    strength: float
-    records: np.ndarray
-    others: np.ndarray
+    strength: float  # the regularization that is asked for, in units of the least one
+    records: np.ndarray  # y x of the record that differs, in both data sets
+    others: np.ndarray  # the records that both have; further ones are zero
 
     def ratio(self, is_printed=False, num_points=221):
         """Measured over stated epsilon."""

@@ -36,16 +36,10 @@ EPSILON, DELTA = 4.0, 1e-5  # of `gaussian_claim`
 
 
 class Fault(NamedTuple):
-    """A release with a fault, and what an accountant says that it costs.
+    """A release with a fault, and what an accountant says that it costs."""
 
-    Attributes:
-        build: `build(is_planted)` returns the case, with the fault or without it.
-        epsilon: the exact cost at the claim's delta, or a bound of it; inf where no
-            epsilon holds.
-    """
-
-    build: Callable[[bool], Case]
-    epsilon: float
+    build: Callable[[bool], Case]  # build(is_planted): with the fault or without it
+    epsilon: float  # at the claim's delta, or a bound of it; inf where none holds
 
 
 def cost(excess):

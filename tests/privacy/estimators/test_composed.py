@@ -5,29 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    Grouped,
-    Normalization,
-    Scaled,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators
 from tests.unit.estimators.test_adaptive import INNER
 from tests.unit.estimators.test_normwise import GROUPED, GROUPS, RANGES, tree_of
 
 N, RELATIONS = 17, (REPLACE_ONE, ADD_OR_REMOVE_ONE)
 WILD = np.float32([0.7, -0.7, 3.0, 1.0, 1e-45, 1e19, -3e38, np.inf, np.nan, 0.0])
-SAME_BOUND = {"same bound": Grouped(Clipping(1.2), GROUPS)}
+SAME_BOUND = {"same bound": estimators.Grouped(estimators.Clipping(1.2), GROUPS)}
 SCALED = {
-    "truncation": Truncation(1.5),
-    "winsorization": Winsorization(0.7),
-    "smoothed": SmoothedTruncation(1.0, 9.21),
-    "clipping": Clipping(2.0),
-    "normalization": Normalization(0.1),
+    "truncation": estimators.Truncation(1.5),
+    "winsorization": estimators.Winsorization(0.7),
+    "smoothed": estimators.SmoothedTruncation(1.0, 9.21),
+    "clipping": estimators.Clipping(2.0),
+    "normalization": estimators.Normalization(0.1),
 }
 
 
@@ -86,12 +76,16 @@ def test_no_neighbor_moves_ratios_beyond_the_sensitivity(name):
     if name == "truncation":
         rows[:40] *= 1.5 / 0.7 * (1 - 1e-6)
     others = np.where(np.arange(len(rows))[:, None] < 90, -rows, rng.permutation(rows))
-    check_moves(Scaled(SCALED[name], scales).measured, rows, others, [0.97, 0.97])
+    check_moves(
+        estimators.Scaled(SCALED[name], scales).measured, rows, others, [0.97, 0.97]
+    )
 
 
 @pytest.mark.parametrize("name", INNER)
 def test_no_neighbor_moves_mean_and_counts_beyond_the_sensitivity(name):
-    adaptive = AdaptiveThreshold(INNER[name], lower=1e-6, upper=1e6, share=0.3)
+    adaptive = estimators.AdaptiveThreshold(
+        INNER[name], lower=1e-6, upper=1e6, share=0.3
+    )
     counting = adaptive.counting
     rng = np.random.default_rng(1)
     directions = rng.normal(size=(40, 5))

@@ -10,28 +10,23 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    Grouped,
-    Normalization,
-    SmoothedClipping,
-)
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators
 from dpjax.transforms import aggregate, privatize
 from tests.unit.estimators.test_normwise import GROUPS, tree_of
 
 INNER = {
-    "clipping": Clipping(1.0),
-    "smoothed": SmoothedClipping(1.0),
-    "normalization": Normalization(1.0),
-    "grouped": Grouped(Clipping(np.float32([0.7, 1.5])), GROUPS),
-    "grouped normalization": Grouped(Normalization(0.5), GROUPS),
+    "clipping": estimators.Clipping(1.0),
+    "smoothed": estimators.SmoothedClipping(1.0),
+    "normalization": estimators.Normalization(1.0),
+    "grouped": estimators.Grouped(estimators.Clipping(np.float32([0.7, 1.5])), GROUPS),
+    "grouped normalization": estimators.Grouped(estimators.Normalization(0.5), GROUPS),
 }
 
 
 def adaptive_of(name, **settings):
-    return AdaptiveThreshold(INNER[name], **({"lower": 1e-6, "upper": 1e6} | settings))
+    return estimators.AdaptiveThreshold(
+        INNER[name], **({"lower": 1e-6, "upper": 1e6} | settings)
+    )
 
 
 def flat(tree):
@@ -156,4 +151,4 @@ def test_only_privatize_takes_it():
     with pytest.raises(ValueError, match="estimator must be an estimator"):
         dpjax.robust_grad(jnp.dot, adaptive)
     with pytest.raises(ValueError, match="estimator must be norm-wise"):
-        AdaptiveThreshold(adaptive.counting, lower=0.1, upper=10.0)
+        estimators.AdaptiveThreshold(adaptive.counting, lower=0.1, upper=10.0)

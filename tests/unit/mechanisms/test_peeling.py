@@ -15,6 +15,7 @@ import scipy.special
 import scipy.stats
 
 from dpjax.mechanisms import peeling
+from tests.unit.mechanisms.test_selection import renyi
 
 FALSE_ALARM = 1e-6
 VECTOR = np.array([0.3, -2.0, 1.2, -0.8])
@@ -161,11 +162,6 @@ def test_release_is_independent_of_the_choice(key):
         mean = float(draw(jax.random.clone(keys)).mean())
         z = mean / math.sqrt(variance / len(keys))
         assert abs(z) < scipy.stats.norm.isf(FALSE_ALARM / 2)
-
-
-def renyi(alpha, p, q):
-    log_terms = alpha * np.log(p) + (1 - alpha) * np.log(q)
-    return scipy.special.logsumexp(log_terms) / (alpha - 1)
 
 
 @each
