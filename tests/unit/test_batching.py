@@ -369,15 +369,9 @@ def test_cost_of_sampled_batches():
 def test_solvers_go_through_epochs(key):
     # Two epochs: every record's own parameter has moved twice.
     batching = ShuffledEpochs(3)
+    options = {"estimator": Mean(), "learning_rate": 1.0, "num_steps": 8, "key": key}
     params = robust_gradient_descent(
-        lambda w, i: -w[i],
-        jnp.zeros(12),
-        jnp.arange(12),
-        estimator=Mean(),
-        learning_rate=1.0,
-        num_steps=8,
-        batching=batching,
-        key=key,
+        lambda w, i: -w[i], jnp.zeros(12), jnp.arange(12), batching=batching, **options
     ).params
     divisor = batching.divisor(12, 8)
     np.testing.assert_allclose(params * divisor, np.full(12, 2.0), rtol=1e-6)

@@ -15,15 +15,7 @@ from tests.privacy.accounting import test_perturbed_objectives as short
 
 @pytest.mark.parametrize("is_printed", [False, True])
 @pytest.mark.parametrize("strength", [0.0, 1.0, 1000.0])
-@pytest.mark.parametrize(
-    "loss",
-    [
-        short.logistic(),
-        short.smoothed_hinge(20.0),
-        short.huber(20.0, 0.3),
-        short.saturating(1.0, -0.5),
-    ],
-)
+@pytest.mark.parametrize("loss", short.LOSSES)
 def test_exact_losses_of_chosen_neighbours(loss, strength, is_printed):
     others = np.array([short.direction(0.2), short.direction(1.0)])
     for angle in (math.pi, math.pi / 2, math.pi / 2 + 0.02, 0.3):
@@ -44,13 +36,9 @@ def test_released_points_have_the_density_that_is_attacked():
     )
 
     def solve(key):
+        data, budget = (jnp.float32(rows), jnp.ones(3)), {"epsilon": 1.0, "delta": 1e-3}
         return solvers.dp_objective_perturbation(
-            jnp.asarray(rows, jnp.float32),
-            jnp.ones(3),
-            key=key,
-            epsilon=1.0,
-            delta=1e-3,
-            regularization=0.0,
+            *data, key=key, regularization=0.0, **budget
         )
 
     keys = jax.random.split(jax.random.key(5), 2000)

@@ -128,10 +128,9 @@ def test_a_fine_grid_costs_what_the_continuous_gaussian_costs():
 
 def test_more_coordinates_cost_more():
     # Sums of shares are nearly a discrete Gaussian, in each coordinate: equation (1).
+    setting = {"sensitivity": 1.0, "num_shares": 9}
     by_coordinates = [
-        discrete_gaussian_epsilon(
-            1, 1e-5, sensitivity=1.0, num_shares=9, num_coordinates=d
-        )
+        discrete_gaussian_epsilon(1, 1e-5, **setting, num_coordinates=d)
         for d in (1, 10**6, 10**12)
     ]
     assert np.all(np.diff(by_coordinates) > 0)
