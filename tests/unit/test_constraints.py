@@ -23,10 +23,7 @@ SETS = {
     "polytope": Polytope(VERTICES),
 }
 WITH_PROJECTION = [name for name in SETS if name != "polytope"]
-WITH_VERTICES = ["l1", "simplex", "polytope"]
 each = pytest.mark.parametrize("name", SETS)
-each_projection = pytest.mark.parametrize("name", WITH_PROJECTION)
-each_vertex_set = pytest.mark.parametrize("name", WITH_VERTICES)
 
 
 def points(num_points=60, dim=5):
@@ -66,7 +63,7 @@ def nearest(name, x):
     return weights @ vertices
 
 
-@each_projection
+@pytest.mark.parametrize("name", WITH_PROJECTION)
 def test_projection_is_the_nearest_point_inside_and_non_expansive(name):
     constraint, x = SETS[name], np.asarray(points())
     project = jax.jit(jax.vmap(constraint.project))
@@ -144,7 +141,7 @@ def test_diameter_of_one_vertex_and_of_a_large_polytope(norm, key):
     assert float(many.diameter(norm, 200)) == pytest.approx(expected, rel=1e-6)
 
 
-@each_vertex_set
+@pytest.mark.parametrize("name", ["l1", "simplex", "polytope"])
 def test_scores_and_vertices_against_the_explicit_list(name):
     constraint, rows = SETS[name], vertices_of(name)
     assert constraint.num_vertices(5) == len(rows)

@@ -10,48 +10,35 @@ import scipy.special
 import scipy.stats
 
 from dpjax import solvers
-from tests.privacy.accounting.test_perturbed_objectives import (
-    QUADRATURE,
-    Attack,
-    direction,
-    huber,
-    logistic,
-    saturating,
-    search,
-    smoothed_hinge,
-)
+from tests.privacy.accounting import test_perturbed_objectives as short
 
 
 @pytest.mark.parametrize("is_printed", [False, True])
 @pytest.mark.parametrize("strength", [0.0, 1.0, 1000.0])
-@pytest.mark.parametrize(
-    "loss", [logistic(), smoothed_hinge(20.0), huber(20.0, 0.3), saturating(1.0, -0.5)]
-)
+@pytest.mark.parametrize("loss", short.LOSSES)
 def test_exact_losses_of_chosen_neighbours(loss, strength, is_printed):
-    others = np.array([direction(0.2), direction(1.0)])
+    others = np.array([short.direction(0.2), short.direction(1.0)])
     for angle in (math.pi, math.pi / 2, math.pi / 2 + 0.02, 0.3):
-        records = np.array([direction(0.2), direction(0.2 + angle)])
-        attack = Attack(loss, 1.0, 1e-3, strength, records, others)
-        assert attack.ratio(is_printed) <= 1 + QUADRATURE
+        records = np.array([short.direction(0.2), short.direction(0.2 + angle)])
+        attack = short.Attack(loss, 1.0, 1e-3, strength, records, others)
+        assert attack.ratio(is_printed) <= 1 + short.QUADRATURE
 
 
 @pytest.mark.parametrize("seed", [10, 11, 12])
 @pytest.mark.parametrize("is_printed", [False, True])
 def test_no_attack_that_is_found_exceeds_what_is_stated(is_printed, seed):
-    assert 0.9 < search(is_printed, seed, 300, 60) <= 1 + QUADRATURE
+    assert 0.9 < short.search(is_printed, seed, 300, 60) <= 1 + short.QUADRATURE
 
 
 def test_released_points_have_the_density_that_is_attacked():
-    rows = np.array([direction(0.2), direction(1.8), direction(3.0, 0.4)])
+    rows = np.array(
+        [short.direction(0.2), short.direction(1.8), short.direction(3.0, 0.4)]
+    )
 
     def solve(key):
+        data, budget = (jnp.float32(rows), jnp.ones(3)), {"epsilon": 1.0, "delta": 1e-3}
         return solvers.dp_objective_perturbation(
-            jnp.asarray(rows, jnp.float32),
-            jnp.ones(3),
-            key=key,
-            epsilon=1.0,
-            delta=1e-3,
-            regularization=0.0,
+            *data, key=key, regularization=0.0, **budget
         )
 
     keys = jax.random.split(jax.random.key(5), 2000)

@@ -2,13 +2,8 @@
 
 import math
 
+import dp_accounting as dpa
 import pytest
-from dp_accounting import (
-    GaussianDpEvent,
-    PoissonSampledDpEvent,
-    SelfComposedDpEvent,
-    UnsupportedEventError,
-)
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
@@ -25,8 +20,8 @@ from tests.unit.accounting.test_subsampling import FIXED_SIZE, POISSON
 
 
 def sampled(prob, stddev, num_steps):
-    step = PoissonSampledDpEvent(prob, GaussianDpEvent(stddev))
-    return SelfComposedDpEvent(step, num_steps)
+    step = dpa.PoissonSampledDpEvent(prob, dpa.GaussianDpEvent(stddev))
+    return dpa.SelfComposedDpEvent(step, num_steps)
 
 
 def test_printed_numbers():
@@ -69,7 +64,7 @@ def test_named_accountants_report_no_less_and_others_refuse():
         (PLDAccountant(REPLACE_ONE), fixed_size),
         (RdpAccountant(), fixed_size),
     ):
-        with pytest.raises(UnsupportedEventError):
+        with pytest.raises(dpa.UnsupportedEventError):
             accountant.compose(event)
     full = gaussian_event(3.7306)
     assert PLDAccountant(REPLACE_ONE).compose(full).get_epsilon(1e-5) > 2.0

@@ -24,48 +24,42 @@ NOT_RELEASED = {
 # not that of its layer.
 LEAST = {"mechanisms": 0.3, "transforms": 0.85, "solvers": 0.85, "models": 0.2}
 SHOWN = {
-    "privatize_trimmed_mean": 0.55,
-    "privatize_trimmed_mean_smooth": 0.1,
-    "privatize_correlated_cyclic": 0.6,
-    "frank_wolfe": 0.7,
-    "peel": 0.55,
-    "peel_laplace": 0.55,
-    "dp_mean": 0.5,
-    "dp_mean_geometric_median": 0.6,
-    "dp_mean_trimmed": 0.55,
-    "dp_group_means": 0.5,
-    "dp_gradient_descent_poisson": 0.5,
-    "dp_gradient_descent_without_replacement": 0.5,
-    "dp_gradient_descent_trimmed": 0.3,
-    "dp_gradient_descent_cyclic": 0.6,
-    "dp_gradient_descent_bins": 0.5,
-    "dp_gradient_descent_group": 0.65,
-    "dp_frank_wolfe_composed": 0.55,
-    "dp_iterative_hard_thresholding": 0.5,
-    "dp_iterative_hard_thresholding_pure": 0.55,
-    "dp_sparse_linear_regression": 0.55,
-    "dp_sparse_linear_regression_scaled": 0.5,
-    "dp_quantile": 0.35,
-    "dp_center_and_scale": 0.6,
-    "dp_additive_model": 0.25,
-    "dp_additive_model_choice": 0.15,
-    "dp_additive_model_sample": 0.15,
-    "dp_linear_model": 0.6,
-    "dp_linear_model_intercept": 0.5,
-    "dp_linear_model_weights": 0.6,
-    "dp_linear_model_offsets": 0.55,
-    "dp_linear_model_exposures": 0.25,
-    "dp_linear_model_outputs": 0.25,
-    "dp_linear_model_intervals": 0.25,
-    "dp_linear_model_features": 0.3,
-    "dp_linear_model_sample": 0.45,
-    "private_training_monitor": 0.7,
-    "private_training_bins": 0.5,
-    "private_training_recipe": 0.5,
-    "dp_objective_perturbation": 0.7,
-    "dp_sample_and_aggregate": 0.7,
-    "dp_multiparty_gradient_descent": 0.2,
-    "dp_multiparty_objective_perturbation": 0.1,
+    name: share
+    for share, names in {
+        0.1: "privatize_trimmed_mean_smooth dp_multiparty_objective_perturbation",
+        0.15: "dp_additive_model_choice dp_additive_model_sample",
+        0.2: "dp_multiparty_gradient_descent",
+        0.25: (
+            "dp_additive_model dp_linear_model_exposures dp_linear_model_outputs "
+            "dp_linear_model_intervals"
+        ),
+        0.3: "dp_gradient_descent_trimmed dp_linear_model_features",
+        0.35: "dp_quantile",
+        0.45: "dp_linear_model_sample",
+        0.5: (
+            "dp_mean dp_group_means dp_gradient_descent_poisson "
+            "dp_gradient_descent_without_replacement dp_gradient_descent_bins "
+            "dp_iterative_hard_thresholding dp_sparse_linear_regression_scaled "
+            "dp_linear_model_intercept private_training_bins "
+            "private_training_recipe"
+        ),
+        0.55: (
+            "privatize_trimmed_mean peel peel_laplace dp_mean_trimmed "
+            "dp_frank_wolfe_composed dp_iterative_hard_thresholding_pure "
+            "dp_sparse_linear_regression dp_linear_model_offsets"
+        ),
+        0.6: (
+            "privatize_correlated_cyclic dp_mean_geometric_median "
+            "dp_gradient_descent_cyclic dp_center_and_scale dp_linear_model "
+            "dp_linear_model_weights"
+        ),
+        0.65: "dp_gradient_descent_group",
+        0.7: (
+            "frank_wolfe private_training_monitor dp_objective_perturbation "
+            "dp_sample_and_aggregate"
+        ),
+    }.items()
+    for name in names.split()
 }
 CASES = [(layer, name) for layer in LAYERS for name in names_of(layer)]
 each = pytest.mark.parametrize(("layer", "name"), CASES)

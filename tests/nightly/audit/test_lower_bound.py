@@ -2,19 +2,14 @@
 
 import pytest
 
-from tests.unit.audit.test_lower_bound import (
-    EACH,
-    LEARNT,
-    check_learnt,
-    check_over_many_keys,
-)
+from tests.unit.audit import test_lower_bound as short
 
 
-@pytest.mark.parametrize(("bound", "name"), EACH)
+@pytest.mark.parametrize(("bound", "name"), short.EACH)
 def test_valid_over_many_keys(bound, name, key):
-    check_over_many_keys(bound, name, 1000, key)
+    short.check_over_many_keys(bound, name, 1000, key)
 
 
-@pytest.mark.parametrize("release", LEARNT)
+@pytest.mark.parametrize("release", short.LEARNT)
 def test_statistics_are_learnt_for_any_release(release, key):
-    check_learnt(release, key)
+    short.check_learnt(release, key)

@@ -59,24 +59,18 @@ def saturating(curvature, middle):
     return Loss(derivatives, {"curvature_bound": curvature})
 
 
-class Attack(NamedTuple):
-    """Two neighbours, what they are solved with, and the privacy that is stated.
+LOSSES = [logistic(), smoothed_hinge(20.0), huber(20.0, 0.3), saturating(1.0, -0.5)]
 
-    Attributes:
-        loss: phi.
-        epsilon: what the noise is calibrated to.
-        delta: likewise.
-        strength: the regularization that is asked for, in units of the least one.
-        records: y x of the record that differs, in both data sets.
-        others: the records that both have; further ones are zero.
-    """
+
+class Attack(NamedTuple):
+    """Two neighbours, what they are solved with, and the privacy that is stated."""
 
     loss: Loss
     epsilon: float
     delta: float
-    strength: float
-    records: np.ndarray
-    others: np.ndarray
+    strength: float  # the regularization that is asked for, in units of the least one
+    records: np.ndarray  # y x of the record that differs, in both data sets
+    others: np.ndarray  # the records that both have; further ones are zero
 
     def ratio(self, is_printed=False, num_points=221):
         """Measured over stated epsilon."""
@@ -86,14 +80,8 @@ class Attack(NamedTuple):
         stated = self.epsilon
         noise = objective_noise(self.epsilon, self.delta, **setting, **bounds)
         if is_printed:
-            curvature = bounds["curvature_bound"]
-            noise = printed.procedure_3(
-                self.epsilon,
-                self.delta,
-                num_features=2,
-                curvature_bound=curvature,
-                **setting,
-            )
+            options = {"num_features": 2, "curvature_bound": bounds["curvature_bound"]}
+            noise = printed.procedure_3(self.epsilon, self.delta, **options, **setting)
         setting["regularization"] += noise.extra_regularization
         if is_printed:
             stated = objective_epsilon(noise.stddev, self.delta, **setting, **bounds)
@@ -267,26 +255,15 @@ def search(is_printed, seed, num_cases, num_climbs):
     ],
 )
 def test_exact_losses_of_chosen_neighbours(loss, strength, angle, is_printed):
-    attack = Attack(
-        loss,
-        epsilon=1.0,
-        delta=1e-3,
-        strength=strength,
-        records=np.array([direction(0.2), direction(0.2 + angle)]),
-        others=np.array([direction(0.2), direction(1.0)]),
-    )
+    records = np.array([direction(0.2), direction(0.2 + angle)])
+    others = np.array([direction(0.2), direction(1.0)])
+    attack = Attack(loss, 1.0, 1e-3, strength, records, others)
     assert attack.ratio(is_printed) <= 1 + QUADRATURE
 
 
 def test_back_to_back_records_spend_all_that_is_stated():
-    attack = Attack(
-        smoothed_hinge(1.0),
-        epsilon=0.5,
-        delta=1e-4,
-        strength=1000.0,
-        records=np.array([direction(0.7), -direction(0.7)]),
-        others=np.zeros((0, 2)),
-    )
+    records = np.array([direction(0.7), -direction(0.7)])
+    attack = Attack(smoothed_hinge(1.0), 0.5, 1e-4, 1000.0, records, np.zeros((0, 2)))
     assert 0.99 < attack.ratio() <= 1 + QUADRATURE
     # The measure has power: with a tenth less noise the claim is refuted.
     noise = objective_noise(

@@ -36,16 +36,10 @@ EPSILON, DELTA = 4.0, 1e-5  # of `gaussian_claim`
 
 
 class Fault(NamedTuple):
-    """A release with a fault, and what an accountant says that it costs.
+    """A release with a fault, and what an accountant says that it costs."""
 
-    Attributes:
-        build: `build(is_planted)` returns the case, with the fault or without it.
-        epsilon: the exact cost at the claim's delta, or a bound of it; inf where no
-            epsilon holds.
-    """
-
-    build: Callable[[bool], Case]
-    epsilon: float
+    build: Callable[[bool], Case]  # build(is_planted): with the fault or without it
+    epsilon: float  # at the claim's delta, or a bound of it; inf where none holds
 
 
 def cost(excess):
@@ -65,13 +59,9 @@ def turned(values):
 
 def privatized(grads, key, multiplier, relation=REPLACE_ONE):
     """A private mean of gradients that are clipped to norm 1."""
+    options = {"normalize_by": len(grads), "relation": relation, "sampled": False}
     transform = transforms.privatize(
-        Clipping(1.0),
-        noise_multiplier=multiplier,
-        key=key,
-        normalize_by=len(grads),
-        relation=relation,
-        sampled=False,
+        Clipping(1.0), noise_multiplier=multiplier, key=key, **options
     )
     return transform.update(grads, transform.init(None))[0]
 
@@ -160,12 +150,8 @@ def paper_001_scale_that_is_not_smooth(is_planted):
         return arsinh_normal(key, mean, scale=scale, sigma=1.0)
 
     epsilon = rho_to_epsilon(rho, DELTA)
-    return Case(
-        release=release,
-        data=jnp.zeros(5),
-        neighbor=jnp.zeros(5).at[-1].set(1e9),
-        privacy=PrivacyGuarantee.of(epsilon, DELTA, dp_event=ZCDpEvent(rho)),
-    )
+    privacy = PrivacyGuarantee.of(epsilon, DELTA, dp_event=ZCDpEvent(rho))
+    return Case(release, jnp.zeros(5), jnp.zeros(5).at[-1].set(1e9), privacy)
 
 
 def paper_002_one_noise_for_all_rounds(is_planted):
@@ -173,14 +159,8 @@ def paper_002_one_noise_for_all_rounds(is_planted):
     # eta: S_2 - S_1 = G(w_2) - G(w_1), at points that it knows. G has slope 2 on one
     # data set and slope 1 on the other, where a record has x = 0.
     multiplier, privacy = gaussian_claim(num_releases=2)
-    noise = printed.procedure_3(
-        EPSILON,
-        DELTA,
-        num_samples=2,
-        num_features=1,
-        regularization=1.0,
-        curvature_bound=1.0,
-    )
+    objective = {"num_samples": 2, "regularization": 1.0, "curvature_bound": 1.0}
+    noise = printed.procedure_3(EPSILON, DELTA, num_features=1, **objective)
     stddev = noise.stddev if is_planted else 2 * multiplier
     rate, estimator = 0.01, Clipping(1.0)
 
@@ -200,14 +180,9 @@ def paper_002_one_noise_for_all_rounds(is_planted):
 
 
 def l1_regression(key, features, is_printed):
-    return (printed.l1_regression if is_printed else dp_l1_regression)(
-        features,
-        jnp.zeros(2),
-        key=key,
-        epsilon=2.0,
-        candidates=jnp.eye(2),
-        truncation=1.0,
-    )
+    solve = printed.l1_regression if is_printed else dp_l1_regression
+    options = {"epsilon": 2.0, "candidates": jnp.eye(2), "truncation": 1.0}
+    return solve(features, jnp.zeros(2), key=key, **options)
 
 
 def paper_000_exponent(is_planted):
@@ -216,12 +191,12 @@ def paper_000_exponent(is_planted):
     # is ahead by 2D; the other then has 1 / (1 + e^(2 epsilon)) in place of 1/2, which
     # at epsilon = 2 is a ratio of e^3.3.
     data = jnp.array([[0.0, 9.0], [9.0, 0.0]])
-    return Case(
-        release=lambda key, features: l1_regression(key, features, is_planted).params,
-        data=data,
-        neighbor=data.at[0].set(data[1]),
-        privacy=PrivacyGuarantee.of(2.0, 0.0, dp_event=UnsupportedDpEvent()),
-    )
+    privacy = PrivacyGuarantee.of(2.0, 0.0, dp_event=UnsupportedDpEvent())
+
+    def release(key, features):
+        return l1_regression(key, features, is_planted).params
+
+    return Case(release, data, data.at[0].set(data[1]), privacy)
 
 
 def paper_003_group_size(is_planted):
@@ -270,14 +245,8 @@ def paper_002_second_root(is_planted):
 
         return jax.lax.fori_loop(0, 20, step, jnp.zeros(()))
 
-    return Case(
-        release=release,
-        data=jnp.ones(()),
-        neighbor=-jnp.ones(()),
-        privacy=PrivacyGuarantee.of(
-            ROOTS_EPSILON, DELTA, dp_event=UnsupportedDpEvent()
-        ),
-    )
+    privacy = PrivacyGuarantee.of(ROOTS_EPSILON, DELTA, dp_event=UnsupportedDpEvent())
+    return Case(release, jnp.ones(()), -jnp.ones(()), privacy)
 
 
 def second_moments_without_root_two(is_planted):
@@ -305,15 +274,9 @@ def threshold_unpaid(is_planted):
 
     def release(key, grads):
         mean_key, *size_keys = jax.random.split(key, 4)
-        sizes = [
-            noisy_quantile(
-                size_key,
-                jnp.concatenate([others, jnp.abs(grads[0])]),
-                num_above=1.05 * num,
-                noise_multiplier=multiplier,
-            )
-            for size_key in size_keys
-        ]
+        options = {"num_above": 1.05 * num, "noise_multiplier": multiplier}
+        values = jnp.concatenate([others, jnp.abs(grads[0])])
+        sizes = [noisy_quantile(size_key, values, **options) for size_key in size_keys]
         mean = privatized(grads / sizes[-1], mean_key, multiplier)[0]
         num_above = sum((jnp.log2(size) - 1.95) * num for size in sizes)
         return mean + num_above
@@ -329,12 +292,12 @@ def means_near_one():
 
     @jax.jit
     def measure(num):
+        options = {"normalize_by": 2.0**24, "relation": ADD_OR_REMOVE_ONE}
         transform = transforms.privatize(
             Clipping(1.0),
             noise_multiplier=multiplier,
             key=jax.random.key(0),
-            normalize_by=2.0**24,
-            relation=ADD_OR_REMOVE_ONE,
+            **options,
         )
         is_padding_example = jnp.arange(ones.size) >= num
         state = transform.init(None)

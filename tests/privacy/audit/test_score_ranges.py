@@ -25,13 +25,8 @@ scores_of = jax.jit(lambda constraint, gradient: constraint.vertex_scores(gradie
 
 @functools.partial(jax.jit, static_argnums=3)
 def range_of(constraint, sensitivity, limit, num_coordinates):
-    transform = transforms.frank_wolfe(
-        constraint,
-        epsilon=1.0,
-        sensitivity=sensitivity,
-        limit=limit,
-        key=jax.random.key(0),
-    )
+    options = {"epsilon": 1.0, "sensitivity": sensitivity, "limit": limit}
+    transform = transforms.frank_wolfe(constraint, key=jax.random.key(0), **options)
     return transform.init(jnp.zeros(num_coordinates)).sensitivity_range
 
 
@@ -210,6 +205,7 @@ def test_choices_at_the_ends_of_float32(mechanism, scores, other, sensitivity_ra
 def test_lasso_at_the_ends_of_its_settings(radius, threshold, n, level):
     # One record moves the scores, radius K^2 (level +- 1/n), across the end.
     num_runs = 400
+    setting = {"radius": radius, "threshold": threshold, "num_steps": 1}
 
     def share_of_worse_vertex(first_target):
         features = jnp.full((n, 1), threshold)
@@ -217,14 +213,7 @@ def test_lasso_at_the_ends_of_its_settings(radius, threshold, n, level):
 
         def choose(key):
             return solvers.dp_lasso(
-                features,
-                targets,
-                key=key,
-                epsilon=1.0,
-                delta=0.0,
-                radius=radius,
-                threshold=threshold,
-                num_steps=1,
+                features, targets, key=key, epsilon=1.0, delta=0.0, **setting
             ).params[0]
 
         keys = jax.random.split(jax.random.key(4), num_runs)

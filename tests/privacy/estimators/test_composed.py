@@ -5,51 +5,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    Grouped,
-    Normalization,
-    Scaled,
-    SmoothedClipping,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators
+from tests.unit.estimators.test_adaptive import INNER
+from tests.unit.estimators.test_normwise import GROUPED, GROUPS, RANGES, tree_of
 
 N, RELATIONS = 17, (REPLACE_ONE, ADD_OR_REMOVE_ONE)
 WILD = np.float32([0.7, -0.7, 3.0, 1.0, 1e-45, 1e19, -3e38, np.inf, np.nan, 0.0])
-# From one end of their range to the other: ratios overflow, and turn to zero.
-SCALES = np.float32([2e-20, 5e29, 1e-3, 0.7, 1e3])
-GROUPS = ("w", ("b", "c/0"))
-BOUNDS = np.array([0.7, 3.0], np.float32)
-GROUPED = {
-    "clipping": Grouped(Clipping(BOUNDS), GROUPS),
-    "smoothed": Grouped(SmoothedClipping(jnp.array(BOUNDS), 9.21), GROUPS),
-    "normalization": Grouped(Normalization(0.1), GROUPS),
-    "same bound": Grouped(Clipping(1.2), GROUPS),
-}
+SAME_BOUND = {"same bound": estimators.Grouped(estimators.Clipping(1.2), GROUPS)}
 SCALED = {
-    "truncation": Truncation(1.5),
-    "winsorization": Winsorization(0.7),
-    "smoothed": SmoothedTruncation(1.0, 9.21),
-    "clipping": Clipping(2.0),
-    "normalization": Normalization(0.1),
+    "truncation": estimators.Truncation(1.5),
+    "winsorization": estimators.Winsorization(0.7),
+    "smoothed": estimators.SmoothedTruncation(1.0, 9.21),
+    "clipping": estimators.Clipping(2.0),
+    "normalization": estimators.Normalization(0.1),
 }
-ADAPTIVE = {
-    "clipping": Clipping(1.0),
-    "smoothed": SmoothedClipping(1.0),
-    "normalization": Normalization(1.0),
-    "grouped": Grouped(Clipping(np.float32([0.7, 1.5])), GROUPS),
-    "grouped normalization": Grouped(Normalization(0.5), GROUPS),
-}
-
-
-def tree_of(rows):
-    """Samples (n, 5) as trees: two coordinates in the first group."""
-    rows = jnp.asarray(rows, jnp.float32)
-    return {"w": rows[:, :2], "b": rows[:, 2], "c": [rows[:, 3:]]}
 
 
 def check_moves(mean, rows, others, least):
@@ -85,7 +54,7 @@ def check_moves(mean, rows, others, least):
             assert np.abs(first - second).sum(axis=1).max() <= stated.l1
 
 
-@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("name", GROUPED | SAME_BOUND)
 def test_no_neighbor_moves_groups_beyond_the_sensitivity(name):
     # All groups of the replaced record turn round at once, and by wild values.
     rng = np.random.default_rng(1)
@@ -93,26 +62,30 @@ def test_no_neighbor_moves_groups_beyond_the_sensitivity(name):
     rows = [directions, rng.choice(WILD, (60, 5)), 2 * np.eye(5)]
     rows = np.concatenate(rows).astype(np.float32)
     others = np.where(np.arange(len(rows))[:, None] < 90, -rows, rng.permutation(rows))
-    check_moves(GROUPED[name], rows, others, [0.99, 0.99])
+    check_moves((GROUPED | SAME_BOUND)[name], rows, others, [0.99, 0.99])
 
 
 @pytest.mark.parametrize("name", SCALED)
 def test_no_neighbor_moves_ratios_beyond_the_sensitivity(name):
-    scales = jax.tree.map(lambda x: x[0], tree_of(SCALES[None]))
+    scales = jax.tree.map(lambda x: x[0], tree_of(RANGES[None]))
     rng = np.random.default_rng(1)
     with np.errstate(over="ignore"):
-        largest = np.sign(rng.normal(size=(40, 5))) * SCALES * np.float32(0.7)
-        wild = rng.choice(WILD, (80, 5)) * rng.choice([SCALES, np.ones(5)], 80)
+        largest = np.sign(rng.normal(size=(40, 5))) * RANGES * np.float32(0.7)
+        wild = rng.choice(WILD, (80, 5)) * rng.choice([RANGES, np.ones(5)], 80)
         rows = np.concatenate([largest, 1e9 * largest, wild]).astype(np.float32)
     if name == "truncation":
         rows[:40] *= 1.5 / 0.7 * (1 - 1e-6)
     others = np.where(np.arange(len(rows))[:, None] < 90, -rows, rng.permutation(rows))
-    check_moves(Scaled(SCALED[name], scales).measured, rows, others, [0.97, 0.97])
+    check_moves(
+        estimators.Scaled(SCALED[name], scales).measured, rows, others, [0.97, 0.97]
+    )
 
 
-@pytest.mark.parametrize("name", ADAPTIVE)
+@pytest.mark.parametrize("name", INNER)
 def test_no_neighbor_moves_mean_and_counts_beyond_the_sensitivity(name):
-    adaptive = AdaptiveThreshold(ADAPTIVE[name], lower=1e-6, upper=1e6, share=0.3)
+    adaptive = estimators.AdaptiveThreshold(
+        INNER[name], lower=1e-6, upper=1e6, share=0.3
+    )
     counting = adaptive.counting
     rng = np.random.default_rng(1)
     directions = rng.normal(size=(40, 5))

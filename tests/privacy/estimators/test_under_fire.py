@@ -111,13 +111,6 @@ def drift(every):
     return x
 
 
-def absorbing():
-    """2^19 ones, and small records which a sum of that size does not see."""
-    x = np.full(MILLION, 2.0**-6, np.float32)
-    x[:HALF] = 1
-    return x
-
-
 # name: records, none of them larger than 1 + 2^-23
 SEQUENCES = {
     "all one": np.ones(MILLION, np.float32),
@@ -129,7 +122,8 @@ SEQUENCES = {
     "ascending": np.linspace(-1, 1, MILLION),
     "descending": np.linspace(1, 0, MILLION),
     "there and back": 1 - np.abs(np.linspace(-1, 1, MILLION)),
-    "absorbing": absorbing(),
+    # Small records, which a sum of that size does not see.
+    "absorbing": np.where(np.arange(MILLION) < HALF, 1, 2.0**-6),
     "quarters": np.where(np.arange(MILLION) < HALF, 1, 1 / 4),
     "drift": drift(1),
     "drift by thousands": drift(1000),

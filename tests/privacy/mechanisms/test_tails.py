@@ -19,6 +19,7 @@ import scipy.stats
 
 from dpjax import mechanisms
 from dpjax.mechanisms import _discrete_gaussian, _samplers
+from tests.unit.mechanisms.test_samplers import LAWS
 
 FALSE_ALARM = 1e-6
 SIGMA = 0.7  # of the noise for smooth sensitivities
@@ -61,14 +62,11 @@ def of_peeling(key, n):
 
 
 def of_peeling_laplace(key, n):
+    scales = {"selection_scale": 1.0, "release_stddev": math.sqrt(2)}
+
     def one(key):
         return mechanisms.peeling(
-            key,
-            jnp.zeros(1),
-            sparsity=1,
-            selection_scale=1.0,
-            release_stddev=math.sqrt(2),
-            noise="laplace",
+            key, jnp.zeros(1), sparsity=1, noise="laplace", **scales
         )[0]
 
     return jax.vmap(one)(jax.random.split(key, n))
@@ -160,22 +158,14 @@ def with_bits(monkeypatch):
     return patch
 
 
-SAMPLERS = {
-    "normal": (_samplers.normal, scipy.stats.norm),
-    "laplace": (_samplers.laplace, scipy.stats.laplace),
-    "exponential": (_samplers.exponential, scipy.stats.expon),
-    "gumbel": (_samplers.gumbel, scipy.stats.gumbel_r),
-}
-
-
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", LAWS)
 def test_every_quantile_has_the_mass_beyond_it(name, dtype, key, with_bits):
     # Whatever tail no sample reaches: the mass beyond each value is that of the bits
     # which lead to it and beyond, to 1 in 10,000. No float is better: at 9 sigma its
     # last digit is worth 4 in a million.
-    sampler, distribution = SAMPLERS[name]
+    sampler, distribution = LAWS[name]
     prob = (np.array(Q, object) + 0.5) * 2.0**-64
     prob = prob.astype(np.float64)
     values = []

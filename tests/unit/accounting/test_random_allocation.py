@@ -9,8 +9,8 @@ from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
-from dpjax.accounting import noise_multiplier_to_epsilon
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax.accounting import gaussian_event, noise_multiplier_to_epsilon
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._random_allocation import allocation_epsilon, run_losses
 
@@ -52,16 +52,6 @@ def test_one_bin_is_the_gaussian_mechanism(stddev):
         mu = math.sqrt(num_steps / stddev**2 + other**-2)
         for found in curves(stddev, num_steps, 1, other):
             close_above(found, gaussian_delta(mu, EPSILONS))
-
-
-@pytest.mark.parametrize(("stddev", "num_bins"), [(0.4, 2), (1.0, 50), (6.0, 2)])
-def test_one_step_is_a_poisson_step(stddev, num_bins):
-    share = 1 / num_bins
-    exact = both_directions(
-        lambda v: share * gain(1 / stddev, 1 + (v - 1) / share).item()
-    )
-    for found, expected in zip(curves(stddev, 1, num_bins), exact, strict=True):
-        close_above(found, expected)
 
 
 @pytest.mark.parametrize("stddev", [0.5, 1.0, 4.0])
@@ -132,12 +122,8 @@ def test_monotone_with_limits(relation):
     assert cost(1.0) < cost(1.0, other_multiplier=4.0) < cost(1.0) + alone
 
 
-def test_costs_no_more_than_poisson_batches_and_no_accountant_reads_its_event():
-    run = {"num_steps": 5, "relation": ADD_OR_REMOVE_ONE}
-    bins = accounting.noise_multiplier(1.0, 1e-5, num_bins=5, **run)
-    poisson = accounting.noise_multiplier(1.0, 1e-5, sampling_prob=0.2, **run)
-    assert 0.8 * poisson < bins <= 1.005 * poisson
-    event = accounting.gaussian_event(1.5, num_steps=80, num_bins=40)
+def test_no_accountant_reads_its_event():
+    event = gaussian_event(1.5, num_steps=80, num_bins=40)
     assert (event.num_bins, event.num_steps) == (40, 80)
     assert event.event == GaussianDpEvent(3.0)
     assert not any(x().supports(event) for x in (PLDAccountant, RdpAccountant))

@@ -4,14 +4,9 @@ import copy
 import math
 from fractions import Fraction
 
+import dp_accounting as dpa
 import mpmath
 import pytest
-from dp_accounting import (
-    ComposedDpEvent,
-    GaussianDpEvent,
-    PoissonSampledDpEvent,
-    SelfComposedDpEvent,
-)
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.accounting import (
@@ -83,9 +78,11 @@ def test_a_second_release_of_a_sample_is_refused_wherever_it_is_counted():
     with pytest.raises(ValueError, match="samples that nothing was released from"):
         PrivacyFilter(9.0, 0.1).spend(first, second)
     for event in (
-        ComposedDpEvent((first.dp_event, second.dp_event)),
-        SelfComposedDpEvent(first.dp_event, 2),
-        ComposedDpEvent((first.dp_event, PoissonSampledDpEvent(0.1, first.dp_event))),
+        dpa.ComposedDpEvent((first.dp_event, second.dp_event)),
+        dpa.SelfComposedDpEvent(first.dp_event, 2),
+        dpa.ComposedDpEvent(
+            (first.dp_event, dpa.PoissonSampledDpEvent(0.1, first.dp_event))
+        ),
     ):
         with pytest.raises(ValueError, match="dp_event must be of one release of a sa"):
             PrivacyGuarantee.of(1.0, 0.1, dp_event=event)
@@ -116,7 +113,7 @@ def test_releases_of_a_sample_are_composed_before_they_are_amplified():
     # Composed by their events, not by their epsilons.
     assert together.epsilon < drawn.privacy(release(0.5)).epsilon
     assert drawn.privacy(each, PrivacyGuarantee.non_private()).epsilon == math.inf
-    pure = PrivacyGuarantee.of(0.1, 0.0, dp_event=GaussianDpEvent(1.0))
+    pure = PrivacyGuarantee.of(0.1, 0.0, dp_event=dpa.GaussianDpEvent(1.0))
     assert drawn.privacy(pure, pure).epsilon == pytest.approx(
         math.log1p(1e-4 * math.expm1(0.2))
     )

@@ -10,34 +10,23 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
-from dpjax.estimators import (
-    AdaptiveThreshold,
-    Clipping,
-    Grouped,
-    Normalization,
-    SmoothedClipping,
-)
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, estimators
 from dpjax.transforms import aggregate, privatize
+from tests.unit.estimators.test_normwise import GROUPS, tree_of
 
-GROUPS = ("w", ("b", "c"))
 INNER = {
-    "clipping": Clipping(1.0),
-    "smoothed": SmoothedClipping(1.0),
-    "normalization": Normalization(1.0),
-    "grouped": Grouped(Clipping(np.float32([0.7, 1.5])), GROUPS),
-    "grouped normalization": Grouped(Normalization(0.5), GROUPS),
+    "clipping": estimators.Clipping(1.0),
+    "smoothed": estimators.SmoothedClipping(1.0),
+    "normalization": estimators.Normalization(1.0),
+    "grouped": estimators.Grouped(estimators.Clipping(np.float32([0.7, 1.5])), GROUPS),
+    "grouped normalization": estimators.Grouped(estimators.Normalization(0.5), GROUPS),
 }
 
 
 def adaptive_of(name, **settings):
-    return AdaptiveThreshold(INNER[name], **({"lower": 1e-6, "upper": 1e6} | settings))
-
-
-def tree_of(rows):
-    """Samples (n, 5) as trees: two coordinates in the first group."""
-    rows = jnp.asarray(rows, jnp.float32)
-    return {"w": rows[:, :2], "b": rows[:, 2], "c": rows[:, 3:]}
+    return estimators.AdaptiveThreshold(
+        INNER[name], **({"lower": 1e-6, "upper": 1e6} | settings)
+    )
 
 
 def flat(tree):
@@ -147,50 +136,6 @@ def test_noise_is_one_gaussian_of_mean_and_counts(key):
     assert np.abs(correlations - np.eye(4)).max() < 0.04
 
 
-def network(params, example):
-    hidden = jnp.tanh(example @ params["first"]["kernel"] + params["first"]["bias"])
-    return (hidden @ params["last"]["kernel"]).sum()
-
-
-@pytest.fixture(scope="module")
-def problem():
-    rng = np.random.default_rng(4)
-    sizes = {"first": {"kernel": (6, 40), "bias": (40,)}, "last": {"kernel": (40, 3)}}
-    params = jax.tree.map(
-        lambda shape: jnp.asarray(rng.normal(size=shape), jnp.float32),
-        sizes,
-        is_leaf=lambda x: isinstance(x, tuple),
-    )
-    batch = jnp.asarray(rng.standard_t(2, (24, 6)), jnp.float32)
-    return params, batch.at[3].set(jnp.nan).at[4].set(1e12)
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("groups", [("",), ("first", "last")])
-def test_counts_from_factors_are_those_of_gradients(groups, problem):
-    # `robust_grad` hands out both parts, to be released together.
-    params, batch = problem
-    inner = Grouped(Clipping(14.0), groups)
-    counting = AdaptiveThreshold(inner, lower=0.01, upper=100.0).counting
-    mask = jnp.arange(24) % 5 == 1
-    counted = jax.jit(dpjax.robust_grad(network, counting, microbatch_size=5))
-    short = counted(params, batch, mask).short
-    # The gradients by hand, in float64.
-    first, last = (jax.tree.map(np.float64, params[name]) for name in ("first", "last"))
-    rows = np.nan_to_num(np.float64(batch))
-    hidden = np.tanh(rows @ first["kernel"] + first["bias"])
-    slopes = (1 - hidden**2) * last["kernel"].sum(axis=1)
-    of_first = np.sum(slopes**2, axis=1) * (1 + np.sum(rows**2, axis=1))
-    of_last = 3 * np.sum(hidden**2, axis=1)
-    norms = np.sqrt([of_first, of_last] if len(groups) > 1 else [of_first + of_last])
-    is_known = np.isfinite(np.float64(batch)).all(axis=1)
-    assert len(np.unique(norms[:, is_known] <= 14)) == 2
-    signs = np.where(norms <= 14, 1, -1)
-    signs[:, ~is_known] = 1  # every entry of their gradients is NaN
-    expected = float(counting.half) * (signs * ~np.asarray(mask)).sum(axis=1) / 24
-    np.testing.assert_allclose(short, expected, atol=1e-6)
-
-
 def test_what_is_not_finite_counts_as_zero_in_the_norm():
     counting = adaptive_of("clipping").counting
     half = float(counting.half)
@@ -206,4 +151,4 @@ def test_only_privatize_takes_it():
     with pytest.raises(ValueError, match="estimator must be an estimator"):
         dpjax.robust_grad(jnp.dot, adaptive)
     with pytest.raises(ValueError, match="estimator must be norm-wise"):
-        AdaptiveThreshold(adaptive.counting, lower=0.1, upper=10.0)
+        estimators.AdaptiveThreshold(adaptive.counting, lower=0.1, upper=10.0)

@@ -218,22 +218,6 @@ def test_arrays_of_outside_are_numbers_inside_jit(estimator):
 
 @pytest.mark.quick(1)
 @each(ALL)
-def test_a_sweep_over_hyperparameters_compiles_once(estimator):
-    @jax.jit
-    @chex.assert_max_traces(1)
-    def estimate(estimator, rows):
-        return estimator(rows)
-
-    chex.clear_trace_counter()
-    for factor in (1.0, 0.99, 0.98):
-        other = jax.tree.map(lambda x, f=factor: x * f, estimator)
-        np.testing.assert_allclose(
-            estimate(other, ROWS), other(ROWS), rtol=2e-6, atol=2e-6
-        )
-
-
-@pytest.mark.quick(1)
-@each(ALL)
 def test_no_derivative_is_nan(estimator):
     rows = np.full((len(BAD_VALUES) + 1, 11, 3), 0.3, np.float32)
     rows[:-1, 4, 1], rows[-1] = BAD_VALUES, 0

@@ -9,6 +9,7 @@ from jax.test_util import check_grads
 
 import dpjax
 from dpjax.estimators import (
+    AdaptiveThreshold,
     Clipping,
     Grouped,
     Normalization,
@@ -21,12 +22,12 @@ from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import privatize, scale_by_dp_adam
 from tests.unit.estimators.test_clipping import NORM_ERROR
 
-BOUNDS = np.array([0.7, 3.0], np.float32)
-GROUPED = [
-    Grouped(Clipping(BOUNDS), ("w", ("b", "c/0"))),
-    Grouped(SmoothedClipping(jnp.array(BOUNDS), 9.21), ("w", ("b", "c/0"))),
-    Grouped(Normalization(0.1), ("w", ("b", "c/0"))),
-]
+BOUNDS, GROUPS = np.array([0.7, 3.0], np.float32), ("w", ("b", "c/0"))
+GROUPED = {
+    "clipping": Grouped(Clipping(BOUNDS), GROUPS),
+    "smoothed": Grouped(SmoothedClipping(jnp.array(BOUNDS), 9.21), GROUPS),
+    "normalization": Grouped(Normalization(0.1), GROUPS),
+}
 
 
 def tree_of(rows):
@@ -64,9 +65,10 @@ def test_normalization_is_differentiable_at_zero_and_beyond():
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("grouped", GROUPED, ids=lambda x: type(x.estimator).__name__)
-def test_groups_are_estimated_by_themselves(grouped):
+@pytest.mark.parametrize("name", GROUPED)
+def test_groups_are_estimated_by_themselves(name):
     samples = tree_of(np.random.default_rng(0).standard_t(1.5, (9, 5)))
+    grouped = GROUPED[name]
     first, second = grouped._each()
 
     @jax.jit
@@ -79,7 +81,7 @@ def test_groups_are_estimated_by_themselves(grouped):
 
 def test_the_limit_of_groups_is_the_root_of_squares():
     huge = Grouped(Clipping(jnp.array([3e29, 4e29])), ("a", "b"))
-    for grouped, limit in [(GROUPED[0], np.hypot(*BOUNDS)), (huge, 5e29)]:
+    for grouped, limit in [(GROUPED["clipping"], np.hypot(*BOUNDS)), (huge, 5e29)]:
         traced = jax.jit(lambda x: x.limit)(grouped)
         np.testing.assert_allclose([grouped.limit, traced], limit, rtol=1e-6)
 
@@ -99,7 +101,7 @@ PARAMS = {
     "last": {"kernel": normal(40, 3)},
 }
 SCALES = jax.tree.map(lambda x: jnp.exp(x), PARAMS)
-LAYERS = ("first", "last")
+LAYERS, RANGE = ("first", "last"), {"lower": 0.01, "upper": 100.0}
 FACTORED = {
     "normalization": Normalization(0.3),
     "two layers": Grouped(Clipping(jnp.array([0.2, 2.0])), LAYERS),
@@ -110,6 +112,10 @@ FACTORED = {
     # In factored form samples are not divided: they are multiplied out.
     "scaled winsorization": Scaled(Winsorization(0.7), SCALES).measured,
     "scaled clipping": Scaled(Clipping(2.0), SCALES).measured,
+    "counts": AdaptiveThreshold(Clipping(7.0), **RANGE).counting,
+    "counts of layers": AdaptiveThreshold(
+        Grouped(Clipping(7.0), LAYERS), **RANGE
+    ).counting,
 }
 
 

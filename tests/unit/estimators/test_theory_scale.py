@@ -1,7 +1,7 @@
 """Thresholds from moment bounds: minima of the bounds that the docstrings state."""
 
-import functools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
+from tests.unit.estimators.test_smoothed_truncation import supremum
 
 
 def worst_bias(estimator_type, threshold, u, order):
@@ -38,10 +39,6 @@ def test_bias_factor_is_the_worst_law(estimator_type, order):
     )
 
 
-def supremum(beta):
-    return 2 * math.sqrt(2) / 3 * math.erf(math.sqrt(beta / 2))
-
-
 def threshold_bias(estimator, threshold, u, order, log_term):
     v = order - 1
     factor = 1.0 if isinstance(estimator, Truncation) else v**v / (1 + v) ** (1 + v)
@@ -54,19 +51,13 @@ def smoothed_bias(estimator, scale, u, order, log_term):
 
 
 CASES = [
-    *(
-        (functools.partial(kind.for_moment, moment_order=order), order, threshold_bias)
-        for kind in (Truncation, Winsorization)
-        for order in (1.3, 2.0)
-    ),
-    *(
-        (
-            functools.partial(SmoothedTruncation.for_moment, beta=beta),
-            2.0,
-            smoothed_bias,
-        )
-        for beta in (None, 1.0, 4.0)
-    ),
+    (partial(kind.for_moment, moment_order=order), order, threshold_bias)
+    for kind in (Truncation, Winsorization)
+    for order in (1.3, 2.0)
+]
+CASES += [
+    (partial(SmoothedTruncation.for_moment, beta=beta), 2.0, smoothed_bias)
+    for beta in (None, 1.0, 4.0)
 ]
 
 
@@ -74,15 +65,9 @@ CASES = [
 @pytest.mark.parametrize(("for_moment", "order", "terms"), CASES)
 def test_a_limit_minimises_the_error_bound(for_moment, order, terms, n, d, num_steps):
     u, epsilon, delta, xi = 3.0, 0.5, 1e-6, 0.05
-    estimator = for_moment(
-        u,
-        num_samples=n,
-        num_coordinates=d,
-        num_steps=num_steps,
-        epsilon=epsilon,
-        delta=delta,
-        failure_prob=xi,
-    )
+    sizes = {"num_samples": n, "num_coordinates": d, "num_steps": num_steps}
+    budget = {"epsilon": epsilon, "delta": delta, "failure_prob": xi}
+    estimator = for_moment(u, **sizes, **budget)
     log_term = math.log(2 * d * num_steps / xi)
     kappa = gaussian_mechanism.get_sigma_gaussian(epsilon, delta) * num_steps**0.5
 

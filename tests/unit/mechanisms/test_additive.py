@@ -32,28 +32,22 @@ def arsinh_normal_cdf(z, sigma):
     return scipy.stats.norm.cdf(np.arcsinh(sigma * z) / sigma)
 
 
-# name: (mechanism of key, value, scale, sigma; cdf of the noise at scale 1)
+def by_place(mechanism, *names):
+    """A function of key, value, scale and sigma, for a mechanism that has these."""
+    return lambda key, value, *numbers: mechanism(
+        key, value, **dict(zip(names, (*numbers, 0.5), strict=False))
+    )
+
+
+# name: (mechanism; cdf of the noise at scale 1)
 MECHANISMS = {
-    "gaussian": (
-        lambda key, value, scale, sigma=None: gaussian(key, value, stddev=scale),
-        lambda z, sigma: scipy.stats.norm.cdf(z),
-    ),
-    "laplace": (
-        lambda key, value, scale, sigma=None: laplace(key, value, scale=scale),
-        lambda z, sigma: scipy.stats.laplace.cdf(z),
-    ),
+    "gaussian": (by_place(gaussian, "stddev"), lambda z, _: scipy.stats.norm.cdf(z)),
+    "laplace": (by_place(laplace, "scale"), lambda z, _: scipy.stats.laplace.cdf(z)),
     "laplace_log_normal": (
-        lambda key, value, scale, sigma=0.5: laplace_log_normal(
-            key, value, scale=scale, sigma=sigma
-        ),
+        by_place(laplace_log_normal, "scale", "sigma"),
         laplace_log_normal_cdf,
     ),
-    "arsinh_normal": (
-        lambda key, value, scale, sigma=0.5: arsinh_normal(
-            key, value, scale=scale, sigma=sigma
-        ),
-        arsinh_normal_cdf,
-    ),
+    "arsinh_normal": (by_place(arsinh_normal, "scale", "sigma"), arsinh_normal_cdf),
 }
 SMOOTH = ("laplace_log_normal", "arsinh_normal")
 each = pytest.mark.parametrize("name", MECHANISMS)

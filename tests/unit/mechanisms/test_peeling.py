@@ -15,33 +15,25 @@ import scipy.special
 import scipy.stats
 
 from dpjax.mechanisms import peeling
+from tests.unit.mechanisms.test_selection import renyi
 
 FALSE_ALARM = 1e-6
 VECTOR = np.array([0.3, -2.0, 1.2, -0.8])
 SCALE = 0.7
 
 
-def gumbel(key, vector, *, sparsity, scale):
-    return peeling(
-        key, vector, sparsity=sparsity, selection_scale=scale, release_stddev=scale
-    )
+def with_one_scale(noise, stddev):
+    def mechanism(key, vector, *, sparsity, scale):
+        scales = {"selection_scale": scale, "release_stddev": stddev * scale}
+        return peeling(key, vector, sparsity=sparsity, noise=noise, **scales)
 
-
-def laplace(key, vector, *, sparsity, scale):
-    return peeling(
-        key,
-        vector,
-        sparsity=sparsity,
-        selection_scale=scale,
-        release_stddev=math.sqrt(2) * scale,
-        noise="laplace",
-    )
+    return mechanism
 
 
 # name: (mechanism with one scale, law of the released noise)
 MECHANISMS = {
-    "gumbel": (gumbel, scipy.stats.norm),
-    "laplace": (laplace, scipy.stats.laplace),
+    "gumbel": (with_one_scale("gumbel", 1.0), scipy.stats.norm),
+    "laplace": (with_one_scale("laplace", math.sqrt(2)), scipy.stats.laplace),
 }
 each = pytest.mark.parametrize("name", MECHANISMS)
 
@@ -55,15 +47,12 @@ def laplace_pick(sizes, scale):
     x = np.linspace(-40 * scale, sizes.max() + 40 * scale, 16_001)
     law = scipy.stats.laplace
     below = [law.cdf(x, size, scale) for size in sizes]
-    return np.array(
-        [
-            scipy.integrate.simpson(
-                law.pdf(x, size, scale) * np.prod(below[:j] + below[j + 1 :], axis=0),
-                x=x,
-            )
-            for j, size in enumerate(sizes)
-        ]
-    )
+    probs = []
+    for j, size in enumerate(sizes):
+        of_others = np.prod(below[:j] + below[j + 1 :], axis=0)
+        density = law.pdf(x, size, scale) * of_others
+        probs.append(scipy.integrate.simpson(density, x=x))
+    return np.array(probs)
 
 
 def sequential_law(pick, sizes, sparsity, scale):
@@ -87,11 +76,8 @@ PICKS = {"gumbel": softmax_pick, "laplace": laplace_pick}
 def test_choice_has_the_law_of_sequential_picks(name, sparsity, key):
     mechanism, _ = MECHANISMS[name]
     keys = jax.random.split(key, 100_000)
-    draw = jax.vmap(
-        lambda key: mechanism(
-            key, jnp.asarray(VECTOR, jnp.float32), sparsity=sparsity, scale=SCALE
-        )
-    )
+    vector = jnp.asarray(VECTOR, jnp.float32)
+    draw = jax.vmap(lambda key: mechanism(key, vector, sparsity=sparsity, scale=SCALE))
     sparse = jax.jit(draw)(keys)
     chosen = np.asarray(sparse) != 0
     assert (chosen.sum(axis=1) == sparsity).all()
@@ -161,11 +147,6 @@ def test_release_is_independent_of_the_choice(key):
         mean = float(draw(jax.random.clone(keys)).mean())
         z = mean / math.sqrt(variance / len(keys))
         assert abs(z) < scipy.stats.norm.isf(FALSE_ALARM / 2)
-
-
-def renyi(alpha, p, q):
-    log_terms = alpha * np.log(p) + (1 - alpha) * np.log(q)
-    return scipy.special.logsumexp(log_terms) / (alpha - 1)
 
 
 @each

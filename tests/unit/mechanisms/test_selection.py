@@ -5,6 +5,7 @@ Every random check has a fixed key and a false-alarm rate of 1e-6 for a right me
 
 import itertools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -155,14 +156,8 @@ def test_scores_that_are_not_finite(name, key):
     mechanism, _ = MECHANISMS[name]
     nan, inf = jnp.nan, jnp.inf
     keys = jax.random.split(key, 1000)
-    choose = jax.jit(
-        jax.vmap(
-            lambda key, scores: mechanism(
-                key, scores, epsilon=1.0, sensitivity_range=1.0
-            ),
-            (0, None),
-        )
-    )
+    choose = partial(mechanism, epsilon=1.0, sensitivity_range=1.0)
+    choose = jax.jit(jax.vmap(choose, (0, None)))
 
     def counts(*scores):
         indices = choose(jax.random.clone(keys), jnp.array(scores))

@@ -47,16 +47,13 @@ def test_noise_is_the_inverse_of_the_matrix(name):
     i, j = np.indices(matrix.shape)
     assert not matrix[i - j >= strategy.num_bands].any()
     rng = np.random.default_rng(0)
-    z = {
-        "a": rng.standard_normal((strategy.num_steps, 2, 3)),
-        "b": rng.standard_normal(strategy.num_steps),
-    }
-    found = noise_of(strategy, jax.tree.map(lambda x: jnp.asarray(x, "float32"), z))
+    size = strategy.num_steps
+    z = {"a": rng.standard_normal((size, 2, 3)), "b": rng.standard_normal(size)}
+    noise = noise_of(strategy, jax.tree.map(lambda x: jnp.asarray(x, "float32"), z))
     for name, x in z.items():
-        expected = np.linalg.solve(matrix, x.reshape(strategy.num_steps, -1))
-        np.testing.assert_allclose(
-            found[name].reshape(strategy.num_steps, -1), expected, rtol=1e-5, atol=1e-6
-        )
+        expected = np.linalg.solve(matrix, x.reshape(size, -1))
+        rows = noise[name].reshape(size, -1)
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
