@@ -260,8 +260,10 @@ def test_private_steps_of_a_sharded_model():
         specs = {"w": P("records", None, "model"), "v": P("records", "model")}
         return {name: dealt(x, mesh_2d, specs[name]) for name, x in rows.items()}
 
-    run, split = partial(private_mean, jax.random.key(16)), split_up(zeros)
-    private = jax.jit(partial(run, axis_name="records"))
+    def run(grads, axis_name=None):
+        return private_mean(jax.random.key(16), grads, axis_name)
+
+    private, split = jax.jit(partial(run, axis_name="records")), split_up(zeros)
     assert_equal(private(split), jax.jit(run)(zeros))
     moved = collectives(private.lower(split).compile().as_text())
     assert {kind for kind, _ in moved} == {"all-reduce"}
