@@ -45,21 +45,13 @@ def assert_same_mean(loss_fn, params, batch, rtol=1e-5, estimators=ESTIMATORS):
 
 
 class Use(NamedTuple):
-    """What is made of parameters: function(params, x), and how it is factored.
-
-    Attributes:
-        function: of parameters by name, or of one, and of an example of its group.
-        shapes: of the parameters.
-        way: of all of them.
-        why: a part of the reason that is stated.
-        rtol: by which the mean may differ.
-    """
+    """What is made of parameters by name, or of one, and of an example of its group."""
 
     function: Any
     shapes: Any
-    way: str
-    why: str
-    rtol: float = 1e-4
+    way: str  # of all parameters
+    why: str  # a part of the reason that is stated
+    rtol: float = 1e-4  # by which the mean may differ
 
     def params(self):
         if isinstance(self.shapes, tuple):
@@ -72,18 +64,6 @@ class Use(NamedTuple):
 
 
 # -- Loops: of a sequence of vectors, (LENGTH, WIDTH) --------------------------------
-def dense(p, x):
-    return jnp.tanh(x @ p["w"]) @ p["v"].T
-
-
-def heads(p, x):
-    return jnp.einsum("ti,hij->thj", x, p["h"]).reshape(len(x), -1)
-
-
-def grouped(p, x):
-    return jnp.einsum("tgi,gij->tgj", jnp.stack([x, -x], 1), p["g"]).sum(1)
-
-
 def recurrent(p, x):
     def step(h, x):
         h = jnp.tanh(x @ p["w"] + h @ p["v"])
@@ -102,26 +82,30 @@ def layers_over_time(p, x):
     return lax.scan(step, x[0], x)[1]
 
 
-def several_times(p, x):
-    return jnp.tanh(jnp.tanh(x[0] @ p["w"]) @ p["w"] + x[1] @ p["w"])[None]
-
-
 SQUARE = (WIDTH, WIDTH)
 TWO, PAIR = (2, *SQUARE), {"w": SQUARE, "v": SQUARE}
-MATRICES = "matrix product"
+MATRICES, BY_3 = "matrix product", "multiplied by 3 vectors"
 LOOPS = {
-    "dense": Use(dense, PAIR, MATRICES, "multiplied by 3 vectors"),
-    "heads": Use(heads, {"h": TWO}, MATRICES, "multiplied by 3 vectors"),
-    "grouped": Use(grouped, {"g": TWO}, MATRICES, "multiplied by 6 vectors"),
-    "recurrent": Use(recurrent, PAIR, MATRICES, "multiplied by 3 vectors"),
+    "dense": Use(lambda p, x: jnp.tanh(x @ p["w"]) @ p["v"].T, PAIR, MATRICES, BY_3),
+    "heads": Use(
+        lambda p, x: jnp.einsum("ti,hij->thj", x, p["h"]).reshape(len(x), -1),
+        *({"h": TWO}, MATRICES, BY_3),
+    ),
+    "grouped": Use(
+        lambda p, x: jnp.einsum("tgi,gij->tgj", jnp.stack([x, -x], 1), p["g"]).sum(1),
+        *({"g": TWO}, MATRICES, "multiplied by 6 vectors"),
+    ),
+    "recurrent": Use(recurrent, PAIR, MATRICES, BY_3),
     "over time": Use(layers_over_time, {"g": TWO, "v": SQUARE}, MATRICES, "vectors"),
-    "several": Use(several_times, {"w": SQUARE}, MATRICES, "multiplied by 3 vectors"),
+    "several": Use(
+        lambda p, x: jnp.tanh(jnp.tanh(x[0] @ p["w"]) @ p["w"] + x[1] @ p["w"])[None],
+        *({"w": SQUARE}, MATRICES, BY_3),
+    ),
 }
 
 
 # -- Branches: of a vector of WIDTH --------------------------------------------------
 def chosen(p, x):
-    """One of two layers."""
     branches = (lambda p, x: jnp.tanh(x @ p["w"]), lambda p, x: x @ p["v"].T)
     return lax.cond(x[0] > 0, *branches, p, x)
 
@@ -247,14 +231,6 @@ def tied(p, tokens):
     return jnp.tanh(p[tokens].mean(axis=0)) @ p.T
 
 
-def tied_by_einsum(p, tokens):
-    return jnp.einsum("vd,td->tv", p, jnp.tanh(p[tokens[:2]]))
-
-
-def stored_transposed(p, tokens):
-    return jnp.tanh(p.T[tokens].mean(axis=0)) @ p
-
-
 def in_half(p, tokens):
     p = p.astype(jnp.bfloat16)
     return jnp.tanh(
@@ -268,16 +244,8 @@ def filled(p, tokens):
     return rows.mean(axis=0) @ p.T
 
 
-def two_reads(p, tokens):
-    return p[tokens[0]] * p[tokens[1:]].sum(axis=0)
-
-
 def _of_a_token(tokens):
     return jnp.sin(jnp.float32(tokens[0]) * jnp.arange(1.0, WIDTH + 1))
-
-
-def autoencoder(p, tokens):
-    return jnp.tanh(p[:] @ _of_a_token(tokens)) @ p
 
 
 def turned(p, tokens):
@@ -291,12 +259,24 @@ TABLE = (VOCABULARY, WIDTH)
 ONE_HOT = "6 vectors, one-hot where its rows are read: 300 and 40 numbers"
 TABLES = {
     "tied": Use(tied, TABLE, MATRICES, ONE_HOT),
-    "by einsum": Use(tied_by_einsum, TABLE, MATRICES, ONE_HOT.replace("6", "4")),
-    "transposed": Use(stored_transposed, TABLE[::-1], MATRICES, "40 and 300 numbers"),
+    "by einsum": Use(
+        lambda p, tokens: jnp.einsum("vd,td->tv", p, jnp.tanh(p[tokens[:2]])),
+        *(TABLE, MATRICES, ONE_HOT.replace("6", "4")),
+    ),
+    "transposed": Use(
+        lambda p, tokens: jnp.tanh(p.T[tokens].mean(axis=0)) @ p,
+        *(TABLE[::-1], MATRICES, "40 and 300 numbers"),
+    ),
     "in half": Use(in_half, TABLE, MATRICES, ONE_HOT, 0.02),
     "filled": Use(filled, TABLE, MATRICES, ONE_HOT),
-    "two reads": Use(two_reads, TABLE, "table rows", "5 of 300 rows are read"),
-    "autoencoder": Use(autoencoder, TABLE, MATRICES, "2 vectors: 300 and 40 numbers"),
+    "two reads": Use(
+        lambda p, tokens: p[tokens[0]] * p[tokens[1:]].sum(axis=0),
+        *(TABLE, "table rows", "5 of 300 rows are read"),
+    ),
+    "autoencoder": Use(
+        lambda p, tokens: jnp.tanh(p[:] @ _of_a_token(tokens)) @ p,
+        *(TABLE, MATRICES, "2 vectors: 300 and 40 numbers"),
+    ),
     "in a loop": Use(turned, TABLE, MATRICES, "4 vectors: 300 and 40 numbers"),
 }
 
@@ -319,15 +299,14 @@ def kernel_several_times(w, x):
     return lax.scan(jax.checkpoint(turn), convolved(x, w), None, 2)[0]
 
 
-def narrow_kernel(w, x):
-    return convolved(*(x.astype(jnp.bfloat16) for x in (x, w)))
-
-
 KERNEL = (3, 4, 4)
 KERNELS = {
     "in turn": Use(in_turn, (2, *KERNEL), MATRICES, "10 patches: 12 and 4 numbers"),
     "several": Use(kernel_several_times, KERNEL, MATRICES, "15 patches: 12 and 4"),
-    "half": Use(narrow_kernel, KERNEL, MATRICES, "5 patches: 12 and 4 numbers", 0.02),
+    "half": Use(
+        lambda w, x: convolved(*(x.astype(jnp.bfloat16) for x in (x, w))),
+        *(KERNEL, MATRICES, "5 patches: 12 and 4 numbers", 0.02),
+    ),
 }
 # Uses, and a batch for them.
 _TOKENS = np.random.default_rng(1).integers(0, VOCABULARY, (8, 5)).astype(np.int32)

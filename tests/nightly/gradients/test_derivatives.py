@@ -83,5 +83,5 @@ def test_lowers_for_every_platform(name):
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_means_and_masks(name):
-    short.test_it_is_the_estimator_of_per_sample_gradients(name)
+    short.test_it_is_the_estimator_of_per_sample_gradients(name, 3)
     short.test_masks_and_divisors(name)

@@ -22,8 +22,6 @@ from dpjax.estimators import (
     Winsorization,
 )
 
-NHWC = ("NHWC", "HWIO", "NHWC")
-
 
 def dense(rows, columns):
     """Gradient of each record: the outer product of two vectors, and a vector."""
@@ -41,10 +39,8 @@ def convolution(channels):
 
     def loss_fn(kernel, example):
         x, y = example
-        out = jax.lax.conv_general_dilated(
-            x[None], kernel, (2, 2), "SAME", dimension_numbers=NHWC
-        )
-        return (out[0] * y).sum()
+        where = (2, 2), "SAME", None, None, ("NHWC", "HWIO", "NHWC")
+        return (jax.lax.conv_general_dilated(x[None], kernel, *where)[0] * y).sum()
 
     return loss_fn, jnp.zeros((3, 3, 4, channels)), [(8, 8, 4), (4, 4, channels)]
 
@@ -71,21 +67,13 @@ def rng():
     return np.random.default_rng(seed)
 
 
+ESTIMATORS = [Mean(), Clipping(30.0), MedianOfMeans(Winsorization(10.0), 5)]
+ESTIMATORS += [x(10.0) for x in (Truncation, Winsorization, SmoothedTruncation)]
+ESTIMATORS += [SmoothedTruncation(10.0, beta) for beta in (9.21, 30.0)]
+
+
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        Mean(),
-        Truncation(10.0),
-        Winsorization(10.0),
-        Clipping(30.0),
-        SmoothedTruncation(10.0),
-        SmoothedTruncation(10.0, 9.21),
-        SmoothedTruncation(10.0, 30.0),
-        MedianOfMeans(Winsorization(10.0), 5),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
 def test_the_stream_is_the_estimator(estimator, model, rng):
     loss_fn, params, shapes = MODELS[model]
     n = int(rng.integers(16, 80))

@@ -58,15 +58,9 @@ def ambient(function, mesh):
 
 
 def manual(function, mesh, check_vma=True):
-    run = jax.jit(
-        jax.shard_map(
-            partial(function, axis_name="records"),
-            mesh=mesh,
-            in_specs=(P(), P("records")),
-            out_specs=P(),
-            check_vma=check_vma,
-        )
-    )
+    function = partial(function, axis_name="records")
+    specs = {"in_specs": (P(), P("records")), "out_specs": P(), "check_vma": check_vma}
+    run = jax.jit(jax.shard_map(function, mesh=mesh, **specs))
     return lambda whole, rows: run(whole, dealt(rows, mesh))
 
 
@@ -105,9 +99,7 @@ def sizes(shapes):
 def assert_close(result, expected, atol=3e-6):
     def check(x, y):
         assert x.dtype == y.dtype
-        np.testing.assert_allclose(
-            np.asarray(x, np.float64), np.asarray(y, np.float64), rtol=0, atol=atol
-        )
+        np.testing.assert_allclose(*map(np.float64, (x, y)), rtol=0, atol=atol)
 
     jax.tree.map(check, result, expected)
 

@@ -59,10 +59,8 @@ def mean_of(make_grads, estimator, n=N):
 
 def grad_of(estimator=CLIPPING, **options):
     def grad(params, batch, axis_name):
-        grad_fn = robust_grad(
-            loss_fn, estimator, normalize_by=N, axis_name=axis_name, **options
-        )
-        return grad_fn(params, batch)
+        where = {"normalize_by": N, "axis_name": axis_name}
+        return robust_grad(loss_fn, estimator, **where, **options)(params, batch)
 
     return grad
 
@@ -77,7 +75,7 @@ def update_of(optimizer_fn, num_pieces=1):
     """Returns the update of an optimizer without noise, of gradients in pieces."""
 
     def update(params, batch, axis_name):
-        optimizer = optimizer_fn(axis_name)
+        optimizer = optimizer_fn(axis_name=axis_name)
         state = optimizer.init(params)
         for i in range(num_pieces):
             piece = jax.tree.map(lambda x, i=i: x[i::num_pieces], batch)
@@ -87,9 +85,9 @@ def update_of(optimizer_fn, num_pieces=1):
     return update
 
 
-def private(axis_name, **options):
-    options = {"noise_multiplier": 0.0, "normalize_by": N} | options
-    return privatize(CLIPPING, key=jax.random.key(0), axis_name=axis_name, **options)
+def private(make=privatize, *, axis_name):
+    options = {"noise_multiplier": 0.0, "normalize_by": N, "axis_name": axis_name}
+    return make(CLIPPING, key=jax.random.key(0), **options)
 
 
 # A function, and the estimator whose sensitivity for N records bounds it.
@@ -100,10 +98,7 @@ SUMS = {
     "users": (grad_of_users, CLIPPING),
     "per_sample_grad": (mean_of(per_sample_grad(loss_fn), CLIPPING), CLIPPING),
     "streamed_grad": (mean_of(stream, WINSORIZATION), WINSORIZATION),
-    "aggregate": (
-        update_of(lambda a: aggregate(SMOOTHED, normalize_by=N, axis_name=a)),
-        SMOOTHED,
-    ),
+    "aggregate": (update_of(partial(aggregate, SMOOTHED, normalize_by=N)), SMOOTHED),
 }
 # Of all rows that they have, which are a device's where no axes are named.
 MEANS = {
@@ -113,21 +108,11 @@ MEANS = {
 # These add noise from one key.
 NOISY = {
     "privatize": (update_of(private), CLIPPING),
-    "dp_sgd": (
-        update_of(
-            lambda a: dp_sgd(
-                1.0,
-                CLIPPING,
-                noise_multiplier=0.0,
-                key=jax.random.key(0),
-                normalize_by=N,
-                axis_name=a,
-            )
-        ),
-        CLIPPING,
-    ),
+    "dp_sgd": (update_of(partial(private, partial(dp_sgd, 1.0))), CLIPPING),
     "accumulate": (
-        update_of(lambda a: accumulate(private(a), num_pieces=2), 2),
+        update_of(
+            lambda axis_name: accumulate(private(axis_name=axis_name), num_pieces=2), 2
+        ),
         CLIPPING,
     ),
 }
@@ -164,13 +149,9 @@ def on_rows(function, axis, is_named):
 
 def mapped(check_vma, *, is_named):
     def made(function):
-        run = jax.shard_map(
-            on_rows(function, "records", is_named),
-            mesh=mesh_of(),
-            in_specs=(P(), P("records")),
-            out_specs=P(),
-            check_vma=check_vma,
-        )
+        specs = {"in_specs": (P(), P("records")), "out_specs": P()}
+        function = on_rows(function, "records", is_named)
+        run = jax.shard_map(function, mesh=mesh_of(), check_vma=check_vma, **specs)
         return jax.jit(run)
 
     return made
@@ -178,12 +159,9 @@ def mapped(check_vma, *, is_named):
 
 def by_pmap(*, is_named):
     def made(function):
-        run = jax.pmap(
-            on_rows(function, "records", is_named),
-            axis_name="records",
-            in_axes=(None, 0),
-            devices=jax.devices()[:DEVICES],
-        )
+        function = on_rows(function, "records", is_named)
+        axes = {"axis_name": "records", "in_axes": (None, 0)}
+        run = jax.pmap(function, devices=jax.devices()[:DEVICES], **axes)
 
         def first(params, batch):
             rows = jax.tree.map(lambda x: x.reshape(DEVICES, -1, *x.shape[1:]), batch)
@@ -200,13 +178,9 @@ def half_mapped(*, is_named):
     place = NamedSharding(mesh, P(("hosts", "chips")))
 
     def made(function):
-        run = jax.shard_map(
-            on_rows(function, "hosts", is_named),
-            mesh=mesh,
-            in_specs=(P(), P("hosts")),
-            out_specs=P(),
-            axis_names={"hosts"},
-        )
+        specs = {"in_specs": (P(), P("hosts")), "out_specs": P()}
+        function = on_rows(function, "hosts", is_named)
+        run = jax.shard_map(function, mesh=mesh, axis_names={"hosts"}, **specs)
         run = jax.jit(run)
         return lambda params, batch: run(params, jax.device_put(batch, place))
 
@@ -291,15 +265,9 @@ def scored(params, batch, axis_name):
     return score.fn(params, jax.random.key(0))
 
 
-def solved(solver):
-    """Returns the params of a solver of the registry."""
-
-    def params_of(params, batch, axis_name):
-        del params, axis_name
-        data = batch["x"], batch["y"][:, 0]
-        return solver(data, jax.random.key(0), 0).params
-
-    return params_of
+def solved(solver, params, batch, axis_name):
+    del params, axis_name
+    return solver((batch["x"], batch["y"][:, 0]), jax.random.key(0), 0).params
 
 
 def users_by_id(params, batch, axis_name):
@@ -310,8 +278,7 @@ def users_by_id(params, batch, axis_name):
 def users_laid_out(params, batch, axis_name):
     del params, axis_name
     ids = jnp.arange(len(batch["x"]))
-    users = by_user(batch, ids, num_users=N, records_per_user=1)
-    return users.records
+    return by_user(batch, ids, num_users=N, records_per_user=1).records
 
 
 def grad_of_loss(reads_others):
@@ -335,7 +302,7 @@ def by_constant(value, params, example):
 
 FORGOTTEN = {name: f for name, (f, _) in NOISY.items()}
 FORGOTTEN |= {"PrivateTraining": trained, "clipped_loss": scored}
-FORGOTTEN |= {name: solved(solver) for name, solver in registry.SOLVERS.items()}
+FORGOTTEN |= {name: partial(solved, x) for name, x in registry.SOLVERS.items()}
 REFUSED = {name: (f, "key must be one for each") for name, f in FORGOTTEN.items()}
 REFUSED |= {
     "user_ids": (users_by_id, "user_ids must be of a batch on one device"),

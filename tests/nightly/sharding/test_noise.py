@@ -10,12 +10,8 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from dpjax.estimators import (
-    Clipping,
-    TrimmedMean,
-    Winsorization,
-)
-from dpjax.gradients import robust_grad, streamed_grad
+from dpjax.estimators import Clipping, TrimmedMean, Winsorization
+from dpjax.gradients import robust_grad
 from dpjax.mechanisms import (
     BandedToeplitz,
     BinaryTree,
@@ -23,12 +19,11 @@ from dpjax.mechanisms import (
     gaussian,
     laplace_log_normal,
 )
-from dpjax.transforms import accumulate, aggregate, privatize
+from dpjax.transforms import aggregate, privatize
 from tests import registry
 from tests.nightly.sharding._devices import (
     BATCH,
     ESTIMATORS,
-    PARAMS,
     N,
     assert_close,
     assert_equal,
@@ -44,10 +39,13 @@ from tests.nightly.sharding._devices import (
 )
 
 
+def mesh_over_two_axes(kind, of_model=AxisType.Auto):
+    return jax.make_mesh((4, 2), ("records", "model"), axis_types=(kind, of_model))
+
+
 def private_mean(key, rows, axis_name=None):
-    transform = privatize(
-        Clipping(1.0), noise_multiplier=2.0, key=key, axis_name=axis_name
-    )
+    options = {"noise_multiplier": 2.0, "key": key, "axis_name": axis_name}
+    transform = privatize(Clipping(1.0), **options)
     return transform.update(rows, transform.init(None))[0]
 
 
@@ -102,13 +100,10 @@ def test_keys_that_do_not_vary_as_values_do_are_refused():
         def mechanism(key, x, name=name):
             return jnp.atleast_1d(registry.MECHANISMS[name](key, x))
 
+        specs = {"in_specs": (P(), P("records")), "out_specs": P("records")}
+        run = jax.shard_map(mechanism, mesh=mesh_of(8), **specs)
         with pytest.raises(ValueError, match="key must be one that varies"):
-            jax.shard_map(
-                mechanism,
-                mesh=mesh_of(8),
-                in_specs=(P(), P("records")),
-                out_specs=P("records"),
-            )(jax.random.key(5), jnp.zeros(8))
+            run(jax.random.key(5), jnp.zeros(8))
 
 
 def test_runs_of_their_own_on_each_device_are_not_refused():
@@ -117,12 +112,8 @@ def test_runs_of_their_own_on_each_device_are_not_refused():
         return private_mean(keys[0], rows)[None]
 
     keys = jax.random.split(jax.random.key(6), 8)
-    run = jax.shard_map(
-        repetition,
-        mesh=mesh_of(8),
-        in_specs=(P("records"), P("records")),
-        out_specs=P("records"),
-    )
+    specs = {"in_specs": (P("records"),) * 2, "out_specs": P("records")}
+    run = jax.shard_map(repetition, mesh=mesh_of(8), **specs)
     released = jax.jit(run)(keys, jnp.zeros((N, 2)))
     assert len(np.unique(np.asarray(released))) == 16
 
@@ -132,10 +123,8 @@ def test_order_statistics_are_those_of_one_device_in_every_bit(setting, fraction
     estimator = TrimmedMean(fraction, -3.0, 3.0)
 
     def run(unused, rows, axis_name=None):
-        return (
-            estimator(rows, axis_name=axis_name),
-            estimator.with_smooth_sensitivity(rows, 0.1, axis_name=axis_name),
-        )
+        both = estimator.with_smooth_sensitivity(rows, 0.1, axis_name=axis_name)
+        return estimator(rows, axis_name=axis_name), both
 
     rows = np.array(jax.random.t(jax.random.key(8), 2.0, (N, 3, 4)))
     rows[:, 0] = np.round(rows[:, 0])
@@ -171,22 +160,6 @@ def test_derivatives():
     assert_close(split(dealt(rows, mesh_of(8))), expected, 1e-5)
 
 
-def test_pieces_of_a_batch():
-    results = []
-    for place in (lambda x: x, lambda x: dealt(x, mesh_of(2))):
-        private = privatize(
-            Clipping(1.0), noise_multiplier=0.7, normalize_by=N, key=jax.random.key(1)
-        )
-        optimizer = accumulate(private, num_pieces=4)
-        state = optimizer.init(PARAMS)
-        for rows in np.split(np.arange(N), 4):
-            piece = place(jax.tree.map(lambda x, rows=rows: x[rows], BATCH))
-            stream = streamed_grad(loss_fn)(PARAMS, piece)
-            updates, state = optimizer.update(stream, state, PARAMS)
-        results.append(updates)
-    assert_close(*results, 1e-5)
-
-
 STRATEGIES = {
     "bands": BandedToeplitz.square_root(6, 3),
     "buffers": BufferedToeplitz(6, decays=(0.9, 0.25), scales=(0.3, 0.2)),
@@ -197,16 +170,13 @@ STRATEGIES = {
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_correlated_noise(name):
     """Of parameters over one axis of a mesh, and of rows over another one."""
-    kinds = AxisType.Explicit, AxisType.Auto
-    mesh = jax.make_mesh((4, 2), ("records", "model"), axis_types=kinds)
+    mesh = mesh_over_two_axes(AxisType.Explicit)
 
     def released(params, grads, axis_name=None):
         transform = privatize(
             Winsorization(1.0),
-            noise_multiplier=3.0,
-            key=jax.random.key(3),
-            noise=STRATEGIES[name],
-            axis_name=axis_name,
+            **{"noise_multiplier": 3.0, "noise": STRATEGIES[name]},
+            **{"key": jax.random.key(3), "axis_name": axis_name},
         )
 
         def step(state, _):
@@ -220,20 +190,11 @@ def test_correlated_noise(name):
     with jax.set_mesh(mesh):
         spread = jax.jit(released)(dealt(params, mesh, P("model")), grads)
         np.testing.assert_allclose(spread, alone, rtol=1e-6, atol=1e-6)
-        mapped = jax.shard_map(
-            partial(released, axis_name="records"),
-            mesh=mesh,
-            in_specs=(P(), P("records")),
-            out_specs=P(),
-            axis_names={"records"},
-        )
+        specs = {"in_specs": (P(), P("records")), "out_specs": P()}
+        of_rows = partial(released, axis_name="records")
+        mapped = jax.shard_map(of_rows, mesh=mesh, axis_names={"records"}, **specs)
         spread = jax.jit(mapped)(params, grads)
         np.testing.assert_allclose(spread, alone, rtol=1e-5, atol=1e-6)
-
-
-def mesh_over_two_axes(kind):
-    kinds = kind, AxisType.Auto
-    return jax.make_mesh((4, 2), ("records", "model"), axis_types=kinds)
 
 
 WIDE = {"w": normal(13, 6, 512) / 10, "v": normal(14, 512)}
@@ -244,15 +205,10 @@ def over_model(tree, mesh):
     return {name: dealt(x, mesh, MODEL[name]) for name, x in tree.items()}
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("Clipping", AxisType.Auto),
-        ("Clipping", AxisType.Explicit),
-        ("median-3", AxisType.Auto),
-        ("trimmed", AxisType.Auto),
-    ],
-)
+MEANS = [(name, AxisType.Auto) for name in ("Clipping", "median-3", "trimmed")]
+
+
+@pytest.mark.parametrize(("name", "kind"), [*MEANS, ("Clipping", AxisType.Explicit)])
 def test_rows_and_parameters_over_two_axes(name, kind):
     estimator, mesh_2d = ESTIMATORS[name], mesh_over_two_axes(kind)
     expected = jax.jit(robust_grad(loss_fn, estimator))(WIDE, BATCH)
@@ -269,21 +225,17 @@ def test_rows_and_parameters_over_two_axes(name, kind):
     assert max(max(sizes(s)) for _, s in moved) <= 6 * 256 * groups
 
 
+GAUSSIAN = partial(gaussian, stddev=1.0)
+SMOOTH = partial(laplace_log_normal, scale=1.0, sigma=0.4)
+
+
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("gaussian", AxisType.Auto),
-        ("gaussian", AxisType.Explicit),
-        ("laplace_log_normal", AxisType.Explicit),
-    ],
+    ("add", "kind"),
+    [(GAUSSIAN, AxisType.Auto), *((x, AxisType.Explicit) for x in (GAUSSIAN, SMOOTH))],
 )
-def test_noise_is_made_where_it_is_added(name, kind):
+def test_noise_is_made_where_it_is_added(add, kind):
     rows = 2048
-    mesh = jax.make_mesh((4, 2), ("records", "model"), axis_types=(kind,) * 2)
-    add = {
-        "gaussian": partial(gaussian, stddev=1.0),
-        "laplace_log_normal": partial(laplace_log_normal, scale=1.0, sigma=0.4),
-    }[name]
+    mesh = mesh_over_two_axes(kind, kind)
     value = {"w": jnp.ones((rows, 514)), "v": jnp.ones(514, jnp.bfloat16)}
     split = over_model(value, mesh)
     expected = jax.jit(add)(jax.random.key(15), value)
@@ -303,24 +255,26 @@ def test_noise_is_made_where_it_is_added(name, kind):
 def test_private_steps_of_a_sharded_model():
     mesh_2d = mesh_over_two_axes(AxisType.Explicit)
     zeros = {"w": jnp.zeros((N, 6, 512)), "v": jnp.zeros((N, 512))}
-    specs = {"w": P("records", None, "model"), "v": P("records", "model")}
-    split = {name: dealt(x, mesh_2d, specs[name]) for name, x in zeros.items()}
+
+    def split_up(rows):
+        specs = {"w": P("records", None, "model"), "v": P("records", "model")}
+        return {name: dealt(x, mesh_2d, specs[name]) for name, x in rows.items()}
 
     def run(grads, axis_name=None):
         return private_mean(jax.random.key(16), grads, axis_name)
 
-    private = jax.jit(partial(run, axis_name="records"))
+    private, split = jax.jit(partial(run, axis_name="records")), split_up(zeros)
     assert_equal(private(split), jax.jit(run)(zeros))
     moved = collectives(private.lower(split).compile().as_text())
     assert {kind for kind, _ in moved} == {"all-reduce"}
     # Clipped by the norm over the whole model.
     rows = jax.tree.map(lambda x: x + 3.0, zeros)
-    split = {name: dealt(x, mesh_2d, specs[name]) for name, x in rows.items()}
     transform = aggregate(Clipping(1.0))
-    assert_close(transform.update(split, None)[0], transform.update(rows, None)[0])
+    means = (transform.update(x, None)[0] for x in (split_up(rows), rows))
+    assert_close(*means)
 
 
 def test_explicit_axes_of_the_model_are_refused():
-    mesh = jax.make_mesh((4, 2), ("records", "model"))
+    mesh = mesh_over_two_axes(AxisType.Explicit, AxisType.Explicit)
     with pytest.raises(ValueError, match=r"with \['model'\] of jax.sharding.AxisType"):
         robust_grad(loss_fn, Clipping(1.0))(over_model(WIDE, mesh), dealt(BATCH, mesh))

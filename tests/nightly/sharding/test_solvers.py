@@ -2,8 +2,9 @@
 
 import dataclasses
 import re
-from functools import cache
+from functools import cache, partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from dpjax.constraints import Box, L1Ball, halton_net
 from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation, Winsorization
 from dpjax.mechanisms import exponential, permute_and_flip
 from tests import registry
+from tests.nightly.sharding import _devices
 
 N, D = 480, 6
 
@@ -35,14 +37,10 @@ X = jnp.asarray(FEATURES, jnp.float32)
 Y = jnp.asarray(FEATURES @ np.linspace(0, 1, D) + RNG.normal(size=N), jnp.float32)
 
 
-def descent(estimator, **options):
+def descent(estimator, num_steps=5, **options):
     return lambda x, y: solvers.dp_gradient_descent(
-        losses.squared,
-        jnp.zeros(D),
-        (x, y),
-        estimator=estimator,
-        learning_rate=0.1,
-        num_steps=5,
+        *(losses.squared, jnp.zeros(D), (x, y)),
+        **{"estimator": estimator, "learning_rate": 0.1, "num_steps": num_steps},
         **budget(),
         **options,
     )
@@ -55,44 +53,31 @@ def net():
 
 def l1_regression(x, y, candidates=None):
     return solvers.dp_l1_regression(
-        x,
-        y,
-        key=key(),
-        epsilon=2.0,
+        *(x, y),
+        **{"key": key(), "epsilon": 2.0, "chunk_size": 32},
         candidates=net() if candidates is None else candidates,
-        chunk_size=32,
-        moment_order=2.0,
-        residual_moment_bound=3.0,
+        **{"moment_order": 2.0, "residual_moment_bound": 3.0},
     )
 
 
 def frank_wolfe(x, y, params=None):
-    return solvers.dp_frank_wolfe(
-        losses.squared,
-        jnp.zeros(D) if params is None else params,
-        (x, y),
-        key=key(),
-        epsilon=2.0,
-        constraint=L1Ball(1.0),
-    )
+    params = jnp.zeros(D) if params is None else params
+    options = {"key": key(), "epsilon": 2.0, "constraint": L1Ball(1.0)}
+    return solvers.dp_frank_wolfe(losses.squared, params, (x, y), **options)
 
 
-def registered(name):
-    return lambda x, y: registry.SOLVERS[name]((x, y), key(), 3)
-
-
+MEDIANS, TRIMMED = MedianOfMeans(Truncation(1.0), 7), TrimmedMean(0.05, -10.0, 10.0)
 RUNS = {
-    **{name: registered(name) for name in registry.SOLVERS},
+    **{
+        name: lambda x, y, solver=solver: solver((x, y), key(), 3)
+        for name, solver in registry.SOLVERS.items()
+    },
     "poisson": descent(Winsorization(1.0), batching=Poisson(40.0)),
     "of fixed size": descent(Winsorization(1.0), batching=WithoutReplacement(30)),
-    "medians": descent(MedianOfMeans(Truncation(1.0), 7)),
-    "medians, disjoint": descent(
-        MedianOfMeans(Truncation(1.0), 7), batching=Disjoint()
-    ),
-    "trimmed": descent(TrimmedMean(0.05, -10.0, 10.0)),
-    "trimmed mean": lambda x, y: solvers.dp_mean(
-        x, estimator=TrimmedMean(0.05, -10.0, 10.0), **budget()
-    ),
+    "medians": descent(MEDIANS),
+    "medians, disjoint": descent(MEDIANS, batching=Disjoint()),
+    "trimmed": descent(TRIMMED),
+    "trimmed mean": lambda x, y: solvers.dp_mean(x, estimator=TRIMMED, **budget()),
     "net": l1_regression,
 }
 
@@ -103,10 +88,7 @@ def on_one_device(name):
 
 
 def dealt(tree, count=8, kind=AxisType.Auto):
-    mesh = jax.make_mesh(
-        (count,), ("records",), axis_types=(kind,), devices=jax.devices()[:count]
-    )
-    return jax.device_put(tree, NamedSharding(mesh, P("records")))
+    return _devices.dealt(tree, _devices.mesh_of(count, kind))
 
 
 def check_same(many, one, atol=1e-6):
@@ -141,27 +123,16 @@ def test_noise_of_each_device_would_be_seen():
 
 def test_uneven_disjoint_batches_and_order_statistics_are_refused():
     # 480 records in 7 batches: 68 each, which eight devices cannot share evenly.
-    for estimator in (
-        TrimmedMean(0.05, -10.0, 10.0),
-        MedianOfMeans(Truncation(1.0), 7),
-    ):
+    for estimator in (TRIMMED, MEDIANS):
+        run = descent(estimator, num_steps=7, batching=Disjoint())
         with pytest.raises(ValueError, match=r"batching|normalize_by"):
-            solvers.dp_gradient_descent(
-                losses.squared,
-                jnp.zeros(D),
-                dealt((X, Y)),
-                estimator=estimator,
-                learning_rate=0.1,
-                num_steps=7,
-                batching=Disjoint(),
-                **budget(),
-            )
+            run(*dealt((X, Y)))
 
 
 def test_a_run_is_taken_up_again(tmp_path):
-    def run(**options):
+    def run(count=8, **options):
         execution = solvers.Execution(**options)
-        return descent(Winsorization(1.0), execution=execution)(*dealt((X, Y)))
+        return descent(Winsorization(1.0), execution=execution)(*dealt((X, Y), count))
 
     class KilledError(Exception):
         pass
@@ -176,9 +147,7 @@ def test_a_run_is_taken_up_again(tmp_path):
         run(checkpoint=again, callback=kill)
     np.testing.assert_array_equal(run(checkpoint=again).params, whole.params)
     with pytest.raises(ValueError, match="another program"):
-        descent(Winsorization(1.0), execution=solvers.Execution(checkpoint=again))(
-            *dealt((X, Y), 4)
-        )
+        run(count=4, checkpoint=again)
 
 
 MESHES = {"candidates": (8,), "records": (8,), "both": (4, 2)}
@@ -193,9 +162,8 @@ def test_candidates_of_l1_regression(what):
         spec = P(axis) if axis in axes else P()
         return jax.device_put(x, NamedSharding(mesh, spec))
 
-    many = l1_regression(
-        put(X, "records"), put(Y, "records"), candidates=put(net(), "candidates")
-    )
+    candidates = put(net(), "candidates")
+    many = l1_regression(put(X, "records"), put(Y, "records"), candidates)
     check_same(many, on_one_device("net"), atol=0)
 
 
@@ -204,29 +172,24 @@ def test_candidates_of_l1_regression(what):
 def test_choices_among_dealt_out_candidates(select, num_chunks):
     scores = 3 * jax.random.normal(jax.random.key(2), (64,))
     options = {"epsilon": 1.0, "sensitivity_range": 1.0}
-    size = 64 // num_chunks
+
+    def chosen(key, scores, **where):
+        chunks = scores.reshape(-1, 64 // num_chunks)
+        count = {"num_chunks": len(chunks)}
+        return select(key, lambda i: chunks[i], **count, **options, **where)
 
     def on_device(key, mine):
-        chunks = mine.reshape(-1, size)
-        return select(
-            key,
-            lambda i: chunks[i],
-            num_chunks=len(chunks),
-            axis_name="records",
-            **options,
-        )
+        return chosen(key, mine, axis_name="records")
 
-    values = dealt(scores)
-    mesh = values.sharding.mesh
-    dealt_out = jax.jit(
-        jax.shard_map(on_device, mesh=mesh, in_specs=(P(), P("records")), out_specs=P())
-    )
-    chunks = scores.reshape(-1, size)
-    alone = jax.jit(
-        lambda key: select(key, lambda i: chunks[i], num_chunks=num_chunks, **options)
-    )
+    values, alone = dealt(scores), jax.jit(chosen)
+    specs = {"in_specs": (P(), P("records")), "out_specs": P()}
+    mapped = jax.shard_map(on_device, mesh=values.sharding.mesh, **specs)
+    dealt_out = jax.jit(mapped)
     pairs = {
-        (int(dealt_out(jax.random.key(i), values)), int(alone(jax.random.key(i))))
+        (
+            int(dealt_out(jax.random.key(i), values)),
+            int(alone(jax.random.key(i), scores)),
+        )
         for i in range(25)
     }
     assert all(mine == theirs for mine, theirs in pairs)
@@ -241,17 +204,11 @@ def test_coordinates_of_frank_wolfe():
     check_same(many, frank_wolfe(X, Y))
 
 
-BATCHINGS = {
-    "full": Full(),
-    "disjoint": Disjoint(),
-    "poisson": Poisson(40.0),
-    "fixed": WithoutReplacement(30),
-}
+BATCHINGS = Full(), Disjoint(), Poisson(40.0), WithoutReplacement(30)
 
 
-@pytest.mark.parametrize("name", BATCHINGS)
-def test_batches_hold_the_same_records_and_gather_nothing(name):
-    batching = BATCHINGS[name]
+@pytest.mark.parametrize("batching", BATCHINGS, ids=lambda x: type(x).__name__)
+def test_batches_hold_the_same_records_and_gather_nothing(batching):
     data = {"x": X.at[3].set(jnp.nan), "i": jnp.arange(N), "odd": jnp.arange(N) % 2 > 0}
 
     def draw(data, axis_name=None):
@@ -281,12 +238,8 @@ def test_batches_hold_the_same_records_and_gather_nothing(name):
 def test_a_training_run():
     run = solvers.PrivateTraining(
         losses.squared,
-        num_samples=N,
-        epsilon=8.0,
-        delta=1e-5,
-        batching=Poisson(40.0),
-        num_steps=3,
-        monitor=0.1,
+        **{"num_samples": N, "epsilon": 8.0, "delta": 1e-5, "num_steps": 3},
+        **{"batching": Poisson(40.0), "monitor": 0.1},
     )
 
     def trained(step, data):
@@ -296,15 +249,9 @@ def test_a_training_run():
         return state.params, metrics
 
     one, many = trained(run.step, (X, Y)), dealt((X, Y))
+    specs = {"in_specs": (P(), P("records")), "out_specs": P()}
     mapped = jax.shard_map(
-        lambda state, data: run.step(state, data, axis_name="records"),
-        mesh=many[0].sharding.mesh,
-        in_specs=(P(), P("records")),
-        out_specs=P(),
+        partial(run.step, axis_name="records"), mesh=many[0].sharding.mesh, **specs
     )
     for step in (run.step, jax.jit(mapped)):
-        jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5),
-            trained(step, many),
-            one,
-        )
+        chex.assert_trees_all_close(trained(step, many), one, rtol=1e-4, atol=1e-5)

@@ -61,4 +61,4 @@ def test_exports_for_every_platform(name):
 @pytest.mark.parametrize("name", registry.OF_SAMPLES)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_half_precision_and_wild_gradients_give_finite_float32(name, dtype):
-    short.assert_finite_float32(name, dtype)
+    short.test_half_precision_and_wild_gradients_give_finite_float32(name, dtype)

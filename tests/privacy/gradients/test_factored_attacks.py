@@ -16,7 +16,6 @@ P, Q, VOCABULARY = 24, 16, 200  # a table is large for a sum, of more than 4,096
 
 
 def dense(params, x, tokens, y):
-    """An outer product of x and y."""
     return (x[0] @ params["w"]) @ y
 
 
@@ -25,29 +24,20 @@ def positions(params, x, tokens, y):
     return jnp.sum((x @ params["w"]) * y[None])
 
 
-def held(params, x, tokens, y):
-    """The same, as two matrices."""
-    return positions(params, x, tokens, y)
-
-
 def loop(params, x, tokens, y):
-    """The same, one position after the other."""
     each = jax.lax.scan(lambda _, x: (_, (x @ params["w"]) @ y), 0, x)[1]
     return jnp.sum(each)
 
 
 def table(params, x, tokens, y):
-    """Rows of a table, some of them twice."""
     return jnp.sum(params["t"][tokens] @ jnp.concatenate([y, y[: P - Q]]))
 
 
 def single(params, x, tokens, y):
-    """A product of x and one number."""
     return (x[0] @ params["v"]) * y[0]
 
 
 def bias(params, x, tokens, y):
-    """Two arrays as they are."""
     return y @ params["b"] + x[0, 0] * params["c"]
 
 
@@ -78,9 +68,9 @@ def tied(params, x, tokens, y):
     return jnp.sum(few @ x.T) - 3 * jnp.sum(few[tokens % 9] @ x[:2].T)
 
 
-FUNCTIONS = (dense, positions, held, loop, table, single, bias, all_of)
+FUNCTIONS = (dense, positions, loop, table, single, bias, all_of)
 FUNCTIONS += (branch, rule, kernel, tied)
-MODELS = {f.__name__: f for f in FUNCTIONS}
+MODELS = {f.__name__: f for f in FUNCTIONS} | {"held": positions}  # as two matrices
 HELD = ("held", "loop", "branch", "rule", "kernel", "tied")  # though no smaller
 LEAVES = {"rule": "w", "branch": "w", "kernel": "k", "tied": "s"}  # of them all
 
@@ -123,11 +113,7 @@ def attacks(rng, n, num_positions, p=P, q=Q):
 def farthest_move(loss_fn, params, estimator, batches):
     """Returns the farthest move of the mean over the sensitivity, which is at most 1.
 
-    Args:
-        loss_fn: as of `robust_grad`.
-        params: arrays of the dtype of the batches.
-        estimator: of the mean.
-        batches: arrays, and the records of which each becomes their first.
+    batches: arrays, and the records of which each becomes their first.
     """
     grad_fn, farthest = jax.jit(dpjax.robust_grad(loss_fn, estimator)), 0.0
     dtype = jax.tree.leaves(params)[0].dtype

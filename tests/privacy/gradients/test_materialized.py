@@ -17,6 +17,10 @@ from dpjax.estimators import (
 NUM_ROWS = 8
 PARAMS = {"w": jnp.zeros((50, 60)), "b": jnp.zeros(1000)}
 USERS = {"user_ids": jnp.arange(NUM_ROWS), "num_users": NUM_ROWS, "records_per_user": 1}
+CLIPPING = Clipping(1.0)
+ESTIMATORS = [CLIPPING, SmoothedClipping(1.0), Normalization(1.0)]
+ESTIMATORS += [Grouped(Clipping(jnp.ones(2)), ("w", "b")), MedianOfMeans(CLIPPING, 2)]
+ESTIMATORS += [TrimmedMean(0.2, -1.0, 1.0)]
 ONE_FACTOR = "ceil("  # in the program below, of nothing else
 
 
@@ -33,18 +37,7 @@ def program_text(function, *args):
 
 
 @pytest.mark.parametrize("users", [{}, USERS], ids=["rows", "users"])
-@pytest.mark.parametrize(
-    "estimator",
-    [
-        Clipping(1.0),
-        SmoothedClipping(1.0),
-        Normalization(1.0),
-        Grouped(Clipping(jnp.ones(2)), ("w", "b")),
-        MedianOfMeans(Clipping(1.0), 2),
-        TrimmedMean(0.2, -1.0, 1.0),
-    ],
-    ids=lambda x: type(x).__name__,
-)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda x: type(x).__name__)
 def test_no_gradient_is_made_twice(estimator, users):
     grad_fn = dpjax.robust_grad(loss_fn, estimator, **users)
     batch = (jnp.ones((NUM_ROWS, 1000)),) * 4

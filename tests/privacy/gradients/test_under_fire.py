@@ -28,7 +28,6 @@ MEANS = {
         ),
     ),
 }
-NHWC = ("NHWC", "HWIO", "NHWC")
 
 
 def shared_layer(rows, columns):
@@ -43,14 +42,10 @@ def shared_layer(rows, columns):
 
 
 def shared_kernel(channels):
-    """Two images and one kernel."""
-
     def loss_fn(kernel, example):
         x, y = example
-        out = jax.lax.conv_general_dilated(
-            x, kernel, (1, 1), "SAME", dimension_numbers=NHWC
-        )
-        return (out * y).sum()
+        where = (1, 1), "SAME", None, None, ("NHWC", "HWIO", "NHWC")
+        return (jax.lax.conv_general_dilated(x, kernel, *where) * y).sum()
 
     shapes = [(2, 5, 5, 2), (2, 5, 5, channels)]
     return loss_fn, jnp.ones((3, 3, 2, channels)), shapes, opposed
@@ -131,12 +126,12 @@ def test_gradients_that_cancel_stay_within_their_bounds(model, dtype, plan):
         }
 
     def flat(batch):
-        trees = means(batch)
-        leaves = {
-            name: [np.ravel(np.float64(x)) for x in jax.tree.leaves(tree)]
-            for name, tree in trees.items()
+        ends = {
+            name: np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)]).astype(
+                float
+            )
+            for name, tree in means(batch).items()
         }
-        ends = {name: np.concatenate(x) for name, x in leaves.items()}
         assert all(np.isfinite(x).all() for x in ends.values())
         return ends
 

@@ -41,22 +41,12 @@ def test_one_user_moves_the_mean_by_no_more_than_the_sensitivity():
 
 
 def test_users_are_drawn_and_the_guarantee_says_so(key):
-    rng = np.random.default_rng(3)
-    data = (
-        jnp.asarray(rng.standard_normal((60, 2)), jnp.float32),
-        jnp.asarray(rng.standard_normal(60), jnp.float32),
-    )
-    users = by_user(data, jnp.arange(60) % 20, num_users=20, records_per_user=3)
+    data, ids = (jnp.ones((60, 2)), jnp.ones(60)), jnp.arange(60) % 20
     solution = dp_gradient_descent(
         losses.squared,
         jnp.zeros(2),
-        users,
-        key=key,
-        epsilon=2.0,
-        delta=1e-5,
-        estimator=Clipping(1.0),
-        learning_rate=0.1,
-        num_steps=4,
-        batching=Poisson(5.0),
+        by_user(data, ids, num_users=20, records_per_user=3),
+        **{"key": key, "epsilon": 2.0, "delta": 1e-5, "estimator": Clipping(1.0)},
+        **{"learning_rate": 0.1, "num_steps": 4, "batching": Poisson(5.0)},
     )
     assert str(solution.privacy).startswith("Replacing any one of the 20 users changes")

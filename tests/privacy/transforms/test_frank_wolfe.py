@@ -20,28 +20,19 @@ def test_two_candidates_attain_epsilon_and_never_pass_it(mechanism):
     one of them. 2^18 draws each; the bounds hold with probability 1 - 1e-6.
     """
     estimator, num_samples, num_draws = Winsorization(1.0), 8, 2**18
-    epsilon = 2.0
-    step = aggregate(estimator)
-    rows = np.zeros((num_samples, 2), np.float32)
-    counts = []
+    epsilon, step, counts = 2.0, aggregate(estimator), []
     # Permute-and-flip is at its worst where the scores tie, the other about a tie.
     tie = 1.0 if mechanism == "permute_and_flip" else 0.0
     for sign in (1.0, -1.0):
-        data = rows.copy()
+        data = np.zeros((num_samples, 2), np.float32)
         data[0], data[1] = (sign, -sign), (tie, -tie)
         mean = step.update(jnp.asarray(data), step.init(None))[0]
 
         def choose(key, mean=mean):
-            step_of = frank_wolfe(
-                Simplex(1.0),
-                epsilon=epsilon,
-                sensitivity=estimator.sensitivity(num_samples, 2).linf,
-                limit=1.0,
-                key=key,
-                learning_rate=1.0,
-                mechanism=mechanism,
-            )
-            params = jnp.zeros(2)
+            sensitivity = estimator.sensitivity(num_samples, 2).linf
+            options = {"epsilon": epsilon, "sensitivity": sensitivity, "key": key}
+            options |= {"limit": 1.0, "learning_rate": 1.0, "mechanism": mechanism}
+            step_of, params = frank_wolfe(Simplex(1.0), **options), jnp.zeros(2)
             return step_of.update(mean, step_of.init(params), params)[0][0] > 0.5
 
         keys = jax.random.split(jax.random.key(7), num_draws)

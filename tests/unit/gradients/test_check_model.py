@@ -174,13 +174,8 @@ def test_rows_that_a_loss_holds_are_told_however_it_holds_them(name):
     (problem,) = check_model(loss_fn, PARAMS, BATCH).problems
     assert re.match(message, problem)
     grad_fn = dpjax.robust_grad(loss_fn, Clipping(1.0))
-    run = dpjax.PrivateTraining(
-        loss_fn,
-        num_samples=N,  # more than a batch has
-        epsilon=1.0,
-        delta=1e-3,
-        batching=WithoutReplacement(4),
-    )
+    options = {"epsilon": 1.0, "delta": 1e-3, "batching": WithoutReplacement(4)}
+    run = dpjax.PrivateTraining(loss_fn, num_samples=N, **options)  # N: beyond a batch
     state = run.init(PARAMS, jax.random.key(1))
     for traced in (
         lambda: grad_fn(PARAMS, BATCH),

@@ -20,7 +20,7 @@ ORDERS = {
 
 @st.composite
 def convolutions(draw):
-    """The parameters of a convolution, and the shapes of images and kernel."""
+    """The options of a convolution, and the shapes of images and kernel."""
     ndim = draw(st.integers(1, 3))
 
     def each(least, most):
@@ -37,6 +37,7 @@ def convolutions(draw):
         (low, max(high, k - n - low))
         for (low, high), n, k in zip(padding, lengths, reach, strict=True)
     ]
+    orders = draw(st.sampled_from(ORDERS[ndim]))
     options = {
         "window_strides": each(1, 3),
         "padding": around,
@@ -44,9 +45,10 @@ def convolutions(draw):
         "rhs_dilation": dilation,
         "feature_group_count": groups,
         "batch_group_count": of_batch,
-        "dimension_numbers": draw(st.sampled_from(ORDERS[ndim])),
+        "dimension_numbers": orders,
     }
-    return options, (images, groups * into, *sizes), (out, into, *window)
+    image, kernel = (images, groups * into, *sizes), (out, into, *window)
+    return options, in_order(orders[0], "NC", image), in_order(orders[1], "OI", kernel)
 
 
 def in_order(order, names, shape):
@@ -60,9 +62,7 @@ def test_convolutions_of_any_parameters(search):
     """Rewritten, they have the same values and gradients, of other types too."""
 
     def check(case, dtype):
-        options, image, kernel = case
-        images, kernels, _ = options["dimension_numbers"]
-        shapes = in_order(images, "NC", image), in_order(kernels, "OI", kernel)
+        options, *shapes = case
         args = [numbers(*shape, seed=i).astype(dtype) for i, shape in enumerate(shapes)]
         assert_same_operation(partial(lax.conv_general_dilated, **options), *args)
 
@@ -76,9 +76,7 @@ def test_convolutions_of_a_family(search, monkeypatch):
 
     def check(case):
         options, image, kernel = case
-        images, kernels, _ = options["dimension_numbers"]
-        w = 0.3 * numbers(*in_order(kernels, "OI", kernel), seed=1)
-        batch = numbers(3, *in_order(images, "NC", image), seed=2)
+        w, batch = 0.3 * numbers(*kernel, seed=1), numbers(3, *image, seed=2)
 
         def loss_fn(w, x):
             y = jnp.sin(lax.conv_general_dilated(x, w, **options))

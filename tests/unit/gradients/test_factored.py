@@ -31,21 +31,15 @@ def ways(loss_fn, params, batch):
     return {x.name: (x.way, x.why) for x in check_model(loss_fn, params, batch).rows}
 
 
-@pytest.fixture
-def held(monkeypatch):
-    """Has all factors held, though they are no smaller."""
-    monkeypatch.setattr("dpjax._sums.samples.SAVING", 0)
-
-
 ALONE = [("branches", "chosen", 1), ("branches", "in all", 1)]  # another program
 
 
 @pytest.mark.parametrize(
     ("group", "name", "num_rows"), [*((*use, 7) for use in USES), *ALONE]
 )
-def test_each_use_has_its_way_and_the_same_mean(group, name, num_rows, request):
-    if group == "kernels":
-        request.getfixturevalue("held")
+def test_each_use_has_its_way_and_the_same_mean(group, name, num_rows, monkeypatch):
+    if group == "kernels":  # held, though they are no smaller
+        monkeypatch.setattr("dpjax._sums.samples.SAVING", 0)
     uses, batch = GROUPS[group]
     use, batch = uses[name], batch[:num_rows]
     for way, why in ways(use.loss_fn, use.params(), batch).values():
@@ -178,28 +172,19 @@ def ruled_in_a_loop(w, x):
     return jnp.sum(lax.scan(lambda x, _: (RIGHT(w, x), None), x, None, 2)[0])
 
 
-def _summed(layer):
-    return lambda w, x: jnp.sum(jnp.sin(layer(w, x)))
+def ruled(layer, gradient):
+    return lambda w, x: jnp.sum(jnp.sin(with_rule(layer, gradient)(w, x)))
 
 
-OF_A_RULE = "used inside custom_vjp_call"
+OF_A_RULE = "used inside custom_vjp_call", (40, 40), (2, 40)
 # Losses, the reason, and the shapes of the parameter and of an example; or tokens.
 REASONS = [
     (returned, "used 2 times", (40, 40), (40,)),
     (for_platforms, "inside cond", (40, 40), (40,)),
-    (ruled_in_a_loop, OF_A_RULE, (40, 40), (2, 40)),
-    (
-        _summed(with_rule(matmul, lambda g, w, x: 2 * (x.T @ g))),
-        *(OF_A_RULE, (40, 40), (2, 40)),
-    ),
-    (
-        _summed(with_rule(matmul, lambda g, w, x: jnp.zeros_like(w))),
-        *(OF_A_RULE, (40, 40), (2, 40)),
-    ),
-    (
-        _summed(with_rule(lambda w, x: jnp.tanh(w)[:2], lambda g, w, x: jnp.sin(w))),
-        *(OF_A_RULE, (40, 40), (2, 40)),
-    ),
+    (ruled_in_a_loop, *OF_A_RULE),
+    (ruled(matmul, lambda g, w, x: 2 * (x.T @ g)), *OF_A_RULE),
+    (ruled(matmul, lambda g, w, x: jnp.zeros_like(w)), *OF_A_RULE),
+    (ruled(lambda w, x: jnp.tanh(w)[:2], lambda g, w, x: jnp.sin(w)), *OF_A_RULE),
     # Ten vectors save too little.
     (lambda p, x: jnp.sum(p[x] @ p.T), "used 2 times", (300, 40), None),
     (lambda p, x: jnp.sum(p[x] @ p.T) + p.sum(), "used 3 times", (300, 40), None),
@@ -240,7 +225,7 @@ def test_several_parameters_of_one_rule():
     def layer(w, x, v, b):
         return jnp.tanh(x @ w) @ v + jnp.stack([b, b])
 
-    ruled = jax.custom_vjp(layer)
+    with_several = jax.custom_vjp(layer)
 
     def backward(inputs, g):
         w, x, v, _ = inputs
@@ -248,12 +233,12 @@ def test_several_parameters_of_one_rule():
         inner = (g @ v.T) * (1 - h**2)
         return x.T @ inner, inner @ w.T, h.T @ g, g.sum(axis=0)
 
-    ruled.defvjp(lambda *inputs: (layer(*inputs), inputs), backward)
+    with_several.defvjp(lambda *inputs: (layer(*inputs), inputs), backward)
     params = {name: 0.2 * numbers(40, 40, seed=i) for i, name in enumerate("wv")}
     params["b"] = numbers(40)
 
     def loss_fn(p, x):
-        return jnp.sum(jnp.sin(ruled(p["w"], x, p["v"], p["b"])))
+        return jnp.sum(jnp.sin(with_several(p["w"], x, p["v"], p["b"])))
 
     _, batch = GROUPS["rules"]
     result = [way for way, _ in ways(loss_fn, params, batch).values()]
@@ -279,24 +264,19 @@ def test_a_loop_adds_nothing_up_where_matrices_are_no_smaller():
         assert (product in str(jax.make_jaxpr(grad_fn)(params, batch))) == is_there
 
 
-@pytest.mark.parametrize(
-    ("channels", "size", "why"),
-    [
-        (128, 4, "16 patches: 1152 and 128 numbers"),
-        (128, 5, "25 patches"),
-        (8, 1, "one patch: 72 and 8 numbers"),
-    ],
-)
+PATCHES = [(128, 4, "16 patches: 1152 and 128 numbers"), (128, 5, "25 patches")]
+PATCHES += [(8, 1, "one patch: 72 and 8 numbers")]
+
+
+@pytest.mark.parametrize(("channels", "size", "why"), PATCHES)
 def test_patches_are_held_where_they_are_much_smaller(channels, size, why):
     """By six times, half as much again as vectors that need not be cut out."""
     image, kernel = (size, size, channels), (3, 3, channels, channels)
     batch, w = (jax.ShapeDtypeStruct(x, "float32") for x in ((5, *image), kernel))
 
     def loss_fn(w, x):
-        order = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(
-            x[None], w, (1, 1), "SAME", None, None, order
-        ).sum()
+        where = (1, 1), "SAME", None, None, ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x[None], w, *where).sum()
 
     (row,) = check_model(loss_fn, w, batch).rows
     is_held = "numbers" in why

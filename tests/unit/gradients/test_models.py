@@ -132,15 +132,9 @@ def test_masks_and_microbatches(estimator, microbatch_size, plan):
         return estimator(grads, mask, normalize_by=30), losses
 
     def masked(params, batch):
-        grad_fn = dpjax.robust_grad(
-            with_aux,
-            estimator,
-            microbatch_size=microbatch_size,
-            normalize_by=30,
-            has_aux=True,
-            return_values=True,
-        )
-        return grad_fn(params, batch, mask)
+        options = {"normalize_by": 30, "has_aux": True, "return_values": True}
+        options["microbatch_size"] = microbatch_size
+        return dpjax.robust_grad(with_aux, estimator, **options)(params, batch, mask)
 
     expected, losses = jax.jit(written_out, compiler_options=FAST_TO_COMPILE)(
         params, batch

@@ -53,13 +53,10 @@ def assert_close(mean, expected, atol=2e-6):
 
 def test_gradients_are_those_of_single_examples():
     grads, aux = per_sample_grad(loss_with_aux, has_aux=True)(PARAMS, BATCH)
-    singles = [
-        jax.grad(loss_fn)(PARAMS, jax.tree.map(lambda x, i=i: x[i], BATCH))
-        for i in range(7)
-    ]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *singles)
-    first = jax.tree.map(lambda x: x[:7], grads)
-    chex.assert_trees_all_close(first, stacked, rtol=1e-6)
+    for i in range(7):
+        example, first = jax.tree.map(lambda x, i=i: x[i], (BATCH, grads))
+        single = jax.grad(loss_fn)(PARAMS, example)
+        chex.assert_trees_all_close(first, single, rtol=1e-6)
     np.testing.assert_array_equal(aux["double"], 2 * BATCH["x"])
     halved = jax.tree.map(jnp.bfloat16, (PARAMS, BATCH))
     for leaf in jax.tree.leaves(per_sample_grad(loss_fn)(*halved)):
@@ -75,10 +72,14 @@ def test_an_index_of_8_bits_finds_its_row():
     np.testing.assert_array_equal(grads[0], w.at[5].set(1.0))
 
 
-@pytest.mark.parametrize("name", ["mean", "clipping", "smoothed-9", "median"])
-def test_it_is_the_estimator_of_per_sample_gradients(name):
+CHUNKS = [(name, 3) for name in ("mean", "clipping", "smoothed-9", "median")]
+CHUNKS += [("clipping", size) for size in (None, 1, 64, 1000)]
+
+
+@pytest.mark.parametrize(("name", "size"), CHUNKS)
+def test_it_is_the_estimator_of_per_sample_gradients(name, size):
     """In chunks; with values and aux of samples in order."""
-    options = {"has_aux": True, "return_values": True, "microbatch_size": 3}
+    options = {"has_aux": True, "return_values": True, "microbatch_size": size}
     grad_fn = robust_grad(loss_with_aux, ESTIMATORS[name], **options)
     mean, (losses, aux) = jax.jit(grad_fn)(PARAMS, BATCH)
     assert_close(mean, applied(ESTIMATORS[name], PARAMS, BATCH))
@@ -86,19 +87,7 @@ def test_it_is_the_estimator_of_per_sample_gradients(name):
     values = jax.vmap(loss_fn, (None, 0))(PARAMS, BATCH)
     np.testing.assert_allclose(losses, values, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(aux["y"], BATCH["y"])
-
-
-@pytest.mark.parametrize("microbatch_size", [None, 1, 64, 1000])
-def test_chunks_of_any_size(microbatch_size):
-    expected = applied(ESTIMATORS["clipping"], PARAMS, BATCH)
-    how = {"microbatch_size": microbatch_size}
-    if microbatch_size is None:
-        mean = jax.jit(robust_grad(loss_fn, ESTIMATORS["clipping"]))(PARAMS, BATCH)
-    else:
-        grad_fn = robust_grad(loss_with_aux, Clipping(0.8), has_aux=True, **how)
-        mean, aux = jax.jit(grad_fn)(PARAMS, BATCH)
-        np.testing.assert_array_equal(aux["double"], 2 * BATCH["x"])
-    assert_close(mean, expected)
+    np.testing.assert_array_equal(aux["double"], 2 * BATCH["x"])
 
 
 @pytest.mark.parametrize("name", ["clipping", "median"])

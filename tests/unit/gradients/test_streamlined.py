@@ -69,33 +69,19 @@ def by_a_rule_for_batches(x, y):
 
 
 def on_devices(x, y):
+    places = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec()}
     mesh = jax.make_mesh((1,), ("axis",))
-    replicated = PartitionSpec()
-    return jax.shard_map(
-        lambda x, y: outer(x, y).T, mesh=mesh, in_specs=replicated, out_specs=replicated
-    )(x, y)
+    return jax.shard_map(lambda x, y: outer(x, y).T, mesh=mesh, **places)(x, y)
 
 
 def of_other_numbers(x, y):
     k = jnp.arange(100, 103).astype(jnp.int8)
-    summed_in = jnp.int32
-    return (
-        outer(k, k),
-        outer(k, k, preferred_element_type=summed_in),
-        outer(k > 101, k > 0),
-    )
+    wide = outer(k, k, preferred_element_type=jnp.int32)
+    return outer(k, k), wide, outer(k > 101, k > 0)
 
 
-OPERATIONS = (
-    swaps_nothing,
-    of_weak_type,
-    several_results,
-    over_a_named_axis,
-    of_a_callback,
-    by_a_rule_for_batches,
-    on_devices,
-    of_other_numbers,
-)
+OPERATIONS = (swaps_nothing, of_weak_type, several_results, over_a_named_axis)
+OPERATIONS += (of_a_callback, by_a_rule_for_batches, on_devices, of_other_numbers)
 
 
 @pytest.mark.parametrize(

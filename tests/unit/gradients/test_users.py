@@ -78,16 +78,9 @@ def test_it_is_the_estimator_of_users_gradients(
 
     @jax.jit
     def mean(params, batch, ids, mask):
-        options = {} if most is None else {"records_per_user": most}
-        grad_fn = robust_grad(
-            loss_fn,
-            estimator,
-            user_ids=ids,
-            num_users=NUM_USERS,
-            user_gradient=user_gradient,
-            **options,
-        )
-        return grad_fn(params, batch, mask)
+        options = {"user_gradient": user_gradient, "records_per_user": most}
+        users = {"user_ids": ids, "num_users": NUM_USERS}
+        return robust_grad(loss_fn, estimator, **users, **options)(params, batch, mask)
 
     result = mean(PARAMS, batch, ids, mask)
     samples = of_users(by_record, ids, user_gradient, most or NUM_RECORDS, padding)

@@ -126,10 +126,7 @@ def test_schedules_count_batches():
                 params, split = by_piece(PARAMS, split, *piece)
             chex.assert_trees_all_close(params, expected, rtol=1e-4)
             hyperparams = split.optimizer.hyperparams
-            assert hyperparams == {
-                "noise_multiplier": 8 - step,
-                "learning_rate": step,
-            }
+            assert hyperparams == {"noise_multiplier": 8 - step, "learning_rate": step}
 
 
 @pytest.mark.parametrize(("n", "num_pieces"), [(24, 4), (10**6, 64)])

@@ -7,14 +7,9 @@ import optax
 import pytest
 
 import dpjax
+from dpjax import transforms
 from dpjax.estimators import Clipping
-from dpjax.transforms import (
-    add_gaussian_noise,
-    aggregate,
-    dp_sgd,
-    privatize,
-    scale_by_dp_adam,
-)
+from dpjax.transforms import dp_sgd, privatize
 
 
 def private(seed=0):
@@ -45,8 +40,10 @@ BAD = {
     "harmless before": lambda: [optax.scale(2.0), private()],
     "none": lambda: [optax.sgd(0.1)],
     "nothing": lambda: [],
-    "not private": lambda: [aggregate(Clipping(1.0)), optax.sgd(0.1)],
-    "noise alone": lambda: [add_gaussian_noise(stddev=1.0, key=jax.random.key(0))],
+    "not private": lambda: [transforms.aggregate(Clipping(1.0)), optax.sgd(0.1)],
+    "noise alone": lambda: [
+        transforms.add_gaussian_noise(stddev=1.0, key=jax.random.key(0))
+    ],
     "unchecked": lambda: [optax.chain(private(), optax.sgd(0.1))],
 }
 
@@ -80,7 +77,7 @@ def test_chains_nest():
     [
         lambda: optax.adamw(1e-2),
         lambda: optax.contrib.schedule_free(
-            optax.chain(scale_by_dp_adam(b1=0.0), optax.scale(-0.1)), 0.1
+            optax.chain(transforms.scale_by_dp_adam(b1=0.0), optax.scale(-0.1)), 0.1
         ),
     ],
     ids=["adam", "schedule-free"],

@@ -15,18 +15,13 @@ from dpjax.transforms import aggregate, frank_wolfe
 SETS = {
     "l1_ball": L1Ball(2.0),
     "simplex": Simplex(3.0),
-    "polytope": Polytope(
-        np.array([[1.0, 2.0, 0.5], [-1.0, 0.0, 0.25], [0.0, -3.0, 1]])
-    ),
+    "polytope": Polytope(np.array([[1, 2, 0.5], [-1, 0, 0.25], [0, -3, 1]])),
 }
 
 
 def transform(constraint=SETS["l1_ball"], **changes):
-    return frank_wolfe(
-        constraint,
-        **{"epsilon": 1.0, "sensitivity": 1e-3, "limit": 1.0, "key": jax.random.key(0)}
-        | changes,
-    )
+    options = {"epsilon": 1.0, "sensitivity": 1e-3, "limit": 1.0} | changes
+    return frank_wolfe(constraint, **{"key": jax.random.key(0)} | options)
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -64,15 +59,9 @@ def test_params_stay_in_the_set_under_any_choice():
 
 def test_a_pytree_and_a_chain():
     estimator = Clipping(1.0)
-    optimizer = optax.chain(
-        aggregate(estimator),
-        transform(
-            L1Ball(1.0),
-            epsilon=1e5,
-            sensitivity=estimator.sensitivity(8, 3).linf,
-            limit=estimator.limit,
-        ),
-    )
+    sensitivity = estimator.sensitivity(8, 3).linf
+    step = transform(L1Ball(1.0), epsilon=1e5, sensitivity=sensitivity)
+    optimizer = optax.chain(aggregate(estimator), step)
     params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
     grads = {"w": jnp.tile(jnp.array([0.1, 0.9]), (8, 1)), "b": jnp.zeros(8)}
     update, _ = jax.jit(optimizer.update)(grads, optimizer.init(params), params)
@@ -120,12 +109,11 @@ def test_the_price_is_that_of_the_mechanism(mechanism):
 
 
 def test_a_traced_epsilon_has_no_price():
+    def price(epsilon):
+        return transform(epsilon=epsilon).total_epsilon(1e-5, num_updates=2)
+
     with pytest.raises(ValueError, match="epsilon must be a concrete number"):
-        jax.jit(
-            lambda epsilon: transform(epsilon=epsilon).total_epsilon(
-                1e-5, num_updates=2
-            )
-        )(1.0)
+        jax.jit(price)(1.0)
 
 
 def test_updates_beyond_the_limit_are_clipped():

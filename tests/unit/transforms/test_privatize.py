@@ -1,7 +1,7 @@
-"""`privatize`: the noise's size, the divisor, the key, the pitfalls."""
+"""`privatize`: the noise's size and covariance, the divisor, the key, the pitfalls."""
 
-import functools
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.gradients import streamed_grad
+from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
 from dpjax.transforms import aggregate, dp_sgd, privatize
 
 FALSE_ALARM = 1e-6
@@ -60,14 +61,9 @@ def test_noise_is_the_multiplier_times_the_sensitivity(
     name, relation, normalize_by, key
 ):
     estimator, multiplier, num_rows, size = ESTIMATORS[name], 1.7, 12, 5_000
-    transform = privatize(
-        estimator,
-        noise_multiplier=multiplier,
-        key=key,
-        normalize_by=normalize_by,
-        relation=relation,
-        sampled=False if name == "medians" else None,
-    )
+    options = {"normalize_by": normalize_by, "relation": relation}
+    options["sampled"] = False if name == "medians" else None
+    transform = private(estimator, multiplier, key, **options)
     grads = {"a": jnp.zeros((num_rows, size)), "b": jnp.zeros((num_rows, 50, 100))}
     noise = np.concatenate([x.ravel() for x in updated(transform, grads).values()])
     divisor = normalize_by or num_rows
@@ -160,21 +156,27 @@ def test_injected_hyperparameters(is_whole, key):
     np.testing.assert_allclose(mean, 0.5, rtol=1e-6)
 
 
-@pytest.mark.parametrize("rate", [0.3, optax.constant_schedule(0.3)], ids=["", "all"])
-def test_dp_sgd_is_the_chain(rate):
-    estimator = Truncation(1.0)
+@pytest.mark.parametrize(
+    ("rate", "name"), [(0.3, "bands"), (optax.constant_schedule(0.3), None)]
+)
+def test_dp_sgd_is_the_chain(rate, name):
     grads = jnp.asarray(np.random.default_rng(0).standard_t(2, (10, 4)), jnp.float32)
-    settings = {"noise_multiplier": 0.5, "normalize_by": 12.0}
-    results = [
-        updated(optimizer, grads, is_padding_example=jnp.arange(10) == 3)
-        for optimizer in (
-            dp_sgd(rate, estimator, key=jax.random.key(7), **settings),
-            optax.chain(
-                privatize(estimator, key=jax.random.key(7), **settings), optax.sgd(rate)
-            ),
+    mask, results = {"is_padding_example": jnp.arange(10) == 3}, []
+    for make in (
+        partial(dp_sgd, rate),
+        lambda *args, **options: optax.chain(
+            privatize(*args, **options), optax.sgd(rate)
+        ),
+    ):
+        optimizer = make(
+            Truncation(1.0),
+            **{"noise_multiplier": 0.5, "normalize_by": 12.0},
+            **{"noise": name and STRATEGIES[name], "key": jax.random.key(7)},
         )
-    ]
-    np.testing.assert_array_equal(*results)
+        first, state = optimizer.update(grads, optimizer.init(grads[0]), **mask)
+        results.append((first, optimizer.update(grads, state, **mask)[0]))
+    jax.tree.map(np.testing.assert_array_equal, *results)
+    assert (results[0][0] != results[0][1]).all()
 
 
 def without_noise(make):
@@ -183,18 +185,18 @@ def without_noise(make):
 
 ADAPTIVE = AdaptiveThreshold(Clipping(1.0), lower=0.1, upper=9.0)
 DIVIDING = {
-    "privatize": functools.partial(privatize, Clipping(1.0)),
-    "of scaled": functools.partial(privatize, Scaled(Clipping(1.0), 2.0)),
-    "of adaptive": functools.partial(privatize, ADAPTIVE),
-    "dp_sgd": functools.partial(dp_sgd, 0.1, Clipping(1.0)),
+    "privatize": partial(privatize, Clipping(1.0)),
+    "of scaled": partial(privatize, Scaled(Clipping(1.0), 2.0)),
+    "of adaptive": partial(privatize, ADAPTIVE),
+    "dp_sgd": partial(dp_sgd, 0.1, Clipping(1.0)),
     "aggregate": without_noise(aggregate),
-    "robust_grad": without_noise(functools.partial(dpjax.robust_grad, jnp.multiply)),
+    "robust_grad": without_noise(partial(dpjax.robust_grad, jnp.multiply)),
 }
 
 
 @pytest.mark.parametrize("name", DIVIDING)
 def test_a_private_size_divides_nothing(name, key):
-    make = functools.partial(DIVIDING[name], key=key, noise_multiplier=1.0)
+    make = partial(DIVIDING[name], key=key, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="normalize_by must be given under ADD_OR_REM"):
         make(relation=ADD_OR_REMOVE_ONE)
     make(relation=ADD_OR_REMOVE_ONE, normalize_by=3)
@@ -205,7 +207,7 @@ def test_a_private_size_divides_nothing(name, key):
 def test_one_record_more_moves_a_mean_by_its_sensitivity(key):
     # With the realized sizes 4 and 3 as divisors it would be moved by 2 / 3 or more.
     rows = jnp.array([-1.0, -1.0, -1.0, 1.0])
-    grads = functools.partial(
+    grads = partial(
         dpjax.robust_grad,
         *(lambda w, x: w * x, Clipping(1.0)),
         relation=ADD_OR_REMOVE_ONE,
@@ -288,3 +290,55 @@ def test_wrappers_go_after_it(key):
     result = updated(optimizer, grads)
     assert result["w"].shape == (2,)
     np.testing.assert_array_equal(result["frozen"], jnp.zeros(3))
+
+
+# -- Correlated noise ------------------------------------------------------------------
+T = 6
+STRATEGIES = {
+    "bands": BandedToeplitz.square_root(T, 3),
+    "buffers": BufferedToeplitz(T, decays=(0.9, 0.25), scales=(0.3, 0.2)),
+    "tree": BinaryTree(T),
+}
+
+
+def released(strategy, key, params):
+    """All updates of a run, leaves (T, ...)."""
+    transform = private(multiplier=3.0, key=key, noise=strategy)
+    grads = jax.tree.map(lambda x: jnp.stack([x] * 4), params)
+
+    def step(state, _):
+        updates, state = transform.update(grads, state, params)
+        return state, updates
+
+    return jax.lax.scan(step, transform.init(params), length=T)[1]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_it_is_independent_noise_of_the_same_keys(name):
+    # What a run adds with C is C^-1 times what it adds without.
+    params = {"w": jnp.zeros((2, 3)), "b": jnp.zeros(())}
+    run = jax.jit(released, static_argnums=0)
+    correlated = run(STRATEGIES[name], jax.random.key(1), params)
+    independent = run(None, jax.random.key(1), params)
+    matrix = STRATEGIES[name].matrix()
+    for x, z in zip(*map(jax.tree.leaves, (correlated, independent)), strict=True):
+        assert np.abs(z).min() > 0
+        np.testing.assert_allclose(
+            matrix @ np.asarray(x, np.float64).reshape(T, -1),
+            z.reshape(T, -1),
+            rtol=1e-5,
+            atol=1e-5,
+        )
+
+
+@pytest.mark.parametrize(
+    ("estimator", "noise"),
+    [
+        (Clipping(1.0), "tree"),
+        (Clipping(1.0), BinaryTree),
+        (TrimmedMean(0.2, -1.0, 1.0), BinaryTree(4)),
+    ],
+)
+def test_bad_noise_is_named(estimator, noise, key):
+    with pytest.raises(ValueError, match="noise must be a strategy of dpjax"):
+        privatize(estimator, noise_multiplier=1.0, key=key, noise=noise)
