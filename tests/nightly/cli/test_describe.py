@@ -1,13 +1,9 @@
 """A description of a sample speaks for the table."""
 
 import numpy as np
-import pytest
 
 from dpjax.datasets import Categorical, Numeric
-from tests.privacy.cli.test_describe import assert_speaks_for_the_file, folder
-from tests.unit.test_describe import assert_harmless, described
-
-__all__ = ["folder"]
+from tests.unit.test_describe import described
 
 NUM = 20_000
 
@@ -42,13 +38,3 @@ def test_a_sample_counts_for_all():
     assert 0.999e-5 < found.privacy.delta <= 1e-5
     assert "20,000 records" in found.privacy.description
     assert all(cost.epsilon < 3 for cost in found.costs)
-
-
-def test_a_sample_of_persons_speaks_for_the_file(folder):
-    assert_speaks_for_the_file("who")
-
-
-@pytest.mark.parametrize("epsilon", [1e-5, 0.5, 1e3])
-@pytest.mark.parametrize("delta", [1e-12, 0.45])
-def test_odd_columns_and_budgets(epsilon, delta):
-    assert_harmless(epsilon, delta, None, "<i>\x1b")

@@ -19,7 +19,6 @@ from tests.unit.cli.test_numbers_of_describe_and_plan import (
     NUM,
     PLANNED,
     SCHEMA,
-    assert_numbers,
     assert_possible,
     assert_right,
     described,
@@ -149,10 +148,6 @@ def test_without_privacy_a_model_is_no_worse(planned, monkeypatch, loss):
 def test_widths_shrink_with_records(folder):
     maker = maker_of(folder)
     assert 1.5 < maker.width(20.0, 4_000) / maker.width(20.0, 16_000) < 5
-
-
-def test_numbers_of_a_description_without_groups():
-    assert_numbers(None)
 
 
 def test_a_limit_makes_numbers_as_exact_as_it_allows():

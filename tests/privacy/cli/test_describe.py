@@ -67,7 +67,7 @@ test_what_is_wrong_costs_nothing = refusals(
 --seed 1 --ledger t.toml => --ledger must be left out with --seed
 --ledger none.toml => --ledger must be a file
 --ledger t.toml --epsilon 99 =>
-  affords one run of Gaussian noise, as of a linear model, of about
+  Error: What is left affords one run of Gaussian noise, as of a linear model, of about
 --ledger t.toml --unit who => --unit must be None, as in --ledger
 --output data.csv => --output must be a folder
 --checkpoint out/kept => --checkpoint must be apart from --output
@@ -153,11 +153,9 @@ def test_persons_are_bounded(folder):
     assert len(runs()) == 1
 
 
-def test_a_sample_speaks_for_the_file(folder):
-    assert_speaks_for_the_file(None)
-
-
-def assert_speaks_for_the_file(unit):
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("unit", [None, "who"])
+def test_a_sample_speaks_for_the_file(folder, unit):
     size, total, each = (100, 400, 1) if unit is None else (50, 100, 2)
     # Without a seed an interval of 95 per cent would fail in one run of twenty.
     options = ["--max-records", size, "--ledger", "t.toml", "--by", "job"]
