@@ -114,6 +114,11 @@ def test_no_name_is_run_by_a_spreadsheet(found):
     assert f">{name}<" not in made.to_html()
 
 
+KIND = Categorical(tuple(map(str, range(1024))))
+MANY = {"frame": dict.fromkeys("ab", np.ones(3)), "schema": dict.fromkeys("ab", KIND)}
+MANY |= {"by": "b"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -128,16 +133,10 @@ def test_no_name_is_run_by_a_spreadsheet(found):
         ({"frame": 3}, "table must be a data frame"),
         ({"frame": {"age": np.ones((2, 2)), "town": np.ones(2)}}, "frame must be colu"),
         ({"frame": {"age": np.ones(0), "town": np.ones(0)}}, "n from 1 to 2"),
+        (MANY, "1,048,576 cells at most in column 'a'"),
     ],
 )
 def test_mistakes(frame, changes, message):
     schema = {name: SCHEMA[name] for name in ("age", "town")}
     with pytest.raises(ValueError, match=message):
         described(**{"frame": frame, "schema": schema} | changes)
-
-
-def test_cells_are_not_without_number():
-    schema = {name: Categorical(tuple(map(str, range(1024)))) for name in "ab"}
-    frame = dict.fromkeys("ab", np.ones(3))
-    with pytest.raises(ValueError, match="1,048,576 cells at most in column 'a'"):
-        described(frame, schema, by="b")

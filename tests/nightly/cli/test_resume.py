@@ -13,17 +13,16 @@ import pytest
 from tests.unit.cli.command import done, invoke
 
 
-def command(output, checkpoint, *options):
-    arguments = ("train", "rand-hie", "--epsilon", "1", "--model", "linear")
-    folders = ("--output", str(output), "--checkpoint", str(checkpoint))
-    return [*arguments, *folders, *options]
+def command(output, checkpoint):
+    words = ["train", "rand-hie", "--epsilon", "1", "--model", "linear"]
+    return [*words, "--output", str(output), "--checkpoint", str(checkpoint)]
 
 
 @contextlib.contextmanager
-def started(*arguments):
+def started(output, checkpoint):
     """Yields a process of the command; it does not outlive the test."""
     with subprocess.Popen(
-        [sys.executable, "-m", "dpjax.cli", *command(*arguments)],
+        [sys.executable, "-m", "dpjax.cli", *command(output, checkpoint)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -34,16 +33,11 @@ def started(*arguments):
             process.kill()
 
 
-def states(folder):
-    if not (folder / "states").exists():
-        return []
-    return [path for path in (folder / "states").iterdir() if path.name.isdigit()]
-
-
 def test_killed_and_resumed(tmp_path):
     kept, output, other = (tmp_path / name for name in ("kept", "out", "other"))
     with started(output, kept) as process:
-        while not states(kept) and process.poll() is None:
+        while not any(path.name.isdigit() for path in kept.glob("states/*")):
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         process.kill()
         assert process.wait() == -signal.SIGKILL, process.stderr.read()

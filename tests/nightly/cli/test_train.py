@@ -199,9 +199,8 @@ def test_a_named_set_of_amounts(here):
 
 def test_persons_on_a_list(here):
     rng = np.random.default_rng(0)
-    lines = [
-        f"{i % 300},{x},{300 + 100 * x}" for i, x in enumerate(rng.normal(size=900))
-    ]
+    x = rng.normal(size=900)
+    lines = [f"{i % 300},{x[i]},{300 + 100 * x[i]}" for i in range(900)]
     (here / "data.csv").write_text("\n".join(["who,x,y", *lines]))
     text = "columns.x = {center = 0, scale = 1}\n"
     text += "target = {column = 'y', center = 300, scale = 100}"

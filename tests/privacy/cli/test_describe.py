@@ -100,9 +100,8 @@ def test_a_seeded_run_is_that_of_the_function(folder):
         "y": None,
         "years": Numeric(0.5, 0.5, limit=1),
     }
-    same = dpjax.describe(
-        pd.read_csv("data.csv"), schema, key=jax.random.key(3), epsilon=2.0
-    )
+    frame, key = pd.read_csv("data.csv"), jax.random.key(3)
+    same = dpjax.describe(frame, schema, key=key, epsilon=2.0)
     assert json.loads(same.to_json())["rows"] == content["rows"]
 
 

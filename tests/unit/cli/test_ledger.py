@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -187,16 +186,6 @@ def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
     assert 0 < paid["divergence"] < limit.limit.divergence
     done(train())
     assert len(entries()) == 2
-
-
-def test_a_receipt_is_of_one_run(tmp_path):
-    folder = RunFolder(tmp_path / "kept")
-    folder.keep_key(jax.random.key(1))
-    folder.keep_paid("abc", "epsilon=1")
-    assert folder.paid("epsilon=1") == "abc"
-    assert folder.paid("epsilon=2") is None
-    folder.checked().remove()
-    assert not (tmp_path / "kept").exists()
 
 
 def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):

@@ -6,16 +6,14 @@ import sys
 
 import numpy as np
 import pytest
-from dp_accounting import NonPrivateDpEvent
 
-from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models import Model
 from dpjax.models._bounded_column import BoundedColumn
 from dpjax.models._file import model_file
 from dpjax.solvers import Curves
 from tests.unit.cli import command
 from tests.unit.cli.command import done, refusals
+from tests.unit.models import test_model
 
 # Names and categories of which a careless writer makes code.
 NUMBER, TEXT = 'a"b\\\n--x;{y}%s', "t'); DROP TABLE t; --\\\n/*é"
@@ -26,7 +24,6 @@ COLUMNS = {
     TEXT: Categorical(TOWNS),
     "sold": Categorical(("true",)),
 }
-PRIVACY = PrivacyGuarantee.of(1.0, 1e-5, dp_event=NonPrivateDpEvent(), num_samples=40)
 WEIGHTS = np.array([0.1, 3e-4, 1.1, -1 / 3, 0.3, 5e-5, 7.0, -0.7, 0.9, -0.2])
 BENT = Curves(
     WEIGHTS.astype(np.float32),
@@ -55,13 +52,11 @@ TABLE = {
 }
 
 
-def model(**changes):
-    given = {
-        **{"params": WEIGHTS, "columns": COLUMNS, "privacy": PRIVACY},
-        **{"target_name": "price", "target": Numeric(300, 100), "link": "identity"},
-        **{"method": 'coding: utf-7"""\nimport os', "data": "coding: utf-7\u2028*/"},
-    }
-    return Model(**given | changes)
+model = functools.partial(
+    test_model.model,
+    **{"params": WEIGHTS, "columns": COLUMNS, "target_unit": ""},
+    **{"method": 'coding: utf-7"""\nimport os', "data": "coding: utf-7\u2028*/"},
+)
 
 
 def quoted(name):

@@ -96,20 +96,18 @@ CLASSES = np.where(abs(X[:, 0]) < 0.5, "flat", np.where(X[:, 0] > 0, "up", "down
 def test_several_classes_are_scored_beside_the_commonest_and_a_model():
     model = Shares().fit(X, CLASSES)
     labels = np.where(RNG.uniform(size=5000) < 0.1, "flat", CLASSES)
-    scores, privacy = score_privately(model, X, labels, epsilon=50.0, random_state=0)
+    options = {"epsilon": 50.0, "random_state": 0}
+    scores, privacy = score_privately(model, X, labels, **options)
     _, area, loss = scores.measures
-    truth = roc_auc_score(
-        *(labels, model.predict_proba(X)), multi_class="ovr", average="weighted"
-    )
+    shares = model.predict_proba(X)
+    truth = roc_auc_score(labels, shares, multi_class="ovr", average="weighted")
     assert area.model.low < truth < area.model.high
     assert area.model.high - area.model.low < 0.1
     assert area.constant == (0.5, 0.5, 0.5)
     assert loss.model.value < loss.constant.value
     assert (privacy.epsilon, scores.calibration) == (50.0, [])
     flat = Shares(-1.0).fit(X, CLASSES)
-    scores, _ = score_privately(
-        model, X, labels, epsilon=50.0, baseline=flat, random_state=0
-    )
+    scores, _ = score_privately(model, X, labels, baseline=flat, **options)
     wrong = np.argmax(flat.predict_proba(X), axis=1)
     right = np.mean(labels == flat.classes_[wrong])
     assert scores.measures[0].constant.value == pytest.approx(right, abs=0.02)
@@ -131,9 +129,8 @@ def test_a_baseline_is_counted_and_not_read_off_a_record():
         rows = X.copy()
         rows[0] = first
         labels = np.where(np.arange(5000) % 5, "yes", "no")
-        scores, _ = score_privately(
-            model, rows, labels, epsilon=10.0, baseline=baseline, random_state=0
-        )
+        options = {"epsilon": 10.0, "baseline": baseline, "random_state": 0}
+        scores, _ = score_privately(model, rows, labels, **options)
         found.append([measure.constant.value for measure in scores.measures[:2]])
     right = np.mean((X[:, 0] < 0) == (labels == "yes"))
     np.testing.assert_allclose(found[0], found[1], atol=0.005)
