@@ -9,12 +9,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dp_accounting import NonPrivateDpEvent
 
-from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models import Model
 from dpjax.sklearn import DPAdditiveClassifier, DPLinearRegression, DPLogisticRegression
+from tests.unit.models import test_model
 
 pytestmark = [
     pytest.mark.usefixtures("compiled_quickly"),
@@ -44,11 +42,8 @@ ARROW = {
 POLARS = {
     **{pl.Int64: ["ids"], pl.Int128: ["ids"], pl.Decimal(38, 2): ["amounts"]},
     **{pl.Decimal(38, 0): ["ids"], pl.Float64: ["floats"], pl.Boolean: ["truths"]},
-    **{
-        pl.String: ["towns"],
-        pl.Categorical: ["towns"],
-        pl.Enum(sorted({*TOWNS})): ["towns"],
-    },
+    **{pl.String: ["towns"], pl.Categorical: ["towns"]},
+    pl.Enum(sorted({*TOWNS})): ["towns"],
 }
 
 
@@ -111,11 +106,7 @@ def model(name):
     kinds = {"a": Categorical(tuple(dict.fromkeys(map(str, cells)))), "b": Numeric()}
     size = len(kinds["a"].categories)
     weights = np.array([*(10.0 ** np.arange(1, size + 1)), 1e-3, 0.0])
-    nothing = PrivacyGuarantee.of(np.inf, 0.0, dp_event=NonPrivateDpEvent())
-    return Model(
-        **{"params": weights, "columns": kinds, "target_name": "y", "link": "identity"},
-        **{"target": Numeric(), "privacy": nothing},
-    )
+    return test_model.model(params=weights, columns=kinds, target=Numeric())
 
 
 def expected(name):

@@ -11,6 +11,8 @@ import pytest
 import dpjax
 from dpjax.cli._made_records import made_records
 from dpjax.cli._schema import read_schema
+from dpjax.datasets import Categorical, Numeric
+from tests.unit import test_describe
 from tests.unit.cli.command import done, invoke
 from tests.unit.cli.test_forecast import law, plan
 from tests.unit.cli.test_forecast import made as maker_of
@@ -19,7 +21,6 @@ from tests.unit.cli.test_numbers_of_describe_and_plan import (
     NUM,
     PLANNED,
     SCHEMA,
-    assert_numbers,
     assert_possible,
     assert_right,
     described,
@@ -151,18 +152,13 @@ def test_widths_shrink_with_records(folder):
     assert 1.5 < maker.width(20.0, 4_000) / maker.width(20.0, 16_000) < 5
 
 
-def test_numbers_of_a_description_without_groups():
-    assert_numbers(None)
-
-
 def test_a_limit_makes_numbers_as_exact_as_it_allows():
     frame = table(1_000)[["income"]].dropna()
     half = {}
     for limit in (None, SCHEMA["income"]):
         schema = {"income": limit}
-        found = dpjax.describe(
-            frame, schema, key=jax.random.key(1), epsilon=1.0, delta=1e-4
-        )
+        options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-4}
+        found = dpjax.describe(frame, schema, **options)
         (row,) = (x for x in found.rows if x.statistic == "mean")
         half[limit] = (row.high - row.low) / 2
     clipped = frame["income"].clip(0, 20_000)
@@ -181,3 +177,36 @@ def test_other_losses(folder, monkeypatch, loss, score):
     assert outcome[score] > constant[score]
     assert constant[score] == pytest.approx(0.5 * (loss == "logistic"), abs=0.05)
     assert (outcome["width"] is None) == (loss == "tweedie")
+
+
+def test_a_sample_counts_for_all():
+    rng, num, runs = np.random.default_rng(1), 20_000, 40
+    frame = {"x": rng.normal(3.0, 1.0, num), "owns": rng.random(num) < 0.3}
+    schema = {"x": Numeric(3, 5, limit=1), "owns": Categorical(("true",))}
+    truths = {
+        ("x", "count", ""): num,
+        ("x", "mean", ""): frame["x"].mean(),
+        ("x", "median", ""): np.median(frame["x"]),
+        ("owns", "count", "true"): frame["owns"].sum(),
+        ("owns", "share", "true"): frame["owns"].mean(),
+        ("x", "histogram", "3 to 3.5"): np.sum((frame["x"] > 3) & (frame["x"] <= 3.5)),
+    }
+    missed, wide = dict.fromkeys(truths, 0), 0.0
+    for key in range(runs):
+        options = {"key": key, "delta": 1e-5, "max_records": 2_000}
+        found = test_describe.described(frame, schema, **options)
+        rows = {(row.column, row.statistic, row.of): row for row in found.rows}
+        for place, truth in truths.items():
+            missed[place] += not rows[place].low <= truth <= rows[place].high
+        row = rows["owns", "count", "true"]
+        wide += (row.high - row.low) / 2 / 1.96 / runs
+    # A truth of the table is in each interval with a probability of 95 % or more: eight
+    # of 40 are out with one of less than 4e-4.
+    assert max(missed.values()) < 8, missed
+    # And they are no wider than sampling and noise, by which 200 would be out alone.
+    assert 200 < wide < 300
+    assert (found.num_samples, found.sample_size) == (num, 2_000)
+    assert 0.999 * 3 < found.privacy.epsilon <= 3
+    assert 0.999e-5 < found.privacy.delta <= 1e-5
+    assert "20,000 records" in found.privacy.description
+    assert all(cost.epsilon < 3 for cost in found.costs)

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 
 from dpjax import load_model
-from tests.unit.cli.command import done, refused, words_of
+from tests.unit.cli.command import done, words_of
 from tests.unit.cli.rooms import NUMBER, options, params_of, read_report, run
 
 OPEN = """
@@ -53,8 +53,6 @@ def test_private_ranges_count_in_the_guarantee(rooms):
     report = read_report(rooms / "out")
     assert report["stats"]["noise_multiplier"] < 0.8 * noise
     assert "ranges" not in report
-    message = "--private-ranges must be left out where the schema leaves no center"
-    refused(run("data.csv", *options(private_ranges=0.25)), message)
 
 
 def test_ranges_of_odd_columns(rooms):

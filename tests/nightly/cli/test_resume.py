@@ -10,20 +10,19 @@ import time
 
 import pytest
 
-from tests.unit.cli.command import done, invoke, refused
+from tests.unit.cli.command import done, invoke
 
 
-def command(output, checkpoint, *options):
-    arguments = ("train", "rand-hie", "--epsilon", "1", "--model", "linear")
-    folders = ("--output", str(output), "--checkpoint", str(checkpoint))
-    return [*arguments, *folders, *options]
+def command(output, checkpoint):
+    words = ["train", "rand-hie", "--epsilon", "1", "--model", "linear"]
+    return [*words, "--output", str(output), "--checkpoint", str(checkpoint)]
 
 
 @contextlib.contextmanager
-def started(*arguments):
+def started(output, checkpoint):
     """Yields a process of the command; it does not outlive the test."""
     with subprocess.Popen(
-        [sys.executable, "-m", "dpjax.cli", *command(*arguments)],
+        [sys.executable, "-m", "dpjax.cli", *command(output, checkpoint)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -34,16 +33,11 @@ def started(*arguments):
             process.kill()
 
 
-def states(folder):
-    if not (folder / "states").exists():
-        return []
-    return [path for path in (folder / "states").iterdir() if path.name.isdigit()]
-
-
 def test_killed_and_resumed(tmp_path):
     kept, output, other = (tmp_path / name for name in ("kept", "out", "other"))
     with started(output, kept) as process:
-        while not states(kept) and process.poll() is None:
+        while not any(path.name.isdigit() for path in kept.glob("states/*")):
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         process.kill()
         assert process.wait() == -signal.SIGKILL, process.stderr.read()
@@ -67,42 +61,10 @@ def test_killed_and_resumed(tmp_path):
     assert not copy.exists()
 
 
-def run(*arguments):
-    return invoke(*command(*arguments))
-
-
-def test_refuses_the_folder_of_another_run(tmp_path, monkeypatch):
-    def fill_the_disk(folder, files, forget):
-        raise OSError(f"--output {folder} could not be written to: no space.")
-
-    monkeypatch.setattr("dpjax.cli._train._report.write", fill_the_disk)
-    kept, output = tmp_path / "kept", tmp_path / "out"
-    assert run(output, kept).exit_code == 2
-    assert states(kept)  # the run is done, its files are not
-    before = {path: path.stat().st_mtime_ns for path in kept.rglob("*")}
-    for other in (("--epsilon", "2"), ("--seed", "7"), ("--loss", "huber")):
-        message = "--checkpoint must be of the same run, with the same options"
-        refused(run(output, kept, *other), message)
-    assert before.keys() == {*kept.rglob("*")}
-    assert not output.exists()
-    monkeypatch.undo()
-    done(run(output, kept))
-    assert not kept.exists()
-
-
 @pytest.mark.parametrize("name", ["key.npz", "paid.npz"])
 def test_killed_while_a_file_was_written(tmp_path, name):
     kept, output = tmp_path / "kept", tmp_path / "out"
     kept.mkdir()
     (kept / f".{name}.7.part").write_bytes(b"the first half of")
-    done(run(output, kept))
+    done(invoke(*command(output, kept)))
     assert not kept.exists()
-
-
-def test_refuses_a_folder_that_holds_something_else(tmp_path):
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "thesis.tex").write_text("years of work")
-    message = "--checkpoint must be a folder of a run that was stopped"
-    refused(run(tmp_path / "out", work), message)
-    assert (work / "thesis.tex").read_text() == "years of work"

@@ -67,7 +67,7 @@ test_what_is_wrong_costs_nothing = refusals(
 --seed 1 --ledger t.toml => --ledger must be left out with --seed
 --ledger none.toml => --ledger must be a file
 --ledger t.toml --epsilon 99 =>
-  affords one run of Gaussian noise, as of a linear model, of about
+  Error: What is left affords one run of Gaussian noise, as of a linear model, of about
 --ledger t.toml --unit who => --unit must be None, as in --ledger
 --output data.csv => --output must be a folder
 --checkpoint out/kept => --checkpoint must be apart from --output
@@ -100,9 +100,8 @@ def test_a_seeded_run_is_that_of_the_function(folder):
         "y": None,
         "years": Numeric(0.5, 0.5, limit=1),
     }
-    same = dpjax.describe(
-        pd.read_csv("data.csv"), schema, key=jax.random.key(3), epsilon=2.0
-    )
+    frame, key = pd.read_csv("data.csv"), jax.random.key(3)
+    same = dpjax.describe(frame, schema, key=key, epsilon=2.0)
     assert json.loads(same.to_json())["rows"] == content["rows"]
 
 
@@ -153,11 +152,9 @@ def test_persons_are_bounded(folder):
     assert len(runs()) == 1
 
 
-def test_a_sample_speaks_for_the_file(folder):
-    assert_speaks_for_the_file(None)
-
-
-def assert_speaks_for_the_file(unit):
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("unit", [None, "who"])
+def test_a_sample_speaks_for_the_file(folder, unit):
     size, total, each = (100, 400, 1) if unit is None else (50, 100, 2)
     # Without a seed an interval of 95 per cent would fail in one run of twenty.
     options = ["--max-records", size, "--ledger", "t.toml", "--by", "job"]

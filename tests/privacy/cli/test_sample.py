@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from dpjax.cli._sources import encode_table
 from dpjax.cli._train import read_private
 from dpjax.datasets import Numeric
 from tests.unit.cli.command import done, invoke, refused
+from tests.unit.cli.conftest import SCHEMA
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -59,9 +61,7 @@ FILES = {
     "groups.parquet": parquet,
     "one_group.parquet": FRAME.write_parquet,
     "none.parquet": lambda path: FRAME.clear().write_parquet(path),
-    "arrays.npz": lambda path: np.savez(
-        path, x=np.arange(9), y=np.array([*"abcdefghi"])
-    ),
+    "arrays.npz": partial(np.savez, x=np.arange(9), y=np.array([*"abcdefghi"])),
     "folder": folder,
 }
 
@@ -122,25 +122,18 @@ def test_folders_that_are_refused(tmp_path, files, message):
     refused(result, "DATA must be ", message)
 
 
-SCHEMA = """\
-columns.x = {center = 0, scale = 1}
-target = {column = "y", center = 0, scale = 2}
-"""
-
-
 def command(*options, data="data.csv"):
     words = ["train", data, "--schema", "schema.toml", "--loss", "squared"]
     return invoke(*words, "--epsilon", 1, "--output", "out", *options)
 
 
 @pytest.fixture
-def table(tmp_path, monkeypatch):
+def table(here):
     """A working directory with a file of 1,000 records of 250 persons."""
-    monkeypatch.chdir(tmp_path)
     lines = [f"p{i % 250},{i / 500 - 1},{i}" for i in range(1000)]
-    (tmp_path / "data.csv").write_text("\n".join(["who,x,y", *lines]))
-    (tmp_path / "schema.toml").write_text(SCHEMA)
-    return tmp_path
+    (here / "data.csv").write_text("\n".join(["who,x,y", *lines]))
+    (here / "schema.toml").write_text(SCHEMA)
+    return here
 
 
 @pytest.mark.parametrize("unit", [None, "who"])
@@ -198,7 +191,7 @@ def test_of_persons_the_first_records_in_random_places(table):
         assert read.sample == (40, total)
         found = encode_table(read).targets.reshape(40, 2)
         is_there = found[:, 1] > 0
-        numbers = np.rint(2 * found[is_there]).astype(int)
+        numbers = np.rint(found[is_there]).astype(int)
         assert (numbers[:, 1] - numbers[:, 0] == 250).all()  # the first two of each
         assert set(numbers[:, 0]) <= {*range(250)}
         assert (np.diff(numbers[:, 0]) < 0).any()  # not by their names

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.unit.cli.rooms import write_rooms
+from tests.unit.cli.rooms import NUMBER
+from tests.unit.cli.rooms import SCHEMA as ROOMS
 
 SCHEMA = """\
 columns.x = {center = 0, scale = 1}
@@ -30,5 +31,14 @@ def folder(here):
 @pytest.fixture
 def rooms(here):
     """A working directory with 40 records of rooms and prices, and their schemas."""
-    write_rooms(here)
+    rng = np.random.default_rng(0)
+    rooms = rng.integers(1, 8, 40)
+    towns = rng.choice(["Ghent", "Lier", "Mons"], 40)
+    prices = 100 + 50 * rooms + 30 * rng.standard_t(2.1, 40)
+    rows = zip(rooms, towns, prices, strict=True)
+    lines = [f'{r},"{t}",{p:.1f},{"yes" if p > 300 else "no"}' for r, t, p in rows]
+    text = "\n".join(["rooms,town,price,sold", *lines]) + "\n"
+    (here / "data.csv").write_text(text)
+    (here / "number.toml").write_text(ROOMS + NUMBER)
+    (here / "class.toml").write_text(f'{ROOMS}positive = "yes"\n')
     return here

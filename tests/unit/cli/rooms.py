@@ -17,8 +17,6 @@ categories = ["Ghent", "Lier"]
 [target]
 """
 NUMBER = "center = 300\nscale = 100\n"
-POSITIVE = 'positive = "yes"\n'
-FEATURES = ["rooms", "town=Ghent", "town=Lier", "intercept"]
 
 
 def run(*arguments):
@@ -26,20 +24,6 @@ def run(*arguments):
     result = invoke("train", *arguments)
     assert result.exception is None or isinstance(result.exception, SystemExit)
     return result
-
-
-def write_rooms(folder):
-    """Writes a file of 40 records and its schemas."""
-    rng = np.random.default_rng(0)
-    rooms = rng.integers(1, 8, 40)
-    towns = rng.choice(["Ghent", "Lier", "Mons"], 40)
-    prices = 100 + 50 * rooms + 30 * rng.standard_t(2.1, 40)
-    rows = zip(rooms, towns, prices, strict=True)
-    lines = [f'{r},"{t}",{p:.1f},{"yes" if p > 300 else "no"}' for r, t, p in rows]
-    text = "\n".join(["rooms,town,price,sold", *lines]) + "\n"
-    (folder / "data.csv").write_text(text)
-    (folder / "number.toml").write_text(SCHEMA + NUMBER)
-    (folder / "class.toml").write_text(SCHEMA + POSITIVE)
 
 
 def options(**changes):

@@ -107,9 +107,8 @@ USES = "that have one use each"
         *(('"w"', f'"{name}"', "poisson", USES) for name in ("years", "age", "claims")),
     ],
 )
-def test_schemas_that_are_refused_before_a_record_is_read(
-    folder, old, new, loss, message, monkeypatch
-):
+def test_schemas_that_are_refused(folder, old, new, loss, message, monkeypatch):
+    """Before a record is read."""
     monkeypatch.setattr("dpjax.cli._sources.Draw.read", None)
     (folder / "schema.toml").write_text(SCHEMA.replace(old, new))
     before = tree(folder)

@@ -179,9 +179,7 @@ def test_reference_levels_unknown_cells_and_what_does_not_decode():
 
 
 @pytest.mark.parametrize("folder_options", [[], ["--checkpoint", "kept"]])
-def test_a_run_that_is_interrupted_says_how_to_resume(
-    folder, folder_options, monkeypatch
-):
+def test_an_interrupted_run_says_how_to_resume(folder, folder_options, monkeypatch):
     (folder / "schema.toml").write_text(schema(age=GOOD["age"]))
 
     def interrupt(*_, run_folder, **__):

@@ -8,37 +8,19 @@ import tomllib
 import numpy as np
 import polars as pl
 import pytest
-from dp_accounting import NonPrivateDpEvent
 
-from dpjax.accounting import PrivacyGuarantee
-from dpjax.datasets import Categorical, Numeric
-from dpjax.models import Model
-from tests.unit.cli.command import (
-    done,
-    invoke,
-    model_content,
-    outputs_of,
-    tree,
-    words_of,
-)
+from dpjax.datasets import Categorical
+from tests.unit.cli.command import done, invoke, model_content, outputs_of, tree
+from tests.unit.models.test_model import ROOMS, model
 
 HEAD = ["town", "rooms", "price"]
-ROWS = [
-    [["Ghent", "Lier", "Mons"][i % 3], str(i % 7), f"{1000 + i}.5"] for i in range(60)
-]
+NAMES = ["Ghent", "Lier", "Mons"]
+ROWS = [[NAMES[i % 3], str(i % 7), f"{1000 + i}.5"] for i in range(60)]
 PRICES = [100.0 * (i % 7) - 50 + (0, 100, -100)[i % 3] for i in range(60)]
-MODEL = Model(
+TOWNS = Categorical(("Lier", "Mons", *map(str, range(500))))
+MODEL = model(
     params=np.array([2.0, 1.0, -1.0, *[0.0] * 500, 0.5], np.float32),
-    columns={
-        "rooms": Numeric(4, 2),
-        "town": Categorical(("Lier", "Mons", *map(str, range(500)))),
-    },
-    target_name="price",
-    target=Numeric(300, 100),
-    link="identity",
-    privacy=PrivacyGuarantee.of(1.0, 1e-5, dp_event=NonPrivateDpEvent()),
-    method="by hand",
-    data="homes.csv",
+    columns={"rooms": ROOMS, "town": TOWNS},
 )
 
 
@@ -82,7 +64,7 @@ def test_a_file_is_read_as_it_is(here, name):
     done(invoke("schema", *given, "--output", "names.toml"))
     schema = tomllib.loads((here / "names.toml").read_text())
     assert schema["columns"]["town"] == {"categories": ["FILL IN"]}
-    shown = words_of(done(invoke("check", *given, "--schema", "names.toml")).stdout)
+    shown = outputs_of("check", *given, "--schema", "names.toml")[1]
     assert "its categories are still to be listed" in shown
     shown = done(invoke("schema", *given, "--from-data")).stdout
     schema = tomllib.loads(shown)
@@ -90,7 +72,7 @@ def test_a_file_is_read_as_it_is(here, name):
     assert len(schema["columns"]["town"]["categories"]) == 3
     assert schema["target"]["center"] == 1e3
     (here / "schema.toml").write_text(shown)
-    shown = words_of(done(invoke("check", *given, "--schema", "schema.toml")).stdout)
+    shown = outputs_of("check", *given, "--schema", "schema.toml")[1]
     assert "Nearly every column can be used." in shown
     assert shown.count("0% 0%") == 3
 
@@ -218,16 +200,13 @@ def parquet(**columns):
 
 
 DAYS, WIDE = [datetime.datetime(2020, 1, 1)] * 2, [f"c{i}" for i in range(700)]
+WIDER = text([[*WIDE, *row] for row in ROWS], [*WIDE, *HEAD])
 KINDS = pl.Series(["Lier", None], dtype=pl.Categorical)
 NESTED = {"nested": [[1], [2]], "record": [{"a": 1}] * 2}
 TWO = [650.0, 350.0]
 READ = {name: (*case, PRICES) for name, case in GOOD.items()} | {
     "one row": (text(ROWS[:1]).encode(), "", PRICES[:1]),
-    "wider than long": (
-        text([[*WIDE, *row] for row in ROWS], [*WIDE, *HEAD]).encode(),
-        "",
-        PRICES,
-    ),
+    "wider than long": (WIDER.encode(), "", PRICES),
     "nullable integers": (parquet(), "", TWO),
     "decimals": (parquet(rooms=[decimal.Decimal("6.00"), None]), "", TWO),
     "categoricals": (parquet(town=KINDS), "", TWO),

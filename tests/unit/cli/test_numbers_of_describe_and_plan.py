@@ -42,10 +42,8 @@ def table(num=NUM):
 
 
 def described(frame, *, epsilon=EXACT, seed=0, **options):
-    key = jax.random.key(seed)
-    return dpjax.describe(
-        frame, SCHEMA, key=key, epsilon=epsilon, delta=1e-6, **options
-    )
+    given = {"key": jax.random.key(seed), "epsilon": epsilon, "delta": 1e-6}
+    return dpjax.describe(frame, SCHEMA, **given, **options)
 
 
 def right(frame, edges, by):
@@ -133,11 +131,9 @@ def assert_possible(rows, num, by, total=None):
                 assert sum(bins) == pytest.approx(cells[name, group, "count", ""])
 
 
-def test_numbers_of_a_description():
-    assert_numbers("town")
-
-
-def assert_numbers(by):
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("by", ["town", None])
+def test_numbers_of_a_description(by):
     frame = table()
     found = described(frame, by=by)
     assert_right(found.rows, right(frame, found.edges, by))

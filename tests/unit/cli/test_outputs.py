@@ -33,6 +33,13 @@ def arrange(words):
             Path(name).write_text("years of work")
 
 
+@pytest.fixture
+def unread(folder, monkeypatch):
+    """The working directory, where reading a record would crash."""
+    monkeypatch.setattr("dpjax.cli._train.read_private", None)
+    return folder
+
+
 FOLDERS = "a/ d/ link->d"
 APART = "--checkpoint must be apart from --output"
 NO_LINK = "--checkpoint must be a folder, no link to one"
@@ -68,6 +75,7 @@ NO_OUTPUT = "--output must be a folder that can be written to, or made"
         ("kept/ file kept/key.npz->../file", "out", "kept", NO_RUN),
         ("kept/ file kept/.key.npz.7.part->../file", "out", "kept", NO_RUN),
         ("d/ kept/ kept/states->../d", "out", "kept", NO_RUN),
+        ("kept/ kept/thesis.tex", "out", "kept", NO_RUN),
         ("kept/states/Ohio/", "out", "kept", NO_RUN),
         ("kept/states/ kept/states/7", "out", "kept", NO_RUN),
         ("link->nowhere", "link", "kept", NO_OUTPUT),
@@ -79,50 +87,40 @@ NO_OUTPUT = "--output must be a folder that can be written to, or made"
         ("", "data.csv/out", "kept", NO_OUTPUT),
     ],
 )
-def test_paths_that_are_refused(
-    words, output, checkpoint, message, folder, monkeypatch
-):
-    monkeypatch.setattr(
-        "dpjax.cli._train.read_private", None
-    )  # before a record is read
+def test_paths_that_are_refused(words, output, checkpoint, message, unread):
     arrange(words)
-    before = tree(folder)
+    before = tree(unread)
     checkpoint = checkpoint() if callable(checkpoint) else checkpoint
     named = output if message == NO_OUTPUT else checkpoint
     refused(train(output, checkpoint), message, str(Path(named)))
-    assert tree(folder) == before
+    assert tree(unread) == before
 
 
 @pytest.mark.parametrize("how", ["itself", "link", "hard link"])
 @pytest.mark.parametrize("name", RELEASED)
-def test_what_is_read_is_not_written_over(name, how, folder, monkeypatch):
-    monkeypatch.setattr("dpjax.cli._train.read_private", None)
-    (folder / "out").mkdir()
-    data, there = folder / "out" / name, folder / "mine"
+def test_what_is_read_is_not_written_over(name, how, unread):
+    (unread / "out").mkdir()
+    data, there = unread / "out" / name, unread / "mine"
     if how == "itself":
         data.write_text("years of work")
     else:
         there.write_text("years of work")
         data.symlink_to(there) if how == "link" else data.hardlink_to(there)
         data = there
-    before = tree(folder)
-    rule = f"--output must be another file than DATA {data}, which is read"
-    refused(train("out", "kept", data=data), rule)
-    rule = f"--output must be another file than --schema {data}, which is read"
-    refused(train("out", "kept", schema=data), rule)
-    assert tree(folder) == before
+    before = tree(unread)
+    for role, option in (("DATA", "data"), ("--schema", "schema")):
+        rule = f"--output must be another file than {role} {data}, which is read"
+        refused(train("out", "kept", **{option: data}), rule)
+    assert tree(unread) == before
 
 
-def test_what_is_read_is_not_removed(folder, monkeypatch):
-    monkeypatch.setattr("dpjax.cli._train.read_private", None)
-    (folder / "kept").mkdir()
-    data = folder / "kept" / "paid.npz"
-    data.write_text("years of work")
-    before = tree(folder)
+def test_what_is_read_is_not_removed(unread):
+    arrange("kept/ kept/paid.npz")
+    data, before = unread / "kept" / "paid.npz", tree(unread)
     rule = f"--checkpoint must be a folder without DATA {data}, since it is removed"
     refused(train("out", "kept", data=data), rule)
     refused(train("out", "kept", schema=data), "a folder without --schema")
-    assert tree(folder) == before
+    assert tree(unread) == before
 
 
 def fails(error):
@@ -232,9 +230,8 @@ def test_the_key_is_gone_before_the_release_appears(holdout, folder, monkeypatch
 
 def test_a_key_is_of_one_command_on_the_same_records(folder, monkeypatch):
     options = "--holdout", 0.3
-    full = fails(OSError("no space"))
     with monkeypatch.context() as patch:
-        patch.setattr(_report, "write", full)
+        patch.setattr(_report, "write", fails(OSError("no space")))
         assert train("out", "kept", *options).exit_code == 2
     before = Path("data.csv").read_text()
     lines = before.splitlines()
@@ -246,22 +243,9 @@ def test_a_key_is_of_one_command_on_the_same_records(folder, monkeypatch):
         result = train("out", "kept", *options)
         refused(result, "same records (for the curator's eyes only, outside the guar")
     Path("data.csv").write_text(before)
-    refused(train("out", "kept"), "of the same run, with the same options and the")
-    refused(train("out", "kept", *options, "--seed", 1), "of the same run, with the")
+    others = [], [*options, "--seed", 1], [*options, "--epsilon", 2]
+    for other in (*others, [*options, "--loss", "huber"]):
+        message = "--checkpoint must be of the same run, with the same options and the"
+        refused(train("out", "kept", *other), message)
     assert not Path("out").exists()
     done(train("out", "kept", *options))
-
-
-def test_parameters_are_the_last_to_appear(tmp_path, monkeypatch):
-    replace = os.replace
-
-    def fail(source, target):
-        if target.name == "report.json":
-            raise OSError("busy")
-        replace(source, target)
-
-    monkeypatch.setattr("os.replace", fail)
-    files = {"model.npz": b"new", "report.json": b"new"}
-    with pytest.raises(OSError, match=r"--output .* could not be written to: busy"):
-        _report.write(tmp_path / "out", files, lambda: None)
-    assert not (tmp_path / "out").exists()

@@ -25,10 +25,14 @@ def table(**changes):
     """A thousand records; every fifth, which is held out, is far from the others."""
     is_test = np.arange(1000) % 5 == 4
     x = np.where(is_test, 1e6, 10 + np.arange(1000) % 7).astype(object)
-    columns = {"a": x, "b": np.full(1000, 3.0), "c": np.array(["u", "v"] * 500), "y": x}
+    columns = {"a": x, "b": np.full(1000, 3.0), "c": np.array(["u", "v"] * 500)}
     kinds = {"a": None, "b": Numeric(1, 2), "c": Categorical(("u",))}
-    schema = Schema(kinds | changes, None)
-    return Table("made up", columns, schema, "y", is_test)
+    return dataclasses.replace(made_up(columns, x, **kinds | changes), is_test=is_test)
+
+
+def made_up(columns, y, target=None, **kinds):
+    schema = Schema(dict.fromkeys(columns) | kinds, target)
+    return Table("made up", columns | {"y": y}, schema, "y", np.zeros(len(y), bool))
 
 
 def buy(table, **changes):
@@ -47,13 +51,9 @@ def test_ranges_come_from_training_records_of_open_columns():
     assert bought.is_informative
     data = encode_table(table().with_ranges(bought.columns))
     assert data.feature_names == ("a", "b", "c=u", "intercept")
-    kind = bought.columns["a"]
-    expected = kind.encode(table().columns["a"])[~table().is_test, 0]
-    assert np.array_equal(data.features[:, 0], expected)
-    assert np.array_equal(
-        data.targets,
-        bought.columns["y"].encode(table().columns["y"])[~table().is_test, 0],
-    )
+    for name, found in (("a", data.features[:, 0]), ("y", data.targets)):
+        expected = bought.columns[name].encode(table().columns[name])
+        assert np.array_equal(found, expected[~table().is_test, 0])
     with pytest.raises(ValueError, match="schema must be closed"):
         encode_table(table())
 
@@ -105,8 +105,7 @@ def test_parts_never_cost_more_than_the_whole():
         bought = buy(table(), **parts[0]._asdict())
         assert bought.is_informative == (share == 0.9)
         mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), **parts[1]._asdict())
-        run = Run("mean", mean)
-        privacy = charge(run, bought).solution.privacy
+        privacy = charge(Run("mean", mean), bought).solution.privacy
         assert privacy.epsilon <= total
         assert privacy.delta <= 3e-5
         assert f"at most e^{total:g} = " in str(privacy)
@@ -115,44 +114,35 @@ def test_parts_never_cost_more_than_the_whole():
         assert exact <= Fraction(privacy.epsilon)
 
 
-def column(name, num_samples=4000):
+def odd_columns():
     """Columns whose scales have been noise, or too small for some records."""
     rng = np.random.default_rng(7)
-    uniform = rng.uniform(size=num_samples)
+    uniform = rng.uniform(size=4000)
     return {
         "rare flag": (uniform < 0.01) * 1.0,
         "third flag": (uniform < 0.32) * 1.0,
         "half flag": (uniform < 0.5) * 1.0,
-        "constant": np.full(num_samples, 37.5),
+        "constant": np.full(4000, 37.5),
         "mostly 3": np.where(uniform < 0.8, 3.0, 1e5 * uniform),
         "rare amounts": np.where(uniform < 0.95, 0.0, 1e4 * uniform),
-        "heavy": rng.standard_cauchy(num_samples) * 1e-3,
-        "wild": np.where(uniform < 0.1, np.inf, rng.normal(size=num_samples) * 1e20),
-    }[name]
-
-
-ODD = ["rare flag", "third flag", "half flag", "constant", "mostly 3", "rare amounts"]
-ODD += ["heavy", "wild"]
-
-
-def odd_table(target):
-    columns = {name: column(name) for name in ODD} | {"y": target}
-    schema = Schema(dict.fromkeys(ODD), None)
-    return Table("made up", columns, schema, "y", np.zeros(len(target), bool))
+        "heavy": rng.standard_cauchy(4000) * 1e-3,
+        "wild": np.where(uniform < 0.1, np.inf, rng.normal(size=4000) * 1e20),
+    }
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 20.0])
 def test_no_feature_is_driven_far_out(epsilon):
-    made = odd_table(column("heavy"))
+    columns = odd_columns()
+    made = made_up(columns, columns["heavy"])
     for seed in range(3):
         bought = buy(made, key=jax.random.key(seed), epsilon=epsilon)
         data = encode_table(made.with_ranges(bought.columns))
         assert np.abs(data.features).max() <= 30
         assert bought.is_informative == ("heavy" in bought.columns)
         if bought.is_informative:
-            assert len(data.feature_names) == len(ODD) + 1
-            scales = [bought.columns[name].scale for name in ODD[:3]]
-            assert min(scales) > 0.2
+            assert len(data.feature_names) == len(columns) + 1
+            flags = [name for name in columns if "flag" in name]
+            assert min(bought.columns[name].scale for name in flags) > 0.2
         else:  # noise would be all that they are: nothing but the intercept is left
             assert data.feature_names == ("intercept",)
 
@@ -160,10 +150,7 @@ def test_no_feature_is_driven_far_out(epsilon):
 def test_features_of_many_columns_are_smaller():
     rng = np.random.default_rng(0)
     columns = {str(i): rng.normal(size=4000) for i in range(32)}
-    schema = Schema(dict.fromkeys(columns), Numeric())
-    made = Table(
-        "made up", columns | {"y": np.zeros(4000)}, schema, "y", np.zeros(4000, bool)
-    )
+    made = made_up(columns, np.zeros(4000), Numeric())
     bought = buy(made, epsilon=50.0)
     features = encode_table(made.with_ranges(bought.columns)).features[:, :-1]
     assert 4 < np.sum(np.mean(features**2, axis=0)) <= 8
@@ -180,10 +167,7 @@ def test_features_of_many_columns_are_smaller():
 def test_a_target_is_scaled_for_its_mean(target):
     rng = np.random.default_rng(1)
     y = target(rng.uniform(size=20_000))
-    columns = {"a": np.zeros(20_000), "y": y}
-    made = Table(
-        "made up", columns, Schema({"a": Numeric()}, None), "y", np.zeros(20_000, bool)
-    )
+    made = made_up({"a": np.zeros(20_000)}, y, a=Numeric())
     for is_centered in (True, False):
         kind = buy(made, epsilon=1.0, is_centered=is_centered).columns["y"]
         sizes = np.abs(y - kind.center) / kind.scale
@@ -197,8 +181,7 @@ def test_a_skewed_feature_keeps_its_signal():
     n = 16_000
     columns = {"a": rng.normal(45, 15, n), "b": rng.lognormal(10, 1, n)}
     y = 300 * columns["a"] + 0.1 * columns["b"] + 1_000 * rng.standard_t(3, n)
-    schema = Schema(dict.fromkeys(columns), Numeric())
-    made = Table("made up", columns | {"y": y}, schema, "y", np.zeros(n, bool))
+    made = made_up(columns, y, Numeric())
     for seed in range(3):
         bought = buy(made, key=jax.random.key(seed), epsilon=0.1)
         features = encode_table(made.with_ranges(bought.columns)).features

@@ -14,11 +14,7 @@ from dp_accounting import UnsupportedDpEvent
 from scipy.stats import norm
 
 from dpjax import load_model
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sample,
-    noise_multiplier,
-)
+from dpjax.accounting import PrivacyGuarantee, Sample, noise_multiplier
 from dpjax.cli._report_page import _with_event, group_budget
 from dpjax.datasets import Categorical, Numeric
 from tests.unit.cli.command import done, invoke, model_content, refused, tree
@@ -27,10 +23,8 @@ BAD = '<script>x</script>|`*_"[a](http://b.c)\x1b[2J\n# h\u202e\ud800 {claim} ww
 SHOWN = BAD.replace("\x1b", "\\x1b").replace("\n", "\\n")
 SHOWN = SHOWN.replace("\u202e", "\\u202e").replace("\ud800", "\\ud800")
 COLUMNS = 'columns.x = {%s}\ncolumns.job = {categories = ["cook", "smith"]}\n'
-KNOWN, TARGET = (
-    "center = 0, scale = 1, limit = 3",
-    "column = 'y', center = 0, scale = 2",
-)
+KNOWN = "center = 0, scale = 1, limit = 3"
+TARGET = "column = 'y', center = 0, scale = 2"
 SCHEMAS = {
     "schema": COLUMNS % KNOWN + f"target = {{{TARGET}}}",
     "labels": COLUMNS % KNOWN + "target = {column = 'sold', positive = 'yes'}",
@@ -138,7 +132,7 @@ def texts_of(page):
     links = re.findall(r'(?:src|srcset|href)="([^"]*)"', page)
     assert all(link.startswith("data:image/") for link in links)
     texts = map(html.unescape, re.split("<[^>]*>", page.split("<body>")[-1]))
-    return [text.strip() for text in texts if text.strip()]
+    return " | ".join(text.strip() for text in texts if text.strip())
 
 
 def report(*arguments):
@@ -150,31 +144,21 @@ def report(*arguments):
     return found
 
 
-def written(*arguments, is_repeated=False):
-    """Returns the texts of a report."""
-    page = report(*arguments)
-    assert not is_repeated or report(*arguments) == page  # a function of the run
-    return " | ".join(texts_of(page))
-
-
 @pytest.mark.parametrize(
     ("size", "share", "num_steps"), [(1, 0.1, 1), (3, 1.0, 50), (3, 0.1, 1)]
 )
-def test_attacks_on_units_and_samples_are_those_of_gaussian_noise(
-    size, share, num_steps
-):
-    asked, sizes = (1.0, 1e-5), {"num_samples": 1000, "sample_size": int(1000 * share)}
-    own = Sample(**sizes).budget(*asked)
-    each = group_budget(*own, size)
-    multiplier = noise_multiplier(*each, num_steps=num_steps)
+def test_attacks_on_units_and_samples_are_of_gaussian_noise(size, share, num_steps):
+    asked, sample_size = (1.0, 1e-5), int(1000 * share)
+    own = Sample(1000, sample_size).budget(*asked)
+    multiplier = noise_multiplier(*group_budget(*own, size), num_steps=num_steps)
     said = {"epsilon": asked[0], "delta": asked[1]}
-    content = {"privacy": said, "stats": {"noise_multiplier": multiplier}}
-    content["stats"]["num_steps"] = num_steps
+    stats = {"noise_multiplier": multiplier, "num_steps": num_steps}
+    content = {"privacy": said, "stats": stats}
     if size > 1:
         content["unit"] = {"records_per_unit": size}
     if share < 1:
         budget = dict(zip(said, own, strict=True))
-        numbers = {"num_records": 1000, "max_records": sizes["sample_size"]}
+        numbers = {"num_records": 1000, "max_records": sample_size}
         content["sample"] = {"budget_of_sample": budget, **numbers}
     claimed = PrivacyGuarantee.of(*asked, dp_event=UnsupportedDpEvent())
     rates = np.array([1e-3, 0.01, 0.1])
@@ -187,17 +171,16 @@ def test_attacks_on_units_and_samples_are_those_of_gaussian_noise(
     assert np.all(found < 0.99 * claimed.tradeoff(rates))
 
 
-def assert_complete(out, name):
-    path = out(name)
-    given = ["--ledger", "t.toml"] * (name == "linear")
-    text = written(path, *given, is_repeated=True)
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", RUNS)
+def test_each_run_is_reported(out, name):
+    given = [out(name), *["--ledger", "t.toml"] * (name == "linear")]
+    page = report(*given)
+    assert report(*given) == page  # a function of the run
+    text = texts_of(page)
     for words in RUNS[name][1:]:
         assert words in text
     assert not re.search(r"[{}]|None|\bnan\b|not in the ledger", text)
-
-
-def test_what_it_says_of_a_run(out):
-    assert_complete(out, "linear")
 
 
 def test_warnings(out):
@@ -210,18 +193,16 @@ def test_warnings(out):
     own = content["ledger_entry"]
     assert own in ledger
     Path("t.toml").write_text(ledger.replace(own, "0" * 16))  # another, as dear
-    text = written(path, "--ledger", "t.toml")
+    text = texts_of(report(path, "--ledger", "t.toml"))
     assert "there was nothing to protect" in text
     assert "The noise was made from a seed." in text
     assert "This run is not in the ledger." in text
     assert "a risk | 1.5" in text
 
 
-def test_a_strangers_text_is_text(out):
-    assert_harmless(out, "linear")
-
-
-def assert_harmless(out, kind):
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("kind", ["described", "linear"])
+def test_a_strangers_text_is_text(out, kind):
     path = out(kind)
     said = path / ("report.json" if kind == "linear" else "description.json")
     content = json.loads(said.read_text())
@@ -243,7 +224,7 @@ def assert_harmless(out, kind):
     for row in content.get("rows", []):
         row["of"] = row["of"] and BAD
     said.write_text(json.dumps(content))
-    text = written(path)
+    text = texts_of(report(path))
     # Neither control characters nor halves of characters.
     assert SHOWN in text
     assert not set("\x1b\u202e\ud800") & set(text)
@@ -256,8 +237,7 @@ def changed(**changes):
 
 
 BOTH = "RUN must be a folder that has either report.json of dpjax train, or des"
-OTHER = "RUN must be what dpjax train or describe has written, got "
-OTHER += "'linear/report"
+OTHER = "RUN must be what dpjax train or describe has written, got 'linear/report"
 
 
 @pytest.mark.parametrize(

@@ -7,54 +7,35 @@ from types import SimpleNamespace
 import matplotlib.image
 import numpy as np
 import pytest
-from dp_accounting import NonPrivateDpEvent
 
-from dpjax import load_model
-from dpjax.accounting import PrivacyGuarantee
 from dpjax.cli._saved import _said_of_cells
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models import Model
 from dpjax.solvers import Curves
 from tests.unit.cli.command import done, invoke, model_content, refusals
+from tests.unit.models.test_model import TOWN, WEIGHTS, model
 
+SOLD = Categorical(("yes",))
 NEW = "town,rooms,junk\nGhent,6,?\nMons,$7,1\nLier,,2\n"
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A working directory with three models, and files to predict."""
-    monkeypatch.chdir(tmp_path)
-    given = {
-        "params": np.array([2.0, 1.0, -1.0, 0.5], np.float32),
-        "columns": {
-            "rooms": Numeric(4, 2, limit=3.0),
-            "town": Categorical(("Ghent", "Lier")),
-        },
-        "target_name": "price",
-        "target": Numeric(300, 100),
-        "link": "identity",
-        "privacy": PrivacyGuarantee.of(
-            1.0, 1e-5, dp_event=NonPrivateDpEvent(), num_samples=40
-        ),
-        "method": "by hand",
-        "data": "homes.csv",
-    }
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "model.npz").write_bytes(model_content(Model(**given)))
-    given |= {"link": "logit", "target": Categorical(("yes",)), "target_name": "sold"}
-    (tmp_path / "label.npz").write_bytes(model_content(Model(**given)))
-    bent = Curves(
-        given["params"], np.array([[0.5, 0.0, -1.5]]), (-1.0, 0.0, 2.0), (0,), 3
-    )
-    given |= {"params": bent, "link": "log", "target": Numeric(0, 10)}
-    (tmp_path / "curves.npz").write_bytes(model_content(Model(**given)))
-    (tmp_path / "new.csv").write_text(NEW)
-    (tmp_path / "other.csv").write_text("towns,doors\nGhent,1\n")
-    made = load_model(tmp_path / "out")
-    constant = dataclasses.replace(made, params=np.zeros(1), columns={})
-    for name, one in (("m.png", made), ("constant.npz", constant)):
-        (tmp_path / name).write_bytes(model_content(one))
-    return tmp_path
+def folder(here):
+    """A working directory with models, and files to predict."""
+    (here / "out").mkdir()
+    columns = {"rooms": Numeric(4, 2, limit=3.0), "town": TOWN}
+    curves = Curves(WEIGHTS, np.array([[0.5, 0.0, -1.5]]), (-1.0, 0.0, 2.0), (0,), 3)
+    amounts = {"params": curves, "link": "log", "target": Numeric(0, 10)}
+    for name, changes in {
+        **{"out/model.npz": {}, "m.png": {}},
+        "label.npz": {"link": "logit", "target": SOLD, "target_name": "sold"},
+        "curves.npz": {"target_name": "sold", **amounts},
+        "constant.npz": {"params": np.zeros(1), "columns": {}},
+    }.items():
+        made = model(**{"columns": columns, "target_unit": ""} | changes)
+        (here / name).write_bytes(model_content(made))
+    (here / "new.csv").write_text(NEW)
+    (here / "other.csv").write_text("towns,doors\nGhent,1\n")
+    return here
 
 
 def test_predictions_and_what_is_said_of_cells(folder):
@@ -64,11 +45,8 @@ def test_predictions_and_what_is_said_of_cells(folder):
     assert result.stdout == "wrote told/prices.csv\n"
     mark, said = " ".join(result.stderr.split()).split("dpjax check tells more): ")
     assert mark.startswith("For the curator's eyes only, outside the guarantee")
-    assert (
-        "rooms: 2 of 3 cells hold no number, most like $7 (try --currency '$'): "
-        in said
-    )
-    assert "they count as the center of the column, as in training." in said
+    like = "rooms: 2 of 3 cells hold no number, most like $7 (try --currency '$'): they"
+    assert f"{like} count as the center of the column, as in training." in said
     assert "town: 1 of 3 cells match no category: they count as none of them" in said
 
 
@@ -174,13 +152,11 @@ def test_a_plot_is_a_whole_picture(folder, name):
 
 def test_no_control_character_of_a_model_reaches_the_terminal(folder):
     bad = "\x1b[2J\x9b2J\nPrivacy: epsilon = 0\x07\u202e\ud800"
-    privacy = PrivacyGuarantee.of(1.0, 1e-5, dp_event=NonPrivateDpEvent())
-    made = Model(
-        params=np.zeros(4),
+    made = model(
         columns={bad: Numeric(), "town": Categorical((bad, "Lier"))},
-        **{"target_name": bad, "target": Numeric(), "link": "identity"},
-        privacy=dataclasses.replace(privacy, description=bad),
-        **{"method": bad, "data": bad, "target_unit": bad, "versions": {bad: bad}},
+        privacy=dataclasses.replace(model().privacy, description=bad),
+        **dict.fromkeys(["target_name", "method", "data", "target_unit"], bad),
+        versions={bad: bad},
     )
     (folder / "bad.npz").write_bytes(model_content(made))
     done(invoke("plot", "bad.npz", "--output", "bad.svg"))

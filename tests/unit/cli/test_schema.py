@@ -32,9 +32,8 @@ def test_reads_numbers_and_categories(tmp_path):
         target = {center = 0, scale = 10}
         """,
     )
-    assert read_schema(path, link="identity") == Schema(
-        {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"))}, Numeric(0, 10)
-    )
+    kinds = {"a": Numeric(1, 2.5), "b": Categorical(("x", "3", "true"))}
+    assert read_schema(path, link="identity") == Schema(kinds, Numeric(0, 10))
 
 
 @pytest.mark.parametrize(
@@ -258,13 +257,11 @@ def test_empty_sections_are_left_open_only_where_that_is_allowed(tmp_path):
     path = write(tmp_path, text)
     schema = read_schema(path, link="identity", allows_empty=True)
     assert schema == Schema({"a": None, "b": Numeric(1, 2)}, None)
-    with pytest.raises(
-        ValueError, match=r"in \[columns.a\]; or empty, with --private-"
-    ):
+    rule = r"in \[columns.a\]; or empty, with --private-"
+    with pytest.raises(ValueError, match=rule):
         read_schema(path, link="identity")
+    rule = r"center and scale, .* \[columns.a\], got"
     for half in ("{center = 0}", "{scale = 1}", "3"):
         path = write(tmp_path, text.replace("{}", half, 1))
-        with pytest.raises(
-            ValueError, match=r"center and scale, .* \[columns.a\], got"
-        ):
+        with pytest.raises(ValueError, match=rule):
             read_schema(path, link="identity", allows_empty=True)

@@ -2,26 +2,21 @@
 
 import json
 import os
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 from dpjax import load_model, losses
-from dpjax.cli import _report
+from dpjax.cli import _report, _runs
 from dpjax.cli._plan import make_plan
-from dpjax.cli._runs import (
-    Scores,
-    score_run,
-    system_key,
-    train_baselines,
-    train_private,
-)
+from dpjax.cli._runs import score_run, system_key, train_private
 from dpjax.cli._settings import Settings
 from dpjax.datasets import Dataset, Numeric
 from dpjax.solvers import dp_additive_model
 from tests.unit.cli.command import done, refused, words_of
-from tests.unit.cli.rooms import FEATURES, options, params_of, read_report, run
+from tests.unit.cli.rooms import options, params_of, read_report, run
 
 
 def plan_of(data, **changes):
@@ -52,10 +47,8 @@ def ignore(method, step, total):
 
 
 def test_defaults_follow_from_the_task_and_the_sizes():
-    for task, loss in (
-        ("classification", losses.logistic),
-        ("regression", losses.squared),
-    ):
+    for task in ("classification", "regression"):
+        loss = losses.logistic if task == "classification" else losses.squared
         plan = plan_of(dataset(50, task), epsilon=2.0)
         assert (plan.loss_fn, plan.budget) == (loss, (2.0, 50**-1.1))
     left = plan_of(dataset(50), epsilon=1.0, private_ranges=0.25, delta=0.1)
@@ -81,16 +74,13 @@ def test_the_plan_has_as_many_curves_as_the_solver_makes(changes, num_knots):
         assert len(solution.params.knots) == num_knots
 
 
-def test_without_settings_a_model_is_trained():
-    assert_trained(None)
-
-
-def assert_trained(model):
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("model", [None, "linear"])
+def test_a_model_is_trained(model):
     data, shown = dataset(), []
     plan = plan_of(data, model=model)
-    run = train_private(
-        plan, data, key=jax.random.key(0), on_step=lambda *x: shown.append(x)
-    )
+    options = {"key": jax.random.key(0), "on_step": lambda *x: shown.append(x)}
+    run = train_private(plan, data, **options)
     name = "DP linear model" if model else "DP additive model"
     assert run.method == name
     assert (shown[0][1], shown[-1]) == (0, (name, 50, 50))
@@ -108,7 +98,7 @@ def assert_trained(model):
 def test_baselines_are_exact_but_for_the_private_one():
     data = dataset(task="regression")
     plan = plan_of(data, epsilon=100.0)
-    runs = train_baselines(plan, data, key=jax.random.key(1), on_step=ignore)
+    runs = _runs.train_baselines(plan, data, key=jax.random.key(1), on_step=ignore)
     assert [run.is_private for run in runs] == [False, False, True]
     assert runs[2].solution.privacy.epsilon == 100.0
     # Without privacy the target, which is the first feature, is found.
@@ -122,7 +112,7 @@ def test_baselines_are_exact_but_for_the_private_one():
     # JSON has no NaN: a number that is none is null.
     args = dict(is_public=True, noise_key="")
     assert "comparison" not in _report.report(plan, data, runs[2], **args)
-    odd = [(runs[2], Scores(np.nan, 1.0))]
+    odd = [(runs[2], _runs.Scores(np.nan, 1.0))]
     content = _report.report(plan, data, runs[2], odd, **args)
     assert content["comparison"][0]["test_risk"] is None
 
@@ -139,21 +129,23 @@ CONTENTS = {"model.npz": b"new", "report.json": b"new"}
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_a_run_is_written_as_one_or_not_at_all(tmp_path, monkeypatch, is_new):
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_run_is_written_as_one_or_not_at_all(tmp_path, monkeypatch, step, is_new):
+    """Parameters are the last to appear, once the report is there."""
     folder = tmp_path / "a" if is_new else tmp_path
     if not is_new:
         (folder / "report.json").write_bytes(b"old")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    fsync, done = os.fsync, []
+    calls, make = [], getattr(os, step)
 
-    def fail(descriptor):
-        done.append(descriptor)
-        if len(done) == 2:
+    def fail(*paths):
+        calls.append(Path(paths[-1]).name if step == "replace" else "")
+        if calls[-1] == "report.json" or calls == ["", ""]:
             raise OSError(28, "No space left on device")
-        fsync(descriptor)
+        make(*paths)
 
     with monkeypatch.context() as patch:
-        patch.setattr("os.fsync", fail)
+        patch.setattr(f"os.{step}", fail)
         with pytest.raises(OSError, match=r"--output .* could not be written to: .*28"):
             _report.write(folder, CONTENTS, lambda: None)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -187,7 +179,8 @@ def test_a_file_shows_protected_numbers_only(rooms):
         *("arguments", "stats", "privacy"),
     }
     assert report["num_samples"] == 40
-    assert report["feature_names"] == FEATURES
+    names = ["rooms", "town=Ghent", "town=Lier", "intercept"]
+    assert report["feature_names"] == names
     assert report["target_unit"] == f"{odd} / 100"
     privacy = report["privacy"]
     assert privacy.items() >= budget.items()  # every digit
@@ -197,7 +190,7 @@ def test_a_file_shows_protected_numbers_only(rooms):
     assert {"noise_multiplier", "num_steps"} <= set(report["stats"])
     with np.load(rooms / "out" / "model.npz") as saved:
         assert set(saved) == {"params", "heights", "model"}
-        assert json.loads(str(saved["model"]))["feature_names"] == FEATURES
+        assert json.loads(str(saved["model"]))["feature_names"] == names
     model = load_model(rooms / "out")
     expected = 300 + 100 * (np.asarray(model.params, float) @ [1.5, 0, 1, 1])
     table = {"rooms": ["7", "?"], "town": ["Lier", "Lier"]}

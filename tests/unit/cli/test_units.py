@@ -44,10 +44,8 @@ def changed(first, second, holdout):
     tables = [one.held_out(holdout) if holdout else one for one in (first, second)]
     is_test = tables[0].is_test
     units = []
-    for name, chosen, size in (
-        ("features", ~is_test, 3),
-        ("test_features", is_test, 1),
-    ):
+    places = ("features", ~is_test, 3), ("test_features", is_test, 1)
+    for name, chosen, size in places:
         one, other = (getattr(encode_table(data), name) for data in tables)
         assert one.shape == other.shape
         differ = np.flatnonzero((one != other).any(axis=1))
@@ -76,9 +74,8 @@ def test_who_is_renamed_is_two_persons_of_a_list(holdout):
     names = [*NAMES, "p99"]
     for name, units in (("p99", {9, 40}), ("p7", {9, 37}), ("stranger", {9})):
         renamed = [(name if who == "p17" else who, x) for who, x in PEOPLE]
-        found = changed(
-            table(PEOPLE, names=names), table(renamed, names=names), holdout
-        )
+        tables = (table(people, names=names) for people in (PEOPLE, renamed))
+        found = changed(*tables, holdout)
         assert {9} <= set(found) <= units
 
 
@@ -117,7 +114,8 @@ def test_places_hold_the_first_records_and_zeros():
     assert unknown.num_units == 2  # those without a value are one together
 
 
-@pytest.mark.parametrize("options", [{}, {"delta": 1e-4}], ids=str)
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("options", [{}, {"delta": 1e-4}, {"max_features": 1}], ids=str)
 def test_a_person_gets_what_is_asked(options):
     asked = {"source": "t", "epsilon": 2.0, "loss": "squared", "unit": "who"} | options
     people, settings = table(PEOPLE), Settings(**asked)
@@ -129,9 +127,8 @@ def test_a_person_gets_what_is_asked(options):
     assert 2.0 * (1 - 1e-9) < found.epsilon <= 2.0
     delta = options.get("delta", 40**-1.1)
     assert delta * (1 - 1e-9) <= found.delta <= delta
-    words = "Replacing any one of the 40 groups of records with one who by any others, "
-    words += "at least one, with the same who, changes"
-    assert words in found.description
+    words = "any one of the 40 groups of records with one who by any others, at least "
+    assert f"Replacing {words}one, with the same who, changes" in found.description
     event: Any = record.dp_event
     noise = event.event.noise_multiplier
     assert noise >= 3 * gaussian_stddev(2.0, delta, sensitivity=1.0)

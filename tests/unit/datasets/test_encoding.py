@@ -54,14 +54,7 @@ def test_no_cell_raises_or_warns():
         assert not kind.encode(np.array(cells, dtype=object)).any()
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.float32])
-def test_numbers_are_compared_by_value(dtype):
-    column = np.array([2, 1, 3], dtype)
-    assert Categorical(("1", "2")).encode(column).tolist() == [[0, 1], [1, 0], [0, 0]]
-
-
 def test_a_record_is_encoded_by_itself():
-    # Nothing is learnt from other records.
     rng = np.random.default_rng(0)
     columns = {
         "x": rng.standard_cauchy(50).astype(np.str_),
@@ -101,7 +94,7 @@ def test_one_is_one_however_it_is_written(name):
     cells = np.array([*ONES, "no"], dtype=object)
     assert kind.encode(cells)[:, 0].tolist() == [1.0] * len(ONES) + [0.0]
     assert kind.encode(np.array([True, False]))[:, 0].tolist() == [1, 0]
-    assert kind.encode(np.array([1.0, np.nan]))[:, 0].tolist() == [1, 0]
+    assert kind.encode(np.array([1.0, np.nan], "f4"))[:, 0].tolist() == [1, 0]
     odd = np.array(["01", "1e0", "1E+00", "1_0", "one", "0", None, "nan"], dtype=object)
     assert not kind.encode(odd).any()
 
@@ -120,11 +113,6 @@ def test_what_is_missing_is_no_category():
     assert kind.encode(np.array(["NA", "None", "nan"])).sum() == 2  # if listed
     for frame in (pd.DataFrame({"x": ["a", None]}), pd.DataFrame({"x": ["a", np.nan]})):
         assert kind.encode(frame["x"].to_numpy(object))[:, 2].tolist() == [1, 0]
-
-
-def test_truth_in_text_is_a_number_too():
-    cells = np.array(["True", "false", "TRUE", "yes"])
-    assert Numeric().encode(cells)[:, 0].tolist() == [1, 0, 1, 0]
 
 
 def test_codes_stay_apart():

@@ -20,28 +20,17 @@ NUM_SAMPLES = 20_000
 FALSE_ALARM = 1e-4
 
 # Law, its oracle, and an oracle with a wrong parameter.
+LOG_NORMAL, ROOT = datasets.LogNormal(location=1.0, scale=1.0), 5**0.5
 CASES = [
-    (
-        datasets.Normal(location=1.0, scale=5**0.5),
-        *(stats.norm(1, scale) for scale in (5**0.5, 5**0.5 * 1.2)),
-    ),
-    (
-        datasets.LogNormal(location=1.0, scale=1.0),
-        *(stats.lognorm(1, scale=scale) for scale in (math.e, math.e * 1.2)),
-    ),
+    (datasets.Normal(1.0, ROOT), stats.norm(1, ROOT), stats.norm(1, 1.2 * ROOT)),
+    (LOG_NORMAL, stats.lognorm(1, scale=math.e), stats.lognorm(1, scale=1.2 * math.e)),
     (datasets.StudentT(3.0), stats.t(3), stats.t(3, scale=1.2)),
     (datasets.StudentT(0.3), stats.t(0.3), stats.t(0.3, scale=1.4)),  # without a mean
     (datasets.StudentT(1e4), stats.norm(), stats.norm(scale=1.2)),
+    (datasets.Pareto(1.5, 2.0), stats.pareto(1.5, scale=2), stats.pareto(1.8, scale=2)),
     (
-        datasets.Pareto(tail_index=1.5, scale=2.0),
-        *(stats.pareto(index, scale=2) for index in (1.5, 1.8)),
-    ),
-    (
-        datasets.LogNormal(location=1.0, scale=1.0).centered(),
-        *(
-            stats.lognorm(1, loc=shift - math.exp(1.5), scale=math.e)
-            for shift in (0, 0.5)
-        ),
+        LOG_NORMAL.centered(),
+        *(stats.lognorm(1, shift - math.exp(1.5), math.e) for shift in (0, 0.5)),
     ),
 ]
 
@@ -73,11 +62,9 @@ def test_samples_are_finite_where_the_law_leaves_float32(key):
 
 
 def test_no_centering_without_a_mean():
-    for law, mean in (
-        (datasets.Pareto(tail_index=1.0), math.inf),
-        (datasets.LogNormal(scale=100.0), math.inf),
-        (datasets.StudentT(degrees_of_freedom=1.0), math.nan),
-    ):
+    infinite = datasets.Pareto(tail_index=1.0), datasets.LogNormal(scale=100.0)
+    student = datasets.StudentT(degrees_of_freedom=1.0)
+    for law, mean in (*((law, math.inf) for law in infinite), (student, math.nan)):
         assert law.mean == pytest.approx(mean, nan_ok=True)
         with pytest.raises(ValueError, match="law must be"):
             law.centered()
@@ -125,10 +112,8 @@ def test_logistic_model_has_the_sign_of_each_paper(sign, key):
     latent = np.asarray(problem.features) @ np.asarray(problem.true_params)
     assert np.array_equal(problem.targets, np.sign(sign * latent))
     loss_fn = jax.vmap(losses.logistic, in_axes=(None, 0))
-    right, wrong = (
-        loss_fn(x * problem.true_params, problem.data).mean() for x in (sign, -sign)
-    )
-    assert right < wrong
+    params, data = sign * problem.true_params, problem.data
+    assert loss_fn(params, data).mean() < loss_fn(-params, data).mean()
 
 
 def test_l1_ball_params_are_uniform(key):

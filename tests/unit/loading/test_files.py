@@ -62,24 +62,20 @@ ROWS = [slice(None), slice(0, 0), slice(7, 16), slice(None, None, -2), 9]
 ROWS += [np.array([22, 3, 3, 0, 11]), np.empty(0, int)]
 
 
-@pytest.mark.parametrize("with_missing", [False, True])
-def test_parquet_reads_what_was_written(with_missing, tmp_path):
-    paths = write_parquet(tmp_path, with_missing)
-    source = Parquet(paths, {name: name for name in COLUMNS})
-    assert len(source) == N
-    for rows in ROWS:
-        for name, values in source[rows].items():
-            assert_same(values, expected(name, with_missing)[rows])
-
-
-def test_memory_mapped_reads_what_was_written(tmp_path):
+@pytest.mark.parametrize("kind", ["parquet", "parquet with missing", "mapped"])
+def test_what_was_written_is_read(kind, tmp_path):
     for name, values in COLUMNS.items():
         np.save(tmp_path / f"{name}.npy", values)
-    source = MemoryMapped({name: tmp_path / f"{name}.npy" for name in COLUMNS})
+    is_missing = kind == "parquet with missing"
+    if kind == "mapped":
+        source = MemoryMapped({name: tmp_path / f"{name}.npy" for name in COLUMNS})
+    else:
+        paths = write_parquet(tmp_path, is_missing)
+        source = Parquet(paths, {name: name for name in COLUMNS})
     assert len(source) == N
     for rows in ROWS:
         for name, values in source[rows].items():
-            assert_same(values, expected(name)[rows])
+            assert_same(values, expected(name, is_missing)[rows])
 
 
 def test_only_the_row_groups_and_columns_asked_for_are_read(tmp_path, monkeypatch):

@@ -38,9 +38,8 @@ def test_how_it_is_cut_changes_nothing(size, tmp_path):
     mapped = (source[start : start + 300] for start in range(0, 1000, 300))
     streams = [*(chunks(1000, k) for k in (1, 13, 1000)), mapped]
     found = [sample(one, size, key=jax.random.key(1)) for one in streams]
-    assert {(x.num_samples, x.sample_size) for _, x in found} == {
-        (1000, min(size, 1000))
-    }
+    sizes = {(x.num_samples, x.sample_size) for _, x in found}
+    assert sizes == {(1000, min(size, 1000))}
     assert len({drawn for _, drawn in found}) == len(found)  # each is another
     numbers = found[0][0]["number"]
     np.testing.assert_array_equal(found[0][0]["pair"], np.c_[numbers, -numbers])

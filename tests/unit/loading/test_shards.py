@@ -68,9 +68,8 @@ def test_batches_are_those_that_are_drawn_in_memory(batching):
     found = list(batches(records, state_of(batching), sharding=by_records()))
     assert len(found) == T
     for step, ((features, numbers), mask) in enumerate(found):
-        (wanted, rows), wanted_mask, state = batching.draw(
-            state, (jnp.asarray(FEATURES), jnp.arange(N))
-        )
+        data = jnp.asarray(FEATURES), jnp.arange(N)
+        (wanted, rows), wanted_mask, state = batching.draw(state, data)
         np.testing.assert_array_equal(features, wanted)
         np.testing.assert_array_equal(numbers, rows)
         np.testing.assert_array_equal(mask, wanted_mask)

@@ -6,16 +6,14 @@ import sys
 
 import numpy as np
 import pytest
-from dp_accounting import NonPrivateDpEvent
 
-from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models import Model
 from dpjax.models._bounded_column import BoundedColumn
 from dpjax.models._file import model_file
 from dpjax.solvers import Curves
 from tests.unit.cli import command
 from tests.unit.cli.command import done, refusals
+from tests.unit.models import test_model
 
 # Names and categories of which a careless writer makes code.
 NUMBER, TEXT = 'a"b\\\n--x;{y}%s', "t'); DROP TABLE t; --\\\n/*é"
@@ -26,7 +24,6 @@ COLUMNS = {
     TEXT: Categorical(TOWNS),
     "sold": Categorical(("true",)),
 }
-PRIVACY = PrivacyGuarantee.of(1.0, 1e-5, dp_event=NonPrivateDpEvent(), num_samples=40)
 WEIGHTS = np.array([0.1, 3e-4, 1.1, -1 / 3, 0.3, 5e-5, 7.0, -0.7, 0.9, -0.2])
 BENT = Curves(
     WEIGHTS.astype(np.float32),
@@ -55,21 +52,23 @@ TABLE = {
 }
 
 
-def model(**changes):
-    given = {
-        **{"params": WEIGHTS, "columns": COLUMNS, "privacy": PRIVACY},
-        **{"target_name": "price", "target": Numeric(300, 100), "link": "identity"},
-        **{"method": 'coding: utf-7"""\nimport os', "data": "coding: utf-7\u2028*/"},
-    }
-    return Model(**given | changes)
+model = functools.partial(
+    test_model.model,
+    **{"params": WEIGHTS, "columns": COLUMNS, "target_unit": ""},
+    **{"method": 'coding: utf-7"""\nimport os', "data": "coding: utf-7\u2028*/"},
+)
 
 
 def quoted(name):
     return '"' + name.replace('"', '""') + '"'
 
 
-def by_database(connection, content, table, missing):
+MISSING = {"sqlite": [None, "?"], "duckdb": [None, np.nan]}
+
+
+def by_database(engine, content, table):
     """Selects the expression from a table; missing numbers are one value or another."""
+    connection, missing = connected(engine), MISSING[engine]
     kinds = {"O": "VARCHAR", "f": "DOUBLE PRECISION"}
     names = ", ".join(f"{quoted(k)} {kinds[v.dtype.kind]}" for k, v in table.items())
     connection.execute(f"CREATE TABLE t (place INTEGER, score INTEGER, {names})")
@@ -88,14 +87,6 @@ def connected(engine):
     return pytest.importorskip("duckdb", reason="duckdb runs the SQL").connect()
 
 
-def by_sqlite(content, table):
-    return by_database(connected("sqlite"), content, table, [None, "?"])
-
-
-def by_duckdb(content, table):
-    return by_database(connected("duckdb"), content, table, [None, np.nan])
-
-
 def session_of(content):
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime runs the model")
     options = runtime.SessionOptions()
@@ -103,40 +94,28 @@ def session_of(content):
     return runtime.InferenceSession(content, options)
 
 
-def by_onnx(content, table):
-    session = session_of(content)
-    (output,) = session.get_outputs()
-    return session.run([output.name], table)[0]
-
-
-RUNNERS = {
-    "sqlite": ("sql", by_sqlite),
-    "duckdb": ("sql", by_duckdb),
-    "onnx": ("onnx", by_onnx),
-}
-
-
-def agrees(made, name, table):
-    form, run = RUNNERS[name]
-    if form == "onnx":
+def agrees(made, runner):
+    if runner == "onnx":
         pytest.importorskip("onnx", reason="onnx writes the model")
-    expected = made.predict(table)
-    found = np.array(run(made.export(form), table), np.float64)
+        (scores,) = session_of(made.export("onnx")).run(None, TABLE)
+    else:
+        scores = by_database(runner, made.export("sql"), TABLE)
+    expected, found = made.predict(TABLE), np.array(scores, np.float64)
     assert found.shape == expected.shape
     # Features are rounded to float32 in dpjax, and to float64 elsewhere.
     unit = getattr(made.target, "scale", 1.0)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6 * unit)
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
+@pytest.mark.parametrize("runner", [*MISSING, "onnx"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_all_languages_predict_as_the_model_does(variant, runner):
-    agrees(model(**VARIANTS[variant]), runner, TABLE)
+    agrees(model(**VARIANTS[variant]), runner)
 
 
 def test_constants_and_numbers_are_written_exactly():
-    for runner in ("sqlite", "duckdb"):
-        agrees(model(params=np.array([0.1]), columns={}), runner, TABLE)
+    for engine in MISSING:
+        agrees(model(params=np.array([0.1]), columns={}), engine)
     assert b"(-0.3333333333333333e0)" in model().export("sql")
 
 
@@ -256,7 +235,7 @@ def test_databases_read_each_cell_as_predict_does(kind):
     assert not [cell for cell, wrong in zip(stored, is_wrong, strict=True) if wrong]
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "duckdb"])
+@pytest.mark.parametrize("engine", MISSING)
 def test_a_column_that_is_not_there_is_an_error(engine):
     for name in CELL_COLUMNS:
         connection = connected(engine)

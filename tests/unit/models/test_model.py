@@ -25,12 +25,10 @@ from tests.unit.refusals import refused
 
 ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
 COST = Numeric(0, 100)
-
-
 WEIGHTS = np.array([2.0, 1.0, -1.0, 0.5], np.float32)
-BENT = Curves(
-    WEIGHTS, np.array([[3.0, 0.0, 1.0]], np.float32), *((-2.0, 0.0, 2.0), (0,), 3)
-)
+HEIGHTS = np.array([[3.0, 0.0, 1.0]], np.float32)
+BENT = Curves(WEIGHTS, HEIGHTS, (-2.0, 0.0, 2.0), (0,), 3)
+NOTHING = NonPrivateDpEvent()
 
 
 def model(**changes):
@@ -41,9 +39,7 @@ def model(**changes):
         "target": Numeric(300, 100),
         "target_unit": "price / 100",
         "link": "identity",
-        "privacy": PrivacyGuarantee.of(
-            1.0, 1e-5, dp_event=NonPrivateDpEvent(), num_samples=40
-        ),
+        "privacy": PrivacyGuarantee.of(1.0, 1e-5, dp_event=NOTHING, num_samples=40),
         "method": "by hand",
         "data": "homes.csv",
         "versions": {"dpjax": "0"},
@@ -55,17 +51,12 @@ TABLE = {"rooms": ["6", "?", "4"], "town": ["Ghent", "Mons", "Lier"], "more": [1
 PRICES = [650.0, 350.0, 250.0]  # 300 + 100 (2 (rooms - 4) / 2 + town + 0.5)
 
 
-def frames(folder):
-    """The table in every form that `predict` takes."""
-    frame = pl.DataFrame(TABLE)
-    frame.write_csv(folder / "new.csv")
-    frame.write_parquet(folder / "new.parquet")
-    lists = {name: np.array(cells) for name, cells in TABLE.items()}
-    return [TABLE, lists, frame, folder / "new.csv", str(folder / "new.parquet")]
-
-
 def test_predictions_are_in_the_units_of_the_target(tmp_path):
-    for table in frames(tmp_path):
+    frame, file, text = pl.DataFrame(TABLE), tmp_path / "t.csv", f"{tmp_path}/t.parquet"
+    frame.write_csv(file)
+    frame.write_parquet(text)
+    arrays = {name: np.array(cells) for name, cells in TABLE.items()}
+    for table in (TABLE, arrays, frame, file, text):
         assert model().predict(table).tolist() == PRICES
     made = model(params=np.array([0.5]), columns={})  # which counts the records
     assert made.predict(TABLE).tolist() == [350.0] * 3
@@ -92,14 +83,6 @@ def test_numpy_predicts_as_jax_does(link, params):
     np.testing.assert_allclose(found.predict(table), expected, 1e-5, 1e-6 * scale)
 
 
-def test_labels_have_a_probability():
-    made = model(link="logit", target=Categorical(("yes",)))
-    odds = np.exp([3.5, 0.5, -0.5])
-    assert made.predict(TABLE) == pytest.approx(odds / (1 + odds), rel=1e-5)
-    assert made.positive == "yes"
-    assert model().positive is None
-
-
 def test_coefficients_predict_as_the_model_does():
     found = model().coefficients()
     by_hand = [
@@ -107,8 +90,10 @@ def test_coefficients_predict_as_the_model_does():
         found["intercept"] + 4 * found["rooms"] + found["town=Lier"],
     ]
     assert by_hand == pytest.approx([PRICES[0], PRICES[2]])
-    odds = model(link="logit", target=Categorical(("yes",))).coefficients()
+    labels = model(link="logit", target=Categorical(("yes",)))
+    odds = labels.coefficients()
     assert odds["intercept"] + 4 * odds["rooms"] == pytest.approx(0.5)
+    assert (labels.positive, model().positive) == ("yes", None)
 
 
 ERRORS = {
@@ -189,7 +174,7 @@ SAVED = [
     {"columns": {"rooms": Numeric(4, 2, 0.5), "töwn,\n": TOWN}},
     {"link": "logit", "target": Categorical(("yes",))},
     {"link": "log", "target": COST, "exposure": BoundedColumn("years", 2.0)},
-    {"privacy": PrivacyGuarantee.of(math.inf, 0, dp_event=NonPrivateDpEvent())},
+    {"privacy": PrivacyGuarantee.of(math.inf, 0, dp_event=NOTHING)},
 ]
 
 
@@ -274,12 +259,9 @@ def shaped(size, compression=zipfile.ZIP_STORED, name="params"):
 def test_loading_runs_no_code(tmp_path):
     made = tmp_path / "made"
     bad = np.array([Attack(made)], dtype=object)
-    contents = [
-        pickle.dumps(Attack(made)),
-        archive(params=bad, model=np.array("{}")),
-        archive(params=np.zeros(4), model=bad),
-    ]
-    for content in contents:
+    in_params = archive(params=bad, model=np.array("{}"))
+    in_text = archive(params=np.zeros(4), model=bad)
+    for content in (pickle.dumps(Attack(made)), in_params, in_text):
         with pytest.raises(ValueError, match="model must be a file that dpjax train"):
             load_model(save(tmp_path, content))
     assert not made.exists()
@@ -290,6 +272,7 @@ def test_files_that_are_no_models(tmp_path):
     middle = bytearray(whole)
     middle[80:90] = b"\xff" * 10
     town, privacy = content_of(whole)["columns"]["town"], content_of(whole)["privacy"]
+    rooms = {"center": 0, "scale": 2}
     contents = [
         *(b"", b"a,b\n1,2\n", whole[:10], whole[: len(whole) // 2], whole[:-1]),
         bytes(middle),
@@ -312,12 +295,10 @@ def test_files_that_are_no_models(tmp_path):
         *(changed(exposure=[]), changed(link=["identity"]), changed(feature_names=[])),
         changed(versions={"numpy": 2}),
         *(
-            changed(columns={"rooms": {"center": 0, "scale": scale}, "town": town})
+            changed(columns={"rooms": rooms | {"scale": scale}, "town": town})
             for scale in ("2", [2], True, None, 10**400, float("inf"))
         ),
-        changed(
-            columns={"rooms": {"center": 0, "scale": 2}, "town": {"categories": [3, 4]}}
-        ),
+        changed(columns={"rooms": rooms, "town": {"categories": [3, 4]}}),
         *(
             changed(privacy=privacy | {name: value})
             for name, value in (
@@ -347,10 +328,8 @@ def test_files_that_are_no_models(tmp_path):
             load_model(save(tmp_path, content))
     for content in (changed(), bent(), with_errors()):  # which nothing is wrong with
         load_model(save(tmp_path, content))
-    for version, writer in (
-        (3, "a later"),
-        *((x, "an earlier") for x in (1, None, True)),
-    ):
+    for version in (3, 1, None, True):
+        writer = "a later" if version == 3 else "an earlier"
         path = save(tmp_path, changed(format=version))
         message = f"model must be of format 2, .*; {writer} version .*, got {version}"
         with pytest.raises(ValueError, match=message):

@@ -62,9 +62,8 @@ def test_every_container_gives_the_same(table, model):
     frame, _ = table
     enum = pl.Series("kind", frame["kind"].astype(str), dtype=pl.Enum(KINDS))
     other = pl.from_pandas(frame.drop(columns="kind")).insert_column(1, enum)
-    np.testing.assert_array_equal(
-        model.predict_proba(other), model.predict_proba(frame)
-    )
+    shares = model.predict_proba(frame)
+    np.testing.assert_array_equal(model.predict_proba(other), shares)
     odd = frame.astype(object).assign(kind="no such kind")
     unseen = frame.assign(kind=pd.Categorical([None] * NUM, categories=KINDS))
     np.testing.assert_array_equal(model.predict_proba(odd), model.predict_proba(unseen))

@@ -121,10 +121,9 @@ def test_all_releases_share_one_budget(monkeypatch, estimator, is_open, epsilon,
     elif not is_open:
         given["target_range"] = (-3, 3)
     rng = np.random.default_rng(0)
+    model = estimator(random_state=0, epsilon=epsilon, delta=delta, **given)
     with pytest.raises(Stop):
-        estimator(random_state=0, epsilon=epsilon, delta=delta, **given).fit(
-            rng.normal(size=(n, d)), rng.integers(0, 2, n)
-        )
+        model.fit(rng.normal(size=(n, d)), rng.integers(0, 2, n))
     if estimator in CLASSIFIERS and "classes" not in given:
         delta *= 1 - _labels.DELTA_SHARE
     together = 1 / math.sqrt(sum(part**-2 for part in parts))

@@ -51,22 +51,13 @@ LABELS = np.where(RNG.uniform(size=5000) < 1 / (1 + np.exp(-2 * X[:, 0])), "yes"
 def test_numbers_are_scored_in_their_unit():
     model, baseline = Line(100.0).fit(X, NUMBERS), Line(0.0).fit(X, NUMBERS)
     pipeline = make_pipeline(FunctionTransformer(), model).fit(X, NUMBERS)
-    found = [
+    (scores, privacy), (again, _) = (
         score_privately(one, X, NUMBERS, epsilon=100.0, baseline=beside, random_state=0)
         for one, beside in ((model, baseline), (pipeline, None))
-    ]
-    (scores, privacy), (again, _) = found
-    *measures, explained = scores.measures  # R2 is of a baseline alone
-    assert measures == again.measures  # the baseline predicts zero
-    errors = [np.mean((slope * X[:, 0] - NUMBERS) ** 2) for slope in (100.0, 0.0)]
-    assert explained.model.value == pytest.approx(1 - errors[0] / errors[1], abs=0.02)
-    for measure, share in zip(scores.measures, (0.5, 0.9), strict=False):
-        for one, slope in ((measure.model, 100.0), (measure.constant, 0.0)):
-            errors = np.abs(slope * X[:, 0] - NUMBERS)
-            assert one.value == pytest.approx(np.quantile(errors, share), rel=0.1)
-            assert one.low < one.value < one.high
-    loss = scores.measures[2].model.value
-    assert loss == pytest.approx(0.5 * 0.25, rel=0.1)
+    )
+    # R2 is of a baseline alone, which predicts zero. Errors are in cli/test_printed.py.
+    assert scores.measures[:-1] == again.measures
+    assert scores.measures[2].model.value == pytest.approx(0.5 * 0.25, rel=0.1)
     assert (privacy.epsilon, privacy.delta) == (100.0, 5000**-1.1)
     event: Any = privacy.dp_event
     multiplier = event.event.noise_multiplier
@@ -77,13 +68,7 @@ def test_numbers_are_scored_in_their_unit():
 def test_labels_are_scored_as_they_are_written():
     model = Odds().fit(X, LABELS)
     scores, _ = score_privately(model, X, LABELS, epsilon=100.0, random_state=0)
-    accuracy, area, loss = scores.measures
-    truth = np.mean((X[:, 0] > 0) == (LABELS == "yes"))
-    assert accuracy.model.value == pytest.approx(truth, abs=0.01)
-    assert area.model.value > 0.8
-    share = np.mean(LABELS == "yes")
-    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
-    assert loss.constant.value == pytest.approx(entropy, rel=0.01)
+    assert scores.measures[1].model.value > 0.8  # the area
     other = Odds(("no", "maybe")).fit(X, LABELS)
     with pytest.raises(ValueError, match="baseline must be a classifier of the class"):
         score_privately(model, X, LABELS, baseline=other)
@@ -111,26 +96,18 @@ CLASSES = np.where(abs(X[:, 0]) < 0.5, "flat", np.where(X[:, 0] > 0, "up", "down
 def test_several_classes_are_scored_beside_the_commonest_and_a_model():
     model = Shares().fit(X, CLASSES)
     labels = np.where(RNG.uniform(size=5000) < 0.1, "flat", CLASSES)
-    best = np.max([np.mean(labels == one) for one in model.classes_])
-    scores, privacy = score_privately(model, X, labels, epsilon=50.0, random_state=0)
-    accuracy, area, loss = scores.measures
-    assert accuracy.model.value == pytest.approx(np.mean(labels == CLASSES), abs=0.02)
-    truth = roc_auc_score(
-        *(labels, model.predict_proba(X)), multi_class="ovr", average="weighted"
-    )
+    options = {"epsilon": 50.0, "random_state": 0}
+    scores, privacy = score_privately(model, X, labels, **options)
+    _, area, loss = scores.measures
+    shares = model.predict_proba(X)
+    truth = roc_auc_score(labels, shares, multi_class="ovr", average="weighted")
     assert area.model.low < truth < area.model.high
     assert area.model.high - area.model.low < 0.1
     assert area.constant == (0.5, 0.5, 0.5)
-    assert accuracy.constant.value == pytest.approx(best, abs=0.02)
-    shares = [np.mean(labels == one) for one in model.classes_]
-    entropy = -np.sum(shares * np.log(shares))
-    assert loss.constant.value == pytest.approx(entropy, rel=0.02)
     assert loss.model.value < loss.constant.value
     assert (privacy.epsilon, scores.calibration) == (50.0, [])
     flat = Shares(-1.0).fit(X, CLASSES)
-    scores, _ = score_privately(
-        model, X, labels, epsilon=50.0, baseline=flat, random_state=0
-    )
+    scores, _ = score_privately(model, X, labels, baseline=flat, **options)
     wrong = np.argmax(flat.predict_proba(X), axis=1)
     right = np.mean(labels == flat.classes_[wrong])
     assert scores.measures[0].constant.value == pytest.approx(right, abs=0.02)
@@ -152,9 +129,8 @@ def test_a_baseline_is_counted_and_not_read_off_a_record():
         rows = X.copy()
         rows[0] = first
         labels = np.where(np.arange(5000) % 5, "yes", "no")
-        scores, _ = score_privately(
-            model, rows, labels, epsilon=10.0, baseline=baseline, random_state=0
-        )
+        options = {"epsilon": 10.0, "baseline": baseline, "random_state": 0}
+        scores, _ = score_privately(model, rows, labels, **options)
         found.append([measure.constant.value for measure in scores.measures[:2]])
     right = np.mean((X[:, 0] < 0) == (labels == "yes"))
     np.testing.assert_allclose(found[0], found[1], atol=0.005)
