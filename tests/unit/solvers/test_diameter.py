@@ -8,13 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.solvers import (
-    _gain,
-    _group_means,
-    _rare,
-    _sparse_regression,
-    _untuned_mean,
-)
+from dpjax.solvers import _gain, _group_means, _rare, _sparse_regression, _untuned_mean
 from dpjax.solvers._grouped_samples import Groups
 from dpjax.solvers.linear._kind import Examples
 
