@@ -12,13 +12,7 @@ import scipy.stats
 
 from dpjax import accounting, losses
 from dpjax.batching import Disjoint, Full, Poisson, ShuffledEpochs, WithoutReplacement
-from dpjax.estimators import (
-    Mean,
-    MedianOfMeans,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
+from dpjax.estimators import Mean, SmoothedTruncation, Winsorization
 from dpjax.solvers import Execution, dp_gradient_descent, robust_gradient_descent
 from tests import registry
 
@@ -147,7 +141,7 @@ def test_schedules_and_their_traced_numbers():
     np.testing.assert_allclose(params[1], static, rtol=1e-6)
 
 
-MEDIANS = MedianOfMeans(Truncation(1.0), 3)
+MEDIANS = registry.ESTIMATORS["MedianOfMeans"](1.0)
 
 
 @pytest.mark.parametrize(

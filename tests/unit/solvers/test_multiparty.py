@@ -108,16 +108,13 @@ def test_parties_do_as_one_process_does_with_the_same_noise():
         np.testing.assert_allclose(solution.params, expected, rtol=1e-5, atol=1e-5)
 
 
-def silent(party, index, message, replacement):
-    """Changes the messages of party 2 from the fourth on."""
-    return replacement if party == 2 and index >= 4 else message
-
-
 @pytest.mark.parametrize("replacement", [b"", bytes(8), bytes(32)])
 def test_the_others_go_on_without_a_party_that_drops_or_it_is_named(replacement):
+    def silent(party, index, message):
+        return replacement if party == 2 and index >= 4 else message
+
     data = [records(30, seed) for seed in range(4)]
-    change = partial(silent, replacement=replacement)
-    solutions, heard = solve(data, change=change, max_dropouts=1)
+    solutions, heard = solve(data, change=silent, max_dropouts=1)
     for solution in solutions:
         assert solution.stats["num_live"] == 3
         assert np.all(np.isfinite(solution.params))
@@ -127,7 +124,7 @@ def test_the_others_go_on_without_a_party_that_drops_or_it_is_named(replacement)
     steps = []
     shown = Execution(callback=lambda step, params: steps.append(step))
     with pytest.raises(PartyError, match="party 2"):
-        solve(data, change=change, execution=shown)
+        solve(data, change=silent, execution=shown)
     assert max(steps) == 2  # nothing of the third round came out
 
 
