@@ -13,7 +13,7 @@ import scipy.stats
 from benchmarks.figures import printed
 from dpjax.constraints import Box, grid_net
 from dpjax.solvers import dp_l1_regression
-from tests.unit.solvers.test_l1_regression import problem, scores_of, settings
+from tests.unit.solvers.test_l1_regression import problem, scores_of, solve
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, 1e-38, 0.0, -0.0, 0.3]
 FALSE_ALARM = 1e-6
@@ -68,6 +68,13 @@ def two_candidates(num_first, num_records=41):
 
 
 SOLVERS = {"needed": dp_l1_regression, "printed": printed.l1_regression}
+
+
+def solve_two(num_first, name, **changes):
+    features, targets, candidates = two_candidates(num_first)
+    return solve(features, targets, SOLVERS[name], candidates=candidates, **changes)
+
+
 LAWS = {  # probability of the candidate that has a higher score by `gap`
     "needed": lambda gap, epsilon: (
         1 - 0.5 * np.exp(-epsilon * gap / 2)
@@ -89,9 +96,7 @@ def law_of_two(num_first, name, epsilon):
 @pytest.mark.parametrize("name", SOLVERS)
 def test_two_candidates_attain_epsilon_and_never_pass_it(name, epsilon):
     # One of 41 records flips the candidate it fits.
-    features, targets, candidates = two_candidates(3)
-    options = settings(epsilon=epsilon, candidates=candidates)
-    spent = SOLVERS[name](features, targets, **options).privacy.epsilon
+    spent = solve_two(3, name, epsilon=epsilon).privacy.epsilon
     assert spent == (epsilon if name == "needed" else 2 * epsilon)
     laws = [law_of_two(k, name, epsilon) for k in range(42)]
     losses = [np.abs(np.log(a) - np.log(b)).max() for a, b in itertools.pairwise(laws)]
@@ -103,11 +108,9 @@ def test_two_candidates_attain_epsilon_and_never_pass_it(name, epsilon):
 def test_the_law_that_is_drawn(name, key):
     # 23 of 41: a gap of 5. Chi-square, false alarm 1e-6.
     epsilon, num_draws = 0.5, 100_000
-    features, targets, candidates = two_candidates(23)
 
     def draw(key):
-        options = settings(key=key, epsilon=epsilon, candidates=candidates)
-        return SOLVERS[name](features, targets, **options).params
+        return solve_two(23, name, key=key, epsilon=epsilon).params
 
     params = jax.jit(jax.vmap(draw))(jax.random.split(key, num_draws))
     first = int((params[:, 0] == 1).sum())
@@ -125,14 +128,10 @@ def test_the_law_that_is_drawn(name, key):
 
 def test_chunked_law_and_its_padding(key):
     # Five candidates in chunks of two, all with one score; false alarm 1e-6.
-    candidates = jnp.arange(5.0)[:, None]
+    options = {"candidates": jnp.arange(5.0)[:, None], "chunk_size": 2}
 
     def draw(key):
-        return dp_l1_regression(
-            jnp.zeros((9, 1)),
-            jnp.zeros(9),
-            **settings(key=key, candidates=candidates, chunk_size=2),
-        ).params
+        return solve(jnp.zeros((9, 1)), jnp.zeros(9), key=key, **options).params
 
     params = jax.jit(jax.vmap(draw))(jax.random.split(key, 20_000))
     counts = np.bincount(np.asarray(params[:, 0], int))
@@ -143,13 +142,12 @@ def test_chunked_law_and_its_padding(key):
 @pytest.mark.parametrize("order", [2.0, 1.4])
 def test_default_truncation_is_least_in_its_bound(order):
     features, targets, candidates = problem(500)
-    options = settings(
-        candidates=candidates, moment_order=order, residual_moment_bound=2.0
-    )
+    options = {"moment_order": order, "residual_moment_bound": 2.0}
+    options["candidates"] = candidates
 
-    def stats(truncation, solve=dp_l1_regression):
-        changes = {"truncation": truncation, "key": jax.random.key(3)}
-        return solve(features, targets, **(options | changes)).stats
+    def stats(truncation, name="needed"):
+        changes = options | {"truncation": truncation}
+        return solve(features, targets, SOLVERS[name], **changes).stats
 
     taken = stats(None)
     for factor in (0.9, 1.1):
@@ -167,8 +165,7 @@ def test_default_truncation_is_least_in_its_bound(order):
     else:
         factor = 2 * 2 ** (order - 1) * 2.0 / order * (order - 1)
         expected = (8 * math.log(order) * logs / 500 / factor) ** (1 / order)
-    found = stats(None, printed.l1_regression)["truncation"]
-    assert found == pytest.approx(expected)
+    assert stats(None, "printed")["truncation"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("order", [2.0, 1.4])
@@ -181,18 +178,13 @@ def test_risk_bound(order, key):
     candidates = grid_net(Box(-2.0, 2.0), 2, radius=0.5)
     best = candidates[jnp.linalg.norm(candidates, axis=1).argmin()]
 
-    def solve(seed, features, targets):
-        return dp_l1_regression(
-            features,
-            targets,
-            key=jax.random.key(seed),
-            epsilon=1.0,
-            candidates=candidates,
-            moment_order=order,
-            residual_moment_bound=9 ** (order / 2),
-        )
+    options = {"candidates": candidates, "moment_order": order, "truncation": None}
+    options["residual_moment_bound"] = 9 ** (order / 2)
 
-    solutions = jax.jit(jax.vmap(solve))(jnp.arange(50), features, noise)
+    def solve_one(seed, features, targets):
+        return solve(features, targets, key=jax.random.key(seed), **options)
+
+    solutions = jax.jit(jax.vmap(solve_one))(jnp.arange(50), features, noise)
 
     def risk(w):
         return jnp.sqrt(2 / jnp.pi * (1 + (w**2).sum(axis=-1)))

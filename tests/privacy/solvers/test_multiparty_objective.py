@@ -17,6 +17,7 @@ from dpjax.solvers import (
 )
 from tests import parties
 from tests.parties import FALSE_ALARM, Recorder
+from tests.unit.refusals import refused
 
 ONE = np.float64(1).tobytes()  # the word by which gradients are asked for
 SETTING = {"epsilon": 1.0, "delta": 1e-6, "regularization": 0.02}
@@ -164,28 +165,21 @@ def test_a_silent_party_ends_the_run_and_is_named():
         run_parties(party_fn, 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        ("epsilon", 0.0),
-        ("delta", 0.0),
-        ("regularization", -1.0),
-        ("loss", "logistic"),
-        ("features", np.zeros(3)),
-        ("labels", np.zeros((100, 2))),
-    ],
+OWN = dict(zip(("features", "labels"), records(100, 0), strict=True))
+test_bad_arguments_are_named = refused(
+    lambda changes: run_parties(lambda transport: fit(transport, **OWN | changes), 2),
+    ({"epsilon": 0.0}, "epsilon"),
+    ({"delta": 0.0}, "delta"),
+    ({"regularization": -1.0}, "regularization"),
+    ({"loss": "logistic"}, "loss"),
+    ({"features": np.zeros(3)}, "features"),
+    ({"labels": np.zeros((100, 2))}, "labels"),
 )
-def test_bad_arguments_are_named(name, bad):
-    features, labels = records(100, 0)
-    arguments = {"features": features, "labels": labels, name: bad}
-    with pytest.raises(ValueError, match=name):
-        run_parties(lambda transport: fit(transport, **arguments), 2)
-
-
-def test_no_party_may_drop_out():
-    for sums in (lambda x: SecureSum(x, max_dropouts=1), lambda x: x):
-        with pytest.raises(ValueError, match="secure_sum"):
-            run_parties(lambda x, s=sums: fit(x, *records(100, 0), secure_sum=s(x)), 3)
+test_no_party_may_drop_out = refused(
+    lambda make: run_parties(lambda x: fit(x, **OWN, secure_sum=make(x)), 3),
+    (lambda x: SecureSum(x, max_dropouts=1), "secure_sum"),
+    (lambda x: x, "secure_sum"),
+)
 
 
 STEEPER = MarginLoss(lambda z: -2 * jax.nn.sigmoid(-z), 1.0, 0.25, True)
@@ -204,9 +198,7 @@ STEEPER = MarginLoss(lambda z: -2 * jax.nn.sigmoid(-z), 1.0, 0.25, True)
 )
 def test_the_argument_that_differs_is_named(name, other):
     def party_fn(transport):
-        features, labels = records(100, transport.party)
-        change = {name: other} if transport.party else {}
-        return fit(transport, **{"features": features, "labels": labels} | change)
+        return fit(transport, **OWN | ({name: other} if transport.party else {}))
 
     with pytest.raises(PartyError, match=f"party 1: other {name} than party 0"):
         run_parties(party_fn, 2)

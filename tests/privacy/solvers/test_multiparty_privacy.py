@@ -33,13 +33,10 @@ def attack(sums, iterates, candidates):
 
 def neighbours():
     """Two data sets of two parties, different in one record as much as can be."""
-    first, second = records(20, 0), records(20, 1)
-    features, targets = (x.copy() for x in second)
-    other = (features, targets)
-    features[7], targets[7] = [3.0, -4.0, 5.0], 1.0
-    there = (second[0].copy(), second[1].copy())
-    there[0][7], there[1][7] = features[7], -1.0
-    return first, (there, other)
+    there, other = records(20, 1), records(20, 1)
+    for (features, targets), target in ((there, -1.0), (other, 1.0)):
+        features[7], targets[7] = [3.0, -4.0, 5.0], target
+    return records(20, 0), (there, other)
 
 
 def pooled(first, second):
@@ -73,19 +70,14 @@ def test_our_transcript_does_not_tell_neighbours_apart():
     for trial in range(num_trials):
         truth = trial % 2
         iterates = [jnp.zeros(3)]
-        shown = Execution(
+        show = Execution(
             callback=lambda step, params, iterates=iterates: iterates.append(params)
         )
+        parts = (first, show), (seconds[truth], Execution())
 
-        def party_fn(transport, truth=truth, shown=shown):
-            recorder = Recorder(transport)
-            descend(
-                recorder,
-                seconds[truth] if transport.party else first,
-                execution=Execution() if transport.party else shown,
-                epsilon=epsilon,
-                num_steps=num_steps,
-            )
+        def party_fn(transport, parts=parts):
+            recorder, (own, how) = Recorder(transport), parts[transport.party]
+            descend(recorder, own, execution=how, epsilon=epsilon, num_steps=num_steps)
             return recorder.heard
 
         heard = run_parties(party_fn, 2)[0]
@@ -132,9 +124,8 @@ def test_noise_grows_with_colluders_and_dropouts():
     one, all_one = share(max_colluding=1)
     three, _ = share(max_colluding=3)
     np.testing.assert_allclose(all_none, all_one, rtol=1e-5)
-    np.testing.assert_allclose(
-        [one / none, three / none], [np.sqrt(4 / 3), 2], rtol=1e-5
-    )
+    ratios = [one / none, three / none]
+    np.testing.assert_allclose(ratios, [np.sqrt(4 / 3), 2], rtol=1e-5)
     # A dropout costs a share and one more release.
     dropped, _ = share(max_colluding=1, max_dropouts=1)
     np.testing.assert_allclose(dropped / none, np.sqrt(4 / 2 * 6 / 5), rtol=1e-2)

@@ -12,6 +12,7 @@ from dpjax import accounting, solvers
 from dpjax.batching import Disjoint, Poisson
 from dpjax.estimators import Clipping, MedianOfMeans, Truncation, Winsorization
 from dpjax.losses import MarginLoss
+from tests.unit.solvers import test_sample_and_aggregate as aggregate
 from tests.unit.solvers import test_sparse as sparse
 
 FALSE_ALARM = 1e-6
@@ -27,19 +28,13 @@ def descent(batching, size):
     bound = estimator.sampled_sensitivity if sampled else estimator.sensitivity
     stddev = multiplier * bound(size, 5, rounded=False).l2
 
+    options = {"estimator": estimator, "learning_rate": RATE, "num_steps": T}
+    options |= {"batching": batching} | BUDGET
+
     def release(key):
         # Without gradients T steps are a sum of T independent noises.
-        params = solvers.dp_gradient_descent(
-            jnp.dot,
-            jnp.zeros(5),
-            jnp.zeros((40, 5)),
-            key=key,
-            estimator=estimator,
-            learning_rate=RATE,
-            num_steps=T,
-            batching=batching,
-            **BUDGET,
-        ).params
+        problem = jnp.dot, jnp.zeros(5), jnp.zeros((40, 5))
+        params = solvers.dp_gradient_descent(*problem, key=key, **options).params
         return params / (RATE * math.sqrt(T) * stddev)
 
     return release
@@ -60,14 +55,9 @@ def mean(estimator):
 def objective(loss):
     def release(key):
         # Zero records leave w = -eta / (N Lambda), and the noise of the output.
-        solution = solvers.dp_objective_perturbation(
-            jnp.zeros((20, 3)),
-            jnp.ones(20),
-            key=key,
-            loss=loss,
-            regularization=0.01,
-            **BUDGET,
-        )
+        options = {"key": key, "loss": loss, "regularization": 0.01} | BUDGET
+        data = jnp.zeros((20, 3)), jnp.ones(20)
+        solution = solvers.dp_objective_perturbation(*data, **options)
         stats = solution.stats
         convexity = 20 * stats["regularization"]
         stddev = jnp.hypot(stats["stddev"] / convexity, stats["output_stddev"])
@@ -78,23 +68,15 @@ def objective(loss):
 
 def sample_and_aggregate(key):
     # Equal results leave the floor, which is public: so the noise's scale is known.
-    solution = solvers.dp_sample_and_aggregate(
-        lambda subset: subset.mean(axis=0),
-        jnp.ones((1200, 3)),
-        key=key,
-        num_subsets=400,
-        diameter=8.0,
-        **BUDGET | {"epsilon": 2.0},
-    )
+    solution = aggregate.solve(jnp.ones((1200, 3)), key=key)
     return (solution.params - 1) / solution.stats["least_stddev"]
 
 
 def peeled(solve, bound, delta):
     linf = 0.5 * Winsorization(bound).sensitivity(10, 3).linf
+    scale = 3 * 3 * linf
     if delta:
         scale = linf * math.sqrt(3 / accounting.epsilon_to_rho(1.0, delta))
-    else:
-        scale = 3 * 3 * linf
 
     def release(key):
         # All entries stay, without a gradient.

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from dpjax.solvers import dp_objective_perturbation
 from tests.unit.solvers.test_objective_perturbation import (
     LOSSES,
     NORMAL,
@@ -11,7 +10,7 @@ from tests.unit.solvers.test_objective_perturbation import (
     SIGNS,
     computed_minimizer,
     exact_gradient,
-    settings,
+    solve,
 )
 
 WILD = (RNG.standard_cauchy(size=(300, 4)) * 1e30).astype(np.float32)
@@ -38,8 +37,8 @@ CASES += [("wild", loss, 10.0, 0.0) for loss in LOSSES]
 @pytest.mark.parametrize(("name", "loss", "epsilon", "regularization"), CASES)
 def test_certificate_holds(name, loss, epsilon, regularization):
     (features, labels), loss = DATA[name], LOSSES[loss]
-    arguments = settings(epsilon=epsilon, regularization=regularization, loss=loss)
-    solution = dp_objective_perturbation(features, labels, **arguments)
+    options = {"epsilon": epsilon, "regularization": regularization, "loss": loss}
+    solution = solve(features, labels, **options)
     assert np.isfinite(np.asarray(solution.params)).all()
     stats = solution.stats
     convexity = len(features) * stats["regularization"]

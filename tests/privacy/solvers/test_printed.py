@@ -21,34 +21,20 @@ MEDIANS = MedianOfMeans(Truncation(1.0), 3)
 
 
 def solve(estimator, *, is_printed=True, is_disjoint=False):
-    epsilon = EPSILON
+    budget = {"epsilon": EPSILON, "delta": DELTA, "num_steps": NUM_STEPS}
     if is_printed:
-        epsilon = printed.actual_epsilon(
-            estimator,
-            epsilon=EPSILON,
-            delta=DELTA,
-            num_steps=NUM_STEPS,
-            is_disjoint=is_disjoint,
+        budget["epsilon"] = printed.actual_epsilon(
+            estimator, is_disjoint=is_disjoint, **budget
         )
-    return dp_gradient_descent(
-        jnp.dot,
-        jnp.zeros(2),
-        jnp.zeros((200, 2)),
-        key=jax.random.key(0),
-        epsilon=epsilon,
-        delta=DELTA,
-        estimator=estimator,
-        learning_rate=0.1,
-        num_steps=NUM_STEPS,
-        batching=Disjoint() if is_disjoint else None,
-    )
+    options = {"estimator": estimator, "learning_rate": 0.1, "key": jax.random.key(0)}
+    options["batching"] = Disjoint() if is_disjoint else None
+    data = jnp.zeros((200, 2))
+    return dp_gradient_descent(jnp.dot, jnp.zeros(2), data, **options, **budget)
 
 
-def multipliers(estimator, **changes):
-    return [
-        solve(estimator, is_printed=is_printed, **changes).stats["noise_multiplier"]
-        for is_printed in (True, False)
-    ]
+def multipliers(*given, **changes):
+    solutions = [solve(*given, is_printed=x, **changes) for x in (True, False)]
+    return [solution.stats["noise_multiplier"] for solution in solutions]
 
 
 @pytest.mark.parametrize("estimator", [MEDIANS, Clipping(1.0)])
@@ -88,12 +74,8 @@ def test_paper_001(beta, factor):
 @pytest.mark.parametrize("estimator", [MEDIANS, SmoothedTruncation(1.0)])
 def test_printed_noise_is_stated_at_what_it_gives(estimator, is_disjoint):
     solution = solve(estimator, is_disjoint=is_disjoint)
-    epsilon = gaussian_epsilon(
-        solution.stats["noise_multiplier"],
-        DELTA,
-        sensitivity=1.0,
-        num_releases=1 if is_disjoint else NUM_STEPS,
-    )
+    times = {"sensitivity": 1.0, "num_releases": 1 if is_disjoint else NUM_STEPS}
+    epsilon = gaussian_epsilon(solution.stats["noise_multiplier"], DELTA, **times)
     assert epsilon <= solution.privacy.epsilon <= epsilon * (1 + 1e-8)
     assert epsilon < EPSILON  # it holds, with room, at epsilon = 1
 
@@ -103,13 +85,8 @@ def test_classical_gaussian_fails_beyond_its_range():
     estimator = Truncation(1.0)
     for epsilon, holds in ((1.0, True), (20.0, False)):
         given = printed.actual_epsilon(estimator, epsilon=epsilon, delta=DELTA)
-        solution = dp_mean(
-            jnp.zeros((50, 2)),
-            key=jax.random.key(0),
-            epsilon=given,
-            delta=DELTA,
-            estimator=estimator,
-        )
+        options = {"key": jax.random.key(0), "epsilon": given, "delta": DELTA}
+        solution = dp_mean(jnp.zeros((50, 2)), estimator=estimator, **options)
         assert solution.privacy.epsilon == given
         assert (given <= epsilon) == holds
         # The classical mechanism, of l2 sensitivity 2 sqrt(d) / n at a threshold of 1.
@@ -132,9 +109,8 @@ def test_lasso_costs_what_is_stated(radius):
     solution = test_lasso.solve(num_steps=50, fit=printed.lasso, radius=radius)
     choice = 1 / (2 * math.sqrt(100 * math.log(1e5))) * (1 + radius) / 4
     assert solution.stats["selection_epsilon"] == pytest.approx(choice)
-    affordable = accounting.selection_epsilon(
-        solution.privacy.epsilon, 1e-5, num_selections=50
-    )
+    spent = solution.privacy.epsilon, 1e-5
+    affordable = accounting.selection_epsilon(*spent, num_selections=50)
     assert choice == pytest.approx(affordable, rel=1e-6)
 
 
@@ -144,9 +120,8 @@ def test_lasso_costs_what_is_stated(radius):
 def test_peeling_costs_what_is_stated(estimator, excess):
     # 004: b = 2 lam sqrt(3 s L) / epsilon, lam three times too large.
     # 003: b = 4 lam sqrt(2 s L) / epsilon.
-    solution = test_sparse.threshold(
-        estimator=estimator, solve=printed.hard_thresholding
-    )
+    options = {"estimator": estimator, "solve": printed.hard_thresholding}
+    solution = test_sparse.threshold(**options)
     factor = 2 * math.sqrt(3) if excess > 1 else 4 * math.sqrt(2)
     sensitivity = float(solution.stats["linf_sensitivity"])
     scale = excess * sensitivity * factor * math.sqrt(2 * math.log(1e5))

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.solvers import _smooth_center, dp_sample_and_aggregate
-from tests.unit.solvers.test_sample_and_aggregate import mean, settings
+from dpjax.solvers import _smooth_center
+from tests.unit.solvers.test_sample_and_aggregate import solve
 
 SMOOTHNESS = 0.2
 
@@ -63,15 +63,15 @@ def pairs_of(overlap, num_points, num_coordinates):
 def test_bound_is_smooth_and_bounds_the_movement(overlap, num_points, num_coordinates):
     steps = _smooth_center.num_steps(num_points, overlap)
     weights = _smooth_center.smooth_weights(SMOOTHNESS, steps)
-    centre = jax.jit(
-        jax.vmap(lambda x: _smooth_center.smooth_center(x, weights, overlap=overlap))
-    )
-    first, second = pairs_of(overlap, num_points, num_coordinates)
-    (g, s), (h, t) = centre(first), centre(second)
-    s, t = np.asarray(s, np.float64), np.asarray(t, np.float64)
-    moved = np.linalg.norm(
-        np.asarray(g, np.float64) - np.asarray(h, np.float64), axis=1
-    )
+
+    @jax.jit
+    @jax.vmap
+    def centre(x):
+        return _smooth_center.smooth_center(x, weights, overlap=overlap)
+
+    (g, s), (h, t) = map(centre, pairs_of(overlap, num_points, num_coordinates))
+    s, t = np.float64(s), np.float64(t)
+    moved = np.linalg.norm(np.float64(g) - np.float64(h), axis=1)
     assert np.all(moved <= np.minimum(s, t))
     assert np.all(np.abs(np.log(s / t)) <= SMOOTHNESS)
     # Both bounds are attained, or nearly: the fuzz would see a smaller one.
@@ -108,14 +108,14 @@ def test_audit_of_the_worst_pair():
     # 200,000 draws each: false alarms 1e-6.
     epsilon, delta = 1.0, 0.1
     ends = jnp.where(jnp.arange(100) < 50, -0.5, 0.5)
-    arguments = settings(epsilon=epsilon, delta=delta, num_subsets=100, diameter=1.0)
+    options = {"epsilon": epsilon, "delta": delta, "num_subsets": 100, "diameter": 1.0}
 
     @jax.jit
     def release(data, keys):
-        def solve(key):
-            return dp_sample_and_aggregate(jnp.mean, data, **(arguments | {"key": key}))
+        def released(key):
+            return solve(data, jnp.mean, key=key, **options).params
 
-        return jax.lax.map(lambda key: solve(key).params, keys, batch_size=1000)
+        return jax.lax.map(released, keys, batch_size=1000)
 
     keys = jax.random.split(jax.random.key(7), (2, 200_000))
     noise = np.asarray(release(ends, keys[0]), np.float64) + 0.5
@@ -138,9 +138,9 @@ def test_scale_moves_by_no_more_than_its_smoothness(key):
     # Equal results at one end, and one that goes to the other: S grows by e^beta, and
     # the draws of the noise are the same.
     data, center = jnp.zeros((200, 2)), jnp.array([4.0, 0.0])
-    arguments = settings(key=jax.random.clone(key), num_subsets=200, center=center)
-    first = dp_sample_and_aggregate(mean, data, **(arguments | {"key": key}))
-    second = dp_sample_and_aggregate(mean, data.at[7, 0].set(100.0), **arguments)
+    options = {"num_subsets": 200, "center": center}
+    first = solve(data, key=jax.random.clone(key), **options)
+    second = solve(data.at[7, 0].set(100.0), key=key, **options)
     ratio = np.asarray(second.params, np.float64) / np.asarray(first.params, np.float64)
     smoothness = first.stats["smoothness"]
     np.testing.assert_allclose(np.log(ratio), smoothness, rtol=1e-3)
@@ -152,17 +152,14 @@ def test_the_smallest_number_of_subsets_is_named(overlap):
     def fit(subset):
         raise AssertionError("the data were touched")
 
-    center = np.zeros(10, np.float32)
-    arguments = settings(epsilon=1.0, vectorize=False, center=center)
-    arguments |= {"overlap": overlap, "num_subsets": 20}
+    def stats(number):
+        options = {"num_subsets": number, "overlap": overlap, "vectorize": False}
+        options |= {"epsilon": 1.0, "center": np.zeros(10, np.float32)}
+        return solve(np.zeros((3000, 2)), fit, **options).stats
+
     with pytest.raises(ValueError, match="num_subsets must be at least") as error:
-        dp_sample_and_aggregate(fit, np.zeros((3000, 2)), **arguments)
+        stats(20)
     least = int(str(error.value).split("at least ")[1].split()[0])
-    arguments["num_subsets"] = least - 1
     with pytest.raises(ValueError, match=f"at least {least} for epsilon = 1"):
-        dp_sample_and_aggregate(fit, np.zeros((3000, 2)), **arguments)
-    arguments["num_subsets"] = least
-    solution = dp_sample_and_aggregate(
-        fit, np.zeros((3000, 2)), **(arguments | {"key": jax.random.key(2)})
-    )
-    assert solution.stats["least_stddev"] < arguments["diameter"]
+        stats(least - 1)
+    assert stats(least)["least_stddev"] < 8.0  # the diameter

@@ -147,7 +147,7 @@ def test_a_rounded_scale_never_means_less_noise(name, key):
     @jax.jit  # draws of two programs may differ in their last bit
     def both(key, scale):
         unit = _samplers.like(sampler, jax.random.clone(key), zeros)
-        return unit, mechanism(key, zeros, scale)
+        return unit, mechanism(jax.random.clone(key), zeros, scale)
 
     for scale in (1 / 3, 0.1, 7.7):
         low = np.float32(scale * (1 - 3 * 2**-24))

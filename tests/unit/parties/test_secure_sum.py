@@ -7,14 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.parties import (
-    PartyError,
-    SecureSum,
-    _identity,
-    fingerprint,
-    new_identity,
-    run_parties,
-)
+from dpjax.parties import PartyError, SecureSum, _identity, run_parties
 from tests.parties import FALSE_ALARM, Recorder, uniformity
 from tests.unit.refusals import refused
 
@@ -123,7 +116,7 @@ def test_too_many_dropouts_end_the_job(faults, names):
 
 
 IDENTITIES = [bytes([party]) * 32 for party in range(3)]
-FINGERPRINTS = [fingerprint(identity) for identity in IDENTITIES]
+FINGERPRINTS = [_identity.fingerprint(identity) for identity in IDENTITIES]
 
 
 def met(replace, **stated):
@@ -153,7 +146,7 @@ def met(replace, **stated):
 
 def test_keys_that_were_replaced_are_refused():
     def attackers(messages):
-        return _identity.signed(messages[1][:32], new_identity(), 1, 3)
+        return _identity.signed(messages[1][:32], _identity.new_identity(), 1, 3)
 
     def of_another_party(messages):
         return messages[2]
@@ -161,14 +154,15 @@ def test_keys_that_were_replaced_are_refused():
     def changed(messages):
         return bytes(32) + messages[1][32:]
 
-    stated = {"fingerprints": FINGERPRINTS}
+    def kept(messages):
+        return messages[1]
+
     for replace in (attackers, of_another_party, changed):
-        assert met(replace, **stated) == [[1], [1]]
-    assert met(lambda messages: messages[1], **stated) == []
+        assert met(replace, fingerprints=FINGERPRINTS) == [[1], [1]]
+    assert met(kept, fingerprints=FINGERPRINTS) == []
     assert met(changed) == [[1], [1]]
     assert met(attackers) == []  # whom nobody knows, anybody may be
-    swapped = {"fingerprints": FINGERPRINTS[::-1]}
-    assert met(lambda messages: messages[1], **swapped) == [[0, 2]] * 3
+    assert met(kept, fingerprints=FINGERPRINTS[::-1]) == [[0, 2]] * 3
 
 
 test_wrong_identities_are_named = refused(
@@ -258,15 +252,11 @@ def test_agreement_names_the_party_and_what_differs(pair):
 
 
 def test_agreement_tells_the_numbers_of_records_and_is_about_the_same_things():
-    def settings(party):
-        del party
+    def settings(_):
         table = TABLE.copy()
-        return {
-            "epsilon": 1.0,
-            "params": {"w": jnp.ones(2), "b": None},
-            "text": "x",
-            "fn": traced(lambda x: jnp.sin(inner_product(x, table))),
-        }
+        fn = traced(lambda x: jnp.sin(inner_product(x, table)))
+        params = {"w": jnp.ones(2), "b": None}
+        return {"epsilon": 1.0, "params": params, "text": "x", "fn": fn}
 
     assert agree(settings) == [[10, 11, 12]] * 3
     with pytest.raises(PartyError, match=r"party 1: other [ab] than party 0"):
@@ -281,19 +271,16 @@ def test_agreement_tells_the_numbers_of_records_and_is_about_the_same_things():
 def test_entropy_is_the_operating_systems():
     sources = run_parties(lambda transport: SecureSum(transport).random_bytes, 2)
     assert sources == [os.urandom] * 2
-
-
-@pytest.mark.parametrize(
-    ("name", "num_parties", "max_colluding", "max_dropouts"),
-    [
-        ("max_colluding", 4, -1, 0),
-        ("max_dropouts", 4, 1, 0.5),
-        ("max_colluding", 4, 2, 2),
-        ("max_colluding", 1, 1, 0),
-    ],
-)
-def test_threats_leave_a_share(name, num_parties, max_colluding, max_dropouts):
-    threats = {"max_colluding": max_colluding, "max_dropouts": max_dropouts}
-    with pytest.raises(ValueError, match=name):
-        run_parties(lambda transport: SecureSum(transport, **threats), num_parties)
     assert SecureSum.count_secret_shares(1, 0, 0) == 1
+
+
+test_threats_leave_a_share = refused(
+    # Of a number of parties: colluding ones, and dropouts.
+    lambda of: run_parties(
+        lambda x: SecureSum(x, max_colluding=of[1], max_dropouts=of[2]), of[0]
+    ),
+    ((4, -1, 0), "max_colluding"),
+    ((4, 1, 0.5), "max_dropouts"),
+    ((4, 2, 2), "max_colluding"),
+    ((1, 1, 0), "max_colluding"),
+)

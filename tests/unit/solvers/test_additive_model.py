@@ -9,23 +9,16 @@ import pytest
 
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
+from dpjax.solvers import Curves, Solution, _knots, dp_additive_model, dp_linear_model
 from dpjax.solvers._curves import hats
 from dpjax.solvers._gain import released_gain, shares_of
 from dpjax.solvers._hats import Hats, at_finest, curves_of
-from dpjax.solvers._knots import (
-    FINE,
-    FINEST,
-    NARROW,
-    Rule,
-    banded_knots_of,
-    may_be_finest,
-)
+from dpjax.solvers._knots import FINE, FINEST, NARROW, Rule
 from dpjax.solvers._rare import rare_columns
 from dpjax.solvers.linear import _on_sample
 from dpjax.solvers.linear._kind import Examples, ModelKind
 
-KNOTS = (-2.0, 0.0, 2.0)
+KNOTS, SQUARED, LOGISTIC = (-2.0, 0.0, 2.0), losses.squared, losses.logistic
 NUM = 4_000
 
 
@@ -161,12 +154,10 @@ def test_the_tail_of_a_line_is_kept():
 
 def test_at_a_small_budget_it_is_the_linear_model():
     features, noise = table()
-    data = features, bent(features) + noise
-    options = {"key": jax.random.key(0), "epsilon": 0.01, "delta": 1e-5, "intercept": 2}
-    additive = dp_additive_model("squared", data, smooth=(0, 1), **options)
+    additive = solve(epsilon=0.01)
     assert additive.params.knots == ()
-    options["key"] = jax.random.key(0)
-    linear = dp_linear_model("squared", data, **options)
+    options = {"key": jax.random.key(1), "epsilon": 0.01, "delta": 1e-5, "intercept": 2}
+    linear = dp_linear_model("squared", (features, bent(features) + noise), **options)
     np.testing.assert_array_equal(additive.params.slopes, linear.params)
     assert additive.privacy == linear.privacy
 
@@ -182,14 +173,9 @@ def test_knots_follow_from_public_numbers():
             for smooth in (0, 5, 100)
         ]
     num = 60 * (10 + 2 * len(NARROW))
-    assert may_be_finest(FINE, num, 10)
-    assert not may_be_finest(FINE, num - 1, 10)
-    assert not may_be_finest(KNOTS, 1e9, 10)
-
-
-def kind_of(loss):
-    fields = {"has_intercept": True, "has_exposures": False}
-    return ModelKind(loss, **fields, axis_name=None)
+    assert _knots.may_be_finest(FINE, num, 10)
+    assert not _knots.may_be_finest(FINE, num - 1, 10)
+    assert not _knots.may_be_finest(KNOTS, 1e9, 10)
 
 
 def test_slopes_of_skewed_targets_are_no_gain():
@@ -199,7 +185,7 @@ def test_slopes_of_skewed_targets_are_no_gain():
     bends = 2 * np.minimum(np.abs(features[:, 0]), 2)
     ones, multiplier = jnp.ones(5 * NUM, "float32"), 7.0
     threshold = Rule.of(losses.squared).threshold.of(5 * NUM, multiplier)
-    kind = kind_of(losses.squared)
+    kind = ModelKind(losses.squared, True, False, None)
     shares = shares_of(kind, threshold, 5 * NUM, 8, multiplier)
 
     def gains(targets):
@@ -221,11 +207,8 @@ def test_slopes_of_skewed_targets_are_no_gain():
 
 def test_a_choice_costs_no_more_than_it_needs():
     few, many, labels = (
-        shares_of(kind_of(loss), 1e-3, num, 8, 4.0)
-        for loss, num in (
-            *((losses.squared, 5_000), (losses.squared, 500_000)),
-            (losses.logistic, 500_000),
-        )
+        shares_of(ModelKind(loss, True, False, None), 1e-3, num, 8, 4.0)
+        for loss, num in ((SQUARED, 5_000), (SQUARED, 500_000), (LOGISTIC, 500_000))
     )
     assert few["bends"] == few["first_fit"] == 0.05
     assert many["bends"] < 1e-3
@@ -248,10 +231,9 @@ def test_a_finite_model_whatever_the_column(name):
     odd[:, 0] = BAD[name](odd[:, 0])
     with np.errstate(over="ignore"):
         solution = solve(data=(odd, 3 - features[:, 1] + noise))
+        found = np.asarray(solution.predict(odd))
     for leaf in jax.tree.leaves(solution.params):
         assert jnp.isfinite(leaf).all()
-    with np.errstate(over="ignore"):
-        found = np.asarray(solution.predict(odd))
     assert np.isfinite(found).all()
     if name != "huge":  # beside which nothing else is seen: the constant is left
         assert np.median(np.abs(found - (3 - features[:, 1]))) < 0.5
@@ -295,13 +277,11 @@ def test_a_solution_has_the_shape_of_each_column():
     rng = np.random.default_rng(0)
     heights = jnp.asarray(rng.normal(size=(1, 3)), "float32")
     curves = Curves(jnp.asarray([1.0, 5.0, -2.0]), heights, KNOTS, (2,), 1)
-    solution = Solution(curves, PrivacyGuarantee.non_private(), {})
-    shapes = solution.shapes()
+    shapes = Solution(curves, PrivacyGuarantee.non_private(), {}).shapes()
     assert list(shapes) == [0, 2]
     rows = rng.uniform(-4, 4, (50, 3)).astype(np.float32)
-    parts = [np.interp(rows[:, j], *shapes[j]) for j in shapes]
-    found = solution.predict(rows)
-    np.testing.assert_allclose(found, 5 + sum(parts), rtol=1e-5, atol=1e-5)
+    expected = 5 + sum(np.interp(rows[:, j], *shapes[j]) for j in shapes)
+    np.testing.assert_allclose(curves.predict(rows), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -378,9 +358,9 @@ def test_bands_are_infinite_or_wide_whatever_the_values(value):
 
 
 def test_knots_of_bands_follow_from_public_numbers():
-    found = [len(banded_knots_of(n, 3, 2, 1.0)) for n in (2_000, 5_000, 6_000)]
+    found = [len(_knots.banded_knots_of(n, 3, 2, 1.0)) for n in (2_000, 5_000, 6_000)]
     assert found == [0, 3, 5]
-    assert banded_knots_of(10**9, 3, 0, 1.0) == ()
+    assert _knots.banded_knots_of(10**9, 3, 0, 1.0) == ()
 
     def solution_and_bands(features, noise):
         found = solve(data=(features, noise), epsilon=0.3, intervals=True)

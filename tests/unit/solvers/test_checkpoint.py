@@ -26,13 +26,8 @@ def make_data(seed=0):
 
 
 def descent(loss_fn=losses.squared, data=None, seed=1, impl=None, **options):
-    settings = {
-        "epsilon": 1.0,
-        "delta": 1e-3,
-        "estimator": Winsorization(1.0),
-        "learning_rate": 0.3,
-        "num_steps": T,
-    }
+    settings = {"epsilon": 1.0, "delta": 1e-3, "estimator": Winsorization(1.0)}
+    settings |= {"learning_rate": 0.3, "num_steps": T}
     return solvers.dp_gradient_descent(
         loss_fn,
         jnp.zeros(D, "float32"),
@@ -51,8 +46,8 @@ def executed(options):
 
 def registered(name, **options):
     """Runs a solver as it is registered, but for options, on three features."""
-    options = executed(options)
-    return registry.released(name, make_data(), jax.random.key(1), 0, **options)
+    key = jax.random.key(1)
+    return registry.released(name, make_data(), key, 0, **executed(options))
 
 
 RUNS = {
@@ -171,15 +166,14 @@ def test_refuses_the_state_of_another_run(tmp_path):
 
 def test_one_bit_of_one_record_is_another_run(tmp_path):
     features, targets = make_data()
-    checkpoint = Checkpoint(tmp_path, 2)
-    descent(data=(features, targets), checkpoint=checkpoint)
     other = features.at[7, 1].set(np.nextafter(np.float32(features[7, 1]), 9))
-    with pytest.raises(ValueError, match="another data was saved"):
-        descent(data=(other, targets), checkpoint=checkpoint)
-    zeros = jnp.zeros_like(targets)
-    descent(data=(features, zeros), checkpoint=Checkpoint(tmp_path / "zeros"))
-    with pytest.raises(ValueError, match="another data was saved"):
-        descent(data=(features, -zeros), checkpoint=Checkpoint(tmp_path / "zeros"))
+    zeros = features, jnp.zeros_like(targets)
+    pairs = ((features, targets), (other, targets)), (zeros, (features, -zeros[1]))
+    for name, (one, another) in enumerate(pairs):
+        checkpoint = Checkpoint(tmp_path / str(name), 2)
+        descent(data=one, checkpoint=checkpoint)
+        with pytest.raises(ValueError, match="another data was saved"):
+            descent(data=another, checkpoint=checkpoint)
 
 
 def test_one_state_is_left_that_only_its_owner_may_read(tmp_path):
@@ -219,10 +213,8 @@ def test_refuses_a_path_that_is_no_folder_of_states(tmp_path):
 
 
 def test_refuses_to_be_traced(tmp_path):
-    @jax.jit
-    def traced(data):
-        return descent(data=data, checkpoint=Checkpoint(tmp_path / "states")).params
-
+    checkpoint = Checkpoint(tmp_path / "states")
+    run = jax.jit(lambda data: descent(data=data, checkpoint=checkpoint).params)
     with pytest.raises(ValueError, match="checkpoint must be None under jit"):
-        traced(make_data())
+        run(make_data())
     assert not (tmp_path / "states").exists()

@@ -15,19 +15,12 @@ from tests import registry
 
 
 def descent(kind, estimator):
+    given = {"delta": 1e-5, "estimator": estimator, "batching": kind}
+    given |= {"learning_rate": 0.1, "num_steps": 4}
+
     def release(data, key, i):
-        return solvers.dp_gradient_descent(
-            losses.squared,
-            jnp.zeros(6, data[0].dtype),
-            data,
-            key=key,
-            epsilon=1.0 + i,
-            delta=1e-5,
-            estimator=estimator,
-            learning_rate=0.1,
-            num_steps=4,
-            batching=kind,
-        )
+        problem = losses.squared, jnp.zeros(6, data[0].dtype), data
+        return solvers.dp_gradient_descent(*problem, key=key, epsilon=1.0 + i, **given)
 
     return release
 

@@ -14,16 +14,12 @@ from dpjax.estimators import Clipping, Winsorization
 from dpjax.solvers import dp_frank_wolfe
 
 
-def linear(params, example):
-    """A loss whose gradient is the example, whatever the parameters are."""
-    return jnp.dot(params, example)
-
-
-def solve(data=None, params=None, loss_fn=linear, fit=dp_frank_wolfe, **changes):
+def solve(data=None, params=None, fit=dp_frank_wolfe, **changes):
+    """Of a loss whose gradient is the example, whatever the parameters are."""
     data = jnp.tile(jnp.array([0.2, -0.9, 0.1]), (60, 1)) if data is None else data
     options = {"key": jax.random.key(1), "epsilon": 1.0, "constraint": L1Ball(1.0)}
     options |= {"estimator": Winsorization(1.0)} | changes
-    return fit(loss_fn, jnp.zeros(3) if params is None else params, data, **options)
+    return fit(jnp.dot, jnp.zeros(3) if params is None else params, data, **options)
 
 
 @pytest.mark.parametrize(
@@ -37,19 +33,12 @@ def solve(data=None, params=None, loss_fn=linear, fit=dp_frank_wolfe, **changes)
 def test_great_epsilon_finds_the_best_vertex(constraint, estimator):
     # T steps of 2 / (t + 3) leave 2 / ((T + 1)(T + 2)) of the start.
     start = constraint.vertex(0, jnp.zeros(3))
-    solution = solve(
-        params=start,
-        epsilon=1e7,
-        constraint=constraint,
-        estimator=estimator,
-        num_steps=10,
-        delta=1e-6,
-    )
+    options = {"constraint": constraint, "estimator": estimator, "num_steps": 10}
+    params = solve(params=start, epsilon=1e7, delta=1e-6, **options).params
     best = constraint.minimize_linear(jnp.array([0.2, -0.9, 0.1]))
     left = 2 / 11 / 12
-    np.testing.assert_allclose(
-        solution.params, (1 - left) * best + left * start, rtol=1e-4, atol=1e-5
-    )
+    expected = (1 - left) * best + left * start
+    np.testing.assert_allclose(params, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_budgets():
@@ -89,25 +78,16 @@ def test_a_start_at_hand_is_checked_where_the_key_is_traced():
 
 @pytest.mark.parametrize("tie", [1.0, 0.0])
 def test_two_candidates_attain_epsilon_and_never_pass_it(tie):
-    """Chooses of two vertices: a record decides which of them is ahead.
-
-    2^16 runs on each data set; the bounds hold with probability 1 - 1e-6.
-    """
+    # A record decides which vertex is ahead; bounds hold with probability 1 - 1e-6.
     num_draws, epsilon = 2**16, 1.5
+    options = {"constraint": Simplex(1.0), "num_steps": 1, "learning_rate": 1.0}
 
     @jax.jit
     @jax.vmap
     def choose(key, sign):
         data = jnp.zeros((8, 2)).at[0].set(jnp.stack([sign, -sign]))
-        return solve(
-            data.at[1].set(jnp.array([tie, -tie])),
-            jnp.array([0.5, 0.5]),
-            key=key,
-            epsilon=epsilon,
-            constraint=Simplex(1.0),
-            num_steps=1,
-            learning_rate=1.0,
-        ).params[0]
+        data, start = data.at[1].set(jnp.array([tie, -tie])), jnp.array([0.5, 0.5])
+        return solve(data, start, key=key, epsilon=epsilon, **options).params[0]
 
     keys = jax.random.split(jax.random.key(7), (2, num_draws))
     counts = [

@@ -11,72 +11,31 @@ import pytest
 import scipy.stats
 
 from dpjax import accounting, losses
-from dpjax.batching import (
-    BallsInBins,
-    CyclicPoisson,
-    Disjoint,
-    Full,
-    Poisson,
-    ShuffledEpochs,
-    WithoutReplacement,
-)
-from dpjax.estimators import (
-    Mean,
-    MedianOfMeans,
-    SmoothedTruncation,
-    Truncation,
-    Winsorization,
-)
+from dpjax.batching import Disjoint, Full, Poisson, ShuffledEpochs, WithoutReplacement
+from dpjax.estimators import Mean, SmoothedTruncation, Winsorization
 from dpjax.solvers import Execution, dp_gradient_descent, robust_gradient_descent
-
-BATCHINGS = {
-    "full": Full(),
-    "disjoint": Disjoint(),
-    "poisson": Poisson(5.0),
-    "without_replacement": WithoutReplacement(5),
-    "cyclic": CyclicPoisson(5.0, 2),
-    "bins": BallsInBins(4),
-    "epochs": ShuffledEpochs(10),
-}
-
-
-def linear(params, example):
-    """A loss whose gradient is the example, whatever the parameters are."""
-    return jnp.dot(params, example)
+from tests import registry
 
 
 def location(params, example):
     return 0.5 * jnp.sum((params - example) ** 2)
 
 
-def settings(**changes):
-    return {
-        "key": jax.random.key(1),
-        "epsilon": 1.0,
-        "delta": 1e-5,
-        "estimator": Winsorization(1.0),
-        "learning_rate": 0.1,
-        "num_steps": 4,
-    } | changes
+def descend(loss_fn=location, **changes):
+    options = {"params": jnp.zeros(2), "data": jnp.ones((30, 2)), "num_steps": 4}
+    options |= {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
+    options |= {"estimator": Winsorization(1.0), "learning_rate": 0.1} | changes
+    return dp_gradient_descent(loss_fn, **options)
 
 
-def descend(loss_fn=location, params=None, data=None, **changes):
-    params = jnp.zeros(2) if params is None else params
-    data = jnp.ones((30, 2)) if data is None else data
-    return dp_gradient_descent(loss_fn, params, data, **settings(**changes))
-
-
-def regression(num_samples):
-    features = jax.random.normal(jax.random.key(3), (num_samples, 2))
-    return features, features @ jnp.array([1.0, 2.0])
-
-
-@pytest.mark.parametrize("name", ["full", "disjoint", "poisson", "epochs"])
-def test_spends_the_budget(name):
-    batching = BATCHINGS[name]
-    for epsilon in (0.1, 1.0, 20.0) if name in ("full", "disjoint") else (1.0,):
-        data = jnp.zeros((40, 2))
-        solution = descend(linear, data=data, epsilon=epsilon, batching=batching)
+@pytest.mark.parametrize(
+    ("batching", "num_reads"),
+    [(Full(), 4), (Disjoint(), 1), (Poisson(5.0), None), (ShuffledEpochs(10), None)],
+)
+def test_spends_the_budget(batching, num_reads):
+    for epsilon in (0.1, 1.0, 20.0) if num_reads else (1.0,):
+        options = {"data": jnp.zeros((40, 2)), "batching": batching}
+        solution = descend(jnp.dot, epsilon=epsilon, **options)
         multiplier = solution.stats["noise_multiplier"]
         spent = accounting.noise_multiplier_to_epsilon(
             multiplier, 1e-5, **batching.accounting(40, 4)
@@ -84,9 +43,9 @@ def test_spends_the_budget(name):
         assert 0.98 * epsilon < spent <= epsilon
         assert solution.privacy.epsilon == epsilon
         assert solution.privacy.delta == 1e-5
-        if name in ("full", "disjoint"):
+        if num_reads:
             # Against the exact curve of T Gaussians, written out once more.
-            mu = math.sqrt(4 if name == "full" else 1) / multiplier
+            mu = math.sqrt(num_reads) / multiplier
             cdf = scipy.stats.norm.cdf
             delta = cdf(mu / 2 - epsilon / mu)
             delta -= math.exp(epsilon) * cdf(-mu / 2 - epsilon / mu)
@@ -107,14 +66,9 @@ def collect(every, **changes):
 
 def test_disjoint_steps_see_their_own_records():
     # A record moves no iterate before the step of its batch (parallel composition).
+    options = {"loss_fn": jnp.dot, "batching": Disjoint(), "num_steps": 5}
     first, second = (
-        collect(
-            1,
-            loss_fn=linear,
-            data=jnp.ones((11, 2)).at[7].set(value),
-            batching=Disjoint(),
-            num_steps=5,
-        )[0]
+        collect(1, data=jnp.ones((11, 2)).at[7].set(value), **options)[0]
         for value in (1.0, -1.0)
     )
     for step in range(1, 6):
@@ -124,26 +78,18 @@ def test_disjoint_steps_see_their_own_records():
 
 @pytest.mark.parametrize(
     ("estimator", "batching"),
-    [
-        (SmoothedTruncation(100.0), None),
-        (Mean(), "poisson"),
-        (Mean(), "disjoint"),
-    ],
+    [(SmoothedTruncation(100.0), None), (Mean(), Poisson(5.0)), (Mean(), Disjoint())],
 )
 def test_reaches_the_optimum_without_noise(estimator, batching):
-    features, targets = regression(400)
+    features = jax.random.normal(jax.random.key(3), (400, 2))
+    targets = features @ jnp.array([1.0, 2.0])
+    options = {"learning_rate": 0.2, "batching": batching, "key": jax.random.key(0)}
     if not batching:
         targets = targets + jax.random.normal(jax.random.key(4), targets.shape)
-    solution = robust_gradient_descent(
-        losses.squared,
-        jnp.zeros(2),
-        (features, targets),
-        estimator=estimator,
-        learning_rate=0.2 if batching else 0.8,
-        num_steps=80,
-        batching=BATCHINGS.get(batching),
-        key=jax.random.key(0) if batching else None,
-    )
+        options = {"learning_rate": 0.8}
+    problem = losses.squared, jnp.zeros(2), (features, targets)
+    options |= {"estimator": estimator, "num_steps": 80}
+    solution = robust_gradient_descent(*problem, **options)
     optimum = np.linalg.lstsq(features, targets)[0]
     # The smoothed truncation moves a gradient of size 3 by 3^3 / 100^2 at most.
     atol = 0.05 if batching else 1e-5
@@ -154,19 +100,12 @@ def test_reaches_the_optimum_without_noise(estimator, batching):
 def test_what_is_left_out_of_the_baseline():
     options = {"estimator": Mean(), "learning_rate": 1.0}
     data = jnp.zeros((40, 2))
-    solution = robust_gradient_descent(linear, jnp.zeros(2), data, **options)
+    solution = robust_gradient_descent(jnp.dot, jnp.zeros(2), data, **options)
     assert solution.stats["num_steps"] == math.ceil(10 * math.log(40))
     for batching in (Poisson(4.0), WithoutReplacement(4)):
         options["batching"] = batching
         with pytest.raises(ValueError, match="key must be given where batches"):
             robust_gradient_descent(location, jnp.zeros(2), data, **options)
-
-
-def test_callback():
-    for every, steps in ((3, [3, 6, 8]), (4, [4, 8]), (20, [8])):
-        shown, solution = collect(every, num_steps=8)
-        assert sorted(shown) == steps
-        np.testing.assert_array_equal(shown[8], solution.params)
 
 
 def test_averaging_projection_and_callback():
@@ -176,6 +115,10 @@ def test_averaging_projection_and_callback():
     iterates = np.stack([shown[step] for step in range(1, 9)])
     assert 0.49 < np.linalg.norm(iterates, axis=1).max() <= 0.5 * (1 + 1e-5)
     np.testing.assert_allclose(solution.params, iterates.mean(axis=0), rtol=1e-5)
+    for every, steps in ((3, [3, 6, 8]), (4, [4, 8]), (20, [8])):
+        shown, solution = collect(every, num_steps=8)
+        assert sorted(shown) == steps
+        np.testing.assert_array_equal(shown[8], solution.params)
 
 
 def test_schedules_and_their_traced_numbers():
@@ -198,7 +141,7 @@ def test_schedules_and_their_traced_numbers():
     np.testing.assert_allclose(params[1], static, rtol=1e-6)
 
 
-MEDIANS = MedianOfMeans(Truncation(1.0), 3)
+MEDIANS = registry.ESTIMATORS["MedianOfMeans"](1.0)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +153,7 @@ MEDIANS = MedianOfMeans(Truncation(1.0), 3)
         ({"batching": WithoutReplacement(41)}, "batch_size must be at most the number"),
         *(
             ({"batching": x, "estimator": MEDIANS}, r"batching must be .* index")
-            for x in BATCHINGS.values()
+            for x in registry.BATCHINGS.values()
             if x.is_sampled
         ),
     ],

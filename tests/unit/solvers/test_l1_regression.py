@@ -19,8 +19,9 @@ def scores_of(features, targets, candidates, truncation, order):
     return _l1_scores.chunk_scores(blocks, candidates.T, fixed_point)
 
 
-def settings(**changes):
-    return {"key": jax.random.key(1), "epsilon": 1.0, "truncation": 1.0} | changes
+def solve(features, targets, fit=dp_l1_regression, **changes):
+    options = {"key": jax.random.key(1), "epsilon": 1.0, "truncation": 1.0}
+    return fit(features, targets, **options | changes)
 
 
 def problem(num_samples, num_candidates=64, num_features=3):
@@ -65,18 +66,15 @@ def test_chunks_change_nothing_and_the_guarantee_is_pure():
     features, targets, candidates = problem(3000)
     best = candidates[scores_of(features, targets, candidates, 1.0, 2.0).argmax()]
     for chunk_size in (7, 1000):
-        options = {"candidates": candidates, "chunk_size": chunk_size}
-        solution = dp_l1_regression(
-            features, targets, **settings(epsilon=1e5), **options
-        )
+        options = {"epsilon": 1e5, "candidates": candidates, "chunk_size": chunk_size}
+        solution = solve(features, targets, **options)
         np.testing.assert_array_equal(solution.params, best)
         assert solution.stats["num_chunks"] == -(-64 // chunk_size)
     privacy = solution.privacy
     assert (privacy.epsilon, privacy.delta) == (1e5, 0.0)
     assert "3,000 records" in str(privacy)
     assert solution.stats["num_candidates"] == 64
-    event = selection_event(1e5, mechanism="permute_and_flip")
-    assert privacy.dp_event == event
+    assert privacy.dp_event == selection_event(1e5, mechanism="permute_and_flip")
 
 
 def test_heavy_tails(key):
@@ -87,20 +85,12 @@ def test_heavy_tails(key):
     features = jnp.asarray(rng.normal(size=(20_000, 2)), jnp.float32)
     noise = jnp.asarray(rng.standard_t(1.5, 20_000), jnp.float32)
     targets = (features @ truth + 0.3 * noise).at[::50].set(1e30)
-    net = grid_net(Box(-1.0, 1.0), 2, radius=0.03)
     wide = [np.asarray(a, np.float64) for a in (features, targets)]
-    least = np.linalg.lstsq(*wide)[0]
-    assert np.abs(least).max() > 2  # where squares fail
-    solution = dp_l1_regression(
-        features,
-        targets,
-        key=key,
-        epsilon=4.0,
-        candidates=net,
-        moment_order=1.3,
-        residual_moment_bound=3.0,
-    )
-    assert jnp.linalg.norm(solution.params - truth) < 0.2
+    assert np.abs(np.linalg.lstsq(*wide)[0]).max() > 2  # where squares fail
+    options = {"moment_order": 1.3, "residual_moment_bound": 3.0, "truncation": None}
+    options["candidates"] = grid_net(Box(-1.0, 1.0), 2, radius=0.03)
+    params = solve(features, targets, key=key, epsilon=4.0, **options).params
+    assert jnp.linalg.norm(params - truth) < 0.2
 
 
 def test_many_features_take_a_matrix_product():
@@ -127,13 +117,6 @@ def test_blocks_side_by_side_give_the_scores_of_one_by_one(monkeypatch):
 
 
 def test_too_many_records_are_refused():
-    features = jax.ShapeDtypeStruct((2**24, 1), jnp.float32)
-    targets = jax.ShapeDtypeStruct((2**24,), jnp.float32)
+    shapes = [jax.ShapeDtypeStruct((2**24, *x), jnp.float32) for x in ((1,), ())]
     with pytest.raises(ValueError, match=r"features must be of fewer than 2\^24 rows"):
-        jax.eval_shape(
-            lambda x, y: dp_l1_regression(
-                x, y, **settings(candidates=jnp.zeros((2, 1)))
-            ),
-            features,
-            targets,
-        )
+        jax.eval_shape(lambda *x: solve(*x, candidates=jnp.zeros((2, 1))), *shapes)

@@ -70,8 +70,5 @@ test_bad_arguments_are_named = refused(
         {"batching": Disjoint(), "num_steps": 100},
         "num_samples must be more than the 2 samples that are trimmed",
     ),
-    (
-        {"estimator": MedianOfMeans(Truncation(1.0), 201)},
-        "at least num_groups = 201",
-    ),
+    ({"estimator": MedianOfMeans(Truncation(1.0), 201)}, "at least num_groups = 201"),
 )

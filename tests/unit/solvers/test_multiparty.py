@@ -23,22 +23,17 @@ from dpjax.parties import PartyError, SecureSum, run_parties
 from dpjax.solvers import Checkpoint, Execution, dp_multiparty_gradient_descent
 from dpjax.solvers import _multiparty_gradient_descent as _multiparty
 from tests.parties import Recorder, records
+from tests.unit.refusals import refused
 
-SETTING = {
-    "epsilon": 2.0,
-    "delta": 1e-6,
-    "estimator": Clipping(1.0),
-    "learning_rate": 0.5,
-    "num_steps": 5,
-}
+SETTING = {"epsilon": 2.0, "delta": 1e-6, "estimator": Clipping(1.0)}
+SETTING |= {"learning_rate": 0.5, "num_steps": 5}
 SIZES = (40, 25, 60, 33)
 
 
 def mean_grad(params, data):
     """Returns the clipped mean of gradients, compiled once a shape."""
-    method = _multiparty._Method(
-        losses.logistic, None, None, _multiparty.Descent(None, False)
-    )
+    descent = _multiparty.Descent(None, False)
+    method = _multiparty._Method(losses.logistic, None, None, descent)
     return _multiparty._mean_grad(method, params, data, Clipping(1.0))
 
 
@@ -80,16 +75,11 @@ def released_sums(heard, grid, num_params):
 
 
 def noise_of(sizes, *, num_shares, num_params=3, **setting):
-    setting = SETTING | setting
-    return _multiparty._Noise.calibrated(
-        setting["estimator"],
-        sizes,
-        num_params=num_params,
-        num_shares=num_shares,
-        num_releases=setting["num_steps"],
-        epsilon=setting["epsilon"],
-        delta=setting["delta"],
-    )
+    setting = SETTING | setting | {"num_params": num_params, "num_shares": num_shares}
+    setting["num_releases"] = setting.pop("num_steps")
+    del setting["learning_rate"]
+    estimator = setting.pop("estimator")
+    return _multiparty._Noise.calibrated(estimator, sizes, **setting)
 
 
 def pooled_descent(data, noise):
@@ -104,10 +94,9 @@ def pooled_descent(data, noise):
             discrete_gaussian((3,), stddev=noise.share, random_bytes=source)
             for source in sources
         ]
-        noisy = mean_grad(params, pool) + noise.grid.to_reals(sum(shares)) / len(
-            pool[0]
-        )
-        params = params - SETTING["learning_rate"] * noisy.astype(jnp.float32)
+        added = noise.grid.to_reals(sum(shares)) / len(pool[0])
+        noisy = (mean_grad(params, pool) + added).astype(jnp.float32)
+        params = params - SETTING["learning_rate"] * noisy
     return params
 
 
@@ -119,16 +108,13 @@ def test_parties_do_as_one_process_does_with_the_same_noise():
         np.testing.assert_allclose(solution.params, expected, rtol=1e-5, atol=1e-5)
 
 
-def silent(party, index, message, replacement):
-    """Changes the messages of party 2 from the fourth on."""
-    return replacement if party == 2 and index >= 4 else message
-
-
 @pytest.mark.parametrize("replacement", [b"", bytes(8), bytes(32)])
 def test_the_others_go_on_without_a_party_that_drops_or_it_is_named(replacement):
+    def silent(party, index, message):
+        return replacement if party == 2 and index >= 4 else message
+
     data = [records(30, seed) for seed in range(4)]
-    change = partial(silent, replacement=replacement)
-    solutions, heard = solve(data, change=change, max_dropouts=1)
+    solutions, heard = solve(data, change=silent, max_dropouts=1)
     for solution in solutions:
         assert solution.stats["num_live"] == 3
         assert np.all(np.isfinite(solution.params))
@@ -138,20 +124,18 @@ def test_the_others_go_on_without_a_party_that_drops_or_it_is_named(replacement)
     steps = []
     shown = Execution(callback=lambda step, params: steps.append(step))
     with pytest.raises(PartyError, match="party 2"):
-        solve(data, change=change, execution=shown)
+        solve(data, change=silent, execution=shown)
     assert max(steps) == 2  # nothing of the third round came out
 
 
 def test_a_pytree_a_schedule_an_average_and_a_projection():
-    data = [records(30, seed) for seed in range(2)]
-
     def loss_fn(params, example):
         features, target = example
         margin = (features @ params["w"])[0] + params["b"]
         return jax.nn.softplus(-target * margin)
 
     solutions, _ = solve(
-        data,
+        [records(30, seed) for seed in range(2)],
         loss_fn=loss_fn,
         params={"w": jnp.zeros((3, 1)), "b": jnp.zeros(())},
         learning_rate=optax.linear_schedule(0.5, 0.1, 5),
@@ -183,14 +167,9 @@ def test_robust_means_serve_too():
     features = rng.normal(size=(2, 20_000, 2)).astype(np.float32)
     targets = features @ np.array([1.0, -2.0], np.float32)
     targets = targets + rng.standard_t(2.1, targets.shape).astype(np.float32)
-    solutions, _ = solve(
-        list(zip(features, targets, strict=True)),
-        loss_fn=losses.squared,
-        params=jnp.zeros(2),
-        estimator=SmoothedTruncation(20.0),
-        num_steps=None,
-        learning_rate=0.3,
-    )
+    setting = {"loss_fn": losses.squared, "params": jnp.zeros(2), "num_steps": None}
+    setting |= {"estimator": SmoothedTruncation(20.0), "learning_rate": 0.3}
+    solutions, _ = solve(list(zip(features, targets, strict=True)), **setting)
     assert solutions[0].stats["num_steps"] == 106  # ceil(10 log 40,000)
     np.testing.assert_allclose(solutions[0].params, [1.0, -2.0], atol=0.2)
 
@@ -279,30 +258,21 @@ def test_functions_made_anew_by_each_party_are_the_same():
     np.testing.assert_array_equal(first.params, second.params)
 
 
-@pytest.mark.parametrize(
-    ("name", "argument", "bad"),
-    [
-        ("epsilon", "epsilon", 0.0),
-        ("delta", "delta", 1.0),
-        ("loss_fn", "loss_fn", None),
-        ("estimator", "estimator", Mean()),
-        ("learning_rate", "learning_rate", -1.0),
-        ("num_steps", "num_steps", 0),
-        ("secure_sum", "secure_sum", None),
-        ("projection_fn", "projection_fn", 3),
-        ("execution", "execution", print),
-        ("checkpoint", "execution", Execution(checkpoint=Checkpoint("states"))),
-        ("data", "data", ()),
-        ("num_groups", "estimator", MedianOfMeans(Clipping(1.0), 31)),
-        ("at most 2\\^52", "epsilon", 1e30),
-    ],
+test_bad_arguments_are_named = refused(
+    lambda changes: run_parties(
+        lambda x: descend(x, **{"data": records(30, x.party)} | changes), 2
+    ),
+    ({"epsilon": 0.0}, "epsilon"),
+    ({"delta": 1.0}, "delta"),
+    ({"loss_fn": None}, "loss_fn"),
+    ({"estimator": Mean()}, "estimator"),
+    ({"learning_rate": -1.0}, "learning_rate"),
+    ({"num_steps": 0}, "num_steps"),
+    ({"secure_sum": None}, "secure_sum"),
+    ({"projection_fn": 3}, "projection_fn"),
+    ({"execution": print}, "execution"),
+    ({"execution": Execution(checkpoint=Checkpoint("states"))}, "checkpoint"),
+    ({"data": ()}, "data"),
+    ({"estimator": MedianOfMeans(Clipping(1.0), 31)}, "num_groups"),
+    ({"epsilon": 1e30, "estimator": Clipping(1e-12)}, "at most 2\\^52"),
 )
-def test_bad_arguments_are_named(name, argument, bad):
-    def party_fn(transport):
-        own = {"data": records(30, transport.party), argument: bad}
-        if bad == 1e30:
-            own["estimator"] = Clipping(1e-12)
-        return descend(transport, **own)
-
-    with pytest.raises(ValueError, match=name):
-        run_parties(party_fn, 2)

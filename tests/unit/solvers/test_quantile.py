@@ -24,8 +24,8 @@ EDGES = jnp.array([0.0, 1.0, 2.0, 3.0])
 FALSE_ALARM = 1e-6
 
 
-def settings(**changes):
-    return {"key": jax.random.key(1), "epsilon": 1.0} | changes
+def solve(samples, fit=dp_quantile, **changes):
+    return fit(samples, **{"key": jax.random.key(1), "epsilon": 1.0} | changes)
 
 
 @jax.jit(static_argnums=1)
@@ -106,8 +106,7 @@ def test_the_law_that_is_drawn_and_that_of_neighbours(key):
     samples, epsilon, num_draws = from_counts((9, 6, 6)), 0.7, 100_000
 
     def draw(key):
-        options = settings(key=key, epsilon=epsilon, edges=EDGES)
-        return dp_quantile(samples, **options).params
+        return solve(samples, key=key, epsilon=epsilon, edges=EDGES).params
 
     values = jax.jit(jax.vmap(draw))(jax.random.split(key, num_draws))
     counts = [int((values == middle).sum()) for middle in (0.5, 1.5, 2.5)]
@@ -136,34 +135,30 @@ def test_the_law_that_is_drawn_and_that_of_neighbours(key):
 def test_an_interval_that_is_not_known_is_infinite():
     samples = jnp.linspace(1.0, 2.0, 1_000)
     for changes in ({"quantile": 0.0}, {"epsilon": 0.01}, {"edges": [0.0, 5.0, 6.0]}):
-        assert jnp.isinf(dp_quantile(samples, **settings(**changes)).standard_errors)
+        assert jnp.isinf(solve(samples, **changes).standard_errors)
     for values in (samples, 0 * samples):
-        errors = dp_quantile(values, **settings()).standard_errors
-        assert 0 < errors < 0.3
+        assert 0 < solve(values).standard_errors < 0.3
     # With hardly any noise, that of sampling is left.
     samples = jax.random.normal(jax.random.key(0), (4_000,))
-    assert dp_quantile(samples, **settings(epsilon=50.0)).standard_errors > 0.012
+    assert solve(samples, epsilon=50.0).standard_errors > 0.012
 
 
 def test_an_interval_reaches_the_next_number_that_samples_repeat():
     """The quantile of the law may be that one: half are 1, and half are 2."""
     samples = jnp.round(jnp.linspace(1.0, 2.0, 2_000))
-
+    options = {"epsilon": 8.0, "edges": jnp.linspace(0.0, 4.0, 4_001)}
     for quantile in (0.5, 0.51, 0.53):
-        is_near = abs(quantile - 0.5) < 0.02
         for key in jax.random.split(jax.random.key(0), 5):
-            options = settings(key=key, quantile=quantile, epsilon=8.0)
-            options["edges"] = jnp.linspace(0.0, 4.0, 4_001)
-            low, high = dp_quantile(samples, **options).interval()
-            assert (low <= 1) == is_near
+            low, high = solve(samples, key=key, quantile=quantile, **options).interval()
+            assert (low <= 1) == (quantile < 0.52)
             assert high >= 2
 
 
 def test_what_widths_lose_is_an_integer_and_finite_at_any_epsilon():
     for scale in (0.0, 1e-20, 1.0, 1e20, 3e38, np.inf):
         for most in (-3.0, 0.0, 500.0):
-            scale = jnp.asarray(scale, "float32")
-            lost = np.asarray(_preference(jnp.asarray(_WIDTH_EDGES), most, scale))
+            edges, scale = jnp.asarray(_WIDTH_EDGES), jnp.float32(scale)
+            lost = np.asarray(_preference(edges, most, scale))
             assert np.all((lost == np.round(lost)) & (lost >= 0) & (lost <= 2**24))
 
 
@@ -196,32 +191,26 @@ def test_neighbours_move_scores_of_widths_by_one_and_their_gaps_by_two():
 
 def test_a_constant_column_and_what_is_not_missing_are_found():
     for value in (0.0, -0.0, 1.0, -37.5, 2e-6, 8e8):
-        median = float(dp_quantile(jnp.full(200, value), **settings()).params)
+        median = float(solve(jnp.full(200, value)).params)
         assert median == pytest.approx(value, rel=0.03)
     samples = jnp.linspace(100.0, 200.0, 10_000)
     is_missing = jax.random.uniform(jax.random.key(3), (10_000,)) < 0.6
     samples = jnp.where(is_missing, jnp.nan, samples)
-    quarter = dp_quantile(samples, **settings(quantile=0.25, epsilon=5.0)).params
+    quarter = solve(samples, quantile=0.25, epsilon=5.0).params
     assert float(quarter) == pytest.approx(125, rel=0.05)
 
 
-def columns(num_samples=20_000):
-    rng = np.random.default_rng(0)
-    return np.stack(
-        [
-            rng.normal(2000, 20, num_samples),  # years: narrow, and far from zero
-            rng.standard_t(1.5, num_samples) * 1e-3,
-            rng.lognormal(8, 2, num_samples),
-            np.where(rng.uniform(size=num_samples) < 0.8, 0, 50),
-            np.full(num_samples, 7.0),
-        ],
-        axis=1,
-    ).astype(np.float32)
-
-
 def test_columns_come_out_in_unit_size():
-    samples = columns()
-    solution = dp_center_and_scale(samples, **settings(delta=1e-6))
+    rng, n = np.random.default_rng(0), 20_000
+    columns = [
+        rng.normal(2000, 20, n),  # years: narrow, and far from zero
+        rng.standard_t(1.5, n) * 1e-3,
+        rng.lognormal(8, 2, n),
+        np.where(rng.uniform(size=n) < 0.8, 0, 50),
+        np.full(n, 7.0),
+    ]
+    samples = np.stack(columns, axis=1).astype(np.float32)
+    solution = solve(samples, dp_center_and_scale, delta=1e-6)
     centers, scales = (np.asarray(x) for x in solution.params)
     within = np.mean(np.abs(samples - centers) <= scales, axis=0)
     np.testing.assert_allclose(within[:3], 0.68, atol=0.06)
@@ -239,11 +228,9 @@ SHARES = [0, 0.001, 0.05, 0.2, 0.3, 0.31, 0.32, 0.33, 0.4, 0.5, 0.6, 0.69, 0.9, 
 def test_columns_of_zeros_and_ones_have_scales_near_one():
     # Between zero and one there are no records, and 300 bins.
     samples = np.stack([np.arange(2000) < share * 2000 for share in SHARES], axis=1)
-
-    def solve(key):
-        return dp_center_and_scale(1.0 * samples, **settings(key=key, epsilon=8.0))
-
-    many = jax.jit(jax.vmap(solve))(jax.random.split(jax.random.key(4), 4))
+    options = {"fit": dp_center_and_scale, "epsilon": 8.0}
+    release = jax.jit(jax.vmap(lambda key: solve(1.0 * samples, key=key, **options)))
+    many = release(jax.random.split(jax.random.key(4), 4))
     assert 0.03 < many.stats["rank_error"][0] / 2000 < 0.1
     centers, scales = (np.asarray(x) for x in many.params)
     assert (scales > 0.15).all()
@@ -259,8 +246,7 @@ def test_a_column_whose_spread_is_an_atom_has_scale_one():
     others = np.random.default_rng(0).normal(size=(4000, 1)) * 1e3
     samples = np.where(is_other, others, values)
     samples = np.concatenate([np.tile(values, (4000, 1)), samples], axis=1)
-    solution = dp_center_and_scale(samples, **settings(epsilon=40.0))
-    centers, scales = solution.params
+    centers, scales = solve(samples, dp_center_and_scale, epsilon=40.0).params
     np.testing.assert_array_equal(centers, np.float32([*values, *values]))
     np.testing.assert_array_equal(scales, np.ones(16))
 
@@ -304,9 +290,8 @@ def test_neighbours_move_scores_of_scales_by_one_and_their_gaps_by_two():
 def test_ranges_say_what_they_cannot_tell():
     # Known from n, d and the budget: a quarter of the records, or fewer.
     for epsilon, is_told in ((0.5, False), (1.0, False), (1.1, True), (5.0, True)):
-        found = dp_center_and_scale(np.zeros((400, 2)), **settings(epsilon=epsilon))
-        assert found.stats["is_informative"] == is_told
-        assert is_told == (found.stats["rank_error"] < 100)
+        stats = solve(np.zeros((400, 2)), dp_center_and_scale, epsilon=epsilon).stats
+        assert stats["is_informative"] == is_told == (stats["rank_error"] < 100)
 
 
 def test_bins_have_round_numbers():
@@ -321,9 +306,8 @@ def test_bins_have_round_numbers():
 
 def test_choices_share_the_budget():
     for delta in (0.0, 1e-6):
-        solution = dp_center_and_scale(
-            jnp.zeros((90, 30)), **settings(epsilon=0.5, delta=delta)
-        )
+        options = {"epsilon": 0.5, "delta": delta}
+        solution = solve(jnp.zeros((90, 30)), dp_center_and_scale, **options)
         assert (solution.privacy.epsilon, solution.privacy.delta) == (0.5, delta)
         assert "any one of the 90 records" in str(solution.privacy)
         largest = max(
@@ -331,5 +315,5 @@ def test_choices_share_the_budget():
             for name in ("exponential", "permute_and_flip")
         )
         assert solution.stats["selection_epsilon"] == largest >= 0.25 / 30
-    pure = dp_quantile(jnp.zeros(50), **settings(epsilon=0.5)).privacy
+    pure = solve(jnp.zeros(50), epsilon=0.5).privacy
     assert (pure.epsilon, pure.delta) == (0.5, 0.0)

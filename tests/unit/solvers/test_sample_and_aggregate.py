@@ -12,14 +12,14 @@ from dpjax.solvers import _smooth_center, dp_sample_and_aggregate
 from dpjax.solvers._sample_and_aggregate import _Subsets, smooth_gaussian_multiplier
 
 
-def settings(**changes):
-    arguments = {"key": jax.random.key(1), "epsilon": 2.0, "delta": 1e-5}
-    arguments |= {"num_subsets": 400, "diameter": 8.0}
-    return arguments | changes
-
-
 def mean(subset):
     return subset.mean(axis=0)
+
+
+def solve(data, fit_fn=mean, **changes):
+    options = {"key": jax.random.key(1), "epsilon": 2.0, "delta": 1e-5}
+    options |= {"num_subsets": 400, "diameter": 8.0} | changes
+    return dp_sample_and_aggregate(fit_fn, data, **options)
 
 
 def test_weights_and_counts():
@@ -57,14 +57,13 @@ def test_mean_of_heavy_tails_and_outliers(overlap):
     # subset in four holds a record of size 1e30.
     samples = 30.0 + np.random.default_rng(0).standard_t(2.5, 100_000)
     samples[: 25_000 // overlap : 200] = 1e30
-    options = settings(num_subsets=500 * overlap, overlap=overlap, diameter=100.0)
-    solution = dp_sample_and_aggregate(mean, samples.astype(np.float32), **options)
+    options = {"num_subsets": 500 * overlap, "overlap": overlap, "diameter": 100.0}
+    solution = solve(samples.astype(np.float32), **options)
     np.testing.assert_allclose(solution.params, 30.0, atol=4.0)
 
 
 def test_the_floor_of_the_noise_is_stated():
-    solution = dp_sample_and_aggregate(mean, jnp.ones((1200, 3)), **settings())
-    stats = solution.stats
+    stats = solve(jnp.ones((1200, 3))).stats
     steps = _smooth_center.num_steps(400, 1)
     expected = 8.0 * stats["noise_multiplier"] * math.exp(-stats["smoothness"] * steps)
     assert stats["least_stddev"] == pytest.approx(expected, rel=1e-3)
@@ -89,25 +88,22 @@ def test_fit_fn_that_raises_or_returns_other_shapes():
     data = np.ones(800)
     data[[0, 100, 200]] = 5.0, 6.0, 7.0
     center = {"a": np.zeros(2, np.float32), "b": np.float32(0)}
-    solution = dp_sample_and_aggregate(
-        fit, data, **settings(vectorize=False, center=center)
-    )
-    np.testing.assert_allclose(solution.params["a"], 1.0, atol=0.5)
-    np.testing.assert_allclose(solution.params["b"], 1.0, atol=0.5)
-    assert solution.params["a"].dtype == jnp.float32
+    params = solve(data, fit, vectorize=False, center=center).params
+    np.testing.assert_allclose(params["a"], 1.0, atol=0.5)
+    np.testing.assert_allclose(params["b"], 1.0, atol=0.5)
+    assert params["a"].dtype == jnp.float32
 
 
 @pytest.mark.parametrize("overlap", [1, 3])
 def test_loop_equals_vmap(overlap):
     data = {"x": np.random.default_rng(0).normal(size=(1700, 2)).astype(np.float32)}
-    center = {"w": np.full(2, 0.5, np.float32)}
+    options = {"center": {"w": np.full(2, 0.5, np.float32)}, "num_subsets": 800}
 
     def fit(subset):
         return {"w": subset["x"].mean(axis=0)}
 
-    arguments = {"center": center, "overlap": overlap, "num_subsets": 800}
     one, other = (
-        dp_sample_and_aggregate(fit, data, **settings(vectorize=vectorize, **arguments))
+        solve(data, fit, vectorize=vectorize, overlap=overlap, **options)
         for vectorize in (True, False)
     )
     np.testing.assert_allclose(one.params["w"], other.params["w"], rtol=1e-5)
@@ -115,21 +111,15 @@ def test_loop_equals_vmap(overlap):
 
 
 def test_results_are_projected_round_the_center():
-    data = jnp.full((800, 2), 100.0)
     center = jnp.array([30.0, 40.0])
-    solution = dp_sample_and_aggregate(
-        mean, data, **settings(center=center, diameter=10.0)
-    )
+    params = solve(jnp.full((800, 2), 100.0), center=center, diameter=10.0).params
     edge = np.array([70.0, 60.0]) / math.hypot(70, 60) * 5 + np.asarray(center)
-    np.testing.assert_allclose(solution.params, edge, atol=0.1)
+    np.testing.assert_allclose(params, edge, atol=0.1)
 
 
 def test_spread_trades_the_floor_for_the_noise():
     data = jnp.zeros((4000, 2))
-    stats = [
-        dp_sample_and_aggregate(mean, data, **settings(spread=spread)).stats
-        for spread in (1e-6, 1e-2, 8.0)
-    ]
+    stats = [solve(data, spread=spread).stats for spread in (1e-6, 1e-2, 8.0)]
     assert stats[0]["least_stddev"] < stats[1]["least_stddev"] < 8.0
     multipliers = [s["noise_multiplier"] for s in stats]
     assert multipliers == sorted(multipliers, reverse=True)
@@ -142,6 +132,6 @@ def test_what_cannot_be_is_named():
     data = jnp.zeros((800, 2))
     for result in (jnp.zeros(2, "complex64"), jnp.zeros(0)):
         with pytest.raises(ValueError, match="the result of fit_fn must be a pytree"):
-            dp_sample_and_aggregate(lambda subset, x=result: x, data, **settings())
+            solve(data, lambda subset, x=result: x)
     with pytest.raises(ValueError, match="center must be given if vectorize is false"):
-        dp_sample_and_aggregate(mean, data, **settings(vectorize=False))
+        solve(data, vectorize=False)

@@ -13,18 +13,13 @@ from dpjax.solvers import (
 )
 
 
-def linear(params, example):
-    """A loss whose gradient is the example, whatever the parameters are."""
-    return jnp.dot(params, example)
-
-
 def threshold(data=None, params=None, solve=dp_iterative_hard_thresholding, **changes):
     """Hard thresholding along a constant gradient (-0.5, 0.9, 0.1)."""
     data = jnp.tile(jnp.array([-0.5, 0.9, 0.1]), (60, 1)) if data is None else data
     options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5, "sparsity": 2}
     options |= {"estimator": Winsorization(1.0), "learning_rate": 0.5, "num_steps": 3}
     return solve(
-        changes.pop("loss_fn", linear),
+        changes.pop("loss_fn", jnp.dot),
         jnp.zeros(3) if params is None else params,
         data,
         **(options | changes),
@@ -62,15 +57,9 @@ def test_per_step_noise_follows_the_weights(num_steps):
     def show(step, params):
         norms[int(step)] = float(jnp.abs(params).sum())
 
-    solution = regress(
-        threshold=2.0,
-        learning_rate=0.1,
-        num_steps=num_steps,
-        epsilon=1e6,
-        execution=Execution(callback=show),
-    )
-    batch_size = 100 // num_steps
-    exact = 0.1 * 2 * 4 * (1 + norms[num_steps - 1]) / batch_size
+    options = {"threshold": 2.0, "learning_rate": 0.1, "num_steps": num_steps}
+    solution = regress(epsilon=1e6, execution=Execution(callback=show), **options)
+    exact = 0.1 * 2 * 4 * (1 + norms[num_steps - 1]) / (100 // num_steps)
     assert norms[num_steps] > norms[num_steps - 1] + 0.03  # far beyond the slack
     assert float(solution.stats["linf_sensitivity"]) == pytest.approx(exact, rel=5e-3)
     assert solution.stats["linf_sensitivity"] >= exact

@@ -73,18 +73,11 @@ def test_a_pytree_is_a_row():
     np.testing.assert_array_equal(np.ravel(released.params["b"]), flat.params[1:])
 
 
-HOSTILE = {
-    "constant": np.full((300, 2), 7.0),
-    "NaN": np.full((300, 2), np.nan),
-    "infinities": np.full((300, 2), np.inf),
-    "collinear": np.arange(300.0)[:, None] * np.ones(2),
-    "far": np.full((300, 2), 1e300),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_an_interval_is_never_a_point(name):
-    solution = solve(HOSTILE[name])
+@pytest.mark.parametrize(
+    "cells", [7.0, np.nan, np.inf, np.arange(300.0)[:, None], 1e300]
+)
+def test_an_interval_is_never_a_point(cells):
+    solution = solve(cells * np.ones((300, 2)))
     assert np.all(np.isfinite(solution.params))
     assert np.all(np.asarray(solution.standard_errors) > 0)
     low, high = solution.interval(0.5)

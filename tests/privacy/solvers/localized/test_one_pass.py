@@ -56,14 +56,7 @@ def test_a_record_moves_the_mean_by_no_more_than_is_said(
         other[1][place] = rng.choice([-1.0, 1.0, np.nan]) * length
         centre = jnp.full(3, shift)
         means = [
-            mean_of_iterates(
-                LOSSES[name],
-                tuple(map(jnp.asarray, rows)),
-                centre,
-                radius,
-                clipped,
-                rate,
-            )
+            mean_of_iterates(LOSSES[name], rows, centre, radius, clipped, rate)
             for rows in ((x, y), other)
         ]
         moved = float(jnp.linalg.norm(means[0] - means[1]))
@@ -77,15 +70,9 @@ def test_the_sensitivity_is_attained():
     x = np.zeros((40, 1))
     x[0] = 1.0
     with jax.enable_x64(True):
+        loss, start = losses.huber(1.0), jnp.zeros(1)
         means = [
-            mean_of_iterates(
-                losses.huber(1.0),
-                (jnp.asarray(x), jnp.full(40, y)),
-                jnp.zeros(1),
-                9.0,
-                1.0,
-                0.5,
-            )
+            mean_of_iterates(loss, (x, np.full(40, y)), start, 9.0, 1.0, 0.5)
             for y in (-1e12, 1e12)
         ]
     assert float(abs(means[0] - means[1])[0]) == pytest.approx(2 * 0.5 * 1.0)
@@ -109,9 +96,7 @@ def test_targets_beyond_the_range_move_the_mean_by_no_more(name):
         @partial(jnp.vectorize, signature="(),(),(),()->()")
         def mean(target, feature, rate, sign):
             x = jnp.full((200, 1), feature).at[0].multiply(sign)
-            y = jnp.full(200, target).at[0].set(1e9)
-            rows = x, y
-            start = jnp.zeros(1)
+            rows, start = (x, jnp.full(200, target).at[0].set(1e9)), jnp.zeros(1)
             return _one_pass(LOSSES[name], rows, start, start, 1e3, 1.0, rate)[0]
 
         moved = jnp.abs(jnp.diff(mean(*grid), axis=-1))[..., 0]

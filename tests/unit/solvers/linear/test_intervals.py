@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.accounting import PrivacyGuarantee
-from dpjax.solvers import Solution, dp_linear_model
 from dpjax.solvers.linear import _intervals, _noisy_bound
 from dpjax.solvers.linear._noisy_bound import noisy_bound, noisy_excess, num_above
 from tests.unit.refusals import refused
-from tests.unit.solvers.linear.test_model import table
+from tests.unit.solvers.linear import test_model as model
 
 NUM = 20_000
 WEIGHTS = np.array([0.5, -0.4, 0.2, 0.3], np.float32)
@@ -23,12 +21,11 @@ def solve(loss="squared", data=None, **changes):
     if data is None:
         features, noise = bounded()
         data = features, features @ WEIGHTS + noise
-    options = {"key": jax.random.key(1), "epsilon": 8.0, "delta": 1e-5, "intercept": 3}
-    return dp_linear_model(loss, data, **(options | {"intervals": True} | changes))
+    return model.solve(loss, data, **{"intervals": True} | changes)
 
 
 def bounded():
-    features, _, noise = table(num=NUM)
+    features, _, noise = model.table(num=NUM)
     return np.clip(features, -2, 2), noise
 
 
@@ -76,6 +73,9 @@ def test_the_price_is_that_of_the_call():
     assert plain.correlations is None
     with pytest.raises(ValueError, match="standard_errors is None; it must be those"):
         plain.interval()
+    for level in (0.0, 1.0, 95, np.nan):
+        with pytest.raises(ValueError, match="level must be strictly between 0 and 1"):
+            solution.interval(level)
     # More noise has wider errors.
     assert jnp.all(solve(epsilon=0.3).standard_errors > 1.5 * solve().standard_errors)
     # A tail too heavy for an excess, and few records, have no interval.
@@ -83,14 +83,6 @@ def test_the_price_is_that_of_the_call():
     assert jnp.all(jnp.isinf(solve(data=(data[0], cauchy)).standard_errors))
     few = solve(data=(data[0][:900], data[1][:900]))
     assert jnp.all(jnp.isinf(few.standard_errors))
-
-
-def test_a_level_is_a_probability():
-    errors = jnp.ones(2)
-    solution = Solution(errors, PrivacyGuarantee.non_private(), {}, errors)
-    for level in (0.0, 1.0, 95, np.nan):
-        with pytest.raises(ValueError, match="level must be strictly between 0 and 1"):
-            solution.interval(level)
 
 
 test_what_has_no_intervals_is_named = refused(
@@ -152,19 +144,13 @@ def test_an_excess_is_that_of_a_pareto_tail(index, ratio, key):
         ratio * np.clip(sizes - bound / 2, 0, bound / 2).sum(), rel=0.06
     )
     found = jax.vmap(
-        lambda key: noisy_excess(
-            key, jnp.asarray(sizes, "float32"), bound, noise_multiplier=20.0
-        )
+        lambda key: noisy_excess(key, jnp.float32(sizes), bound, noise_multiplier=20.0)
     )(jax.random.split(key, 200))
     assert np.mean(found.ratio) == pytest.approx(ratio, rel=0.1)
     assert np.std(found.ratio) == pytest.approx(float(np.mean(found.error)), rel=0.3)
     assert not jnp.any(found.is_heavy)
-
-
-def test_an_excess_of_nothing_is_not_heavy():
-    nothing = noisy_excess(
-        jax.random.key(0), jnp.zeros(5), jnp.float32(1), noise_multiplier=1.0
-    )
+    key, few = jax.random.key(0), jnp.zeros(5)
+    nothing = noisy_excess(key, few, jnp.float32(1), noise_multiplier=1.0)
     assert 0 <= nothing.ratio <= 2
     assert not nothing.is_heavy
 

@@ -48,6 +48,10 @@ def test_squared_loss():
     solution = solve(max_features=3)
     np.testing.assert_allclose(solution.params, TRUE, atol=0.3)
     assert solution.stats["num_steps"] == 50
+    # An intercept may stand anywhere.
+    order = [3, 0, 1, 2]
+    moved = solve(data=(features[:, order], means + noise), intercept=-4)
+    np.testing.assert_allclose(moved.params, TRUE[order], atol=0.3)
     assert "selected" not in solution.stats  # all features may stay
     np.testing.assert_allclose(sum(solution.stats["shares"].values()), 1, rtol=1e-12)
     # The column of the intercept is not read.
@@ -67,18 +71,11 @@ def test_squared_loss():
     np.testing.assert_allclose(solution.params, TRUE, atol=0.4)
 
 
-def test_an_intercept_may_stand_anywhere():
-    features, means, noise = table()
-    order = [3, 0, 1, 2]
-    moved = solve(data=(features[:, order], means + noise), intercept=-4)
-    np.testing.assert_allclose(moved.params, TRUE[order], atol=0.3)
-
-
 def test_classes():
     features, means, noise = table()
     labels = np.where(means + noise > 0, 7.0, 0.0)  # y > 0 is the positive class
-    solution = solve("logistic", data=(features, labels))
-    assert np.mean((features @ solution.params > 0) == (labels > 0)) > 0.8
+    params = solve("logistic", data=(features, labels)).params
+    assert np.mean((features @ params > 0) == (labels > 0)) > 0.8
 
 
 @pytest.mark.parametrize(
@@ -218,13 +215,10 @@ def test_steps_have_the_noise_that_their_share_pays(monkeypatch):
 
 
 class TestNoisyQuantile:
-    def released(self, sizes, noise_multiplier, **options):
-        return _noisy_quantile.noisy_quantile(
-            jax.random.key(1),
-            jnp.asarray(sizes, "float32"),
-            noise_multiplier=noise_multiplier,
-            **{"num_above": 0.0} | options,
-        )
+    def released(self, sizes, multiplier, **options):
+        options = {"num_above": 0.0, "noise_multiplier": multiplier} | options
+        sizes = jnp.asarray(sizes, "float32")
+        return _noisy_quantile.noisy_quantile(jax.random.key(1), sizes, **options)
 
     def test_two_counts_move_so_noise_is_for_both(self, monkeypatch):
         stddevs, inner = [], _noisy_quantile.gaussian_of_padded
@@ -279,9 +273,8 @@ class TestNoisyMedian:
         assert all(6 <= stddev / 20**0.5 <= 6.001 for stddev in stddevs)
 
     def test_what_noise_hides_is_within_the_bound(self):
-        arrays = jnp.full(50, 1e9), jnp.ones(50)
-        options = {"bound": 2.0, "noise_multiplier": 1e6}
-        found = _robust.noisy_median(jax.random.key(0), *arrays, **options)
+        arrays = jax.random.key(0), jnp.full(50, 1e9), jnp.ones(50)
+        found = _robust.noisy_median(*arrays, bound=2.0, noise_multiplier=1e6)
         assert -2 <= found <= 2
 
 
@@ -352,9 +345,8 @@ def test_blocks_are_clipped_apart_and_noise_holds_for_both():
     )
     sample = {"weights": jnp.array([30.0, 40.0]), "intercept": jnp.array(-9.0)}
     clipped = estimator.influence(sample)
-    np.testing.assert_allclose(
-        clipped["weights"], [0.6 * 0.9**0.5, 0.8 * 0.9**0.5], rtol=1e-6
-    )
+    weights = np.array([0.6, 0.8]) * 0.9**0.5
+    np.testing.assert_allclose(clipped["weights"], weights, rtol=1e-6)
     np.testing.assert_allclose(clipped["intercept"], -(0.1**0.5), rtol=1e-6)
     length = sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(clipped)) ** 0.5
     assert length <= 1

@@ -1,5 +1,6 @@
 """Scale and level of a predictor: found without noise, held where there is much."""
 
+import itertools
 import math
 
 import jax
@@ -32,31 +33,20 @@ def predictor(loss, scale, level):
 
 
 def solve(loss, given, *, multiplier=1e-3, **changes):
-    options = {"has_level": True, "is_at_mean": False} | changes
-    return recalibration(
-        loss,
-        given,
-        key=jax.random.key(0),
-        size_multiplier=multiplier,
-        multiplier=multiplier,
-        axis_name=None,
-        **options,
-    )
+    options = {"has_level": True, "is_at_mean": False, "key": jax.random.key(0)}
+    options |= {"size_multiplier": multiplier, "multiplier": multiplier}
+    return recalibration(loss, given, axis_name=None, **options | changes)
 
 
-@pytest.mark.parametrize("scale", [0.5, 1.4])
-def test_newton_finds_scale_and_level(scale):
-    given = predictor(losses.squared, scale, 0.3)
-    found = solve(losses.squared, given)
-    np.testing.assert_allclose(found, (scale, 0.3), atol=0.05)
+@pytest.mark.parametrize(
+    ("loss", "scale", "level"),
+    [*((losses.squared, x, 0.3) for x in (0.5, 1.4)), (losses.logistic, 1.2, 0.1)],
+)
+def test_newton_finds_scale_and_level(loss, scale, level):
+    given = predictor(loss, scale, level)
+    np.testing.assert_allclose(solve(loss, given), (scale, level), atol=0.05)
     # What noise hides changes nothing.
-    hidden = solve(losses.squared, given, multiplier=1e6)
-    np.testing.assert_allclose(hidden, (1, 0), atol=0.05)
-
-
-def test_labels():
-    found = solve(losses.logistic, predictor(losses.logistic, 1.2, 0.1))
-    np.testing.assert_allclose(found, (1.2, 0.1), atol=0.05)
+    np.testing.assert_allclose(solve(loss, given, multiplier=1e6), (1, 0), atol=0.05)
 
 
 def test_a_level_that_is_the_mean_is_freed_of_the_scores():
@@ -112,17 +102,12 @@ def test_no_two_records_are_further_apart_than_the_noise_is_for(loss):
     check_set(examples, _recalibration._RECORDS, attained)
 
 
-POISSON = losses.poisson(5.0)  # its targets are zero or above
-
-
 @pytest.mark.parametrize(
     ("loss", "has_exposures"),
     [
         (losses.softmax(3), False),
-        (losses.squared, False),
-        (losses.squared, True),
-        (POISSON, False),
-        (POISSON, True),
+        # Targets of the second are zero or above.
+        *itertools.product((losses.squared, losses.poisson(5.0)), (False, True)),
     ],
 )
 def test_no_two_records_of_a_constant_are_further_apart(loss, has_exposures):

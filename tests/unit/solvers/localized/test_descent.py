@@ -13,17 +13,12 @@ from dpjax.solvers.localized._theory import Theory
 from tests.unit.refusals import refused
 
 
-def linear(params, example):
-    return jnp.vdot(params, example)
-
-
-def solve(data=None, params=None, loss_fn=linear, **changes):
-    data = jnp.ones((4_000, 2)) if data is None else data
-    options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
-    options |= {"moment_bound": 2.0, "diameter": 2.0, "smoothness": 0.1} | changes
-    return dp_localized_sco(
-        loss_fn, jnp.zeros(2) if params is None else params, data, **options
-    )
+def solve(data=None, loss_fn=jnp.dot, **changes):
+    options = {"data": jnp.ones((4_000, 2)) if data is None else data}
+    options |= {"params": jnp.zeros(2), "key": jax.random.key(1)}
+    options |= {"epsilon": 1.0, "delta": 1e-5, "smoothness": 0.1}
+    options |= {"moment_bound": 2.0, "diameter": 2.0} | changes
+    return dp_localized_sco(loss_fn, **options)
 
 
 def theory(order, dimension=5, bound=3.0):
@@ -84,9 +79,9 @@ def test_trees_and_their_centre():
         features, target = example
         return (params["w"] @ features + params["b"] - target) ** 2 / 2
 
-    centre = {"w": jnp.array([1.0, -1.0]), "b": jnp.array(2.5)}
-    moment = {"moment_bound": 30.0, "diameter": 2.0, "smoothness": 1.0}
-    found = solve((x, y), centre, loss_fn, **moment).params
+    options = {"params": {"w": jnp.array([1.0, -1.0]), "b": jnp.array(2.5)}}
+    options |= {"moment_bound": 30.0, "diameter": 2.0, "smoothness": 1.0}
+    found = solve((x, y), loss_fn, **options).params
     assert found["b"] > 2.7
     np.testing.assert_allclose(found["w"], [1, -1], atol=0.15)
 
@@ -110,7 +105,7 @@ def test_groups_have_records_of_their_own():
 def test_its_numbers_are_told():
     x = jax.random.normal(jax.random.key(0), (20_000, 2))
     options = {"moment_bound": 300.0, "diameter": 6.0, "smoothness": 1.0}
-    found = solve((x, x @ jnp.array([1.0, 2.0])), loss_fn=losses.squared, **options)
+    found = solve((x, x @ jnp.array([1.0, 2.0])), losses.squared, **options)
     stats = found.stats
     assert stats["risk_scale"] == pytest.approx(9 * stats["penalty"])
     assert stats["num_phases"] == 3
@@ -118,6 +113,7 @@ def test_its_numbers_are_told():
     assert "20,000" in str(found.privacy)
 
 
+SAVED = Execution(checkpoint=Checkpoint("there", every=1))
 test_bad_input_is_named = refused(
     lambda changes: solve(**changes),
     ({"moment_bound": 1e300}, "moment_bound must be such that its root"),
@@ -126,8 +122,5 @@ test_bad_input_is_named = refused(
     ({"diameter": 1e31}, "diameter must be between 1e-20 and 1e.30"),
     ({"data": jnp.ones((50, 2))}, "data must have enough records"),
     ({"num_groups": 1_000}, "data must have enough records"),
-    (
-        {"execution": Execution(checkpoint=Checkpoint("there", every=1))},
-        "execution.checkpoint must be None",
-    ),
+    ({"execution": SAVED}, "execution.checkpoint must be None"),
 )

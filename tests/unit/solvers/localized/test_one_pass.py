@@ -10,25 +10,17 @@ from scipy.optimize import minimize
 
 from dpjax import losses
 from dpjax.solvers import dp_one_pass_sco
-from dpjax.solvers.localized._one_pass import (
-    clip_norm,
-    learning_rate,
-    phases_of,
-    risk,
-)
+from dpjax.solvers.localized._one_pass import clip_norm, learning_rate, phases_of, risk
 from dpjax.solvers.localized._theory import Theory
 from tests.unit.refusals import refused
 
 
-def solve(data=None, params=None, loss=losses.squared, **changes):
-    if data is None:
-        x = jax.random.normal(jax.random.key(0), (50_000, 2))
-        data = x, x @ jnp.array([1.0, -1.0])
-    options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
+def solve(**changes):
+    x = jax.random.normal(jax.random.key(0), (50_000, 2))
+    options = {"params": jnp.zeros(2), "data": (x, x @ jnp.array([1.0, -1.0]))}
+    options |= {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
     options |= {"moment_bound": 32.0, "diameter": 4.0} | changes
-    return dp_one_pass_sco(
-        loss, jnp.zeros(2) if params is None else params, data, **options
-    )
+    return dp_one_pass_sco(losses.squared, **options)
 
 
 @pytest.mark.parametrize("order", [2.0, 4.0, 30.0])
