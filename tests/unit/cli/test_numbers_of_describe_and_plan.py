@@ -138,10 +138,10 @@ def test_numbers_of_a_description(by):
     found = described(frame, by=by)
     assert_right(found.rows, right(frame, found.edges, by))
     for seed, epsilon in enumerate((0.02, 0.5, EXACT)):
-        rows = described(frame, by=by, epsilon=epsilon, seed=seed).rows
-        assert_possible(rows, NUM, by, NUM)
+        noisy = described(frame, by=by, epsilon=epsilon, seed=seed)
+        assert_possible(noisy.rows, NUM, by, NUM)
         if epsilon < EXACT:  # intervals of 95 per cent, of noise and of sampling
-            places, truths = places_of(rows), [*right(frame, found.edges, by)]
+            places, truths = places_of(noisy.rows), [*right(frame, noisy.edges, by)]
             missed = [
                 place
                 for place, truth in truths
