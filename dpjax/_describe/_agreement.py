@@ -5,13 +5,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dpjax._describe._columns import Found, Groups
+from dpjax._describe._columns import Groups, Statistics
 from dpjax._describe._description import Row
 
 _LEAST_COUNT = 4.0  # stddevs of a noisy number, below which no share is known
 
 
-def sizes_of(groups: Groups, founds: Sequence[Found], own: Found | None) -> np.ndarray:
+def sizes_of(
+    groups: Groups, releases: Sequence[Statistics], own: Statistics | None
+) -> np.ndarray:
     """Returns one number of records for each group, integers of shape (G,).
 
     It is the mean of what the columns say, each by its inverse variance, such that all
@@ -19,10 +21,10 @@ def sizes_of(groups: Groups, founds: Sequence[Found], own: Found | None) -> np.n
 
     Args:
         groups: of the records.
-        founds: the columns that have these groups.
+        releases: the columns that have these groups.
         own: the column that names them, if there is one.
     """
-    counts = [(release.sizes, release.size_variance) for release in founds]
+    counts = [(release.sizes, release.size_variance) for release in releases]
     if own is not None:
         counts.append((own.cells[:, 0], own.stddev**2))
     weights = [1 / (variance + 1 / 12) for _, variance in counts]
@@ -62,7 +64,7 @@ def divided(counts: np.ndarray, total: int) -> np.ndarray:
 
 def rows_of(
     name: str,
-    release: Found,
+    release: Statistics,
     groups: Groups,
     sizes: np.ndarray,
     z: float,
@@ -127,7 +129,9 @@ def rows_of(
                 yield row("share", of, share, *about, (0, 1))
 
 
-def _shares(release: Found, num_records: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _shares(
+    release: Statistics, num_records: int | None
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns shares of counts (k, G) in their groups, and their standard errors.
 
     If the number of records N is not public, it is the sum of the counts. The noise of

@@ -99,7 +99,7 @@ class Groups(NamedTuple):
         return counts, errors, float(stats["stddev"]), float(stats["noise_multiplier"])
 
 
-class Found(NamedTuple):
+class Statistics(NamedTuple):
     """The releases of one column in G groups.
 
     Attributes:
@@ -161,7 +161,7 @@ class Found(NamedTuple):
 
 def of_numbers(
     kind: Numeric | None, column: Column, groups: Groups, budget: Budget, key: Key
-) -> Found:
+) -> Statistics:
     """Releases counts, means, quantiles and a histogram of numbers in every group."""
     mean_key, edge_key, count_key = _keys.split(key, 3)
     within = _range_of(kind)
@@ -201,17 +201,17 @@ def of_numbers(
     shares = {"count, mean, quantiles": 1 - _HISTOGRAM, "histogram": _HISTOGRAM}
     multipliers.append(in_bins[3])
     table = in_bins[0], in_bins[1], in_bins[2], shares, multipliers
-    return Found(_bins(shown), *table, counted, more, shown, within)
+    return Statistics(_bins(shown), *table, counted, more, shown, within)
 
 
 def of_categories(
     kind: Categorical, column: Column, groups: Groups, budget: Budget, key: Key
-) -> Found:
+) -> Statistics:
     """Releases the count of each category in every group."""
     names = [*kind.categories, OTHER]
     cells = groups.place(_codes(kind, column))
     counts, errors, stddev, multiplier = groups.counted(cells, len(names), budget, key)
-    return Found(names, counts, errors, stddev, {"counts": 1.0}, [multiplier])
+    return Statistics(names, counts, errors, stddev, {"counts": 1.0}, [multiplier])
 
 
 def _range_of(kind: Numeric | None) -> tuple[float, float]:

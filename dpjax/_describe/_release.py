@@ -184,7 +184,7 @@ def release(
     budget = Budget(noise_multiplier(epsilon, delta, num_steps=1), delta)
     z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
     weights = math.fsum(map(_weight, schema.values()))
-    founds, shares = {}, {}
+    releases, shares = {}, {}
     for index, (name, kind) in enumerate(schema.items()):
         _progress.say(f"column {name}", index, len(schema))
         groups = everyone if name == by else grouped
@@ -194,16 +194,16 @@ def release(
             result = of_categories(kind, *arguments)
         else:
             result = of_numbers(kind, *arguments)
-        founds[name] = result
+        releases[name] = result
         for part_name, part in result.shares.items():
             shares[name, part_name] = share * part
-    multipliers = (x for result in founds.values() for x in result.multipliers)
+    multipliers = (x for result in releases.values() for x in result.multipliers)
     if math.fsum(x**-2 for x in multipliers) > budget.multiplier**-2:
         raise RuntimeError("The releases cost more than the budget.")
-    apart = [result for name, result in founds.items() if name != by]
-    sizes = sizes_of(grouped, apart, None if by is None else founds[by])
+    apart = [result for name, result in releases.items() if name != by]
+    sizes = sizes_of(grouped, apart, None if by is None else releases[by])
     rows: list[Row] = []
-    for name, result in founds.items():
+    for name, result in releases.items():
         scaled = z, num_samples / size
         if name == by:
             total = np.sum(sizes, keepdims=True)
@@ -212,7 +212,7 @@ def release(
             rows += rows_of(name, result, grouped, sizes, *scaled)
     return Description(
         tuple(rows),
-        {name: result.edges for name, result in founds.items() if result.edges},
+        {name: result.edges for name, result in releases.items() if result.edges},
         num_samples,
         by,
         level,

@@ -45,7 +45,7 @@ class Option:
 
 def _declared(panel: str, help: str, check: Any = None, *, default: Any = None) -> Any:
     option = Option(panel, help, check)
-    return dataclasses.field(default=default, metadata={"said": option})
+    return dataclasses.field(default=default, metadata={"option": option})
 
 
 of_privacy, of_data, of_method, of_output = (
@@ -55,7 +55,7 @@ of_privacy, of_data, of_method, of_output = (
 
 def argument(metavar: str, help: str) -> Any:
     """Declares a positional argument of a command."""
-    return dataclasses.field(metadata={"said": Option("", help, None, metavar)})
+    return dataclasses.field(metadata={"option": Option("", help, None, metavar)})
 
 
 def flag(field: str) -> str:
@@ -67,7 +67,7 @@ def declared(options: Any) -> dict[str, tuple[Any, Option]]:
     """Returns the type and the declaration of every field that is an option."""
     hints = typing.get_type_hints(options)
     given = [field for field in dataclasses.fields(options) if field.init]
-    return {x.name: (hints[x.name], x.metadata["said"]) for x in given}
+    return {x.name: (hints[x.name], x.metadata["option"]) for x in given}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,10 +84,8 @@ def _same(content: Mapping[str, Any], model: Model) -> Model:
     own, privacy = content["privacy"], model.privacy
     names = content["method"], content["data"], content["feature_names"]
     is_same = names == (model.method, model.data, [*model.feature_names])
-    if not is_same or (own["epsilon"], own["delta"]) != (
-        privacy.epsilon,
-        privacy.delta,
-    ):
+    stated = own["epsilon"], own["delta"]
+    if not is_same or stated != (privacy.epsilon, privacy.delta):
         raise ValueError(f"it is of another run than {MODEL} in its folder")
     return model
 
@@ -274,9 +272,9 @@ def _spent(content: Content) -> Rows:
         "scores, on other records": content.get("evaluation", {}).get("privacy"),
     }
     lines = [
-        [name, *(rounded_up(text[parameter], 6) for parameter in ("epsilon", "delta"))]
-        for name, text in parts.items()
-        if text is not None
+        [name, *(rounded_up(cost[parameter], 6) for parameter in ("epsilon", "delta"))]
+        for name, cost in parts.items()
+        if cost is not None
     ]
     return Rows(["for what", "epsilon", "delta"], lines)
 
@@ -314,7 +312,7 @@ def _public(content: Content, model: Model) -> Rows:
     lines = []
     for name, kind in kinds.items():
         known = "released privately" if name in ranges else "declared"
-        shown, text = name, _range_of(kind)
+        shown, text = name, _meaning_of(kind)
         if name == model.target_name:
             shown += " (target)"
             if model.link == "log":
@@ -327,7 +325,7 @@ def _public(content: Content, model: Model) -> Rows:
     return Rows(["column", "what it holds", "how that is known"], lines)
 
 
-def _range_of(kind: Any) -> str:
+def _meaning_of(kind: Any) -> str:
     if kind.categories:
         return f"categories: {_listed(kind.categories)}"
     if not isinstance(kind, Numeric):

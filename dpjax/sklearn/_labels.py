@@ -60,13 +60,13 @@ def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
     else:
         distinct, codes = labels.astype(object), np.arange(len(labels))
     places: dict[Any, int] = {}
-    of_found = np.full(len(distinct), -1)
+    place_of = np.full(len(distinct), -1)
     for row, label in enumerate(distinct):
         form = canonical(label)
         if form is not None or _is_known(label):
             form = (label,) if form is None else form
-            of_found[row] = places.setdefault(form, len(places))
-    return list(places), of_found[codes]
+            place_of[row] = places.setdefault(form, len(places))
+    return list(places), place_of[codes]
 
 
 def declared(classes: Any, name: str = "classes") -> np.ndarray:

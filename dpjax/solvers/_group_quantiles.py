@@ -105,8 +105,8 @@ def _halved(
             half = half / 2
             return middle + jnp.where(is_more, half, -half), half
 
-        total = start, jnp.asarray(bound, start.dtype)
-        return jax.lax.fori_loop(0, _NUM_HALVINGS, halve, total)
+        state = start, jnp.asarray(bound, start.dtype)
+        return jax.lax.fori_loop(0, _NUM_HALVINGS, halve, state)
 
     center_key, width_key = _keys.split(key)
     zeros = jnp.zeros((len(quantiles), num_groups), groups.values.dtype)

@@ -47,7 +47,7 @@ class Ordered(NamedTuple):
         Returns:
             Integers, shape (..., 3, G): exact, as if each sample were compared.
         """
-        start, end = (jnp.broadcast_to(end_of, lows.shape) for end_of in self.ends)
+        start, end = (jnp.broadcast_to(x, lows.shape) for x in self.ends)
 
         def first(is_before: Any, bounds: jax.Array) -> jax.Array:
             def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> Any:

@@ -86,8 +86,10 @@ def test_a_record_moves_counts_and_losses_by_their_sensitivity(kind, beside, sum
     assert scale is not None or 0.7 * largest < moves(of_losses) <= largest
 
 
+@pytest.mark.parametrize("marks", [None, [False, True]])
 @pytest.mark.parametrize("loss", [losses.squared, losses.log_link(1.5)])
-def test_sums_within_given_bounds_move_by_their_sensitivity(sums, loss):
+def test_sums_within_given_bounds_move_by_their_sensitivity(sums, loss, marks):
+    """Beside them stands the number of records that are marked, if any may be."""
     release = _noisy_counts.Release(jax.random.key(0), 1.0)
     odd = np.array([0.0, 1e38, -1e38, np.nan, np.inf, 0.3])
     for score, target in itertools.product(odd, odd[[0, 1, 2, 3, 5]]):
@@ -97,9 +99,13 @@ def test_sums_within_given_bounds_move_by_their_sensitivity(sums, loss):
         errors = np.abs(scores - targets)
         terms = [(values, [1.0, 2.0]), (errors, [0.5, 0.5]), (errors, [0.5, 0.5])]
         terms = terms[: 2 if loss is losses.squared else 3]
-        _scores._means(release, terms, ~np.isnan(targets), 2.0)
+        for mark in marks or [None]:
+            is_end = None if mark is None else np.array([mark, False])
+            _scores._means(release, terms, ~np.isnan(targets), 2.0, is_end)
     (stated,) = {scale for _, scale in sums}
-    assert stated == 1000 * math.sqrt(2 * len(terms))
+    of_marks = 0.25 if marks else 0.0
+    assert stated == 1000 * math.sqrt(2 * len(terms) + of_marks)
+    assert not marks or np.ptp([row[-1] for row, _ in sums]) == 500
     assert 0.7 * stated < moves(sums) <= stated
 
 
