@@ -26,11 +26,11 @@ if _TYPE_CHECKING:
         transforms,
         tuning,
     )
-    from dpjax._describe import describe
     from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
     from dpjax.gradients import check_model, per_sample_grad, robust_grad
     from dpjax.models import load_model
     from dpjax.solvers import PrivateTraining, recommend
+    from dpjax.tables.describe._release import describe
     from dpjax.transforms import chain, dp_sgd
 
     __version__: str
@@ -40,7 +40,7 @@ __getattr__, __dir__ = _lazily(
     {
         "dpjax": "accounting audit batching constraints datasets estimators gradients "
         "loading losses mechanisms models parties solvers transforms tuning",
-        "dpjax._describe": "describe",
+        "dpjax.tables.describe._release": "describe",
         "dpjax._types": "ADD_OR_REMOVE_ONE NeighboringRelation REPLACE_ONE",
         "dpjax._version": "__version__",
         "dpjax.gradients": "check_model per_sample_grad robust_grad",

@@ -20,9 +20,9 @@ def lazily(
             the package itself, its modules.
 
     Example:
-        >>> find, _ = lazily("dpjax.datasets", {"dpjax.datasets._encoding": "Numeric"})
-        >>> find("Numeric").__name__
-        'Numeric'
+        >>> find, _ = lazily("dpjax.models", {"dpjax.tables.models._model": "Model"})
+        >>> find("Model").__name__
+        'Model'
     """
     sources = {name: path for path, listed in names.items() for name in listed.split()}
 

@@ -30,11 +30,12 @@ from dpjax.constraints._constraint import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation, Winsorization
 from dpjax.mechanisms import exponential
 from dpjax.solvers import Execution, Solution
-from dpjax.solvers._l1_scores import FixedPoint, chunk_scores, row_blocks
-from dpjax.solvers._loop import Batches, iterate
-from dpjax.solvers._peeled_steps import Peeling, papers_num_steps
-from dpjax.solvers._sparse_regression import ShrunkenStep
-from dpjax.solvers._vertex_choice import Choices, choose_vertices, default_num_steps
+from dpjax.solvers.papers._l1_scores import FixedPoint, chunk_scores, row_blocks
+from dpjax.solvers.papers._peeled_steps import Peeling, papers_num_steps
+from dpjax.solvers.papers._sparse_regression import ShrunkenStep
+from dpjax.solvers.papers._vertex_choice import choose_vertices, default_num_steps
+from dpjax.solvers.training._calibration import Choices
+from dpjax.solvers.training._loop import Batches, iterate
 
 _LEAST_EPSILON = 1e-6  # a budget that the library takes
 

@@ -30,8 +30,8 @@ from benchmarks.utility.methods import Method, each, untuned
 from benchmarks.utility.peers import LeftOut
 from benchmarks.utility.problems import Problem, non_private_optimum
 from dpjax import solvers
-from dpjax.solvers._curves import hats
-from dpjax.solvers._knots import FINE as KNOTS
+from dpjax.solvers.additive._knots import FINE as KNOTS
+from dpjax.solvers.training._curves import hats
 
 PATH = RESULTS / "predictions.json"
 EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)

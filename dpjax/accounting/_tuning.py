@@ -22,10 +22,10 @@ import scipy.optimize
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from dpjax import _validate
-from dpjax._trial_counts import TrialCount, TrialDistribution
 from dpjax.accounting._events import samples_of
 from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._profiles import Profile, gaussian, profile_of, root, worst
+from dpjax.accounting._trial_counts import TrialCount, TrialDistribution
 
 _SLACK = 1e-9  # of sums, upwards; more than their float64 error
 _NUM_CELLS = 3_000

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from dpjax.datasets._encoding import Categorical, Numeric, encode
+from dpjax.tables.columns._encoding import Categorical, Numeric, encode
 
 
 @dataclass(frozen=True, eq=False)

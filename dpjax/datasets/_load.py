@@ -3,8 +3,8 @@
 from importlib import import_module
 
 from dpjax import _validate
-from dpjax._public_sets import PUBLIC_SETS
 from dpjax.datasets._dataset import Dataset
+from dpjax.datasets._public_sets import PUBLIC_SETS
 
 
 def load(name: str) -> Dataset:

@@ -19,9 +19,24 @@ Of a file's metadata, only the number of records, the columns and their types ar
 which are public; the smallest and largest values that Parquet stores are not used.
 """
 
-from dpjax.loading._parquet import Parquet
-from dpjax.loading._records import MemoryMapped
-from dpjax.loading._sample import sample
-from dpjax.loading._shards import batches, load
+from typing import TYPE_CHECKING
+
+from dpjax._lazy import lazily
+
+if TYPE_CHECKING:
+    from dpjax.tables.io._parquet import Parquet
+    from dpjax.tables.io._records import MemoryMapped
+    from dpjax.tables.io._sample import sample
+    from dpjax.tables.io._shards import batches, load
+
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "dpjax.tables.io._parquet": "Parquet",
+        "dpjax.tables.io._records": "MemoryMapped",
+        "dpjax.tables.io._sample": "sample",
+        "dpjax.tables.io._shards": "batches load",
+    },
+)
 
 __all__ = ["MemoryMapped", "Parquet", "batches", "load", "sample"]

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import _shapes, _validate, losses
-from dpjax._shapes import Shape
-from dpjax._summary import interval_of
+from dpjax import _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._named import named
@@ -21,6 +19,9 @@ from dpjax.sklearn._classifier import Classifier
 from dpjax.sklearn._linear import LinearEstimator, parameters
 from dpjax.sklearn._regressors import Unit, in_unit
 from dpjax.solvers import Curves, dp_additive_model
+from dpjax.tables import _shapes
+from dpjax.tables._shapes import Shape
+from dpjax.tables._summary import interval_of
 
 _LOSSES = {
     "squared": losses.squared,

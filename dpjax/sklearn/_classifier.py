@@ -9,13 +9,14 @@ from scipy.special import log_expit, log_softmax
 from sklearn.base import ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import _keys, _progress, _validate, losses
-from dpjax._scales import Standard
+from dpjax import _keys, _validate, losses
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn import _labels, _tables
 from dpjax.sklearn._intervals import WithIntervals
 from dpjax.sklearn._linear import LinearEstimator, guarantee, parameters, total_noise
+from dpjax.solvers.statistics._scales import Standard
+from dpjax.tables import _progress
 
 
 @parameters

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax._tables import cells_of
 from dpjax.sklearn import _labels, _tables
+from dpjax.tables.io._tables import cells_of
 
 FROM_DTYPE = "from_dtype"
 

@@ -4,8 +4,8 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _validate
-from dpjax._summary import Summary, interval_of
 from dpjax.sklearn._linear import LinearEstimator, parameters
+from dpjax.tables._summary import Summary, interval_of
 
 
 @parameters

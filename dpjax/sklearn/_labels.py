@@ -10,9 +10,9 @@ from scipy.special import ndtri_exp
 
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
-from dpjax._scales import released
-from dpjax._tables import kind_of
 from dpjax._types import Key
+from dpjax.solvers.statistics._scales import released
+from dpjax.tables.io._tables import kind_of
 
 DELTA_SHARE = 0.2  # of delta, for a label that one record alone has
 _THRESHOLD = 4.0  # of the noise's standard deviation, about

@@ -9,16 +9,22 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import _keys, _progress
+from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
-from dpjax._scales import Noise, Standard, release_scales, scales_share
-from dpjax._summary import errors_of_sums, units_matrix
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
 from dpjax.sklearn._clones import PrivateEstimator
 from dpjax.solvers import Execution, dp_linear_model
+from dpjax.solvers.statistics._scales import (
+    Noise,
+    Standard,
+    release_scales,
+    scales_share,
+)
+from dpjax.tables import _progress
+from dpjax.tables._summary import errors_of_sums, units_matrix
 
 # One for all fits, as each callback has a program of its own.
 _SHOWN = Execution(callback=_progress.on_step, callback_every=10)

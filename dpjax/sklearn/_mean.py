@@ -6,14 +6,15 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import _keys, _progress
+from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
 from dpjax.estimators import SmoothedTruncation
 from dpjax.sklearn import _tables
 from dpjax.sklearn._clones import PrivateEstimator
 from dpjax.sklearn._linear import guarantee, parameters, total_noise
 from dpjax.sklearn._regressors import in_unit, weights_of
-from dpjax.solvers._diameter import BESIDE_WEIGHT, WEIGHTED
+from dpjax.solvers.statistics._diameter import BESIDE_WEIGHT, WEIGHTED
+from dpjax.tables import _progress
 from dpjax.transforms import privatize
 
 # A guess at E z^2 of targets in their unit, for the truncation of the mean; laws of

@@ -6,14 +6,15 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from sklearn.base import RegressorMixin
 
-from dpjax import _keys, _progress, _validate, losses
-from dpjax._scales import Noise, release_scales, scales_share
+from dpjax import _keys, _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.sklearn import _tables
 from dpjax.sklearn._intervals import WithIntervals
 from dpjax.sklearn._linear import LinearEstimator, guarantee, parameters, total_noise
+from dpjax.solvers.statistics._scales import Noise, release_scales, scales_share
+from dpjax.tables import _progress
 
 _LEAST_SHARE = 0.01  # of the budget, for the target's unit
 _LARGEST = 1e18  # targets are held within it: more than float32 can square

@@ -8,15 +8,16 @@ from sklearn.base import is_classifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_consistent_length
 
-from dpjax import _progress, _validate, losses
-from dpjax._default_delta import default_delta
+from dpjax import _validate, losses
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
-from dpjax.models import private_scores
-from dpjax.models._measures import PrivateScores
 from dpjax.sklearn._additive import DPAdditiveRegressor
 from dpjax.sklearn._amounts import LogLinkRegressor, log_means
 from dpjax.sklearn._labels import indices
 from dpjax.sklearn._tables import as_column, as_numbers, key_of, shares_of
+from dpjax.tables import _progress
+from dpjax.tables._default_delta import default_delta
+from dpjax.tables.models._measures import PrivateScores
+from dpjax.tables.models._scores import private_scores
 
 _MOST_LOG_ODDS = 50.0
 _LEAST_MEAN = 1e-9  # in units of the target

@@ -13,13 +13,13 @@ from sklearn.utils.validation import check_array, check_consistent_length, colum
 from sklearn.utils.validation import validate_data as validated
 
 from dpjax import _validate
-from dpjax._default_delta import default_delta
-from dpjax._tables import cells_of, kind_of
-from dpjax._texts import number_of
 from dpjax._types import Key
 from dpjax.mechanisms import secret_key
 from dpjax.sklearn import _labels
 from dpjax.solvers.linear._constant import missing_share
+from dpjax.tables._default_delta import default_delta
+from dpjax.tables.io._tables import cells_of, kind_of
+from dpjax.tables.io._texts import number_of
 
 _ADVICE = {
     "text": "OneHotEncoder(categories=[...]) of a public list makes numbers of it",

@@ -12,9 +12,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from dpjax import _validate
-from dpjax._trial_counts import TrialCount
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._trial_counts import TrialCount
 from dpjax.solvers import Solution
 from dpjax.tuning._scores import Score
 from dpjax.tuning._search import Progress, digest

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax._store import Arrays
-from dpjax._trial_counts import TrialCount
 from dpjax._types import Key, PyTree
+from dpjax.accounting._trial_counts import TrialCount
 
 _BITS, _BLOCK = 128, 1_024
 

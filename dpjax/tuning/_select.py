@@ -12,10 +12,10 @@ from dp_accounting import ComposedDpEvent, UnsupportedDpEvent
 from dpjax import _validate
 from dpjax._rounding import rounded_up
 from dpjax._store import Store, opened
-from dpjax._trial_counts import TrialCount, TrialDistribution
 from dpjax._types import REPLACE_ONE, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._events import samples_of
+from dpjax.accounting._trial_counts import TrialCount, TrialDistribution
 from dpjax.accounting._tuning import mixture_epsilon
 from dpjax.solvers import Solution
 from dpjax.tuning._runs import Runs, TrainFn

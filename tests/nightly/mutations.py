@@ -573,7 +573,7 @@ FAULTS = [
         "sensitivity = math.sqrt(2) * (bound - largest / num_samples)",
         "sensitivity = math.sqrt(0.5) * (bound - largest / num_samples)",
         "tests/unit/solvers/linear",
-        "float(dpjax.solvers.linear._moments.second_moments(None, jnp.ones((100, 2)), 1.0,"
+        "float(dpjax.solvers.statistics._moments.second_moments(None, jnp.ones((100, 2)), 1.0,"
         " 1.0)[1][0]) > 0.0135",
     ),
     Fault(
@@ -639,7 +639,7 @@ FAULTS = [
         'stddev = 2**0.5 * ROUNDED_UP * jnp.asarray(noise_multiplier, "float32")',
         'stddev = ROUNDED_UP * jnp.asarray(noise_multiplier, "float32")',
         "tests/unit/solvers/linear tests/unit/test_scales.py",
-        "float(dpjax.solvers.linear._noisy_quantile._counts(jnp.ones(5), 1.0)[1][0]) > 1.4",
+        "float(dpjax.solvers.statistics._noisy_quantile._counts(jnp.ones(5), 1.0)[1][0]) > 1.4",
     ),
     Fault(
         "a bisection pays for one of its steps",
@@ -648,7 +648,7 @@ FAULTS = [
         "tests/unit/solvers/linear/test_intervals.py",
         "(lambda m: (setattr(m, '_halved', lambda key, x, stddev, least: stddev),"
         " m.noisy_bound(key, jnp.ones(3), noise_multiplier=1.0) >= 3)[1])("
-        "dpjax.solvers.linear._noisy_bound)",
+        "dpjax.solvers.statistics._bisection)",
     ),
     Fault(
         "a bisection draws one noise for all steps",
@@ -658,7 +658,7 @@ FAULTS = [
         "(lambda m, seen: (jax.config.update('jax_disable_jit', True), setattr(m, 'gaussian',"
         " lambda k, x, stddev: (seen.append(tuple(jax.random.key_data(k).tolist())), x)[1]),"
         " m.noisy_bound(key, jnp.ones(3), noise_multiplier=1.0),"
-        " len(set(seen)) == len(seen) > 1)[-1])(dpjax.solvers.linear._noisy_bound, [])",
+        " len(set(seen)) == len(seen) > 1)[-1])(dpjax.solvers.statistics._bisection, [])",
     ),
     Fault(
         "an interval without the sampling part",
@@ -702,7 +702,7 @@ FAULTS = [
         "slopes = slopes * (norm / jnp.maximum(row_norms(slopes), norm))[:, None]",
         "slopes = slopes * 1",
         "tests/unit/solvers/test_diameter.py",
-        "float(jnp.abs(dpjax.solvers._gain._centered(None, jnp.full((4, 1), 1e6),"
+        "float(jnp.abs(dpjax.solvers.additive._gain._centered(None, jnp.full((4, 1), 1e6),"
         " jnp.float32(1), key, 1.0)).max()) < 1e3",
     ),
     # -- Statistics ------------------------------------------------------------------
@@ -711,7 +711,7 @@ FAULTS = [
         "mean = 1 - math.fsum(share for share in before if share)",
         "mean = 1.02 - math.fsum(share for share in before if share)",
         "tests/unit/solvers/test_untuned_mean.py",
-        "math.fsum(x for x in dpjax.solvers._untuned_mean.Shares.of((1000, 3), 1.0) if x)"
+        "math.fsum(x for x in dpjax.solvers.statistics._untuned_mean.Shares.of((1000, 3), 1.0) if x)"
         " <= 1 + 1e-9",
     ),
     Fault(
@@ -720,7 +720,7 @@ FAULTS = [
         "sums = 1.02 - _COUNTS - _SIZE - _MEDIAN - _LENGTHS - _SQUARES",
         "tests/unit/solvers/test_groups.py",
         "'sums = 1 - _COUNTS' in __import__('inspect').getsource("
-        "dpjax.solvers._group_means)",
+        "dpjax.solvers.statistics._group_means)",
     ),
     Fault(
         "counts of a histogram have less noise",
@@ -752,7 +752,7 @@ FAULTS = [
         "RANGE = 2.0  # of the scores' change, when one record is replaced",
         "RANGE = 1.0",
         "tests/unit/solvers/test_quantile.py",
-        "near(np.mean(jax.vmap(lambda k: dpjax.solvers._ranks.choose('exponential', k,"
+        "near(np.mean(jax.vmap(lambda k: dpjax.solvers.statistics._ranks.choose('exponential', k,"
         " jnp.array([0.0, -1.0]), 2.0))(jax.random.split(key, 20_000))),"
         " 1 / (1 + math.e), 0.05)",
     ),
@@ -761,7 +761,7 @@ FAULTS = [
         "values = jnp.where(jnp.isnan(samples), missing, samples)",
         "values = jnp.where(jnp.isnan(samples), jnp.inf, samples)",
         "tests/unit/solvers/test_quantile.py",
-        "(lambda c: int(c[0]) > 0 and int(c[-1]) > 0)(dpjax.solvers._ranks.counts_of("
+        "(lambda c: int(c[0]) > 0 and int(c[-1]) > 0)(dpjax.solvers.statistics._ranks.counts_of("
         "jnp.full(99, jnp.nan), jnp.array([0.0, 1.0, 2.0]), 0.5))",
     ),
     # -- Algorithms of the papers ----------------------------------------------------
@@ -773,14 +773,14 @@ FAULTS = [
         "(lambda m, seen: (setattr(m, 'choose_vertices', lambda loss, params, data, **_:"
         " (seen.append(data), (params, {'selection_error': 0.0}))[1]),"
         " m.dp_lasso(jnp.full((50, 2), 9.0), jnp.full(50, 9.0), key=key, epsilon=1.0,"
-        " threshold=2.0), float(seen[0][1].max()) == 2)[-1])(dpjax.solvers._lasso, [])",
+        " threshold=2.0), float(seen[0][1].max()) == 2)[-1])(dpjax.solvers.papers._lasso, [])",
     ),
     Fault(
         "gradients of a Lasso grow with its parameters",
         "return losses.squared(params, example) / (1 + size)",
         "return losses.squared(params, example) / 1",
         "tests/unit/solvers/test_lasso.py",
-        "float(jnp.abs(jax.grad(dpjax.solvers._lasso._scaled_squared)(jnp.array([3.0]),"
+        "float(jnp.abs(jax.grad(dpjax.solvers.papers._lasso._scaled_squared)(jnp.array([3.0]),"
         " (jnp.ones(1), 1.0))[0])) <= 1.01",
     ),
     # -- Parties ---------------------------------------------------------------------

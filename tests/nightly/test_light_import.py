@@ -32,7 +32,7 @@ for one in read:
 def test_what_runs_nothing_does_not_wait_for_jax(arguments):
     loaded = loaded_by(f"""
 import contextlib, sys
-from dpjax.cli import main
+from dpjax.tables.cli import main
 sys.argv = ["dpjax", *{arguments.split()}]
 with contextlib.suppress(SystemExit):
     main()

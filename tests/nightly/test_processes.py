@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from dpjax import losses, solvers
-from dpjax._reservoir import Tags, order_of
 from dpjax.batching import Poisson, WithoutReplacement
 from dpjax.estimators import SmoothedTruncation
 from dpjax.solvers import Checkpoint, Execution
+from dpjax.tables.io._reservoir import Tags, order_of
 
 WORKER = Path(__file__).parent / "processes" / "worker.py"
 LAUNCH = Path(__file__).parents[2] / "benchmarks" / "launch"

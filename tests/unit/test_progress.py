@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import dpjax._progress as progress
+import dpjax.tables._progress as progress
 from dpjax.sklearn import DPLinearRegression, DPMeanRegressor, score_privately
 
 X = np.linspace(-1, 1, 200)[:, None]

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax._scales import (
+from dpjax.solvers.statistics._scales import (
     _SHARES,
     Noise,
     Standard,
@@ -53,7 +53,7 @@ class Releases:
 @pytest.fixture
 def releases(monkeypatch):
     stand_in = Releases()
-    monkeypatch.setattr("dpjax._scales.released", stand_in)
+    monkeypatch.setattr("dpjax.solvers.statistics._scales.released", stand_in)
     return stand_in
 
 

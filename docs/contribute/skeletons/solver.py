@@ -9,7 +9,7 @@ from dp_accounting import LaplaceDpEvent
 from dpjax import _validate, mechanisms
 from dpjax._types import ArrayLike, Key
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.solvers._solution import Solution
+from dpjax.solvers.training._solution import Solution
 
 _MOST_RECORDS = 2**24  # counts up to here are exact in float32
 

@@ -14,10 +14,10 @@ from dpjax._types import Key, Scalar
 from dpjax.estimators import Winsorization
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import peeling
-from dpjax.solvers._loop import Execution
 from dpjax.solvers.linear._fit import fit, slope_norms
 from dpjax.solvers.linear._kind import Examples, ModelKind
-from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
+from dpjax.solvers.training._loop import Execution
 from dpjax.transforms import aggregate
 
 # Shares of the budget, in each round: the norm of products, and the choices. The model

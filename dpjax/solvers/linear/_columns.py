@@ -11,11 +11,12 @@ from dpjax._sharding import row_axes
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
-from dpjax.solvers._loop import Execution
 from dpjax.solvers.linear._fit import fit
 from dpjax.solvers.linear._intervals import fit_with_errors
-from dpjax.solvers.linear._kind import Examples, ModelKind, bounded
+from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._on_sample import per_record
+from dpjax.solvers.training._curves import bounded
+from dpjax.solvers.training._loop import Execution
 
 
 def problem(

@@ -16,10 +16,10 @@ from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Estimator
 from dpjax.mechanisms._additive import gaussian_of_padded
-from dpjax.solvers._diameter import BESIDE_WEIGHT, WEIGHTED, SetClipping
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares
 from dpjax.solvers.linear._mean import mean_and_stddevs
-from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.statistics._diameter import BESIDE_WEIGHT, WEIGHTED, SetClipping
+from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 
 _BEYOND_TARGETS = 2.0  # the bound of targets over their noisy quantile
 _MANY_MISSING = 0.05  # of the records, without a target

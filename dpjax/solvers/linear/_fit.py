@@ -13,18 +13,8 @@ from dpjax._sums.exact import Unrounded
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
 from dpjax.mechanisms._additive import gaussian_of_padded
-from dpjax.solvers._loop import Batches, Execution, iterate
-from dpjax.solvers.linear._basis import by_block
 from dpjax.solvers.linear._constant import best_constant, largest_slope
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares
-from dpjax.solvers.linear._moments import (
-    FLOORS,
-    Whitening,
-    second_moments,
-    symmetric,
-    whitening,
-)
-from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile
 from dpjax.solvers.linear._recalibration import Predictor, recalibration
 from dpjax.solvers.linear._robust import robust_fit
 from dpjax.solvers.linear._steps import (
@@ -32,6 +22,16 @@ from dpjax.solvers.linear._steps import (
     DistanceOverGradientsStep,
     ExampleLoss,
 )
+from dpjax.solvers.statistics._basis import by_block
+from dpjax.solvers.statistics._moments import (
+    FLOORS,
+    Whitening,
+    second_moments,
+    symmetric,
+    whitening,
+)
+from dpjax.solvers.statistics._noisy_quantile import magnitudes, noisy_quantile
+from dpjax.solvers.training._loop import Batches, Execution, iterate
 from dpjax.transforms import average_params
 
 _FEWEST_STEPS, _MOST_STEPS = 50, 150  # in between, three for every two weights

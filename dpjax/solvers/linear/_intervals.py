@@ -16,13 +16,14 @@ from dpjax import _keys
 from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.losses import squared
-from dpjax.solvers._loop import Execution
-from dpjax.solvers.linear._basis import themselves
 from dpjax.solvers.linear._fit import fit, norms_of_rows, product, row_norms, whitened
-from dpjax.solvers.linear._kind import Examples, ModelKind, bounded
-from dpjax.solvers.linear._moments import Whitening, noisy_second_moments
-from dpjax.solvers.linear._noisy_bound import noisy_bound, num_above
+from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._scores import Params, Scores, released_scores
+from dpjax.solvers.statistics._basis import themselves
+from dpjax.solvers.statistics._bisection import noisy_bound, num_above
+from dpjax.solvers.statistics._moments import Whitening, noisy_second_moments
+from dpjax.solvers.training._curves import bounded
+from dpjax.solvers.training._loop import Execution
 
 # Of the budget, the scores take the rest: see `fit_with_errors`.
 _FIT_SHARE = 0.15

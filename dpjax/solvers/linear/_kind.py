@@ -4,14 +4,12 @@ import math
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from dpjax._sharding import AxisName
 from dpjax.losses import LinearLoss, squared
 from dpjax.losses._residual_losses import Huber
-from dpjax.solvers.linear._basis import Basis, num_features, themselves
+from dpjax.solvers.statistics._basis import Basis, num_features, themselves
 
-LARGEST = 1e15  # larger numbers are clipped to it, so that their squares stay finite
 _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
 
@@ -138,9 +136,3 @@ class Shares(NamedTuple):
         Inverse squares of multipliers add up, and these are shares of them.
         """
         return Shares(*(noise_multiplier / math.sqrt(x) if x else 0.0 for x in self))
-
-
-@jax.jit
-def bounded(x: jax.Array) -> jax.Array:
-    """Returns finite numbers; NaN is zero."""
-    return jnp.clip(jnp.nan_to_num(x), -LARGEST, LARGEST)

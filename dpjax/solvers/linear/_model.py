@@ -23,12 +23,12 @@ from dpjax.losses import LinearLoss, logistic, squared
 from dpjax.losses._log_link import LogLink
 from dpjax.losses._named import named
 from dpjax.losses._residual_losses import Huber
-from dpjax.solvers._calibration import check_noise
-from dpjax.solvers._loop import Execution, check_execution
-from dpjax.solvers._solution import Solution
 from dpjax.solvers.linear._choice import choose_features
 from dpjax.solvers.linear._columns import fit_columns, problem
 from dpjax.solvers.linear._on_sample import on_sample
+from dpjax.solvers.training._calibration import check_noise
+from dpjax.solvers.training._loop import Execution, check_execution
+from dpjax.solvers.training._solution import Solution
 
 _MODEL_SHARE = 0.55  # of the budget, if features are chosen with the rest
 

@@ -14,7 +14,7 @@ from dpjax._types import ArrayLike, Key
 from dpjax.accounting._sample import sample_budget
 from dpjax.accounting._sample_privacy import sample_privacy
 from dpjax.batching._without_replacement import uniform_subset
-from dpjax.solvers._solution import Solution
+from dpjax.solvers.training._solution import Solution
 
 
 def on_sample(

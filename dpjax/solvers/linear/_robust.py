@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _keys
-from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.losses._residual_losses import Huber
-from dpjax.mechanisms import gaussian
-from dpjax.solvers._loop import Execution
-from dpjax.solvers.linear._basis import by_block
-from dpjax.solvers.linear._kind import LARGEST, Examples, ModelKind, bounded
-from dpjax.solvers.linear._noisy_quantile import magnitudes, noisy_quantile
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.statistics._basis import by_block
+from dpjax.solvers.statistics._bisection import noisy_median
+from dpjax.solvers.statistics._noisy_quantile import magnitudes, noisy_quantile
+from dpjax.solvers.training._curves import LARGEST, bounded
+from dpjax.solvers.training._loop import Execution
 
 # Shares of the budget: of each of three scales, the median, and the first of two fits.
 # The second has the rest.
@@ -27,9 +27,6 @@ _SCALE, _MEDIAN, _FIRST_FIT = 0.02, 0.03, 0.25
 _MOST_SCALES = 1e4
 _THRESHOLD = 1.345  # of both fits, in their units: one program serves all thresholds
 _TO_STDDEV = 1.4826  # of a normal law, over the median of its absolute values
-_NUM_HALVINGS = 20
-_WITHIN, _RANGE = 0.25, 4.0  # see `median_and_bound`
-_MOST_RECORDS = 2**24  # integers up to here are exact in float32
 
 Params = dict[str, jax.Array]
 Fit = Callable[..., tuple[Params, dict[str, Any]]]
@@ -135,90 +132,6 @@ def robust_fit(
     shares |= {name: rest * share for name, share in fit_stats["shares"].items()}
     stats = fit_stats | stats | {"shares": shares, "noise_multiplier": noise_multiplier}
     return _sum(center, unit, first, rescale, second), stats
-
-
-def noisy_median(
-    key: Key,
-    values: jax.Array,
-    weights: jax.Array,
-    *,
-    bound: Scalar,
-    noise_multiplier: Scalar,
-) -> jax.Array:
-    """Releases the median of values within ±bound, by bisection.
-
-    Args:
-        key: a typed key.
-        values: finite, shape (n,); or (n, d), with a median of every column.
-        weights: shape (n,); records of weight zero do not count, all others once.
-        bound: public or released, () or (d,).
-        noise_multiplier: of all counts together.
-
-    Privacy:
-        A Gaussian mechanism of the noise multiplier under replace-one, of 20 adaptive
-        counts for a column: the number of records above a middle, less that of those
-        below it. Replacing a record moves each by at most 2. Counts are exact.
-    """
-    num_counts = _NUM_HALVINGS * math.prod(values.shape[1:])
-    stddev = 2 * math.sqrt(num_counts) * ROUNDED_UP * noise_multiplier
-    return _halved(key, values, weights, bound, stddev)
-
-
-def median_and_bound(
-    keys: tuple[Key, Key],
-    values: jax.Array,
-    weights: jax.Array,
-    *,
-    size_multiplier: float,
-    multiplier: float,
-) -> tuple[jax.Array, jax.Array]:
-    """Releases medians, and the bounds within which they are searched.
-
-    A bound is four times the 75 per cent quantile of the absolute values.
-
-    Args:
-        keys: of the bounds, and of the medians.
-        values: shape (n,) or (n, d), see `noisy_median`.
-        weights: shape (n,), see there.
-        size_multiplier: the noise multiplier of all bounds together.
-        multiplier: that of all medians.
-
-    Privacy:
-        Two Gaussian mechanisms of those multipliers. Bounds of d columns are d releases
-        of sqrt(d) times theirs.
-    """
-    quantile = partial(noisy_quantile, num_above=0.0, share_above=_WITHIN)
-    absolute = jnp.abs(values)
-    if values.ndim == 1:
-        size = quantile(keys[0], absolute, noise_multiplier=size_multiplier)
-    else:
-        d = values.shape[1]
-        quantile = partial(quantile, noise_multiplier=size_multiplier * math.sqrt(d))
-        size = jax.vmap(quantile, (0, 1))(jax.random.split(keys[0], d), absolute)
-    bound = _RANGE * size
-    center = noisy_median(
-        keys[1], values, weights, bound=bound, noise_multiplier=multiplier
-    )
-    return center, bound
-
-
-@jax.jit
-def _halved(
-    key: Key, values: jax.Array, weights: jax.Array, bound: Scalar, stddev: Scalar
-) -> jax.Array:
-    def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:
-        middle, half = state
-        signs = jnp.where(is_counted, jnp.sign(values - middle[None]), 0.0)
-        count = jnp.sum(signs.astype("int32"), axis=0)
-        count = jnp.clip(count, -_MOST_RECORDS, _MOST_RECORDS).astype("float32")
-        noisy = gaussian(jax.random.fold_in(key, step), count, stddev=stddev)
-        half = half / 2
-        return middle + jnp.sign(noisy).astype(half.dtype) * half, half
-
-    is_counted = jnp.expand_dims(weights > 0, tuple(range(1, values.ndim)))
-    zeros = jnp.zeros(values.shape[1:], values.dtype)
-    start = zeros, jnp.broadcast_to(jnp.asarray(bound, values.dtype), zeros.shape)
-    return jax.lax.fori_loop(0, _NUM_HALVINGS, halve, start)[0]
 
 
 @jax.jit

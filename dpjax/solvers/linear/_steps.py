@@ -15,7 +15,7 @@ from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import Clipping, Estimator, Sensitivity
 from dpjax.estimators._clipping import clip_to_norm
 from dpjax.losses import LinearLoss
-from dpjax.solvers._loop import OptaxStep
+from dpjax.solvers.training._loop import OptaxStep
 from dpjax.transforms import average_iterates
 
 # The released params are a mean in which the weight of iterate k is about k.

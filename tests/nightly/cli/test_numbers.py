@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.cli._made_records import made_records
-from dpjax.cli._schema import read_schema
 from dpjax.datasets import Categorical, Numeric
+from dpjax.tables.cli._made_records import made_records
+from dpjax.tables.cli._schema import read_schema
 from tests.unit import test_describe
 from tests.unit.cli.command import done, invoke
 from tests.unit.cli.test_forecast import law, plan
@@ -120,7 +120,7 @@ def test_numbers_of_a_plan(planned):
 
 
 def test_of_rare_labels_a_plan_promises_less(planned, monkeypatch):
-    monkeypatch.setattr("dpjax.cli._forecast._Made.width", lambda *_: np.inf)
+    monkeypatch.setattr("dpjax.tables.cli._forecast._Made.width", lambda *_: np.inf)
     kept = []
     for options in ([], ["--base-rate", 0.04]):
         target = '{positive = "yes"}'
@@ -134,7 +134,7 @@ def test_of_rare_labels_a_plan_promises_less(planned, monkeypatch):
 
 @pytest.mark.parametrize("loss", ["poisson", "squared"])
 def test_without_privacy_a_model_is_no_worse(planned, monkeypatch, loss):
-    monkeypatch.setattr("dpjax.cli._forecast._Made.width", lambda *_: np.inf)
+    monkeypatch.setattr("dpjax.tables.cli._forecast._Made.width", lambda *_: np.inf)
     target = "{scale = 2}" if loss == "poisson" else "{center = 5, scale = 2}"
     options = "--epsilon", "3,20", "--loss", loss
     content, _ = planned(target, *options, rows=5_000)
@@ -170,7 +170,7 @@ def test_a_limit_makes_numbers_as_exact_as_it_allows():
 @pytest.mark.parametrize(("loss", "score"), [("logistic", "AUC"), ("tweedie", "R2")])
 def test_other_losses(folder, monkeypatch, loss, score):
     if loss != "tweedie":
-        monkeypatch.setattr("dpjax.cli._forecast._Made.width", law)
+        monkeypatch.setattr("dpjax.tables.cli._forecast._Made.width", law)
     done(plan("--seed", 1, "--output", "out", loss=loss))
     content = json.loads((folder / "out" / "plan.json").read_text())
     (outcome,), constant = content["outcomes"], content["constant"]

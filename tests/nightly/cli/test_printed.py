@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dpjax.cli._sources import held_out
 from dpjax.sklearn import DPPoissonRegressor
+from dpjax.tables.cli._sources import held_out
 from tests.unit.cli.command import done, invoke, words_of
 from tests.unit.cli.test_printed import NO_NOISE, N, of_errors, records
 

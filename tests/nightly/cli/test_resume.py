@@ -22,7 +22,7 @@ def command(output, checkpoint):
 def started(output, checkpoint):
     """Yields a process of the command; it does not outlive the test."""
     with subprocess.Popen(
-        [sys.executable, "-m", "dpjax.cli", *command(output, checkpoint)],
+        [sys.executable, "-m", "dpjax", *command(output, checkpoint)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -48,8 +48,8 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 import dpjax
-import dpjax.cli
-dpjax.cli.main()
+import dpjax.tables.cli
+dpjax.tables.cli.main()
 """
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.audits.catalogue import cases, names_of
 from dpjax import mechanisms
-from dpjax.models import _noisy_counts
+from dpjax.tables.models import _noisy_counts
 
 
 @pytest.mark.parametrize("name", names_of("models"))

@@ -5,7 +5,7 @@ import sys
 
 import polars as pl
 
-from dpjax.models._file import model_file
+from dpjax.tables.models._file import model_file
 from tests.unit.models.test_model import BENT, TABLE, model, save
 
 
@@ -16,7 +16,7 @@ def test_serving_imports_no_jax(tmp_path):
 import sys
 import numpy as np
 import dpjax
-from dpjax.cli import main
+from dpjax.tables.cli import main
 
 slow = {{"jax", "dp_accounting", "scipy", "optax"}}
 table = {{"rooms": np.array([6.0, np.nan]), "town": np.array(["Ghent", "x"])}}

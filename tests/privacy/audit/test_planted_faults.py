@@ -29,8 +29,8 @@ from dpjax.estimators._clipping import clip_to_norm
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import arsinh_normal, gaussian
 from dpjax.solvers import dp_l1_regression
-from dpjax.solvers.linear._moments import noisy_second_moments
-from dpjax.solvers.linear._noisy_quantile import noisy_quantile
+from dpjax.solvers.statistics._moments import noisy_second_moments
+from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 
 EPSILON, DELTA = 4.0, 1e-5  # of `gaussian_claim`
 

@@ -11,8 +11,8 @@ import pytest
 
 import dpjax
 from dpjax.accounting import Sample
-from dpjax.cli import _describe, _sample
 from dpjax.datasets import Categorical, Numeric
+from dpjax.tables.cli import _describe, _sample
 from tests.unit.cli.command import done, invoke, refusals
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")

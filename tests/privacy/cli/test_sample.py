@@ -11,12 +11,12 @@ import polars as pl
 import pytest
 
 from dpjax.accounting import Sample
-from dpjax.cli import _sample, _train
-from dpjax.cli._sample import Draw
-from dpjax.cli._settings import Settings
-from dpjax.cli._sources import encode_table
-from dpjax.cli._train import read_private
 from dpjax.datasets import Numeric
+from dpjax.tables.cli import _sample, _train
+from dpjax.tables.cli._sample import Draw
+from dpjax.tables.cli._settings import Settings
+from dpjax.tables.cli._sources import encode_table
+from dpjax.tables.cli._train import read_private
 from tests.unit.cli.command import done, invoke, refused
 from tests.unit.cli.conftest import SCHEMA
 
@@ -91,8 +91,8 @@ def test_what_streams_by_is_what_is_read_as_a_whole(tmp_path, monkeypatch, name)
     assert sample is None
     count = len(columns["x"].tolist())
     np.savez(tmp_path / "places.npz", x=np.arange(count))
-    monkeypatch.setattr("dpjax._csv._BLOCK", 5)
-    monkeypatch.setattr("dpjax._tables._ROWS", 2)
+    monkeypatch.setattr("dpjax.tables.io._csv._BLOCK", 5)
+    monkeypatch.setattr("dpjax.tables.io._tables._ROWS", 2)
     for size in (1, 3, 5, 50):
         found, sample = drawn(path, names, size)
         assert sample == ((size, count) if size < count else None)

@@ -10,7 +10,8 @@ import pytest
 
 from dpjax import losses
 from dpjax.mechanisms import discrete_gaussian
-from dpjax.models import _label_scores, _noisy_counts, _scores, private_scores
+from dpjax.models import private_scores
+from dpjax.tables.models import _label_scores, _noisy_counts, _scores
 
 ODD = [0.0, 1e4, 1e38, -1e38, math.nan, math.inf, 3.0]
 CLASSES = (0, 1, 2, -1, 7, math.nan)

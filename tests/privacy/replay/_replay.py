@@ -32,9 +32,9 @@ from jax.experimental import io_callback
 from dpjax._sums.exact import Unrounded
 from dpjax._types import REPLACE_ONE
 from dpjax.mechanisms import _additive, _peeling, _samplers, _selection, _smooth_noise
-from dpjax.models import _noisy_counts
 from dpjax.sklearn import _labels
-from dpjax.solvers import _multiparty_gradient_descent, _objective_perturbation
+from dpjax.solvers.papers import _multiparty_gradient_descent, _objective_perturbation
+from dpjax.tables.models import _noisy_counts
 from dpjax.transforms import _privatize
 
 SLACK = 1 + 1e-4  # of float32 numbers, in what moves

@@ -15,9 +15,9 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.cli import _describe, _ledger, _runs, _train
-from dpjax.cli._app import app
 from dpjax.solvers import Execution
+from dpjax.tables.cli import _describe, _ledger, _runs, _train
+from dpjax.tables.cli._app import app
 from tests.privacy.replay import _replay
 
 NUM = 60

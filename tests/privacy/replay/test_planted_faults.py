@@ -10,11 +10,12 @@ import optax
 import polars as pl
 import pytest
 
-from dpjax import _csv, _validate, batching, estimators, mechanisms
-from dpjax.cli import _units
+from dpjax import _validate, batching, estimators, mechanisms
 from dpjax.sklearn import _labels
-from dpjax.solvers import _multiparty_gradient_descent, _multiparty_objective
 from dpjax.solvers.linear import _choice, _columns
+from dpjax.solvers.papers import _multiparty_gradient_descent, _multiparty_objective
+from dpjax.tables.cli import _units
+from dpjax.tables.io import _csv
 from dpjax.transforms import _privatize
 from tests.privacy.replay import test_commands, test_parties, test_sklearn, test_solvers
 from tests.privacy.replay.test_commands import commands  # noqa: F401  # a fixture

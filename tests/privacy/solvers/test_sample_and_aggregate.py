@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.solvers import _smooth_center
+from dpjax.solvers.papers import _smooth_center
 from tests.unit.solvers.test_sample_and_aggregate import solve
 
 SMOOTHNESS = 0.2

@@ -6,8 +6,8 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from dpjax.cli._app import app
-from dpjax.cli._report import files
+from dpjax.tables.cli._app import app
+from dpjax.tables.cli._report import files
 
 
 def invoke(*arguments):

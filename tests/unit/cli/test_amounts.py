@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.cli._ranges import release_ranges
-from dpjax.cli._runs import fit, rows_of
-from dpjax.cli._schema import BoundedColumn, Schema
-from dpjax.cli._settings import Settings
-from dpjax.cli._sources import Table, encode_table
-from dpjax.cli._spending import planned
-from dpjax.cli._units import units_of
 from dpjax.datasets import Numeric
+from dpjax.tables.cli._ranges import release_ranges
+from dpjax.tables.cli._runs import fit, rows_of
+from dpjax.tables.cli._schema import BoundedColumn, Schema
+from dpjax.tables.cli._settings import Settings
+from dpjax.tables.cli._sources import Table, encode_table
+from dpjax.tables.cli._spending import planned
+from dpjax.tables.cli._units import units_of
 from tests.unit.cli.command import outputs_of as invoke
 from tests.unit.cli.command import tree
 
@@ -68,7 +68,7 @@ def test_the_solver_sees_offsets_and_weights(monkeypatch):
     def solver(loss, data, **options):
         seen.update(options, loss=loss, targets=data[1])
 
-    monkeypatch.setattr("dpjax.cli._runs.dp_linear_model", solver)
+    monkeypatch.setattr("dpjax.tables.cli._runs.dp_linear_model", solver)
     data = encode_table(table())
     plan = plan_of("tweedie", power=1.25)
     rows = jax.tree.map(jax.numpy.asarray, rows_of(data))
@@ -109,7 +109,7 @@ USES = "that have one use each"
 )
 def test_schemas_that_are_refused(folder, old, new, loss, message, monkeypatch):
     """Before a record is read."""
-    monkeypatch.setattr("dpjax.cli._sources.Draw.read", None)
+    monkeypatch.setattr("dpjax.tables.cli._sources.Draw.read", None)
     (folder / "schema.toml").write_text(SCHEMA.replace(old, new))
     before = tree(folder)
     code, shown, errors = train(loss=loss)
@@ -145,7 +145,7 @@ def test_check_and_train_name_what_cannot_be_used(folder, monkeypatch):
     def begin(*_, **__):
         raise ValueError("it began.")
 
-    monkeypatch.setattr("dpjax.cli._train.train_private", begin)
+    monkeypatch.setattr("dpjax.tables.cli._train.train_private", begin)
     code, _, said = train()
     assert "'years': 3 of 5 cells lie above the schema's max, 0.1, and count" in said
     assert "column 'note': 0 of 5 cells hold a number from zero on." in said

@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 import dpjax
-from dpjax.cli import _terminal
-from dpjax.cli._cells import count_cells
 from dpjax.datasets import Categorical, Numeric
+from dpjax.tables.cli import _terminal
+from dpjax.tables.cli._cells import count_cells
 from tests.unit.cli.command import outputs_of as invoke
 
 COLUMNS = {
@@ -92,7 +92,7 @@ def test_wholly_wrong_input_is_named_and_strict_stops(folder, name, monkeypatch)
     assert "--strict stopped the run before training: nothing was spent" in said
     assert sorted(folder.rglob("*")) == before
     # Without it the run goes on: a refusal would depend on private values.
-    monkeypatch.setattr("dpjax.cli._train.train_private", begin)
+    monkeypatch.setattr("dpjax.tables.cli._train.train_private", begin)
     _, _, said = train(loss=loss)
     assert message in said
     assert said.endswith("Error: it began.")
@@ -187,7 +187,7 @@ def test_an_interrupted_run_says_how_to_resume(folder, folder_options, monkeypat
             (run_folder.path / "states" / "1").mkdir(parents=True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpjax.cli._train.train_private", interrupt)
+    monkeypatch.setattr("dpjax.tables.cli._train.train_private", interrupt)
     code, _, said = train(*folder_options)
     assert code not in (0, 2)
     assert "Stopped; nothing was written to --output." in said

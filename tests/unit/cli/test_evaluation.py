@@ -9,12 +9,12 @@ from dp_accounting import NonPrivateDpEvent
 
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
-from dpjax.cli._evaluation import evaluate
-from dpjax.cli._runs import Run
-from dpjax.cli._schema import Schema
-from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import Solution
+from dpjax.tables.cli._evaluation import evaluate
+from dpjax.tables.cli._runs import Run
+from dpjax.tables.cli._schema import Schema
+from dpjax.tables.cli._sources import Table, encode_table
 
 PRICE, SOLD = Numeric(300.0, 100.0), Categorical(("yes",))
 
@@ -78,7 +78,7 @@ def test_what_it_costs(monkeypatch):
         multipliers.append(noise_multiplier)
         return SimpleNamespace(num_scored=1, measures=(), calibration=())
 
-    monkeypatch.setattr("dpjax.cli._evaluation.private_scores", scores)
+    monkeypatch.setattr("dpjax.tables.cli._evaluation.private_scores", scores)
     found = evaluation(many(PRICE, n=50), PRICE, epsilon=0.7, delta=1e-6)
     assert (found.privacy.epsilon, found.privacy.delta) == (0.7, 1e-6)
     (multiplier,) = multipliers

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.cli._command_settings import ForecastSettings
-from dpjax.cli._forecast import _Made
-from dpjax.cli._forecast_page import Outcome
-from dpjax.cli._made_records import NUM_TEST, made_records
-from dpjax.cli._schema import Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
+from dpjax.tables.cli._command_settings import ForecastSettings
+from dpjax.tables.cli._forecast import _Made
+from dpjax.tables.cli._forecast_page import Outcome
+from dpjax.tables.cli._made_records import NUM_TEST, made_records
+from dpjax.tables.cli._schema import Schema, read_schema
 from tests.unit.cli.command import done, invoke, refusals
 
 NOTHING = PrivacyGuarantee.non_private()

@@ -14,15 +14,15 @@ import pytest
 
 from dpjax import accounting
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_epsilon
-from dpjax.cli import _ledger
-from dpjax.cli._ledger import Ledger, Source, charge, read_ledger
-from dpjax.cli._run_folder import RunFolder
-from dpjax.cli._runs import train_private
-from dpjax.cli._schema import Schema
-from dpjax.cli._settings import Settings
-from dpjax.cli._sources import Table
-from dpjax.cli._spending import prices
 from dpjax.datasets import Categorical
+from dpjax.tables.cli import _ledger
+from dpjax.tables.cli._ledger import Ledger, Source, charge, read_ledger
+from dpjax.tables.cli._run_folder import RunFolder
+from dpjax.tables.cli._runs import train_private
+from dpjax.tables.cli._schema import Schema
+from dpjax.tables.cli._settings import Settings
+from dpjax.tables.cli._sources import Table
+from dpjax.tables.cli._spending import prices
 from tests.unit.cli.command import done, invoke, refusals, refused
 
 
@@ -169,7 +169,7 @@ def test_a_run_spends_before_it_starts_and_once(folder, monkeypatch):
 
     kept = ["--model", "linear", "--holdout", 0.3, "--checkpoint", "kept"]
     with monkeypatch.context() as patch:
-        patch.setattr("dpjax.cli._train.train_private", killed)
+        patch.setattr("dpjax.tables.cli._train.train_private", killed)
         train(*kept)
     assert not (folder / "out").exists()
     (paid,) = entries()
@@ -193,7 +193,7 @@ def test_a_run_beyond_the_limit_is_refused_before_anything(folder, monkeypatch):
         raise AssertionError("the records were used")
 
     for name in ("encode_table", "warn_curator"):
-        monkeypatch.setattr(f"dpjax.cli._train.{name}", never)
+        monkeypatch.setattr(f"dpjax.tables.cli._train.{name}", never)
     left = "What is left affords one run of Gaussian noise, as of a linear model, of "
     limit = "must be within the limit of epsilon = 3, delta = 0.0001"
     refused(train(epsilon=50.0), f"Error: {left}about epsilon = 2.5", limit)

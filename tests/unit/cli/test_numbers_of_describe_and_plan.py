@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 import dpjax
-from dpjax.cli._made_records import made_records
-from dpjax.cli._schema import read_schema
 from dpjax.datasets import Categorical, Numeric
+from dpjax.tables.cli._made_records import made_records
+from dpjax.tables.cli._schema import read_schema
 
 NUM, EXACT = 4_000, 1e6
 LIMITS = {"income": (0.0, 20_000.0), "age": (0.0, 100.0)}

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpjax.cli import _report
-from dpjax.cli._sources import held_out
+from dpjax.tables.cli import _report
+from dpjax.tables.cli._sources import held_out
 from tests.unit.cli.command import done, invoke, refused, tree
 
 RELEASED = ["model.npz", "report.json"]
@@ -36,7 +36,7 @@ def arrange(words):
 @pytest.fixture
 def unread(folder, monkeypatch):
     """The working directory, where reading a record would crash."""
-    monkeypatch.setattr("dpjax.cli._train.read_private", None)
+    monkeypatch.setattr("dpjax.tables.cli._train.read_private", None)
     return folder
 
 
@@ -132,7 +132,7 @@ def fails(error):
 
 def test_a_release_outlives_what_fails_after_it(folder, monkeypatch):
     error = KeyboardInterrupt()
-    monkeypatch.setattr("dpjax.cli._train._display.show", fails(error))
+    monkeypatch.setattr("dpjax.tables.cli._train._display.show", fails(error))
     # Beside the other folder, below a link, with a name that begins alike.
     arrange(FOLDERS)
     result = train("d/out", "link/../d/out-too")
@@ -187,7 +187,7 @@ def test_no_key_is_left_without_a_state(error, folder, monkeypatch):
         kept.append(os.listdir("kept"))
         raise error
 
-    monkeypatch.setattr("dpjax.cli._train.train_private", fail)
+    monkeypatch.setattr("dpjax.tables.cli._train.train_private", fail)
     assert train("out", "kept").exit_code != 0
     assert kept == [["key.npz"]]
     assert not (folder / "kept").exists()
@@ -208,7 +208,7 @@ def test_what_came_into_the_folder_stays(folder, monkeypatch):
 
 def test_who_must_remove_the_key_is_told(folder, monkeypatch):
     busy = SimpleNamespace(rmtree=fails(OSError("busy")))
-    monkeypatch.setattr("dpjax.cli._run_folder.shutil", busy)
+    monkeypatch.setattr("dpjax.tables.cli._run_folder.shutil", busy)
     refused(train("out", "kept"), "--checkpoint", "could not be removed (busy)")
     assert os.listdir("kept") == ["states"]  # the key itself is gone
     assert not Path("out").exists()  # and nothing appears while there is a state

@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.cli._plan import bending_features, split_budget
-from dpjax.cli._ranges import charge, release_ranges
-from dpjax.cli._runs import Run
-from dpjax.cli._schema import BoundedColumn, Schema
-from dpjax.cli._settings import Settings
-from dpjax.cli._sources import Table, encode_table
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import dp_mean
+from dpjax.tables.cli._plan import bending_features, split_budget
+from dpjax.tables.cli._ranges import charge, release_ranges
+from dpjax.tables.cli._runs import Run
+from dpjax.tables.cli._schema import BoundedColumn, Schema
+from dpjax.tables.cli._settings import Settings
+from dpjax.tables.cli._sources import Table, encode_table
 
 
 def asked(**options):

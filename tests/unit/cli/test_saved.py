@@ -8,9 +8,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from dpjax.cli._saved import _said_of_cells
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import Curves
+from dpjax.tables.cli._saved import _said_of_cells
 from tests.unit.cli.command import done, invoke, model_content, refusals
 from tests.unit.models.test_model import TOWN, WEIGHTS, model
 

@@ -6,10 +6,10 @@ import tomllib
 import polars as pl
 import pytest
 
-from dpjax.cli import _proposal
-from dpjax.cli._guesses import Guess, guess_name, schema_text
-from dpjax.cli._schema import BoundedColumn, Schema, read_schema
 from dpjax.datasets import Categorical, Numeric
+from dpjax.tables.cli import _proposal
+from dpjax.tables.cli._guesses import Guess, guess_name, schema_text
+from dpjax.tables.cli._schema import BoundedColumn, Schema, read_schema
 from tests.unit.cli.command import done, invoke, refused
 
 ODD_NAMES = ["age", "a b", 'quo"te', "dot.ted", "tab\t\x7f", "é", "", "back\\slash"]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from dpjax import load_model, losses
-from dpjax.cli import _report, _runs
-from dpjax.cli._plan import make_plan
-from dpjax.cli._runs import score_run, system_key, train_private
-from dpjax.cli._settings import Settings
 from dpjax.datasets import Dataset, Numeric
 from dpjax.solvers import dp_additive_model
+from dpjax.tables.cli import _report, _runs
+from dpjax.tables.cli._plan import make_plan
+from dpjax.tables.cli._runs import score_run, system_key, train_private
+from dpjax.tables.cli._settings import Settings
 from tests.unit.cli.command import done, refused, words_of
 from tests.unit.cli.rooms import options, params_of, read_report, run
 

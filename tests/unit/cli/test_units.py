@@ -9,16 +9,16 @@ import pytest
 from rich.console import Console
 
 from dpjax.accounting import gaussian_stddev
-from dpjax.cli._check import warn_curator
-from dpjax.cli._runs import training_privacy
-from dpjax.cli._sample import Draw
-from dpjax.cli._schema import Schema
-from dpjax.cli._settings import Settings
-from dpjax.cli._sources import Table, encode_table
-from dpjax.cli._spending import planned, prices
-from dpjax.cli._train import read_private
-from dpjax.cli._units import name_of, privacy_of_units, units_of
 from dpjax.datasets import Numeric
+from dpjax.tables.cli._check import warn_curator
+from dpjax.tables.cli._runs import training_privacy
+from dpjax.tables.cli._sample import Draw
+from dpjax.tables.cli._schema import Schema
+from dpjax.tables.cli._settings import Settings
+from dpjax.tables.cli._sources import Table, encode_table
+from dpjax.tables.cli._spending import planned, prices
+from dpjax.tables.cli._train import read_private
+from dpjax.tables.cli._units import name_of, privacy_of_units, units_of
 
 
 def table(people, size=3, names=None):

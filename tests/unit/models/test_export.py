@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dpjax.datasets import Categorical, Numeric
-from dpjax.models._bounded_column import BoundedColumn
-from dpjax.models._file import model_file
 from dpjax.solvers import Curves
+from dpjax.tables.columns._bounded_column import BoundedColumn
+from dpjax.tables.models._file import model_file
 from tests.unit.cli import command
 from tests.unit.cli.command import done, refusals
 from tests.unit.models import test_model

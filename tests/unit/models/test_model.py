@@ -18,9 +18,9 @@ from dpjax import load_model, losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, encode
 from dpjax.models import Model
-from dpjax.models._bounded_column import BoundedColumn
-from dpjax.models._file import model_file
 from dpjax.solvers import Curves
+from dpjax.tables.columns._bounded_column import BoundedColumn
+from dpjax.tables.models._file import model_file
 from tests.unit.refusals import refused
 
 ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))

@@ -9,14 +9,15 @@ import pytest
 
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.solvers import Curves, Solution, _knots, dp_additive_model, dp_linear_model
-from dpjax.solvers._curves import hats
-from dpjax.solvers._gain import released_gain, shares_of
-from dpjax.solvers._hats import Hats, at_finest, curves_of
-from dpjax.solvers._knots import FINE, FINEST, NARROW, Rule
-from dpjax.solvers._rare import rare_columns
+from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
+from dpjax.solvers.additive import _knots
+from dpjax.solvers.additive._gain import released_gain, shares_of
+from dpjax.solvers.additive._hats import Hats, at_finest, curves_of
+from dpjax.solvers.additive._knots import FINE, FINEST, NARROW, Rule
+from dpjax.solvers.additive._rare import rare_columns
 from dpjax.solvers.linear import _on_sample
 from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.training._curves import hats
 
 KNOTS, SQUARED, LOGISTIC = (-2.0, 0.0, 2.0), losses.squared, losses.logistic
 NUM = 4_000

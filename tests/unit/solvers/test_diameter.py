@@ -8,16 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.solvers import (
-    _gain,
-    _group_means,
-    _noisy_mean,
-    _rare,
-    _sparse_regression,
-    _untuned_mean,
-)
-from dpjax.solvers._grouped_samples import Groups
+from dpjax.solvers.additive import _gain, _rare
 from dpjax.solvers.linear._kind import Examples
+from dpjax.solvers.papers import _sparse_regression
+from dpjax.solvers.statistics import _group_means, _noisy_mean, _untuned_mean
+from dpjax.solvers.statistics._grouped_samples import Groups
 
 
 def check_set(examples, estimator, attained):

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.solvers import _group_means, dp_group_means, dp_histogram
+from dpjax.solvers import dp_group_means, dp_histogram
+from dpjax.solvers.statistics import _group_means
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 SHARES, PLACES = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.0, 5.0, -5.0, 20.0])

@@ -9,7 +9,8 @@ import pytest
 
 from dpjax.accounting import selection_event
 from dpjax.constraints import Box, grid_net
-from dpjax.solvers import _l1_scores, dp_l1_regression
+from dpjax.solvers import dp_l1_regression
+from dpjax.solvers.papers import _l1_scores
 
 
 @jax.jit(static_argnums=4)

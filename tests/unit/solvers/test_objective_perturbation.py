@@ -12,8 +12,9 @@ import scipy.special
 
 from dpjax import accounting
 from dpjax.losses import MarginLoss
-from dpjax.solvers import _perturbed_objective, dp_objective_perturbation
-from dpjax.solvers._objective_perturbation import objective_noise
+from dpjax.solvers import dp_objective_perturbation
+from dpjax.solvers.papers import _perturbed_objective
+from dpjax.solvers.papers._objective_perturbation import objective_noise
 
 RNG = np.random.default_rng(20261120)
 LOSSES = {

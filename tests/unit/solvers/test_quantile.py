@@ -10,14 +10,15 @@ import pytest
 import scipy.stats
 
 from dpjax.accounting import selection_epsilon
-from dpjax.solvers import _ranks, dp_center_and_scale, dp_quantile
-from dpjax.solvers._center_and_scale import (
+from dpjax.solvers import dp_center_and_scale, dp_quantile
+from dpjax.solvers.statistics import _ranks
+from dpjax.solvers.statistics._center_and_scale import (
     _DISTANCE_EDGES,
     _roundest_of_bins,
     _scale_scores,
 )
-from dpjax.solvers._quantile import _WIDTH_EDGES, _preference, _width_scores
-from dpjax.solvers._ranks import EDGES as DEFAULT_EDGES
+from dpjax.solvers.statistics._quantile import _WIDTH_EDGES, _preference, _width_scores
+from dpjax.solvers.statistics._ranks import EDGES as DEFAULT_EDGES
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, -0.0, 0.5, 1.5, 2.5, 9.0]
 EDGES = jnp.array([0.0, 1.0, 2.0, 3.0])

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from dpjax import accounting
-from dpjax.solvers import _smooth_center, dp_sample_and_aggregate
-from dpjax.solvers._sample_and_aggregate import _Subsets, smooth_gaussian_multiplier
+from dpjax.solvers import dp_sample_and_aggregate
+from dpjax.solvers.papers import _smooth_center
+from dpjax.solvers.papers._sample_and_aggregate import (
+    _Subsets,
+    smooth_gaussian_multiplier,
+)
 
 
 def mean(subset):

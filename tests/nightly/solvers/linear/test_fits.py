@@ -9,7 +9,7 @@ import pytest
 
 from dpjax import losses
 from dpjax.solvers import Execution
-from dpjax.solvers.linear import _basis
+from dpjax.solvers.statistics import _basis
 from tests.unit.solvers.linear.test_model import NUM, TRUE, solve, table
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import losses
-from dpjax.solvers.localized._one_pass import _one_pass
+from dpjax.solvers.papers._one_pass import _one_pass
 
 LOSSES = {
     "squared": losses.squared,

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.solvers.linear import _intervals, _noisy_bound
-from dpjax.solvers.linear._noisy_bound import noisy_bound, noisy_excess, num_above
+from dpjax.solvers.linear import _intervals
+from dpjax.solvers.statistics import _bisection as _noisy_bound
+from dpjax.solvers.statistics._bisection import noisy_bound, noisy_excess, num_above
 from tests.unit.refusals import refused
 from tests.unit.solvers.linear import test_model as model
 

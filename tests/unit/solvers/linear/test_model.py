@@ -19,10 +19,11 @@ from dpjax.accounting import (
     rho_to_epsilon,
 )
 from dpjax.solvers import dp_linear_model
-from dpjax.solvers.linear import _basis, _fit, _noisy_quantile, _on_sample, _robust
+from dpjax.solvers.linear import _fit, _on_sample, _robust
 from dpjax.solvers.linear._kind import ModelKind, Shares
-from dpjax.solvers.linear._moments import noisy_second_moments, whitening
 from dpjax.solvers.linear._steps import BlockClipping
+from dpjax.solvers.statistics import _basis, _noisy_quantile
+from dpjax.solvers.statistics._moments import noisy_second_moments, whitening
 
 TRUE = np.array([1.0, -2.0, 0.5, 3.0], np.float32)  # the last is the intercept
 NUM = 4_000

@@ -1,0 +1,1 @@
+"""Additive models: a private sum of curves of columns."""

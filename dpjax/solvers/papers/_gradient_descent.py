@@ -1,0 +1,284 @@
+"""Robust gradient descent, private (papers 001 and 003) and not."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import jax
+import optax
+from jax.tree_util import Partial
+
+from dpjax import _validate
+from dpjax._sharding import check_key_of_rows
+from dpjax._tree import Static, num_coordinates
+from dpjax._types import Key, LossFn, PyTree, Scalar
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.batching import Batching, Full
+from dpjax.estimators import Estimator
+from dpjax.solvers.training._calibration import (
+    calibrated_noise,
+    check_budget,
+    traceable,
+    unit_of,
+)
+from dpjax.solvers.training._loop import Batches, Execution, check_steps, iterate
+from dpjax.solvers.training._private_step import PrivateStep
+from dpjax.solvers.training._solution import Solution
+from dpjax.transforms import average_iterates, average_params, project
+
+ProjectionFn = Callable[[PyTree], PyTree]
+
+
+class Descent(NamedTuple):
+    """Steps of gradient descent into a set, for a rate: w <- Proj(w - eta·mean).
+
+    Attributes:
+        projection_fn: maps parameters into the set; None is no set.
+        averaging: whether the state keeps the mean of the iterates.
+    """
+
+    projection_fn: ProjectionFn | None
+    averaging: bool
+
+    def __call__(
+        self, learning_rate: optax.ScalarOrSchedule
+    ) -> optax.GradientTransformation:
+        """Returns the optimizer with a learning rate, or a schedule of it."""
+        keep = optax.identity()
+        return optax.chain(
+            optax.sgd(learning_rate),
+            project(self.projection_fn) if self.projection_fn else keep,
+            average_iterates() if self.averaging else keep,
+        )
+
+
+def dp_gradient_descent(
+    loss_fn: LossFn,
+    params: PyTree,
+    data: PyTree,
+    *,
+    key: Key,
+    epsilon: float,
+    delta: float,
+    estimator: Estimator,
+    learning_rate: optax.ScalarOrSchedule,
+    num_steps: int | None = None,
+    batching: Batching | None = None,
+    projection_fn: ProjectionFn | None = None,
+    averaging: bool = False,
+    execution: Execution = Execution(),
+) -> Solution:
+    """Minimizes the mean loss by noisy steps along robust means of gradients.
+
+    w <- Proj(w - eta·(robust mean of per-example gradients + N(0, sigma^2 I))).
+
+    The estimator and the batching make it an algorithm of the papers:
+
+    * `Clipping` is DP-GD.
+    * `SmoothedTruncation` with all records in every step is Algorithm 4 of paper 001.
+      With `WithoutReplacement` or `Poisson` batches it is the stochastic version, with
+      the noise that sampling needs.
+    * `MedianOfMeans` around `Truncation` is Algorithm 2 of paper 003: with
+      averaging=True for convex losses, with `Disjoint` batches for strongly convex
+      ones.
+    * `TrimmedMean` is Algorithm 3 of paper 001, with noise in proportion to the smooth
+      sensitivity. A step then holds all n gradients in memory.
+
+    Args:
+        loss_fn: `loss_fn(params, example) -> scalar`.
+        params: where to start; public.
+        data: pytree, leaves of shape (n, ...); n is public. If it is from
+            `dpjax.gradients.by_user`, n is the number of users, and the guarantee is
+            for users.
+        key: a typed key.
+        epsilon: privacy of the whole run, positive, any size.
+        delta: privacy of the whole run, in (0, 1). The noise is the least that meets
+            the budget.
+        estimator: the robust mean, with a finite sensitivity; its scale is public. See
+            `SmoothedTruncation.for_moment` and the like for the theory's choice.
+        learning_rate: step size eta, or an optax schedule of the step. A schedule is
+            static, but the arguments of a `jax.tree_util.Partial` are traced.
+        num_steps: T; by default ceil(10 log n), the theory's T for strongly convex
+            losses at a condition number of 10.
+        batching: the batch of each step; all records by default.
+        projection_fn: maps parameters into the constraint set, such as
+            `functools.partial(optax.projections.projection_l2_ball, scale=1.0)`.
+        averaging: whether to release the mean of the iterates instead of the last one.
+        execution: how it runs: microbatches, callback, checkpoint.
+
+    Returns:
+        A `Solution`. Its stats hold num_steps, batch_size (the divisor),
+        noise_multiplier, l2_sensitivity, and stddev, the product of the last two. With
+        `TrimmedMean`, whose noise depends on the data, they hold rho of one step
+        instead of l2_sensitivity and stddev.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one for every input, and so are all iterates
+        together: each step is a Gaussian mechanism on a mean of known sensitivity, and
+        T of them compose exactly (`accounting.noise_multiplier`); a step with
+        `TrimmedMean` is rho-zCDP (`transforms.privatize`). The loss function,
+        params, step sizes, T and the projection must not depend on the data.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax import losses
+        >>> from dpjax.estimators import SmoothedTruncation
+        >>> features = jax.random.normal(jax.random.key(0), (10_000, 2))
+        >>> targets = features @ jnp.array([1.0, 2.0])
+        >>> solution = dp_gradient_descent(
+        ...     losses.squared, jnp.zeros(2), (features, targets),
+        ...     key=jax.random.key(1), epsilon=1.0, delta=1e-6,
+        ...     estimator=SmoothedTruncation(4.0), learning_rate=0.5, num_steps=20)
+        >>> print(solution.params.round(1))
+        [1. 2.]
+        >>> print(solution.privacy)
+        Replacing any one of the 10,000 records changes the probability of any event
+        to at most e^1 = 2.72 times what it was, plus 1e-06.
+
+    Reference:
+        Wang, Xiao, Devadas, Xu (2020), Algorithm 4, Theorems 7 and 8; Tao, Wu, Cheng,
+        Wang (2022), Algorithm 2, Theorems 5 to 7.
+    """
+    check_budget(epsilon, delta)
+    check_key_of_rows(key, data)
+    data, batches = _batches(data, num_steps, batching, execution, epsilon, delta)
+    multiplier, privacy = calibrated_noise(
+        estimator,
+        batches.start.batching,
+        num_samples=batches.start.num_samples,
+        num_steps=batches.start.num_steps,
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit_of(data),
+    )
+    step = _step(
+        loss_fn, batches, estimator, multiplier, learning_rate, projection_fn, averaging
+    )
+    params, stats = _run(step, params, data, key, execution)
+    stats |= step.noise_parameters(num_coordinates(params))
+    return Solution(params, privacy, stats | {"noise_multiplier": multiplier})
+
+
+def robust_gradient_descent(
+    loss_fn: LossFn,
+    params: PyTree,
+    data: PyTree,
+    *,
+    estimator: Estimator,
+    learning_rate: optax.ScalarOrSchedule,
+    num_steps: int | None = None,
+    batching: Batching | None = None,
+    key: Key | None = None,
+    projection_fn: ProjectionFn | None = None,
+    averaging: bool = False,
+    execution: Execution = Execution(),
+) -> Solution:
+    """Minimizes the mean loss along robust means of gradients, WITHOUT privacy.
+
+    The baseline RGD of paper 001, full or stochastic: `dp_gradient_descent` without its
+    noise. With `Mean` it is plain gradient descent.
+
+    Args:
+        loss_fn: `loss_fn(params, example) -> scalar`.
+        params: where to start.
+        data: pytree, leaves of shape (n, ...).
+        estimator: the robust mean.
+        learning_rate: step size, or an optax schedule of the step.
+        num_steps: T; by default ceil(10 log n).
+        batching: the batch of each step; all records by default.
+        key: a typed key; needed where batching draws at random.
+        projection_fn: maps parameters into the constraint set.
+        averaging: whether to return the mean of the iterates instead of the last.
+        execution: how it runs: microbatches, callback, checkpoint.
+
+    Returns:
+        A `Solution` whose guarantee says epsilon = inf.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax import losses
+        >>> from dpjax.estimators import SmoothedTruncation
+        >>> features = jax.random.normal(jax.random.key(0), (1000, 2))
+        >>> targets = features @ jnp.array([1.0, 2.0])
+        >>> solution = robust_gradient_descent(
+        ...     losses.squared, jnp.zeros(2), (features, targets),
+        ...     estimator=SmoothedTruncation(20.0), learning_rate=0.5, num_steps=20)
+        >>> print(solution.params.round(2), solution.privacy.epsilon)
+        [1. 2.] inf
+
+    Reference:
+        Holland (2019), as cited by Wang, Xiao, Devadas, Xu (2020), Section 6.
+    """
+    # No budget tells how rare the overflow of a Poisson batch must be: as of this.
+    data, batches = _batches(data, num_steps, batching, execution, 1.0, 1e-5)
+    _validate.estimator(estimator)
+    rule = f"given where batches are drawn, as by {batching}"
+    _validate.require(key is not None or not batches.is_sampled, "key", key, rule)
+    key = jax.random.key(0) if key is None else key  # draws nothing
+    check_key_of_rows(key, data)
+    step = _step(
+        loss_fn, batches, estimator, None, learning_rate, projection_fn, averaging
+    )
+    params, stats = _run(step, params, data, key, execution)
+    return Solution(params, PrivacyGuarantee.non_private(), stats)
+
+
+def _batches(
+    data: PyTree,
+    num_steps: int | None,
+    batching: Batching | None,
+    execution: Execution,
+    epsilon: float,
+    delta: float,
+) -> tuple[PyTree, Batches]:
+    """Returns the data as arrays, and their batches; by default all records."""
+    data = _validate.arrays(data)
+    num_samples = _validate.leading_size(data, "data")
+    if num_steps is None:
+        num_steps = max(1, math.ceil(10 * math.log(num_samples)))
+    batching = Full() if batching is None else batching
+    check_steps(num_samples, num_steps, batching)
+    return data, Batches.of(
+        data, num_steps, batching, execution, epsilon=epsilon, delta=delta
+    )
+
+
+def _step(
+    loss_fn: LossFn,
+    batches: Batches,
+    estimator: Estimator,
+    noise_multiplier: float | None,
+    learning_rate: optax.ScalarOrSchedule,
+    projection_fn: ProjectionFn | None,
+    averaging: bool,
+) -> PrivateStep:
+    """Checks what a descent is, and returns its step."""
+    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+    is_fine = projection_fn is None or callable(projection_fn)
+    _validate.require(is_fine, "projection_fn", projection_fn, "callable")
+    rate = cast(Scalar | Partial | Static, learning_rate)
+    if not callable(learning_rate):
+        _validate.positive(learning_rate=learning_rate)
+    elif not isinstance(learning_rate, Partial):
+        rate = Static(learning_rate)
+    return PrivateStep(
+        loss_fn=loss_fn,
+        batches=batches,
+        estimator=estimator,
+        noise_multiplier=traceable(estimator, noise_multiplier),
+        optimizer_fn=Descent(projection_fn, bool(averaging)),
+        learning_rate=rate,
+    )
+
+
+def _run(
+    step: PrivateStep, params: PyTree, data: PyTree, key: Key, execution: Execution
+) -> tuple[PyTree, dict[str, Scalar]]:
+    """Returns the released iterate, and the numbers of the run."""
+    params, state = iterate(step, params, data, key=key, execution=execution)
+    stats = {
+        "num_steps": step.batches.start.num_steps,
+        "batch_size": step.batches.divisor,
+    }
+    is_average = cast(Descent, step.optimizer_fn).averaging
+    return average_params(state) if is_average else params, stats

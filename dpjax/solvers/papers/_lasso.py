@@ -1,0 +1,142 @@
+"""Private LASSO: Frank-Wolfe on shrunken data (paper 004, Algorithm 2)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate, losses
+from dpjax._sharding import check_key_of_rows
+from dpjax._tree import clip
+from dpjax._types import Key, PyTree, Scalar
+from dpjax.batching import Full
+from dpjax.constraints import L1Ball
+from dpjax.estimators import Winsorization
+from dpjax.solvers.papers._vertex_choice import (
+    check_num_steps,
+    choose_vertices,
+    default_num_steps,
+)
+from dpjax.solvers.training._calibration import FAILURE_PROB, Choices
+from dpjax.solvers.training._loop import Execution, check_steps
+from dpjax.solvers.training._solution import Solution
+
+
+def dp_lasso(
+    features: jax.Array,
+    targets: jax.Array,
+    *,
+    key: Key,
+    epsilon: float,
+    delta: float = 0.0,
+    radius: float = 1.0,
+    threshold: float | None = None,
+    num_steps: int | None = None,
+    fourth_moment_bound: float = 1.0,
+    execution: Execution = Execution(),
+) -> Solution:
+    """Fits a linear model in an l1 ball by Frank-Wolfe, on clipped data.
+
+    Features and targets are clipped to ±K; then, from w = 0 on,
+    w <- w + eta_t (v - w), eta_t = 2 / (t + 2), with the vertex v of the ball chosen by
+    the exponential mechanism on -<v, g>, g = (1/n) sum x (<x, w> - y).
+
+    Args:
+        features: shape (n, d); n is public.
+        targets: shape (n,).
+        key: a typed key.
+        epsilon: privacy of the whole run, positive.
+        delta: privacy of the whole run, in [0, 1).
+        radius: r, of the l1 ball, in units of the weights.
+        threshold: K, in units of the features and of the targets, which should have
+            similar scales. By default it balances the bias of clipping and the error of
+            choices, for `fourth_moment_bound`.
+        num_steps: T; by default floor((n epsilon)^(2/5)), as in the paper.
+        fourth_moment_bound: a public bound on E x_j^4 and E y^4, for the default
+            threshold. Privacy holds even if the bound is wrong.
+        execution: how it runs: microbatches, callback, checkpoint.
+
+    Returns:
+        A `Solution` with weights of shape (d,). Its stats hold threshold, num_steps,
+        batch_size, selection_epsilon (of one choice), linf_sensitivity and
+        selection_error, the last two for g / (1 + ||w||_1); and is_informative, false
+        if that error exceeds all differences of scores that fourth_moment_bound allows,
+        so that zero may be as good as the result.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one for every input, and so are all iterates
+        together. On clipped data an entry of g / (1 + ||w||_1) lies within K^2, and w
+        has been released: its linf sensitivity is 2 K^2 / n, the scores range over
+        2 r times that, and T choices share the budget
+        (`accounting.selection_epsilon`).
+
+    Example:
+        >>> import jax, numpy as np
+        >>> features = np.random.default_rng(0).normal(size=(10_000, 50))
+        >>> targets = 0.9 * features[:, 7]
+        >>> solution = dp_lasso(features, targets, key=jax.random.key(1), epsilon=1.0,
+        ...                     delta=1e-6)
+        >>> print(int(np.argmax(solution.params)))
+        7
+
+    Reference:
+        Hu, Ni, Xiao, Wang (2022), Algorithm 2, Theorems 4 and 5, after Talwar,
+        Thakurta, Zhang (2015), "Nearly optimal private LASSO".
+    """
+    _validate.positive(epsilon=epsilon, fourth_moment_bound=fourth_moment_bound)
+    _validate.delta(delta)
+    check_key_of_rows(key, (features, targets))
+    ball = L1Ball(radius)
+    features, targets = _validate.linear_data(features, targets)
+    num_samples, num_features = features.shape
+    if num_steps is None:
+        num_steps = default_num_steps(num_samples, epsilon, 2 / 5)
+    check_steps(num_samples, num_steps, Full())
+    check_num_steps(num_steps, num_samples)
+    choices = Choices.tight(num_steps, epsilon, delta)
+    if threshold is None:
+        threshold = _best_threshold(
+            choices, num_samples, num_features, fourth_moment_bound
+        )
+    _validate.within(1e-8, 1e12, threshold=threshold)
+    stats: dict[str, Scalar] = {"threshold": threshold}
+    params, released = choose_vertices(
+        _scaled_squared,
+        jnp.zeros(num_features, features.dtype),
+        clip((features, targets), threshold),
+        key=key,
+        choices=choices,
+        constraint=ball,
+        estimator=Winsorization(threshold**2),
+        learning_rate=None,
+        num_steps=num_steps,
+        batching=Full(),
+        execution=execution,
+    )
+    largest_score = 2 * radius * fourth_moment_bound**0.5
+    stats |= released
+    stats["is_informative"] = stats["selection_error"] < largest_score
+    return Solution(params, choices.guarantee(num_samples), stats)
+
+
+def _scaled_squared(params: PyTree, example: PyTree) -> jax.Array:
+    """The squared loss with its gradient divided by 1 + ||w||_1.
+
+    That changes no choice, and bounds the gradient by K^2 wherever w is.
+    """
+    size = jax.lax.stop_gradient(jnp.sum(jnp.abs(params)))
+    return losses.squared(params, example) / (1 + size)
+
+
+def _best_threshold(
+    choices: Choices, num_samples: int, num_features: int, fourth_moment_bound: float
+) -> float:
+    """Returns the K that minimizes the error of a choice's score.
+
+    Per unit of 2 r (1 + ||w||_1) and with probability 1 - zeta, clipping biases it by
+    at most 2 M / K^2, since E |x_j x_k| 1(|x_j| > K) <= M / K^2; the choice and
+    outliers (Bernstein) move it by K^2 (2 / epsilon_0 + 4/3) log(2dT/zeta) / n.
+    """
+    num_choices = 2 * num_features * choices.num_composed
+    cost = (2 / choices.epsilon + 4 / 3) * math.log(num_choices / FAILURE_PROB)
+    return (2 * fourth_moment_bound * num_samples / cost) ** 0.25

@@ -1,0 +1,333 @@
+"""Localized one-pass descent for smooth linear losses (Asi, Liu, Tian 2024).
+
+Phase i passes once over m_i records that no other phase has. With z = <w, x>,
+
+    w <- Proj(w - eta rho h(z) x),    h(z) = clip(phi'(z, y), -+ C / ||x||),         (1)
+    rho = min(1, 2 / (eta c ||x||^2)),
+
+c the loss's bound on its curvature; it releases the mean of the iterates plus
+N(0, (kappa 2 eta C)^2 I), and the next phase starts there with eta / 4. A loss with the
+derivative h is C-Lipschitz and convex: where the loss has a Lipschitz extension, it is
+that. With delta = 0 the noise has the density exp(-epsilon ||z|| / (2 eta C)), whose
+kappa, the root mean square of a coordinate over the sensitivity, is
+sqrt(d + 1) / epsilon.
+
+Sensitivity. h does not decrease, and its slope is at most c: so the derivative of the
+map in (1), I - eta rho h' x x^T, has no eigenvalue outside [-1, 1], and neither it nor
+the projection moves two points apart. A record that is replaced moves its own iterate
+by eta C at most, in either run: the runs are 2 eta C apart from there on, and so is
+their mean.
+
+Rounding is in float64, u = 2^-53, for v = w - center. <v, x> + <center, x> is wrong by
+(d + 2) u (R + ||center||) ||x||, which (1) turns into at most twice that over ||x||,
+because eta rho c ||x||^2 <= 2. The derivative is taken to be accurate to 2^-44 of
+C / ||x||, of c (R + ||center||) ||x|| or of its bound L, where that is finite; the last
+moves a step by 2^-44 L sqrt(2 eta / c) at most, the geometric mean of both bounds on
+eta rho ||x||. A product, a difference, a projection and a mean add some
+u d (R + eta C). Altogether a step is off by less than
+
+    2^-43 (1 + d / 64) (R + ||center|| + eta C + L sqrt(2 eta / c)) ,                (2)
+
+in either run, and m times twice that is added to the sensitivity; so is what is lost
+where a mean is rounded to the type that is released. A record whose numbers are not
+finite, or overflow in (1), moves nothing.
+
+Theory. With G^k >= E sup ||grad||^k, the excess risk is at most, to leading order,
+
+    R^2 / (2 eta m) + eta (2 G^2 / 3 + 32 d (kappa C)^2 / m) + R b(C),   m = n / 2,  (3)
+
+b as in `_theory`; C and eta minimize that.
+"""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dp_accounting import RandomizedResponseDpEvent
+
+from dpjax import _validate
+from dpjax._sharding import check_key_of_rows, gathered
+from dpjax._types import Key, PyTree, Scalar
+from dpjax.accounting import PrivacyGuarantee, gaussian_event
+from dpjax.losses import LinearLoss
+from dpjax.mechanisms import gaussian, laplace
+from dpjax.solvers.papers._localized_theory import Theory, check_size, phase_sizes
+from dpjax.solvers.training._solution import Solution
+
+_DECAY = 4  # of eta from one phase to the next
+
+
+def dp_one_pass_sco(
+    loss: LinearLoss,
+    params: jax.Array,
+    data: PyTree,
+    *,
+    key: Key,
+    epsilon: float,
+    delta: float,
+    moment_bound: float,
+    diameter: float,
+    moment_order: float = 2.0,
+) -> Solution:
+    """Minimizes a smooth convex linear risk over a ball, in one pass over the data.
+
+    The linear-time form of `dp_localized_sco`, at the same rate: each record is used in
+    one step, so that n steps cost about as much as one step on all records. Steps
+    follow one another, which suits a CPU.
+
+    Args:
+        loss: convex, of one prediction, with a finite curvature bound, as
+            `losses.squared`, `losses.logistic`, `losses.huber(1.0)`.
+        params: the center of the ball, shape (d,), and the start; public.
+        data: features, shape (n, d), and targets, shape (n,); n is public. Records are
+            used in their order, which must not depend on their values.
+        key: a typed key.
+        epsilon: privacy of the whole run, positive.
+        delta: privacy of the whole run, in [0, 1); 0 is pure epsilon-DP, whose noise
+            grows with d instead of sqrt(d).
+        moment_bound: a public bound on E[sup ||gradient||^k], over the ball, of one
+            record; privacy holds even if it is wrong.
+        diameter: of the ball in which the optimum is sought, in units of params.
+        moment_order: k, at least 2.
+
+    Returns:
+        A `Solution`. Its stats hold num_phases, l2_clip_norm, learning_rate and stddev
+        of the first phase, and risk_scale, the bound (3) of the file.
+
+    Raises:
+        ValueError: If an argument is out of its range, moment_order is below 2, the
+            loss is not convex or not smooth, or n is too small for the theorem:
+            risk_scale must be at most G R, the risk of staying in the center.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one for every input. A record is used in one
+        phase, whose mean of iterates has the sensitivity 2 eta C, because steps along a
+        smooth convex function of one prediction do not move two points apart, for any
+        norm of x; the rounding of float64 is counted. It is assumed that the loss's
+        derivative does not decrease and keeps its declared curvature bound.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax import losses
+        >>> from dpjax.solvers import dp_one_pass_sco
+        >>> features = jax.random.normal(jax.random.key(0), (100_000, 2))
+        >>> odds = features @ jnp.array([1.0, 2.0])
+        >>> labels = jnp.sign(odds + jax.random.logistic(jax.random.key(1), (100_000,)))
+        >>> solution = dp_one_pass_sco(
+        ...     losses.logistic, jnp.zeros(2), (features, labels),
+        ...     key=jax.random.key(2), epsilon=1.0, delta=1e-6,
+        ...     moment_bound=384.0, moment_order=8.0,  # E||x||^8
+        ...     diameter=6.0)
+        >>> print([round(float(w), 1) for w in solution.params])
+        [1.0, 2.1]
+
+    Reference:
+        Asi, Liu, Tian (2024), arXiv 2406.02789, the algorithm for smooth generalized
+        linear models. Feldman, Koren, Talwar (2020), phased SGD. With delta = 0: Lowy
+        (2026), arXiv 2604.06492, whose rate R G (d / (n epsilon))^(1 - 1/k) it has.
+    """
+    _validate.positive(epsilon=epsilon)
+    _validate.delta(delta)
+    check_key_of_rows(key, data)
+    _check_loss(loss)
+    features, targets = _arrays(data)
+    params = jnp.asarray(params)
+    num_features = features.shape[1]
+    _validate.require(
+        params.shape == (num_features,) and jnp.issubdtype(params.dtype, jnp.floating),
+        "params",
+        f"{params.dtype}{list(params.shape)}",
+        f"floats of shape ({num_features},)",
+    )
+    theory = Theory.of(
+        epsilon,
+        delta,
+        moment_bound=moment_bound,
+        moment_order=moment_order,
+        diameter=diameter,
+        num_coordinates=num_features,
+    )
+    num_samples = check_size(
+        lambda n: risk(theory, n // 2) / (theory.bound * theory.radius), features
+    )
+    phases = phases_of(theory, num_samples)
+    with jax.enable_x64(True):
+        released, stddev = _release(
+            _Static(loss, delta == 0, tuple(phase.num_samples for phase in phases)),
+            key,
+            (features, targets),
+            params,
+            np.array([(phase.l2_clip_norm, phase.learning_rate) for phase in phases]),
+            np.array([theory.radius, theory.noise_multiplier]),
+        )
+    event = gaussian_event(theory.noise_multiplier, num_steps=1)
+    if delta == 0:
+        # No event of dp_accounting has this noise; all that is pure is below this one.
+        flips = 2 / (1 + math.exp(epsilon)) if epsilon < 700 else 0.0
+        event = RandomizedResponseDpEvent(flips, 2)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
+    stats: dict[str, Scalar] = {
+        "num_phases": len(phases),
+        "l2_clip_norm": phases[0].l2_clip_norm,
+        "learning_rate": phases[0].learning_rate,
+        "stddev": stddev,
+        "risk_scale": risk(theory, num_samples // 2),
+    }
+    return Solution(released, privacy, stats)
+
+
+class Phase(NamedTuple):
+    """One phase: its records, clip norm C and step size eta."""
+
+    num_samples: int
+    l2_clip_norm: float
+    learning_rate: float
+
+
+class _Static(NamedTuple):
+    """The static arguments of a call."""
+
+    loss: LinearLoss
+    is_pure: bool
+    sizes: tuple[int, ...]
+
+
+def clip_norm(theory: Theory, num_samples: int) -> float:
+    """Returns the C that minimizes (3)."""
+    k = theory.order  # at the best eta (3) has 8 R kappa sqrt(d) C / m + R b(C)
+    cost = 8 * theory.noise_multiplier * math.sqrt(theory.dimension) / num_samples
+    return theory.bound * ((k - 1) * theory.excess / cost) ** (1 / k)
+
+
+def learning_rate(theory: Theory, num_samples: int) -> float:
+    """Returns the eta that minimizes (3)."""
+    return theory.radius / math.sqrt(2 * num_samples * _spread(theory, num_samples))
+
+
+def risk(theory: Theory, num_samples: int) -> float:
+    """Returns (3) with the best C and eta; infinite without records."""
+    if num_samples == 0:
+        return math.inf
+    bias = theory.bias(clip_norm(theory, num_samples))
+    spread = math.sqrt(2 * _spread(theory, num_samples) / num_samples)
+    return theory.radius * (spread + bias)
+
+
+def _spread(theory: Theory, num_samples: int) -> float:
+    """Returns what eta multiplies in (3)."""
+    noise = theory.noise_multiplier * clip_norm(theory, num_samples)
+    return 2 / 3 * theory.bound**2 + 32 * theory.dimension * noise**2 / num_samples
+
+
+def phases_of(theory: Theory, num_samples: int) -> list[Phase]:
+    """Returns the phases, until the last one's noise is no dearer than (3)."""
+    half = num_samples // 2
+    first, clipped = learning_rate(theory, half), clip_norm(theory, half)
+    noise = 2 * theory.noise_multiplier * math.sqrt(theory.dimension) * first * clipped
+    ratio = theory.bound * noise / risk(theory, half)
+    num_phases = 1 + max(0, math.ceil(math.log(ratio, _DECAY)))
+    return [
+        Phase(size, clip_norm(theory, size), first / _DECAY**i)
+        for i, size in enumerate(phase_sizes(num_samples, num_phases))
+    ]
+
+
+@partial(jax.jit, static_argnums=0)
+def _release(
+    static: _Static,
+    key: Key,
+    data: tuple[jax.Array, jax.Array],
+    centre: jax.Array,
+    numbers: jax.Array,
+    scalars: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the last phase's point in the center's dtype, and the first's stddev."""
+    radius, noise_multiplier = scalars
+    wide = centre.astype(jnp.float64)
+    dtype = jnp.float64 if centre.dtype == jnp.float64 else jnp.float32
+    roundoff = float(jnp.finfo(dtype).eps)  # of the mean, which is at most R long
+    moved, first, stddevs = jnp.zeros_like(wide), 0, []
+    keys = jax.random.split(key, len(static.sizes))
+    for i, size in enumerate(static.sizes):
+        clipped, rate = numbers[i]
+        rows = jax.tree.map(lambda x, at=first, n=size: x[at : at + n], data)
+        mean = _one_pass(static.loss, rows, wide, moved, radius, clipped, rate)
+        # (2), twice in each of the steps.
+        reach = radius + jnp.linalg.norm(wide) + rate * clipped
+        if static.loss.derivative_bound < math.inf:
+            curvature = static.loss.curvature_bound
+            reach += static.loss.derivative_bound * jnp.sqrt(2 * rate / curvature)
+        rounding = 2.0**-42 * (1 + len(wide) / 64) * size * reach
+        sensitivity = 2 * rate * clipped + rounding + roundoff * radius
+        stddevs.append((noise_multiplier * sensitivity).astype(dtype))
+        mean = mean.astype(dtype)
+        if static.is_pure:
+            scale = stddevs[-1] / math.sqrt(len(wide) + 1)
+            noisy = laplace(keys[i], mean, scale=scale, norm="l2")
+        else:
+            noisy = gaussian(keys[i], mean, stddev=stddevs[-1])
+        moved, first = _into_ball(noisy.astype(jnp.float64), radius), first + size
+    return (wide + moved).astype(centre.dtype), stddevs[0]
+
+
+def _one_pass(
+    loss: LinearLoss,
+    rows: tuple[jax.Array, jax.Array],
+    centre: jax.Array,
+    start: jax.Array,
+    radius: jax.Array,
+    clipped: jax.Array,
+    rate: jax.Array,
+) -> jax.Array:
+    """Returns the mean of the iterates of (1), less the center."""
+
+    def step(carry, row):
+        moved, mean, count = carry
+        x, y = (part.astype(jnp.float64) for part in row)
+        square, shift = jnp.dot(x, x), jnp.dot(x, centre)
+        # Below 1e-150 a square may underflow; the step is short there all the same.
+        limit = clipped / jnp.maximum(jnp.sqrt(square), 1e-150)
+        slope = rate * loss.curvature_bound * square
+        rho = jnp.minimum(1.0, 2 * (1 - 2.0**-40) / slope)
+        h = jnp.clip(loss.derivative(jnp.dot(x, moved) + shift, y), -limit, limit)
+        # What may not be used is the same wherever the iterate is.
+        is_used = jnp.isfinite(square) & jnp.isfinite(shift) & ~jnp.isnan(y)
+        along = jnp.where(is_used, rate * rho * h, 0.0) * jnp.where(is_used, x, 0.0)
+        moved = _into_ball(moved - along, radius)
+        count += 1
+        return (moved, mean + (moved - mean) / count, count), None
+
+    carry = start, jnp.zeros_like(start), jnp.zeros((), jnp.float64)
+    return jax.lax.scan(step, carry, rows)[0][1]
+
+
+def _into_ball(vector: jax.Array, radius: jax.Array) -> jax.Array:
+    norm = jnp.linalg.norm(vector)
+    return vector * jnp.where(norm > radius, radius / norm, 1.0)
+
+
+def _check_loss(loss: LinearLoss) -> None:
+    is_smooth = (
+        isinstance(loss, LinearLoss)
+        and loss.is_convex
+        and loss.num_outputs == 1
+        and loss.curvature_bound < math.inf
+    )
+    rule = "a convex LinearLoss of one prediction with a finite curvature_bound"
+    _validate.require(is_smooth, "loss", loss, rule)
+
+
+def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:
+    """Returns features and targets as arrays of matching shapes."""
+    is_fine = isinstance(data, tuple) and len(data) == 2
+    _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
+    features, targets = gathered(_validate.arrays(data))
+    rule = "features of shape (n, d) and targets of shape (n,)"
+    is_fine = features.ndim == 2 and targets.shape == features.shape[:1]
+    _validate.require(is_fine, "data", [features.shape, targets.shape], rule)
+    return features, targets

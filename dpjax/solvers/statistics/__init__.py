@@ -1,0 +1,1 @@
+"""Private means, quantiles, histograms, and statistics of groups."""

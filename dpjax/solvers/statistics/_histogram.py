@@ -1,0 +1,166 @@
+"""A private histogram, with edges that are public or private."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _keys, _validate
+from dpjax._rounding import ROUNDED_UP
+from dpjax._sharding import check_key_of_rows, gathered
+from dpjax._types import ArrayLike, Key, Scalar
+from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.mechanisms import gaussian
+from dpjax.solvers.statistics._bisection import median_and_bound
+from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
+from dpjax.solvers.statistics._ranks import checked_edges, checked_samples
+from dpjax.solvers.training._calibration import check_budget
+from dpjax.solvers.training._solution import Solution
+
+# Of the budget, for edges: how large numbers are, their median, and distances from it.
+_SIZE, _MEDIAN, _DISTANCE = 0.02, 0.04, 0.04
+EDGES_SHARE = _SIZE + _MEDIAN + _DISTANCE
+_BEYOND = 0.05  # of the records, which are farther from the median than edges go
+_NUM_BINS, _STEPS_APART = 20, 8.0
+_MOST_SAMPLES = 2**24  # integers up to here are exact in float32
+_LEAST_VARIANCE = 1 / 12  # of noise that is rounded to integers
+
+
+def dp_histogram(
+    samples: ArrayLike,
+    *,
+    key: Key,
+    epsilon: float,
+    delta: float,
+    edges: ArrayLike | None = None,
+) -> Solution:
+    """Releases the number of samples in each bin, as integers.
+
+    Args:
+        samples: shape (n,), real; n is public, at most 2^24. Values beyond the edges,
+            including infinities, count in the first or the last bin, and NaN in none.
+        key: a typed key.
+        epsilon: privacy parameter, positive, any size.
+        delta: privacy parameter in (0, 1).
+        edges: increasing, shape (k + 1,) with k >= 2, chosen without the samples; bin j
+            is (edges[j], edges[j + 1]]. By default 21 round numbers around a private
+            median, between which most samples lie; they cost a tenth of the budget.
+
+    Returns:
+        A `Solution` whose params are the counts, int32 of shape (k,); noise may make
+        some negative. Its standard_errors, and so `interval`, are for n times the
+        probability of each bin, and count sampling and noise. Its stats hold edges,
+        stddev of the noise, and noise_multiplier.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for every input. A replaced record moves
+        two counts by 1, sqrt(2) in the l2 norm. Counts are exact, and noisy counts are
+        rounded to integers. Private edges follow from Gaussian mechanisms on counts,
+        and all compose exactly.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> ages = np.random.default_rng(0).normal(40.0, 10.0, 20_000)
+        >>> solution = dp_histogram(ages, key=jax.random.key(0), epsilon=1.0,
+        ...                         delta=1e-6, edges=[0, 30, 40, 50, 100])
+        >>> print(solution.params)
+        [3118 6931 6751 3210]
+
+    Reference:
+        Dwork, McSherry, Nissim, Smith (2006), "Calibrating noise to sensitivity in
+        private data analysis", Section 3.2.
+    """
+    check_budget(epsilon, delta)
+    check_key_of_rows(key, samples)
+    samples = checked_samples(samples, num_axes=1)
+    check_countable(samples.size)
+    multiplier = noise_multiplier(epsilon, delta, num_steps=1)
+    edge_key, key = _keys.split(key)
+    if edges is None:
+        share = EDGES_SHARE
+        bins = private_edges(edge_key, samples, multiplier)
+    else:
+        share = 0.0
+        bins = checked_edges(edges, samples)
+    of_counts = multiplier / math.sqrt(1 - share)
+    counts, errors, stddev = _counted(key, samples, bins, of_counts)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=gaussian_event(multiplier), num_samples=samples.size
+    )
+    stats: dict[str, Scalar] = {
+        "edges": bins,
+        "stddev": stddev,
+        "noise_multiplier": multiplier,
+    }
+    return Solution(counts, privacy, stats, errors)
+
+
+def check_countable(num_samples: int) -> None:
+    """Requires so few samples that float32 holds each count of them."""
+    _validate.require(
+        num_samples <= _MOST_SAMPLES, "samples", num_samples, "at most 2^24"
+    )
+
+
+@jax.jit
+def _counted(
+    key: Key, samples: jax.Array, edges: jax.Array, multiplier: Scalar
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    samples = gathered(samples)
+    bins = jnp.searchsorted(edges[1:-1], samples, side="left")
+    known = (~jnp.isnan(samples)).astype("int32")
+    counts = jnp.zeros(edges.size - 1, "int32").at[bins].add(known)
+    stddev = math.sqrt(2) * ROUNDED_UP * jnp.asarray(multiplier, "float32")
+    noisy = noisy_integers(key, counts, stddev)
+    return noisy, count_errors(noisy, stddev, samples.size), stddev
+
+
+def noisy_integers(key: Key, counts: jax.Array, stddev: Scalar) -> jax.Array:
+    """Returns counts, which float32 holds exactly, with noise, rounded to integers."""
+    noisy = gaussian(key, counts.astype("float32"), stddev=stddev)
+    return jnp.rint(jnp.clip(noisy, -(2.0**30), 2.0**30)).astype("int32")
+
+
+def count_errors(counts: jax.Array, stddev: Scalar, num_samples: int) -> jax.Array:
+    """Returns standard errors of noisy counts, as of n times a probability."""
+    share = jnp.clip(counts.astype("float32") / num_samples, 0.0, 1.0)
+    sampling = num_samples * share * (1 - share)
+    return jnp.sqrt(sampling + stddev**2 + _LEAST_VARIANCE)
+
+
+def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
+    """Releases round edges about a median, for `EDGES_SHARE` of a multiplier's budget.
+
+    They increase, shape (21,).
+    """
+    size_key, median_key, distance_key = _keys.split(key, 3)
+    known = ~jnp.isnan(gathered(samples))
+    values = jnp.where(known, gathered(samples), 0.0)
+    median, _ = median_and_bound(
+        (size_key, median_key),
+        values,
+        known.astype(values.dtype),
+        size_multiplier=multiplier / math.sqrt(_SIZE),
+        multiplier=multiplier / math.sqrt(_MEDIAN),
+    )
+    reach = noisy_quantile(
+        distance_key,
+        jnp.where(known, jnp.abs(values - median), 0.0),
+        num_above=0.0,
+        share_above=_BEYOND,
+        noise_multiplier=multiplier / math.sqrt(_DISTANCE),
+    )
+    return _round_edges(median, reach)
+
+
+@jax.jit
+def _round_edges(median: jax.Array, reach: jax.Array) -> jax.Array:
+    """Returns multiples of 1, 2 or 5 times a power of ten, from below to above."""
+    least = 2 * reach / (_NUM_BINS - 1)  # so that a first edge may be rounded down
+    apart = _STEPS_APART * jnp.finfo(least.dtype).eps  # edges are to differ
+    least = jnp.maximum(least, apart * jnp.abs(median))
+    power = 10.0 ** jnp.floor(jnp.log10(least))
+    steps = power * jnp.array([1.0, 2.0, 5.0, 10.0], least.dtype)
+    step = jnp.min(jnp.where(steps >= least, steps, steps[-1]))
+    first = jnp.floor((median - reach) / step)
+    return step * (first + jnp.arange(_NUM_BINS + 1, dtype=least.dtype))

@@ -1,0 +1,193 @@
+"""Private second moments of features, and a whitening from them."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax._rounding import ROUNDED_UP
+from dpjax._sharding import AxisName
+from dpjax._sums.exact import Unrounded
+from dpjax._tree import like
+from dpjax._types import Key, PyTree, Scalar
+from dpjax.estimators import Clipping
+from dpjax.gradients import streamed_grad
+from dpjax.mechanisms._additive import gaussian_of_padded, padded
+from dpjax.solvers.statistics._basis import themselves
+
+# Multiples of the edge of the noise's spectrum, and of the mean eigenvalue, that are
+# added to every eigenvalue, so that directions hidden by noise are not scaled up.
+FLOORS, _LEAST = (3.0, 0.1), 1e-6
+_CLEAR_WEIGHT = 2.0  # the minimum of the mean weight, in its stddevs
+
+
+class Whitening(NamedTuple):
+    """A linear map to coordinates in which second moments are about the identity.
+
+    Attributes:
+        center: subtracted from features, shape (d,); zeros without an intercept.
+        matrix: A of shape (d, d), in z = A^T (x - center).
+        share_kept: the share of the off-diagonal moments that is not noise, 0 to 1.
+    """
+
+    center: jax.Array
+    matrix: jax.Array
+    share_kept: jax.Array
+
+
+def noisy_second_moments(
+    key: Key,
+    features: jax.Array,
+    *,
+    radius: Scalar,
+    noise_multiplier: Scalar,
+    axis_name: AxisName | None,
+) -> tuple[jax.Array, Scalar]:
+    """Releases the mean of x x^T of rows that are clipped to the radius.
+
+    Args:
+        key: a typed key.
+        features: shape (n, d).
+        radius: R, public or released.
+        noise_multiplier: stddev over the l2 sensitivity.
+        axis_name: the mesh axes over which rows are sharded.
+
+    Returns:
+        The symmetric noisy moments, shape (d, d), and the stddev s of their diagonal;
+        each pair off the diagonal has s / sqrt(2), one draw for both.
+
+    Privacy:
+        A Gaussian mechanism of the noise multiplier under replace-one. In units of
+        their noise a record moves the released numbers by sqrt(2) R^2 / n, and sqrt(2)
+        times the rounding: `docs/privacy/proofs/linear.md`, 8.1.
+    """
+    moments, stddevs = _second_moments(axis_name, features, radius, noise_multiplier)
+    noisy = gaussian_of_padded(key, moments, stddevs)
+    return _symmetric(features.shape[1], noisy, stddevs)
+
+
+def second_moments(
+    axis_name: AxisName | None,
+    records: PyTree,
+    radius: Scalar,
+    noise_multiplier: Scalar,
+    row_of: Callable[[PyTree], jax.Array] = themselves,
+) -> tuple[Unrounded, jax.Array]:
+    """Returns what `noisy_second_moments` adds noise to, padded, and its stddevs.
+
+    Args:
+        axis_name: as there.
+        records: what rows are made of, as they are read; leaves of shape (n, ...).
+        radius: as there.
+        noise_multiplier: as there.
+        row_of: makes the row (d,) of one record.
+    """
+
+    def product(moments: jax.Array, record: PyTree) -> jax.Array:
+        row = row_of(record)
+        return row @ moments @ row
+
+    num_samples = len(jax.tree.leaves(records)[0])
+    single = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), records)
+    row = jax.eval_shape(row_of, single)
+    num_features = row.size
+    largest = radius**2
+    clipping = Clipping(largest)
+    shape = jnp.zeros((num_features, num_features), row.dtype)
+    samples = streamed_grad(product)(shape, records)
+    moments = clipping.unrounded(samples, axis_name=axis_name)
+    bound = clipping.sensitivity(num_samples, num_features**2, rounded=False).l2
+    sensitivity = math.sqrt(2) * (bound - largest / num_samples)
+    stddev = noise_multiplier * sensitivity * ROUNDED_UP
+    rows, columns = _entries(num_features)
+    entries = padded(moments.map(lambda x: x[rows, columns]))
+    # Noise is divided by sqrt(2), not entries multiplied: products would round again.
+    above = (np.arange(entries.high.size) >= num_features) * (2**0.5 - 1) + 1
+    return entries, like(stddev, row) / above.astype(row.dtype)
+
+
+_second_moments = jax.jit(second_moments, static_argnums=0)
+
+
+def _entries(num_features: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows and columns of the entries that are released, the diagonal first."""
+    both = np.diag_indices(num_features), np.triu_indices(num_features, 1)
+    rows, columns = (np.concatenate(x) for x in zip(*both, strict=True))
+    return rows, columns
+
+
+def symmetric(
+    num_features: int, entries: jax.Array, stddevs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the moments of the entries of `second_moments`, and their stddev."""
+    rows, columns = _entries(num_features)
+    place = np.zeros((num_features, num_features), "int32")
+    place[rows, columns] = place[columns, rows] = np.arange(len(rows))
+    return entries[place], stddevs[0]
+
+
+_symmetric = jax.jit(symmetric, static_argnums=0)
+
+
+def whitening(
+    moments: jax.Array,
+    stddev: Scalar,
+    *,
+    ones: Scalar | None = None,
+    floors: tuple[float, float] = FLOORS,
+) -> Whitening:
+    """Returns a whitening, from released moments alone.
+
+    Entries off the diagonal are multiplied by the share of their energy that is not
+    noise, and so is the spread of the diagonal (James and Stein 1961). If all is noise,
+    all coordinates get the same scale. The edge of the noise that is kept, and a part
+    of the mean eigenvalue, are added to the eigenvalues.
+
+    The center is the released mean of the features over the released mean weight. The
+    latter is at least two standard deviations of its noise, because a center too near
+    to zero does little harm, and one too far from it a lot.
+
+    Args:
+        moments: noisy second moments, shape (d, d). With `ones`, shape (d + 1, d + 1):
+            the last row and column are those of a constant column.
+        stddev: of the noise on their diagonal.
+        ones: that constant. None: there is no intercept, and features are not centered.
+        floors: multiples of the edge of the noise's spectrum, and of the mean
+            eigenvalue, that are added to every eigenvalue.
+    """
+    unit = jnp.maximum(jnp.max(jnp.abs(moments)), jnp.asarray(stddev, moments.dtype))
+    moments, stddev = moments / unit, stddev / unit  # so that squares are finite
+    num_features = len(moments) - (ones is not None)
+    center = jnp.zeros(num_features, moments.dtype)
+    if ones is not None:
+        # Both are in units of the constant, and so is the center until the end.
+        means, weight = moments[:-1, -1], moments[-1, -1]
+        weight = jnp.maximum(weight, _CLEAR_WEIGHT * stddev)
+        noise = num_features * stddev**2 / 2
+        center = _above_noise(noise, means) * means / weight
+        moments = moments[:-1, :-1] - weight * jnp.outer(center, center)
+    diagonal = jnp.diag(moments)
+    rest = moments - jnp.diag(diagonal)
+    num_pairs = num_features * (num_features - 1) / 2
+    shrunk = _above_noise(num_pairs * stddev**2, rest)
+    mean = jnp.maximum(jnp.mean(diagonal), stddev / math.sqrt(num_features))
+    spread = diagonal - mean
+    kept_spread = _above_noise(num_features * stddev**2, spread)
+    values, vectors = jnp.linalg.eigh(
+        jnp.diag(mean + kept_spread * spread) + shrunk * rest
+    )
+    edge = math.sqrt(2 * num_features) * stddev  # of the spectrum of the noise
+    left = shrunk * edge + (1 - shrunk) * kept_spread * 2 * stddev
+    values = jnp.maximum(values, 0) + floors[0] * left + floors[1] * mean
+    values = values + _LEAST * jnp.max(values)
+    matrix = vectors / jnp.sqrt(values * unit)[None, :]
+    return Whitening(center if ones is None else center * ones, matrix, shrunk)
+
+
+def _above_noise(noise: Scalar, x: jax.Array) -> jax.Array:
+    """Returns the share of a sum of squares that is not noise, 0 to 1."""
+    energy = jnp.sum(x**2)
+    return jnp.maximum(0.0, 1 - noise / jnp.maximum(energy, jnp.finfo(x.dtype).tiny))

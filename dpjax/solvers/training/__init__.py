@@ -1,0 +1,1 @@
+"""Iterative training: batches, private steps, checkpoints, and what a run returns."""

@@ -1,0 +1,152 @@
+"""Checks of budgets, and the noise multipliers that they allow."""
+
+from typing import Any, NamedTuple
+
+from dpjax import _validate
+from dpjax._tree import Static
+from dpjax._types import (
+    REPLACE_ONE,
+    REPLACE_SPECIAL,
+    NeighboringRelation,
+    PyTree,
+    SelectionName,
+    Unit,
+)
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    gaussian_event,
+    noise_multiplier,
+    selection_epsilon,
+    selection_event,
+)
+from dpjax.batching import Batching
+from dpjax.estimators import Estimator
+from dpjax.gradients._users import UserRecords
+from dpjax.mechanisms import Strategy
+
+FAILURE_PROB = 0.01  # of the error bounds in defaults and stats
+
+
+def check_budget(epsilon: float, delta: float) -> None:
+    """Requires what Gaussian noise needs: 0 < epsilon < inf and 0 < delta < 1."""
+    _validate.positive(epsilon=epsilon)
+    _validate.probability(delta=delta)
+
+
+def check_noise(
+    epsilon: float | None, delta: float, noise_multiplier: float | None
+) -> None:
+    """Refuses a budget, or a noise multiplier in place of epsilon, out of its range."""
+    rule = "given where noise_multiplier is not"
+    is_fine = (epsilon is None) != (noise_multiplier is None)
+    _validate.require(is_fine, "epsilon", epsilon, rule)
+    check_budget(1.0 if epsilon is None else epsilon, delta)
+    if noise_multiplier is not None:
+        _validate.positive(noise_multiplier=noise_multiplier)
+
+
+def unit_of(data: PyTree) -> Unit:
+    """Returns what a row of the data is."""
+    return "user" if isinstance(data, UserRecords) else "record"
+
+
+def calibrated_noise(
+    estimator: Estimator,
+    batching: Batching,
+    *,
+    num_samples: int,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+    unit: str = "record",
+    relation: NeighboringRelation = REPLACE_ONE,
+    strategy: Strategy | None = None,
+) -> tuple[float, PrivacyGuarantee]:
+    """Returns the noise multiplier of one step, and the guarantee of all steps.
+
+    With a strategy it is that of the independent noise which the strategy correlates.
+    """
+    _validate.bounded_estimator(estimator)
+    _validate.require(
+        not (estimator.groups_by_index and batching.is_sampled),
+        "batching",
+        batching,
+        f"Full() or Disjoint() with {estimator}, to which records count by their index",
+    )
+    sampling: dict[str, Any] = batching.accounting(num_samples, num_steps)
+    pattern = batching.participation(num_samples, num_steps)
+    if strategy is not None and "sampling_prob" not in pattern:
+        sampling = {"num_steps": 1}  # the whole run is one Gaussian release
+    sampling = {**sampling, "noise": estimator.noise, "relation": relation}
+    multiplier = unfiltered = noise_multiplier(epsilon, delta, **sampling)
+    if strategy is not None:
+        multiplier = noise_multiplier(
+            epsilon, delta, strategy=strategy, relation=relation, **pattern
+        )
+    return multiplier, PrivacyGuarantee.of(
+        epsilon,
+        delta,
+        dp_event=gaussian_event(unfiltered, **sampling),
+        # n is public: no record is added or removed, but one may count as padding.
+        relation=relation if relation is REPLACE_ONE else REPLACE_SPECIAL,
+        num_samples=num_samples,
+        unit=unit,
+    )
+
+
+def traceable(
+    estimator: Estimator, noise_multiplier: float | None
+) -> float | Static | None:
+    """Returns the multiplier for a jitted call: a leaf, or static where it must be.
+
+    Other noise than Gaussian is fitted to its multiplier on the host.
+    """
+    if noise_multiplier is None or estimator.noise == "gaussian":
+        return noise_multiplier
+    return Static(noise_multiplier)
+
+
+class Choices(NamedTuple):
+    """Makes the choices of a run, and prices them together.
+
+    Attributes:
+        mechanism: "exponential" or "permute_and_flip".
+        epsilon: of one choice.
+        num_composed: how many choices one record meets.
+        privacy: (epsilon, delta) of all of them.
+    """
+
+    mechanism: SelectionName
+    epsilon: float
+    num_composed: int
+    privacy: tuple[float, float]
+
+    @classmethod
+    def tight(cls, num_composed: int, epsilon: float, delta: float) -> "Choices":
+        """Returns the choices that a budget affords, exponential only where it wins.
+
+        Args:
+            num_composed: how many choices one record meets; the best is found for it.
+            epsilon: of all of them together.
+            delta: of all of them together.
+        """
+        if num_composed == 1:
+            return cls("permute_and_flip", epsilon, 1, (epsilon, 0.0))
+        by_name: dict[SelectionName, float] = {
+            name: selection_epsilon(
+                epsilon, delta, num_selections=num_composed, mechanism=name
+            )
+            for name in ("permute_and_flip", "exponential")
+        }
+        # At the same epsilon permute-and-flip, the first of them, is never worse.
+        name = max(by_name, key=lambda name: by_name[name])
+        return cls(name, by_name[name], num_composed, (epsilon, delta))
+
+    def guarantee(self, num_samples: int, unit: Unit = "record") -> PrivacyGuarantee:
+        """Returns the guarantee of all choices together."""
+        event = selection_event(
+            self.epsilon, num_selections=self.num_composed, mechanism=self.mechanism
+        )
+        return PrivacyGuarantee.of(
+            *self.privacy, dp_event=event, num_samples=num_samples, unit=unit
+        )

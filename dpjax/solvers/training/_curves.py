@@ -1,0 +1,185 @@
+"""A sum of curves, each of one column: what an additive model releases."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax._tree import register
+from dpjax._types import ArrayLike
+
+LARGEST = 1e15  # larger numbers are clipped to it, so that their squares stay finite
+
+
+@jax.jit
+def bounded(x: jax.Array) -> jax.Array:
+    """Returns finite numbers; NaN is zero."""
+    return jnp.clip(jnp.nan_to_num(x), -LARGEST, LARGEST)
+
+
+@register("slopes", "heights")
+@dataclass(frozen=True)
+class Curves:
+    """A prediction that is a sum of functions of single columns.
+
+    A column x_j adds slopes[j]·x_j. A column with a curve also adds a function that is
+    linear between knots and constant beyond them. NaN counts as zero. A pytree: slopes
+    and heights are released, all else is public.
+
+    Attributes:
+        slopes: shape (d,), or (d, K) with K outputs. The slope of the intercept's
+            column is the intercept.
+        heights: shape (k, m) or (k, m, K): the values of k functions at m knots. Where
+            m is zero the model is linear.
+        knots: m public numbers, ascending, in units of the columns.
+        smooth: the indices of the k columns with curves.
+        intercept: the index of the column of ones, whose values are not read, or None.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> bent = Curves(
+        ...     jnp.array([1.0, 5.0]), jnp.array([[0.0, 2.0]]), (0.0, 1.0), (0,), 1)
+        >>> print(bent.predict([[-1.0, 1.0], [0.5, 1.0], [2.0, 1.0]]))
+        [4.  6.5 9. ]
+        >>> print(bent.curve(0, [-1.0, 0.5, 2.0]))
+        [-1.   1.5  4. ]
+    """
+
+    slopes: jax.Array
+    heights: jax.Array
+    knots: tuple[float, ...]
+    smooth: tuple[int, ...]
+    intercept: int | None
+
+    def predict(self, features: ArrayLike) -> jax.Array:
+        """Returns predictions, without offsets, shape (n,) or (n, K).
+
+        Args:
+            features: shape (n, d), in the units of the fit.
+
+        Raises:
+            ValueError: If the shape does not fit.
+        """
+        columns = jnp.asarray(features)
+        num_columns = len(self.slopes)
+        rule = f"an array of {num_columns} columns"
+        is_fine = columns.ndim == 2 and columns.shape[1] == num_columns
+        _validate.require(is_fine, "features", columns.shape, rule)
+        columns = bounded(columns.astype(self.slopes.dtype))
+        if self.intercept is not None:
+            columns = columns.at[:, self.intercept].set(1.0)
+        total = jnp.matmul(columns, self.slopes, precision=jax.lax.Precision.HIGHEST)
+        if not self.knots:
+            return total
+
+        def add(total: jax.Array, bent: tuple[jax.Array, jax.Array]):
+            return total + self._bend(*bent), None
+
+        bent = columns[:, jnp.asarray(self.smooth)].T, self.heights
+        return jax.lax.scan(add, total, bent)[0]
+
+    def curve(self, column: int, grid: ArrayLike) -> jax.Array:
+        """Returns what a column adds to the prediction, shape (m,) or (m, K).
+
+        Args:
+            column: its index.
+            grid: shape (m,), numbers in the units of the fit.
+
+        Raises:
+            ValueError: If the index or the shape does not fit.
+        """
+        num_columns = len(self.slopes)
+        rule = f"the index of one of {num_columns} columns"
+        is_fine = isinstance(column, int | np.integer) and 0 <= column < num_columns
+        _validate.require(is_fine, "column", column, rule)
+        values = jnp.asarray(grid)
+        _validate.require(values.ndim == 1, "grid", values.shape, "of one axis")
+        values = bounded(values.astype(self.slopes.dtype))
+        line = jnp.multiply.outer(values, self.slopes[column])
+        if not self.knots or column not in self.smooth:
+            return line
+        return line + self._bend(values, self.heights[self.smooth.index(column)])
+
+    def shapes(self) -> dict[int, tuple[jax.Array, jax.Array]]:
+        """Returns the grid and the curve of each column but the intercept's.
+
+        The grid has the knots and four units beyond them, on both sides. Between its
+        numbers, and further out, a curve is a straight line.
+
+        Returns:
+            A mapping from indices to `(grid, values)`, shapes (m,), and (m,) or (m, K).
+        """
+        shapes = {}
+        for column in range(len(self.slopes)):
+            if column == self.intercept:
+                continue
+            knots = self.knots if column in self.smooth else ()
+            low, high = (min(knots, default=0.0), max(knots, default=0.0))
+            grid = jnp.asarray([low - 4, *(knots or (0.0,)), high + 4])
+            shapes[column] = grid, self.curve(column, grid)
+        return shapes
+
+    def errors(
+        self, errors: "Curves", correlations: jax.Array, column: int, grid: ArrayLike
+    ) -> jax.Array:
+        """Returns the standard errors of `curve`, shape (m,).
+
+        A curve is a sum of slope and heights times known numbers. Where one of those
+        that it reads has no finite error, neither has the curve.
+
+        Args:
+            errors: of slopes and heights, of one output.
+            correlations: of all slopes, and then of all heights.
+            column: as for `curve`.
+            grid: as for `curve`.
+
+        Raises:
+            ValueError: as `curve`.
+        """
+        self.curve(column, grid)
+        values = bounded(jnp.asarray(grid).astype(self.slopes.dtype))
+        places, parts = [column], values[:, None]
+        if self.knots and column in self.smooth:
+            first = len(self.slopes) + self.smooth.index(column) * len(self.knots)
+            places += range(first, first + len(self.knots))
+            parts = jnp.hstack([parts, hats(values, self.knots)])
+        own = jnp.asarray(places)
+        stddevs = jnp.hstack([errors.slopes, jnp.ravel(errors.heights)])[own]
+        is_known = jnp.isfinite(stddevs)
+        is_hidden = jnp.any((parts != 0) & ~is_known[None, :], axis=1)
+        parts = parts * jnp.where(is_known, stddevs, 0.0)[None, :]
+        size = jnp.max(jnp.abs(parts), axis=1)  # so that squares do not vanish
+        parts = parts / jnp.where(size > 0, size, 1.0)[:, None]
+        matrix = correlations[own][:, own]
+        products = jnp.matmul(parts, matrix, precision=jax.lax.Precision.HIGHEST)
+        # Never below the rounding of that sum, which may cancel.
+        rounding = len(places) * jnp.finfo(parts.dtype).eps
+        least = rounding * jnp.sum(jnp.abs(parts), axis=1) ** 2
+        variances = jnp.maximum(jnp.sum(products * parts, axis=1), least)
+        return jnp.where(is_hidden, jnp.inf, size * jnp.sqrt(variances))
+
+    def _bend(self, values: jax.Array, heights: jax.Array) -> jax.Array:
+        """Returns a function of values, from its heights (m,) or (m, K) at knots."""
+        knots = jnp.asarray(self.knots, values.dtype)
+        if heights.ndim == 1:
+            return jnp.interp(values, knots, heights)
+        of_all = jax.vmap(jnp.interp, in_axes=(None, None, 1), out_axes=1)
+        return cast(jax.Array, of_all(values, knots, heights))
+
+
+def hats(values: jax.Array, knots: tuple[float, ...]) -> jax.Array:
+    """Returns hat functions of numbers, shape (..., m), in [0, 1] and of sum 1.
+
+    Each is 1 at its knot, 0 at the others, and linear between them. The first and the
+    last are constant beyond their knots.
+    """
+    rises = [
+        jnp.clip((values - low) / (high - low), 0.0, 1.0)
+        for low, high in pairwise(knots)
+    ]
+    ones = jnp.ones_like(values)
+    return jnp.stack([ones, *rises], -1) - jnp.stack([*rises, 0 * ones], -1)

@@ -1,0 +1,344 @@
+"""The loop of all iterative solvers: batch, step, batch, step, in one compiled scan."""
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import _validate
+from dpjax._processes import devices_of, digests, is_first
+from dpjax._sharding import AxisName, row_axes
+from dpjax._tree import Static
+from dpjax._types import Key, LossFn, PyTree, Scalar
+from dpjax.batching import Batching
+from dpjax.batching._batching import BatchState
+from dpjax.gradients import streamed_grad
+from dpjax.gradients._loss import warn_of_rows
+from dpjax.solvers.training._checkpoint import Checkpoint, identity, is_key, opened
+from dpjax.transforms import aggregate, privatize
+
+
+class Batches(NamedTuple):
+    """Holds what a step knows of its batches; all of it is static.
+
+    Attributes:
+        start: the state before the first batch, without keys and step.
+        microbatch_size: per-example gradients computed at once; None chooses.
+        axis_name: the mesh axes over which rows are sharded.
+    """
+
+    start: BatchState
+    microbatch_size: int | None
+    axis_name: AxisName | None
+
+    @classmethod
+    def of(
+        cls,
+        data: PyTree,
+        num_steps: int,
+        batching: Batching,
+        execution: "Execution",
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+    ) -> "Batches":
+        """Returns the facts of so many batches of the data.
+
+        epsilon and delta are the budget of the run, if the batching depends on it.
+        """
+        check_execution(execution)
+        num_samples = _validate.leading_size(data, "data")
+        return cls(
+            unkeyed(batching, num_samples, num_steps, epsilon, delta),
+            execution.microbatch_size,
+            row_axes(data, None) or None,
+        )
+
+    @property
+    def divisor(self) -> float:
+        """The public number by which a sum over a batch is divided."""
+        return self.start.batching.divisor(self.start.num_samples, self.start.num_steps)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Tells whether batches are drawn at random."""
+        return self.start.batching.is_sampled
+
+
+def unkeyed(
+    batching: Batching,
+    num_samples: int,
+    num_steps: int,
+    epsilon: float | None,
+    delta: float | None,
+) -> BatchState:
+    """Returns the state before the first batch without its arrays, which is static."""
+    state = jax.eval_shape(
+        lambda: batching.init(
+            jax.random.key(0), num_samples, num_steps, epsilon=epsilon, delta=delta
+        )
+    )
+    return replace(state, key=None, run_key=None, step=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptaxStep(abc.ABC):
+    """One step of an algorithm: per-example gradients, and an optax chain for them.
+
+    A subclass is a frozen dataclass, registered as a pytree. Its leaves are traced, so
+    that a sweep over them compiles once; all other fields are static. `iterate` sets
+    `key`.
+    """
+
+    loss_fn: LossFn
+    batches: Batches
+    key: Key | None = field(default=None, repr=False)
+
+    def mean(
+        self, estimator: Any, noise_multiplier: Any = None, **options: Any
+    ) -> optax.GradientTransformation:
+        """Returns the first link of a chain: the robust mean, or `privatize`.
+
+        Args:
+            estimator: the robust mean.
+            noise_multiplier: of its noise; without noise by default.
+            options: of `privatize`.
+        """
+        how = {
+            "normalize_by": self.batches.divisor,
+            "axis_name": self.batches.axis_name,
+        }
+        if noise_multiplier is None:
+            return aggregate(estimator, **how)
+        return privatize(
+            estimator,
+            noise_multiplier=Static.value_of(noise_multiplier),
+            key=cast(Key, self.key),
+            sampled=self.batches.is_sampled,
+            **how,
+            **options,
+        )
+
+    @abc.abstractmethod
+    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        """Returns the chain that makes a step from these parameters."""
+
+    def init(self, params: PyTree) -> PyTree:
+        """Returns the state before the first step."""
+        return self.optimizer(params).init(params)
+
+    def __call__(
+        self,
+        params: PyTree,
+        state: PyTree,
+        batch: PyTree,
+        is_padding_example: jax.Array | None,
+    ) -> tuple[PyTree, PyTree]:
+        """Returns the next iterate and state."""
+        # Of all data; `streamed_grad` warns of the batch.
+        num_samples = self.batches.start.num_samples
+        warn_of_rows(self.loss_fn, params, batch, num_samples)
+        grad_fn = streamed_grad(
+            self.loss_fn, microbatch_size=self.batches.microbatch_size
+        )
+        updates, state = optax.with_extra_args_support(self.optimizer(params)).update(
+            cast(Any, grad_fn(params, batch)),
+            state,
+            params,
+            is_padding_example=is_padding_example,
+        )
+        return optax.apply_updates(params, updates), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Sets how an iterative solver runs. None of it changes the privacy.
+
+    Attributes:
+        microbatch_size: how many per-example gradients are computed at once; this
+            changes speed and memory only. None lets the solver choose.
+        callback: `callback(step, params)`, called on the host with step = 1, 2, ...
+            while the compiled loop runs. It gets released numbers only, and its result
+            is ignored. A resumed run may call it again for a step, with the same
+            numbers. With several processes, the first one calls it.
+        callback_every: number of steps between two calls. The last step is always
+            shown.
+        checkpoint: where the run is saved, so that it can resume if its process ends.
+
+    Example:
+        >>> Execution(microbatch_size=32)
+        Execution(microbatch_size=32, callback=None, callback_every=1, checkpoint=None)
+    """
+
+    microbatch_size: int | None = None
+    callback: Callable[[Any, PyTree], None] | None = None
+    callback_every: int = 1
+    checkpoint: Checkpoint | None = None
+
+    def __post_init__(self):
+        if self.microbatch_size is not None:
+            _validate.count(microbatch_size=self.microbatch_size)
+        is_fine = self.callback is None or callable(self.callback)
+        _validate.require(is_fine, "callback", self.callback, "callable")
+        _validate.count(callback_every=self.callback_every)
+        if self.checkpoint is not None:
+            Checkpoint.checked(self.checkpoint)
+
+
+def check_execution(execution: Execution) -> None:
+    """Requires an `Execution`."""
+    rule = "an Execution(microbatch_size=, callback=, checkpoint=)"
+    _validate.require(isinstance(execution, Execution), "execution", execution, rule)
+
+
+def check_steps(num_samples: int, num_steps: int, batching: Batching) -> None:
+    """Requires a batching and a count of steps that suit the number of records."""
+    rule = "Full(), Poisson(...) or another of dpjax.batching"
+    _validate.require(isinstance(batching, Batching), "batching", batching, rule)
+    _validate.count(num_steps=num_steps)
+    batching.divisor(num_samples, num_steps)
+
+
+def iterate(
+    step: OptaxStep, params: PyTree, data: PyTree, *, key: Key, execution: Execution
+) -> tuple[PyTree, PyTree]:
+    """Returns the last iterate and state of all steps, each on its own batch.
+
+    The key is for the step's draws and for drawing batches. Data may be sharded.
+    """
+    traced = {"params": params, "data": data, "key": key}
+    arguments = _leaves_by_name(step) | traced
+    devices = devices_of(arguments)
+    if devices:
+        start = step.batches.start
+        settings = {"batching": repr(start.batching), "num_steps": start.num_steps}
+        own = {
+            name: value
+            for name, value in arguments.items()
+            if name != "data"
+            and all(map(_validate.is_concrete, jax.tree.leaves(value)))
+        }
+        digests(own | settings, devices)  # refuses those that differ
+    if execution.checkpoint is not None:
+        return _saved(execution, step, traced, arguments, devices)
+    params, state, _ = _run(execution, step, part=None, **traced)
+    return params, state
+
+
+class _Part(NamedTuple):
+    """Steps `start` + 1 to `stop` of a run, from the carry of the steps before.
+
+    Where that is None no step is made, and the initial carry is returned.
+    """
+
+    start: Scalar
+    stop: Scalar
+    carry: tuple[PyTree, PyTree, BatchState] | None
+
+
+@partial(jax.jit, static_argnums=0)
+def _run(
+    execution: Execution,
+    step: OptaxStep,
+    params: PyTree,
+    data: PyTree,
+    key: Key,
+    part: _Part | None,
+) -> tuple[PyTree, PyTree, BatchState | None]:
+    """Returns iterate, states after a part of the steps; None is all of them."""
+    # Keys are made in here, so that a run is one program.
+    step_key, batch_key = jax.random.split(key)
+    step = replace(step, key=step_key)
+    start = step.batches.start
+
+    @jax.checkpoint
+    def one_step(carry, index):
+        params, state, batches = carry
+        batch, is_padding_example, batches = batches.batching.draw_within(
+            batches, data, axis_name=step.batches.axis_name
+        )
+        params, state = step(params, state, batch, is_padding_example)
+        if execution.callback is not None:
+            _show(execution, index + 1, start.num_steps, params)
+        return (params, state, batches), None
+
+    if part is not None and part.carry is not None:
+        # Traced bounds: one program for all parts.
+        return jax.lax.fori_loop(
+            part.start, part.stop, lambda i, carry: one_step(carry, i)[0], part.carry
+        )
+    carry = (params, step.init(params), start.started(batch_key))
+    if part is not None:
+        return carry
+    params, state, _ = jax.lax.scan(one_step, carry, jnp.arange(start.num_steps))[0]
+    # Without the batches: where these draw nothing, their keys are not compiled.
+    return params, state, None
+
+
+def _show(
+    execution: Execution, step: jax.Array, num_steps: int, params: PyTree
+) -> None:
+    callback = cast(Callable[..., None], execution.callback)
+    is_due = (step % execution.callback_every == 0) | (step == num_steps)
+    jax.lax.cond(
+        is_due,
+        lambda: jax.debug.callback(callback, step, params, ordered=False),
+        lambda: None,
+    )
+
+
+def _saved(execution, step, traced, arguments, devices):
+    """Runs part by part, saves the carry after each, and goes on from one saved."""
+    checkpoint, callback = execution.checkpoint, execution.callback
+    num_steps = step.batches.start.num_steps
+    rule = "None under jit, vmap and grad, where nothing can be saved"
+    is_fine = all(map(_validate.is_concrete, jax.tree.leaves(arguments)))
+    _validate.require(is_fine, "checkpoint", checkpoint, rule)
+    # Shown from here: a callback would make every process's program another one.
+    compiled = replace(execution, callback=None, checkpoint=None)
+    intervals = [checkpoint.every]
+    if callback is not None:
+        intervals.append(execution.callback_every)
+
+    def run_part(start, stop, carry):
+        # The parts are one release: each goes on with the keys where they stand.
+        again = jax.tree.map(
+            lambda x: jax.random.clone(x) if is_key(x) else x, (step, traced)
+        )
+        return _run(compiled, again[0], part=_Part(start, stop, carry), **again[1])
+
+    carry = run_part(0, 0, None)
+    program = _run.lower(compiled, step, part=_Part(0, 0, carry), **traced)
+    # The program runs any part of the steps: how many there are is said besides.
+    text = f"{program.as_text()}\n{num_steps} steps of {step.batches.start.batching!r}"
+    run_identity = identity(text, arguments, devices)
+    with opened(checkpoint, run_identity, devices) as store:
+        store.claim()  # nobody else may start with these keys
+        done, carry = store.latest(carry)
+        while True:
+            cuts = [done - done % every + every for every in intervals]
+            stop = min(num_steps, *cuts)
+            carry = run_part(done, stop, carry)
+            is_last = stop == num_steps
+            # Shown before it is saved: twice after a kill, but never not at all.
+            is_due = callback and (is_last or stop % execution.callback_every == 0)
+            if callback and is_due and is_first(devices):
+                callback(stop, carry[0])
+            if stop > done and (is_last or stop % checkpoint.every == 0):
+                store.save(stop, carry)
+            if is_last:
+                return carry[:2]
+            done = stop
+
+
+def _leaves_by_name(step: OptaxStep) -> dict[str, PyTree]:
+    """Returns the traced fields of a step, each under its name."""
+    fields, _ = jax.tree_util.tree_flatten_with_path(
+        step, is_leaf=lambda x: x is not step
+    )
+    return {path[0].name: value for path, value in fields}

@@ -1,0 +1,194 @@
+"""What a solver returns."""
+
+import dataclasses
+import statistics
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from dpjax._types import ArrayLike, PyTree, Scalar
+from dpjax._validate import probability, require
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.solvers.training._curves import Curves
+
+_NO_ERRORS = (
+    "standard_errors is None; it must be those of a solver that was asked for intervals"
+)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params", "stats", "standard_errors", "correlations"],
+    meta_fields=["privacy"],
+)
+@dataclasses.dataclass(frozen=True)
+class Solution:
+    """Released parameters, and what they cost.
+
+    A pytree: the guarantee is static metadata, so that a solver may be called under
+    `jit` and `vmap`. Everything in it is released under the guarantee or public.
+
+    Attributes:
+        params: the released parameters.
+        privacy: their guarantee. Under `vmap` over keys it is that of one run;
+            releasing k runs costs k of them. Releasing only the best run of a sweep
+            over hyperparameters costs more than one run: see `dpjax.tuning.dp_select`.
+        stats: public numbers that were used: steps, noise, sensitivity, batch size.
+        standard_errors: of params, in their shape, if the solver computes intervals;
+            infinite where there is no finite one. Otherwise None.
+        correlations: of the errors of a linear model's params, shape (d, d), or of the
+            slopes and then the heights of `Curves`, if there are errors; zero for an
+            infinite error. They give the standard errors of sums of params, such as
+            params in other units.
+    """
+
+    params: PyTree
+    privacy: PrivacyGuarantee
+    stats: dict[str, Scalar]
+    standard_errors: PyTree | None = None
+    correlations: jax.Array | None = None
+
+    def predict(self, features: ArrayLike) -> jax.Array:
+        """Returns predictions of a linear or an additive model, without offsets.
+
+        For a loss with a link, such as logistic or Poisson, they are log odds, or the
+        logarithm of a mean.
+
+        Args:
+            features: shape (n, d), in the units of the fit.
+
+        Returns:
+            Shape (n,), or (n, K) with K outputs.
+
+        Raises:
+            ValueError: If params are of another model, or the shape does not fit.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from dpjax.accounting import PrivacyGuarantee
+            >>> privacy = PrivacyGuarantee.non_private()
+            >>> solution = Solution(jnp.array([1.0, 2.0]), privacy, {})
+            >>> print(solution.predict([[3.0, 4.0]]))
+            [11.]
+        """
+        if isinstance(self.params, Curves):
+            return self.params.predict(features)
+        weights = self.params
+        require(
+            isinstance(weights, jax.Array) and weights.ndim in (1, 2),
+            "params",
+            type(weights),
+            "those of a linear or additive model, if it is to predict",
+        )
+        columns = jnp.asarray(features, weights.dtype)
+        require(
+            columns.ndim == 2 and columns.shape[1] == len(weights),
+            "features",
+            columns.shape,
+            f"an array of {len(weights)} columns",
+        )
+        return jnp.matmul(columns, weights, precision=jax.lax.Precision.HIGHEST)
+
+    def interval(self, level: float = 0.95) -> PyTree:
+        """Returns an interval for each of the params, from their standard errors.
+
+        params -+ z standard_errors, with z a quantile of the normal distribution. It
+        costs no privacy. The docstring of the solver says what it covers.
+
+        Args:
+            level: the probability of each interval, in (0, 1).
+
+        Returns:
+            Lower and upper ends, shape (2, ...) in each leaf. An interval is infinite
+            if no finite one is valid.
+
+        Raises:
+            ValueError: If the level is out of its range, or there are no standard
+                errors.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from dpjax.accounting import PrivacyGuarantee
+            >>> privacy, errors = PrivacyGuarantee.non_private(), jnp.array([0.5])
+            >>> solution = Solution(jnp.array([1.0]), privacy, {}, errors)
+            >>> low, high = solution.interval(0.9)[:, 0]
+            >>> print(f"{low:.2f} {high:.2f}")
+            0.18 1.82
+        """
+        probability(level=level)
+        errors = self.standard_errors
+        if errors is None:
+            raise ValueError(_NO_ERRORS)
+        z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
+
+        def around(x: jax.Array, error: jax.Array) -> jax.Array:
+            x = x.astype(error.dtype)  # counts are integers
+            return jnp.stack([x - z * error, x + z * error])
+
+        return jax.tree.map(around, self.params, errors)
+
+    def shapes(self) -> dict[int, tuple[jax.Array, jax.Array]]:
+        """Returns the grid and the curve of each column of an additive model.
+
+        Returns:
+            As for `Curves.shapes`.
+
+        Raises:
+            ValueError: If params are of another kind.
+        """
+        require(
+            isinstance(self.params, Curves),
+            "params",
+            type(self.params),
+            "those of an additive model, which have shapes",
+        )
+        return self.params.shapes()
+
+    def bands(
+        self, level: float = 0.95
+    ) -> dict[int, tuple[jax.Array, jax.Array, jax.Array]]:
+        """Returns a band for each curve of an additive model with intervals.
+
+        curve -+ z standard errors at each number of the grid of `shapes`, as for
+        `interval`: the level holds for each number alone, not for all together. A band
+        is for the difference from the curve at zero, so it has no width there, and
+        costs no privacy. Interpolate linearly between numbers of the grid, which only
+        widens the band.
+
+        Args:
+            level: the probability at each number, in (0, 1).
+
+        Returns:
+            A mapping from columns to `(grid, lower, upper)`, each of shape (m,);
+            infinite where no finite band is valid.
+
+        Raises:
+            ValueError: If the level is out of its range, params are of another kind,
+                or there are no errors.
+
+        Example:
+            >>> import jax.numpy as jnp
+            >>> from dpjax.accounting import PrivacyGuarantee
+            >>> no_line, knots = jnp.zeros(1), (-1.0, 0.0, 1.0)
+            >>> curves, errors = (
+            ...     Curves(no_line, jnp.array([heights]), knots, (0,), None)
+            ...     for heights in ([1.0, 0.0, 2.0], [0.1, 0.0, 0.5]))
+            >>> privacy = PrivacyGuarantee.non_private()
+            >>> solution = Solution(curves, privacy, {}, errors, jnp.eye(4))
+            >>> grid, lower, upper = solution.bands()[0]
+            >>> for place, low, high in zip(grid[1:4], lower[1:4], upper[1:4]):
+            ...     print(f"{place:2.0f}: {low:.1f} to {high:.1f}")
+            -1: 0.8 to 1.2
+             0: 0.0 to 0.0
+             1: 1.0 to 3.0
+        """
+        shapes, curves, errors = self.shapes(), self.params, self.standard_errors
+        probability(level=level)
+        if errors is None or self.correlations is None:
+            raise ValueError(_NO_ERRORS)
+        z, bands = statistics.NormalDist().inv_cdf(0.5 + level / 2), {}
+        for column, (grid, values) in shapes.items():
+            half = z * curves.errors(errors, self.correlations, column, grid)
+            bands[column] = grid, values - half, values + half
+        return bands

@@ -1,0 +1,184 @@
+"""Coefficients in a user's units: standard errors, intervals, and a table of them."""
+
+import math
+import statistics
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dpjax import _validate
+from dpjax._rounding import digits
+from dpjax.tables._pages import Rows, Text, html_blocks
+from dpjax.tables.io._untrusted import printable
+
+
+def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
+    """Returns the matrix from weights of (x - center) / scale to those of x.
+
+    The last weight is the intercept.
+
+    Example:
+        >>> units_matrix([4.0], [2.0]) @ [6.0, 1.0]
+        array([  3., -11.])
+    """
+    inverses = 1 / np.append(np.asarray(scales, np.float64), 1.0)
+    matrix = np.diag(inverses)
+    matrix[-1, :-1] = -np.asarray(centers, np.float64) * inverses[:-1]
+    return matrix
+
+
+def errors_of_sums(
+    matrix: np.ndarray, errors: ArrayLike, correlations: ArrayLike
+) -> np.ndarray:
+    """Returns standard errors of sums of estimates, infinite if a term's is.
+
+    Args:
+        matrix: shape (m, d), the weights of the estimates in each sum.
+        errors: shape (d,), of the estimates.
+        correlations: shape (d, d), of those errors.
+
+    Example:
+        >>> half = [[1.0, 0.5], [0.5, 1.0]]
+        >>> errors_of_sums(np.array([[1.0, -1.0], [2.0, 0.0]]), [1.0, 1.0], half)
+        array([1., 2.])
+        >>> errors_of_sums(np.eye(2), [1.0, np.inf], np.eye(2))
+        array([ 1., inf])
+    """
+    errors = np.asarray(errors, np.float64)
+    is_known = np.isfinite(errors)
+    parts = matrix * np.where(is_known, errors, 0.0)
+    variances = np.sum(parts @ np.asarray(correlations, np.float64) * parts, axis=1)
+    is_hidden = np.any((matrix != 0) & ~is_known, axis=1) | ~(variances > 0)
+    return np.where(is_hidden, np.inf, np.sqrt(np.where(is_hidden, 1.0, variances)))
+
+
+def interval_of(values: ArrayLike, errors: ArrayLike, level: float) -> np.ndarray:
+    """Returns the lower and the upper ends of normal intervals, shape (2, m)."""
+    _validate.probability(level=level)
+    values, errors = np.asarray(values, np.float64), np.asarray(errors, np.float64)
+    half = statistics.NormalDist().inv_cdf(0.5 + level / 2) * errors
+    return np.stack([values - half, values + half])
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """A table of coefficients, which prints as text and shows as HTML in a notebook.
+
+    All of it is released or public.
+
+    Attributes:
+        title: what it is of.
+        names: of the coefficients, the last one that of the intercept.
+        coefficients: shape (m,), in the user's units.
+        standard_errors: shape (m,), infinite where no honest interval can be had.
+        guarantee: of all of it, in words.
+        factor: what exponentials of coefficients are called, or None for none.
+        level: of the intervals.
+        notes: what else is to be said, a sentence or more each.
+    """
+
+    title: str
+    names: Sequence[str]
+    coefficients: np.ndarray
+    standard_errors: np.ndarray
+    guarantee: str
+    factor: str | None = None
+    level: float = 0.95
+    notes: Sequence[str] = ()
+
+    @property
+    def intervals(self) -> np.ndarray:
+        """The ends of each interval, shape (m, 2)."""
+        return interval_of(self.coefficients, self.standard_errors, self.level).T
+
+    @property
+    def header(self) -> list[str]:
+        """The titles of the columns."""
+        interval = f"{100 * self.level:g}% interval"
+        titles = ["coefficient", "standard error", interval]
+        return titles if self.factor is None else [*titles, self.factor, interval]
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """The cells of each coefficient."""
+        rows = []
+        for value, error, ends in zip(
+            self.coefficients, self.standard_errors, self.intervals, strict=True
+        ):
+            row = [digits(value), digits(error), " to ".join(map(digits, ends))]
+            if self.factor is not None:
+                row += [_factor(value), " to ".join(map(_factor, ends))]
+            rows.append(row)
+        return rows
+
+    @property
+    def sentences(self) -> list[str]:
+        """Sentences on what intervals cover, on infinite ones, and the notes."""
+        is_refused = np.isinf(self.standard_errors)
+        notes = [
+            "An interval is for the coefficient of the best predictor of this kind in "
+            "the population. It counts the sampling of records and the noise of "
+            "everything that was released."
+        ]
+        if np.all(is_refused):
+            notes.append(
+                "No interval is finite: the records are too few for this budget, their "
+                "tails are too heavy, or the noise hides how the columns vary."
+            )
+        elif np.any(is_refused):
+            names = [name for name, x in zip(self.names, is_refused, strict=True) if x]
+            notes.append(
+                f"No honest interval can be had for {', '.join(map(str, names))}: the "
+                "noise hides what is a column's own. It may be nearly constant, rarely "
+                "anything but zero, or nearly a sum of others."
+            )
+            if is_refused[-1]:
+                notes.append(
+                    "The intercept is where all columns are zero, so that it is known "
+                    "no better than they are."
+                )
+        return [*notes, *self.notes]
+
+    def __str__(self) -> str:
+        cells = [["", *self.header]]
+        cells += [
+            [printable(str(name)), *row]
+            for name, row in zip(self.names, self.rows, strict=True)
+        ]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+            for row in cells
+        ]
+        rule = "-" * len(lines[0])
+        rows = [
+            part
+            for text in (*self.sentences, self.guarantee)
+            for part in textwrap.wrap(text, max(len(rule), 80))
+        ]
+        return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *rows])
+
+    def _repr_html_(self) -> str:
+        lines = [
+            [str(name), *cells]
+            for name, cells in zip(self.names, self.rows, strict=True)
+        ]
+        texts = [Text(text) for text in (*self.sentences, self.guarantee)]
+        return html_blocks([Text(self.title), Rows(["", *self.header], lines), *texts])
+
+
+def _factor(logarithm: float) -> str:
+    """Returns the exponential, with digits of what it is more than 1 by.
+
+    Example:
+        >>> _factor(2e-7), _factor(1.0), _factor(math.inf)
+        ('1.0000002', '2.718', 'inf')
+    """
+    if not 1e-12 < abs(logarithm) < 1e-2:
+        return digits(math.exp(logarithm) if logarithm < 700 else math.inf)
+    places = 2 - math.floor(math.log10(abs(logarithm)))
+    text = np.format_float_positional(math.exp(logarithm), places, trim="-")
+    return str(text)

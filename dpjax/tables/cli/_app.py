@@ -1,0 +1,71 @@
+"""The commands, as typer sees them.
+
+A command is a class of settings and a function that takes them. The docstring of the
+class is the command's help, and its fields are the options. The function's module is
+imported when the command runs: help and wrong options do not wait for JAX.
+"""
+
+from typing import Annotated
+
+import typer
+
+import dpjax
+from dpjax.tables.cli._command_settings import (
+    CheckSettings,
+    DescribeSettings,
+    ExportSettings,
+    ForecastSettings,
+    OpenLedgerSettings,
+    PlotSettings,
+    PredictSettings,
+    ReportSettings,
+    SchemaSettings,
+    ShowLedgerSettings,
+    ShowSettings,
+)
+from dpjax.tables.cli._options import command
+from dpjax.tables.cli._settings import Settings
+
+# Local variables hold private records: no traceback may show them.
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False
+)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"dpjax {dpjax.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Shows it."
+        ),
+    ] = False,
+) -> None:
+    """Differentially private optimization for heavy-tailed data."""
+    del version  # it has been printed
+
+
+# For each command: its name, its settings, and the module and function that run it.
+for name, settings, place in (
+    ("train", Settings, "_train.train"),
+    ("schema", SchemaSettings, "_proposal.propose"),
+    ("plan", ForecastSettings, "_forecast.forecast"),
+    ("check", CheckSettings, "_check.check"),
+    ("describe", DescribeSettings, "_describe.describe"),
+    ("predict", PredictSettings, "_saved.predict"),
+    ("export", ExportSettings, "_saved.export"),
+    ("show", ShowSettings, "_saved.show"),
+    ("report", ReportSettings, "_report_page.report"),
+    ("plot", PlotSettings, "_saved.plot"),
+):
+    app.command(name)(command(settings, place))
+ledger = typer.Typer(no_args_is_help=True, help="What all runs on a table may spend.")
+ledger.command("open")(command(OpenLedgerSettings, "_ledger.open_new"))
+ledger.command("show")(command(ShowLedgerSettings, "_ledger.show"))
+app.add_typer(ledger, name="ledger")

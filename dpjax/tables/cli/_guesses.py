@@ -1,0 +1,249 @@
+"""A schema to correct: guessed from names, or on request from the records.
+
+The names of columns are public, and so are the types that a Parquet file declares:
+number, text, time. The categories of its enumerations are not treated as public,
+because they usually are those that occur in the records.
+"""
+
+import json
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax.tables.cli._cells import count_texts
+from dpjax.tables.io._tables import Column, declared_kinds
+from dpjax.tables.io._texts import float32_of, is_mark
+from dpjax.tables.models._terms import Link
+
+_MOST_CATEGORIES = 30
+FILL_IN = "FILL IN"  # the placeholder for categories that are not guessed
+
+
+class Guess(NamedTuple):
+    """A guess of what a column holds.
+
+    Attributes:
+        center: a usual number; None if it is not guessed.
+        scale: a usual distance of numbers from the center.
+        categories: the categories; empty if they are not guessed, None for numbers.
+        left_out: why the column should be left out; empty if it should not.
+        is_exposure: whether the target is in proportion to the column.
+        size: the usual size of numbers above zero; None if it is not guessed.
+    """
+
+    center: float | None = None
+    scale: float | None = None
+    categories: tuple[str, ...] | None = None
+    left_out: str = ""
+    is_exposure: bool = False
+    size: float | None = None
+
+
+_NAMES_A_RECORD = Guess(left_out="tells records apart")
+HAS_TIMES = Guess(left_out="holds times or dates")
+_IS_INDEX = Guess(left_out="is an index without a name")
+_IS_CATEGORY = Guess(categories=())
+_IS_CODE = Guess(left_out="has too many categories")
+# The usual content of columns whose names have these words. The first match counts.
+# Amounts of money have no usual size.
+_WORDS: dict[str, Guess] = {
+    "id ids uuid guid key index name surname firstname lastname email mail phone "
+    "telephone ssn address street iban account": _NAMES_A_RECORD,
+    "date datetime timestamp dob birthday": HAS_TIMES,
+    "zip zipcode postcode postal": _IS_CODE,
+    "exposure exposures expo": Guess(1, 1, is_exposure=True),
+    "is has flag indicator": Guess(0.5, 0.5),
+    "sex gender region country county city town state province district status type "
+    "category class kind group segment brand color colour make model job occupation "
+    "profession education degree marital race ethnicity religion language channel plan "
+    "product department sector industry fuel smoker married sold churn fraud approved "
+    "label currency relationship workclass": _IS_CATEGORY,
+    "age": Guess(40, 20),
+    "year yr": Guess(2010, 10),
+    "month": Guess(6.5, 3.5),
+    "weekday dow": Guess(4, 2),
+    "day": Guess(15, 9),
+    "hour": Guess(12, 7),
+    "hours": Guess(40, 15),
+    "bmi": Guess(27, 5),
+    "height": Guess(170, 10),
+    "weight": Guess(75, 15),
+    "lat latitude": Guess(0, 45),
+    "lon lng long longitude": Guess(0, 90),
+    "pct percent percentage": Guess(50, 30),
+    "share ratio rate probability prob": Guess(0.5, 0.5),
+    "rooms bedrooms bathrooms floors children kids dependents count num": Guess(3, 3),
+}
+_GUESSES = {word: guess for words, guess in _WORDS.items() for word in words.split()}
+_YES = ("yes", "true", "1", "y", "t")
+
+
+def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
+    """Guesses from the names, and from the types that a Parquet file declares."""
+    guesses = {name: guess_name(name) for name in names}
+    for name, kind in declared_kinds(path).items():
+        guess = guesses[name]
+        is_named = bool(guess.left_out)
+        if kind == "time":
+            guesses[name] = HAS_TIMES
+        elif kind == "nested":
+            guesses[name] = Guess(left_out="holds lists or records")
+        elif kind == "truth":
+            guesses[name] = Guess(categories=("true",))
+        elif kind == "text" and not is_named:
+            guesses[name] = _IS_CATEGORY
+        elif kind == "number" and (guess.categories is not None or guess == HAS_TIMES):
+            guesses[name] = Guess()
+    return guesses
+
+
+def guess_name(name: str) -> Guess:
+    """Guesses what a column holds from its name."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+    if re.fullmatch(r"|unnamed: ?[0-9]+|__index_level_[0-9]+__", spaced.strip()):
+        return _IS_INDEX
+    words = re.split(r"[^a-z0-9]+", spaced)
+    return next((guess for word, guess in _GUESSES.items() if word in words), Guess())
+
+
+def guess_cells(column: Column) -> Guess:
+    """Guesses what a column holds from its cells, without any privacy."""
+    known = float32_of(column)
+    known = known[~np.isnan(known)]
+    texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}
+    if len(known) >= 0.9 * sum(texts.values()) > 0 and len(texts) > 2:
+        low, middle, high = np.quantile(known, (1 / 6, 1 / 2, 5 / 6)).tolist()
+        # Half of the middle two thirds: a standard deviation, of normal numbers.
+        amounts = known[known > 0]
+        size = _rounded(float(np.median(amounts))) if len(amounts) else None
+        return Guess(_rounded(middle), _rounded((high - low) / 2) or 1.0, size=size)
+    if 0 < len(texts) <= _MOST_CATEGORIES:
+        # One of two categories is the reference level, which the intercept represents:
+        # only the other one needs a weight.
+        named = sorted(texts, key=lambda text: (text.lower() in _YES, text))
+        return Guess(categories=tuple(named[-1:] if len(named) == 2 else named))
+    return Guess(left_out="has no value" if not texts else "has too many categories")
+
+
+def _rounded(number: float) -> float:
+    """Rounds to one digit, which reveals less of the number."""
+    return float(f"{number:.0e}")
+
+
+def schema_text(
+    guesses: Mapping[str, Guess],
+    *,
+    target: str | None,
+    how: str = "the names alone",
+    link: Link | None = None,
+    is_quoted: bool = False,
+) -> str:
+    """Returns the text of a schema to correct.
+
+    Args:
+        guesses: the guess for each column.
+        target: the column to predict, if it is known.
+        how: the source of the guesses, in words.
+        link: link of the loss; None: that which suits the guess for the target.
+        is_quoted: whether cells in quotes may have line ends.
+
+    Example:
+        >>> names = ["age", "town", "id", "price"]
+        >>> guesses = {name: guess_name(name) for name in names}
+        >>> print(schema_text(guesses, target="price"))
+        # What is public about each column: it must be known without looking at the
+        # records. Numbers enter as (x - center) / scale: say a usual value, and a usual
+        # distance from it. Categories must be written as in the file. Delete the
+        # columns that are not to be used. With --private-ranges, sections of numbers
+        # may be empty: center and scale then cost a part of the budget.
+        # Guessed from the names alone: correct every line.
+        <BLANKLINE>
+        [columns.age]
+        center = 40
+        scale = 20
+        <BLANKLINE>
+        [columns.town]
+        categories = ["FILL IN"]  # list them: "a", "b"
+        <BLANKLINE>
+        # [columns.id] is left out: it tells records apart.
+        <BLANKLINE>
+        [target]
+        column = "price"
+        center = 0.0  # not guessed
+        scale = 1.0
+    """
+    sections = []
+    for name, guess in guesses.items():
+        title = f"[columns.{toml_key(name)}]"
+        if name == target:
+            continue
+        if guess.left_out:
+            sections.append(f"# {title} is left out: it {guess.left_out}.\n")
+        elif guess.is_exposure:
+            is_first = not any(x.startswith("[exposure]") for x in sections)
+            sections.append(_exposure(name, is_used=link == "log" and is_first))
+        else:
+            sections.append(f"{title}\n{_entry(guess)}")
+    last = "[target]\n"
+    guess = Guess()
+    if target is not None:
+        last += f"column = {toml_text(target)}\n"
+        guess = guesses[target]
+    if link == "logit" or (link is None and guess.categories is not None):
+        last += _positive(guess)
+    elif link == "log":
+        last += f"scale = {guess.size or 1.0}  # what targets above zero mostly are\n"
+    else:
+        last += _entry(guess._replace(categories=None))
+    head = textwrap.fill(_HEAD, 80, initial_indent="# ", subsequent_indent="# ")
+    head += f"\n# Guessed from {how}: correct every line.\n"
+    head += "\nquoted = true  # cells in quotes may have line breaks\n" * is_quoted
+    return head + "\n" + "\n".join([*sections, last]).rstrip("\n")
+
+
+_HEAD = (
+    "What is public about each column: it must be known without looking at the "
+    "records. Numbers enter as (x - center) / scale: say a usual value, and a usual "
+    "distance from it. Categories must be written as in the file. Delete the columns "
+    "that are not to be used. With --private-ranges, sections of numbers may be empty: "
+    "center and scale then cost a part of the budget."
+)
+
+
+def _entry(guess: Guess) -> str:
+    if guess.categories is None:
+        if guess.center is None:
+            return "center = 0.0  # not guessed\nscale = 1.0\n"
+        return f"center = {guess.center}\nscale = {guess.scale}\n"
+    if not guess.categories:
+        return f'categories = ["{FILL_IN}"]  # list them: "a", "b"\n'
+    return f"categories = [{', '.join(map(toml_text, guess.categories))}]\n"
+
+
+def _exposure(name: str, *, is_used: bool) -> str:
+    lines = ["[exposure]", f"column = {toml_text(name)}", "max = 1.0"]
+    if is_used:
+        return "\n".join(lines) + "  # not guessed\n"
+    why = f"# [columns.{toml_key(name)}] is left out: it is an exposure. With --loss"
+    start = f"{why}\n# poisson, gamma or tweedie the target is in proportion to it:"
+    return "\n".join([start, *(f"# {line}" for line in lines)]) + "\n"
+
+
+def _positive(guess: Guess) -> str:
+    label = guess.categories[-1] if guess.categories else "yes"
+    return f"positive = {toml_text(label)}  # counts as +1, anything else as -1\n"
+
+
+def toml_key(name: str) -> str:
+    """Returns a name as a key in the title of a TOML section."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_text(name)
+
+
+def toml_text(text: str) -> str:
+    """Returns a text in quotes, as in JSON but for some control characters."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f]", lambda one: f"\\u{ord(one[0]):04x}", quoted)

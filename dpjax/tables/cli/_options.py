@@ -1,0 +1,181 @@
+"""Options as data: each is one field of a dataclass, with its type, help and check.
+
+The help of a command and the checks before it starts are derived from these fields.
+"""
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal
+
+import typer
+
+from dpjax import _validate
+from dpjax.tables.cli._terminal import refusals, stage
+
+PRIVACY, DATA, METHOD, OUTPUT = "Privacy", "Data of a file", "Method", "Output"
+REQUIRED = dataclasses.MISSING  # as a default
+# Arguments of functions whose names differ from their option's.
+_ALIASES = {"table": "source"}
+_NUMBERS = {float: "a number", int: "a whole number"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """The declaration of an option, besides its name, type and default.
+
+    Attributes:
+        panel: the section of the help that shows it.
+        help: its text in the help.
+        check: checks a value that is not None: `check(**{"--name": value})`.
+        metavar: the name of a positional argument in the help; else "".
+    """
+
+    panel: str
+    help: str
+    check: Callable[..., None] | None = None
+    metavar: str = ""
+
+
+def _declared(panel: str, help: str, check: Any = None, *, default: Any = None) -> Any:
+    option = Option(panel, help, check)
+    return dataclasses.field(default=default, metadata={"option": option})
+
+
+of_privacy, of_data, of_method, of_output = (
+    functools.partial(_declared, panel) for panel in (PRIVACY, DATA, METHOD, OUTPUT)
+)
+
+
+def argument(metavar: str, help: str) -> Any:
+    """Declares a positional argument of a command."""
+    return dataclasses.field(metadata={"option": Option("", help, None, metavar)})
+
+
+def flag(field: str) -> str:
+    """Returns the option of a field: "--batch-size"."""
+    return f"--{field.replace('_', '-')}"
+
+
+def declared(options: Any) -> dict[str, tuple[Any, Option]]:
+    """Returns the type and the declaration of every field that is an option."""
+    hints = typing.get_type_hints(options)
+    given = [field for field in dataclasses.fields(options) if field.init]
+    return {x.name: (hints[x.name], x.metadata["option"]) for x in given}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of a command; the class's docstring is the command's help."""
+
+    def __post_init__(self) -> None:
+        """Checks every option by itself.
+
+        Raises:
+            ValueError: If an option breaks its rule.
+        """
+        for name, (_, option) in declared(type(self)).items():
+            value = getattr(self, name)
+            if option.check and value is not None:
+                option.check(**{flag(name): value})
+
+    def require(self, name: str, is_fine: bool, rule: str) -> None:
+        """Requires a rule for an option that is given, which may depend on others.
+
+        Raises:
+            ValueError: If the rule does not hold.
+        """
+        value = getattr(self, name)
+        is_fine |= value is None or value is False
+        shown = str(value) if isinstance(value, Path) else value
+        _validate.require(is_fine, flag(name), shown, rule)
+
+
+def required(is_fine: Callable[[Any], bool], rule: str) -> Callable[..., None]:
+    """Returns a check of an option for a rule."""
+
+    def check(**values: Any) -> None:
+        for name, value in values.items():
+            _validate.require(is_fine(value), name, value, rule)
+
+    return check
+
+
+check_seed = required(lambda seed: 0 <= seed < 2**32, "from 0 to 2^32 - 1")
+Generator = Literal["threefry", "chacha20"]
+# Where a key comes from, in the words of a report.
+FROM_SYSTEM: dict[Generator, str] = {
+    "threefry": "from the operating system",
+    "chacha20": "from the operating system, of 256 bits, for ChaCha20",
+}
+
+
+def command(options: type[Options], place: str) -> Callable[..., None]:
+    """Returns a function for typer that runs a command.
+
+    The command raises `ValueError` if an option, a file or the schema is wrong, before
+    it has written anything; and `OSError` if a file cannot be read or written.
+
+    Args:
+        options: the class of its options.
+        place: module and function that run it, such as "_train.train". They are
+            imported when the command runs.
+    """
+    says, empty = declared(options), inspect.Parameter.empty
+    defaults = {x.name: x.default for x in dataclasses.fields(options)}
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=empty if defaults[name] is REQUIRED else defaults[name],
+            annotation=Annotated[hint, _seen_by_typer(name, hint, option)],
+        )
+        for name, (hint, option) in says.items()
+    ]
+    as_typed = {k: x.metavar or flag(k) for k, (_, x) in says.items()}
+    as_typed |= {
+        name: as_typed[field] for name, field in _ALIASES.items() if field in as_typed
+    }
+    module, name = place.split(".")
+
+    def run(**given: Any) -> None:
+        with refusals(as_typed):
+            settings = options(**given)
+            stage("Starting")
+            getattr(importlib.import_module(f"dpjax.tables.cli.{module}"), name)(
+                settings
+            )
+
+    run.__doc__ = options.__doc__
+    vars(run)["__signature__"] = inspect.Signature(parameters)
+    return run
+
+
+def _seen_by_typer(name: str, hint: Any, option: Option) -> Any:
+    if option.metavar:
+        return typer.Argument(metavar=option.metavar, help=option.help)
+    text = option.help.replace("[", r"\[")  # rich reads brackets as markup
+    panel: dict[str, Any] = {"help": text, "rich_help_panel": option.panel}
+    kinds = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    (kind,) = (kind for kind in kinds if kind is not NoneType)
+    if kind is bool:
+        return typer.Option(flag(name), **panel)
+    if kind not in _NUMBERS:
+        return typer.Option(**panel)
+    parser = functools.partial(_parsed, kind)
+    return typer.Option(parser=parser, metavar=f"<{kind.__name__}>", **panel)
+
+
+def _parsed(kind: type, text: Any) -> Any:
+    """Reads a number; unlike typer's own error, this one repeats the text."""
+    try:
+        return kind(text)
+    except ValueError:
+        message = f"must be {_NUMBERS[kind]}, got {text!r}."
+        raise typer.BadParameter(message) from None

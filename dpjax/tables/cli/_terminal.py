@@ -1,0 +1,133 @@
+"""The terminal: progress, paths and error messages."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.text import Text
+
+from dpjax.tables.io._untrusted import printable
+
+# The name of a run, its number of steps done, and the total if it is known.
+OnStep = Callable[[str, int, int | None], None]
+_NOTHING: Mapping[str, str] = {}
+
+
+class SchemaNeeded(ValueError):
+    """The schema is missing; `template` is a schema to fill in."""
+
+    def __init__(self, message: str, template: str):
+        super().__init__(message)
+        self.template = template
+
+
+class _Terminal(Console):
+    """A console that prints only visible characters, one line for each text."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        end_stage()  # its line would be broken by this text
+        super().print(*objects, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(printable(text), **options)
+
+
+def terminal(*, stderr: bool = False) -> Console:
+    """Returns a console that prints a text as it is, with its brackets and colons.
+
+    Control characters, which names in a file may contain, are escaped. Output to stderr
+    is for the curator, and outside of the guarantee.
+    """
+    return _Terminal(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+_stages: list[Progress] = []  # the stage that is shown, if any
+
+
+def stage(text: str) -> None:
+    """Shows the stage of a command and its time, until something else is printed.
+
+    It is shown only on a terminal, and then erased.
+    """
+    end_stage()
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    shown = Progress(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,  # stdout may be a file
+        redirect_stderr=False,
+    )
+    shown.add_task(printable(text), total=None)
+    shown.start()
+    _stages.append(shown)
+
+
+def end_stage() -> None:
+    """Erases the stage that is shown."""
+    while _stages:
+        _stages.pop().stop()
+
+
+@contextlib.contextmanager
+def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
+    """Prints an error on one line, so that paths in it can be copied; exits with 2.
+
+    No error depends on the values of private records, except that of --strict.
+
+    Args:
+        as_typed: options as the user types them, by the argument names in errors.
+    """
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        first, rest = (*str(error).split(" ", 1), "")[:2]
+        first = as_typed.get(first, first) if rest.startswith("must ") else first
+        line = f"{first} {rest}".rstrip()
+        terminal(stderr=True).print(f"Error: {line}", style="red", soft_wrap=True)
+        if isinstance(error, SchemaNeeded):
+            print(error.template)
+        raise typer.Exit(2) from None
+    finally:
+        end_stage()
+
+
+@contextlib.contextmanager
+def progress_bars(console: Console) -> Iterator[OnStep]:
+    """Shows a bar for each name, and yields the function that moves the bars.
+
+    A method compiles until its first step.
+    """
+    columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
+    end_stage()
+    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        bars = {}
+
+        def on_step(name: str, step: int, total: int | None) -> None:
+            stage = name if step else f"{name} (compiling)"
+            if name not in bars:
+                bars[name] = progress.add_task(stage, total=total)
+            options = {"completed": step, "total": total, "description": stage}
+            progress.update(bars[name], **options)
+
+        yield on_step
+
+
+def show_paths(console: Console, paths: Sequence[Path]) -> None:
+    """Prints the paths of files, one a line, so that they can be copied."""
+    for path in paths:
+        console.print(f"wrote {path}", soft_wrap=True)

@@ -1,0 +1,193 @@
+"""Units of privacy, such as persons: neighbors differ in all records of one unit.
+
+Two tables are neighbors if they differ in the records of one name, which any others
+under the same name replace. Names are public. They are either those that occur, so
+that each is known to have a record, or those of a public list, where one may have none.
+
+The records are laid out as (units, k): k places for each name, in the order of the
+sorted names, so that the places of a name depend on no record. The first k records of
+the unit are in its places. Further records are left out, and empty places are zeros:
+all divisors are units times k, and the number of records stays private. Neighbors
+differ in up to k places of one unit, which is held out or trained on as a whole. A
+method that is private for one place is private for a unit by
+`dpjax.accounting.group_privacy`. A mean over k times as many places has k times the
+noise, as a mean of the units' means would have.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.accounting import PrivacyGuarantee, group_privacy
+from dpjax.tables.io._texts import Texts, is_missing, text_of
+
+RECORDS_PER_UNIT = 4  # of a unit, by default; public, as the records must not choose it
+_WHOLE = re.compile(r"([+-]?[0-9]+)\.0?")
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The units of a table's records.
+
+    Attributes:
+        column: the column with the names of units.
+        size: k, the largest number of records of a unit that count.
+        num_units: number of units; public.
+        index: index of each record's unit, shape (n,); -1 for a record of none.
+        rank: rank of each record among those of its unit, shape (n,).
+        is_listed: whether the names are those of a public list, not those that occur.
+    """
+
+    column: str
+    size: int
+    num_units: int
+    index: np.ndarray
+    rank: np.ndarray
+    is_listed: bool = False
+
+    @property
+    def words(self) -> str:
+        """The difference between neighbors, in words."""
+        number = "or none" if self.is_listed else "at least one"
+        return (
+            f"group of records with one {self.column} by any others, {number}, with "
+            f"the same {self.column},"
+        )
+
+    @property
+    def public(self) -> str:
+        """Says what the guarantee does not protect."""
+        if self.is_listed:
+            return (
+                f"The list of values of {self.column} that was given is public; "
+                "whether one of them has records, how many and which, is protected."
+            )
+        return (
+            f"Which values of {self.column} have a record is public; how many records "
+            "each has, and what they hold, is protected."
+        )
+
+    def report(self) -> dict[str, Any]:
+        """Returns the public facts about the units, for JSON."""
+        return {
+            "column": self.column,
+            "num_units": self.num_units,
+            "records_per_unit": self.size,
+            "public": self.public,
+        }
+
+    def placed(self, rows: np.ndarray, is_chosen: np.ndarray, size: int) -> np.ndarray:
+        """Lays out the rows of some units; places without a record are zeros.
+
+        Args:
+            rows: one for each record, shape (n, ...).
+            is_chosen: of the units, shape (num_units,).
+            size: how many records of each.
+
+        Returns:
+            Shape (number of chosen units * size, ...).
+        """
+        place = np.cumsum(is_chosen) - 1
+        is_kept = (self.index >= 0) & is_chosen[self.index] & (self.rank < size)
+        laid = np.zeros((int(np.sum(is_chosen)) * size, *rows.shape[1:]), rows.dtype)
+        places = place[self.index[is_kept]] * size + self.rank[is_kept]
+        laid[places] = rows[is_kept]
+        return laid
+
+
+def units_of(
+    column: str,
+    cells: Iterable[Any] | Texts,
+    size: int,
+    names: Iterable[str] | None = None,
+    order: Sequence[str] | None = None,
+) -> Units:
+    """Returns the units of a table.
+
+    Args:
+        column: name of the column with the names of units.
+        cells: its cells, one for each record.
+        size: the largest number of records of a unit that count.
+        names: all units, as `name_of` writes them; other records belong to none. None:
+            the names that occur; records without a value are then one unit.
+        order: the units that have places, in this order. None: all, sorted.
+    """
+    distinct, codes = named(cells)
+    ordered = order or sorted(set(distinct if names is None else names))
+    index_of = {name: index for index, name in enumerate(ordered)}
+    counts = [0] * (len(ordered) + 1)  # the last is of those that are no unit's
+    index, rank = np.zeros((2, len(codes)), int)
+    for row, code in enumerate(codes.tolist()):
+        unit = index_of.get(distinct[code], -1)
+        index[row], rank[row] = unit, counts[unit]
+        counts[unit] += 1
+    return Units(column, size, len(ordered), index, rank, names is not None)
+
+
+def check_unit(column: str | None, names: Sequence[str], used: Iterable[str]) -> None:
+    """Requires that the column of units, if given, is in the file and not used."""
+    rule = f"a column of {names} that is neither a feature nor the target"
+    is_fine = column is None or (column in names and column not in used)
+    _validate.require(is_fine, "--unit", column, rule)
+
+
+def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
+    """Returns names, perhaps with duplicates, and the index of each cell's name."""
+    if isinstance(cells, Texts):
+        texts, codes = cells.distinct
+    elif isinstance(cells, np.ndarray) and cells.dtype != object:
+        texts, codes = np.unique(cells, return_inverse=True)
+    else:
+        texts = [*cells]
+        codes = np.arange(len(texts))
+    return [name_of(text) for text in texts], codes
+
+
+def name_of(cell: Any) -> str:
+    """Returns a name in one spelling for all types of its column.
+
+    A column of integers becomes one of floats where a cell is missing, and that must
+    not rename the others.
+    """
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    text = text_of(cell)
+    if is_missing(text):
+        return ""
+    integer = _WHOLE.fullmatch(text)
+    return integer[1] if integer else text
+
+
+def read_names(path: Path) -> list[str]:
+    """Returns the names of a public list, one a line.
+
+    Raises:
+        ValueError: If the file cannot be read, or has no name.
+    """
+    try:
+        lines = path.read_text("utf-8-sig").split("\n")
+    except (OSError, ValueError) as why:
+        rule = "a text file in UTF-8 with one name a line"
+        raise ValueError(
+            f"--unit-names must be {rule}, got {str(path)!r}: {why}."
+        ) from None
+    names = [name for name in map(name_of, lines) if name]
+    rule = "a file that names one unit at least"
+    _validate.require(len(names) > 0, "--unit-names", str(path), rule)
+    return names
+
+
+def privacy_of_units(
+    privacy: PrivacyGuarantee, units: Units | None
+) -> PrivacyGuarantee:
+    """Returns the guarantee for units of a training with one for records."""
+    if units is None:
+        return privacy
+    return group_privacy(
+        privacy, units.size, num_groups=units.num_units, unit=units.words
+    )

@@ -1,0 +1,1 @@
+"""The kinds of columns: what is public about each, and its features."""

@@ -1,0 +1,1 @@
+"""A private description of a table: counts, means, quantiles and histograms."""

@@ -1,0 +1,1 @@
+"""Records in files: text and Parquet, in memory, sampled, or in shards."""

@@ -1,0 +1,299 @@
+"""Reads text with a header into columns of strings.
+
+Nothing in a cell decides how many records there are, or what another record holds:
+
+- The first line end of the file, that of its header, is the line end of the whole file:
+  LF, before which one CR is dropped, or CR. The other one is a character of a cell,
+  but for an LF right after the header's CR.
+- A line is a record. A quote is a character wherever it does not enclose a whole cell
+  of its line, next to delimiters or ends of the line, with quotes inside it doubled.
+- Missing cells of a line are empty, and surplus cells are ignored. Bytes that do not
+  decode stay in their line. UTF-16 is read in code units, of two bytes each.
+
+`TextFormat.quoted` reads RFC 4180 instead: a line end within quotes is in its cell. A
+quote that does not close then takes the next lines with it, so the above holds for
+tables that a CSV writer wrote, which quotes all cells that have a quote.
+"""
+
+import codecs
+import gzip
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, NamedTuple, cast
+
+from dpjax.tables.io._texts import UNDECODED, TextFormat, Texts
+
+_START = 1 << 22  # bytes, in which the header ends
+_BLOCK = 1 << 22  # bytes
+_DELIMITERS = ",;\t|"
+_INSIDE = r'"(?:[^"]|"")*"'  # a cell in quotes
+_PAIRED = '"[^"]*"'  # the same text in one piece or, at doubled quotes, in several
+_LINE_END = re.compile(r"\n|\r(?=[^\n])")
+_SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?', re.IGNORECASE)
+_UNPRINTED = re.compile(rf"[\0-\x08\x0b\x0c\x0e-\x1f\x7f{UNDECODED}]")
+# How files of other kinds begin.
+_OTHER_FILES = {
+    b"\x1f\x8b": "a file compressed by gzip, whose name ends in .csv.gz or .tsv.gz",
+    b"PK\x03\x04": "a zip archive, such as Excel's .xlsx: save the sheet as CSV",
+    b"\xd0\xcf\x11\xe0": "an old Excel file (.xls): save the sheet as CSV",
+    b"PAR1": "a Parquet file, whose name ends in .parquet",
+}
+_TOTALS = re.compile(
+    r"(grand |sub|sub-)?totals?|total[ei]s?|totaal|sum|summe|gesamt|somme|suma",
+    re.IGNORECASE,
+)
+
+
+class Survey(NamedTuple):
+    """Counts of odd lines of a file, which no guarantee covers.
+
+    Attributes:
+        records: number of records.
+        surplus: number of those with more cells than the header has names.
+        one_more: number of those with one cell more.
+        opened: number of cells with a quote at their start that does not close.
+        blank: number of records without any text.
+        blank_at_end: number of those at the end of the file.
+        total: the first cell of the last record with text, if it is a word for a sum.
+    """
+
+    records: int
+    surplus: int
+    one_more: int
+    opened: int
+    blank: int
+    blank_at_end: int
+    total: str
+
+
+def read_names(path: Path, text_format: TextFormat) -> list[str]:
+    """Returns the names in the header.
+
+    Raises:
+        ValueError: if the file is of another kind, or its header is no line of text.
+    """
+    return _begin(path, text_format)[0]
+
+
+def read_chunks(
+    path: Path, names: list[str], text_format: TextFormat
+) -> Iterator[dict[str, Any]]:
+    """Yields some columns block by block, at least once.
+
+    Raises:
+        ValueError: as `read_names`, or if a name is not in the header.
+    """
+    header, delimiter, blocks = _begin(path, text_format)
+    if missing := set(names) - set(header):
+        raise ValueError(f"its columns have changed: {missing} are not there")
+    places = {name: header.index(name) for name in names}
+    for records in blocks:
+        cells = _cells(records, delimiter)
+        yield {
+            name: Texts(_column(cells, place, delimiter), text_format)
+            for name, place in places.items()
+        }
+
+
+def survey(path: Path, text_format: TextFormat) -> Survey:
+    """Counts the lines of a file that its owner should look at."""
+    header, delimiter, blocks = _begin(path, text_format)
+    counts, blank_at_end, last = Counter[str](), 0, ""
+    for records in blocks:
+        cells = _cells(records, delimiter)
+        num_cells, ends = cells.list.len(), _column(cells, -1, delimiter)
+        is_surplus = (num_cells > len(header)) & (ends.str.strip_chars() != "")
+        texts = records.str.strip_chars(f'{delimiter} \t\r\n"')
+        has_text = (texts != "").arg_true().to_list()
+        counts.update(
+            records=len(records),
+            surplus=int(is_surplus.sum()),
+            one_more=int((is_surplus & (num_cells == len(header) + 1)).sum()),
+            opened=int(_opened(cells, delimiter).sum()),
+            blank=len(records) - len(has_text),
+        )
+        blank_at_end += len(records)
+        if has_text:
+            blank_at_end = len(records) - 1 - has_text[-1]
+            last = texts[has_text[-1]].partition(delimiter)[0].strip(' ":')
+    total = last if _TOTALS.fullmatch(last) else ""
+    return Survey(**counts, blank_at_end=blank_at_end, total=total)
+
+
+def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterator[Any]]:
+    """Returns the names, the delimiter, and the records in blocks, at least one."""
+    import polars as pl
+
+    lines = _lines(path, text_format.encoding, is_quoted=text_format.quoted)
+    block = next(lines, pl.Series([""]))
+    directive = _SEPARATOR.fullmatch(block[0])
+    skipped = max(text_format.skip_lines, 1 if directive else 0)
+    blocks = _without_first(chain([block], lines), skipped)
+    if text_format.quoted:
+        blocks = _joined(blocks)
+    block = next(blocks, pl.Series([""]))
+    header = block[0].removesuffix("\r")
+    delimiter = directive[1] if directive else _delimiter(path, header)
+    names = _names(header, delimiter)
+    if text_format.row_names and names:
+        names = ["", *names]
+    blocks = chain([block[1:]], blocks)
+    return names, delimiter, _without_last(blocks, text_format.last_lines)
+
+
+def _names(header: str, delimiter: str) -> list[str]:
+    """Returns the names in a header; none if it is blank."""
+    import polars as pl
+
+    if _UNPRINTED.search(header):
+        raise ValueError(
+            "its header is no text: --encoding tells how a text file is encoded, such "
+            "as latin-1 or cp1252"
+        )
+    cells = _cells(pl.Series([header]), delimiter)
+    if _opened(cells, delimiter).any():
+        raise ValueError(
+            "its header is not one line, because a quote in it does not close: "
+            "--quoted reads files whose cells have line breaks"
+        )
+    names = [name.strip() for name in _unquoted(cells.explode(), delimiter)]
+    return names if any(names) else []
+
+
+def _delimiter(path: Path, header: str) -> str:
+    """Returns the tab of a .tsv file, else what the header has most outside quotes."""
+    is_tabbed = path.name.lower().removesuffix(".gz").endswith(".tsv")
+    outside = re.sub(_PAIRED, "", header)
+    return "\t" if is_tabbed else max(_DELIMITERS, key=outside.count)
+
+
+def _cells(records: Any, delimiter: str) -> Any:
+    """Returns the cells of each record, a series of lists, as they are written."""
+    d = re.escape(delimiter)
+    records = records.str.strip_suffix("\r")
+    if not records.str.contains('"', literal=True).any():
+        return records.str.split(delimiter)
+    # A quoted cell, or else what precedes the next delimiter.
+    return (records + delimiter).str.extract_all(rf" *{_INSIDE} *{d}|[^{d}]*{d}")
+
+
+def _column(cells: Any, place: int, delimiter: str) -> Any:
+    """Returns the cells at a place of each record, blank where there is none."""
+    written = cells.list.get(place, null_on_oob=True).fill_null("")
+    return _unquoted(written, delimiter)
+
+
+def _unquoted(written: Any, delimiter: str) -> Any:
+    """Returns what cells hold without a delimiter at their end, and without quotes."""
+    written = written.str.strip_suffix(delimiter)
+    if not written.str.contains('"', literal=True).any():
+        return written
+    inside = written.str.extract(rf"^ *({_INSIDE}) *$").str.slice(1)
+    inside = inside.str.strip_suffix('"').str.replace_all('""', '"', literal=True)
+    return inside.fill_null(written)
+
+
+def _opened(cells: Any, delimiter: str) -> Any:
+    """Returns which cells begin with a quote that does not close, a flat series."""
+    written = cells.explode().str.strip_suffix(delimiter)
+    begins = written.str.contains('^ *"')
+    return begins & ~written.str.contains(rf"^ *{_INSIDE} *$")
+
+
+def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any]:
+    """Yields the lines of a file in blocks, polars series of strings."""
+    import polars as pl
+
+    with _open(path) as file:
+        start = file.read(_START)
+        for begin, kind in _OTHER_FILES.items():
+            if start.startswith(begin):
+                raise ValueError(f"it is {kind}")
+        codec = _codec(start, encoding)
+        # In these no other character has the code unit of a line end. The bytes of a
+        # line in other encodings are decoded alone, so that they take no other line.
+        is_direct = codec in ("utf-8", "utf-16-le", "utf-16-be", "iso8859-1")
+        decoder = codecs.getincrementaldecoder(codec if is_direct else "iso8859-1")
+        decode = decoder("replace").decode
+        text = decode(start).removeprefix("\ufeff")
+        ends = _LINE_END.search(re.sub(_PAIRED, "", text) if is_quoted else text)
+        end, chunk = ends[0] if ends else "\n", start
+        while chunk:
+            chunk = file.read(_BLOCK)
+            text += decode(chunk, not chunk)
+            if text and not chunk:
+                text = text.removesuffix(end) + end  # which the last line may lack
+            lines, is_ended, text = text.rpartition(end)
+            if is_ended and is_direct:
+                yield pl.Series([lines]).str.split(end).explode()
+            elif is_ended:
+                decoded = [_decoded(line, codec) for line in lines.split(end)]
+                yield pl.Series(decoded, dtype=pl.String)
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.suffix.lower() == ".gz":
+        return cast(IO[bytes], gzip.open(path))
+    return path.open("rb")
+
+
+def _codec(start: bytes, encoding: str | None) -> str:
+    """Returns the name of a file's codec; that of UTF-16 tells the order of bytes."""
+    codec = codecs.lookup(encoding or "utf-8").name
+    # UTF-16 by its mark, or by a zero byte beside a letter.
+    is_little = start[:2] == b"\xff\xfe" or start[1:2] == b"\0"
+    is_big = start[:2] == b"\xfe\xff" or start[:1] == b"\0"
+    if codec == "utf-16" or (encoding is None and (is_little or is_big)):
+        return "utf-16-be" if is_big and not is_little else "utf-16-le"
+    return "utf-8" if codec == "utf-8-sig" else codec
+
+
+def _decoded(line: str, codec: str) -> str:
+    """Returns a line whose bytes are given as Latin-1; no byte of it raises."""
+    try:
+        text = line.encode("iso8859-1").decode(codec, "replace")
+    except UnicodeError:  # of a codec that cannot replace
+        return UNDECODED
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _joined(blocks: Iterator[Any]) -> Iterator[Any]:
+    """Joins lines into records: a line goes on while its quotes are odd in number."""
+    import polars as pl
+
+    rest = pl.Series([], dtype=pl.String)
+    for lines in blocks:
+        lines = pl.concat([rest, lines])
+        is_open = lines.str.count_matches('"', literal=True).cum_sum() % 2 == 1
+        if is_open.any():
+            record = (~is_open.shift(1, fill_value=False)).cum_sum()
+            frame = pl.DataFrame({"record": record, "line": lines})
+            grouped = frame.group_by("record", maintain_order=True)
+            lines = grouped.agg(pl.col("line").str.join("\n"))["line"]
+        place = len(lines) - int(is_open[-1])
+        rest = lines[place:]
+        if place:
+            yield lines[:place]
+    if len(rest):
+        yield rest
+
+
+def _without_first(blocks: Iterator[Any], count: int) -> Iterator[Any]:
+    for block in blocks:
+        if count < len(block):
+            yield block[count:]
+        count = max(0, count - len(block))
+
+
+def _without_last(blocks: Iterator[Any], count: int) -> Iterator[Any]:
+    import polars as pl
+
+    rest = pl.Series([], dtype=pl.String)
+    for block in blocks:
+        block = pl.concat([rest, block])
+        place = max(0, len(block) - count)
+        rest = block[place:]
+        yield block[:place]

@@ -1,0 +1,163 @@
+"""A sample of records that stream by, small enough for memory."""
+
+from collections.abc import Iterable
+from itertools import chain, islice
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from dpjax import _processes, _validate
+from dpjax._types import Key, PyTree
+from dpjax.accounting import Sample
+from dpjax.tables.io._reservoir import Reservoir, Tags, order_of
+
+
+def sample(
+    chunks: Iterable[PyTree], size: int, *, key: Key, mesh: Mesh | None = None
+) -> tuple[PyTree, Sample]:
+    """Draws records without replacement from a stream, in one pass.
+
+    At most 2 size records and a chunk are in memory; while processes exchange records
+    as many again, or more if one of them streams most. What is drawn depends on the key
+    and the numbers of records, not on how a stream is cut into chunks.
+
+    Several processes draw one sample of all their streams if they pass a mesh. Each
+    streams its own records, such as those of its own files,
+    `files[jax.process_index() :: jax.process_count()]`: a record that two of them
+    stream counts twice. All subsets of all records are equally likely, however many
+    records each process has, and n is their total.
+
+    Args:
+        chunks: pytrees of one structure with leaves (k, ...), k > 0, such as slices of
+            `MemoryMapped`, or the arrays of the batches of `pyarrow.dataset`. With a
+            mesh, those of this process.
+        size: how many; of fewer records all are returned, as they are.
+        key: fresh for each run, and as secret as the key of its noise; the same on all
+            processes.
+        mesh: of devices of all processes that draw together, such as
+            jax.make_mesh((jax.device_count(),), ("records",)). All must call. None:
+            this process draws from its own stream.
+
+    Returns:
+        The records in a random order, with leaves (m, ...), and the `Sample` that they
+        are, which holds the public numbers m = min(size, n) and n, from which they were
+        drawn. With a mesh records and numbers are the same on all processes.
+
+    Raises:
+        ValueError: If size is no integer of at least 1, the key is no typed key, there
+            is no chunk, the leaves of a chunk have different lengths, or processes have
+            different arguments or types of records, or arrays of Python objects.
+
+    Privacy:
+        Which records were drawn must stay secret. `Sample.budget` is what all releases
+        of them may spend together, and `Sample.privacy` the one guarantee of them: to
+        spend more, draw anew, with a fresh key. Drawn records, and the tags that order
+        them, go from process to process as all arrays of a mesh do:
+        on CPU over TCP, unencrypted.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> chunks = (np.arange(1000 * i, 1000 * (i + 1)) for i in range(100))
+        >>> records, drawn = sample(chunks, 500, key=jax.random.key(0))
+        >>> records.shape, drawn
+        ((500,), Sample(num_samples=100000, sample_size=500))
+        >>> epsilon, delta = drawn.budget(0.1, 1e-7)
+        >>> print(f"{epsilon:.2f} {delta:.0e}")
+        3.09 2e-05
+    """
+    _validate.count(size=size)
+    _validate.typed_key(key)
+    devices = () if mesh is None else _one_of_each(mesh)
+    stream = iter(chunks)
+    start = [*islice(stream, 1)]
+    if devices:
+        # Before anything is read at length: all of them raise, or none.
+        same = {"size": size, "key": key, "chunks": _layout(start)}
+        _processes.digests(same, devices)
+        # Tags of different processes are independent, so that no record is favored.
+        key = jax.random.fold_in(key, _place(devices))
+    tags, reservoir = Tags(key), Reservoir(size, np.concatenate)
+    num_records, structure = 0, None
+    for chunk in chain(start, stream):
+        leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, chunk))
+        count = _validate.leading_size(chunk, "chunks")
+        numbers = np.arange(num_records, num_records + count)
+        following = tags.following(count)
+        reservoir.add([following, numbers, *leaves], following)
+        num_records += count
+    if structure is None:
+        raise ValueError("chunks must be at least one, got none.")
+    following, numbers, *leaves = reservoir.records()
+    if devices:
+        _processes.digests({"chunks": _layout([leaves])}, devices)
+        totals = [int(row[0]) for row in _gathered(np.array([num_records]), devices)]
+        numbers += sum(totals[: _place(devices)])
+        numbers, *leaves = _of_all(following, [numbers, *leaves], size, devices)
+        num_records = sum(totals)
+    if num_records <= size:
+        leaves = [leaf[np.argsort(numbers)] for leaf in leaves]
+    drawn = Sample(num_records, min(size, num_records))
+    return jax.tree.unflatten(structure, leaves), drawn
+
+
+def _layout(chunks: list[PyTree]) -> str:
+    """Returns what must be the same of the records of all processes."""
+    arrays = [
+        (jax.tree_util.keystr(path), np.asarray(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(chunks)
+    ]
+    for path, array in arrays:
+        rule = "arrays without Python objects, which processes cannot exchange"
+        _validate.require(not array.dtype.hasobject, "chunks", f"{path} of them", rule)
+    return repr([(path, str(x.dtype), x.shape[1:]) for path, x in arrays])
+
+
+def _one_of_each(mesh: Mesh) -> _processes.Devices:
+    """Returns one device of each process; () if one process has all."""
+    rule = "a jax.sharding.Mesh with devices of this process"
+    is_fine = isinstance(mesh, Mesh) and bool(mesh.local_devices)
+    _validate.require(is_fine, "mesh", mesh, rule)
+    of = {device.process_index: device for device in mesh.devices.flat}
+    return _processes.spanning(of.values())
+
+
+def _place(devices: _processes.Devices) -> int:
+    """Returns the place of this process among those of devices, from 0."""
+    return _processes.indices(devices).index(jax.process_index())
+
+
+def _of_all(
+    tags: np.ndarray, columns: list[np.ndarray], size: int, devices: _processes.Devices
+) -> list[Any]:
+    """Returns the rows of the least tags of all processes, the same on each.
+
+    The least of all are among the least of each. Tags are exchanged first, so that a
+    process sends only rows that are drawn.
+    """
+    every = _gathered(tags, devices)
+    owners = np.repeat(np.arange(len(every)), [len(rows) for rows in every])
+    drawn = order_of(np.concatenate(every))[:size]
+    count = np.count_nonzero(owners[drawn] == _place(devices))
+    tags, *columns = (
+        np.concatenate(_gathered(x[:count], devices)) for x in (tags, *columns)
+    )
+    order = order_of(tags)
+    return [column[order] for column in columns]
+
+
+def _gathered(own: np.ndarray, devices: _processes.Devices) -> list[np.ndarray]:
+    """Returns the arrays (k, ...) of all processes, each with a k of its own.
+
+    They are exchanged as bytes of equal number, because JAX narrows types.
+    """
+    count = np.array([len(own)], np.int64).view(np.uint8)
+    counts = _processes.rows_of_all(count, devices).view(np.int64)[:, 0].tolist()
+    each = own.dtype.itemsize * int(np.prod(own.shape[1:]))  # bytes
+    row = np.zeros(max(1, max(counts) * each), np.uint8)
+    row[: own.nbytes] = np.ascontiguousarray(own).reshape(-1).view(np.uint8)
+    return [
+        x[: count * each].view(own.dtype).reshape(count, *own.shape[1:])
+        for count, x in zip(counts, _processes.rows_of_all(row, devices), strict=True)
+    ]

@@ -1,0 +1,414 @@
+"""Reads a user's CSV, Parquet or NPZ files, or a data frame, into columns.
+
+A folder stands for the files in it, one after the other by their names, which are all
+of these kinds; only names that begin with a dot or a low line are left out.
+
+Names, types and the number of records are public. No value of a cell raises, and none
+changes another record: `dpjax.tables.io._csv` defines the records of a text file.
+"""
+
+import contextlib
+import re
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.tables.io import _csv
+from dpjax.tables.io._texts import PLAIN, TextFormat, Texts
+
+Column = np.ndarray | Texts
+_ROWS = 1 << 16  # of a chunk of a Parquet file
+_NUMPY_KINDS = dict.fromkeys("biuf", "numbers") | dict.fromkeys("SUT", "text")
+_NUMPY_KINDS |= dict.fromkeys("mM", "times")
+# How the names of types of pandas, polars and Arrow begin, in small letters.
+_KINDS = {
+    "numbers": r"(sparse\[)?(u?int\d|float|double|half|decimal|bool)",
+    "text": r"(large_)?(str(?!uct)|utf8)|categorical",
+    "times": r"date|time|duration|period",
+}
+_DECLARED = {"numbers": "number", "times": "time"}
+_DECLARED |= {kind: kind for kind in ("text", "truth", "nested")}
+
+
+def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
+    """Returns the names of a file's columns; no record is looked at.
+
+    Raises:
+        ValueError: if the file is of no known kind, cannot be read, or names a column
+            twice, or if those of a folder have different columns.
+    """
+    names: list[str] = []
+    for file in files_of(path):
+        read_names, _ = _reader(file)
+        with _readable(file):
+            own = read_names(file, text_format)
+        twice = sorted({name for name in own if own.count(name) > 1})
+        _validate.require(len(own) > 0, "DATA", str(file), "a file with named columns")
+        rule = f"a file whose columns have distinct names (not {twice} twice); "
+        rule += "--skip-lines tells how many lines are above its header"
+        _validate.require(not twice, "DATA", str(file), rule)
+        names = names or own
+        rule = f"a folder of files with the same columns, {sorted(names)}"
+        is_same = sorted(own) == sorted(names)
+        _validate.require(is_same, "DATA", f"{file} with {sorted(own)}", rule)
+    return names
+
+
+def files_of(path: Path) -> list[Path]:
+    """Returns the files of a path, at least one."""
+    files = [path] if path.is_file() else []
+    if path.is_dir():
+        names = (x for x in path.iterdir() if not x.name.startswith((".", "_")))
+        files = sorted(names)
+    other = [x.name for x in files if x.is_dir() or _suffix(x) not in _READERS]
+    rule = f"a file that exists and ends in {', '.join(_READERS)}, or a folder of such"
+    if len(other) < len(files):
+        rule += f" alone, without {', '.join(other)}"
+    _validate.require(len(files) > 0 and not other, "DATA", str(path), rule)
+    return files
+
+
+def surveys(path: Path, text_format: TextFormat) -> dict[str, _csv.Survey]:
+    """Returns how the lines of a path's text files look, by the names of the files.
+
+    No guarantee covers it.
+    """
+    files = [file for file in files_of(path) if _reader(file) is _CSV]
+    return {file.name: _csv.survey(file, text_format) for file in files}
+
+
+def declared_kinds(path: Path) -> dict[str, str]:
+    """Returns the declared kinds of a Parquet file's columns, without reading records.
+
+    They are "number", "text", "truth", "time" or "nested", if all files of a folder
+    agree. Other files declare nothing. The categories of an enumeration are not
+    returned, because they usually were collected from the records.
+
+    Raises:
+        ValueError: if the file is of no known kind, or cannot be read.
+    """
+    declared = [_declared(file) for file in files_of(path)]
+    shared = set.intersection(*(set(kinds.items()) for kinds in declared))
+    return {name: kind for name, kind in declared[0].items() if (name, kind) in shared}
+
+
+def _declared(path: Path) -> dict[str, str]:
+    if path.suffix.lower() != ".parquet":
+        return {}
+    with _readable(path), _parquet(path) as file:
+        kinds = {field.name: _parquet_kind(field) for field in file.schema_arrow}
+    return {name: _DECLARED[kind] for name, kind in kinds.items() if kind in _DECLARED}
+
+
+def read_columns(
+    path: Path, names: list[str], *, text_format: TextFormat = PLAIN, least: int = 1
+) -> dict[str, Column]:
+    r"""Reads some columns of a file, each of shape (n,).
+
+    Text becomes `Texts`, whole numbers of a Parquet file too, to the last digit;
+    booleans are 0 and 1, and a missing number is NaN.
+
+    Args:
+        path: a text file with a header (UTF-8, UTF-16 or as the format says; tabs in a
+            .tsv file, else commas, semicolons, tabs or bars, as the header has them;
+            also compressed by gzip), a Parquet file, or an NPZ file with one array of
+            shape (n,) a column; or a folder of such files.
+        names: which columns; each must be among `column_names`.
+        text_format: how text is encoded, and numbers are written.
+        least: how many records there must be: 0 or 1.
+
+    Raises:
+        ValueError: if the file cannot be read, is written to meanwhile, its columns
+            differ in length, hold neither text nor numbers, or have too few records.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "prices.csv")
+        >>> _ = path.write_text('rooms,town,price\n3,"Ghent, B",250\n?,"Lier\n')
+        >>> for name, column in read_columns(path, ["rooms", "town", "price"]).items():
+        ...     print(name, column.tolist())
+        rooms ['3', '?']
+        town ['Ghent, B', '"Lier']
+        price ['250', '']
+    """
+    chunks = [*read_chunks(path, names, text_format)]
+    columns = {name: joined([chunk.pop(name) for chunk in chunks]) for name in names}
+    is_fine = len(next(iter(columns.values()))) >= least
+    rule = "a file with at least one record"
+    _validate.require(is_fine, "DATA", str(path), rule)
+    return columns
+
+
+def read_chunks(
+    path: Path, names: list[str], text_format: TextFormat = PLAIN
+) -> Iterator[dict[str, Column]]:
+    """Yields what `read_columns` returns in chunks of some megabytes, one or more.
+
+    An NPZ file is one chunk.
+    """
+    for file in files_of(path):
+        _, read = _reader(file)
+        with _readable(file):
+            before = file.stat()
+        chunks = read(file, names, text_format)
+        while True:
+            with _readable(file):
+                columns = next(chunks, None)
+            if columns is None:
+                break
+            _check(columns, file)
+            yield columns
+        with _readable(file):
+            now = file.stat()
+            if (before.st_mtime_ns, before.st_size) != (now.st_mtime_ns, now.st_size):
+                raise ValueError("it was written to while it was read")
+
+
+def _check(columns: Mapping[str, Column], path: Path) -> None:
+    shapes = {name: column.shape for name, column in columns.items()}
+    is_fine = len(set(shapes.values())) == 1 and all(
+        len(s) == 1 for s in shapes.values()
+    )
+    rule = f"made of columns of one shape (n,), in {path.name}"
+    _validate.require(is_fine, "DATA", shapes, rule)
+    for name, column in columns.items():
+        is_fine = isinstance(column, Texts) or column.dtype.kind in "biuf"
+        rule = f"made of text or numbers, in column {name!r} of {path.name}"
+        _validate.require(is_fine, "DATA", str(column.dtype), rule)
+
+
+def joined(parts: Sequence[Column]) -> Column:
+    """Joins the parts of a column; the result is texts if one part is texts."""
+    if len(parts) == 1:
+        return parts[0]
+    texts = [part for part in parts if isinstance(part, Texts)]
+    if not texts:
+        return np.concatenate([np.asarray(part) for part in parts])
+    import polars as pl
+
+    cells = [
+        part.cells if isinstance(part, Texts) else pl.Series(part).cast(pl.String)
+        for part in parts
+    ]
+    is_number, series = all(x.is_number for x in texts), pl.concat(cells, rechunk=True)
+    return Texts(series, texts[0].text_format, is_number=is_number)
+
+
+def frame_names(frame: Any) -> list[str]:
+    """Returns the names of the columns of a frame, of an Arrow table or a mapping.
+
+    Raises:
+        ValueError: if it is none of these, or two columns have one name.
+    """
+    names = getattr(frame, "column_names", getattr(frame, "columns", ()))
+    names = [*(frame if isinstance(frame, Mapping) else names)]
+    rule = "a data frame, a mapping of arrays, or the path of a file"
+    _validate.require(len(names) > 0, "table", type(frame), rule)
+    rule = "a table whose columns have distinct names"
+    _validate.require(len({*names}) == len(names), "table", names, rule)
+    return names
+
+
+def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
+    """Returns some columns of a frame of pandas or polars, an Arrow table or a mapping.
+
+    Raises:
+        ValueError: if a column is declared to hold times.
+
+    Example:
+        >>> frame_columns({"town": ["Ghent", 3], "rooms": np.arange(2)}, ["rooms"])
+        {'rooms': array([0, 1])}
+    """
+    return {name: _frame_column(name, frame[name]) for name in names}
+
+
+def _frame_column(name: str, column: Any) -> Column:
+    if isinstance(column, Texts):
+        return column
+    kind, polars = kind_of(column), sys.modules.get("polars")
+    _validate.require(kind != "times", f"column {name!r}", kind, "of text or numbers")
+    if kind and polars is not None and isinstance(column, polars.Series):
+        return _from_polars(polars, column, PLAIN)
+    cells = cells_of(column)
+    is_exact = kind == "numbers" and cells.dtype == object
+    return Texts(Texts.of(cells).cells, is_number=True) if is_exact else cells
+
+
+def kind_of(column: Any) -> str | None:
+    """Returns "numbers", "text" or "times" if the type of a column declares it.
+
+    Example:
+        >>> kind_of(np.arange(3)), kind_of(["a", 1]), kind_of(np.array([None]))
+        ('numbers', None, None)
+    """
+    kind = getattr(column, "dtype", getattr(column, "type", None))
+    if isinstance(kind, np.dtype):
+        return _NUMPY_KINDS.get(kind.kind)
+    categories = getattr(kind, "categories", None)
+    if hasattr(categories, "dtype"):  # of pandas, or an `Enum` of polars
+        return kind_of(categories)
+    kind = getattr(kind, "pyarrow_dtype", kind)
+    kind = str(getattr(kind, "value_type", kind)).lower()
+    return next((x for x, form in _KINDS.items() if re.match(form, kind)), None)
+
+
+def cells_of(column: Any) -> np.ndarray:
+    """Returns the cells of a column, each converted by itself.
+
+    NumPy's types are kept, and floats and truth values of other types are float64. Of
+    the rest cells are objects: a whole column would become floats for one missing cell,
+    which whole numbers from 2^53 on are not.
+
+    Example:
+        >>> cells_of([2**53 + 1, None, "?"]).tolist()
+        [9007199254740993, None, '?']
+    """
+    kind = getattr(column, "dtype", None)
+    if isinstance(column, np.ma.MaskedArray):
+        column = column.tolist()
+    elif (
+        isinstance(kind, np.dtype)
+        or np.isscalar(column)
+        or not hasattr(column, "__len__")
+    ):
+        return np.asarray(column)
+    elif getattr(kind, "kind", "") in ("f", "b"):
+        return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    elif hasattr(column, "to_pylist"):
+        column = _valid(column).to_pylist()
+    return np.fromiter(iter(column), object, len(column))
+
+
+def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
+    with _parquet(path) as file:
+        return file.schema_arrow.names
+
+
+def _read_parquet(
+    path: Path, names: list[str], text_format: TextFormat
+) -> Iterator[dict[str, Column]]:
+    import polars as pl
+
+    with _parquet(path) as file:
+        schema = file.schema_arrow
+        for field in map(schema.field, names):
+            if _parquet_kind(field) not in ("numbers", "truth", "text", "bytes"):
+                kind = f"column {field.name!r} holds {field.type}"
+                raise ValueError(f"{kind}, not text or numbers")
+        chunks = file.iter_batches(_ROWS, columns=names)
+        for chunk in chunks if file.metadata.num_rows else [schema.empty_table()]:
+            yield {
+                name: _from_polars(
+                    pl, pl.from_arrow(_valid(chunk.column(name))), text_format
+                )
+                for name in names
+            }
+
+
+def _parquet(path: Path) -> Any:
+    """Returns an open Parquet file; pyarrow checks no bytes of text, as polars does."""
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError as why:
+        raise ImportError(
+            'Parquet needs pyarrow: pip install "dpjax[experiments]"'
+        ) from why
+    return ParquetFile(path)
+
+
+def _parquet_kind(field: Any) -> str | None:
+    """Returns "nested", "truth" or "bytes", or what `kind_of` says of other types."""
+    from pyarrow import types
+
+    if types.is_nested(field.type):
+        return "nested"
+    if types.is_boolean(field.type):
+        return "truth"
+    # A column of no type holds missing cells alone.
+    is_bytes = re.match("(large_|fixed_size_)?binary|null", str(field.type))
+    return "bytes" if is_bytes else kind_of(field)
+
+
+def _valid(cells: Any) -> Any:
+    """Returns cells of Arrow, in texts a mark for bytes that are not UTF-8."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if "string" in str(cells.type):
+        try:
+            cells.validate(full=True)
+        except pa.ArrowInvalid:
+            raw = cells.cast(pa.large_binary()).to_pylist()
+            texts = [None if x is None else x.decode("utf-8", "replace") for x in raw]
+            return pa.array(texts, pa.large_string())
+    return cells
+
+
+def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
+    kind = cells.dtype
+    if kind.is_integer() or kind.is_decimal():  # floats would not tell them apart
+        return Texts(cells.cast(pl.String), is_number=True)
+    if kind.is_numeric() or kind in (pl.Boolean, pl.Null):
+        return cells.cast(pl.Float64, strict=False).to_numpy()
+    if kind == pl.Binary:
+        return Texts.of(cells.to_list(), text_format)
+    return Texts(cells.cast(pl.String), text_format)
+
+
+def _npz_names(path: Path, text_format: TextFormat) -> list[str]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return list(arrays)
+
+
+def _read_npz(
+    path: Path, names: list[str], text_format: TextFormat
+) -> Iterator[dict[str, Column]]:
+    with np.load(path, allow_pickle=False) as arrays:
+        chosen = {name: arrays[name] for name in names}
+    yield {
+        name: Texts.of(array.tolist(), text_format)
+        if array.dtype.kind in "SUT" and array.ndim == 1
+        else array
+        for name, array in chosen.items()
+    }
+
+
+_CSV = _csv.read_names, _csv.read_chunks
+_READERS = {
+    ".csv": _CSV,
+    ".csv.gz": _CSV,
+    ".tsv": _CSV,
+    ".tsv.gz": _CSV,
+    ".parquet": (_parquet_names, _read_parquet),
+    ".npz": (_npz_names, _read_npz),
+}
+
+
+def _suffix(path: Path) -> str:
+    suffix = path.suffix.lower()
+    return "".join(path.suffixes[-2:]).lower() if suffix == ".gz" else suffix
+
+
+def _reader(path: Path) -> tuple[Callable, Callable]:
+    return _READERS[_suffix(path)]
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turns the readers' errors about a file into `ValueError`."""
+    try:
+        yield
+    except (
+        *(ValueError, KeyError, OSError, EOFError),
+        *(zipfile.BadZipFile, zlib.error),
+    ) as why:
+        raise ValueError(
+            f"DATA must be a readable file, got {str(path)!r}: {why}"
+        ) from None

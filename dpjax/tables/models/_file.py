@@ -1,0 +1,255 @@
+"""The file of a model: a NumPy archive of the numbers and one JSON text.
+
+Entries are `params`, a weight for each feature; `heights`, shape (k, m), of k curves at
+m knots; and `model`, a JSON text: `format`, the version of this format; `columns`, in
+order, each with center and scale or its categories; `knots`, m numbers in scales from
+the center; and `curves`, the k columns that have one. In a linear model k = m = 0. With
+intervals there are also `standard_errors` of params, shape (d,), and `correlations` of
+those, shape (d, d); who knows no intervals can read such a file without them.
+
+Reading it runs no code: no entry may have Python objects.
+"""
+
+import dataclasses
+import io
+import json
+import math
+import os
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.tables.columns._bounded_column import BoundedColumn
+from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.io._untrusted import number, of_type
+from dpjax.tables.models._model import Model
+from dpjax.tables.models._terms import Statement, Terms
+
+_FORMAT = 2
+# The members of `NeighboringRelation`, whose package takes a second to import.
+_RELATIONS = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
+_ERRORS = "standard_errors", "correlations"  # entries that a file may lack
+# What zipfile, NumPy and json raise for a damaged archive, or for another file.
+_UNREADABLE = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OSError,
+    EOFError,
+    RuntimeError,  # also if zipfile cannot unpack it, or it is nested too deeply
+    OverflowError,
+    MemoryError,
+    SyntaxError,
+    tokenize.TokenError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+def model_file(model: Model) -> bytes:
+    """Returns the content of a model's file for `load_model`, a function of the model.
+
+    Example:
+        >>> import dpjax, pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "model.npz")
+        >>> _ = path.write_bytes(model_file(model))  # doctest: +SKIP
+        >>> dpjax.load_model(path).predict("new.csv")  # doctest: +SKIP
+        array([1210.4, 843.9])
+    """
+    terms, names = Terms.of(model.params), model.feature_names
+    content = {
+        "format": _FORMAT,
+        "versions": dict(model.versions or {}),
+        "data": model.data,
+        "method": model.method,
+        "link": model.link,
+        "exposure": model.exposure and dataclasses.asdict(model.exposure),
+        "columns": {name: _declared(kind) for name, kind in model.columns.items()},
+        "knots": list(terms.knots),
+        "curves": [names[index] for index in terms.smooth],
+        "target": {
+            "name": model.target_name,
+            "unit": model.target_unit,
+            **_declared(model.target),
+        },
+        "feature_names": names,
+        "privacy": {
+            "epsilon": float(model.privacy.epsilon),
+            "delta": float(model.privacy.delta),
+            "relation": model.privacy.relation.name,
+            "description": model.privacy.description,
+        },
+    }
+    text = json.dumps(content, ensure_ascii=False)
+    file = io.BytesIO()
+    errors: dict[str, Any] = {
+        name: np.asarray(getattr(model, name))
+        for name in _ERRORS
+        if getattr(model, name) is not None
+    }
+    np.savez(
+        file, **errors, params=terms.slopes, heights=terms.heights, model=np.array(text)
+    )
+    return file.getvalue()
+
+
+def load_model(path: str | os.PathLike[str]) -> Model:
+    """Loads a model that `dpjax train` has written.
+
+    No code of the file is run. The file stores epsilon, delta, relation and description
+    of the guarantee; the loaded `dp_event` is one that no accountant supports.
+
+    Args:
+        path: of `model.npz`, or of its folder.
+
+    Returns:
+        The model, whose `predict` takes a table.
+
+    Raises:
+        OSError: If there is no such file, or it cannot be read.
+        ValueError: If it is another file, incomplete, of an earlier or later format, or
+            has values of other types than `model_file` writes.
+
+    Example:
+        >>> import dpjax
+        >>> model = dpjax.load_model("out/model.npz")  # doctest: +SKIP
+        >>> model.predict("new.csv")  # doctest: +SKIP
+        array([1210.4, 843.9])
+        >>> dpjax.load_model(dpjax.__file__)
+        Traceback (most recent call last):
+            ...
+        ValueError: model must be a file that dpjax train has written ...
+    """
+    path = Path(path)
+    path = path / "model.npz" if path.is_dir() else path
+    raw = path.read_bytes()
+    try:
+        if not zipfile.is_zipfile(io.BytesIO(raw)):
+            raise ValueError("it is no NumPy archive, or cut off")
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            # A few compressed bytes could fill the memory.
+            if any(entry.compress_type for entry in archive.infolist()):
+                raise ValueError("its entries are compressed")
+        with np.load(io.BytesIO(raw), allow_pickle=False) as entries:
+            params, text = entries["params"], entries["model"]
+            heights = entries["heights"] if "heights" in entries.files else None
+            errors = {name: entries[name] for name in _ERRORS if name in entries.files}
+        content = of_type(dict, "model", json.loads(of_type(str, "model", text.item())))
+        version = content.get("format")
+    except _UNREADABLE as why:
+        raise _not_a_model(path, why) from None
+    is_later = isinstance(version, int) and version > _FORMAT
+    rule = (
+        f"of format {_FORMAT}, which this version of dpjax reads; "
+        f"{'a later' if is_later else 'an earlier'} version wrote {path}"
+    )
+    is_fine = type(version) is int and version == _FORMAT
+    _validate.require(is_fine, "model", version, rule)
+    try:
+        return _model(params, heights, errors, content)
+    except _UNREADABLE as why:
+        raise _not_a_model(path, why) from None
+
+
+def _not_a_model(path: Path, why: Exception) -> ValueError:
+    return ValueError(
+        "model must be a file that dpjax train has written (model.npz), whole, "
+        f"got {str(path)!r}: {why}."
+    )
+
+
+def _model(
+    params: np.ndarray,
+    heights: np.ndarray | None,
+    errors: Mapping[str, np.ndarray],
+    content: Mapping[str, Any],
+) -> Model:
+    target, privacy, columns, versions = (
+        of_type(dict, name, content[name])
+        for name in ("target", "privacy", "columns", "versions")
+    )
+    kinds = {name: _kind(kind) for name, kind in columns.items()}
+    model = Model(
+        params=cast(Any, _params(params, heights, content)),
+        columns=kinds,
+        target_name=_text(target, "name"),
+        target=_kind({k: v for k, v in target.items() if k not in ("name", "unit")}),
+        target_unit=_text(target, "unit"),
+        link=content["link"],
+        exposure=_exposure(content["exposure"]),
+        privacy=cast(Any, _statement(privacy)),
+        method=_text(content, "method"),
+        data=_text(content, "data"),
+        versions={name: _text(versions, name) for name in versions},
+        standard_errors=errors.get("standard_errors"),
+        correlations=errors.get("correlations"),
+    )
+    if content["feature_names"] != [*model.feature_names]:
+        raise ValueError("its features are not those of its columns")
+    return model
+
+
+def _params(
+    slopes: np.ndarray, heights: Any, content: Mapping[str, Any]
+) -> np.ndarray | Terms:
+    bent, knots, names = (
+        of_type(list, name, content[name])
+        for name in ("curves", "knots", "feature_names")
+    )
+    of_type(np.ndarray, "heights", heights)
+    if not bent and not knots and heights.shape == (0, 0):
+        return slopes
+    return Terms(
+        slopes,  # which `Model` checks, as it does the heights
+        heights,
+        tuple(number("knots", knot) for knot in knots),
+        tuple(names.index(name) for name in bent),
+    )
+
+
+def _statement(content: Mapping[str, Any]) -> Statement:
+    epsilon, delta = (number(name, content[name]) for name in ("epsilon", "delta"))
+    _validate.within(0.0, math.inf, epsilon=epsilon)
+    _validate.delta(delta)
+    if content["relation"] not in _RELATIONS:
+        raise ValueError("its relation is unknown")
+    return Statement(epsilon, delta, content["relation"], _text(content, "description"))
+
+
+def _text(content: Mapping[str, Any], name: str) -> str:
+    return of_type(str, name, content[name])
+
+
+def _exposure(content: Any) -> BoundedColumn | None:
+    if content is None:
+        return None
+    of_type(dict, "exposure", content)
+    return BoundedColumn(_text(content, "column"), number("max", content["max"]))
+
+
+def _declared(kind: Numeric | Categorical) -> dict[str, Any]:
+    """Returns the schema of a column as JSON."""
+    if kind.categories:
+        return {"categories": [str(category) for category in kind.categories]}
+    limits = {"limit": float(kind.limit)} if kind.limit < math.inf else {}
+    return {"center": float(kind.center), "scale": float(kind.scale)} | limits
+
+
+def _kind(content: Any) -> Numeric | Categorical:
+    of_type(dict, "column", content)
+    if "categories" in content:
+        names = of_type(list, "categories", content["categories"])
+        return Categorical(tuple(of_type(str, "categories", name) for name in names))
+    numbers = {name: number(name, value) for name, value in content.items()}
+    if not numbers.keys() >= {"center", "scale"}:
+        raise ValueError("a column has neither categories nor center and scale")
+    return Numeric(**numbers)

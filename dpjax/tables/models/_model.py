@@ -1,0 +1,352 @@
+"""A model in the units of its table: predictions, coefficients and curves."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.tables._shapes import Shape
+from dpjax.tables._summary import Summary, errors_of_sums, units_matrix
+from dpjax.tables.columns._bounded_column import BoundedColumn
+from dpjax.tables.columns._encoding import Categorical, Numeric, encode
+from dpjax.tables.io import _tables
+from dpjax.tables.models._export import Format, parts_of
+from dpjax.tables.models._onnx import onnx_file
+from dpjax.tables.models._params import bending_features, check_curves, check_errors
+from dpjax.tables.models._sql import sql_file
+from dpjax.tables.models._terms import MEANS, Link, Statement, Terms, means_of
+
+if TYPE_CHECKING:
+    from dpjax.accounting import PrivacyGuarantee
+    from dpjax.solvers import Curves
+
+_WRITERS = {"onnx": onnx_file, "sql": sql_file}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Model:
+    """A linear or additive model, with the public schema of the columns that it reads.
+
+    A record's features are its encoded columns, one after another, and a one at the
+    end.
+
+    Attributes:
+        params: the weights of the features, shape (d,), the last of them the intercept;
+            for an additive model `Curves` of the features.
+        columns: how each column is encoded, by its name.
+        target_name: the name of the target.
+        target: the center and scale of the target in training; for a class, a
+            `Categorical` of one label, the positive one.
+        target_unit: the unit of the target in training, in words.
+        link: "identity" if the score, <w, x> or the sum of curves, predicts the target,
+            "logit" if it is the log odds of the positive label, "log" if it is the
+            logarithm of the target's mean.
+        exposure: with the link "log", the column to which means are proportional; the
+            score is then for the maximum exposure.
+        privacy: the guarantee for the weights and the rest of the file.
+        method: how it was trained, in words.
+        data: the name of the training data.
+        versions: of the packages that trained it.
+        standard_errors: of the weights of a linear model, shape (d,), if they were
+            requested; infinite if the noise hides one; else None.
+        correlations: of those errors, shape (d, d), or None.
+
+    Raises:
+        ValueError: If the shape of params does not match the features, if link is
+            unknown, if it is "log" and the target is not a number with center 0, or if
+            there is an exposure and link is not "log".
+
+    Example:
+        >>> import math, numpy as np
+        >>> from dp_accounting import NonPrivateDpEvent
+        >>> from dpjax.accounting import PrivacyGuarantee
+        >>> from dpjax.datasets import Categorical, Numeric
+        >>> model = Model(
+        ...     params=np.array([2.0, 1.0, 0.5]),
+        ...     columns={"rooms": Numeric(4, 2), "town": Categorical(("Ghent",))},
+        ...     target_name="price", target=Numeric(300, 100), link="identity",
+        ...     privacy=PrivacyGuarantee.of(
+        ...         math.inf, 0.0, dp_event=NonPrivateDpEvent()))
+        >>> model.predict({"rooms": ["6", "?"], "town": ["Ghent", "Lier"]}).tolist()
+        [650.0, 350.0]
+        >>> model.coefficients()
+        {'rooms': 100.0, 'town=Ghent': 100.0, 'intercept': -50.0}
+    """
+
+    params: "np.ndarray | Curves"
+    columns: Mapping[str, Numeric | Categorical]
+    target_name: str
+    target: Numeric | Categorical
+    link: Link
+    privacy: "PrivacyGuarantee"
+    target_unit: str = ""
+    method: str = ""
+    data: str = ""
+    versions: Mapping[str, str] | None = None
+    exposure: BoundedColumn | None = None
+    standard_errors: np.ndarray | None = None
+    correlations: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        _validate.choice(Link, link=self.link)
+        is_amount = not self.target.categories and self.target.center == 0
+        rule = "log where there is an exposure, and then of a target whose center is 0"
+        is_fine = (is_amount or self.link != "log") and (
+            self.exposure is None or self.link == "log"
+        )
+        _validate.require(is_fine, "link", self.link, rule)
+        num_features, given = len(self.feature_names), vars(self)
+        params: Any = self.params
+        for name in ("params", "privacy"):
+            if isinstance(given[name], Terms | Statement):
+                given[f"_{name}"] = given.pop(name)
+        slopes = self._terms.slopes
+        rule = f"one number for each of {num_features} features"
+        is_fine = slopes.shape == (num_features,) and slopes.dtype.kind == "f"
+        _validate.require(is_fine, "params", slopes.shape, rule)
+        is_linear = not hasattr(params, "slopes")
+        if not is_linear:
+            check_curves(params, bending_features(self.columns))
+        if self.standard_errors is not None or self.correlations is not None:
+            rule = "weights if they have errors"
+            _validate.require(is_linear, "params", "curves", rule)
+            check_errors(num_features, self.standard_errors, self.correlations)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the features, in the order of params."""
+        names = [name for key, kind in self.columns.items() for name in kind.names(key)]
+        return (*names, "intercept")
+
+    @property
+    def curves(self) -> "Curves":
+        """The functions of the features: straight lines in a linear model."""
+        return self._terms.made()
+
+    @property
+    def _terms(self) -> Terms:
+        return vars(self).get("_params") or Terms.of(self.params)
+
+    if not TYPE_CHECKING:  # where it would stand for any name
+
+        def __getattr__(self, name: str) -> Any:
+            """Makes params or privacy, which need JAX, from the file on first use."""
+            given = vars(self).get(f"_{name}")
+            if not isinstance(given, Terms | Statement):
+                text = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(text)
+            value = vars(self)[name] = given.made()
+            return value
+
+    @property
+    def positive(self) -> str | None:
+        """The label whose probability is predicted, or None for a number."""
+        return next(iter(self.target.categories), None)
+
+    @property
+    def mean_range(self) -> tuple[float, float] | None:
+        """The smallest and the largest mean that a log link predicts, else None.
+
+        In units of the target; with an exposure, for its maximum.
+        """
+        if self.link != "log":
+            return None
+        low, high = MEANS
+        return self.target.scale * low, self.target.scale * high
+
+    def predict(self, table: Any) -> np.ndarray:
+        """Predicts the target of every record, in its own units.
+
+        As in training, a cell that does not parse counts as the center of its column,
+        and a cell that is no listed category as none of them. An exposure is clipped to
+        its maximum; a negative one, or one that does not parse, is zero. If the table
+        has no exposure column, all exposures are one.
+
+        Args:
+            table: a data frame of pandas or polars, an Arrow table, a mapping of names
+                to arrays of shape (n,), or the path of a file that `dpjax train` reads.
+                Other columns are ignored. Cells are converted one by one, by the
+                declared type of their column.
+
+        Returns:
+            float64 of shape (n,): the target, or the probability of the positive label.
+
+        Raises:
+            ValueError: If a column is missing or has neither text nor numbers, or the
+                file cannot be read.
+        """
+        return self.predict_columns(self.read(table))
+
+    def read(self, table: Any) -> Mapping[str, _tables.Column]:
+        """Returns the columns of a table that the model reads, each of shape (n,).
+
+        A model that predicts a constant reads no column; then the first column is
+        returned, because it gives the number of records.
+
+        Args:
+            table: as of `predict`.
+
+        Raises:
+            ValueError: As `predict`.
+        """
+        is_path = isinstance(table, str | os.PathLike)
+        path = Path(table) if is_path else Path()
+        names = _tables.column_names(path) if is_path else _tables.frame_names(table)
+        missing = [name for name in self.columns if name not in names]
+        rule = f"a table with the columns that the model reads; {missing} are not in it"
+        _validate.require(not missing, "table", names, rule)
+        wanted = list(self.columns) or names[:1]
+        if self.exposure is not None and self.exposure.column in names:
+            wanted.append(self.exposure.column)
+        if is_path:
+            return _tables.read_columns(path, wanted)
+        return _tables.frame_columns(table, wanted)
+
+    def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
+        """Predicts the target of every record from the columns that `read` returns.
+
+        Args:
+            columns: arrays of shape (n,) by name.
+
+        Returns:
+            As `predict`.
+        """
+        features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
+        if self.columns:
+            features = np.hstack([encode(columns, self.columns)[0], features])
+        means = means_of(self.link, self._terms.scores(features))
+        if self.exposure is not None:
+            cells = columns.get(self.exposure.column)
+            unit = 1 / self.exposure.max
+            means = means * (unit if cells is None else self.exposure.shares(cells))
+        return self.target.center + self.target.scale * means
+
+    def export(self, format: Format) -> bytes:
+        """Returns the content of a file that predicts as the model does, without dpjax.
+
+        Cells are encoded as by `predict`, and predictions agree to the rounding of
+        float32. Categories are compared as texts without blanks around them; 1 is also
+        1.0, +1 and true. ONNX cannot read these: a text that may be a category in
+        another spelling stops the runtime.
+
+        Args:
+            format: "sql" for one expression of the columns, of any type of text or
+                numbers, of a table that is named record: `SELECT (...) FROM my_table AS
+                record`; "onnx" for an input of shape (n,) for each column, of float64
+                or text.
+
+        Returns:
+            The content; of SQL, text in UTF-8. It states the guarantee.
+
+        Raises:
+            ValueError: If the format is unknown, a weight is not finite, or the format
+                cannot hold the name of a column or of a category.
+            ImportError: Without the package onnx.
+        """
+        _validate.choice(Format, format=format)
+        return _WRITERS[format](parts_of(self, self._terms))
+
+    def coefficients(self) -> dict[str, float]:
+        """Returns the weight of every feature in the units of its column.
+
+        It is the change of the target (of the log odds, or of the logarithm of the
+        mean) if a numeric column grows by one, or a column has that category. The
+        intercept is the value at zero in all numeric columns, without a listed
+        category, for an exposure of one. If a numeric column is clipped (`limit` of
+        `datasets.Numeric`), its weight holds within the limit.
+
+        Returns:
+            Numbers, by the names of features.
+
+        Raises:
+            ValueError: If the model is additive.
+        """
+        rule = "weights; an additive model has shapes"
+        _validate.require(not self._terms.knots, "params", "curves", rule)
+        unit, start = self._units()
+        values = unit * self._in_units() @ np.asarray(self._terms.slopes, np.float64)
+        values[-1] += start
+        return dict(zip(self.feature_names, values.tolist(), strict=True))
+
+    def summary(self, level: float = 0.95) -> Summary:
+        """Returns the table of `coefficients`, with their standard errors.
+
+        Args:
+            level: the probability of each interval, in (0, 1).
+
+        Returns:
+            What prints as a table. Its `intervals` have shape (d, 2).
+
+        Raises:
+            ValueError: if the level is out of its range, or there are no errors.
+        """
+        _validate.probability(level=level)
+        errors, correlations = self.standard_errors, self.correlations
+        rule = "of a model that was trained with intervals"
+        if errors is None or correlations is None:
+            raise ValueError(f"standard_errors must be {rule}, got None.")
+        unit, _ = self._units()
+        values = self.coefficients()
+        factors = {"log": "factor", "logit": "odds ratio"}
+        return Summary(
+            f"{self.method} of {self.data}",
+            [*values],
+            np.array([*values.values()]),
+            errors_of_sums(unit * self._in_units(), errors, correlations),
+            self.privacy.description,
+            factors.get(self.link),
+            level,
+        )
+
+    def _in_units(self) -> np.ndarray:
+        """Returns the matrix from weights of features to those of their columns."""
+        kinds = [kind for key, kind in self.columns.items() for _ in kind.names(key)]
+        pairs = [(kind.center, kind.scale) for kind in kinds]
+        return units_matrix(*np.reshape(pairs, (-1, 2)).T)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Returns the contribution of every column, as a function in its units.
+
+        It is added to the target, to the log odds, or to the logarithm of the mean. It
+        is zero at the center of a numeric column, and for an unlisted category.
+
+        Returns:
+            `(grid, values)` by the names of columns, each of shape (m,): linear between
+            the numbers of a grid; a grid of categories lists them all.
+        """
+        terms, (unit, _), shapes, place = self._terms, self._units(), {}, 0
+        for key, kind in self.columns.items():
+            if kind.categories:
+                grid = np.array(kind.categories, object)
+                values = terms.slopes[place : place + len(grid)]
+                shape = Shape(grid, np.asarray(values, np.float64))
+            else:
+                shape = Shape.of_number(
+                    partial(terms.curve, place),
+                    terms.knots if place in terms.smooth else (),
+                    center=kind.center,
+                    scale=kind.scale,
+                    ends=(-kind.limit, kind.limit),
+                )
+            shapes[key] = shape._replace(values=unit * shape.values)
+            place += len(kind.names(key))
+        return shapes
+
+    @property
+    def constant(self) -> float:
+        """The score if every column contributes zero, in the unit of `shapes`."""
+        unit, start = self._units()
+        return start + unit * float(self._terms.slopes[-1])
+
+    def _units(self) -> tuple[float, float]:
+        """Returns the scale and the offset from scores to the unit of `shapes`."""
+        if self.link == "log":
+            largest = 1.0 if self.exposure is None else self.exposure.max
+            return 1.0, math.log(self.target.scale) - math.log(largest)
+        return self.target.scale, self.target.center
