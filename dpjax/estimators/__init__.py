@@ -16,19 +16,14 @@ benchmarks/FIGURES.md of the repository. An argument out of its range raises
 """
 
 from dpjax.estimators._adaptive import AdaptiveThreshold
-from dpjax.estimators._clipping import Clipping
-from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._grouped import Grouped
-from dpjax.estimators._mean import Mean
+from dpjax.estimators._clipping import Clipping, Grouped, Normalization
+from dpjax.estimators._estimator import Estimator, Mean
 from dpjax.estimators._median_of_means import MedianOfMeans
-from dpjax.estimators._normalization import Normalization
 from dpjax.estimators._scaled import Scaled
 from dpjax.estimators._sensitivity import Sensitivity
-from dpjax.estimators._smoothed_clipping import SmoothedClipping
-from dpjax.estimators._smoothed_truncation import SmoothedTruncation
+from dpjax.estimators._smoothed import SmoothedClipping, SmoothedTruncation
 from dpjax.estimators._trimmed_mean import TrimmedMean
-from dpjax.estimators._truncation import Truncation
-from dpjax.estimators._winsorization import Winsorization
+from dpjax.estimators._truncation import Truncation, Winsorization
 
 __all__ = [
     "AdaptiveThreshold",

@@ -12,18 +12,15 @@ from dpjax import _validate
 from dpjax._rounding import LARGEST
 from dpjax._sums.samples import FactoredSamples
 from dpjax._tree import like, register
-from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._norm import SMALLEST_THRESHOLD, BoundFn, NormBounded
-from dpjax.estimators._sensitivity import Sensitivity
+from dpjax._types import PyTree, Scalar
+from dpjax.estimators._clipping import SMALLEST_THRESHOLD, BoundFn, NormBounded
 
 
 class Counted(NamedTuple):
-    """A mean of influences, and the share of samples with norms within the thresholds.
+    """A mean of influences, and counts of samples with norms within the thresholds.
 
-    Attributes:
-        mean: a pytree like a sample.
-        short: shape (groups,): the mean of `Counting.half` for samples within the
-            threshold and minus that for the others.
+    `short`, shape (groups,), is the mean of `Counting.half` for samples within the
+    threshold and of minus that for the others.
     """
 
     mean: PyTree
@@ -57,7 +54,6 @@ class Counting(NormBounded):
 
     @property
     def num_groups(self) -> int:
-        """G."""
         return len(self.sizes)
 
     @property
@@ -77,7 +73,6 @@ class Counting(NormBounded):
 
     @property
     def sizes(self) -> jax.Array:
-        """See `NormBounded.sizes`: those of the estimator."""
         return self.estimator.sizes
 
     def resized(self, sizes: jax.Array) -> Self:
@@ -95,22 +90,10 @@ class Counting(NormBounded):
 
         return counted
 
-    def sensitivity(
-        self,
-        num_samples: Scalar,
-        num_coordinates: int,
-        relation: NeighboringRelation = REPLACE_ONE,
-        *,
-        rounded: bool = True,
-    ) -> Sensitivity:
-        """See `Estimator.sensitivity`: of mean and counts together.
-
-        num_coordinates are those of a sample, without the counts.
-        """
+    def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
+        """See `Estimator.sensitivity`: of a sample's coordinates, and of the counts."""
         num_coordinates += self.num_groups
-        return super().sensitivity(
-            num_samples, num_coordinates, relation, rounded=rounded
-        )
+        return super()._sensitivity(num_samples, num_coordinates, relation, rounded)
 
 
 @register("estimator", "quantile", "learning_rate")
@@ -186,28 +169,25 @@ class AdaptiveThreshold:
     share: float = 0.01
 
     def __post_init__(self):
+        base = self.estimator
         rule = "norm-wise: Clipping, SmoothedClipping, Normalization, or Grouped of one"
-        is_fine = isinstance(self.estimator, NormBounded) and not isinstance(
-            self.estimator, Counting
-        )
-        _validate.require(is_fine, "estimator", self.estimator, rule)
+        is_fine = isinstance(base, NormBounded) and not isinstance(base, Counting)
+        _validate.require(is_fine, "estimator", base, rule)
         _validate.within(
             SMALLEST_THRESHOLD, LARGEST, lower=self.lower, upper=self.upper
         )
         _validate.probability(quantile=self.quantile, share=self.share)
         _validate.positive(learning_rate=self.learning_rate)
         for name in ("lower", "upper", "share"):  # they are static
-            value = float(getattr(self, name))
-            object.__setattr__(self, name, value)
-        thresholds = self.estimator.sizes
-        is_within = not _validate.is_concrete(thresholds)
-        if not is_within:  # in their dtype, which rounds the ends in the same way
+            object.__setattr__(self, name, float(getattr(self, name)))
+        thresholds, ends = base.sizes, (self.lower, self.upper)
+        is_fine = self.lower <= self.upper
+        if _validate.is_concrete(thresholds):
             numbers = np.asarray(thresholds)
-            lower, upper = (numbers.dtype.type(x) for x in (self.lower, self.upper))
-            is_within = bool(np.all((numbers >= lower) & (numbers <= upper)))
+            lower, upper = map(numbers.dtype.type, ends)  # rounds in the same way
+            is_fine = is_fine and bool(np.all((numbers >= lower) & (numbers <= upper)))
         rule = f"a range that contains the first thresholds {thresholds}"
-        is_fine = is_within and self.lower <= self.upper
-        _validate.require(is_fine, "lower, upper", (self.lower, self.upper), rule)
+        _validate.require(is_fine, "lower, upper", ends, rule)
 
     @property
     def counting(self) -> Counting:
@@ -226,8 +206,7 @@ class AdaptiveThreshold:
     def follow(self, released: Counted) -> tuple[PyTree, Self]:
         """Returns the private mean, and the next thresholds.
 
-        Args:
-            released: the result of `counting`, with noise.
+        `released` is the result of `counting`, with noise.
         """
         half = jnp.asarray(self.counting.half).astype(released.short.dtype)
         shares = 0.5 + released.short / (2 * half)

@@ -45,15 +45,13 @@ def coordinate_sensitivity(
     num_coordinates: int,
     relation: NeighboringRelation,
     *,
-    rounded: bool = True,
+    rounded: bool,
 ) -> Sensitivity:
     """Returns the sensitivity of a mean of influences within ±limit by coordinate.
 
     One record moves one coordinate of the exact mean by at most 2 limit / n, and may
     move all coordinates at once: l1 and l2 follow with factors d and sqrt(d).
     """
-    _validate.count(num_coordinates=num_coordinates)
-    _validate.positive(num_samples=num_samples)
     limit, num_samples = of_one_type(limit, num_samples)
     args = _moved(relation), sum_error_in_turn
     if rounded:
@@ -70,8 +68,8 @@ def norm_sensitivity(
     relation: NeighboringRelation,
     *,
     norm_error: float,
-    diameter: float = 2.0,
-    rounded: bool = True,
+    diameter: float,
+    rounded: bool,
 ) -> Sensitivity:
     """Returns that of a mean of influences of l2 norm at most limit (1 + norm_error).
 
@@ -80,8 +78,6 @@ def norm_sensitivity(
     most 9/8 limit (the fold rejects more rows than that), and rounding its coordinates
     to float32, if `rounded`, moves each neighbor by 2^-24 of that norm.
     """
-    _validate.count(num_coordinates=num_coordinates)
-    _validate.positive(num_samples=num_samples)
     limit, num_samples = of_one_type(limit, num_samples)
     moved = _moved(relation, diameter)
     longest = limit * (1 + norm_error)

@@ -11,7 +11,7 @@ import pytest
 from scipy import special
 
 from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation
-from dpjax.estimators._catoni import _reference
+from dpjax.estimators._smoothed import _reference
 
 BETAS = [0.05, 0.3, 1.0, 3.0, 9.21, 10.0, 11.0, 50.0, 1000.0, 20_000.0, 1e6]
 SIZES = np.unique(
