@@ -54,7 +54,7 @@ class Constraint(abc.ABC):
             ValueError: If params are not real arrays or do not fit the set, or the set
                 has no projection in closed form (`Polytope`).
         """
-        raise ValueError(_has_none(self, "projection in closed form"))
+        raise self._has_no("projection")
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
         """Returns whether the parameters lie in the set.
@@ -70,7 +70,11 @@ class Constraint(abc.ABC):
             ValueError: If tolerance is negative, params do not fit the set, or the set
                 has no test in closed form (`Polytope`).
         """
-        raise ValueError(_has_none(self, "membership test in closed form"))
+        raise self._has_no("membership test")
+
+    def _has_no(self, name: str) -> ValueError:
+        rule = f"constraint must be a set with a {name} in closed form"
+        return ValueError(f"{rule}, got {type(self).__name__}.")
 
     @abc.abstractmethod
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
@@ -83,9 +87,6 @@ class Constraint(abc.ABC):
         Args:
             norm: "l1" or "l2".
             num_coordinates: entries of all leaves of the parameters together.
-
-        Returns:
-            A number, exact up to float rounding.
 
         Raises:
             ValueError: If norm is another, or the set has another number of
@@ -132,11 +133,7 @@ class VertexConstraint(Constraint):
     def score_error(self, num_coordinates: int) -> Scalar:
         """Returns the float32 rounding error of a score, per unit of max |gradient|.
 
-        Args:
-            num_coordinates: entries of all leaves of the parameters together.
-
-        Returns:
-            A bound on |computed - exact score| / max |gradient|, for every vertex.
+        A bound on |computed - exact score| / max |gradient|, for every vertex.
 
         Raises:
             ValueError: If the set has other coordinates.
@@ -174,11 +171,9 @@ class VertexConstraint(Constraint):
         """
         vector, unflatten = flatten(like, "like")
         if _validate.is_concrete(index):
-            last = self.num_vertices(vector.size) - 1
-            is_integer = np.ndim(index) == 0 and np.issubdtype(
-                np.asarray(index).dtype, np.integer
-            )
-            is_fine = bool(is_integer and 0 <= index <= last)
+            number, last = np.asarray(index), self.num_vertices(vector.size) - 1
+            is_integer = number.ndim == 0 and np.issubdtype(number.dtype, np.integer)
+            is_fine = bool(is_integer and 0 <= number <= last)
             _validate.require(is_fine, "index", index, f"an integer from 0 to {last}")
         return unflatten(self._vertex(jnp.asarray(index), vector))
 
@@ -202,38 +197,3 @@ def check_coordinates(num_coordinates: int, expected: int) -> None:
     rule = f"{expected}, the coordinates of the set"
     is_fine = num_coordinates == expected
     _validate.require(is_fine, "num_coordinates", num_coordinates, rule)
-
-
-def _has_none(constraint: Constraint, name: str) -> str:
-    return f"constraint must be a set with a {name}, got {type(constraint).__name__}."
-
-
-@jax.jit
-def project_simplex(vector: jax.Array, radius: jax.Array) -> jax.Array:
-    """Returns the projection onto {x >= 0, sum x = radius}: max(vector - tau, 0).
-
-    `optax.projections.projection_simplex` mixes integers and floats, which strict
-    dtype promotion refuses, and loses the radius in sums of large entries.
-
-    Reference:
-        Held, Wolfe and Crowder (1974); Duchi et al. (2008), Figure 1.
-    """
-    # A shift changes nothing. With the largest entry at zero, -1 <= tau < 0 in units of
-    # the radius, so smaller entries may be clipped to -1.
-    shifted = vector - jax.lax.stop_gradient(jnp.max(vector))
-    units = jnp.maximum(shifted, -radius) / radius
-    sums = jnp.cumsum(jnp.sort(units, descending=True))
-    counts = jnp.arange(1, vector.size + 1).astype(vector.dtype)
-    # Every k gives a lower bound of tau, and the size of the support gives tau.
-    tau = jnp.max((sums - 1) / counts)
-    # Two Newton steps then remove the rounding of long sums. The last step alone has
-    # the derivative of tau, so the sort is not differentiated.
-    tau = jax.lax.stop_gradient(tau + _newton_step(units - tau))
-    above = units - tau
-    return radius * jax.nn.relu(above - _newton_step(above))
-
-
-def _newton_step(above: jax.Array) -> jax.Array:
-    """Returns the increase of tau for which sum max(units - tau, 0) is 1."""
-    support = jnp.maximum(jnp.sum((above > 0).astype(above.dtype)), 1)
-    return (jnp.sum(jax.nn.relu(above)) - 1) / support
