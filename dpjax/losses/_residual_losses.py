@@ -1,4 +1,7 @@
-"""Losses of the residual <w, x> - y: squared, absolute, Huber's, Tukey's biweight."""
+"""Losses of the residual <w, x> - y: squared, absolute, Huber's, Tukey's biweight.
+
+And the losses that solvers take by their names, of which one is of labels.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,6 +12,7 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._types import ArrayLike, Scalar
 from dpjax.losses._linear_loss import LinearLoss, like
+from dpjax.losses._margin_loss import logistic
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,6 @@ def huber(threshold: Scalar) -> LinearLoss:
     Args:
         threshold: t, in units of the target, positive.
 
-    Returns:
-        A per-example loss.
-
     Example:
         >>> import jax.numpy as jnp
         >>> float(huber(1.0)(jnp.ones(1), (jnp.array([3.0]), 0.0)))
@@ -143,9 +144,6 @@ def biweight(threshold: Scalar) -> LinearLoss:
     Args:
         threshold: t, in units of the target, positive.
 
-    Returns:
-        A per-example loss.
-
     Example:
         >>> import jax.numpy as jnp
         >>> float(biweight(3.0)(jnp.ones(1), (jnp.array([9.0]), 0.0)))
@@ -186,3 +184,28 @@ class _Biweight(LinearLoss):
         # Clipped before it is squared, a huge residual does not overflow, and causes no
         # NaN in the gradient.
         return jnp.clip((predictions - targets) / self.threshold, -1.0, 1.0)
+
+
+_LOSSES: dict[str, LinearLoss] = {
+    "squared": squared,
+    "logistic": logistic,
+    # 95 per cent efficiency for standard normal errors (Holland and Welsch 1977).
+    "huber": Huber(1.345, in_scales=True),
+}
+
+
+def named(loss: str | LinearLoss) -> LinearLoss:
+    """Returns a `LinearLoss`, or the loss "squared", "logistic" or "huber" by its name.
+
+    The threshold of "huber" is 1.345 scales of the residuals (P. W. Holland, R. E.
+    Welsch, Robust regression using iteratively reweighted least-squares, 1977).
+
+    Example:
+        >>> named("huber")
+        Huber(threshold=1.345, in_scales=True)
+    """
+    if isinstance(loss, LinearLoss):
+        return loss
+    rule = " or ".join([*map(repr, _LOSSES), "a losses.LinearLoss"])
+    _validate.require(isinstance(loss, str) and loss in _LOSSES, "loss", loss, rule)
+    return _LOSSES[loss]
