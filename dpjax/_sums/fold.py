@@ -15,12 +15,9 @@ the same digits. So the bound for one replaced record does not depend on the num
 devices; only the numbers of blocks and of rows per divisor count all of them.
 
 A block's sum adds K terms to every coordinate. It may be a product of matrices, with an
-unknown order of additions in each coordinate, and unknown fused operations.
-
-Its l2 norm errs by at most (1 + K u) u sqrt(K sum (1 + depth_i)^2) times the limit of a
-sample's norm, with depths K - 1, K - 1, K - 2, ..., 1 of terms that are added one after
-the other: `sensitivity()` counts that (`sum_error`). Proof, for any order in each
-coordinate: `docs/privacy/proofs/sums.md`, 1.2 and 1.3.
+unknown order of additions in each coordinate, and unknown fused operations: how far it
+errs is counted for the worst order (`sum_error`), `docs/privacy/proofs/sums.md`, 1.2
+and 1.3.
 """
 
 from collections.abc import Callable
@@ -46,11 +43,11 @@ MANY_ROWS = 2**24  # stands for a traced divisor
 
 
 class Summands(NamedTuple):
-    """Holds the sums of a stream.
+    """The sum of a stream, before it is taken.
 
     Attributes:
         stream: the samples.
-        prepare: makes of some samples what is summed of them.
+        prepare: returns what is summed of some samples.
         influence: acts by coordinate as these are added, and leaves zero as it is.
             Factored leaves are then multiplied out as they are added.
     """
@@ -113,7 +110,7 @@ def group_means(
             return aux, total if axes else digits.mean(total).high
 
         indices = first + jnp.arange(len(starts))
-        aux, sums = jax.lax.scan(group, fold.no_aux(), (indices, Span(starts, stops)))
+        aux, sums = jax.lax.scan(group, fold.no_aux(), (indices, (starts, stops)))
         if not axes:
             return sums, aux
         # A device has found the digits of those groups that it has rows of.
@@ -272,13 +269,6 @@ def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
     return DigitLayout(high, base, 2 + more)
 
 
-class Span(NamedTuple):
-    """Rows `start` to `stop - 1`."""
-
-    start: Scalar
-    stop: Scalar
-
-
 class Fold:
     """Adds summands to digits, block by block.
 
@@ -317,12 +307,8 @@ class Fold:
     ) -> PyTree:
         """Returns `run(layout)`, with the layout of the platform that it runs on."""
         made, stream = self.made, self.stream
-        is_whole = stream.is_padding_example is None
-        sizes = Sizes(
-            made.row_size,
-            made.work if is_whole else made.row_size,
-            max(num_coordinates(self.shape), 1),
-        )
+        work = made.work if stream.is_padding_example is None else made.row_size
+        sizes = Sizes(made.row_size, work, max(num_coordinates(self.shape), 1))
         args = num_rows, longest, sizes, stream.microbatch_size
         # A loop that carries a sum for each of many leaves takes long to compile.
         is_few = len(jax.tree.leaves(self.shape)) <= MANY
@@ -344,9 +330,8 @@ class Fold:
     def digits(self, layout: Layout, normalize_by: Scalar) -> Digits:
         """Returns digits for all sums of blocks."""
         num_sums = layout.width * layout.rounds * num_shares(self.stream.axes)
-        return Digits.of(
-            num_sums, layout.block_length, self.shape, self.limit, normalize_by
-        )
+        args = num_sums, layout.block_length, self.shape, self.limit
+        return Digits.of(*args, normalize_by)
 
     def no_aux(self) -> PyTree:
         """Returns zeros that will hold the aux of all rows."""
@@ -354,9 +339,16 @@ class Fold:
         return jax.tree.map(lambda x: zeros(x, (num_rows, *x.shape[1:])), self.aux)
 
     def add(
-        self, layout: Layout, digits: Digits, span: Span | None, aux: PyTree
+        self,
+        layout: Layout,
+        digits: Digits,
+        span: tuple[Scalar, Scalar] | None,
+        aux: PyTree,
     ) -> tuple[tuple[PyTree, ...], PyTree]:
-        """Returns the digits of the rows of a span, None for all, and fills in aux."""
+        """Returns the digits of the rows of a span, None for all, and fills in aux.
+
+        A span (start, stop) has the rows `start` to `stop - 1`.
+        """
 
         def add_microbatch(first, i, carry):
             sums, aux = carry
@@ -394,21 +386,18 @@ class Fold:
         """Returns what is summed of one microbatch, and aux with that of its rows."""
         num_rows = self.stream.num_rows
         start, size = number * layout.size, min(layout.size, num_rows)
-        is_whole = span is None and layout.is_exact
+        is_whole, stop = span is None and layout.is_exact, num_rows
         if span is not None:
-            start += span.start
+            start, stop = start + span[0], span[1]
         # The last one may reach past the end: it is shifted back, and those of its
         # rows that are already counted are left out.
         inside = start if is_whole else jnp.minimum(start, num_rows - size)
         samples, new = self.read(inside, size)
-        update = partial(
-            jax.lax.dynamic_update_slice_in_dim, start_index=inside, axis=0
-        )
-        aux = jax.tree.map(update, aux, new)
+        update = jax.lax.dynamic_update_slice_in_dim
+        aux = jax.tree.map(lambda x, y: update(x, y, inside, 0), aux, new)
         samples = self.prepare(samples).stacked()
         row = inside + jnp.arange(size)
         if not is_whole:
-            stop = num_rows if span is None else span.stop
             samples = samples.zero_unless((row >= start) & (row < stop))
         mask = self.stream.is_padding_example
         if mask is not None:
@@ -430,13 +419,9 @@ def block_length(normalize_by: float) -> int:
 def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
     """Refuses divisors too small for the bound on rounding to hold."""
     if is_concrete(normalize_by):
-        require(
-            float(normalize_by) >= _least_divisor(num_rows),
-            "normalize_by",
-            normalize_by,
-            f"at least {_least_divisor(num_rows):.0f} for a batch of {num_rows} rows "
-            "(the rounding slack inside sensitivity() is proven up to there)",
-        )
+        least, reason = _least_divisor(num_rows), "its rounding is proven up to there"
+        rule = f"at least {least:.0f} for a batch of {num_rows} rows ({reason})"
+        require(float(normalize_by) >= least, "normalize_by", normalize_by, rule)
 
 
 def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:

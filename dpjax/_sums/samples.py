@@ -39,13 +39,10 @@ SMALL = 4096  # coordinates, such as of a bias
 SAVING = 4  # factors are much smaller than a leaf by so many times, or more
 
 # The computed norm may be too small by this relative error, so that a clipped sample
-# may be longer than the clip norm by as much. A sum of squares is off by 1,536·2^-24:
-# up to 1,024 terms, or 6 levels of 256 terms (any number below 2^48 of entries; on
+# may be longer than the clip norm by as much: `docs/privacy/proofs/sums.md`, 1.5. There
+# a sum of squares has up to 1,024 terms, or 6 levels of 256 (below 2^48 entries); on
 # several devices 4 levels, for 2^32, and then a term for each device and axis, 512 at
-# most in all). Those of both factors of a product are together off by 2,048·2^-24, if
-# each has 2^24 entries or fewer. The sum over leaves has one more level for each
-# doubling of their number.
-# Half of the error of a square goes into its root; a few roundings follow.
+# most in all. The sum over leaves has one more level for each doubling of their number.
 NORM_ERROR = 2.0**-13
 FLAT, ROW = 1024, 256
 LOST = 2.0**-126  # what a square that underflows loses, at most

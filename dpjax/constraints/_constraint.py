@@ -32,8 +32,9 @@ class Constraint(abc.ABC):
     A subclass is a frozen dataclass and a pytree whose leaves are its radius or bounds:
     a sweep over radii compiles once, `vmap` and `grad` over a radius work.
 
-    Results have the dtypes of the given tree, float32 for integers. In half precision
-    the result is rounded last, so a projection may lie outside by that rounding.
+    Trees are finite, real and shaped as the parameters; results have their structure
+    and dtypes, float32 for integers. In half precision the result is rounded last, so a
+    projection may lie outside by that rounding.
 
     Example:
         >>> from dpjax.constraints import L2Ball
@@ -47,9 +48,6 @@ class Constraint(abc.ABC):
         Args:
             params: pytree of real arrays, all finite.
 
-        Returns:
-            A pytree of the same structure, shapes and float dtypes.
-
         Raises:
             ValueError: If params are not real arrays or do not fit the set, or the set
                 has no projection in closed form (`Polytope`).
@@ -57,14 +55,11 @@ class Constraint(abc.ABC):
         raise self._has_no("projection")
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """Returns whether the parameters lie in the set.
+        """Returns whether the parameters lie in the set, a boolean scalar.
 
         Args:
             params: pytree of real arrays; NaN lies in no set.
             tolerance: slack of each inequality of the set, in units of the parameters.
-
-        Returns:
-            A boolean scalar.
 
         Raises:
             ValueError: If tolerance is negative, params do not fit the set, or the set
@@ -100,12 +95,6 @@ class Constraint(abc.ABC):
     @abc.abstractmethod
     def minimize_linear(self, gradient: PyTree) -> PyTree:
         """Returns a point v of the set with the smallest <v, gradient>. Not private.
-
-        Args:
-            gradient: pytree shaped as the parameters, all finite.
-
-        Returns:
-            A pytree of the same structure, shapes and float dtypes.
 
         Raises:
             ValueError: If gradient is no real arrays or does not fit the set.
@@ -143,14 +132,8 @@ class VertexConstraint(Constraint):
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
         """Returns the score -<v, gradient> of every vertex v; higher is better.
 
-        Gradients are clipped first, so that no score exceeds a quarter of the largest
-        float.
-
-        Args:
-            gradient: pytree shaped as the parameters, all finite.
-
-        Returns:
-            Shape (num_vertices,), float64 where a leaf is, else float32.
+        Shape (num_vertices,), float64 where a leaf is, else float32. Gradients are
+        clipped first, so that no score exceeds a quarter of the largest float.
 
         Raises:
             ValueError: If gradient is no real arrays or does not fit the set.
@@ -162,9 +145,6 @@ class VertexConstraint(Constraint):
         Args:
             index: integer from 0 to num_vertices - 1; may be traced.
             like: pytree shaped as the parameters; its values do not matter.
-
-        Returns:
-            A pytree of the structure, shapes and float dtypes of `like`.
 
         Raises:
             ValueError: If index is out of range, or like does not fit the set.

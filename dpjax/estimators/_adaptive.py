@@ -40,13 +40,8 @@ class Counting(NormBounded):
         half = L sqrt(share / (1 - share) / G).
 
     So mean and counts are one vector of bounded norm, and one Gaussian releases both.
-    If the noise multiplier of the whole is z, that of the mean is z_g = z / sqrt(1 -
-    share), and that of the counts z_c = z / sqrt(share), because z^-2 = z_g^-2 +
-    z_c^-2.
-
-    Attributes:
-        estimator: an estimator whose influences have a bounded norm.
-        share: share of the budget for the counts, in (0, 1); static.
+    If its noise multiplier is z, that of the mean is z / sqrt(1 - share), and that of
+    the counts z / sqrt(share): their inverse squares add up. `share` is static.
     """
 
     estimator: NormBounded
@@ -109,12 +104,9 @@ class AdaptiveThreshold:
 
     where b is the private share of samples with a norm within the threshold. For a
     fixed distribution of the norms the threshold converges to their quantile. The first
-    threshold may be wrong by orders of magnitude; to move from C to c then takes
+    threshold may be wrong by orders of magnitude: from C to c it takes
     log(C / c) / (learning_rate·(1 - quantile)) steps downward, or log(c / C) /
     (learning_rate·quantile) steps upward.
-
-    The counts are released with the mean, as one Gaussian vector of one subsampling:
-    see `counting`. NaN and infinite entries of a sample count as zero in its norm too.
 
     With `robust_grad`, use `counting` as the estimator, which returns mean and counts;
     add noise for its sensitivity, and pass the result to `follow`.
@@ -127,17 +119,14 @@ class AdaptiveThreshold:
 
     Attributes:
         estimator: `Clipping`, `SmoothedClipping` or `Normalization`, or `Grouped` of
-            one of these, with its first thresholds (clip norm, scale, offset).
+            one of these, with its first thresholds (clip norm, scale, offset), which
+            are within [lower, upper].
         lower: the smallest threshold, public, in units of the samples, at least 1e-12.
         upper: the largest threshold, public, at most 1e30.
         quantile: target share of norms within the threshold, in (0, 1); a pytree leaf.
         learning_rate: step size of the log threshold, > 0; a pytree leaf.
         share: share of the budget for the counts, in (0, 1). The stddev of their noise,
             divided by n, is noise_multiplier·sqrt(G / share) / n under replace-one.
-
-    Raises:
-        ValueError: If estimator is none of these, a number is out of its range, or a
-            first threshold is not within [lower, upper].
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -157,8 +146,8 @@ class AdaptiveThreshold:
 
     Reference:
         Andrew, Thakkar, McMahan, Ramaswamy (2021), Differentially private learning with
-        adaptive clipping, Algorithm 1 and Theorem 1; here for replace-one as well, for
-        groups, and with the count's noise in proportion to the threshold's.
+        adaptive clipping, Algorithm 1 and Theorem 1; here also for replace-one and
+        groups.
     """
 
     estimator: NormBounded

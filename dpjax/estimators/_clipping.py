@@ -260,9 +260,8 @@ class Grouped(NormBounded):
             name.
 
     Raises:
-        ValueError: If estimator is not one of these, an array is not of shape (G,), or
-            a name occurs twice; when called, if a group has no leaf, or a leaf no
-            group.
+        ValueError: If a name occurs twice; when called, if a group has no leaf, or a
+            leaf no group.
 
     Example:
         >>> import jax.numpy as jnp

@@ -284,12 +284,7 @@ class Estimator(abc.ABC):
 
 
 class CoordinateEstimator(Estimator):
-    """An estimator whose influence acts on each coordinate separately."""
-
-    @property
-    @abc.abstractmethod
-    def limit(self) -> Scalar:
-        """The bound on |coordinate| of every influence; the influence of 0 is 0."""
+    """An estimator whose influence acts on each coordinate; that of zero is zero."""
 
     def summands(self, stream: SampleStream) -> Summands:
         """See `Estimator.summands`: products are computed as they are added."""

@@ -36,11 +36,8 @@ class MedianOfMeans(Estimator):
     the median is the average of two means, and moves by half of that.
 
     Attributes:
-        inner: the estimator of a group's mean; it bounds the sensitivity.
+        inner: the estimator of a group's mean, other than this and `TrimmedMean`.
         num_groups: number of groups, at least one and at most n.
-
-    Raises:
-        ValueError: If inner is not an estimator, or num_groups not a positive integer.
 
     Example:
         >>> import jax.numpy as jnp
@@ -112,14 +109,7 @@ class MedianOfMeans(Estimator):
     def for_failure_prob(
         cls, inner: Estimator, *, num_coordinates: int, failure_prob: float = 0.01
     ) -> "MedianOfMeans":
-        """Returns ceil(4 log(2 d / failure_prob)) groups (paper 003, Alg. 3, line 1).
-
-        Example:
-            >>> from dpjax.estimators import MedianOfMeans, Truncation
-            >>> MedianOfMeans.for_failure_prob(
-            ...     Truncation(1.0), num_coordinates=10, failure_prob=0.05).num_groups
-            24
-        """
+        """Returns ceil(4 log(2 d / failure_prob)) groups (003, Algorithm 3, line 1)."""
         _validate.count(num_coordinates=num_coordinates)
         _validate.probability(failure_prob=failure_prob)
         return cls(inner, int(np.ceil(4 * np.log(2 * num_coordinates / failure_prob))))

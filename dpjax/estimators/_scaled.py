@@ -78,9 +78,8 @@ class Scaled:
     Pass it to `privatize` in place of an estimator: samples are divided by the scales,
     their robust mean gets the noise of the estimator, and the release is multiplied by
     the scales. So a coordinate of scale s has s times the threshold and s times the
-    noise. If gradients differ by orders of magnitude, one threshold for all would clip
-    the large ones, or add too much noise to the small ones. With `Clipping` and other
-    norm-wise estimators, norms are those of the ratios.
+    noise: one threshold for gradients that differ by orders of magnitude would clip the
+    large ones, or add too much noise to the small ones. Norms are those of the ratios.
 
     Scales may depend on the data only through earlier releases, such as the second
     moments of private gradients.
@@ -99,12 +98,8 @@ class Scaled:
             `MedianOfMeans` or `TrimmedMean`. Its threshold, scale or norm is in units
             of the scales.
         scales: a pytree like a sample, or a prefix of one: numbers, each for all leaves
-            below it, or arrays of the shape of their leaf; in units of the samples.
-            Both fields are pytree leaves.
-
-    Raises:
-        ValueError: If estimator is none of these, or scales are not numbers in [1e-20,
-            1e30]; when used, if they do not fit the samples.
+            below it, or arrays of the shape of their leaf; in [1e-20, 1e30], in units
+            of the samples. Both fields are pytree leaves.
 
     Example:
         >>> import jax, jax.numpy as jnp

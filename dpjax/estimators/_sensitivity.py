@@ -21,11 +21,8 @@ from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Sc
 class Sensitivity(NamedTuple):
     """The largest change of an estimate between neighbors, in three norms.
 
-    Attributes:
-        l1: the largest change of the estimate in the l1 norm.
-        l2: in the l2 norm; `privatize` adds noise of stddev `noise_multiplier * l2`,
-            with rounded=False.
-        linf: in any one coordinate.
+    `privatize` adds noise of stddev `noise_multiplier * l2`, with rounded=False. `linf`
+    is the largest change of any one coordinate.
 
     Example:
         >>> from dpjax.estimators import Winsorization
@@ -138,9 +135,8 @@ def _rounded_change(limit, num_samples, moved, error, excess=0.0):
 def sum_error_in_turn(num_terms: int) -> float:
     """Returns the largest error of a float sum of K terms, in units of u limit.
 
-    The error of each addition is at most u |its result|. Of all orders to add K terms,
-    the sequential one has the largest results: 2, 3, ..., K times the limit. 1.01
-    covers the second order (Higham 2002, eq. 4.3).
+    One after the other, results are largest: 2, 3, ..., K times the limit. 1.01 covers
+    the second order (Higham 2002, eq. 4.3; `docs/privacy/proofs/sums.md`, 1.2).
     """
     return 1.01 * (num_terms * (num_terms + 1) / 2 - 1)
 

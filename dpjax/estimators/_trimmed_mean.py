@@ -11,23 +11,17 @@ the smooth sensitivity at smoothness t is the maximum of w_m W and
     fast:   w_k term(x_(n-m+1+k), x_(m-k)),      0 <= k < m.                        (3)
 
 It bounds the change of the mean between neighbors, and is t-smooth: a term k of one is
-at most a term k + 1 of the other. (3) is at most twice (2). Proof:
-`docs/privacy/proofs/sums.md`, 1.9.
-
-Rounding. Samples are clipped to ±1e30, so no sum overflows. Let G be the largest
-magnitude in the window and u = 2^-24. The error of the window's sum is at most u of
-itself and (2^-7 + 2^-11) u N G (see `order_statistics`), and the sum is multiplied by
-the rounded 1/N: except for that common factor the error of the mean is 2.01 u G. For
-x and for x', G is at most max(top, -bottom) of the term that bounds the change. Hence
+at most a term k + 1 of the other. (3) is at most twice (2). With rounding, u = 2^-24,
 
     term(top, bottom) = min(W, (top - bottom) / N + 5 u max(top, -bottom)),         (4)
 
-which still increases in top and decreases in bottom; the proof uses nothing else. A
-term is a sum of products of non-negative numbers: each of its fewer than 8 operations
-has a relative error of u, however it is compiled. `SLACK` = 32 u covers 8 u for each of
-two neighbors, and a few more for converting the result to a scale of noise: t is
-lowered by it before, and the result raised by it after. The floor of w_k and the
-smallest W keep every relevant number far above underflow.
+because the mean errs by 2.01 u of the largest magnitude in the window, except for a
+common factor. A term is a sum of products of non-negative numbers: each of its fewer
+than 8 operations has a relative error of u, however it is compiled. `SLACK` = 32 u
+covers 8 u for each of two neighbors, and a few more for converting the result to a
+scale of noise: t is lowered by it before, and the result raised by it after. The floor
+of w_k and the smallest W keep every relevant number far above underflow. Proof:
+`docs/privacy/proofs/sums.md`, 1.9.
 """
 
 import math
@@ -73,17 +67,13 @@ class TrimmedMean(Estimator):
     `dpjax.transforms.privatize` is proportional to it.
 
     Attributes:
-        trim_fraction: share that is trimmed on either side, 0 < trim_fraction < 1/2;
-            static, because shapes depend on it.
-        lower: a, public, in units of the samples; a pytree leaf.
-        upper: b > a, public; a pytree leaf.
+        trim_fraction: share that is trimmed on either side, in (0, 1/2); static,
+            because shapes depend on it.
+        lower: a, public, within ±1e30, in units of the samples; a pytree leaf.
+        upper: b, likewise, at least a + 1e-15.
         relative_spread: a public guess of the range of a coordinate's samples, in units
             of upper - lower; static. The noise is calibrated for it; privacy holds for
             every guess.
-
-    Raises:
-        ValueError: If trim_fraction is not in (0, 1/2), a bound is not within ±1e30, or
-            upper - lower is below 1e-15.
 
     Example:
         >>> import jax.numpy as jnp
@@ -125,11 +115,6 @@ class TrimmedMean(Estimator):
 
         Raises:
             ValueError: If nothing would remain, 2m >= n.
-
-        Example:
-            >>> from dpjax.estimators import TrimmedMean
-            >>> TrimmedMean(0.05, -1.0, 1.0).trim_count(1_000)
-            50
         """
         _validate.count(num_samples=num_samples)
         trimmed = max(1, math.floor(self.trim_fraction * num_samples))
@@ -172,9 +157,8 @@ class TrimmedMean(Estimator):
     ) -> dict[str, Scalar]:
         """See `Estimator.noise_parameters`: rho, the zCDP cost of one release.
 
-        Raises:
-            ValueError: If records are sampled, or added and removed, because no
-                accounting for order statistics of such batches is known.
+        Records that are sampled, or added and removed, raise `ValueError`, because no
+        accounting for order statistics of such batches is known.
         """
         del num_samples, num_coordinates
         _validate.positive(noise_multiplier=noise_multiplier)
@@ -189,11 +173,7 @@ class TrimmedMean(Estimator):
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
     ) -> tuple[Unrounded, PyTree]:
-        """See `Estimator.fold`: not a fold, because all rows are read first.
-
-        Raises:
-            ValueError: If rows are masked, because their number must be public.
-        """
+        """See `Estimator.fold`: not a fold, because all rows are read first."""
         del normalize_by  # the number of rows, as always where groups_by_index
         self._no_padding(stream)
         num_rows = stream.num_rows_in_all
@@ -262,9 +242,8 @@ class TrimmedMean(Estimator):
             The scale that paper 001 prints in Algorithm 2, line 1, is not smooth: no
             privacy follows from it.
         """
-        return self.with_smooth_sensitivity(
-            samples, smoothness, bound=bound, axis_name=axis_name
-        )[1]
+        both = self.with_smooth_sensitivity
+        return both(samples, smoothness, bound=bound, axis_name=axis_name)[1]
 
     def with_smooth_sensitivity(
         self,
@@ -274,16 +253,7 @@ class TrimmedMean(Estimator):
         bound: Bound = "fast",
         axis_name: AxisName | None = None,
     ) -> tuple[PyTree, PyTree]:
-        """Returns the estimate and its `smooth_sensitivity`, from one selection.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from dpjax.estimators import TrimmedMean
-            >>> mean, sensitivity = TrimmedMean(0.2, -5.0, 5.0).with_smooth_sensitivity(
-            ...     jnp.arange(5.0), 1.0)
-            >>> print(f"{mean:.2f} {sensitivity:.2f}")
-            2.00 3.68
-        """
+        """Returns the estimate and its `smooth_sensitivity`, from one selection."""
         stream = SampleStream.of(samples)
         self._no_padding(stream)
         rule = "one concrete number, not a traced one"

@@ -19,10 +19,9 @@ from dpjax.losses._linear_loss import LEAST_SHARE, LinearLoss, like
 class MarginLoss(LinearLoss):
     """A convex loss phi of the margin z = y <w, x>, defined by its derivative.
 
-    The bounds are part of the loss, because the noise of a private minimizer depends on
-    them. The derivative is clipped to the declared bound (and to at most zero if it is
-    declared non-increasing), so this bound always holds. That phi' increases, and no
-    faster than declared, is not checked.
+    The noise of a private minimizer depends on the bounds. The derivative is clipped to
+    its own (and to at most zero if it is declared non-increasing), so this bound always
+    holds. That phi' increases, and no faster than declared, is not checked.
 
     Labels are -1 and +1: a target above zero counts as +1, any other, including 0, as
     -1, and NaN as none. `derivative` and `curvature` may be called without labels: then
@@ -36,12 +35,8 @@ class MarginLoss(LinearLoss):
         derivative_bound: L, a bound on |phi'|.
         curvature_bound: c, a Lipschitz constant of phi'.
         is_non_increasing: whether phi' <= 0 everywhere; less noise is then enough.
-        value_fn: phi, from an array of margins to an array of losses; only needed to
-            call the loss, or its `value`.
-
-    Raises:
-        ValueError: If derivative_fn is not callable or a bound is not positive; from
-            `value`, if value_fn is None.
+        value_fn: phi, from an array of margins to an array of losses; to call the loss,
+            or its `value`, without it raises `ValueError`.
 
     Example:
         >>> MarginLoss.logistic().curvature_bound

@@ -81,11 +81,8 @@ absolute = _Absolute()
 def huber(threshold: Scalar) -> LinearLoss:
     """Makes the Huber loss: quadratic near zero, linear beyond the threshold.
 
-    With s = <w, x> - y and threshold t: s^2 / 2 if |s| <= t, else t |s| - t^2 / 2.
-    L = t and c = 1.
-
-    Args:
-        threshold: t, in units of the target, positive.
+    With s = <w, x> - y and threshold t > 0, in units of the target: s^2 / 2 if
+    |s| <= t, else t |s| - t^2 / 2. L = t and c = 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -105,10 +102,6 @@ class Huber(LinearLoss):
     Solvers that release scales, such as `solvers.dp_linear_model`, divide residuals by
     their scale first if the threshold is in scales; 1.345 then has 95 per cent
     efficiency for normal errors of any size.
-
-    Attributes:
-        threshold: t, positive.
-        in_scales: whether it is in scales of the residuals, not in units of the target.
     """
 
     threshold: Scalar
@@ -137,12 +130,9 @@ class Huber(LinearLoss):
 def biweight(threshold: Scalar) -> LinearLoss:
     """Makes Tukey's biweight loss of robust regression, bounded and not convex.
 
-    With s = <w, x> - y and threshold t: (t^2 / 6) (1 - (1 - (s/t)^2)^3) if |s| <= t,
-    else t^2 / 6. Near zero it is about s^2 / 2; beyond t its gradient is zero.
-    L = 16 t / (25 sqrt(5)) and c = 1.
-
-    Args:
-        threshold: t, in units of the target, positive.
+    With s = <w, x> - y and threshold t > 0, in units of the target: (t^2 / 6)
+    (1 - (1 - (s/t)^2)^3) if |s| <= t, else t^2 / 6. Near zero it is about s^2 / 2;
+    beyond t its gradient is zero. L = 16 t / (25 sqrt(5)) and c = 1.
 
     Example:
         >>> import jax.numpy as jnp
