@@ -102,10 +102,9 @@ class AdaptiveThreshold:
 
         threshold <- threshold·exp(-learning_rate·(b - quantile)),
 
-    where b is the private share of samples with a norm within the threshold. For a
-    fixed distribution of the norms the threshold converges to their quantile. The first
-    threshold may be wrong by orders of magnitude: from C to c it takes
-    log(C / c) / (learning_rate·(1 - quantile)) steps downward, or log(c / C) /
+    where b is the private share of samples with a norm within the threshold, which
+    converges to the quantile of the norms: from C to c in log(C / c) /
+    (learning_rate·(1 - quantile)) steps downward, or log(c / C) /
     (learning_rate·quantile) steps upward.
 
     With `robust_grad`, use `counting` as the estimator, which returns mean and counts;
@@ -114,8 +113,8 @@ class AdaptiveThreshold:
     Sensitivity:
         That of `counting`, for replace-one or add/remove, covers mean and counts
         together: for G groups a record moves G counts. The noise of the mean is then
-        1 / sqrt(1 - share) times the noise with fixed thresholds: at 0.01, half a per
-        cent more. The noise multiplier accounts for the whole privacy cost.
+        1 / sqrt(1 - share) times that with fixed thresholds: at 0.01, half a per cent
+        more. The noise multiplier accounts for the whole privacy cost.
 
     Attributes:
         estimator: `Clipping`, `SmoothedClipping` or `Normalization`, or `Grouped` of
@@ -125,8 +124,8 @@ class AdaptiveThreshold:
         upper: the largest threshold, public, at most 1e30.
         quantile: target share of norms within the threshold, in (0, 1); a pytree leaf.
         learning_rate: step size of the log threshold, > 0; a pytree leaf.
-        share: share of the budget for the counts, in (0, 1). The stddev of their noise,
-            divided by n, is noise_multiplier·sqrt(G / share) / n under replace-one.
+        share: share of the budget for the counts, in (0, 1): the noise of b has stddev
+            noise_multiplier·sqrt(G / share) / n under replace-one.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -136,8 +135,7 @@ class AdaptiveThreshold:
         >>> transform = privatize(
         ...     adaptive, noise_multiplier=1.0, key=jax.random.key(0))
         >>> grads = 30.0 * jax.random.normal(jax.random.key(1), (4096, 2))
-        >>> state = transform.init(jnp.zeros(2))
-        >>> update = jax.jit(transform.update)
+        >>> state, update = transform.init(jnp.zeros(2)), jax.jit(transform.update)
         >>> for _ in range(60):
         ...     mean, state = update(grads, state)
         >>> median = jnp.median(jnp.linalg.norm(grads, axis=1))

@@ -193,13 +193,7 @@ class Estimator(abc.ABC):
         _validate.count(num_coordinates=num_coordinates)
         return self._sensitivity(num_samples, num_coordinates, relation, rounded)
 
-    def _sensitivity(
-        self,
-        num_samples: Scalar,
-        num_coordinates: int,
-        relation: NeighboringRelation,
-        rounded: bool,
-    ) -> Sensitivity:
+    def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
         """See `sensitivity`: linf is 2 limit / n, l2 sqrt(d) times that."""
         if self.limit is None:
             return Sensitivity(math.inf, math.inf, math.inf)

@@ -15,7 +15,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._rounding import ROUNDOFF
 from dpjax._sums.fold import FEW_ROWS, MANY_ROWS, block_length
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Scalar
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, Scalar
 
 
 class Sensitivity(NamedTuple):
@@ -36,14 +36,7 @@ class Sensitivity(NamedTuple):
     linf: Scalar
 
 
-def coordinate_sensitivity(
-    limit: Scalar,
-    num_samples: Scalar,
-    num_coordinates: int,
-    relation: NeighboringRelation,
-    *,
-    rounded: bool,
-) -> Sensitivity:
+def coordinate_sensitivity(limit, num_samples, num_coordinates, relation, *, rounded):
     """Returns the sensitivity of a mean of influences within ±limit by coordinate.
 
     One record moves one coordinate of the exact mean by at most 2 limit / n, and may
@@ -59,15 +52,8 @@ def coordinate_sensitivity(
 
 
 def norm_sensitivity(
-    limit: Scalar,
-    num_samples: Scalar,
-    num_coordinates: int,
-    relation: NeighboringRelation,
-    *,
-    norm_error: float,
-    diameter: float,
-    rounded: bool,
-) -> Sensitivity:
+    limit, num_samples, num_coordinates, relation, *, norm_error, diameter, rounded
+):
     """Returns that of a mean of influences of l2 norm at most limit (1 + norm_error).
 
     Two influences are apart by at most diameter limits, up to norm_error of that, and

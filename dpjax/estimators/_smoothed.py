@@ -146,15 +146,9 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
         at most v (1 + 1/beta) / (2 s) + (s/n) (beta/2 + log(2dT/zeta) + noise),
         of which this is the minimum over s.
 
-        Args:
-            moment_bound: v, in units of the samples squared.
-            num_samples: as in `Truncation.for_moment`, like all up to failure_prob.
-            num_coordinates: d.
-            num_steps: T.
-            epsilon: of all releases.
-            delta: of all releases.
-            failure_prob: zeta.
-            beta: 2 log(1 / failure_prob) by default, as in the paper.
+        Arguments are those of `Truncation.for_moment`: v is moment_bound, in units of
+        the samples squared, zeta failure_prob; beta is 2 log(1 / failure_prob) by
+        default, as in the paper.
 
         Example:
             >>> estimator = SmoothedTruncation.for_moment(

@@ -197,8 +197,9 @@ class TrimmedMean(Estimator):
     ) -> PyTree:
         """Returns a smooth bound of the local sensitivity, by coordinate.
 
-        A t-smooth upper bound, for t = smoothness. If A_k is the local sensitivity at
-        distance k, it is max_k e^(-kt) A_k for "exact",
+        A t-smooth upper bound, for t = smoothness, which depends on private data and
+        must not be released. If A_k is the local sensitivity at distance k, it is
+        max_k e^(-kt) A_k for "exact",
 
             A_k = min(upper - lower, max_l (x_(n-m+1+k-l) - x_(m+1-l)) / (n - 2m)),
 
@@ -206,18 +207,15 @@ class TrimmedMean(Estimator):
         maximum over l. Both are upper - lower for k >= m. "fast" takes m steps per
         coordinate and is at most twice "exact", which takes m^2 steps.
 
-        It depends on private data and must not be released.
-
         Args:
-            samples: as for the estimate.
+            samples: as for the estimate, as is axis_name.
             smoothness: t > 0, public and concrete. Below 2^-19, which float32 does not
                 resolve, the result is upper - lower.
             bound: "fast" or "exact".
-            axis_name: as for the estimate.
+            axis_name: the mesh axes over which samples are sharded.
 
         Returns:
-            A pytree of leaves (...), in units of the samples, each at least
-            max(e^(-mt), 1e-12) (upper - lower).
+            A pytree of leaves (...), each at least max(e^(-mt), 1e-12) (upper - lower).
 
         Sensitivity:
             Let f be the estimate and S this, both as computed in float32 or float64.
@@ -290,16 +288,13 @@ def _with_sensitivity(stream, estimator, weights, bound):
             num_kept = len(x) * num_shares(axes) - 2 * trimmed
             order = order_statistics(x, trimmed, axes)
             width = like(estimator.upper, order.low) - like(estimator.lower, order.low)
-            sensitivity = smooth_sensitivity(
-                order, weights, width, num_kept=num_kept, bound=bound.value
-            )
+            args = {"num_kept": num_kept, "bound": bound.value}
+            sensitivity = smooth_sensitivity(order, weights, width, **args)
             return estimator._mean(order.middle_sum, num_kept), sensitivity
 
         leaves, structure = jax.tree.flatten(samples)
-        pairs = [by_column(both, as_float(x)) for x in leaves]
-        return tuple(
-            jax.tree.unflatten(structure, x) for x in zip(*pairs, strict=True)
-        ), ()
+        pairs = zip(*(by_column(both, as_float(x)) for x in leaves), strict=True)
+        return tuple(map(structure.unflatten, pairs)), ()
 
     replicated = estimator, weights, stream.shared
     return by_device(on_device, axes, replicated, stream.rows)[0]
@@ -312,12 +307,7 @@ def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
 
 
 def smooth_sensitivity(
-    order: OrderStatistics,
-    weights: jax.Array,
-    width: Scalar,
-    *,
-    num_kept: int,
-    bound: Bound,
+    order: OrderStatistics, weights, width, *, num_kept: int, bound: Bound
 ) -> jax.Array:
     """Returns the maximum of (2) or (3) with (4), for each of d columns."""
     low, high, _ = order

@@ -94,14 +94,7 @@ class ThresholdEstimator(CoordinateEstimator):
         return cls((gain / cost) ** (1 / (1 + v)))
 
 
-def deviations(
-    num_samples: int,
-    num_coordinates: int,
-    num_steps: int,
-    epsilon: float,
-    delta: float,
-    failure_prob: float,
-) -> tuple[float, float]:
+def deviations(num_samples, num_coordinates, num_steps, epsilon, delta, failure_prob):
     """Returns log(2 d T / xi), and the size of a coordinate's noise, which it exceeds.
 
     The logarithm is of a union bound over coordinates, steps and two sides. The noise
