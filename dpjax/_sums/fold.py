@@ -113,7 +113,8 @@ def group_means(
         aux, sums = jax.lax.scan(group, fold.no_aux(), (indices, (starts, stops)))
         if not axes:
             return sums, aux
-        # A device has found the digits of those groups that it has rows of.
+        # A device has the digits of those groups that it has rows of; zeros stand for
+        # the others, so that a psum adds up every group's.
         total = jax.tree.map(
             lambda x: jax.lax.dynamic_update_slice_in_dim(
                 zeros(x, (len(sizes), *x.shape[1:])), x, first, 0
@@ -123,6 +124,7 @@ def group_means(
         mean = jax.vmap(lambda index, total: every.of_group(index).mean(total).high)
         return mean(jnp.arange(len(sizes)), psum(total, axes)), aux
 
+    # One layout serves all groups: that of the largest; a span leaves rows of it out.
     most = min(int(sizes.max()), stream.num_rows)
     return fold.by_platform(run, most, block_length(MANY_ROWS))
 
@@ -310,7 +312,8 @@ class Fold:
         work = made.work if stream.is_padding_example is None else made.row_size
         sizes = Sizes(made.row_size, work, max(num_coordinates(self.shape), 1))
         args = num_rows, longest, sizes, stream.microbatch_size
-        # A loop that carries a sum for each of many leaves takes long to compile.
+        # Rows one by one are fastest on CPU, but a loop that carries a sum for each of
+        # many leaves takes long to compile.
         is_few = len(jax.tree.leaves(self.shape)) <= MANY
         if stream.make_factored is None and is_few:
             on_cpu = Layout.one_by_one(*args)
@@ -361,6 +364,8 @@ class Fold:
             blocks = sums, samples.blocks(layout.width)
             return by_row(add, layout.width)(blocks), aux
 
+        # A derivative would hold samples and influences of all blocks: it computes them
+        # anew instead, a microbatch at a time.
         @jax.checkpoint
         def add_blocks(carry, index):
             total, aux = carry

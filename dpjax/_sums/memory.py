@@ -28,7 +28,7 @@ from jax.extend import core
 from dpjax._types import PyTree
 
 DEFAULT = 2**35  # about what JAX gets of a GPU of 40 GB: three quarters
-# Operations whose results need no memory: they are their operands, seen otherwise.
+# Operations whose results are views of their operands, and need no memory.
 VIEWS = {
     *("reshape", "squeeze", "transpose", "broadcast_in_dim"),
     *("copy", "optimization_barrier"),

@@ -252,11 +252,9 @@ class Stacked:
         groups: dict[Any, list[int]] = {}
         for i, x in enumerate(leaves):
             groups.setdefault(_kind(x) or i, []).append(i)
-        joined = [
-            part
-            for group in groups.values()
-            for part in ([group] if len(group) > MANY else [[i] for i in group])
-        ]
+        joined: list[list[int]] = []
+        for group in groups.values():
+            joined += [group] if len(group) > MANY else [[i] for i in group]
         stacks = [
             stack([leaves[i] for i in group], 1) if group[1:] else leaves[group[0]]
             for group in joined
@@ -402,7 +400,7 @@ class Arrays(Values):
         return self.values if self.weights is None else times(self.values, self.weights)
 
     def build(self, x: jax.Array) -> jax.Array:
-        """Returns what a sum is of."""
+        """Returns the leaf of a sum, which is the sum itself."""
         return x
 
     def zeros(self) -> jax.Array:
