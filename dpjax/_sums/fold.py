@@ -85,11 +85,8 @@ def group_means(
 ) -> tuple[PyTree, PyTree]:
     """Returns the rounded means of groups, leaves (G, ...), and the aux of all rows.
 
-    Args:
-        summands: as for `fold_mean`.
-        limit: as for `fold_mean`.
-        sizes: the number of rows of each group, shape (G,). Groups are consecutive
-            ranges of the rows of all devices.
+    `sizes`, shape (G,), are the numbers of rows of the groups, which are consecutive
+    ranges of the rows of all devices; other arguments are those of `fold_mean`.
     """
     stream = summands.stream
     axes = stream.axes
@@ -275,14 +272,10 @@ class Fold:
     """Adds summands to digits, block by block.
 
     Attributes:
-        stream: and the other fields of `Summands`.
-        limit: as of `fold_mean`.
         read: as `SampleStream.reader` returns it.
         made: one sample without its numbers, as it is read.
-        row_bytes: what is held of a row at a time, at most, about.
-        row: as it is summed.
+        row: as it is summed, with its aux; row_bytes are held of it at a time, about.
         shape: the pytree of a sum, in which small leaves may be `Stacked`.
-        aux: of one row.
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):

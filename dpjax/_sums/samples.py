@@ -140,13 +140,10 @@ class FactoredSamples:
     def add_to(
         self, sums: list[jax.Array], influence: Influence | None, in_turn: int | None
     ) -> list[jax.Array]:
-        """Adds samples to sums, or their influences.
+        """Adds samples to sums, or their influences, which act by coordinate.
 
-        Args:
-            sums: one for every leaf, as `zeros` returns them.
-            influence: acts by coordinate, and leaves zero as it is; None adds samples.
-            in_turn: how many rows are added in one pass over a large sum, one after the
-                other; None leaves the order to the compiler.
+        The influence leaves zero as it is. in_turn is how many rows are added in one
+        pass over a large sum, one after the other; None leaves it to the compiler.
         """
         pairs = zip(sums, self.parts, strict=True)
         return [part.add(x, influence, in_turn) for x, part in pairs]
@@ -460,14 +457,9 @@ def add_rows(
     arrays: tuple[jax.Array, ...],
     in_turn: int | None,
 ) -> jax.Array:
-    """Adds `function(*row)` of all rows to a sum.
+    """Adds `function(*row)` of all rows of arrays (n, ...) to a sum.
 
-    Args:
-        total: the sum.
-        function: of a row of each array; that of zeros is zero.
-        arrays: shapes (n, ...).
-        in_turn: how many rows are added in one pass over the sum, one after the other;
-            None leaves the order to the compiler.
+    That of zeros is zero; in_turn is as in `FactoredSamples.add_to`.
     """
     if in_turn is None:
         return total + jax.vmap(function)(*arrays).sum(axis=0)
@@ -563,12 +555,8 @@ def weigh(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the weight of one sample, and its norm in units.
 
-    Args:
-        squares: the square of its norm in units; infinity where that overflows.
-        weight_fn: of norms, a differentiable function; norms lie in [0, 2^63).
-
-    Returns:
-        The weight is zero where the norm is 2^63 or more; the norm is infinite there.
+    Squares are those of its norm, infinity where they overflow. `weight_fn` is
+    differentiable on [0, 2^63); beyond, the weight is zero and the norm infinite.
     """
     is_measured = squares < LONGEST**2
     is_positive = is_measured & (squares > 0)

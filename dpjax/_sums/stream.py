@@ -39,9 +39,9 @@ REFUSED = (
 class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     """Samples that are computed from rows when they are needed, a few at a time.
 
-    An estimator takes it in place of a pytree of samples. `streamed_grad` returns one:
-    the gradients of a batch. In a pytree it is a leaf, so that what maps over gradients
-    meets no parameters or records in their place: arithmetic raises `ValueError`.
+    `streamed_grad` returns one, the gradients of a batch. In a pytree it is a leaf, so
+    that what maps over gradients meets no parameters or records in their place:
+    arithmetic raises `ValueError`.
 
     Attributes:
         make_samples: `make_samples(shared, some_rows)` returns `(samples, aux)`, both

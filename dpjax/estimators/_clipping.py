@@ -150,7 +150,7 @@ class NormEstimator(NormBounded):
 def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
     """Returns sample·min(1, l2_clip_norm / ||sample||), the norm over all leaves.
 
-    What is special is that of `Estimator`.
+    NaN, infinities and norms of 2^63 clip norms count as in `Estimator`.
 
     Example:
         >>> import jax.numpy as jnp

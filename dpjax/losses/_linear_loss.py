@@ -87,8 +87,7 @@ class LinearLoss(abc.ABC):
         """Returns the derivative in each prediction, in the shape of the predictions.
 
         For any arguments it is finite and within its bound, and zero where either is
-        NaN. Targets are clipped to their range, because beyond it no property would
-        hold.
+        NaN. Targets are clipped to their range: beyond it no property would hold.
         """
         targets = self._in_range(targets, predictions)
         slopes = self._of_present(self._derivative(predictions, targets), targets, 1)

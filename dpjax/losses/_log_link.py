@@ -23,11 +23,8 @@ def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
     so that it is convex with bounded curvature: c = max_mean, L = max_mean +
     max_target. A group of larger counts has its best prediction a little above.
 
-    The logarithm of an exposure is added to the prediction, so max_mean bounds the mean
-    of a record and not of a unit of exposure.
-
     Args:
-        max_mean: the largest mean, positive, public.
+        max_mean: the largest mean of a record, exposure included, positive, public.
         max_target: the largest count, public; a larger one counts as this, and
             negatives as 0. By default m + 6 sqrt(m) + 12 for m = max_mean, which a
             Poisson count exceeds with a probability below e^-18 (Bernstein).
@@ -55,9 +52,8 @@ def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
     With eta = <w, x>: eta + y (e^-eta - 1), whose minimizer in eta is log(y). It does
     not depend on units: an error counts relative to the mean. Below min_mean and above
     max_target it continues as a parabola and then linearly, so that its curvature is
-    bounded: c = max_target / min_mean, L = c + 1. At the best prediction the mean
-    curvature is 1; for a wide range c is far larger. A group of targets near zero has
-    its best prediction just below min_mean.
+    bounded: c = max_target / min_mean, L = c + 1. A group of targets near zero has its
+    best prediction just below min_mean.
 
     Args:
         min_mean: the smallest mean of a record, positive, public, in units of the
@@ -122,14 +118,10 @@ def tweedie(
 def log_link(power: float) -> LinearLoss:
     """Makes a loss with log link, for targets in units of their typical size.
 
-    The loss of `poisson`, `gamma` or `tweedie` if only the typical size of targets
-    above zero is known, which is the unit: means are from 0.001 to 30 units, and
-    targets are clipped to 1000. `dpjax train --loss poisson` and
+    The loss of `poisson`, `gamma` or `tweedie`, for power 1, 2 or between, if only the
+    typical size of targets above zero is known, which is the unit: means are from 0.001
+    to 30 units, and targets are clipped to 1000. `dpjax train --loss poisson` and
     `dpjax.sklearn.DPPoissonRegressor` minimize it.
-
-    Args:
-        power: p, if the variance is proportional to mean^p: 1 for Poisson, 2 for gamma,
-            and between them Tweedie.
 
     Example:
         >>> import jax.numpy as jnp

@@ -129,10 +129,9 @@ class MarginLoss(LinearLoss):
 
 
 class _Logistic(MarginLoss):
-    """Logistic loss of two classes.
+    """Logistic loss of two classes, log(1 + exp(-y <w, x>)): L = 1 and c = 1/4.
 
-    log(1 + exp(-y <w, x>)), evaluated without overflow. A label above zero is the
-    positive class, y = +1; any other label is the other one. L = 1 and c = 1/4.
+    A label above zero is the positive class, y = +1; any other label is the other one.
 
     Example:
         >>> import jax.numpy as jnp

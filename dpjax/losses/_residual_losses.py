@@ -17,10 +17,9 @@ from dpjax.losses._margin_loss import logistic
 
 @dataclass(frozen=True)
 class _Squared(LinearLoss):
-    """Squared loss of linear regression.
+    """Squared loss of linear regression, (<w, x> - y)^2 / 2: L = inf and c = 1.
 
-    (<w, x> - y)^2 / 2, with the gradient x (<w, x> - y). The papers have the same
-    gradient, but print the loss without the factor 1/2. L = inf and c = 1.
+    The papers have the same gradient, but print the loss without the factor 1/2.
 
     Example:
         >>> import jax.numpy as jnp
@@ -49,9 +48,9 @@ squared = _Squared()
 
 @dataclass(frozen=True)
 class _Absolute(LinearLoss):
-    """Absolute loss of l1 regression.
+    """Absolute loss of l1 regression, |<w, x> - y|: L = 1 and c = inf.
 
-    |<w, x> - y|, with the subgradient 0 at residual zero. L = 1 and c = inf.
+    Its subgradient at residual zero is 0.
 
     Example:
         >>> import jax.numpy as jnp
