@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _processes, _store, _validate
+from dpjax import _sharding, _store, _validate
 from dpjax._files import can_be_folder
 from dpjax._store import Store
 from dpjax._types import PyTree
@@ -111,7 +111,7 @@ class States:
 
 @contextlib.contextmanager
 def opened(
-    checkpoint: Checkpoint, run: Mapping[str, str], devices: _processes.Devices
+    checkpoint: Checkpoint, run: Mapping[str, str], devices: _sharding.Devices
 ) -> Iterator[States]:
     """Opens a folder of states, and refuses those of another run.
 
@@ -121,14 +121,14 @@ def opened(
         devices: those of several processes, or ().
     """
     rule = f"None where not all {jax.process_count()} processes take part in the run"
-    is_fine = len(_processes.indices(devices)) == jax.process_count()
+    is_fine = len(_sharding.processes_of(devices)) == jax.process_count()
     _validate.require(is_fine, "checkpoint", checkpoint, rule)
     with _store.opened(checkpoint.folder, run, devices=devices) as store:
         yield States(store)
 
 
 def identity(
-    program: str, arguments: Mapping[str, PyTree], devices: _processes.Devices
+    program: str, arguments: Mapping[str, PyTree], devices: _sharding.Devices
 ) -> dict[str, str]:
     """Returns digests that tell a run from others, by what they are of.
 
@@ -146,7 +146,7 @@ def identity(
     }
     of = [device.process_index for device in lie_on]
     return {
-        **_processes.digests({"program": program, **arguments}, devices),
+        **_sharding.digests({"program": program, **arguments}, devices),
         "compiler or device": " ".join(
             (
                 jax.__version__,

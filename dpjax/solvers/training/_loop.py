@@ -11,8 +11,13 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
-from dpjax._processes import devices_of, digests, is_first
-from dpjax._sharding import AxisName, row_axes
+from dpjax._sharding import (
+    AxisName,
+    devices_of,
+    digests,
+    is_first_process,
+    row_axes,
+)
 from dpjax._tree import Static
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Batching
@@ -327,7 +332,7 @@ def _saved(execution, step, traced, arguments, devices):
             is_last = stop == num_steps
             # Shown before it is saved: twice after a kill, but never not at all.
             is_due = callback and (is_last or stop % execution.callback_every == 0)
-            if callback and is_due and is_first(devices):
+            if callback and is_due and is_first_process(devices):
                 callback(stop, carry[0])
             if stop > done and (is_last or stop % checkpoint.every == 0):
                 store.save(stop, carry)
