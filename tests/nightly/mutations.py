@@ -560,7 +560,7 @@ FAULTS = [
     ),
     Fault(
         "rows of a table that lie outside are read",
-        "return jnp.where(places == nearest, places, size)",
+        "return jnp.where(places == nearest, places, num_rows)",
         "return nearest",
         "tests/unit/gradients/test_factored.py",
         "(lambda g, h: near(g + 1, h + 1, 1e-5))(*(gradients.robust_grad(lambda w, i:"

@@ -19,10 +19,10 @@ for at most 2^12 positions; 5 per cent more covers the rounding of S. Proofs:
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+import operator
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,177 +78,63 @@ class Image(NamedTuple):
     loops: tuple[Loop, ...] = ()
 
 
-@dataclass(frozen=True)
-class Site(ABC):
-    """An equation that multiplies a parameter by vectors.
+class Site(NamedTuple):
+    """An equation that multiplies a parameter by vectors, or reads rows of it.
 
     Attributes:
         at: the place of the equation.
         result: the type of its result.
         loops: around it, from the outside in.
         sizes: how many groups and positions there are, and entries of a vector and of
-            a result.
+            a result; of rows that are read: 1, how many, of how many, their entries.
+        kind: of vectors: "vector", "patch" of an image, or "one-hot"; or "row".
+        residuals: returns what is to be kept of the equation's inputs.
+        factors: returns vectors (G, T, p) and cotangents (G, T, q) of all turns, of
+            residuals and the result's cotangents; of rows: places (num_read,) and
+            cotangents (num_read, q).
     """
 
     at: Place
     result: Any
     loops: tuple[Loop, ...]
     sizes: tuple[int, int, int, int]
+    kind: str
+    residuals: Callable[[Sequence[Any]], Any]
+    factors: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
 
-    @property
-    def kind(self) -> str:
-        """Names what vectors are: "vector", "patch" of an image, or "one-hot"."""
-        return "vector"
-
-    @abstractmethod
-    def residuals(self, inputs: Sequence[Any]) -> Any:
-        """Returns what is to be kept of the equation's inputs."""
-
-    @abstractmethod
-    def factors(
-        self, residuals: Any, cotangents: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns vectors (G, T, p) and cotangents (G, T, q) of all turns."""
-
-
-@dataclass(frozen=True)
-class Repeated(Site):
-    """One whose loops make the same of each turn."""
-
-    def factors(
-        self, residuals: Any, cotangents: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        vectors, cotangents_at = self.vectors, self.cotangents
-        for _ in self.loops:
-            vectors, cotangents_at = jax.vmap(vectors), jax.vmap(cotangents_at)
-        depth = len(self.loops)
-        each = [i for i, loop in enumerate(self.loops) if loop.is_each]
-        summed = [i for i, loop in enumerate(self.loops) if not loop.is_each]
-        order = (*each, depth, *summed, depth + 1, depth + 2)
-        groups = self.sizes[0] * math.prod(self.loops[i].length for i in each)
-
-        def merged(x):
-            return x.transpose(order).reshape(groups, -1, x.shape[-1])
-
-        return merged(vectors(residuals)), merged(cotangents_at(cotangents))
-
-    @abstractmethod
-    def vectors(self, residuals: jax.Array) -> jax.Array:
-        """Returns the vectors of one turn, shape (G, T, p)."""
-
-    @abstractmethod
-    def cotangents(self, x: jax.Array) -> jax.Array:
-        """Returns the cotangents of one turn, shape (G, T, q)."""
-
-
-@dataclass(frozen=True)
-class Dense(Repeated):
-    """A `dot_general` with a parameter.
-
-    Attributes:
-        operand: which operand the parameter is.
-        axes: of the other operand: of groups, positions and entries.
-    """
-
-    operand: int
-    axes: tuple[int, ...]
-
-    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
-        """Returns the vectors."""
-        return inputs[1 - self.operand].transpose(self.axes).reshape(self.sizes[:3])
-
-    def vectors(self, residuals: jax.Array) -> jax.Array:
-        return residuals
-
-    def cotangents(self, x: jax.Array) -> jax.Array:
-        groups, positions, _, q = self.sizes
-        if self.operand == 0:
-            return jnp.swapaxes(x.reshape(groups, q, positions), 1, 2)
-        return x.reshape(groups, positions, q)
-
-
-@dataclass(frozen=True)
-class Turned(Site):
-    """Another site, of which vectors and cotangents change places."""
-
-    site: Site
-
-    @classmethod
-    def of(cls, site: Site) -> Self:
-        """Returns a site of the transpose."""
-        groups, positions, p, q = site.sizes
-        sizes = groups, positions, q, p
-        return cls(site.at, site.result, site.loops, sizes, site)
-
-    @property
-    def kind(self) -> str:
-        return self.site.kind
-
-    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
-        return self.site.residuals(inputs)
-
-    def factors(
-        self, residuals: jax.Array, cotangents: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns cotangents and vectors of all turns."""
-        vectors, cotangents = self.site.factors(residuals, cotangents)
-        return cotangents, vectors
-
-
-@dataclass(frozen=True)
-class Convolution(Repeated):
-    """A convolution whose kernel is a parameter: vectors are patches of the image.
-
-    Attributes:
-        params: of the equation.
-        window: the kernel's spatial sizes.
-    """
-
-    params: dict[str, Any]
-    window: tuple[int, ...]
-
-    @property
-    def kind(self) -> str:
-        return "patch"
-
-    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
-        """Returns the image: its patches are many times as large."""
-        return inputs[0]
-
-    def vectors(self, residuals: jax.Array) -> jax.Array:
-        """Returns patches: for each position a window, and in it the channels."""
-        params, groups = self.params, self.sizes[0]
-        numbers = params["dimension_numbers"]
-        x = _channels_last(residuals, numbers.lhs_spec)
-        no_padding = (0, 0, 0)
-        pairs = zip(params["padding"], params["lhs_dilation"], strict=True)
-        edges = [(low, high, dilation - 1) for (low, high), dilation in pairs]
-        x = jax.lax.pad(x, jnp.zeros((), x.dtype), (no_padding, *edges, no_padding))
-        counts = [self.result.shape[axis] for axis in numbers.out_spec[2:]]
-        steps = zip(
-            counts, params["window_strides"], params["rhs_dilation"], strict=True
+    def turned(self) -> "Site":
+        """Returns the site of the transpose: vectors and cotangents change places."""
+        groups, positions, p, q = self.sizes
+        return self._replace(
+            sizes=(groups, positions, q, p),
+            factors=lambda *args: self.factors(*args)[::-1],
         )
-        for axis, (count, stride, dilation) in enumerate(steps, start=1):
-            starts = [dilation * i for i in range(self.window[axis - 1])]
-            span = stride * (count - 1) + 1
-            parts = [
-                jax.lax.slice_in_dim(x, start, start + span, stride, axis)
-                for start in starts
-            ]
-            x = jnp.stack(parts, axis=-2)
-        channels = x.shape[-1] // groups
-        x = x.reshape(-1, math.prod(self.window), groups, channels)
-        return x.transpose(2, 0, 1, 3).reshape(self.sizes[:3])
-
-    def cotangents(self, x: jax.Array) -> jax.Array:
-        groups, positions, _, q = self.sizes
-        x = _channels_last(x, self.params["dimension_numbers"].out_spec)
-        return x.reshape(positions, groups, q).swapaxes(0, 1)
 
 
-def _channels_last(x, spec):
-    batch, feature, *space = spec
-    return x.transpose(batch, *space, feature)
+def repeated(
+    vectors: Callable[[jax.Array], jax.Array],
+    cotangents: Callable[[jax.Array], jax.Array],
+    loops: tuple[Loop, ...],
+    num_groups: int,
+) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    """Returns the factors of a site whose loops make the same of each turn.
+
+    Of one turn `vectors` makes (G, T, p) of residuals, and `cotangents` (G, T, q).
+    Turns with a slice of the parameter each are groups, the others are positions.
+    """
+    depth = len(loops)
+    each = [i for i, loop in enumerate(loops) if loop.is_each]
+    summed = [i for i, loop in enumerate(loops) if not loop.is_each]
+    order = (*each, depth, *summed, depth + 1, depth + 2)
+    groups = num_groups * math.prod(loops[i].length for i in each)
+
+    def merged(function, x):
+        for _ in loops:
+            function = jax.vmap(function)
+        x = function(x)
+        return x.transpose(order).reshape(groups, -1, x.shape[-1])
+
+    return lambda kept, x: (merged(vectors, kept), merged(cotangents, x))
 
 
 @dataclass(frozen=True)
@@ -382,7 +268,7 @@ class WrittenOut:
 
 
 def joined(
-    sites: Sequence[Any],
+    sites: Sequence[Site],
     residuals: Sequence[jax.Array],
     cotangents: Sequence[jax.Array],
     axis: int,
@@ -421,27 +307,23 @@ def product_at(
     def size(of, axes):
         return math.prod(of.shape[axis] for axis in axes)
 
-    site = Dense(
-        at=place,
-        result=equation.outvars[0].aval,
-        loops=image.loops,
-        operand=operand,
-        axes=(*of_groups, *positions, *of_vector),
-        sizes=(
-            size(matrix, groups),
-            size(vector, positions),
-            size(matrix, summed),
-            size(matrix, entries),
-        ),
-    )
-    return Product(
-        sites=(site,),
-        order=(*groups, *summed, *entries),
-        num_groups=len(groups),
-        num_summed=len(summed),
-        shape=matrix.shape,
-        moves=image.moves,
-    )
+    g, t = size(matrix, groups), size(vector, positions)
+    p, q = size(matrix, summed), size(matrix, entries)
+    axes = (*of_groups, *positions, *of_vector)
+
+    def residuals(inputs):
+        return inputs[1 - operand].transpose(axes).reshape(g, t, p)
+
+    def cotangents(x):
+        if operand == 0:
+            return jnp.swapaxes(x.reshape(g, q, t), 1, 2)
+        return x.reshape(g, t, q)
+
+    factors = repeated(lambda x: x, cotangents, image.loops, g)
+    result, sizes = equation.outvars[0].aval, (g, t, p, q)
+    site = Site(place, result, image.loops, sizes, "vector", residuals, factors)
+    order = (*groups, *summed, *entries)
+    return Product((site,), order, len(groups), len(summed), matrix.shape, image.moves)
 
 
 def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
@@ -450,33 +332,53 @@ def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
     if not is_ordinary(equation) or params["batch_group_count"] > 1:
         return None
     kernel, result = equation.invars[1].aval.shape, equation.outvars[0].aval
-    out, into, *space = params["dimension_numbers"].rhs_spec
-    groups = params["feature_group_count"]
-    size = kernel[out] // groups
+    numbers, g = params["dimension_numbers"], params["feature_group_count"]
+    out, into, *space = numbers.rhs_spec
     window = tuple(kernel[axis] for axis in space)
-    site = Convolution(
-        at=place,
-        result=result,
-        loops=image.loops,
-        sizes=(
-            groups,
-            result.size // kernel[out],
-            math.prod(window) * kernel[into],
-            size,
-        ),
-        params=params,
-        window=window,
-    )
+    t, q = result.size // kernel[out], kernel[out] // g
+    p = math.prod(window) * kernel[into]
+    counts = [result.shape[axis] for axis in numbers.out_spec[2:]]
+
+    def vectors(x):
+        x = _patches(_channels_last(x, numbers.lhs_spec), params, window, counts)
+        x = x.reshape(t, math.prod(window), g, kernel[into])
+        return x.transpose(2, 0, 1, 3).reshape(g, t, p)
+
+    def cotangents(x):
+        return _channels_last(x, numbers.out_spec).reshape(t, g, q).swapaxes(0, 1)
+
+    # The image is kept: its patches are many times as large.
+    factors = repeated(vectors, cotangents, image.loops, g)
+    image_of, sizes = operator.itemgetter(0), (g, t, p, q)
+    site = Site(place, result, image.loops, sizes, "patch", image_of, factors)
     # Channels of the result fall into groups: two axes.
     after = [axis + (axis > out) for axis in (*space, into)]
-    return Product(
-        sites=(site,),
-        order=(out, *after, out + 1),
-        num_groups=1,
-        num_summed=len(after),
-        shape=(*kernel[:out], groups, size, *kernel[out + 1 :]),
-        moves=Moves((*image.moves, ("reshape", kernel))),
-    )
+    shape = (*kernel[:out], g, q, *kernel[out + 1 :])
+    moves = Moves((*image.moves, ("reshape", kernel)))
+    return Product((site,), (out, *after, out + 1), 1, len(after), shape, moves)
+
+
+def _patches(x, params, window, counts):
+    """Returns for each position of a convolution a window of (N, ..., C), stacked."""
+    no_padding = (0, 0, 0)
+    pairs = zip(params["padding"], params["lhs_dilation"], strict=True)
+    edges = [(low, high, dilation - 1) for (low, high), dilation in pairs]
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), (no_padding, *edges, no_padding))
+    steps = zip(counts, params["window_strides"], params["rhs_dilation"], strict=True)
+    for axis, (count, stride, dilation) in enumerate(steps, start=1):
+        starts = [dilation * i for i in range(window[axis - 1])]
+        span = stride * (count - 1) + 1
+        parts = [
+            jax.lax.slice_in_dim(x, start, start + span, stride, axis)
+            for start in starts
+        ]
+        x = jnp.stack(parts, axis=-2)
+    return x
+
+
+def _channels_last(x, spec):
+    batch, feature, *space = spec
+    return x.transpose(batch, *space, feature)
 
 
 def is_ordinary(equation: Any) -> bool:

@@ -18,7 +18,7 @@ too, the rows that are read count as products with one-hot vectors.
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,6 @@ from dpjax.gradients.factored._products import (
     Moves,
     Product,
     Site,
-    Turned,
     WrittenOut,
     are_of_one_kind,
     convolution_at,
@@ -51,76 +50,6 @@ LARGE = 4  # a table is worth its trouble where it has so many times the rows re
 
 
 @dataclass(frozen=True)
-class Reading:
-    """An equation that reads rows of a parameter.
-
-    Attributes:
-        at: the place of the equation.
-        result: the type of its result.
-        rows: axes of the result that stand for the rows that are read.
-        entries: the other axes of the result.
-        num_read: how many rows are read.
-        num_rows: of the table.
-        is_clipped: whether places outside of it stand for the nearest one inside.
-    """
-
-    at: Place
-    result: Any
-    rows: tuple[int, ...]
-    entries: tuple[int, ...]
-    num_read: int
-    num_rows: int
-    is_clipped: bool
-
-    loops = ()
-
-    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
-        """Returns the places of rows; those outside of the table are its length."""
-        starts, size = inputs[1], self.num_rows
-        places = starts[..., 0].reshape(-1) if starts.ndim else starts[None]
-        nearest = jnp.clip(places, 0, size - 1)
-        if self.is_clipped:
-            return nearest
-        return jnp.where(places == nearest, places, size)
-
-    def factors(
-        self, residuals: jax.Array, cotangents: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns places (num_read,) and cotangents of rows, (num_read, q)."""
-        rows = cotangents.transpose(*self.rows, *self.entries)
-        return residuals, rows.reshape(self.num_read, -1)
-
-
-@dataclass(frozen=True)
-class OneHot(Site):
-    """Rows that are read, as products of a table with one-hot vectors."""
-
-    reading: Reading
-
-    @classmethod
-    def of(cls, reading: Reading) -> Self:
-        """Returns that of rows of a table with two axes."""
-        num_rows, num_read = reading.num_rows, reading.num_read
-        width = math.prod(reading.result.shape) // num_read
-        sizes = 1, num_read, num_rows, width
-        return cls(reading.at, reading.result, (), sizes, reading)
-
-    @property
-    def kind(self) -> str:
-        return "one-hot"
-
-    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
-        return self.reading.residuals(inputs)
-
-    def factors(
-        self, residuals: jax.Array, cotangents: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns one-hot vectors, zero for places outside, and cotangents of rows."""
-        places, rows = self.reading.factors(residuals, cotangents)
-        return jax.nn.one_hot(places, self.sizes[2], dtype=rows.dtype)[None], rows[None]
-
-
-@dataclass(frozen=True)
 class Lookup:
     """A parameter of which a few rows are read.
 
@@ -130,7 +59,7 @@ class Lookup:
         moves: how it came there from the parameter itself.
     """
 
-    sites: tuple[Reading, ...]
+    sites: tuple[Site, ...]
     shape: tuple[int, ...]
     moves: Moves
 
@@ -149,7 +78,7 @@ class Lookup:
     @property
     def num_read(self) -> int:
         """Counts the rows that are read."""
-        return sum(site.num_read for site in self.sites)
+        return sum(site.sizes[1] for site in self.sites)
 
     @property
     def why(self) -> str:
@@ -189,25 +118,52 @@ def lookup_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
         and not numbers.operand_batching_dims
         and equation.params["slice_sizes"] == (1, *table.shape[1:])
     )
-    entries = tuple(numbers.offset_dims)
-    rows = tuple(axis for axis in range(result.ndim) if axis not in entries)
-    num_read = math.prod(result.shape[axis] for axis in rows)
-    if not is_by_row or num_read == 0:
+    if not is_by_row:
         return None
-    size = table.shape[0]
-    site = Reading(place, result, rows, entries, num_read, size, is_clipped)
-    return Lookup((site,), table.shape, moves)
+    return _lookup(table, result, tuple(numbers.offset_dims), is_clipped, moves, place)
 
 
 def slice_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
     """Returns a look-up of one row, by a single number; None for other slices."""
-    table = equation.invars[0].aval
+    table, result = equation.invars[0].aval, equation.outvars[0].aval
     is_by_row = equation.params["slice_sizes"] == (1, *table.shape[1:])
     if not is_by_row or table.shape[0] < LARGE:
         return None
-    entries, result = tuple(range(1, table.ndim)), equation.outvars[0].aval
-    site = Reading(place, result, (0,), entries, 1, table.shape[0], True)
+    return _lookup(table, result, tuple(range(1, table.ndim)), True, moves, place)
+
+
+def _lookup(table, result, entries, is_clipped, moves, place):
+    """Returns a look-up whose result has the entries of rows along some axes."""
+    rows = tuple(axis for axis in range(result.ndim) if axis not in entries)
+    num_rows, num_read = table.shape[0], math.prod(result.shape[axis] for axis in rows)
+    if num_read == 0:
+        return None
+
+    def places_of(inputs):
+        """Returns the places of rows; those outside of the table are its length."""
+        starts = inputs[1]
+        places = starts[..., 0].reshape(-1) if starts.ndim else starts[None]
+        nearest = jnp.clip(places, 0, num_rows - 1)
+        if is_clipped:
+            return nearest
+        return jnp.where(places == nearest, places, num_rows)
+
+    def factors(places, cotangents):
+        return places, cotangents.transpose(*rows, *entries).reshape(num_read, -1)
+
+    sizes = 1, num_read, num_rows, math.prod(result.shape) // num_read
+    site = Site(place, result, (), sizes, "row", places_of, factors)
     return Lookup((site,), table.shape, moves)
+
+
+def _one_hot(site):
+    """Returns rows that are read, as products of a table with one-hot vectors."""
+
+    def factors(residuals, cotangents):
+        places, rows = site.factors(residuals, cotangents)  # zero for those outside
+        return jax.nn.one_hot(places, site.sizes[2], dtype=rows.dtype)[None], rows[None]
+
+    return site._replace(kind="one-hot", factors=factors)
 
 
 Use = Product | Lookup | WrittenOut
@@ -269,12 +225,12 @@ def _of_matrix(use):
     is_turned = sum(how == (1, 0) for _, how in use.moves) % 2 == 1
     shape = use.shape[::-1] if is_turned else use.shape
     if isinstance(use, Lookup):
-        sites = tuple(map(OneHot.of, use.sites))
+        sites = tuple(map(_one_hot, use.sites))
     elif use.num_groups == 0 and use.num_summed == 1:
         sites, is_turned = use.sites, is_turned != (use.order[0] == 1)
     else:
         return None
-    sites = tuple(map(Turned.of, sites)) if is_turned else sites
+    sites = tuple(map(Site.turned, sites)) if is_turned else sites
     return Product(sites, (0, 1), 0, 1, shape, Moves())
 
 
@@ -395,35 +351,6 @@ def _values(equation):
         yield from value if isinstance(value, tuple) else (value,)
 
 
-@dataclass(frozen=True)
-class Ruled(Site):
-    """A layer whose derivative by a matrix is a product.
-
-    Attributes:
-        rule: program of the two operands, from the cotangent and the layer's inputs.
-        axes: for either operand, the axes of positions and that of entries.
-    """
-
-    rule: core.ClosedJaxpr
-    axes: tuple[tuple[int, ...], tuple[int, ...]]
-
-    def residuals(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns all inputs: the rule may need any."""
-        return tuple(inputs)
-
-    def factors(
-        self, residuals: tuple[Any, ...], cotangents: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns vectors (1, T, p) and cotangents (1, T, q), as the rule has them."""
-        operands = _inlined(self.rule.jaxpr, self.rule.consts, [cotangents, *residuals])
-        _, positions, *sizes = self.sizes
-        left, right = (
-            x.transpose(axes).reshape(1, positions, size)
-            for x, axes, size in zip(operands, self.axes, sizes, strict=True)
-        )
-        return left, right
-
-
 def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
     """Returns the use of a matrix in such a layer; None where it is no product."""
     avals = [x.aval for x in (*equation.invars, *equation.outvars)]
@@ -448,10 +375,21 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
     }
     if len(kinds) > 1:
         return None
-    p, q = shape
     rule = core.ClosedJaxpr(rule.jaxpr.replace(outvars=operands), rule.consts)
-    sizes = 1, operands[0].aval.size // p, p, q
-    site = Ruled(place, result, (), sizes, rule, axes)
+    num_positions = operands[0].aval.size // shape[0]
+
+    def factors(residuals, cotangents):
+        """Returns vectors (1, T, p) and cotangents (1, T, q), as the rule has them."""
+        results = _inlined(rule.jaxpr, rule.consts, [cotangents, *residuals])
+        left, right = (
+            x.transpose(order).reshape(1, num_positions, size)
+            for x, order, size in zip(results, axes, shape, strict=True)
+        )
+        return left, right
+
+    # All inputs are kept: the rule may need any.
+    sizes = (1, num_positions, *shape)
+    site = Site(place, result, (), sizes, "vector", tuple, factors)
     return Product((site,), (0, 1), 0, 1, shape, Moves(image.moves))
 
 
