@@ -64,9 +64,7 @@ class Store(NamedTuple):
     def save(self, step: int, arrays: Arrays) -> None:
         """Saves a state, whole or not at all, and then removes the one before it.
 
-        Args:
-            step: larger than those before.
-            arrays: what this process has of it; all processes must call it.
+        All processes must call it, each with what it has of the state.
         """
         part = self.folder / f"{step}.part"
         if self._is_first:
@@ -144,9 +142,7 @@ def opened(
 ) -> Iterator[Store]:
     """Opens a folder of states, and refuses those of another run.
 
-    Raises:
-        ValueError: If it cannot be written to or made, another process has it open, or
-            it belongs to something else or another run.
+    It refuses one that another process has open, or that holds other files, too.
     """
     folder = Path(path).absolute()
     _files.check_folder(option, folder)
