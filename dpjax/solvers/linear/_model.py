@@ -296,11 +296,13 @@ def noise_of(
         rho = 0.5 / multiplier**2
         return multiplier, rho_to_epsilon(rho, delta), ZCDpEvent(rho)
     if epsilon is not None:
-        multiplier = accounting.noise_multiplier(epsilon, delta, num_steps=1)
+        multiplier = accounting.noise_multiplier(
+            epsilon, delta, accounting.Sampling(num_steps=1)
+        )
     assert multiplier is not None
     if epsilon is None:
         epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
-    return multiplier, epsilon, gaussian_event(multiplier, num_steps=1)
+    return multiplier, epsilon, gaussian_event(multiplier)
 
 
 def records_of(data: tuple[ArrayLike, ArrayLike]) -> tuple[jax.Array, jax.Array]:

@@ -108,7 +108,7 @@ def dp_frank_wolfe(
     check_steps(num_samples, num_steps, batching)
     check_num_steps(num_steps, num_samples)
     batch_size = int(batching.divisor(num_samples, num_steps))
-    num_composed = batching.accounting(num_samples, num_steps)["num_steps"]
+    num_composed = batching.sampling(num_samples, num_steps).num_steps
     choices = Choices.tight(num_composed, epsilon, delta)
     num_params = num_coordinates(params)
     stats: dict[str, Scalar] = {}

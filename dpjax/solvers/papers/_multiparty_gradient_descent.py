@@ -15,6 +15,7 @@ from dpjax._tree import arrays
 from dpjax._types import REPLACE_ONE, LossFn, PyTree, RandomBytes
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     discrete_gaussian_stddev,
     gaussian_event,
     gaussian_stddev,
@@ -199,7 +200,7 @@ def dp_multiparty_gradient_descent(
         PrivacyGuarantee.of(
             epsilon,
             delta,
-            dp_event=gaussian_event(noise.multiplier, num_steps=num_releases),
+            dp_event=gaussian_event(noise.multiplier, Sampling(num_steps=num_releases)),
             relation=REPLACE_ONE,
             num_samples=num_samples,
         ),

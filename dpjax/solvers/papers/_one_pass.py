@@ -164,7 +164,7 @@ def dp_one_pass_sco(
             np.array([(phase.l2_clip_norm, phase.learning_rate) for phase in phases]),
             np.array([theory.radius, theory.noise_multiplier]),
         )
-    event = gaussian_event(theory.noise_multiplier, num_steps=1)
+    event = gaussian_event(theory.noise_multiplier)
     if delta == 0:
         # No event of dp_accounting has this noise; all that is pure is below this one.
         flips = 2 / (1 + math.exp(epsilon)) if epsilon < 700 else 0.0

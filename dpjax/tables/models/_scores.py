@@ -100,7 +100,7 @@ def private_scores(
 
     Privacy:
         Under replace-one, n public, it costs as much as two Gaussian mechanisms of that
-        noise multiplier: `accounting.noise_multiplier(epsilon, delta, num_steps=2)`.
+        noise multiplier: `accounting.noise_multiplier(epsilon, delta, Sampling(2))`.
         The noise is discrete and the sums are exact, so their last bits reveal nothing.
         No value raises an error: a score that is NaN counts as zero.
 
