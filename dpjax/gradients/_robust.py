@@ -162,9 +162,8 @@ def robust_grad(
 ) -> Callable[..., Any]:
     """Returns a function that computes the robust mean of per-sample gradients.
 
-    The same mean as `estimator(per_sample_grad(loss_fn)(params, batch))`, to rounding,
-    but gradients are folded into it as they are made: memory holds a few of them, never
-    n, and where `dpjax.check_model` says so, none is ever multiplied out.
+    The mean `estimator(per_sample_grad(loss_fn)(params, batch))`, to rounding, but of
+    gradients memory holds a few; or their factors, where `dpjax.check_model` says so.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux,

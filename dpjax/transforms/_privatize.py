@@ -107,11 +107,9 @@ def privatize(
     what follows costs nothing; what mixes samples before it breaks the guarantee.
 
     Args:
-        estimator: the robust mean, of finite sensitivity. With `AdaptiveThreshold`
-            thresholds are part of the state; with `TrimmedMean` noise is Laplace
-            log-normal, in proportion to the smooth sensitivity of all n gradients.
-        noise_multiplier: stddev / l2 sensitivity under `relation`, non-negative, from
-            `dpjax.accounting.noise_multiplier` with the estimator's `noise`.
+        estimator: the robust mean, of finite sensitivity. With `TrimmedMean` noise is
+            Laplace log-normal, in proportion to the smooth sensitivity of all rows.
+        noise_multiplier: stddev / l2 sensitivity, of `accounting.noise_multiplier`.
         key: a typed key, for one run: `init` puts it into the state.
         normalize_by: public divisor; under REPLACE_ONE the leading size of the
             gradients by default. For Poisson batches use the expected batch size.
@@ -122,33 +120,35 @@ def privatize(
             that is correlated over its steps, all with one divisor and multiplier of z.
 
     Returns:
-        A transformation whose update takes gradients with leaves (n, ...), or a stream
-        of `streamed_grad`, and the mask is_padding_example of shape (n,), if the stream
-        has none; it returns leaves (...), float32 for half-precision gradients.
+        A transformation from gradients with leaves (n, ...) or a `streamed_grad`, and
+        the keyword is_padding_example, shape (n,), to leaves (...), at least float32.
 
     Raises:
-        ValueError: If an argument is out of its range; from update, if gradients have
-            no sample axis or not the key's devices, or an optax wrapper sees samples.
+        ValueError: If an argument is out of its range; from update, also without sample
+            axis, on other devices than the key, or inside wrappers that see samples.
 
     Privacy:
         One update is a Gaussian mechanism with stddev / sensitivity = noise_multiplier
         under `relation`, for every input, including NaN and infinities; T updates on
         the same data compose to `gaussian_epsilon(noise_multiplier, delta,
         sensitivity=1, num_releases=T)`, with a strategy all of them together to
-        `noise_multiplier_to_epsilon`. It includes adaptive thresholds, holds on several
-        devices, and is for users if rows are users. With `TrimmedMean` one update is
-        (1 / (2 noise_multiplier^2))-zCDP under replace-one.
+        `noise_multiplier_to_epsilon`, one alone with less noise. It includes adaptive
+        thresholds, holds on several devices, and is for users if rows are users. With
+        `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under replace-one.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from dpjax.estimators import Truncation
-        >>> private = privatize(
-        ...     Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0))
+        >>> key, estimator = jax.random.key(0), Truncation(1.0)
+        >>> private = privatize(estimator, noise_multiplier=1.0, key=key)
         >>> state = private.init(jnp.zeros(3))
         >>> print(private.update(jnp.ones((8, 3)), state)[0].shape)
         (3,)
 
-    Reference: Balle, Wang (2018); Dong, Roth, Su (2022), Corollary 3.3, for T updates.
+    Reference:
+        Balle, Wang (2018); Dong, Roth, Su (2022), Corollary 3.3. Strategies: Denisov et
+        al. (2022), Theorem 2.1. `TrimmedMean`: Wang, Xiao, Devadas, Xu (2020), whose
+        printed sensitivity is not smooth; noise of Bun, Steinke (2019), Section 3.
     """
     scaled = estimator if isinstance(estimator, Scaled) else None
     inner = estimator.measured if isinstance(estimator, Scaled) else estimator
