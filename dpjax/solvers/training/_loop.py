@@ -19,7 +19,15 @@ from dpjax.batching import Batching
 from dpjax.batching._batching import BatchState
 from dpjax.gradients import streamed_grad
 from dpjax.gradients._loss import warn_of_rows
-from dpjax.solvers.training._checkpoint import Checkpoint, identity, is_key, opened
+from dpjax.solvers.training._checkpoint import (
+    Checkpoint,
+    check_checkpoint,
+    identity,
+    is_key,
+    latest,
+    opened,
+    save,
+)
 from dpjax.transforms import aggregate, privatize
 
 
@@ -47,17 +55,15 @@ class Batches(NamedTuple):
         epsilon: float | None = None,
         delta: float | None = None,
     ) -> "Batches":
-        """Returns the facts of so many batches of the data.
+        """Checks how a run goes, and returns the facts of its batches of the data.
 
         epsilon and delta are the budget of the run, if the batching depends on it.
         """
         check_execution(execution)
         num_samples = _validate.leading_size(data, "data")
-        return cls(
-            unkeyed(batching, num_samples, num_steps, epsilon, delta),
-            execution.microbatch_size,
-            row_axes(data, None) or None,
-        )
+        check_steps(num_samples, num_steps, batching)
+        start = unkeyed(batching, num_samples, num_steps, epsilon, delta)
+        return cls(start, execution.microbatch_size, row_axes(data, None) or None)
 
     @property
     def divisor(self) -> float:
@@ -90,9 +96,8 @@ def unkeyed(
 class OptaxStep(abc.ABC):
     """One step of an algorithm: per-example gradients, and an optax chain for them.
 
-    A subclass is a frozen dataclass, registered as a pytree. Its leaves are traced, so
-    that a sweep over them compiles once; all other fields are static. `iterate` sets
-    `key`.
+    A subclass is registered as a pytree. Its leaves are traced, so that a sweep over
+    them compiles once; all other fields are static. `iterate` sets `key`.
     """
 
     loss_fn: LossFn
@@ -102,24 +107,16 @@ class OptaxStep(abc.ABC):
     def mean(
         self, estimator: Any, noise_multiplier: Any = None, **options: Any
     ) -> optax.GradientTransformation:
-        """Returns the first link of a chain: the robust mean, or `privatize`.
-
-        Args:
-            estimator: the robust mean.
-            noise_multiplier: of its noise; without noise by default.
-            options: of `privatize`.
-        """
-        how = {
-            "normalize_by": self.batches.divisor,
-            "axis_name": self.batches.axis_name,
-        }
+        """Returns the first link of a chain: the robust mean, or `privatize`."""
+        batches = self.batches
+        how = {"normalize_by": batches.divisor, "axis_name": batches.axis_name}
         if noise_multiplier is None:
             return aggregate(estimator, **how)
         return privatize(
             estimator,
             noise_multiplier=Static.value_of(noise_multiplier),
             key=cast(Key, self.key),
-            sampled=self.batches.is_sampled,
+            sampled=batches.is_sampled,
             **how,
             **options,
         )
@@ -141,11 +138,9 @@ class OptaxStep(abc.ABC):
     ) -> tuple[PyTree, PyTree]:
         """Returns the next iterate and state."""
         # Of all data; `streamed_grad` warns of the batch.
-        num_samples = self.batches.start.num_samples
-        warn_of_rows(self.loss_fn, params, batch, num_samples)
-        grad_fn = streamed_grad(
-            self.loss_fn, microbatch_size=self.batches.microbatch_size
-        )
+        warn_of_rows(self.loss_fn, params, batch, self.batches.start.num_samples)
+        size = self.batches.microbatch_size
+        grad_fn = streamed_grad(self.loss_fn, microbatch_size=size)
         updates, state = optax.with_extra_args_support(self.optimizer(params)).update(
             cast(Any, grad_fn(params, batch)),
             state,
@@ -183,11 +178,13 @@ class Execution:
     def __post_init__(self):
         if self.microbatch_size is not None:
             _validate.count(microbatch_size=self.microbatch_size)
-        is_fine = self.callback is None or callable(self.callback)
-        _validate.require(is_fine, "callback", self.callback, "callable")
+        if self.callback is not None:
+            _validate.require(
+                callable(self.callback), "callback", self.callback, "callable"
+            )
         _validate.count(callback_every=self.callback_every)
         if self.checkpoint is not None:
-            Checkpoint.checked(self.checkpoint)
+            check_checkpoint(self.checkpoint)
 
 
 def check_execution(execution: Execution) -> None:
@@ -212,17 +209,15 @@ def iterate(
     The key is for the step's draws and for drawing batches. Data may be sharded.
     """
     traced = {"params": params, "data": data, "key": key}
-    arguments = _leaves_by_name(step) | traced
+    fields, _ = jax.tree_util.tree_flatten_with_path(
+        step, is_leaf=lambda x: x is not step
+    )
+    arguments = {path[0].name: value for path, value in fields} | traced
     devices = devices_of(arguments)
     if devices:
         start = step.batches.start
         settings = {"batching": repr(start.batching), "num_steps": start.num_steps}
-        own = {
-            name: value
-            for name, value in arguments.items()
-            if name != "data"
-            and all(map(_validate.is_concrete, jax.tree.leaves(value)))
-        }
+        own = {x: y for x, y in arguments.items() if x != "data" and _is_concrete(y)}
         digests(own | settings, devices)  # refuses those that differ
     if execution.checkpoint is not None:
         return _saved(execution, step, traced, arguments, devices)
@@ -264,7 +259,12 @@ def _run(
         )
         params, state = step(params, state, batch, is_padding_example)
         if execution.callback is not None:
-            _show(execution, index + 1, start.num_steps, params)
+            number, every = index + 1, execution.callback_every
+            is_due = (number % every == 0) | (number == start.num_steps)
+            show = partial(
+                jax.debug.callback, execution.callback, number, params, ordered=False
+            )
+            jax.lax.cond(is_due, show, lambda: None)
         return (params, state, batches), None
 
     if part is not None and part.carry is not None:
@@ -280,30 +280,15 @@ def _run(
     return params, state, None
 
 
-def _show(
-    execution: Execution, step: jax.Array, num_steps: int, params: PyTree
-) -> None:
-    callback = cast(Callable[..., None], execution.callback)
-    is_due = (step % execution.callback_every == 0) | (step == num_steps)
-    jax.lax.cond(
-        is_due,
-        lambda: jax.debug.callback(callback, step, params, ordered=False),
-        lambda: None,
-    )
-
-
 def _saved(execution, step, traced, arguments, devices):
     """Runs part by part, saves the carry after each, and goes on from one saved."""
     checkpoint, callback = execution.checkpoint, execution.callback
     num_steps = step.batches.start.num_steps
     rule = "None under jit, vmap and grad, where nothing can be saved"
-    is_fine = all(map(_validate.is_concrete, jax.tree.leaves(arguments)))
-    _validate.require(is_fine, "checkpoint", checkpoint, rule)
+    _validate.require(_is_concrete(arguments), "checkpoint", checkpoint, rule)
     # Shown from here: a callback would make every process's program another one.
     compiled = replace(execution, callback=None, checkpoint=None)
-    intervals = [checkpoint.every]
-    if callback is not None:
-        intervals.append(execution.callback_every)
+    intervals = [checkpoint.every] + [execution.callback_every] * (callback is not None)
 
     def run_part(start, stop, carry):
         # The parts are one release: each goes on with the keys where they stand.
@@ -319,7 +304,7 @@ def _saved(execution, step, traced, arguments, devices):
     run_identity = identity(text, arguments, devices)
     with opened(checkpoint, run_identity, devices) as store:
         store.claim()  # nobody else may start with these keys
-        done, carry = store.latest(carry)
+        done, carry = latest(store, carry)
         while True:
             cuts = [done - done % every + every for every in intervals]
             stop = min(num_steps, *cuts)
@@ -330,15 +315,11 @@ def _saved(execution, step, traced, arguments, devices):
             if callback and is_due and is_first(devices):
                 callback(stop, carry[0])
             if stop > done and (is_last or stop % checkpoint.every == 0):
-                store.save(stop, carry)
+                save(store, stop, carry)
             if is_last:
                 return carry[:2]
             done = stop
 
 
-def _leaves_by_name(step: OptaxStep) -> dict[str, PyTree]:
-    """Returns the traced fields of a step, each under its name."""
-    fields, _ = jax.tree_util.tree_flatten_with_path(
-        step, is_leaf=lambda x: x is not step
-    )
-    return {path[0].name: value for path, value in fields}
+def _is_concrete(tree: PyTree) -> bool:
+    return all(map(_validate.is_concrete, jax.tree.leaves(tree)))

@@ -3,6 +3,7 @@
 `dp_gradient_descent` and `PrivateTraining` make the same one.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+import scipy.linalg
 from jax.tree_util import Partial
 
 from dpjax._tree import Static, broadcast, register
@@ -18,7 +21,6 @@ from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy
 from dpjax.solvers.training._loop import OptaxStep
-from dpjax.solvers.training._training_recipe import relative_noise
 from dpjax.transforms import chain
 
 Mean = Estimator | AdaptiveThreshold | Scaled
@@ -51,13 +53,8 @@ class PrivateStep(OptaxStep):
         optimizer = self.optimizer_fn(Static.value_of(self.learning_rate))
         if self.noise_multiplier is None:
             return optax.chain(self.mean(self.estimator), optimizer)
-        mean = self.mean(
-            self.estimator,
-            self.noise_multiplier,
-            relation=self.relation,
-            noise=self.strategy,
-        )
-        return chain(mean, optimizer)
+        how = {"relation": self.relation, "noise": self.strategy}
+        return chain(self.mean(self.estimator, self.noise_multiplier, **how), optimizer)
 
     def noise_parameters(self, num_coordinates: int) -> dict[str, Scalar]:
         """Returns `Estimator.noise_parameters` for the batches of this step."""
@@ -72,7 +69,7 @@ class PrivateStep(OptaxStep):
     def stddev(self, num_coordinates: int) -> Scalar:
         """Returns the stddev of independent noise that moves the sum of steps alike."""
         stddev = self.noise_parameters(num_coordinates)["stddev"]
-        return stddev * relative_noise(self.strategy)
+        return stddev * _relative_noise(self.strategy)
 
     def relative_norm(self, num_coordinates: int) -> Scalar:
         """Returns the norm of a step's noise over that of one gradient at most."""
@@ -89,6 +86,19 @@ def measured(estimator: Mean) -> Estimator:
     if isinstance(estimator, Scaled):
         return estimator.measured
     return estimator.counting if isinstance(estimator, AdaptiveThreshold) else estimator
+
+
+@functools.lru_cache(maxsize=32)
+def _relative_noise(strategy: Strategy | None) -> float:
+    """Returns |C^-T 1| / sqrt(T), by which C^-1 z moves the sum of steps more than z.
+
+    It is 1 without a strategy.
+    """
+    if strategy is None:
+        return 1.0
+    ones = np.ones(strategy.num_steps)
+    row = scipy.linalg.solve_triangular(strategy.matrix(), ones, lower=True, trans=1)
+    return float(np.linalg.norm(row)) / math.sqrt(strategy.num_steps)
 
 
 class Observed(NamedTuple):
@@ -108,11 +118,10 @@ class Observed(NamedTuple):
 def observed(
     optimizer: optax.GradientTransformation, stddev: Scalar | None
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer of a private mean with a state that begins as `Observed`.
+    """Returns the optimizer of a private mean with the state `Observed`.
 
-    Args:
-        optimizer: gets the norm of the noise as the keyword noise_norm.
-        stddev: of the noise, if the chain does not tell it.
+    It gets the norm of the noise as the keyword noise_norm; stddev is that of the noise
+    where the chain does not tell it.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
