@@ -187,10 +187,13 @@ class Execution:
             check_checkpoint(self.checkpoint)
 
 
-def check_execution(execution: Execution) -> None:
-    """Requires an `Execution`."""
+def check_execution(execution: Execution, no_checkpoint: str | None = None) -> None:
+    """Requires an `Execution`, and one without a checkpoint if a rule says so."""
     rule = "an Execution(microbatch_size=, callback=, checkpoint=)"
     _validate.require(isinstance(execution, Execution), "execution", execution, rule)
+    if no_checkpoint is not None and execution.checkpoint is not None:
+        name = "execution.checkpoint"
+        _validate.require(False, name, execution.checkpoint, no_checkpoint)
 
 
 def check_steps(num_samples: int, num_steps: int, batching: Batching) -> None:

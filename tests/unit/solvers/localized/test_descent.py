@@ -9,12 +9,12 @@ from scipy.optimize import minimize_scalar
 from dpjax import losses
 from dpjax.solvers import Checkpoint, Execution, dp_localized_sco
 from dpjax.solvers.papers._localized_descent import (
+    Theory,
     _middle,
     clip_norm,
     phases_of,
     variance,
 )
-from dpjax.solvers.papers._localized_theory import Theory
 from tests.unit.refusals import refused
 
 

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from dpjax import losses
 from dpjax.solvers import dp_one_pass_sco
-from dpjax.solvers.papers._localized_theory import Theory
+from dpjax.solvers.papers._localized_descent import Theory
 from dpjax.solvers.papers._one_pass import clip_norm, learning_rate, phases_of, risk
 from tests.unit.refusals import refused
 
