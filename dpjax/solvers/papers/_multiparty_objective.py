@@ -1,6 +1,8 @@
 """Objective perturbation for parties with a trusted aggregator (002, Algorithm 1)."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,24 +13,24 @@ import scipy.linalg
 from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
-from dpjax._types import REPLACE_ONE, Scalar
+from dpjax._types import PyTree
 from dpjax.accounting import PrivacyGuarantee, discrete_gaussian_stddev, gaussian_stddev
-from dpjax.accounting._objective import objective_noise
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import PartyError, SecureSum
 from dpjax.parties._quantize import Grid
-from dpjax.solvers.papers._perturbed_objective import (
+from dpjax.solvers.papers._objective_perturbation import (
+    OUTPUT_SHARE,
     Objective,
+    Perturbation,
     check_data,
-    least_gradient_norm,
+    checked_loss,
     released_dtype,
     signed_rows,
 )
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 
-_OUTPUT_SHARE = 0.01  # of the budget, as in `dp_objective_perturbation`
 _OUTPUT_STEPS = 2**14  # of the output's grid, in a stddev of its noise
 _LENGTHS = 2.0 ** -np.arange(8)  # of Newton's step; a gradient step is the ninth point
 _STOP, _GRADIENTS, _HESSIAN = 0.0, 1.0, 2.0
@@ -116,131 +118,101 @@ def dp_multiparty_objective_perturbation(
         for the approximate one.
     """
     check_budget(epsilon, delta)
-    _validate.non_negative(regularization=regularization)
-    loss = MarginLoss.logistic() if loss is None else loss
-    _validate.require(isinstance(loss, MarginLoss), "loss", loss, "a MarginLoss")
+    loss = checked_loss(loss, regularization)
     is_fine = isinstance(secure_sum, SecureSum) and secure_sum.max_dropouts == 0
     _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum without dropouts")
+    check_data(features, labels)
+    num_features, dtype = features.shape[1], released_dtype(features)
+    settings = {
+        "epsilon": float(epsilon),
+        "delta": float(delta),
+        "regularization": float(regularization),
+    }
+    with jax.enable_x64(True):
+        settings |= {"loss": _described(loss), "features": str((num_features, dtype))}
+        num_records = secure_sum.agree(settings, len(features))
+    num_samples, num_parties = sum(num_records), len(num_records)
     num_shares = secure_sum.num_secret_shares
-    num_mine, num_features = check_data(features, labels)
-    dtype = released_dtype(features)
-    with jax.enable_x64(True):
-        row = jnp.zeros((1, 1, 1))
-        settings = {
-            "epsilon": float(epsilon),
-            "delta": float(delta),
-            "regularization": float(regularization),
-            "loss": (
-                (loss.derivative_bound, loss.curvature_bound, loss.is_non_increasing),
-                _gradients.trace(loss, row, row[0]),
-                _hessian.trace(loss, row, row[0, 0]),
-            ),
-            "features": str((num_features, dtype)),
-        }
-        num_records = secure_sum.agree(settings, num_mine)
-    num_parties = len(num_records)
-    num_samples = sum(num_records)
-
-    noise = objective_noise(
-        (1 - _OUTPUT_SHARE) * epsilon,
-        (1 - _OUTPUT_SHARE) * delta,
-        regularization=regularization,
-        is_non_increasing=loss.is_non_increasing,
-        num_samples=num_samples,
-        curvature_bound=loss.curvature_bound,
-        derivative_bound=loss.derivative_bound,
+    plan = Perturbation.of(
+        Objective(loss, num_samples, num_features),
+        regularization,
+        (1 - OUTPUT_SHARE) * epsilon,
+        (1 - OUTPUT_SHARE) * delta,
     )
-    total = regularization + noise.extra_regularization
-    convexity = num_samples * total
-    objective = Objective(loss, num_samples, num_features)
-    all_noise = noise.stddev * math.sqrt(num_parties / num_shares)
-    least = least_gradient_norm(objective, convexity, all_noise)
-    gradient_norm = max(1e-8 * convexity, 2 * least)
-
-    share_stddev = noise.stddev / math.sqrt(num_shares)
-    most_records = max(num_records)
-    # The rounding of a party moves a coordinate of the sum by at most one step.
-    # Noise beyond 40 stddevs would be clipped; its probability is e^-800.
-    most_rounding = gradient_norm / 8
-    step = most_rounding / (num_parties * math.sqrt(num_features))
-    search = _Search(
-        objective,
-        convexity,
-        gradient_norm,
-        most_rounding,
-        Grid(
-            _power_of_two(step),
-            bound=most_records * loss.derivative_bound + 40 * share_stddev,
-        ),
-        Grid(
-            _power_of_two(2.0**-44 * num_samples * loss.curvature_bound),
-            bound=most_records * loss.curvature_bound,
-        ),
+    all_noise = plan.stddev * math.sqrt(num_parties / num_shares)
+    least = plan.least_gradient_norm(all_noise)
+    gradient_norm = max(1e-8 * plan.convexity, 2 * least)
+    share_stddev = plan.stddev / math.sqrt(num_shares)
+    search = _Search.of(plan, gradient_norm, num_records, share_stddev)
+    party = _Party.of(secure_sum, search, features, labels, share_stddev)
+    params = party.found()
+    released, output_stddev = _with_noise(
+        params, secure_sum, plan, all_noise, gradient_norm, (epsilon, delta)
     )
-    random_bytes = secure_sum.random_bytes
-    is_aggregator = secure_sum.transport.party == 0
-    with jax.enable_x64(True):
-        key = jax.random.wrap_key_data(
-            jnp.asarray(np.frombuffer(random_bytes(8), np.uint32)), impl="threefry2x32"
-        )
-        share = gaussian(key, jnp.zeros(num_features, jnp.float64), stddev=share_stddev)
-        rows = signed_rows(jnp.asarray(features), jnp.asarray(labels))
-        party = _Party(secure_sum, search, _chunks(rows), np.asarray(share))
-        params = party.minimize() if is_aggregator else party.serve()
+    counts = {"num_samples": num_samples, "num_parties": num_parties}
+    stats = counts | plan.stats(gradient_norm, output_stddev)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=UnsupportedDpEvent(), num_samples=num_samples
+    )
+    warning = (
+        "This holds only for the released parameters: the transcript is NOT private, "
+        "and every party has it."
+    )
+    privacy = replace(privacy, description=f"{privacy} {warning}")
+    return Solution(jnp.asarray(released, dtype), privacy, stats)
 
+
+def _described(loss: MarginLoss) -> PyTree:
+    """Returns what parties compare of a loss: its bounds, and its programs."""
+    row = jnp.zeros((1, 1, 1))
+    return (
+        (loss.derivative_bound, loss.curvature_bound, loss.is_non_increasing),
+        _gradients.trace(loss, row, row[0]),
+        _hessian.trace(loss, row, row[0, 0]),
+    )
+
+
+def _with_noise(
+    params: np.ndarray,
+    secure_sum: SecureSum,
+    plan: Perturbation,
+    all_noise: float,
+    gradient_norm: float,
+    budget: tuple[float, float],
+) -> tuple[np.ndarray, float]:
+    """Returns the minimizer with output noise, and the stddev that is surely secret."""
+    (objective, convexity), num_shares = plan[:2], secure_sum.num_secret_shares
+    num_samples, num_features = objective.num_samples, objective.num_features
     # The largest distance of the computed minimizers of neighbors.
     sensitivity = 2 * gradient_norm / convexity
-    output_budget = (_OUTPUT_SHARE * epsilon, _OUTPUT_SHARE * delta)
-    continuous = gaussian_stddev(*output_budget, sensitivity=sensitivity)
-    slopes = num_samples * loss.derivative_bound
+    epsilon, delta = (OUTPUT_SHARE * part for part in budget)
+    continuous = gaussian_stddev(epsilon, delta, sensitivity=sensitivity)
+    slopes = num_samples * objective.loss.derivative_bound
     longest = (slopes + all_noise * (math.sqrt(num_features) + 60)) / convexity
-    grid = Grid(
-        _power_of_two(continuous / math.sqrt(num_shares)) / _OUTPUT_STEPS, bound=longest
-    )
-    output_share = discrete_gaussian_stddev(
-        *output_budget,
+    step = _power_of_two(continuous / math.sqrt(num_shares)) / _OUTPUT_STEPS
+    grid = Grid(step, bound=longest)
+    stddev = discrete_gaussian_stddev(
+        epsilon,
+        delta,
         sensitivity=grid.sensitivity(sensitivity, num_features),
         num_shares=num_shares,
         num_coordinates=num_features,
     )
 
-    def output() -> np.ndarray:
-        mine = params if is_aggregator else np.zeros(num_features)
+    def share() -> np.ndarray:
+        mine = params if _is_aggregator(secure_sum) else np.zeros(num_features)
         draw = discrete_gaussian(
-            num_features, stddev=output_share, random_bytes=random_bytes
+            num_features, stddev=stddev, random_bytes=secure_sum.random_bytes
         )
         return grid.to_integers(mine) + draw
 
-    released = grid.to_reals(secure_sum(output, num_features))
+    released = grid.to_reals(secure_sum(share, num_features))
     released = np.where(np.isnan(params), np.nan, released)
-    stats: dict[str, Scalar] = {
-        "num_samples": num_samples,
-        "num_parties": num_parties,
-        "stddev": noise.stddev,
-        "regularization": total,
-        "extra_regularization": noise.extra_regularization,
-        "gradient_norm": gradient_norm,
-        "output_stddev": math.sqrt(num_shares) * output_share * grid.step,
-    }
-    guarantee = PrivacyGuarantee.of(
-        epsilon,
-        delta,
-        dp_event=UnsupportedDpEvent(),
-        relation=REPLACE_ONE,
-        num_samples=num_samples,
-    )
-    return Solution(
-        jnp.asarray(released, dtype),
-        PrivacyGuarantee(
-            epsilon,
-            delta,
-            REPLACE_ONE,
-            guarantee.dp_event,
-            f"{guarantee} This holds only for the released parameters: the transcript "
-            "is NOT private, and every party has it.",
-        ),
-        stats,
-    )
+    return released, math.sqrt(num_shares) * stddev * grid.step
+
+
+def _is_aggregator(secure_sum: SecureSum) -> bool:
+    return secure_sum.transport.party == 0
 
 
 class _Search(NamedTuple):
@@ -253,6 +225,31 @@ class _Search(NamedTuple):
     gradient_grid: Grid
     hessian_grid: Grid
 
+    @classmethod
+    def of(
+        cls,
+        plan: Perturbation,
+        gradient_norm: float,
+        num_records: Sequence[int],
+        share_stddev: float,
+    ) -> "_Search":
+        objective, most = plan.objective, max(num_records)
+        loss = objective.loss
+        # The rounding of a party moves a coordinate of the sum by at most one step.
+        most_rounding = gradient_norm / 8
+        step = most_rounding / (len(num_records) * math.sqrt(objective.num_features))
+        # Noise beyond 40 stddevs would be clipped; its probability is e^-800.
+        slopes = most * loss.derivative_bound + 40 * share_stddev
+        fine = 2.0**-44 * objective.num_samples * loss.curvature_bound
+        return cls(
+            objective,
+            plan.convexity,
+            gradient_norm,
+            most_rounding,
+            Grid(_power_of_two(step), bound=slopes),
+            Grid(_power_of_two(fine), bound=most * loss.curvature_bound),
+        )
+
 
 class _Party(NamedTuple):
     """One party's side of the search that the aggregator, party 0, directs."""
@@ -261,6 +258,29 @@ class _Party(NamedTuple):
     search: _Search
     chunks: jax.Array  # this party's rows y x
     noise: np.ndarray  # eta_k
+
+    @classmethod
+    def of(
+        cls,
+        secure_sum: SecureSum,
+        search: _Search,
+        features: jax.Array,
+        labels: jax.Array,
+        share_stddev: float,
+    ) -> "_Party":
+        words = np.frombuffer(secure_sum.random_bytes(8), np.uint32)
+        with jax.enable_x64(True):
+            key = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
+            zeros = jnp.zeros(search.objective.num_features, jnp.float64)
+            share = gaussian(key, zeros, stddev=share_stddev)
+            rows = signed_rows(jnp.asarray(features), jnp.asarray(labels))
+            return cls(secure_sum, search, _chunks(rows), np.asarray(share))
+
+    def found(self) -> np.ndarray:
+        """Returns the minimizer, which the aggregator directs and all compute."""
+        with jax.enable_x64(True):
+            is_first = _is_aggregator(self.secure_sum)
+            return self.minimize() if is_first else self.serve()
 
     def minimize(self) -> np.ndarray:
         """Directs the search; returns w with a certified gradient, or NaN.
