@@ -51,14 +51,12 @@ def dp_frank_wolfe(
         delta: privacy of the whole run. With 0 steps use disjoint batches, as in the
             paper; otherwise each step uses all records.
         constraint: `L1Ball`, `Simplex` or `Polytope`.
-        estimator: the robust mean; by default the smoothed truncation with the least
-            bound of a choice's error for `moment_bound`.
+        estimator: the robust mean; by default the best smoothed truncation.
         moment_bound: a public bound on the second moment of every coordinate of a
             gradient. Privacy holds even if the bound is wrong.
         num_steps: T; by default floor((n epsilon)^(1/3)) on disjoint batches, as in
             the paper, and floor((n epsilon)^(2/5)) on all records.
         learning_rate: eta, or a schedule of the step 0, 1, ...; by default 2 / (t + 3).
-            For losses that are not convex the paper's theory uses 1 / sqrt(T).
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
@@ -73,18 +71,15 @@ def dp_frank_wolfe(
         together. On disjoint batches a replaced record affects one choice, made by
         permute-and-flip with the whole epsilon. On all records T choices share the
         budget (`accounting.selection_epsilon`). For the sensitivity of the scores see
-        `transforms.frank_wolfe`. The loss function, params, the set, steps and T must
-        not depend on the data.
+        `transforms.frank_wolfe`. No argument but the data may depend on them.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
-        >>> from dpjax import losses
-        >>> from dpjax.constraints import L1Ball
+        >>> from dpjax import constraints, losses
         >>> features = np.random.default_rng(0).normal(size=(10_000, 50))
-        >>> targets = features[:, 7]
         >>> solution = dp_frank_wolfe(
-        ...     losses.squared, jnp.zeros(50), (features, targets),
-        ...     key=jax.random.key(1), epsilon=1.0, constraint=L1Ball(1.0))
+        ...     losses.squared, jnp.zeros(50), (features, features[:, 7]),
+        ...     key=jax.random.key(1), epsilon=1.0, constraint=constraints.L1Ball(1.0))
         >>> print(int(np.argmax(solution.params)), solution.privacy.delta)
         7 0.0
 

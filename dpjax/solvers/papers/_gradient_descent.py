@@ -65,61 +65,48 @@ def dp_gradient_descent(
     """Minimizes the mean loss by noisy steps along robust means of gradients.
 
     w <- Proj(w - eta·(robust mean of per-example gradients + N(0, sigma^2 I))).
-
-    The estimator and the batching make it an algorithm of the papers: `Clipping` is
-    DP-GD. `SmoothedTruncation` is Algorithm 4 of paper 001, stochastic with
-    `WithoutReplacement` or `Poisson` batches. `MedianOfMeans` around `Truncation` is
-    Algorithm 2 of paper 003, with averaging=True for convex losses, and `Disjoint`
-    batches for strongly convex ones. `TrimmedMean` is Algorithm 3 of paper 001, whose
-    noise is in proportion to the smooth sensitivity; a step then holds all gradients.
+    `Clipping` makes it DP-GD; `SmoothedTruncation` Algorithm 4 of paper 001, stochastic
+    with `WithoutReplacement` or `Poisson` batches; `MedianOfMeans` around `Truncation`
+    Algorithm 2 of paper 003, with averaging=True for convex losses and `Disjoint`
+    batches for strongly convex ones; `TrimmedMean` Algorithm 3 of paper 001, whose
+    noise is proportional to the smooth sensitivity, and whose steps hold n gradients.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
         params: where to start; public.
-        data: pytree, leaves of shape (n, ...); n is public. If it is from
-            `dpjax.gradients.by_user`, n is the number of users, whom it protects.
+        data: leaves of shape (n, ...), or users of `gradients.by_user`; n is public.
         key: a typed key.
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
-        estimator: the robust mean, with a finite sensitivity; its scale is public. See
-            `SmoothedTruncation.for_moment` and the like for the theory's choice.
+        estimator: the robust mean, with a finite sensitivity; its scale is public.
         learning_rate: step size eta, or an optax schedule of the step. A schedule is
             static, but the arguments of a `jax.tree_util.Partial` are traced.
-        num_steps: T; by default ceil(10 log n), the theory's T for strongly convex
-            losses at a condition number of 10.
+        num_steps: T; by default ceil(10 log n), for strongly convex losses.
         batching: the batch of each step; all records by default.
-        projection_fn: maps parameters into the constraint set, such as
-            `functools.partial(optax.projections.projection_l2_ball, scale=1.0)`.
+        projection_fn: maps parameters into the constraint set, as optax.projections do.
         averaging: whether to release the mean of the iterates instead of the last one.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
-        A `Solution`. Its stats hold num_steps, batch_size (the divisor),
-        noise_multiplier, l2_sensitivity, and stddev, the product of the last two; with
-        `TrimmedMean`, whose noise depends on the data, rho of one step instead of both.
+        A `Solution`. Its stats hold num_steps, batch_size, noise_multiplier,
+        l2_sensitivity, and stddev; with `TrimmedMean` rho of a step for the last two.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together: each step is a Gaussian mechanism on a mean of known sensitivity, and
         T of them compose exactly (`accounting.noise_multiplier`); a step with
-        `TrimmedMean` is rho-zCDP (`transforms.privatize`). The loss function,
-        params, step sizes, T and the projection must not depend on the data.
+        `TrimmedMean` is rho-zCDP. No argument but the data may depend on them.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from dpjax import losses
-        >>> from dpjax.estimators import SmoothedTruncation
-        >>> features = jax.random.normal(jax.random.key(0), (10_000, 2))
-        >>> targets = features @ jnp.array([1.0, 2.0])
+        >>> from dpjax import estimators, losses
+        >>> x = jax.random.normal(jax.random.key(0), (10_000, 2))
         >>> solution = dp_gradient_descent(
-        ...     losses.squared, jnp.zeros(2), (features, targets),
-        ...     key=jax.random.key(1), epsilon=1.0, delta=1e-6,
-        ...     estimator=SmoothedTruncation(4.0), learning_rate=0.5, num_steps=20)
+        ...     losses.squared, jnp.zeros(2), (x, x @ jnp.array([1.0, 2.0])),
+        ...     key=jax.random.key(1), epsilon=1.0, delta=1e-6, learning_rate=0.5,
+        ...     estimator=estimators.SmoothedTruncation(4.0), num_steps=20)
         >>> print(solution.params.round(1))
         [1. 2.]
-        >>> print(solution.privacy)
-        Replacing any one of the 10,000 records changes the probability of any event
-        to at most e^1 = 2.72 times what it was, plus 1e-06.
 
     Reference:
         Wang, Xiao, Devadas, Xu (2020), Algorithm 4, Theorems 7 and 8; Tao, Wu, Cheng,
@@ -171,7 +158,7 @@ def robust_gradient_descent(
     noise. With `Mean` it is plain gradient descent.
 
     Args:
-        loss_fn: `loss_fn(params, example) -> scalar`.
+        loss_fn: as in `dp_gradient_descent`, like all that follow.
         params: where to start.
         data: pytree, leaves of shape (n, ...).
         estimator: the robust mean.

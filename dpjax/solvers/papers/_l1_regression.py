@@ -52,7 +52,6 @@ def dp_l1_regression(
 
     L(w) = 1/(n iota) sum_i psi(iota |y_i - <x_i, w>|), and with z1 = min(z, 1) and
     moment order theta, psi(z) = -log(1 - z1 + z1^theta / theta), from 0 to log(theta).
-
     Permute-and-flip chooses by the scores -n iota epsilon L(w) / (2 log theta). With
     theta = 2 this is Algorithm 1 of paper 000, with theta below 2 Algorithm 2.
 
@@ -63,53 +62,40 @@ def dp_l1_regression(
         epsilon: privacy parameter, positive.
         candidates: shape (N, d), floating point, N >= 2, chosen without the data: any
             array, or one from `dpjax.constraints.grid_net` or `halton_net`.
-        truncation: iota > 0; the loss is constant for residuals above 1 / iota. By
-            default the minimizer of risk_bound.
+        truncation: iota > 0, of residuals above 1 / iota; by default the best bound's.
         moment_order: theta in (1, 2]; scoring is about five times faster at 2.
         residual_moment_bound: a public bound M on E|y - <x, w>|^theta, for all
             candidates w. Privacy holds even if the bound is wrong.
         failure_prob: the probability with which risk_bound may fail.
-        chunk_size: number of candidates scored at once. It changes speed, memory and
-            the noise of a candidate, but not the distribution of the result.
+        chunk_size: number of candidates scored at once: speed and memory, not the law.
 
     Returns:
         A `Solution` whose params are one candidate, shape (d,). Its stats hold
-        truncation, num_candidates, num_chunks, sensitivity_slack (the factor on the
-        sensitivity that covers rounding) and risk_bound: for i.i.d. records, with
-        probability 1 - failure_prob, E|y - <x, w>| at params exceeds that at the best
-        candidate by at most this. If the candidates are a zeta-net of a set, add
-        zeta E||x||_2 for the best point of the set.
+        truncation, num_candidates, num_chunks, sensitivity_slack (the factor that
+        covers rounding) and risk_bound: for i.i.d. records, with probability
+        1 - failure_prob, E|y - <x, w>| exceeds that of the best candidate by less.
 
     Privacy:
         epsilon-DP under replace-one, for every input; a residual that is NaN counts as
-        truncated. Because 0 <= psi <= log(theta), a replaced record moves a score -L by
-        at most D = log(theta) / (n iota), and the changes of two scores differ by at
-        most 2D, which is the sensitivity range. The paper's proof uses 2D for D; its
-        algorithms divide by D for the range, and are 2 epsilon-DP.
-
-        This holds for float32 scores: `FixedPoint` gives the proof. It assumes that the
-        same compiled program runs on both neighbors. Candidates, truncation and all
-        other arguments must not depend on the data.
+        truncated. A replaced record moves a score by at most one unit, also in float32
+        (`FixedPoint`), so that scores range over two; the paper's algorithms divide by
+        one, and are 2 epsilon-DP. It is assumed that the same compiled program runs on
+        both neighbors. No argument but the data may depend on them.
 
     Example:
         >>> import jax, numpy as np
         >>> from dpjax.constraints import Box, grid_net
         >>> rng = np.random.default_rng(0)
         >>> features = rng.normal(size=(5_000, 2)).astype("float32")
-        >>> noise = rng.standard_t(1.5, 5_000)
-        >>> targets = features @ np.array([0.5, -0.3]) + noise
+        >>> targets = features @ np.array([0.5, -0.3]) + rng.standard_t(1.5, 5_000)
         >>> net = grid_net(Box(-1.0, 1.0), 2, radius=0.1)
         >>> solution = dp_l1_regression(features, targets, key=jax.random.key(2),
         ...                             epsilon=1.0, candidates=net, truncation=0.3)
         >>> print(solution.params.round(1))
         [ 0.5 -0.3]
-        >>> print(solution.privacy)
-        Replacing any one of the 5,000 records changes the probability of any event
-        to at most e^1 = 2.72 times what it was.
 
     Reference:
-        Wang, Xu (2022), "Differentially private l1-norm linear regression with
-        heavy-tailed data", Algorithms 1 and 2, equations (2), (6), (16). Mechanism:
+        Wang, Xu (2022), Algorithms 1 and 2, equations (2), (6), (16). Mechanism:
         McKenna, Sheldon (2020).
     """
     _validate.positive(

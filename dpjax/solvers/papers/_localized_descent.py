@@ -75,9 +75,8 @@ def dp_localized_sco(
 
     Each phase uses half of the remaining records and starts where the last one ended. A
     penalty on the distance from there grows, so the distance to the optimum, and with
-    it the effect of the noise, shrinks from phase to phase. A phase is gradient descent
-    with clipped gradients. Clip norms, penalties, steps and phases follow from the
-    arguments.
+    it the effect of the noise, shrinks. A phase is gradient descent with clipped
+    gradients; clip norms, penalties, steps and phases follow from the arguments.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, convex in params.
@@ -91,45 +90,38 @@ def dp_localized_sco(
             record; privacy holds even if it is wrong.
         diameter: of the ball in which the optimum is sought, in units of params.
         smoothness: beta, a public bound on the largest eigenvalue of the risk's second
-            derivative. For a loss with kinks: G^2 / (2 alpha), with alpha an error that
-            is small compared with that of the result.
+            derivative. For a loss with kinks: G^2 / (2 alpha), alpha a small error.
         moment_order: k, at least 2; it may be large for light tails.
         num_steps: of each phase; by default 9 + 6 beta / lambda, which reduces the
             squared distance to a 256th.
-        num_groups: J, the number of groups of records in each phase; of their iterates
-            the one in the middle of a majority is used. With 1 the rate holds in
-            expectation; with 8 log(phases / xi) with probability 1 - xi.
+        num_groups: J groups of records in each phase, of whose iterates the one in the
+            middle of a majority is used. With 1 the rate holds in expectation; with
+            8 log(phases / xi) with probability 1 - xi.
         execution: microbatches and a callback; a checkpoint is rejected.
 
     Returns:
         A `Solution`. Its stats hold num_phases, num_steps (of all phases),
         l2_clip_norm, penalty and noise_multiplier of the first phase, and risk_scale,
-        4 sqrt(A_1) R: the file's bound to leading order, with R half the diameter.
+        4 sqrt(A_1) R: the file's bound to leading order, with R half the diameter. It
+        is, up to logarithms, R (G / sqrt(n) + G (sqrt(d) / (n epsilon))^(1 - 1/k)).
 
     Raises:
-        ValueError: If an argument is out of its range, moment_order is below 2, or
-            n is too small for the theorem: risk_scale must be at most G R, the risk
-            of staying in the center.
+        ValueError: If an argument is out of its range, or n is too small: risk_scale
+            must be at most G R, the risk of staying in the center.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. A record is in one group of one phase, whose steps are Gaussian
-        mechanisms on clipped means (`dp_gradient_descent`, `Clipping`); everything
-        after is post-processing of them and of other records. moment_bound, diameter,
-        smoothness and all other arguments must not depend on the data.
-
-    Utility:
-        For k at least 2 the excess risk is, up to logarithms,
-        R (G / sqrt(n) + G (sqrt(d) / (n epsilon))^(1 - 1/k)), which is optimal.
+        mechanisms on clipped means; everything after is post-processing of them and of
+        other records. No argument but the data may depend on them.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from dpjax import losses
-        >>> from dpjax.solvers import dp_localized_sco
+        >>> from dpjax import losses, solvers
         >>> features = jax.random.normal(jax.random.key(0), (100_000, 2))
         >>> odds = features @ jnp.array([1.0, 2.0])
         >>> labels = jnp.sign(odds + jax.random.logistic(jax.random.key(1), (100_000,)))
-        >>> solution = dp_localized_sco(
+        >>> solution = solvers.dp_localized_sco(
         ...     losses.logistic, jnp.zeros(2), (features, labels),
         ...     key=jax.random.key(2), epsilon=1.0, delta=1e-6,
         ...     moment_bound=384.0, moment_order=8.0,  # E||x||^8

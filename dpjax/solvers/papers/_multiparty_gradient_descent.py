@@ -55,11 +55,10 @@ def dp_multiparty_gradient_descent(
 
     w <- Proj(w - eta/N·sum over k of (n_k·(robust mean of party k's gradients) + Z_k)),
     with fresh discrete Gaussian noise Z_k in every round. Every party calls this with
-    its own data and otherwise equal arguments, and all get the same solution.
-
-    In each round a party rounds its contribution to a grid, adds its share of the noise
-    and a mask modulo 2^64, and sends the result. The masks cancel in the sum over the
-    parties, and only the sum can be read.
+    its own data and otherwise equal arguments, and all get the same solution. In each
+    round a party rounds its contribution to a grid, adds its share of the noise and a
+    mask modulo 2^64, and sends the result. The masks cancel in the sum, which alone can
+    be read.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
@@ -79,34 +78,32 @@ def dp_multiparty_gradient_descent(
     Returns:
         A `Solution`. Its stats hold num_steps, num_samples (N), num_parties, num_live
         (parties that did not drop out), l2_sensitivity and stddev of the noise that is
-        certainly secret, both of the sum, and noise_multiplier = stddev /
-        l2_sensitivity.
+        certainly secret, both of the sum, and noise_multiplier, their quotient.
 
     Raises:
         ValueError: If an argument is out of its range.
         PartyError: If another party's arguments differ, before any record is used; it
-            names the arguments. Functions are compared by their programs (see
+            names them. Functions are compared by their programs (see
             `SecureSum.agree`), estimators by class names and fields, records by shapes
-            and dtypes; `execution` is not compared. Later, if more than D parties sent
+            and dtypes, `execution` not at all. Later, if more than D parties send
             nothing, or a wrong size; nothing of that round is released.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for each record of the parties that do
         not collude, against C parties that share all messages and all they know, and
-        hence against everybody with the transcript. They get at most T + D sums
-        (`parties.SecureSum`), each with the shares of at least K - C - D others. Each
-        share is an exact discrete Gaussian from the entropy of its party. Replacing a
-        record of party k moves the sum by n_k times the sensitivity of its mean, and
-        the grid adds 2 sqrt(d) steps. `accounting.discrete_gaussian_stddev` calibrates
-        the noise, and its proof is for integers: no last bits of floats can leak.
+        hence against everybody with the transcript. They get at most T + D sums, each
+        with the exact discrete Gaussian shares of at least K - C - D others. Replacing
+        a record of party k moves the sum by n_k times the sensitivity of its mean, and
+        the grid adds 2 sqrt(d) steps: no last bits of floats can leak
+        (`accounting.discrete_gaussian_stddev`).
 
         The masks rely on cryptography: nothing is claimed against unbounded
-        adversaries, or against parties that break the protocol. Dropouts, loss, params,
-        step sizes and T must not depend on the records.
+        adversaries, or against parties that break the protocol. Dropouts, and all
+        arguments but the records, must not depend on the records.
 
-        The paper adds the SAME noise in every round. Then differences of its sums have
-        no noise, and distinguish neighboring data sets with certainty. For a trusted
-        aggregator use `dp_multiparty_objective_perturbation`.
+        The paper adds the SAME noise in every round, so that differences of its sums
+        distinguish neighboring data sets with certainty. For a trusted aggregator use
+        `dp_multiparty_objective_perturbation`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -121,8 +118,7 @@ def dp_multiparty_gradient_descent(
         ...         losses.squared, jnp.zeros(2), (features[k], targets[k]),
         ...         secure_sum=SecureSum(transport), epsilon=1.0, delta=1e-6,
         ...         estimator=Clipping(2.0), learning_rate=0.5, num_steps=20)
-        >>> solutions = run_parties(train, 4)
-        >>> print(solutions[0].params.round(1))
+        >>> print(run_parties(train, 4)[0].params.round(1))
         [1. 2.]
 
     Reference:

@@ -53,18 +53,15 @@ def dp_multiparty_objective_perturbation(
     Party 0, the aggregator, computes the minimizer from sums of gradients and Hessians
     at points that it chooses. Only this point, with output noise, is released.
 
-    This is the private part of the paper's algorithm: `dp_objective_perturbation` with
-    the records and the noise distributed over the parties. Secure sums hide the
-    contribution of each party, but the difference of the sums of two rounds is a
-    difference of gradients without noise, and the aggregator's points depend on it. So
-    the transcript, which every party has, distinguishes neighboring data sets. Use
-    `dp_multiparty_gradient_descent` if the parties do not trust each other.
+    Secure sums hide the contribution of each party, but the difference of the sums of
+    two rounds is a difference of gradients without noise: the transcript, which every
+    party has, distinguishes neighboring data sets. Use `dp_multiparty_gradient_descent`
+    if the parties do not trust each other.
 
     Args:
         features: this party's rows, shape (n_k, d); all n_k are public. Rows are
             clipped to norm 1.
-        labels: shape (n_k,); above zero is the class +1, anything else the class -1,
-            and a record of the label NaN has no gradient.
+        labels: shape (n_k,), as in `dp_objective_perturbation`.
         secure_sum: `parties.SecureSum(transport)` of this party. Those who get the
             result may know the noise shares of C parties, but not their transcript. No
             party may drop out.
@@ -81,21 +78,19 @@ def dp_multiparty_objective_perturbation(
         ValueError: If an argument is out of its range; never because of the values of
             features or labels.
         PartyError: If another party's arguments differ, before any record is used; it
-            names the arguments. The loss is compared by its bounds and its program (see
-            `SecureSum.agree`), features by d and the dtype of the result; labels are
-            not compared. Later, if a party sends nothing, or a wrong size.
+            names them. The loss is compared by its bounds and its program (see
+            `SecureSum.agree`), features by d and the dtype of the result. Later, if a
+            party sends nothing, or a wrong size.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for those who get only the released
         parameters and C noise shares. Given these, the sum of the other shares has at
-        least the stddev, and the proof is that of `dp_objective_perturbation`: the
-        exact minimizer has 99 per cent of the budget, and discrete Gaussian shares on a
-        grid hide its distance to the computed one
-        (`accounting.discrete_gaussian_stddev`). Rounding the parties' gradients to
-        their grid counts as an error in the certificate ||grad J|| <= gamma. A point
-        without this certificate is never released; NaN is released instead. The
-        transcript, including the number of rounds, is not private. The noise eta is
-        floating point, and no claim is made against attacks on its last bits.
+        least the stddev, and the proof is that of `dp_objective_perturbation`, with
+        discrete Gaussian shares on a grid for the output noise. Rounding the parties'
+        gradients to their grid counts as an error in the certificate. A point without
+        it is never released; NaN is released instead. The transcript, including the
+        number of rounds, is not private. The noise eta is floating point, and no claim
+        is made against attacks on its last bits.
 
     Example:
         >>> import jax
@@ -107,8 +102,7 @@ def dp_multiparty_objective_perturbation(
         ...     return dp_multiparty_objective_perturbation(
         ...         features[k], labels[k], secure_sum=SecureSum(transport),
         ...         epsilon=1.0, delta=1e-6, regularization=0.01)
-        >>> solution = run_parties(train, 2)[0]
-        >>> predicted = features @ solution.params > 0
+        >>> predicted = features @ run_parties(train, 2)[0].params > 0
         >>> print((predicted == (labels > 0)).mean() > 0.95)
         True
 
@@ -145,7 +139,7 @@ def dp_multiparty_objective_perturbation(
     share_stddev = plan.stddev / math.sqrt(num_shares)
     search = _Search.of(plan, gradient_norm, num_records, share_stddev)
     party = _Party.of(secure_sum, search, features, labels, share_stddev)
-    params = party.found()
+    params = party.minimizer()
     released, output_stddev = _with_noise(
         params, secure_sum, plan, all_noise, gradient_norm, (epsilon, delta)
     )
@@ -276,7 +270,7 @@ class _Party(NamedTuple):
             rows = signed_rows(jnp.asarray(features), jnp.asarray(labels))
             return cls(secure_sum, search, _chunks(rows), np.asarray(share))
 
-    def found(self) -> np.ndarray:
+    def minimizer(self) -> np.ndarray:
         """Returns the minimizer, which the aggregator directs and all compute."""
         with jax.enable_x64(True):
             is_first = _is_aggregator(self.secure_sum)

@@ -40,12 +40,10 @@ def dp_objective_perturbation(
 
     J(w) = sum_i phi(y_i <w, x_i>) + (N Lambda / 2) ||w||^2 + <eta, w>, with
     eta ~ N(0, stddev^2 I): w minimizes J up to a gradient of norm gamma, and w + N(0,
-    output_stddev^2 I) is released.
-
-    The paper's noise protects the exact minimizer, which no solver finds. Here the
-    computed one is certified to have ||grad J|| <= gamma, so it is within gamma / (N
-    Lambda) of the exact one; the small output noise hides the difference. The minimizer
-    is computed in float64, even if the caller works in float32.
+    output_stddev^2 I) is released. The paper's noise protects the exact minimizer,
+    which no solver finds; the computed one is within gamma / (N Lambda) of it, and the
+    small output noise hides the difference. It is computed in float64, in steps that
+    cost n d^2 + d^3.
 
     Args:
         features: rows x_i, shape (n, d); n is public. Rows are clipped to norm 1, so
@@ -72,24 +70,17 @@ def dp_objective_perturbation(
             `MarginLoss`; never because of the values of features or labels.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one. The exact minimizer w* has 99 per cent of
-        the budget (proof: `dpjax/accounting/_objective.py`). Given w*, eta and so the
-        computed w are functions of the data, and ||w - w*|| <= gamma / (N Lambda),
-        because J is (N Lambda)-strongly convex: releasing w - w* + noise is a Gaussian
-        mechanism of sensitivity 2 gamma / (N Lambda), with the other 1 per cent
-        (Iyengar et al. 2019). The release is the sum of both.
+        (epsilon, delta)-DP under replace-one. The exact minimizer has 99 per cent of
+        the budget (proof: `dpjax/accounting/_objective.py`); releasing w less that one,
+        with noise, is a Gaussian mechanism of sensitivity 2 gamma / (N Lambda), with
+        the other 1 per cent (Iyengar et al. 2019).
 
         A point without its certificate is never released; NaN is released instead. In
-        exact arithmetic that cannot happen, since each step shrinks the gradient by a
-        factor of at most 1 - 1/kappa, kappa = 1 + c/Lambda. For float64 this is not a
-        proof: the certificate counts every rounding, and gamma is 8 times the largest
-        rounding at the largest possible w, but that Newton steps reach it is only
-        observed. The number of steps depends on the data: the running time is not
-        protected.
-
-    Note:
-        A step costs n d^2 + d^3. The rounding bound is that of IEEE float64, on CPU and
-        GPU; a TPU emulates it with fewer bits, and there nothing is claimed.
+        exact arithmetic that cannot happen. In float64 the certificate counts every
+        rounding, and gamma is 8 times the largest rounding at the largest possible w,
+        but that Newton steps reach it is only observed. The number of steps depends on
+        the data: the running time is not protected. On a TPU, which emulates float64
+        with fewer bits, nothing is claimed.
 
     Example:
         >>> import jax

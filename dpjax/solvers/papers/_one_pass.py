@@ -73,8 +73,7 @@ def dp_one_pass_sco(
     """Minimizes a smooth convex linear risk over a ball, in one pass over the data.
 
     The linear-time form of `dp_localized_sco`, at the same rate: each record is used in
-    one step, so that n steps cost about as much as one step on all records. Steps
-    follow one another, which suits a CPU.
+    one step, so that n steps cost about as much as one step on all records.
 
     Args:
         loss: convex, of one prediction, with a finite curvature bound, as
@@ -86,8 +85,7 @@ def dp_one_pass_sco(
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in [0, 1); 0 is pure epsilon-DP, whose noise
             grows with d instead of sqrt(d).
-        moment_bound: a public bound on E[sup ||gradient||^k], over the ball, of one
-            record; privacy holds even if it is wrong.
+        moment_bound: as in `dp_localized_sco`, like the next two.
         diameter: of the ball in which the optimum is sought, in units of params.
         moment_order: k, at least 2.
 
@@ -96,9 +94,7 @@ def dp_one_pass_sco(
         of the first phase, and risk_scale, the bound (3) of the file.
 
     Raises:
-        ValueError: If an argument is out of its range, moment_order is below 2, the
-            loss is not convex or not smooth, or n is too small for the theorem:
-            risk_scale must be at most G R, the risk of staying in the center.
+        ValueError: As `dp_localized_sco`, and if the loss is not convex or not smooth.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input. A record is used in one
@@ -109,23 +105,20 @@ def dp_one_pass_sco(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from dpjax import losses
-        >>> from dpjax.solvers import dp_one_pass_sco
+        >>> from dpjax import losses, solvers
         >>> features = jax.random.normal(jax.random.key(0), (100_000, 2))
         >>> odds = features @ jnp.array([1.0, 2.0])
         >>> labels = jnp.sign(odds + jax.random.logistic(jax.random.key(1), (100_000,)))
-        >>> solution = dp_one_pass_sco(
+        >>> solution = solvers.dp_one_pass_sco(
         ...     losses.logistic, jnp.zeros(2), (features, labels),
-        ...     key=jax.random.key(2), epsilon=1.0, delta=1e-6,
-        ...     moment_bound=384.0, moment_order=8.0,  # E||x||^8
-        ...     diameter=6.0)
+        ...     key=jax.random.key(2), epsilon=1.0, delta=1e-6, diameter=6.0,
+        ...     moment_bound=384.0, moment_order=8.0)  # E||x||^8
         >>> print([round(float(w), 1) for w in solution.params])
         [1.0, 2.1]
 
     Reference:
-        Asi, Liu, Tian (2024), arXiv 2406.02789, the algorithm for smooth generalized
-        linear models. Feldman, Koren, Talwar (2020), phased SGD. With delta = 0: Lowy
-        (2026), arXiv 2604.06492, whose rate R G (d / (n epsilon))^(1 - 1/k) it has.
+        Asi, Liu, Tian (2024), for smooth generalized linear models; Feldman, Koren,
+        Talwar (2020). With delta = 0: Lowy (2026), arXiv 2604.06492.
     """
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)
@@ -294,17 +287,6 @@ def _one_pass(
 def _into_ball(vector: jax.Array, radius: jax.Array) -> jax.Array:
     norm = jnp.linalg.norm(vector)
     return vector * jnp.where(norm > radius, radius / norm, 1.0)
-
-
-def _check_loss(loss: LinearLoss) -> None:
-    is_smooth = (
-        isinstance(loss, LinearLoss)
-        and loss.is_convex
-        and loss.num_outputs == 1
-        and loss.curvature_bound < math.inf
-    )
-    rule = "a convex LinearLoss of one prediction with a finite curvature_bound"
-    _validate.require(is_smooth, "loss", loss, rule)
 
 
 def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:

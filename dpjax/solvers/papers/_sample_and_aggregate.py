@@ -90,13 +90,11 @@ def dp_sample_and_aggregate(
         (epsilon, delta)-DP under replace-one, for every fit_fn whose result is a
         function of its subset, because a record is in at most s subsets.
         `dpjax.solvers.papers._smooth_center` has S, which bounds the movement of the
-        center and is beta-smooth, also for computed distances;
-        `dpjax.accounting._smooth_gaussian` proves the noise.
+        center and is smooth; `dpjax.accounting._smooth_gaussian` proves the noise.
 
         Side effects of fit_fn, such as its output and running time, are not protected.
-        Without `vectorize` an exception, or a result of other shapes, counts as a
-        result that is not finite, because it may depend on the records: test fit_fn on
-        public data first.
+        Without `vectorize` an exception, or a result of other shapes, counts as not
+        finite, because it may depend on the records: test fit_fn on public data first.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -110,7 +108,7 @@ def dp_sample_and_aggregate(
     Reference:
         Wang, Xiao, Devadas, Xu (2020), Algorithm 1 and Theorem 1; Nissim,
         Raskhodnikova, Smith (2007), Smooth sensitivity and sampling in private data
-        analysis, Section 4. S and the noise differ from the printed ones: see above.
+        analysis, Section 4. S and the noise differ from the printed ones.
     """
     _validate.require(callable(fit_fn), "fit_fn", fit_fn, "callable")
     check_budget(epsilon, delta)

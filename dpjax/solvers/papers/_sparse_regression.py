@@ -63,8 +63,7 @@ def dp_sparse_linear_regression(
         threshold: K, in units of the features and of the targets, which should have
             similar scales; by default the best for `fourth_moment_bound`.
         learning_rate: eta; by default 2/3 of the inverse mean square of the clipped
-            features, for 2 per cent of the budget. With correlated features or other
-            scales pass a smaller one, or the steps may diverge.
+            features, for 2 per cent of the budget; with correlated ones pass less.
         num_steps: T; by default at most floor(log n), the best for noise and
             convergence: a single step, unless n epsilon is large for s.
         fourth_moment_bound: a public bound on E x_j^4 and E y^4. Privacy holds even if
@@ -75,8 +74,7 @@ def dp_sparse_linear_regression(
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold,
         learning_rate, num_steps, batch_size; of the last step linf_sensitivity,
-        noise_scale of each entry and noise_norm = noise_scale sqrt(s); and
-        is_informative, false if noise_norm exceeds the radius.
+        noise_scale of an entry and noise_norm; and is_informative: noise_norm < radius.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
@@ -97,8 +95,7 @@ def dp_sparse_linear_regression(
         [7 9]
 
     Reference:
-        Hu, Ni, Xiao, Wang (2022), Algorithm 3, Theorems 6 and 7. Here K and T balance
-        the noise, eta depends on the features, and the sensitivity is per step.
+        Hu, Ni, Xiao, Wang (2022), Algorithm 3, Theorems 6 and 7; K, T, eta differ.
     """
     _validate.positive(
         epsilon=epsilon, fourth_moment_bound=fourth_moment_bound, radius=radius
