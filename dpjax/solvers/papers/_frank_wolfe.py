@@ -136,22 +136,19 @@ class VertexStep(OptaxStep):
     epsilon: Scalar
     learning_rate: Scalar | Static | None
     mechanism: SelectionName
-    num_coordinates: int
 
-    @property
-    def sensitivity(self) -> Scalar:
-        """The linf sensitivity of a gradient's mean."""
-        divisor = self.batches.divisor
-        return self.estimator.sensitivity(divisor, self.num_coordinates).linf
+    def sensitivity_at(self, params: PyTree) -> Scalar:
+        """Returns the linf sensitivity of a gradient's mean."""
+        size = num_coordinates(params)
+        return self.estimator.sensitivity(self.batches.divisor, size).linf
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        del params
         return optax.chain(
             self.mean(self.estimator),
             frank_wolfe(
                 self.constraint,
                 epsilon=self.epsilon,
-                sensitivity=self.sensitivity,
+                sensitivity=self.sensitivity_at(params),
                 limit=cast(Scalar, self.estimator.limit),
                 key=cast(Key, self.key),
                 learning_rate=Static.value_of(self.learning_rate),
@@ -185,18 +182,17 @@ def choose_vertices(
         epsilon=epsilon,
         learning_rate=cast(Scalar | Static | None, rate),
         mechanism=choices.mechanism,
-        num_coordinates=num_coordinates(params),
     )
     params, (_, state) = iterate(step, params, data, key=key, execution=execution)
     num_steps = batches.start.num_steps
     # Both mechanisms: Pr[score < best - (range / epsilon) log(|V| / p)] <= p.
-    num_choices = constraint.num_vertices(step.num_coordinates) * num_steps
+    num_choices = constraint.num_vertices(num_coordinates(params)) * num_steps
     unit = state.sensitivity_range / epsilon
     stats = {
         "num_steps": num_steps,
         "batch_size": batches.divisor,
         "selection_epsilon": epsilon,
-        "linf_sensitivity": step.sensitivity,
+        "linf_sensitivity": step.sensitivity_at(params),
         "selection_error": unit * math.log(num_choices / FAILURE_PROB),
     }
     return params, stats

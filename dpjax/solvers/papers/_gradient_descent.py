@@ -125,14 +125,8 @@ def dp_gradient_descent(
         delta=delta,
         unit=unit_of(data),
     )
-    step = PrivateStep(
-        loss_fn=loss_fn,
-        batches=batches,
-        estimator=estimator,
-        noise_multiplier=traceable(estimator, multiplier),
-        optimizer_fn=Descent(projection_fn, bool(averaging)),
-        learning_rate=_static_or_traced(learning_rate),
-    )
+    descent = Descent(projection_fn, bool(averaging))
+    step = _step(loss_fn, batches, estimator, multiplier, learning_rate, descent)
     params, stats = _run(step, params, data, key, execution)
     stats |= step.noise_parameters(num_coordinates(params))
     return Solution(params, privacy, stats | {"noise_multiplier": multiplier})
@@ -196,14 +190,8 @@ def robust_gradient_descent(
     _validate.require(key is not None or not batches.is_sampled, "key", key, rule)
     key = jax.random.key(0) if key is None else key  # draws nothing
     check_key_of_rows(key, data)
-    step = PrivateStep(
-        loss_fn=loss_fn,
-        batches=batches,
-        estimator=estimator,
-        noise_multiplier=None,
-        optimizer_fn=Descent(projection_fn, bool(averaging)),
-        learning_rate=_static_or_traced(learning_rate),
-    )
+    descent = Descent(projection_fn, bool(averaging))
+    step = _step(loss_fn, batches, estimator, None, learning_rate, descent)
     params, stats = _run(step, params, data, key, execution)
     return Solution(params, PrivacyGuarantee.non_private(), stats)
 
@@ -241,10 +229,25 @@ def _batches(
     return data, Batches.of(data, num_steps, batching, execution, **budget)
 
 
-def _static_or_traced(learning_rate: optax.ScalarOrSchedule) -> Any:
-    """Returns a number or a `Partial` as it is, and another schedule as static."""
-    is_static = callable(learning_rate) and not isinstance(learning_rate, Partial)
-    return Static(learning_rate) if is_static else learning_rate
+def _step(
+    loss_fn: LossFn,
+    batches: Batches,
+    estimator: Estimator,
+    noise_multiplier: float | None,
+    learning_rate: Any,
+    descent: Descent,
+) -> PrivateStep:
+    """Returns the step of a descent, whose schedule is static if it is no `Partial`."""
+    if callable(learning_rate) and not isinstance(learning_rate, Partial):
+        learning_rate = Static(learning_rate)
+    return PrivateStep(
+        loss_fn=loss_fn,
+        batches=batches,
+        estimator=estimator,
+        noise_multiplier=traceable(estimator, noise_multiplier),
+        optimizer_fn=descent,
+        learning_rate=learning_rate,
+    )
 
 
 def _run(

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -136,10 +135,8 @@ def dp_multiparty_objective_perturbation(
     all_noise = plan.stddev * math.sqrt(num_parties / num_shares)
     least = plan.least_gradient_norm(all_noise)
     gradient_norm = max(1e-8 * plan.convexity, 2 * least)
-    share_stddev = plan.stddev / math.sqrt(num_shares)
-    search = _Search.of(plan, gradient_norm, num_records, share_stddev)
-    party = _Party.of(secure_sum, search, features, labels, share_stddev)
-    params = party.minimizer()
+    party = _Party(secure_sum, plan, gradient_norm, num_records)
+    params = party.minimizer(features, labels)
     released, output_stddev = _with_noise(
         params, secure_sum, plan, all_noise, gradient_norm, (epsilon, delta)
     )
@@ -194,7 +191,8 @@ def _with_noise(
     )
 
     def share() -> np.ndarray:
-        mine = params if _is_aggregator(secure_sum) else np.zeros(num_features)
+        is_aggregator = secure_sum.transport.party == 0
+        mine = params if is_aggregator else np.zeros(num_features)
         draw = discrete_gaussian(
             num_features, stddev=stddev, random_bytes=secure_sum.random_bytes
         )
@@ -205,90 +203,58 @@ def _with_noise(
     return released, math.sqrt(num_shares) * stddev * grid.step
 
 
-def _is_aggregator(secure_sum: SecureSum) -> bool:
-    return secure_sum.transport.party == 0
+class _Party:
+    """One party's side of the search that the aggregator, party 0, directs."""
 
-
-class _Search(NamedTuple):
-    """The objective, the required accuracy, and the grids of the sums; all public."""
-
-    objective: Objective
-    convexity: float
-    gradient_norm: float
-    most_rounding: float
-    gradient_grid: Grid
-    hessian_grid: Grid
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
+        secure_sum: SecureSum,
         plan: Perturbation,
         gradient_norm: float,
         num_records: Sequence[int],
-        share_stddev: float,
-    ) -> "_Search":
-        objective, most = plan.objective, max(num_records)
-        loss = objective.loss
+    ) -> None:
+        self.secure_sum, self.gradient_norm = secure_sum, gradient_norm
+        self.objective, self.convexity = plan.objective, plan.convexity
+        self.share_stddev = plan.stddev / math.sqrt(secure_sum.num_secret_shares)
+        loss, most = self.objective.loss, max(num_records)
         # The rounding of a party moves a coordinate of the sum by at most one step.
-        most_rounding = gradient_norm / 8
-        step = most_rounding / (len(num_records) * math.sqrt(objective.num_features))
+        self.most_rounding = gradient_norm / 8
+        root = math.sqrt(self.objective.num_features)
+        step = self.most_rounding / (len(num_records) * root)
         # Noise beyond 40 stddevs would be clipped; its probability is e^-800.
-        slopes = most * loss.derivative_bound + 40 * share_stddev
-        fine = 2.0**-44 * objective.num_samples * loss.curvature_bound
-        return cls(
-            objective,
-            plan.convexity,
-            gradient_norm,
-            most_rounding,
-            Grid(_power_of_two(step), bound=slopes),
-            Grid(_power_of_two(fine), bound=most * loss.curvature_bound),
-        )
+        slopes = most * loss.derivative_bound + 40 * self.share_stddev
+        fine = 2.0**-44 * self.objective.num_samples * loss.curvature_bound
+        curvature = most * loss.curvature_bound
+        self.grids = {
+            _GRADIENTS: Grid(_power_of_two(step), bound=slopes),
+            _HESSIAN: Grid(_power_of_two(fine), bound=curvature),
+        }
 
-
-class _Party(NamedTuple):
-    """One party's side of the search that the aggregator, party 0, directs."""
-
-    secure_sum: SecureSum
-    search: _Search
-    chunks: jax.Array  # this party's rows y x
-    noise: np.ndarray  # eta_k
-
-    @classmethod
-    def of(
-        cls,
-        secure_sum: SecureSum,
-        search: _Search,
-        features: jax.Array,
-        labels: jax.Array,
-        share_stddev: float,
-    ) -> "_Party":
-        words = np.frombuffer(secure_sum.random_bytes(8), np.uint32)
+    def minimizer(self, features: jax.Array, labels: jax.Array) -> np.ndarray:
+        """Returns the minimizer for noise eta_k of this party, or NaN."""
+        words = np.frombuffer(self.secure_sum.random_bytes(8), np.uint32)
         with jax.enable_x64(True):
             key = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
-            zeros = jnp.zeros(search.objective.num_features, jnp.float64)
-            share = gaussian(key, zeros, stddev=share_stddev)
+            zeros = jnp.zeros(self.objective.num_features, jnp.float64)
+            self.noise = np.asarray(gaussian(key, zeros, stddev=self.share_stddev))
             rows = signed_rows(jnp.asarray(features), jnp.asarray(labels))
-            return cls(secure_sum, search, _chunks(rows), np.asarray(share))
+            self.chunks = self.objective.chunked(rows)
+            is_aggregator = self.secure_sum.transport.party == 0
+            return self._direct() if is_aggregator else self._serve()
 
-    def minimizer(self) -> np.ndarray:
-        """Returns the minimizer, which the aggregator directs and all compute."""
-        with jax.enable_x64(True):
-            is_first = _is_aggregator(self.secure_sum)
-            return self.minimize() if is_first else self.serve()
-
-    def minimize(self) -> np.ndarray:
+    def _direct(self) -> np.ndarray:
         """Directs the search; returns w with a certified gradient, or NaN.
 
         As in `dp_objective_perturbation`, each round tries Newton's step at several
         lengths and a gradient step, and keeps the point with the smallest gradient.
         """
-        objective, convexity = self.search.objective, self.search.convexity
+        objective, convexity = self.objective, self.convexity
         smoothness = convexity + objective.num_samples * objective.loss.curvature_bound
-        params = np.zeros(objective.num_features)
+        params, eye = np.zeros(objective.num_features), np.eye(objective.num_features)
         gradient = self._sum_gradients(np.tile(params, (len(_LENGTHS) + 1, 1)))[0]
         norm = float(np.linalg.norm(gradient))
         while not self._is_certified(params, norm):
-            hessian = self._sum_hessians(params)
+            hessian = self._sum(_HESSIAN, params[None], eye.shape) + convexity * eye
             newton = scipy.linalg.solve(hessian, gradient, assume_a="pos")
             moves = np.vstack([np.outer(_LENGTHS, newton), gradient / smoothness])
             points = params - moves
@@ -303,7 +269,7 @@ class _Party(NamedTuple):
         self._broadcast(_STOP, params)
         return params
 
-    def serve(self) -> np.ndarray:
+    def _serve(self) -> np.ndarray:
         """Takes part in the sums until the aggregator sends the result; returns it."""
         while True:
             kind, points = self._broadcast()
@@ -313,39 +279,29 @@ class _Party(NamedTuple):
 
     def _is_certified(self, params: np.ndarray, norm: float) -> bool:
         # The noise is rounded only with the gradients, to their grid.
-        objective = self.search.objective
-        rounding = objective.rounding(
-            self.search.convexity, np.linalg.norm(params), 0.0
-        )
-        norm *= 1 + (objective.num_features + 8) * 2.0**-52
-        slack = rounding + self.search.most_rounding
-        return bool(norm + slack <= self.search.gradient_norm)
+        length = np.linalg.norm(params)
+        rounding = self.objective.rounding(self.convexity, length, 0.0)
+        norm *= 1 + (self.objective.num_features + 8) * 2.0**-52
+        return bool(norm + (rounding + self.most_rounding) <= self.gradient_norm)
 
     def _sum_gradients(self, points: np.ndarray) -> np.ndarray:
-        self._broadcast(_GRADIENTS, points)
-        total = self._add(_GRADIENTS, points).reshape(points.shape)
-        return self.search.gradient_grid.to_reals(total) + (
-            self.search.convexity * points
-        )
+        return self._sum(_GRADIENTS, points, points.shape) + self.convexity * points
 
-    def _sum_hessians(self, point: np.ndarray) -> np.ndarray:
-        self._broadcast(_HESSIAN, point)
-        total = self._add(_HESSIAN, point[None]).reshape(point.size, point.size)
-        return self.search.hessian_grid.to_reals(total) + (
-            self.search.convexity * np.eye(point.size)
-        )
+    def _sum(self, kind: float, points: np.ndarray, shape: tuple) -> np.ndarray:
+        """Asks for a sum over all parties, and takes part in it."""
+        self._broadcast(kind, points)
+        return self.grids[kind].to_reals(self._add(kind, points)).reshape(shape)
 
     def _broadcast(
         self, kind: float = _STOP, points: np.ndarray | None = None
     ) -> tuple[float, np.ndarray]:
         """Sends the aggregator's message to all, padded with zeros to one size."""
-        words = np.zeros(1 + (len(_LENGTHS) + 1) * self.search.objective.num_features)
+        words = np.zeros(1 + (len(_LENGTHS) + 1) * self.objective.num_features)
         if points is not None:
             words[: 1 + points.size] = [kind, *points.reshape(-1)]
         transport = self.secure_sum.transport
-        message = transport.exchange(
-            words.tobytes() if transport.party == 0 else b"", words.nbytes
-        )[0]
+        mine = words.tobytes() if transport.party == 0 else b""
+        message = transport.exchange(mine, words.nbytes)[0]
         if message is None:
             raise PartyError([0], "the aggregator sent nothing")
         words = np.frombuffer(message)
@@ -353,22 +309,13 @@ class _Party(NamedTuple):
 
     def _add(self, kind: float, points: np.ndarray) -> np.ndarray:
         """Takes part in one sum over all parties."""
-        loss = self.search.objective.loss
+        loss = self.objective.loss
         if kind == _GRADIENTS:
-            grid = self.search.gradient_grid
             values = np.asarray(_gradients(loss, self.chunks, points)) + self.noise
         else:
-            grid = self.search.hessian_grid
             values = np.asarray(_hessian(loss, self.chunks, points[0]))
-        integers = grid.to_integers(values.reshape(-1))
+        integers = self.grids[kind].to_integers(values.reshape(-1))
         return self.secure_sum(lambda: integers, integers.size)
-
-
-def _chunks(rows: jax.Array) -> jax.Array:
-    """About sqrt(n) chunks of as many rows, as the rounding bound counts them."""
-    size = math.isqrt(len(rows) - 1) + 1
-    rows = jnp.pad(rows, ((0, -len(rows) % size), (0, 0)))
-    return rows.reshape(-1, size, rows.shape[1])
 
 
 @partial(jax.jit, static_argnums=0)

@@ -138,10 +138,11 @@ class Objective(NamedTuple):
     num_samples: int
     num_features: int
 
-    @property
-    def chunk_size(self) -> int:
-        """Rows of a chunk: about sqrt(n), so that both levels of a sum are short."""
-        return math.isqrt(self.num_samples - 1) + 1
+    def chunked(self, rows: jax.Array) -> jax.Array:
+        """Returns chunks of about sqrt(n) rows, padded with rows of zeros."""
+        size = math.isqrt(len(rows) - 1) + 1
+        rows = jnp.pad(rows, ((0, -len(rows) % size), (0, 0)))
+        return rows.reshape(-1, size, self.num_features)
 
     def rounding(self, convexity: Any, params_norm: Any, noise_norm: Any) -> Any:
         """Bounds ||computed grad J(w) - grad J(w)||, at ||w|| and ||eta||, in float64.
@@ -153,8 +154,9 @@ class Objective(NamedTuple):
         errors.
         """
         loss = self.loss
-        num_chunks = -(-self.num_samples // self.chunk_size)
-        slopes = loss.derivative_bound * (self.chunk_size + num_chunks + 20)
+        chunk_size = math.isqrt(self.num_samples - 1) + 1
+        num_chunks = -(-self.num_samples // chunk_size)
+        slopes = loss.derivative_bound * (chunk_size + num_chunks + 20)
         margins = loss.curvature_bound * (16 + (self.num_features + 16) * params_norm)
         added = convexity * params_norm + noise_norm
         return 2.0**-52 * (self.num_samples * (slopes + margins) + 4 * added)
@@ -281,9 +283,7 @@ def minimize(
     lengths = 2.0 ** -jnp.arange(8, dtype=jnp.float64)
     smoothness = convexity + objective.num_samples * loss.curvature_bound
     noise_norm = jnp.linalg.norm(eta)
-    # Padded with rows of zeros, which add nothing.
-    rows = jnp.pad(rows, ((0, -objective.num_samples % objective.chunk_size), (0, 0)))
-    chunks = rows.reshape(-1, objective.chunk_size, objective.num_features)
+    chunks = objective.chunked(rows)
 
     def gradients(points: jax.Array) -> jax.Array:
         def add(total, chunk):

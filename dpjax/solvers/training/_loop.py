@@ -61,8 +61,16 @@ class Batches(NamedTuple):
         """
         check_execution(execution)
         num_samples = _validate.leading_size(data, "data")
-        check_steps(num_samples, num_steps, batching)
-        start = unkeyed(batching, num_samples, num_steps, epsilon, delta)
+        rule = "Full(), Poisson(...) or another of dpjax.batching"
+        _validate.require(isinstance(batching, Batching), "batching", batching, rule)
+        _validate.count(num_steps=num_steps)
+        batching.divisor(num_samples, num_steps)  # refuses what does not fit
+        start = jax.eval_shape(
+            lambda: batching.init(
+                jax.random.key(0), num_samples, num_steps, epsilon=epsilon, delta=delta
+            )
+        )
+        start = replace(start, key=None, run_key=None, step=None)
         return cls(start, execution.microbatch_size, row_axes(data, None) or None)
 
     @property
@@ -74,22 +82,6 @@ class Batches(NamedTuple):
     def is_sampled(self) -> bool:
         """Tells whether batches are drawn at random."""
         return self.start.batching.is_sampled
-
-
-def unkeyed(
-    batching: Batching,
-    num_samples: int,
-    num_steps: int,
-    epsilon: float | None,
-    delta: float | None,
-) -> BatchState:
-    """Returns the state before the first batch without its arrays, which is static."""
-    state = jax.eval_shape(
-        lambda: batching.init(
-            jax.random.key(0), num_samples, num_steps, epsilon=epsilon, delta=delta
-        )
-    )
-    return replace(state, key=None, run_key=None, step=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,14 +186,6 @@ def check_execution(execution: Execution, no_checkpoint: str | None = None) -> N
     if no_checkpoint is not None and execution.checkpoint is not None:
         name = "execution.checkpoint"
         _validate.require(False, name, execution.checkpoint, no_checkpoint)
-
-
-def check_steps(num_samples: int, num_steps: int, batching: Batching) -> None:
-    """Requires a batching and a count of steps that suit the number of records."""
-    rule = "Full(), Poisson(...) or another of dpjax.batching"
-    _validate.require(isinstance(batching, Batching), "batching", batching, rule)
-    _validate.count(num_steps=num_steps)
-    batching.divisor(num_samples, num_steps)
 
 
 def iterate(

@@ -33,7 +33,7 @@ from dpjax.gradients import robust_grad
 from dpjax.mechanisms import Strategy
 from dpjax.solvers.training._calibration import calibrated_noise, check_budget
 from dpjax.solvers.training._checkpoint import is_key
-from dpjax.solvers.training._loop import Batches, Execution, check_steps, unkeyed
+from dpjax.solvers.training._loop import Batches, Execution
 from dpjax.solvers.training._private_step import PrivateStep, measured, observed
 
 _NUM_STEPS = 200
@@ -164,22 +164,22 @@ class PrivateTraining:
         check_budget(epsilon, delta)
         if monitor is not None:
             _validate.probability(monitor=monitor)
-        execution = Execution(microbatch_size=microbatch_size)  # which checks it
         mean = _adaptive(_quantile(0.5)) if estimator is None else estimator
         noisy = measured(mean)
         _check_parts(noise, estimator, monitor, optimizer)
-        batching, num_steps = _schedule(batching, num_steps, num_samples, noise)
-        if relation is not REPLACE_ONE:
-            is_fine = isinstance(batching, Full | Poisson | BallsInBins)
-            rule = f"REPLACE_ONE with {batching}: batches depend on the number of rows"
-            _validate.require(is_fine, "relation", relation, rule)
+        batching, num_steps = _schedule(
+            batching, num_steps, num_samples, noise, relation
+        )
+        data = jax.ShapeDtypeStruct((num_samples,), "float32")
+        execution = Execution(microbatch_size=microbatch_size)
+        budget = {"epsilon": epsilon, "delta": delta}
+        batches = Batches.of(data, num_steps, batching, execution, **budget)
         self.noise_multiplier, self.privacy = calibrated_noise(
             noisy,
             batching,
             num_samples=num_samples,
             num_steps=num_steps,
-            epsilon=epsilon,
-            delta=delta,
+            **budget,
             unit="row of data",
             relation=relation,
             strategy=noise,
@@ -189,10 +189,9 @@ class PrivateTraining:
         self._seen = ["gradient_norm"] + ["noise_norm"] * (noisy.noise == "gaussian")
         if monitor is not None:
             self._seen += ["loss", "loss_bound", "loss_stddev"]
-        start = unkeyed(batching, num_samples, num_steps, epsilon, delta)
         self._base = PrivateStep(
             loss_fn=(lambda *args: loss_fn(*args)[0]) if has_aux else loss_fn,
-            batches=Batches(start, execution.microbatch_size, None),
+            batches=batches,
             estimator=mean,
             noise_multiplier=self.noise_multiplier / math.sqrt(1 - (monitor or 0.0)),
             optimizer_fn=lambda _: optax.identity() if optimizer is None else optimizer,
@@ -363,6 +362,7 @@ def _schedule(
     num_steps: int | None,
     num_samples: int,
     noise: Strategy | None,
+    relation: NeighboringRelation,
 ) -> tuple[Batching, int]:
     """Returns how batches are drawn, and how often; by default as described above."""
     if num_steps is None:
@@ -374,7 +374,10 @@ def _schedule(
         rule = f"given with {noise}, which has more than {_BATCHES} bands"
         _validate.require(noise.num_bands <= _BATCHES, "batching", None, rule)
         batching = CyclicPoisson(size, cycle_length=noise.num_bands)
-    check_steps(num_samples, num_steps, batching)
+    if relation is not REPLACE_ONE:
+        is_fine = isinstance(batching, Full | Poisson | BallsInBins)
+        rule = f"REPLACE_ONE with {batching}: batches depend on the number of rows"
+        _validate.require(is_fine, "relation", relation, rule)
     return batching, num_steps
 
 
