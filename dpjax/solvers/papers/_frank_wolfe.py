@@ -10,7 +10,7 @@ import optax
 from dpjax import _validate
 from dpjax._rounding import LARGEST
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import Static, num_coordinates, register
+from dpjax._tree import Static, arrays, num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar, SelectionName
 from dpjax.batching import Disjoint, Full
 from dpjax.constraints._constraint import VertexConstraint
@@ -90,7 +90,7 @@ def dp_frank_wolfe(
     _validate.positive(epsilon=epsilon, moment_bound=moment_bound)
     _validate.delta(delta)
     check_key_of_rows(key, data)
-    data = _validate.arrays(data)
+    data = arrays(data)
     num_samples = _validate.leading_size(data, "data")
     _check_start(constraint, params)
     if not callable(learning_rate) and learning_rate is not None:
@@ -98,7 +98,7 @@ def dp_frank_wolfe(
     batching, power = (Disjoint(), 1 / 3) if delta == 0 else (Full(), 2 / 5)
     num_steps = checked_num_steps(num_steps, num_samples, epsilon, power)
     batches = Batches.of(data, num_steps, batching, execution)
-    num_composed = batching.accounting(num_samples, num_steps)["num_steps"]
+    num_composed = batching.sampling(num_samples, num_steps).num_steps
     choices = Choices.tight(num_composed, epsilon, delta)
     stats: dict[str, Scalar] = {}
     if estimator is None:

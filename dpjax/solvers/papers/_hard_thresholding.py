@@ -11,7 +11,7 @@ from dp_accounting import ZCDpEvent
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import num_coordinates, register
+from dpjax._tree import arrays, num_coordinates, register
 from dpjax._types import Key, LossFn, PeelingNoise, PyTree, Scalar, Unit
 from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho
 from dpjax.batching import Disjoint
@@ -92,7 +92,7 @@ def dp_iterative_hard_thresholding(
     check_key_of_rows(key, data)
     check_sparsity(sparsity, params)
     _validate.bounded_estimator(estimator)
-    data = _validate.arrays(data)
+    data = arrays(data)
     num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)

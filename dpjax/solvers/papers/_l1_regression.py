@@ -20,7 +20,7 @@ from dpjax._sharding import (
     varying,
     varying_axes,
 )
-from dpjax._tree import like
+from dpjax._tree import like, linear_data
 from dpjax._types import ArrayLike, Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, selection_event
 from dpjax.mechanisms import permute_and_flip
@@ -213,7 +213,7 @@ def _arrays(
     features: ArrayLike, targets: ArrayLike, candidates: ArrayLike
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns checked arrays; the data in float64 if one of them is."""
-    x, y = _validate.linear_data(features, targets)
+    x, y = linear_data(features, targets)
     is_fine, rule = len(x) < _MOST_SAMPLES, "of fewer than 2^24 rows"
     _validate.require(is_fine, "features", x.shape, rule)
     w = jnp.asarray(candidates)

@@ -34,9 +34,14 @@ import optax
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import flatten, num_coordinates, register
+from dpjax._tree import arrays, flatten, num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.batching import Full
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Clipping
@@ -140,18 +145,16 @@ def dp_localized_sco(
     _validate.count(num_groups=num_groups)
     check_key_of_rows(key, data)
     check_execution(execution, "None: the phases are short runs of their own")
-    data = _validate.arrays(data)
+    data = arrays(data)
     size = num_coordinates(params)
     theory = Theory.of(epsilon, delta, moment_bound, moment_order, diameter, size)
-    num_samples = check_size(
-        lambda n: 4 * math.sqrt(variance(theory, n // (2 * num_groups))) / theory.bound,
-        data,
-    )
+    num_samples = check_size(lambda n: _risk(theory, n // num_groups), data)
     phases = phases_of(theory, num_samples // num_groups, smoothness, num_steps)
     start, first = params, 0
     keys = jax.random.split(key, (len(phases), num_groups))
     for phase, group_keys in zip(phases, keys, strict=True):
-        multiplier = noise_multiplier(epsilon, delta, num_steps=phase.num_steps)
+        sampling = Sampling(num_steps=phase.num_steps)
+        multiplier = noise_multiplier(epsilon, delta, sampling)
         step_of = partial(
             _Step,
             loss_fn=loss_fn,
@@ -166,7 +169,7 @@ def dp_localized_sco(
         start = _end(step_of, phase, start, data, first, group_keys, execution)
         first += num_groups * phase.num_samples
     # Records of other phases and groups meet noise of the same Gaussian guarantee.
-    event = gaussian_event(theory.noise_multiplier, num_steps=1)
+    event = gaussian_event(theory.noise_multiplier)
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit_of(data)
     )
@@ -219,7 +222,7 @@ class Theory(NamedTuple):
         rule = "such that its root of moment_order is between 1e-9 and 1e20"
         _validate.require(1e-9 <= bound <= 1e20, "moment_bound", moment_bound, rule)
         if delta > 0:
-            multiplier = noise_multiplier(epsilon, delta, num_steps=1)
+            multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
         else:
             _validate.within(1e-20, 1e20, epsilon=epsilon)
             multiplier = math.sqrt(dimension + 1) / epsilon
@@ -281,6 +284,11 @@ def variance(theory: Theory, num_samples: int) -> float:
     norm = clip_norm(theory, num_samples)
     noise = _noise(theory, num_samples) * norm**2
     return theory.bound**2 / num_samples + theory.bias(norm) ** 2 + noise
+
+
+def _risk(theory: Theory, num_samples: int) -> float:
+    """Returns risk_scale over that of the center."""
+    return 4 * math.sqrt(variance(theory, num_samples // 2)) / theory.bound
 
 
 def _noise(theory: Theory, num_samples: int) -> float:

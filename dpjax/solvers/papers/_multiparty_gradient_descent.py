@@ -11,10 +11,11 @@ import numpy as np
 import optax
 
 from dpjax import _validate
-from dpjax._tree import num_coordinates
+from dpjax._tree import arrays, num_coordinates
 from dpjax._types import LossFn, PyTree, RandomBytes
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     discrete_gaussian_stddev,
     gaussian_event,
     gaussian_stddev,
@@ -135,7 +136,7 @@ def dp_multiparty_gradient_descent(
     check_execution(execution, "None: a round of several parties cannot be resumed")
     is_fine = isinstance(secure_sum, SecureSum)
     _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum")
-    data = _validate.arrays(data)
+    data = arrays(data)
     num_mine = _validate.leading_size(data, "data")
     schedule = learning_rate if callable(learning_rate) else None
     descent = Descent(projection_fn, averaging)
@@ -159,7 +160,7 @@ def dp_multiparty_gradient_descent(
     mean_fn = partial(_mean_grad, method, data=data, estimator=estimator)
     mean = _noisy_mean(secure_sum, noise, num_records, mean_fn, params)
     params = _descend(method, params, mean, step_size, num_steps, execution)
-    event = gaussian_event(noise.multiplier, num_steps=num_releases)
+    event = gaussian_event(noise.multiplier, Sampling(num_steps=num_releases))
     stats = {
         "num_steps": num_steps,
         "num_samples": sum(num_records),

@@ -13,7 +13,7 @@ from dp_accounting import UnsupportedDpEvent
 from dpjax import _validate
 from dpjax._rounding import claim
 from dpjax._sharding import check_key_of_rows, gathered
-from dpjax._tree import flatten, like
+from dpjax._tree import arrays, flatten, like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._smooth_gaussian import (
@@ -117,7 +117,7 @@ def dp_sample_and_aggregate(
     _validate.positive(diameter=diameter)
     spread = diameter / 100 if spread is None else spread
     _validate.positive(spread=spread)
-    data = gathered(_validate.arrays(data))
+    data = gathered(arrays(data))
     subsets = _Subsets(_validate.leading_size(data, "data"), num_subsets, overlap)
     rule = f"at most overlap times the {subsets.num_samples} records"
     is_fine = subsets.per_order <= subsets.num_samples

@@ -11,7 +11,7 @@ import optax
 
 from dpjax import _validate, losses
 from dpjax._sharding import AxisName, check_key_of_rows
-from dpjax._tree import clip, like, register
+from dpjax._tree import clip, like, linear_data, register
 from dpjax._types import Key, Scalar
 from dpjax.accounting import epsilon_to_rho
 from dpjax.batching import Disjoint
@@ -104,7 +104,7 @@ def dp_sparse_linear_regression(
     if learning_rate is not None:
         _validate.positive(learning_rate=learning_rate)
     check_key_of_rows(key, (features, targets))
-    data = features, targets = _validate.linear_data(features, targets)
+    data = features, targets = linear_data(features, targets)
     num_samples, num_features = features.shape
     params = jnp.zeros(num_features, features.dtype)
     check_sparsity(sparsity, params)

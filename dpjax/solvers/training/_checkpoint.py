@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _processes, _store, _validate
+from dpjax._files import can_be_folder
 from dpjax._store import Store
 from dpjax._types import PyTree
 
@@ -80,7 +81,7 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
     rule = "a Checkpoint(folder, every)"
     _validate.require(is_fine, "checkpoint", checkpoint, rule)
     _validate.count(every=checkpoint.every)
-    is_fine = _validate.can_be_folder(Path(checkpoint.folder))
+    is_fine = can_be_folder(Path(checkpoint.folder))
     rule = "a folder that can be written to, or made"
     _validate.require(is_fine, "checkpoint", str(folder), rule)
 

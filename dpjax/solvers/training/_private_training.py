@@ -17,7 +17,7 @@ from dpjax import _validate
 from dpjax._keys import secret_repr
 from dpjax._rounding import rounded_up
 from dpjax._sharding import AxisName, row_axes
-from dpjax._tree import like, num_coordinates
+from dpjax._tree import arrays, like, num_coordinates
 from dpjax._types import (
     REPLACE_ONE,
     Key,
@@ -30,6 +30,7 @@ from dpjax.batching import BallsInBins, Batching, CyclicPoisson, Full, Poisson
 from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Clipping, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
+from dpjax.gradients._loss import trainable
 from dpjax.mechanisms import Strategy
 from dpjax.solvers.training._calibration import calibrated_noise, check_budget
 from dpjax.solvers.training._checkpoint import is_key
@@ -214,7 +215,7 @@ class PrivateTraining:
             ValueError: If key is not a typed key, or params are not float arrays.
         """
         _validate.typed_key(key)
-        _validate.trainable(params)
+        trainable(params)
         params = jax.tree.map(jnp.asarray, params)
         noise_key, batch_key, monitor_key = jax.random.split(key, 3)
         step = self._gradient_step(params)
@@ -261,7 +262,7 @@ class PrivateTraining:
         Raises:
             ValueError: If the leading size of the data is not num_samples.
         """
-        data = _validate.arrays(data)
+        data = arrays(data)
         return self._jitted(state, data, row_axes(data, axis_name) or axis_name)
 
     def _step(self, state, data, axis_name):
