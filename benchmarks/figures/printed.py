@@ -125,7 +125,6 @@ def _by_exponential(
         params,
         data,
         choices=choices,
-        learning_rate=None,
         batches=Batches.of(data, num_steps, batching, Execution()),
         execution=Execution(),
         **options,

@@ -166,9 +166,9 @@ def choose_vertices(
     choices: Choices,
     constraint: VertexConstraint,
     estimator: Estimator,
-    learning_rate: optax.ScalarOrSchedule | None,
     batches: Batches,
     execution: Execution,
+    learning_rate: optax.ScalarOrSchedule | None = None,
 ) -> tuple[PyTree, dict[str, Scalar]]:
     """Returns the last iterate of steps to private vertices, and the run's stats."""
     # A number of float32: what is beyond it gets more noise than it needs.

@@ -21,8 +21,7 @@ from dpjax.solvers.training._calibration import (
     traceable,
     unit_of,
 )
-from dpjax.solvers.training._loop import Batches, Execution, iterate
-from dpjax.solvers.training._private_step import PrivateStep
+from dpjax.solvers.training._loop import Batches, Execution, PrivateStep, iterate
 from dpjax.solvers.training._solution import Solution
 from dpjax.transforms import average_iterates, average_params, project
 

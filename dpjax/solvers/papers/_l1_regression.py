@@ -112,12 +112,15 @@ def dp_l1_regression(
     _validate.count(chunk_size=chunk_size)
     chunk_size = min(chunk_size, num_candidates)
     fixed_point = FixedPoint.of(num_samples, moment_order)
-    bias, deviation = _risk_terms(
-        (moment_order, residual_moment_bound, failure_prob),
-        num_samples,
-        num_candidates,
-        fixed_point.unit / epsilon,
-    )
+    # Lemma 4 (7) for all candidates, Lemma 5 (8) for the best one, and the choice, for
+    # which Pr[score < max - 2t/epsilon] <= N exp(-t), each with eta/3: the bound is
+    # 2 M iota^(theta-1)/theta + ((1 + 2 U/epsilon) log(3N/eta) + log(3/eta))/(n iota),
+    # but for the rounding of scores. (14) and (26) are larger.
+    log_term = math.log(3 / failure_prob)
+    every = log_term + math.log(num_candidates)
+    sharpness = fixed_point.unit / epsilon
+    deviation = ((1 + 2 * sharpness) * every + log_term) / num_samples
+    bias = 2 * residual_moment_bound / moment_order
     if truncation is None:  # (theta - 1) A iota^(theta - 2) = B / iota^2
         ratio = deviation / ((moment_order - 1) * bias)
         truncation = ratio ** (1 / moment_order)
@@ -139,27 +142,6 @@ def dp_l1_regression(
     }
     privacy = PrivacyGuarantee.of(epsilon, 0.0, dp_event=event, num_samples=num_samples)
     return Solution(params, privacy, stats)
-
-
-def _risk_terms(
-    theory: tuple[float, float, float],
-    num_samples: int,
-    num_candidates: int,
-    sharpness: float,
-) -> tuple[float, float]:
-    """Returns A and B of the risk bound A iota^(theta - 1) + B / iota.
-
-    2 M iota^(theta-1) / theta + ((1 + 2 U / epsilon) log(3N/eta) + log(3/eta)) / (n
-    iota), sharpness = U / epsilon: Lemma 4 (7) for all candidates, Lemma 5 (8) for the
-    best one, and Pr[score < max - 2t/epsilon] <= N exp(-t) for the choice, each with
-    eta/3. (14) and (26) are larger, because they use the empirical optimum of the whole
-    set. Rounding of scores is ignored.
-    """
-    moment_order, moment_bound, failure_prob = theory
-    log_term = math.log(3 / failure_prob)
-    every = log_term + math.log(num_candidates)
-    deviation = ((1 + 2 * sharpness) * every + log_term) / num_samples
-    return 2 * moment_bound / moment_order, deviation
 
 
 @partial(jax.jit, static_argnums=0)

@@ -100,7 +100,6 @@ def dp_lasso(
         choices=choices,
         constraint=ball,
         estimator=Winsorization(threshold**2),
-        learning_rate=None,
         batches=batches,
         execution=execution,
     )

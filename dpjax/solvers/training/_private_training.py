@@ -34,8 +34,13 @@ from dpjax.gradients._loss import trainable
 from dpjax.mechanisms import Strategy
 from dpjax.solvers.training._calibration import calibrated_noise, check_budget
 from dpjax.solvers.training._checkpoint import is_key
-from dpjax.solvers.training._loop import Batches, Execution
-from dpjax.solvers.training._private_step import PrivateStep, measured, observed
+from dpjax.solvers.training._loop import (
+    Batches,
+    Execution,
+    PrivateStep,
+    measured,
+    observed,
+)
 
 _NUM_STEPS = 200
 _BATCHES = 16  # expected batches to an epoch
