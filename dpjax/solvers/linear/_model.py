@@ -22,8 +22,7 @@ from dpjax.accounting import (
 )
 from dpjax.losses import LinearLoss, logistic, squared
 from dpjax.losses._log_link import LogLink
-from dpjax.losses._named import named
-from dpjax.losses._residual_losses import Huber
+from dpjax.losses._residual_losses import Huber, named
 from dpjax.solvers.linear._choice import choose_features
 from dpjax.solvers.linear._columns import fit_columns, problem
 from dpjax.solvers.linear._on_sample import on_sample

@@ -31,7 +31,7 @@ def loss_of(name: LossName, power: float | None = None) -> "LinearLoss":
 @functools.cache
 def _losses() -> "dict[LossName, LinearLoss]":
     from dpjax import losses
-    from dpjax.losses._named import named
+    from dpjax.losses._residual_losses import named
 
     # For "huber" the linear model releases a threshold.
     return {
