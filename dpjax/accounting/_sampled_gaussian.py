@@ -1,16 +1,24 @@
-"""Sampling schemes of batches: the event of each, and the accountant that reads it.
+"""The event and the epsilon of a run, for each kind of batches.
 
-The pair of distributions that dominates a Poisson step is in `_sampled_group.py`, for
-one record and several, under both relations; for one, it is the pair that the PLD
-accountant uses. Its T-fold composition dominates T adaptive steps (Zhu, Dong, Wang
-2022, "Optimal accounting of differential privacy via characteristic function", Theorem
-10). `_random_allocation.py` has the pair of batches of which each record enters one in
-every c, `_fixed_size.py` that of batches of fixed size.
+Privacy losses of a step are in `_sampled_steps.py` and `_likelihood_ratios.py`. The
+T-fold composition of a pair that dominates a step dominates T adaptive steps (Zhu,
+Dong, Wang 2022, "Optimal accounting of differential privacy via characteristic
+function", Theorem 10).
+
+Compiled training pads every Poisson batch to one capacity and drops the records beyond
+it, by any rule. With tau = T Pr[Binomial(n, q) > capacity], a run that is
+(epsilon, delta~)-DP with unbounded batches is, padded,
+
+    (epsilon, delta~ + (1 + e^epsilon) tau)-DP:                                     (1)
+
+`docs/privacy/proofs/composition.md`, 3.6.
 """
 
+import bisect
 import math
 
 import numpy as np
+import scipy.stats
 from dp_accounting import (
     DpEvent,
     GaussianDpEvent,
@@ -21,28 +29,24 @@ from dp_accounting import (
 )
 from dp_accounting.rdp import RdpAccountant
 
+from dpjax import _validate
 from dpjax._types import REPLACE_ONE
-from dpjax.accounting._fixed_size import (
-    fixed_size_losses,
-    one_step_epsilon,
-    run_losses,
-    spacing,
-)
 from dpjax.accounting._gaussian import gaussian_epsilon
-from dpjax.accounting._poisson_capacity import without_overflow
-from dpjax.accounting._poisson_losses import (
-    losses_where_removed,
-    losses_where_replaced,
-)
-from dpjax.accounting._random_allocation import (
+from dpjax.accounting._likelihood_ratios import (
     RandomAllocationDpEvent,
     allocation_epsilon,
+    group_epsilon,
 )
-from dpjax.accounting._sampled_group import group_epsilon
-from dpjax.accounting._sampled_renyi import (
+from dpjax.accounting._sampled_steps import (
     fixed_size_log_moment,
+    fixed_size_losses,
+    losses_where_removed,
+    losses_where_replaced,
+    one_step_epsilon,
     poisson_log_moment,
     renyi_epsilon,
+    run_losses,
+    spacing,
 )
 from dpjax.accounting._sampling import Sampling
 from dpjax.accounting._zcdp import rho_to_epsilon
@@ -63,6 +67,12 @@ _FAR_ABOVE = 100
 
 # A square root and a quotient, so that 1 / (2 z^2) is never above the budget's rho.
 ROUNDED_UP = 2.0**-50
+
+# Share of delta that covers overflow: it changes the noise by about 1e-4 of itself.
+_OVERFLOW_SHARE = 1e-3
+
+# Smallest tail probability that a float64 binomial tail can still resolve.
+_SMALLEST_TAIL = 1e-290
 
 
 def num_releases(run: Sampling) -> int:
@@ -175,15 +185,7 @@ def _by_losses(
     """Returns an epsilon by privacy loss distributions, composed by FFT."""
     other = run.other_multiplier
     if run.group_size > 1:
-        return group_epsilon(
-            _unit(run) * multiplier,
-            delta,
-            sampling_prob=run.sampling_prob,
-            num_steps=run.num_steps,
-            group_size=run.group_size,
-            relation=run.relation,
-            other_multiplier=other,
-        )
+        return group_epsilon(_unit(run) * multiplier, delta, run)
     interval = coarseness * spacing(multiplier, _prob(run), other)
     if run.batch_size is not None:
         step = fixed_size_losses
@@ -213,3 +215,58 @@ def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
     if run.other_multiplier < math.inf:
         accountant.compose(GaussianDpEvent(run.other_multiplier))
     return float(accountant.get_epsilon(delta))
+
+
+def poisson_capacity(
+    num_samples: int,
+    sampling_prob: float,
+    *,
+    num_steps: int,
+    epsilon: float,
+    delta: float,
+) -> int:
+    """The batch capacity whose overflow the accounting of Poisson batches covers.
+
+    The smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000, for
+    T batches into which each of n records enters with probability q. Under add/remove n
+    is an upper bound on the size of both neighboring data sets. `noise_multiplier` and
+    `noise_multiplier_to_epsilon` reserve this thousandth of delta for every Poisson
+    scheme, so padded batches of at least this capacity need no further accounting.
+
+    Returns:
+        Number of records, between 1 and `num_samples`; `num_samples` where the allowed
+        tail is zero or too small for float64.
+
+    Privacy:
+        Equation (1) of this module, for any rule that chooses the records to drop.
+
+    Example:
+        >>> poisson_capacity(100_000, 0.01, num_steps=1000, epsilon=1.0, delta=1e-5)
+        1224
+    """
+    _validate.count(num_samples=num_samples, num_steps=num_steps)
+    is_prob = 0 < sampling_prob <= 1
+    _validate.require(is_prob, "sampling_prob", sampling_prob, "in (0, 1]")
+    _validate.above_zero(epsilon=epsilon)
+    _validate.delta(delta)
+    # Equation (1) solved for the tail of one step; e^-epsilon cannot overflow.
+    shrink = math.exp(-epsilon)
+    tail = _OVERFLOW_SHARE * delta * shrink / ((1 + shrink) * num_steps)
+    if tail < _SMALLEST_TAIL:
+        return num_samples
+    capacity = bisect.bisect_left(
+        range(num_samples),
+        True,
+        key=lambda c: scipy.stats.binom.sf(c, num_samples, sampling_prob) <= tail,
+    )
+    return max(1, capacity)
+
+
+def without_overflow(delta: float) -> float:
+    """Returns delta without the share for the overflow of padded batches."""
+    return delta * (1 - _OVERFLOW_SHARE)
+
+
+def overflow_probability(epsilon: float, delta: float) -> float:
+    """Returns the largest tau of equation (1) in a run with that guarantee."""
+    return _OVERFLOW_SHARE * delta / (1 + math.exp(min(epsilon, 700.0)))

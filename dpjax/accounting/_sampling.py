@@ -13,7 +13,6 @@ from typing import Protocol
 
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, NoiseName
-from dpjax.accounting._poisson_capacity import check_sampling_prob
 
 
 class Strategy(Protocol):
@@ -104,7 +103,7 @@ class Sampling:
             min_separation=self.min_separation,
         )
         _validate.within(0.0, math.inf, other_multiplier=self.other_multiplier)
-        check_sampling_prob(self.sampling_prob)
+        self._require(sampling_prob=(0 < self.sampling_prob <= 1, "in (0, 1]"))
         num_samples, batch_size = self.num_samples, self.batch_size
         if num_samples is not None and batch_size is not None:
             _validate.count(num_samples=num_samples, batch_size=batch_size)

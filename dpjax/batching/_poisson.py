@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._types import Key
-from dpjax.accounting._poisson_capacity import poisson_capacity
+from dpjax.accounting._sampled_gaussian import poisson_capacity
 from dpjax.batching._batching import Batching, at_most_all, participates
 from dpjax.batching._coins import coins, true_places
 

@@ -14,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from dpjax import _validate
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._trial_counts import TrialCount
+from dpjax.accounting._tuning import TrialCount
 from dpjax.solvers import Solution
 from dpjax.tuning._scores import Score
 from dpjax.tuning._search import Progress, digest

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax._store import Arrays
 from dpjax._types import Key, PyTree
-from dpjax.accounting._trial_counts import TrialCount
+from dpjax.accounting._tuning import TrialCount
 
 _BITS, _BLOCK = 128, 1_024
 

@@ -15,8 +15,7 @@ from dpjax._store import Store, opened
 from dpjax._types import REPLACE_ONE, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._events import samples_of
-from dpjax.accounting._trial_counts import TrialCount, TrialDistribution
-from dpjax.accounting._tuning import mixture_epsilon
+from dpjax.accounting._tuning import TrialCount, TrialDistribution, mixture_epsilon
 from dpjax.solvers import Solution
 from dpjax.tuning._runs import Runs, TrainFn
 from dpjax.tuning._scores import Score

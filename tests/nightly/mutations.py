@@ -207,7 +207,7 @@ FAULTS = [
         "return type(event)(event.rho * group_size**2)  # of the range, too",
         "return type(event)(event.rho * group_size)",
         "tests/unit/accounting/test_group.py",
-        "dpjax.accounting._group._event(dpjax.accounting._group.ZCDpEvent(0.5), 3).rho"
+        "dpjax.accounting._guarantee._event(dpjax.accounting._guarantee.ZCDpEvent(0.5), 3).rho"
         " == 4.5",
     ),
     Fault(
@@ -215,7 +215,7 @@ FAULTS = [
         "exponent = (group_size - 1) * epsilon\n",
         "exponent = 0 * epsilon\n",
         "tests/unit/accounting/test_group.py",
-        "dpjax.accounting._group._multiple(1.0, 3) > 1 + math.e + math.e**2 - 1e-9",
+        "dpjax.accounting._guarantee._multiple(1.0, 3) > 1 + math.e + math.e**2 - 1e-9",
     ),
     Fault(
         "a filter forgets delta",
@@ -223,7 +223,7 @@ FAULTS = [
         "if total.divergence > limit.divergence:",
         "tests/unit/accounting/test_filter.py",
         "refuses(lambda: accounting.PrivacyFilter(1.0, 1e-6).spend("
-        "accounting.PrivacyGuarantee.of(0.01, 1e-3, dp_event=dpjax.accounting._group"
+        "accounting.PrivacyGuarantee.of(0.01, 1e-3, dp_event=dpjax.accounting._guarantee"
         ".UnsupportedDpEvent())))",
     ),
     Fault(
@@ -233,7 +233,7 @@ FAULTS = [
         "tests/unit/accounting/test_filter.py",
         "(lambda f, g: f.price(g(0.1), g(0.5)).divergence >= f.price(g(0.5)).divergence)("
         "accounting.PrivacyFilter(1.0, 1e-6), lambda e: accounting.PrivacyGuarantee.of(e,"
-        " 0.0, dp_event=dpjax.accounting._group.UnsupportedDpEvent()))",
+        " 0.0, dp_event=dpjax.accounting._guarantee.UnsupportedDpEvent()))",
     ),
     Fault(
         "the price of a sample before sampling",
@@ -313,7 +313,7 @@ FAULTS = [
         "tail = _OVERFLOW_SHARE * delta * shrink / ((1 + shrink) * num_steps)",
         "tail = _OVERFLOW_SHARE * delta * num_steps",
         "tests/unit/accounting/test_poisson_capacity.py",
-        "dpjax.accounting._poisson_capacity.poisson_capacity(10_000, 0.01, num_steps=1000, epsilon=1.0,"
+        "dpjax.accounting._sampled_gaussian.poisson_capacity(10_000, 0.01, num_steps=1000, epsilon=1.0,"
         " delta=1e-6) > 160",
     ),
     Fault(

@@ -16,7 +16,7 @@ from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import flatten, like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._smooth_gaussian import (
+from dpjax.accounting._smooth import (
     largest_smoothness,
     smooth_gaussian_multiplier,
 )
@@ -93,7 +93,7 @@ def dp_sample_and_aggregate(
         the key, and a record is in at most s subsets.
         `dpjax.solvers.papers._smooth_center` proves that S bounds the movement of the
         center and is beta-smooth, also for computed distances;
-        `dpjax.accounting._smooth_gaussian` proves the noise.
+        `dpjax.accounting._smooth` proves the noise.
 
         Side effects of fit_fn, such as its output and running time, are not protected.
         Without `vectorize` an exception, or a result of other shapes, counts as a

@@ -16,8 +16,11 @@ from dpjax.accounting import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
-from dpjax.accounting._fixed_size import fixed_size_losses
-from dpjax.accounting._poisson_losses import losses_where_removed, losses_where_replaced
+from dpjax.accounting._sampled_steps import (
+    fixed_size_losses,
+    losses_where_removed,
+    losses_where_replaced,
+)
 from tests.unit.accounting.test_subsampling import FIXED_SIZE, POISSON
 
 

@@ -19,8 +19,11 @@ from dpjax.accounting import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
-from dpjax.accounting._fixed_size import fixed_size_losses
-from dpjax.accounting._sampled_renyi import fixed_size_log_moment, poisson_log_moment
+from dpjax.accounting._sampled_steps import (
+    fixed_size_log_moment,
+    fixed_size_losses,
+    poisson_log_moment,
+)
 
 POISSON = Sampling(num_steps=1000, sampling_prob=0.01)
 SHORT = Sampling(num_steps=50, sampling_prob=0.1)
