@@ -32,7 +32,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import flatten, num_coordinates, register
+from dpjax._tree import arrays, flatten, num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -150,7 +150,7 @@ def dp_localized_sco(
     """
     check_budget(epsilon, delta)
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
-    data = _validate.arrays(data)
+    data = arrays(data)
     theory = Theory.of(
         epsilon,
         delta,

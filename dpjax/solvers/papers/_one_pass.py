@@ -50,6 +50,7 @@ from dp_accounting import RandomizedResponseDpEvent
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, gathered
+from dpjax._tree import arrays
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event
 from dpjax.losses import LinearLoss
@@ -326,7 +327,7 @@ def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:
     """Returns features and targets as arrays of matching shapes."""
     is_fine = isinstance(data, tuple) and len(data) == 2
     _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
-    features, targets = gathered(_validate.arrays(data))
+    features, targets = gathered(arrays(data))
     rule = "features of shape (n, d) and targets of shape (n,)"
     is_fine = features.ndim == 2 and targets.shape == features.shape[:1]
     _validate.require(is_fine, "data", [features.shape, targets.shape], rule)

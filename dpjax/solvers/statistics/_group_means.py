@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpjax import _keys, _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows, gathered
-from dpjax._tree import like
+from dpjax._tree import arrays, like
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -131,7 +131,7 @@ def dp_group_means(
     _validate.within(2.0**-20, 1 - 2.0**-20, **_named(quantiles))
     samples = checked_samples(samples, num_axes=1)
     check_countable(samples.size)
-    indices = jnp.asarray(gathered(_validate.arrays(groups)))
+    indices = jnp.asarray(gathered(arrays(groups)))
     _validate.require(
         indices.shape == samples.shape and jnp.issubdtype(indices.dtype, jnp.integer),
         "groups",

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, row_axes, with_auto_axes
-from dpjax._tree import Static, as_float
+from dpjax._tree import Static, arrays, as_float
 from dpjax._types import Key, PyTree
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -114,7 +114,7 @@ def dp_mean(
     _validate.choice(MeanMethod, method=method)
     rule = "left out with an estimator"
     _validate.require(estimator is None or method == "clipped", "method", method, rule)
-    samples = with_auto_axes(_validate.arrays(samples))
+    samples = with_auto_axes(arrays(samples))
     num_samples = _validate.leading_size(samples, "samples")
     axis_name = row_axes(samples, None) or None
     if estimator is None:
