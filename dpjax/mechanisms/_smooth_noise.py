@@ -26,8 +26,7 @@ def laplace_log_normal(
 
     Args:
         key: a typed key, used once here.
-        value: array or pytree of floats. Half precision is converted to float32, and
-            back after the noise.
+        value: array or pytree of floats, as for `gaussian`.
         scale: in units of value; a number, or a pytree prefix of value with arrays that
             broadcast to its leaves. Non-negative. It may depend on private data, so the
             values of arrays are not checked.
@@ -60,8 +59,7 @@ def laplace_log_normal(
         3.6
 
     Reference:
-        Bun, Steinke (2019), Average-case averages: private algorithms for smooth
-        sensitivity and mean estimation, Section 3.1.
+        Bun, Steinke (2019), "Average-case averages", Section 3.1.
     """
     return _add_noise(_laplace_log_normal, key, value, scale, sigma)
 
@@ -72,17 +70,8 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
     Y is standard normal, independent for every entry. The noise's standard deviation is
     scale·sqrt((exp(2 sigma^2) - 1) / 2) / sigma. Paper 001 uses sigma = 1.
 
-    Args:
-        key: a typed key, used once here.
-        value: as for `laplace_log_normal`.
-        scale: as for `laplace_log_normal`.
-        sigma: shape of the noise, between 0.001 and 8, public; may be traced.
-
-    Returns:
-        A pytree like value.
-
-    Raises:
-        ValueError: As for `laplace_log_normal`.
+    Its arguments, its result and its errors are those of `laplace_log_normal`; sigma is
+    the shape of the noise.
 
     Privacy:
         One entry with scale = S/s, where S is a t-smooth bound of its local
@@ -104,8 +93,8 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
         3.6
 
     Reference:
-        Bun, Steinke (2019), Average-case averages: private algorithms for smooth
-        sensitivity and mean estimation; Wang, Xiao, Devadas, Xu (2020), Algorithm 2.
+        Bun, Steinke (2019), "Average-case averages"; Wang, Xiao, Devadas, Xu (2020),
+        Algorithm 2.
     """
     return _add_noise(_arsinh_normal, key, value, scale, sigma)
 
@@ -149,10 +138,8 @@ def _noisy(sampler, key, value, scale, sigma):
     value = jax.tree.map(jnp.asarray, value)
     wide = as_float32(value)
 
-    def draw(key, shape, dtype, out_sharding=None):
-        return sampler(
-            key, jnp.asarray(sigma).astype(dtype), shape, dtype, out_sharding
-        )
+    def draw(key, shape, dtype, *place):
+        return sampler(key, jnp.asarray(sigma).astype(dtype), shape, dtype, *place)
 
     noise = _samplers.like(draw, key, wide)
 

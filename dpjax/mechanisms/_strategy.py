@@ -1,10 +1,8 @@
 """Strategies of correlated noise: lower triangular matrices C, noise C^-1 z.
 
 Step t adds row t of C^-1 z, where z has independent Gaussian rows. The steps release
-C^-1 (C g + z), where row t of g is the mean of step t. So the privacy is that of the
-Gaussian mechanism on C g, and prefix sums of the releases have less noise than with
-C = I. Steps may depend on earlier ones (Denisov, McMahan, Rush, Smith, Thakurta 2022,
-Theorem 2.1).
+C^-1 (C g + z), where row t of g is the mean of step t: the privacy is that of the
+Gaussian mechanism on C g (`docs/privacy/proofs/composition.md`, 3.9).
 
 One record moves row i of g by a vector u_i if it enters step i, and otherwise by zero.
 With |u_i| <= 1 and X = C^T C,

@@ -1,5 +1,6 @@
 """Strategies of correlated noise whose diagonals are constant."""
 
+import contextlib
 import dataclasses
 import math
 
@@ -7,7 +8,6 @@ import jax
 import numpy as np
 
 from dpjax import _validate
-from dpjax.mechanisms._optimal import optimal_bands, optimal_buffers
 from dpjax.mechanisms._strategy import Toeplitz
 
 
@@ -106,9 +106,13 @@ class BandedToeplitz(Toeplitz):
             differentially private ML".
         """
         _check_bands(num_steps, num_bands)
-        bands = optimal_bands(num_steps, num_bands)
+        with _settings_of_jax_privacy():
+            from jax_privacy.matrix_factorization import toeplitz
+
+            bands = toeplitz.optimize_banded_toeplitz(num_steps, num_bands)
+            bands = np.asarray(bands, np.float64)
         # The computed optimum may increase slightly.
-        bands = np.minimum.accumulate(np.maximum(np.asarray(bands, np.float64), 0))
+        bands = np.minimum.accumulate(np.maximum(bands, 0))
         return cls(num_steps, tuple(bands))
 
     @property
@@ -212,7 +216,17 @@ class BufferedToeplitz(Toeplitz):
             max_participations=max_participations,
             min_separation=min_separation,
         )
-        decays, scales = optimal_buffers(num_steps, max_participations, min_separation)
+        with _settings_of_jax_privacy():
+            from jax_privacy.matrix_factorization import buffered_toeplitz
+
+            strategy = buffered_toeplitz.optimize(
+                n=num_steps,
+                min_sep=min_separation,
+                max_participations=max_participations,
+                min_buffers=1,
+            )
+            decays = np.asarray(strategy.buf_decay)
+            scales = np.asarray(strategy.output_scale)
         # Rounding to float32 may raise the sum above 1.
         scales = scales / max(1.0, math.fsum(scales) * (1 + 2.0**-20))
         return cls(num_steps, tuple(np.minimum(decays, 1.0)), tuple(scales))
@@ -250,6 +264,21 @@ class BufferedToeplitz(Toeplitz):
 
 def _check_bands(num_steps: int, num_bands: int) -> None:
     _validate.count(num_steps=num_steps, num_bands=num_bands)
-    _validate.require(
-        num_bands <= num_steps, "num_bands", num_bands, f"at most {num_steps} steps"
-    )
+    is_fine = num_bands <= num_steps
+    _validate.require(is_fine, "num_bands", num_bands, f"at most {num_steps} steps")
+
+
+@contextlib.contextmanager
+def _settings_of_jax_privacy():
+    """Sets JAX as jax_privacy needs it; raises an error with a hint without it."""
+    try:
+        with (
+            jax.numpy_dtype_promotion("standard"),
+            jax.numpy_rank_promotion("allow"),
+            jax.debug_key_reuse(False),
+        ):
+            yield
+    except ImportError as why:
+        raise ImportError(
+            'jax_privacy computes optimal strategies: pip install "dpjax[correlated]"'
+        ) from why
