@@ -13,7 +13,7 @@ from dpjax._sharding import row_axes, with_auto_axes
 from dpjax._tree import arrays
 from dpjax._types import ArrayLike, Key
 from dpjax.accounting._sample import sample_budget, sample_privacy
-from dpjax.batching._without_replacement import uniform_subset
+from dpjax.batching._fixed_size import uniform_subset
 from dpjax.solvers.training._solution import Solution
 
 
