@@ -41,7 +41,7 @@ class Padded(Batching):
         for name, value in (("epsilon", epsilon), ("delta", delta)):
             rule = f"given: the capacity of {self} depends on the budget"
             _validate.require(value is not None, name, value, rule)
-        budget = {"epsilon": epsilon, "delta": delta}
+        budget = {"epsilon": cast(float, epsilon), "delta": cast(float, delta)}
         smallest = poisson_capacity(
             *self._group(num_samples), num_steps=num_steps, **budget
         )
