@@ -28,7 +28,7 @@ PRELUDE = """
 import math
 from types import SimpleNamespace as N
 import jax, jax.numpy as jnp, numpy as np
-import dpjax, dpjax.parties._masks, dpjax.parties._quantize
+import dpjax, dpjax.parties._secure_sum
 from dpjax import accounting, batching, estimators, gradients, losses, mechanisms
 from dpjax import solvers, transforms
 key = jax.random.key(0)
@@ -788,7 +788,7 @@ FAULTS = [
         "return l2_sensitivity / self.step + 2 * math.sqrt(num_coordinates)",
         "return l2_sensitivity / self.step",
         "tests/unit/parties/test_quantize.py",
-        "dpjax.parties._quantize.Grid(0.5, 9.0).sensitivity(1.0, 4) == 6",
+        "dpjax.parties._secure_sum.Grid(0.5, 9.0).sensitivity(1.0, 4) == 6",
     ),
     Fault(
         "masks do not cancel",
@@ -797,7 +797,7 @@ FAULTS = [
         "tests/unit/parties/test_masks.py",
         "(lambda ms: (ms[0].agree(k := [m.public_key for m in ms]), ms[1].agree(k),"
         " not (ms[0].mask([0, 1], attempt=1, size=3) + ms[1].mask([0, 1], attempt=1,"
-        " size=3)).any())[-1])([dpjax.parties._masks.PairwiseMasks(i) for i in (0, 1)])",
+        " size=3)).any())[-1])([dpjax.parties._secure_sum.PairwiseMasks(i) for i in (0, 1)])",
     ),
     Fault(
         "a mask is used again after a dropout",

@@ -17,7 +17,7 @@ from dpjax.accounting._objective import objective_noise
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import PartyError, SecureSum
-from dpjax.parties._quantize import Grid
+from dpjax.parties._secure_sum import Grid
 from dpjax.solvers.papers._perturbed_objective import (
     Objective,
     check_data,

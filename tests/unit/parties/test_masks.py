@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dpjax.parties._masks import PairwiseMasks
+from dpjax.parties._secure_sum import PairwiseMasks
 from tests.parties import FALSE_ALARM, uniformity
 
 

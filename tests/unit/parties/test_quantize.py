@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from dpjax.parties._quantize import Grid
+from dpjax.parties._secure_sum import Grid
 from tests.unit.refusals import refused
 
 
