@@ -177,19 +177,14 @@ class PrivacyFilter:
         """
         price = self.price(*parts)
         counts = samples_of(*(part.dp_event for part in parts))
-        is_new = (
-            max(counts.values(), default=1) == 1 and not counts.keys() & self.samples
-        )
+        is_new = max([1, *counts.values()]) == 1 and not counts.keys() & self.samples
         rule = (
             "of samples that nothing was released from: compose all releases of one "
             "sample before the first, by `Sample.privacy`, and spend them together"
         )
         _validate.require(is_new, "parts", parts, rule)
-        after = dataclasses.replace(
-            self,
-            spent=(*self.spent, price),
-            samples=self.samples | counts.keys(),
-        )
+        spent = {"spent": (*self.spent, price), "samples": self.samples | counts.keys()}
+        after = dataclasses.replace(self, **spent)
         total, limit = after.total, self.limit
         if total.divergence > limit.divergence or total.delta > limit.delta:
             left = self.left

@@ -37,10 +37,8 @@ class PrivacyGuarantee:
     """An (epsilon, delta) guarantee, the relation it holds for, and how to say it.
 
     For every two neighboring data sets and every set S of outcomes,
-    Pr[S] <= e^epsilon Pr'[S] + delta. This does not say that the ratio of probabilities
-    is at most e^epsilon with probability 1 - delta: with Gaussian noise for (1, 1e-5)
-    it exceeds e with probability 1.6e-4. Immutable and hashable, so that it can be
-    static metadata of a pytree. `str()` gives the description.
+    Pr[S] <= e^epsilon Pr'[S] + delta. Immutable and hashable, so that it can be static
+    metadata of a pytree. `str()` gives the description.
 
     Args:
         epsilon: privacy parameter, 0 <= epsilon <= inf; inf means no privacy.
@@ -103,19 +101,10 @@ class PrivacyGuarantee:
     ) -> "PrivacyGuarantee":
         """A guarantee that writes its own description.
 
-        Args:
-            epsilon: privacy parameter, 0 <= epsilon <= inf.
-            delta: privacy parameter in [0, 1).
-            dp_event: the `dp_accounting` event of the release.
-            relation: which data sets count as neighbors.
-            num_samples: the number of units, if it is public and should be named;
-                None under ADD_OR_REMOVE_ONE, where neighbors differ in it.
-            unit: a noun for what neighbors differ in: "record", "user" (one with all
-                its records, see `dpjax.gradients.by_user`), or another noun with its
-                description, such as "group of records with one postcode".
-
-        Returns:
-            The guarantee.
+        With the number of units `num_samples`, if it is public and should be named, and
+        `unit`, a noun for what neighbors differ in: "record", "user" (one with all its
+        records, see `dpjax.gradients.by_user`), or another noun with its description,
+        such as "group of records with one postcode".
 
         Raises:
             ValueError: As for the class, and if the unit is not a text, or a public
@@ -163,24 +152,17 @@ class PrivacyGuarantee:
 
         An attack sees the release, and knows all records but one, and two candidates
         for that one (under add/remove: the record, or none). It says "yes" or "no" to
-        the first candidate. Its false positive rate is the probability of "yes" under
-        the second, its true positive rate that under the first, so that
-
-            tradeoff(a) = inf over epsilon of e^epsilon a + delta(epsilon),
-
-        where delta(epsilon) is the privacy profile of the release.
+        the first candidate: falsely if the second is there. With the privacy profile
+        delta(epsilon), tradeoff(a) = inf over epsilon of e^epsilon a + delta(epsilon).
 
         Args:
             false_positive_rates: probabilities, of any shape.
 
         Returns:
-            float64 probabilities of that shape, rounded up. They increase from
-            tradeoff(0), which is 0 for Gaussian noise and at most delta, to 1, and are
-            concave. They are exact where `dp_event` consists of Gaussian mechanisms on
-            all records; within about 1e-6, where `dp_accounting` or this package has
-            its privacy loss distribution (under add/remove this is the concave envelope
-            of both directions); else from Renyi divergences, or, at delta = 0 and where
-            no event can be read, from epsilon and delta:
+            float64 probabilities of that shape, rounded up: increasing to 1, concave.
+            They are exact where `dp_event` consists of Gaussian mechanisms on all
+            records; within about 1e-6 where its privacy loss distribution is known;
+            else from Renyi divergences, or from epsilon and delta:
             min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)).
 
         Raises:
@@ -225,10 +207,8 @@ class PrivacyGuarantee:
 
         Returns:
             float64 probabilities of that shape, rounded up. They fall as the rate
-            grows. At rate 0 it is the limit, which bounds all outcomes together: at
-            delta = 0 the odds grow at most e^epsilon times; with a delta it is 1 in
-            general, because there are outcomes, seldom seen, after which an attacker is
-            as sure as he likes. The rates say how seldom.
+            grows. At rate 0 it is the limit, which bounds all outcomes together: 1 in
+            general with a delta, because of outcomes that are seldom seen.
 
         Raises:
             ValueError: If the prior is not in (0, 1), or a rate not in [0, 1].
@@ -239,15 +219,12 @@ class PrivacyGuarantee:
 
         Example:
             From 1 per cent to at most 9, if the attack mistakes one of a thousand
-            others for the person; never beyond 3 per cent with a pure epsilon of 1.
+            others for the person.
 
-            >>> from dpjax.accounting import gaussian_event, selection_event
+            >>> from dpjax.accounting import gaussian_event
             >>> noisy = PrivacyGuarantee.of(3.0, 1e-5, dp_event=gaussian_event(1.4))
             >>> print(noisy.posterior(0.01, [0.001, 0.1]).round(3))
             [0.081 0.028]
-            >>> choice = PrivacyGuarantee.of(1.0, 0.0, dp_event=selection_event(1.0))
-            >>> print(choice.posterior(0.01, 0.0).round(3))
-            0.027
         """
         _validate.probability(prior=prior)
         true = self.tradeoff(false_positive_rates)

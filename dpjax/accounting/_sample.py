@@ -119,12 +119,8 @@ class Sample:
         Raises:
             ValueError: If an argument is out of range.
         """
-        return sample_budget(
-            epsilon,
-            delta,
-            num_samples=self.num_samples,
-            sample_size=self.sample_size,
-        )
+        sizes = {"num_samples": self.num_samples, "sample_size": self.sample_size}
+        return sample_budget(epsilon, delta, **sizes)
 
     def privacy(
         self, *releases: PrivacyGuarantee, unit: str = "record"

@@ -202,14 +202,9 @@ def _by_losses(
 def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
     """Returns an epsilon by Renyi divergences, which have no error in delta."""
     if run.relation is REPLACE_ONE:
-        return renyi_epsilon(
-            poisson_log_moment if run.batch_size is None else fixed_size_log_moment,
-            multiplier,
-            delta,
-            sampling_prob=_prob(run),
-            num_steps=run.num_steps,
-            other_multiplier=run.other_multiplier,
-        )
+        moment = poisson_log_moment if run.batch_size is None else fixed_size_log_moment
+        end = delta, run.num_steps, run.other_multiplier
+        return renyi_epsilon(moment, multiplier, _prob(run), *end)
     accountant = RdpAccountant(neighboring_relation=run.relation)
     accountant.compose(event_of(multiplier, run))
     if run.other_multiplier < math.inf:

@@ -73,6 +73,8 @@ from dp_accounting.rdp import compute_epsilon
 from dpjax._types import ArrayLike
 from dpjax.accounting._gaussian import gaussian_delta, gaussian_epsilon
 
+LogMoment = Callable[[float, float, float], float]
+
 SLACK = 1e-12  # more than the rounding of float64 in `subsampled_epsilon`
 # The probability of losses beyond the last cell, and the largest number of cells.
 _UNSEEN, _UNSEEN_OF_POISSON, _MOST_LOSSES = 1e-18, 1e-22, 100_000
@@ -93,14 +95,7 @@ def one_step_epsilon(noise_multiplier: float, delta: float, prob: float) -> floa
 def fixed_size_losses(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
-    """Returns the privacy loss distribution of a pair that dominates a step.
-
-    Args:
-        noise_multiplier: stddev over the l2 sensitivity to replacing one record of a
-            batch.
-        prob: the batch size over the number of records.
-        interval: the spacing of the losses.
-    """
+    """Returns losses of the pair that dominates a step: (1), at this interval."""
     largest = one_step_epsilon(noise_multiplier, _UNSEEN, prob)
     count = max(1, math.ceil(largest / interval))
     epsilons = interval * np.arange(count + 1)
@@ -144,14 +139,7 @@ def run_losses(
     interval: float,
     other_multiplier: float,
 ) -> PrivacyLossDistribution:
-    """Returns the privacy losses of T steps, and of another Gaussian release.
-
-    Args:
-        step: the losses of one step, of this spacing.
-        num_steps: T.
-        interval: as from `spacing`.
-        other_multiplier: noise multiplier of the other release; inf: none.
-    """
+    """Returns the privacy losses of T steps, and of another release unless at inf."""
     losses = step.self_compose(num_steps)
     if other_multiplier == math.inf:
         return losses
@@ -164,13 +152,7 @@ def run_losses(
 def losses_where_replaced(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
-    """Returns the losses of the pair that dominates a step under REPLACE_ONE.
-
-    Args:
-        noise_multiplier: stddev over the l2 sensitivity to replacing one record.
-        prob: the probability q that a record enters a batch, below 1.
-        interval: the spacing of the losses.
-    """
+    """Returns the losses of the pair that dominates a Poisson step: (2) and (3)."""
     bound = 0.5 / noise_multiplier
     reach = bound - float(scipy.special.ndtri(_UNSEEN_OF_POISSON))
     shifts = np.array([bound, -bound]) * reach - bound**2 / 2
@@ -191,13 +173,7 @@ def losses_where_replaced(
 def losses_where_removed(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
-    """Returns the losses of the pairs that dominate a step under ADD_OR_REMOVE_ONE.
-
-    Args:
-        noise_multiplier: stddev over the l2 sensitivity to removing one record.
-        prob: as for `losses_where_replaced`.
-        interval: the spacing of the losses.
-    """
+    """Returns the losses of the pairs that dominate a Poisson step: (4)."""
     bound = 1 / noise_multiplier
     reach = -float(scipy.special.ndtri(_UNSEEN_OF_POISSON))
     ends = np.array([-reach, reach + bound]) * bound - bound**2 / 2
@@ -248,20 +224,15 @@ def log_ratio(log: np.ndarray, prob: float) -> np.ndarray:
 
 
 def renyi_epsilon(
-    log_moment: Callable[[float, float, float], float],
+    log_moment: LogMoment,
     multiplier: float,
+    prob: float,
     delta: float,
-    *,
-    sampling_prob: float,
     num_steps: int,
     other_multiplier: float,
 ) -> float:
-    """Returns an epsilon of T steps under REPLACE_ONE, and another Gaussian release.
-
-    `log_moment` is one of the two above; the noise multipliers are stddev / l2
-    sensitivity, and `other_multiplier` = inf means no other release.
-    """
-    orders, step = _step_divergences(log_moment, multiplier, sampling_prob)
+    """Returns an epsilon of T steps where a record is replaced, and another release."""
+    orders, step = _step_divergences(log_moment, multiplier, prob)
     if orders.size == 0:
         return math.inf
     divergences = num_steps * step + orders / (2 * other_multiplier**2)
@@ -271,7 +242,7 @@ def renyi_epsilon(
 
 @functools.lru_cache(maxsize=256)
 def _step_divergences(
-    log_moment: Callable[[float, float, float], float], multiplier: float, prob: float
+    log_moment: LogMoment, multiplier: float, prob: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns orders, and bounds of the divergences of a step: they hold for any delta.
 

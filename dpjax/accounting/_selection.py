@@ -188,11 +188,9 @@ def _optimal_epsilon(epsilon: float, delta: float, num_selections: int) -> float
 
 
 def _root(function: Callable[[float], float], upper: float) -> float:
-    """Root in (0, upper] of a monotone function that changes its sign there."""
-    solution = scipy.optimize.root_scalar(
-        function, bracket=(0.0, upper), xtol=1e-13 * upper, rtol=1e-13
-    )
-    return float(solution.root)
+    """Returns the root in (0, upper] of a monotone function that changes its sign."""
+    bracket = {"bracket": (0.0, upper), "xtol": 1e-13 * upper, "rtol": 1e-13}
+    return float(scipy.optimize.root_scalar(function, **bracket).root)
 
 
 def _check(delta: float, num_selections: int, mechanism: str) -> None:

@@ -53,7 +53,7 @@ import scipy.special
 
 from dpjax import _validate
 from dpjax._types import ArrayLike
-from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
+from dpjax.accounting._gaussian import gaussian_stddev
 
 SmoothNoiseName = Literal["laplace_log_normal", "arsinh_normal"]
 
@@ -284,8 +284,7 @@ def smooth_gaussian_multiplier(
 
     Privacy:
         value + c S N(0, I) is (epsilon, delta)-DP under the relation of S: S must bound
-        the l2 distance of the values of any two neighbors, and be B-smooth. The proof
-        is in the docstring of this module.
+        the l2 distance of the values of any two neighbors, and be B-smooth.
 
     Example:
         >>> round(smooth_gaussian_multiplier(
@@ -318,39 +317,6 @@ def smooth_gaussian_multiplier(
         shift /= _MARGIN
         if _is_enough(epsilon, delta, smoothness, num_coordinates, shift):
             return 1 / shift
-    return math.inf
-
-
-def smooth_gaussian_epsilon(
-    noise_multiplier: float, delta: float, *, smoothness: float, num_coordinates: int
-) -> float:
-    """The epsilon that Gaussian noise on a smooth sensitivity costs.
-
-    Returns:
-        epsilon > 0, rounded up by at least 1 per cent; inf above 300.
-
-    Example:
-        >>> round(smooth_gaussian_epsilon(
-        ...     4.43, 1e-5, smoothness=0.01, num_coordinates=10), 2)
-        1.0
-    """
-    _validate.positive(noise_multiplier=noise_multiplier)
-    _check_gaussian(delta, smoothness, num_coordinates)
-    shift = 1 / noise_multiplier
-
-    def excess(epsilon: float) -> float:
-        return _delta_at_ends(epsilon, smoothness, num_coordinates, shift) - delta
-
-    epsilon = max(1e-9, gaussian_epsilon(noise_multiplier, delta, sensitivity=1))
-    most = _LARGEST_EPSILON
-    if max(epsilon, smoothness) >= most or excess(most) > 0:
-        return math.inf
-    if excess(epsilon) > 0:
-        epsilon = _root(excess, epsilon, most)
-    while epsilon < most:
-        epsilon *= _MARGIN
-        if _is_enough(epsilon, delta, smoothness, num_coordinates, shift):
-            return epsilon
     return math.inf
 
 

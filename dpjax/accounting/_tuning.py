@@ -31,7 +31,7 @@ Definition 1 and section 3.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import scipy.optimize
@@ -48,6 +48,8 @@ TrialDistribution = Literal[
 ]
 _SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "negative_binomial": -0.5}
 _LARGEST_MEAN = 1e6
+_SLACK = 1e-9  # of sums, upwards; more than their float64 error
+_NUM_CELLS = 3_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,15 +140,6 @@ class TrialCount:
         log -= scipy.special.gammaln(1 + shape)
         log += first - (k_or_1 - 1) * math.log1p(1 / self.excess)
         return np.where(k >= 1, np.exp(log), 0.0)
-
-
-def names() -> tuple[str, ...]:
-    """All distributions."""
-    return get_args(TrialDistribution)
-
-
-_SLACK = 1e-9  # of sums, upwards; more than their float64 error
-_NUM_CELLS = 3_000
 
 
 def tuning_epsilon(

@@ -9,7 +9,6 @@ import scipy.stats
 from dpjax.accounting import _smooth, gaussian_stddev
 from dpjax.accounting._smooth import (
     largest_smoothness,
-    smooth_gaussian_epsilon,
     smooth_gaussian_multiplier,
 )
 
@@ -50,10 +49,6 @@ def test_multiplier_is_enough_and_tight(epsilon, delta, d):
         assert largest_delta(epsilon, d, share * limit, multiplier) <= delta
         # One per cent is given away; three per cent are missed.
         assert largest_delta(epsilon, d, share * limit, multiplier / 1.03) > delta
-        back = smooth_gaussian_epsilon(multiplier, delta, **setting)
-        assert 0.98 * epsilon < back < 1.02 * epsilon
-        less = smooth_gaussian_epsilon(multiplier / 1.5, delta, **setting)
-        assert less > 1.2 * epsilon or share > 0.3
 
 
 def test_pieces_cover_where_an_end_is_not_the_worst():
@@ -112,7 +107,6 @@ def test_printed_constants_hold_and_are_loose(epsilon, delta, d):
     smoothness = epsilon / (4 * (d + math.log(2 / delta)))
     printed = 5 * math.sqrt(2 * math.log(2 / delta)) / epsilon
     setting = {"smoothness": smoothness, "num_coordinates": d}
-    assert smooth_gaussian_epsilon(printed, delta, **setting) < epsilon
     tight = smooth_gaussian_multiplier(epsilon, delta, **setting)
     assert 3.0 < printed / tight < 20.0
 
@@ -124,6 +118,3 @@ def test_huge_epsilons():
         for epsilon in (50.0, 300.0, 1e6)
     ]
     assert multipliers[0] > multipliers[1] == multipliers[2] > 0
-    assert smooth_gaussian_epsilon(1e-3, 1e-6, **setting) == math.inf
-    setting["smoothness"] = 1e3
-    assert smooth_gaussian_epsilon(1.0, 1e-6, **setting) == math.inf
