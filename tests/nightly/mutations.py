@@ -787,14 +787,14 @@ FAULTS = [
         "rounding to a grid is not counted",
         "return l2_sensitivity / self.step + 2 * math.sqrt(num_coordinates)",
         "return l2_sensitivity / self.step",
-        "tests/unit/parties/test_quantize.py",
+        "tests/unit/parties/test_secure_sum.py",
         "dpjax.parties._secure_sum.Grid(0.5, 9.0).sensitivity(1.0, 4) == 6",
     ),
     Fault(
         "masks do not cancel",
         "total = total + stream if self._party < other else total - stream",
         "total = total + stream",
-        "tests/unit/parties/test_masks.py",
+        "tests/unit/parties/test_secure_sum.py",
         "(lambda ms: (ms[0].agree(k := [m.public_key for m in ms]), ms[1].agree(k),"
         " not (ms[0].mask([0, 1], attempt=1, size=3) + ms[1].mask([0, 1], attempt=1,"
         " size=3)).any())[-1])([dpjax.parties._secure_sum.PairwiseMasks(i) for i in (0, 1)])",
