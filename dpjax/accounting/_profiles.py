@@ -39,8 +39,12 @@ from dpjax.accounting._likelihood_ratios import (
     RandomAllocationDpEvent,
     allocation_delta,
 )
-from dpjax.accounting._sampled_gaussian import overflow_probability
-from dpjax.accounting._sampled_steps import fixed_size_losses, run_losses, spacing
+from dpjax.accounting._sampled_gaussian import (
+    fixed_size_losses,
+    overflow_probability,
+    run_losses,
+    spacing,
+)
 
 Curve = Callable[[np.ndarray], np.ndarray]
 

@@ -28,7 +28,11 @@ from dpjax._types import REPLACE_ONE
 from dpjax.accounting._events import SampleDpEvent, samples_of
 from dpjax.accounting._guarantee import PrivacyGuarantee
 from dpjax.accounting._profiles import profile_of_release
-from dpjax.accounting._sampled_steps import SLACK, subsampled_epsilon, without_sampling
+from dpjax.accounting._sampled_gaussian import (
+    SLACK,
+    subsampled_epsilon,
+    without_sampling,
+)
 
 
 def sample_budget(

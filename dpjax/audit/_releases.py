@@ -32,7 +32,7 @@ def released(
 ) -> list[np.ndarray]:
     """Returns releases, or statistics, of both data sets: (num_each, d) each."""
     sides = as_pair(data, neighbor)
-    one = partial(_release_one, release, statistic)
+    draw = partial(_release_one, release, statistic)
 
     def vectorized(shape: tuple[int, int], key: Key, data: PyTree) -> np.ndarray:
         # Compiled once for both data sets, without a copy of the data for each release.
@@ -43,14 +43,14 @@ def released(
     def on_host(key: Key, data: PyTree) -> np.ndarray:
         rows = []
         for each in jax.random.split(key, num_each):
-            leaves = [np.asarray(x) for x in one(each, data)]
+            leaves = [np.asarray(x) for x in draw(each, data)]
             _check_leaves(leaves, statistic)
             rows.append(np.concatenate([_sortable(x).reshape(-1) for x in leaves]))
         return np.stack(rows)
 
     rows_of = on_host
     if vectorize:
-        leaves = jax.eval_shape(one, key, sides[0])
+        leaves = jax.eval_shape(draw, key, sides[0])
         _check_leaves(leaves, statistic)
         size = sum(math.prod(x.shape) for x in jax.tree.leaves((sides[0], leaves)))
         batch_size = min(max(_CHUNK_SIZE // max(size, 1), 1), _LARGEST_BATCH)
@@ -106,6 +106,6 @@ def _release_all(
     data: PyTree,
 ) -> list[jax.Array]:
     """Returns releases in chunks: one for each row of keys of this shape."""
-    one = partial(_release_one, release, statistic)
+    draw = partial(_release_one, release, statistic)
     keys = jax.random.split(key, shape)
-    return jax.lax.map(lambda keys: jax.vmap(one, (0, None))(keys, data), keys)
+    return jax.lax.map(lambda keys: jax.vmap(draw, (0, None))(keys, data), keys)

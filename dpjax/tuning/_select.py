@@ -381,18 +381,18 @@ class Runs:
     def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
         """Makes the runs of some turns; yields candidates, solutions and scores."""
 
-        def one(turn: int) -> tuple[int, Solution, float]:
+        def run(turn: int) -> tuple[int, Solution, float]:
             index, run_key = _draw(self.size, key, turn)
             index = int(index)
             solution, score = self.run_of(index, run_key)
             return index, solution, float(score)
 
         if len(turns) == 1:
-            yield one(turns[0])
+            yield run(turns[0])
             return
         if not self.is_stacked:
             with ThreadPoolExecutor(len(turns)) as pool:
-                yield from pool.map(one, turns)
+                yield from pool.map(run, turns)
             return
         draw = jax.vmap(partial(_draw, self.size, key))
         indices, keys = draw(jnp.asarray(turns))

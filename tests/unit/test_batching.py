@@ -292,9 +292,7 @@ def test_equal_random_numbers_are_drawn_again(monkeypatch):
         return words >> 31 if len(shape) == 2 else words
 
     monkeypatch.setattr(jax.random, "bits", few_bits)
-    rows = many(
-        partial(_fixed_size.uniform_subset, size=2, num_samples=4), 4_000
-    )
+    rows = many(partial(_fixed_size.uniform_subset, size=2, num_samples=4), 4_000)
     assert (2, 4) in shapes
     for place in range(2):
         counts = np.bincount(rows[:, place], minlength=4)

@@ -24,7 +24,7 @@ from dpjax.accounting import (
     tuning_epsilon,
 )
 from dpjax.accounting._profiles import overflow_of
-from dpjax.accounting._sampled_steps import (
+from dpjax.accounting._sampled_gaussian import (
     fixed_size_losses,
     losses_where_removed,
     losses_where_replaced,

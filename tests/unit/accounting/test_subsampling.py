@@ -20,7 +20,7 @@ from dpjax.accounting import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
-from dpjax.accounting._sampled_steps import (
+from dpjax.accounting._sampled_gaussian import (
     fixed_size_log_moment,
     fixed_size_losses,
     poisson_log_moment,
