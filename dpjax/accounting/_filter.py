@@ -129,9 +129,8 @@ class PrivacyFilter:
         """Returns what a release would cost.
 
         The divergence comes from the event of the guarantee if `dp_accounting` can
-        compute one. Otherwise it comes from epsilon and delta: the divergence of
-        randomized response, the largest of all epsilon-DP mechanisms, except with
-        probability delta. For a pure epsilon it is the smaller of the two.
+        compute one, else from epsilon and delta: that of randomized response, except
+        with probability delta. For a pure epsilon it is the smaller of the two.
 
         Args:
             parts: one guarantee; or one for each of several disjoint subsets of the

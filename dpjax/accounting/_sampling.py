@@ -31,7 +31,7 @@ class Strategy(Protocol):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sampling:
-    """How the batches of a run are drawn, and what else its price depends on.
+    """Describes the batches of a run, and whatever else its price depends on.
 
     A batching returns its record: `Poisson(256).sampling(num_samples, num_steps)`. By
     itself `Sampling(num_steps)` is that many Gaussian releases of all records; other

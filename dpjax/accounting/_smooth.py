@@ -117,8 +117,7 @@ def smooth_noise_multiplier(
 
     Privacy:
         f plus the noise of `dpjax.mechanisms` with scale b S is rho-zCDP under the
-        relation for which S is t-smooth. This module names the proof; the tests compare
-        it with the Renyi divergence by quadrature.
+        relation for which S is t-smooth: `docs/privacy/proofs/mechanisms.md`, 2.6.
 
     Example:
         >>> round(smooth_noise_multiplier(0.5, smoothness=0.1, sigma=0.5), 2)
@@ -128,8 +127,7 @@ def smooth_noise_multiplier(
         2.63
 
     Reference:
-        Bun, Steinke (2019), Average-case averages: private algorithms for smooth
-        sensitivity and mean estimation, Section 3.
+        Bun, Steinke (2019), "Average-case averages", Section 3.
     """
     _validate.positive(rho=rho, smoothness=smoothness)
     _check(sigma, mechanism)

@@ -199,22 +199,12 @@ class BallsInBins(Padded):
         ValueError: If a count is not a positive integer, or there are too many bins.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> batching, sizes = BallsInBins(3, capacity=6), []
-        >>> state = batching.init(jax.random.key(0), num_samples=6, num_steps=3,
-        ...                       epsilon=1.0, delta=1e-5)
-        >>> for _ in range(3):
-        ...     batch, is_padding_example, state = batching.draw(state, jnp.arange(6))
-        ...     sizes.append(int((~is_padding_example).sum()))
-        >>> sum(sizes)
-        6
-        >>> batching.sampling(num_samples=6, num_steps=7)
+        >>> BallsInBins(3).sampling(num_samples=6, num_steps=7)
         Sampling(num_steps=7, num_bins=3)
 
     Reference:
-        Chua, Ghazi, Harrison, Kamath, Kumar, Leeman, Manurangsi, Sinha, Zhang (2025),
-        "Balls-and-bins sampling for DP-SGD"; Feldman, Shenfeld (2025), "Privacy
-        amplification by random allocation".
+        Chua et al. (2025), "Balls-and-bins sampling for DP-SGD"; Feldman, Shenfeld
+        (2025), "Privacy amplification by random allocation".
     """
 
     num_bins: int

@@ -44,9 +44,7 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
         `dpjax.accounting.gaussian_epsilon(stddev, delta, sensitivity=D)`, under the
         relation of D; for real numbers, see `dpjax.mechanisms`. Sharding a value does
         not change its noise. Inside `jax.shard_map` the key must vary over the mesh
-        axes over which the value varies; otherwise different values get the same noise,
-        or one value is released several times. With check_vma=False that cannot be
-        checked.
+        axes over which the value varies; with check_vma=False that is not checked.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -76,12 +74,8 @@ def gaussian_of_padded(
 
     The program of a draw takes a fifth of a second to compile. So algorithms of many
     small releases make what is `padded` in one program, call this, and go on in the
-    next. Threefry's noise is the same without the padding.
-
-    Args:
-        key: a typed key, used once here.
-        vector: `padded`, public zeros at its end; or a mean before it is rounded.
-        stddevs: as for `gaussian`, one for each entry, of the vector's dtype.
+    next. Threefry's noise is the same without the padding. There is a stddev for each
+    entry, of the vector's dtype.
     """
     return gaussian(key, vector, stddev=jnp.asarray(stddevs))
 
@@ -188,9 +182,9 @@ def laplace_log_normal(
     Args:
         key: a typed key, used once here.
         value: array or pytree of floats, as for `gaussian`.
-        scale: in units of value; a number, or a pytree prefix of value with arrays that
-            broadcast to its leaves. Non-negative. It may depend on private data, so the
-            values of arrays are not checked.
+        scale: non-negative, in units of value; a number, or a pytree prefix of value
+            with arrays that broadcast to its leaves. It may depend on private data, so
+            the values of arrays are not checked.
         sigma: standard deviation of the log scale, from 0.001 to 8, public; may be
             traced.
 

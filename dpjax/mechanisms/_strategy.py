@@ -192,10 +192,6 @@ class BandedToeplitz(Toeplitz):
     def square_root(cls, num_steps: int, num_bands: int) -> "BandedToeplitz":
         """Returns the first bands of the square root of the matrix of prefix sums.
 
-        Args:
-            num_steps: T.
-            num_bands: b, at most T.
-
         Raises:
             ValueError: If num_bands is not in 1, ..., num_steps.
 
@@ -216,11 +212,7 @@ class BandedToeplitz(Toeplitz):
         """Returns coefficients for the smallest mean squared error of prefix sums.
 
         Computed by jax_privacy in seconds, without data, for steps of one record that
-        are num_bands apart.
-
-        Args:
-            num_steps: T.
-            num_bands: b, at most T.
+        are num_bands apart, at most num_steps.
 
         Raises:
             ValueError: If num_bands is not in 1, ..., num_steps.
@@ -242,12 +234,10 @@ class BandedToeplitz(Toeplitz):
 
     @property
     def num_bands(self) -> int:
-        """See `Strategy.num_bands`: the number of coefficients."""
         return len(self.coefficients)
 
     @property
     def num_buffers(self) -> int:
-        """See `Strategy.num_buffers`: num_bands - 1."""
         return self.num_bands - 1
 
     def toeplitz(self) -> np.ndarray:
@@ -322,12 +312,7 @@ class BufferedToeplitz(Toeplitz):
         """Returns buffers for the smallest maximal squared error of prefix sums.
 
         Computed by jax_privacy, which chooses their number for a pattern of
-        participation, in seconds to minutes and without data.
-
-        Args:
-            num_steps: T.
-            max_participations: as for `Strategy.sensitivity`.
-            min_separation: as for `Strategy.sensitivity`.
+        participation, as for `Strategy.sensitivity`, in seconds to minutes.
 
         Raises:
             ValueError: If a count is not positive.
@@ -358,7 +343,6 @@ class BufferedToeplitz(Toeplitz):
 
     @property
     def num_bands(self) -> int:
-        """See `Strategy.num_bands`: all."""
         return self.num_steps
 
     @property
@@ -444,13 +428,11 @@ class BinaryTree(Strategy):
         _validate.count(num_steps=self.num_steps)
 
     @property
-    def num_bands(self) -> int:
-        """See `Strategy.num_bands`: the steps of the largest node."""
+    def num_bands(self) -> int:  # the steps of the largest node
         return 2 ** (self.num_buffers - 1)
 
     @property
-    def num_buffers(self) -> int:
-        """See `Strategy.num_buffers`: the levels of nodes."""
+    def num_buffers(self) -> int:  # the levels of nodes
         return self.num_steps.bit_length()
 
     def matrix(self) -> np.ndarray:

@@ -379,12 +379,7 @@ class Grid:
 
     @classmethod
     def for_stddev(cls, stddev: float, *, bound: float) -> "Grid":
-        """A grid with 2^24 steps or more, below 2^25, in a stddev of the noise.
-
-        Example:
-            >>> Grid.for_stddev(3.0, bound=10.0).step == 2.0**-23
-            True
-        """
+        """Returns a grid with 2^24 steps or more, below 2^25, in a noise's stddev."""
         _validate.positive(stddev=stddev)
         _, exponent = math.frexp(stddev)
         return cls(math.ldexp(1.0, exponent - 1) / _STEPS_PER_STDDEV, bound)
@@ -400,16 +395,11 @@ class Grid:
         return integers * self.step
 
     def sensitivity(self, l2_sensitivity: float, num_coordinates: int) -> float:
-        """The l2 sensitivity after rounding, in steps.
+        """Returns the l2 sensitivity after rounding, in steps.
 
-        Sensitivity:
-            Rounding moves a coordinate by at most half a step, and so does the float64
-            product before it, by 2^-53 of 2^52 steps: one step for each of two
-            neighbors, in each of d coordinates, hence 2 sqrt(d) more. Clipping to the
-            bound increases no distance.
-
-        Example:
-            >>> Grid(step=0.25, bound=100.0).sensitivity(1.0, 9)
-            10.0
+        Rounding moves a coordinate by at most half a step, and so does the float64
+        product before it, by 2^-53 of 2^52 steps: one step for each of two neighbors,
+        in each of d coordinates, hence 2 sqrt(d) more. Clipping to the bound increases
+        no distance.
         """
         return l2_sensitivity / self.step + 2 * math.sqrt(num_coordinates)
