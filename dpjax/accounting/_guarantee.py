@@ -423,19 +423,11 @@ def group_privacy(
 
 
 def group_budget(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
-    """The budget for one record that implies a given budget for up to k records.
+    """Returns the budget for one record that implies a given one for up to k records.
 
-    The inverse of `group_privacy`: (epsilon / k, delta (e^(epsilon/k) - 1) / (e^epsilon
-    - 1)). At epsilon = 1 its Gaussian noise is only 0.2 per cent more than the exact
-    one, k times the noise for one record.
-
-    Returns:
-        epsilon and delta for one record, rounded down.
-
-    Example:
-        >>> epsilon, delta = group_budget(1.0, 1e-5, 4)
-        >>> f"{epsilon:.4f} {delta:.3g}"
-        '0.2500 1.65e-06'
+    The inverse of `group_privacy`, rounded down: (epsilon / k, delta (e^(epsilon/k) -
+    1) / (e^epsilon - 1)). At epsilon = 1 its Gaussian noise is only 0.2 per cent more
+    than the exact one, k times the noise for one record.
     """
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)

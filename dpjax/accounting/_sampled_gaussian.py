@@ -479,24 +479,14 @@ def poisson_capacity(
     epsilon: float,
     delta: float,
 ) -> int:
-    """The batch capacity whose overflow the accounting of Poisson batches covers.
+    """Returns the capacity of Poisson batches whose overflow the accounting covers.
 
-    The smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000, for
-    T batches into which each of n records enters with probability q. Under add/remove n
-    is an upper bound on the size of both neighboring data sets. `noise_multiplier` and
-    `noise_multiplier_to_epsilon` reserve this thousandth of delta for every Poisson
-    scheme, so padded batches of at least this capacity need no further accounting.
-
-    Returns:
-        Number of records, between 1 and `num_samples`; `num_samples` where the allowed
-        tail is zero or too small for float64.
-
-    Privacy:
-        Equation (5) of this module, for any rule that chooses the records to drop.
-
-    Example:
-        >>> poisson_capacity(100_000, 0.01, num_steps=1000, epsilon=1.0, delta=1e-5)
-        1224
+    The smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000, for T
+    batches into which each of n records enters with probability q; n where that tail is
+    zero or too small for float64. Under add/remove n is an upper bound on the size of
+    both neighboring data sets. A thousandth of delta is reserved for every Poisson
+    scheme, so padded batches of at least this capacity need no further accounting, by
+    (5) of this module, for any rule that chooses the records to drop.
     """
     _validate.count(num_samples=num_samples, num_steps=num_steps)
     is_prob = 0 < sampling_prob <= 1

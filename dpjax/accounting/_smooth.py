@@ -144,20 +144,10 @@ def smooth_noise_rho(
     sigma: float,
     mechanism: SmoothNoiseName = "laplace_log_normal",
 ) -> float:
-    """The zCDP cost of noise of a given scale / smooth sensitivity.
+    """Returns the zCDP cost of noise of a given scale / smooth sensitivity, rounded up.
 
-    rho = epsilon^2 / 2 of equation (1) or (2) of this module, with s = 1 / multiplier.
-
-    Returns:
-        rho of releasing one number, rounded up by one part in 1e10; costs add up over
-        coordinates and steps.
-
-    Example:
-        >>> # Paper 001, Theorem 3: t = epsilon^2/16, s = epsilon/4 at epsilon = 1.
-        >>> rho = smooth_noise_rho(4.0, smoothness=1 / 16, sigma=1.0,
-        ...                        mechanism="arsinh_normal")
-        >>> round((2 * rho) ** 0.5, 3)
-        0.729
+    rho = epsilon^2 / 2 of equation (1) or (2) of this module, with s = 1 / multiplier,
+    of one number; costs add up over coordinates and steps.
     """
     _validate.positive(multiplier=multiplier, smoothness=smoothness)
     _check(sigma, mechanism)
@@ -176,32 +166,13 @@ def calibrate_smooth_noise(
 ) -> SmoothNoise:
     """Splits a zCDP budget between smoothness and noise for a trimmed mean.
 
-    Minimizes the standard deviation of the noise over t and sigma, for the expected
-    smooth sensitivity: in units of upper - lower
+    Minimizes the standard deviation of the noise over t and sigma (Bun, Steinke 2019,
+    Section 3.1.1), for the expected smooth sensitivity: in units of upper - lower
 
-        max(relative_spread / (n - 2m), e^(-mt)).
+        max(relative_spread / (n - 2m), e^(-mt)),
 
-    The guess of the spread affects the accuracy only. Privacy holds for every guess
-    that is public.
-
-    Args:
-        rho: zCDP cost of releasing one number, positive and finite.
-        num_samples: n, public.
-        trim_count: m, at least 1, with 2m < n.
-        relative_spread: a public guess of (x_(n) - x_(1)) / (upper - lower), positive.
-        mechanism: "laplace_log_normal" or "arsinh_normal".
-
-    Returns:
-        smoothness, multiplier and sigma, with `smooth_noise_rho` of them at most rho;
-        within a per cent or so of the least noise.
-
-    Example:
-        >>> noise = calibrate_smooth_noise(1e-4, num_samples=100_000, trim_count=5_000)
-        >>> print(f"{noise.smoothness:.4f} {noise.multiplier:.0f} {noise.sigma:.2f}")
-        0.0023 152 0.38
-
-    Reference:
-        Bun, Steinke (2019), Section 3.1.1, for the choice of sigma.
+    where relative_spread is a public guess of (x_(n) - x_(1)) / (upper - lower), and m
+    is trim_count. `smooth_noise_rho` of the result is at most rho, for every guess.
     """
     _validate.positive(rho=rho, relative_spread=relative_spread)
     _validate.count(num_samples=num_samples, trim_count=trim_count)
@@ -271,31 +242,13 @@ def _check(sigma: float, mechanism: str) -> None:
 def smooth_gaussian_multiplier(
     epsilon: float, delta: float, *, smoothness: float, num_coordinates: int
 ) -> float:
-    """The multiplier of Gaussian noise on a B-smooth sensitivity S.
+    """Returns the multiplier c of Gaussian noise on a B-smooth sensitivity S.
 
-    For a value in d dimensions: between neighbors S changes by a factor of at most
-    e^B, where B > 0 is the smoothness.
-
-    Returns:
-        c such that noise of standard deviation c S in each coordinate is enough; inf if
-        no noise is enough, from about `largest_smoothness` on.
-
-    Privacy:
-        value + c S N(0, I) is (epsilon, delta)-DP under the relation of S: S must bound
-        the l2 distance of the values of any two neighbors, and be B-smooth.
-
-    Example:
-        >>> round(smooth_gaussian_multiplier(
-        ...     1.0, 1e-5, smoothness=0.01, num_coordinates=10), 2)
-        4.43
-        >>> from dpjax.accounting import gaussian_stddev
-        >>> round(gaussian_stddev(1.0, 1e-5, sensitivity=1.0), 2)
-        3.73
-
-    Reference:
-        Nissim, Raskhodnikova, Smith (2007), Smooth sensitivity and sampling in private
-        data analysis, whose Gaussian multiplier is 5 sqrt(2 log(2/delta)) / epsilon at
-        smoothness epsilon / (4 (d + log(2/delta))), as paper 001 prints it.
+    value + c S N(0, I), in d dimensions, is (epsilon, delta)-DP under the relation of
+    S: S must bound the l2 distance of the values of any two neighbors, and be B-smooth.
+    c is inf from about `largest_smoothness` on. The multiplier of Nissim,
+    Raskhodnikova, Smith (2007) is 5 sqrt(2 log(2/delta)) / epsilon at smoothness
+    epsilon / (4 (d + log(2/delta))), as paper 001 prints it.
     """
     _validate.positive(epsilon=epsilon)
     _check_gaussian(delta, smoothness, num_coordinates)
@@ -319,19 +272,11 @@ def smooth_gaussian_multiplier(
 
 
 def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) -> float:
-    """The smoothness at which Gaussian noise would have to be infinite.
+    """Returns the smoothness at which Gaussian noise would have to be infinite.
 
     Even if the values of two neighbors agree and only S differs, the release reveals
     the scale of its noise: this is the largest B with D(e^-B, 0) and D(e^B, 0) at most
     delta. It decreases as 1 / sqrt(d) in high dimension.
-
-    Returns:
-        The bound, exclusive, on the smoothness in `smooth_gaussian_multiplier`.
-
-    Example:
-        >>> [round(largest_smoothness(1.0, 1e-5, num_coordinates=d), 4)
-        ...  for d in (1, 10, 100)]
-        [0.0647, 0.0376, 0.016]
     """
     _validate.positive(epsilon=epsilon)
     _check_gaussian(delta, 1.0, num_coordinates)

@@ -274,28 +274,16 @@ class PairwiseMasks:
     """One party's masks modulo 2^64, which cancel in the sum over the parties.
 
     Of every two parties, one adds and one subtracts a shared stream, which comes from
-    X25519 key agreement, HKDF-SHA256 and ChaCha20. The secret key is derived from the
-    party's own entropy, and never leaves this object.
+    X25519 key agreement, HKDF-SHA256 and ChaCha20 (Bonawitz et al. 2017, Section 4).
+    The secret key is derived from the party's own entropy, and never leaves this
+    object.
 
-    Privacy:
-        Let some parties collude. To them, the masks that the others share among
-        themselves look uniform, under the usual assumptions on X25519, HKDF and
-        ChaCha20: so the masked vectors of the others reveal only their sum modulo 2^64,
-        and nothing while one of these vectors is missing. This needs a new attempt
-        number for each vector, and authentic public keys: someone who replaces them can
-        read everything. `SecureSum` prevents that with fingerprints.
-
-    Example:
-        >>> masks = [PairwiseMasks(party) for party in range(3)]
-        >>> public_keys = [each.public_key for each in masks]
-        >>> for each in masks:
-        ...     each.agree(public_keys)
-        >>> print(sum(each.mask([0, 1, 2], attempt=1, size=4) for each in masks))
-        [0 0 0 0]
-
-    Reference:
-        Bonawitz et al. (2017), Practical secure aggregation for privacy-preserving
-        machine learning, Section 4, "masking with one-time pads".
+    Privacy: let some parties collude. To them, the masks that the others share among
+    themselves look uniform, under the usual assumptions: the masked vectors of the
+    others reveal only their sum modulo 2^64, and nothing while one of these vectors is
+    missing. This needs a new attempt number for each vector, and authentic public keys:
+    someone who replaces them can read everything. `SecureSum` prevents that with
+    fingerprints.
     """
 
     def __init__(self, party: int, random_bytes: RandomBytes = os.urandom):
@@ -348,21 +336,7 @@ def _stream(key: bytes, attempt: int, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Grid:
-    """The multiples of a step within a bound.
-
-    Attributes:
-        step: the distance of neighboring points, a power of two, in units of values.
-        bound: coordinates are clipped to this; at most 2^52 steps.
-
-    Raises:
-        ValueError: If step is not a power of two, or bound is out of its range.
-
-    Example:
-        >>> grid = Grid(step=0.25, bound=100.0)
-        >>> integers = grid.to_integers(np.array([1.1, np.nan, -np.inf]))
-        >>> print(integers, grid.to_reals(integers))
-        [   4    0 -400] [   1.    0. -100.]
-    """
+    """The multiples of a step, a power of two, within a bound of at most 2^52 steps."""
 
     step: float
     bound: float
