@@ -10,8 +10,8 @@ numbers. It has three forms, one after the other:
 
    * `samples.Arrays`, (k, ...), or
    * `samples.OuterProducts`, of (k, p) and (k, q), or
-   * `matrices.MatrixProducts`, of (k, G, T, p) and (k, G, T, q), summed over positions
-     T, or
+   * `MatrixProducts` of `gradients.factored`, of (k, G, T, p) and (k, G, T, q), summed
+     over positions T, or
    * `tables.TableRows`: rows (k, t, q) at places (k, t) of a table.
 
    Where a sample has many small arrays of one shape they are one (`samples.Stacked`).

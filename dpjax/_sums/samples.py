@@ -6,10 +6,10 @@ are found from the factors. Whatever else a sample holds is an array, as it alwa
 
 Every sample adds one number to a coordinate of a sum: a product of two entries, an
 entry of a row, an entry of an array. Rows of a table that a sample reads twice are
-added up before (`tables`), and so are outer products over many positions (`matrices`),
-a sample at a time, or by the program that makes samples. The bound on rounding rests on
-that (see `fold`): of terms that are summed over samples and positions at once, those of
-one sample may cancel, and then no norm bounds how their sum is rounded.
+added up before (`tables`), and so are outer products over many positions, a sample at
+a time, or by the program that makes samples. The bound on rounding rests on that (see
+`fold`): of terms that are summed over samples and positions at once, those of one
+sample may cancel, and then no norm bounds how their sum is rounded.
 
 A norm is measured in a unit: a public or released number of its order, such as the clip
 norm. Squares of entries are then of the order of one. From 2^63 units on a sample

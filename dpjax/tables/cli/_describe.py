@@ -15,7 +15,7 @@ from rich.table import Table as Rows
 import dpjax
 from dpjax import _files, _store, _validate
 from dpjax._types import Key
-from dpjax.accounting._group import group_budget
+from dpjax.accounting._guarantee import group_budget
 from dpjax.tables._default_delta import default_delta
 from dpjax.tables._pages import svg_of
 from dpjax.tables.cli import _display

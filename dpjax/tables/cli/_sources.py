@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import _validate, datasets
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._sample_privacy import sample_privacy
+from dpjax.accounting._sample import sample_privacy
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.datasets._public_sets import PUBLIC_SETS
 from dpjax.tables.cli._guesses import FILL_IN, guess_names, schema_text

@@ -9,7 +9,7 @@ import jax
 from dpjax import _validate
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._group import group_budget
+from dpjax.accounting._guarantee import group_budget
 from dpjax.accounting._sample import sample_budget
 from dpjax.datasets import Dataset
 from dpjax.tables._default_delta import default_delta

@@ -1,37 +1,42 @@
-"""Random allocation: a record enters one uniformly random step of every c steps.
+"""Laws of likelihood ratios on a grid: random allocation, groups in Poisson batches.
 
-An epoch is c steps with Gaussian noise. The record enters one of them, chosen uniformly
-and independently of all else, and moves its sum by a vector of norm at most C, which
-may depend on the outcomes of the earlier steps. Let the standard deviation be 1. Fix
-the steps of the other records: they have the same law with the record and without it,
-so that by joint convexity it suffices to bound the divergences for each such choice.
+Random allocation. An epoch is c steps with Gaussian noise of stddev 1. A record enters
+one of them, chosen uniformly and independently of all else, and moves its sum by a
+vector of norm at most C, which may depend on the outcomes of the earlier steps. Every
+hockey-stick divergence between the laws with the record and without is at most that of
 
-Theorem. Let P be the law of the outcomes with the record and Q that without it. Every
-hockey-stick divergence from P to Q and from Q to P is at most that of
+    P* = mean over i of N(C e_i, I) and Q* = N(0, I), in c dimensions,             (1)
 
-    P* = mean over i of N(C e_i, I) and Q* = N(0, I), in c dimensions.            (1)
+in both directions: `docs/privacy/proofs/composition.md`, 3.8. The same holds after
+r < c steps, where the likelihood ratio under Q is (1 - r/c) + (Y_1 + .. + Y_r) / c,
+with Y_i that of step i. Epochs, and other Gaussian releases, compose adaptively.
 
-The same holds after r < c steps, where the likelihood ratio under Q is
-(1 - r/c) + (Y_1 + .. + Y_r) / c, with Y_i that of step i. Epochs, and other Gaussian
-releases, compose adaptively. Proof, by convex order of the likelihood ratios:
-`docs/privacy/proofs/composition.md`, 3.8.
-
-Replaced records. Let Q be the run in which the record enters no step, and in which each
-other release has its noise around the midpoint of its two values. P and Q, and Q and
-P', are pairs as above, with half of the sensitivity to replacing the record. Hence
+If the record is replaced, let Q be the run in which it enters no step, and in which
+each other release has its noise around the midpoint of its two values. P and Q, and Q
+and P', are pairs as above, with half of the sensitivity to replacing the record. Hence
 
     P(S) <= e^e1 Q(S) + d1 <= e^(e1 + e2) P'(S) + e^e1 d2 + d1.                    (2)
 
+Groups. A Poisson step that k records enter is dominated by the pair of
+
+    P* = sum over i of Pr[Bin(k, q) = i] N(i C, 1)                                  (3)
+
+and N(0, 1), in both directions, if the k records are added or removed; if they are
+replaced, by P* and its mirror image. The same pair dominates a cycle of steps of which
+each record enters its own (`batching.CyclicPoisson`). Steps compose adaptively:
+`docs/privacy/proofs/composition.md`, 3.7.
+
 Numbers. If a law of the likelihood ratio under Q is replaced by a larger one in convex
-order, all divergences increase. Every rounding here is of that kind: mass at a point
-goes to its two neighbors on a grid in proportions that preserve the mean. Mass below
-the grid goes to zero and to the lowest point. Above, mass goes to the highest point and
-to infinity: a ratio that is infinite under P. So the laws of means of 1, 2, 4, .. terms
-are discrete, bounds in both directions, and have errors of second order in the spacing.
-Their float64 operations are sums of positive terms, whose relative error is below
-1e-11. Feldman and Shenfeld (2025, "Privacy amplification by random allocation"; 2026,
-"Efficient privacy loss accounting for subsampling and random allocation") have the pair
-(1), and compute the law by rounding all losses to one side.
+order, all divergences increase. Every rounding here is of that kind: mass at a point,
+or in a cell of the line, goes to its two neighbors on a grid in proportions that
+preserve the mean. Mass below the grid goes to zero and to the lowest point. Above, mass
+goes to the highest point and to infinity: a ratio that is infinite under P. So the laws
+of means of 1, 2, 4, .. terms are discrete, bounds in both directions, and have errors
+of second order in the spacing. Their float64 operations are sums of positive terms,
+whose relative error is below 1e-11. Feldman and Shenfeld (2025, "Privacy amplification
+by random allocation"; 2026, "Efficient privacy loss accounting for subsampling and
+random allocation") have the pair (1), and compute the law by rounding all losses to one
+side.
 """
 
 import dataclasses
@@ -39,6 +44,7 @@ import functools
 import math
 
 import numpy as np
+import scipy.stats
 from dp_accounting import DpEvent, GaussianDpEvent
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import (
@@ -48,6 +54,7 @@ from dp_accounting.pld.privacy_loss_distribution import (
 from scipy.special import ndtr
 
 from dpjax._types import REPLACE_ONE, NeighboringRelation
+from dpjax.accounting._sampling import Sampling
 
 # Outside of these standard deviations no gain is claimed: epsilon is about 20 at the
 # lower end, and the laws span hundreds of units of the logarithm below it.
@@ -64,6 +71,12 @@ _UNSEEN, _REACH = 1e-18, 9.0
 # Of float64, and of the bins' probabilities (`batching.BallsInBins`), in epsilon.
 _ROUNDOFF = 1e-9
 _LARGEST_EPSILON = 300.0
+
+# Of groups. Beyond these no gain is claimed: the largest k C, of other releases too,
+# and how many terms of (3) have a probability that is seen. Others move to the next
+# larger shift.
+_LARGEST_SHIFT, _MOST_TERMS, _UNSEEN_TERM = 10.0, 500, 1e-20
+_GROUP_FINENESS, _CELLS_PER_LOSS = 0.01, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,3 +344,93 @@ def _trimmed(law: Law) -> Law:
     zero = law.zero + max(float(masses[:low].sum()) - lifted, 0.0)
     lost = float(masses[high + 1 :] @ (points[high + 1 :] - points[high]))
     return Law(law.spacing, law.first + low, central, zero, law.lost + lost)
+
+
+def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
+    """Returns an upper bound of epsilon of Poisson steps for a group of records.
+
+    `stddev` is over the norm bound of a record, and `delta` without the FFT's error.
+    """
+    group_size, other_multiplier = run.group_size, run.other_multiplier
+    if group_size > _LARGEST_SHIFT * min(stddev, other_multiplier):
+        return math.inf
+    probs = scipy.stats.binom.pmf(
+        np.arange(group_size + 1), group_size, run.sampling_prob
+    )
+    terms = np.append(np.flatnonzero(probs[:-1] > _UNSEEN_TERM), group_size)
+    if len(terms) > _MOST_TERMS:
+        return math.inf
+    weights = np.add.reduceat(probs, np.append(0, terms[:-1] + 1))
+    law = step_law(terms / stddev, weights, run.relation)
+    directions = [x.self_compose(run.num_steps) for x in losses_of(law)]
+    if other_multiplier < math.inf:
+        other = from_gaussian_mechanism(
+            other_multiplier / group_size, value_discretization_interval=law.spacing
+        )
+        directions = [x.compose(other) for x in directions]
+    delta *= 1 - _ROUNDOFF
+    epsilons = [x.get_epsilon_for_delta(delta) for x in directions]
+    return float(max(epsilons)) + _ROUNDOFF
+
+
+def step_law(
+    moves: np.ndarray, weights: np.ndarray, relation: NeighboringRelation
+) -> Law:
+    """Returns a law above that of the likelihood ratio of the pair (3).
+
+    `moves` are the i C of its terms, increasing, in standard deviations of the noise.
+    """
+    law = moves, weights
+    other = (-moves, weights) if relation is REPLACE_ONE else (np.zeros(1), np.ones(1))
+
+    def log_ratio(x: np.ndarray) -> np.ndarray:
+        return _log_density(x, *law) - _log_density(x, *other)
+
+    end = _REACH + moves[-1]
+    rough, width = np.linspace(-end, end, 2_000, retstep=True)
+    losses = log_ratio(rough)
+    spread = width * float(np.exp(-(rough**2) / 2) @ losses**2) / math.sqrt(2 * math.pi)
+    largest = float(losses[-1] - losses[0])
+    fine = max(_GROUP_FINENESS * math.sqrt(spread), largest / _MOST_LOSSES)
+    spacing = min(_WIDEST, fine)
+
+    num_losses = 2 * end * float(np.max(np.diff(losses))) / width / spacing
+    x = np.linspace(-end, end, math.ceil(_CELLS_PER_LOSS * num_losses) + 2)
+    losses = log_ratio(x) / spacing
+    low = np.floor(losses[:-1]).astype(int)
+    high = np.maximum(np.ceil(losses[1:]).astype(int), low + 1)
+    mass = _masses(x, *other)
+    gain = _masses(x, *law) * np.exp(-low * spacing) - mass
+    above = np.clip(gain / np.expm1((high - low) * spacing), 0.0, mass)
+    first = low[0]
+    masses = np.zeros(high[-1] - first + 1)
+    np.add.at(masses, low - first, mass - above)
+    np.add.at(masses, high - first, above)
+    # The ends: to zero and the next point, and to the last point and infinity.
+    begin, last = math.ceil(losses[0]), math.floor(losses[-1])
+    lifted = _below(x[0], *law) * math.exp(-begin * spacing)
+    left = _below(-x[-1], -other[0], other[1])
+    masses[begin - first] += lifted
+    masses[last - first] += left
+    zero = max(_below(x[0], *other) - lifted, 0.0)
+    lost = _below(-x[-1], -law[0], law[1]) - math.exp(last * spacing) * left
+    return Law(spacing, int(first), masses, zero, max(lost, 0.0))
+
+
+def _log_density(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns log densities of a mixture of N(move, 1), over that of N(0, 1)."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(weights) - moves**2 / 2
+    terms = (log + x * move for log, move in zip(logs, moves, strict=True))
+    return functools.reduce(np.logaddexp, terms)
+
+
+def _masses(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns the probabilities of a mixture between neighbors."""
+    terms = zip(weights, moves, strict=True)
+    return sum((w * normal_masses(x - move) for w, move in terms), np.zeros(len(x) - 1))
+
+
+def _below(x: float, moves: np.ndarray, weights: np.ndarray) -> float:
+    """Returns the probability of a mixture below a point."""
+    return float(weights @ ndtr(x - moves))

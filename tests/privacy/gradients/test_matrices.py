@@ -5,9 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._sums.matrices import MatrixProducts, balanced, squared_norm_of_matrices
-from dpjax._sums.samples import LONGEST, NORM_ERROR, FactoredSamples
 from dpjax.estimators import Clipping
+from dpjax.gradients.factored._grad import FactoredSamples
+from dpjax.gradients.factored._products import (
+    MatrixProducts,
+    balanced,
+    squared_norm_of_matrices,
+)
+
+NORM_ERROR, LONGEST = 2.0**-13, 2.0**63  # of a norm; in units, what counts as zero
 
 
 def random(rng, shape):

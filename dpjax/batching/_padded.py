@@ -1,21 +1,58 @@
-"""Batches that every record enters by an independent coin."""
+"""Batches of a random number of records, padded to a constant shape.
 
+Every record enters by a choice of its own: by a coin in each step, or for one step of
+each epoch.
+"""
+
+import abc
 import dataclasses
 import math
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._types import Key
-from dpjax.accounting._poisson_capacity import poisson_capacity
+from dpjax.accounting._sampled_gaussian import poisson_capacity
 from dpjax.batching._batching import Batching, at_most_all, participates
-from dpjax.batching._coins import coins, true_places
+
+# Up to here `jax.random.randint` is a remainder of 64 random bits. Its probabilities
+# are 1 / c up to a factor 1 +- c 2^-64: T steps change epsilon by T 2^-64.
+_MOST_BINS = 2**16
+
+
+class Padded(Batching):
+    """Batches of a random number of records, padded to a capacity."""
+
+    capacity: int | None
+    is_sampled: ClassVar[bool] = True
+    pads: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if self.capacity is not None:
+            _validate.count(capacity=self.capacity)
+
+    @abc.abstractmethod
+    def _group(self, num_samples: int) -> tuple[int, float]:
+        """Returns how many records may enter a batch, and the probability of each."""
+
+    def _capacity(self, num_samples, num_steps, epsilon, delta):
+        for name, value in (("epsilon", epsilon), ("delta", delta)):
+            rule = f"given: the capacity of {self} depends on the budget"
+            _validate.require(value is not None, name, value, rule)
+        budget = {"epsilon": cast(float, epsilon), "delta": cast(float, delta)}
+        smallest = poisson_capacity(
+            *self._group(num_samples), num_steps=num_steps, **budget
+        )
+        capacity = smallest if self.capacity is None else self.capacity
+        rule = f"at least {smallest}, or more records are dropped than is accounted for"
+        _validate.require(capacity >= smallest, "capacity", capacity, rule)
+        return capacity
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson(Batching):
+class Poisson(Padded):
     """Every record enters each batch independently with one probability.
 
     Batches are padded. Records are placed at random rows, so that one more record
@@ -44,41 +81,33 @@ class Poisson(Batching):
 
     expected_batch_size: float
     capacity: int | None = None
-    is_sampled: ClassVar[bool] = True
-    pads: ClassVar[bool] = True
 
     def __post_init__(self):
         _validate.positive(expected_batch_size=self.expected_batch_size)
-        if self.capacity is not None:
-            _validate.count(capacity=self.capacity)
+        super().__post_init__()
 
     def _rows(self, state, key):
-        prob = self._sampling_prob(state.num_samples)
-        return _entering(key, state.num_samples, prob, state.capacity)
+        return _entering(key, *self._group(state.num_samples), state.capacity)
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the expected batch size."""
         del num_steps
-        self._sampling_prob(num_samples)
+        self._group(num_samples)
         return self.expected_batch_size
 
     def _sampling(self, num_samples, num_steps):
         # With correlated noise no gain from sampling is known.
-        prob = self._sampling_prob(num_samples)
+        prob = self._group(num_samples)[1]
         pattern = participates(num_steps, num_steps)
         return {"num_steps": num_steps, "sampling_prob": prob}, pattern
 
-    def _capacity(self, num_samples, num_steps, epsilon, delta):
-        prob = self._sampling_prob(num_samples)
-        return capacity_of(self, num_samples, prob, num_steps, epsilon, delta)
-
-    def _sampling_prob(self, num_samples: int) -> float:
+    def _group(self, num_samples):
         at_most_all(num_samples, expected_batch_size=self.expected_batch_size)
-        return self.expected_batch_size / num_samples
+        return num_samples, self.expected_batch_size / num_samples
 
 
 @dataclasses.dataclass(frozen=True)
-class CyclicPoisson(Batching):
+class CyclicPoisson(Padded):
     """Poisson batches from c groups of records, one group after the other.
 
     Record i is in group i mod c, and step t draws from group t mod c only (the last n
@@ -118,14 +147,11 @@ class CyclicPoisson(Batching):
     expected_batch_size: float
     cycle_length: int
     capacity: int | None = None
-    is_sampled: ClassVar[bool] = True
-    pads: ClassVar[bool] = True
 
     def __post_init__(self):
         _validate.positive(expected_batch_size=self.expected_batch_size)
         _validate.count(cycle_length=self.cycle_length)
-        if self.capacity is not None:
-            _validate.count(capacity=self.capacity)
+        super().__post_init__()
 
     def _rows(self, state, key):
         size, prob = self._group(state.num_samples)
@@ -145,22 +171,73 @@ class CyclicPoisson(Batching):
         pattern = participates(num_steps, num_turns, self.cycle_length)
         return {"num_steps": num_turns, **drawn}, {**pattern, **drawn}
 
-    def _capacity(self, num_samples, num_steps, epsilon, delta):
-        size, prob = self._group(num_samples)
-        return capacity_of(self, size, prob, num_steps, epsilon, delta)
-
-    def _group(self, num_samples: int) -> tuple[int, float]:
-        """Returns the number of records of a group, and the probability of each."""
+    def _group(self, num_samples):
+        at_most_all(num_samples, cycle_length=self.cycle_length)
         size = num_samples // self.cycle_length
-        rule = f"at most the number of records, {num_samples}"
-        _validate.require(size >= 1, "cycle_length", self.cycle_length, rule)
-        _validate.require(
-            self.expected_batch_size <= size,
-            "expected_batch_size",
-            self.expected_batch_size,
-            f"at most the number of records of a group, {size}",
-        )
+        at_most_all(size, expected_batch_size=self.expected_batch_size)
         return size, self.expected_batch_size / size
+
+
+@dataclasses.dataclass(frozen=True)
+class BallsInBins(Padded):
+    """In every epoch of c steps, each record is assigned to the batch of a random step.
+
+    Steps are uniform and independent, and drawn anew in each epoch. Batches are padded,
+    with records at random rows.
+
+    Attributes:
+        num_bins: c, at most 65,536; the divisor is the expected batch size, n / c.
+        capacity: number of rows of a padded batch, as for `Poisson`.
+
+    Privacy: in all cases tried it cost less than Poisson batches of the same expected
+    size if a record is added or removed; if one is replaced, the noise was up to 15 per
+    cent more for epsilon up to 3. With correlated noise a record enters one step of
+    each epoch, and no gain is claimed; `CyclicPoisson` keeps the steps of a record
+    apart.
+
+    Raises:
+        ValueError: If a count is not a positive integer, or there are too many bins.
+
+    Example:
+        >>> BallsInBins(3).sampling(num_samples=6, num_steps=7)
+        Sampling(num_steps=7, num_bins=3)
+
+    Reference:
+        Chua et al. (2025), "Balls-and-bins sampling for DP-SGD"; Feldman, Shenfeld
+        (2025), "Privacy amplification by random allocation".
+    """
+
+    num_bins: int
+    capacity: int | None = None
+
+    def __post_init__(self):
+        _validate.count(num_bins=self.num_bins)
+        is_fine = self.num_bins <= _MOST_BINS
+        _validate.require(is_fine, "num_bins", self.num_bins, "at most 65,536")
+        super().__post_init__()
+
+    def _rows(self, state, key):
+        epoch, place = jnp.divmod(state.step, self.num_bins)
+        bin_key = jax.random.fold_in(state.run_key, epoch)  # the same in all its steps
+        bins = jax.random.randint(bin_key, (state.num_samples,), 0, self.num_bins)
+        return jax.random.permutation(
+            key, true_places(bins == place, cast(int, state.capacity))
+        )
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the expected batch size."""
+        del num_steps
+        self._group(num_samples)
+        return num_samples / self.num_bins
+
+    def _group(self, num_samples):
+        at_most_all(num_samples, num_bins=self.num_bins)
+        return num_samples, 1 / self.num_bins
+
+    def _sampling(self, num_samples, num_steps):
+        self.divisor(num_samples, num_steps)
+        pattern = participates(num_steps, math.ceil(num_steps / self.num_bins))
+        return {"num_steps": num_steps, "num_bins": self.num_bins}, pattern
 
 
 def _entering(
@@ -172,28 +249,14 @@ def _entering(
     return jax.random.permutation(place_key, true_places(enters, cast(int, capacity)))
 
 
-def capacity_of(
-    batching: Any,
-    num_samples: int,
-    probability: float,
-    num_steps: int,
-    epsilon: float | None,
-    delta: float | None,
-) -> int:
-    """Returns the capacity, by default the smallest that the accounting allows."""
-    for name, value in (("epsilon", epsilon), ("delta", delta)):
-        rule = f"given: the capacity of {batching} depends on the budget"
-        _validate.require(value is not None, name, value, rule)
-    smallest = poisson_capacity(
-        num_samples,
-        probability,
-        num_steps=num_steps,
-        epsilon=cast(float, epsilon),
-        delta=cast(float, delta),
-    )
-    capacity = smallest if batching.capacity is None else batching.capacity
-    rule = (
-        f"at least {smallest}, or more records are dropped than the accounting allows"
-    )
-    _validate.require(capacity >= smallest, "capacity", capacity, rule)
-    return capacity
+def coins(key: Key, num_samples: int, probability: float) -> jax.Array:
+    """Draws for each record true with a probability, rounded down to 32 bits."""
+    threshold = int(probability * 2**32)  # of 32 random bits
+    if threshold == 2**32:
+        return jnp.ones(num_samples, bool)
+    return jax.random.bits(key, (num_samples,), "uint32") < jnp.uint32(threshold)
+
+
+def true_places(mask: jax.Array, size: int) -> jax.Array:
+    """Returns the indices of the first true entries; beyond the last, the length."""
+    return jnp.searchsorted(jnp.cumsum(mask), jnp.arange(1, size + 1)).astype(int)

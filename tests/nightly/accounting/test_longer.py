@@ -1,4 +1,4 @@
-"""Longer searches against perturbed objectives, and the density that they rest on."""
+"""Longer searches against costs and perturbed objectives, and what they rest on."""
 
 import math
 
@@ -11,6 +11,19 @@ import scipy.stats
 
 from dpjax import solvers
 from tests.privacy.accounting import test_perturbed_objectives as short
+from tests.unit.accounting.test_smooth import MECHANISMS, check_cost
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(
+    ("t", "s", "sigma"),
+    [
+        *((0.3, 0.05, 0.5), (0.05, 0.5, 0.5), (0.02, 0.2, 0.3)),
+        *((0.2, 0.5, 1.0), (1e-3, 1, 1)),
+    ],
+)
+def test_cost_covers_the_renyi_divergence(mechanism, t, s, sigma):
+    check_cost(mechanism, t, s, sigma)
 
 
 @pytest.mark.parametrize("is_printed", [False, True])
