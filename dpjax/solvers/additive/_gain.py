@@ -14,8 +14,7 @@ from dpjax._types import Key, Scalar
 from dpjax.estimators import Clipping
 from dpjax.solvers.linear._fit import row_norms
 from dpjax.solvers.linear._kind import Examples, ModelKind
-from dpjax.solvers.statistics._diameter import SetClipping
-from dpjax.solvers.statistics._noisy_mean import noisy_mean
+from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 
 # Of the budget: the moments of the tested functions and the size of what is averaged;

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from dpjax._types import Key, Scalar
 from dpjax.solvers.additive._knots import MOST_FINEST, STEP
 from dpjax.solvers.linear._kind import Examples
-from dpjax.solvers.statistics._diameter import SetClipping
-from dpjax.solvers.statistics._noisy_mean import noisy_mean
+from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean
 
 SHARE = 0.005  # of the budget
 # So few records beside zero that functions of them cost little where they gain nothing.

@@ -18,8 +18,7 @@ from dpjax._sums.exact import Unrounded
 from dpjax._types import Key, Scalar
 from dpjax.losses import LinearLoss
 from dpjax.mechanisms._additive import gaussian_of_padded
-from dpjax.solvers.linear._mean import mean_and_stddevs
-from dpjax.solvers.statistics._diameter import SetClipping
+from dpjax.solvers.statistics._noisy_mean import SetClipping, mean_and_stddevs
 from dpjax.solvers.statistics._noisy_quantile import magnitudes, noisy_quantile
 
 _MOST_SCALE = 3.0

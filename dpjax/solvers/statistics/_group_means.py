@@ -16,7 +16,6 @@ from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.estimators import Clipping
 from dpjax.solvers.statistics._bisection import median_and_bound
-from dpjax.solvers.statistics._diameter import SetClipping
 from dpjax.solvers.statistics._group_quantiles import noisy_quantiles_of_groups
 from dpjax.solvers.statistics._grouped_samples import Groups
 from dpjax.solvers.statistics._histogram import (
@@ -24,7 +23,7 @@ from dpjax.solvers.statistics._histogram import (
     count_errors,
     noisy_integers,
 )
-from dpjax.solvers.statistics._noisy_mean import noisy_mean
+from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean
 from dpjax.solvers.statistics._noisy_quantile import (
     SizeHistogram,
     noisy_size_histogram,
