@@ -20,8 +20,8 @@ from dpjax.solvers.linear._fit import fit, norms_of_rows, product, row_norms, wh
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.linear._scores import Params, Scores, released_scores
 from dpjax.solvers.statistics._basis import themselves
-from dpjax.solvers.statistics._bisection import noisy_bound, num_above
 from dpjax.solvers.statistics._moments import Whitening, noisy_second_moments
+from dpjax.solvers.statistics._noisy_quantile import noisy_bound, num_above
 from dpjax.solvers.training._curves import bounded
 from dpjax.solvers.training._loop import Execution
 

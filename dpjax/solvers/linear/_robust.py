@@ -14,8 +14,11 @@ from dpjax._types import Key, Scalar
 from dpjax.losses._residual_losses import Huber
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.statistics._basis import by_block
-from dpjax.solvers.statistics._bisection import noisy_median
-from dpjax.solvers.statistics._noisy_quantile import magnitudes, noisy_quantile
+from dpjax.solvers.statistics._noisy_quantile import (
+    magnitudes,
+    noisy_median,
+    noisy_quantile,
+)
 from dpjax.solvers.training._curves import LARGEST, bounded
 from dpjax.solvers.training._loop import Execution
 

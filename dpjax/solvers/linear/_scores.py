@@ -15,9 +15,9 @@ from dpjax.estimators._clipping import clip_to_norm
 from dpjax.solvers.linear._fit import row_norms
 from dpjax.solvers.linear._kind import ModelKind
 from dpjax.solvers.linear._steps import BlockClipping
-from dpjax.solvers.statistics._bisection import Excess, noisy_bound, noisy_excess
 from dpjax.solvers.statistics._moments import noisy_second_moments
 from dpjax.solvers.statistics._noisy_mean import noisy_mean
+from dpjax.solvers.statistics._noisy_quantile import Excess, noisy_bound, noisy_excess
 
 _LEVEL_SHARE = 0.15  # of the scores' budget, for the score of the intercept
 # Bounds of scores, in a number that few records exceed. That of the intercept is

@@ -13,6 +13,12 @@ from dpjax._sharding import AxisName
 from dpjax._sums.exact import Unrounded
 from dpjax._tree import register
 from dpjax._types import Key, PyTree, Scalar
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.estimators import Clipping, Estimator
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms._additive import padded
@@ -50,6 +56,21 @@ class SetClipping(Clipping):
 
 # The longest side of the triangle at c = 1 / sqrt(3), a little above `BESIDE_WEIGHT`.
 WEIGHTED = SetClipping(2 / math.sqrt(3), 1.0)
+
+
+def one_gaussian(
+    epsilon: float, delta: float, num_samples: int
+) -> tuple[float, PrivacyGuarantee]:
+    """Returns the multiplier and guarantee of Gaussian releases that share a budget.
+
+    Each takes a share s by the multiplier total / sqrt(s), and shares add up to 1.
+    """
+    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+    event = gaussian_event(multiplier)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
+    return multiplier, privacy
 
 
 def noisy_mean(

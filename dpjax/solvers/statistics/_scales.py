@@ -18,11 +18,10 @@ from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows
 from dpjax._sums.exact import Unrounded, two_sum
 from dpjax._types import ArrayLike, Key, Scalar
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.estimators import Clipping
 from dpjax.mechanisms._additive import gaussian_of_padded, padded
-from dpjax.solvers.statistics._noisy_mean import mean_and_stddevs
-from dpjax.solvers.statistics._ranks import checked_samples
+from dpjax.solvers.statistics._noisy_mean import mean_and_stddevs, one_gaussian
+from dpjax.solvers.statistics._quantile import checked_samples
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 
@@ -195,15 +194,11 @@ def dp_center_and_scale(
     check_budget(epsilon, delta)
     check_key_of_rows(key, samples)
     samples = checked_samples(samples, num_axes=2)
-    multiplier = noise_multiplier(epsilon, delta, num_steps=1)
+    multiplier, privacy = one_gaussian(epsilon, delta, len(samples))
     scales = _released(key, samples, None, multiplier)
-    num_samples, num_columns = samples.shape
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=gaussian_event(multiplier), num_samples=num_samples
-    )
     stats = {
         "is_known": scales.is_known,
-        "least_seen": least_seen(num_columns, Noise(multiplier)),
+        "least_seen": least_seen(samples.shape[1], Noise(multiplier)),
         "noise_multiplier": multiplier,
     }
     return Solution((scales.centers, scales.scales), privacy, stats)

@@ -12,7 +12,7 @@ from dpjax.solvers.additive import _gain, _rare
 from dpjax.solvers.linear._kind import Examples
 from dpjax.solvers.papers import _sparse_regression
 from dpjax.solvers.statistics import _group_means, _noisy_mean, _untuned_mean
-from dpjax.solvers.statistics._grouped_samples import Groups
+from dpjax.solvers.statistics._group_means import Groups
 
 
 def check_set(examples, estimator, attained):

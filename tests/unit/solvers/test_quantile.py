@@ -11,10 +11,13 @@ import scipy.stats
 
 from dpjax.accounting import selection_epsilon
 from dpjax.solvers import dp_quantile
-from dpjax.solvers.statistics import _ranks
-from dpjax.solvers.statistics._quantile import _WIDTH_EDGES, _preference, _width_scores
-from dpjax.solvers.statistics._ranks import EDGES as DEFAULT_EDGES
-from dpjax.solvers.statistics._ranks import rank_error_of
+from dpjax.solvers.statistics import _quantile
+from dpjax.solvers.statistics._quantile import (
+    _WIDTH_EDGES,
+    _preference,
+    _width_scores,
+)
+from dpjax.solvers.statistics._quantile import EDGES as DEFAULT_EDGES
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, -0.0, 0.5, 1.5, 2.5, 9.0]
 EDGES = jnp.array([0.0, 1.0, 2.0, 3.0])
@@ -27,7 +30,7 @@ def solve(samples, **changes):
 
 @jax.jit(static_argnums=1)
 def scores_of(samples, quantile):
-    return _ranks.scores_of(samples, EDGES, quantile)
+    return _quantile.scores_of(samples, EDGES, quantile)
 
 
 def from_counts(counts):
@@ -209,4 +212,5 @@ def test_choices_share_the_budget():
     assert (solution.privacy.epsilon, solution.privacy.delta) == (0.5, 0.0)
     assert "any one of the 50 records" in str(solution.privacy)
     one = selection_epsilon(0.5, 0.0, num_selections=2, mechanism="permute_and_flip")
-    assert solution.stats["rank_error"] == rank_error_of(one, len(DEFAULT_EDGES) - 1)
+    odds = (len(DEFAULT_EDGES) - 1) / 0.01
+    assert solution.stats["rank_error"] == pytest.approx(2 / one * math.log(odds))

@@ -20,7 +20,7 @@ from dpjax.accounting import (
     rho_to_epsilon,
 )
 from dpjax.solvers import dp_linear_model
-from dpjax.solvers.linear import _fit, _on_sample, _robust
+from dpjax.solvers.linear import _fit, _on_sample
 from dpjax.solvers.linear._kind import ModelKind, Shares
 from dpjax.solvers.linear._steps import BlockClipping
 from dpjax.solvers.statistics import _basis, _noisy_quantile
@@ -262,12 +262,12 @@ class TestNoisyMedian:
             stddevs.append(stddev)
             return value
 
-        monkeypatch.setattr(_robust, "gaussian", spy)
-        halved = _robust._halved.__wrapped__  # not traced, nor from a cache
-        monkeypatch.setattr(_robust, "_halved", halved)
+        monkeypatch.setattr(_noisy_quantile, "gaussian", spy)
+        inner = _noisy_quantile._median.__wrapped__  # not traced, nor from a cache
+        monkeypatch.setattr(_noisy_quantile, "_median", inner)
         values = jnp.asarray(np.random.default_rng(0).standard_cauchy(5_001) + 3)
         weights = jnp.ones(5_001).at[jnp.argsort(values)[:1_000]].set(0.0)
-        found = _robust.noisy_median(
+        found = _noisy_quantile.noisy_median(
             jax.random.key(0), values, weights, bound=10.0, noise_multiplier=3.0
         )
         median = jnp.median(values[weights > 0])
@@ -276,7 +276,7 @@ class TestNoisyMedian:
 
     def test_what_noise_hides_is_within_the_bound(self):
         arrays = jax.random.key(0), jnp.full(50, 1e9), jnp.ones(50)
-        found = _robust.noisy_median(*arrays, bound=2.0, noise_multiplier=1e6)
+        found = _noisy_quantile.noisy_median(*arrays, bound=2.0, noise_multiplier=1e6)
         assert -2 <= found <= 2
 
 
