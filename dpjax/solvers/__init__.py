@@ -4,7 +4,7 @@ Guarantees are for noise in real numbers: see `dpjax.mechanisms`. An argument ou
 range raises `ValueError`, before any computation on records.
 """
 
-from dpjax.solvers.additive._additive_model import dp_additive_model
+from dpjax.solvers.additive._model import dp_additive_model
 from dpjax.solvers.linear._model import dp_linear_model
 from dpjax.solvers.papers._frank_wolfe import dp_frank_wolfe
 from dpjax.solvers.papers._gradient_descent import (

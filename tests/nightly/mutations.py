@@ -594,7 +594,7 @@ FAULTS = [
         "_RECORDS = SetClipping(math.sqrt(5), math.sqrt(11 / 5))",
         "_RECORDS = SetClipping(math.sqrt(5), math.sqrt(8 / 5))",
         "tests/unit/solvers/linear/test_recalibration.py",
-        "near(dpjax.solvers.linear._recalibration._RECORDS.diameter, math.sqrt(11 / 5), 1e-6)",
+        "near(dpjax.solvers.linear._fit._RECORDS.diameter, math.sqrt(11 / 5), 1e-6)",
     ),
     Fault(
         "slopes of the recalibration are not clipped",
@@ -604,7 +604,7 @@ FAULTS = [
         "(lambda r: float(jnp.abs(r._records(losses.squared, r.Predictor(jnp.ones(2),"
         " jnp.zeros(()), jnp.full(2, 1e6), jnp.zeros(2), jnp.ones(2)),"
         " (jnp.float32(1), jnp.float32(1)))).max()) <= 1)("
-        "dpjax.solvers.linear._recalibration)",
+        "dpjax.solvers.linear._fit)",
     ),
     Fault(
         "blocks of a gradient are longer than their share",
@@ -701,7 +701,7 @@ FAULTS = [
         "slopes = slopes * (norm / jnp.maximum(row_norms(slopes), norm))[:, None]",
         "slopes = slopes * 1",
         "tests/unit/solvers/test_diameter.py",
-        "float(jnp.abs(dpjax.solvers.additive._gain._centered(None, jnp.full((4, 1), 1e6),"
+        "float(jnp.abs(dpjax.solvers.additive._choice._centered(None, jnp.full((4, 1), 1e6),"
         " jnp.float32(1), key, 1.0)).max()) < 1e3",
     ),
     # -- Statistics ------------------------------------------------------------------
