@@ -18,7 +18,7 @@ from dpjax import _files, _validate
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Dataset
 from dpjax.solvers import Solution
-from dpjax.solvers.additive._knots import FINE
+from dpjax.solvers.additive._curves import FINE
 from dpjax.solvers.training._curves import hats
 from dpjax.tables._default_delta import default_delta
 from dpjax.tables.cli._command_settings import ForecastSettings

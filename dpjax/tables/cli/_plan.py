@@ -9,7 +9,7 @@ from dpjax._rounding import difference_down
 from dpjax.accounting import Sampling, noise_multiplier
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
-from dpjax.solvers.additive._knots import knots_of
+from dpjax.solvers.additive._curves import knots_of
 from dpjax.tables._default_delta import default_delta
 from dpjax.tables.cli._losses import (
     AMOUNTS,
