@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 import dpjax
-from dpjax.tables.cli._command_settings import (
+from dpjax.tables.cli._options import command
+from dpjax.tables.cli._settings import (
     CheckSettings,
     DescribeSettings,
     ExportSettings,
@@ -20,11 +21,10 @@ from dpjax.tables.cli._command_settings import (
     PredictSettings,
     ReportSettings,
     SchemaSettings,
+    Settings,
     ShowLedgerSettings,
     ShowSettings,
 )
-from dpjax.tables.cli._options import command
-from dpjax.tables.cli._settings import Settings
 
 # Local variables hold private records: no traceback may show them.
 app = typer.Typer(
@@ -54,15 +54,15 @@ def main(
 # For each command: its name, its settings, and the module and function that run it.
 for name, settings, place in (
     ("train", Settings, "_train.train"),
-    ("schema", SchemaSettings, "_proposal.propose"),
+    ("schema", SchemaSettings, "_guesses.propose"),
     ("plan", ForecastSettings, "_forecast.forecast"),
     ("check", CheckSettings, "_check.check"),
     ("describe", DescribeSettings, "_describe.describe"),
-    ("predict", PredictSettings, "_saved.predict"),
-    ("export", ExportSettings, "_saved.export"),
-    ("show", ShowSettings, "_saved.show"),
-    ("report", ReportSettings, "_report_page.report"),
-    ("plot", PlotSettings, "_saved.plot"),
+    ("predict", PredictSettings, "_predict.predict"),
+    ("export", ExportSettings, "_report.export"),
+    ("show", ShowSettings, "_report.show"),
+    ("report", ReportSettings, "_report.report"),
+    ("plot", PlotSettings, "_report.plot"),
 ):
     app.command(name)(command(settings, place))
 ledger = typer.Typer(no_args_is_help=True, help="What all runs on a table may spend.")

@@ -5,7 +5,6 @@ number, text, time. The categories of its enumerations are not treated as public
 because they usually are those that occur in the records.
 """
 
-import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax.tables.cli._cells import count_texts
-from dpjax.tables.io._tables import Column, declared_kinds
+from dpjax import _files, _validate
+from dpjax.tables.cli._check import count_texts, remarks_on_lines, say_to_curator
+from dpjax.tables.cli._schema import FILL_IN, toml_key, toml_text
+from dpjax.tables.cli._settings import SchemaSettings, link_of
+from dpjax.tables.cli._terminal import end_stage, show_paths, terminal
+from dpjax.tables.io._tables import Column, column_names, declared_kinds, read_columns
 from dpjax.tables.io._texts import float32_of, is_mark
+from dpjax.tables.io._untrusted import printable
 from dpjax.tables.models._terms import Link
 
 _MOST_CATEGORIES = 30
-FILL_IN = "FILL IN"  # the placeholder for categories that are not guessed
 
 
 class Guess(NamedTuple):
@@ -44,7 +47,7 @@ class Guess(NamedTuple):
 
 
 _NAMES_A_RECORD = Guess(left_out="tells records apart")
-HAS_TIMES = Guess(left_out="holds times or dates")
+_HAS_TIMES = Guess(left_out="holds times or dates")
 _IS_INDEX = Guess(left_out="is an index without a name")
 _IS_CATEGORY = Guess(categories=())
 _IS_CODE = Guess(left_out="has too many categories")
@@ -53,7 +56,7 @@ _IS_CODE = Guess(left_out="has too many categories")
 _WORDS: dict[str, Guess] = {
     "id ids uuid guid key index name surname firstname lastname email mail phone "
     "telephone ssn address street iban account": _NAMES_A_RECORD,
-    "date datetime timestamp dob birthday": HAS_TIMES,
+    "date datetime timestamp dob birthday": _HAS_TIMES,
     "zip zipcode postcode postal": _IS_CODE,
     "exposure exposures expo": Guess(1, 1, is_exposure=True),
     "is has flag indicator": Guess(0.5, 0.5),
@@ -89,14 +92,14 @@ def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
         guess = guesses[name]
         is_named = bool(guess.left_out)
         if kind == "time":
-            guesses[name] = HAS_TIMES
+            guesses[name] = _HAS_TIMES
         elif kind == "nested":
             guesses[name] = Guess(left_out="holds lists or records")
         elif kind == "truth":
             guesses[name] = Guess(categories=("true",))
         elif kind == "text" and not is_named:
             guesses[name] = _IS_CATEGORY
-        elif kind == "number" and (guess.categories is not None or guess == HAS_TIMES):
+        elif kind == "number" and (guess.categories is not None or guess == _HAS_TIMES):
             guesses[name] = Guess()
     return guesses
 
@@ -238,12 +241,58 @@ def _positive(guess: Guess) -> str:
     return f"positive = {toml_text(label)}  # counts as +1, anything else as -1\n"
 
 
-def toml_key(name: str) -> str:
-    """Returns a name as a key in the title of a TOML section."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_text(name)
-
-
-def toml_text(text: str) -> str:
-    """Returns a text in quotes, as in JSON but for some control characters."""
-    quoted = json.dumps(text, ensure_ascii=False)
-    return re.sub("[\x7f-\x9f]", lambda one: f"\\u{ord(one[0]):04x}", quoted)
+def propose(settings: SchemaSettings) -> None:
+    """Prints or writes a schema to correct."""
+    path, target, output = Path(settings.source), settings.target, settings.output
+    if output is not None:
+        _files.check_file("--output", output, suffix=".toml")
+        rule = "a new file; this one is there, perhaps corrected by hand"
+        _validate.require(not output.exists(), "--output", str(output), rule)
+    text_format = settings.text_format
+    names = column_names(path, text_format)
+    if len(names) == 1:
+        terminal(stderr=True).print(
+            f"Warning: the only column is {printable(names[0])!r}. If this is a title "
+            "above the header, --skip-lines 1 leaves it out.",
+            style="yellow",
+            soft_wrap=True,
+        )
+    rule = f"a column of {names}"
+    _validate.require(target is None or target in names, "--target", target, rule)
+    guesses = guess_names(path, names)
+    how = "the names alone"
+    if settings.from_data:
+        # A name says that these are times; numbers are measured all the same.
+        times = {name for name, guess in guesses.items() if guess == _HAS_TIMES}
+        times -= set(declared_kinds(path))
+        open_names = [
+            name
+            for name, guess in guesses.items()
+            if (name in times or not guess.left_out)
+            and (name == target or not guess.is_exposure)
+        ]
+        say_to_curator(terminal(stderr=True), remarks_on_lines(path, text_format))
+        columns = {}
+        if open_names:
+            columns = read_columns(path, open_names, text_format=text_format)
+        seen = {name: guess_cells(column) for name, column in columns.items()}
+        for name in times & {name for name in seen if seen[name].center is None}:
+            del seen[name]
+        guesses |= seen
+        how = "THE RECORDS, which no guarantee covers"
+        terminal(stderr=True).print(
+            "Warning: the guesses of --from-data depend on the records, and the "
+            "guarantee of a model that uses them does not cover that. Use them for "
+            "public data, or replace them by what you knew before.",
+            style="yellow",
+        )
+    link = link_of(settings.loss) if settings.loss else None
+    text = schema_text(
+        guesses, target=target, how=how, link=link, is_quoted=text_format.quoted
+    )
+    if output is None:
+        end_stage()
+        print(text)
+    else:
+        _files.write_whole(output, f"{text}\n".encode(), name="--output")
+        show_paths(terminal(), [output])

@@ -26,8 +26,8 @@ from dpjax._rounding import claim, rounded_down, rounded_up
 from dpjax._types import NeighboringRelation
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_epsilon
 from dpjax.accounting._filter import Spending
-from dpjax.tables.cli._command_settings import OpenLedgerSettings, ShowLedgerSettings
-from dpjax.tables.cli._guesses import toml_text
+from dpjax.tables.cli._schema import toml_text
+from dpjax.tables.cli._settings import OpenLedgerSettings, ShowLedgerSettings
 from dpjax.tables.cli._terminal import show_paths, terminal
 from dpjax.tables.io._untrusted import number, of_type, toml_content
 

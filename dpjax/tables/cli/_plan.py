@@ -1,25 +1,26 @@
-"""A fully specified training run, from settings and public facts."""
+"""A training run's model, from options and public facts alone."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dpjax import _validate
-from dpjax._rounding import difference_down
+from dpjax import _validate, losses
 from dpjax.accounting import noise_multiplier
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
+from dpjax.losses._named import named
 from dpjax.solvers.additive._knots import knots_of
-from dpjax.tables._default_delta import default_delta
-from dpjax.tables.cli._losses import (
+from dpjax.tables.cli._settings import (
     AMOUNTS,
     FOR_AMOUNTS,
     FOR_NUMBERS,
     LossName,
-    loss_of,
+    Settings,
 )
-from dpjax.tables.cli._settings import Settings
 from dpjax.tables.models._params import bending_features
+
+_TWEEDIE = 1.5  # by default, halfway between counts and amounts
 
 
 class Budget(NamedTuple):
@@ -31,12 +32,12 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A fully specified run; every entry is public.
+    """A fully specified training; every entry is public.
 
     Attributes:
         loss: name of the loss.
         power: of the Tweedie loss; None for its default.
-        budget: privacy of the training.
+        budget: privacy of the training, for a record.
         arguments: of the solver; with `smooth` among them, the model is additive.
     """
 
@@ -47,14 +48,27 @@ class Plan:
 
     @property
     def loss_fn(self) -> LinearLoss:
-        """The loss."""
-        return loss_of(self.loss, self.power)
+        """The loss, of targets in units of their scale."""
+        return (
+            _losses()[self.loss] if self.power is None else losses.log_link(self.power)
+        )
 
     @property
     def method(self) -> str:
         """The name of the private model."""
-        is_additive = self.arguments.get("smooth")
-        return "DP additive model" if is_additive else "DP linear model"
+        return f"DP {'additive' if self.arguments.get('smooth') else 'linear'} model"
+
+
+@functools.cache
+def _losses() -> dict[LossName, LinearLoss]:
+    return {
+        "logistic": losses.logistic,
+        "squared": losses.squared,
+        "huber": named("huber"),  # the linear model releases its threshold
+        "poisson": losses.log_link(1.0),
+        "gamma": losses.log_link(2.0),
+        "tweedie": losses.log_link(_TWEEDIE),
+    }
 
 
 def find_loss(settings: Settings, *, is_classification: bool | None = None) -> LossName:
@@ -70,30 +84,10 @@ def find_loss(settings: Settings, *, is_classification: bool | None = None) -> L
     return "logistic" if is_classification else "squared"
 
 
-def split_budget(settings: Settings, num_samples: int) -> tuple[Budget, Budget]:
-    """Splits the budget into that of centers and scales, and that of the training.
+def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
+    """Returns the plan, with defaults that depend on public sizes alone.
 
-    Raises:
-        ValueError: If there is no delta for a single record.
-    """
-    delta = settings.delta
-    if delta is None:
-        # Of one record it would be 1, and a half is left to who asks for it.
-        rule = "given with a single record, of which n^-1.1 is 1"
-        _validate.require(num_samples > 1, "--delta", None, rule)
-        delta = default_delta(num_samples)
-    share = settings.private_ranges or 0.0
-    ranges = Budget(share * settings.epsilon, share * delta)
-    return ranges, Budget(
-        difference_down(settings.epsilon, ranges.epsilon),
-        difference_down(delta, ranges.delta),
-    )
-
-
-def make_plan(settings: Settings, data: Dataset) -> Plan:
-    """Returns the run, with defaults that depend on public sizes alone.
-
-    Only the task, the name and the shapes of the data are used, never its values.
+    Only the task, the name, the schema and the shapes of the data are used.
 
     Raises:
         ValueError: If an option does not go with the facts or the task.
@@ -106,7 +100,6 @@ def make_plan(settings: Settings, data: Dataset) -> Plan:
     is_fine = not is_classification or loss not in FOR_AMOUNTS
     _validate.require(is_fine, "--loss", loss, rule)
     num_samples, num_features = data.features.shape
-    _, budget = split_budget(settings, num_samples)
     arguments: dict[str, Any] = {}
     if settings.intervals:
         rule = "left out where there is no column"
@@ -114,10 +107,11 @@ def make_plan(settings: Settings, data: Dataset) -> Plan:
         arguments["intervals"] = True
     if settings.max_features is not None:
         arguments["max_features"] = settings.max_features
+    plan = Plan(loss=loss, power=settings.power, budget=budget, arguments=arguments)
     if settings.may_bend:
         bending = list(bending_features(data.schema))
         multiplier = noise_multiplier(*budget, num_steps=1)
         sizes = num_samples, num_features, len(bending)
-        if knots_of(loss_of(loss, settings.power), *sizes, multiplier):
+        if knots_of(plan.loss_fn, *sizes, multiplier):
             arguments["smooth"] = bending
-    return Plan(loss=loss, power=settings.power, budget=budget, arguments=arguments)
+    return plan

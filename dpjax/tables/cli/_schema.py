@@ -27,19 +27,24 @@ costs privacy. `--private-ranges` does so for each section that is left empty.
 """
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpjax import _validate
-from dpjax.tables.cli._guesses import toml_key
-from dpjax.tables.cli._losses import AMOUNTS
+from dpjax.tables.cli._settings import AMOUNTS
 from dpjax.tables.columns._bounded_column import BoundedColumn
 from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.io._tables import column_names
+from dpjax.tables.io._texts import PLAIN, TextFormat
 from dpjax.tables.io._untrusted import toml_content
 from dpjax.tables.models._terms import Link
 
+FILL_IN = "FILL IN"  # the placeholder for categories that are not guessed
+Kind = Numeric | Categorical | BoundedColumn | None  # None: of an open range
 _NUMERIC = {"center", "scale"}
 _BOUNDED = {"exposure", "weight"}
 
@@ -127,6 +132,56 @@ def for_largest(kind: Numeric, exposure: BoundedColumn | None) -> Numeric:
     return dataclasses.replace(kind, scale=kind.scale * largest)
 
 
+def declared_columns(
+    path: Path, *, schema: Path, target: str | None, text_format: TextFormat = PLAIN
+) -> tuple[dict[str, Kind], str | None]:
+    """Returns how each column is declared, whatever the task, and the target's name.
+
+    Raises:
+        ValueError: as `read_table`; no record is looked at.
+    """
+    names = column_names(path, text_format)
+    check_target(target, names)
+    declared = read_schema(schema, link=None, allows_empty=True)
+    target = check_columns(declared, target, path, names)
+    kinds: dict[str, Kind] = {**declared.columns, **declared.bounded}
+    if target is not None:
+        kinds[target] = declared.target
+    return kinds, target
+
+
+def check_target(target: str | None, names: list[str]) -> None:
+    is_fine = target is None or target in names
+    _validate.require(is_fine, "--target", target, f"a column of {names}")
+
+
+def check_columns(
+    declared: Schema, target: str | None, path: Path, names: list[str]
+) -> str | None:
+    """Returns the name of the target, and checks that the file has what is declared."""
+    unknown = [
+        name for name in (*declared.columns, *declared.bounded) if name not in names
+    ]
+    _validate.require(
+        not unknown, "--schema", unknown, f"made of columns of {path.name} ({names})"
+    )
+    stated = declared.target_column
+    if stated is not None:
+        rule = f"made of columns of {path.name} ({names})"
+        _validate.require(stated in names, "--schema", stated, rule)
+        rule = f"left out, or {stated!r}, as column in [target] of the schema says"
+        _validate.require(target in (None, stated), "--target", target, rule)
+    target = target or stated
+    rule = "a column that is no feature: [columns] of the schema names it"
+    _validate.require(target not in declared.columns, "--target", target, rule)
+    both = [x.column for x in (declared.exposure, declared.weight) if x]
+    used = [*declared.columns, target, *both]
+    twice = [name for name in both if used.count(name) > 1]
+    rule = "made of columns that have one use each: as a feature, target, exposure or"
+    _validate.require(not twice, "--schema", twice, f"{rule} weight")
+    return target
+
+
 def _require(is_fine: bool, value: Any, rule: str) -> None:
     _validate.require(is_fine, "--schema", value, rule)
 
@@ -208,3 +263,14 @@ def _is_category(value: Any) -> bool:
 
 def _label(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def toml_key(name: str) -> str:
+    """Returns a name as a key in the title of a TOML section."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_text(name)
+
+
+def toml_text(text: str) -> str:
+    """Returns a text in quotes, as in JSON but for some control characters."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f]", lambda one: f"\\u{ord(one[0]):04x}", quoted)

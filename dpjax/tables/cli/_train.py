@@ -1,4 +1,4 @@
-"""`dpjax train`, from the options to the files: loads, runs, writes and shows."""
+"""`dpjax train`: reads, plans and prices once, charges, fits, writes and shows."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,25 +8,24 @@ import jax
 from dpjax import _validate, datasets
 from dpjax._types import Key
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.tables.cli import _display, _report
 from dpjax.tables.cli._check import warn_curator
 from dpjax.tables.cli._evaluation import evaluate
-from dpjax.tables.cli._losses import link_of
+from dpjax.tables.cli._fit import compare, train_private
 from dpjax.tables.cli._options import flag
-from dpjax.tables.cli._plan import find_loss
-from dpjax.tables.cli._ranges import charge
-from dpjax.tables.cli._release import Release, begin, uninterrupted
-from dpjax.tables.cli._runs import (
-    Run,
-    Scores,
-    score_run,
-    train_baselines,
-    train_private,
+from dpjax.tables.cli._outputs import (
+    MODEL,
+    REPORT,
+    Trained,
+    files,
+    show,
+    warn_of_weakness,
 )
-from dpjax.tables.cli._sample import Draw
-from dpjax.tables.cli._settings import Settings, public_name
-from dpjax.tables.cli._sources import Table, encode_table, read_table
-from dpjax.tables.cli._spending import on_sample, planned, spend, with_ranges
+from dpjax.tables.cli._plan import find_loss
+from dpjax.tables.cli._ranges import release_ranges
+from dpjax.tables.cli._release import begin
+from dpjax.tables.cli._run import charge, plan_training
+from dpjax.tables.cli._settings import Settings, link_of, public_name
+from dpjax.tables.cli._sources import Draw, Table, encode_table, read_table
 from dpjax.tables.cli._terminal import progress_bars, show_paths, stage, terminal
 from dpjax.tables.cli._units import RECORDS_PER_UNIT, read_names
 from dpjax.tables.models._params import bending_features
@@ -44,89 +43,60 @@ def train(settings: Settings) -> None:
     It is refused with other options or records, which tells the curator of them,
     outside the guarantee.
 
-    With --ledger a run is priced by the number of records alone, and refused or entered
-    before a value of them is used.
+    With --ledger a run is refused or entered before a value of a record is used.
     """
-    release = begin(settings, _report.NAMES)
+    release = begin(settings, [MODEL, REPORT])
     keys = jax.random.split(release.key, 5)
     key, baseline_key, ranges_key, test_key, sample_key = keys
-    name = public_name(settings.source)
-    is_public = name is not None
-    ranges = table = units = sampled = entry = None
-    spent = {}
+    name, ranges, schema, entry = public_name(settings.source), None, None, None
     if name is not None:
         data = load_public(name, settings)
-        release = release.bound(settings, None)
+        release, run = release.bound(settings, None), plan_training(settings, data)
     else:
         stage(f"Reading {settings.source}")
         table = read_private(settings, sample_key)
-        release = release.bound(settings, table)
-        settings, sampled = on_sample(settings, table)
-        units = table.units
-        spent, entry = spend(settings, table, release.run_folder)
+        release, run = release.bound(settings, table), plan_training(settings, table)
+        entry = charge(run, release.run_folder)
         warn_of_cells(table, settings)
         stage("Preparing the columns")
-        table, ranges = with_ranges(settings, table, key=ranges_key)
-        data = encode_table(table)
-        table = table.blank()  # its cells take more memory than what trains
-    plan = planned(settings, data, table)
-
+        if run.ranges is not None:
+            how = {"is_centered": link_of(settings.loss) != "log", "key": ranges_key}
+            how["may_bend"] = settings.may_bend
+            ranges = release_ranges(run.ranges, table, **how)
+            table = table.with_ranges(ranges.columns)
+        data, schema = encode_table(table), table.schema
+        del table  # its cells take more memory than what trains
+    plan = run.plan
+    assert plan is not None
     # Standard output holds the results; progress and warnings go beside it.
-    console, messages = terminal(), terminal(stderr=True)
-    _display.warn_of_weakness(messages, ranges)
-
-    scored: list[tuple[Run, Scores]] = []
+    messages = terminal(stderr=True)
+    warn_of_weakness(messages, ranges)
+    scores = evaluation = None
     with progress_bars(messages) as on_step:
         with release.recorded():
             given = {"on_step": on_step, "run_folder": release.run_folder}
-            private = train_private(plan, data, key=key, **given)
-        private = charge(private.for_units(units), ranges)
-        evaluation = None
-        released = {"training": private.solution.privacy}
-        if table is not None and settings.holdout is not None:
+            solution = train_private(plan, data, key=key, **given)
+        if schema is not None and settings.holdout is not None:
             on_step("Evaluation", 0, 1)
-            evaluation = evaluate(
-                plan, data, private, table.schema.target, key=test_key, units=units
-            )
+            kind, own = schema.target, run.parts["evaluation"]
+            evaluation = evaluate(plan, data, solution, own, kind, key=test_key)
             on_step("Evaluation", 1, 1)
-            released["evaluation"] = evaluation.privacy
-            private = evaluation.joined(private, len(table.is_test), units)
-        if table is not None:
-            released = {k: table.protected(x) for k, x in released.items()}
-            private = private.stated(table.protected)
-            ranges, evaluation = map(table.restated, (ranges, evaluation))
-        if spent and spent != released:
-            raise RuntimeError("The run's guarantee is not what its ledger says.")
-        if is_public:
-            runs = train_baselines(plan, data, key=baseline_key, on_step=on_step)
-            runs.append(private)
-            scored = [(run, score_run(plan, data, run)) for run in runs]
-
-    more = {
-        "unit": units and units.report(),
-        "evaluation": evaluation and evaluation.report(),
-        "sample": sampled,
-        "ledger_entry": entry,
-    }
-    files = _report.files_of(
-        *(plan, data, private, scored, ranges, table, more),
-        is_public=is_public,
-        noise_key=release.noise_key,
+        if run.table is None:
+            scores = compare(plan, data, solution, key=baseline_key, on_step=on_step)
+    trained = Trained(
+        run=run,
+        data=data,
+        solution=solution,
+        schema=schema,
+        ranges=ranges,
+        evaluation=evaluation,
+        scores=scores,
+        entry=entry,
     )
-    write_release(release, files)
-    _display.show(console, plan, data, private, scored, ranges, units=units)
-    if table is not None and table.schema.weight is None and units is None:
-        stats = private.solution.stats
-        _display.say_targets_are_missing(console, stats, len(data.features))
-    if units is not None:
-        console.print(units.public)
-    if sampled is not None:
-        _display.show_sample(console, sampled)
-    if evaluation is not None:
-        _display.show_evaluation(console, evaluation)
-    elif not scored:
-        _display.say_nothing_is_tested(console)
-    show_paths(console, [release.folder / name for name in files])
+    release.write(files(trained.model(), trained.report(release.noise_key)))
+    console = terminal()
+    show(console, trained)
+    show_paths(console, [release.folder / name for name in (MODEL, REPORT)])
 
 
 def load_public(name: str, settings: Settings) -> Dataset:
@@ -188,7 +158,8 @@ def read_private(settings: Settings, key: Key) -> Table:
 
 def warn_of_cells(table: Table, settings: Settings) -> None:
     """Warns the curator of columns that can hardly be used; stops if that is asked."""
-    if warn_curator(terminal(stderr=True), table) and settings.strict:
+    console, cells = terminal(stderr=True), table.columns
+    if warn_curator(console, table.schema, table.target, cells) and settings.strict:
         nothing = "nothing was written"
         if settings.ledger is None:
             nothing = "nothing was spent or written"
@@ -196,13 +167,3 @@ def warn_of_cells(table: Table, settings: Settings) -> None:
             f"--strict stopped the run before training: {nothing}. That it stopped "
             "reveals something about the records' values."
         )
-
-
-def write_release(release: Release, files: Mapping[str, bytes]) -> None:
-    """Writes what was paid for, before anything else can fail.
-
-    Its key goes before it appears: a release whose key is left could be made again, of
-    other records with the same noise. A kill between the two loses the run.
-    """
-    with uninterrupted():
-        _report.write(release.folder, files, release.remove_kept)

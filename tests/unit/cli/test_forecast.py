@@ -8,11 +8,9 @@ import pytest
 
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
-from dpjax.tables.cli._command_settings import ForecastSettings
-from dpjax.tables.cli._forecast import _Made
-from dpjax.tables.cli._forecast_page import Outcome
-from dpjax.tables.cli._made_records import NUM_TEST, made_records
+from dpjax.tables.cli._forecast import NUM_TEST, Outcome, _Made, made_records
 from dpjax.tables.cli._schema import Schema, read_schema
+from dpjax.tables.cli._settings import ForecastSettings
 from tests.unit.cli.command import done, invoke, refusals
 
 NOTHING = PrivacyGuarantee.non_private()

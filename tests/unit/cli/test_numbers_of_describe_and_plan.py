@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 from dpjax.datasets import Categorical, Numeric
-from dpjax.tables.cli._made_records import made_records
+from dpjax.tables.cli._forecast import made_records
 from dpjax.tables.cli._schema import read_schema
 
 NUM, EXACT = 4_000, 1e6
