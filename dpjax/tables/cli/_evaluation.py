@@ -10,7 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.datasets import Dataset
 from dpjax.solvers import Solution
 from dpjax.tables.cli._fit import predictions_of
@@ -64,7 +69,8 @@ def evaluation_privacy(
     It uses one record of a unit, so that a unit costs what a record does.
     """
     budget = training.epsilon, training.delta
-    event = gaussian_event(noise_multiplier(*budget, num_steps=2), num_steps=2)
+    releases = Sampling(num_steps=2)
+    event = gaussian_event(noise_multiplier(*budget, releases), releases)
     return PrivacyGuarantee.of(
         *budget, dp_event=event, num_samples=num_samples, unit=unit
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dpjax import _validate, losses
-from dpjax.accounting import noise_multiplier
+from dpjax.accounting import Sampling, noise_multiplier
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
 from dpjax.losses._named import named
@@ -110,7 +110,7 @@ def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
     plan = Plan(loss=loss, power=settings.power, budget=budget, arguments=arguments)
     if settings.may_bend:
         bending = list(bending_features(data.schema))
-        multiplier = noise_multiplier(*budget, num_steps=1)
+        multiplier = noise_multiplier(*budget, Sampling(num_steps=1))
         sizes = num_samples, num_features, len(bending)
         if knots_of(plan.loss_fn, *sizes, multiplier):
             arguments["smooth"] = bending

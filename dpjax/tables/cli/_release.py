@@ -61,7 +61,7 @@ class RunFolder(NamedTuple):
         shown, is_link = str(self.path), self.path.is_symlink()
         rule = "a folder, no link to one, since it is removed in the end"
         _validate.require(not is_link, "--checkpoint", shown, rule)
-        is_fine = _validate.can_be_folder(self.path)
+        is_fine = _files.can_be_folder(self.path)
         is_fine = is_fine and (not self.path.exists() or self._is_of_a_run())
         rule = "a folder of a run that was stopped, an empty or a new one, that can be "
         _validate.require(is_fine, "--checkpoint", shown, f"{rule}written to")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpjax import _files
+from dpjax.tables.cli._release import _files
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._sources import Table
 from tests.unit.cli.command import done, invoke, refused, tree
