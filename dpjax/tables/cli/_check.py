@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table as Rows
+from rich.table import Table
 
 from dpjax.tables.cli._schema import FILL_IN, Kind, Schema, declared_columns
 from dpjax.tables.cli._settings import CheckSettings
-from dpjax.tables.cli._terminal import terminal
+from dpjax.tables.cli._terminal import table_of, terminal
 from dpjax.tables.columns._bounded_column import BoundedColumn
 from dpjax.tables.columns._encoding import Categorical, Numeric
 from dpjax.tables.io._tables import Column, read_columns, surveys
@@ -108,8 +108,16 @@ def check(settings: CheckSettings) -> None:
     console.print(_rows(kinds, cells, target))
     if target is None:
         console.print("No target was checked: --target names it.")
-    else:
-        _print_labels(console, columns[target], target, kinds[target])
+    elif labels := getattr(kinds[target], "categories", ()):
+        counts = count_texts(columns[target])
+        shares = [
+            f"{label!r} {_percent(count, counts.total())}"
+            for label, count in counts.most_common(_MOST_LABELS)
+        ]
+        more = len(counts) - len(shares)
+        shares += [f"and {more:,} others"] if more > 0 else []
+        shown = f"Labels of {target}: {', '.join(shares)}."
+        console.print(f"{shown} {labels[0]!r} counts as +1.")
     messages = [*remarks_on_lines(path, text_format)]
     messages += [*_findings(kinds, cells, target), *_remarks(kinds, cells, target)]
     for text in messages or ["Nearly every column can be used."]:
@@ -135,13 +143,10 @@ def _findings(
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == _TEMPLATE for kind in numeric)
     for name, kind in kinds.items():
-        counts = cells[name]
-        if isinstance(kind, Categorical):
-            text = _unmatched(kind, counts, is_target=name == target)
-        elif isinstance(kind, BoundedColumn):
-            text = _of_amounts(kind, counts)
+        if kind is not None and kind.categories:
+            text = _unmatched(kind.categories, cells[name], is_target=name == target)
         else:
-            text = _of_numbers(kind, counts, is_template=is_template)
+            text = _unread(kind, cells[name], is_template=is_template)
         if text:
             yield f"{'target' if name == target else 'column'} {name!r}: {text}"
 
@@ -170,61 +175,54 @@ def _remarks(
             )
 
 
-def _unmatched(kind: Categorical, cells: Cells, *, is_target: bool) -> str:
-    share = cells.used / max(cells.total, 1)
+def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
+    share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
     if is_target:
         if _TOO_FEW_LABELS < share < 1 - _TOO_FEW_LABELS:
             return ""
         return (
-            f"{cells.of_all(cells.used)} cells are the schema's positive, "
-            f"{kind.categories[0]!r}; it must be written as in the file."
+            f"{used} cells are the schema's positive, {labels[0]!r}; it must be "
+            "written as in the file."
         )
-    if kind.categories == (FILL_IN,):
+    if labels == (FILL_IN,):
         return "its categories are still to be listed in the schema."
     if share > _NEARLY_NONE:
         return ""
-    listed = ", ".join(map(repr, kind.categories[:5]))
     more = f", others are such as {cells.example!r}" if cells.example else ""
     return (
-        f"{cells.of_all(cells.used)} cells match one of the schema's categories "
-        f"({listed}){more}; categories must be written as in the file."
+        f"{used} cells match one of the schema's categories "
+        f"({', '.join(map(repr, labels[:5]))}){more}; categories must be written as in "
+        "the file."
     )
 
 
-def _of_numbers(kind: Numeric | None, cells: Cells, *, is_template: bool) -> str:
+def _unread(
+    kind: Numeric | BoundedColumn | None, cells: Cells, *, is_template: bool
+) -> str:
+    is_amount = isinstance(kind, BoundedColumn)
     if cells.used <= _NEARLY_NONE * cells.total:
         looks = f"; most are {cells.looks}" if cells.looks else ""
-        return f"{cells.of_all(cells.used)} cells hold a number{looks}."
-    far = cells.far / cells.used
-    if kind is None or far <= (_FAR_IN_A_TEMPLATE if is_template else 1 - _NEARLY_NONE):
+        number = "a number from zero on" if is_amount else "a number"
+        return f"{cells.of_all(cells.used)} cells hold {number}{looks}."
+    is_strict = is_amount or is_template
+    most = _FAR_IN_A_TEMPLATE if is_strict else 1 - _NEARLY_NONE
+    if kind is None or cells.far <= most * cells.used:
         return ""
+    far = cells.of_all(cells.far)
+    if is_amount:
+        return f"{far} cells lie above the schema's max, {kind.max:g}, and count as it."
     template = ", as in the template" if is_template else ""
     return (
-        f"{cells.of_all(cells.far)} cells lie beyond five scales of the center: the "
-        f"schema says center {kind.center:g} and scale {kind.scale:g}{template}. Say a "
-        "usual value, and a usual distance from it."
+        f"{far} cells lie beyond five scales of the center: the schema says center "
+        f"{kind.center:g} and scale {kind.scale:g}{template}. Say a usual value, and a "
+        "usual distance from it."
     )
-
-
-def _of_amounts(kind: BoundedColumn, cells: Cells) -> str:
-    if cells.used <= _NEARLY_NONE * cells.total:
-        looks = f"; most are {cells.looks}" if cells.looks else ""
-        return f"{cells.of_all(cells.used)} cells hold a number from zero on{looks}."
-    if cells.far <= _FAR_IN_A_TEMPLATE * cells.used:
-        return ""
-    count = cells.of_all(cells.far)
-    return f"{count} cells lie above the schema's max, {kind.max:g}, and count as it."
 
 
 def _rows(
     kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
-) -> Rows:
-    rows = Rows()
-    rows.add_column("column", overflow="fold")
-    rows.add_column("declared as", overflow="fold")
-    for title in ("missing", "not read", "beyond 5 scales"):
-        rows.add_column(title, justify="right")
-    rows.add_column("look", overflow="fold")
+) -> Table:
+    lines, right = [], ["missing", "not read", "beyond 5 scales"]
     for name, kind in kinds.items():
         counts = cells[name]
         missing, unread, far = (
@@ -249,23 +247,8 @@ def _rows(
             look = ", ".join(
                 filter(None, [f"reference level {counts.level!r} ({share})", look])
             )
-        rows.add_row(name, text, missing, unread, far, look)
-    return rows
-
-
-def _print_labels(console: Console, column: Column, target: str, kind: Kind) -> None:
-    if kind is None or not kind.categories:
-        return
-    labels = count_texts(column)
-    shares = [
-        f"{label!r} {_percent(count, len(column))}"
-        for label, count in labels.most_common(_MOST_LABELS)
-    ]
-    more = len(labels) - len(shares)
-    shares += [f"and {more:,} others"] if more > 0 else []
-    console.print(
-        f"Labels of {target}: {', '.join(shares)}. {kind.categories[0]!r} counts as +1."
-    )
+        lines.append([name, text, missing, unread, far, look])
+    return table_of(["column", "declared as", *right, "look"], lines, right)
 
 
 def _percent(count: int, total: int) -> str:
@@ -294,7 +277,15 @@ def count_cells(
         far = int(np.sum(known[is_used] > np.float32(kind.max)))
     elif kind is not None:
         far = int(np.sum(np.abs(known[is_used] - kind.center) > _FAR * kind.scale))
-    return cells._replace(far=far, looks=_looks(texts))
+    looks: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for text, count in texts.items():
+        look = _look(text)
+        looks[look] += count
+        examples.setdefault(look, text)
+    look = looks.most_common(1)[0][0] if looks else ""
+    shown = f"like {examples[look][:_LONGEST]} ({look})" if look else ""
+    return cells._replace(far=far, looks=shown)
 
 
 def count_texts(column: Column) -> Counter[str]:
@@ -317,18 +308,6 @@ def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
         level=common[0],
         example=common[1] if len(common) > 1 else "",
     )
-
-
-def _looks(texts: Mapping[str, int]) -> str:
-    """Returns an example of the commonest format, and the options that read it."""
-    looks: Counter[str] = Counter()
-    examples: dict[str, str] = {}
-    for text, count in texts.items():
-        look = _look(text)
-        looks[look] += count
-        examples.setdefault(look, text)
-    (look, _), *_ = looks.most_common(1) or [("", 0)]
-    return f"like {examples[look][:_LONGEST]} ({look})" if look else ""
 
 
 def say_to_curator(console: Console, texts: Iterable[str]) -> bool:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.table import Table as Rows
 
 import dpjax
 from dpjax import _store, _validate
@@ -21,9 +19,8 @@ from dpjax.tables.cli._release import begin
 from dpjax.tables.cli._run import charge, plan_description
 from dpjax.tables.cli._schema import Schema, declared_columns
 from dpjax.tables.cli._settings import DescribeSettings
-from dpjax.tables.cli._sources import Draw, Table, default_size
-from dpjax.tables.cli._terminal import show_paths, stage, terminal
-from dpjax.tables.cli._units import RECORDS_PER_UNIT, check_unit
+from dpjax.tables.cli._sources import Draw, Table, default_size, read_records
+from dpjax.tables.cli._terminal import show_paths, stage, table_of, terminal
 from dpjax.tables.columns._bounded_column import BoundedColumn
 from dpjax.tables.columns._encoding import Numeric
 from dpjax.tables.describe._description import Description
@@ -84,7 +81,10 @@ def describe(settings: DescribeSettings) -> None:
         content["sample"] = run.sample
     begun.write(_contents(description, content, is_dark=settings.dark))
     console = terminal()
-    _show(console, description)
+    for head, lines in description.tables():
+        console.print(table_of(head, lines))
+    console.print(description.reading)
+    console.print(f"Privacy: {description.privacy.description}")
     show_units_and_sample(console, run)
     show_paths(console, [begun.folder / name for name in _NAMES])
 
@@ -108,22 +108,15 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
     is_fine = settings.by is None or settings.by in kinds
     _validate.require(is_fine, "--by", settings.by, rule)
     check(kinds, settings.by)
-    unit, size = settings.unit, settings.max_records
-    check_unit(unit, column_names(source, text_format), kinds)
-    each = 1 if unit is None else settings.records_per_unit or RECORDS_PER_UNIT
+    unit, size, each = settings.unit, settings.max_records, settings.each
     most = MOST_RECORDS // each
     rule = f"at most {most:,}, with {each} records of each"
     _validate.require(size is None or size <= most, "--max-records", size, rule)
     size = size or min(most, default_size(len(kinds) + (unit is not None), each))
     numbers = [name for name, kind in kinds.items() if not (kind and kind.categories)]
+    schema, names = Schema(kinds, None), column_names(source, text_format)
     draw = Draw(size, key, unit, each)
-    columns, units, sample = draw.read(source, [*kinds], text_format, numbers=numbers)
-    num_records = len(next(iter(columns.values())))
-    rule = "a file with at least one record"
-    _validate.require(num_records > 0, "DATA", str(source), rule)
-    is_test = np.zeros(num_records, bool)
-    table = Table(source.name, columns, Schema(kinds, None), "", is_test, sample=sample)
-    return kinds, table if units is None else table.by_unit(units)
+    return kinds, read_records(source, draw, schema, "", names, text_format, numbers)
 
 
 def _contents(
@@ -136,15 +129,3 @@ def _contents(
     page = description.to_html(f"Private description of {content['data']}")
     texts = [x.encode("utf-8", "replace") for x in (description.to_csv(), page, own)]
     return dict(zip(_NAMES, [*texts, png.getvalue(), svg_of(figure)], strict=True))
-
-
-def _show(console: Console, description: Description) -> None:
-    for head, lines in description.tables():
-        table = Rows()
-        for name in head:
-            table.add_column(name, overflow="fold")
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
-    console.print(description.reading)
-    console.print(f"Privacy: {description.privacy.description}")

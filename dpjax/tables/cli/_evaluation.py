@@ -20,7 +20,7 @@ from dpjax.datasets import Dataset
 from dpjax.solvers import Solution
 from dpjax.tables.cli._fit import predictions_of
 from dpjax.tables.cli._plan import Plan
-from dpjax.tables.models._measures import Interval, Measure
+from dpjax.tables.models._measures import PrivateScores
 from dpjax.tables.models._scores import private_scores
 from dpjax.tables.models._terms import MEANS
 
@@ -30,33 +30,27 @@ class Evaluation(NamedTuple):
 
     Attributes:
         num_samples: number of held-out records.
-        num_scored: number of those with a target and an exposure, by a noisy count;
-            the others have no weight.
         constant: description of the constant that the model is compared with.
-        measures: private scores, and numbers computed from them.
-        calibration: for classes, the share of the positive label among records whose
-            predicted probability is in a range (low, high).
+        scores: private scores, and numbers computed from them.
     """
 
     num_samples: int
-    num_scored: float
     constant: str
-    measures: list[Measure]
-    calibration: list[tuple[float, float, Interval]]
+    scores: PrivateScores
 
     def report(self) -> dict[str, Any]:
         """Returns the evaluation for JSON."""
         return {
             "num_samples": self.num_samples,
-            "num_scored": self.num_scored,
+            "num_scored": self.scores.num_scored,
             "constant": self.constant,
             "measures": {
                 name: {"model": model._asdict(), "constant": constant._asdict()}
-                for name, model, constant in self.measures
+                for name, model, constant in self.scores.measures
             },
             "calibration": [
                 {"from": low, "to": high, "share": share._asdict()}
-                for low, high, share in self.calibration
+                for low, high, share in self.scores.calibration
             ],
         }
 
@@ -110,7 +104,7 @@ def evaluate(
         targets = np.where(is_seen, targets, np.nan)
         name += ", in proportion to the exposure"
     event: Any = privacy.dp_event
-    released = private_scores(
+    scores = private_scores(
         predicted,
         targets,
         beside=constant,
@@ -121,10 +115,4 @@ def evaluate(
         noise_multiplier=event.event.noise_multiplier,
         is_end=is_end,
     )
-    return Evaluation(
-        num_samples=len(targets),
-        num_scored=released.num_scored,
-        constant=name if known else "zero weights",
-        measures=released.measures,
-        calibration=released.calibration,
-    )
+    return Evaluation(len(targets), name if known else "zero weights", scores)

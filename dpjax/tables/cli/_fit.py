@@ -53,12 +53,6 @@ def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solut
 
     The last feature is the constant 1. Weights and exposures are shares of their public
     maximum. A record without exposure has weight zero, because it was not observed.
-
-    Args:
-        plan: the training.
-        rows: features, targets, weights and exposures, from `rows_of`.
-        key: key of the noise.
-        options: how the solver is run.
     """
     features, targets, weights, exposures = rows
     offsets = None

@@ -18,8 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
 import dpjax
 from dpjax import _files, _validate
@@ -41,7 +39,12 @@ from dpjax.tables.cli._settings import (
     Settings,
     link_of,
 )
-from dpjax.tables.cli._terminal import OnStep, progress_bars, show_paths, terminal
+from dpjax.tables.cli._terminal import (
+    progress_bars,
+    show_paths,
+    table_of,
+    terminal,
+)
 from dpjax.tables.models._params import bending_features
 
 _FILES = ["plan.json", "plan.md", "plan.png"]
@@ -97,10 +100,9 @@ class Outcome:
     @property
     def name(self) -> str:
         """The epsilon, in words."""
-        epsilon = self.privacy.epsilon
-        return (
-            f"epsilon {rounded_up(epsilon, 4)}" if epsilon < math.inf else "no privacy"
-        )
+        if self.privacy.epsilon == math.inf:
+            return "no privacy"
+        return f"epsilon {rounded_up(self.privacy.epsilon, 4)}"
 
     def attacks(self) -> tuple[list[float], list[float]]:
         """The largest true positive rates, and posteriors of 1 per cent."""
@@ -246,23 +248,33 @@ def forecast(settings: ForecastSettings) -> None:
     made = _Made(settings, schema, loss, seed)
     size = len(made.data(2).feature_names)
     rule = f"at most {_MOST_CELLS // size:,} with {size - 1} features"
-    _validate.require(
-        settings.rows * size <= _MOST_CELLS, "--rows", settings.rows, rule
-    )
-    epsilons, outcomes = settings.epsilons, []
+    is_fine = settings.rows * size <= _MOST_CELLS
+    _validate.require(is_fine, "--rows", settings.rows, rule)
+    outcomes, total = [], len(settings.epsilons) + 1
     with progress_bars(terminal(stderr=True)) as on_step:
-        on_step("Models of made records", 0, len(epsilons) + 1)
+        on_step("Models of made records", 0, total)
         ideal, constant = made.without_privacy()
-        for done, epsilon in enumerate(epsilons, 1):
-            on_step("Models of made records", done, len(epsilons) + 1)
+        for done, epsilon in enumerate(settings.epsilons, 1):
+            on_step("Models of made records", done, total)
             outcomes.append(made.outcome(epsilon))
             ideal = ideal.or_better(outcomes[-1])
-        on_step("Models of made records", len(epsilons) + 1, len(epsilons) + 1)
+        on_step("Models of made records", total, total)
         if settings.width is not None:
-            outcomes = made.with_least_rows(settings.width, outcomes, ideal, on_step)
+            # If that is more than can be made, a smaller epsilon needs even more.
+            for place in reversed(range(total - 1)):
+                on_step("Records for the width", total - 2 - place, total - 1)
+                asked = settings.epsilons[place], settings.width
+                least = made.least_rows(*asked, outcomes[place], ideal)
+                if least is None:
+                    break
+                outcomes[place] = dataclasses.replace(outcomes[place], least_rows=least)
+            on_step("Records for the width", total - 1, total - 1)
     result = Forecast(settings, loss, seed, size - 1, constant, tuple(outcomes), ideal)
     console = terminal()
-    _show(console, result)
+    for head, *lines in result.tables():
+        console.print(table_of(head, lines, head[1:]))
+    for text in result.texts():
+        console.print(text)
     if folder is not None:
         files = dict(zip(_FILES, _contents(result), strict=True))
         _files.write_together(folder, files, name="--output")
@@ -315,24 +327,6 @@ class _Made:
         low, high = self._fit(plan, data).interval()
         return float(np.median(np.asarray(high - low)[:-1]))
 
-    def with_least_rows(
-        self, width: float, outcomes: list[Outcome], ideal: Outcome, on_step: OnStep
-    ) -> list[Outcome]:
-        """Returns outcomes, in ascending order, with the records for a width.
-
-        If that is more than can be simulated, a smaller epsilon needs even more.
-        """
-        results, total = outcomes[:], len(outcomes)
-        for place in reversed(range(total)):
-            on_step("Records for the width", total - 1 - place, total)
-            epsilon = self.settings.epsilons[place]
-            least = self.least_rows(epsilon, width, outcomes[place], ideal)
-            if least is None:
-                break
-            results[place] = dataclasses.replace(outcomes[place], least_rows=least)
-        on_step("Records for the width", total, total)
-        return results
-
     def least_rows(
         self, epsilon: float, width: float, outcome: Outcome, ideal: Outcome
     ) -> int | None:
@@ -383,13 +377,8 @@ class _Made:
     ) -> tuple[Plan, Dataset]:
         data = self.data(rows or self.settings.rows)
         delta = self.settings.delta or default_delta(len(data.features))
-        settings = Settings(
-            source="made",
-            epsilon=epsilon,
-            loss=self.loss,
-            model=model,
-            intervals=intervals,
-        )
+        options = {"loss": self.loss, "model": model, "intervals": intervals}
+        settings = Settings(source="made", epsilon=epsilon, **options)
         return make_plan(settings, data, Budget(epsilon, delta)), data
 
     def _fit(self, plan: Plan, data: Dataset, draw: int = 0) -> Solution:
@@ -509,19 +498,6 @@ def made_records(
     )
 
 
-def _show(console: Console, result: Forecast) -> None:
-    """Prints the page, without its picture."""
-    for head, *lines in result.tables():
-        table = Table()
-        for place, name in enumerate(head):
-            table.add_column(name, justify="right" if place else "left")
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
-    for text in result.texts():
-        console.print(text)
-
-
 def _contents(result: Forecast) -> list[bytes]:
     """Returns the page as JSON, Markdown and PNG."""
     content = json.dumps(result.content(), indent=2, allow_nan=False, default=str)
@@ -540,19 +516,16 @@ def _draw(result: Forecast) -> Figure:
     """Draws the score against epsilon, and the attacks at each."""
     figure = Figure(figsize=(9.6, 4.2), dpi=200, layout="constrained")
     left, right = figure.subplots(1, 2)
-    epsilons = result.settings.epsilons
-    scores = [x.score for x in result.outcomes]
+    epsilons, scores = result.settings.epsilons, [x.score for x in result.outcomes]
     left.plot(epsilons, scores, marker="o", color=_COLORS[0], label="private")
-    for x, name, line in (
-        (result.ideal, "no privacy", "--"),
-        (result.constant, "constant", "-."),
-    ):
-        left.axhline(x.score, label=name, color="#666666", linestyle=line)
+    gray: dict[str, Any] = {"color": "#666666"}
+    left.axhline(result.ideal.score, label="no privacy", linestyle="--", **gray)
+    left.axhline(result.constant.score, label="constant", linestyle="-.", **gray)
     left.set(xscale="log", xlabel="epsilon", ylabel=f"{result.score} on other records")
     left.set_xticks(epsilons, [x.name.split()[-1] for x in result.outcomes])
     left.minorticks_off()
     left.set_title(f"{result.settings.rows:,} made records", fontsize="medium")
-    right.plot(_CURVE, _CURVE, color="#666666", linestyle=":", label="guessing")
+    right.plot(_CURVE, _CURVE, linestyle=":", label="guessing", **gray)
     for x, color in zip(result.outcomes, _COLORS, strict=False):
         right.plot(_CURVE, x.privacy.tradeoff(_CURVE), color=color, label=x.name)
     labels = {"xlabel": "false positive rate", "ylabel": "true positive rate, at most"}

@@ -17,7 +17,7 @@ from dpjax import _files, _validate
 from dpjax.tables.cli._check import count_texts, remarks_on_lines, say_to_curator
 from dpjax.tables.cli._schema import FILL_IN, toml_key, toml_text
 from dpjax.tables.cli._settings import SchemaSettings, link_of
-from dpjax.tables.cli._terminal import end_stage, show_paths, terminal
+from dpjax.tables.cli._terminal import end_stage, terminal, write_output
 from dpjax.tables.io._tables import Column, column_names, declared_kinds, read_columns
 from dpjax.tables.io._texts import float32_of, is_mark
 from dpjax.tables.io._untrusted import printable
@@ -146,13 +146,6 @@ def schema_text(
     is_quoted: bool = False,
 ) -> str:
     """Returns the text of a schema to correct.
-
-    Args:
-        guesses: the guess for each column.
-        target: the column to predict, if it is known.
-        how: the source of the guesses, in words.
-        link: link of the loss; None: that which suits the guess for the target.
-        is_quoted: whether cells in quotes may have line ends.
 
     Example:
         >>> names = ["age", "town", "id", "price"]
@@ -294,5 +287,4 @@ def propose(settings: SchemaSettings) -> None:
         end_stage()
         print(text)
     else:
-        _files.write_whole(output, f"{text}\n".encode(), name="--output")
-        show_paths(terminal(), [output])
+        write_output(output, f"{text}\n".encode())

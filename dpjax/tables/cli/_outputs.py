@@ -25,6 +25,7 @@ from dpjax.tables.cli._ranges import Ranges
 from dpjax.tables.cli._run import Run
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import link_of
+from dpjax.tables.cli._terminal import table_of
 from dpjax.tables.models._file import model_file
 from dpjax.tables.models._measures import Interval
 from dpjax.tables.models._model import Model
@@ -32,7 +33,7 @@ from dpjax.tables.models._model import Model
 MODEL, REPORT = "model.npz", "report.json"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class Trained:
     """A run that has been made: all its numbers are released, or of public sets.
 
@@ -63,11 +64,7 @@ class Trained:
         return self.run.plan
 
     def report(self, noise_key: str) -> dict[str, Any]:
-        """Returns the public facts about the run for JSON.
-
-        Args:
-            noise_key: where the noise comes from, in words; never a seed.
-        """
+        """Returns the public facts about the run for JSON."""
         run, plan, data = self.run, self.plan, self.data
         content: dict[str, Any] = {
             "dpjax": dpjax.__version__,
@@ -279,24 +276,21 @@ def _show_evaluation(
         f"{claim(privacy.epsilon, privacy.delta)}; in brackets, 95 per cent bounds for "
         f"sampling and noise. The constant is {evaluation.constant}."
     )
-    if evaluation.num_scored < evaluation.num_samples:
+    scores = evaluation.scores
+    if scores.num_scored < evaluation.num_samples:
         console.print(
-            f"About {evaluation.num_scored:,.0f} of them have a target that can be "
+            f"About {scores.num_scored:,.0f} of them have a target that can be "
             "read, by a private count; the others have no weight."
         )
-    table = Rows()
-    table.add_column("measure", overflow="fold")
-    table.add_column("model", justify="right")
-    table.add_column("constant", justify="right")
-    for name, model, constant in evaluation.measures:
-        table.add_row(name, _bounds(model), _bounds(constant))
-    for low, high, share in evaluation.calibration:
+    lines = [[name, *map(_bounds, both)] for name, *both in scores.measures]
+    for low, high, share in scores.calibration:
         name = f"share of +1 where {low:.0%} to {high:.0%} is predicted"
-        table.add_row(name, _bounds(share), "")
-    console.print(table)
-    scores = {x.name.split(" of")[0]: x.model.value for x in evaluation.measures}
-    if "median" in scores:
-        half, most = (digits(scores[name]) for name in ("median", "90th percentile"))
+        lines.append([name, _bounds(share), ""])
+    head = ["measure", "model", "constant"]
+    console.print(table_of(head, lines, head[1:]))
+    by_name = {x.name.split(" of")[0]: x.model.value for x in scores.measures}
+    if "median" in by_name:
+        half, most = (digits(by_name[name]) for name in ("median", "90th percentile"))
         console.print(
             f"How to read it: half of the predictions are off by at most {half}, and "
             f"nine of ten by at most {most}; one of ten is off by more."

@@ -72,11 +72,7 @@ def _losses() -> dict[LossName, LinearLoss]:
 
 
 def find_loss(settings: Settings, *, is_classification: bool | None = None) -> LossName:
-    """Returns the chosen loss, or the one that suits the task.
-
-    Raises:
-        ValueError: If it is missing for a file.
-    """
+    """Returns the chosen loss, or the one that suits the task."""
     if settings.loss is not None:
         return settings.loss
     rule = f"given for a file: logistic, {', '.join(FOR_NUMBERS)}"
@@ -88,9 +84,6 @@ def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
     """Returns the plan, with defaults that depend on public sizes alone.
 
     Only the task, the name, the schema and the shapes of the data are used.
-
-    Raises:
-        ValueError: If an option does not go with the facts or the task.
     """
     is_classification = data.task == "classification"
     loss = find_loss(settings, is_classification=is_classification)

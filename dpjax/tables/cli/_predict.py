@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dpjax import _files, _validate
+from dpjax import _validate
 from dpjax._rounding import digits
 from dpjax.tables.cli._check import count_cells, say_to_curator, undecoded
 from dpjax.tables.cli._report import model_at
 from dpjax.tables.cli._settings import PredictSettings
-from dpjax.tables.cli._terminal import show_paths, terminal
+from dpjax.tables.cli._terminal import check_output, terminal, write_output
 from dpjax.tables.columns._bounded_column import BoundedColumn
 from dpjax.tables.columns._encoding import Categorical, Numeric
 from dpjax.tables.io._tables import Column, column_names, read_columns
@@ -27,10 +27,9 @@ def predict(settings: PredictSettings) -> None:
     No guarantee covers the records of this file: neither their predictions, nor the
     messages on standard error about their cells, which are for the curator alone.
     """
-    model_path, source = Path(settings.model), Path(settings.source)
-    _files.check_file("--output", settings.output, suffix=".csv")
-    _files.check_spared("--output", [settings.output], {"DATA": source})
-    model = model_at(model_path)
+    source = Path(settings.source)
+    check_output(settings.output, {"DATA": source}, ".csv")
+    model = model_at(settings.model)
     names = column_names(source, settings.text_format)
     copied = names if settings.keep else []
     if settings.id is not None:
@@ -69,9 +68,7 @@ def predict(settings: PredictSettings) -> None:
     cells = [map(harmless, _as_written(columns[name])) for name in copied]
     shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
     writer.writerows(zip(*cells, shown, strict=True))
-    content = text.getvalue().encode("utf-8", "replace")
-    _files.write_whole(settings.output, content, name="--output")
-    show_paths(terminal(), [settings.output])
+    write_output(settings.output, text.getvalue().encode("utf-8", "replace"))
 
 
 def _as_written(column: Column) -> list[str]:

@@ -78,9 +78,6 @@ def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
 
     If n and d show that the noise would exceed half of the records, features are left
     out and the target gets the whole budget.
-
-    Raises:
-        ValueError: If the schema declares all columns.
     """
     names, num_samples = table.open_columns(), table.num_samples
     rule = "left out where the schema leaves no center and scale open"

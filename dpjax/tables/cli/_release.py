@@ -52,12 +52,7 @@ class RunFolder(NamedTuple):
     run: str = ""
 
     def checked(self) -> "RunFolder":
-        """Returns itself with its path resolved, if it may be removed later.
-
-        Raises:
-            ValueError: If it is no folder, is a link, or holds other files than those
-                of a run.
-        """
+        """Returns itself with its path resolved, if it may be removed later."""
         shown, is_link = str(self.path), self.path.is_symlink()
         rule = "a folder, no link to one, since it is removed in the end"
         _validate.require(not is_link, "--checkpoint", shown, rule)
@@ -106,13 +101,6 @@ class RunFolder(NamedTuple):
 
         The error depends on the records. It is for the curator, whose secret the folder
         is, and outside of the guarantee.
-
-        Args:
-            key: key of the run.
-            parts: everything else that determines the run.
-
-        Raises:
-            ValueError: If the folder holds the key of another run.
         """
         words = np.asarray(jax.random.key_data(key))
         digest = hashlib.blake2b(words.tobytes(), digest_size=32)
@@ -134,11 +122,7 @@ class RunFolder(NamedTuple):
         self._write(_KEY, {"key": words}, {"run": self.run})
 
     def paid(self, settings: str) -> str | None:
-        """Returns the identifier of the run's entry in a ledger, if there is one.
-
-        Args:
-            settings: settings of the run; with others it is another run.
-        """
+        """Returns the identifier of the run's entry in a ledger, if there is one."""
         if not (self.path / _PAID).exists():
             return None
         content, _ = _store.unpacked(self.path / _PAID)
@@ -159,9 +143,6 @@ class RunFolder(NamedTuple):
         Then removes the folder, unless it holds other files or cannot be removed, such
         as a mounted one. When this returns, the files are gone from the disk even if
         the machine stops.
-
-        Raises:
-            OSError: if a file is left from which the noise could be computed.
         """
         whys = []
         names = [path.name for path in self.path.glob("*")]
@@ -204,11 +185,7 @@ class Release(NamedTuple):
     run_folder: RunFolder | None
 
     def bound(self, settings: ReleaseOptions, table: Table | None) -> "Release":
-        """Returns the release with its folder bound to these options and records.
-
-        Raises:
-            ValueError: If the folder holds the key of another run.
-        """
+        """Returns the release with its folder bound to these options and records."""
         if self.run_folder is None:
             return self
         options = dataclasses.replace(settings, output=None, checkpoint=None)
@@ -260,13 +237,6 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
 
     The folder of --checkpoint must be no link, and apart from the output and the files
     that are read, because it is removed in the end.
-
-    Args:
-        settings: the options.
-        names: names of the release's files.
-
-    Raises:
-        ValueError: If a folder or the ledger is wrong; nothing has been read.
     """
     name, source = public_name(settings.source), Path(settings.source)
     folder = settings.output or Path("dpjax-output", Path(name or source).stem)

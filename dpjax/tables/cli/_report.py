@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 from dp_accounting import UnsupportedDpEvent
-from rich.table import Table
 
-from dpjax import _files, _validate
+from dpjax import _validate
 from dpjax._rounding import as_decimal, claim, digits, rounded_up
 from dpjax._types import NeighboringRelation
 from dpjax.accounting import (
@@ -42,7 +41,7 @@ from dpjax.tables.cli._settings import (
     ReportSettings,
     ShowSettings,
 )
-from dpjax.tables.cli._terminal import show_paths, terminal
+from dpjax.tables.cli._terminal import check_output, table_of, terminal, write_output
 from dpjax.tables.columns._encoding import Numeric
 from dpjax.tables.describe._description import Description, Row
 from dpjax.tables.describe._page import costs_of, numbers_of
@@ -72,9 +71,8 @@ def report(settings: ReportSettings) -> None:
         _validate.require(len(names) == 1, "RUN", str(path), rule)
         path /= names[0]
     output = settings.output or path.with_name("report.html")
-    _files.check_file("--output", output, suffix=".html")
     inputs = {"RUN": path, "--ledger": settings.ledger or path}
-    _files.check_spared("--output", [output], inputs)
+    check_output(output, inputs, ".html")
     ledger = None if settings.ledger is None else read_ledger(settings.ledger)
     model = load_model(path.with_name(MODEL)) if path.name == REPORT else None
     raw = path.read_bytes()
@@ -89,8 +87,7 @@ def report(settings: ReportSettings) -> None:
             "RUN must be what dpjax train or describe has written, "
             f"got {str(path)!r}: {type(why).__name__}, {why}."
         ) from None
-    _files.write_whole(output, text.encode(), name="--output")
-    show_paths(terminal(), [output])
+    write_output(output, text.encode())
 
 
 def _same(content: Mapping[str, Any], model: Model) -> Model:
@@ -129,13 +126,7 @@ def _described(content: Mapping[str, Any]) -> Description:
 def blocks_of(
     content: Content, released: Model | Description, ledger: Ledger | None
 ) -> Iterator[Block]:
-    """Yields a report.
-
-    Args:
-        content: of report.json or description.json.
-        released: the model, or the description.
-        ledger: of the table, if it is given.
-    """
+    """Yields a report."""
     privacy = _with_event(content, released.privacy)
     values = _values(content, released, privacy, ledger)
     parts: dict[str, list[Block]] = {
@@ -397,27 +388,27 @@ def export(settings: ExportSettings) -> None:
     """Writes a model in another language, whole or not at all."""
     suffix = _SUFFIXES[settings.format]
     output = settings.output or Path(f"model{suffix}")
-    _files.check_file("--output", output, suffix=suffix)
-    _files.check_spared("--output", [output], {"MODEL": Path(settings.model)})
-    content = model_at(Path(settings.model)).export(settings.format)
-    _files.write_whole(output, content, name="--output")
-    show_paths(terminal(), [output])
+    check_output(output, {"MODEL": Path(settings.model)}, suffix)
+    write_output(output, model_at(settings.model).export(settings.format))
 
 
-def model_at(path: Path) -> Model:
+def model_at(path: str) -> Model:
+    """Returns the model of a command's first argument."""
     rule = "a file that dpjax train has written, or its folder"
-    _validate.require(path.exists(), "MODEL", str(path), rule)
+    _validate.require(Path(path).exists(), "MODEL", path, rule)
     return load_model(path)
 
 
 def show(settings: ShowSettings) -> None:
     """Prints a model in the units of its table, and its guarantee."""
-    model = model_at(Path(settings.model))
+    model = model_at(settings.model)
     console = terminal()
     versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
     console.print(f"{model.method} of {model.data} ({versions})")
     console.print(_meaning(model))
-    console.print(_shown_table(*_weights_of(model)))
+    head, lines = _weights_of(model)
+    right = [title for title in head[1:] if title != _WHERE]
+    console.print(table_of(head, lines, right))
     if model.standard_errors is not None:
         for note in model.summary().sentences:
             console.print(note)
@@ -431,16 +422,14 @@ def show(settings: ShowSettings) -> None:
 def plot(settings: PlotSettings) -> None:
     """Draws each column's effect as PNG or SVG, written whole or not at all."""
     output = settings.output
-    _files.check_file("--output", output)
-    _files.check_spared("--output", [output], {"MODEL": Path(settings.model)})
-    model = model_at(Path(settings.model))
+    check_output(output, {"MODEL": Path(settings.model)})
+    model = model_at(settings.model)
     rule = "a model that reads a column"
     _validate.require(len(model.columns) > 0, "MODEL", settings.model, rule)
     figure = _figure_of(model, is_dark=settings.dark)
     content = io.BytesIO()
     figure.savefig(content, format=output.suffix[1:])
-    _files.write_whole(output, content.getvalue(), name="--output")
-    show_paths(terminal(), [output])
+    write_output(output, content.getvalue())
 
 
 def _figure_of(model: Model, *, is_dark: bool = False) -> Any:
@@ -492,24 +481,8 @@ def _meaning(model: Model) -> str:
     return f"Predicts {text}"
 
 
-def _shown_table(head: list[str], lines: list[list[str]]) -> Table:
-    table = Table()
-    for place, title in enumerate(head):
-        if place == 0 or title == _WHERE:
-            table.add_column(title, overflow="fold")
-        else:
-            table.add_column(title, justify="right", no_wrap="interval" not in title)
-    for line in lines:
-        table.add_row(*line)
-    return table
-
-
 def _weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
-    """Returns coefficients, with intervals if the model has them, or curve values.
-
-    Returns:
-        The titles of a table's columns, and its lines.
-    """
+    """Returns coefficients, with intervals if the model has them, or curve values."""
     if model.standard_errors is not None:
         summary = model.summary()
         pairs = zip(summary.names, summary.rows, strict=True)

@@ -108,12 +108,7 @@ class Run:
 
 
 def plan_training(settings: Settings, source: Table | Dataset) -> Run:
-    """Plans and prices a training on a file that was read, or on a public data set.
-
-    Raises:
-        ValueError: If an option does not go with the facts, or the table is so much
-            larger than its sample that the sample's delta would be 1.
-    """
+    """Plans and prices a training on a file that was read, or on a public data set."""
     if isinstance(source, Dataset):
         asked = _asked(settings, len(source.features))
         plan = make_plan(settings, source, asked)
@@ -145,11 +140,7 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
 
 
 def plan_description(settings: DescribeSettings, table: Table) -> Run:
-    """Prices a description of a file that was read.
-
-    Raises:
-        ValueError: as `plan_training`.
-    """
+    """Prices a description of a file that was read."""
     asked, own, budget = _budgets(settings, table)
     privacy = guarantee(table.num_samples * table.places_per_unit, *budget)
     parts = {"description": privacy_of_units(privacy, table.units)}
@@ -179,13 +170,6 @@ def charge(run: Run, run_folder: RunFolder | None) -> str | None:
 
     A run that goes on from its folder, with the same options, is there already: what
     was entered pays for one release, which has not been.
-
-    Returns:
-        The entry's id.
-
-    Raises:
-        ValueError: If there is no ledger, no room in it, it is of another table, or
-            the folder holds another run, which could not go on; nothing is spent.
     """
     settings, table, paid = run.settings, run.table, None
     if settings.ledger is None:

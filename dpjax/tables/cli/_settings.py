@@ -33,7 +33,8 @@ ModelName = Literal["additive", "linear"]
 FOR_NUMBERS = [name for name in get_args(LossName) if name != "logistic"]
 FOR_AMOUNTS: tuple[LossName, ...] = ("poisson", "gamma", "tweedie")
 AMOUNTS = "poisson, gamma or tweedie"
-_LARGEST_EPSILON, _MOST_EPSILONS = 1e4, 6
+_LARGEST_EPSILON = 1e4
+_RECORDS_PER_UNIT = 4  # by default; public, as the records must not choose it
 
 
 def link_of(name: LossName | None) -> "Link":
@@ -172,12 +173,17 @@ class ReleaseOptions(TextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_secret, no_unit = self.seed is None, self.unit is None
-        own = is_secret or self.generator == "threefry"
-        self.require("generator", own, "left out with --seed")
+        is_secret, has_unit = self.seed is None, self.unit is not None
+        is_fine = is_secret or self.generator == "threefry"
+        self.require("generator", is_fine, "left out with --seed")
         rule = "left out with --seed, whose noise protects nobody"
         self.require("ledger", is_secret, rule)
-        self.require("records_per_unit", not no_unit, "left out without --unit")
+        self.require("records_per_unit", has_unit, "left out without --unit")
+
+    @property
+    def each(self) -> int:
+        """How many records of each unit count; 1 without units."""
+        return 1 if self.unit is None else self.records_per_unit or _RECORDS_PER_UNIT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,14 +248,6 @@ class Settings(ReleaseOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_combinations()
-
-    @property
-    def may_bend(self) -> bool:
-        """Tells whether columns of numbers may have curves."""
-        return self.model != "linear" and not self.max_features and not self.intervals
-
-    def _check_combinations(self) -> None:
         one_record, is_plain = self.unit is None, not self.intervals
         is_tweedie = self.loss == "tweedie"
         # An option, whether it may be given, and when it must be left out.
@@ -264,6 +262,11 @@ class Settings(ReleaseOptions):
             ("loss", is_plain or not is_tweedie, "with --intervals"),
         ):
             self.require(name, is_fine, f"left out {where}")
+
+    @property
+    def may_bend(self) -> bool:
+        """Tells whether columns of numbers may have curves."""
+        return self.model != "linear" and not self.max_features and not self.intervals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,9 +355,8 @@ class ForecastSettings(Options):
             values = sorted({float(x) for x in self.epsilon.split(",")})
         except ValueError:
             values = [math.nan]
-        is_fine = all(0 < x <= _LARGEST_EPSILON for x in values)
-        rule = f"1 to {_MOST_EPSILONS} numbers above 0, with commas between them"
-        is_fine &= len(values) <= _MOST_EPSILONS
+        is_fine = len(values) <= 6 and all(0 < x <= _LARGEST_EPSILON for x in values)
+        rule = "1 to 6 numbers above 0, with commas between them"
         _validate.require(is_fine, "--epsilon", self.epsilon, rule)
         return values
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,29 +15,31 @@ from dpjax.accounting._sample_privacy import sample_privacy
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.datasets._public_sets import PUBLIC_SETS
 from dpjax.tables.cli._guesses import guess_names, schema_text
+from dpjax.tables.cli._plan import find_loss
 from dpjax.tables.cli._schema import (
     FILL_IN,
+    Kind,
     Schema,
     check_columns,
     check_target,
     for_largest,
     read_schema,
 )
-from dpjax.tables.cli._settings import AMOUNTS
+from dpjax.tables.cli._settings import AMOUNTS, Settings, link_of
 from dpjax.tables.cli._terminal import SchemaNeeded
-from dpjax.tables.cli._units import Units, check_unit, named, units_of
+from dpjax.tables.cli._units import Units, check_unit, named, read_names, units_of
 from dpjax.tables.io._reservoir import Reservoir, Tags, order_of
 from dpjax.tables.io._tables import Column, column_names, joined, read_chunks
 from dpjax.tables.io._texts import (
-    PLAIN,
     TextFormat,
     Texts,
     float32_of,
     is_missing,
     text_of,
 )
-from dpjax.tables.models._terms import Link
+from dpjax.tables.models._params import bending_features
 
+_FEWEST = 20  # records of an additive model that is asked for
 _PUBLIC_SEED = 2021  # of the split into training and test records
 # Of a sample, by default. A rule and no measurement: on a machine with more memory the
 # same command has the same guarantee.
@@ -211,9 +213,6 @@ class Table:
         """Returns the table with a share of its records held out for testing.
 
         Which, a public seed and the number of records say: a table may be sorted.
-
-        Raises:
-            ValueError: If fewer than ten are held out or left.
         """
         words, size = "records" if self.units is None else "units", len(self.is_test)
         num_held_out = round(share * size)
@@ -249,37 +248,30 @@ class Table:
         return dataclasses.replace(self, schema=schema)
 
 
-def read_table(
-    path: Path,
-    *,
-    schema: Path | None,
-    target: str | None,
-    link: Link,
-    allows_empty: bool = False,
-    least: int = 1,
-    text_format: TextFormat = PLAIN,
-    draw: Draw,
-) -> Table:
-    """Reads the columns of a user's file that its schema names.
+def load_public(name: str, settings: Settings) -> Dataset:
+    """Loads a public data set, with which options of a file are left out."""
+    own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
+    own += ("max_records", "quoted", "skip_lines", "last_lines", "row_names")
+    own += ("encoding", "decimal", "thousands", "currency")
+    for option in own:
+        settings.require(option, False, f"left out with {name}, which has its own")
+    data = datasets.load(name)
+    _check_model(settings, data.schema, len(data.features))
+    return data
 
-    Args:
-        path: a CSV, Parquet or NPZ file, or a folder of such.
-        schema: the file that says what is public about each column.
-        target: the column to predict.
-        link: of the loss: its target is one of two classes, an amount, or a number.
-        allows_empty: whether the schema may leave centers and scales open.
-        least: how many records there must be: 0 where their number is private.
-        text_format: how text is encoded, and numbers are written.
-        draw: how a sample is drawn, if the file has more records.
 
-    Raises:
-        SchemaNeeded: if schema is None.
-        ValueError: If a file, the schema or a name in it is wrong; never because of the
-            values in a record.
+def read_private(settings: Settings, key: Key) -> Table:
+    """Reads the columns of a user's file that its schema names, and holds some out.
+
+    Of a file with more records a sample is drawn by a key. No value of a cell raises.
     """
-    _validate.require(
-        path.exists(), "DATA", str(path), f"a file, or one of {', '.join(PUBLIC_SETS)}"
-    )
+    path, text_format = Path(settings.source), settings.text_format
+    schema, target, link = settings.schema, settings.target, link_of(settings.loss)
+    if schema is not None:
+        link = link_of(find_loss(settings))  # an error comes before the file is read
+    listed = settings.unit_names and read_names(settings.unit_names)
+    rule = f"a file, or one of {', '.join(PUBLIC_SETS)}"
+    _validate.require(path.exists(), "DATA", str(path), rule)
     names = column_names(path, text_format)
     check_target(target, names)
     if schema is None:
@@ -288,7 +280,8 @@ def read_table(
             "Fill in this template:",
             schema_text(guess_names(path, names), target=target, link=link),
         )
-    declared = read_schema(schema, link=link, allows_empty=allows_empty)
+    is_open = settings.private_ranges is not None
+    declared = read_schema(schema, link=link, allows_empty=is_open)
     left = [k for k, v in declared.columns.items() if v == Categorical((FILL_IN,))]
     rule = f"filled in: the categories of these columns are still {FILL_IN}"
     _validate.require(not left, "--schema", left, rule)
@@ -301,15 +294,50 @@ def read_table(
             f"--target must be given for a file: a column of {names}. Or the schema's "
             "[target] says column."
         )
-    used = [*declared.columns, target, *declared.bounded]
+    unit, each = settings.unit, settings.each
+    draw = Draw(settings.max_records, key, unit, each, listed)
+    table = read_records(path, draw, declared, target, names, text_format)
+    if settings.holdout is not None:
+        table = table.held_out(settings.holdout)
+    _check_model(settings, declared.columns, table.num_samples)
+    return table
+
+
+def read_records(
+    path: Path,
+    draw: Draw,
+    schema: Schema,
+    target: str,
+    names: list[str],
+    text_format: TextFormat,
+    numbers: Container[str] = (),
+) -> Table:
+    """Reads what a schema names of the columns of a file, as it is drawn."""
+    targets = [target] if target else []
+    used = [*schema.columns, *targets, *schema.bounded]
     check_unit(draw.unit, names, used)
-    columns, units, sample = draw.read(path, used, text_format)
-    num_records = len(columns[target])
+    columns, units, sample = draw.read(path, used, text_format, numbers=numbers)
+    num_records = len(columns[used[0]])
+    is_fine = num_records > 0 or draw.listed is not None  # their number is private then
     rule = "a file with at least one record"
-    _validate.require(num_records >= least, "DATA", str(path), rule)
+    _validate.require(is_fine, "DATA", str(path), rule)
     is_test = np.zeros(num_records, bool)
-    table = Table(path.name, columns, declared, target, is_test, sample=sample)
+    table = Table(path.name, columns, schema, target, is_test, sample=sample)
     return table if units is None else table.by_unit(units)
+
+
+def _check_model(
+    settings: Settings, columns: Mapping[str, Kind], num_records: int
+) -> None:
+    """Checks that an additive model that is asked for has records and columns."""
+    # A column that is still open is one of numbers.
+    closed: Any = {name: kind or Numeric() for name, kind in columns.items()}
+    for is_fine, where in (
+        (num_records >= _FEWEST, f"below {_FEWEST} records, of {num_records}"),
+        (len(bending_features(closed)) > 0, "where no column is one of numbers"),
+    ):
+        is_fine |= settings.model != "additive"
+        settings.require("model", is_fine, f"linear or left out {where}")
 
 
 def _has_target(kind: Numeric | Categorical, column: Column) -> np.ndarray:
@@ -328,9 +356,6 @@ def encode_table(table: Table) -> Dataset:
     A number is standardized as the schema says, and one that does not parse lies at the
     center; in classification, the positive value becomes +1 and anything else -1. A
     record whose target is missing has the weight zero.
-
-    Raises:
-        ValueError: If the schema leaves a center and scale open.
     """
     declared, target = _closed(table)
     cells = table.columns[table.target]

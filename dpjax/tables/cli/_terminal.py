@@ -1,7 +1,7 @@
 """The terminal: progress, paths and error messages."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
+from dpjax import _files
 from dpjax.tables.io._untrusted import printable
 
 # The name of a run, its number of steps done, and the total if it is known.
@@ -88,9 +90,6 @@ def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
     """Prints an error on one line, so that paths in it can be copied; exits with 2.
 
     No error depends on the values of private records, except that of --strict.
-
-    Args:
-        as_typed: options as the user types them, by the argument names in errors.
     """
     try:
         yield
@@ -127,7 +126,34 @@ def progress_bars(console: Console) -> Iterator[OnStep]:
         yield on_step
 
 
-def show_paths(console: Console, paths: Sequence[Path]) -> None:
+def show_paths(console: Console, paths: Iterable[Path]) -> None:
     """Prints the paths of files, one a line, so that they can be copied."""
     for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)
+
+
+def check_output(path: Path, inputs: Mapping[str, Path], suffix: str = "") -> None:
+    """Requires that --output can be written to, and is none of the files by option."""
+    _files.check_file("--output", path, suffix=suffix)
+    _files.check_spared("--output", [path], inputs)
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Writes --output, whole or not at all, and prints its path."""
+    _files.write_whole(path, content, name="--output")
+    show_paths(terminal(), [path])
+
+
+def table_of(
+    head: Iterable[str],
+    lines: Iterable[Iterable[str]],
+    right: Container[str] = (),
+) -> Table:
+    """Returns a table in which the columns with some titles are aligned right."""
+    shown = Table()
+    for title in head:
+        side: Any = "right" if title in right else "left"
+        shown.add_column(title, justify=side, overflow="fold")
+    for line in lines:
+        shown.add_row(*line)
+    return shown

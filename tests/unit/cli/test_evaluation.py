@@ -61,7 +61,7 @@ def test_intervals_cover_what_they_are_of(kind):
     truths, missed = true_values(data, kind), 0
     for key in range(10):
         _, found = evaluation(data, kind, key=key)
-        for measure, truth in zip(found.measures, truths, strict=False):
+        for measure, truth in zip(found.scores.measures, truths, strict=False):
             value, low, high = measure.model
             assert low <= value <= high
             assert high - low < 0.25 * truth

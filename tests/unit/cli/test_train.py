@@ -114,7 +114,7 @@ def test_baselines_are_exact_but_for_the_private_one():
     spread = np.mean((data.test_targets - data.targets.mean()) ** 2) / 2
     assert constant.risk == pytest.approx(spread, rel=0.1)
     # JSON has no NaN: a number that is none is null.
-    trained = Trained(run=run, data=data, solution=solution)
+    trained = Trained(run, data, solution)
     assert "comparison" not in trained.report("")
     odd = dataclasses.replace(trained, scores=[private._replace(risk=np.nan)])
     assert odd.report("")["comparison"][0]["test_risk"] is None
