@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from dpjax.tables.cli._schema import FILL_IN, Kind, Schema, declared_columns
 from dpjax.tables.cli._settings import CheckSettings
-from dpjax.tables.cli._terminal import table_of, terminal
+from dpjax.tables.cli._terminal import table_of, terminal, warn
 from dpjax.tables.columns._bounded_column import BoundedColumn
 from dpjax.tables.columns._encoding import Categorical, Numeric
 from dpjax.tables.io._tables import Column, read_columns, surveys
@@ -124,15 +123,13 @@ def check(settings: CheckSettings) -> None:
         console.print(text, soft_wrap=True)
 
 
-def warn_curator(
-    console: Console, schema: Schema, target: str, columns: Mapping[str, Column]
-) -> bool:
+def warn_curator(schema: Schema, target: str, columns: Mapping[str, Column]) -> bool:
     """Prints which columns training cannot use; returns whether there are any."""
     kinds: dict[str, Kind] = {**schema.columns, target: schema.target}
     kinds |= schema.bounded
     cells = {k: count_cells(kind, columns[k]) for k, kind in kinds.items()}
     findings = [*_findings(kinds, cells, target)]
-    say_to_curator(console, [*findings, *_remarks(kinds, cells, target)])
+    say_to_curator([*findings, *_remarks(kinds, cells, target)])
     return bool(findings)
 
 
@@ -310,18 +307,15 @@ def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
     )
 
 
-def say_to_curator(console: Console, texts: Iterable[str]) -> bool:
-    """Prints findings about cells under a warning; returns whether there are any."""
-    lines = list(texts)
-    if lines:
-        console.print(
-            "For the curator's eyes only, outside the guarantee (computed from the "
-            "records, and written nowhere; dpjax check tells more):",
-            style="yellow",
-        )
-    for text in lines:
-        console.print(f"  {text}", style="yellow", soft_wrap=True)
-    return bool(lines)
+def say_to_curator(texts: Iterable[str]) -> None:
+    """Prints findings about cells under a warning, if there are any."""
+    for place, text in enumerate(texts):
+        if place == 0:
+            warn(
+                "For the curator's eyes only, outside the guarantee (computed from the "
+                "records, and written nowhere; dpjax check tells more):"
+            )
+        warn(f"  {text}")
 
 
 def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:

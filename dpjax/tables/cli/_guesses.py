@@ -13,11 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dpjax import _files, _validate
+from dpjax import _validate
 from dpjax.tables.cli._check import count_texts, remarks_on_lines, say_to_curator
-from dpjax.tables.cli._schema import FILL_IN, toml_key, toml_text
+from dpjax.tables.cli._schema import FILL_IN, check_target, toml_key, toml_text
 from dpjax.tables.cli._settings import SchemaSettings, link_of
-from dpjax.tables.cli._terminal import end_stage, terminal, write_output
+from dpjax.tables.cli._terminal import (
+    check_output,
+    end_stage,
+    warn,
+    write_output,
+)
 from dpjax.tables.io._tables import Column, column_names, declared_kinds, read_columns
 from dpjax.tables.io._texts import float32_of, is_mark
 from dpjax.tables.io._untrusted import printable
@@ -172,25 +177,32 @@ def schema_text(
         center = 0.0  # not guessed
         scale = 1.0
     """
-    sections = []
+    sections, has_exposure = [], False
     for name, guess in guesses.items():
-        title = f"[columns.{toml_key(name)}]"
+        title, column = f"[columns.{toml_key(name)}]", f"column = {toml_text(name)}"
+        lines = f"[exposure]\n{column}\nmax = 1.0"
         if name == target:
             continue
         if guess.left_out:
             sections.append(f"# {title} is left out: it {guess.left_out}.\n")
-        elif guess.is_exposure:
-            is_first = not any(x.startswith("[exposure]") for x in sections)
-            sections.append(_exposure(name, is_used=link == "log" and is_first))
-        else:
+        elif not guess.is_exposure:
             sections.append(f"{title}\n{_entry(guess)}")
-    last = "[target]\n"
-    guess = Guess()
+        elif link == "log" and not has_exposure:
+            has_exposure = True
+            sections.append(f"{lines}  # not guessed\n")
+        else:
+            sections.append(
+                f"# {title} is left out: it is an exposure. With --loss\n"
+                "# poisson, gamma or tweedie the target is in proportion to it:\n"
+                f"{textwrap.indent(lines, '# ')}\n"
+            )
+    last, guess = "[target]\n", Guess()
     if target is not None:
         last += f"column = {toml_text(target)}\n"
         guess = guesses[target]
     if link == "logit" or (link is None and guess.categories is not None):
-        last += _positive(guess)
+        label = toml_text(guess.categories[-1] if guess.categories else "yes")
+        last += f"positive = {label}  # counts as +1, anything else as -1\n"
     elif link == "log":
         last += f"scale = {guess.size or 1.0}  # what targets above zero mostly are\n"
     else:
@@ -220,69 +232,49 @@ def _entry(guess: Guess) -> str:
     return f"categories = [{', '.join(map(toml_text, guess.categories))}]\n"
 
 
-def _exposure(name: str, *, is_used: bool) -> str:
-    lines = ["[exposure]", f"column = {toml_text(name)}", "max = 1.0"]
-    if is_used:
-        return "\n".join(lines) + "  # not guessed\n"
-    why = f"# [columns.{toml_key(name)}] is left out: it is an exposure. With --loss"
-    start = f"{why}\n# poisson, gamma or tweedie the target is in proportion to it:"
-    return "\n".join([start, *(f"# {line}" for line in lines)]) + "\n"
-
-
-def _positive(guess: Guess) -> str:
-    label = guess.categories[-1] if guess.categories else "yes"
-    return f"positive = {toml_text(label)}  # counts as +1, anything else as -1\n"
-
-
 def propose(settings: SchemaSettings) -> None:
     """Prints or writes a schema to correct."""
     path, target, output = Path(settings.source), settings.target, settings.output
+    text_format, how = settings.text_format, "the names alone"
     if output is not None:
-        _files.check_file("--output", output, suffix=".toml")
+        check_output(output, {}, ".toml")
         rule = "a new file; this one is there, perhaps corrected by hand"
         _validate.require(not output.exists(), "--output", str(output), rule)
-    text_format = settings.text_format
     names = column_names(path, text_format)
     if len(names) == 1:
-        terminal(stderr=True).print(
+        warn(
             f"Warning: the only column is {printable(names[0])!r}. If this is a title "
-            "above the header, --skip-lines 1 leaves it out.",
-            style="yellow",
-            soft_wrap=True,
+            "above the header, --skip-lines 1 leaves it out."
         )
-    rule = f"a column of {names}"
-    _validate.require(target is None or target in names, "--target", target, rule)
+    check_target(target, names)
     guesses = guess_names(path, names)
-    how = "the names alone"
     if settings.from_data:
         # A name says that these are times; numbers are measured all the same.
         times = {name for name, guess in guesses.items() if guess == _HAS_TIMES}
         times -= set(declared_kinds(path))
-        open_names = [
+        read = [
             name
             for name, guess in guesses.items()
             if (name in times or not guess.left_out)
             and (name == target or not guess.is_exposure)
         ]
-        say_to_curator(terminal(stderr=True), remarks_on_lines(path, text_format))
-        columns = {}
-        if open_names:
-            columns = read_columns(path, open_names, text_format=text_format)
+        say_to_curator(remarks_on_lines(path, text_format))
+        columns = read_columns(path, read, text_format=text_format) if read else {}
         seen = {name: guess_cells(column) for name, column in columns.items()}
-        for name in times & {name for name in seen if seen[name].center is None}:
-            del seen[name]
-        guesses |= seen
+        guesses |= {
+            name: guess
+            for name, guess in seen.items()
+            if name not in times or guess.center is not None
+        }
         how = "THE RECORDS, which no guarantee covers"
-        terminal(stderr=True).print(
+        warn(
             "Warning: the guesses of --from-data depend on the records, and the "
             "guarantee of a model that uses them does not cover that. Use them for "
-            "public data, or replace them by what you knew before.",
-            style="yellow",
+            "public data, or replace them by what you knew before."
         )
     link = link_of(settings.loss) if settings.loss else None
-    text = schema_text(
-        guesses, target=target, how=how, link=link, is_quoted=text_format.quoted
-    )
+    more = {"how": how, "link": link, "is_quoted": text_format.quoted}
+    text = schema_text(guesses, target=target, **more)
     if output is None:
         end_stage()
         print(text)

@@ -25,7 +25,7 @@ from dpjax.tables.cli._ranges import Ranges
 from dpjax.tables.cli._run import Run
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import link_of
-from dpjax.tables.cli._terminal import table_of
+from dpjax.tables.cli._terminal import table_of, warn
 from dpjax.tables.models._file import model_file
 from dpjax.tables.models._measures import Interval
 from dpjax.tables.models._model import Model
@@ -200,15 +200,14 @@ def _score_name(data: Dataset) -> str:
     return f"mean absolute error ({data.target_unit})"
 
 
-def warn_of_weakness(console: Console, ranges: Ranges | None) -> None:
+def warn_of_weakness(ranges: Ranges | None) -> None:
     """Warns if public numbers show that a good model is unlikely."""
     if ranges is not None and not ranges.is_informative:
-        console.print(
+        warn(
             "Warning: the private centers and scales may be mere noise (a scale is "
             f"detected if {ranges.least_seen:,.0f} of {ranges.num_samples:,} records "
             "have numbers of about that size). Features without a scale are left out. "
-            "Declare centers and scales in the schema, or raise --private-ranges.",
-            style="yellow",
+            "Declare centers and scales in the schema, or raise --private-ranges."
         )
 
 

@@ -12,7 +12,7 @@ from dpjax._rounding import digits
 from dpjax.tables.cli._check import count_cells, say_to_curator, undecoded
 from dpjax.tables.cli._report import model_at
 from dpjax.tables.cli._settings import PredictSettings
-from dpjax.tables.cli._terminal import check_output, terminal, write_output
+from dpjax.tables.cli._terminal import check_output, warn, write_output
 from dpjax.tables.columns._bounded_column import BoundedColumn
 from dpjax.tables.columns._encoding import Categorical, Numeric
 from dpjax.tables.io._tables import Column, column_names, read_columns
@@ -46,37 +46,31 @@ def predict(settings: PredictSettings) -> None:
     columns = read_columns(source, wanted, text_format=settings.text_format)
     nothing = np.full(len(columns[wanted[0]]), np.nan)
     known = {name: columns[name] for name in read}
-    predictions = model.predict_columns(
-        known | dict.fromkeys(missing, nothing) or {"": nothing}
-    )
-    messages = terminal(stderr=True)
+    given = known | dict.fromkeys(missing, nothing)
+    predictions = model.predict_columns(given or {"": nothing})
     for name in missing:
         kind = model.columns[name]
         center = f"the center {digits(kind.center)}"
         value = "none of its categories" if kind.categories else center
-        line = f"There is no column {name}: {value} is used for all records."
-        messages.print(line, style="yellow", soft_wrap=True)
-    for name in exposure:
-        if name not in names:
-            line = f"There is no column {name}: predictions are for one of it."
-            messages.print(line, soft_wrap=True)
+        warn(f"There is no column {name}: {value} is used for all records.")
+    if (gone := [name for name in exposure if name not in names]) != []:
+        warn(f"There is no column {gone[0]}: predictions are for one of it.")
     about_means = _said_of_means(model, known, predictions)
-    say_to_curator(messages, [*_said_of_cells(model, known), *about_means])
+    say_to_curator([*_said_of_cells(model, known), *about_means])
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(map(harmless, [*copied, _title(model)]))
-    cells = [map(harmless, _as_written(columns[name])) for name in copied]
+    title = f"predicted_{model.target_name}"
+    if model.positive is not None:
+        title = f"probability_{model.target_name}={model.positive}"
+    writer.writerow(map(harmless, [*copied, title]))
+    cells = []
+    for column in (columns[name] for name in copied):
+        blank = None if isinstance(column, Texts) else "nan"  # what is missing
+        texts = map(text_of, column.tolist())
+        cells.append(harmless("" if x == blank else x) for x in texts)
     shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
     writer.writerows(zip(*cells, shown, strict=True))
     write_output(settings.output, text.getvalue().encode("utf-8", "replace"))
-
-
-def _as_written(column: Column) -> list[str]:
-    """Returns cells as text; a missing cell is blank."""
-    texts = map(text_of, column.tolist())
-    if isinstance(column, Texts):
-        return [*texts]
-    return ["" if text == "nan" else text for text in texts]
 
 
 def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
@@ -88,10 +82,8 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
     for name, kind in kinds.items():
         cells = count_cells(kind, columns[name])
         if isinstance(kind, BoundedColumn) and cells.far:
-            yield (
-                f"{name}: {cells.of_all(cells.far)} cells lie above {kind.max:g}: they "
-                "count as this, as in training."
-            )
+            far = f"{cells.of_all(cells.far)} cells lie above {kind.max:g}"
+            yield f"{name}: {far}: they count as this, as in training."
         if cells.undecoded:
             yield f"{name}: {undecoded(cells)}"
         count = cells.total - cells.used
@@ -104,13 +96,10 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
                 problem, count = "hold no value", cells.missing
         elif isinstance(kind, BoundedColumn):
             problem, value = "hold no number from zero on", "zero"
-        if not count:
-            continue
-        yield (
-            f"{name}: {cells.of_all(count)} cells {problem}"
-            f"{f', most {cells.looks}' if cells.looks else ''}: they count as {value}, "
-            "as in training."
-        )
+        if count:
+            looks = f", most {cells.looks}" if cells.looks else ""
+            what = f"{cells.of_all(count)} cells {problem}{looks}"
+            yield f"{name}: {what}: they count as {value}, as in training."
 
 
 def _said_of_means(
@@ -130,10 +119,3 @@ def _said_of_means(
             f"{count:,} of {len(means):,} means are at an end of the model's range of "
             "means: true ones may be far beyond."
         )
-
-
-def _title(model: Model) -> str:
-    """Returns the name of the column of predictions."""
-    if model.positive is None:
-        return f"predicted_{model.target_name}"
-    return f"probability_{model.target_name}={model.positive}"

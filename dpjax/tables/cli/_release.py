@@ -24,7 +24,7 @@ from dpjax.tables.cli import _ledger
 from dpjax.tables.cli._options import FROM_SYSTEM, Generator, flag
 from dpjax.tables.cli._settings import ReleaseOptions, public_name
 from dpjax.tables.cli._sources import Table
-from dpjax.tables.cli._terminal import terminal
+from dpjax.tables.cli._terminal import warn
 
 _KEY, _STATES, _PAID = "key.npz", "states", "paid.npz"
 # Also the partial files that a killed process leaves behind.
@@ -217,7 +217,7 @@ class Release(NamedTuple):
                 how = "There was no state to go on from."
                 folder.remove()
             if isinstance(why, KeyboardInterrupt):
-                _warn(f"Stopped; nothing was written to --output. {how}")
+                warn(f"Stopped; nothing was written to --output. {how}")
             raise
 
     def write(self, files: Mapping[str, bytes]) -> None:
@@ -253,7 +253,7 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
         _check_apart(settings.checkpoint, folder, inputs)
         run_folder = RunFolder(settings.checkpoint).checked()
     if settings.seed is not None:
-        _warn(
+        warn(
             "Warning: anyone who knows --seed can subtract the noise, and then nothing "
             "is protected. Use it on public data only."
         )
@@ -287,10 +287,6 @@ def _check_apart(checkpoint: Path, output: Path, inputs: Mapping[str, Path]) -> 
         is_apart = not _files.is_within(path, checkpoint)
         rule = f"a folder without {name} {path}, since it is removed in the end"
         _validate.require(is_apart, "--checkpoint", shown, rule)
-
-
-def _warn(text: str) -> None:
-    terminal(stderr=True).print(text, style="yellow", soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -112,9 +112,7 @@ def _described(content: Mapping[str, Any]) -> Description:
         dp_event=UnsupportedDpEvent(),
         description=own["description"],
     )
-    shares = {
-        (cost["column"], cost["part"]): cost["share"] for cost in content["costs"]
-    }
+    shares = {(x["column"], x["part"]): x["share"] for x in content["costs"]}
     names = "edges", "num_samples", "by", "level"
     given: Any = {name: content[name] for name in names}
     given["sample_size"] = content.get("sample_size")
@@ -167,14 +165,13 @@ def _values(
 ) -> dict[str, Any]:
     """Returns what sentences name; what a sentence only depends on is ""."""
     terms, unit = content["privacy"] | content, content.get("unit")
-    scores = content.get("evaluation", {})
-    own = claim(privacy.epsilon, privacy.delta)
-    budget = (rounded_up(x, 6) for x in (privacy.epsilon, privacy.delta))
-    options = " --epsilon {} --delta {}".format(*budget)
+    scores, is_model = content.get("evaluation", {}), isinstance(released, Model)
+    budget = privacy.epsilon, privacy.delta
+    options = " --epsilon {} --delta {}".format(*(rounded_up(x, 6) for x in budget))
     values: dict[str, Any] = {
         **{"data": content["data"], "unit": unit, "noise_key": terms["noise_key"]},
-        **{"description": privacy.description, "claim": own, "one": "record"},
-        **{"ones": "records", "count": f"{_count(content):,}"},
+        **{"description": privacy.description, "claim": claim(*budget)},
+        **{"one": "record", "ones": "records", "count": f"{_count(content):,}"},
         **{name: content.get(name) for name in ("evaluation", "sample")},
     }
     if unit is not None:
@@ -199,9 +196,7 @@ def _values(
         values["quality"] = f"{name} {model}, of a constant {constant}"
         is_loss = " loss" in name or " deviance" in name
         values[f"read_{'loss' if is_loss else name.split(' ')[0]}"] = name
-    is_model, is_compared = isinstance(released, Model), "comparison" in content
     entries = [] if ledger is None else [entry.id for entry in ledger.entries]
-    is_paid = ledger is None or content.get("ledger_entry") in entries
     is_known = not isinstance(privacy.dp_event, UnsupportedDpEvent)
     flags = {
         "public": content.get("is_public"),
@@ -210,12 +205,12 @@ def _values(
         "of_noise": is_known,
         "of_claim": not is_known,
         "no_ledger": ledger is None,
-        "not_in_ledger": not is_paid,
+        "not_in_ledger": ledger and content.get("ledger_entry") not in entries,
         "of_model": is_model,
         "of_table": not is_model,
         "of_two_parts": scores,
-        "compared": is_compared,
-        "unknown": not (scores or is_compared) and is_model,
+        "compared": "comparison" in content,
+        "unknown": is_model and not scores and "comparison" not in content,
     }
     return values | {name: "" for name, is_so in flags.items() if is_so}
 
@@ -277,7 +272,7 @@ def _spent(content: Content) -> Rows:
         "scores, on other records": content.get("evaluation", {}).get("privacy"),
     }
     lines = [
-        [name, *(rounded_up(cost[parameter], 6) for parameter in ("epsilon", "delta"))]
+        [name, *(rounded_up(cost[x], 6) for x in ("epsilon", "delta"))]
         for name, cost in parts.items()
         if cost is not None
     ]
@@ -310,22 +305,21 @@ def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
 
 
 def _public(content: Content, model: Model) -> Rows:
-    ranges = content.get("ranges", {}).get("columns", {})
+    ranges, exposure = content.get("ranges", {}).get("columns", {}), model.exposure
     kinds: dict[str, Any] = {**model.columns, model.target_name: model.target}
-    if model.exposure is not None:
-        kinds[model.exposure.column] = model.exposure
+    if exposure is not None:
+        kinds[exposure.column] = exposure
     lines = []
     for name, kind in kinds.items():
         known = "released privately" if name in ranges else "declared"
         shown, text = name, _kind_of(kind)
         if name == model.target_name:
             shown += " (target)"
-            if model.link == "log":
-                exposure = model.exposure
-                scale, of = kind.scale, ""
-                if exposure is not None:
-                    scale, of = scale / exposure.max, f" for one of {exposure.column}"
-                text = f"amounts of about {digits(scale)}{of}"
+            if model.link == "log" and exposure is not None:
+                scale = digits(kind.scale / exposure.max)
+                text = f"amounts of about {scale} for one of {exposure.column}"
+            elif model.link == "log":
+                text = f"amounts of about {digits(kind.scale)}"
         lines.append([shown, text, known])
     return Rows(["column", "what it holds", "how that is known"], lines)
 
@@ -412,9 +406,8 @@ def show(settings: ShowSettings) -> None:
     if model.standard_errors is not None:
         for note in model.summary().sentences:
             console.print(note)
-    privacy = model.privacy
-    stated = claim(privacy.epsilon, privacy.delta)
-    console.print(f"Privacy: {stated}. {privacy.description}")
+    stated = claim(model.privacy.epsilon, model.privacy.delta)
+    console.print(f"Privacy: {stated}. {model.privacy.description}")
     for line in _limits_of(model):
         console.print(line)
 
@@ -435,7 +428,7 @@ def plot(settings: PlotSettings) -> None:
 def _figure_of(model: Model, *, is_dark: bool = False) -> Any:
     """Draws what each column adds to a model's predictions, with matplotlib."""
     stated = claim(model.privacy.epsilon, model.privacy.delta)
-    label, effect = _drawn(model)
+    label, effect, _ = _words_of(model)
     return _shapes.plot(
         *(model.shapes(), [], label),
         title=[f"{model.method} of {model.data}: {stated}", f"What a column {effect}"],
@@ -444,41 +437,32 @@ def _figure_of(model: Model, *, is_dark: bool = False) -> Any:
     )
 
 
-def _drawn(model: Model) -> tuple[str, str]:
-    """Returns the axis label of the curves, and what a column does, in words."""
+def _words_of(model: Model) -> tuple[str, str, str]:
+    """Returns the label of a curve, what a column does, and what is predicted."""
+    name = target = model.target_name
+    number = "number" if model.curves.knots else "coefficient"
     if model.positive is not None:
-        return "added log odds", f"adds to the log odds of {_target(model)}"
-    if model.link == "identity":
-        return f"added {model.target_name}", f"adds to {_target(model)}"
-    return "factor of the mean", f"multiplies the mean of {_target(model)} by"
-
-
-def _target(model: Model) -> str:
-    if model.positive is not None:
-        return f"{model.target_name} = {model.positive} ({model.target_unit})"
-    target = model.target_name
-    if target == "target":
-        target += f" in {model.target_unit}"
+        target += f" = {model.positive} ({model.target_unit})"
+        text = f"Predicts the probability of {target}. A {number} is what is added to "
+        text += "the logarithm of its odds."
+        return "added log odds", f"adds to the log odds of {target}", text
+    target += f" in {model.target_unit}" if name == "target" else ""
     if model.exposure is not None:
         target += f", in proportion to {model.exposure.column}"
-    return target
+    if model.link == "identity":
+        text = f"Predicts {target}. A {number} is what is added to it."
+        return f"added {name}", f"adds to {target}", text
+    text = f"Predicts the mean of {target}. A factor is what it is multiplied by."
+    return "factor of the mean", f"multiplies the mean of {target} by", text
 
 
 def _meaning(model: Model) -> str:
     """Returns sentences on what a model predicts, and what its numbers mean."""
-    target, is_linear = _target(model), not model.curves.knots
-    number = "coefficient" if is_linear else "number"
-    if model.positive is not None:
-        text = f"the probability of {target}. A {number} is what is added to the "
-        text += "logarithm of its odds."
-    elif model.link == "identity":
-        text = f"{target}. A {number} is what is added to it."
-    else:
-        text = f"the mean of {target}. A factor is what it is multiplied by."
-    if not is_linear:
+    text = _words_of(model)[2]
+    if model.curves.knots:
         none = "factor of 1" if model.link == "log" else "value of 0"
         text += f" A column has a {none} at its center, or in no category."
-    return f"Predicts {text}"
+    return text
 
 
 def _weights_of(model: Model) -> tuple[list[str], list[list[str]]]:

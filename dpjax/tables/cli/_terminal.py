@@ -54,6 +54,11 @@ def terminal(*, stderr: bool = False) -> Console:
     return _Terminal(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
+def warn(text: str) -> None:
+    """Prints a warning for the curator, on one line, so that paths can be copied."""
+    terminal(stderr=True).print(text, style="yellow", soft_wrap=True)
+
+
 _stages: list[Progress] = []  # the stage that is shown, if any
 
 

@@ -57,10 +57,9 @@ def train(settings: Settings) -> None:
     plan = run.plan
     assert plan is not None
     # Standard output holds the results; progress and warnings go beside it.
-    messages = terminal(stderr=True)
-    warn_of_weakness(messages, ranges)
+    warn_of_weakness(ranges)
     scores = evaluation = None
-    with progress_bars(messages) as on_step:
+    with progress_bars(terminal(stderr=True)) as on_step:
         with release.recorded():
             given = {"on_step": on_step, "run_folder": release.run_folder}
             solution = train_private(plan, data, key=key, **given)
@@ -81,8 +80,8 @@ def train(settings: Settings) -> None:
 
 def warn_of_cells(table: Table, settings: Settings) -> None:
     """Warns the curator of columns that can hardly be used; stops if that is asked."""
-    console, cells = terminal(stderr=True), table.columns
-    if warn_curator(console, table.schema, table.target, cells) and settings.strict:
+    is_warned = warn_curator(table.schema, table.target, table.columns)
+    if is_warned and settings.strict:
         nothing = "written" if settings.ledger else "spent or written"
         raise ValueError(
             f"--strict stopped the run before training: nothing was {nothing}. That it "

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import polars as pl
 import pytest
-from rich.console import Console
 
 from dpjax.accounting import gaussian_stddev
 from dpjax.datasets import Numeric
@@ -139,7 +138,7 @@ def test_nobody_on_a_list_need_have_a_record(tmp_path):
     asked = {"source": str(path), "epsilon": 1.0, "loss": "squared", "schema": schema}
     asked |= {"unit": "who", "records_per_unit": 2, "holdout": 0.3}
     read = read_private(Settings(unit_names=names, **asked), jax.random.key(0))
-    warn_curator(Console(quiet=True), read.schema, read.target, read.columns)
+    warn_curator(read.schema, read.target, read.columns)
     data = encode_table(read)
     assert (data.features.shape, data.test_features.shape) == ((56, 3), (12, 3))
     assert not np.vstack([data.features, data.test_features]).any()
