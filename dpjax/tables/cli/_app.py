@@ -41,11 +41,11 @@ def main(
 # For each command: its name, its settings, and the module and function that run it.
 for name, settings, place in (
     ("train", _settings.Settings, "_train.train"),
-    ("schema", _settings.SchemaSettings, "_guesses.propose"),
+    ("schema", _settings.SchemaSettings, "_curator.propose"),
     ("plan", _settings.ForecastSettings, "_forecast.forecast"),
-    ("check", _settings.CheckSettings, "_check.check"),
+    ("check", _settings.CheckSettings, "_curator.check"),
     ("describe", _settings.DescribeSettings, "_describe.describe"),
-    ("predict", _settings.PredictSettings, "_predict.predict"),
+    ("predict", _settings.PredictSettings, "_report.predict"),
     ("export", _settings.ExportSettings, "_report.export"),
     ("show", _settings.ShowSettings, "_report.show"),
     ("report", _settings.ReportSettings, "_report.report"),

@@ -1,15 +1,21 @@
-"""Models of a plan: the private one, and what it is compared to on public records."""
+"""Models of a file or a public set: planned from public facts alone, and fitted."""
 
 import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpjax import _validate, losses
 from dpjax._types import ArrayLike, Key, PyTree
-from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting import PrivacyGuarantee, Sampling, noise_multiplier
 from dpjax.datasets import Dataset
+from dpjax.losses import LinearLoss
+from dpjax.losses._named import named
 from dpjax.solvers import (
     Checkpoint,
     Curves,
@@ -18,13 +24,100 @@ from dpjax.solvers import (
     dp_additive_model,
     dp_linear_model,
 )
-from dpjax.tables.cli._plan import Budget, Plan
+from dpjax.solvers.additive._knots import knots_of
 from dpjax.tables.cli._release import RunFolder
+from dpjax.tables.cli._settings import (
+    AMOUNTS,
+    FOR_AMOUNTS,
+    FOR_NUMBERS,
+    LossName,
+    Settings,
+)
 from dpjax.tables.cli._terminal import OnStep
+from dpjax.tables.models._params import bending_features
 
+_TWEEDIE = 1.5  # by default, halfway between counts and amounts
 # Solvers take no infinite epsilon; at this one all noise is below every other error,
 # that of releases with a thousandth of the budget too.
 NO_PRIVACY = 1e12
+
+
+class Budget(NamedTuple):
+    """A privacy budget."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """A fully specified training; every entry is public.
+
+    Attributes:
+        loss: name of the loss.
+        power: of the Tweedie loss; None for its default.
+        budget: privacy of the training, for a record.
+        arguments: of the solver; with `smooth` among them, the model is additive.
+    """
+
+    loss: LossName
+    power: float | None
+    budget: Budget
+    arguments: Mapping[str, Any]
+
+    @property
+    def loss_fn(self) -> LinearLoss:
+        """The loss, of targets in units of their scale."""
+        return (
+            _losses()[self.loss] if self.power is None else losses.log_link(self.power)
+        )
+
+    @property
+    def method(self) -> str:
+        """The name of the private model."""
+        return f"DP {'additive' if self.arguments.get('smooth') else 'linear'} model"
+
+
+@functools.cache
+def _losses() -> dict[LossName, LinearLoss]:
+    return {
+        "logistic": losses.logistic,
+        "squared": losses.squared,
+        "huber": named("huber"),  # the linear model releases its threshold
+        "poisson": losses.log_link(1.0),
+        "gamma": losses.log_link(2.0),
+        "tweedie": losses.log_link(_TWEEDIE),
+    }
+
+
+def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
+    """Returns the plan, with defaults that depend on public sizes alone.
+
+    Only the task, the name, the schema and the shapes of the data are used.
+    """
+    is_classification = data.task == "classification"
+    loss = settings.find_loss(is_classification=is_classification)
+    rule = f"{', '.join(FOR_NUMBERS)} for {data.name}, whose target is a number"
+    _validate.require(is_classification or loss != "logistic", "--loss", loss, rule)
+    rule = f"another than {AMOUNTS} for {data.name}, whose target is a class"
+    is_fine = not is_classification or loss not in FOR_AMOUNTS
+    _validate.require(is_fine, "--loss", loss, rule)
+    num_samples, num_features = data.features.shape
+    arguments: dict[str, Any] = {}
+    if settings.intervals:
+        rule = "left out where there is no column"
+        _validate.require(num_features > 1, "--intervals", True, rule)
+        arguments["intervals"] = True
+    if settings.max_features is not None:
+        arguments["max_features"] = settings.max_features
+    plan = Plan(loss=loss, power=settings.power, budget=budget, arguments=arguments)
+    if settings.may_bend:
+        bending = list(bending_features(data.schema))
+        multiplier = noise_multiplier(*budget, Sampling(num_steps=1))
+        sizes = num_samples, num_features, len(bending)
+        if knots_of(plan.loss_fn, *sizes, multiplier):
+            arguments["smooth"] = bending
+    return plan
 
 
 class Score(NamedTuple):
@@ -140,9 +233,9 @@ def compare(
     if plan.arguments:
         plans[linear.method] = linear
     solutions = {}
-    for (name, one), own_key in zip(plans.items(), jax.random.split(key), strict=False):
+    for (name, own), own_key in zip(plans.items(), jax.random.split(key), strict=False):
         on_step(name, 0, 1)
-        fitted = fit(one, rows_of(data), key=own_key)
+        fitted = fit(own, rows_of(data), key=own_key)
         solutions[name] = jax.block_until_ready(fitted)
         on_step(name, 1, 1)
     (first, without), *private_ones = solutions.items()

@@ -28,8 +28,15 @@ from dpjax.solvers import Solution
 from dpjax.solvers.additive._knots import FINE
 from dpjax.solvers.training._curves import hats
 from dpjax.tables._default_delta import default_delta
-from dpjax.tables.cli._fit import NO_PRIVACY, fit, predictions_of, rows_of
-from dpjax.tables.cli._plan import Budget, Plan, make_plan
+from dpjax.tables.cli._fit import (
+    NO_PRIVACY,
+    Budget,
+    Plan,
+    fit,
+    make_plan,
+    predictions_of,
+    rows_of,
+)
 from dpjax.tables.cli._schema import Schema, read_schema
 from dpjax.tables.cli._settings import (
     FOR_AMOUNTS,

@@ -154,8 +154,8 @@ def show(settings: ShowLedgerSettings) -> None:
     for entry in read.entries:
         pairs = zip(entry.price, limit.limit, strict=True)
         share = rounded_up(100 * max(x / y for x, y in pairs if y > 0), 3)
-        what = f"{entry.method}: {'; '.join(entry.parts)}"
-        lines.append([entry.id, entry.at.isoformat(), what, f"{share}%"])
+        released = f"{entry.method}: {'; '.join(entry.parts)}"
+        lines.append([entry.id, entry.at.isoformat(), released, f"{share}%"])
     head = ["run", "at", "released", "share of the limit"]
     console.print(table_of(head, lines))
     console.print(_said_spent(read))

@@ -19,8 +19,7 @@ from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.solvers import Solution
 from dpjax.solvers.linear._constant import missing_share
 from dpjax.tables.cli._evaluation import Evaluation
-from dpjax.tables.cli._fit import Score
-from dpjax.tables.cli._plan import Plan
+from dpjax.tables.cli._fit import Plan, Score
 from dpjax.tables.cli._ranges import Ranges
 from dpjax.tables.cli._run import Run
 from dpjax.tables.cli._schema import Schema
@@ -30,7 +29,7 @@ from dpjax.tables.models._file import model_file
 from dpjax.tables.models._measures import Interval
 from dpjax.tables.models._model import Model
 
-MODEL, REPORT = "model.npz", "report.json"
+NAMES = MODEL, REPORT = "model.npz", "report.json"
 
 
 @dataclass(frozen=True, eq=False)

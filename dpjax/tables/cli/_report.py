@@ -1,4 +1,4 @@
-"""The commands on what was released: `report`, `show`, `plot` and `export`.
+"""The commands on what was released: `report`, `show`, `plot`, `export`, `predict`.
 
 `report` writes a page for others. Its text is in `report.md`: titles, paragraphs,
 lists, warnings and, in brackets, tables and pictures. A sentence is left out if a value
@@ -6,6 +6,7 @@ that it names is missing. All values follow from released files, public facts an
 ledger.
 """
 
+import csv
 import dataclasses
 import importlib.resources
 import io
@@ -32,20 +33,25 @@ from dpjax.accounting import (
 from dpjax.accounting._group import group_budget
 from dpjax.tables import _shapes
 from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
+from dpjax.tables.cli import _settings
+from dpjax.tables.cli._curator import count_cells, say_to_curator, undecoded
 from dpjax.tables.cli._ledger import Ledger, read_ledger, said_left
 from dpjax.tables.cli._options import FROM_SYSTEM
 from dpjax.tables.cli._outputs import MODEL, REPORT
-from dpjax.tables.cli._settings import (
-    ExportSettings,
-    PlotSettings,
-    ReportSettings,
-    ShowSettings,
+from dpjax.tables.cli._terminal import (
+    check_output,
+    table_of,
+    terminal,
+    warn,
+    write_output,
 )
-from dpjax.tables.cli._terminal import check_output, table_of, terminal, write_output
-from dpjax.tables.columns._encoding import Numeric
+from dpjax.tables.columns._bounded_column import BoundedColumn
+from dpjax.tables.columns._encoding import Categorical, Numeric
 from dpjax.tables.describe._description import Description, Row
 from dpjax.tables.describe._page import costs_of, numbers_of
-from dpjax.tables.io._untrusted import number
+from dpjax.tables.io._tables import Column, column_names, read_columns
+from dpjax.tables.io._texts import Texts, text_of
+from dpjax.tables.io._untrusted import harmless, number
 from dpjax.tables.models._file import load_model
 from dpjax.tables.models._model import Model
 
@@ -61,7 +67,7 @@ _WHERE = "where it is"
 _SHOWN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # where values of curves are shown, in scales
 
 
-def report(settings: ReportSettings) -> None:
+def report(settings: _settings.ReportSettings) -> None:
     """Writes the report of a run, whole or not at all; no table is read."""
     path = Path(settings.run)
     if not path.is_file():
@@ -282,7 +288,7 @@ def _spent(content: Content) -> Rows:
 def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
     parts: dict[str, list[Block]] = {
         "public": [_public(content, model)],
-        "settings": [_settings(content)],
+        "settings": [_settings_table(content)],
         "numbers": [*_numbers(model)],
     }
     if (scores := content.get("evaluation")) is not None:
@@ -336,7 +342,7 @@ def _kind_of(kind: Any) -> str:
     return text
 
 
-def _settings(content: Content) -> Rows:
+def _settings_table(content: Content) -> Rows:
     given = content["arguments"] | content["stats"]
     lines = [
         [name.replace("_", " "), _plain(entry)]
@@ -378,7 +384,7 @@ def _plain(entry: Any) -> str:
     return "" if entry is None else str(entry)
 
 
-def export(settings: ExportSettings) -> None:
+def export(settings: _settings.ExportSettings) -> None:
     """Writes a model in another language, whole or not at all."""
     suffix = _SUFFIXES[settings.format]
     output = settings.output or Path(f"model{suffix}")
@@ -393,7 +399,7 @@ def model_at(path: str) -> Model:
     return load_model(path)
 
 
-def show(settings: ShowSettings) -> None:
+def show(settings: _settings.ShowSettings) -> None:
     """Prints a model in the units of its table, and its guarantee."""
     model = model_at(settings.model)
     console = terminal()
@@ -412,7 +418,7 @@ def show(settings: ShowSettings) -> None:
         console.print(line)
 
 
-def plot(settings: PlotSettings) -> None:
+def plot(settings: _settings.PlotSettings) -> None:
     """Draws each column's effect as PNG or SVG, written whole or not at all."""
     output = settings.output
     check_output(output, {"MODEL": Path(settings.model)})
@@ -536,3 +542,103 @@ def _limits_of(model: Model) -> Iterator[str]:
         yield f"{', '.join(names)} {verb} held within {ends}."
     if not all(kind.categories for kind in model.columns.values()):
         yield "A cell that holds no number lies at the center of its column."
+
+
+def predict(settings: _settings.PredictSettings) -> None:
+    """Predicts the target of every record of a file.
+
+    No guarantee covers the records of this file: neither their predictions, nor the
+    messages on standard error about their cells, which are for the curator alone.
+    """
+    source = Path(settings.source)
+    check_output(settings.output, {"DATA": source}, ".csv")
+    model = model_at(settings.model)
+    names = column_names(source, settings.text_format)
+    copied = names if settings.keep else []
+    if settings.id is not None:
+        rule = f"a column of {names}"
+        _validate.require(settings.id in names, "--id", settings.id, rule)
+        copied = [settings.id, *(name for name in copied if name != settings.id)]
+    missing = [name for name in model.columns if name not in names]
+    rule = f"a file with one of the columns that the model reads, {[*model.columns]}"
+    is_known = len(missing) < len(model.columns) or not model.columns
+    _validate.require(is_known, "DATA", names, rule)
+    exposure = [] if model.exposure is None else [model.exposure.column]
+    read = [name for name in (*model.columns, *exposure) if name in names]
+    wanted = list(dict.fromkeys([*read, *copied])) or names[:1]
+    columns = read_columns(source, wanted, text_format=settings.text_format)
+    nothing = np.full(len(columns[wanted[0]]), np.nan)
+    known = {name: columns[name] for name in read}
+    given = known | dict.fromkeys(missing, nothing)
+    predictions = model.predict_columns(given or {"": nothing})
+    for name in missing:
+        kind = model.columns[name]
+        center = f"the center {digits(kind.center)}"
+        value = "none of its categories" if kind.categories else center
+        warn(f"There is no column {name}: {value} is used for all records.")
+    if (gone := [name for name in exposure if name not in names]) != []:
+        warn(f"There is no column {gone[0]}: predictions are for one of it.")
+    about_means = _said_of_means(model, known, predictions)
+    say_to_curator([*_said_of_cells(model, known), *about_means])
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    title = f"predicted_{model.target_name}"
+    if model.positive is not None:
+        title = f"probability_{model.target_name}={model.positive}"
+    writer.writerow(map(harmless, [*copied, title]))
+    cells = []
+    for column in (columns[name] for name in copied):
+        blank = None if isinstance(column, Texts) else "nan"  # what is missing
+        texts = map(text_of, column.tolist())
+        cells.append(harmless("" if x == blank else x) for x in texts)
+    shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
+    writer.writerows(zip(*cells, shown, strict=True))
+    write_output(settings.output, text.getvalue().encode("utf-8", "replace"))
+
+
+def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
+    """Yields messages on cells that cannot be used as they are, by column."""
+    kinds: dict[str, Numeric | Categorical | BoundedColumn]
+    kinds = {k: v for k, v in model.columns.items() if k in columns}
+    if (exposure := model.exposure) is not None and exposure.column in columns:
+        kinds[exposure.column] = exposure
+    for name, kind in kinds.items():
+        cells = count_cells(kind, columns[name])
+        if isinstance(kind, BoundedColumn) and cells.far:
+            far = f"{cells.of_all(cells.far)} cells lie above {kind.max:g}"
+            yield f"{name}: {far}: they count as this, as in training."
+        if cells.undecoded:
+            yield f"{name}: {undecoded(cells)}"
+        count = cells.total - cells.used
+        problem, value = "hold no number", "the center of the column"
+        if kind.categories:
+            problem, value = "match no category", "none of them"
+            if 0 < cells.missing < count:
+                problem += f", {cells.missing:,} of them without a value"
+            if len(kind.categories) == 1:  # "no" is expected next to "yes"
+                problem, count = "hold no value", cells.missing
+        elif isinstance(kind, BoundedColumn):
+            problem, value = "hold no number from zero on", "zero"
+        if count:
+            looks = f", most {cells.looks}" if cells.looks else ""
+            text = f"{cells.of_all(count)} cells {problem}{looks}"
+            yield f"{name}: {text}: they count as {value}, as in training."
+
+
+def _said_of_means(
+    model: Model, columns: Mapping[str, Column], means: np.ndarray
+) -> Iterator[str]:
+    """Yields a message on means at an end of the range that the model has."""
+    if model.mean_range is None:
+        return
+    exposure, shares = model.exposure, 1.0
+    if exposure is not None:
+        cells = columns.get(exposure.column)
+        shares = 1 / exposure.max if cells is None else exposure.shares(cells)
+    low, high = model.mean_range
+    is_end = (means <= low * shares * 1.000001) | (means >= high * shares / 1.000001)
+    if count := np.count_nonzero(is_end & (means > 0)):
+        yield (
+            f"{count:,} of {len(means):,} means are at an end of the model's range of "
+            "means: true ones may be far beyond."
+        )

@@ -22,8 +22,7 @@ from dpjax.datasets import Dataset
 from dpjax.tables._default_delta import default_delta
 from dpjax.tables.cli import _ledger
 from dpjax.tables.cli._evaluation import evaluation_privacy
-from dpjax.tables.cli._fit import training_privacy
-from dpjax.tables.cli._plan import Budget, Plan, make_plan
+from dpjax.tables.cli._fit import Budget, Plan, make_plan, training_privacy
 from dpjax.tables.cli._ranges import Ranges, plan_ranges
 from dpjax.tables.cli._release import RunFolder
 from dpjax.tables.cli._settings import DescribeSettings, ReleaseOptions, Settings
@@ -84,14 +83,14 @@ class Run:
             return self.of_file(first)
         assert self.table is not None
         events: Any = tuple(part.dp_event for part in (first, *rest))
-        whole = PrivacyGuarantee.of(
+        joined = PrivacyGuarantee.of(
             max(part.epsilon for part in (first, *rest)),
             max(part.delta for part in (first, *rest)),
             dp_event=ComposedDpEvent(events),  # more than in parallel, hence a bound
             num_samples=len(self.table.is_test),
             unit=self.table.unit_words,
         )
-        return self.of_file(whole)
+        return self.of_file(joined)
 
     @property
     def sample(self) -> dict[str, Any] | None:

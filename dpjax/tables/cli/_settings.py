@@ -45,12 +45,7 @@ def link_of(name: LossName | None) -> "Link":
 
 
 def public_name(data: str) -> str | None:
-    """Returns the name of a public data set, or None for a file.
-
-    Example:
-        >>> public_name("rand-hie"), public_name("prices.csv")
-        ('rand_hie', None)
-    """
+    """Returns the name of a public data set, such as rand-hie; None for a file."""
     name = data.replace("-", "_")
     return name if name in PUBLIC_SETS else None
 
@@ -182,7 +177,7 @@ class ReleaseOptions(TextOptions):
 
     @property
     def each(self) -> int:
-        """How many records of each unit count; 1 without units."""
+        """The number of records of each unit that count; 1 without units."""
         return 1 if self.unit is None else self.records_per_unit or _RECORDS_PER_UNIT
 
 
@@ -262,6 +257,13 @@ class Settings(ReleaseOptions):
             ("loss", is_plain or not is_tweedie, "with --intervals"),
         ):
             self.require(name, is_fine, f"left out {where}")
+
+    def find_loss(self, *, is_classification: bool | None = None) -> LossName:
+        """Returns the chosen loss, or the one that suits the task, if that is known."""
+        rule = f"given for a file: logistic, {', '.join(FOR_NUMBERS)}"
+        is_fine = self.loss is not None or is_classification is not None
+        _validate.require(is_fine, "--loss", None, rule)
+        return self.loss or ("logistic" if is_classification else "squared")
 
     @property
     def may_bend(self) -> bool:

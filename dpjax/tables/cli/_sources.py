@@ -14,17 +14,8 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._sample_privacy import sample_privacy
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.datasets._public_sets import PUBLIC_SETS
-from dpjax.tables.cli._guesses import guess_names, schema_text
-from dpjax.tables.cli._plan import find_loss
-from dpjax.tables.cli._schema import (
-    FILL_IN,
-    Kind,
-    Schema,
-    check_columns,
-    check_target,
-    for_largest,
-    read_schema,
-)
+from dpjax.tables.cli import _schema
+from dpjax.tables.cli._curator import guess_names, schema_text
 from dpjax.tables.cli._settings import AMOUNTS, Settings, link_of
 from dpjax.tables.cli._terminal import SchemaNeeded
 from dpjax.tables.cli._units import Units, check_unit, named, read_names, units_of
@@ -154,7 +145,7 @@ class Table:
 
     name: str
     columns: Mapping[str, Column]
-    schema: Schema
+    schema: _schema.Schema
     target: str
     is_test: np.ndarray
     units: Units | None = None
@@ -243,7 +234,7 @@ class Table:
         }
         target = self.schema.target
         if target is None:
-            target = for_largest(ranges[self.target], self.schema.exposure)
+            target = _schema.for_largest(ranges[self.target], self.schema.exposure)
         schema = dataclasses.replace(self.schema, columns=columns, target=target)
         return dataclasses.replace(self, schema=schema)
 
@@ -268,12 +259,12 @@ def read_private(settings: Settings, key: Key) -> Table:
     path, text_format = Path(settings.source), settings.text_format
     schema, target, link = settings.schema, settings.target, link_of(settings.loss)
     if schema is not None:
-        link = link_of(find_loss(settings))  # an error comes before the file is read
+        link = link_of(settings.find_loss())  # an error comes before the file is read
     listed = settings.unit_names and read_names(settings.unit_names)
     rule = f"a file, or one of {', '.join(PUBLIC_SETS)}"
     _validate.require(path.exists(), "DATA", str(path), rule)
     names = column_names(path, text_format)
-    check_target(target, names)
+    _schema.check_target(target, names)
     if schema is None:
         raise SchemaNeeded(
             f"--schema must be given for a file, to declare what is public in {path}. "
@@ -281,14 +272,16 @@ def read_private(settings: Settings, key: Key) -> Table:
             schema_text(guess_names(path, names), target=target, link=link),
         )
     is_open = settings.private_ranges is not None
-    declared = read_schema(schema, link=link, allows_empty=is_open)
-    left = [k for k, v in declared.columns.items() if v == Categorical((FILL_IN,))]
-    rule = f"filled in: the categories of these columns are still {FILL_IN}"
+    declared = _schema.read_schema(schema, link=link, allows_empty=is_open)
+    left = [
+        k for k, v in declared.columns.items() if v == Categorical((_schema.FILL_IN,))
+    ]
+    rule = f"filled in: the categories of these columns are still {_schema.FILL_IN}"
     _validate.require(not left, "--schema", left, rule)
     exposure = None if link == "log" else declared.exposure
     rule = f"without [exposure], which is left out without --loss {AMOUNTS}"
     _validate.require(exposure is None, "--schema", exposure, rule)
-    target = check_columns(declared, target, path, names)
+    target = _schema.check_columns(declared, target, path, names)
     if target is None:
         raise ValueError(
             f"--target must be given for a file: a column of {names}. Or the schema's "
@@ -306,7 +299,7 @@ def read_private(settings: Settings, key: Key) -> Table:
 def read_records(
     path: Path,
     draw: Draw,
-    schema: Schema,
+    schema: _schema.Schema,
     target: str,
     names: list[str],
     text_format: TextFormat,
@@ -327,7 +320,7 @@ def read_records(
 
 
 def _check_model(
-    settings: Settings, columns: Mapping[str, Kind], num_records: int
+    settings: Settings, columns: Mapping[str, _schema.Kind], num_records: int
 ) -> None:
     """Checks that an additive model that is asked for has records and columns."""
     # A column that is still open is one of numbers.

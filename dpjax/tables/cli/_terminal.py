@@ -12,7 +12,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
-    TextColumn,
     TimeElapsedColumn,
 )
 from rich.table import Table
@@ -71,14 +70,10 @@ def stage(text: str) -> None:
     console = Console(stderr=True)
     if not console.is_terminal:
         return
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    shown = Progress(
-        *columns,
-        console=console,
-        transient=True,
-        redirect_stdout=False,  # stdout may be a file
-        redirect_stderr=False,
-    )
+    columns = SpinnerColumn(), "{task.description}", TimeElapsedColumn()
+    # One of the outputs may be a file.
+    given: Any = {"redirect_stdout": False, "redirect_stderr": False}
+    shown = Progress(*columns, console=console, transient=True, **given)
     shown.add_task(printable(text), total=None)
     shown.start()
     _stages.append(shown)
@@ -116,7 +111,7 @@ def progress_bars(console: Console) -> Iterator[OnStep]:
 
     A method compiles until its first step.
     """
-    columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
+    columns = "{task.description:30}", BarColumn(), MofNCompleteColumn()
     end_stage()
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bars = {}

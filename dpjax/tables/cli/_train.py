@@ -2,17 +2,10 @@
 
 import jax
 
-from dpjax.tables.cli._check import warn_curator
+from dpjax.tables.cli import _outputs
+from dpjax.tables.cli._curator import warn_curator
 from dpjax.tables.cli._evaluation import evaluate
 from dpjax.tables.cli._fit import compare, train_private
-from dpjax.tables.cli._outputs import (
-    MODEL,
-    REPORT,
-    Trained,
-    files,
-    show,
-    warn_of_weakness,
-)
 from dpjax.tables.cli._ranges import release_ranges
 from dpjax.tables.cli._release import begin
 from dpjax.tables.cli._run import charge, plan_training
@@ -33,7 +26,7 @@ def train(settings: Settings) -> None:
 
     With --ledger a run is refused or entered before a value of a record is used.
     """
-    release = begin(settings, [MODEL, REPORT])
+    release = begin(settings, _outputs.NAMES)
     keys = jax.random.split(release.key, 5)
     key, baseline_key, ranges_key, test_key, sample_key = keys
     name, ranges, schema, entry = public_name(settings.source), None, None, None
@@ -57,7 +50,7 @@ def train(settings: Settings) -> None:
     plan = run.plan
     assert plan is not None
     # Standard output holds the results; progress and warnings go beside it.
-    warn_of_weakness(ranges)
+    _outputs.warn_of_weakness(ranges)
     scores = evaluation = None
     with progress_bars(terminal(stderr=True)) as on_step:
         with release.recorded():
@@ -71,11 +64,12 @@ def train(settings: Settings) -> None:
         if run.table is None:
             scores = compare(plan, data, solution, key=baseline_key, on_step=on_step)
     more = {"evaluation": evaluation, "scores": scores, "entry": entry}
-    trained = Trained(run, data, solution, schema, ranges, **more)
-    release.write(files(trained.model(), trained.report(release.noise_key)))
+    trained = _outputs.Trained(run, data, solution, schema, ranges, **more)
+    content = trained.report(release.noise_key)
+    release.write(_outputs.files(trained.model(), content))
     console = terminal()
-    show(console, trained)
-    show_paths(console, [release.folder / name for name in (MODEL, REPORT)])
+    _outputs.show(console, trained)
+    show_paths(console, [release.folder / name for name in _outputs.NAMES])
 
 
 def warn_of_cells(table: Table, settings: Settings) -> None:

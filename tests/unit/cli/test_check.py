@@ -10,7 +10,7 @@ from rich.console import Console
 import dpjax
 from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli import _terminal
-from dpjax.tables.cli._check import count_cells
+from dpjax.tables.cli._curator import count_cells
 from tests.unit.cli.command import outputs_of as invoke
 
 COLUMNS = {

@@ -133,7 +133,7 @@ def fails(error):
 
 def test_a_release_outlives_what_fails_after_it(folder, monkeypatch):
     error = KeyboardInterrupt()
-    monkeypatch.setattr("dpjax.tables.cli._train.show", fails(error))
+    monkeypatch.setattr("dpjax.tables.cli._train._outputs.show", fails(error))
     # Beside the other folder, below a link, with a name that begins alike.
     arrange(FOLDERS)
     result = train("d/out", "link/../d/out-too")

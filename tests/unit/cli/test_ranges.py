@@ -9,7 +9,7 @@ import pytest
 
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import dp_mean
-from dpjax.tables.cli._plan import bending_features
+from dpjax.tables.cli._fit import bending_features
 from dpjax.tables.cli._ranges import plan_ranges, release_ranges
 from dpjax.tables.cli._run import plan_training
 from dpjax.tables.cli._schema import BoundedColumn, Schema

@@ -9,7 +9,7 @@ import pytest
 
 from dpjax.accounting import gaussian_stddev
 from dpjax.datasets import Numeric
-from dpjax.tables.cli._check import warn_curator
+from dpjax.tables.cli._curator import warn_curator
 from dpjax.tables.cli._run import plan_training
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import Settings
