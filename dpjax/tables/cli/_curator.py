@@ -478,17 +478,15 @@ def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
     guesses = {name: guess_name(name) for name in names}
     for name, kind in declared_kinds(path).items():
         guess = guesses[name]
-        is_named = bool(guess.left_out)
-        if kind == "time":
-            guesses[name] = _HAS_TIMES
-        elif kind == "nested":
-            guesses[name] = Guess(left_out="holds lists or records")
-        elif kind == "truth":
-            guesses[name] = Guess(categories=("true",))
-        elif kind == "text" and not is_named:
-            guesses[name] = _IS_CATEGORY
-        elif kind == "number" and (guess.categories is not None or guess == _HAS_TIMES):
-            guesses[name] = Guess()
+        is_no_number = guess.categories is not None or guess == _HAS_TIMES
+        by_kind = {
+            "time": _HAS_TIMES,
+            "nested": Guess(left_out="holds lists or records"),
+            "truth": Guess(categories=("true",)),
+            "text": guess if guess.left_out else _IS_CATEGORY,
+            "number": Guess() if is_no_number else guess,
+        }
+        guesses[name] = by_kind.get(kind, guess)
     return guesses
 
 
