@@ -64,7 +64,6 @@ def main(arguments=None):
     one = commands.add_parser("peak", help="peak memory of one method, for `run`")
     one.add_argument("case")
     one.add_argument("method")
-    one.add_argument("--quick", action="store_true")
     options = vars(parser.parse_args(arguments))
     commands = {
         "run": speed.main,

@@ -12,9 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import dpjax
-from benchmarks.audits import findings
-from benchmarks.audits.catalogue import cases
-from benchmarks.audits.findings import SEED, Finding
+from benchmarks.audits import catalogue
+from benchmarks.audits.catalogue import SEED, Finding, cases
 from benchmarks.page import filled, table
 from benchmarks.record import RESULTS
 from dpjax import estimators, mechanisms, models, parties, solvers, transforms, tuning
@@ -165,8 +164,8 @@ def write(output: Path | None = None, *, with_audits: bool = False) -> list[Path
     read = {"the record": RECORD, "the pitfalls": PITFALLS}
     check_spared("output", [path], read)
     if with_audits:
-        findings.complete(cases(), RECORD)
-    write_whole(path, page(findings.read(RECORD)).encode(), name="output")
+        catalogue.complete(cases(), RECORD)
+    write_whole(path, page(catalogue.read(RECORD)).encode(), name="output")
     return [path]
 
 

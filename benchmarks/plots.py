@@ -30,12 +30,9 @@ FOLDER = ROOT.parent / "docs" / "plots"
 
 
 class Theme(NamedTuple):
-    """What is drawn on; the background is the page's.
+    """What is drawn on; the background is the page's, and `paper` is behind text.
 
-    Attributes:
-        ink: of text and axes.
-        paper: behind text that stands on a hatch.
-        colors: from the strongest contrast with the page to the weakest.
+    Colors are from the strongest contrast with the page to the weakest.
     """
 
     name: str

@@ -7,7 +7,7 @@ that tie is ahead.
 import jax
 import jax.numpy as jnp
 
-from benchmarks.audits.case import Case, audited, linear, of, solved
+from benchmarks.audits.case import Case, audited, last_turned, linear, of, solved
 from dpjax import constraints, solvers
 from dpjax._types import Key, PyTree
 from dpjax.estimators import Winsorization
@@ -23,14 +23,12 @@ def dp_frank_wolfe() -> Case:
 @audited
 def dp_frank_wolfe_composed() -> Case:
     """The better of two vertices becomes the worse one in all eight steps."""
-    return _chosen(
-        9,
-        epsilon=2.0,
-        delta=0.05,
-        num_steps=8,
-        num_against=4,
-        learning_rate=lambda step: 1 / (1 + step.astype("float32")),
-    )
+
+    def rate(step: jax.Array) -> jax.Array:
+        return 1 / (1 + step.astype("float32"))
+
+    options = {"epsilon": 2.0, "delta": 0.05, "num_steps": 8}
+    return _chosen(9, num_against=4, learning_rate=rate, **options)
 
 
 @audited
@@ -48,9 +46,8 @@ def dp_l1_regression() -> Case:
     # A record fits one candidate and is truncated at the other.
     features, targets = jnp.array([[0.0, 9.0], [9.0, 0.0]]), jnp.zeros(2)
     neighbor = features.at[0].set(features[1]), targets
-    return solved(
-        of(solvers.dp_l1_regression, **options), (features, targets), neighbor
-    )
+    solve = of(solvers.dp_l1_regression, **options)
+    return solved(solve, (features, targets), neighbor)
 
 
 @audited
@@ -75,26 +72,18 @@ def dp_center_and_scale() -> Case:
     # a median and of the scale.
     near, above, far = -1.0425, -0.9575, 0.0445
     center = -1.0
-    below = [center - far] * 12
-    samples = jnp.array([*below, *[near] * 8, *[above] * 20])
+    samples = jnp.array([*[center - far] * 12, *[near] * 8, *[above] * 20])
 
     def solve(key: Key, samples: jax.Array) -> Solution:
         return solvers.dp_center_and_scale(samples[:, None], key=key, epsilon=4.0)
 
     def statistic(params: PyTree) -> jax.Array:
-        centers, scales = params
-        is_moved = (centers > -1).astype("float32") + (scales > 0.04365).astype(
-            "float32"
-        )
-        return jnp.sum(is_moved)
+        moved = params[0] > -1, params[1] > 0.04365
+        return jnp.sum(sum(x.astype("float32") for x in moved))
 
-    return solved(
-        solve,
-        samples,
-        samples.at[12].set(center + far),
-        statistic=statistic,
-        num_releases=20_000,
-    )
+    neighbor = samples.at[12].set(center + far)
+    options = {"statistic": statistic, "num_releases": 20_000}
+    return solved(solve, samples, neighbor, **options)
 
 
 def _chosen(
@@ -112,4 +101,4 @@ def _chosen(
     )
     data = jnp.tile(jnp.array([[1.0, -1.0]]), (num_samples, 1))
     data = data.at[:num_against].multiply(-1)
-    return solved(solve, data, data.at[-1].multiply(-1))
+    return solved(solve, data, last_turned(data))

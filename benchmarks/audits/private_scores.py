@@ -70,30 +70,20 @@ def _case(
     scale: float | None = None,
 ) -> Case:
     multiplier = noise_multiplier(_EPSILON, _DELTA, num_steps=2)
+    options = {"beside": scores, "loss": loss, "loss_name": "of the case"}
+    options |= {"scale": scale, "noise_multiplier": multiplier}
 
     def release(key: Key, targets: PyTree) -> list[np.ndarray]:
-        found = models.private_scores(
-            scores,
-            np.asarray(targets),
-            beside=scores,
-            loss=loss,
-            loss_name="of the case",
-            scale=scale,
-            key=key,
-            noise_multiplier=multiplier,
-        )
+        found = models.private_scores(scores, np.asarray(targets), key=key, **options)
         pairs = ((one.model.value, one.constant.value) for one in found.measures)
         return [np.array(pair) for pair in pairs]
 
+    event = gaussian_event(multiplier, num_steps=2)
     return Case(
-        release=release,
-        data=targets,
-        neighbor=targets.at[0].set(turned),
-        privacy=PrivacyGuarantee.of(
-            _EPSILON, _DELTA, dp_event=gaussian_event(multiplier, num_steps=2)
-        ),
-        statistic=statistic,
-        num_releases=_NUM_RELEASES,
+        *(release, targets, targets.at[0].set(turned)),
+        PrivacyGuarantee.of(_EPSILON, _DELTA, dp_event=event),
+        statistic,
+        _NUM_RELEASES,
         is_gaussian=True,
         vectorize=False,
     )

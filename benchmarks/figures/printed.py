@@ -117,17 +117,9 @@ def _by_exponential(
     count = batching.accounting(num_samples, num_steps)["num_steps"]
     total = total_selection_epsilon(each, delta, num_selections=count)
     choices = Choices("exponential", each, count, (total, delta))
-    params, stats = choose_vertices(
-        loss_fn,
-        params,
-        data,
-        choices=choices,
-        learning_rate=None,
-        num_steps=num_steps,
-        batching=batching,
-        execution=Execution(),
-        **options,
-    )
+    options |= {"num_steps": num_steps, "batching": batching, "choices": choices}
+    options |= {"learning_rate": None, "execution": Execution()}
+    params, stats = choose_vertices(loss_fn, params, data, **options)
     return Solution(params, choices.guarantee(num_samples), stats)
 
 
@@ -149,9 +141,7 @@ def frank_wolfe(
     if estimator is None:
         estimator = SmoothedTruncation(max(1.0, math.floor(num_samples * epsilon)))
     return _by_exponential(
-        loss_fn,
-        params,
-        data,
+        *(loss_fn, params, data),
         key=key,
         each=epsilon / 2 / _excess(estimator),
         delta=0.0,
@@ -182,10 +172,9 @@ def lasso(
     num_steps = num_steps or default_num_steps(num_samples, epsilon, 2 / 5)
     size = math.sqrt(math.sqrt(num_samples * epsilon / num_steps**0.5))
     each = epsilon / (2 * math.sqrt(2 * num_steps * math.log(1 / delta)))
+    start, data = jnp.zeros(num_features, features.dtype), (features, targets)
     return _by_exponential(
-        losses.squared,
-        jnp.zeros(num_features, features.dtype),
-        clip((features, targets), size),
+        *(losses.squared, start, clip(data, size)),
         key=key,
         each=each * (1 + radius) / 4,
         delta=delta,
@@ -240,10 +229,8 @@ def sparse_regression(
         sparsity=sparsity,
         noise=peeling.noise,
     )
-    start = jnp.zeros(num_features, features.dtype)
-    params, state = iterate(
-        step, start, (features, targets), key=key, execution=Execution()
-    )
+    start, data = jnp.zeros(num_features, features.dtype), (features, targets)
+    params, state = iterate(step, start, data, key=key, execution=Execution())
     stats = peeling.stats(num_samples, num_steps, state.sensitivity)
     return Solution(params, peeling.guarantee(num_samples), stats)
 
@@ -267,9 +254,7 @@ def hard_thresholding(
         share = 5 / 24 / (3 * _excess(estimator)) ** 2
     peeling = _peeling(sparsity, share, epsilon, delta)
     solution = solvers.dp_iterative_hard_thresholding(
-        loss_fn,
-        params,
-        data,
+        *(loss_fn, params, data),
         epsilon=3 * math.sqrt(2 * sparsity * peeling.rho / 5),
         delta=0.0,
         sparsity=sparsity,

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks import coverage, intervals, plots, record, winners
-from benchmarks.audits import findings
+from benchmarks.audits import catalogue
 from benchmarks.comparison import Numbers
 from benchmarks.deep import page as deep
 from benchmarks.figures import page as figures
@@ -83,7 +83,7 @@ def test_numbers_of_the_readme_are_those_of_the_records():
         min(x.seconds for x in case.methods if x.package.startswith(package))
         for package in ("jax_privacy", "opacus")
     )
-    audits = findings.read(record.RESULTS / "audits.json")
+    audits = catalogue.read(record.RESULTS / "audits.json")
     most = max(one.num_releases for one in audits.values())
     shares = {name: 100 * one.epsilon / one.claim for name, one in audits.items()}
     closest = max(shares.values())

@@ -13,7 +13,7 @@ import pytest
 import dpjax
 from benchmarks import guarantees
 from benchmarks.__main__ import main
-from benchmarks.audits import findings
+from benchmarks.audits import catalogue
 from benchmarks.audits.case import Case
 from benchmarks.audits.catalogue import cases
 from dpjax import batching, mechanisms, models, parties, solvers, transforms, tuning
@@ -40,7 +40,7 @@ NO_RELEASE = {
 
 @pytest.fixture(scope="module")
 def record():
-    return findings.read(guarantees.RECORD)
+    return catalogue.read(guarantees.RECORD)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_the_record_is_taken_up_where_it_ended(tmp_path, monkeypatch):
 def test_the_record_is_found_again(name, record):
     case = cases()[name]
     assert record[name].is_of(case), AUDIT
-    found = findings.audit(case)
+    found = catalogue.audit(case)
     # Another machine's floats may put a few releases on the other side of a threshold.
     assert found.epsilon == pytest.approx(record[name].epsilon, abs=0.02 * found.claim)
     assert found.epsilon <= found.claim
