@@ -90,9 +90,9 @@ def dp_gradient_descent_group() -> Case:
         is_gaussian=False,
         batching=draws,
     )
-    step = accounting.noise_multiplier(1.5, delta, **draws.accounting(4, 2))
+    step = accounting.noise_multiplier(1.5, delta, draws.sampling(4, 2))
     epsilon = accounting.noise_multiplier_to_epsilon(
-        step, delta, **draws.accounting(4, 2), group_size=2
+        step, delta, draws.sampling(4, 2, group_size=2)
     )
     claim = accounting.PrivacyGuarantee.of(
         epsilon, delta, dp_event=UnsupportedDpEvent(), unit="group of up to 2 records"

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.audits.case import Case, audited
-from dpjax import losses, models
+from dpjax import accounting, losses, models
 from dpjax._types import Key, PyTree
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.audit._releases import Statistic
 from dpjax.losses import LinearLoss
 
 _EPSILON, _DELTA = 4.0, 1e-5
+_SAMPLING = accounting.Sampling(num_steps=2)
 _NUM_RECORDS = 200
 _NUM_RELEASES = 10_000  # on the host, where one takes 20 ms
 
@@ -69,7 +69,7 @@ def _case(
     statistic: Statistic,
     scale: float | None = None,
 ) -> Case:
-    multiplier = noise_multiplier(_EPSILON, _DELTA, num_steps=2)
+    multiplier = accounting.noise_multiplier(_EPSILON, _DELTA, _SAMPLING)
     options = {"beside": scores, "loss": loss, "loss_name": "of the case"}
     options |= {"scale": scale, "noise_multiplier": multiplier}
 
@@ -78,10 +78,10 @@ def _case(
         pairs = ((one.model.value, one.constant.value) for one in found.measures)
         return [np.array(pair) for pair in pairs]
 
-    event = gaussian_event(multiplier, num_steps=2)
+    event = accounting.gaussian_event(multiplier, _SAMPLING)
     return Case(
         *(release, targets, targets.at[0].set(turned)),
-        PrivacyGuarantee.of(_EPSILON, _DELTA, dp_event=event),
+        accounting.PrivacyGuarantee.of(_EPSILON, _DELTA, dp_event=event),
         statistic,
         _NUM_RELEASES,
         is_gaussian=True,

@@ -61,7 +61,8 @@ def gaussian_claim(
     multiplier = accounting.gaussian_stddev(
         _EPSILON, _DELTA, sensitivity=1.0, num_releases=num_releases
     )
-    event = accounting.gaussian_event(multiplier, num_steps=num_releases)
+    sampling = accounting.Sampling(num_steps=num_releases)
+    event = accounting.gaussian_event(multiplier, sampling)
     return multiplier, PrivacyGuarantee.of(
         _EPSILON, _DELTA, dp_event=event, relation=relation
     )
@@ -388,15 +389,8 @@ def _two_updates(make: Callable[[Key, float], Transform]) -> Case:
 
 def _run(strategy: Strategy, batching: Batching, *, delta: float = 1e-5) -> Case:
     sizes, budget = (len(_RECORDS), _NUM_STEPS), {"epsilon": 4.0, "delta": delta}
-    pattern = batching.participation(*sizes)
-    multiplier = accounting.noise_multiplier(**budget, strategy=strategy, **pattern)
-    is_sampled = "sampling_prob" in pattern
-    scale = strategy.sensitivity(
-        max_participations=1 if is_sampled else _NUM_STEPS, min_separation=1
-    )
-    sampling: dict[str, Any] = {"num_steps": 1}
-    if is_sampled:
-        sampling = batching.accounting(*sizes)
+    sampling = batching.sampling(*sizes, strategy=strategy)
+    multiplier = accounting.noise_multiplier(**budget, sampling=sampling)
     options = {"normalize_by": batching.divisor(*sizes), "noise": strategy}
     options["sampled"] = batching.is_sampled
 
@@ -412,6 +406,7 @@ def _run(strategy: Strategy, batching: Batching, *, delta: float = 1e-5) -> Case
         return jnp.stack(updates)
 
     data = jnp.array(_RECORDS)
-    event = accounting.gaussian_event(multiplier / scale, **sampling)
+    event = accounting.gaussian_event(multiplier, sampling)
     privacy = PrivacyGuarantee.of(**budget, dp_event=event)
-    return Case(release, data, -data, privacy, is_gaussian=not is_sampled)
+    is_gaussian = sampling.sampling_prob == 1
+    return Case(release, data, -data, privacy, is_gaussian=is_gaussian)

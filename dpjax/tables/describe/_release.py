@@ -13,6 +13,7 @@ from dpjax import _keys, _validate
 from dpjax._types import Key
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     gaussian_event,
     noise_multiplier,
 )
@@ -182,7 +183,7 @@ def release(
     if by is not None:
         kind = Categorical(_categories_of(schema[by]))
         grouped = everyone.divided(kind, columns[by])
-    budget = Budget(noise_multiplier(epsilon, delta, num_steps=1), delta)
+    budget = Budget(noise_multiplier(epsilon, delta, Sampling(num_steps=1)), delta)
     z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
     weights = math.fsum(map(_weight, schema.values()))
     releases, shares = {}, {}
@@ -225,7 +226,7 @@ def release(
 
 def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarantee:
     """Returns the guarantee of a description, from n and the budget."""
-    multiplier = noise_multiplier(epsilon, delta, num_steps=1)
+    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     return PrivacyGuarantee.of(
         epsilon, delta, dp_event=gaussian_event(multiplier), num_samples=num_samples
     )

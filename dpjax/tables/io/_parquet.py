@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from dpjax import _validate
+from dpjax._tree import narrowed
 from dpjax._types import PyTree
 from dpjax.tables.io._records import Rows
 
@@ -89,7 +90,7 @@ class Parquet:
                 column[places] = values[numbers[places] - self._starts[group]]
         which = 0 if isinstance(rows, int | np.integer) else slice(None)
         read = {name: np.asarray(column[which]) for name, column in read.items()}
-        return jax.tree.map(lambda name: _validate.narrowed(read[name]), self.columns)
+        return jax.tree.map(lambda name: narrowed(read[name]), self.columns)
 
     @cached_property
     def _names(self) -> list[str]:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from dpjax import _validate
+from dpjax._tree import narrowed
 from dpjax._types import PyTree
 
 Rows = int | slice | np.ndarray
@@ -72,4 +73,4 @@ class MemoryMapped:
     def __getitem__(self, rows: Rows) -> PyTree:
         """See `Records`."""
         read = jax.tree.map(lambda x: np.asarray(x[rows]), self._arrays)
-        return jax.tree.map(_validate.narrowed, read)
+        return jax.tree.map(narrowed, read)
