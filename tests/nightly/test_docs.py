@@ -34,7 +34,7 @@ def load(path):
 
 
 def test_the_reference_has_every_public_name_once():
-    api = load(DOCS / "_api.py")
+    api = load(DOCS / "_pages.py")
     listed = re.findall(r"\{py:obj\}`~([\w.]+)`", (DOCS / "api.md").read_text())
     assert len(listed) == len(set(listed))
     assert set(listed) == {
@@ -47,7 +47,7 @@ def test_the_reference_has_every_public_name_once():
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_and_included_files_exist(path):
-    copies = load(DOCS / "_copies.py")
+    copies = load(DOCS / "_pages.py")
     text = path.read_text()
     targets = [target for _, _, target in copies.LINK.findall(text)]
     targets += re.findall(r"^```\{(?:literal)?include\} (\S+)$", text, re.MULTILINE)
@@ -111,7 +111,7 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
         if kind.startswith("py:")
         for name in found
     }
-    api = load(DOCS / "_api.py")
+    api = load(DOCS / "_pages.py")
     for package in PACKAGES:
         for name in package.__all__:
             if not inspect.ismodule(getattr(package, name)):
@@ -133,7 +133,7 @@ TASKS = {
 def links(page):
     """Pages that a click on a page of docs leads to, menus included."""
     text = page.read_text()
-    targets = [target for _, _, target in load(DOCS / "_copies.py").LINK.findall(text)]
+    targets = [target for _, _, target in load(DOCS / "_pages.py").LINK.findall(text)]
     targets += re.findall(r"^:link: (\S+)$", text, re.MULTILINE)
     for menu in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
         assert "<" not in menu, "menus have the titles of the pages"
