@@ -66,6 +66,14 @@ def test_links_and_included_files_exist(path):
             assert parts[1] in copies.PAGES.values(), target
 
 
+def test_the_map_names_files_and_folders_that_are_there():
+    text = (DOCS / "contribute" / "map.md").read_text()
+    places = set(re.findall(r"`([\w/]+/\w+(?:\.py)?|[\w/]+\.py)`", text))
+    assert len(places) > 40
+    found = (ROOT / "dpjax" / place for place in places if not (ROOT / place).exists())
+    assert [path for path in found if not path.exists()] == []
+
+
 def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     for name in "sphinx_book_theme", "myst_nb", "sphinx_design", "sphinx_copybutton":
         pytest.importorskip(name)  # of the extra `docs`
