@@ -151,21 +151,6 @@ def test_a_broken_record_is_refused(cpu, old, new):
     assert not (cpu.parent / "pages").exists()
 
 
-def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch):
-    file = tmp_path / "file"
-    file.touch()
-    with pytest.raises(OSError, match=r"record .* could not be written to"):
-        record.write(made_up(), file / "cpu.json")
-
-    def fail(*_, **__):
-        raise OSError("no space left")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="no space left"):
-        record.write(made_up(), tmp_path / "cpu.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def test_a_run_replaces_its_cases(cpu, monkeypatch):
     monkeypatch.setattr(measure, "floor", lambda quick: SPEED)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
