@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from dpjax import _validate
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 
 TITLES = {
     "num_samples": "records n",

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from dpjax.datasets._dataset import Dataset, assemble, signs
-from dpjax.datasets._files import bundled, read_columns
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.datasets._dataset import Dataset, assemble, bundled, read_columns, signs
+from dpjax.tables.columns._kinds import Categorical, Numeric
 
 _FILE_COLUMNS = (
     "age",

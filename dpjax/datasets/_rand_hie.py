@@ -1,8 +1,14 @@
 """RAND Health Insurance Experiment: what does a person's care cost in a year?"""
 
-from dpjax.datasets._dataset import Dataset, assemble, every_fifth, in_units
-from dpjax.datasets._files import bundled, read_columns
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.datasets._dataset import (
+    Dataset,
+    assemble,
+    bundled,
+    every_fifth,
+    in_units,
+    read_columns,
+)
+from dpjax.tables.columns._kinds import Categorical, Numeric
 
 _FLAG = Numeric(limit=1.0)
 

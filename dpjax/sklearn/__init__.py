@@ -66,8 +66,11 @@ from dpjax.sklearn._amounts import (
     DPTweedieRegressor,
 )
 from dpjax.sklearn._classifier import DPLogisticRegression
-from dpjax.sklearn._mean import DPMeanRegressor
-from dpjax.sklearn._regressors import DPHuberRegressor, DPLinearRegression
+from dpjax.sklearn._regressors import (
+    DPHuberRegressor,
+    DPLinearRegression,
+    DPMeanRegressor,
+)
 from dpjax.sklearn._scoring import score_privately
 
 __all__ = [

@@ -9,8 +9,7 @@ import numpy as np
 from dpjax import _validate, losses
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
-from dpjax.sklearn._intervals import WithIntervals
-from dpjax.sklearn._linear import parameters
+from dpjax.sklearn._linear import WithIntervals, parameters
 from dpjax.sklearn._regressors import BEYOND, Unit, _Regressor, released_unit
 
 

@@ -13,8 +13,13 @@ from dpjax import _keys, _validate, losses
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn import _labels, _tables
-from dpjax.sklearn._intervals import WithIntervals
-from dpjax.sklearn._linear import LinearEstimator, guarantee, parameters, total_noise
+from dpjax.sklearn._linear import (
+    LinearEstimator,
+    WithIntervals,
+    guarantee,
+    parameters,
+    total_noise,
+)
 from dpjax.solvers.statistics._scales import Standard
 from dpjax.tables import _progress
 
@@ -74,8 +79,6 @@ class Classifier(ClassifierMixin, LinearEstimator):
                 epsilon, delta, dp_event=UnsupportedDpEvent(), num_samples=num_samples
             )
         places = _labels.indices(labels, classes)
-        if weights is None:
-            weights = np.full(num_samples, _tables.largest_weight(self))
         weights = np.where(places < 0, 0.0, weights)
         is_binary = len(classes) == 2
         if len(classes) == 1:

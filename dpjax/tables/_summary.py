@@ -105,9 +105,8 @@ class Summary:
     def rows(self) -> list[list[str]]:
         """The cells of each coefficient."""
         rows = []
-        for value, error, ends in zip(
-            self.coefficients, self.standard_errors, self.intervals, strict=True
-        ):
+        numbers = self.coefficients, self.standard_errors, self.intervals
+        for value, error, ends in zip(*numbers, strict=True):
             row = [digits(value), digits(error), " to ".join(map(digits, ends))]
             if self.factor is not None:
                 row += [_factor(value), " to ".join(map(_factor, ends))]
@@ -129,9 +128,9 @@ class Summary:
                 "tails are too heavy, or the noise hides how the columns vary."
             )
         elif np.any(is_refused):
-            names = [name for name, x in zip(self.names, is_refused, strict=True) if x]
+            names = [str(x) for x, y in zip(self.names, is_refused, strict=True) if y]
             notes.append(
-                f"No honest interval can be had for {', '.join(map(str, names))}: the "
+                f"No honest interval can be had for {', '.join(names)}: the "
                 "noise hides what is a column's own. It may be nearly constant, rarely "
                 "anything but zero, or nearly a sum of others."
             )
@@ -142,32 +141,31 @@ class Summary:
                 )
         return [*notes, *self.notes]
 
+    @property
+    def _lines(self) -> list[list[str]]:
+        names = map(str, self.names)
+        return [[name, *row] for name, row in zip(names, self.rows, strict=True)]
+
     def __str__(self) -> str:
-        cells = [["", *self.header]]
-        cells += [
-            [printable(str(name)), *row]
-            for name, row in zip(self.names, self.rows, strict=True)
-        ]
+        lines = [[printable(name), *row] for name, *row in self._lines]
+        cells = [["", *self.header], *lines]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in cells
+            "  ".join([name.ljust(widths[0]), *map(str.rjust, row, widths[1:])])
+            for name, *row in cells
         ]
         rule = "-" * len(lines[0])
-        rows = [
+        texts = (
             part
             for text in (*self.sentences, self.guarantee)
             for part in textwrap.wrap(text, max(len(rule), 80))
-        ]
-        return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *rows])
+        )
+        return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *texts])
 
     def _repr_html_(self) -> str:
-        lines = [
-            [str(name), *cells]
-            for name, cells in zip(self.names, self.rows, strict=True)
-        ]
-        texts = [Text(text) for text in (*self.sentences, self.guarantee)]
-        return html_blocks([Text(self.title), Rows(["", *self.header], lines), *texts])
+        table = Rows(["", *self.header], self._lines)
+        texts = map(Text, (*self.sentences, self.guarantee))
+        return html_blocks([Text(self.title), table, *texts])
 
 
 def _factor(logarithm: float) -> str:

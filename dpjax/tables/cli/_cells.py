@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.io._tables import Column, surveys
 from dpjax.tables.io._texts import (
     UNDECODED,

@@ -22,8 +22,7 @@ from dpjax.tables.cli._command_settings import CheckSettings
 from dpjax.tables.cli._guesses import FILL_IN
 from dpjax.tables.cli._sources import Kind, Table, declared_columns
 from dpjax.tables.cli._terminal import terminal
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.io._tables import Column, read_columns
 
 _NEARLY_NONE = 0.01  # of the cells

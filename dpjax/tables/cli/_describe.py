@@ -16,7 +16,7 @@ import dpjax
 from dpjax import _files, _store, _validate
 from dpjax._types import Key
 from dpjax.accounting._group import group_budget
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 from dpjax.tables._pages import svg_of
 from dpjax.tables.cli import _display
 from dpjax.tables.cli._command_settings import DescribeSettings
@@ -27,8 +27,7 @@ from dpjax.tables.cli._sources import Table, declared_columns
 from dpjax.tables.cli._spending import enter, on_sample
 from dpjax.tables.cli._terminal import show_paths, stage, terminal
 from dpjax.tables.cli._units import RECORDS_PER_UNIT, check_unit, privacy_of_units
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Numeric
+from dpjax.tables.columns._kinds import BoundedColumn, Numeric
 from dpjax.tables.describe._description import Description
 from dpjax.tables.describe._release import MOST_RECORDS, Kind, check, guarantee, release
 from dpjax.tables.io._tables import column_names

@@ -15,7 +15,7 @@ from dpjax.tables.cli._ranges import Ranges
 from dpjax.tables.cli._report import score_name
 from dpjax.tables.cli._runs import Run, Scores
 from dpjax.tables.cli._units import Units
-from dpjax.tables.models._measures import Interval
+from dpjax.tables.models._noisy_counts import Interval
 
 
 def warn_of_seed(console: Console) -> None:

@@ -18,8 +18,8 @@ from dpjax.tables.cli._plan import Plan
 from dpjax.tables.cli._report import statement
 from dpjax.tables.cli._runs import Run, predictions_of
 from dpjax.tables.cli._units import Units
-from dpjax.tables.models._measures import Interval, Measure
-from dpjax.tables.models._scores import private_scores
+from dpjax.tables.models._noisy_counts import Interval
+from dpjax.tables.models._scores import Measure, private_scores
 from dpjax.tables.models._terms import MEANS
 
 

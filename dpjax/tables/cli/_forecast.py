@@ -20,7 +20,7 @@ from dpjax.datasets import Dataset
 from dpjax.solvers import Solution
 from dpjax.solvers.additive._knots import FINE
 from dpjax.solvers.training._curves import hats
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 from dpjax.tables.cli._command_settings import ForecastSettings
 from dpjax.tables.cli._forecast_page import Forecast, Outcome, contents, show
 from dpjax.tables.cli._losses import LossName, link_of
@@ -30,7 +30,7 @@ from dpjax.tables.cli._runs import NO_PRIVACY, fit, predictions_of, rows_of
 from dpjax.tables.cli._schema import Schema, read_schema
 from dpjax.tables.cli._settings import ModelName, Settings
 from dpjax.tables.cli._terminal import OnStep, progress_bars, show_paths, terminal
-from dpjax.tables.models._params import bending_features
+from dpjax.tables.models._terms import bending_features
 
 _FILES = ["plan.json", "plan.md", "plan.png"]
 _NUM_DRAWS = 3  # of the noise, of which the median is shown

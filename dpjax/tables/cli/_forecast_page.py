@@ -16,7 +16,7 @@ from rich.table import Table
 import dpjax
 from dpjax._rounding import digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 from dpjax.tables.cli._command_settings import ForecastSettings
 from dpjax.tables.cli._losses import LossName, link_of
 from dpjax.tables.cli._made_records import BASE_RATE

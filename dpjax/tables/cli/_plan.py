@@ -10,7 +10,7 @@ from dpjax.accounting import noise_multiplier
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
 from dpjax.solvers.additive._knots import knots_of
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 from dpjax.tables.cli._losses import (
     AMOUNTS,
     FOR_AMOUNTS,
@@ -19,7 +19,7 @@ from dpjax.tables.cli._losses import (
     loss_of,
 )
 from dpjax.tables.cli._settings import Settings
-from dpjax.tables.models._params import bending_features
+from dpjax.tables.models._terms import bending_features
 
 
 class Budget(NamedTuple):

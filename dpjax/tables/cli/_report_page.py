@@ -27,7 +27,7 @@ from dpjax.accounting import (
     noise_multiplier_to_epsilon,
 )
 from dpjax.accounting._group import group_budget
-from dpjax.tables import _shapes
+from dpjax.tables import _pages
 from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
 from dpjax.tables.cli import _saved
 from dpjax.tables.cli._command_settings import ReportSettings
@@ -35,9 +35,8 @@ from dpjax.tables.cli._ledger import Ledger, read_ledger, said_left
 from dpjax.tables.cli._options import FROM_SYSTEM
 from dpjax.tables.cli._report import MODEL, REPORT
 from dpjax.tables.cli._terminal import show_paths, terminal
-from dpjax.tables.columns._encoding import Numeric
-from dpjax.tables.describe._description import Description, Row
-from dpjax.tables.describe._page import costs_of, numbers_of
+from dpjax.tables.columns._kinds import Numeric
+from dpjax.tables.describe._description import Description, Row, costs_of, numbers_of
 from dpjax.tables.io._untrusted import number
 from dpjax.tables.models._file import load_model
 from dpjax.tables.models._model import Model
@@ -233,8 +232,8 @@ def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
     head = ['wrong ones with a "yes"', "right ones, at most", "sure, at most"]
     rates = np.linspace(0.0, 1.0, 101)
     both = np.stack([privacy.tradeoff(rates), rates], axis=1)
-    shapes = {'share of wrong ones with a "yes"': _shapes.Shape(rates, both)}
-    figure = _shapes.plot(shapes, ["at most", "a mere guess"], "share of right ones")
+    shapes = {'share of wrong ones with a "yes"': _pages.Shape(rates, both)}
+    figure = _pages.plot(shapes, ["at most", "a mere guess"], "share of right ones")
     return [Rows(head, lines), Picture(figure, 'Right candidates with a "yes"')]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpjax._types import Key
 from dpjax.tables.cli._units import Units, named, units_of
-from dpjax.tables.io._reservoir import Reservoir, Tags, order_of
+from dpjax.tables.io._sample import Reservoir, Tags, order_of
 from dpjax.tables.io._tables import Column, joined, read_chunks
 from dpjax.tables.io._texts import TextFormat, float32_of
 

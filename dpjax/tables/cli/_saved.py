@@ -12,7 +12,7 @@ from rich.table import Table
 
 from dpjax import _files, _validate
 from dpjax._rounding import claim, digits
-from dpjax.tables import _shapes
+from dpjax.tables import _pages
 from dpjax.tables.cli._cells import count_cells, say_to_curator, undecoded
 from dpjax.tables.cli._command_settings import (
     ExportSettings,
@@ -21,8 +21,7 @@ from dpjax.tables.cli._command_settings import (
     ShowSettings,
 )
 from dpjax.tables.cli._terminal import show_paths, terminal
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.io._tables import Column, column_names, read_columns
 from dpjax.tables.io._texts import Texts, text_of
 from dpjax.tables.io._untrusted import harmless
@@ -209,7 +208,7 @@ def figure_of(model: Model, *, is_dark: bool = False) -> Any:
     """Draws what each column adds to a model's predictions, with matplotlib."""
     stated = claim(model.privacy.epsilon, model.privacy.delta)
     label, effect = _drawn(model)
-    return _shapes.plot(
+    return _pages.plot(
         *(model.shapes(), [], label),
         title=[f"{model.method} of {model.data}: {stated}", f"What a column {effect}"],
         is_factor=model.link == "log",

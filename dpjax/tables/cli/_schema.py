@@ -35,8 +35,7 @@ from typing import Any
 from dpjax import _validate
 from dpjax.tables.cli._guesses import toml_key
 from dpjax.tables.cli._losses import AMOUNTS
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.io._untrusted import toml_content
 from dpjax.tables.models._terms import Link
 

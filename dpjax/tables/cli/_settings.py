@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpjax import _validate
-from dpjax.datasets._public_sets import PUBLIC_SETS
+from dpjax.datasets._dataset import PUBLIC_SETS
 from dpjax.tables.cli._losses import LossName
 from dpjax.tables.cli._options import (
     REQUIRED,

@@ -12,14 +12,14 @@ from dpjax import _validate, datasets
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._sample_privacy import sample_privacy
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.datasets._public_sets import PUBLIC_SETS
+from dpjax.datasets._dataset import PUBLIC_SETS
 from dpjax.tables.cli._guesses import FILL_IN, guess_names, schema_text
 from dpjax.tables.cli._losses import AMOUNTS
 from dpjax.tables.cli._sample import Draw, Sample
 from dpjax.tables.cli._schema import Schema, for_largest, read_schema
 from dpjax.tables.cli._terminal import SchemaNeeded
 from dpjax.tables.cli._units import Units, check_unit
-from dpjax.tables.columns._bounded_column import BoundedColumn
+from dpjax.tables.columns._kinds import BoundedColumn
 from dpjax.tables.io._tables import Column, column_names
 from dpjax.tables.io._texts import PLAIN, TextFormat, Texts, is_missing, text_of
 from dpjax.tables.models._terms import Link

@@ -29,7 +29,7 @@ from dpjax.tables.cli._sources import Table, encode_table, read_table
 from dpjax.tables.cli._spending import on_sample, planned, spend, with_ranges
 from dpjax.tables.cli._terminal import progress_bars, show_paths, stage, terminal
 from dpjax.tables.cli._units import RECORDS_PER_UNIT, read_names
-from dpjax.tables.models._params import bending_features
+from dpjax.tables.models._terms import bending_features
 
 _FEWEST = 20  # records of an additive model that is asked for
 

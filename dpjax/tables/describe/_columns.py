@@ -13,7 +13,7 @@ from dpjax._types import Key
 from dpjax.accounting import noise_multiplier_to_epsilon
 from dpjax.solvers import dp_group_means, dp_histogram
 from dpjax.solvers.statistics._histogram import EDGES_SHARE, private_edges
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.columns._kinds import Categorical, Numeric
 from dpjax.tables.describe._description import OTHER
 from dpjax.tables.io._tables import Column
 from dpjax.tables.io._texts import float32_of
@@ -160,11 +160,11 @@ class Statistics(NamedTuple):
 
 
 def of_numbers(
-    kind: Numeric | None, column: Column, groups: Groups, budget: Budget, key: Key
+    kind: Numeric, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Statistics:
     """Releases counts, means, quantiles and a histogram of numbers in every group."""
     mean_key, edge_key, count_key = _keys.split(key, 3)
-    within = _range_of(kind)
+    within = kind.range
     edges = _public_edges(within)
     clipped = np.clip(float32_of(column).astype(float), *within)
     numbers = groups.place(clipped.astype(np.float32))
@@ -212,14 +212,6 @@ def of_categories(
     cells = groups.place(_codes(kind, column))
     counts, errors, stddev, multiplier = groups.counted(cells, len(names), budget, key)
     return Statistics(names, counts, errors, stddev, {"counts": 1.0}, [multiplier])
-
-
-def _range_of(kind: Numeric | None) -> tuple[float, float]:
-    """Returns the ends of the limit of a column, infinite ones if it has none."""
-    reach = math.inf if kind is None else kind.scale * kind.limit
-    if kind is None or reach == math.inf:
-        return -math.inf, math.inf
-    return kind.center - reach, kind.center + reach
 
 
 def _public_edges(within: tuple[float, float]) -> np.ndarray | None:

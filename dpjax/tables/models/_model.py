@@ -11,22 +11,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax.tables._shapes import Shape
+from dpjax.tables._pages import Shape
 from dpjax.tables._summary import Summary, errors_of_sums, units_matrix
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric, encode
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric, encode
 from dpjax.tables.io import _tables
-from dpjax.tables.models._export import Format, parts_of
-from dpjax.tables.models._onnx import onnx_file
-from dpjax.tables.models._params import bending_features, check_curves, check_errors
-from dpjax.tables.models._sql import sql_file
-from dpjax.tables.models._terms import MEANS, Link, Statement, Terms, means_of
+from dpjax.tables.models import _export
+from dpjax.tables.models._terms import (
+    MEANS,
+    Link,
+    Statement,
+    Terms,
+    bending_features,
+    check_curves,
+    check_errors,
+    means_of,
+)
 
 if TYPE_CHECKING:
     from dpjax.accounting import PrivacyGuarantee
     from dpjax.solvers import Curves
-
-_WRITERS = {"onnx": onnx_file, "sql": sql_file}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,10 +99,8 @@ class Model:
     def __post_init__(self) -> None:
         _validate.choice(Link, link=self.link)
         is_amount = not self.target.categories and self.target.center == 0
+        is_fine = is_amount if self.link == "log" else self.exposure is None
         rule = "log where there is an exposure, and then of a target whose center is 0"
-        is_fine = (is_amount or self.link != "log") and (
-            self.exposure is None or self.link == "log"
-        )
         _validate.require(is_fine, "link", self.link, rule)
         num_features, given = len(self.feature_names), vars(self)
         params: Any = self.params
@@ -107,8 +108,8 @@ class Model:
             if isinstance(given[name], Terms | Statement):
                 given[f"_{name}"] = given.pop(name)
         slopes = self._terms.slopes
-        rule = f"one number for each of {num_features} features"
         is_fine = slopes.shape == (num_features,) and slopes.dtype.kind == "f"
+        rule = f"one number for each of {num_features} features"
         _validate.require(is_fine, "params", slopes.shape, rule)
         is_linear = not hasattr(params, "slopes")
         if not is_linear:
@@ -227,7 +228,7 @@ class Model:
             means = means * (unit if cells is None else self.exposure.shares(cells))
         return self.target.center + self.target.scale * means
 
-    def export(self, format: Format) -> bytes:
+    def export(self, format: _export.Format) -> bytes:
         """Returns the content of a file that predicts as the model does, without dpjax.
 
         Cells are encoded as by `predict`, and predictions agree to the rounding of
@@ -249,8 +250,9 @@ class Model:
                 cannot hold the name of a column or of a category.
             ImportError: Without the package onnx.
         """
-        _validate.choice(Format, format=format)
-        return _WRITERS[format](parts_of(self, self._terms))
+        _validate.choice(_export.Format, format=format)
+        write = _export.onnx_file if format == "onnx" else _export.sql_file
+        return write(_export.parts_of(self, self._terms))
 
     def coefficients(self) -> dict[str, float]:
         """Returns the weight of every feature in the units of its column.
@@ -269,8 +271,8 @@ class Model:
         """
         rule = "weights; an additive model has shapes"
         _validate.require(not self._terms.knots, "params", "curves", rule)
-        unit, start = self._units()
-        values = unit * self._in_units() @ np.asarray(self._terms.slopes, np.float64)
+        matrix, start = self._in_units(), self._units()[1]
+        values = matrix @ np.asarray(self._terms.slopes, np.float64)
         values[-1] += start
         return dict(zip(self.feature_names, values.tolist(), strict=True))
 
@@ -288,17 +290,16 @@ class Model:
         """
         _validate.probability(level=level)
         errors, correlations = self.standard_errors, self.correlations
-        rule = "of a model that was trained with intervals"
         if errors is None or correlations is None:
+            rule = "of a model that was trained with intervals"
             raise ValueError(f"standard_errors must be {rule}, got None.")
-        unit, _ = self._units()
         values = self.coefficients()
         factors = {"log": "factor", "logit": "odds ratio"}
         return Summary(
             f"{self.method} of {self.data}",
             [*values],
             np.array([*values.values()]),
-            errors_of_sums(unit * self._in_units(), errors, correlations),
+            errors_of_sums(self._in_units(), errors, correlations),
             self.privacy.description,
             factors.get(self.link),
             level,
@@ -308,7 +309,7 @@ class Model:
         """Returns the matrix from weights of features to those of their columns."""
         kinds = [kind for key, kind in self.columns.items() for _ in kind.names(key)]
         pairs = [(kind.center, kind.scale) for kind in kinds]
-        return units_matrix(*np.reshape(pairs, (-1, 2)).T)
+        return self._units()[0] * units_matrix(*np.reshape(pairs, (-1, 2)).T)
 
     def shapes(self) -> dict[str, Shape]:
         """Returns the contribution of every column, as a function in its units.

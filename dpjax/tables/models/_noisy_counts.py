@@ -13,13 +13,13 @@ stddev is raised by 2^-16 and by 4 eta multipliers of itself, which pays for bot
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from dpjax._types import Key, RandomBytes
 from dpjax.mechanisms import discrete_gaussian
-from dpjax.tables.models._measures import Interval
 
 _RAISED = 1 + 2.0**-16
 _FURTHEST = 30.0  # z
@@ -27,6 +27,14 @@ _MOST_BITS = 20  # k
 _LARGEST_STDDEV = 2**25  # in units; more noise is a sum of several draws
 _NUM_RESAMPLES = 200
 WIDTH = 1.96  # standard deviations: 95 per cent of a normal law
+
+
+class Interval(NamedTuple):
+    """A released number, with 95 per cent bounds for sampling and noise together."""
+
+    value: float
+    low: float
+    high: float
 
 
 class Release:

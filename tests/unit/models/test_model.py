@@ -19,7 +19,7 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, encode
 from dpjax.models import Model
 from dpjax.solvers import Curves
-from dpjax.tables.columns._bounded_column import BoundedColumn
+from dpjax.tables.columns._kinds import BoundedColumn
 from dpjax.tables.models._file import model_file
 from tests.unit.refusals import refused
 
