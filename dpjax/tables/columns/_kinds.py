@@ -255,7 +255,7 @@ def _category(cell: Any) -> int | float | str | None:
     number = _PLAIN_NUMBER.fullmatch(text)
     if number is None or len(text) > _MOST_DIGITS:
         truth = truth_of(text)
-        return text if truth is None else truth
+        return truth if truth == truth else text
     if text == number[1] or number[2] is not None:
         return int(number[1])
     value = float(text)
