@@ -144,11 +144,8 @@ def linear_model(
     Reference:
         001, section 6 and appendix C; 004, section 6.
     """
-    return Synthetic(
-        *_latent_model(
-            key, num_samples, num_features, feature_law, noise_law, params_fn
-        )
-    )
+    laws = feature_law, noise_law, params_fn
+    return Synthetic(*_latent_model(key, num_samples, num_features, *laws))
 
 
 def logistic_model(
@@ -198,10 +195,10 @@ def logistic_model(
         004, sections 6.1 and 6.3; 001, section 6 and appendix C.
     """
     _validate.require(sign in (1, -1), "sign", sign, "1 or -1")
-    features, latent, true_params = _latent_model(
-        key, num_samples, num_features, feature_law, noise_law, params_fn
-    )
-    return Synthetic(features, _signs(sign * latent), true_params)
+    laws = feature_law, noise_law, params_fn
+    features, latent, true_params = _latent_model(key, num_samples, num_features, *laws)
+    ones = jnp.ones_like(latent)
+    return Synthetic(features, jnp.where(sign * latent > 0, ones, -ones), true_params)
 
 
 def _latent_model(
@@ -223,8 +220,3 @@ def _latent_model(
     if noise_law is not None:
         latent += noise_law.sample(noise_key, (num_samples,))
     return features, latent, true_params
-
-
-def _signs(latent: jax.Array) -> jax.Array:
-    ones = jnp.ones_like(latent)
-    return jnp.where(latent > 0, ones, -ones)

@@ -15,10 +15,10 @@ from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._named import named
 from dpjax.sklearn import _tables
-from dpjax.sklearn._amounts import WithExposure, amounts_in_unit, amounts_range
+from dpjax.sklearn._amounts import WithExposure
 from dpjax.sklearn._classifier import Classifier
 from dpjax.sklearn._linear import LinearEstimator, parameters
-from dpjax.sklearn._regressors import Unit, in_unit
+from dpjax.sklearn._regressors import Unit
 from dpjax.solvers import Curves, dp_additive_model
 from dpjax.tables import _pages
 from dpjax.tables._pages import Shape
@@ -153,7 +153,7 @@ class _Additive(LinearEstimator):
             where no finite band is valid.
 
         Raises:
-            ValueError: If alpha is out of its range, or the fit had no intervals.
+            ValueError: As `DPLinearRegression.conf_int`.
         """
         shapes, standard, bands = self.shapes_, self._standard, {}
         _validate.probability(alpha=alpha)
@@ -300,18 +300,6 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         is_name = isinstance(self.loss, str) and self.loss in _LOSSES
         _validate.require(is_name, "loss", self.loss, names)
         return _LOSSES[self.loss]
-
-    def _range(self) -> tuple[float, float]:
-        ends = super()._range()
-        return amounts_range(ends) if self._loss().has_log_link else ends
-
-    def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray, offsets: Any, **release: Any
-    ) -> tuple[np.ndarray, Unit]:
-        loss = self._loss()
-        if loss.has_log_link:
-            return amounts_in_unit(self, loss, targets, weights, offsets, **release)
-        return in_unit(self, targets, weights, **release)
 
     def _set_unit(self, unit: Unit) -> None:
         self._unit = unit

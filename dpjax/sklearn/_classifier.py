@@ -37,22 +37,15 @@ class Classifier(ClassifierMixin, LinearEstimator):
 
     @_progress.shown("reading the records")
     def fit(self, X, y, sample_weight=None):
-        """Fits the model, and spends the budget.
+        """Fits the model, and spends the budget, as `DPLinearRegression.fit`.
 
         Args:
             X: shape (n, d), numbers in any units.
             y: shape (n,), labels: numbers or texts, and with `classes` any hashable
-                values. The guarantee starts here, not at the file: pandas reads a
-                column of numbers as text if one cell is text, so pass `classes`, or
-                declare the types of columns.
+                values, of a type that may match one of them. The guarantee starts here,
+                not at the file: pandas reads a column of numbers as text if one cell is
+                text, so pass `classes`, or declare the types of columns.
             sample_weight: shape (n,), how much records count, or None.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: If a shape, a type or a parameter is wrong, or the type of y can
-                match none of `classes`.
         """
         features, epsilon, delta, key = self._check(X)
         num_samples, num_features = features.shape

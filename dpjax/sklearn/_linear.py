@@ -193,16 +193,13 @@ class WithIntervals(LinearEstimator):
     intervals: bool = False
 
     def conf_int(self, alpha=0.05):
-        """Returns an interval for each of `coef_`, and then for `intercept_`.
+        """Returns intervals for `coef_`, and then `intercept_`, shape (d + 1, 2).
 
-        It costs no privacy. `dp_linear_model` says what it covers.
+        They cost no privacy, and are infinite where no finite one is valid.
+        `dp_linear_model` says what they cover.
 
         Args:
             alpha: the probability that one misses its coefficient, in (0, 1).
-
-        Returns:
-            Lower and upper ends, shape (d + 1, 2), infinite where no finite one is
-            valid.
 
         Raises:
             ValueError: If alpha is out of its range, or the fit had no intervals.
@@ -213,16 +210,10 @@ class WithIntervals(LinearEstimator):
     def summary(self, alpha=0.05):
         """Returns a table of the coefficients, which prints and shows in notebooks.
 
-        It has coefficients, standard errors and intervals in your units. With a log or
-        a logit link it also has the factor by which one unit of the feature multiplies
-        the mean or the odds. Lines below say what intervals cover, which columns have
-        none and why, and the guarantee.
-
-        Args:
-            alpha: as for `conf_int`.
-
-        Raises:
-            ValueError: as `conf_int`.
+        It has coefficients, standard errors and intervals in your units, for `alpha` as
+        in `conf_int`. With a log or a logit link it also has the factor by which one
+        unit of the feature multiplies the mean or the odds. Lines below say what
+        intervals cover, which columns have none and why, and the guarantee.
         """
         values, errors = self._estimates(alpha)
         names = [x if isinstance(x, str) else f"x{x}" for x in _tables.names_in(self)]

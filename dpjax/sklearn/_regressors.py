@@ -34,7 +34,7 @@ _LARGEST = 1e18  # targets are held within it: more than float32 can square
 _MOMENT = 4.0
 # The least of the noisy mean weight, in stddevs of its noise, and in the largest one.
 _CLEAR_WEIGHT, _LEAST_WEIGHT = 3.0, 0.05
-BEYOND = 1e40  # in no released unit less than that, and no quotient by one overflows
+_BEYOND = 1e40  # in no released unit less than that, and no quotient by one overflows
 
 
 class Unit(NamedTuple):
@@ -51,7 +51,7 @@ class Unit(NamedTuple):
     share: float
 
 
-def released_unit(
+def _released_unit(
     targets: np.ndarray,
     weights: np.ndarray,
     *,
@@ -74,21 +74,57 @@ def released_unit(
 
 
 def in_unit(
-    model: Any, targets: np.ndarray, weights: np.ndarray, **release: Any
+    model: Any,
+    loss: LinearLoss,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    offsets: np.ndarray | None = None,
+    **release: Any,
 ) -> tuple[np.ndarray, Unit]:
     """Returns finite targets in their unit, about their center, and that unit.
 
     A missing target lies at the center, and is to have no weight.
     """
+    if loss.has_log_link:
+        return _amounts_in_unit(model, loss, targets, weights, offsets, **release)
     if model.target_range is None:
-        unit = released_unit(targets, weights, is_centered=True, **release)
-        targets = np.clip(targets, -BEYOND, BEYOND)
+        unit = _released_unit(targets, weights, is_centered=True, **release)
+        targets = np.clip(targets, -_BEYOND, _BEYOND)
     else:
         low, high = _tables.interval("target_range", model.target_range)
         unit = Unit((low + high) / 2, (high - low) / 2, 0.0)
         targets = np.clip(targets, low, high)
     known = np.nan_to_num((targets - unit.center) / unit.scale, nan=0.0)
     return np.clip(known, -_LARGEST, _LARGEST), unit
+
+
+def _amounts_in_unit(
+    model: Any,
+    loss: LinearLoss,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    offsets: np.ndarray | None,
+    **release: Any,
+) -> tuple[np.ndarray, Unit]:
+    """Returns amounts from zero on in their unit, and that unit.
+
+    Both are of amounts per unit of exposure, times the largest exposure: of amounts
+    they would bound the means of records with far more than usual exposure.
+    """
+    amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
+    if model.target_range is None:
+        with np.errstate(over="ignore"):  # a warning would tell of a record
+            rates = amounts if offsets is None else amounts / np.exp(offsets)
+        unit = _released_unit(rates, weights, is_centered=False, **release)
+        amounts = np.minimum(amounts, _BEYOND)
+    else:
+        low, high = ends = _tables.interval("target_range", model.target_range)
+        _validate.require(high > 0, "target_range", ends, "one that reaches above zero")
+        low = max(low, 0.0)
+        if offsets is not None:
+            low, high = 0.0, high * model.max_exposure
+        amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)
+    return np.minimum(amounts / unit.scale, loss.target_range[1]), unit
 
 
 def targets_of(
@@ -102,19 +138,19 @@ def targets_of(
 
 
 @parameters
-class _Regressor(RegressorMixin, LinearEstimator):
+class Regressor(RegressorMixin, LinearEstimator):
+    """Numbers of records; a subclass tells the loss."""
+
     epsilon: float = 1.0
     delta: float | None = None
     feature_ranges: Any = None
     target_range: tuple[float, float] | None = None
     max_weight: float | None = None
     random_state: int | str | None = None
+    max_exposure = None  # where a subclass takes none
 
     def _loss(self) -> LinearLoss:
         return losses.squared
-
-    def _range(self) -> tuple[float, float]:
-        return _tables.interval("target_range", self.target_range)
 
     def fit(self, X, y, sample_weight=None):
         """Fits the model, and spends the budget.
@@ -137,16 +173,16 @@ class _Regressor(RegressorMixin, LinearEstimator):
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
         features, epsilon, delta, key = self._check(X)
         loss = self._loss()
-        if self.target_range is not None:
-            self._range()
+        if exposure is not None and not loss.has_log_link:
+            raise ValueError("exposure must be left out with a loss without log link.")
         targets, weights = targets_of(self, y, sample_weight, features)
         offsets, weights = _tables.seen_by(self, exposure, weights)
+        self._largest = None if offsets is None else float(self.max_exposure or 1.0)
         total = total_noise(epsilon, delta)
         _progress.say("unit of the target")
         key, target_key = _keys.split(key)
-        targets, unit = self._in_unit(
-            targets, weights, offsets, key=target_key, noise_multiplier=total
-        )
+        release: Any = {"key": target_key, "noise_multiplier": total}
+        targets, unit = in_unit(self, loss, targets, weights, offsets, **release)
         self._fit_scores(
             loss,
             features,
@@ -161,12 +197,6 @@ class _Regressor(RegressorMixin, LinearEstimator):
         self.privacy_ = guarantee(epsilon, delta, len(features))
         return self
 
-    def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray, offsets: Any, **release: Any
-    ) -> tuple[np.ndarray, Unit]:
-        """Returns finite targets in their unit, which is of the largest exposure."""
-        return in_unit(self, targets, weights, **release)
-
     def _set_unit(self, unit: Unit) -> None:
         """Turns coefficients for the unit into those of the user's."""
         self.coef_ = self.coef_ * unit.scale
@@ -180,7 +210,7 @@ class _Regressor(RegressorMixin, LinearEstimator):
 
 
 @parameters
-class DPLinearRegression(WithIntervals, _Regressor):
+class DPLinearRegression(WithIntervals, Regressor):
     """Private least squares, of columns in any units.
 
     Args:
@@ -204,13 +234,12 @@ class DPLinearRegression(WithIntervals, _Regressor):
         bse_: standard errors of `coef_`, then of `intercept_`, shape (d + 1,), infinite
             where no finite interval is valid. None without intervals.
         mean_weight_: the private mean of the weights in max_weight: without weights,
-            the share of records that have a target. If that is clearly below 0.95,
-            `fit` warns, which costs nothing. None with a Huber loss or an exposure.
+            the share of records with a target; clearly below 0.95, `fit` warns. None
+            with a Huber loss or an exposure.
         privacy_: the `PrivacyGuarantee` of one fit.
-        feature_ranges_: shape (d, 2): as given, or a hundred scales around a released
-            center. Cells are clipped to it in `fit` and `predict`. If the noise hides
-            the scale of a column, for example because few cells differ from zero, it is
-            [-1, 1].
+        feature_ranges_: shape (d, 2), to which cells are clipped: as given, or a
+            hundred scales around a released center. [-1, 1] if noise hides a scale, as
+            where few cells differ from zero.
         target_scale_: the unit of the target in the fit, public or released.
         n_features_in_: d.
         feature_names_in_: names of columns, if all are strings.
@@ -222,8 +251,7 @@ class DPLinearRegression(WithIntervals, _Regressor):
         (epsilon, delta)-DP under replace-one, for every input: centers, scales and
         `solvers.dp_linear_model` share one Gaussian mechanism. NaN counts as the center
         of its column, and an infinity as the end of the range. A record whose target is
-        NaN has no weight: means are divided by a private sum of weights, which costs
-        nothing beside them (`docs/privacy/proofs/linear.md`, 8.3).
+        NaN has no weight (`docs/privacy/proofs/linear.md`, 8.3).
 
     Example:
         >>> import numpy as np
@@ -241,7 +269,7 @@ class DPLinearRegression(WithIntervals, _Regressor):
 
 
 @parameters
-class DPHuberRegressor(WithIntervals, _Regressor):
+class DPHuberRegressor(WithIntervals, Regressor):
     """Private regression with the Huber loss, for targets with heavy tails.
 
     Args:
@@ -284,8 +312,7 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
         (epsilon, delta)-DP under replace-one, for every input: the target's unit and a
         mean of smoothly truncated targets share one Gaussian mechanism. With a
         target_range, targets are clipped to it and their mean gets the whole budget.
-        Targets that are missing have no weight: the mean is divided by a private sum of
-        weights, which costs nothing beside it.
+        Targets that are missing have no weight.
 
     Example:
         >>> import numpy as np
@@ -313,27 +340,14 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
 
     @_progress.shown("reading the records")
     def fit(self, X, y, sample_weight=None):
-        """Releases the mean of the targets, and spends the budget.
-
-        Args:
-            X: shape (n, d).
-            y: shape (n,), numbers in any unit.
-            sample_weight: shape (n,), how much records count, or None.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: If a shape, a type or a parameter is wrong.
-        """
+        """Releases the mean of the targets; arguments as of `DPLinearRegression`."""
         features, epsilon, delta, key = _tables.checked(self, X)
         targets, weights = targets_of(self, y, sample_weight, features)
         total = total_noise(epsilon, delta)
         _progress.say("unit of the target")
         key, target_key = _keys.split(key)
-        targets, unit = in_unit(
-            self, targets, weights, key=target_key, noise_multiplier=total
-        )
+        release: Any = {"key": target_key, "noise_multiplier": total}
+        targets, unit = in_unit(self, losses.squared, targets, weights, **release)
         _progress.say("mean of the target")
         limit, bounded = 1.0, targets.astype(np.float32)  # they are in a public range
         if self.target_range is None:

@@ -37,13 +37,9 @@ def score_privately(
 ) -> tuple[PrivateScores, PrivacyGuarantee]:
     """Releases how good a fitted estimator is, on records that it has not seen.
 
-    For a classifier: accuracy and the logarithmic loss; with two classes also area
-    under the ROC curve and calibration. For a regressor: the median, the 90th
-    percentile and the mean of the absolute error, the root of the mean squared error,
-    half the squared error, or with a log link the deviance and the share of means at an
-    end of their range, and R2 against a baseline. Errors and losses are clipped. Each
-    number has a 95 per cent interval, of sampling and noise, and stands next to that of
-    a baseline.
+    Released are the scores of `models.private_scores`; with a log link also the share
+    of means at an end of their range. Errors and losses are clipped. Each number has a
+    95 per cent interval, of sampling and noise, and stands next to that of a baseline.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in one. With
@@ -52,27 +48,21 @@ def score_privately(
         y: shape (m,), the true targets or labels. A record whose target is missing, or
             whose label is none of the classes, has no weight.
         epsilon: privacy of what is released, positive.
-        delta: privacy of what is released, in (0, 1). None: m^-1.1.
+        delta: in (0, 1). None: m^-1.1.
         baseline: a fitted estimator of the same kind, with the same classes, such as
-            `DPMeanRegressor`; the scores of a classifier's baseline have separate
-            noise. None: for a classifier the released shares of the labels; for a
-            regressor a prediction of zero, or with a log link of `scale` for the
-            largest exposure.
-        scale: of a regressor, about the size of an error, public: errors from a
-            hundredth of a scale to a hundred scales are distinguished. None: the
-            `target_scale_` of the model.
-        exposure: shape (m,), as for `predict` of the estimators that have it, to which
-            the predictions of the model and of the baseline are proportional. A record
-            without exposure has no weight. None: one for all.
+            `DPMeanRegressor`. None: for a classifier the released shares of the labels;
+            for a regressor zero, or with a log link `scale` for the largest exposure.
+        scale: of a regressor, as for `private_scores`. None: its `target_scale_`.
+        exposure: shape (m,), as for `predict`, to which the predictions of both are
+            proportional. A record without exposure has no weight. None: one for all.
         random_state: as for the estimators.
 
     Returns:
         The scores, with `measures` and `calibration`, and their guarantee.
 
     Raises:
-        ValueError: If a shape or an argument is wrong, there is but one class, no
-            scale is known, or with an exposure a model has none; never because of the
-            values of X and y, unless the `predict` of another package does.
+        ValueError: If a shape or an argument is wrong, there is but one class, no scale
+            is known, or with an exposure a model has none.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for the records of X and y, for a model

@@ -153,12 +153,8 @@ class Shape(NamedTuple):
     ) -> "Shape":
         """Returns that of a column of numbers.
 
-        Args:
-            curve: of numbers in scales from the center.
-            knots: of the curve, () of a straight line, in scales from the center.
-            center: in the user's units.
-            scale: in the user's units.
-            ends: of the column, in scales from the center.
+        The curve is of numbers in scales from the center, and so are its knots, () of a
+        straight line, and the column's ends; the center and the scale are the user's.
         """
         low, high = max(ends[0], -_FARTHEST), min(ends[1], _FARTHEST)
         grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
@@ -177,22 +173,10 @@ def plot(
 ) -> Any:
     """Draws each shape in a panel of its own, by matplotlib; all share an axis.
 
-    Of many categories those are shown that add or take most.
-
-    Args:
-        shapes: by the names of their columns.
-        outputs: the names of K classes, for a legend.
-        axis_label: what the values are.
-        title: of all, lines that may be long.
-        is_factor: whether the axis shows exponentials of the values.
-        is_dark: whether to draw light on dark.
-        bands: grids with lower and upper ends, by names; drawn where they are finite.
-
-    Returns:
-        The `matplotlib.figure.Figure`.
-
-    Raises:
-        ImportError: Without matplotlib.
+    Of many categories those are shown that add or take most. `outputs` are the names of
+    K classes, for a legend; lines of the title may be long; the axis may show
+    exponentials of the values (`is_factor`); bands are grids with lower and upper ends,
+    drawn where they are finite.
     """
     figure_of = figures()
     paper, ink, rule, colors = DARK if is_dark else LIGHT

@@ -33,12 +33,9 @@ def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
 def errors_of_sums(
     matrix: np.ndarray, errors: ArrayLike, correlations: ArrayLike
 ) -> np.ndarray:
-    """Returns standard errors of sums of estimates, infinite if a term's is.
+    """Returns standard errors (m,) of sums of estimates, infinite if a term's is.
 
-    Args:
-        matrix: shape (m, d), the weights of the estimates in each sum.
-        errors: shape (d,), of the estimates.
-        correlations: shape (d, d), of those errors.
+    From the weights (m, d) of estimates in each sum, and their errors and correlations.
 
     Example:
         >>> half = [[1.0, 0.5], [0.5, 1.0]]
@@ -68,26 +65,16 @@ class Summary:
     """A table of coefficients, which prints as text and shows as HTML in a notebook.
 
     All of it is released or public.
-
-    Attributes:
-        title: what it is of.
-        names: of the coefficients, the last one that of the intercept.
-        coefficients: shape (m,), in the user's units.
-        standard_errors: shape (m,), infinite where no honest interval can be had.
-        guarantee: of all of it, in words.
-        factor: what exponentials of coefficients are called, or None for none.
-        level: of the intervals.
-        notes: what else is to be said, a sentence or more each.
     """
 
     title: str
-    names: Sequence[str]
-    coefficients: np.ndarray
-    standard_errors: np.ndarray
-    guarantee: str
-    factor: str | None = None
-    level: float = 0.95
-    notes: Sequence[str] = ()
+    names: Sequence[str]  # the last one that of the intercept
+    coefficients: np.ndarray  # (m,), in the user's units
+    standard_errors: np.ndarray  # (m,), infinite where no honest interval can be had
+    guarantee: str  # of all of it, in words
+    factor: str | None = None  # the name of exponentials of coefficients, if any
+    level: float = 0.95  # of the intervals
+    notes: Sequence[str] = ()  # more sentences
 
     @property
     def intervals(self) -> np.ndarray:

@@ -51,19 +51,12 @@ class Budget(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The group of each record.
-
-    Attributes:
-        names: of the groups.
-        codes: of the records at their places, shape (n,); -1 where there is no record.
-        place: as of `release`.
-        num_records: the size of a single group, if it is public.
-    """
+    """The group of each record."""
 
     names: tuple[str, ...]
-    codes: np.ndarray
-    place: Place
-    num_records: int | None
+    codes: np.ndarray  # of records at their places, (n,); -1 where there is no record
+    place: Place  # as of `release`
+    num_records: int | None  # the size of a single group, if it is public
 
     @classmethod
     def everyone(cls, num_records: int, place: Place | None) -> "Groups":
@@ -82,11 +75,9 @@ class Groups(NamedTuple):
     def counted(
         self, cells: np.ndarray, num_cells: int, budget: Budget, key: Key
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
-        """Releases how many records of each group lie in each cell.
+        """Releases counts of records in each cell of each group, shape (num_cells, G).
 
-        Returns:
-            Counts and their standard errors, shape (num_cells, G), the noise's standard
-            deviation and its multiplier.
+        Returns these and their standard errors, the noise's stddev and multiplier.
         """
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
         total = len(self.names) * num_cells
@@ -100,32 +91,20 @@ class Groups(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """The releases of one column in G groups.
+    """The releases of one column in G groups."""
 
-    Attributes:
-        labels: the names of bins or categories.
-        cells: numbers of records in each, and last of missing numbers, shape (k, G).
-        errors: their standard errors.
-        stddev: of the noise of one.
-        shares: of the column's budget, by statistics.
-        multipliers: noise multipliers of all releases.
-        counted: of a column of numbers how many there are, shape (G,), the standard
-            errors and the noise's standard deviation.
-        statistics: its means and quantiles: names, values and standard errors.
-        edges: those of the histogram.
-        within: which numbers are possible.
-    """
-
-    labels: list[str]
-    cells: np.ndarray
-    errors: np.ndarray
-    stddev: float
-    shares: dict[str, float]
-    multipliers: list[float]
+    labels: list[str]  # the names of bins or categories
+    cells: np.ndarray  # records in each, and last of missing numbers, shape (k, G)
+    errors: np.ndarray  # their standard errors
+    stddev: float  # of the noise of one
+    shares: dict[str, float]  # of the column's budget, by statistics
+    multipliers: list[float]  # noise multipliers of all releases
+    # Of a column of numbers how many there are (G,), standard errors, noise's stddev.
     counted: tuple[np.ndarray, np.ndarray, float] | None = None
+    # Its means and quantiles: names, values and standard errors.
     statistics: Sequence[tuple[str, np.ndarray, np.ndarray]] = ()
-    edges: tuple[float, ...] = ()
-    within: tuple[float, float] = (-math.inf, math.inf)
+    edges: tuple[float, ...] = ()  # of the histogram
+    within: tuple[float, float] = (-math.inf, math.inf)  # which numbers are possible
 
     @property
     def known(self) -> tuple[np.ndarray, float]:

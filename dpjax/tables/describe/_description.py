@@ -21,19 +21,7 @@ from dpjax.accounting import (
     noise_multiplier_to_epsilon,
 )
 from dpjax.accounting._sample import sample_budget, subsampled_epsilon
-from dpjax.tables._pages import (
-    DARK,
-    LIGHT,
-    Block,
-    Picture,
-    Rows,
-    Text,
-    compact,
-    dress,
-    figures,
-    html_of,
-    short,
-)
+from dpjax.tables import _pages
 from dpjax.tables.io._untrusted import harmless, printable
 
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
@@ -240,8 +228,8 @@ class Description:
         Args:
             title: of the page.
         """
-        blocks = [Text(str(self.privacy)), *numbers_of(self)]
-        return html_of(title, [*blocks, "What each part cost", costs_of(self)])
+        blocks = [_pages.Text(str(self.privacy)), *numbers_of(self)]
+        return _pages.html_of(title, [*blocks, "What each part cost", costs_of(self)])
 
     def plot(self, *, is_dark: bool = False) -> Any:
         """Draws histograms, means and shares with their intervals, by matplotlib.
@@ -259,10 +247,10 @@ class Description:
         Raises:
             ImportError: Without matplotlib.
         """
-        figure_of = figures()
+        figure_of = _pages.figures()
         from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-        paper, ink, rule, colors = DARK if is_dark else LIGHT
+        paper, ink, rule, colors = _pages.DARK if is_dark else _pages.LIGHT
         text: dict[str, Any] = {"color": ink, "fontsize": 10, "parse_math": False}
         panels = _by(self.rows, "column")
         heights = [_height(rows, name in self.edges) for name, rows in panels]
@@ -280,15 +268,15 @@ class Description:
         numbers = []
         for index, (name, rows) in enumerate(panels):
             panel = figure.add_subplot(grid[index // num, index % num], facecolor=paper)
-            panel.set_title(short(name, 40), **text)
+            panel.set_title(_pages.short(name, 40), **text)
             if name in self.edges:
                 numbers.append(panel)
                 _draw_numbers(panel, rows, self.edges[name], colors, ink)
             else:
                 _draw_categories(panel, rows, colors, ink, rule)
             panel.tick_params(colors=ink, labelsize=8)
-            dress(panel, rule)
-            panel.xaxis.set_major_formatter(lambda value, _: compact(value))
+            _pages.dress(panel, rule)
+            panel.xaxis.set_major_formatter(lambda value, _: _pages.compact(value))
             panel.locator_params(axis="x", nbins=6)
         if numbers:
             handles = [
@@ -300,32 +288,32 @@ class Description:
         return figure
 
 
-def numbers_of(description: Description) -> list[Block]:
+def numbers_of(description: Description) -> list[_pages.Block]:
     """Returns the released numbers, how to read them, and pictures by matplotlib."""
-    blocks: list[Block] = [
-        Text(
+    blocks: list[_pages.Block] = [
+        _pages.Text(
             f"{description.reading} Counts have noise, and then are moved to the "
             "nearest possible ones that agree with each other. Numbers of a column "
             "with a limit are clipped to it. Without one, the outer bins of a "
             "histogram hold all that lies beyond."
         ),
-        *(Rows(head, lines) for head, lines in description.tables()),
+        *(_pages.Rows(head, lines) for head, lines in description.tables()),
     ]
     try:
         dark, light = (description.plot(is_dark=dark) for dark in (True, False))
     except ImportError:
         return blocks
-    return [*blocks, Picture(light, "Histograms, and the numbers above", dark)]
+    return [*blocks, _pages.Picture(light, "Histograms, and the numbers above", dark)]
 
 
-def costs_of(description: Description) -> Rows:
+def costs_of(description: Description) -> _pages.Rows:
     """Returns what each part cost."""
     head = ["column", "what", "share of the budget", "epsilon by itself"]
     costs = [
         [cost.column, cost.part, rounded_up(cost.share, 3), rounded_up(cost.epsilon, 3)]
         for cost in description.costs
     ]
-    return Rows(head, costs)
+    return _pages.Rows(head, costs)
 
 
 def _by(rows: Iterable[Row], field: str) -> list[tuple[str, list[Row]]]:
@@ -367,7 +355,7 @@ def _draw_numbers(
             (row,) = (row for row in own if row.statistic == name)
             at = bottom - 0.05 - (0.09 if len(groups) > 1 else 0.05) * index
             _point(panel, row, at, colors[1 + index], marker)
-    names = [short(name, _MOST_LETTERS) for name, _ in groups]
+    names = [_pages.short(name, _MOST_LETTERS) for name, _ in groups]
     places = [0.3 - place for place in range(len(groups))]
     if len(groups) == 1:
         names, places = [], []
@@ -384,7 +372,8 @@ def _draw_categories(
     groups = groups[: len(_MARKERS) * len(colors)]
     for index, (group, own) in enumerate(groups):
         marker, color = _MARKERS[index // len(colors)], colors[index % len(colors)]
-        panel.plot([], [], marker, color=color, label=short(group, _MOST_LETTERS))
+        label = _pages.short(group, _MOST_LETTERS)
+        panel.plot([], [], marker, color=color, label=label)
         shown = [row for row in own if row.statistic == statistic][:_MOST_LINES]
         apart = 0.7 * (index - (len(groups) - 1) / 2) / max(len(groups), 2)
         if len(groups) == 1:
@@ -392,7 +381,7 @@ def _draw_categories(
             panel.barh(np.arange(len(shown)), values, 0.6, color=colors[0], alpha=0.35)
         for place, row in enumerate(shown):
             _point(panel, row, place + apart, color, marker)
-        names = [short(row.of, _MOST_LETTERS) for row in shown]
+        names = [_pages.short(row.of, _MOST_LETTERS) for row in shown]
         panel.set_yticks(range(len(shown)), names, parse_math=False)
         panel.set_ylim(len(shown) - 0.4, -0.6)
     panel.set_xlim(left=0.0)

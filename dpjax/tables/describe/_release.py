@@ -14,25 +14,13 @@ import numpy as np
 
 from dpjax import _keys, _validate
 from dpjax._types import Key
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
 from dpjax.accounting._sample import sample_budget
 from dpjax.accounting._sample_privacy import sample_privacy
 from dpjax.batching._without_replacement import uniform_subset
 from dpjax.tables import _progress, default_delta
 from dpjax.tables.columns._kinds import Categorical, Numeric
-from dpjax.tables.describe._columns import (
-    NUM_BINS,
-    Budget,
-    Groups,
-    Place,
-    Statistics,
-    of_categories,
-    of_numbers,
-)
+from dpjax.tables.describe import _columns
 from dpjax.tables.describe._description import Description, Row
 from dpjax.tables.io._tables import Column, frame_columns, frame_names
 
@@ -73,19 +61,16 @@ def describe(
         key: a typed key.
         epsilon: privacy parameter of the whole description, positive.
         delta: privacy parameter in (0, 1); n^-1.1 by default.
-        by: a column of categories in the schema; records of other categories form one
-            more group.
+        by: a column of categories in the schema; others form one more group.
         level: the probability of each interval.
-        max_records: m, public. If n is larger, m records are drawn without replacement
-            and described with the budget of `accounting.Sample.budget`; delta n / m
-            must be below 1. Counts of the sample and their intervals are multiplied by
-            n / m. None: all records.
+        max_records: m, public. Of more, m are drawn without replacement and described
+            with the budget of `accounting.Sample.budget`; delta n / m must be below 1.
+            Their counts and intervals are multiplied by n / m. None: all.
 
     Returns:
         A `Description` with `rows`, the guarantee `privacy`, and the `costs` of its
         parts; `to_json`, `to_csv`, `to_html` and `plot` show them. Intervals count
-        sampling and noise, as in `solvers.dp_group_means` and `solvers.dp_histogram`;
-        they are infinite if noise hides a group.
+        sampling and noise; they are infinite if noise hides a group.
 
     Raises:
         ValueError: If an argument is out of its range, or a column is missing.
@@ -105,12 +90,8 @@ def describe(
         ...          "owns": rng.random(50_000) < 0.3}
         >>> shown = describe(frame, {"income": None, "owns": Categorical(("true",))},
         ...                  key=jax.random.key(0), epsilon=1.0, delta=1e-6)
-        >>> for row in shown.rows:
-        ...     if row.statistic in ("median", "share"):
-        ...         print(row.column, row.of or row.statistic, row)
-        income median 21,981 (21,780 to 22,183)
-        owns true 0.3023 (0.2983 to 0.3065)
-        owns (other) 0.6977 (0.6938 to 0.7019)
+        >>> print(*[row for row in shown.rows if row.statistic == "median"])
+        21,981 (21,780 to 22,183)
 
     Reference:
         As for `solvers.dp_group_means` and `solvers.dp_histogram`.
@@ -157,7 +138,7 @@ def release(
     delta: float,
     by: str | None,
     level: float,
-    place: Place | None = None,
+    place: _columns.Place | None = None,
     num_samples: int | None = None,
 ) -> Description:
     """Releases a description of columns of one shape (n,), as `describe` does.
@@ -171,7 +152,7 @@ def release(
     the count of the sample has variance m p (1 - p) (n - m) / (n - 1), at most the m p
     (1 - p) that is used. The guarantee is for the sample.
     """
-    everyone = Groups.everyone(len(next(iter(columns.values()))), place)
+    everyone = _columns.Groups.everyone(len(next(iter(columns.values()))), place)
     size = len(everyone.codes)
     num_samples = num_samples or size
     kinds = _kinds_of(schema)
@@ -179,7 +160,7 @@ def release(
     if by is not None:
         by_kind = Categorical(kinds[by].categories)
         grouped = everyone.divided(by_kind, columns[by])
-    budget = Budget(noise_multiplier(epsilon, delta, num_steps=1), delta)
+    budget = _columns.Budget(noise_multiplier(epsilon, delta, num_steps=1), delta)
     weight_of = {
         name: _OF_CATEGORIES if kind.categories else _OF_NUMBERS
         for name, kind in kinds.items()
@@ -192,9 +173,9 @@ def release(
         share, own_key = weight_of[name] / weights, jax.random.fold_in(key, index)
         arguments = columns[name], groups, budget.part(share), own_key
         if isinstance(kind, Categorical):
-            releases[name] = of_categories(kind, *arguments)
+            releases[name] = _columns.of_categories(kind, *arguments)
         else:
-            releases[name] = of_numbers(kind, *arguments)
+            releases[name] = _columns.of_numbers(kind, *arguments)
         for part_name, part in releases[name].shares.items():
             shares[name, part_name] = share * part
     multipliers = (x for result in releases.values() for x in result.multipliers)
@@ -241,7 +222,7 @@ def check(schema: Mapping[str, Kind], by: str | None) -> None:
     _validate.require(by is None or by in known, "by", by, rule)
     num_groups = 1 if by is None else len(kinds[by].categories) + 1
     for name, kind in kinds.items():
-        num_cells = 1 + (len(kind.categories) or NUM_BINS)
+        num_cells = 1 + (len(kind.categories) or _columns.NUM_BINS)
         num_cells *= 1 if name == by else num_groups
         rule = f"of {_MOST_CELLS:,} cells at most in column {name!r}, with all groups"
         _validate.require(num_cells <= _MOST_CELLS, "schema", num_cells, rule)
@@ -252,7 +233,9 @@ def _kinds_of(schema: Mapping[str, Kind]) -> dict[str, Numeric | Categorical]:
 
 
 def _sizes_of(
-    groups: Groups, releases: Sequence[Statistics], own: Statistics | None
+    groups: _columns.Groups,
+    releases: Sequence[_columns.Statistics],
+    own: _columns.Statistics | None,
 ) -> np.ndarray:
     """Returns one number of records for each group, integers of shape (G,).
 
@@ -296,8 +279,8 @@ def _divided(counts: np.ndarray, total: int) -> np.ndarray:
 
 def _rows_of(
     name: str,
-    release: Statistics,
-    groups: Groups,
+    release: _columns.Statistics,
+    groups: _columns.Groups,
     sizes: np.ndarray,
     z: float,
     scale: float,
@@ -342,7 +325,7 @@ def _rows_of(
 
 
 def _shares(
-    release: Statistics, num_records: int | None
+    release: _columns.Statistics, num_records: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns shares of counts (k, G) in their groups, and their standard errors.
 

@@ -57,9 +57,8 @@ class MemoryMapped:
 
     def __post_init__(self):
         arrays = self._arrays
-        for path, array in zip(
-            jax.tree.leaves(self.files), jax.tree.leaves(arrays), strict=True
-        ):
+        paths = jax.tree.leaves(self.files)
+        for path, array in zip(paths, jax.tree.leaves(arrays), strict=True):
             rule = "arrays of real numbers or booleans"
             is_fine = array.dtype.kind in "fiub"
             _validate.require(is_fine, "files", f"{path} of {array.dtype}", rule)
@@ -110,17 +109,15 @@ class Parquet:
     columns: PyTree
 
     def __post_init__(self):
+        names, paths = self._names, self._paths
+        is_fine = bool(names) and all(isinstance(name, str) for name in names)
+        rule = "a pytree of at least one name"
+        _validate.require(is_fine, "columns", self.columns, rule)
         _validate.require(
-            bool(self._names) and all(isinstance(name, str) for name in self._names),
-            "columns",
-            self.columns,
-            "a pytree of at least one name",
+            len(paths) > 0, "files", self.files, "a path, or at least one"
         )
-        _validate.require(
-            bool(self._paths), "files", self.files, "a path, or at least one"
-        )
-        for path, metadata in zip(self._paths, self._metadata, strict=True):
-            types = _types(metadata, self._names, path)
+        for path, metadata in zip(paths, self._metadata, strict=True):
+            types = _types(metadata, names, path)
             rule = f"files with the same columns: {self._layout}"
             is_fine = types == self._layout
             _validate.require(is_fine, "files", f"{path} of {types}", rule)
@@ -159,9 +156,8 @@ class Parquet:
 
     @cached_property
     def _paths(self) -> list[Path]:
-        if isinstance(self.files, str | os.PathLike):
-            return [self.files]
-        return list(self.files)
+        is_one = isinstance(self.files, str | os.PathLike)
+        return [self.files] if is_one else list(self.files)
 
     @cached_property
     def _metadata(self) -> list[Any]:
@@ -197,9 +193,8 @@ def _parquet() -> Any:
     try:
         import pyarrow.parquet
     except ImportError as why:
-        raise ImportError(
-            'Parquet needs pyarrow: pip install "dpjax[loading]"'
-        ) from why
+        message = 'Parquet needs pyarrow: pip install "dpjax[loading]"'
+        raise ImportError(message) from why
     return pyarrow.parquet
 
 
@@ -228,11 +223,8 @@ def _numpy_type(arrow_type: Any) -> Layout | None:
     if pa.types.is_fixed_size_list(arrow_type):
         inner = _numpy_type(arrow_type.value_type)
         return inner and (inner[0], (arrow_type.list_size, *inner[1]))
-    is_number = (
-        pa.types.is_integer(arrow_type)
-        or pa.types.is_floating(arrow_type)
-        or pa.types.is_boolean(arrow_type)
-    )
+    kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
+    is_number = any(is_kind(arrow_type) for is_kind in kinds)
     return (np.dtype(arrow_type.to_pandas_dtype()), ()) if is_number else None
 
 

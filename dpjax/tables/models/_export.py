@@ -110,44 +110,26 @@ class Numbers(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """A column of categories, each with its weight, else 0.
-
-    Attributes:
-        name: of the column.
-        weights: of usual spellings.
-        texts: of the categories that are compared as texts.
-        numbers: of those that texts equal by value: whole numbers, and others with an
-            exponent.
-        codes: of those, such as 01 and 0.5, which numeric cells equal by value.
-    """
+    """A column of categories, each with its weight, else 0."""
 
     name: str
-    weights: dict[str, float]
-    texts: dict[str, float]
+    weights: dict[str, float]  # of usual spellings
+    texts: dict[str, float]  # of the categories that are compared as texts
+    # Of those that texts equal by value: whole numbers, and others with an exponent.
     numbers: dict[int | float, float]
-    codes: dict[float, float]
+    codes: dict[float, float]  # of 01 and 0.5, which numeric cells equal by value
 
 
 class Parts(NamedTuple):
-    """A whole model: center + scale * mean(intercept + columns) * exposure.
-
-    Attributes:
-        columns: the terms of the score.
-        intercept: the constant term.
-        link: the link from score to mean, as in `Model`.
-        exposure: a factor of the mean, or None for 1.
-        center: center of the target.
-        scale: scale of the target.
-        comments: two printable lines: what the model predicts, and its guarantee.
-    """
+    """A whole model: center + scale * mean(intercept + columns) * exposure."""
 
     columns: list[Numbers | Levels]
     intercept: float
-    link: Link
+    link: Link  # from score to mean
     exposure: Numbers | None
-    center: float
+    center: float  # and scale, of the target
     scale: float
-    comments: list[str]
+    comments: list[str]  # two printable lines, of the target and the guarantee
 
     @property
     def inputs(self) -> dict[str, bool]:
@@ -157,12 +139,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
-    """Returns the parts of a model.
-
-    Raises:
-        ValueError: If a weight is not finite, or if other languages cannot write the
-            name of a column or of a category.
-    """
+    """Returns the parts of a model of finite weights, with names that all can write."""
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
     _validate.require(is_finite, "params", numbers, "finite, of a model to export")
@@ -188,21 +165,14 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     privacy, target = model.privacy, model.target_name
     if model.positive is not None:
         target = f"the probability of {target} = {model.positive}"
-    parts = Parts(
-        columns,
-        float(terms.slopes[-1]),
-        model.link,
-        exposure,
-        float(model.target.center),
-        float(model.target.scale),
-        [
-            printable(f"Predicts {target}: {model.method} of {model.data}."),
-            printable(
-                f"Privacy: {claim(privacy.epsilon, privacy.delta)}. "
-                f"{privacy.description}"
-            ),
-        ],
-    )
+    stated = claim(privacy.epsilon, privacy.delta)
+    comments = [
+        printable(f"Predicts {target}: {model.method} of {model.data}."),
+        printable(f"Privacy: {stated}. {privacy.description}"),
+    ]
+    score = columns, float(terms.slopes[-1]), model.link, exposure
+    units = float(model.target.center), float(model.target.scale)
+    parts = Parts(*score, *units, comments)
     levels = (x.weights for x in columns if isinstance(x, Levels))
     for text in itertools.chain(parts.inputs, *levels):
         written = text.replace("\0", "").encode("utf-8", "ignore").decode()
@@ -262,19 +232,12 @@ def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
             written += [str(int(number)), f"{int(number)}.0"]
         texts |= dict.fromkeys(written)
     rows = kind.encode(np.array([*texts], object))
-    return {
-        text: int(row.argmax())
-        for text, row in zip(texts, rows, strict=True)
-        if any(row)
-    }
+    pairs = zip(texts, rows, strict=True)
+    return {text: int(row.argmax()) for text, row in pairs if any(row)}
 
 
 def sql_file(parts: Parts) -> bytes:
-    """Returns the expression, in the SQL that SQLite and DuckDB share.
-
-    Raises:
-        ValueError: If the names of two columns differ only in case.
-    """
+    """Returns the expression, in the SQL that SQLite and DuckDB share."""
     names = [*parts.inputs]
     is_fine = len({name.casefold() for name in names}) == len(names)
     _validate.require(is_fine, "columns", names, "names that differ in any case in SQL")
@@ -314,9 +277,8 @@ def sql_file(parts: Parts) -> bytes:
     value = f"{center} + {scale} * factor * ({mean})"
     comments = "".join(f"-- {line}\n" for line in parts.comments)
     # Else SQLite writes each step into the next, and computes it many times.
-    steps = ",\n".join(
-        f"step{place} AS MATERIALIZED ({query})" for place, query in enumerate(queries)
-    )
+    named = (f"step{i} AS MATERIALIZED ({query})" for i, query in enumerate(queries))
+    steps = ",\n".join(named)
     last = f"step{len(queries) - 1}"
     return f"{comments}(WITH {steps}\nSELECT {value} FROM {last})\n".encode()
 
@@ -353,7 +315,7 @@ def _added(part: Numbers | Levels, place: int) -> str:
     then = cases.pop()[1] if end == _FARTHEST else _number(part.value(end))
     if cases:
         lines = "".join(
-            f"\n  WHEN {z} <= {_number(end)} THEN {line}" for end, line in cases
+            f"\n  WHEN {z} <= {_number(high)} THEN {line}" for high, line in cases
         )
         then = f"CASE{lines}\n  ELSE {then} END"
     # NULL and NaN lie in no range.
@@ -398,12 +360,7 @@ def _quoted(text: str, mark: str) -> str:
 
 
 def onnx_file(parts: Parts) -> bytes:
-    """Returns the file: an input of shape (n,) for each column, one output.
-
-    Raises:
-        ValueError: If the model reads no column.
-        ImportError: Without the package onnx.
-    """
+    """Returns the file: an input of shape (n,) for each column, one output."""
     try:
         from onnx import TensorProto, checker, helper
     except ImportError as error:

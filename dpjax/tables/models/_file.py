@@ -37,12 +37,7 @@ _ERRORS = "standard_errors", "correlations"  # entries that a file may lack
 def model_file(model: Model) -> bytes:
     """Returns the content of a model's file for `load_model`, a function of the model.
 
-    Example:
-        >>> import dpjax, pathlib, tempfile
-        >>> path = pathlib.Path(tempfile.mkdtemp(), "model.npz")
-        >>> _ = path.write_bytes(model_file(model))  # doctest: +SKIP
-        >>> dpjax.load_model(path).predict("new.csv")  # doctest: +SKIP
-        array([1210.4, 843.9])
+    It is written by `dpjax train`, and by users: `path.write_bytes(model_file(model))`.
     """
     terms, names = Terms.of(model.params), model.feature_names
     content = {

@@ -61,9 +61,7 @@ class Model:
         correlations: of those errors, shape (d, d), or None.
 
     Raises:
-        ValueError: If the shape of params does not match the features, if link is
-            unknown, if it is "log" and the target is not a number with center 0, or if
-            there is an exposure and link is not "log".
+        ValueError: If params do not fit the features, or link not target and exposure.
 
     Example:
         >>> import math, numpy as np
@@ -172,8 +170,7 @@ class Model:
         Args:
             table: a data frame of pandas or polars, an Arrow table, a mapping of names
                 to arrays of shape (n,), or the path of a file that `dpjax train` reads.
-                Other columns are ignored. Cells are converted one by one, by the
-                declared type of their column.
+                Cells are converted one by one, by the declared type of their column.
 
         Returns:
             float64 of shape (n,): the target, or the probability of the positive label.
@@ -185,16 +182,10 @@ class Model:
         return self.predict_columns(self.read(table))
 
     def read(self, table: Any) -> Mapping[str, _tables.Column]:
-        """Returns the columns of a table that the model reads, each of shape (n,).
+        """Returns the columns of a table that the model reads, as `predict` does.
 
-        A model that predicts a constant reads no column; then the first column is
-        returned, because it gives the number of records.
-
-        Args:
-            table: as of `predict`.
-
-        Raises:
-            ValueError: As `predict`.
+        Of a model that predicts a constant it is the first one, for the number of
+        records.
         """
         is_path = isinstance(table, str | os.PathLike)
         path = Path(table) if is_path else Path()
@@ -210,14 +201,7 @@ class Model:
         return _tables.frame_columns(table, wanted)
 
     def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
-        """Predicts the target of every record from the columns that `read` returns.
-
-        Args:
-            columns: arrays of shape (n,) by name.
-
-        Returns:
-            As `predict`.
-        """
+        """Predicts the target of every record from the columns that `read` returns."""
         features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
         if self.columns:
             features = np.hstack([encode(columns, self.columns)[0], features])
@@ -277,16 +261,13 @@ class Model:
         return dict(zip(self.feature_names, values.tolist(), strict=True))
 
     def summary(self, level: float = 0.95) -> Summary:
-        """Returns the table of `coefficients`, with their standard errors.
+        """Returns what prints as a table of `coefficients`, with standard errors.
 
         Args:
-            level: the probability of each interval, in (0, 1).
-
-        Returns:
-            What prints as a table. Its `intervals` have shape (d, 2).
+            level: the probability of each of its `intervals`, shape (d, 2), in (0, 1).
 
         Raises:
-            ValueError: if the level is out of its range, or there are no errors.
+            ValueError: If the level is out of its range, or there are no errors.
         """
         _validate.probability(level=level)
         errors, correlations = self.standard_errors, self.correlations

@@ -55,16 +55,13 @@ class Release:
         stddev *= 1 + 4 * eta * self.multiplier
         num_draws = max(1, math.ceil((stddev / unit / _LARGEST_STDDEV) ** 2))
         of_one = max(1, math.ceil(stddev / unit / math.sqrt(num_draws)))
-        noise = discrete_gaussian(
-            (num_draws, *sums.shape),
-            stddev=of_one,
-            random_bytes=random_bytes_of(next(self.keys)),
-        )
+        shape, source = (num_draws, *sums.shape), _random_bytes_of(next(self.keys))
+        noise = discrete_gaussian(shape, stddev=of_one, random_bytes=source)
         noise = unit * noise.sum(axis=0)
         return sums + noise, unit * of_one * math.sqrt(num_draws)
 
 
-def random_bytes_of(key: Key) -> RandomBytes:
+def _random_bytes_of(key: Key) -> RandomBytes:
     """Returns a source of random bytes, as secret as the key."""
     left = b""
 
@@ -96,11 +93,8 @@ def interval_of(
         shares = np.ones(counts.size)
     drawn = rng.multinomial(num_samples, shares / shares.sum(), _NUM_RESAMPLES)
     noisy = drawn + stddev * rng.standard_normal(drawn.shape)
-    spread = float(
-        np.std(
-            [statistic(adding_up(x.reshape(counts.shape), num_samples)) for x in noisy]
-        )
-    )
+    tables = (adding_up(x.reshape(counts.shape), num_samples) for x in noisy)
+    spread = float(np.std([statistic(table) for table in tables]))
     value = float(statistic(adding_up(counts, num_samples)))
     return Interval(value, value - WIDTH * spread, value + WIDTH * spread)
 

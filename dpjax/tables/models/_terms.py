@@ -21,19 +21,12 @@ FAR = 700.0  # log odds, whose exponential is within the range of float64
 
 
 class Terms(NamedTuple):
-    """The terms of a model's score, one for each feature.
+    """The terms of a model's score, one for each feature."""
 
-    Attributes:
-        slopes: shape (d,), the last of them the intercept.
-        heights: shape (k, m), of k curves at m knots; (0, 0) in a linear model.
-        knots: m numbers, ascending, in scales from the center.
-        smooth: the indices of the k features that have a curve.
-    """
-
-    slopes: np.ndarray
-    heights: np.ndarray
-    knots: tuple[float, ...] = ()
-    smooth: tuple[int, ...] = ()
+    slopes: np.ndarray  # (d,), the last of them the intercept
+    heights: np.ndarray  # (k, m), of k curves at m knots; (0, 0) in a linear model
+    knots: tuple[float, ...] = ()  # m numbers, ascending, in scales from the center
+    smooth: tuple[int, ...] = ()  # the indices of the k features that have a curve
 
     @classmethod
     def of(cls, params: "np.ndarray | Curves") -> "Terms":
