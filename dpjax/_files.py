@@ -20,7 +20,7 @@ def check_folder(option: str, folder: Path, *, names: Iterable[str] = ()) -> Non
             nothing, it is not writable, or a folder has the name of a file.
     """
     rule = "a folder that can be written to, or made"
-    is_fine = _validate.can_be_folder(folder) and not any(
+    is_fine = can_be_folder(folder) and not any(
         (folder / name).is_dir() for name in names
     )
     _validate.require(is_fine, option, str(folder), rule)
@@ -32,7 +32,7 @@ def check_file(option: str, path: Path, *, suffix: str = "") -> None:
     _validate.require(
         (not suffix or path.suffix == suffix)
         and not path.is_dir()
-        and _validate.can_be_folder(path.parent),
+        and can_be_folder(path.parent),
         option,
         str(path),
         f"a file{ending}, in a folder that can be written to, or made",
@@ -48,6 +48,19 @@ def check_spared(
             rule = f"another file than {name} {path}, which is read"
             is_fine = _place(path) not in (_place(output), _place(output.parent))
             _validate.require(is_fine, option, str(output), rule)
+
+
+def can_be_folder(path: Path) -> bool:
+    """Returns whether a path is a writable folder, or can be made one.
+
+    It cannot if it, or a parent, is a file or a link to nothing.
+    """
+    places = (path.absolute(), *path.absolute().parents)
+    try:
+        there = next(place for place in places if os.path.lexists(place))
+        return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except OSError:  # not even to be looked at
+        return False
 
 
 def is_within(inner: Path, outer: Path) -> bool:

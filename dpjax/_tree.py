@@ -1,4 +1,4 @@
-"""Dataclasses as pytrees, trees as vectors, numbers as floats of a dtype."""
+"""Dataclasses as pytrees, data as JAX arrays, trees as vectors, floats of a dtype."""
 
 import dataclasses
 import itertools
@@ -66,6 +66,56 @@ class Static:
     def value_of(x: Any) -> Any:
         """Returns the number, of one that is static or traced."""
         return x.value if isinstance(x, Static) else x
+
+
+def arrays(tree: PyTree) -> PyTree:
+    """Returns a tree with NumPy arrays as JAX arrays, which are copies."""
+
+    def array(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        # A copy, which its owner cannot change; jnp.asarray would compile a program.
+        return jax.device_put(narrowed(x, copy=True))
+
+    return jax.tree.map(array, tree)
+
+
+def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
+    """Returns an array in the type that JAX has for its type.
+
+    Numbers beyond float32 become infinite, without NumPy's warning, which would reveal
+    a record, and is an exception under `python -W error`. Integers beyond int32 or
+    uint32 become the nearest one; JAX would wrap them.
+
+    Example:
+        >>> narrowed(np.array([2**53 + 1, -5])).tolist()
+        [2147483647, -5]
+    """
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind in "iu" and dtype != array.dtype:
+        ends = np.iinfo(dtype)
+        array = np.clip(array, ends.min, ends.max)
+    with np.errstate(over="ignore"):
+        return np.asanyarray(array, dtype, copy=copy)  # a masked one stays one
+
+
+def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
+    """Requires (n, d) features and (n,) targets, real; returns them as float arrays."""
+    x, y = (
+        arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
+        if isinstance(x, np.ndarray)
+        else jnp.asarray(x)
+        for x in (features, targets)
+    )
+    for name, array, ndim in (("features", x, 2), ("targets", y, 1)):
+        is_real = array.size > 0 and not jnp.iscomplexobj(array)
+        kind = jax.ShapeDtypeStruct(array.shape, array.dtype)
+        rule = f"a real array with {ndim} axes and at least one entry"
+        _validate.require(is_real and array.ndim == ndim, name, kind, rule)
+    rule = f"one number for each of {len(x)} rows"
+    _validate.require(len(x) == len(y), "targets", y.shape, rule)
+    dtype = jnp.float64 if jnp.float64 in (x.dtype, y.dtype) else jnp.float32
+    return x.astype(dtype), y.astype(dtype)
 
 
 def like(value: Scalar, x: jax.Array) -> jax.Array:

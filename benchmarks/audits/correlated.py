@@ -1,7 +1,5 @@
 """Correlated noise under attack: all updates of a run, moved by one record's steps."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -47,17 +45,8 @@ def privatize_correlated_cyclic() -> Case:
 
 def _run(strategy: Strategy, batching: Batching, *, delta: float = 1e-5) -> Case:
     num_samples, epsilon = len(_RECORDS), 4.0
-    pattern = batching.participation(num_samples, _NUM_STEPS)
-    multiplier = accounting.noise_multiplier(
-        epsilon, delta, strategy=strategy, **pattern
-    )
-    is_sampled = "sampling_prob" in pattern
-    scale = strategy.sensitivity(
-        max_participations=1 if is_sampled else _NUM_STEPS, min_separation=1
-    )
-    sampling: dict[str, Any] = (
-        batching.accounting(num_samples, _NUM_STEPS) if is_sampled else {"num_steps": 1}
-    )
+    sampling = batching.sampling(num_samples, _NUM_STEPS, strategy=strategy)
+    multiplier = accounting.noise_multiplier(epsilon, delta, sampling)
 
     def release(key: Key, data: jax.Array) -> PyTree:
         key, noise_key = jax.random.split(key)
@@ -87,7 +76,7 @@ def _run(strategy: Strategy, batching: Batching, *, delta: float = 1e-5) -> Case
         privacy=PrivacyGuarantee.of(
             epsilon,
             delta,
-            dp_event=accounting.gaussian_event(multiplier / scale, **sampling),
+            dp_event=accounting.gaussian_event(multiplier, sampling),
         ),
-        is_gaussian=not is_sampled,
+        is_gaussian=sampling.sampling_prob == 1,
     )

@@ -94,9 +94,9 @@ def dp_gradient_descent_group() -> Case:
         is_gaussian=False,
         batching=draws,
     )
-    step = accounting.noise_multiplier(1.5, 0.01, **draws.accounting(4, 2))
+    step = accounting.noise_multiplier(1.5, 0.01, draws.sampling(4, 2))
     epsilon = accounting.noise_multiplier_to_epsilon(
-        step, 0.01, **draws.accounting(4, 2), group_size=size
+        step, 0.01, draws.sampling(4, 2, group_size=size)
     )
     claim = accounting.PrivacyGuarantee.of(
         epsilon, 0.01, dp_event=UnsupportedDpEvent(), unit="group of up to 2 records"

@@ -13,7 +13,12 @@ import numpy as np
 from benchmarks.audits.case import Case, audited
 from dpjax import losses, models
 from dpjax._types import Key, PyTree
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.audit._releases import Statistic
 from dpjax.losses import LinearLoss
 
@@ -69,7 +74,7 @@ def _case(
     statistic: Statistic,
     scale: float | None = None,
 ) -> Case:
-    multiplier = noise_multiplier(_EPSILON, _DELTA, num_steps=2)
+    multiplier = noise_multiplier(_EPSILON, _DELTA, Sampling(num_steps=2))
 
     def release(key: Key, targets: PyTree) -> list[np.ndarray]:
         found = models.private_scores(
@@ -90,7 +95,7 @@ def _case(
         data=targets,
         neighbor=targets.at[0].set(turned),
         privacy=PrivacyGuarantee.of(
-            _EPSILON, _DELTA, dp_event=gaussian_event(multiplier, num_steps=2)
+            _EPSILON, _DELTA, dp_event=gaussian_event(multiplier, Sampling(num_steps=2))
         ),
         statistic=statistic,
         num_releases=_NUM_RELEASES,

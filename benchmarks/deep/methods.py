@@ -19,7 +19,7 @@ import optax
 
 import dpjax
 from benchmarks.deep.tasks import Task
-from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
+from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
 from dpjax.batching import Batching, CyclicPoisson, Poisson
 from dpjax.estimators import (
     AdaptiveThreshold,
@@ -210,20 +210,21 @@ def plan(
     )
     head_epsilon = 0.0
     if strategy is None:
-        sampling = batching.accounting(num_samples, num_steps)
+        head_multiplier = math.inf
         if head_share:
-            alone = noise_multiplier(epsilon, delta, num_steps=1)
+            alone = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
             head_epsilon = noise_multiplier_to_epsilon(
-                alone / math.sqrt(head_share), delta, num_steps=1
+                alone / math.sqrt(head_share), delta, Sampling(num_steps=1)
             )
             # What dp_linear_model takes at that epsilon.
-            sampling["other_multiplier"] = noise_multiplier(
-                head_epsilon, delta, num_steps=1
+            head_multiplier = noise_multiplier(
+                head_epsilon, delta, Sampling(num_steps=1)
             )
-        multiplier = noise_multiplier(epsilon, delta, **sampling)
+        fields = {"other_multiplier": head_multiplier}
     else:
-        sampling = batching.participation(num_samples, num_steps)
-        multiplier = noise_multiplier(epsilon, delta, strategy=strategy, **sampling)
+        fields = {"strategy": strategy}
+    sampling = batching.sampling(num_samples, num_steps, **fields)
+    multiplier = noise_multiplier(epsilon, delta, sampling)
     stddev = 2 * multiplier / size * relative
     stddev = float(stddev)
     return Plan(batching, num_steps, strategy, multiplier, stddev, head_epsilon)

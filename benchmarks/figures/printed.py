@@ -18,6 +18,7 @@ from dpjax._tree import clip, register
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     noise_multiplier_to_epsilon,
     rho_to_epsilon,
     selection_event,
@@ -69,7 +70,9 @@ def actual_epsilon(
             epsilon /= 2 * math.sqrt(2 * num_steps * math.log(2 / delta))
             step_delta /= 2 * num_steps
         multiplier = math.sqrt(2 * math.log(1.25 / step_delta)) / epsilon
-    exact = noise_multiplier_to_epsilon(multiplier, delta, num_steps=num_releases)
+    exact = noise_multiplier_to_epsilon(
+        multiplier, delta, Sampling(num_steps=num_releases)
+    )
     return max(exact, _LEAST_EPSILON)
 
 
@@ -114,7 +117,7 @@ def _by_exponential(
 ) -> Solution:
     """Takes Frank-Wolfe steps by exponential mechanisms of a given epsilon."""
     num_samples = len(jax.tree.leaves(data)[0])
-    count = batching.accounting(num_samples, num_steps)["num_steps"]
+    count = batching.sampling(num_samples, num_steps).num_steps
     total = total_selection_epsilon(each, delta, num_selections=count)
     choices = Choices("exponential", each, count, (total, delta))
     params, stats = choose_vertices(

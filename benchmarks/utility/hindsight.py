@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.utility.problems import Problem
-from dpjax.accounting import noise_multiplier
+from dpjax.accounting import Sampling, noise_multiplier
 
 NORMS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 STEPS = NORMS
@@ -110,7 +110,9 @@ def descend(
     chunk = max(1, int(MEMORY / (12 * num_samples * keys.size)))
     params = np.empty((num_features, len(settings), keys.size), np.float32)
     for num_steps in sorted({setting.num_steps for setting in settings}):
-        multiplier = noise_multiplier(epsilon, data.delta, num_steps=num_steps)
+        multiplier = noise_multiplier(
+            epsilon, data.delta, Sampling(num_steps=num_steps)
+        )
         places = [i for i, one in enumerate(settings) if one.num_steps == num_steps]
         for start in range(0, len(places), chunk):
             part = places[start : start + chunk]

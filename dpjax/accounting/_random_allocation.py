@@ -80,8 +80,8 @@ class RandomAllocationDpEvent(DpEvent):
             stddev / norm bound of a record, under both relations.
 
     Example:
-        >>> from dpjax.accounting import gaussian_event
-        >>> gaussian_event(1.5, num_steps=80, num_bins=40).event.noise_multiplier
+        >>> from dpjax.accounting import Sampling, gaussian_event
+        >>> gaussian_event(1.5, Sampling(80, num_bins=40)).event.noise_multiplier
         3.0
     """
 

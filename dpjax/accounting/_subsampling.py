@@ -7,212 +7,117 @@ PLD accountant expects stddev / C under either relation, its RDP accountant stdd
 sensitivity. `_sampled_gaussian.py` translates.
 """
 
+import dataclasses
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
 
 from dp_accounting import DpEvent
 
 from dpjax import _validate
-from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName
-from dpjax.accounting._correlated import Strategy, independent_releases
-from dpjax.accounting._sampled_calibration import calibrate
-from dpjax.accounting._sampled_gaussian import Scheme, scheme_of
+from dpjax._rounding import rounded_up
+from dpjax.accounting._gaussian import gaussian_stddev
+from dpjax.accounting._poisson_capacity import without_overflow
+from dpjax.accounting._sampled_gaussian import (
+    ROUNDED_UP,
+    epsilon_of_run,
+    event_of,
+    has_coins,
+    is_full_batch,
+    num_releases,
+)
+from dpjax.accounting._sampling import Sampling, independent
+from dpjax.accounting._zcdp import epsilon_to_rho
+
+# Multipliers base 2^(-k / 1024): the smallest of them is too large by 7e-4 at most.
+_PER_HALVING = 1024
+_LARGEST_HALVINGS = 1000
+# Epsilons between these are compared. If a multiplier is halved they at least double,
+# where amplification is not lost: the first guess of their slope.
+_LEAST, _MOST = 1e-9, 1e9
+_LARGEST = 1e6  # an epsilon beyond it gets this one's noise, which is more
+_RISE = math.log(2) / _PER_HALVING
+# Privacy losses so many times as far apart tell epsilon to some thousandths, in a
+# tenth of the time.
+_COARSENESS = 16
+_MOST_GUESSES = 12  # of the evaluations of one search, before a plain bisection
 
 
-def noise_multiplier(
-    epsilon: float,
-    delta: float,
-    *,
-    num_steps: int,
-    sampling_prob: float = 1.0,
-    num_samples: int | None = None,
-    batch_size: int | None = None,
-    num_bins: int | None = None,
-    relation: NeighboringRelation = REPLACE_ONE,
-    noise: NoiseName = "gaussian",
-    other_multiplier: float = math.inf,
-    strategy: Strategy | None = None,
-    max_participations: int = 1,
-    min_separation: int = 1,
-    group_size: int = 1,
-) -> float:
+def noise_multiplier(epsilon: float, delta: float, sampling: Sampling) -> float:
     """The smallest stddev / l2 sensitivity that keeps a training run within budget.
-
-    The arguments determine how batches are drawn:
-
-    * neither of those below: every step uses all records; exact Gaussian composition.
-    * `sampling_prob` < 1: Poisson batches; privacy loss distributions.
-    * `num_samples` and `batch_size`: batches of fixed size, drawn without replacement
-      anew in each step; privacy loss distributions. Replace-one only.
-    * `num_bins`: each record enters one of every `num_bins` steps, chosen uniformly,
-      independently and anew (`dpjax.batching.BallsInBins`); privacy loss distributions.
-    * disjoint batches, each used once: pass `num_steps=1` for any number of batches,
-      because a replaced record lies in one of them (see `dpjax.batching.Disjoint`).
 
     Args:
         epsilon: privacy parameter, 0 < epsilon <= inf.
         delta: privacy parameter in [0, 1).
-        num_steps: number of noisy steps T; each may depend on the earlier ones.
-        sampling_prob: probability in (0, 1] with which each record enters a batch.
-        num_samples: public number of records; only with `batch_size`.
-        batch_size: number of records in every batch; only with `num_samples`.
-        num_bins: c, number of steps of an epoch, of which a record enters one; the last
-            epoch may be shorter. In all cases tried the multiplier was at most that of
-            Poisson batches under ADD_OR_REMOVE_ONE, and above it by up to 15 per cent
-            under REPLACE_ONE and epsilon at most 3 (26 at 20): a looser bound is used.
-        relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
-        noise: the `noise` of an estimator. For other noise than "gaussian" the
-            multiplier z means that a step is 1 / (2 z^2)-zCDP, as with Gaussian noise
-            of multiplier z; batches may then not be sampled.
-        other_multiplier: noise multiplier of another Gaussian release, on all records,
-            that shares the budget, such as `stats["noise_multiplier"]` of
-            `dp_linear_model`; several count as one of (sum of z^-2)^(-1/2). inf: none.
-        strategy: one of `dpjax.mechanisms`, such as `BandedToeplitz`, whose noise is
-            correlated over at least `num_steps` steps. None: independent noise. With a
-            strategy pass `**batching.participation(num_samples, num_steps)`; then
-            `sampling_prob` is the probability with which a record enters each of its
-            own steps, as in `CyclicPoisson`.
-        max_participations: with a strategy, the most steps that a record may enter.
-        min_separation: with a strategy, the least distance of two of these steps; 1 if
-            they may be consecutive.
-        group_size: k, the most records that change at once: all that one person has.
-            Under ADD_OR_REMOVE_ONE they are added or removed together. The multiplier
-            stays that of one record. Each record is drawn by itself.
+        sampling: of the run, such as `Sampling(num_steps=100)` for T releases of all
+            records, or `batching.sampling(num_samples, num_steps)`.
 
     Returns:
         Standard deviation of each step's noise (with a strategy: of the independent
-        noise that it correlates), divided by the l2 sensitivity of the step under
-        `relation`; rounded up, with sampling or other releases by at most 0.1 per cent.
+        noise that it correlates), divided by the l2 sensitivity of the step under the
+        relation; rounded up, with sampling or other releases by at most 0.1 per cent.
         It is inf at delta = 0 and 0.0 at epsilon = inf. With sampling it is the
         smallest of three: of full batches, of privacy loss distributions, and of Renyi
         divergences, because for delta below 1e-15 num_steps the second is infinite;
         with `num_bins`, and for groups, of the first two.
 
     Raises:
-        ValueError: If an argument is out of range, two sampling schemes are given,
-            fixed-size batches are given under another relation than REPLACE_ONE, noise
-            is not Gaussian with sampled batches or bins (no gain is proved there),
-            `other_multiplier` alone costs more than epsilon, a strategy has fewer
-            steps or, with sampling_prob below 1, more bands than min_separation, or
-            group_size is above 1 with num_bins, with batch_size, or with a strategy and
-            sampling_prob below 1: no gain from sampling is proved there.
+        ValueError: If an argument is out of range, or `other_multiplier` alone costs
+            more than epsilon.
 
     Privacy:
         The T noisy steps and the other releases, in any order, are together (epsilon,
-        delta)-DP under `relation`, if the choice of the records of a batch depends only
-        on fresh randomness and stays secret. Divide sums by a public constant, never by
-        the realized batch size. With `sampling_prob` or `num_bins`, REPLACE_ONE also
-        needs the norm of each record's contribution to be at most half the sensitivity,
-        because a record outside the batch contributes zero: a value in [0, 1] has
-        sensitivity 1, but counts as 2 here. There one thousandth of delta is reserved
-        for batches that exceed their capacity (`batching.Poisson`), which must be one
-        for this epsilon and delta, those of the group.
+        delta)-DP under the relation, if the choice of the records of a batch depends
+        only on fresh randomness and stays secret. Divide sums by a public constant,
+        never by the realized batch size. With `sampling_prob` or `num_bins`,
+        REPLACE_ONE also needs the norm of each record's contribution to be at most half
+        the sensitivity, because a record outside the batch contributes zero: a value in
+        [0, 1] has sensitivity 1, but counts as 2 here. There one thousandth of delta is
+        reserved for batches that exceed their capacity (`batching.Poisson`), which must
+        be one for this epsilon and delta, those of the group.
 
     Example:
-        One record in a hundred per step. The sensitivity of a sum of clipped records is
-        twice the clip norm, so the noise is 2 x 1.18 clip norms, or 2 x 118 without
-        sampling.
+        One record in a hundred per step, and all of them:
 
-        >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000, sampling_prob=0.01), 2)
+        >>> from dpjax.batching import Poisson
+        >>> sampling = Poisson(1_000).sampling(num_samples=100_000, num_steps=1000)
+        >>> round(noise_multiplier(1.0, 1e-5, sampling), 2)
         1.18
-        >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000), 2)
+        >>> round(noise_multiplier(1.0, 1e-5, Sampling(num_steps=1000)), 2)
         117.97
 
-        A tenth of the budget for another release, and nine tenths for these, because
-        the precisions (inverse variances) of the noise add up:
-
-        >>> tenth = noise_multiplier(1.0, 1e-5, num_steps=1) * 10**0.5
-        >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000, sampling_prob=0.01,
-        ...                        other_multiplier=tenth), 2)
-        1.25
-
-        The same for all of up to four records of a person, of which a batch has more
-        than one only by chance:
-
-        >>> round(noise_multiplier(1.0, 1e-5, num_steps=1000, sampling_prob=0.01,
-        ...                        group_size=4), 2)
-        4.72
-
-        The largest noise of a prefix sum of 64 steps, in units of a step's
-        sensitivity, with a binary tree and with independent noise:
-
-        >>> from dpjax.mechanisms import BinaryTree
-        >>> tree = noise_multiplier(1.0, 1e-5, num_steps=64, strategy=BinaryTree(64))
-        >>> round(tree * math.sqrt(6), 1)  # 63 is a sum of six nodes
-        24.2
-        >>> round(noise_multiplier(1.0, 1e-5, num_steps=1) * math.sqrt(64), 1)
-        29.8
-
     Reference:
-        Full batches: Balle, Wang (2018), Theorem 8. Poisson: the worst pair of
-        distributions is proved in `_sampled_gaussian.py` for a replaced record, by Zhu,
-        Dong, Wang (2022), Theorem 11, for one that is added or removed; composition:
-        Doroshenko, Ghazi, Kamath, Kumar, Manurangsi (2022), Connect the dots. Fixed
-        size: Balle, Barthe, Gaboardi (2018), Privacy amplification by subsampling,
-        Theorem 11, proved and composed in `_fixed_size.py`. Bins: Feldman, Shenfeld
-        (2025), "Privacy amplification by random allocation"; both relations are proved
-        and computed in `_random_allocation.py`. Renyi divergences:
-        `_sampled_renyi.py`. Groups: `_sampled_group.py`. Strategies: Denisov, McMahan,
-        Rush, Smith, Thakurta (2022), Theorem 2.1, and Choquette-Choo, Ganesh, McKenna,
-        McMahan, Rush, Thakurta, Xu (2023), "(Amplified) banded matrix factorization",
-        Theorems 2 and 4, with the proof in `_correlated.py`.
+        Full batches: Balle, Wang (2018), Theorem 8. Sampled ones, groups, strategies:
+        `docs/privacy/proofs/composition.md`, 3.5 to 3.9.
     """
     _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)
-    scheme, scale = _scheme(
-        strategy,
-        max_participations,
-        min_separation,
-        num_steps=num_steps,
-        sampling_prob=sampling_prob,
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_bins=num_bins,
-        relation=relation,
-        noise=noise,
-        other_multiplier=other_multiplier,
-        group_size=group_size,
-    )
-    return scale * calibrate(float(epsilon), float(delta), scheme)
+    run, scale = _independent(sampling)
+    return scale * _calibrate(float(epsilon), float(delta), run)
 
 
 def noise_multiplier_to_epsilon(
-    noise_multiplier: float,
-    delta: float,
-    *,
-    num_steps: int,
-    sampling_prob: float = 1.0,
-    num_samples: int | None = None,
-    batch_size: int | None = None,
-    num_bins: int | None = None,
-    relation: NeighboringRelation = REPLACE_ONE,
-    noise: NoiseName = "gaussian",
-    other_multiplier: float = math.inf,
-    strategy: Strategy | None = None,
-    max_participations: int = 1,
-    min_separation: int = 1,
-    group_size: int = 1,
+    noise_multiplier: float, delta: float, sampling: Sampling
 ) -> float:
     """The epsilon that a training run with a given noise multiplier costs.
 
-    The inverse of the function `noise_multiplier`, whose other arguments and conditions
-    are the same here. The multiplier is stddev / l2 sensitivity under `relation`, from
-    0 to inf, and delta a privacy parameter in [0, 1).
+    The inverse of the function `noise_multiplier`, whose conditions hold here too. The
+    multiplier is stddev / l2 sensitivity under the relation, from 0 to inf, and delta a
+    privacy parameter in [0, 1).
 
     Returns:
         epsilon >= 0, an upper bound; inf without noise or at delta = 0.
 
     Raises:
-        ValueError: As for `noise_multiplier`.
+        ValueError: If an argument is out of range.
 
     Privacy:
         The T noisy steps and the other releases are together (epsilon, delta)-DP
-        under `relation`.
+        under the relation of the sampling.
 
     Example:
-        >>> epsilon = noise_multiplier_to_epsilon(
-        ...     1.18, 1e-5, num_steps=1000, sampling_prob=0.01)
-        >>> round(epsilon, 2)
+        >>> sampling = Sampling(num_steps=1000, sampling_prob=0.01)
+        >>> round(noise_multiplier_to_epsilon(1.18, 1e-5, sampling), 2)
         1.0
 
     Reference:
@@ -220,37 +125,19 @@ def noise_multiplier_to_epsilon(
     """
     _validate.within(0.0, math.inf, noise_multiplier=noise_multiplier)
     _validate.delta(delta)
-    scheme, scale = _scheme(
-        strategy,
-        max_participations,
-        min_separation,
-        num_steps=num_steps,
-        sampling_prob=sampling_prob,
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_bins=num_bins,
-        relation=relation,
-        noise=noise,
-        other_multiplier=other_multiplier,
-        group_size=group_size,
-    )
-    return scheme.epsilon(float(noise_multiplier) / scale, float(delta))
+    run, scale = _independent(sampling)
+    return epsilon_of_run(float(noise_multiplier) / scale, float(delta), run)
 
 
 def gaussian_event(
-    noise_multiplier: float,
-    *,
-    num_steps: int = 1,
-    sampling_prob: float = 1.0,
-    num_samples: int | None = None,
-    batch_size: int | None = None,
-    num_bins: int | None = None,
-    relation: NeighboringRelation = REPLACE_ONE,
-    noise: NoiseName = "gaussian",
+    noise_multiplier: float, sampling: Sampling | None = None
 ) -> DpEvent:
     """The `dp_accounting` event of Gaussian releases of a given noise multiplier.
 
-    The arguments are those of `noise_multiplier_to_epsilon`.
+    Args:
+        noise_multiplier: as for `noise_multiplier_to_epsilon`.
+        sampling: of the run; None: one release of all records. With a strategy the
+            event is of releases with independent noise that cost as much.
 
     Returns:
         The event, in the convention of the one accountant that reads it correctly:
@@ -268,7 +155,8 @@ def gaussian_event(
           the sensitivity.
 
     Raises:
-        ValueError: As for `noise_multiplier`.
+        ValueError: If the multiplier is out of range, or the sampling has another
+            release or a group: an event is of these steps, and for one record.
 
     Privacy:
         An event describes a release and costs nothing. An accountant with the relation
@@ -279,55 +167,102 @@ def gaussian_event(
         >>> accountant = dp_accounting.pld.PLDAccountant()
         >>> round(accountant.compose(gaussian_event(3.7306)).get_epsilon(1e-5), 3)
         1.0
-        >>> gaussian_event(1.18, num_steps=1000, sampling_prob=0.01).event
+        >>> gaussian_event(1.18, Sampling(num_steps=1000, sampling_prob=0.01)).event
         PoissonSampledDpEvent(sampling_probability=0.01,
                               event=GaussianDpEvent(noise_multiplier=2.36))
     """
     _validate.within(0.0, math.inf, noise_multiplier=noise_multiplier)
-    scheme = scheme_of(
-        num_steps=num_steps,
-        sampling_prob=sampling_prob,
-        num_samples=num_samples,
-        batch_size=batch_size,
-        num_bins=num_bins,
-        relation=relation,
-        noise=noise,
+    run, scale = _independent(Sampling(num_steps=1) if sampling is None else sampling)
+    for name, default in {"other_multiplier": math.inf, "group_size": 1}.items():
+        value, rule = getattr(run, name), f"{default} for an event of these steps"
+        _validate.require(value == default, name, value, rule)
+    return event_of(float(noise_multiplier) / scale, run)
+
+
+def _independent(sampling: Sampling) -> tuple[Sampling, float]:
+    rule = "a Sampling, as batching.sampling(num_samples, num_steps) returns"
+    _validate.require(isinstance(sampling, Sampling), "sampling", sampling, rule)
+    return independent(sampling)
+
+
+@functools.lru_cache(maxsize=256)
+def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
+    """The smallest multiplier whose epsilon at `delta` is at most `epsilon`."""
+    if not is_full_batch(run) and epsilon < math.inf:
+        epsilon = min(epsilon, _LARGEST)
+    if run.other_multiplier < math.inf:
+        sampled = dataclasses.replace(run, other_multiplier=math.inf)
+        least = epsilon_of_run(math.inf, delta, run)
+        rule = f"within the budget, {epsilon}: it alone costs {rounded_up(least, 4)}"
+        is_fine = least <= epsilon
+        _validate.require(is_fine, "other_multiplier", run.other_multiplier, rule)
+        return _smallest(epsilon, delta, run, _calibrate(epsilon, delta, sampled))
+    if run.noise != "gaussian":
+        rho = epsilon_to_rho(epsilon, delta) / run.num_steps / run.group_size**2
+        return math.sqrt(0.5 / rho) * (1 + ROUNDED_UP) if rho > 0 else math.inf
+    usable_delta = without_overflow(delta) if has_coins(run) else delta
+    full_batch = gaussian_stddev(
+        epsilon,
+        usable_delta,
+        sensitivity=float(run.group_size),
+        num_releases=num_releases(run),
     )
-    return scheme.event(float(noise_multiplier))
+    if is_full_batch(run):
+        return full_batch
+    return _smallest(epsilon, delta, run, full_batch)
 
 
-# Arguments that a strategy does not support, and their defaults.
-_OF_INDEPENDENT_NOISE = {
-    "num_samples": None,
-    "batch_size": None,
-    "num_bins": None,
-    "noise": "gaussian",
-    "other_multiplier": math.inf,
-}
+def _smallest(epsilon: float, delta: float, run: Sampling, base: float) -> float:
+    """Returns the smallest base 2^(-k / 1024) that is within the budget.
+
+    An evaluation may take a fifth of a second. Coarse ones tell where to look: a few
+    fine ones then see that a multiplier is within the budget, and the next is not.
+    """
+    if base in (0.0, math.inf):
+        return base
+
+    def multiplier(k: int) -> float:
+        return base * 2.0 ** min(-k / _PER_HALVING, _LARGEST_HALVINGS)
+
+    def excess(coarseness: int) -> Callable[[int], float]:
+        @functools.cache
+        def at(k: int) -> float:
+            reached = epsilon_of_run(multiplier(k), delta, run, coarseness)
+            return math.log(min(max(reached, _LEAST), _MOST) / epsilon)
+
+        return at
+
+    start, rise = 0, _RISE
+    if run.num_bins is None and run.group_size == 1:
+        coarse = excess(_COARSENESS)
+        start = _last_within(coarse, 0, _RISE)
+        rise = max(coarse(start + 1) - coarse(start), _RISE / 10)
+    return multiplier(_last_within(excess(1), start, rise))
 
 
-def _scheme(
-    strategy: Strategy | None, max_participations: int, min_separation: int, **run: Any
-) -> tuple[Scheme, float]:
-    """Returns releases that cost as much as a run, and the run's noise over theirs."""
-    pattern = {
-        "max_participations": max_participations,
-        "min_separation": min_separation,
-    }
-    if strategy is None:
-        for name, value in pattern.items():
-            _validate.require(value == 1, name, value, "1 without a strategy")
-        return scheme_of(**run), 1.0
-    for name, default in _OF_INDEPENDENT_NOISE.items():
-        rule = f"{default}, the default, with a strategy"
-        _validate.require(run[name] == default, name, run[name], rule)
-    rule = "1 with a strategy and sampling_prob < 1: proved for one record"
-    has_gain = run["sampling_prob"] < 1 and run["group_size"] != 1
-    _validate.require(not has_gain, "group_size", run["group_size"], rule)
-    releases, scale = independent_releases(
-        strategy,
-        num_steps=run["num_steps"],
-        sampling_prob=run["sampling_prob"],
-        **pattern,
-    )
-    return scheme_of(**run | releases), scale
+def _last_within(excess: Callable[[int], float], start: int, rise: float) -> int:
+    """Returns the k where the increasing `excess` is at most 0, and above at k + 1.
+
+    It is nearly linear: a line through the two values nearest to 0 tells where to look
+    next. `rise` is a guess of its slope.
+    """
+    seen: dict[int, float] = {}
+    within, beyond, guess = -math.inf, math.inf, start
+    while within + 1 < beyond:
+        k = int(guess)
+        seen[k] = excess(k)
+        within, beyond = (k, beyond) if seen[k] <= 0 else (within, k)
+        near, *rest = sorted(seen, key=lambda k: abs(seen[k]))[:2]
+        for other in rest:
+            rise = max((seen[other] - seen[near]) / (other - near), _RISE / 10)
+        zero = math.floor(near - seen[near] / rise)
+        stride = 2 ** max(len(seen) - 2, 0)
+        if beyond == math.inf:
+            guess = max(zero, within + stride)
+        elif within == -math.inf:
+            guess = min(zero, beyond - stride)
+        elif len(seen) > _MOST_GUESSES or not within <= zero < beyond:
+            guess = (within + beyond) // 2
+        else:
+            guess = max(zero, within + 1)
+    return int(within)

@@ -9,8 +9,8 @@ step and the key, from draw to draw:
         grads = grad_fn(params, batch, is_padding_example)
 
 with `normalize_by=batching.divisor(n, T)` in `grad_fn` or `privatize`, and noise from
-`accounting.noise_multiplier(epsilon, delta, **batching.accounting(n, T))`. Which
-records enter a batch depends on indices and on the key alone, never on values.
+`accounting.noise_multiplier(epsilon, delta, batching.sampling(n, T))`. Which records
+enter a batch depends on indices and on the key alone, never on values.
 """
 
 from dpjax.batching._batching import Batching

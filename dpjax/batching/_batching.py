@@ -20,6 +20,7 @@ from dpjax._sharding import (
 )
 from dpjax._tree import register
 from dpjax._types import Key, PyTree
+from dpjax.accounting import Sampling
 
 
 @register("key", "run_key", "step")
@@ -200,17 +201,36 @@ class Batching(abc.ABC):
     def divisor(self, num_samples: int, num_steps: int) -> float:
         """Returns the public number by which to divide the sum of a batch."""
 
-    @abc.abstractmethod
-    def accounting(self, num_samples: int, num_steps: int) -> dict[str, Any]:
-        """Returns the sampling arguments of `accounting.noise_multiplier`."""
+    def sampling(self, num_samples: int, num_steps: int, **fields: Any) -> Sampling:
+        """Returns the record that `accounting.noise_multiplier` prices.
+
+        Args:
+            num_samples: n.
+            num_steps: T.
+            **fields: further fields of `accounting.Sampling`, such as `relation`,
+                `group_size` and `strategy`.
+
+        Raises:
+            ValueError: If the batching does not fit n and T, or a field the others.
+
+        Example:
+            >>> from dpjax.batching import Poisson
+            >>> Poisson(10.0).sampling(1_000, 50)
+            Sampling(num_steps=50, sampling_prob=0.01)
+        """
+        independent, correlated = self._sampling(num_samples, num_steps)
+        has_strategy = fields.get("strategy") is not None
+        return Sampling(**(correlated if has_strategy else independent), **fields)
 
     @abc.abstractmethod
-    def participation(self, num_samples: int, num_steps: int) -> dict[str, Any]:
-        """Returns the arguments of `accounting.noise_multiplier` with a strategy.
+    def _sampling(
+        self, num_samples: int, num_steps: int
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the fields of a `Sampling` for independent and correlated noise.
 
-        A record enters at most max_participations of num_steps steps, any two of them
-        at least min_separation apart (1 if consecutive), and each with probability
-        sampling_prob if that is given.
+        With a strategy, a record enters at most max_participations of num_steps steps,
+        any two of them at least min_separation apart (1 if consecutive), and each with
+        probability sampling_prob if that is given.
         """
 
     def _capacity(
@@ -226,7 +246,7 @@ class Batching(abc.ABC):
 
 
 def participates(num_steps: int, at_most: int, separation: int = 1) -> dict[str, Any]:
-    """Returns a pattern of participation as arguments of `noise_multiplier`."""
+    """Returns a pattern of participation as fields of a `Sampling`."""
     pattern = {"max_participations": at_most, "min_separation": separation}
     return {"num_steps": num_steps, **pattern}
 

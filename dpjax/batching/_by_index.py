@@ -15,8 +15,8 @@ class Full(Batching):
     """Every batch is all records.
 
     Example:
-        >>> Full().accounting(num_samples=1000, num_steps=50)
-        {'num_steps': 50}
+        >>> Full().sampling(num_samples=1000, num_steps=50)
+        Sampling(num_steps=50)
     """
 
     def _rows(self, state, key):
@@ -27,15 +27,9 @@ class Full(Batching):
         del num_steps
         return num_samples
 
-    def accounting(self, num_samples, num_steps):
-        """See `Batching.accounting`: num_steps adaptive releases."""
+    def _sampling(self, num_samples, num_steps):
         del num_samples
-        return {"num_steps": num_steps}
-
-    def participation(self, num_samples, num_steps):
-        """See `Batching.participation`: every step."""
-        del num_samples
-        return participates(num_steps, num_steps)
+        return {"num_steps": num_steps}, participates(num_steps, num_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +77,6 @@ class Disjoint(Batching):
         _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
         return num_samples // num_steps
 
-    def accounting(self, num_samples, num_steps):
-        """See `Batching.accounting`: one release."""
+    def _sampling(self, num_samples, num_steps):
         self.divisor(num_samples, num_steps)
-        return {"num_steps": 1}
-
-    def participation(self, num_samples, num_steps):
-        """See `Batching.participation`: one step."""
-        self.divisor(num_samples, num_steps)
-        return participates(num_steps, 1, num_steps)
+        return {"num_steps": 1}, participates(num_steps, 1, num_steps)

@@ -48,8 +48,8 @@ class ShuffledEpochs(Batching):
         >>> second, _, state = batching.draw(state, jnp.arange(6))
         >>> print(sorted(first.tolist() + second.tolist()))
         [0, 1, 2, 3, 4, 5]
-        >>> batching.accounting(num_samples=6, num_steps=4)
-        {'num_steps': 2}
+        >>> batching.sampling(num_samples=6, num_steps=4)  # of two epochs
+        Sampling(num_steps=2)
 
     Reference:
         Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024), "How private are
@@ -79,14 +79,10 @@ class ShuffledEpochs(Batching):
         self._steps_of_epoch(num_samples)
         return self.batch_size
 
-    def accounting(self, num_samples, num_steps):
-        """See `Batching.accounting`: one release for each epoch, also a partial one."""
-        return {"num_steps": math.ceil(num_steps / self._steps_of_epoch(num_samples))}
-
-    def participation(self, num_samples, num_steps):
-        """See `Batching.participation`: two steps of two epochs may be consecutive."""
-        num_epochs = self.accounting(num_samples, num_steps)["num_steps"]
-        return participates(num_steps, num_epochs)
+    def _sampling(self, num_samples, num_steps):
+        # Two steps of two epochs may be consecutive, and the last epoch partial.
+        num_epochs = math.ceil(num_steps / self._steps_of_epoch(num_samples))
+        return {"num_steps": num_epochs}, participates(num_steps, num_epochs)
 
     def _steps_of_epoch(self, num_samples: int) -> int:
         at_most_all(num_samples, batch_size=self.batch_size)
@@ -104,7 +100,7 @@ class BallsInBins(Batching):
         num_bins: c, at most 65,536; the divisor is the expected batch size, n / c.
         capacity: number of rows of a padded batch, as for `Poisson`.
 
-    Privacy: `accounting.noise_multiplier` with `num_bins` proves the cost. In all cases
+    Privacy: `accounting.Sampling` with `num_bins` has the cost. In all cases
     tried it was below that of Poisson batches of the same expected size if a record is
     added or removed; if one is replaced, the noise was up to 15 per cent more for
     epsilon up to 3. With correlated noise a record
@@ -124,8 +120,8 @@ class BallsInBins(Batching):
         ...     sizes.append(int((~is_padding_example).sum()))
         >>> sum(sizes)
         6
-        >>> batching.accounting(num_samples=6, num_steps=7)
-        {'num_steps': 7, 'num_bins': 3}
+        >>> batching.sampling(num_samples=6, num_steps=7)
+        Sampling(num_steps=7, num_bins=3)
 
     Reference:
         Chua, Ghazi, Harrison, Kamath, Kumar, Leeman, Manurangsi, Sinha, Zhang (2025),
@@ -160,15 +156,10 @@ class BallsInBins(Batching):
         at_most_all(num_samples, num_bins=self.num_bins)
         return num_samples / self.num_bins
 
-    def accounting(self, num_samples, num_steps):
-        """See `Batching.accounting`: num_steps releases, with epochs of c of them."""
+    def _sampling(self, num_samples, num_steps):
         self.divisor(num_samples, num_steps)
-        return {"num_steps": num_steps, "num_bins": self.num_bins}
-
-    def participation(self, num_samples, num_steps):
-        """See `Batching.participation`: two steps of two epochs may be consecutive."""
-        self.divisor(num_samples, num_steps)
-        return participates(num_steps, math.ceil(num_steps / self.num_bins))
+        pattern = participates(num_steps, math.ceil(num_steps / self.num_bins))
+        return {"num_steps": num_steps, "num_bins": self.num_bins}, pattern
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
         prob = 1 / self.num_bins

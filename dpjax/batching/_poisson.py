@@ -62,15 +62,11 @@ class Poisson(Batching):
         self._sampling_prob(num_samples)
         return self.expected_batch_size
 
-    def accounting(self, num_samples, num_steps):
-        """See `Batching.accounting`: num_steps Poisson-subsampled releases."""
+    def _sampling(self, num_samples, num_steps):
+        # With correlated noise no gain from sampling is known.
         prob = self._sampling_prob(num_samples)
-        return {"num_steps": num_steps, "sampling_prob": prob}
-
-    def participation(self, num_samples, num_steps):
-        """See `Batching.participation`: any steps; no gain from sampling is known."""
-        self._sampling_prob(num_samples)
-        return participates(num_steps, num_steps)
+        pattern = participates(num_steps, num_steps)
+        return {"num_steps": num_steps, "sampling_prob": prob}, pattern
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
         prob = self._sampling_prob(num_samples)
@@ -111,8 +107,8 @@ class CyclicPoisson(Batching):
         >>> second, _, state = batching.draw(state, jnp.arange(6))
         >>> print(sorted(first.tolist()), sorted(second.tolist()))
         [0, 2, 4] [1, 3, 5]
-        >>> CyclicPoisson(10.0, cycle_length=5).accounting(1000, num_steps=12)
-        {'num_steps': 3, 'sampling_prob': 0.05}
+        >>> CyclicPoisson(10.0, cycle_length=5).sampling(1000, num_steps=12)
+        Sampling(num_steps=3, sampling_prob=0.05)
 
     Reference:
         Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023),
@@ -143,17 +139,11 @@ class CyclicPoisson(Batching):
         self._group(num_samples)
         return self.expected_batch_size
 
-    def accounting(self, num_samples, num_steps):
-        """See `Batching.accounting`: the Poisson-subsampled releases of one group."""
-        _, prob = self._group(num_samples)
+    def _sampling(self, num_samples, num_steps):
+        drawn = {"sampling_prob": self._group(num_samples)[1]}
         num_turns = math.ceil(num_steps / self.cycle_length)
-        return {"num_steps": num_turns, "sampling_prob": prob}
-
-    def participation(self, num_samples, num_steps):
-        """See `Batching.participation`: every c-th step, with one probability."""
-        sampling = self.accounting(num_samples, num_steps)
-        pattern = participates(num_steps, sampling["num_steps"], self.cycle_length)
-        return {**pattern, "sampling_prob": sampling["sampling_prob"]}
+        pattern = participates(num_steps, num_turns, self.cycle_length)
+        return {"num_steps": num_turns, **drawn}, {**pattern, **drawn}
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
         size, prob = self._group(num_samples)

@@ -49,18 +49,10 @@ class WithoutReplacement(Batching):
         at_most_all(num_samples, batch_size=self.batch_size)
         return self.batch_size
 
-    def accounting(self, num_samples, num_steps):
-        """See `Batching.accounting`: num_steps releases, sampled by fixed size."""
-        return {
-            "num_steps": num_steps,
-            "num_samples": num_samples,
-            "batch_size": self.divisor(num_samples, num_steps),
-        }
-
-    def participation(self, num_samples, num_steps):
-        """See `Batching.participation`: any steps."""
-        self.divisor(num_samples, num_steps)
-        return participates(num_steps, num_steps)
+    def _sampling(self, num_samples, num_steps):
+        sizes = {"num_samples": num_samples}
+        sizes["batch_size"] = self.divisor(num_samples, num_steps)
+        return {"num_steps": num_steps, **sizes}, participates(num_steps, num_steps)
 
 
 def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:

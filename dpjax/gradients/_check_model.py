@@ -17,7 +17,10 @@ from dpjax._types import LossFn, PyTree
 from dpjax.gradients._loss import (
     closed_over,
     loss_of_users,
+    no_running_statistics,
     rows_held,
+    running_statistics,
+    trainable,
 )
 from dpjax.gradients.factored import uses
 
@@ -226,13 +229,13 @@ def _in_words(problem: str, why: Exception) -> str:
 def _of_params(params: PyTree) -> Iterator[str]:
     """Yields what would be refused of params, and NaN."""
     try:
-        _validate.no_running_statistics(params)
+        no_running_statistics(params)
     except ValueError as why:
         yield str(why)
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         name = "params" + jax.tree_util.keystr(path)
         try:
-            _validate.trainable(x)
+            trainable(x)
         except ValueError as why:
             yield str(why).replace("params", name, 1)
             continue
@@ -246,7 +249,7 @@ def _of_params(params: PyTree) -> Iterator[str]:
 def _of_statistics(loss_fn: LossFn) -> Iterator[str]:
     """Yields what loss_fn closes over of the state of BatchNorm."""
     for name, value in closed_over(loss_fn).items():
-        if (statistics := _validate.running_statistics(value)) is not None:
+        if (statistics := running_statistics(value)) is not None:
             yield (
                 f"loss_fn closes over {name}, which holds {statistics} of BatchNorm: "
                 "it must be fixed and public, and BatchNorm be evaluated with it "

@@ -10,7 +10,7 @@ indices are given 32 bits.
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -45,6 +45,64 @@ MEANING = (
     "gradients of all others, and no clipping bounds that: let the pairs be the "
     "records. If they are public, nothing is wrong."
 )
+
+_BATCH_NORM = (
+    "BatchNorm normalizes an example by the others of its batch, so its gradient "
+    "depends on all of them, and per-sample gradients would normalize each by itself. "
+    "Use GroupNorm or LayerNorm; or keep the statistics fixed and public: "
+    "let loss_fn close over them (nnx.split(model, nnx.Param, ...), "
+    "variables['params'], eqx.partition) and evaluate BatchNorm with them "
+    "(use_running_average=True, inference=True)"
+)
+
+
+def trainable(params: PyTree) -> None:
+    """Requires leaves with gradients: real floats, and no functions, keys or counts."""
+    no_running_statistics(params)
+    rule = (
+        "a float array: split what is trained from the rest, as "
+        "equinox.partition(model, equinox.is_inexact_array) and "
+        "nnx.split(model, nnx.Param, ...) do"
+    )
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        is_array = hasattr(x, "dtype") or isinstance(x, int | float | complex)
+        dtype = jnp.result_type(x) if is_array else type(x)
+        is_fine = is_array and jnp.issubdtype(dtype, jnp.inexact)
+        place = "params" + jax.tree_util.keystr(path)
+        _validate.require(is_fine, place, dtype, rule)
+    _validate.real(params=params)
+
+
+def no_running_statistics(params: PyTree) -> None:
+    """Raises `ValueError` where params hold the state of BatchNorm."""
+    statistics = running_statistics(params)
+    if statistics is not None:
+        raise ValueError(
+            f"params must hold no running statistics, got {statistics} of BatchNorm. "
+            f"{_BATCH_NORM}."
+        )
+
+
+def running_statistics(tree: PyTree) -> str | None:
+    """Returns what a pytree holds of the state of BatchNorm, if anything.
+
+    That is `nnx.BatchStat`, Linen's collection "batch_stats" or `equinox.nn.State`.
+    Nodes of the pytree are recognized by name, without importing these packages.
+    """
+    nodes: list[Any] = []
+    jax.tree.flatten(tree, is_leaf=lambda node: nodes.append(node) is not None)
+    kinds = {
+        ("flax", "BatchStat"): "nnx.BatchStat",
+        ("equinox", "State"): "equinox.nn.State",
+    }
+    for node in nodes:
+        if isinstance(node, Mapping) and "batch_stats" in node:
+            return "Linen's collection 'batch_stats'"
+        for kind in type(node).__mro__:
+            place = kind.__module__.partition(".")[0], kind.__name__
+            if place in kinds:
+                return kinds[place]
+    return None
 
 
 def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:

@@ -8,7 +8,7 @@ import jax
 from dpjax import _validate
 from dpjax._sharding import by_device, row_axes, varying_with
 from dpjax._types import LossFn, PyTree
-from dpjax.gradients._loss import loss_of_users, streamlined
+from dpjax.gradients._loss import loss_of_users, no_running_statistics, streamlined
 
 
 def per_sample_grad(
@@ -48,7 +48,7 @@ def per_sample_grad(
 
     def grad_fn(params: PyTree, batch: PyTree) -> Any:
         _validate.leading_size(batch, "batch")
-        _validate.no_running_statistics(params)
+        no_running_statistics(params)
         return by_device(on_device, row_axes(batch, None), params, batch)[1]
 
     return grad_fn

@@ -21,7 +21,7 @@ from dpjax._types import (
     check_divisor,
 )
 from dpjax.estimators import Estimator
-from dpjax.gradients._loss import loss_of_users, streamlined, warn_of_rows
+from dpjax.gradients._loss import loss_of_users, streamlined, trainable, warn_of_rows
 from dpjax.gradients._users import UserGradient, Users
 from dpjax.gradients.factored import factored_grad
 
@@ -339,7 +339,7 @@ def _stream_fn(
 
     def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
         num_rows = _validate.leading_size(batch, "batch")
-        _validate.trainable(params)
+        trainable(params)
         loss_fn, has_aux = make_grads.loss_fn, make_grads.has_aux
         warn_of_rows(loss_fn, params, batch, num_rows, has_aux=has_aux)
         return SampleStream(

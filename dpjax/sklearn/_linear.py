@@ -15,7 +15,12 @@ from sklearn.utils.validation import check_is_fitted
 from dpjax import _keys, _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
 from dpjax.solvers import Execution, dp_linear_model
@@ -240,7 +245,7 @@ class WithIntervals(LinearEstimator):
 
 def total_noise(epsilon: float, delta: float) -> float:
     """Returns the noise multiplier of all releases of a fit together."""
-    return noise_multiplier(epsilon, delta, num_steps=1)
+    return noise_multiplier(epsilon, delta, Sampling(num_steps=1))
 
 
 def guarantee(epsilon: float, delta: float, num_samples: int) -> PrivacyGuarantee:
@@ -248,5 +253,5 @@ def guarantee(epsilon: float, delta: float, num_samples: int) -> PrivacyGuarante
 
     Each takes a share s by the multiplier total / sqrt(s), and shares add up to 1.
     """
-    event = gaussian_event(total_noise(epsilon, delta), num_steps=1)
+    event = gaussian_event(total_noise(epsilon, delta))
     return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)

@@ -9,7 +9,12 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_consistent_length
 
 from dpjax import _validate, losses
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.sklearn._additive import DPAdditiveRegressor
 from dpjax.sklearn._amounts import LogLinkRegressor, log_means
 from dpjax.sklearn._labels import indices
@@ -116,7 +121,7 @@ def score_privately(
             means = np.asarray(model.predict(X, **options), np.float64) / unit
             return np.log(np.maximum(means, _LEAST_MEAN)) if is_logarithm else means
 
-    multiplier = noise_multiplier(epsilon, delta, num_steps=2)
+    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=2))
     _progress.say("predictions")
     predictions = predict(model, X)
     beside = None if baseline is None else predict(baseline, X)
@@ -141,7 +146,7 @@ def score_privately(
         noise_multiplier=multiplier,
         is_end=is_end,
     )
-    event = gaussian_event(multiplier, num_steps=2)
+    event = gaussian_event(multiplier, Sampling(num_steps=2))
     return scores, PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )

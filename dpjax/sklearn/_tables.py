@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, colum
 from sklearn.utils.validation import validate_data as validated
 
 from dpjax import _validate
+from dpjax._tree import arrays
 from dpjax._types import Key
 from dpjax.mechanisms import secret_key
 from dpjax.sklearn import _labels
@@ -292,7 +293,7 @@ def key_of(random_state: Any) -> Key:
     if random_state is None:
         words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0))).size
         data = np.frombuffer(secrets.token_bytes(4 * words), np.uint32)
-        return jax.random.wrap_key_data(_validate.arrays(data))
+        return jax.random.wrap_key_data(arrays(data))
     is_integer = isinstance(random_state, int | np.integer)
     is_fine = is_integer and not isinstance(random_state, bool) and random_state >= 0
     rule = "None, for a key from the operating system, 'chacha20', for one of 256 bits,"

@@ -260,3 +260,23 @@ def _wide(params: PyTree) -> PyTree:
         return x.astype(jnp.float32) if dtype.itemsize < 4 else x
 
     return jax.tree.map(wide, params)
+
+
+def require_params(params: Any) -> None:
+    """Requires the parameters, which are optional in an update of optax."""
+    rule = "given to update, as optax asks"
+    _validate.require(params is not None, "params", params, rule)
+
+
+def require_samples(updates: PyTree, params: PyTree) -> None:
+    """Requires leaves (n, ...) for leaves (...) of params, where those are given."""
+    are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(updates))
+    if are_arrays and jax.tree.structure(updates) == jax.tree.structure(params):
+        shapes = [x.shape for x in jax.tree.leaves(updates)]
+        wanted = [jnp.shape(x) for x in jax.tree.leaves(params)]
+        rule = (
+            f"per-sample gradients, of shapes (n, ...) for params of shapes {wanted}; "
+            "no mean or sum of them, as jax.grad of a batch and optax.MultiSteps make"
+        )
+        is_fine = [shape[1:] for shape in shapes] == wanted
+        _validate.require(is_fine, "updates", shapes, rule)

@@ -14,7 +14,7 @@ from dpjax._types import Key, Scalar, SelectionName
 from dpjax.accounting import selection_event
 from dpjax.accounting._selection import total_selection_epsilon
 from dpjax.constraints._constraint import VertexConstraint
-from dpjax.transforms._chain import KeyState
+from dpjax.transforms._chain import KeyState, require_params
 
 # The range has a few float32 roundings: the effective epsilon is never larger.
 _ROUNDED_UP = 1 + 2.0**-20
@@ -179,7 +179,7 @@ def frank_wolfe(
         return FrankWolfeState(KeyState.of(key).key, jnp.zeros((), jnp.int32), change)
 
     def update(updates, state, params=None):
-        _validate.optax_params(params)
+        require_params(params)
         next_key, choice_key = jax.random.split(state.key)
         index = select(
             choice_key,

@@ -9,6 +9,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._types import PyTree
+from dpjax.transforms._chain import require_params
 
 
 def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
@@ -152,5 +153,5 @@ def _wide(x: Any) -> jax.typing.DTypeLike:
 
 
 def _moved(params: Any, updates: PyTree) -> PyTree:
-    _validate.optax_params(params)
+    require_params(params)
     return optax.apply_updates(params, updates)

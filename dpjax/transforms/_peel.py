@@ -11,7 +11,7 @@ from dpjax._rounding import ROUNDOFF
 from dpjax._tree import clip, flatten
 from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import peeling
-from dpjax.transforms._chain import KeyState
+from dpjax.transforms._chain import KeyState, require_params
 
 # b^2 rho / (s sensitivity^2) for the scale b of the selection, and the standard
 # deviation of the release in units of b.
@@ -96,7 +96,7 @@ def peel(
         return KeyState.of(key)
 
     def update(updates, state, params=None):
-        _validate.optax_params(params)
+        require_params(params)
         next_key, peel_key = jax.random.split(state.key)
         start, unflatten = flatten(params, "params")
         move, _ = flatten(clip(updates, limit), "updates")

@@ -14,7 +14,13 @@ from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar, check_di
 from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
-from dpjax.transforms._chain import BoundedMean, KeyState, PrivateMean, refuse_wrappers
+from dpjax.transforms._chain import (
+    BoundedMean,
+    KeyState,
+    PrivateMean,
+    refuse_wrappers,
+    require_samples,
+)
 from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
 from dpjax.transforms._pieces import of_batch
 
@@ -75,7 +81,7 @@ def aggregate(
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
         refuse_wrappers(updates)
-        _validate.per_sample(updates, params)
+        require_samples(updates, params)
         mean = estimator(
             updates, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
         )
@@ -269,7 +275,7 @@ def privatize(
         refuse_wrappers(updates)
         if updates is None:
             return BoundedMean(first.influence(params), {}, None)
-        _validate.per_sample(updates, params)
+        require_samples(updates, params)
         current = adaptive.at(state.thresholds).counting if adaptive else first
         stream = SampleStream.of(updates, is_padding_example)
         if axis_name is None:

@@ -10,6 +10,7 @@ from dp_accounting import LaplaceDpEvent
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
+from dpjax._tree import arrays
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event, gaussian_stddev
 from dpjax.estimators import Winsorization
@@ -98,7 +99,7 @@ def clipped_loss(
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.positive(limit=limit)
     estimator = Winsorization(limit / 2)
-    data = _validate.arrays(data)
+    data = arrays(data)
 
     def losses_of(params: PyTree) -> jax.Array:
         losses = jax.vmap(loss_fn, (None, 0))(params, data)

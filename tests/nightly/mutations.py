@@ -268,21 +268,20 @@ FAULTS = [
     ),
     Fault(
         "replaced records count as removed ones in sampled batches",
-        "return 2 if self.has_coins and self.relation is REPLACE_ONE else 1",
-        "return 4 if self.has_coins and self.relation is REPLACE_ONE else 1",
+        "return 2 if has_coins(run) and run.relation is REPLACE_ONE else 1",
+        "return 4 if has_coins(run) and run.relation is REPLACE_ONE else 1",
         "tests/unit/accounting/test_subsampling.py",
-        "dpjax.accounting._sampled_gaussian.scheme_of(num_steps=1, sampling_prob=0.5,"
-        " num_samples=None, batch_size=None, relation=REPLACE, noise='gaussian')"
-        ".event(1.0).event.event.noise_multiplier == 2",
+        "accounting.gaussian_event(1.0, accounting.Sampling(1, sampling_prob=0.5))"
+        ".event.event.noise_multiplier == 2",
     ),
     Fault(
         "another release is free",
-        "precision = self.num_releases / multiplier**2 + 1 / self.other_multiplier**2",
-        "precision = self.num_releases / multiplier**2",
+        "precision = num_releases(run) / multiplier**2 + 1 / other**2",
+        "precision = num_releases(run) / multiplier**2",
         "tests/unit/accounting/test_subsampling.py",
-        "accounting.noise_multiplier_to_epsilon(3.0, 1e-5, num_steps=1,"
-        " other_multiplier=3.0) > 1.1 * accounting.noise_multiplier_to_epsilon(3.0, 1e-5,"
-        " num_steps=1)",
+        "accounting.noise_multiplier_to_epsilon(3.0, 1e-5, accounting.Sampling(1,"
+        " other_multiplier=3.0)) > 1.1 * accounting.noise_multiplier_to_epsilon(3.0, 1e-5,"
+        " accounting.Sampling(1))",
     ),
     Fault(
         "the price of a whole tuning is that of one run",
@@ -329,17 +328,17 @@ FAULTS = [
     # -- Batches ---------------------------------------------------------------------
     Fault(
         "half the sampling probability is accounted",
-        'return {"num_steps": num_steps, "sampling_prob": prob}',
-        'return {"num_steps": num_steps, "sampling_prob": prob / 2}',
+        'return {"num_steps": num_steps, "sampling_prob": prob}, pattern',
+        'return {"num_steps": num_steps, "sampling_prob": prob / 2}, pattern',
         "tests/unit/test_batching.py",
-        "batching.Poisson(10.0).accounting(100, 5)['sampling_prob'] == 0.1",
+        "batching.Poisson(10.0).sampling(100, 5).sampling_prob == 0.1",
     ),
     Fault(
         "a turn of cyclic batches is not counted",
         "num_turns = math.ceil(num_steps / self.cycle_length)",
         "num_turns = max(1, num_steps // self.cycle_length)",
         "tests/unit/test_batching.py",
-        "batching.CyclicPoisson(2.0, 4).accounting(100, 5)['num_steps'] == 2",
+        "batching.CyclicPoisson(2.0, 4).sampling(100, 5).num_steps == 2",
     ),
     Fault(
         "the same rows in every batch",
@@ -361,10 +360,10 @@ FAULTS = [
     ),
     Fault(
         "an epoch that began is not counted",
-        "math.ceil(num_steps / self._steps_of_epoch(num_samples))}",
-        "max(1, num_steps // self._steps_of_epoch(num_samples))}",
+        "math.ceil(num_steps / self._steps_of_epoch(num_samples))",
+        "max(1, num_steps // self._steps_of_epoch(num_samples))",
         "tests/unit/test_batching.py",
-        "batching.ShuffledEpochs(10).accounting(60, 7)['num_steps'] == 2",
+        "batching.ShuffledEpochs(10).sampling(60, 7).num_steps == 2",
     ),
     Fault(
         "a run that is over draws more batches",

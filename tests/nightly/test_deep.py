@@ -1,5 +1,6 @@
 """Deep networks: a plan and its price, hindsight, and a record of all cells."""
 
+import dataclasses
 from itertools import product
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 from benchmarks.deep import command, methods, tasks, untuned
 from benchmarks.deep.hindsight import Setting, grid_losses
 from benchmarks.record import read
-from dpjax.accounting import noise_multiplier, noise_multiplier_to_epsilon
+from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
 
 
 def test_the_record_has_every_cell_with_fresh_keys():
@@ -29,15 +30,12 @@ def test_a_plan_costs_its_epsilon(num_bands):
     how = methods.plan(1_600, 3.0, 1e-4, 40, num_bands)
     if num_bands == 1:
         cost = noise_multiplier_to_epsilon(
-            how.multiplier, 1e-4, **how.batching.accounting(1_600, 40)
+            how.multiplier, 1e-4, how.batching.sampling(1_600, 40)
         )
         assert how.stddev == pytest.approx(2 * how.multiplier / 100)
     else:
         cost = noise_multiplier_to_epsilon(
-            how.multiplier,
-            1e-4,
-            strategy=how.noise,
-            **how.batching.participation(1_600, 40),
+            how.multiplier, 1e-4, how.batching.sampling(1_600, 40, strategy=how.noise)
         )
         sums = np.tri(40) @ np.linalg.inv(how.noise.matrix())
         last = np.linalg.norm(sums[-1]) / np.sqrt(40)
@@ -47,12 +45,12 @@ def test_a_plan_costs_its_epsilon(num_bands):
 
 def test_a_last_layer_anew_is_paid_with_the_steps():
     how = methods.plan(1_600, 3.0, 1e-4, 40, head_share=0.4)
-    sampling = how.batching.accounting(1_600, 40)
-    steps = noise_multiplier_to_epsilon(how.multiplier, 1e-4, **sampling)
+    sampling = how.batching.sampling(1_600, 40)
+    steps = noise_multiplier_to_epsilon(how.multiplier, 1e-4, sampling)
     # What dp_linear_model takes at that epsilon, for all of its releases.
-    head = noise_multiplier(how.head_epsilon, 1e-4, num_steps=1)
+    head = noise_multiplier(how.head_epsilon, 1e-4, Sampling(num_steps=1))
     both = noise_multiplier_to_epsilon(
-        how.multiplier, 1e-4, other_multiplier=head, **sampling
+        how.multiplier, 1e-4, dataclasses.replace(sampling, other_multiplier=head)
     )
     assert 2.97 < both <= 3.0
     assert max(steps, how.head_epsilon) < 2.7 < steps + how.head_epsilon

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax import batching
+from dpjax.mechanisms import BandedToeplitz
 from tests import registry
 from tests.nightly.test_docs import GUIDES
 
@@ -84,14 +85,15 @@ def test_loop_of_the_guide_draws_what_is_accounted_for(name, monkeypatch):
         once_more = (names[x] for x in ("params", "state", "batches", "data"))
         names["train_step"](*once_more)
     jax.effects_barrier()
-    pattern, most = one.participation(n, num_steps), seen.sum(axis=0).max()
+    priced, most = one.sampling(n, num_steps), seen.sum(axis=0).max()
+    pattern = one.sampling(n, num_steps, strategy=BandedToeplitz(num_steps, (1.0,)))
     assert not seen[num_steps].any()  # a step too many
     assert seen.max() == 1
-    assert 1 <= most <= pattern["max_participations"]
-    if "sampling_prob" not in one.accounting(n, num_steps):
-        assert most <= one.accounting(n, num_steps)["num_steps"]
+    assert 1 <= most <= pattern.max_participations
+    if priced.sampling_prob == 1:
+        assert most <= priced.num_steps
     for column in seen.T:
         gaps = np.diff(np.flatnonzero(column))
-        assert (gaps >= pattern["min_separation"]).all()
+        assert (gaps >= pattern.min_separation).all()
     if not one.pads and name != "WithoutReplacement":
-        assert most == one.accounting(n, num_steps)["num_steps"]
+        assert most == priced.num_steps

@@ -15,6 +15,7 @@ import pytest
 import scipy.stats
 
 from dpjax import accounting
+from dpjax.accounting import Sampling
 from dpjax.batching import (
     BallsInBins,
     CyclicPoisson,
@@ -26,6 +27,7 @@ from dpjax.batching import (
     _without_replacement,
 )
 from dpjax.estimators import Mean, MedianOfMeans, Truncation, Winsorization
+from dpjax.mechanisms import BandedToeplitz
 from dpjax.solvers import robust_gradient_descent
 from dpjax.transforms import privatize
 
@@ -146,9 +148,9 @@ def test_contract(name, key):
 
 @each
 def test_sampling_costs_no_more_than_all_records(name):
-    sampling = BATCHINGS[name].accounting(1_000, 10)
-    full = accounting.noise_multiplier(1.0, 1e-5, num_steps=10)
-    epsilon = accounting.noise_multiplier_to_epsilon(full, 1e-5, **sampling)
+    sampling = BATCHINGS[name].sampling(1_000, 10)
+    full = accounting.noise_multiplier(1.0, 1e-5, Sampling(num_steps=10))
+    epsilon = accounting.noise_multiplier_to_epsilon(full, 1e-5, sampling)
     assert 0 < epsilon <= 1.0
     assert (epsilon > 0.99) == (name == "full")
 
@@ -165,7 +167,7 @@ def test_disjoint_batches_when_the_steps_do_not_divide(key):
     assert seen == list(range(9))  # records 9 and 10 are in none
     assert Disjoint().divisor(11, 3) == 3
     assert Disjoint().divisor(3, 3) == 1
-    assert Disjoint().accounting(11, 3) == {"num_steps": 1}
+    assert Disjoint().sampling(11, 3) == Sampling(1)
 
 
 def test_poisson_inclusion():
@@ -338,32 +340,34 @@ def test_every_epoch_is_a_new_order(drawn):
 
 
 def test_participation_holds_and_accounting_counts_it(drawn):
+    strategy = BandedToeplitz(99, (1.0,))
     for name, batching in EPOCHS.items():
-        pattern = batching.participation(NUM_SAMPLES, NUM_STEPS)
-        most = pattern["max_participations"]
-        assert pattern["num_steps"] == NUM_STEPS
+        pattern = batching.sampling(NUM_SAMPLES, NUM_STEPS, strategy=strategy)
+        most = pattern.max_participations
+        assert pattern.num_steps == NUM_STEPS
         assert drawn[name].sum(axis=1).max() == most
-        cost = batching.accounting(NUM_SAMPLES, NUM_STEPS)
-        assert math.ceil(cost["num_steps"] / cost.get("num_bins", 1)) == most
+        cost = batching.sampling(NUM_SAMPLES, NUM_STEPS)
+        assert math.ceil(cost.num_steps / (cost.num_bins or 1)) == most
         steps = np.argsort(-drawn[name], axis=1, kind="stable")
         both = drawn[name].sum(axis=1) >= 2
         gaps = (steps[:, 1] - steps[:, 0])[both]
-        assert gaps.min() == pattern["min_separation"]
+        assert gaps.min() == pattern.min_separation
     for batching, pattern in {
-        Full(): (6, 1),
-        Disjoint(): (1, 6),
-        Poisson(2.0): (6, 1),
-        WithoutReplacement(2): (6, 1),
+        Full(): {"max_participations": 6},
+        Disjoint(): {"min_separation": 6},
+        Poisson(2.0): {"max_participations": 6},
+        WithoutReplacement(2): {"max_participations": 6},
     }.items():
-        assert tuple(batching.participation(12, 6).values()) == (6, *pattern)
+        fields = {"strategy": strategy, **pattern}
+        assert batching.sampling(12, 6, strategy=strategy) == Sampling(6, **fields)
 
 
 def test_cost_of_sampled_batches():
-    assert Poisson(10.0).accounting(100, 5) == {"num_steps": 5, "sampling_prob": 0.1}
-    assert ShuffledEpochs(10).accounting(60, 7) == {"num_steps": 2}  # of two epochs
+    assert Poisson(10.0).sampling(100, 5) == Sampling(5, sampling_prob=0.1)
+    assert ShuffledEpochs(10).sampling(60, 7) == Sampling(2)  # of two epochs
     for expected in (20.0, 200.0):  # 3 of 12 steps, of 200 records
-        sampling = CyclicPoisson(expected, cycle_length=5).accounting(1_000, 12)
-        assert sampling == {"num_steps": 3, "sampling_prob": expected / 200}
+        sampling = CyclicPoisson(expected, cycle_length=5).sampling(1_000, 12)
+        assert sampling == Sampling(3, sampling_prob=expected / 200)
 
 
 def test_solvers_go_through_epochs(key):
@@ -387,7 +391,7 @@ def test_sizes_beyond_the_data_are_refused(key):
         (BallsInBins(9), 2, "num_bins"),
         (ShuffledEpochs(9), 2, "batch_size"),
     ):
-        for method in (batching.divisor, batching.accounting):
+        for method in (batching.divisor, batching.sampling):
             with pytest.raises(ValueError, match=f"{name} must be at most"):
                 method(8, num_steps)
         with pytest.raises(ValueError, match=f"{name} must be at most"):

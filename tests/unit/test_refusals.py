@@ -83,6 +83,7 @@ BAD = {
     "delta": [-1e-9, 1.0, NAN, None],
     "quantile": [-0.1, 1.5, NAN, None],
     "sampling_prob": [0.0, 1.1, NAN],
+    "sampling": [3, {"num_steps": 5}, "poisson"],
     "moment_order": [1.0, NAN, -2.0, None],
     "normalize_by": [0.0, -2, NAN, INF],
     "order": [1, 2.5, INF],
@@ -148,6 +149,7 @@ STATED = accounting.PrivacyGuarantee.of(1.0, 1e-5, dp_event=EVENT)
 RUN = {"num_steps": 5, "sampling_prob": 0.5}
 BATCHES = {"num_steps": 5, "num_samples": 9, "batch_size": 3}
 SPENT = {"noise_multiplier": 1.0, "delta": 0.1}
+SAMPLING = {"sampling": accounting.Sampling(**RUN)}
 SMOOTH = {"smoothness": 0.1, "sigma": 0.7}
 TWEEDIE = {"power": 1.5, "min_mean": 0.1, "max_mean": 5.0, "max_target": 20.0}
 MOMENT = {"moment_bound": 1.0, "num_samples": 100, "num_coordinates": 3} | BUDGET
@@ -193,15 +195,10 @@ CALLS = [
     (accounting.rho_to_epsilon, {"rho": 1.0, "delta": 0.1}),
     (accounting.gaussian_stddev, BUDGET | {"sensitivity": 1.0}),
     (accounting.gaussian_epsilon, {"stddev": 1.0, "delta": 0.1, "sensitivity": 1.0}),
-    *(
-        (function, first | scheme)
-        for scheme in (RUN, BATCHES)
-        for function, first in (
-            (accounting.gaussian_event, {"noise_multiplier": 1.0}),
-            (accounting.noise_multiplier, BUDGET),
-            (accounting.noise_multiplier_to_epsilon, SPENT),
-        )
-    ),
+    *((accounting.Sampling, scheme) for scheme in (RUN, BATCHES)),
+    (accounting.gaussian_event, {"noise_multiplier": 1.0}),
+    (accounting.noise_multiplier, BUDGET | SAMPLING),
+    (accounting.noise_multiplier_to_epsilon, SPENT | SAMPLING),
     (accounting.group_privacy, {"guarantee": STATED, "group_size": 2}),
     (accounting.selection_epsilon, BUDGET | {"num_selections": 3}),
     (accounting.selection_event, {"epsilon": 1.0}),
@@ -442,9 +439,7 @@ ALLOWED = [
     ("rho_to_epsilon", "rho", [0.0, INF]),
     ("gaussian_epsilon", "stddev", [INF]),
     ("gaussian_event noise_multiplier_to_epsilon", "noise_multiplier", [0.0, INF]),
-    ("noise_multiplier noise_multiplier_to_epsilon", "other_multiplier", [INF]),
-    ("noise_multiplier noise_multiplier_to_epsilon", "max_participations", [True]),
-    ("noise_multiplier noise_multiplier_to_epsilon", "min_separation", [True]),
+    ("Sampling", "other_multiplier", [INF]),
     ("Numeric", "limit", [INF]),
     ("peeling", "release_stddev", [INF]),  # the set alone
     ("average_iterates", "decay", [1.0]),

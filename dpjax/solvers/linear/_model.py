@@ -11,6 +11,7 @@ from dp_accounting import DpEvent, ZCDpEvent
 
 from dpjax import _keys, _validate, accounting
 from dpjax._sharding import check_key_of_rows, with_auto_axes
+from dpjax._tree import linear_data
 from dpjax._types import ArrayLike, Key
 from dpjax.accounting import (
     PrivacyGuarantee,
@@ -295,18 +296,20 @@ def noise_of(
         rho = 0.5 / multiplier**2
         return multiplier, rho_to_epsilon(rho, delta), ZCDpEvent(rho)
     if epsilon is not None:
-        multiplier = accounting.noise_multiplier(epsilon, delta, num_steps=1)
+        multiplier = accounting.noise_multiplier(
+            epsilon, delta, accounting.Sampling(num_steps=1)
+        )
     assert multiplier is not None
     if epsilon is None:
         epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
-    return multiplier, epsilon, gaussian_event(multiplier, num_steps=1)
+    return multiplier, epsilon, gaussian_event(multiplier)
 
 
 def records_of(data: tuple[ArrayLike, ArrayLike]) -> tuple[jax.Array, jax.Array]:
     """Returns features (n, d) and targets (n,), as float arrays."""
     is_fine = isinstance(data, tuple | list) and len(data) == 2
     _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
-    return with_auto_axes(_validate.linear_data(*data))
+    return with_auto_axes(linear_data(*data))
 
 
 def column_index(name: str, index: int, num_columns: int) -> int:

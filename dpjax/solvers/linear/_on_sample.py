@@ -10,6 +10,7 @@ import numpy as np
 
 from dpjax import _keys, _validate
 from dpjax._sharding import row_axes, with_auto_axes
+from dpjax._tree import arrays
 from dpjax._types import ArrayLike, Key
 from dpjax.accounting._sample import sample_budget
 from dpjax.accounting._sample_privacy import sample_privacy
@@ -71,7 +72,7 @@ def per_record(
             # An array of the host: for one of JAX a program would be compiled.
             return cast(Any, np.full(targets.shape, default, targets.dtype))
         return jnp.full_like(targets, default)
-    array = jnp.asarray(with_auto_axes(_validate.arrays(values)))
+    array = jnp.asarray(with_auto_axes(arrays(values)))
     rule = f"one real number for each of {len(targets)} rows"
     is_fine = array.shape == targets.shape and not jnp.iscomplexobj(array)
     _validate.require(is_fine, name, array.shape, rule)

@@ -6,7 +6,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import num_coordinates
+from dpjax._tree import arrays, num_coordinates
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Disjoint, Full
 from dpjax.constraints._constraint import VertexConstraint
@@ -98,7 +98,7 @@ def dp_frank_wolfe(
     _validate.positive(epsilon=epsilon, moment_bound=moment_bound)
     _validate.delta(delta)
     check_key_of_rows(key, data)
-    data = _validate.arrays(data)
+    data = arrays(data)
     num_samples = _validate.leading_size(data, "data")
     check_start(constraint, params)
     batching = Disjoint() if delta == 0 else Full()
@@ -108,7 +108,7 @@ def dp_frank_wolfe(
     check_steps(num_samples, num_steps, batching)
     check_num_steps(num_steps, num_samples)
     batch_size = int(batching.divisor(num_samples, num_steps))
-    num_composed = batching.accounting(num_samples, num_steps)["num_steps"]
+    num_composed = batching.sampling(num_samples, num_steps).num_steps
     choices = Choices.tight(num_composed, epsilon, delta)
     num_params = num_coordinates(params)
     stats: dict[str, Scalar] = {}

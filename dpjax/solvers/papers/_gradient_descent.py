@@ -10,7 +10,7 @@ from jax.tree_util import Partial
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import Static, num_coordinates
+from dpjax._tree import Static, arrays, num_coordinates
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.batching import Batching, Full
@@ -232,7 +232,7 @@ def _batches(
     delta: float,
 ) -> tuple[PyTree, Batches]:
     """Returns the data as arrays, and their batches; by default all records."""
-    data = _validate.arrays(data)
+    data = arrays(data)
     num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = max(1, math.ceil(10 * math.log(num_samples)))

@@ -6,7 +6,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import num_coordinates, register
+from dpjax._tree import arrays, num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.batching import Disjoint
 from dpjax.estimators import Estimator
@@ -91,7 +91,7 @@ def dp_iterative_hard_thresholding(
     check_key_of_rows(key, data)
     check_sparsity(sparsity, params)
     _validate.bounded_estimator(estimator)
-    data = _validate.arrays(data)
+    data = arrays(data)
     num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)

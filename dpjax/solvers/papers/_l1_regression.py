@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate
 from dpjax._sharding import by_device, check_key_of_rows, psum, row_axes
+from dpjax._tree import linear_data
 from dpjax._types import ArrayLike, Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, selection_event
 from dpjax.mechanisms import permute_and_flip
@@ -252,7 +253,7 @@ def _arrays(
     features: ArrayLike, targets: ArrayLike, candidates: ArrayLike
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns checked arrays; the data in float64 if one of them is."""
-    x, y = _validate.linear_data(features, targets)
+    x, y = linear_data(features, targets)
     _validate.require(
         len(x) < _MOST_SAMPLES, "features", x.shape, "of fewer than 2^24 rows"
     )

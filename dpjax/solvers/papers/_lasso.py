@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from dpjax import _validate, losses
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import clip
+from dpjax._tree import clip, linear_data
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
 from dpjax.constraints import L1Ball
@@ -87,7 +87,7 @@ def dp_lasso(
     _validate.delta(delta)
     check_key_of_rows(key, (features, targets))
     ball = L1Ball(radius)
-    features, targets = _validate.linear_data(features, targets)
+    features, targets = linear_data(features, targets)
     num_samples, num_features = features.shape
     if num_steps is None:
         num_steps = default_num_steps(num_samples, epsilon, 2 / 5)

@@ -32,9 +32,14 @@ import optax
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import flatten, num_coordinates, register
+from dpjax._tree import arrays, flatten, num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.batching import Full
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Clipping
@@ -145,7 +150,7 @@ def dp_localized_sco(
     """
     check_budget(epsilon, delta)
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
-    data = _validate.arrays(data)
+    data = arrays(data)
     theory = Theory.of(
         epsilon,
         delta,
@@ -172,7 +177,9 @@ def dp_localized_sco(
     start, first = params, 0
     keys = jax.random.split(key, (len(phases), num_groups))
     for phase, group_keys in zip(phases, keys, strict=True):
-        multiplier = noise_multiplier(epsilon, delta, num_steps=phase.num_steps)
+        multiplier = noise_multiplier(
+            epsilon, delta, Sampling(num_steps=phase.num_steps)
+        )
         points = []
         for group_key in group_keys:
             rows = slice(first, first + phase.num_samples)
@@ -197,7 +204,7 @@ def dp_localized_sco(
     privacy = PrivacyGuarantee.of(
         epsilon,
         delta,
-        dp_event=gaussian_event(theory.noise_multiplier, num_steps=1),
+        dp_event=gaussian_event(theory.noise_multiplier),
         num_samples=num_samples,
         unit=unit_of(data),
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dpjax import _validate
-from dpjax.accounting import noise_multiplier
+from dpjax.accounting import Sampling, noise_multiplier
 
 
 class Theory(NamedTuple):
@@ -54,7 +54,7 @@ class Theory(NamedTuple):
             moment_order,
             diameter / 2,
             num_coordinates,
-            noise_multiplier(epsilon, delta, num_steps=1)
+            noise_multiplier(epsilon, delta, Sampling(num_steps=1))
             if delta > 0
             else math.sqrt(num_coordinates + 1) / epsilon,
         )

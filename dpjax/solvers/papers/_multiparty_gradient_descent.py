@@ -11,9 +11,11 @@ import numpy as np
 import optax
 
 from dpjax import _validate
+from dpjax._tree import arrays
 from dpjax._types import REPLACE_ONE, LossFn, PyTree, RandomBytes
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     discrete_gaussian_stddev,
     gaussian_event,
     gaussian_stddev,
@@ -144,7 +146,7 @@ def dp_multiparty_gradient_descent(
     _validate.require(
         isinstance(secure_sum, SecureSum), "secure_sum", secure_sum, "a SecureSum"
     )
-    data = _validate.arrays(data)
+    data = arrays(data)
     num_mine = _validate.leading_size(data, "data")
     method = _Method(
         loss_fn, execution.microbatch_size, schedule, Descent(projection_fn, averaging)
@@ -198,7 +200,7 @@ def dp_multiparty_gradient_descent(
         PrivacyGuarantee.of(
             epsilon,
             delta,
-            dp_event=gaussian_event(noise.multiplier, num_steps=num_releases),
+            dp_event=gaussian_event(noise.multiplier, Sampling(num_steps=num_releases)),
             relation=REPLACE_ONE,
             num_samples=num_samples,
         ),

@@ -50,6 +50,7 @@ from dp_accounting import RandomizedResponseDpEvent
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, gathered
+from dpjax._tree import arrays
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event
 from dpjax.losses import LinearLoss
@@ -163,7 +164,7 @@ def dp_one_pass_sco(
             np.array([(phase.l2_clip_norm, phase.learning_rate) for phase in phases]),
             np.array([theory.radius, theory.noise_multiplier]),
         )
-    event = gaussian_event(theory.noise_multiplier, num_steps=1)
+    event = gaussian_event(theory.noise_multiplier)
     if delta == 0:
         # No event of dp_accounting has this noise; all that is pure is below this one.
         flips = 2 / (1 + math.exp(epsilon)) if epsilon < 700 else 0.0
@@ -326,7 +327,7 @@ def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:
     """Returns features and targets as arrays of matching shapes."""
     is_fine = isinstance(data, tuple) and len(data) == 2
     _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
-    features, targets = gathered(_validate.arrays(data))
+    features, targets = gathered(arrays(data))
     rule = "features of shape (n, d) and targets of shape (n,)"
     is_fine = features.ndim == 2 and targets.shape == features.shape[:1]
     _validate.require(is_fine, "data", [features.shape, targets.shape], rule)

@@ -13,7 +13,7 @@ from dp_accounting import UnsupportedDpEvent
 from dpjax import _validate
 from dpjax._rounding import claim
 from dpjax._sharding import check_key_of_rows, gathered
-from dpjax._tree import flatten, like
+from dpjax._tree import arrays, flatten, like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._smooth_gaussian import (
@@ -121,7 +121,7 @@ def dp_sample_and_aggregate(
     _validate.positive(diameter=diameter)
     spread = diameter / 100 if spread is None else spread
     _validate.positive(spread=spread)
-    data = gathered(_validate.arrays(data))
+    data = gathered(arrays(data))
     subsets = _Subsets.of(data, num_subsets, overlap)
     template = _template(fit_fn, data, subsets, center, vectorize)
     origin, unflatten = flatten(template, "the result of fit_fn")

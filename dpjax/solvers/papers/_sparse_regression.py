@@ -11,7 +11,7 @@ import optax
 
 from dpjax import _validate, losses
 from dpjax._sharding import AxisName, check_key_of_rows
-from dpjax._tree import clip, like, register
+from dpjax._tree import clip, like, linear_data, register
 from dpjax._types import Key, Scalar
 from dpjax.accounting import epsilon_to_rho
 from dpjax.batching import Disjoint
@@ -108,7 +108,7 @@ def dp_sparse_linear_regression(
     )
     _validate.probability(delta=delta)
     check_key_of_rows(key, (features, targets))
-    features, targets = _validate.linear_data(features, targets)
+    features, targets = linear_data(features, targets)
     num_samples, num_features = features.shape
     params = jnp.zeros(features.shape[1], features.dtype)
     check_sparsity(sparsity, params)

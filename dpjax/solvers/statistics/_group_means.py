@@ -11,9 +11,14 @@ import jax.numpy as jnp
 from dpjax import _keys, _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows, gathered
-from dpjax._tree import like
+from dpjax._tree import arrays, like
 from dpjax._types import ArrayLike, Key, Scalar
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.estimators import Clipping
 from dpjax.solvers.statistics._bisection import median_and_bound
 from dpjax.solvers.statistics._diameter import SetClipping
@@ -126,7 +131,7 @@ def dp_group_means(
     _validate.within(2.0**-20, 1 - 2.0**-20, **_named(quantiles))
     samples = checked_samples(samples, num_axes=1)
     check_countable(samples.size)
-    indices = jnp.asarray(gathered(_validate.arrays(groups)))
+    indices = jnp.asarray(gathered(arrays(groups)))
     _validate.require(
         indices.shape == samples.shape and jnp.issubdtype(indices.dtype, jnp.integer),
         "groups",
@@ -134,7 +139,7 @@ def dp_group_means(
         f"integers of shape {samples.shape}",
     )
     middle, reach = _middle(bounds)
-    multiplier = noise_multiplier(epsilon, delta, num_steps=1)
+    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     count_key, mean_key, quantile_key = _keys.split(key, 3)
     all_groups = _known(num_groups, samples, indices, middle, reach)
     rest = 1 - _QUANTILES if quantiles else 1.0

@@ -9,7 +9,12 @@ from dpjax import _keys, _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._types import ArrayLike, Key, Scalar
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.mechanisms import gaussian
 from dpjax.solvers.statistics._bisection import median_and_bound
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
@@ -74,7 +79,7 @@ def dp_histogram(
     check_key_of_rows(key, samples)
     samples = checked_samples(samples, num_axes=1)
     check_countable(samples.size)
-    multiplier = noise_multiplier(epsilon, delta, num_steps=1)
+    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     edge_key, key = _keys.split(key)
     if edges is None:
         share = EDGES_SHARE

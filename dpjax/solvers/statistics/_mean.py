@@ -9,9 +9,14 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, row_axes, with_auto_axes
-from dpjax._tree import Static, as_float
+from dpjax._tree import Static, arrays, as_float
 from dpjax._types import Key, PyTree
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.batching import Full
 from dpjax.estimators import Estimator
 from dpjax.solvers.statistics._geometric_median import geometric_median, shares_of
@@ -109,7 +114,7 @@ def dp_mean(
     _validate.choice(MeanMethod, method=method)
     rule = "left out with an estimator"
     _validate.require(estimator is None or method == "clipped", "method", method, rule)
-    samples = with_auto_axes(_validate.arrays(samples))
+    samples = with_auto_axes(arrays(samples))
     num_samples = _validate.leading_size(samples, "samples")
     axis_name = row_axes(samples, None) or None
     if estimator is None:
@@ -139,7 +144,7 @@ def _untuned(
     delta: float,
 ) -> Solution:
     _validate.real(samples=samples)
-    multiplier = noise_multiplier(epsilon, delta, num_steps=1)
+    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     rows = _rows(samples)
     event = gaussian_event(multiplier)
     privacy = PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=len(rows))

@@ -8,6 +8,7 @@ import numpy as np
 
 from dpjax import _validate, mechanisms
 from dpjax._sharding import gathered
+from dpjax._tree import arrays
 from dpjax._types import ArrayLike, Key, Scalar, SelectionName
 from dpjax.solvers.training._calibration import FAILURE_PROB
 
@@ -82,7 +83,7 @@ def log_odds(num_candidates: int) -> float:
 
 def checked_samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
     """Returns samples as floats of so many axes, with the rows of all devices."""
-    x = jnp.asarray(gathered(_validate.arrays(samples)))
+    x = jnp.asarray(gathered(arrays(samples)))
     rule = f"a real array with {num_axes} axes and at least one entry"
     is_fine = x.ndim == num_axes and 0 < x.size < 2**31 and not jnp.iscomplexobj(x)
     _validate.require(is_fine, "samples", jax.ShapeDtypeStruct(x.shape, x.dtype), rule)

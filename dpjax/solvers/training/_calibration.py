@@ -1,6 +1,6 @@
 """Checks of budgets, and the noise multipliers that they allow."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dpjax import _validate
 from dpjax._tree import Static
@@ -73,20 +73,18 @@ def calibrated_noise(
         batching,
         f"Full() or Disjoint() with {estimator}, to which records count by their index",
     )
-    sampling: dict[str, Any] = batching.accounting(num_samples, num_steps)
-    pattern = batching.participation(num_samples, num_steps)
-    if strategy is not None and "sampling_prob" not in pattern:
-        sampling = {"num_steps": 1}  # the whole run is one Gaussian release
-    sampling = {**sampling, "noise": estimator.noise, "relation": relation}
-    multiplier = unfiltered = noise_multiplier(epsilon, delta, **sampling)
-    if strategy is not None:
-        multiplier = noise_multiplier(
-            epsilon, delta, strategy=strategy, relation=relation, **pattern
-        )
+    sampling = batching.sampling(
+        num_samples,
+        num_steps,
+        noise=estimator.noise,
+        relation=relation,
+        strategy=strategy,
+    )
+    multiplier = noise_multiplier(epsilon, delta, sampling)
     return multiplier, PrivacyGuarantee.of(
         epsilon,
         delta,
-        dp_event=gaussian_event(unfiltered, **sampling),
+        dp_event=gaussian_event(multiplier, sampling),
         # n is public: no record is added or removed, but one may count as padding.
         relation=relation if relation is REPLACE_ONE else REPLACE_SPECIAL,
         num_samples=num_samples,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _processes, _store, _validate
+from dpjax._files import can_be_folder
 from dpjax._store import Store
 from dpjax._types import PyTree
 
@@ -77,7 +78,7 @@ class Checkpoint(NamedTuple):
         _validate.require(is_fine, "checkpoint", self, "a Checkpoint(folder, every)")
         _validate.count(every=self.every)
         rule = "a folder that can be written to, or made"
-        is_fine = _validate.can_be_folder(Path(self.folder))
+        is_fine = can_be_folder(Path(self.folder))
         _validate.require(is_fine, "checkpoint", str(self.folder), rule)
         return self
 

@@ -11,12 +11,13 @@ import optax
 from dpjax import _validate
 from dpjax._keys import secret_repr
 from dpjax._sharding import AxisName, row_axes
-from dpjax._tree import num_coordinates
+from dpjax._tree import arrays, num_coordinates
 from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree
 from dpjax.batching import BallsInBins, Batching, Full, Poisson
 from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
+from dpjax.gradients._loss import trainable
 from dpjax.mechanisms import Strategy
 from dpjax.solvers.training import _training_recipe as recipe
 from dpjax.solvers.training._calibration import calibrated_noise, check_budget
@@ -226,7 +227,7 @@ class PrivateTraining:
             ValueError: If key is not a typed key, or params are not float arrays.
         """
         _validate.typed_key(key)
-        _validate.trainable(params)
+        trainable(params)
         params = jax.tree.map(jnp.asarray, params)
         noise_key, batch_key, monitor_key = jax.random.split(key, 3)
         step = self._gradient_step(params)
@@ -273,7 +274,7 @@ class PrivateTraining:
         Raises:
             ValueError: If the leading size of the data is not num_samples.
         """
-        data = _validate.arrays(data)
+        data = arrays(data)
         return self._jitted(state, data, row_axes(data, axis_name) or axis_name)
 
     def _step(self, state, data, axis_name):

@@ -12,7 +12,12 @@ import numpy as np
 from dp_accounting import ComposedDpEvent
 
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.datasets import Dataset
 from dpjax.tables.cli._plan import Plan
 from dpjax.tables.cli._report import statement
@@ -139,7 +144,7 @@ def evaluation_privacy(
 
     The evaluation uses one record of a unit, so that a unit costs what a record does.
     """
-    event = gaussian_event(_multiplier(training), num_steps=2)
+    event = gaussian_event(_multiplier(training), Sampling(num_steps=2))
     return PrivacyGuarantee.of(
         training.epsilon,
         training.delta,
@@ -150,4 +155,4 @@ def evaluation_privacy(
 
 
 def _multiplier(privacy: PrivacyGuarantee) -> float:
-    return noise_multiplier(privacy.epsilon, privacy.delta, num_steps=2)
+    return noise_multiplier(privacy.epsilon, privacy.delta, Sampling(num_steps=2))

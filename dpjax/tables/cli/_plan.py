@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from dpjax import _validate
 from dpjax._rounding import difference_down
-from dpjax.accounting import noise_multiplier
+from dpjax.accounting import Sampling, noise_multiplier
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
 from dpjax.solvers.additive._knots import knots_of
@@ -116,7 +116,7 @@ def make_plan(settings: Settings, data: Dataset) -> Plan:
         arguments["max_features"] = settings.max_features
     if settings.may_bend:
         bending = list(bending_features(data.schema))
-        multiplier = noise_multiplier(*budget, num_steps=1)
+        multiplier = noise_multiplier(*budget, Sampling(num_steps=1))
         sizes = num_samples, num_features, len(bending)
         if knots_of(loss_of(loss, settings.power), *sizes, multiplier):
             arguments["smooth"] = bending

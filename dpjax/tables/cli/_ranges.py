@@ -12,7 +12,12 @@ from dp_accounting import ComposedDpEvent, NoOpDpEvent
 from dpjax import _validate
 from dpjax._rounding import sum_up
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.solvers.statistics._scales import Noise, Standard, least_seen, release_scales
 from dpjax.tables.cli._runs import Run
 from dpjax.tables.cli._sources import Table
@@ -100,8 +105,8 @@ def release_ranges(
         None if x is None else x.shares(table.columns[x.column])[~table.is_test]
         for x in (table.schema.weight, table.schema.exposure)
     )
-    noise = Noise(noise_multiplier(epsilon, delta, num_steps=1))
-    event = gaussian_event(noise.multiplier, num_steps=1)
+    noise = Noise(noise_multiplier(epsilon, delta, Sampling(num_steps=1)))
+    event = gaussian_event(noise.multiplier)
     target = numbers.pop(table.target, None)
     feature_key, target_key = jax.random.split(key)
     columns: dict[str, Numeric] = {}

@@ -22,6 +22,7 @@ from dpjax._rounding import as_decimal, claim, digits, rounded_up
 from dpjax._types import NeighboringRelation
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     gaussian_event,
     noise_multiplier,
     noise_multiplier_to_epsilon,
@@ -253,15 +254,15 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
         return privacy
     epsilon, delta = group_budget(budget["epsilon"], budget["delta"], size)
     if "rows" in content:  # of a description
-        multiplier = noise_multiplier(epsilon, delta, num_steps=1)
+        multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     for num in {1, num_steps} if multiplier else ():
-        cost = noise_multiplier_to_epsilon(multiplier, delta, num_steps=num)
+        cost = noise_multiplier_to_epsilon(multiplier, delta, Sampling(num_steps=num))
         if math.isclose(cost, epsilon, rel_tol=1e-6):
-            drawn = {}
+            drawn = Sampling(num_steps=1)
             if sample is not None:
-                drawn["num_samples"] = sample["num_records"]
-                drawn["batch_size"] = sample["max_records"]
-            event = gaussian_event(multiplier / (size * math.sqrt(num)), **drawn)
+                sizes = sample["num_records"], sample["max_records"]
+                drawn = Sampling(1, num_samples=sizes[0], batch_size=sizes[1])
+            event = gaussian_event(multiplier / (size * math.sqrt(num)), drawn)
             return dataclasses.replace(privacy, dp_event=event)
     return privacy
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from dpjax import _files, _store, _validate
+from dpjax._files import can_be_folder
 from dpjax._types import Key
 from dpjax.mechanisms._chacha import key_of_words
 
@@ -52,7 +53,7 @@ class RunFolder(NamedTuple):
         is_fine = not self.path.is_symlink()
         _validate.require(is_fine, "--checkpoint", str(self.path), rule)
         _validate.require(
-            _validate.can_be_folder(self.path)
+            can_be_folder(self.path)
             and (not self.path.exists() or self._is_of_a_run()),
             "--checkpoint",
             str(self.path),

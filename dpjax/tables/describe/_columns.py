@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import _keys
 from dpjax._types import Key
-from dpjax.accounting import noise_multiplier_to_epsilon
+from dpjax.accounting import Sampling, noise_multiplier_to_epsilon
 from dpjax.solvers import dp_group_means, dp_histogram
 from dpjax.solvers.statistics._histogram import EDGES_SHARE, private_edges
 from dpjax.tables.columns._kinds import Categorical, Numeric
@@ -46,7 +46,9 @@ class Budget(NamedTuple):
         """Epsilon and delta for which a solver's multiplier is at least this one."""
         # With a multiplier of about 0.4 / delta, epsilon would be zero.
         delta = min(self.delta, 0.1 / self.multiplier)
-        epsilon = noise_multiplier_to_epsilon(self.multiplier, delta, num_steps=1)
+        epsilon = noise_multiplier_to_epsilon(
+            self.multiplier, delta, Sampling(num_steps=1)
+        )
         return {"epsilon": epsilon * (1 - _SLACK), "delta": delta}
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from dpjax._rounding import claim, rounded_up
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
@@ -146,12 +147,11 @@ class Description:
         sizes = self.num_samples, self.sample_size or self.num_samples
         prob = sizes[1] / sizes[0]
         own = sample_budget(*given, num_samples=sizes[0], sample_size=sizes[1])
-        budget = {"delta": own[1], "num_steps": 1}
-        multiplier = noise_multiplier(own[0], **budget)
+        multiplier = noise_multiplier(*own, Sampling(num_steps=1))
         costs = []
         for (column, name), share in self.shares.items():
             part = multiplier / math.sqrt(share)
-            epsilon = noise_multiplier_to_epsilon(part, **budget)
+            epsilon = noise_multiplier_to_epsilon(part, own[1], Sampling(num_steps=1))
             epsilon = subsampled_epsilon(epsilon, prob)
             costs.append(Cost(column, name, share, epsilon))
         return costs

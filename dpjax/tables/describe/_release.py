@@ -14,7 +14,12 @@ import numpy as np
 
 from dpjax import _keys, _validate
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee, gaussian_event, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.accounting._sample import sample_budget
 from dpjax.accounting._sample_privacy import sample_privacy
 from dpjax.batching._without_replacement import uniform_subset
@@ -160,7 +165,8 @@ def release(
     if by is not None:
         by_kind = Categorical(kinds[by].categories)
         grouped = everyone.divided(by_kind, columns[by])
-    budget = _columns.Budget(noise_multiplier(epsilon, delta, num_steps=1), delta)
+    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+    budget = _columns.Budget(multiplier, delta)
     weight_of = {
         name: _OF_CATEGORIES if kind.categories else _OF_NUMBERS
         for name, kind in kinds.items()
@@ -205,7 +211,7 @@ def release(
 
 def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarantee:
     """Returns the guarantee of a description, from n and the budget."""
-    event = gaussian_event(noise_multiplier(epsilon, delta, num_steps=1))
+    event = gaussian_event(noise_multiplier(epsilon, delta, Sampling(num_steps=1)))
     return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)
 
 

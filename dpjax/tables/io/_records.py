@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from dpjax import _validate
+from dpjax._tree import narrowed
 from dpjax._types import PyTree
 
 Rows = int | slice | np.ndarray
@@ -75,7 +76,7 @@ class MemoryMapped:
     def __getitem__(self, rows: Rows) -> PyTree:
         """See `Records`."""
         read = jax.tree.map(lambda x: np.asarray(x[rows]), self._arrays)
-        return jax.tree.map(_validate.narrowed, read)
+        return jax.tree.map(narrowed, read)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +149,7 @@ class Parquet:
                 column[places] = values[numbers[places] - self._starts[group]]
         which = 0 if isinstance(rows, int | np.integer) else slice(None)
         read = {name: np.asarray(column[which]) for name, column in read.items()}
-        return jax.tree.map(lambda name: _validate.narrowed(read[name]), self.columns)
+        return jax.tree.map(lambda name: narrowed(read[name]), self.columns)
 
     @cached_property
     def _names(self) -> list[str]:

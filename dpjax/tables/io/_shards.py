@@ -79,7 +79,7 @@ def batches(
 
     Privacy:
         Which records enter a batch depends on the key alone, so the privacy cost of T
-        steps is that of `batching.accounting(len(source), T)`. Use each batch for one
+        steps is that of `batching.sampling(len(source), T)`. Use each batch for one
         step: a batch that two steps use is not two samples.
 
     Example:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
+from dpjax._tree import arrays
 from dpjax._types import ArrayLike, Key
 from dpjax.losses import LinearLoss, squared
 from dpjax.losses._log_link import LogLink
@@ -130,7 +131,7 @@ def private_scores(
 
     Privacy:
         Under replace-one, n public, it costs as much as two Gaussian mechanisms of that
-        noise multiplier: `accounting.noise_multiplier(epsilon, delta, num_steps=2)`.
+        noise multiplier: `accounting.noise_multiplier(epsilon, delta, Sampling(2))`.
         The noise is discrete and the sums are exact, so their last bits reveal nothing.
         No value raises an error: a score that is NaN counts as zero.
 
@@ -302,7 +303,7 @@ def _of_errors(
 def _losses(scores: np.ndarray, targets: np.ndarray, loss: LinearLoss) -> np.ndarray:
     """Returns losses minus the least for each target, shape (2, n)."""
     known = np.broadcast_to(targets, (2, len(targets)))
-    return np.asarray(_excess(loss, *_validate.arrays((scores, known))), np.float64)
+    return np.asarray(_excess(loss, *arrays((scores, known))), np.float64)
 
 
 def _means(

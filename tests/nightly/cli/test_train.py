@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from dpjax import load_model
-from dpjax.accounting import noise_multiplier
+from dpjax.accounting import Sampling, noise_multiplier
 from tests.unit.cli.command import done, invoke, outputs_of, words_of
 from tests.unit.cli.rooms import options, params_of, read_report, run
 from tests.unit.cli.test_amounts import SCHEMA as AMOUNTS
@@ -237,7 +237,7 @@ def test_curves_of_a_sample(folder):
     report = read_report(folder / "out")
     own = report["sample"]["budget_of_sample"]
     assert (report["method"], report["num_samples"]) == ("DP additive model", 600)
-    multiplier = noise_multiplier(own["epsilon"], own["delta"], num_steps=1)
+    multiplier = noise_multiplier(own["epsilon"], own["delta"], Sampling(num_steps=1))
     assert report["stats"]["noise_multiplier"] == pytest.approx(multiplier, rel=1e-6)
     assert 0.999 * 80 < report["privacy"]["epsilon"] <= 80
     assert "any one of the 1,000 records" in report["privacy"]["description"]

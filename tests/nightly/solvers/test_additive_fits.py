@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.accounting import Sample, noise_multiplier
+from dpjax.accounting import Sample, Sampling, noise_multiplier
 from dpjax.solvers import Execution
 from dpjax.solvers.additive._knots import FINE, FINEST
 from tests.unit.solvers.test_additive_model import NUM, amounts, bent, solve, table
@@ -96,7 +96,9 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
     assert "20,000 records" in solution.privacy.description
     own = Sample(5 * NUM, NUM).budget(2.7, 1e-5)
     found = float(solution.stats["noise_multiplier"])
-    assert found == pytest.approx(noise_multiplier(*own, num_steps=1), rel=1e-6)
+    assert found == pytest.approx(
+        noise_multiplier(*own, Sampling(num_steps=1)), rel=1e-6
+    )
     assert solution.params.knots
     error = solution.predict(features) - bent(features)
     assert np.mean(error**2) < 0.2 * np.var(bent(features))

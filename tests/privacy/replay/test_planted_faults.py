@@ -10,10 +10,14 @@ import optax
 import polars as pl
 import pytest
 
-from dpjax import _validate, batching, estimators, mechanisms
+from dpjax import batching, estimators, mechanisms
 from dpjax.sklearn import _labels
 from dpjax.solvers.linear import _choice, _columns
-from dpjax.solvers.papers import _multiparty_gradient_descent, _multiparty_objective
+from dpjax.solvers.papers import (
+    _gradient_descent,
+    _multiparty_gradient_descent,
+    _multiparty_objective,
+)
 from dpjax.tables.cli import _units
 from dpjax.tables.io import _csv
 from dpjax.transforms import _privatize
@@ -64,7 +68,7 @@ def test_a_number_that_is_not_released(hooks, monkeypatch):
 
 
 def test_a_warning_of_one_number(hooks, monkeypatch):
-    monkeypatch.setattr(_validate, "arrays", lambda tree: tree)
+    monkeypatch.setattr(_gradient_descent, "arrays", lambda tree: tree)
     refused(hooks, test_solvers.descent(), "RuntimeWarning", "huge")
 
 

@@ -14,7 +14,7 @@ import pytest
 from sklearn.base import is_classifier
 
 import dpjax.sklearn
-from dpjax.accounting import noise_multiplier
+from dpjax.accounting import Sampling, noise_multiplier
 from dpjax.sklearn import DPLogisticRegression, DPMeanRegressor, score_privately
 from tests.privacy.replay import _replay
 
@@ -107,7 +107,7 @@ def _price(model, num_samples):
     delta = model.delta or num_samples**-1.1
     if is_classifier(model) and model.classes is None:
         delta *= 0.8  # the rest is for a label of one record
-    return 0.5 / noise_multiplier(model.epsilon, delta, num_steps=1) ** 2
+    return 0.5 / noise_multiplier(model.epsilon, delta, Sampling(num_steps=1)) ** 2
 
 
 def options_of(kind):

@@ -21,9 +21,7 @@ BUDGET = {"epsilon": EPSILON, "delta": DELTA}
 
 
 def descent(batching, size):
-    multiplier = accounting.noise_multiplier(
-        EPSILON, DELTA, **batching.accounting(40, T)
-    )
+    multiplier = accounting.noise_multiplier(EPSILON, DELTA, batching.sampling(40, T))
     estimator, sampled = Winsorization(1.0), batching.is_sampled
     bound = estimator.sampled_sensitivity if sampled else estimator.sensitivity
     stddev = multiplier * bound(size, 5, rounded=False).l2

@@ -26,13 +26,16 @@ class Pair(NamedTuple):
     slack: float = 1e-5  # the share of epsilon that rounding may leave
 
 
-def run(epsilons=(0.05, 4.0), **scheme):
+def run(epsilons=(0.05, 4.0), num_steps=1, **scheme):
     functions = accounting.noise_multiplier, accounting.noise_multiplier_to_epsilon
-    return Pair(*functions, scheme, epsilons, [1e-5], slack=0.01)
+    setting = {"sampling": accounting.Sampling(num_steps, **scheme)}
+    return Pair(*functions, setting, epsilons, [1e-5], slack=0.01)
 
 
 def correlated(strategy, batching):
-    return run([1.0], strategy=strategy, **batching.participation(400, 40))
+    return run([1.0])._replace(
+        setting={"sampling": batching.sampling(400, 40, strategy=strategy)}
+    )
 
 
 POISSON = {"num_steps": 50, "sampling_prob": 0.05}

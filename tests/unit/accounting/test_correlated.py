@@ -19,18 +19,18 @@ def test_one_band_is_independent_noise():
     one = BandedToeplitz(40, (1.0,))
     for batching in (Full(), Disjoint(), CyclicPoisson(2.0, 5)):
         correlated = noise_multiplier_to_epsilon(
-            3.0, 1e-5, strategy=one, **batching.participation(400, 40)
+            3.0, 1e-5, batching.sampling(400, 40, strategy=one)
         )
         independent = accounting.noise_multiplier_to_epsilon(
-            3.0, 1e-5, **batching.accounting(400, 40)
+            3.0, 1e-5, batching.sampling(400, 40)
         )
         np.testing.assert_allclose(correlated, independent, rtol=1e-6)
 
 
 def test_sampling_costs_less_and_full_groups_the_same():
     def epsilon(expected, strategy=BANDED):
-        pattern = CyclicPoisson(expected, 5).participation(400, 40)
-        return noise_multiplier_to_epsilon(4.0, 1e-5, strategy=strategy, **pattern)
+        sampling = CyclicPoisson(expected, 5).sampling(400, 40, strategy=strategy)
+        return noise_multiplier_to_epsilon(4.0, 1e-5, sampling)
 
     whole = BANDED.sensitivity(max_participations=8, min_separation=5)
     expected = accounting.gaussian_epsilon(4.0, 1e-5, sensitivity=whole)
@@ -40,8 +40,8 @@ def test_sampling_costs_less_and_full_groups_the_same():
 
 def test_a_tree_is_dp_accountings():
     # One epoch of 40 steps: 6 nodes hold a step. Theirs goes through Renyi divergences.
-    pattern = Disjoint().participation(400, 40)
-    ours = noise_multiplier_to_epsilon(7.0, 1e-5, strategy=BinaryTree(40), **pattern)
+    sampling = Disjoint().sampling(400, 40, strategy=BinaryTree(40))
+    ours = noise_multiplier_to_epsilon(7.0, 1e-5, sampling)
     accountant = RdpAccountant(neighboring_relation=REPLACE_SPECIAL)
     accountant.compose(SingleEpochTreeAggregationDpEvent(7.0, 40))
     theirs = accountant.get_epsilon(1e-5)

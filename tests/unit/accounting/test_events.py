@@ -13,6 +13,7 @@ from dp_accounting.rdp import RdpAccountant
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     delta_of,
     epsilon_of,
     gaussian_epsilon,
@@ -26,9 +27,9 @@ from dpjax.accounting import (
 BLANKED = NeighboringRelation.REPLACE_SPECIAL
 CHOICES = selection_event(0.1, num_selections=3)
 FLIPS = selection_event(0.1, num_selections=3, mechanism="permute_and_flip")
-POISSON = gaussian_event(1.5, num_steps=20, sampling_prob=0.05)
-FIXED = gaussian_event(1.5, num_steps=20, num_samples=1000, batch_size=50)
-BINS = gaussian_event(1.5, num_steps=20, num_bins=10)
+POISSON = gaussian_event(1.5, Sampling(num_steps=20, sampling_prob=0.05))
+FIXED = gaussian_event(1.5, Sampling(num_steps=20, num_samples=1000, batch_size=50))
+BINS = gaussian_event(1.5, Sampling(num_steps=20, num_bins=10))
 LAPLACE, DISCRETE = dpa.LaplaceDpEvent(4.0), DiscreteLaplaceDpEvent(0.125, 2)
 GAUSSIAN = dpa.GaussianDpEvent(8.0)
 EVENTS = [
@@ -59,11 +60,11 @@ def test_each_event_costs_what_another_accountant_says():
         gaussian_epsilon(8.0, 1e-5, sensitivity=1.0), rel=1e-8
     )
     runs = [
-        {"num_steps": 20, "sampling_prob": 0.05},
-        {"num_steps": 20, "num_samples": 1000, "batch_size": 50},
+        Sampling(num_steps=20, sampling_prob=0.05),
+        Sampling(num_steps=20, num_samples=1000, batch_size=50),
     ]
     for event, run in zip((POISSON, FIXED), runs, strict=True):
-        stated = noise_multiplier_to_epsilon(1.5, 1e-5, **run)
+        stated = noise_multiplier_to_epsilon(1.5, 1e-5, run)
         assert cost(event) == pytest.approx(stated, rel=0.01)
     for event in (LAPLACE, DISCRETE):
         by_pld = PLDAccountant().compose(event).get_epsilon(1e-5)

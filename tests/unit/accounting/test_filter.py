@@ -13,6 +13,7 @@ from dpjax import ADD_OR_REMOVE_ONE
 from dpjax.accounting import (
     PrivacyFilter,
     PrivacyGuarantee,
+    Sampling,
     gaussian_epsilon,
     gaussian_event,
     selection_event,
@@ -26,8 +27,9 @@ def guarantee(epsilon=1.0, delta=0.0, event=None, **options):
     return PrivacyGuarantee.of(epsilon, delta, dp_event=event, **options)
 
 
-def gaussian(multiplier, **options):
-    return guarantee(50.0, 1e-9, gaussian_event(multiplier, **options))
+def gaussian(multiplier, num_steps=1, **options):
+    run = Sampling(num_steps, **options)
+    return guarantee(50.0, 1e-9, gaussian_event(multiplier, run))
 
 
 def after(table, release):
@@ -94,8 +96,8 @@ def test_known_events_are_read_by_the_accountant_that_they_are_for():
 def test_padded_poisson_batches_pay_for_their_overflow():
     # The law of a run is a tau away from that of its event, at most.
     table = PrivacyFilter(2.0, 1e-5, relation=ADD_OR_REMOVE_ONE)
-    options = {"num_steps": 100, "sampling_prob": 0.01, "relation": ADD_OR_REMOVE_ONE}
-    event = gaussian_event(3.0, **options)
+    run = Sampling(100, sampling_prob=0.01, relation=ADD_OR_REMOVE_ONE)
+    event = gaussian_event(3.0, run)
     one = guarantee(0.5, 1e-6, event, relation=ADD_OR_REMOVE_ONE)
     capacity = poisson_capacity(1000, 0.01, num_steps=100, epsilon=0.5, delta=1e-6)
     tau = 100 * scipy.stats.binom.sf(capacity, 1000, 0.01)

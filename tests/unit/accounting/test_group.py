@@ -10,6 +10,7 @@ from dp_accounting.rdp import RdpAccountant
 from dpjax import REPLACE_ONE
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     gaussian_epsilon,
     gaussian_event,
     gaussian_stddev,
@@ -27,7 +28,7 @@ def guarantee(epsilon, delta, event=None):
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_events_of_a_group(size):
-    one = guarantee(1.0, 1e-6, gaussian_event(6.0, num_steps=9))
+    one = guarantee(1.0, 1e-6, gaussian_event(6.0, Sampling(num_steps=9)))
     found = group_privacy(one, size, num_groups=1200, unit="house and who lives there")
     words = "Replacing any one of the 1,200 houses and who lives there changes"
     assert found.description.startswith(words)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     gaussian_epsilon,
     gaussian_event,
     noise_multiplier_to_epsilon,
@@ -119,14 +120,14 @@ def densities(name):
         return PrivacyGuarantee.of(1.25, 1e-9, dp_event=event), pair
     if name == "gaussian":
         epsilon = gaussian_epsilon(1.4, 1e-6, sensitivity=1.0, num_releases=3)
-        event = gaussian_event(1.4, num_steps=3)
+        event = gaussian_event(1.4, Sampling(num_steps=3))
         mu = math.sqrt(3) / 1.4
         pair = (lambda x: normal(x - mu), normal)
         return PrivacyGuarantee.of(epsilon, 1e-6, dp_event=event), pair
     q, multiplier = (0.1, 0.7) if name == "poisson" else (0.6, 0.4)
-    run = {"num_steps": 1, "sampling_prob": q}
-    epsilon = noise_multiplier_to_epsilon(multiplier, 1e-6, **run)
-    event, half = gaussian_event(multiplier, **run), 0.5 / multiplier
+    run = Sampling(num_steps=1, sampling_prob=q)
+    epsilon = noise_multiplier_to_epsilon(multiplier, 1e-6, run)
+    event, half = gaussian_event(multiplier, run), 0.5 / multiplier
     pair = (
         lambda x: (1 - q) * normal(x) + q * normal(x - half),
         lambda x: (1 - q) * normal(x) + q * normal(x + half),
@@ -154,8 +155,12 @@ def test_gaussian_attacks_are_exact_and_rounded_up(mu):
 
 EVERY_KIND = [
     (3.0, 1e-5, gaussian_event(1.4)),
-    (2.0, 1e-6, gaussian_event(1.0, num_steps=9, sampling_prob=0.05)),
-    (2.0, 1e-6, gaussian_event(1.0, num_steps=5, num_samples=90, batch_size=9)),
+    (2.0, 1e-6, gaussian_event(1.0, Sampling(num_steps=9, sampling_prob=0.05))),
+    (
+        2.0,
+        1e-6,
+        gaussian_event(1.0, Sampling(num_steps=5, num_samples=90, batch_size=9)),
+    ),
     (1.5, 1e-5, dp_accounting.ZCDpEvent(0.03)),
     (1.0, 0.0, selection_event(1.0)),
     (0.5, 1e-3, dp_accounting.UnsupportedDpEvent()),

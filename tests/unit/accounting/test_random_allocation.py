@@ -1,6 +1,7 @@
 """Random allocation: exact values for one and two steps, simulation, and Poisson's."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
-from dpjax.accounting import gaussian_event, noise_multiplier_to_epsilon
+from dpjax.accounting import Sampling, gaussian_event, noise_multiplier_to_epsilon
 from dpjax.accounting._gaussian import gaussian_delta
 from dpjax.accounting._random_allocation import allocation_epsilon, run_losses
 
@@ -108,22 +109,22 @@ def test_simulated_runs_lose_no_more(stddev, num_steps, num_bins):
 @pytest.mark.parametrize("relation", [REPLACE_ONE, ADD_OR_REMOVE_ONE])
 def test_monotone_with_limits(relation):
     def cost(multiplier, num_steps=20, num_bins=10, **others):
-        run = {"num_steps": num_steps, "num_bins": num_bins, "relation": relation}
-        return noise_multiplier_to_epsilon(multiplier, 1e-6, **run, **others)
+        run = Sampling(num_steps, num_bins=num_bins, relation=relation, **others)
+        return noise_multiplier_to_epsilon(multiplier, 1e-6, run)
 
     by_noise = [cost(x) for x in (0.0, 0.5, 1.5, 1e7)]
     assert (np.diff(by_noise[1:-1]) < 0).all()
     assert (by_noise[0], by_noise[-1]) == (math.inf, 0.0)
     by_steps = [cost(1.0, num_steps=x) for x in (1, 10, 11)]
     assert (np.diff(by_steps) > 0).all()
-    full = {"num_steps": 20, "relation": relation}
-    assert cost(1.0, num_bins=1) == noise_multiplier_to_epsilon(1.0, 1e-6, **full)
-    alone = noise_multiplier_to_epsilon(4.0, 1e-6, **full | {"num_steps": 1})
+    full = Sampling(num_steps=20, relation=relation)
+    assert cost(1.0, num_bins=1) == noise_multiplier_to_epsilon(1.0, 1e-6, full)
+    alone = noise_multiplier_to_epsilon(4.0, 1e-6, replace(full, num_steps=1))
     assert cost(1.0) < cost(1.0, other_multiplier=4.0) < cost(1.0) + alone
 
 
 def test_no_accountant_reads_its_event():
-    event = gaussian_event(1.5, num_steps=80, num_bins=40)
+    event = gaussian_event(1.5, Sampling(num_steps=80, num_bins=40))
     assert (event.num_bins, event.num_steps) == (40, 80)
     assert event.event == GaussianDpEvent(3.0)
     assert not any(x().supports(event) for x in (PLDAccountant, RdpAccountant))

@@ -13,6 +13,7 @@ from dpjax.accounting import (
     PrivacyFilter,
     PrivacyGuarantee,
     Sample,
+    Sampling,
     delta_of,
     gaussian_epsilon,
     gaussian_event,
@@ -103,7 +104,7 @@ def test_releases_of_a_sample_are_composed_before_they_are_amplified():
     together, apart = drawn.privacy(*[each] * number), drawn.privacy(each)
 
     def truth(epsilon):
-        event = gaussian_event(4.0, num_steps=number)
+        event = gaussian_event(4.0, Sampling(num_steps=number))
         return q * delta_of(event, math.log1p(math.expm1(epsilon) / q))
 
     assert 0.99 * together.delta < truth(together.epsilon) <= together.delta

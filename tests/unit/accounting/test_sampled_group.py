@@ -1,7 +1,7 @@
 """Groups in Poisson batches: integrals, other accountants, and group privacy."""
 
 import math
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import scipy.stats
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.accounting import (
     PrivacyGuarantee,
+    Sampling,
     gaussian_event,
     group_privacy,
     noise_multiplier,
@@ -95,21 +96,26 @@ def test_no_other_moves_pass_the_pair(relation, kind):
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_a_group_costs_no_more_than_group_privacy(relation):
     size = 3
-    run = {"num_steps": 50, "sampling_prob": 0.05, "relation": relation}
-    epsilon = noise_multiplier_to_epsilon(1.5, 1e-8, **run)
-    event = gaussian_event(1.5, **run)
+    run = Sampling(num_steps=50, sampling_prob=0.05, relation=relation)
+    epsilon = noise_multiplier_to_epsilon(1.5, 1e-8, run)
+    event = gaussian_event(1.5, run)
     one = PrivacyGuarantee.of(epsilon, 1e-8, dp_event=event, relation=relation)
     whole = group_privacy(one, size)
-    found = noise_multiplier_to_epsilon(1.5, whole.delta, group_size=size, **run)
+    found = noise_multiplier_to_epsilon(1.5, whole.delta, replace(run, group_size=size))
     assert 0.5 * whole.epsilon < found < whole.epsilon
-    multiplier = noise_multiplier(3.0, 1e-6, group_size=size, **run)
-    several = noise_multiplier(3.0, 1e-6, group_size=size, **run, other_multiplier=90.0)
+    multiplier = noise_multiplier(3.0, 1e-6, replace(run, group_size=size))
+    several = noise_multiplier(
+        3.0, 1e-6, replace(run, group_size=size, other_multiplier=90.0)
+    )
     assert multiplier < several < 1.5 * multiplier
 
 
 def test_large_groups_and_other_releases_fall_back_to_full_batches():
-    run = {"num_steps": 9, "relation": ADD_OR_REMOVE_ONE}
-    cost = partial(noise_multiplier_to_epsilon, delta=1e-6, **run)
+    run = Sampling(num_steps=9, relation=ADD_OR_REMOVE_ONE)
+
+    def cost(multiplier, **options):
+        return noise_multiplier_to_epsilon(multiplier, 1e-6, replace(run, **options))
+
     # Of 3,000 records a batch has some dozens, if they are drawn rarely.
     few = cost(3_000.0, group_size=3_000, sampling_prob=0.01)
     assert few < 0.1 * cost(3_000.0, group_size=3_000, sampling_prob=1.0)
@@ -125,6 +131,8 @@ BANDED = BandedToeplitz.square_root(9, 3)
     "options", [{}, {"noise": "laplace_log_normal"}, {"strategy": BANDED}], ids=str
 )
 def test_full_batches_of_a_group_have_so_many_times_the_noise(options):
-    run = {"num_steps": 9} | options
-    one, four = (noise_multiplier(1.0, 1e-6, group_size=k, **run) for k in (1, 4))
+    run = Sampling(num_steps=9, **options)
+    one, four = (
+        noise_multiplier(1.0, 1e-6, replace(run, group_size=k)) for k in (1, 4)
+    )
     assert four == pytest.approx(4 * one, rel=1e-6)

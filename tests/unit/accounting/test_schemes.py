@@ -3,11 +3,7 @@
 import pytest
 
 from dpjax import ADD_OR_REMOVE_ONE, NeighboringRelation
-from dpjax.accounting import (
-    gaussian_event,
-    noise_multiplier,
-    noise_multiplier_to_epsilon,
-)
+from dpjax.accounting import Sampling, gaussian_event
 from dpjax.mechanisms import BandedToeplitz, BinaryTree
 
 SIZES = {"num_samples": 5, "batch_size": 1}
@@ -45,12 +41,11 @@ CYCLIC = {"sampling_prob": 0.1, "min_separation": 4, "max_participations": 3}
     ],
 )
 def test_what_does_not_fit_is_named(name, options):
-    options = {"num_steps": 9} | options
-    for function in (noise_multiplier, noise_multiplier_to_epsilon):
-        with pytest.raises(ValueError, match=f"^{name} must be"):
-            function(1.0, 1e-5, **options)
-    if not options.keys() & {"noise", "group_size", "strategy", "max_participations"}:
-        options.pop("min_separation", None)
-        if len(options) > 1:
-            with pytest.raises(ValueError, match=f"^{name} must be"):
-                gaussian_event(1.0, **options)
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        Sampling(**{"num_steps": 9} | options)
+
+
+@pytest.mark.parametrize("field", [{"other_multiplier": 3.0}, {"group_size": 2}])
+def test_an_event_is_of_these_steps_and_of_one_record(field):
+    with pytest.raises(ValueError, match=f"^{next(iter(field))} must be"):
+        gaussian_event(1.0, Sampling(9, **field))

@@ -1,6 +1,7 @@
 """Sampled training: exact one-step integrals, lower bounds, traps, inverse pairs."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from dp_accounting.pld import PLDAccountant
 
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.accounting import (
+    Sampling,
     gaussian_epsilon,
     gaussian_event,
     gaussian_stddev,
@@ -20,9 +22,9 @@ from dpjax.accounting import (
 from dpjax.accounting._fixed_size import fixed_size_losses
 from dpjax.accounting._sampled_renyi import fixed_size_log_moment, poisson_log_moment
 
-POISSON = {"num_steps": 1000, "sampling_prob": 0.01}
-SHORT = {"num_steps": 50, "sampling_prob": 0.1}
-FIXED_SIZE = {"num_steps": 1000, "num_samples": 100_000, "batch_size": 1000}
+POISSON = Sampling(num_steps=1000, sampling_prob=0.01)
+SHORT = Sampling(num_steps=50, sampling_prob=0.1)
+FIXED_SIZE = Sampling(num_steps=1000, num_samples=100_000, batch_size=1000)
 GRID = np.linspace(-16, 16, 40_001)
 
 
@@ -50,7 +52,9 @@ def test_one_poisson_step_by_direct_integration(stddev, prob, delta, relation):
     is_replaced = relation is REPLACE_ONE
     sensitivity = 2.0 if is_replaced else 1.0
     epsilon = noise_multiplier_to_epsilon(
-        stddev / sensitivity, delta, num_steps=1, sampling_prob=prob, relation=relation
+        stddev / sensitivity,
+        delta,
+        Sampling(num_steps=1, sampling_prob=prob, relation=relation),
     )
     # A thousandth of delta pays for overflow; the rest is tight.
     pair = mixture(prob, 1 / stddev), mixture(prob, -is_replaced / stddev)
@@ -64,8 +68,8 @@ def test_one_poisson_step_by_direct_integration(stddev, prob, delta, relation):
     [(0.5, 0.01, 1e-6), (0.5, 0.3, 1e-3), (2.0, 0.3, 1e-6), (2.0, 0.01, 0.02)],
 )
 def test_one_step_of_fixed_size_by_direct_integration(multiplier, prob, delta):
-    scheme = {"num_steps": 1, "num_samples": 1000, "batch_size": int(1000 * prob)}
-    epsilon = noise_multiplier_to_epsilon(multiplier, delta, **scheme)
+    scheme = Sampling(num_steps=1, num_samples=1000, batch_size=int(1000 * prob))
+    epsilon = noise_multiplier_to_epsilon(multiplier, delta, scheme)
     # All other records +C, this one +C or -C: attained.
     attained = hockey_stick(
         mixture(prob, 1 / multiplier), scipy.stats.norm.pdf(GRID), epsilon
@@ -98,23 +102,25 @@ def test_no_step_of_fixed_size_passes_the_pair_that_dominates_it():
 
 
 def test_whole_data_as_one_batch_is_exact():
-    ours = noise_multiplier(1.0, 1e-5, num_steps=50, num_samples=70, batch_size=70)
+    ours = noise_multiplier(
+        1.0, 1e-5, Sampling(num_steps=50, num_samples=70, batch_size=70)
+    )
     exact = gaussian_stddev(1.0, 1e-5, sensitivity=1.0, num_releases=50)
     assert ours == exact
-    assert ours == noise_multiplier(1.0, 1e-5, num_steps=50)
+    assert ours == noise_multiplier(1.0, 1e-5, Sampling(num_steps=50))
 
 
 @pytest.mark.parametrize("scheme", [POISSON, FIXED_SIZE])
 def test_sampling_never_costs_more_than_full_batches(scheme):
     for multiplier in (1e-6, 0.02, 10.0, 1e9):
-        sampled = noise_multiplier_to_epsilon(multiplier, 1e-5, **scheme)
+        sampled = noise_multiplier_to_epsilon(multiplier, 1e-5, scheme)
         full = gaussian_epsilon(
             multiplier, 0.999e-5, sensitivity=1.0, num_releases=1000
         )
         assert sampled <= full
 
 
-SAMPLED = [POISSON, FIXED_SIZE, POISSON | {"relation": ADD_OR_REMOVE_ONE}]
+SAMPLED = [POISSON, FIXED_SIZE, replace(POISSON, relation=ADD_OR_REMOVE_ONE)]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +130,7 @@ def test_there_is_no_cliff_where_the_accountant_cannot_resolve_delta(scheme, oth
     # Its FFT resolves 1e-15 a step: without another bound epsilon is there 487.
     deltas = np.r_[2e-11, 1e-11, np.geomspace(1.3e-12, 0.9e-12, 7), 1e-13, 1e-15]
     epsilons = [
-        noise_multiplier_to_epsilon(3.0, x, other_multiplier=other, **scheme)
+        noise_multiplier_to_epsilon(3.0, x, replace(scheme, other_multiplier=other))
         for x in deltas
     ]
     # From 1e-15 to 2e-11 a Gaussian's epsilon grows by a fifth.
@@ -133,7 +139,7 @@ def test_there_is_no_cliff_where_the_accountant_cannot_resolve_delta(scheme, oth
     assert epsilons[-1] < 1.5 * epsilons[0]
     # Some moments overflow at little noise: they must not pass for no cost.
     multipliers = (0.003, 0.03, 0.14, 0.3) if other == math.inf else ()
-    costs = [noise_multiplier_to_epsilon(m, 1e-12, **scheme) for m in multipliers]
+    costs = [noise_multiplier_to_epsilon(m, 1e-12, scheme) for m in multipliers]
     assert np.all(np.diff(costs) < 0)
     assert all(cost > 10 for cost in costs)
 
@@ -165,18 +171,18 @@ def test_renyi_divergences_of_a_step_by_direct_integration(multiplier, prob, ord
         assert exact * (1 - 1e-5) - 1e-12 <= found <= exact * 1.02 + 1e-12
 
 
-@pytest.mark.parametrize("scheme", [SHORT, SHORT | {"relation": ADD_OR_REMOVE_ONE}])
+@pytest.mark.parametrize("scheme", [SHORT, replace(SHORT, relation=ADD_OR_REMOVE_ONE)])
 def test_other_releases_share_the_budget(scheme):
-    other = noise_multiplier(1.0, 1e-5, num_steps=1) / math.sqrt(0.4)
-    shared = scheme | {"other_multiplier": other}
-    multiplier = noise_multiplier(1.0, 1e-5, **shared)
-    assert multiplier > 1.01 * noise_multiplier(1.0, 1e-5, **scheme)
-    found = noise_multiplier_to_epsilon(multiplier, 1e-5, **shared)
+    other = noise_multiplier(1.0, 1e-5, Sampling(num_steps=1)) / math.sqrt(0.4)
+    shared = replace(scheme, other_multiplier=other)
+    multiplier = noise_multiplier(1.0, 1e-5, shared)
+    assert multiplier > 1.01 * noise_multiplier(1.0, 1e-5, scheme)
+    found = noise_multiplier_to_epsilon(multiplier, 1e-5, shared)
     assert 0.99 < found <= 1.0
     # An accountant by itself, with both events.
-    relation = scheme.get("relation", REPLACE_ONE)
+    relation = scheme.relation
     accountant, unit = PLDAccountant(relation), 2 if relation is REPLACE_ONE else 1
-    accountant.compose(gaussian_event(multiplier, **scheme))
+    accountant.compose(gaussian_event(multiplier, scheme))
     accountant.compose(GaussianDpEvent(unit * other))
     assert accountant.get_epsilon(0.999e-5) == pytest.approx(found, rel=0.01)
     assert found > gaussian_epsilon(other, 1e-5, sensitivity=1.0)
@@ -184,20 +190,22 @@ def test_other_releases_share_the_budget(scheme):
 
 def test_other_releases_beside_full_batches_add_precisions():
     for noise in ("gaussian", "laplace_log_normal"):
-        total = noise_multiplier(1.0, 1e-5, num_steps=1, noise=noise)
-        rest = {"other_multiplier": total / math.sqrt(0.4), "noise": noise}
-        multiplier = noise_multiplier(1.0, 1e-5, num_steps=10, **rest)
+        total = noise_multiplier(1.0, 1e-5, Sampling(num_steps=1, noise=noise))
+        run = Sampling(10, other_multiplier=total / math.sqrt(0.4), noise=noise)
+        multiplier = noise_multiplier(1.0, 1e-5, run)
         assert multiplier == pytest.approx(total * math.sqrt(10 / 0.6), rel=2e-3)
         if noise == "gaussian":
             assert multiplier >= total * math.sqrt(10 / 0.6)
 
 
 def test_other_releases_that_leave_nothing_are_refused():
-    alone = noise_multiplier(1.0, 1e-5, num_steps=1)
+    alone = noise_multiplier(1.0, 1e-5, Sampling(num_steps=1))
     for other in (0.9 * alone, 0.0):
         with pytest.raises(ValueError, match=r"^other_multiplier must be within the"):
-            noise_multiplier(1.0, 1e-5, num_steps=5, other_multiplier=other)
+            noise_multiplier(1.0, 1e-5, Sampling(num_steps=5, other_multiplier=other))
     assert (
-        noise_multiplier_to_epsilon(1.0, 1e-5, num_steps=5, other_multiplier=0.0)
+        noise_multiplier_to_epsilon(
+            1.0, 1e-5, Sampling(num_steps=5, other_multiplier=0.0)
+        )
         == math.inf
     )

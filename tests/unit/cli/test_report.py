@@ -14,7 +14,7 @@ from dp_accounting import UnsupportedDpEvent
 from scipy.stats import norm
 
 from dpjax import load_model
-from dpjax.accounting import PrivacyGuarantee, Sample, noise_multiplier
+from dpjax.accounting import PrivacyGuarantee, Sample, Sampling, noise_multiplier
 from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli._report_page import _with_event, group_budget
 from tests.unit.cli.command import done, invoke, model_content, refused, tree
@@ -150,7 +150,9 @@ def report(*arguments):
 def test_attacks_on_units_and_samples_are_of_gaussian_noise(size, share, num_steps):
     asked, sample_size = (1.0, 1e-5), int(1000 * share)
     own = Sample(1000, sample_size).budget(*asked)
-    multiplier = noise_multiplier(*group_budget(*own, size), num_steps=num_steps)
+    multiplier = noise_multiplier(
+        *group_budget(*own, size), Sampling(num_steps=num_steps)
+    )
     said = {"epsilon": asked[0], "delta": asked[1]}
     stats = {"noise_multiplier": multiplier, "num_steps": num_steps}
     content = {"privacy": said, "stats": stats}

@@ -38,7 +38,7 @@ def test_spends_the_budget(batching, num_reads):
         solution = descend(jnp.dot, epsilon=epsilon, **options)
         multiplier = solution.stats["noise_multiplier"]
         spent = accounting.noise_multiplier_to_epsilon(
-            multiplier, 1e-5, **batching.accounting(40, 4)
+            multiplier, 1e-5, batching.sampling(40, 4)
         )
         assert 0.98 * epsilon < spent <= epsilon
         assert solution.privacy.epsilon == epsilon

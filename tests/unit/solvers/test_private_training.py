@@ -124,11 +124,11 @@ def test_it_is_the_loop_of_the_guide(name, monitor):
     """The same parameters, batches and price as the parts composed by hand."""
     estimator, batching = CASES[name]
     run = training(estimator=estimator, batching=batching, monitor=monitor)
-    scheme = batching.accounting(N, T)
-    multiplier = accounting.noise_multiplier(*BUDGET.values(), **scheme)
+    scheme = batching.sampling(N, T)
+    multiplier = accounting.noise_multiplier(*BUDGET.values(), scheme)
     assert run.noise_multiplier == multiplier
     assert (run.privacy.epsilon, run.privacy.delta) == tuple(BUDGET.values())
-    assert run.privacy.dp_event == accounting.gaussian_event(multiplier, **scheme)
+    assert run.privacy.dp_event == accounting.gaussian_event(multiplier, scheme)
     multiplier /= math.sqrt(1 - (monitor or 0.0))
     _, batch_key, _ = jax.random.split(jax.random.key(0), 3)
     divisor = batching.divisor(N, T)
@@ -154,13 +154,12 @@ def test_correlated_noise_is_that_of_the_strategy():
     run = training(estimator=Clipping(1.0), noise=BANDS, num_steps=None)
     assert run.num_steps == T
     assert run.batching == CyclicPoisson(3, cycle_length=2)
-    pattern = run.batching.participation(N, T)
-    assert run.noise_multiplier == accounting.noise_multiplier(
-        *BUDGET.values(), strategy=BANDS, **pattern
-    )
-    sampling = run.batching.accounting(N, T)
-    alone = accounting.noise_multiplier(*BUDGET.values(), **sampling)
-    assert run.privacy.dp_event == accounting.gaussian_event(alone, **sampling)
+    sampling = run.batching.sampling(N, T, strategy=BANDS)
+    multiplier = accounting.noise_multiplier(*BUDGET.values(), sampling)
+    assert run.noise_multiplier == multiplier
+    alone = multiplier / BANDS.sensitivity()
+    sampling = run.batching.sampling(N, T)
+    assert run.privacy.dp_event == accounting.gaussian_event(alone, sampling)
     _, metrics = finished(run)
     # As much independent noise as moves the sum of all steps alike.
     inverse = np.linalg.inv(BANDS.matrix())
@@ -244,7 +243,7 @@ def test_add_or_remove_costs_what_it_says(batching):
     words = f"Blanking any one of the {N} rows of data, whose number is public, changes"
     assert str(run.privacy).startswith(words)
     assert run.noise_multiplier == accounting.noise_multiplier(
-        *BUDGET.values(), relation=ADD_OR_REMOVE_ONE, **batching.accounting(N, T)
+        *BUDGET.values(), batching.sampling(N, T, relation=ADD_OR_REMOVE_ONE)
     )
 
 
@@ -252,7 +251,7 @@ def test_a_trimmed_mean_shows_no_norm_of_its_noise():
     trimmed = TrimmedMean(0.2, -1.0, 1.0)
     run = training(estimator=trimmed, batching=Full(), monitor=0.1)
     assert run.noise_multiplier == accounting.noise_multiplier(
-        *BUDGET.values(), num_steps=T, noise=trimmed.noise
+        *BUDGET.values(), accounting.Sampling(num_steps=T, noise=trimmed.noise)
     )
     _, metrics = finished(run)
     names = "gradient_norm loss loss_bound loss_stddev step"

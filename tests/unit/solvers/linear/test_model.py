@@ -12,6 +12,7 @@ import pytest
 from dpjax import losses
 from dpjax.accounting import (
     Sample,
+    Sampling,
     epsilon_to_rho,
     gaussian_epsilon,
     gaussian_event,
@@ -175,7 +176,7 @@ def test_price_is_that_of_one_gaussian_or_with_a_choice_zcdp():
     exact = gaussian_epsilon(multiplier, 1e-5, sensitivity=1.0)
     np.testing.assert_allclose(exact, 1.0, rtol=1e-6)
     assert solution.privacy.epsilon == 1.0
-    assert solution.privacy.dp_event == gaussian_event(multiplier, num_steps=1)
+    assert solution.privacy.dp_event == gaussian_event(multiplier)
     # The same from the multiplier, as where another release has a part of the budget.
     same = solve(epsilon=None, noise_multiplier=multiplier)
     np.testing.assert_array_equal(same.params, solution.params)
@@ -382,7 +383,9 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
     np.testing.assert_allclose(solution.params, [1, -2, 0.5], atol=0.4)
     own = Sample(4_000, 1_000).budget(0.5, 1e-6)
     found = float(solution.stats["noise_multiplier"])
-    assert found == pytest.approx(noise_multiplier(*own, num_steps=1), rel=1e-6)
+    assert found == pytest.approx(
+        noise_multiplier(*own, Sampling(num_steps=1)), rel=1e-6
+    )
 
 
 def test_what_is_refused_draws_no_sample(monkeypatch):

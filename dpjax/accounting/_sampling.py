@@ -1,0 +1,227 @@
+"""The record of a run's batches, and of what else its price depends on.
+
+Correlated noise costs one Gaussian release of C g, or the Poisson-sampled steps of one
+record, if they are at least as far apart as there are bands:
+`docs/privacy/proofs/composition.md`, 3.9. Nothing is claimed where a record's steps are
+closer, because known estimates hold with a confidence alone (Choquette-Choo, Ganesh,
+Steinke, Thakurta 2024), or for groups, whose steps may be closer than one record's.
+"""
+
+import dataclasses
+import math
+from typing import Protocol
+
+from dpjax import _validate
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, NoiseName
+from dpjax.accounting._poisson_capacity import check_sampling_prob
+
+
+class Strategy(Protocol):
+    """The part of a strategy of `dpjax.mechanisms` that accounting needs."""
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def num_bands(self) -> int: ...
+
+    def sensitivity(
+        self, *, max_participations: int = 1, min_separation: int = 1
+    ) -> float: ...
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Sampling:
+    """How the batches of a run are drawn, and what else its price depends on.
+
+    A batching returns its record: `Poisson(256).sampling(num_samples, num_steps)`. By
+    itself `Sampling(num_steps)` is that many Gaussian releases of all records; other
+    fields describe other batches:
+
+    * `sampling_prob` < 1: a record enters each batch with that probability.
+    * `num_samples` and `batch_size`: batches of fixed size, drawn without replacement
+      anew in each step. Replace-one only.
+    * `num_bins`: a record enters one of every `num_bins` steps, chosen uniformly,
+      independently and anew. In all cases tried the multiplier was at most that of
+      Poisson batches under ADD_OR_REMOVE_ONE, and above it by up to 15 per cent under
+      REPLACE_ONE and epsilon at most 3 (26 at 20): a looser bound is used.
+    * disjoint batches, each used once: one step, because a record is in one of them.
+
+    Attributes:
+        num_steps: number of noisy steps T; each may depend on the earlier ones.
+        sampling_prob: in (0, 1]; with a strategy, of each of a record's own steps.
+        num_samples: public number of records.
+        batch_size: number of records in every batch.
+        num_bins: number of steps of an epoch; the last epoch may be shorter.
+        relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
+        noise: the `noise` of an estimator. For other noise than "gaussian" a multiplier
+            z means that a step is 1 / (2 z^2)-zCDP, as with Gaussian noise of it.
+        other_multiplier: noise multiplier of another Gaussian release, on all records,
+            that shares the budget, such as `stats["noise_multiplier"]` of
+            `dp_linear_model`; several count as one of (sum of z^-2)^(-1/2). inf: none.
+        group_size: the most records that change at once: all that one person has.
+            Under ADD_OR_REMOVE_ONE they are added or removed together. The multiplier
+            stays that of one record. Each record is drawn by itself.
+        strategy: one of `dpjax.mechanisms`, such as `BandedToeplitz`, whose noise is
+            correlated over at least `num_steps` steps. None: independent noise.
+        max_participations: with a strategy, the most steps that a record may enter.
+        min_separation: with a strategy, the least distance of two of these steps.
+
+    Raises:
+        ValueError: If a field is out of range, two kinds of batches are described, or
+            no gain from sampling is proved: for batches of fixed size under another
+            relation, for other noise, for a strategy with more bands than
+            min_separation, and for groups with bins, a batch size, or a strategy.
+
+    Example:
+        >>> Sampling(num_steps=100)
+        Sampling(num_steps=100)
+        >>> from dpjax.batching import Poisson
+        >>> Poisson(256).sampling(num_samples=25_600, num_steps=100, group_size=2)
+        Sampling(num_steps=100, sampling_prob=0.01, group_size=2)
+    """
+
+    num_steps: int
+    _: dataclasses.KW_ONLY
+    sampling_prob: float = 1.0
+    num_samples: int | None = None
+    batch_size: int | None = None
+    num_bins: int | None = None
+    relation: NeighboringRelation = REPLACE_ONE
+    noise: NoiseName = "gaussian"
+    other_multiplier: float = math.inf
+    group_size: int = 1
+    strategy: Strategy | None = None
+    max_participations: int = 1
+    min_separation: int = 1
+
+    def __post_init__(self):
+        _validate.choice(NoiseName, noise=self.noise)
+        _validate.count(
+            num_steps=self.num_steps,
+            group_size=self.group_size,
+            max_participations=self.max_participations,
+            min_separation=self.min_separation,
+        )
+        _validate.within(0.0, math.inf, other_multiplier=self.other_multiplier)
+        check_sampling_prob(self.sampling_prob)
+        num_samples, batch_size = self.num_samples, self.batch_size
+        if num_samples is not None and batch_size is not None:
+            _validate.count(num_samples=num_samples, batch_size=batch_size)
+            is_fine = batch_size <= num_samples
+            self._require(batch_size=(is_fine, f"at most {num_samples} records"))
+        if self.num_bins is not None:
+            _validate.count(num_bins=self.num_bins)
+        is_sized, has_bins = batch_size is not None, self.num_bins is not None
+        is_poisson = self.sampling_prob < 1
+        is_one, is_gaussian = self.group_size == 1, self.noise == "gaussian"
+        self._require(
+            relation=(
+                self.relation is REPLACE_ONE
+                or (self.relation is ADD_OR_REMOVE_ONE and not is_sized),
+                "REPLACE_ONE, or without a batch_size ADD_OR_REMOVE_ONE",
+            ),
+            num_samples=(
+                num_samples is not None or not is_sized,
+                "given where batch_size is",
+            ),
+            batch_size=(
+                is_sized or num_samples is None,
+                "given where num_samples is",
+            ),
+            num_bins=(
+                not (has_bins and (is_poisson or is_sized)),
+                "None with sampling_prob or batch_size: a record enters one of them",
+            ),
+            sampling_prob=(not (is_sized and is_poisson), "1 with a batch_size"),
+            noise=(
+                is_gaussian or not (is_poisson or is_sized or has_bins),
+                "gaussian with sampled batches: no gain is proved for other noise",
+            ),
+            group_size=(
+                is_one or not (is_sized or has_bins),
+                "1 with num_bins or batch_size, whose gain is proved for one record; "
+                "group_privacy holds of all",
+            ),
+        )
+        if self.strategy is None:
+            rule = "1 without a strategy"
+            self._require(
+                max_participations=(self.max_participations == 1, rule),
+                min_separation=(self.min_separation == 1, rule),
+            )
+        else:
+            self._check_strategy(self.strategy)
+
+    def _check_strategy(self, strategy: Strategy) -> None:
+        self._require(
+            strategy=(
+                hasattr(strategy, "sensitivity") and hasattr(strategy, "num_bands"),
+                "one of dpjax.mechanisms, such as BandedToeplitz.square_root(...)",
+            )
+        )
+        rule = "the default with a strategy"
+        is_poisson, bands = self.sampling_prob < 1, strategy.num_bands
+        self._require(
+            num_samples=(self.num_samples is None, rule),
+            num_bins=(self.num_bins is None, rule),
+            noise=(self.noise == "gaussian", rule),
+            other_multiplier=(self.other_multiplier == math.inf, rule),
+            num_steps=(
+                self.num_steps <= strategy.num_steps,
+                f"at most the {strategy.num_steps} steps of {strategy}",
+            ),
+            group_size=(
+                self.group_size == 1 or not is_poisson,
+                "1 with a strategy and sampling_prob < 1: proved for one record",
+            ),
+            min_separation=(
+                bands <= self.min_separation or not is_poisson,
+                f"at least the {bands} bands of {strategy} with sampling_prob = "
+                f"{self.sampling_prob}: use fewer bands, or longer cycles of "
+                "CyclicPoisson, or sampling_prob = 1, which claims no gain from "
+                "sampling",
+            ),
+        )
+
+    def _require(self, **rules: tuple[bool, str]) -> None:
+        for name, (is_fine, rule) in rules.items():
+            _validate.require(is_fine, name, getattr(self, name), rule)
+
+    def __repr__(self) -> str:
+        given = (
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        )
+        return f"Sampling({', '.join(given)})"
+
+
+def independent(sampling: Sampling) -> tuple[Sampling, float]:
+    """Returns releases of independent noise of equal cost, and the run's noise over it.
+
+    All kinds of batches that are of all records become one.
+    """
+    is_whole = sampling.batch_size == sampling.num_samples
+    run = dataclasses.replace(
+        sampling,
+        sampling_prob=float(sampling.sampling_prob),
+        other_multiplier=float(sampling.other_multiplier),
+        num_samples=None if is_whole else sampling.num_samples,
+        batch_size=None if is_whole else sampling.batch_size,
+        num_bins=None if sampling.num_bins == 1 else sampling.num_bins,
+        strategy=None,
+        max_participations=1,
+        min_separation=1,
+    )
+    if sampling.strategy is None:
+        return run, 1.0
+    most, apart = sampling.max_participations, sampling.min_separation
+    if sampling.sampling_prob == 1:
+        scale = sampling.strategy.sensitivity(
+            max_participations=most, min_separation=apart
+        )
+        return dataclasses.replace(run, num_steps=1), scale
+    num_turns = min(most, -(-sampling.num_steps // apart))
+    scale = sampling.strategy.sensitivity()
+    return dataclasses.replace(run, num_steps=num_turns), scale
