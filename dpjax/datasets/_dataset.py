@@ -159,14 +159,10 @@ def bundled(name: str) -> bytes:
 def read_columns(
     text: bytes, names: Iterable[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Reads comma-separated text into columns of strings, by name.
+    """Reads comma-separated text in UTF-8 into columns of strings, by name.
 
-    Short rows are filled with empty cells; cells beyond the names are left out. Blank
-    lines are skipped.
-
-    Args:
-        text: the file, UTF-8.
-        names: the columns' names; None takes the first row.
+    The first row has the names if none are given. Short rows are filled with empty
+    cells; cells beyond the names are left out, and blank lines skipped.
     """
     lines = io.StringIO(text.decode("utf-8", "replace"), newline="")
     rows = filter(None, csv.reader(lines, skipinitialspace=True))

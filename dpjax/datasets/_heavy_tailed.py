@@ -171,14 +171,13 @@ def logistic_model(
         key: a typed JAX key.
         num_samples: n.
         num_features: d.
-        feature_law: law of every entry of x.
-        noise_law: law of e; None for no noise.
-        params_fn: (key, d) -> w*, shape (d,).
+        feature_law: as `noise_law` and `params_fn`, of `linear_model`.
+        noise_law: law of e.
+        params_fn: law of w*.
         sign: 1 or -1.
 
     Returns:
-        The problem, with features (n, d), targets (n,) in {-1, +1} and the w* of z,
-        shape (d,).
+        As `linear_model`, with targets in {-1, +1}.
 
     Raises:
         ValueError: If the key, a count or the sign is not of its kind.

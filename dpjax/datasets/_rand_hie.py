@@ -29,10 +29,7 @@ SCHEMA = {
     "time": Numeric(center=1, scale=1),
     "site": Categorical(("1", "2", "3", "4", "5", "6")),
     "xage": Numeric(center=30, scale=15),
-    "female": _FLAG,
-    "child": _FLAG,
-    "fchild": _FLAG,
-    "black": _FLAG,
+    **dict.fromkeys(("female", "child", "fchild", "black"), _FLAG),
     "educdec": Numeric(center=12, scale=3),
     "linc": Numeric(center=8.5, scale=1),
     "lnum": Numeric(center=1.2, scale=0.5),
@@ -40,9 +37,7 @@ SCHEMA = {
     "disea": Numeric(center=10, scale=10),
     "mhi": Numeric(center=75, scale=15),
     "xghindx": Numeric(center=75, scale=15),
-    "hlthg": _FLAG,
-    "hlthf": _FLAG,
-    "hlthp": _FLAG,
+    **dict.fromkeys(("hlthg", "hlthf", "hlthp"), _FLAG),
 }
 
 

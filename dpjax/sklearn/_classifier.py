@@ -12,20 +12,13 @@ from sklearn.utils.validation import check_is_fitted
 from dpjax import _keys, _validate, losses
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.sklearn import _labels, _tables
-from dpjax.sklearn._linear import (
-    LinearEstimator,
-    WithIntervals,
-    guarantee,
-    parameters,
-    total_noise,
-)
+from dpjax.sklearn import _labels, _linear, _tables
 from dpjax.solvers.statistics._scales import Standard
 from dpjax.tables import _progress
 
 
-@parameters
-class Classifier(ClassifierMixin, LinearEstimator):
+@_linear.parameters
+class Classifier(ClassifierMixin, _linear.LinearEstimator):
     """Classes of records, by scores which a subclass fits."""
 
     epsilon: float = 1.0
@@ -55,8 +48,8 @@ class Classifier(ClassifierMixin, LinearEstimator):
             _labels.check_kind(y, classes)
         weights = _tables.weights_of(self, sample_weight, features)
         left = delta if classes is not None else (1 - _labels.DELTA_SHARE) * delta
-        noise_multiplier = total_noise(epsilon, left)
-        privacy = guarantee(epsilon, left, num_samples)
+        noise_multiplier = _linear.total_noise(epsilon, left)
+        privacy = _linear.guarantee(epsilon, left, num_samples)
         if classes is None:
             _progress.say("labels")
             key, label_key = _keys.split(key)
@@ -128,8 +121,8 @@ class Classifier(ClassifierMixin, LinearEstimator):
         return self.classes_[places]
 
 
-@parameters
-class DPLogisticRegression(WithIntervals, Classifier):
+@_linear.parameters
+class DPLogisticRegression(_linear.WithIntervals, Classifier):
     """Private logistic regression, for two classes or more.
 
     Args:

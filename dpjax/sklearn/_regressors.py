@@ -13,15 +13,7 @@ from dpjax._types import Key
 from dpjax.estimators import SmoothedTruncation
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
-from dpjax.sklearn import _tables
-from dpjax.sklearn._linear import (
-    LinearEstimator,
-    PrivateEstimator,
-    WithIntervals,
-    guarantee,
-    parameters,
-    total_noise,
-)
+from dpjax.sklearn import _linear, _tables
 from dpjax.solvers.statistics._diameter import BESIDE_WEIGHT, WEIGHTED
 from dpjax.solvers.statistics._scales import Noise, release_scales, scales_share
 from dpjax.tables import _progress
@@ -137,8 +129,8 @@ def targets_of(
     return targets, np.where(np.isnan(targets), 0.0, weights)
 
 
-@parameters
-class Regressor(RegressorMixin, LinearEstimator):
+@_linear.parameters
+class Regressor(RegressorMixin, _linear.LinearEstimator):
     """Numbers of records; a subclass tells the loss."""
 
     epsilon: float = 1.0
@@ -178,7 +170,7 @@ class Regressor(RegressorMixin, LinearEstimator):
         targets, weights = targets_of(self, y, sample_weight, features)
         offsets, weights = _tables.seen_by(self, exposure, weights)
         self._largest = None if offsets is None else float(self.max_exposure or 1.0)
-        total = total_noise(epsilon, delta)
+        total = _linear.total_noise(epsilon, delta)
         _progress.say("unit of the target")
         key, target_key = _keys.split(key)
         release: Any = {"key": target_key, "noise_multiplier": total}
@@ -194,7 +186,7 @@ class Regressor(RegressorMixin, LinearEstimator):
         )
         self._set_unit(unit)
         self.target_scale_ = unit.scale
-        self.privacy_ = guarantee(epsilon, delta, len(features))
+        self.privacy_ = _linear.guarantee(epsilon, delta, len(features))
         return self
 
     def _set_unit(self, unit: Unit) -> None:
@@ -209,8 +201,8 @@ class Regressor(RegressorMixin, LinearEstimator):
         return self._linear(X)
 
 
-@parameters
-class DPLinearRegression(WithIntervals, Regressor):
+@_linear.parameters
+class DPLinearRegression(_linear.WithIntervals, Regressor):
     """Private least squares, of columns in any units.
 
     Args:
@@ -268,8 +260,8 @@ class DPLinearRegression(WithIntervals, Regressor):
     """
 
 
-@parameters
-class DPHuberRegressor(WithIntervals, Regressor):
+@_linear.parameters
+class DPHuberRegressor(_linear.WithIntervals, Regressor):
     """Private regression with the Huber loss, for targets with heavy tails.
 
     Args:
@@ -298,8 +290,8 @@ class DPHuberRegressor(WithIntervals, Regressor):
         return Huber(float(self.threshold), in_scales=True)
 
 
-@parameters
-class DPMeanRegressor(RegressorMixin, PrivateEstimator):
+@_linear.parameters
+class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
     """The private mean of the target: a baseline for other models.
 
     Only the shape and the names of features are read. Parameters, and other attributes,
@@ -343,7 +335,7 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
         """Releases the mean of the targets; arguments as of `DPLinearRegression`."""
         features, epsilon, delta, key = _tables.checked(self, X)
         targets, weights = targets_of(self, y, sample_weight, features)
-        total = total_noise(epsilon, delta)
+        total = _linear.total_noise(epsilon, delta)
         _progress.say("unit of the target")
         key, target_key = _keys.split(key)
         release: Any = {"key": target_key, "noise_multiplier": total}
@@ -373,7 +365,7 @@ class DPMeanRegressor(RegressorMixin, PrivateEstimator):
         mean = np.clip(limit * float(number) / BESIDE_WEIGHT / share, -limit, limit)
         self.mean_ = float(mean) * unit.scale + unit.center
         self.target_scale_ = unit.scale
-        self.privacy_ = guarantee(epsilon, delta, len(features))
+        self.privacy_ = _linear.guarantee(epsilon, delta, len(features))
         return self
 
     def predict(self, X):

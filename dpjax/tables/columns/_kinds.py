@@ -15,15 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpjax import _validate
-from dpjax.tables.io._texts import (
-    Texts,
-    float32_of,
-    is_missing,
-    number_of,
-    numbers_of,
-    text_of,
-    truth_of,
-)
+from dpjax.tables.io import _texts
+from dpjax.tables.io._texts import Texts
 
 _MOST_DIGITS = 300  # float's largest number has 309
 # Programs write a whole number as 1, 1.0, 1.0e+00 or 1e+05; 01234 and 1E5 are codes.
@@ -85,13 +78,13 @@ class Numeric:
 
     def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns which cells hold a finite number, shape (n,)."""
-        return np.asarray(np.isfinite(float32_of(column)), bool)
+        return np.asarray(np.isfinite(_texts.float32_of(column)), bool)
 
     def encode(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns the column as float32 of shape (n, 1)."""
         _require_column(column)
         with np.errstate(over="ignore", invalid="ignore"):
-            standardized = (numbers_of(column) - self.center) / self.scale
+            standardized = (_texts.numbers_of(column) - self.center) / self.scale
             feature = standardized.astype(np.float32)
         feature[~np.isfinite(feature)] = 0.0
         return np.clip(feature, -self.limit, self.limit)[:, None]
@@ -124,7 +117,7 @@ class BoundedColumn:
 
     def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns which cells hold a finite number from zero on, shape (n,)."""
-        known = float32_of(column)
+        known = _texts.float32_of(column)
         return np.asarray(np.isfinite(known) & (known >= 0), bool)
 
     def shares(self, column: np.ndarray | Texts) -> np.ndarray:
@@ -244,17 +237,17 @@ def encode(
 def _number_of_category(cell: Any) -> int | float | None:
     """Returns the value by which a cell of a column of numbers is compared."""
     known = _category(cell)
-    return number_of(cell) if isinstance(known, str) else known
+    return _texts.number_of(cell) if isinstance(known, str) else known
 
 
 def _category(cell: Any) -> int | float | str | None:
     """Returns the number or text by which a cell is compared; None if missing."""
-    text = text_of(cell)
-    if is_missing(text):
+    text = _texts.text_of(cell)
+    if _texts.is_missing(text):
         return None
     number = _PLAIN_NUMBER.fullmatch(text)
     if number is None or len(text) > _MOST_DIGITS:
-        truth = truth_of(text)
+        truth = _texts.truth_of(text)
         return truth if truth == truth else text
     if text == number[1] or number[2] is not None:
         return int(number[1])

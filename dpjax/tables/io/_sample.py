@@ -26,15 +26,14 @@ def sample(
 ) -> tuple[PyTree, Sample]:
     """Draws records without replacement from a stream, in one pass.
 
-    At most 2 size records and a chunk are in memory; while processes exchange records
-    as many again, or more if one of them streams most. What is drawn depends on the key
-    and the numbers of records, not on how a stream is cut into chunks.
+    At most 2 size records and a chunk are in memory, and as many again while processes
+    exchange records, or more. What is drawn depends on the key and the numbers of
+    records, not on how a stream is cut into chunks.
 
     Several processes draw one sample of all their streams if they pass a mesh. Each
     streams its own records, such as those of its own files,
     `files[jax.process_index() :: jax.process_count()]`: a record that two of them
-    stream counts twice. All subsets of all records are equally likely, however many
-    records each process has, and n is their total.
+    stream counts twice. All subsets of all records are equally likely.
 
     Args:
         chunks: pytrees of one structure with leaves (k, ...), k > 0, such as slices of
@@ -48,9 +47,9 @@ def sample(
             this process draws from its own stream.
 
     Returns:
-        The records in a random order, with leaves (m, ...), and the `Sample` that they
-        are, which holds the public numbers m = min(size, n) and n, from which they were
-        drawn. With a mesh records and numbers are the same on all processes.
+        The records in a random order, with leaves (m, ...), and their `Sample`, of the
+        public numbers m = min(size, n) and n, the total; with a mesh the same on all
+        processes.
 
     Raises:
         ValueError: If size is no integer of at least 1, the key is no typed key, there
@@ -60,9 +59,8 @@ def sample(
     Privacy:
         Which records were drawn must stay secret. `Sample.budget` is what all releases
         of them may spend together, and `Sample.privacy` the one guarantee of them: to
-        spend more, draw anew, with a fresh key. Drawn records, and the tags that order
-        them, go from process to process as all arrays of a mesh do:
-        on CPU over TCP, unencrypted.
+        spend more, draw anew, with a fresh key. Processes exchange drawn records, and
+        the tags that order them, as all arrays of a mesh: on CPU over TCP, unencrypted.
 
     Example:
         >>> import jax, numpy as np

@@ -15,17 +15,7 @@ from dpjax.tables._pages import Shape
 from dpjax.tables._summary import Summary, errors_of_sums, units_matrix
 from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric, encode
 from dpjax.tables.io import _tables
-from dpjax.tables.models import _export
-from dpjax.tables.models._terms import (
-    MEANS,
-    Link,
-    Statement,
-    Terms,
-    bending_features,
-    check_curves,
-    check_errors,
-    means_of,
-)
+from dpjax.tables.models import _export, _terms
 
 if TYPE_CHECKING:
     from dpjax.accounting import PrivacyGuarantee
@@ -84,7 +74,7 @@ class Model:
     columns: Mapping[str, Numeric | Categorical]
     target_name: str
     target: Numeric | Categorical
-    link: Link
+    link: _terms.Link
     privacy: "PrivacyGuarantee"
     target_unit: str = ""
     method: str = ""
@@ -95,7 +85,7 @@ class Model:
     correlations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        _validate.choice(Link, link=self.link)
+        _validate.choice(_terms.Link, link=self.link)
         is_amount = not self.target.categories and self.target.center == 0
         is_fine = is_amount if self.link == "log" else self.exposure is None
         rule = "log where there is an exposure, and then of a target whose center is 0"
@@ -103,19 +93,19 @@ class Model:
         num_features, given = len(self.feature_names), vars(self)
         params: Any = self.params
         for name in ("params", "privacy"):
-            if isinstance(given[name], Terms | Statement):
+            if isinstance(given[name], _terms.Terms | _terms.Statement):
                 given[f"_{name}"] = given.pop(name)
-        slopes = self._terms.slopes
+        slopes = self._numbers.slopes
         is_fine = slopes.shape == (num_features,) and slopes.dtype.kind == "f"
         rule = f"one number for each of {num_features} features"
         _validate.require(is_fine, "params", slopes.shape, rule)
         is_linear = not hasattr(params, "slopes")
         if not is_linear:
-            check_curves(params, bending_features(self.columns))
+            _terms.check_curves(params, _terms.bending_features(self.columns))
         if self.standard_errors is not None or self.correlations is not None:
             rule = "weights if they have errors"
             _validate.require(is_linear, "params", "curves", rule)
-            check_errors(num_features, self.standard_errors, self.correlations)
+            _terms.check_errors(num_features, self.standard_errors, self.correlations)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -126,18 +116,18 @@ class Model:
     @property
     def curves(self) -> "Curves":
         """The functions of the features: straight lines in a linear model."""
-        return self._terms.made()
+        return self._numbers.made()
 
     @property
-    def _terms(self) -> Terms:
-        return vars(self).get("_params") or Terms.of(self.params)
+    def _numbers(self) -> _terms.Terms:
+        return vars(self).get("_params") or _terms.Terms.of(self.params)
 
     if not TYPE_CHECKING:  # where it would stand for any name
 
         def __getattr__(self, name: str) -> Any:
             """Makes params or privacy, which need JAX, from the file on first use."""
             given = vars(self).get(f"_{name}")
-            if not isinstance(given, Terms | Statement):
+            if not isinstance(given, _terms.Terms | _terms.Statement):
                 text = f"{type(self).__name__!r} object has no attribute {name!r}"
                 raise AttributeError(text)
             value = vars(self)[name] = given.made()
@@ -156,7 +146,7 @@ class Model:
         """
         if self.link != "log":
             return None
-        low, high = MEANS
+        low, high = _terms.MEANS
         return self.target.scale * low, self.target.scale * high
 
     def predict(self, table: Any) -> np.ndarray:
@@ -205,7 +195,7 @@ class Model:
         features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
         if self.columns:
             features = np.hstack([encode(columns, self.columns)[0], features])
-        means = means_of(self.link, self._terms.scores(features))
+        means = _terms.means_of(self.link, self._numbers.scores(features))
         if self.exposure is not None:
             cells = columns.get(self.exposure.column)
             unit = 1 / self.exposure.max
@@ -215,10 +205,9 @@ class Model:
     def export(self, format: _export.Format) -> bytes:
         """Returns the content of a file that predicts as the model does, without dpjax.
 
-        Cells are encoded as by `predict`, and predictions agree to the rounding of
-        float32. Categories are compared as texts without blanks around them; 1 is also
-        1.0, +1 and true. ONNX cannot read these: a text that may be a category in
-        another spelling stops the runtime.
+        Predictions agree to the rounding of float32. ONNX compares texts alone: one
+        that may be a category in another spelling, as 1.0 and true for 1, stops the
+        runtime.
 
         Args:
             format: "sql" for one expression of the columns, of any type of text or
@@ -236,27 +225,20 @@ class Model:
         """
         _validate.choice(_export.Format, format=format)
         write = _export.onnx_file if format == "onnx" else _export.sql_file
-        return write(_export.parts_of(self, self._terms))
+        return write(_export.parts_of(self, self._numbers))
 
     def coefficients(self) -> dict[str, float]:
         """Returns the weight of every feature in the units of its column.
 
         It is the change of the target (of the log odds, or of the logarithm of the
-        mean) if a numeric column grows by one, or a column has that category. The
-        intercept is the value at zero in all numeric columns, without a listed
-        category, for an exposure of one. If a numeric column is clipped (`limit` of
-        `datasets.Numeric`), its weight holds within the limit.
-
-        Returns:
-            Numbers, by the names of features.
-
-        Raises:
-            ValueError: If the model is additive.
+        mean) if a numeric column grows by one within its limit, or a column has that
+        category. The intercept is the value at zero in all numeric columns, without a
+        listed category, for an exposure of one. An additive model raises `ValueError`.
         """
         rule = "weights; an additive model has shapes"
-        _validate.require(not self._terms.knots, "params", "curves", rule)
+        _validate.require(not self._numbers.knots, "params", "curves", rule)
         matrix, start = self._in_units(), self._units()[1]
-        values = matrix @ np.asarray(self._terms.slopes, np.float64)
+        values = matrix @ np.asarray(self._numbers.slopes, np.float64)
         values[-1] += start
         return dict(zip(self.feature_names, values.tolist(), strict=True))
 
@@ -302,7 +284,7 @@ class Model:
             `(grid, values)` by the names of columns, each of shape (m,): linear between
             the numbers of a grid; a grid of categories lists them all.
         """
-        terms, (unit, _), shapes, place = self._terms, self._units(), {}, 0
+        terms, (unit, _), shapes, place = self._numbers, self._units(), {}, 0
         for key, kind in self.columns.items():
             if kind.categories:
                 grid = np.array(kind.categories, object)
@@ -324,7 +306,7 @@ class Model:
     def constant(self) -> float:
         """The score if every column contributes zero, in the unit of `shapes`."""
         unit, start = self._units()
-        return start + unit * float(self._terms.slopes[-1])
+        return start + unit * float(self._numbers.slopes[-1])
 
     def _units(self) -> tuple[float, float]:
         """Returns the scale and the offset from scores to the unit of `shapes`."""
