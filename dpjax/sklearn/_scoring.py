@@ -117,10 +117,11 @@ def score_privately(
         options = {} if exposure is None else {"exposure": exposure}
         is_logarithm = loss is not losses.squared
 
-        def predict(model: Any, X: Any) -> np.ndarray:
+        def in_units(model: Any, X: Any) -> np.ndarray:
             means = np.asarray(model.predict(X, **options), np.float64) / unit
             return np.log(np.maximum(means, _LEAST_MEAN)) if is_logarithm else means
 
+        predict = in_units
     multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=2))
     _progress.say("predictions")
     predictions = predict(model, X)

@@ -295,7 +295,7 @@ def key_of(random_state: Any) -> Key:
         data = np.frombuffer(secrets.token_bytes(4 * words), np.uint32)
         return jax.random.wrap_key_data(arrays(data))
     is_integer = isinstance(random_state, int | np.integer)
-    is_fine = is_integer and not isinstance(random_state, bool) and random_state >= 0
+    is_fine = is_integer and type(random_state) is not bool and int(random_state) >= 0
     rule = "None, for a key from the operating system, 'chacha20', for one of 256 bits,"
     rule += " or an integer from zero on"
     _validate.require(is_fine, "random_state", random_state, rule)

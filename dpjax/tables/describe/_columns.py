@@ -177,11 +177,11 @@ def of_numbers(
         of_bins = of_bins.part(1 - EDGES_SHARE)
     cells = np.searchsorted(edges[1:-1], numbers, side="left")
     cells = np.where(np.isnan(numbers), NUM_BINS, cells)
-    *table, multiplier = groups.counted(cells, NUM_BINS + 1, of_bins, count_key)
+    in_bins = groups.counted(cells, NUM_BINS + 1, of_bins, count_key)
     shown = tuple(edges.astype(float).tolist())
     shares = {"count, mean, quantiles": 1 - _HISTOGRAM, "histogram": _HISTOGRAM}
-    costs = shares, [*multipliers, multiplier]
-    return Statistics(_bins(shown), *table, *costs, counted, more, shown, within)
+    table = *in_bins[:3], shares, [*multipliers, in_bins[3]]
+    return Statistics(_bins(shown), *table, counted, more, shown, within)
 
 
 def of_categories(

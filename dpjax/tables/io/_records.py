@@ -157,8 +157,9 @@ class Parquet:
 
     @cached_property
     def _paths(self) -> list[Path]:
-        is_one = isinstance(self.files, str | os.PathLike)
-        return [self.files] if is_one else list(self.files)
+        if isinstance(self.files, str | os.PathLike):
+            return [self.files]
+        return list(self.files)
 
     @cached_property
     def _metadata(self) -> list[Any]:

@@ -235,7 +235,7 @@ def cells_of(column: Any) -> np.ndarray:
         [9007199254740993, None, '?']
     """
     kind = getattr(column, "dtype", None)
-    is_list = hasattr(column, "__len__") and not np.isscalar(column)
+    is_list = hasattr(column, "__len__") and type(column) not in (str, bytes)
     if isinstance(column, np.ma.MaskedArray):
         column = column.tolist()
     elif isinstance(kind, np.dtype) or not is_list:
@@ -341,7 +341,7 @@ def _read_npz(
 
 
 _CSV = _csv.read_names, _csv.read_chunks
-_READERS = dict.fromkeys((".csv", ".csv.gz", ".tsv", ".tsv.gz"), _CSV)
+_READERS: dict[str, Any] = dict.fromkeys((".csv", ".csv.gz", ".tsv", ".tsv.gz"), _CSV)
 _READERS |= {".parquet": (_parquet_names, _read_parquet)}
 _READERS |= {".npz": (_npz_names, _read_npz)}
 _UNREADABLE = ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error
