@@ -54,22 +54,16 @@ def test_adult_lists_every_category_of_its_files():
             assert set(columns[name]) - {"?"} <= set(kind.categories)
 
 
-def test_rand_hie_keeps_outcomes_out_of_its_features():
+def test_rand_hie_targets_are_hundreds_of_dollars_and_no_outcome_is_a_feature():
     outcomes = {
         *("outpdol", "drugdol", "suppdol", "mentdol", "inpdol", "meddol", "totadm"),
         *("inpmis", "mentvis", "mdvis", "notmdvis", "lnmeddol", "binexp"),
     }
     assert not outcomes & set(_rand_hie.SCHEMA)
-
-
-def test_rand_hie_targets_are_hundreds_of_dollars():
     data = loaded("rand_hie")
     targets = np.concatenate([data.targets, data.test_targets])
     assert targets.max() == pytest.approx(391.8202)
     assert targets.mean() == pytest.approx(1.7156790, rel=1e-5)
-
-
-def test_the_name_of_no_data_set_is_refused():
     with pytest.raises(ValueError, match="name must be one of adult, rand_hie"):
         datasets.load("iris")
 
