@@ -111,7 +111,7 @@ def release_labels(
         Let a Gaussian mechanism of mu = 1 / noise_multiplier, stddev over the counts'
         l2 sensitivity of sqrt(2), with all later releases, be (epsilon, delta)-DP. Then
         the labels and those releases are (epsilon, delta + e^epsilon p)-DP under
-        replace-one: `docs/privacy/proofs/estimators.md`.
+        replace-one: `docs/privacy/proofs/estimators.md`, 9.3.
     """
     distinct, codes = numbered(labels)
     totals = np.bincount(codes[codes >= 0], minlength=len(distinct))
