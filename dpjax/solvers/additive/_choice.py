@@ -1,9 +1,9 @@
-"""Whether curves would gain over a linear model, from a private test of its slopes."""
+"""Private choices: whether curves would gain, and which columns are mostly zero."""
 
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,56 +12,27 @@ from dpjax import _keys
 from dpjax._sharding import gathered
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Clipping
+from dpjax.solvers.additive._curves import MOST_FINEST, MOST_SHARE, STEP, gain_noise
 from dpjax.solvers.linear._fit import row_norms
 from dpjax.solvers.linear._kind import Examples, ModelKind
-from dpjax.solvers.statistics._diameter import SetClipping
-from dpjax.solvers.statistics._noisy_mean import noisy_mean
+from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 
 # Of the budget: the moments of the tested functions and the size of what is averaged;
 # and the mean of slopes that are no labels'.
 _SHARES, _SLOPE_MEAN = {"bend_moments": 0.01, "bend_size": 0.005}, 0.002
-# The largest share of the average. The linear model that is tested has as much, but at
-# least the smallest.
-_MOST, _LEAST = 0.05, 0.02
+# The linear model that is tested has as much as the average of products, but at least:
+_LEAST = 0.02
 _NOISE = 0.05  # of a gain, in thresholds: more precision says no more
 _LINE, _HAT = 4.0, 2.0  # where the tested line and hats reach their ends
 _CLIPPED = 0.05  # of the records: those whose test functions are clipped
 # Of the mean weight, what is added to the eigenvalues of moments, and of the moments
 # of bends: few records are no gain.
 _FLOOR, _RARE = 1e-3, 0.01
-# The largest noise of a gain by which it is still chosen. Gains of real sets are 5 to
-# 20 times 1e-4 in these units.
-_MOST_NOISE = 3e-4
-
-
-class Threshold(NamedTuple):
-    """Which gain is enough, in squares of the clip norm.
-
-    Attributes:
-        records: a factor of (noise multiplier + 1) / n: the more weights there are for
-            noise, and for records, the less they gain.
-        most: the largest.
-    """
-
-    records: float
-    most: float
-
-    def of(self, num_samples: int, noise_multiplier: float) -> float:
-        """Returns the gain that is enough, by public numbers."""
-        return min(self.records * (noise_multiplier + 1) / num_samples, self.most)
-
-
-def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bool:
-    """Returns whether the noise lets gains be seen, by public numbers.
-
-    Args:
-        num_samples: the number of records.
-        num_functions: two for each column that may bend and each output.
-        noise_multiplier: of the whole budget.
-    """
-    noise = _noise(num_samples, num_functions, noise_multiplier)
-    return noise <= _MOST_NOISE * _MOST
+RARE_SHARE = 0.005  # of the budget, for which columns are mostly zero
+# So few records beside zero that functions of them cost little where they gain nothing.
+# Of capital gains and losses 5 to 9 in 100 are not zero, of most columns half or more.
+_FEW = 0.15
 
 
 def shares_of(
@@ -73,25 +44,14 @@ def shares_of(
 ) -> dict[str, float]:
     """Returns the shares of the budget that a choice costs, by public numbers.
 
-    Args:
-        kind: of labels, whose gains are small, or not.
-        threshold: which gain is enough.
-        num_samples: as for `is_seen`, as all that follows.
-        num_functions: see there.
-        noise_multiplier: see there.
+    The threshold is the gain that is enough; other arguments are those of `is_seen`.
     """
-    noise = _noise(num_samples, num_functions, noise_multiplier)
+    noise = gain_noise(num_samples, num_functions, noise_multiplier)
     if kind.has_labels:
-        return {"first_fit": _MOST, "bends": _MOST} | _SHARES
-    bends = min(noise / (_NOISE * threshold), _MOST)
+        return {"first_fit": MOST_SHARE, "bends": MOST_SHARE} | _SHARES
+    bends = min(noise / (_NOISE * threshold), MOST_SHARE)
     first = max(bends, _LEAST)
     return {"first_fit": first, "bends": bends, "slope_mean": _SLOPE_MEAN} | _SHARES
-
-
-def _noise(num_samples: int, num_functions: int, noise_multiplier: float) -> float:
-    """Returns the noise of a gain that has the whole budget, its standard deviation."""
-    stddev = 2 * noise_multiplier / num_samples
-    return stddev**2 * math.sqrt(2 * num_functions)
 
 
 def released_gain(
@@ -123,9 +83,6 @@ def released_gain(
         key: a typed key.
         noise_multiplier: of the whole budget.
         shares: what this takes of it, see `shares_of`.
-
-    Returns:
-        The gain in squares of the norm that means were clipped to, a scalar.
 
     Privacy:
         Under replace-one as up to four Gaussian mechanisms, of the noise multiplier
@@ -269,3 +226,35 @@ def _gain(
     means = noisy_mean(*args, product=products, weights=shape)
     noise = clipping.noise_parameters(multiplier, len(bends), shape.size)["stddev"]
     return jnp.sum((means / norm) ** 2) - shape.size * (noise / norm) ** 2
+
+
+@partial(jax.jit, static_argnums=0)
+def rare_columns(
+    axis_name: Any, examples: Examples, key: Key, multiplier: Scalar
+) -> tuple[jax.Array, jax.Array]:
+    """Releases which columns are mostly zero: their places, and how many these are.
+
+    Of more than `MOST_FINEST` those with the most records beside zero, which have the
+    most to gain. Places are as many as that, or as columns; the first are mostly zero.
+
+    Privacy:
+        Under replace-one one Gaussian mechanism of the multiplier. A record gives its
+        weight in [0, 1] times numbers in [-0.15, 0.85], one for each of k columns, so
+        that its norm is at most 0.85 sqrt(k), to which it is clipped, and two records
+        are apart by at most sqrt(k).
+    """
+    features, weights = examples.features, jnp.clip(examples.weights, 0.0, 1.0)
+
+    def products(sums: jax.Array, record: tuple[jax.Array, jax.Array]) -> jax.Array:
+        beside, weight = record
+        return weight * jnp.sum(sums * (beside - _FEW))
+
+    # Zero is what the narrowest functions do not tell from it.
+    beside = (jnp.abs(features) > STEP / 2).astype(features.dtype)
+    shape = jnp.zeros(features.shape[1], features.dtype)
+    clipping = SetClipping((1 - _FEW) * math.sqrt(features.shape[1]), 1 / (1 - _FEW))
+    args = clipping, (beside, weights), multiplier, key, axis_name
+    means = noisy_mean(*args, product=products, weights=shape)
+    is_rare = means < 0
+    places = jnp.argsort(jnp.where(is_rare, -means, jnp.inf))[:MOST_FINEST]
+    return places, jnp.minimum(jnp.sum(is_rare), len(places))
