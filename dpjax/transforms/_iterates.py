@@ -140,10 +140,8 @@ def average_params(state: Any) -> PyTree:
         return isinstance(node, AverageIteratesState)
 
     states = [*filter(is_average, jax.tree.leaves(state, is_leaf=is_average))]
-    kinds, rule = (
-        [type(x).__name__ for x in states],
-        "a state with one average_iterates",
-    )
+    kinds = [type(x).__name__ for x in states]
+    rule = "a state with exactly one average_iterates"
     _validate.require(len(states) == 1, "state", kinds, rule)
     return states[0].mean_iterate
 
