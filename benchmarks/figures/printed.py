@@ -120,15 +120,9 @@ def _by_exponential(
     count = batching.sampling(num_samples, num_steps).num_steps
     total = total_selection_epsilon(each, delta, num_selections=count)
     choices = Choices("exponential", each, count, (total, delta))
-    params, stats = choose_vertices(
-        loss_fn,
-        params,
-        data,
-        choices=choices,
-        batches=Batches.of(data, num_steps, batching, Execution()),
-        execution=Execution(),
-        **options,
-    )
+    batches = Batches.of(data, num_steps, batching, Execution())
+    options |= {"choices": choices, "batches": batches, "execution": Execution()}
+    params, stats = choose_vertices(loss_fn, params, data, **options)
     return Solution(params, choices.guarantee(num_samples), stats)
 
 
@@ -150,9 +144,7 @@ def frank_wolfe(
     if estimator is None:
         estimator = SmoothedTruncation(max(1.0, math.floor(num_samples * epsilon)))
     return _by_exponential(
-        loss_fn,
-        params,
-        data,
+        *(loss_fn, params, data),
         key=key,
         each=epsilon / 2 / _excess(estimator),
         delta=0.0,
@@ -183,10 +175,9 @@ def lasso(
     num_steps = checked_num_steps(num_steps, num_samples, epsilon, 2 / 5)
     size = math.sqrt(math.sqrt(num_samples * epsilon / num_steps**0.5))
     each = epsilon / (2 * math.sqrt(2 * num_steps * math.log(1 / delta)))
+    start, data = jnp.zeros(num_features, features.dtype), (features, targets)
     return _by_exponential(
-        losses.squared,
-        jnp.zeros(num_features, features.dtype),
-        clip((features, targets), size),
+        *(losses.squared, start, clip(data, size)),
         key=key,
         each=each * (1 + radius) / 4,
         delta=delta,
@@ -241,10 +232,8 @@ def sparse_regression(
         sparsity=sparsity,
         noise=peeling.noise,
     )
-    start = jnp.zeros(num_features, features.dtype)
-    params, state = iterate(
-        step, start, (features, targets), key=key, execution=Execution()
-    )
+    start, data = jnp.zeros(num_features, features.dtype), (features, targets)
+    params, state = iterate(step, start, data, key=key, execution=Execution())
     stats = peeling.stats(num_samples, num_steps, state.sensitivity)
     return Solution(params, peeling.guarantee(num_samples), stats)
 
@@ -268,9 +257,7 @@ def hard_thresholding(
         share = 5 / 24 / (3 * _excess(estimator)) ** 2
     peeling = _peeling(sparsity, share, epsilon, delta)
     solution = solvers.dp_iterative_hard_thresholding(
-        loss_fn,
-        params,
-        data,
+        *(loss_fn, params, data),
         epsilon=3 * math.sqrt(2 * sparsity * peeling.rho / 5),
         delta=0.0,
         sparsity=sparsity,

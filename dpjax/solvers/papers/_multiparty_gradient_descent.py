@@ -24,7 +24,7 @@ from dpjax.estimators import Estimator
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import SecureSum
-from dpjax.parties._quantize import Grid
+from dpjax.parties._secure_sum import Grid
 from dpjax.solvers.papers._gradient_descent import (
     Descent,
     ProjectionFn,

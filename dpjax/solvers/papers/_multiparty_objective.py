@@ -17,7 +17,7 @@ from dpjax.accounting import PrivacyGuarantee, discrete_gaussian_stddev, gaussia
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import PartyError, SecureSum
-from dpjax.parties._quantize import Grid
+from dpjax.parties._secure_sum import Grid
 from dpjax.solvers.papers._objective_perturbation import (
     OUTPUT_SHARE,
     Objective,

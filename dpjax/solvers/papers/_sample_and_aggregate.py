@@ -16,7 +16,7 @@ from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import arrays, flatten, like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._smooth_gaussian import (
+from dpjax.accounting._smooth import (
     largest_smoothness,
     smooth_gaussian_multiplier,
 )
@@ -90,7 +90,7 @@ def dp_sample_and_aggregate(
         (epsilon, delta)-DP under replace-one, for every fit_fn whose result is a
         function of its subset, because a record is in at most s subsets.
         `dpjax.solvers.papers._smooth_center` has S, which bounds the movement of the
-        center and is smooth; `dpjax.accounting._smooth_gaussian` proves the noise.
+        center and is smooth; `dpjax.accounting._smooth` proves the noise.
 
         Side effects of fit_fn, such as its output and running time, are not protected.
         Without `vectorize` an exception, or a result of other shapes, counts as not

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _processes, _store, _validate
+from dpjax import _sharding, _store, _validate
 from dpjax._files import can_be_folder
 from dpjax._store import Store
 from dpjax._types import PyTree
@@ -84,11 +84,11 @@ class Checkpoint(NamedTuple):
 
 
 def opened(
-    checkpoint: Checkpoint, run: Mapping[str, str], devices: _processes.Devices
+    checkpoint: Checkpoint, run: Mapping[str, str], devices: _sharding.Devices
 ) -> AbstractContextManager[Store]:
     """Opens a folder of states, and refuses those of another run than `identity`'s."""
     rule = f"None where not all {jax.process_count()} processes take part in the run"
-    is_fine = len(_processes.indices(devices)) == jax.process_count()
+    is_fine = len(_sharding.processes_of(devices)) == jax.process_count()
     _validate.require(is_fine, "checkpoint", checkpoint, rule)
     return _store.opened(checkpoint.folder, run, devices=devices)
 
@@ -114,7 +114,7 @@ def save(store: Store, step: int, state: PyTree) -> None:
 
 
 def identity(
-    program: str, arguments: Mapping[str, PyTree], devices: _processes.Devices
+    program: str, arguments: Mapping[str, PyTree], devices: _sharding.Devices
 ) -> dict[str, str]:
     """Returns digests that tell a run from others: of its program and its arguments.
 
@@ -131,7 +131,7 @@ def identity(
     flags = os.environ.get("XLA_FLAGS", "")
     kinds = sorted({_kind(device) for device in used})
     return {
-        **_processes.digests({"program": program, **arguments}, devices),
+        **_sharding.digests({"program": program, **arguments}, devices),
         "compiler or device": " ".join((*versions, flags, *kinds)),
         # With another number the same sums would be rounded otherwise.
         "number of processes or devices": str([of.count(i) for i in sorted(set(of))]),

@@ -20,8 +20,13 @@ import scipy.linalg
 from jax.tree_util import Partial
 
 from dpjax import _validate
-from dpjax._processes import devices_of, digests, is_first
-from dpjax._sharding import AxisName, row_axes
+from dpjax._sharding import (
+    AxisName,
+    devices_of,
+    digests,
+    is_first_process,
+    row_axes,
+)
 from dpjax._tree import Static, broadcast, register
 from dpjax._types import (
     REPLACE_ONE,
@@ -446,7 +451,7 @@ def _saved(execution, step, traced, arguments, devices):
             is_last = stop == num_steps
             # Shown before it is saved: twice after a kill, but never not at all.
             is_due = callback and (is_last or stop % execution.callback_every == 0)
-            if callback and is_due and is_first(devices):
+            if callback and is_due and is_first_process(devices):
                 callback(stop, carry[0])
             if stop > done and (is_last or stop % checkpoint.every == 0):
                 save(store, stop, carry)
