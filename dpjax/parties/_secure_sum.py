@@ -47,8 +47,7 @@ class SecureSum:
     discarded, and the others repeat it with new masks and new contributions.
 
     Args:
-        transport: `JaxTransport()` in processes joined by `jax.distributed`, or the
-            argument that `run_parties` passes.
+        transport: `JaxTransport()`, or the argument that `run_parties` passes.
         max_colluding: C, the most parties that may collude. A party knows its own
             noise, so at least one is needed to protect the parties' records from each
             other; zero protects them from outsiders only.
@@ -68,8 +67,7 @@ class SecureSum:
 
     Raises:
         ImportError: If the extra `parties` is not installed.
-        PartyError: If a party sends no public key, or one that is not signed by the
-            identity with the stated fingerprint. Only keys were sent then.
+        PartyError: If a party sends no public key that the stated identity signed.
         ValueError: If C or D is negative, no share is secret, or there is not one
             fingerprint for each party, and an identity with them.
 
@@ -92,8 +90,7 @@ class SecureSum:
         [[3, -3], [3, -3], [3, -3]]
 
     Reference:
-        Rajkumar, Agarwal (2012), Algorithm 1. Bonawitz et al. (2017), "Practical secure
-        aggregation": there masks of dropped parties are revealed.
+        Rajkumar, Agarwal (2012), Algorithm 1. Bonawitz et al. (2017).
     """
 
     def __init__(

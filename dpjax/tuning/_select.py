@@ -50,8 +50,7 @@ def dp_select(
     """Releases the best of a random number of private runs.
 
     Each run trains with a candidate that is drawn uniformly, and is scored privately.
-    `accounting.tuning_budget` is the budget of a run, `accounting.tuning_epsilon` the
-    price with its sources.
+    `accounting.tuning_budget` is its budget, `accounting.tuning_epsilon` has sources.
 
     Args:
         train_fn: `train_fn(candidate, key)` returns the `Solution` of a private solver,
@@ -61,11 +60,9 @@ def dp_select(
         key: a typed key.
         epsilon: privacy of the whole search, positive and finite.
         delta: privacy of the whole search, in [0, 1).
-        score: a private score of released parameters: `clipped_loss`, `accuracy`, or
-            your own `Score`.
-        mean_trials: the mean of the number of runs; see `accounting.tuning_epsilon`.
-        distribution: of the number of runs; see there. "poisson" and "binomial" may
-            make no run at all.
+        score: `clipped_loss`, `accuracy`, or your own `Score`.
+        mean_trials: the mean of the number of runs.
+        distribution: of the number of runs, as in `accounting.tuning_epsilon`.
         default: public parameters, released if no run is made.
         privacy: the guarantee of every run, for a train_fn that cannot be traced.
         num_parallel: number of runs at a time: under one `vmap` for arrays, in threads
@@ -87,9 +84,8 @@ def dp_select(
         (epsilon', delta)-DP for the returned epsilon' <= epsilon, under the relation of
         the runs: `accounting.tuning_epsilon`, at the largest delta of any candidate at
         every epsilon. With a score on a holdout it is the larger of the costs of a run
-        and a score. A score of NaN counts as worst; ties are broken at random. The
-        number of runs must stay secret: hide the running time of a search, its memory,
-        logs, cache of compiled programs, and dates of files (Papernot, Steinke 2022).
+        and a score. The number of runs must stay secret: hide the running time of a
+        search, its memory, logs, compiled programs and dates of files.
 
     Example:
         >>> from dpjax import accounting, solvers
