@@ -1,5 +1,8 @@
 """The secure sum: parties send masked integers, and only their sum can be read.
 
+After Rajkumar, Agarwal (2012), Algorithm 1, and Bonawitz et al. (2017), "Practical
+secure aggregation", where masks of dropped parties are revealed.
+
 Masks need the extra `parties`, for cryptography.
 """
 
@@ -48,9 +51,8 @@ class SecureSum:
 
     Args:
         transport: `JaxTransport()`, or the argument that `run_parties` passes.
-        max_colluding: C, the most parties that may collude. A party knows its own
-            noise, so at least one is needed to protect the parties' records from each
-            other; zero protects them from outsiders only.
+        max_colluding: C, the most parties that may collude: at least one to protect the
+            parties' records from each other; zero protects from outsiders only.
         max_dropouts: D, the most parties that may drop out. After one more the job ends
             with a `PartyError`.
         identity: this party's secret signing key, from `new_identity`; None: a new one.
@@ -88,9 +90,6 @@ class SecureSum:
         ...     return secure_sum(lambda: mine, 2).tolist()
         >>> run_parties(add, 3)
         [[3, -3], [3, -3], [3, -3]]
-
-    Reference:
-        Rajkumar, Agarwal (2012), Algorithm 1. Bonawitz et al. (2017).
     """
 
     def __init__(

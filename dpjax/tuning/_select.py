@@ -65,20 +65,17 @@ def dp_select(
         distribution: of the number of runs, as in `accounting.tuning_epsilon`.
         default: public parameters, released if no run is made.
         privacy: the guarantee of every run, for a train_fn that cannot be traced.
-        num_parallel: number of runs at a time: under one `vmap` for arrays, in threads
-            for a list.
-        checkpoint: a folder for this search only, or None. A search that was killed
-            continues there by the same call; a finished one returns the same release.
-            The folder is as SECRET as the data.
+        num_parallel: number of runs at a time: by `vmap` for arrays, else in threads.
+        checkpoint: a folder for this search only, as SECRET as the data, or None. A
+            search that was killed continues there by the same call.
 
     Returns:
         A `Solution`: the params and stats of the best run, the index of its candidate
         (-1 for the default) and its score, without the number of runs.
 
     Raises:
-        ValueError: Before any run, if an argument is out of its range, a run has no
-            finite epsilon, the search costs more than epsilon, or the checkpoint is of
-            another search. After a run, if its guarantee is not `privacy`.
+        ValueError: If an argument is out of its range, the search costs more than
+            epsilon, the checkpoint is of another search, or a run is not of `privacy`.
 
     Privacy:
         (epsilon', delta)-DP for the returned epsilon' <= epsilon, under the relation of
@@ -88,17 +85,14 @@ def dp_select(
         search, its memory, logs, compiled programs and dates of files.
 
     Example:
-        >>> from dpjax import accounting, solvers
+        >>> from dpjax import solvers, tuning
         >>> from dpjax.estimators import Clipping
-        >>> from dpjax.tuning import clipped_loss
         >>> x = jax.random.normal(jax.random.key(1), (4_000, 1)) + 1.0
-        >>> each = accounting.tuning_budget(2.0, 1e-5, mean_trials=5).noise_multiplier
-        >>> cost = accounting.gaussian_epsilon(each, 1e-5, sensitivity=1.0)
-        >>> share = {"epsilon": cost, "delta": 1e-5}
+        >>> share = {"epsilon": 0.8, "delta": 1e-6}
         >>> def train(norm, key):
         ...     return solvers.dp_mean(
         ...         x[1_000:], key=key, estimator=Clipping(norm), **share)
-        >>> score = clipped_loss(
+        >>> score = tuning.clipped_loss(
         ...     lambda mean, x: ((mean - x) ** 2).sum(), x[:1_000], limit=9.0, **share)
         >>> best = dp_select(train, [0.01, 3.0], key=jax.random.key(0), score=score,
         ...                  epsilon=2.0, delta=1e-5, mean_trials=5)
