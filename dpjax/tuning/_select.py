@@ -49,12 +49,11 @@ def dp_select(
 ) -> Solution:
     """Releases the best of a random number of private runs.
 
-    Each run trains with a candidate that is drawn uniformly, and is scored privately.
-    `accounting.tuning_budget` is its budget, `accounting.tuning_epsilon` has sources.
+    Each run trains with a candidate that is drawn uniformly, and is scored privately;
+    `accounting.tuning_budget` is its budget.
 
     Args:
-        train_fn: `train_fn(candidate, key)` returns the `Solution` of a private solver,
-            whose guarantee is static.
+        train_fn: `train_fn(candidate, key)` returns a `Solution`, of static guarantee.
         candidates: first arguments of train_fn: a list or tuple; or a pytree of arrays
             of shape (N, ...), whose rows are candidates. Public.
         key: a typed key.
@@ -63,7 +62,7 @@ def dp_select(
         score: `clipped_loss`, `accuracy`, or your own `Score`.
         mean_trials: the mean of the number of runs.
         distribution: of the number of runs, as in `accounting.tuning_epsilon`.
-        default: public parameters, released if no run is made.
+        default: public; released if no run is made.
         privacy: the guarantee of every run, for a train_fn that cannot be traced.
         num_parallel: number of runs at a time: by `vmap` for arrays, else in threads.
         checkpoint: a folder for this search only, as SECRET as the data, or None. A
@@ -79,10 +78,9 @@ def dp_select(
 
     Privacy:
         (epsilon', delta)-DP for the returned epsilon' <= epsilon, under the relation of
-        the runs: `accounting.tuning_epsilon`, at the largest delta of any candidate at
-        every epsilon. With a score on a holdout it is the larger of the costs of a run
-        and a score. The number of runs must stay secret: hide the running time of a
-        search, its memory, logs, compiled programs and dates of files.
+        the runs: the price of the largest delta of any candidate at every epsilon, or
+        of a score on a holdout, if that is more. The number of runs must stay secret:
+        hide the time of a search, its memory, logs, programs and dates of files.
 
     Example:
         >>> from dpjax import solvers, tuning
