@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from dpjax import _validate
-from dpjax._processes import digests
+from dpjax._sharding import digests
 from dpjax._types import PyTree, RandomBytes
 from dpjax.parties import _identity
 from dpjax.parties._transport import Transport

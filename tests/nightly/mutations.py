@@ -559,7 +559,7 @@ FAULTS = [
     ),
     Fault(
         "rows of a table that lie outside are read",
-        "return jnp.where(places == nearest, places, size)",
+        "return jnp.where(places == nearest, places, num_rows)",
         "return nearest",
         "tests/unit/gradients/test_factored.py",
         "(lambda g, h: near(g + 1, h + 1, 1e-5))(*(gradients.robust_grad(lambda w, i:"
@@ -594,7 +594,7 @@ FAULTS = [
         "_RECORDS = SetClipping(math.sqrt(5), math.sqrt(11 / 5))",
         "_RECORDS = SetClipping(math.sqrt(5), math.sqrt(8 / 5))",
         "tests/unit/solvers/linear/test_recalibration.py",
-        "near(dpjax.solvers.linear._recalibration._RECORDS.diameter, math.sqrt(11 / 5), 1e-6)",
+        "near(dpjax.solvers.linear._fit._RECORDS.diameter, math.sqrt(11 / 5), 1e-6)",
     ),
     Fault(
         "slopes of the recalibration are not clipped",
@@ -604,7 +604,7 @@ FAULTS = [
         "(lambda r: float(jnp.abs(r._records(losses.squared, r.Predictor(jnp.ones(2),"
         " jnp.zeros(()), jnp.full(2, 1e6), jnp.zeros(2), jnp.ones(2)),"
         " (jnp.float32(1), jnp.float32(1)))).max()) <= 1)("
-        "dpjax.solvers.linear._recalibration)",
+        "dpjax.solvers.linear._fit)",
     ),
     Fault(
         "blocks of a gradient are longer than their share",
@@ -645,19 +645,19 @@ FAULTS = [
         "stddev = math.sqrt(_NUM_HALVINGS) * ROUNDED_UP * noise_multiplier",
         "stddev = 1.0 * ROUNDED_UP * noise_multiplier",
         "tests/unit/solvers/linear/test_intervals.py",
-        "(lambda m: (setattr(m, '_halved', lambda key, x, stddev, least: stddev),"
+        "(lambda m: (setattr(m, '_bound', lambda key, x, stddev, least: stddev),"
         " m.noisy_bound(key, jnp.ones(3), noise_multiplier=1.0) >= 3)[1])("
-        "dpjax.solvers.statistics._bisection)",
+        "dpjax.solvers.statistics._noisy_quantile)",
     ),
     Fault(
         "a bisection draws one noise for all steps",
-        'jax.random.fold_in(key, step), count.astype("float32"), stddev=stddev',
-        'jax.random.fold_in(key, 0), count.astype("float32"), stddev=stddev',
+        "step_key = jax.random.fold_in(key, step)\n        noisy = gaussian(",
+        "step_key = jax.random.fold_in(key, 0)\n        noisy = gaussian(",
         "tests/unit/solvers/linear/test_intervals.py tests/privacy/test_key_reuse.py",
         "(lambda m, seen: (jax.config.update('jax_disable_jit', True), setattr(m, 'gaussian',"
         " lambda k, x, stddev: (seen.append(tuple(jax.random.key_data(k).tolist())), x)[1]),"
         " m.noisy_bound(key, jnp.ones(3), noise_multiplier=1.0),"
-        " len(set(seen)) == len(seen) > 1)[-1])(dpjax.solvers.statistics._bisection, [])",
+        " len(set(seen)) == len(seen) > 1)[-1])(dpjax.solvers.statistics._noisy_quantile, [])",
     ),
     Fault(
         "an interval without the sampling part",
@@ -701,7 +701,7 @@ FAULTS = [
         "slopes = slopes * (norm / jnp.maximum(row_norms(slopes), norm))[:, None]",
         "slopes = slopes * 1",
         "tests/unit/solvers/test_diameter.py",
-        "float(jnp.abs(dpjax.solvers.additive._gain._centered(None, jnp.full((4, 1), 1e6),"
+        "float(jnp.abs(dpjax.solvers.additive._choice._centered(None, jnp.full((4, 1), 1e6),"
         " jnp.float32(1), key, 1.0)).max()) < 1e3",
     ),
     # -- Statistics ------------------------------------------------------------------
@@ -751,7 +751,7 @@ FAULTS = [
         "RANGE = 2.0  # of the scores' change, when one record is replaced",
         "RANGE = 1.0",
         "tests/unit/solvers/test_quantile.py",
-        "near(np.mean(jax.vmap(lambda k: dpjax.solvers.statistics._ranks.choose('exponential', k,"
+        "near(np.mean(jax.vmap(lambda k: dpjax.solvers.statistics._quantile.choose('exponential', k,"
         " jnp.array([0.0, -1.0]), 2.0))(jax.random.split(key, 20_000))),"
         " 1 / (1 + math.e), 0.05)",
     ),
@@ -760,7 +760,7 @@ FAULTS = [
         "values = jnp.where(jnp.isnan(samples), missing, samples)",
         "values = jnp.where(jnp.isnan(samples), jnp.inf, samples)",
         "tests/unit/solvers/test_quantile.py",
-        "(lambda c: int(c[0]) > 0 and int(c[-1]) > 0)(dpjax.solvers.statistics._ranks.counts_of("
+        "(lambda c: 0 < int(c[0]) < int(c[-1]))(dpjax.solvers.statistics._quantile.num_up_to("
         "jnp.full(99, jnp.nan), jnp.array([0.0, 1.0, 2.0]), 0.5))",
     ),
     # -- Algorithms of the papers ----------------------------------------------------
