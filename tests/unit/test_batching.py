@@ -391,5 +391,5 @@ def test_sizes_beyond_the_data_are_refused(key):
     with pytest.raises(ValueError, match="num_bins must be at most 65,536"):
         BallsInBins(2**16 + 1)
     batch, mask = first_batch(Poisson(4.0, capacity=12), key, jnp.arange(12.0))
-    with pytest.raises(ValueError, match="cannot take a subsampled batch"):
+    with pytest.raises(ValueError, match="takes no sampled batch"):
         MedianOfMeans(Truncation(1.0), 3)(batch, mask, normalize_by=4.0)
