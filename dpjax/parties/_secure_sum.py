@@ -62,8 +62,7 @@ class SecureSum:
         test_only_random_bytes: known bytes in place of entropy: it protects nobody.
 
     Attributes:
-        num_secret_shares: K - C - D, the number of noise shares that are in every sum
-            and unknown to all colluders.
+        num_secret_shares: K - C - D, noise shares that no colluder knows, in every sum.
         random_bytes: this party's own entropy, for its masks and its noise.
         live: the numbers of the parties that have not dropped out.
 
@@ -90,6 +89,9 @@ class SecureSum:
         ...     return secure_sum(lambda: mine, 2).tolist()
         >>> run_parties(add, 3)
         [[3, -3], [3, -3], [3, -3]]
+
+    Reference:
+        Rajkumar, Agarwal (2012), Algorithm 1; Bonawitz et al. (2017).
     """
 
     def __init__(

@@ -49,8 +49,7 @@ def dp_select(
 ) -> Solution:
     """Releases the best of a random number of private runs.
 
-    Each run trains with a candidate that is drawn uniformly, and is scored privately;
-    `accounting.tuning_budget` is its budget.
+    A run trains with a random candidate; `accounting.tuning_budget` is its budget.
 
     Args:
         train_fn: `train_fn(candidate, key)` returns a `Solution`, of static guarantee.
@@ -69,8 +68,7 @@ def dp_select(
             search that was killed continues there by the same call.
 
     Returns:
-        A `Solution`: the params and stats of the best run, the index of its candidate
-        (-1 for the default) and its score, without the number of runs.
+        A `Solution` of the best run, with its candidate's index (-1: default) and score.
 
     Raises:
         ValueError: If an argument is out of its range, the search costs more than
@@ -87,15 +85,17 @@ def dp_select(
         >>> from dpjax.estimators import Clipping
         >>> x = jax.random.normal(jax.random.key(1), (4_000, 1)) + 1.0
         >>> share = {"epsilon": 0.8, "delta": 1e-6}
-        >>> def train(norm, key):
-        ...     return solvers.dp_mean(
-        ...         x[1_000:], key=key, estimator=Clipping(norm), **share)
+        >>> train = lambda norm, key: solvers.dp_mean(
+        ...     x[1_000:], key=key, estimator=Clipping(norm), **share)
         >>> score = tuning.clipped_loss(
         ...     lambda mean, x: ((mean - x) ** 2).sum(), x[:1_000], limit=9.0, **share)
         >>> best = dp_select(train, [0.01, 3.0], key=jax.random.key(0), score=score,
         ...                  epsilon=2.0, delta=1e-5, mean_trials=5)
         >>> best.stats["candidate"], best.privacy.epsilon <= 2.0
         (1, True)
+
+    Reference:
+        As for `accounting.tuning_epsilon`.
     """
     _validate.typed_key(key)
     _validate.positive(epsilon=epsilon)
