@@ -4,9 +4,10 @@ A choice shows nearly all of its epsilon where a record decides which of two can
 that tie is ahead.
 """
 
+import jax
 import jax.numpy as jnp
 
-from benchmarks.audits.case import Case, audited, linear, of, solved
+from benchmarks.audits.case import Case, audited, last_turned, linear, of, solved
 from dpjax import constraints, solvers
 from dpjax.estimators import Winsorization
 
@@ -20,14 +21,12 @@ def dp_frank_wolfe() -> Case:
 @audited
 def dp_frank_wolfe_composed() -> Case:
     """The better of two vertices becomes the worse one in all eight steps."""
-    return _chosen(
-        9,
-        epsilon=2.0,
-        delta=0.05,
-        num_steps=8,
-        num_against=4,
-        learning_rate=lambda step: 1 / (1 + step.astype("float32")),
-    )
+
+    def rate(step: jax.Array) -> jax.Array:
+        return 1 / (1 + step.astype("float32"))
+
+    options = {"epsilon": 2.0, "delta": 0.05, "num_steps": 8}
+    return _chosen(9, num_against=4, learning_rate=rate, **options)
 
 
 @audited
@@ -45,9 +44,8 @@ def dp_l1_regression() -> Case:
     # A record fits one candidate and is truncated at the other.
     features, targets = jnp.array([[0.0, 9.0], [9.0, 0.0]]), jnp.zeros(2)
     neighbor = features.at[0].set(features[1]), targets
-    return solved(
-        of(solvers.dp_l1_regression, **options), (features, targets), neighbor
-    )
+    solve = of(solvers.dp_l1_regression, **options)
+    return solved(solve, (features, targets), neighbor)
 
 
 @audited
@@ -88,4 +86,4 @@ def _chosen(
     )
     data = jnp.tile(jnp.array([[1.0, -1.0]]), (num_samples, 1))
     data = data.at[:num_against].multiply(-1)
-    return solved(solve, data, data.at[-1].multiply(-1))
+    return solved(solve, data, last_turned(data))

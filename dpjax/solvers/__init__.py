@@ -33,8 +33,11 @@ from dpjax.solvers.statistics._scales import dp_center_and_scale
 from dpjax.solvers.training._checkpoint import Checkpoint
 from dpjax.solvers.training._curves import Curves
 from dpjax.solvers.training._loop import Execution
-from dpjax.solvers.training._private_training import PrivateTraining
-from dpjax.solvers.training._recommend import Recommendation, recommend
+from dpjax.solvers.training._private_training import (
+    PrivateTraining,
+    Recommendation,
+    recommend,
+)
 from dpjax.solvers.training._solution import Solution
 
 __all__ = [

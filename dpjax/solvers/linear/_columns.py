@@ -13,9 +13,8 @@ from dpjax import _keys, _validate
 from dpjax._sharding import row_axes, with_auto_axes
 from dpjax._tree import arrays
 from dpjax._types import ArrayLike, Key, Scalar
-from dpjax.accounting._sample import sample_budget
-from dpjax.accounting._sample_privacy import sample_privacy
-from dpjax.batching._without_replacement import uniform_subset
+from dpjax.accounting._sample import sample_budget, sample_privacy
+from dpjax.batching._fixed_size import uniform_subset
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.solvers.linear._fit import fit

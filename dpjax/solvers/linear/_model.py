@@ -25,8 +25,7 @@ from dpjax.estimators import Winsorization
 from dpjax.gradients import streamed_grad
 from dpjax.losses import LinearLoss, logistic, squared
 from dpjax.losses._log_link import LogLink
-from dpjax.losses._named import named
-from dpjax.losses._residual_losses import Huber
+from dpjax.losses._residual_losses import Huber, named
 from dpjax.mechanisms import peeling
 from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
 from dpjax.solvers.linear._fit import fit, slope_norms

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from benchmarks import guarantees
-from benchmarks.audits import findings
+from benchmarks.audits import catalogue
 from benchmarks.audits import mechanisms as of_mechanisms
 from benchmarks.audits.catalogue import LAYERS, cases, names_of
 from dpjax import estimators, mechanisms, solvers, transforms
@@ -73,7 +73,7 @@ NOISE = {"arsinh_normal": 0.4}
 @pytest.fixture(scope="module")
 def recorded():
     """What is recorded of each case, and stands on the page of guarantees."""
-    return findings.read(guarantees.RECORD)
+    return catalogue.read(guarantees.RECORD)
 
 
 def less_private(mechanism, noise):
