@@ -65,24 +65,16 @@ def released_gain(
 ) -> jax.Array:
     """Releases what curves would gain over a linear model, in squares of a norm.
 
-    Each column has two hat functions of its size, one on either side of zero. By their
-    released second moments with a constant and a bounded line, what these explain is
-    taken off, and the rest gets about unit spread. The mean of function times slope of
-    the loss is then zero where a straight line is best, and half its square, over the
-    curvature, is what a small bend gains. The squares are summed over columns, and the
-    expected square of the noise is taken off.
+    Each column that may bend has two hat functions of its size, one on either side of
+    zero. By their released second moments with a constant and a bounded line, what
+    these explain is taken off, and the rest gets about unit spread. The mean of
+    function times slope of the loss is then zero where a straight line is best, and
+    half its square, over the curvature, is what a small bend gains. The squares are
+    summed over columns, and the expected square of the noise is taken off.
 
     Clipped slopes of skewed targets have a mean, of which functions that noisy moments
     straighten would take a part for a gain. So it is released, and taken off. Those of
     labels are bounded, and have next to none.
-
-    Args:
-        kind: what is static.
-        examples: finite records; features are those that may bend.
-        predictions: of a released linear model, shape (n,) or (n, K).
-        key: a typed key.
-        noise_multiplier: of the whole budget.
-        shares: what this takes of it, see `shares_of`.
 
     Privacy:
         Under replace-one as up to four Gaussian mechanisms, of the noise multiplier
@@ -240,8 +232,7 @@ def rare_columns(
     Privacy:
         Under replace-one one Gaussian mechanism of the multiplier. A record gives its
         weight in [0, 1] times numbers in [-0.15, 0.85], one for each of k columns, so
-        that its norm is at most 0.85 sqrt(k), to which it is clipped, and two records
-        are apart by at most sqrt(k).
+        that two records are apart by at most sqrt(k).
     """
     features, weights = examples.features, jnp.clip(examples.weights, 0.0, 1.0)
 

@@ -155,19 +155,11 @@ def banded_knots_of(
 class Hats:
     """Lines and hat functions of columns (n, c), each record by itself.
 
-    Lines have another unit beyond the last knots, the tail. With the hat functions they
-    still add up to straight lines. With a tail of zero they would be sums of hat
-    functions alone, and are left out.
-
-    The last columns may be others once more. Hat functions of the finest knots are made
-    of these. They stand beside the wider ones, not in their place: what is smooth is
-    still the sum of few functions.
-
-    Attributes:
-        smooth: the columns that bend.
-        knots: of all of them.
-        tail: the unit of lines beyond the last knots.
-        num_finest: how many columns are at the end.
+    Lines have another unit, the tail, beyond the last knots. With the hat functions
+    they still add up to straight lines. With a tail of zero they would be sums of hat
+    functions alone, and are left out. The last `num_finest` columns may be others once
+    more: hat functions of the finest knots, which stand beside the wider ones, because
+    what is smooth is still the sum of few functions.
     """
 
     smooth: tuple[int, ...]

@@ -12,7 +12,6 @@ import numpy as np
 from dpjax import _keys, _validate
 from dpjax._sharding import check_key_of_rows
 from dpjax._types import ArrayLike, Key
-from dpjax.accounting import PrivacyGuarantee
 from dpjax.losses import LinearLoss
 from dpjax.solvers.additive._choice import (
     RARE_SHARE,
@@ -152,28 +151,24 @@ def dp_additive_model(
     bent = _smooth(smooth, num_columns, table.column)
     options: dict[str, Any] = {"smooth": smooth, "intercept": intercept}
     options |= {"max_weight": max_weight, "intervals": intervals}
-    solution = on_sample(
+    if solution := on_sample(
         partial(dp_additive_model, loss, execution=execution, **options),
         (table.features, table.targets),
         max_records,
-        **{"key": key, "epsilon": epsilon, "delta": delta},
+        key=key,
+        epsilon=epsilon,
+        delta=delta,
         **{"offsets": offsets, "weights": weights},
-    )
-    if solution:
+    ):
         return solution
-    total, epsilon, event = noise_of(epsilon, delta, noise_multiplier)
+    total, privacy = noise_of(epsilon, delta, noise_multiplier, num_samples)
     knots = knots_of(table.loss, num_samples, num_columns, len(bent), total)
     if intervals:
         knots = banded_knots_of(num_samples, num_columns, len(bent), total)
     column = table.column
-    kind, examples = problem(
-        table.loss, table.features, table.targets, column, offsets, weights, max_weight
-    )
+    kind, examples = problem(table, offsets, weights, max_weight)
     del data, table
     terms = Terms(kind, num_columns, bent, column, knots, intervals)
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples
-    )
     if intervals or not (knots and is_seen(num_samples, terms.num_functions, total)):
         fitted = _all_terms(terms, examples, key, total, execution)
         return Solution(fitted[0], privacy, *fitted[1:])

@@ -19,7 +19,7 @@ from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.solvers.linear._fit import fit
 from dpjax.solvers.linear._intervals import fit_with_errors
-from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._kind import CheckedData, Examples, ModelKind
 from dpjax.solvers.training._curves import bounded
 from dpjax.solvers.training._loop import Execution
 from dpjax.solvers.training._solution import Solution
@@ -35,19 +35,11 @@ def on_sample(
     delta: float,
     **by_record: ArrayLike | None,
 ) -> Solution | None:
-    """Returns a fit on so many records, with its guarantee for all of them.
+    """Returns a fit on m records of all, with its guarantee for all of them.
 
-    Args:
-        fit: of data, key, epsilon, delta and the others.
-        data: features (n, d), targets (n,).
-        max_records: m, public.
-        key: of the sample and of the fit.
-        epsilon: for all records; it must be given, not a noise multiplier.
-        delta: for all records.
-        by_record: what else records have, by name, of shape (n,), or None.
-
-    Returns:
-        The solution; None if there are no more records, which are then no sample.
+    The fit takes data, key, epsilon, delta and what else each record has, by name. None
+    is returned if there are no more than m records, which are then no sample. Epsilon
+    must be given, not a noise multiplier.
     """
     num_samples = len(data[1])
     if max_records is not None:
@@ -87,21 +79,19 @@ def per_record(
 
 
 def problem(
-    model: LinearLoss,
-    features: jax.Array,
-    targets: jax.Array,
-    intercept: int | None,
+    table: CheckedData,
     offsets: ArrayLike | None,
     weights: ArrayLike | None,
     max_weight: Scalar,
 ) -> tuple[ModelKind, Examples]:
     """Returns what is static, and the cleaned records, without the intercept's column.
 
-    Arguments are as of `dp_linear_model`, the intercept's index from zero on.
+    Arguments are as of `dp_linear_model`.
     """
+    loss, features, targets, intercept = table
     deleted = intercept
     is_alone = intercept is not None and features.shape[1] == 1
-    if is_alone and (offsets is not None or isinstance(model, Huber)):
+    if is_alone and (offsets is not None or isinstance(loss, Huber)):
         # With offsets, or the Huber loss, the best intercept is not a mean of targets,
         # so that it is fitted by steps, with a column of zeros in place of the ones.
         features, deleted = jnp.zeros_like(features), None
@@ -112,12 +102,12 @@ def problem(
         per_record("weights", weights, targets, 1.0),
     )
     kind = ModelKind(
-        model,
+        loss,
         has_intercept=intercept is not None,
-        has_exposures=offsets is not None and model.has_log_link,
+        has_exposures=offsets is not None and loss.has_log_link,
         axis_name=row_axes(features, None) or None,
     )
-    return kind, cleaned(model, deleted, examples, max_weight)
+    return kind, cleaned(loss, deleted, examples, max_weight)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -155,16 +145,9 @@ def fit_columns(
 ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
     """Returns weights of all columns, stats, standard errors and their correlations.
 
-    Args:
-        kind: of the `problem`.
-        examples: of the `problem`.
-        num_columns: how many columns it was of, with the intercept's.
-        intercept: the index of the intercept among the weights, or None.
-        selected: the indices of the columns that examples have. None: all.
-        key: a typed key.
-        noise_multiplier: of all that is released, as one Gaussian mechanism.
-        execution: as of `dp_linear_model`.
-        intervals: whether there are errors and correlations, else None.
+    The `problem` was of so many columns, with the intercept's, whose index is among the
+    weights; its examples have the selected ones, or all. Without `intervals` errors and
+    correlations are None.
     """
     release = {"key": key, "noise_multiplier": noise_multiplier, "execution": execution}
     columns = examples.features

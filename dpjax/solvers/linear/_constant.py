@@ -39,13 +39,10 @@ _NON_NEGATIVE = SetClipping(math.sqrt(2), 1.0)
 def best_constant(
     kind: ModelKind, records: Records, keys: tuple[Key, ...], multipliers: Shares
 ) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:
-    """Releases the best constant, and a bound of the targets.
+    """Releases the best constant, () or (K,), a bound of the targets, and stats.
 
     Without an intercept the constant is zero. For robust losses too, because their
     targets are already centered at a median.
-
-    Returns:
-        The constant, () or (K,), the bound, and both as stats.
 
     Privacy:
         Under replace-one as two Gaussian mechanisms, of the multipliers `target_size`

@@ -105,19 +105,25 @@ def fit(
         median, and two fits.
     """
     if not isinstance(kind.loss, Huber):
-        return _fit_once(
-            *(kind, examples, key),
-            noise_multiplier=noise_multiplier,
-            execution=execution,
-        )
-    in_scales = kind.loss.in_scales
-    threshold = jnp.clip(kind.loss.threshold, 1 / LARGEST, LARGEST) / _THRESHOLD
+        return _fit_once(kind, examples, key, noise_multiplier, execution)
+    return _robust_fit(kind, kind.loss, examples, key, noise_multiplier, execution)
+
+
+def _robust_fit(
+    kind: ModelKind,
+    loss: Huber,
+    examples: Examples,
+    key: Key,
+    noise_multiplier: float,
+    execution: Execution,
+) -> tuple[Params, dict[str, Any]]:
+    threshold = jnp.clip(loss.threshold, 1 / LARGEST, LARGEST) / _THRESHOLD
     kind = kind._replace(loss=Huber(_THRESHOLD))
     shares = {
         "median_size": _SCALE if kind.has_intercept else 0.0,
         "median": _MEDIAN if kind.has_intercept else 0.0,
         "target_scale": _SCALE,
-        "residual_scale": _SCALE if in_scales else 0.0,
+        "residual_scale": _SCALE if loss.in_scales else 0.0,
         "first_fit": _FIRST_FIT,
     }
     rest = 1 - math.fsum(shares.values())
@@ -127,7 +133,6 @@ def fit(
         return noisy_quantile(
             key,
             gathered(magnitudes(targets, examples.weights)),
-            num_above=0.0,
             share_above=0.5,
             noise_multiplier=noise_multiplier / math.sqrt(shares[name]),
         )
@@ -135,9 +140,7 @@ def fit(
     def residual_fit(key: Key, share: float, targets: jax.Array, execution: Execution):
         residuals = examples._replace(targets=targets, offsets=jnp.zeros_like(targets))
         multiplier = noise_multiplier / math.sqrt(share)
-        return _fit_once(
-            *(kind, residuals, key), noise_multiplier=multiplier, execution=execution
-        )
+        return _fit_once(kind, residuals, key, multiplier, execution)
 
     targets = _less(examples.targets, examples.offsets, 1.0)
     center, stats = jnp.zeros((), targets.dtype), {}
@@ -150,25 +153,25 @@ def fit(
             bound=2 * median_size("median_size", size_key, targets),
             noise_multiplier=noise_multiplier / math.sqrt(_MEDIAN),
         )
-    distances = _less(targets, center, 1.0)
-    unit = _TO_STDDEV * median_size("target_scale", scale_key, distances)
-    if not in_scales:  # A unit below the threshold gains nothing.
+    size = median_size("target_scale", scale_key, _less(targets, center, 1.0))
+    unit = _TO_STDDEV * size
+    if not loss.in_scales:  # A unit below the threshold gains nothing.
         threshold = jnp.minimum(threshold, _MOST_SCALES * unit)
         unit = jnp.maximum(threshold, unit)
     targets = _less(targets, center, unit)
     without = Execution(microbatch_size=execution.microbatch_size)
     first, _ = residual_fit(first_key, _FIRST_FIT, targets, without)
     targets = _residuals(kind, examples.features, targets, first)
-    if in_scales:
+    if loss.in_scales:
         scale = _TO_STDDEV * median_size("residual_scale", rescale_key, targets)
         rescale, stats["residual_scale"] = threshold * scale, unit * scale
     else:
         rescale = threshold / unit
-    targets = _less(targets, 0.0, rescale)
-    second, fit_stats = residual_fit(second_key, rest, targets, execution)
+    residuals = _less(targets, 0.0, rescale)
+    second, fit_stats = residual_fit(second_key, rest, residuals, execution)
     shares |= {name: rest * share for name, share in fit_stats["shares"].items()}
-    stats = fit_stats | stats | {"shares": shares, "noise_multiplier": noise_multiplier}
-    return _sum(center, unit, first, rescale, second), stats
+    stats |= {"shares": shares, "noise_multiplier": noise_multiplier}
+    return _sum(center, unit, first, rescale, second), fit_stats | stats
 
 
 @jax.jit
@@ -229,7 +232,6 @@ def _fit_once(
     kind: ModelKind,
     examples: Examples,
     key: Key,
-    *,
     noise_multiplier: float,
     execution: Execution,
 ) -> tuple[Params, dict[str, Any]]:
@@ -524,22 +526,14 @@ def recalibration(
 ) -> tuple[jax.Array, jax.Array]:
     """Releases the factor of the scores, from 0 to 3, and the change of the level.
 
-    Args:
-        loss: of one prediction.
-        predictor: to be corrected.
-        key: a typed key.
-        has_level: whether there is an intercept.
-        is_at_mean: whether the loss is half the square, and the level a mean of the
-            targets, without offsets. Then only the mean of the scores is subtracted
-            from it, because they are smaller than slopes.
-        size_multiplier: the noise multiplier of both bounds together.
-        multiplier: the noise multiplier of all five means together.
-        axis_name: the mesh axes over which records are sharded.
+    If `is_at_mean`, the loss is half the square, and the level a mean of the targets,
+    without offsets. Then only the mean of the scores is subtracted from it, because
+    they are smaller than slopes.
 
     Privacy:
-        Under replace-one as two Gaussian mechanisms, one of each multiplier: two
-        noisy quantiles, and a mean of five numbers, whose sum a record moves by at most
-        sqrt(11).
+        Under replace-one as two Gaussian mechanisms: two noisy quantiles of
+        `size_multiplier` together, and a mean of five numbers, whose sum a record moves
+        by at most sqrt(11), of `multiplier`.
     """
     keys = _keys.split(key, 3)
     bounds = [

@@ -174,20 +174,7 @@ def fit_with_errors(
     start_key, fit_key, curvature_key, size_key, score_key = _keys.split(key, 5)
     row_keys, curvature_keys = _keys.split(start_key), _keys.split(curvature_key)
 
-    radius = noisy_bound(
-        row_keys[0],
-        gathered(norms_of_rows(kind, examples)),
-        noise_multiplier=multipliers["row_lengths"],
-    )
-    white, z = whitened(
-        kind,
-        examples,
-        radius,
-        row_keys[1],
-        multipliers["row_moments"],
-        floors=_FLOORS,
-    )
-    examples = examples._replace(features=bounded(z))
+    white, examples = _in_rough_coordinates(kind, examples, row_keys, multipliers)
     kind = kind._replace(basis=themselves)
     first, fit_stats = fit(
         kind,
@@ -197,7 +184,7 @@ def fit_with_errors(
         execution=execution,
     )
     # With a Huber loss in scales, all below is in units of the scale.
-    unit = fit_stats.get("residual_scale", jnp.ones((), z.dtype))
+    unit = fit_stats.get("residual_scale", jnp.ones((), examples.targets.dtype))
     first, rows, slopes = _linearized(kind, examples, first, unit)
     radius = noisy_bound(
         curvature_keys[0],
@@ -229,6 +216,24 @@ def fit_with_errors(
         "num_hidden": curvatures.num_hidden,
     }
     return params, errors, correlations, stats
+
+
+def _in_rough_coordinates(
+    kind: ModelKind,
+    examples: Examples,
+    keys: tuple[Key, ...],
+    multipliers: dict[str, float],
+) -> tuple[Whitening, Examples]:
+    """Releases a whitening of the rows, and returns examples of whitened features."""
+    radius = noisy_bound(
+        keys[0],
+        gathered(norms_of_rows(kind, examples)),
+        noise_multiplier=multipliers["row_lengths"],
+    )
+    white, z = whitened(
+        *(kind, examples, radius, keys[1], multipliers["row_moments"]), floors=_FLOORS
+    )
+    return white, examples._replace(features=bounded(z))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -31,14 +31,9 @@ def by_block(
     width: int,
     axis_name: AxisName | None,
 ) -> jax.Array:
-    """Returns `function(replicated, rows)`, made a few rows at a time.
+    """Returns `function(replicated, rows)`, made of each row by itself, some at a time.
 
-    Args:
-        function: of each row by itself.
-        replicated: pytree, what it needs beside them.
-        rows: pytree, leaves of shape (n, ...).
-        width: how many numbers it makes of a row, about.
-        axis_name: the mesh axes over which rows are sharded.
+    About `width` numbers of a row are in memory at a time, only the result of all rows.
     """
     most = max(_MOST_NUMBERS // max(width, 1), 1)
 
@@ -123,6 +118,20 @@ class Examples(NamedTuple):
     targets: jax.Array
     offsets: jax.Array
     weights: jax.Array
+
+
+class CheckedData(NamedTuple):
+    """A loss and records that fit to it, and the intercept's column from zero on."""
+
+    loss: LinearLoss
+    features: jax.Array
+    targets: jax.Array
+    column: int | None
+
+    @property
+    def num_features(self) -> int:
+        """Counts the columns beside the intercept."""
+        return self.features.shape[1] - (self.column is not None)
 
 
 class Records(NamedTuple):

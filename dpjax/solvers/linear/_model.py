@@ -2,12 +2,12 @@
 
 import math
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import DpEvent, ZCDpEvent
+from dp_accounting import ZCDpEvent
 
 from dpjax import _keys, _validate, accounting
 from dpjax._rounding import ROUNDED_UP
@@ -29,7 +29,7 @@ from dpjax.losses._residual_losses import Huber, named
 from dpjax.mechanisms import peeling
 from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
 from dpjax.solvers.linear._fit import fit, slope_norms
-from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._kind import CheckedData, Examples, ModelKind
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 from dpjax.solvers.training._calibration import check_noise
 from dpjax.solvers.training._loop import Execution, check_execution
@@ -172,62 +172,41 @@ def dp_linear_model(
     table = checked(loss, data, intercept, intervals, max_features)
     options: dict[str, Any] = {"intercept": intercept, "max_features": max_features}
     options |= {"max_weight": max_weight, "intervals": intervals}
-    solution = on_sample(
+    if solution := on_sample(
         partial(dp_linear_model, loss, execution=execution, **options),
         (table.features, table.targets),
         max_records,
-        **{"key": key, "epsilon": epsilon, "delta": delta},
+        key=key,
+        epsilon=epsilon,
+        delta=delta,
         **{"offsets": offsets, "weights": weights},
-    )
-    if solution:
+    ):
         return solution
     num_samples, num_columns = table.features.shape
     column, num_features = table.column, table.num_features
-    kind, examples = problem(
-        table.loss, table.features, table.targets, column, offsets, weights, max_weight
-    )
+    kind, examples = problem(table, offsets, weights, max_weight)
     del data, table  # frees what no caller has
     key, choice_key = _keys.split(key)
     selected, stats = None, {}
     num_chosen = num_features if max_features is None else max_features
     is_choosing = num_chosen < num_features
-    total, epsilon, event = noise_of(epsilon, delta, noise_multiplier, is_choosing)
+    total, privacy = noise_of(
+        epsilon, delta, noise_multiplier, num_samples, is_choosing
+    )
     if is_choosing:
+        multiplier = total / math.sqrt(1 - _MODEL_SHARE)
         selected = _chosen_features(
-            kind,
-            examples,
-            key=choice_key,
-            num_chosen=num_chosen,
-            noise_multiplier=total / math.sqrt(1 - _MODEL_SHARE),
-            execution=execution,
+            kind, examples, choice_key, num_chosen, multiplier, execution
         )
         examples = examples._replace(features=examples.features[:, selected])
         if column is not None:
-            rest = np.delete(np.arange(num_columns, dtype="int32"), column)
-            selected = jnp.asarray(rest)[selected]
+            selected = selected + (selected >= column).astype(selected.dtype)
         total, stats = total / math.sqrt(_MODEL_SHARE), {"selected": selected}
     release = {"key": key, "noise_multiplier": total, "execution": execution}
     params, fit_stats, *errors = fit_columns(
         kind, examples, num_columns, column, selected, intervals=intervals, **release
     )
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples
-    )
     return Solution(params, privacy, stats | fit_stats, *errors)
-
-
-class CheckedData(NamedTuple):
-    """A loss and records that fit to it, and the intercept's column from zero on."""
-
-    loss: LinearLoss
-    features: jax.Array
-    targets: jax.Array
-    column: int | None
-
-    @property
-    def num_features(self) -> int:
-        """Counts the columns beside the intercept."""
-        return self.features.shape[1] - (self.column is not None)
 
 
 def checked(
@@ -275,24 +254,31 @@ def noise_of(
     epsilon: float | None,
     delta: float,
     multiplier: float | None,
+    num_samples: int,
     is_choosing: bool = False,
-) -> tuple[float, float, DpEvent]:
-    """Returns noise multiplier, epsilon and event of all releases together."""
+) -> tuple[float, PrivacyGuarantee]:
+    """Returns the noise multiplier and the guarantee of all releases together."""
     if is_choosing:  # by the exponential mechanism: zCDP
-        if epsilon is not None:
+        rho = 0.5 / (multiplier or 1) ** 2
+        if epsilon is None:
+            epsilon = rho_to_epsilon(rho, delta)
+        else:
             rho = epsilon_to_rho(epsilon, delta)
-            return math.sqrt(0.5 / rho), epsilon, ZCDpEvent(rho)
+            multiplier = math.sqrt(0.5 / rho)
+        event = ZCDpEvent(rho)
+    else:
+        if epsilon is not None:
+            multiplier = accounting.noise_multiplier(
+                epsilon, delta, accounting.Sampling(num_steps=1)
+            )
         assert multiplier is not None
-        rho = 0.5 / multiplier**2
-        return multiplier, rho_to_epsilon(rho, delta), ZCDpEvent(rho)
-    if epsilon is not None:
-        multiplier = accounting.noise_multiplier(
-            epsilon, delta, accounting.Sampling(num_steps=1)
-        )
+        if epsilon is None:
+            epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
+        event = gaussian_event(multiplier)
     assert multiplier is not None
-    if epsilon is None:
-        epsilon = gaussian_epsilon(multiplier, delta, sensitivity=1.0)
-    return multiplier, epsilon, gaussian_event(multiplier)
+    return multiplier, PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
 
 
 def column_index(name: str, index: int, num_columns: int) -> int:
@@ -307,7 +293,6 @@ def column_index(name: str, index: int, num_columns: int) -> int:
 def _chosen_features(
     kind: ModelKind,
     examples: Examples,
-    *,
     key: Key,
     num_chosen: int,
     noise_multiplier: float,

@@ -413,16 +413,10 @@ def _quantiles(
     """Releases quantiles of each group (G, Q), and returns their standard errors.
 
     About each a width is found that reaches two standard errors of its rank both ways.
-
-    Args:
-        static: the number of groups G, and Q quantiles in (0, 1).
-        key: a typed key.
-        counted: the samples, and the noisy counts with the stddev of their noise.
-        multiplier: of the noise of all of it, as one Gaussian mechanism.
-        reach: a public bound of all samples, or None: one is released.
+    If there is no public reach of all samples, one is released.
 
     Privacy:
-        Under replace-one Gaussian mechanisms that compose to one of that multiplier:
+        Under replace-one Gaussian mechanisms that compose to one of the multiplier:
         `noisy_quantile`, and the counts of each step. A record is in one of them, so
         that they move by sqrt(2) in the l2 norm.
     """
@@ -432,9 +426,7 @@ def _quantiles(
         bound = jnp.asarray(reach, values.dtype)
         return _bisected_quantiles(static, key, counted, bound, multiplier)
     of_bound = multiplier / math.sqrt(_BOUND)
-    bound = 2 * noisy_quantile(
-        bound_key, jnp.abs(values), num_above=0.0, noise_multiplier=of_bound
-    )
+    bound = 2 * noisy_quantile(bound_key, jnp.abs(values), noise_multiplier=of_bound)
     multiplier /= math.sqrt(1 - _BOUND)
     return _bisected_quantiles(static, key, counted, bound, multiplier)
 
@@ -458,7 +450,7 @@ def _bisected_quantiles(
     apart = APART * jnp.sqrt(variances) / sizes[None]  # of shares, (Q, G)
     ordered = _ordered(num_groups, groups)
 
-    def found(key: Key, start: jax.Array, ends_of: Any, is_higher: Any) -> Any:
+    def end_of(key: Key, start: jax.Array, ends_of: Any, is_higher: Any) -> Any:
         """Returns where a bisection within the bound of the start ends, (Q, G)."""
         return bisected(
             key,
@@ -471,7 +463,7 @@ def _bisected_quantiles(
 
     center_key, width_key = _keys.split(key)
     zeros = jnp.zeros((len(quantiles), num_groups), groups.values.dtype)
-    center, off = found(
+    center, off = end_of(
         center_key,
         zeros,
         lambda middle: (middle, middle),
@@ -485,7 +477,7 @@ def _bisected_quantiles(
         least = requested - apart, 1 - requested - apart
         return (below > least[0] * total) | (above > least[1] * total)
 
-    width, _ = found(
+    width, _ = end_of(
         width_key,
         zeros + jnp.asarray(bound, zeros.dtype),
         lambda width: (center - width, center + width),

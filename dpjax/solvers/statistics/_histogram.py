@@ -138,7 +138,6 @@ def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
     reach = noisy_quantile(
         distance_key,
         jnp.where(known, jnp.abs(values - median), 0.0),
-        num_above=0.0,
         share_above=_BEYOND,
         noise_multiplier=multiplier / math.sqrt(_DISTANCE),
     )

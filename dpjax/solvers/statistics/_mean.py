@@ -17,7 +17,7 @@ from dpjax._sharding import (
     with_auto_axes,
 )
 from dpjax._tree import Static, arrays, as_float
-from dpjax._types import Key, PyTree
+from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
 from dpjax.estimators import Clipping, Estimator
 from dpjax.solvers.statistics._noisy_mean import noisy_mean, one_gaussian
@@ -135,7 +135,8 @@ def _untuned(
     _validate.real(samples=samples)
     rows = _rows(samples)
     multiplier, privacy = one_gaussian(epsilon, delta, len(rows))
-    shares, stats = Shares.of(rows.shape, multiplier), {"noise_multiplier": multiplier}
+    shares = Shares.of(rows.shape, multiplier)
+    stats: dict[str, Scalar] = {"noise_multiplier": multiplier}
     if method == "geometric_median":
         rule = "at least two numbers each; the median of one is that of `dp_quantile`"
         _validate.require(rows.shape[1] > 1, "samples", samples, rule)
@@ -176,7 +177,7 @@ def _release(axis_name, samples, key, estimator, noise_multiplier):
 def _geometric_median(
     axis_name: AxisName | None, samples: jax.Array, key: Key, multipliers: Shares
 ) -> jax.Array:
-    """Releases the point of the least mean distance, in round coordinates.
+    """Releases the point of the least mean distance, in round coordinates, for d >= 2.
 
     From private medians it goes T steps along the mean of the unit vectors that point
     from it to the records, theta <- theta + eta_t L (mean + noise), where L is a
@@ -185,8 +186,7 @@ def _geometric_median(
 
     Privacy:
         As one Gaussian mechanism of the noise multiplier, under replace-one: unit
-        vectors are clipped to norm 1, whatever the records are, and T releases have
-        sqrt(T) times the multiplier of their share.
+        vectors are clipped to norm 1, and T releases have sqrt(T) times the multiplier.
     """
     *round_keys, length_key, steps_key = _keys.split(key, 4)
     place = Round.of(round_keys, samples, multipliers, axis_name)

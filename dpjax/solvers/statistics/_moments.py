@@ -45,14 +45,7 @@ def noisy_second_moments(
     noise_multiplier: Scalar,
     axis_name: AxisName | None,
 ) -> tuple[jax.Array, Scalar]:
-    """Releases the mean of x x^T of rows that are clipped to the radius.
-
-    Args:
-        key: a typed key.
-        features: shape (n, d).
-        radius: R, public or released.
-        noise_multiplier: stddev over the l2 sensitivity.
-        axis_name: the mesh axes over which rows are sharded.
+    """Releases the mean of x x^T of rows (n, d) that are clipped to a radius R.
 
     Returns:
         The symmetric noisy moments, shape (d, d), and the stddev s of their diagonal;
@@ -77,12 +70,7 @@ def second_moments(
 ) -> tuple[Unrounded, jax.Array]:
     """Returns what `noisy_second_moments` adds noise to, padded, and its stddevs.
 
-    Args:
-        axis_name: as there.
-        records: what rows are made of, as they are read; leaves of shape (n, ...).
-        radius: as there.
-        noise_multiplier: as there.
-        row_of: makes the row (d,) of one record.
+    `row_of` makes the row (d,) of one record, as it is read.
     """
 
     def product(moments: jax.Array, record: PyTree) -> jax.Array:
@@ -138,24 +126,17 @@ def whitening(
     ones: Scalar | None = None,
     floors: tuple[float, float] = FLOORS,
 ) -> Whitening:
-    """Returns a whitening, from released moments alone.
+    """Returns a whitening, from released moments (d, d) and their stddev alone.
 
     Entries off the diagonal are multiplied by the share of their energy that is not
     noise, and so is the spread of the diagonal (James and Stein 1961). If all is noise,
-    all coordinates get the same scale. The edge of the noise that is kept, and a part
-    of the mean eigenvalue, are added to the eigenvalues.
+    all coordinates get the same scale. Floors are added to the eigenvalues: multiples
+    of the edge of the noise that is kept, and of the mean eigenvalue.
 
-    The center is the released mean of the features over the released mean weight. The
+    With `ones`, the last row and column are those of a column of that constant, and the
+    center is the released mean of the features over the released mean weight. The
     latter is at least two standard deviations of its noise, because a center too near
     to zero does little harm, and one too far from it a lot.
-
-    Args:
-        moments: noisy second moments, shape (d, d). With `ones`, shape (d + 1, d + 1):
-            the last row and column are those of a constant column.
-        stddev: of the noise on their diagonal.
-        ones: that constant. None: there is no intercept, and features are not centered.
-        floors: multiples of the edge of the noise's spectrum, and of the mean
-            eigenvalue, that are added to every eigenvalue.
     """
     unit = jnp.maximum(jnp.max(jnp.abs(moments)), jnp.asarray(stddev, moments.dtype))
     moments, stddev = moments / unit, stddev / unit  # so that squares are finite

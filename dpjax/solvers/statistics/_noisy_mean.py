@@ -83,17 +83,11 @@ def noisy_mean(
     product: Callable[[Any, Any], Any] | None = None,
     weights: PyTree = None,
 ) -> Any:
-    """Returns the mean of records, each bounded, with Gaussian noise.
+    """Returns the mean of records (n, ...), each bounded, with Gaussian noise.
 
-    Args:
-        estimator: the bounded mean.
-        records: leaves of shape (n, ...).
-        multiplier: stddev over the l2 sensitivity, under replace-one.
-        key: a typed key, used once here.
-        axis_name: the mesh axes over which records are sharded.
-        product: `product(weights, record)`, linear in the weights, whose gradients are
-            averaged in place of the records, without being all in memory.
-        weights: zeros of the shape of such a gradient.
+    With `product(weights, record)`, linear in the weights, its gradients are averaged
+    in place of the records, without being all in memory; weights are zeros of their
+    shape.
     """
     samples, start = records, records
     if product is not None:
@@ -110,14 +104,7 @@ def mean_and_stddevs(
     noise_multiplier: Scalar,
     axis_name: AxisName | None,
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns a robust mean, padded, and the stddevs that its Gaussian noise must have.
-
-    Args:
-        estimator: the robust mean.
-        samples: shape (n, ...).
-        noise_multiplier: stddev over the l2 sensitivity, under replace-one.
-        axis_name: the mesh axes over which rows are sharded.
-    """
+    """Returns a robust mean, padded, and the stddevs of its Gaussian noise."""
     mean = estimator.unrounded(samples, axis_name=axis_name)
     size = samples.size // len(samples)
     noise = estimator.noise_parameters(noise_multiplier, len(samples), size)

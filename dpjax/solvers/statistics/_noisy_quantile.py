@@ -46,27 +46,18 @@ def noisy_quantile(
     key: Key,
     magnitudes: jax.Array,
     *,
-    num_above: Scalar,
+    num_above: Scalar = 0.0,
     share_above: Scalar = 0.0,
     noise_multiplier: Scalar,
 ) -> jax.Array:
-    """Releases a number that about `num_above` magnitudes exceed.
+    """Releases a number that about `num_above` magnitudes exceed, shape (n,).
 
-    Records are counted in bins of a factor of two. The highest bin whose noisy count is
-    significant ends the data. From there down noisy counts are added until they reach
-    `num_above`, and within that bin the number is interpolated. If the noise hides
-    `num_above` records, the number is the end of the data.
-
-    Args:
-        key: a typed key.
-        magnitudes: shape (n,), zero or above. NaN counts as zero.
-        num_above: how many records may be larger; public or released.
-        share_above: the share of records that may also be larger, of those in all bins
-            but the first.
-        noise_multiplier: stddev of the counts' noise over their l2 sensitivity.
-
-    Returns:
-        A scalar; 1 if no bin is significant, as for standardised data.
+    Records are counted in bins of a factor of two; NaN counts as zero. The highest bin
+    whose noisy count is significant ends the data. From there down noisy counts are
+    added until they reach `num_above`, or the share of the records in all bins but the
+    first, and within that bin the number is interpolated. If the noise hides so few
+    records, the number is the end of the data; it is 1 if no bin is significant, as for
+    standardized data.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one: replacing a
@@ -212,17 +203,12 @@ def num_above(noise_multiplier: float) -> float:
 def noisy_bound(
     key: Key, magnitudes: jax.Array, *, noise_multiplier: float, least: float = 0.0
 ) -> jax.Array:
-    """Releases a bound that about `num_above(noise_multiplier)` records exceed.
+    """Releases a bound that about `num_above(noise_multiplier)` magnitudes exceed.
 
     Its exponent of 2 is found by bisection, and is above the middle if the noisy number
-    of records above that is larger than requested. An error where there are no records
-    makes the bound too large, so that intervals are wider but cover.
-
-    Args:
-        key: a typed key.
-        magnitudes: shape (n,), zero or above. NaN counts as zero.
-        noise_multiplier: of all counts together.
-        least: how many records are to exceed it, if noise would let fewer.
+    of records above that is larger than requested, and than `least`. An error where
+    there are no records makes the bound too large, so that intervals are wider but
+    cover.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 9 adaptive
@@ -263,13 +249,9 @@ def bisected(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the middle after so many steps, and half of what is left on either side.
 
-    Args:
-        key: a typed key, of which each step has its own part.
-        start: the first middle, and how far the second is from it.
-        counts_at: how many records lie where, of a middle: integers.
-        is_higher: whether to go up, of noisy counts and the number of the step.
-        num_steps: each has a release of the counts.
-        stddev: of the noise of each count.
+    Each step releases `counts_at(middle)`, integers, with noise from a part of the key,
+    and goes up if `is_higher(noisy, step)`. It starts at (middle, distance of the
+    next).
     """
 
     def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:
@@ -299,16 +281,10 @@ class Excess(NamedTuple):
 def noisy_excess(
     key: Key, magnitudes: jax.Array, bound: jax.Array, *, noise_multiplier: float
 ) -> Excess:
-    """Releases how much magnitudes exceed a bound, for a Pareto tail from its half on.
+    """Releases how much magnitudes exceed a bound C, for a Pareto tail from C / 2 on.
 
     If a share r of those above C / 2 is above C, the index is log2(1 / r), and the mean
     of (x - C)+ is 2 r / (1 - 2 r) times that of clip(x, C / 2, C) - C / 2.
-
-    Args:
-        key: a typed key.
-        magnitudes: shape (n,), zero or above. NaN counts as zero.
-        bound: C, public or released.
-        noise_multiplier: of both counts.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of the numbers
@@ -342,14 +318,10 @@ def noisy_median(
     bound: Scalar,
     noise_multiplier: Scalar,
 ) -> jax.Array:
-    """Releases the median of values within ±bound, by bisection.
+    """Releases the median of values within ±bound, (n,), or of each column, (n, d).
 
-    Args:
-        key: a typed key.
-        values: finite, shape (n,); or (n, d), with a median of every column.
-        weights: shape (n,); records of weight zero do not count, all others once.
-        bound: public or released, () or (d,).
-        noise_multiplier: of all counts together.
+    Records of weight zero do not count, all others once. The bound is public or
+    released.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 20 adaptive
@@ -369,22 +341,15 @@ def median_and_bound(
     size_multiplier: float,
     multiplier: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases medians, and the bounds within which they are searched.
+    """Releases medians, and bounds within which they are searched, by a key for each.
 
     A bound is four times the 75 per cent quantile of the absolute values.
 
-    Args:
-        keys: of the bounds, and of the medians.
-        values: shape (n,) or (n, d), see `noisy_median`.
-        weights: shape (n,), see there.
-        size_multiplier: the noise multiplier of all bounds together.
-        multiplier: that of all medians.
-
     Privacy:
-        Two Gaussian mechanisms of those multipliers. Bounds of d columns are d releases
-        of sqrt(d) times theirs.
+        Two Gaussian mechanisms of both multipliers, that of all bounds together and
+        that of all medians. Bounds of d columns are d releases of sqrt(d) times theirs.
     """
-    quantile = partial(noisy_quantile, num_above=0.0, share_above=_WITHIN)
+    quantile = partial(noisy_quantile, share_above=_WITHIN)
     absolute = jnp.abs(values)
     if values.ndim == 1:
         size = quantile(keys[0], absolute, noise_multiplier=size_multiplier)

@@ -215,13 +215,9 @@ def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
 
     Between numbers that samples repeat all widths have one score, and those are many
     times as many as the bin that reaches the next number. Weights proportional to a
-    power of the width make those too short count as about ten.
-
-    Args:
-        sizes: edges of the bins.
-        most: that it may cost at all, or wide intervals would cost less than the ranks
-            that they hold beyond those wanted.
-        scale: of the noise of scores.
+    power of the width make those too short count as about ten. The loss is at most
+    `most`, or wide intervals would cost less than the ranks that they hold beyond those
+    requested; `scale` is that of the noise of scores.
     """
     sizes = jnp.log(jnp.maximum(sizes[1:], 1.0)).astype("float32")
     scale = jnp.clip(scale, 1e-30, 1e30)  # zero or infinite for the wildest epsilons

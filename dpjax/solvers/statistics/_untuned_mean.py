@@ -265,7 +265,6 @@ def _round(
     radius = noisy_quantile(
         radius_key,
         gathered(jnp.sqrt(jnp.sum(z**2, axis=1))),
-        num_above=0.0,
         share_above=_BEYOND_RADIUS,
         noise_multiplier=noise[0],
     )
