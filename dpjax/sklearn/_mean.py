@@ -13,7 +13,7 @@ from dpjax.sklearn import _tables
 from dpjax.sklearn._clones import PrivateEstimator
 from dpjax.sklearn._linear import guarantee, parameters, total_noise
 from dpjax.sklearn._regressors import in_unit, weights_of
-from dpjax.solvers.statistics._diameter import BESIDE_WEIGHT, WEIGHTED
+from dpjax.solvers.statistics._noisy_mean import BESIDE_WEIGHT, WEIGHTED
 from dpjax.tables import _progress
 from dpjax.transforms import privatize
 

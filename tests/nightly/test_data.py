@@ -42,32 +42,44 @@ def test_the_files_of_the_archive(name):
 
 
 # In the form of the archive's files, which are not on every machine: the file, a
-# header, a line, and how many.
+# header, how many lines, the shapes and task of what is read, and a line.
 IN_FORM = {
     "twitter": (
-        *("twitter/Twitter.data.gz", []),
+        *("twitter/Twitter.data.gz", [], 20, ((16, 78), (4, 78), "regression")),
         lambda line: [1000.0 * (line + 1) + column for column in range(78)],
-        20,
     ),
     "winnipeg": (
         *(
             "winnipeg/WinnipegDataset.txt.gz",
-            ["label", *map("f{}".format, range(1, 175))],
+            ["label", *(f"f{i + 1}" for i in range(174))],
         ),
+        *(600, ((500, 175), (100, 175), "classification")),
         lambda line: [line % 7 + 1, *(10.0 * i for i in range(1, 175))],
-        600,
     ),
     "year_prediction": (
         *("year_prediction/YearPredictionMSD.txt.gz", []),
+        *(8, ((6, 91), (2, 91), "classification")),
         lambda line: [1998 + line % 4, *[50.0] * 12, *[-2000.0] * 78],
-        8,
+    ),
+}
+# Of the first record, and targets.
+EXPECTED = {
+    "twitter": (
+        {"created-discussions-0": 1.0, "author-increase-6": 1.013}
+        | {"attention-by-authors-0": 1014, "active-discussions-6": 1.076},
+        [1.077],
+    ),
+    "winnipeg": ({"f1": 1, "f174": 174}, [-1, -1, -1, -1, -1, 1, -1]),
+    "year_prediction": (
+        {"timbre-mean-12": 1, "timbre-covariance-78": -2},
+        [-1, -1, 1, 1],
     ),
 }
 
 
 @pytest.mark.parametrize("name", IN_FORM)
 def test_files_of_the_archive_are_read(name, tmp_path, monkeypatch):
-    path, header, line, count = IN_FORM[name]
+    path, header, count, expected, line = IN_FORM[name]
     place = tmp_path / path
     place.parent.mkdir(parents=True)
     lines = [header] * bool(header) + [line(i) for i in range(count)]
@@ -75,28 +87,13 @@ def test_files_of_the_archive_are_read(name, tmp_path, monkeypatch):
     place.write_bytes(gzip.compress(text.encode()))
     monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
     monkeypatch.setattr(sources, "_NUM_SONGS", 6)
-    expected = {
-        "twitter": ((16, 78), (4, 78), "regression"),
-        "winnipeg": ((500, 175), (100, 175), "classification"),
-        "year_prediction": ((6, 91), (2, 91), "classification"),
-    }
     data = sources.load(name)
-    shapes = data.features.shape, data.test_features.shape
-    assert (*shapes, data.task) == expected[name]
+    assert (data.features.shape, data.test_features.shape, data.task) == expected
     first = dict(zip(data.feature_names, data.features[0].tolist(), strict=True))
+    cells, targets = EXPECTED[name]
     assert first["intercept"] == 1
-    if name == "twitter":
-        assert first["created-discussions-0"] == pytest.approx(1.0)
-        assert first["author-increase-6"] == pytest.approx(1.013)
-        assert first["attention-by-authors-0"] == pytest.approx(1014)
-        assert first["active-discussions-6"] == pytest.approx(1.076)
-        assert data.targets[0] == pytest.approx(1.077)
-    elif name == "winnipeg":
-        assert (first["f1"], first["f174"]) == (1, 174)
-        assert data.targets[:7].tolist() == [-1, -1, -1, -1, -1, 1, -1]
-    else:
-        assert (first["timbre-mean-12"], first["timbre-covariance-78"]) == (1, -2)
-        assert data.targets[:4].tolist() == [-1, -1, 1, 1]
+    assert {x: first[x] for x in cells} == pytest.approx(cells)
+    assert data.targets[: len(targets)].tolist() == pytest.approx(targets)
 
 
 @pytest.mark.parametrize("name", sources.SOURCES)

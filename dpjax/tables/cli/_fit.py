@@ -15,7 +15,7 @@ from dpjax._types import ArrayLike, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee, Sampling, noise_multiplier
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
-from dpjax.losses._named import named
+from dpjax.losses._residual_losses import named
 from dpjax.solvers import (
     Checkpoint,
     Curves,
@@ -24,7 +24,7 @@ from dpjax.solvers import (
     dp_additive_model,
     dp_linear_model,
 )
-from dpjax.solvers.additive._knots import knots_of
+from dpjax.solvers.additive._curves import knots_of
 from dpjax.tables.cli._release import RunFolder
 from dpjax.tables.cli._settings import (
     AMOUNTS,

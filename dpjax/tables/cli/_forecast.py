@@ -25,7 +25,7 @@ from dpjax._rounding import digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Dataset
 from dpjax.solvers import Solution
-from dpjax.solvers.additive._knots import FINE
+from dpjax.solvers.additive._curves import FINE
 from dpjax.solvers.training._curves import hats
 from dpjax.tables._default_delta import default_delta
 from dpjax.tables.cli._fit import (

@@ -28,7 +28,7 @@ from dpjax.accounting import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
-from dpjax.accounting._group import group_budget
+from dpjax.accounting._guarantee import group_budget
 from dpjax.tables import _shapes
 from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
 from dpjax.tables.cli import _settings

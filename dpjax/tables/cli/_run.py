@@ -16,9 +16,8 @@ from dp_accounting import ComposedDpEvent
 from dpjax import _validate
 from dpjax._rounding import difference_down
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._group import group_budget
-from dpjax.accounting._sample import sample_budget
-from dpjax.accounting._sample_privacy import sample_privacy
+from dpjax.accounting._guarantee import group_budget
+from dpjax.accounting._sample import sample_budget, sample_privacy
 from dpjax.datasets import Dataset
 from dpjax.tables._default_delta import default_delta
 from dpjax.tables.cli import _ledger

@@ -17,9 +17,8 @@ from dpjax.accounting import (
     gaussian_event,
     noise_multiplier,
 )
-from dpjax.accounting._sample import sample_budget
-from dpjax.accounting._sample_privacy import sample_privacy
-from dpjax.batching._without_replacement import uniform_subset
+from dpjax.accounting._sample import sample_budget, sample_privacy
+from dpjax.batching._fixed_size import uniform_subset
 from dpjax.tables import _progress
 from dpjax.tables._default_delta import default_delta
 from dpjax.tables.columns._encoding import Categorical, Numeric
