@@ -135,11 +135,6 @@ class Score(NamedTuple):
     risk: float
     score: float
 
-    @property
-    def is_private(self) -> bool:
-        """Tells whether the method protects the records."""
-        return self.privacy.epsilon < np.inf
-
 
 def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solution:
     """Fits a linear model, or an additive one if some features are `smooth`.

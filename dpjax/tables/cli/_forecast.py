@@ -47,6 +47,8 @@ from dpjax.tables.cli._settings import (
     link_of,
 )
 from dpjax.tables.cli._terminal import (
+    chunks_of,
+    filled,
     progress_bars,
     show_paths,
     table_of,
@@ -71,11 +73,6 @@ _UNITS = {
     "logit": "log odds",
     "log": "the logarithm of the mean",
 }
-_HOW_TO_READ = (
-    "The last table bounds every attack: how often it accuses the person, if it "
-    "accuses 0.1, 1 or 10 % of others; and what a suspicion of 1 % becomes by an "
-    "accusation, if 0.1 % of others are accused."
-)
 NUM_TEST = 20_000
 BASE_RATE = 0.5
 _AMOUNTS_WITHIN = 3.0  # scales
@@ -161,57 +158,32 @@ class Forecast:
             lines.append([row.name, *(_percent(x) for x in (*true, after[0]))])
         yield lines
 
-    def texts(self) -> Iterator[str]:
-        """Yields the meaning of the numbers, and advice with reasons."""
-        asked, unit = self.settings, _UNITS[link_of(self.loss)]
-        rates = {"logistic": "labels are positive", "tweedie": "amounts are not zero"}
-        rate = ""
-        if self.loss in rates:
-            share = asked.base_rate or BASE_RATE
-            rate = f"{100 * share:g} % of the {rates[self.loss]}. "
-        kinds = "lines" if asked.model == "linear" else "lines, of curves"
-        yield (
-            f"{asked.rows:,} made records with {self.num_features} features as "
-            f"{asked.schema} declares, with tails of {asked.tail:g} degrees of freedom "
-            f"and columns that explain {100 * asked.signal:g} % of the target (seed "
-            f"{self.seed}). {rate}No real record was read. Loss and "
-            f"{self.score} are of others, the median of three draws of the noise; "
-            f"without privacy each is the best of {kinds} and of the models above. The "
-            f"interval is that of a linear model with --intervals: the median of its "
-            f"coefficients, in {unit} for a scale of the column. Where there is "
-            "none, records are too few."
-        )
-        yield _HOW_TO_READ
-        least, best = self.constant.loss, self.ideal.loss
+    def texts(self) -> list[str]:
+        """Returns the meaning of the numbers, and advice with reasons."""
+        asked, least, best = self.settings, self.constant.loss, self.ideal.loss
         goal = least - _MOST_OF * (least - best)
         enough = [x for x in self.outcomes if x.loss <= goal]
+        rates = {"logistic": "labels are positive", "tweedie": "amounts are not zero"}
+        rate = f"{100 * (asked.base_rate or BASE_RATE):g} % of the "
+        values = {
+            **{"rows": f"{asked.rows:,}", "num_features": self.num_features},
+            **{"schema": asked.schema, "tail": f"{asked.tail:g}", "seed": self.seed},
+            **{"signal": f"{100 * asked.signal:g}", "score": self.score},
+            "rate": f"{rate}{rates[self.loss]}. " if self.loss in rates else "",
+            "kinds": "lines" if asked.model == "linear" else "lines, of curves",
+            "unit": _UNITS[link_of(self.loss)],
+            "delta": rounded_up(self.delta, 3),
+            "share": digits(1 / asked.rows),
+        }
         if best >= least:
-            yield (
-                "Even without privacy a model is no better than the constant: there "
-                "are too few records for so many columns, or too little signal."
-            )
+            values["no_gain"] = ""
         elif enough:
             true, after = enough[0].attacks()
-            yield (
-                f"Of these {enough[0].name} is the smallest that keeps nine tenths of "
-                "what a model without privacy gains over the constant. The best attack "
-                "that accuses 1 of 100 others then accuses the person in at most "
-                f"{_percent(true[1])} of cases; an attacker who suspected 1 of 100 is "
-                f"right after that with a probability of at most {_percent(after[1])}."
-            )
+            values |= {"caught": _percent(true[1]), "surmised": _percent(after[1])}
+            values["smallest"] = enough[0].name
         else:
-            yield (
-                "None of these keeps nine tenths of what a model without privacy gains "
-                "over the constant. More records help as much as a larger epsilon, "
-                "because the noise falls as 1 / (n epsilon); so do fewer columns."
-            )
-        yield (
-            f"Delta is {rounded_up(self.delta, 3)} for each. It should be far below "
-            f"1 / n = {digits(1 / asked.rows)}, because a mechanism with that delta "
-            "may publish each record with that probability. Choose epsilon before you "
-            "see a record, for all releases of the table together: what they cost adds "
-            "up. `dpjax ledger` keeps the sum."
-        )
+            values["too_little"] = ""
+        return [text for x in chunks_of("plan.md") if (text := filled(x, values))]
 
     def content(self) -> dict[str, Any]:
         """Returns the forecast for JSON."""

@@ -92,7 +92,16 @@ class Trained:
                 "privacy": _statement(run.of_file(ranges.privacy)),
             }
         if self.scores:
-            content["comparison"] = [self._row(score) for score in self.scores]
+            content["comparison"] = [
+                {
+                    "method": name,
+                    "epsilon": privacy.epsilon if privacy.epsilon < math.inf else None,
+                    "delta": privacy.delta if privacy.epsilon < math.inf else None,
+                    "test_risk": _number(risk),
+                    _score_name(data): _number(score),
+                }
+                for name, privacy, risk, score in self.scores
+            ]
         if run.table is not None and run.table.units is not None:
             content["unit"] = run.table.units.report()
         if self.evaluation is not None:
@@ -100,15 +109,6 @@ class Trained:
             content["evaluation"] = self.evaluation.report() | {"privacy": privacy}
         more = {"sample": run.sample, "ledger_entry": self.entry}
         return content | {name: x for name, x in more.items() if x is not None}
-
-    def _row(self, score: Score) -> dict[str, Any]:
-        return {
-            "method": score.method,
-            "epsilon": score.privacy.epsilon if score.is_private else None,
-            "delta": score.privacy.delta if score.is_private else None,
-            "test_risk": _number(score.risk),
-            _score_name(self.data): _number(score.score),
-        }
 
     def model(self) -> Model:
         """Returns the model with the units of its table.

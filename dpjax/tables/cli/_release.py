@@ -249,18 +249,24 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
     _files.check_folder("--output", folder, names=names)
     _files.check_spared("--output", [folder / name for name in names], inputs)
     run_folder = None
-    if settings.checkpoint is not None:
-        _check_apart(settings.checkpoint, folder, inputs)
-        run_folder = RunFolder(settings.checkpoint).checked()
+    if (kept := settings.checkpoint) is not None:
+        both, end = ((folder, kept), (kept, folder)), "since it is removed in the end"
+        is_apart = not any(_files.is_within(*pair) for pair in both)
+        rule = f"apart from --output {folder}, neither inside the other, {end}"
+        _validate.require(is_apart, "--checkpoint", str(kept), rule)
+        for option, path in inputs.items():
+            is_apart = not _files.is_within(path, kept)
+            rule = f"a folder without {option} {path}, {end}"
+            _validate.require(is_apart, "--checkpoint", str(kept), rule)
+        run_folder = RunFolder(kept).checked()
     if settings.seed is not None:
         warn(
             "Warning: anyone who knows --seed can subtract the noise, and then nothing "
             "is protected. Use it on public data only."
         )
+        key = jax.random.key(settings.seed)
         noise_key = "seeded, hence for public data only"
-        return Release(
-            folder, jax.random.key(settings.seed), noise_key, True, run_folder
-        )
+        return Release(folder, key, noise_key, True, run_folder)
     key = None if run_folder is None else run_folder.kept_key()
     key = _system_key(settings.generator) if key is None else key
     return Release(folder, key, FROM_SYSTEM[settings.generator], False, run_folder)
@@ -275,18 +281,6 @@ def _system_key(generator: Generator) -> Key:
     if generator == "chacha20":
         return secret_key()
     return key_of_words(np.frombuffer(os.urandom(8), np.uint32))
-
-
-def _check_apart(checkpoint: Path, output: Path, inputs: Mapping[str, Path]) -> None:
-    both = (output, checkpoint), (checkpoint, output)
-    rule = f"apart from --output {output}, neither inside the other, since it is "
-    overlaps = any(_files.is_within(*pair) for pair in both)
-    shown = str(checkpoint)
-    _validate.require(not overlaps, "--checkpoint", shown, f"{rule}removed in the end")
-    for name, path in inputs.items():
-        is_apart = not _files.is_within(path, checkpoint)
-        rule = f"a folder without {name} {path}, since it is removed in the end"
-        _validate.require(is_apart, "--checkpoint", shown, rule)
 
 
 @contextlib.contextmanager

@@ -8,11 +8,9 @@ ledger.
 
 import csv
 import dataclasses
-import importlib.resources
 import io
 import json
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +38,8 @@ from dpjax.tables.cli._options import FROM_SYSTEM
 from dpjax.tables.cli._outputs import MODEL, REPORT
 from dpjax.tables.cli._terminal import (
     check_output,
+    chunks_of,
+    filled,
     table_of,
     terminal,
     warn,
@@ -142,23 +142,15 @@ def blocks_of(
         parts |= _of_model(content, released)
     else:
         parts |= {"costs": [costs_of(released)], "numbers": numbers_of(released)}
-    template = importlib.resources.files("dpjax.tables.cli").joinpath("report.md")
-    for chunk in template.read_text("utf-8").strip().split("\n\n"):
+    for chunk in chunks_of("report.md"):
         if chunk[0] == "[":
             yield from parts.get(chunk[1:-1], [])
         elif chunk[0] == "-":
-            items = (_filled(item, values) for item in chunk[2:].split("\n- "))
+            items = (filled(item, values) for item in chunk[2:].split("\n- "))
             if shown := [item for item in items if item]:
                 yield shown
-        elif text := _filled(chunk.lstrip("#! "), values):
+        elif text := filled(chunk.lstrip("#! "), values):
             yield text if chunk[0] == "#" else Text(text, chunk[0] == "!")
-
-
-def _filled(text: str, values: Content) -> str:
-    """Returns a sentence with its values, "" if one is not there."""
-    names = re.findall(r"{(\w+)", text)
-    is_known = all(values.get(name) is not None for name in names)
-    return " ".join(text.split()).format_map(values) if is_known else ""
 
 
 def _values(

@@ -17,7 +17,7 @@ from dpjax import _validate
 from dpjax._rounding import difference_down
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._guarantee import group_budget
-from dpjax.accounting._sample import sample_budget
+from dpjax.accounting._sample import sample_budget, sample_privacy
 from dpjax.datasets import Dataset
 from dpjax.tables import default_delta
 from dpjax.tables.cli import _ledger
@@ -63,7 +63,10 @@ class Run:
 
         For disjoint records the largest guarantee holds for all, as without a sample.
         """
-        return privacy if self.table is None else self.table.protected(privacy)
+        if self.table is None or self.table.sample is None:
+            return privacy
+        sizes, unit = self.table.sample._asdict(), self.table.unit_words
+        return sample_privacy(privacy, **sizes, unit=unit)
 
     @property
     def method(self) -> str:

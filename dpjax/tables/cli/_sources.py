@@ -10,8 +10,6 @@ import numpy as np
 
 from dpjax import _validate, datasets
 from dpjax._types import Key
-from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._sample import sample_privacy
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.datasets._dataset import PUBLIC_SETS
 from dpjax.tables.cli import _schema
@@ -170,12 +168,6 @@ class Table:
     def places_per_unit(self) -> int:
         """The number of records that count of each unit; 1 without units."""
         return 1 if self.units is None else self.units.size
-
-    def protected(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
-        """Returns the guarantee for the file, from that for these records."""
-        if self.sample is None:
-            return privacy
-        return sample_privacy(privacy, **self.sample._asdict(), unit=self.unit_words)
 
     def by_unit(self, units: Units) -> "Table":
         """Returns the table with records that are the units'."""

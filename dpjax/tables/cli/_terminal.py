@@ -1,6 +1,8 @@
-"""The terminal: progress, paths and error messages."""
+"""The terminal: progress, paths, tables, texts and error messages."""
 
 import contextlib
+import importlib.resources
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -157,3 +159,16 @@ def table_of(
     for line in lines:
         shown.add_row(*line)
     return shown
+
+
+def chunks_of(name: str) -> list[str]:
+    """Returns the paragraphs of a template next to this file."""
+    template = importlib.resources.files("dpjax.tables.cli").joinpath(name)
+    return template.read_text("utf-8").strip().split("\n\n")
+
+
+def filled(text: str, values: Mapping[str, Any]) -> str:
+    """Returns a text with its values, "" if one is not there."""
+    names = re.findall(r"{(\w+)", text)
+    is_known = all(values.get(name) is not None for name in names)
+    return " ".join(text.split()).format_map(values) if is_known else ""

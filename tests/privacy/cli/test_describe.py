@@ -107,7 +107,7 @@ def test_a_seeded_run_is_that_of_the_function(folder):
 
 @pytest.mark.parametrize(
     ("broken", "sample"),
-    [("_contents", ["--max-records", 100]), ("_show", [])],
+    [("_contents", ["--max-records", 100]), ("show_units_and_sample", [])],
 )
 def test_a_run_that_was_stopped_goes_on(folder, broken, sample, monkeypatch):
     options = *sample, "--ledger", "t.toml", "--checkpoint", "kept"
@@ -125,7 +125,7 @@ def test_a_run_that_was_stopped_goes_on(folder, broken, sample, monkeypatch):
         patch.setattr(_describe, broken, fails)
         patch.setattr(_describe, "release", seen)
         assert describe(*options).exit_code == 2
-    is_released = broken == "_show"
+    is_released = broken == "show_units_and_sample"
     assert Path("out").exists() == is_released
     assert Path("kept").exists() != is_released
     if is_released:
