@@ -47,11 +47,9 @@ def score_privately(
     95 per cent interval, of sampling and noise, and stands next to that of a baseline.
 
     Args:
-        model: a fitted estimator, or a pipeline that ends in one. With
-            `predict_proba` and `classes_` it is a classifier.
+        model: a fitted estimator, or a pipeline that ends in one.
         X: shape (m, d), as for its `predict`.
-        y: shape (m,), the true targets or labels. A record whose target is missing, or
-            whose label is none of the classes, has no weight.
+        y: shape (m,), targets or labels. One that is missing has no weight.
         epsilon: privacy of what is released, positive.
         delta: in (0, 1). None: m^-1.1.
         baseline: a fitted estimator of the same kind, with the same classes, such as
@@ -73,9 +71,8 @@ def score_privately(
         (epsilon, delta)-DP under replace-one for the records of X and y, for a model
         that predicts each record from it alone. m, the model and the baseline are
         public. If a public rule, such as the index, separated these records from the
-        training records, fit and scores together cost the larger of the two budgets
-        (parallel composition). On training records the budgets add up, and the scores
-        are too optimistic.
+        training records, fit and scores together cost the larger of the two budgets; on
+        training records the budgets add up, and the scores are too optimistic.
 
     Example:
         >>> import numpy as np
@@ -88,8 +85,6 @@ def score_privately(
         ...     model, X[15_000:], y[15_000:], random_state=1)
         >>> print(scores.measures[0].name, scores.measures[0].model.value < 20)
         median of the absolute error True
-        >>> print(privacy.epsilon)
-        1.0
 
     Reference:
         As for `dpjax.models.private_scores`. McSherry (2009), "Privacy integrated

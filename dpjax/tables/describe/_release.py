@@ -53,8 +53,7 @@ def describe(
 
     A column of numbers has a count, the number of missing cells, the mean, the median,
     the 90 per cent quantile, and a histogram. A column of categories has the count and
-    the share of each category, and of all others together. With groups, every group has
-    all of these.
+    the share of each category, and of all others together; all of these by groups.
 
     Args:
         frame: a pandas or polars data frame, an Arrow table, or a mapping of arrays of
@@ -97,9 +96,6 @@ def describe(
         ...                  key=jax.random.key(0), epsilon=1.0, delta=1e-6)
         >>> print(*[row for row in shown.rows if row.statistic == "median"])
         21,981 (21,780 to 22,183)
-
-    Reference:
-        As for `solvers.dp_group_means` and `solvers.dp_histogram`.
     """
     check(schema, by)
     _validate.typed_key(key)

@@ -102,14 +102,12 @@ def private_scores(
         scores: predictions in the form of the loss, shape (n,): log odds of the
             positive label, numbers in units of the target's scale, or logarithms of
             means in these units; for K classes log probabilities, shape (n, K).
-        targets: shape (n,): positive for the positive label; the index of a class, or
-            another number for no class; or numbers in units of the scale. A record
-            whose target is NaN, or no class, has no weight.
-        beside: the comparison: a constant score, shape () or (K,), public or released;
-            or the scores of another model, in the shape of scores. None: for labels and
-            classes their released shares; else 0.
+        targets: shape (n,): positive for the positive label; the index of a class; or
+            numbers in units of the scale. One that is NaN, or no class, has no weight.
+        beside: a constant score, shape () or (K,), public or released; or the scores
+            of another model. None: the released shares of labels and classes; else 0.
         loss: of a score and a target; `losses.softmax(K)` for K classes.
-        loss_name: the loss's name in the result.
+        loss_name: in the result.
         scale: of the target, public: errors are resolved from a hundredth of it, or
             with a log link a ten-thousandth, to a hundred. None: targets are labels.
         key: a typed key.
@@ -119,12 +117,11 @@ def private_scores(
 
     Returns:
         For labels accuracy, area under the ROC curve and calibration; for classes
-        accuracy and the area of one class against the rest, a mean by their shares; and
-        for both the mean loss. For numbers the median and the 90th percentile of the
-        absolute error; the mean loss, or for a log link the mean deviance, in the unit
-        of the target to the power 2 - p; the mean absolute error and the root mean
-        squared error, all three clipped, and to what; and where there is a comparison
-        R2: the share of its mean squared error that the model does without.
+        accuracy and the mean area of a class against the rest; for both the mean loss.
+        For numbers the median and the 90th percentile of the absolute error; the mean
+        loss, or for a log link the mean deviance, in the unit of the target to the
+        power 2 - p; the mean absolute error and the root mean squared error, all three
+        clipped, and to what; and with a comparison R2 against it.
 
     Raises:
         ValueError: If the shapes do not fit, or the scale is not positive.
@@ -142,11 +139,9 @@ def private_scores(
         >>> released = private_scores(
         ...     0.5 * targets, targets, loss=losses.squared, loss_name="squared",
         ...     scale=1.0, key=jax.random.key(0), noise_multiplier=5.0)
-        >>> for name, model, constant in released.measures[:3]:
-        ...     print(f"{name[:18]}: {model.value:.2f} and {constant.value:.2f}")
-        median of the abso: 0.34 and 0.68
-        90th percentile of: 0.83 and 1.67
-        mean squared loss,: 0.13 and 0.50
+        >>> name, model, constant = released.measures[0]
+        >>> print(f"{name}: {model.value:.2f} and {constant.value:.2f}")
+        median of the absolute error: 0.34 and 0.68
 
     Reference:
         Dwork, Roth (2014), "The algorithmic foundations of differential privacy",
