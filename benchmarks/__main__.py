@@ -33,55 +33,19 @@ PAGES = {
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    speed.add_arguments(commands.add_parser("run", help="measure speed"))
-    utility.add_arguments(
-        commands.add_parser("utility", help="measure models of tables")
-    )
-    deep.add_arguments(commands.add_parser("deep", help="train networks"))
-    figures.add_arguments(commands.add_parser("figures", help="the papers' figures"))
-    one = commands.add_parser("winners", help="measure who wins where, in minutes")
-    one.add_argument("--out", type=Path, default=winners.PATH, help="the record")
-    text = "measure what intervals that ignore noise are worth, in minutes"
-    one = commands.add_parser("intervals", help=text)
-    one.add_argument("--out", type=Path, default=intervals.PATH, help="the record")
-    one = commands.add_parser("coverage", help="measure how often intervals hold")
-    one.add_argument("--out", type=Path, default=coverage.PATH, help="the record")
-    one = commands.add_parser("guarantees", help="write dpjax/GUARANTEES.md")
-    one.add_argument(
-        "--audit",
-        action="store_true",
-        help="first audit what the record lacks, or what has a new claim",
-    )
-    one.add_argument("--output", type=Path, help="file of the page")
-    one = commands.add_parser("audit", help="attack a claim, and draw the attack")
-    one.add_argument("name", nargs="?", default="list", help="list prints all names")
-    one.add_argument("--releases", type=int, help="how many to draw")
-    one.add_argument("--seed", type=int, default=0, help="of the releases")
-    text = "PNG file; dpjax-output/NAME-audit.png by default"
-    one.add_argument("--output", type=Path, help=text)
-    one = commands.add_parser("report", help="write pages from the records")
-    one.add_argument("pages", nargs="*", help=f"of {', '.join(PAGES)}; by default all")
-    one = commands.add_parser("peak", help="peak memory of one method, for `run`")
-    one.add_argument("case")
-    one.add_argument("method")
-    one.add_argument("--quick", action="store_true")
-    options = vars(parser.parse_args(arguments))
-    commands = {
-        "run": speed.main,
-        "utility": utility.main,
-        "deep": deep.main,
-        "figures": figures.main,
-        "winners": winners.run,
-        "intervals": intervals.run,
-        "coverage": coverage.run,
-        "guarantees": guarantees,
-        "audit": audit,
-        "report": report,
-        "peak": speed.peak,
-    }
-    command = commands[options.pop("command")]
+    for name, (function, text, options) in COMMANDS.items():
+        one = commands.add_parser(name, help=text)
+        one.set_defaults(function=function)
+        if callable(options):
+            options(one)
+        else:
+            for option, settings in options.items():
+                one.add_argument(option, **settings)
+    chosen = vars(parser.parse_args(arguments))
+    function = chosen.pop("function")
+    del chosen["command"]
     try:
-        command(**options)
+        function(**chosen)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 
@@ -110,6 +74,54 @@ def audit(**options):
 
     command.audit(**options)
 
+
+def _to(path):
+    return {"--out": {"type": Path, "default": path, "help": "the record"}}
+
+
+# Functions, help, and options: what adds them, or a table.
+COMMANDS = {
+    "run": (speed.main, "measure speed", speed.add_arguments),
+    "utility": (utility.main, "measure models of tables", utility.add_arguments),
+    "deep": (deep.main, "train networks", deep.add_arguments),
+    "figures": (figures.main, "the papers' figures", figures.add_arguments),
+    "winners": (
+        *(winners.run, "measure who wins where, in minutes"),
+        _to(winners.PATH),
+    ),
+    "intervals": (
+        *(intervals.run, "measure what intervals that ignore noise are worth"),
+        _to(intervals.PATH),
+    ),
+    "coverage": (
+        *(coverage.run, "measure how often intervals hold"),
+        _to(coverage.PATH),
+    ),
+    "guarantees": (
+        *(guarantees, "write dpjax/GUARANTEES.md"),
+        {
+            "--audit": {"action": "store_true", "help": "first audit what is new"},
+            "--output": {"type": Path, "help": "file of the page"},
+        },
+    ),
+    "audit": (
+        *(audit, "attack a claim, and draw the attack"),
+        {
+            "name": {"nargs": "?", "default": "list", "help": "list prints all names"},
+            "--releases": {"type": int, "help": "how many to draw"},
+            "--seed": {"type": int, "default": 0, "help": "of the releases"},
+            "--output": {"type": Path, "help": "a PNG file"},
+        },
+    ),
+    "report": (
+        *(report, "write pages from the records"),
+        {"pages": {"nargs": "*", "help": f"of {', '.join(PAGES)}; by default all"}},
+    ),
+    "peak": (
+        *(speed.peak, "peak memory of one method, for `run`"),
+        {"case": {}, "method": {}},
+    ),
+}
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,6 @@
 """Methods compared on problems at several epsilons: how they run, what a page asks.
 
-A row stands at (problem, method, epsilon) and has an excess for each repetition, which
-is a loss over that of a reference.
+A row stands at (problem, method, epsilon) and has an excess for each repetition.
 """
 
 import math
@@ -55,20 +54,9 @@ def run(
 ) -> None:
     """Runs what a record lacks, and merges each row as it comes.
 
-    Args:
-        one: from problem, method, epsilon and repetitions to a row and the facts of the
-            problem; None where the method does not serve it.
-        known: the methods and the problems that there are, under "method", "problem".
-        methods: to run.
-        problems: to run them on.
-        epsilons: positive.
-        repetitions: at least two.
-        out: the record, which may not exist yet.
-        again: whether what the record has is run, too.
-        packages: whose versions are noted, beside the usual ones.
-
-    Raises:
-        ValueError: if one of these is not as it says.
+    `one` maps problem, method, epsilon and repetitions to a row and the facts of the
+    problem; None where the method does not serve it. `known` has the methods and the
+    problems that there are; of `packages` the versions are noted.
     """
     for kind, names in ("method", methods), ("problem", problems):
         for name in names:
@@ -158,7 +146,7 @@ class Numbers:
 
     @property
     def header(self) -> list[str]:
-        """A column's title an epsilon."""
+        """Returns a column's title an epsilon."""
         return [f"epsilon {epsilon:g}" for epsilon in self.epsilons]
 
     def of(self, problem: str, method: str, epsilon: float) -> Summary | None:
@@ -222,10 +210,7 @@ def table_of_problem(
     is_rival: Callable[[str], bool],
     best: Callable[..., str] = min,
 ) -> str:
-    """Returns a row a method, a column an epsilon; the best of the rivals in bold.
-
-    Nothing where no method ran.
-    """
+    """Returns a row a method, a column an epsilon; the best rival in bold."""
     found = {one: numbers.column(problem, titles, one) for one in numbers.epsilons}
     found = {epsilon: column for epsilon, column in found.items() if column}
     header = [f"epsilon {epsilon:g}" for epsilon in found]

@@ -113,15 +113,10 @@ SIZES.append((100_000, 1.0))
 
 
 def study(name, num_samples, epsilon, num_repetitions):
-    """Returns errors, standard errors, and those without privacy.
-
-    Each of shape (repetitions, coefficients), or (repetitions, quantiles).
-    """
+    """Returns errors, standard errors, and those without privacy, (repetitions, k)."""
     of_one = _of_quantiles if name in QUANTILE_LAWS else _of_coefficients
-    run = jax.jit(jax.vmap(of_one(name, num_samples, epsilon)))
-    keys = jax.random.split(jax.random.key(0), (num_repetitions // AT_ONCE, AT_ONCE))
-    found = [jax.tree.map(np.asarray, run(chunk)) for chunk in keys]
-    return tuple(np.concatenate(x) for x in zip(*found, strict=True))
+    run = of_one(name, num_samples, epsilon)
+    return record.repeated(run, num_repetitions, AT_ONCE)
 
 
 def _of_quantiles(name, num_samples, epsilon):
@@ -151,16 +146,9 @@ def _of_coefficients(name, num_samples, epsilon):
     def run(key):
         data_key, key = jax.random.split(key)
         features, targets, offsets = draw(data_key, num_samples)
-        solution = dp_linear_model(
-            loss,
-            (features, targets),
-            key=key,
-            epsilon=epsilon,
-            delta=num_samples**-1.1,
-            intercept=D,
-            offsets=offsets,
-            intervals=True,
-        )
+        given = {"epsilon": epsilon, "delta": num_samples**-1.1, "intercept": D}
+        given |= {"offsets": offsets, "intervals": True}
+        solution = dp_linear_model(loss, (features, targets), key=key, **given)
         _, alone = best_fit(loss, truth, features, targets, offsets)
         return solution.params - truth, solution.standard_errors, alone
 
@@ -186,10 +174,7 @@ def best_fit(loss: LinearLoss, params, features, targets, offsets):
 
 
 def misses(errors, standard_errors):
-    """Returns how many finite intervals miss each coefficient, and how many there are.
-
-    As one array of two rows.
-    """
+    """Returns, in two rows, how many finite intervals miss, and how many there are."""
     is_finite = np.isfinite(standard_errors)
     is_missed = np.abs(errors) > 1.959964 * standard_errors
     return np.stack([np.sum(is_finite & is_missed, 0), np.sum(is_finite, 0)])
@@ -254,19 +239,17 @@ def _table(rows, num_samples, epsilon) -> str:
         if (row := rows.get((name, num_samples, epsilon))) is None:
             continue
         missed, total = np.array(row["missed"]), np.array(row["finite"])
-        number = row["repetitions"]
         cells: list[float | None] = [None] * 5
         if np.all(total >= AT_ONCE):
-            held = 1 - missed / total
+            held, widths = (1 - missed / total).tolist(), row["widths"]
             cells = [
                 1 - float(np.sum(missed) / np.sum(total)),
-                float(np.min(held[:-1])),
-                float(held[-1]),
-                float(np.median(row["widths"])),
-                row["widths"][-1],
+                min(held[:-1]),
+                held[-1],
             ]
-        refused = 1 - float(np.sum(total)) / (number * len(total))
-        lines.append([name, number, *cells, refused])
+            cells += [float(np.median(widths)), widths[-1]]
+        refused = 1 - float(np.sum(total)) / (row["repetitions"] * len(total))
+        lines.append([name, row["repetitions"], *cells, refused])
     header = ["law", "runs", "held", "worst slope", "intercept", "width"]
     header += ["of the intercept", "refused"]
     title = f"## n = {num_samples:,}, epsilon {epsilon:g}\n\n"

@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -31,27 +30,35 @@ class Source:
         path: of its file, below $DPJAX_DATA.
         how: how to obtain the file.
         schema: what is public about each feature.
-        columns: a function of the file that returns its columns by name.
-        targets: a function of the columns that returns the targets.
+        target: the column of the targets, and their unit in words.
+        unit: what targets are divided by, in a regression.
+        is_positive: says which values of the target are one class, the other class.
+        header: the names of the columns, where the file has none.
         is_test: a function of the columns that marks the test records.
-        target_unit: the unit of the targets.
         source: who publishes it; the licence is CC BY 4.0 unless it says so.
-        task: its task.
-        licence: of the data.
     """
 
     path: str
     how: str
     schema: Mapping[str, Numeric | Categorical]
-    columns: Callable[[Path], Columns]
-    targets: Callable[[Columns], np.ndarray]
-    target_unit: str
-    source: str
+    target: tuple[str, str]
+    unit: float = 1.0
+    is_positive: Callable[[np.ndarray], np.ndarray] | None = None
+    header: tuple[str, ...] = ()
     is_test: Callable[[Columns], np.ndarray] = lambda columns: every_fifth(
         _size(columns)
     )
-    task: Literal["classification", "regression"] = "regression"
+    source: str
     licence: str = "CC BY 4.0"
+
+    def read(self, path: Path) -> Columns:
+        """Returns the file's columns by name."""
+        if path.suffix == ".zip":
+            return _blog_feedback(path, self.header)
+        text = gzip.decompress(path.read_bytes())
+        if self.header:
+            return dict(zip(self.header, _numbers(text).T, strict=True))
+        return read_columns(text)
 
 
 def load(name: str) -> Dataset:
@@ -61,41 +68,27 @@ def load(name: str) -> Dataset:
         FileNotFoundError: If its file is not in $DPJAX_DATA; the message says how to
             obtain it.
     """
-    if (source := SOURCES.get(name)) is None:
+    if (one := SOURCES.get(name)) is None:
         return datasets.load(name)
-    path = Path(os.environ.get("DPJAX_DATA", "$DPJAX_DATA"), source.path)
+    path = Path(os.environ.get("DPJAX_DATA", "$DPJAX_DATA"), one.path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not on this machine: {source.how}")
-    columns = source.columns(path)
+        raise FileNotFoundError(f"{path} is not on this machine: {one.how}")
+    columns, (target, words) = one.read(path), one.target
+    targets = in_units(columns, target, unit=one.unit)
     return assemble(
-        columns,
-        source.schema,
-        targets=source.targets(columns),
-        is_test=source.is_test(columns),
+        *(columns, one.schema),
+        targets=targets if one.is_positive is None else signs(one.is_positive(targets)),
+        is_test=one.is_test(columns),
         name=name,
-        task=source.task,
-        target_unit=source.target_unit,
-        licence=source.licence,
-        source=source.source,
+        task="regression" if one.is_positive is None else "classification",
+        target_unit=words,
+        licence=one.licence,
+        source=one.source,
     )
 
 
 def _size(columns: Columns) -> int:
     return len(next(iter(columns.values())))
-
-
-def _table(path: Path) -> Columns:
-    return read_columns(gzip.decompress(path.read_bytes()))
-
-
-def _matrix(*names: str) -> Callable[[Path], Columns]:
-    """Returns a reader of a gzipped file of numbers without a header."""
-
-    def read(path: Path) -> Columns:
-        rows = _numbers(gzip.decompress(path.read_bytes()))
-        return dict(zip(names, rows.T, strict=True))
-
-    return read
 
 
 def _numbers(text: bytes) -> np.ndarray:
@@ -107,14 +100,13 @@ def _numbers(text: bytes) -> np.ndarray:
         return np.atleast_2d(table)
 
 
-def _blog_feedback(path: Path) -> Columns:
+def _blog_feedback(path: Path, header: tuple[str, ...]) -> Columns:
     """Reads an archive: the training file, then the files of the test days."""
     with zipfile.ZipFile(path) as archive:
         days = sorted(name for name in archive.namelist() if "test" in name)
         train = _numbers(archive.read("blogData_train.csv"))
         test = _numbers(b"".join(archive.read(day) for day in days))
-    names = *_BLOG_FEEDBACK, "target"
-    columns = dict(zip(names, np.vstack([train, test]).T, strict=True))
+    columns = dict(zip(header, np.vstack([train, test]).T, strict=True))
     return columns | {"is_test": np.arange(len(train) + len(test)) >= len(train)}
 
 
@@ -132,7 +124,7 @@ _BELGIAN_MOTOR = {
     "agec": Numeric(center=7, scale=5),
     "fuel": Categorical(("gasoline", "diesel")),
     "use": Categorical(("private", "work")),
-    "fleet": Numeric(limit=1.0),
+    "fleet": _FLAG,
     "long": Numeric(center=4.5, scale=1),
     "lat": Numeric(center=50.8, scale=0.5),
 }
@@ -161,7 +153,6 @@ _BLOG_FEEDBACK = {
     "num-parents": Numeric(),
     **{f"parent-comments-{part}": _COMMENTS for part in ("min", "max", "mean")},
 }
-_MONTHS = (1, 2, 3, 4, 5, 6)
 
 # Amounts are in New Taiwan dollars; bills, payments and credit limits keep their tails:
 # they are only divided. PAY_m counts the months of delay, -2 to 8.
@@ -170,8 +161,8 @@ _CREDIT_DEFAULT = {
     "SEX": _FLAG,
     "AGE": Numeric(center=40, scale=10),
     **{f"PAY_{month}": Numeric() for month in (0, 2, 3, 4, 5, 6)},
-    **{f"BILL_AMT{month}": Numeric(scale=100_000) for month in _MONTHS},
-    **{f"PAY_AMT{month}": Numeric(scale=10_000) for month in _MONTHS},
+    **{f"BILL_AMT{month}": Numeric(scale=100_000) for month in range(1, 7)},
+    **{f"PAY_AMT{month}": Numeric(scale=10_000) for month in range(1, 7)},
     **{f"EDUCATION_{code}": _FLAG for code in range(7)},
     **{f"MARRIAGE_{code}": _FLAG for code in range(4)},
 }
@@ -202,6 +193,8 @@ _YEAR_PREDICTION = {
     **{f"timbre-mean-{index}": Numeric(scale=50) for index in range(1, 13)},
     **{f"timbre-covariance-{index}": Numeric(scale=1_000) for index in range(1, 79)},
 }
+_UCI = "UCI Machine Learning Repository"
+_ARCHIVE = "https://archive.ics.uci.edu/dataset"
 
 SOURCES = {
     # Claims of a policy in the time that it was in force (`expo`, at most a year):
@@ -210,16 +203,12 @@ SOURCES = {
     # tariff classes (2018).
     "belgian_motor": Source(
         path="insurance/beMTPL97.csv.gz",
-        how=(
-            "Install the R package CASdatasets "
-            "(https://dutangc.github.io/CASdatasets) and run: "
-            "library(CASdatasets); data(beMTPL97); write.csv(beMTPL97, "
-            'gzfile("beMTPL97.csv.gz"), row.names = FALSE).'
-        ),
+        how="Install the R package CASdatasets (https://dutangc.github.io/CASdatasets) "
+        "and run: library(CASdatasets); data(beMTPL97); write.csv(beMTPL97, "
+        'gzfile("beMTPL97.csv.gz"), row.names = FALSE).',
         schema=_BELGIAN_MOTOR,
-        columns=_table,
-        targets=lambda columns: in_units(columns, "amount", unit=1_000),
-        target_unit="1,000 euros",
+        target=("amount", "1,000 euros"),
+        unit=1_000,
         licence="GPL 2 or later (R package CASdatasets)",
         source="R package CASdatasets, beMTPL97",
     ),
@@ -228,34 +217,30 @@ SOURCES = {
     # for blogs (2014); 004, section 6.
     "blog_feedback": Source(
         path="blogfeedback/BlogFeedback.zip",
-        how="Take it from https://archive.ics.uci.edu/dataset/304/blogfeedback.",
+        how=f"Take it from {_ARCHIVE}/304/blogfeedback.",
         schema=_BLOG_FEEDBACK,
-        columns=_blog_feedback,
-        targets=lambda columns: in_units(columns, "target", unit=10),
+        target=("target", "10 comments"),
+        unit=10,
+        header=(*_BLOG_FEEDBACK, "target"),
         is_test=lambda columns: columns["is_test"],
-        target_unit="10 comments",
-        source="UCI Machine Learning Repository, doi 10.24432/C58S3F",
+        source=f"{_UCI}, doi 10.24432/C58S3F",
     ),
     # I.-C. Yeh and C.-H. Lien, The comparisons of data mining techniques for the
     # predictive accuracy of probability of default of credit card clients (2009).
     "credit_default": Source(
         path="credit/UCI_Credit_Card.csv.gz",
-        how=(
-            "Take the spreadsheet of https://archive.ics.uci.edu/dataset/350, and"
-            " write it as gzipped CSV: columns ID, LIMIT_BAL, SEX, AGE, PAY_0, "
-            "PAY_2 to PAY_6, BILL_AMT1 to BILL_AMT6, PAY_AMT1 to PAY_AMT6, "
-            "default-payment-next-month; SEX less one, so that 1 is a woman; "
-            "EDUCATION and MARRIAGE one-hot as EDUCATION_0 to EDUCATION_6 and "
-            "MARRIAGE_0 to MARRIAGE_3."
-        ),
+        how=f"Take the spreadsheet of {_ARCHIVE}/350, and write it as gzipped CSV: "
+        "columns ID, LIMIT_BAL, SEX, AGE, PAY_0, PAY_2 to PAY_6, BILL_AMT1 to "
+        "BILL_AMT6, PAY_AMT1 to PAY_AMT6, default-payment-next-month; SEX less one, so "
+        "that 1 is a woman; EDUCATION and MARRIAGE one-hot as EDUCATION_0 to "
+        "EDUCATION_6 and MARRIAGE_0 to MARRIAGE_3.",
         schema=_CREDIT_DEFAULT,
-        columns=_table,
-        targets=lambda columns: signs(
-            in_units(columns, "default-payment-next-month", unit=1) > 0.5
+        target=(
+            "default-payment-next-month",
+            "+1 for default on the next payment, else -1",
         ),
-        task="classification",
-        target_unit="+1 for default on the next payment, else -1",
-        source="UCI Machine Learning Repository, doi 10.24432/C55S3H",
+        is_positive=lambda default: default > 0.5,
+        source=f"{_UCI}, doi 10.24432/C55S3H",
     ),
     # The mean number of active discussions of a topic in the two weeks after the seven
     # days that the features tell of. F. Kawala, A. Douzal-Chouakria, E. Gaussier and E.
@@ -263,16 +248,13 @@ SOURCES = {
     # section 6.
     "twitter": Source(
         path="twitter/Twitter.data.gz",
-        how=(
-            "Take the package of "
-            "https://archive.ics.uci.edu/dataset/248/buzz+in+social+media, and "
-            "compress regression/Twitter/Twitter.data of it with gzip."
-        ),
+        how=f"Take the package of {_ARCHIVE}/248/buzz+in+social+media, and compress "
+        "regression/Twitter/Twitter.data of it with gzip.",
         schema=_TWITTER,
-        columns=_matrix(*_TWITTER, "target"),
-        targets=lambda columns: in_units(columns, "target", unit=1_000),
-        target_unit="1,000 discussions",
-        source="UCI Machine Learning Repository, data set 248",
+        target=("target", "1,000 discussions"),
+        unit=1_000,
+        header=(*_TWITTER, "target"),
+        source=f"{_UCI}, data set 248",
     ),
     # Wheat or another of seven crops (the paper does not say which classes it took), in
     # blocks of a hundred neighbors, which are alike. I. Khosravi and S. K. Alavipanah,
@@ -280,34 +262,25 @@ SOURCES = {
     # textural and polarimetric observations (2019); 004, section 6.
     "winnipeg": Source(
         path="winnipeg/WinnipegDataset.txt.gz",
-        how=(
-            "Take the package of "
-            "https://archive.ics.uci.edu/dataset/525/crop+mapping+using+fused+optical+radar+data+set,"
-            " and compress WinnipegDataset.txt of it with gzip."
-        ),
+        how=f"Take the package of {_ARCHIVE}/525/crop+mapping+using+fused+optical+radar"
+        "+data+set, and compress WinnipegDataset.txt of it with gzip.",
         schema=_WINNIPEG,
-        columns=_table,
-        targets=lambda columns: signs(in_units(columns, "label", unit=1) == 6),
+        target=("label", "+1 for wheat, else -1"),
+        is_positive=lambda label: label == 6,
         is_test=lambda columns: every_fifth(_size(columns), block_size=100),
-        task="classification",
-        target_unit="+1 for wheat, else -1",
-        source="UCI Machine Learning Repository, data set 525",
+        source=f"{_UCI}, data set 525",
     ),
     # The paper does not say where it cut. T. Bertin-Mahieux, D. P. W. Ellis, B. Whitman
     # and P. Lamere, The Million Song Dataset (2011); 004, section 6.
     "year_prediction": Source(
         path="year_prediction/YearPredictionMSD.txt.gz",
-        how=(
-            "Take the package of "
-            "https://archive.ics.uci.edu/dataset/203/yearpredictionmsd, and "
-            "compress YearPredictionMSD.txt of it with gzip."
-        ),
+        how=f"Take the package of {_ARCHIVE}/203/yearpredictionmsd, and compress "
+        "YearPredictionMSD.txt of it with gzip.",
         schema=_YEAR_PREDICTION,
-        columns=_matrix("year", *_YEAR_PREDICTION),
-        targets=lambda columns: signs(columns["year"] >= 2000),
+        target=("year", "+1 for a song of 2000 or later, else -1"),
+        is_positive=lambda year: year >= 2000,
+        header=("year", *_YEAR_PREDICTION),
         is_test=lambda columns: np.arange(_size(columns)) >= _NUM_SONGS,
-        task="classification",
-        target_unit="+1 for a song of 2000 or later, else -1",
-        source="UCI Machine Learning Repository, data set 203",
+        source=f"{_UCI}, data set 203",
     ),
 }

@@ -12,9 +12,8 @@ from types import ModuleType
 from typing import Any
 
 import dpjax
-from benchmarks.audits import findings
-from benchmarks.audits.catalogue import cases
-from benchmarks.audits.findings import SEED, Finding
+from benchmarks.audits import catalogue
+from benchmarks.audits.catalogue import SEED, Finding, cases
 from benchmarks.page import filled, table
 from benchmarks.record import RESULTS
 from dpjax import estimators, mechanisms, models, parties, solvers, transforms, tuning
@@ -53,11 +52,8 @@ LAYERS: dict[str, tuple[ModuleType, str]] = {
 class Statement:
     """What the docstring of a public name says of privacy.
 
-    Attributes:
-        name: public, within its package.
-        claim: the section Privacy, or Sensitivity.
-        source: the section Reference.
-        neighbours: for which data sets the claim holds, in words.
+    The claim is its section Privacy, or Sensitivity, the source its section Reference;
+    neighbours say for which data sets the claim holds.
     """
 
     name: str
@@ -80,21 +76,13 @@ class Statement:
 
 
 def statements(package: ModuleType) -> list[Statement]:
-    """Returns the statements of all public names of a package that make one.
-
-    Raises:
-        ValueError: where a claim does not say for which neighbours it holds.
-    """
+    """Returns the statements of all public names of a package that make one."""
     found = []
     for name in package.__all__:
-        documentation = inspect.getdoc(getattr(package, name)) or ""
-        claim = section(documentation, "Privacy") or section(
-            documentation, "Sensitivity"
-        )
-        if claim:
+        text = inspect.getdoc(getattr(package, name)) or ""
+        if claim := section(text, "Privacy") or section(text, "Sensitivity"):
             neighbours = _neighbours(name, getattr(package, name), claim)
-            source = section(documentation, "Reference")
-            found.append(Statement(name, claim, source, neighbours))
+            found.append(Statement(name, claim, section(text, "Reference"), neighbours))
     return found
 
 
@@ -146,43 +134,26 @@ def audited(names: Sequence[str], case_names: Sequence[str]) -> dict[str, list[s
 
 
 def write(output: Path | None = None, *, with_audits: bool = False) -> list[Path]:
-    """Writes the page, and returns its path.
+    """Writes the page, and returns its path; with audits of what the record lacks.
 
     All audits take a while. The record is written after each of them, so that they may
     be cut off and taken up again.
-
-    Args:
-        output: Markdown file; that of the package by default.
-        with_audits: whether to audit first what the record lacks, or what has a new
-            claim.
-
-    Raises:
-        ValueError: where the record is broken, or the path is no good.
-        OSError: where a file cannot be written.
     """
     path = output or PAGE
     check_file("output", path)
-    read = {"the record": RECORD, "the pitfalls": PITFALLS}
-    check_spared("output", [path], read)
+    check_spared("output", [path], {"the record": RECORD, "the pitfalls": PITFALLS})
     if with_audits:
-        findings.complete(cases(), RECORD)
-    write_whole(path, page(findings.read(RECORD)).encode(), name="output")
+        catalogue.complete(cases(), RECORD)
+    write_whole(path, page(catalogue.read(RECORD)).encode(), name="output")
     return [path]
 
 
 def page(record: Mapping[str, Finding]) -> str:
-    """Returns the whole page, in Markdown.
-
-    Args:
-        record: what audits found, by case.
-    """
+    """Returns the whole page, in Markdown, of what audits found, by case."""
     bounds = [one for one in statements(estimators) if one.name != "Mean"]
+    plain = {case: case.replace("_", "") for case in record}
     of_privatize = {
-        one.name: [
-            case
-            for case in record
-            if case.replace("_", "") == f"privatize{one.name.lower()}"
-        ]
+        one.name: [x for x in record if plain[x] == f"privatize{one.name.lower()}"]
         for one in bounds
     }
     failures = {1 - as_decimal(one.confidence) for one in record.values()}
@@ -239,24 +210,16 @@ def _details(claims: Sequence[Statement]) -> str:
 
 
 def _results(record: Mapping[str, Finding]) -> str:
-    rows = [
-        [
-            f"`{name}`",
-            one.relation.lower().replace("_", "-"),
-            rounded_up(one.claim, 4),
-            rounded_up(one.delta, 6),
-            rounded_down(one.epsilon, 4),
-            f"{math.floor(100 * one.epsilon / one.claim)}%",
-            f"{one.num_releases:,}",
-        ]
-        for name, one in record.items()
-    ]
+    rows = []
+    for name, one in record.items():
+        share = f"{math.floor(100 * one.epsilon / one.claim)}%"
+        cells = [rounded_up(one.claim, 4), rounded_up(one.delta, 6)]
+        cells += [rounded_down(one.epsilon, 4), share, f"{one.num_releases:,}"]
+        rows.append([f"`{name}`", one.relation.lower().replace("_", "-"), *cells])
     header = ["case", "neighbours", "claimed ε", "δ", "proved ε ≥", "share", "releases"]
     return table(header, rows)
 
 
 def _cell(words: str) -> str:
     """Escapes what a table's cell takes for something else."""
-    for sign in "|<*":
-        words = words.replace(sign, f"\\{sign}")
-    return words
+    return re.sub(r"([|<*])", r"\\\1", words)

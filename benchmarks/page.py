@@ -12,11 +12,7 @@ Part = str | Iterable[str] | float
 
 
 def write(name: str, parts: Mapping[str, Part], output: Path | None = None) -> Path:
-    """Writes a page whole, by default beside this file, and returns where it lies.
-
-    Raises:
-        ValueError: where it cannot be written there.
-    """
+    """Writes a page whole, by default beside this file, and returns where it lies."""
     output = ROOT / name if output is None else output
     check_file("--output", output, suffix=".md")
     write_whole(output, filled(name, parts).encode(), name="page")

@@ -30,12 +30,9 @@ FOLDER = ROOT.parent / "docs" / "plots"
 
 
 class Theme(NamedTuple):
-    """What is drawn on; the background is the page's.
+    """What is drawn on; the background is the page's, and `paper` is behind text.
 
-    Attributes:
-        ink: of text and axes.
-        paper: behind text that stands on a hatch.
-        colors: from the strongest contrast with the page to the weakest.
+    Colors are from the strongest contrast with the page to the weakest.
     """
 
     name: str
@@ -142,10 +139,11 @@ def _predictions(figure: Figure, theme: Theme) -> None:
     """Test loss on credit default and Adult against epsilon, beside no privacy."""
     numbers = Numbers(read(predictions.PATH))
     grid = _axes(figure, 1, 2)
-    for axes, name, words in (
-        (grid[0], "credit_default", "Who will not pay"),
-        (grid[1], "adult", "Who earns more than $50,000"),
-    ):
+    names = {
+        "credit_default": "Who will not pay",
+        "adult": "Who earns more than $50,000",
+    }
+    for axes, (name, words) in zip(grid, names.items(), strict=True):
         for (method, label, marker, line), color in zip(
             CURVES, theme.colors, strict=False
         ):
@@ -157,9 +155,8 @@ def _predictions(figure: Figure, theme: Theme) -> None:
         for method, label, dashes in CEILINGS:
             (found, *_) = (numbers.of(name, method, e) for e in numbers.epsilons)
             if found is not None:
-                axes.axhline(
-                    found.mean, color=theme.ink, lw=1, linestyle=dashes, label=label
-                )
+                look = {"color": theme.ink, "lw": 1, "linestyle": dashes}
+                axes.axhline(found.mean, label=label, **look)
         axes.set_xscale("log")
         axes.set_xticks(numbers.epsilons, [f"{one:g}" for one in numbers.epsilons])
         axes.minorticks_off()
@@ -168,10 +165,12 @@ def _predictions(figure: Figure, theme: Theme) -> None:
         axes.set_title(title, fontsize="small", loc="left")
     grid[0].set_ylabel("test loss")
     handles, _ = grid[0].get_legend_handles_labels()
-    handles = handles[len(CEILINGS) :] + handles[: len(CEILINGS)]  # curves first
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=2, fontsize="small"
-    )
+    _legend(figure, handles[len(CEILINGS) :] + handles[: len(CEILINGS)])  # curves first
+
+
+def _legend(figure: Figure, handles: list[Any]) -> None:
+    look = {"loc": "outside lower center", "ncols": 2, "fontsize": "small"}
+    figure.legend(handles=handles, **look)
 
 
 # Method of the record: sign in a cell, words, index of the colour, hatch.
@@ -192,10 +191,8 @@ def _winners(figure: Figure, theme: Theme) -> None:
         cells.setdefault(tuple(place), {})[method] = np.array(row["excess"])
     hindsight = {winners.CLIPPING, winners.TRUNCATION}
     grid = _axes(figure, 1, 2, sharey=True)
-    for axes, title, left_out in (
-        (grid[0], "nothing chosen in hindsight", hindsight),
-        (grid[1], "with settings chosen in hindsight", set()),
-    ):
+    words = "nothing chosen in hindsight", "with settings chosen in hindsight"
+    for axes, title, left_out in zip(grid, words, (hindsight, set()), strict=True):
         shown = {
             place: {name: one for name, one in methods.items() if name not in left_out}
             for place, methods in cells.items()
@@ -213,9 +210,7 @@ def _winners(figure: Figure, theme: Theme) -> None:
         )
         for sign, words, color, hatch in KINDS.values()
     ]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=2, fontsize="small"
-    )
+    _legend(figure, handles)
 
 
 def _map(
@@ -232,28 +227,17 @@ def _map(
         is_narrow = lead.mean() < 2 * lead.std(ddof=1) / len(lead) ** 0.5
         sign, _, color, hatch = KINDS[best]
         x, y = sizes.index(size), tails.index(tail)
-        face = "none" if color is None else theme.colors[color]
-        axes.add_patch(
-            Rectangle(
-                (x, y), 1, 1, facecolor=face, edgecolor=theme.paper, hatch=hatch, lw=1
-            )
-        )
+        look = {"facecolor": "none" if color is None else theme.colors[color]}
+        look |= {"edgecolor": theme.paper, "hatch": hatch, "lw": 1}
+        axes.add_patch(Rectangle((x, y), 1, 1, **look))
         share = 100 * excess[best].mean() / excess[winners.ZERO].mean()
-        axes.text(
-            x + 0.5,
-            y + 0.5,
-            f"{sign}{'?' * int(is_narrow)} {share:.{1 if share < 1 else 2}g}%",
-            ha="center",
-            va="center",
-            fontsize="x-small",
-            color=theme.ink,
-            bbox={"boxstyle": "round,pad=0.2", "fc": theme.paper, "ec": "none"},
-        )
-    axes.set_xlim(0, len(sizes))
-    axes.set_ylim(0, len(tails))
-    axes.set_xticks(
-        np.arange(len(sizes)) + 0.5, [f"{size / num_samples:g}" for size in sizes]
-    )
+        text = f"{sign}{'?' * int(is_narrow)} {share:.{1 if share < 1 else 2}g}%"
+        box = {"boxstyle": "round,pad=0.2", "fc": theme.paper, "ec": "none"}
+        look = {"ha": "center", "va": "center", "fontsize": "x-small"}
+        axes.text(x + 0.5, y + 0.5, text, color=theme.ink, bbox=box, **look)
+    axes.set(xlim=(0, len(sizes)), ylim=(0, len(tails)))
+    shares = [f"{size / num_samples:g}" for size in sizes]
+    axes.set_xticks(np.arange(len(sizes)) + 0.5, shares)
     axes.set_yticks(np.arange(len(tails)) + 0.5, [f"{tail:g}" for tail in tails])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
@@ -285,11 +269,8 @@ def _intervals(figure: Figure, theme: Theme) -> None:
             x, y = lines[chosen].ravel(), places[chosen].ravel()
             axes.plot(x, y, color=color, linewidth=width, solid_capstyle="butt")
         axes.axvline(truth, color=theme.ink, lw=1, linestyle=(0, (1, 1)))
-        axes.set_title(
-            f"{method}:\n{num_held} of {len(half)} hold it",
-            fontsize="medium",
-            loc="left",
-        )
+        title = f"{method}:\n{num_held} of {len(half)} hold it"
+        axes.set_title(title, fontsize="medium", loc="left")
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
     grid[1].set_xlabel("a coefficient of 1 and its intervals of 95%; thick: missed")
@@ -314,12 +295,8 @@ def _speed(figure: Figure, theme: Theme) -> None:
     """Milliseconds a private gradient, a panel a model; peers at their best."""
     cases = results(read(RESULTS / "cpu.json"))
     bars = {name: list(_bars(cases[name])) for name in MODELS}
-    grid = _axes(
-        figure,
-        len(MODELS),
-        1,
-        gridspec_kw={"height_ratios": [len(one) for one in bars.values()]},
-    )
+    heights = {"height_ratios": [len(one) for one in bars.values()]}
+    grid = _axes(figure, len(MODELS), 1, gridspec_kw=heights)
     for axes, (name, title) in zip(grid, MODELS.items(), strict=True):
         names, packages, values = zip(*bars[name], strict=True)
         kinds = [HATCHES[package] for package in packages]

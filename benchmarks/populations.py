@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import page
 from benchmarks.data import load
-from benchmarks.record import Found, Place, Row
+from benchmarks.record import Found, Place, Row, repeated
 from dpjax import solvers
 
 NUM_SAMPLES = 10_000
@@ -140,10 +140,7 @@ def cell(num_runs: int, at_once: int, place: Place) -> Found:
     """Returns how often the intervals of a column held, a row for each statistic."""
     column, epsilon, _ = place
     of_one = intervals_of(*population(*column.split(", ")), epsilon)
-    run = jax.jit(jax.vmap(of_one))
-    keys = jax.random.split(jax.random.key(0), (num_runs // at_once, at_once))
-    parts = [jax.tree.map(np.asarray, run(some)) for some in keys]
-    found = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    found = repeated(of_one, num_runs, at_once)
     return {(column, epsilon, name): _row(*found[name]) for name in STATISTICS}, {}
 
 
@@ -166,6 +163,7 @@ def _row(errors, found, plain_errors, plain) -> dict[str, Any]:
 def table(rows: dict[Place, Row]) -> str:
     """Returns the table of what is recorded; empty where nothing is."""
     header = ["column", "epsilon", "statistic", "held", "worst", "width", "refused"]
+    header += ["held without privacy", "worst without"]
     lines = []
     for (column, epsilon, _), name in product(places(), STATISTICS):
         if (row := rows.get((column, epsilon, name))) is None:
@@ -173,14 +171,12 @@ def table(rows: dict[Place, Row]) -> str:
         number, finite = row["repetitions"], np.array(row["finite"])
         held, plain = np.array(row["held"]), np.array(row["plain"]) / number
         enough = finite >= number / 4
-        shares = held[enough] / finite[enough]
         cells: list[float | None] = [None, None]
-        if shares.size:
-            cells = [float(np.sum(held[enough]) / np.sum(finite[enough])), shares.min()]
-        refused = 1 - float(np.mean(finite)) / number
-        lines.append([column, epsilon, name, *cells, row["width"], refused])
-        lines[-1] += [float(np.mean(plain)), float(np.min(plain))]
-    header += ["held without privacy", "worst without"]
-    return (
-        f"## Real data as populations\n\n{page.table(header, lines)}" if lines else ""
-    )
+        if enough.any():
+            held, total = held[enough], finite[enough]
+            cells = [float(np.sum(held) / np.sum(total)), (held / total).min()]
+        cells += [row["width"], 1 - float(np.mean(finite)) / number]
+        cells += [float(np.mean(plain)), float(np.min(plain))]
+        lines.append([column, epsilon, name, *cells])
+    title = "## Real data as populations\n\n"
+    return title + page.table(header, lines) if lines else ""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from dpjax._files import check_file, write_whole
 
@@ -47,10 +48,7 @@ class Record:
     rows: Mapping[Place, Row] = field(default_factory=dict)
 
     def merged(self, other: "Record") -> "Record":
-        """Returns both, the other's rows in place of those they are like.
-
-        But for what the other left out, where a package is missing, say.
-        """
+        """Returns both, the other's rows first, but for what it left out."""
         runs = list(self.runs)
         runs += [one for one in other.runs if one not in runs]
         rows = dict(self.rows)
@@ -129,17 +127,9 @@ def fill(
 ) -> None:
     """Runs the places that a record lacks, and merges what each finds as it comes.
 
-    Args:
-        path: the record, which may not exist yet.
-        places: what to run, in this order.
-        run: returns the rows of a place, and facts of what they are of; None where
-            there is nothing to run.
-        is_there: whether a row of the record will do.
-        again: whether what the record has is run, too.
-        about: facts of this run; by default `about_run()`.
-
-    Raises:
-        ValueError: if the path is no JSON file, or the file there is no record.
+    `run` returns the rows of a place, and facts of what they are of; None where there
+    is nothing to run. `is_there` says whether a row of the record will do. Facts of
+    this run are `about`, by default `about_run()`. A path that is no JSON file raises.
     """
     check_file("--out", path, suffix=".json")
     known = read(path).rows if path.exists() else {}
@@ -154,14 +144,12 @@ def fill(
 
 
 def about_run(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
-    """Describes what this runs on: the machine, versions of packages, the commit."""
+    """Describes what this runs on, Linux: versions of packages, the commit."""
     device = jax.devices()[0]
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "memory_bytes": _memory_bytes(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "accelerator": None if device.platform == "cpu" else device.device_kind,
         "system": platform.system(),
         "python": platform.python_version(),
@@ -171,19 +159,9 @@ def about_run(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
     return names[0] if names else platform.machine()
-
-
-def _memory_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError):
-        return None
 
 
 def _version(package: str) -> str | None:
@@ -203,6 +181,14 @@ def _commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     return done.stdout.strip()
+
+
+def repeated(of_one: Callable[[jax.Array], Any], num: int, at_once: int, seed=0) -> Any:
+    """Returns what a function of a key returns for many keys, some at once."""
+    keys = jax.random.split(jax.random.key(seed), (-(-num // at_once), at_once))
+    run = jax.jit(jax.vmap(of_one))
+    parts = [jax.tree.map(np.asarray, run(some)) for some in keys]
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
 def rounded(x: float, digits: int = 6) -> float:

@@ -9,6 +9,7 @@ square of the distance. `python -m benchmarks winners` runs it in minutes.
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,6 @@ def run(out: Path = PATH) -> None:
     record.fill(out, [(tail, size, ZERO) for size, tail in pairs], _cell)
 
 
-def _setting(num_features: int) -> Setting:
-    return Setting(NUM_SAMPLES, num_features, epsilon=EPSILON)
-
-
 def _cell(place: record.Place) -> record.Found:
     """Runs all methods on the data of a cell."""
     tail_index, num_features, _ = place
@@ -55,15 +52,11 @@ def _cell(place: record.Place) -> record.Found:
     runs = [(_draw(one, tail_index, num_features), key) for one, key in pairs]
     rows = {}
     for method, fits in _methods(tail_index, num_features).items():
-        excess = np.array(
-            [[_excess(fit(*one), one[0]) for one in runs] for fit in fits]
-        )
+        excess = [[_excess(fit(*one), one[0]) for one in runs] for fit in fits]
         # The best in hindsight, where there are several settings.
-        best = excess[np.argmin(excess.mean(axis=1))]
-        rows[tail_index, num_features, method] = {
-            "settings": len(fits),
-            "excess": best.tolist(),
-        }
+        best = excess[np.argmin(np.mean(excess, axis=1))]
+        row = {"settings": len(fits), "excess": best}
+        rows[tail_index, num_features, method] = row
     seconds = time.perf_counter() - start
     print(f"d {num_features}, tail {tail_index:g}: {seconds:.0f} s", flush=True)
     return rows, {}
@@ -89,40 +82,27 @@ def _excess(params: jax.Array, sample: Sample) -> float:
 def _methods(
     tail_index: float, num_features: int
 ) -> dict[str, list[Callable[[Sample, jax.Array], jax.Array]]]:
-    setting = _setting(num_features)
-
-    def draw(key: jax.Array, _: Setting) -> Sample:
-        return _draw(key, tail_index, num_features)
-
-    problem = ProblemKind(draw, losses.squared)
+    """Returns each method at all of its settings."""
+    setting = Setting(NUM_SAMPLES, num_features, epsilon=EPSILON)
+    problem = ProblemKind(
+        lambda key, _: _draw(key, tail_index, num_features), losses.squared
+    )
 
     def untuned(sample: Sample, key: jax.Array, **options: Any) -> jax.Array:
-        return solvers.dp_linear_model(
-            "squared",
-            sample.data,
-            key=key,
-            epsilon=setting.epsilon,
-            delta=setting.delta,
-            **options,
-        ).params
+        budget = {"epsilon": setting.epsilon, "delta": setting.delta}
+        solve = partial(solvers.dp_linear_model, **budget, **options)
+        return solve("squared", sample.data, key=key).params
 
-    def descent(name: str, options: Any) -> Callable[..., jax.Array]:
-        def fit(sample: Sample, key: jax.Array) -> jax.Array:
-            key = jax.random.clone(key)
-            return (
-                METHODS[name]
-                .solve(Task(problem, setting, sample, key), **options)
-                .params
-            )
-
-        return fit
+    def descent(name: str, options: Any, sample: Sample, key: jax.Array) -> jax.Array:
+        task = Task(problem, setting, sample, jax.random.clone(key))
+        return METHODS[name].solve(task, **options).params
 
     found: dict[str, list[Callable[..., jax.Array]]] = {
         ZERO: [lambda sample, key: jnp.zeros(num_features)],
         NOTHING_TO_SET: [untuned],
     }
     if num_features > 10:
-        found[SELECTION] = [lambda *one: untuned(*one, max_features=10)]
+        found[SELECTION] = [partial(untuned, max_features=10)]
     for name in (CLIPPING, TRUNCATION):
-        found[name] = [descent(name, one) for one in METHODS[name].candidates]
+        found[name] = [partial(descent, name, x) for x in METHODS[name].candidates]
     return found

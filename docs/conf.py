@@ -6,39 +6,30 @@ Pages under `generated/` are written here from the package and the repository's 
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
 from docutils import nodes
 from latex2mathml.converter import convert
+from sphinx.util.nodes import make_refnode
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import _api  # noqa: E402
-import _copies  # noqa: E402
+import _pages  # noqa: E402
 
 import dpjax  # noqa: E402
 
-TARGETS = _api.targets()
-
 project = "dpjax"
-author = "the dpjax authors"
-project_copyright = author
+author = project_copyright = "the dpjax authors"
 release = dpjax.__version__
 version = release.partition("+")[0].partition(".dev")[0]  # without the checkout's state
 
-extensions = [
-    "myst_nb",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
-    "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
-    "sphinx_copybutton",
-    "sphinx_design",
-]
+extensions = [f"sphinx.ext.{x}" for x in ("autodoc", "autosummary", "napoleon")]
+extensions += ["sphinx.ext.viewcode", "sphinx_copybutton", "sphinx_design", "myst_nb"]
 exclude_patterns = ["_build", "contribute/skeletons"]
-default_role = "code"
+default_role = "py:obj"
 nitpicky = True
 # Types of other projects, whose inventories are not fetched, and private classes.
 _OTHERS = "collections|dp_accounting|jax|matplotlib|np|numpy|optax|os|typing"
@@ -46,7 +37,7 @@ nitpick_ignore_regex = [("py:class", rf"({_OTHERS}|dpjax(\.\w+)?\._\w+)\..*")]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # a docstring says what a parameter is
-autosummary_generate = False  # a page of a name has the methods that dpjax documents
+autosummary_generate = False  # `_pages` writes them
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_attr_annotations = False
@@ -66,14 +57,9 @@ html_theme = "sphinx_book_theme"  # without an edit link: pages are also generat
 html_title = f"dpjax {version}"
 html_favicon = "static/favicon.svg"
 toc_object_entries_show_parents = "hide"
-html_theme_options = {
-    "navbar_persistent": [],  # the search stands in the sidebar
-    "show_navbar_depth": 1,
-    "show_toc_level": 2,
-    "use_download_button": False,
-    "use_fullscreen_button": False,
-    "extra_footer": "Licence: Apache-2.0",
-}
+html_theme_options = {"navbar_persistent": [], "extra_footer": "Licence: Apache-2.0"}
+html_theme_options |= {"show_navbar_depth": 1, "show_toc_level": 2}
+html_theme_options |= {f"use_{x}_button": False for x in ("download", "fullscreen")}
 html_sidebars = {"_modules/**": ["navbar-logo.html", "search-button-field.html"]}
 html_static_path = ["static"]
 html_css_files = ["site.css"]
@@ -84,10 +70,12 @@ copybutton_prompt_is_regexp = True
 
 def setup(app):
     """Writes the generated pages, and has docstrings and formulas converted."""
-    _api.write_pages(HERE / "generated" / "api")
-    _copies.write_pages(HERE / "generated")
+    _pages.write_api(HERE / "generated" / "api")
+    _pages.write_copies(HERE / "generated")
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
-    app.connect("autodoc-process-docstring", _converted, priority=400)  # napoleon: 500
+    app.connect("autodoc-skip-member", _skipped)
+    app.connect("autodoc-process-docstring", _escaped, priority=400)  # napoleon: 500
+    app.connect("missing-reference", _linked)
 
 
 def _formula(self, node):
@@ -100,20 +88,62 @@ def _formula(self, node):
     raise nodes.SkipNode
 
 
-def _converted(app, what, name, value, options, lines):
-    del app, value, options
+def _skipped(app, what, name, value, skip, options):
+    """Leaves out what classes have from others than dpjax."""
+    function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+    return skip or not (getattr(function, "__module__", None) or "").startswith("dpjax")
+
+
+def _linked(app, env, node, content):
+    """Links code of a docstring to the one public name that it is, if it is one."""
+    code, page, objects = node["reftarget"], node["refdoc"], env.domains["py"].objects
+    if not page.startswith("generated/api/"):
+        return None
+    known = (name for name, entry in objects.items() if not entry.aliased)
+    found = [name for name in known if f".{name}".endswith(f".{code}")]
+    if f"dpjax.{code}" in found:
+        found = [f"dpjax.{code}"]
+    elif len(found) != 1 or (code.islower() and "_" not in code):  # an argument
+        return content
+    to = objects[found[0]]
+    return make_refnode(app.builder, page, to.docname, to.node_id, content)
+
+
+def _escaped(app, what, name, value, options, lines):
+    """Makes a docstring, plain text with code in backticks, reStructuredText.
+
+    A block after an empty line that is further indented is a formula or code.
+    """
     if name == "dpjax.NeighboringRelation":  # of dp_accounting, which says little of it
         lines[:] = [
             "Which two data sets a guarantee compares: `REPLACE_ONE`, the default, one "
             "record that is another; `ADD_OR_REMOVE_ONE`, one record more or less."
         ]
-
-    def target(code):
-        package = ".".join(name.split(".")[:2])
-        places = name, name.rpartition(".")[0], package
-        names = (*(f"{place}.{code}" for place in places), code)
-        return next((TARGETS[full] for full in names if full in TARGETS), None)
-
-    lines[:] = _api.as_rst(lines, target)
+    result, is_doctest = [], False
+    block = previous = None  # indentation of a block, and of the last line of text
+    for line, before in zip(lines, ["x", *lines], strict=False):
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        is_doctest &= bool(text)
+        if text and block is not None and indent < block:
+            block = None
+        if text.startswith(">>>") and block is None:
+            is_doctest, previous = True, indent
+        if text and block is None and not is_doctest:
+            if not before.strip() and previous is not None and indent > previous:
+                block = indent
+                result += [" " * previous + "::", ""]
+            else:
+                line, previous = _marked(line), indent
+        result.append(line if text else "")
+    lines[:] = result
     if what in ("attribute", "data", "property"):
         lines.insert(0, "\\ ")  # napoleon reads a type before a first line's colon
+
+
+def _marked(line):
+    """Escapes what is markup outside of code; code may go on in another line."""
+    head, text = re.match(r"(\s*\* )?(.*)", line, re.S).groups(default="")
+    parts = text.split("`")
+    if len(parts) % 2:
+        parts[::2] = [re.sub(r"([\\*|]|_(?=\W|$))", r"\\\1", x) for x in parts[::2]]
+    return head + "`".join(parts)

@@ -20,27 +20,13 @@ BUILDERS: dict[str, Callable[[], "Case"]] = {}
 class Case:
     """One release on two neighbouring data sets, and the privacy it claims.
 
-    Args:
-        release: `release(key, data)`, as for `epsilon_lower_bound`.
-        data: a data set.
-        neighbor: a neighbour of it under `privacy.relation`, chosen to be told apart.
+    Attributes:
+        release: `release(key, data)`; as `statistic`, which is learnt where it is None,
+            `is_gaussian` and `vectorize` an argument of `epsilon_lower_bound`.
+        neighbor: a neighbour of the data under `privacy.relation`, to be told apart.
         privacy: the claim, an (epsilon, delta) guarantee.
-        statistic: as for `epsilon_lower_bound`; learnt where it is None.
         num_releases: how many releases an audit takes unless it is told.
-        is_gaussian: as for `epsilon_lower_bound`.
-        vectorize: as for `epsilon_lower_bound`.
         name: of the release; the catalogue's cases have that of their builder.
-
-    Example:
-        >>> import dataclasses, jax
-        >>> from benchmarks.audits.catalogue import cases
-        >>> case = cases()["laplace"]
-        >>> def release(key, value):  # of too little noise
-        ...     return case.release(key, jax.tree.map(lambda x: 1.5 * x, value))
-        >>> faulty = dataclasses.replace(case, release=release)
-        >>> found = faulty.audit(key=jax.random.key(0))
-        >>> print(found.epsilon > case.privacy.epsilon)
-        True
     """
 
     release: Release
@@ -56,9 +42,7 @@ class Case:
     def audit(self, *, key: Key, num_releases: int | None = None) -> Audit:
         """Attacks the claim, which a bound above `privacy.epsilon` refutes."""
         return epsilon_lower_bound(
-            self.release,
-            self.data,
-            self.neighbor,
+            *(self.release, self.data, self.neighbor),
             key=key,
             delta=self.privacy.delta,
             num_releases=self.num_releases if num_releases is None else num_releases,
@@ -93,16 +77,19 @@ def solved(
     **options,
 ) -> Case:
     """Audits what is shown, the parameters, against the guarantee that comes along."""
-    solution = jax.eval_shape(solve, jax.random.key(0), data)
-    return Case(
-        release=lambda key, data: shown(solve(key, data)),
-        data=data,
-        neighbor=neighbor,
-        privacy=solution.privacy,
-        **options,
-    )
+
+    def release(key: Key, data: PyTree) -> PyTree:
+        return shown(solve(key, data))
+
+    privacy = jax.eval_shape(solve, jax.random.key(0), data).privacy
+    return Case(release, data, neighbor, privacy, **options)
 
 
 def linear(params: jax.Array, example: jax.Array) -> jax.Array:
-    """A loss whose gradient is the record itself."""
+    """Returns a loss whose gradient is the record itself."""
     return jax.numpy.vdot(params, example)
+
+
+def last_turned(data: jax.Array) -> jax.Array:
+    """Returns data whose last record is its negative."""
+    return data.at[-1].multiply(-1)

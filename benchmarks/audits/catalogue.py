@@ -1,26 +1,34 @@
-"""The cases of all mechanisms, transforms, solvers and scores."""
+"""The cases of all mechanisms, transforms, solvers and scores, and what audits found.
+
+What the audit of every case found is a record, written case by case.
+"""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 
+import jax
+
+from benchmarks import record
 from benchmarks.audits import (
     choosing_solvers,
-    correlated,
     descent,
     linear_models,
     mechanisms,
     private_scores,
     solvers,
     transforms,
-    updates,
 )
 from benchmarks.audits.case import BUILDERS, Case
+from dpjax._rounding import rounded_down, rounded_up
 
+SEED = 0  # that of `benchmarks audit`, which finds the same
 LAYERS: dict[str, tuple[ModuleType, ...]] = {
     "mechanisms": (mechanisms,),
-    "transforms": (transforms, updates, correlated),
+    "transforms": (transforms,),
     "solvers": (solvers, descent, linear_models, choosing_solvers),
     "models": (private_scores,),
 }
@@ -57,13 +65,68 @@ def names_of(layer: str) -> list[str]:
 
 @functools.cache
 def cases() -> Mapping[str, Case]:
-    """Every mechanism, transform and solver of dpjax, and its scores, as cases by name.
-
-    Example:
-        >>> import jax
-        >>> case = cases()["permute_and_flip"]
-        >>> found = case.audit(key=jax.random.key(0))
-        >>> print(f"{found.epsilon:.2f} of {case.privacy.epsilon:g}")
-        0.93 of 1
-    """
+    """Returns all mechanisms, transforms, solvers and scores, as cases by name."""
     return _Cases()
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """What a case claimed when it was audited, and the bound that the audit found."""
+
+    claim: float
+    delta: float
+    relation: str
+    num_releases: int
+    epsilon: float
+    confidence: float
+
+    def is_of(self, case: Case) -> bool:
+        """Tells whether the case claims the same today, and takes as many releases."""
+        privacy = case.privacy
+        # Another machine computes another last digit.
+        return math.isclose(self.claim, privacy.epsilon, rel_tol=1e-9) and (
+            self.delta,
+            self.relation,
+            self.num_releases,
+        ) == (privacy.delta, privacy.relation.name, case.num_releases)
+
+
+def audit(case: Case) -> Finding:
+    """Audits a case with its own number of releases."""
+    found, claim = case.audit(key=jax.random.key(SEED)), case.privacy
+    bound = found.num_releases, found.epsilon, found.confidence
+    return Finding(claim.epsilon, claim.delta, claim.relation.name, *bound)
+
+
+def read(path: Path) -> dict[str, Finding]:
+    """Returns findings by the name of the case; raises where it has none."""
+    try:
+        rows = record.read(path).rows
+        return {name: _finding(row) for (name,), row in rows.items()}
+    except TypeError as error:
+        raise ValueError(f"{path}: not a record of audits: {error!r}") from error
+
+
+def _finding(row: record.Row) -> Finding:
+    return Finding(**{name: value for name, value in row.items() if name != "run"})
+
+
+def complete(cases: Mapping[str, Case], path: Path) -> None:
+    """Audits the cases that the record lacks, or that claim something else by now.
+
+    A run can be cut off and taken up. To audit all of them again, delete the file.
+    """
+
+    def run(place: record.Place) -> record.Found:
+        found = audit(cases[place[0]])
+        bound, claim = rounded_down(found.epsilon, 3), rounded_up(found.claim, 3)
+        print(f"{place[0]}: epsilon >= {bound} of {claim}", flush=True)
+        return {place: dataclasses.asdict(found)}, {}
+
+    def is_there(row: record.Row, place: record.Place) -> bool:
+        return _finding(row).is_of(cases[place[0]])
+
+    record.fill(path, [(name,) for name in cases], run, is_there=is_there)
+    content = record.read(path)
+    rows = {(name,): content.rows[name,] for name in cases}  # in their order
+    record.write(dataclasses.replace(content, rows=rows), path)

@@ -22,12 +22,7 @@ _NUM_POINTS = 15
 
 
 def audit(name: str, releases: int | None, seed: int, output: Path | None) -> None:
-    """Lists cases, or audits one and draws it; exits with 1 where a claim falls.
-
-    Raises:
-        ValueError: if an option is wrong; nothing is written.
-        OSError: if the file cannot be written.
-    """
+    """Lists cases, or audits one and draws it; exits with 1 where a claim falls."""
     if name == "list":
         print("\n".join(cases()))
         return
@@ -64,17 +59,15 @@ def audit(name: str, releases: int | None, seed: int, output: Path | None) -> No
 
 
 def plot_region(case: Case, found: Audit) -> bytes:
-    """Draws which error rates the claim allows, and the attack's; returns a PNG.
-
-    Args:
-        case: the claim.
-        found: what its audit found.
-    """
+    """Draws which error rates the claim allows, and the attack's; returns a PNG."""
     figure = Figure(figsize=(6.4, 5.6), dpi=200, layout="constrained")
     axes = figure.subplots()
     rates = np.concatenate([np.geomspace(1e-6, 0.01, 100), np.linspace(0.01, 1, 400)])
     epsilon, delta = case.privacy.epsilon, case.privacy.delta
-    edge = _edge(rates, epsilon, delta)
+    # The least false negative rate that (epsilon, delta)-DP allows.
+    left = 1 - delta - np.exp(epsilon) * rates
+    right = np.exp(-epsilon) * (1 - delta - rates)
+    edge = np.maximum(np.maximum(left, right), 0.0)
     label = f"claim: ε = {rounded_up(epsilon, 3)}"
     if delta > 0:
         label += f", δ = {rounded_up(delta, 6)}"
@@ -98,9 +91,7 @@ def plot_region(case: Case, found: Audit) -> bytes:
     _points(axes, found, chosen, _CHOSEN, "s", label)
     axes.set_xlabel("false positive rate: data called neighbour")
     axes.set_ylabel("false negative rate: neighbour called data")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    axes.set_aspect("equal")
+    axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     axes.grid(alpha=0.3, linewidth=0.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.text(0.03, 0.03, "bars wholly in here refute the claim", fontsize="small")
@@ -121,31 +112,13 @@ def _failure(found: Audit) -> str:
     return rounded_up(1 - as_decimal(found.confidence), 1)
 
 
-def _edge(rates: np.ndarray, epsilon: float, delta: float) -> np.ndarray:
-    """Returns the least false negative rate that (epsilon, delta)-DP allows."""
-    left = 1 - delta - np.exp(epsilon) * rates
-    right = np.exp(-epsilon) * (1 - delta - rates)
-    return np.maximum(np.maximum(left, right), 0.0)
-
-
 def _points(axes, found: Audit, counts: np.ndarray, color, marker, label) -> None:
-    false, missed = counts[:, 0], found.num_tested - counts[:, 1]
     bars = []
-    for count in (false, missed):
+    for count in (counts[:, 0], found.num_tested - counts[:, 1]):
         rate = count / found.num_tested
         low, high = found.rate_bounds(count)
         bars.append((rate, np.stack([rate - low, high - rate])))
     (x, x_bars), (y, y_bars) = bars
-    axes.errorbar(
-        x,
-        y,
-        xerr=x_bars,
-        yerr=y_bars,
-        color=color,
-        marker=marker,
-        markersize=4,
-        linestyle="none",
-        linewidth=1,
-        label=label,
-        zorder=3 if marker == "s" else 2,
-    )
+    look = {"color": color, "marker": marker, "markersize": 4, "linestyle": "none"}
+    look |= {"linewidth": 1, "label": label, "zorder": 3 if marker == "s" else 2}
+    axes.errorbar(x, y, xerr=x_bars, yerr=y_bars, **look)

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from dp_accounting import UnsupportedDpEvent
 
-from benchmarks.audits.case import Case, audited, linear, solved
+from benchmarks.audits.case import Case, audited, last_turned, linear, solved
 from dpjax import accounting, batching, losses, solvers
 from dpjax._types import ADD_OR_REMOVE_ONE, Key, PyTree
 from dpjax.estimators import Clipping, TrimmedMean
@@ -39,9 +39,8 @@ def dp_gradient_descent() -> Case:
 @audited
 def dp_gradient_descent_disjoint() -> Case:
     """The last step sees the record, and is the longest."""
-    return _descended(
-        _record(2), batching=batching.Disjoint(), learning_rate=_longest_last
-    )
+    options = {"batching": batching.Disjoint(), "learning_rate": _longest_last}
+    return _descended(_record(2), **options)
 
 
 @audited
@@ -59,21 +58,18 @@ def dp_gradient_descent_without_replacement() -> Case:
 @audited
 def dp_gradient_descent_trimmed() -> Case:
     """Both steps see the median cross the clamp."""
+    data = jnp.array(np.outer([-9.0, 9.0, 9.0], np.ones(8)), "float32")
+    options = {"epsilon": 2.0, "delta": 0.05, "is_gaussian": False}
     return _descended(
-        jnp.array(np.outer([-9.0, 9.0, 9.0], np.ones(8)), "float32"),
-        epsilon=2.0,
-        delta=0.05,
-        is_gaussian=False,
-        estimator=TrimmedMean(0.34, lower=-1.0, upper=1.0),
+        data, estimator=TrimmedMean(0.34, lower=-1.0, upper=1.0), **options
     )
 
 
 @audited
 def dp_gradient_descent_cyclic() -> Case:
     """The longest step sees the record with probability 1/2."""
-    return _sampled(
-        batching.CyclicPoisson(1.0, cycle_length=2), learning_rate=_longest_last
-    )
+    draws = batching.CyclicPoisson(1.0, cycle_length=2)
+    return _sampled(draws, learning_rate=_longest_last)
 
 
 @audited
@@ -85,21 +81,21 @@ def dp_gradient_descent_bins() -> Case:
 @audited
 def dp_gradient_descent_group() -> Case:
     """Two records turn, which may enter each step, with probability 1/2 each."""
-    draws, data, size = batching.Poisson(2.0, capacity=4), _record(4), 2
+    draws, data, delta = batching.Poisson(2.0, capacity=4), _record(4), 0.01
     case = _descended(
         data.at[0].set(data[-1]),
         data.at[jnp.array([0, -1])].set(-data[-1]),
         epsilon=1.5,
-        delta=0.01,
+        delta=delta,
         is_gaussian=False,
         batching=draws,
     )
-    step = accounting.noise_multiplier(1.5, 0.01, draws.sampling(4, 2))
+    step = accounting.noise_multiplier(1.5, delta, draws.sampling(4, 2))
     epsilon = accounting.noise_multiplier_to_epsilon(
-        step, 0.01, draws.sampling(4, 2, group_size=size)
+        step, delta, draws.sampling(4, 2, group_size=2)
     )
     claim = accounting.PrivacyGuarantee.of(
-        epsilon, 0.01, dp_event=UnsupportedDpEvent(), unit="group of up to 2 records"
+        epsilon, delta, dp_event=UnsupportedDpEvent(), unit="group of up to 2 records"
     )
     return dataclasses.replace(case, privacy=claim)
 
@@ -126,11 +122,10 @@ def dp_gradient_descent_users() -> Case:
 @audited
 def dp_localized_sco() -> Case:
     """All steps of the last phase see the record, and their noise adds up."""
+    given = {"diameter": 100.0, "smoothness": 0.01, "num_steps": 2, **_BOUNDED}
 
     def solve(key: Key, data: PyTree) -> Solution:
-        given = {"key": key, "diameter": 100.0, "smoothness": 0.01, "num_steps": 2}
-        start = jnp.zeros(2)
-        return solvers.dp_localized_sco(linear, start, data, **given, **_BOUNDED)
+        return solvers.dp_localized_sco(linear, jnp.zeros(2), data, key=key, **given)
 
     return solved(solve, _record(80), -_record(80), is_gaussian=True)
 
@@ -138,11 +133,10 @@ def dp_localized_sco() -> Case:
 @audited
 def dp_one_pass_sco() -> Case:
     """The first step of the one phase sees the record, and all iterates after it."""
+    loss, given = losses.huber(10.0), {"diameter": 1.0, **_BOUNDED}
 
     def solve(key: Key, data: PyTree) -> Solution:
-        given = {"key": key, "diameter": 1.0}
-        loss, start = losses.huber(10.0), jnp.zeros(2)
-        return solvers.dp_one_pass_sco(loss, start, data, **given, **_BOUNDED)
+        return solvers.dp_one_pass_sco(loss, jnp.zeros(2), data, key=key, **given)
 
     features = jnp.zeros((60, 2)).at[0].set(jnp.array([0.6, 0.8]))
     targets = jnp.zeros(60).at[0].set(1e30)
@@ -164,18 +158,16 @@ def private_training_monitor() -> Case:
 @audited
 def private_training_bins() -> Case:
     """A record comes, and one of two steps sees it, each with probability 1/2."""
-    options = {"relation": ADD_OR_REMOVE_ONE, "is_gaussian": False}
-    data, draws = _record(4), batching.BallsInBins(2)
-    case = _trained(data, delta=0.01, batching=draws, **options)
-    return dataclasses.replace(case, neighbor=jnp.zeros_like(data))
+    options = {"relation": ADD_OR_REMOVE_ONE, "is_gaussian": False, "delta": 0.01}
+    case = _trained(_record(4), batching=batching.BallsInBins(2), **options)
+    return dataclasses.replace(case, neighbor=jnp.zeros_like(case.data))
 
 
 @audited
 def private_training_recipe() -> Case:
     """All is left out that can be: batches, estimator, optimizer."""
-    return _trained(
-        _record(4), delta=0.01, is_gaussian=False, estimator=None, optimizer=None
-    )
+    left_out = {"estimator": None, "optimizer": None}
+    return _trained(_record(4), delta=0.01, is_gaussian=False, **left_out)
 
 
 @audited
@@ -208,20 +200,12 @@ def _descended(
 ) -> Case:
     """Two steps along gradients that are the samples; the last one turns round."""
     settings = {"estimator": Clipping(1.0), "learning_rate": 1.0} | options
-    neighbor = data.at[-1].multiply(-1) if neighbor is None else neighbor
-    num_coordinates = jax.tree.leaves(data)[0].shape[-1]
+    settings |= {"epsilon": epsilon, "delta": delta, "num_steps": 2}
+    neighbor = last_turned(data) if neighbor is None else neighbor
+    start = jnp.zeros(jax.tree.leaves(data)[0].shape[-1])
 
     def solve(key: Key, data: PyTree) -> Solution:
-        return solvers.dp_gradient_descent(
-            linear,
-            jnp.zeros(num_coordinates),
-            data,
-            key=key,
-            epsilon=epsilon,
-            delta=delta,
-            num_steps=2,
-            **settings,
-        )
+        return solvers.dp_gradient_descent(linear, start, data, key=key, **settings)
 
     return solved(solve, data, neighbor, is_gaussian=is_gaussian)
 
@@ -231,13 +215,12 @@ def _trained(
 ) -> Case:
     """Two steps, of which all parameters and metrics are read."""
     settings: dict[str, Any] = {"estimator": Clipping(1.0), "optimizer": optax.sgd(1.0)}
+    settings |= {"num_samples": len(data), "num_steps": 2, **options}
     run = solvers.PrivateTraining(
         lambda params, example: linear(params + 1, example),  # its loss is not zero
-        num_samples=len(data),
         epsilon=4.0,
         delta=delta,
-        num_steps=2,
-        **settings | options,
+        **settings,
     )
 
     def release(key: Key, data: jax.Array) -> PyTree:
@@ -247,10 +230,4 @@ def _trained(
             shown.append((state.params, metrics))
         return shown
 
-    return Case(
-        release=release,
-        data=data,
-        neighbor=-data,
-        privacy=run.privacy,
-        is_gaussian=is_gaussian,
-    )
+    return Case(release, data, -data, run.privacy, is_gaussian=is_gaussian)

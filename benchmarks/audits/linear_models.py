@@ -5,10 +5,12 @@ show no more than its share of the budget: all of it where classes have a consta
 where steps see the record, less where the rest was spent on scales.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from benchmarks.audits.case import Case, audited, solved
+from benchmarks.audits.case import Case, audited, last_turned, solved
 from dpjax import losses, solvers
 from dpjax._types import Key, PyTree
 from dpjax.audit._releases import Statistic
@@ -16,39 +18,33 @@ from dpjax.losses import LinearLoss
 from dpjax.solvers import Solution
 
 _LONG, _FAR = 1e4, 1e9  # a gradient is clipped, a prediction decided
+_OFFSETS = jnp.array([0.0, -_FAR])
+
+
+def _first_over_last(params: jax.Array) -> jax.Array:
+    return params[0, 1] - params[0, 2]
 
 
 @audited
 def dp_linear_model() -> Case:
     """Of two records one has a target, whose sign all steps see."""
-    features, targets = jnp.array([[0.0], [1.0]]), jnp.array([0.0, _FAR])
-    return _turned("squared", features, targets, -_FAR)
+    data = jnp.array([[0.0], [1.0]]), jnp.array([0.0, _FAR])
+    return _turned("squared", *data, -_FAR)
 
 
 @audited
 def dp_linear_model_constant() -> Case:
     """The class of a record turns, which is all that is released."""
-    return _turned(
-        losses.softmax(3),
-        jnp.ones((60, 1)),
-        jnp.arange(60.0) % 3,  # the last one is 2
-        1.0,
-        statistic=lambda params: params[0, 1] - params[0, 2],
-        intercept=0,
-    )
+    classes = jnp.arange(60.0) % 3  # the last one is 2
+    options = {"statistic": _first_over_last, "intercept": 0}
+    return _turned(losses.softmax(3), jnp.ones((60, 1)), classes, 1.0, **options)
 
 
 @audited
 def dp_linear_model_intercept() -> Case:
     """A label turns, and the offset keeps its slope full."""
-    return _turned(
-        "logistic",
-        jnp.array([[0.0, 1.0], [_LONG, 1.0]]),
-        jnp.array([0.0, 1.0]),
-        -1.0,
-        intercept=1,
-        offsets=jnp.array([0.0, -_FAR]),
-    )
+    data = jnp.array([[0.0, 1.0], [_LONG, 1.0]]), jnp.array([0.0, 1.0])
+    return _turned("logistic", *data, -1.0, intercept=1, offsets=_OFFSETS)
 
 
 @audited
@@ -57,14 +53,8 @@ def dp_linear_model_weights() -> Case:
 
     The rest of the budget was spent on the bounds.
     """
-    return _turned(
-        "squared",
-        jnp.ones((2, 1)),
-        jnp.array([0.0, _FAR]),
-        -_FAR,
-        intercept=0,
-        weights=jnp.ones(2),
-    )
+    data = jnp.ones((2, 1)), jnp.array([0.0, _FAR])
+    return _turned("squared", *data, -_FAR, intercept=0, weights=jnp.ones(2))
 
 
 @audited
@@ -73,29 +63,17 @@ def dp_linear_model_offsets() -> Case:
 
     The offset keeps the slope full in all steps.
     """
-    return _turned(
-        "logistic",
-        jnp.array([[0.0], [_LONG]]),
-        jnp.array([0.0, 1.0]),
-        -1.0,
-        weights=jnp.array([0.0, 1.0]),
-        offsets=jnp.array([0.0, -_FAR]),
-    )
+    data, weights = jnp.array([[0.0], [_LONG]]), jnp.array([0.0, 1.0])
+    options = {"weights": weights, "offsets": _OFFSETS}
+    return _turned("logistic", data, jnp.array([0.0, 1.0]), -1.0, **options)
 
 
 @audited
 def dp_linear_model_exposures() -> Case:
     """A count without exposure becomes an exposure without count."""
-    return _turned(
-        losses.poisson(10.0),
-        jnp.array([[0.0, 1.0], [1.0, 1.0]]),
-        jnp.array([1.0, _FAR]),
-        0.0,
-        statistic=lambda params: params[0],
-        intercept=1,
-        weights=jnp.ones(2),
-        offsets=jnp.array([0.0, -_FAR]),
-    )
+    data = jnp.array([[0.0, 1.0], [1.0, 1.0]]), jnp.array([1.0, _FAR])
+    options = {"intercept": 1, "weights": jnp.ones(2), "offsets": _OFFSETS}
+    return _turned(losses.poisson(10.0), *data, 0.0, **options)
 
 
 @audited
@@ -105,11 +83,9 @@ def dp_linear_model_outputs() -> Case:
     Zeros make a small threshold, which the gradient passes in every step. Many
     records are slow: 10,000 releases.
     """
+    data = jnp.zeros((60, 1)).at[-1].set(1.0), jnp.zeros(60)
     return _turned(
-        losses.softmax(3),
-        jnp.zeros((60, 1)).at[-1].set(1.0),
-        jnp.zeros(60),
-        1.0,
+        *(losses.softmax(3), *data, 1.0),
         statistic=lambda params: params[0, 1] - params[0, 0],
         num_releases=10_000,
     )
@@ -121,15 +97,9 @@ def dp_linear_model_intervals() -> Case:
 
     That step has half of the budget. 200 records are slow: 10,000 releases.
     """
-    targets = jnp.tile(jnp.array([1.0, -1.0]), 100)
-    return _turned(
-        "squared",
-        jnp.ones((200, 1)),
-        targets.at[-1].set(_FAR),
-        -_FAR,
-        intervals=True,
-        num_releases=10_000,
-    )
+    targets = jnp.tile(jnp.array([1.0, -1.0]), 100).at[-1].set(_FAR)
+    options = {"intervals": True, "num_releases": 10_000}
+    return _turned("squared", jnp.ones((200, 1)), targets, -_FAR, **options)
 
 
 @audited
@@ -138,15 +108,9 @@ def dp_linear_model_sample() -> Case:
 
     The claim is at 0.01.
     """
-    return _turned(
-        losses.softmax(3),
-        jnp.ones((4, 1)),
-        jnp.array([0.0, 0.0, 0.0, 2.0]),
-        1.0,
-        statistic=lambda params: params[0, 1] - params[0, 2],
-        intercept=0,
-        max_records=3,
-    )
+    classes = jnp.array([0.0, 0.0, 0.0, 2.0])
+    options = {"statistic": _first_over_last, "intercept": 0, "max_records": 3}
+    return _turned(losses.softmax(3), jnp.ones((4, 1)), classes, 1.0, **options)
 
 
 @audited
@@ -157,16 +121,11 @@ def dp_linear_model_features() -> Case:
     then the signs of their weights.
     """
     signs = jnp.array([1.0, -1.0, 1.0, -1.0])
+    given = {"epsilon": 4.0, "delta": 0.05, "max_features": 2}
 
     def solve(key: Key, features: jax.Array) -> Solution:
-        return solvers.dp_linear_model(
-            "squared",
-            (features, jnp.full(2, _FAR)),
-            key=key,
-            epsilon=4.0,
-            delta=0.05,
-            max_features=2,
-        )
+        data = features, jnp.full(2, _FAR)
+        return solvers.dp_linear_model("squared", data, key=key, **given)
 
     def statistic(released: tuple[jax.Array, jax.Array]) -> jax.Array:
         params, selected = released
@@ -176,9 +135,7 @@ def dp_linear_model_features() -> Case:
 
     features = jnp.stack([jnp.ones(4), signs])
     return solved(
-        solve,
-        features,
-        features.at[-1].multiply(-1),
+        *(solve, features, last_turned(features)),
         shown=lambda solution: (solution.params, solution.stats["selected"]),
         statistic=statistic,
     )
@@ -208,14 +165,12 @@ def _turned_beyond(
 ) -> Case:
     features = jnp.zeros((num_records, 1)).at[-1].set(9.0)
     labels = jnp.zeros(num_records).at[-1].set(1.0)
+    given = {"epsilon": 4.0, "delta": 1e-5 if max_records is None else 0.01}
+    given |= {"max_records": max_records, "smooth": (0,)}
 
     def solve(key: Key, labels: jax.Array) -> Solution:
-        delta = 1e-5 if max_records is None else 0.01
-        given = {"epsilon": 4.0, "delta": delta, "max_records": max_records}
         data = features, labels
-        return solvers.dp_additive_model(
-            "logistic", data, key=key, smooth=(0,), **given
-        )
+        return solvers.dp_additive_model("logistic", data, key=key, **given)
 
     return solved(
         *(solve, labels, -labels),
@@ -231,36 +186,27 @@ def _turned(
     targets: jax.Array,
     turned: float,
     *,
-    intercept: int | None = None,
-    intervals: bool = False,
-    max_records: int | None = None,
     statistic: Statistic = lambda params: params[0],
     num_releases: int = 100_000,
-    **records: jax.Array,
+    **options: Any,
 ) -> Case:
     """The last record has another target in the neighbour, and its offset turns too."""
+    records = {x: options.pop(x) for x in ("weights", "offsets") if x in options}
+    is_gaussian = "max_records" not in options
+    given = {"epsilon": 4.0, "delta": 1e-5 if is_gaussian else 0.01, **options}
 
     def solve(key: Key, data: PyTree) -> Solution:
-        features, targets, records = data
-        return solvers.dp_linear_model(
-            *(loss, (features, targets)),
-            key=key,
-            epsilon=4.0,
-            delta=1e-5 if max_records is None else 0.01,
-            intercept=intercept,
-            intervals=intervals,
-            max_records=max_records,
-            **records,
-        )
+        *data, records = data
+        return solvers.dp_linear_model(loss, tuple(data), key=key, **given, **records)
 
     neighbor = dict(records)
     if "offsets" in records:
-        neighbor["offsets"] = records["offsets"].at[-1].multiply(-1)
+        neighbor["offsets"] = last_turned(records["offsets"])
     return solved(
         solve,
         (features, targets, records),
         (features, targets.at[-1].set(turned), neighbor),
         statistic=statistic,
         num_releases=num_releases,
-        is_gaussian=max_records is None,
+        is_gaussian=is_gaussian,
     )

@@ -5,6 +5,7 @@ hundred thousand releases see most of it, while at 1e-5 they see next to nothing
 """
 
 import math
+from functools import partial
 from typing import Literal
 
 import jax
@@ -14,7 +15,7 @@ from dp_accounting import DpEvent, LaplaceDpEvent, UnsupportedDpEvent, ZCDpEvent
 
 from benchmarks.audits.case import Case, audited
 from dpjax import accounting, mechanisms
-from dpjax._types import Key, SelectionName
+from dpjax._types import Key, PeelingNoise, SelectionName
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
 from dpjax.accounting._smooth import smooth_noise_rho
@@ -29,13 +30,11 @@ def gaussian() -> Case:
     """Noise for (1, 1e-5) on values at l2 distance 1."""
     epsilon, delta = 1.0, 1e-5
     stddev = accounting.gaussian_stddev(epsilon, delta, sensitivity=1.0)
+    event = accounting.gaussian_event(stddev)
     return Case(
-        release=lambda key, value: mechanisms.gaussian(key, value, stddev=stddev),
-        data=jnp.zeros(2),
-        neighbor=jnp.array([0.6, -0.8]),
-        privacy=PrivacyGuarantee.of(
-            epsilon, delta, dp_event=accounting.gaussian_event(stddev)
-        ),
+        lambda key, value: mechanisms.gaussian(key, value, stddev=stddev),
+        *(jnp.zeros(2), jnp.array([0.6, -0.8])),
+        PrivacyGuarantee.of(epsilon, delta, dp_event=event),
         is_gaussian=True,
     )
 
@@ -44,10 +43,9 @@ def gaussian() -> Case:
 def laplace() -> Case:
     """Noise for epsilon = 1 on values at l1 distance 1."""
     return Case(
-        release=lambda key, value: mechanisms.laplace(key, value, scale=1.0),
-        data=jnp.zeros(2),
-        neighbor=jnp.array([0.0, 1.0]),
-        privacy=_pure(1.0, LaplaceDpEvent(1.0)),
+        lambda key, value: mechanisms.laplace(key, value, scale=1.0),
+        *(jnp.zeros(2), jnp.array([0.0, 1.0])),
+        _pure(1.0, LaplaceDpEvent(1.0)),
     )
 
 
@@ -55,10 +53,9 @@ def laplace() -> Case:
 def laplace_l2() -> Case:
     """Noise for epsilon = 1 on values at l2 distance 1, in a plane."""
     return Case(
-        release=lambda key, value: mechanisms.laplace(key, value, scale=1.0, norm="l2"),
-        data=jnp.zeros(2),
-        neighbor=jnp.array([0.6, 0.8]),
-        privacy=_pure(1.0, LaplaceDpEvent(1.0)),
+        lambda key, value: mechanisms.laplace(key, value, scale=1.0, norm="l2"),
+        *(jnp.zeros(2), jnp.array([0.6, 0.8])),
+        _pure(1.0, LaplaceDpEvent(1.0)),
     )
 
 
@@ -89,14 +86,6 @@ def discrete_gaussian() -> Case:
     """Integers at l2 distance 100 under noise of the same stddev."""
     stddev = 100
 
-    def release(key: Key, value: jax.Array) -> jax.Array:
-        return value + jax.pure_callback(
-            draw,
-            jax.ShapeDtypeStruct(value.shape, jnp.int32),
-            jax.random.key_data(key),
-            vmap_method="expand_dims",
-        ).astype(jnp.int32)
-
     def draw(words: np.ndarray) -> np.ndarray:
         # One stream for the whole chunk, seeded by all of its keys.
         words = np.asarray(words)
@@ -105,15 +94,17 @@ def discrete_gaussian() -> Case:
         noise = mechanisms.discrete_gaussian(shape, stddev=stddev, random_bytes=source)
         return noise.astype(np.int32)
 
+    def release(key: Key, value: jax.Array) -> jax.Array:
+        words, shape = jax.random.key_data(key), jax.ShapeDtypeStruct((2,), jnp.int32)
+        noise = jax.pure_callback(draw, shape, words, vmap_method="expand_dims")
+        return value + noise.astype(jnp.int32)
+
     epsilon = discrete_gaussian_epsilon(
         stddev, _DELTA, sensitivity=100.0, num_coordinates=2
     )
-    return Case(
-        release=release,
-        data=jnp.zeros(2, jnp.int32),
-        neighbor=jnp.array([60, -80], jnp.int32),
-        privacy=PrivacyGuarantee.of(epsilon, _DELTA, dp_event=UnsupportedDpEvent()),
-    )
+    privacy = PrivacyGuarantee.of(epsilon, _DELTA, dp_event=UnsupportedDpEvent())
+    data, neighbor = (jnp.array(x, jnp.int32) for x in ([0, 0], [60, -80]))
+    return Case(release, data, neighbor, privacy)
 
 
 @audited
@@ -133,60 +124,45 @@ def permute_and_flip() -> Case:
 @audited
 def peeling() -> Case:
     """Of two equal coordinates one rises by the linf sensitivity, one falls."""
-
-    def release(key: Key, vector: jax.Array) -> jax.Array:
-        return mechanisms.peeling(
-            key, vector, sparsity=1, selection_scale=scale, release_stddev=scale
-        )
-
     rho = 0.5
-    scale = math.sqrt(1 / rho)
-    return Case(
-        release=release,
-        data=jnp.array([100.0, 100.0]),
-        neighbor=jnp.array([101.0, 99.0]),
-        privacy=_zero_concentrated(rho),
-    )
+    privacy, scale = _zero_concentrated(rho), math.sqrt(1 / rho)
+    return _peeled([100.0, 100.0], [101.0, 99.0], privacy, scale, scale)
 
 
 @audited
 def peeling_laplace() -> Case:
     """The coordinate that is behind falls behind further, and rarely comes first."""
+    epsilon = 1.5
+    privacy, scale = _pure(epsilon, UnsupportedDpEvent()), 3 / epsilon
+    settings = privacy, scale, math.sqrt(2) * scale, "laplace", 400_000
+    return _peeled([104.0, 100.0], [105.0, 99.0], *settings)
+
+
+def _peeled(
+    data: list[float],
+    neighbor: list[float],
+    privacy: PrivacyGuarantee,
+    scale: float,
+    stddev: float,
+    noise: PeelingNoise = "gumbel",
+    num_releases: int = 100_000,
+) -> Case:
+    options = {"sparsity": 1, "selection_scale": scale, "release_stddev": stddev}
 
     def release(key: Key, vector: jax.Array) -> jax.Array:
-        return mechanisms.peeling(
-            key,
-            vector,
-            sparsity=1,
-            selection_scale=scale,
-            release_stddev=math.sqrt(2) * scale,
-            noise="laplace",
-        )
+        return mechanisms.peeling(key, vector, noise=noise, **options)
 
-    epsilon = 1.5
-    scale = 3 / epsilon
-    return Case(
-        release=release,
-        data=jnp.array([104.0, 100.0]),
-        neighbor=jnp.array([105.0, 99.0]),
-        privacy=_pure(epsilon, UnsupportedDpEvent()),
-        num_releases=400_000,
-    )
+    pair = jnp.array(data), jnp.array(neighbor)
+    return Case(release, *pair, privacy, num_releases=num_releases)
 
 
 def _chosen(
     name: SelectionName, epsilon: float, scores: jax.Array, other: jax.Array
 ) -> Case:
     mechanism = getattr(mechanisms, name)
+    release = partial(mechanism, epsilon=epsilon, sensitivity_range=1.0)
     event = accounting.selection_event(epsilon, mechanism=name)
-    return Case(
-        release=lambda key, scores: mechanism(
-            key, scores, epsilon=epsilon, sensitivity_range=1.0
-        ),
-        data=scores,
-        neighbor=other,
-        privacy=_pure(epsilon, event),
-    )
+    return Case(release, scores, other, _pure(epsilon, event))
 
 
 def _pure(epsilon: float, event: DpEvent) -> PrivacyGuarantee:
@@ -212,10 +188,10 @@ def _smooth(
     )
     zeros, scale = jnp.zeros(64), jnp.full(64, _SMOOTH_MULTIPLIER)
     return Case(
-        release=lambda key, data: mechanism(key, **data, sigma=sigma),
-        data={"value": zeros, "scale": scale},
-        neighbor={"value": zeros + 1, "scale": scale * math.exp(smoothness)},
-        privacy=_zero_concentrated(zeros.size * rho),
-        statistic=statistic,
+        lambda key, data: mechanism(key, **data, sigma=sigma),
+        {"value": zeros, "scale": scale},
+        {"value": zeros + 1, "scale": scale * math.exp(smoothness)},
+        _zero_concentrated(zeros.size * rho),
+        statistic,
         num_releases=200_000,
     )

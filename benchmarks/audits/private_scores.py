@@ -11,18 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.audits.case import Case, audited
-from dpjax import losses, models
+from dpjax import accounting, losses, models
 from dpjax._types import Key, PyTree
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
 from dpjax.audit._releases import Statistic
 from dpjax.losses import LinearLoss
 
 _EPSILON, _DELTA = 4.0, 1e-5
+_SAMPLING = accounting.Sampling(num_steps=2)
 _NUM_RECORDS = 200
 _NUM_RELEASES = 10_000  # on the host, where one takes 20 ms
 
@@ -74,31 +69,21 @@ def _case(
     statistic: Statistic,
     scale: float | None = None,
 ) -> Case:
-    multiplier = noise_multiplier(_EPSILON, _DELTA, Sampling(num_steps=2))
+    multiplier = accounting.noise_multiplier(_EPSILON, _DELTA, _SAMPLING)
+    options = {"beside": scores, "loss": loss, "loss_name": "of the case"}
+    options |= {"scale": scale, "noise_multiplier": multiplier}
 
     def release(key: Key, targets: PyTree) -> list[np.ndarray]:
-        found = models.private_scores(
-            scores,
-            np.asarray(targets),
-            beside=scores,
-            loss=loss,
-            loss_name="of the case",
-            scale=scale,
-            key=key,
-            noise_multiplier=multiplier,
-        )
+        found = models.private_scores(scores, np.asarray(targets), key=key, **options)
         pairs = ((one.model.value, one.constant.value) for one in found.measures)
         return [np.array(pair) for pair in pairs]
 
+    event = accounting.gaussian_event(multiplier, _SAMPLING)
     return Case(
-        release=release,
-        data=targets,
-        neighbor=targets.at[0].set(turned),
-        privacy=PrivacyGuarantee.of(
-            _EPSILON, _DELTA, dp_event=gaussian_event(multiplier, Sampling(num_steps=2))
-        ),
-        statistic=statistic,
-        num_releases=_NUM_RELEASES,
+        *(release, targets, targets.at[0].set(turned)),
+        accounting.PrivacyGuarantee.of(_EPSILON, _DELTA, dp_event=event),
+        statistic,
+        _NUM_RELEASES,
         is_gaussian=True,
         vectorize=False,
     )

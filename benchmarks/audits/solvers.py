@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.audits.case import Case, audited, linear, of, solved
+from benchmarks.audits.case import Case, audited, last_turned, linear, of, solved
 from dpjax import estimators, losses, parties, solvers
 from dpjax._types import Key, PyTree
 from dpjax.estimators import Clipping, Winsorization
@@ -78,7 +78,7 @@ def dp_mean_trimmed() -> Case:
     solve = of(solvers.dp_mean, epsilon=2.0, delta=0.05, estimator=estimator)
     samples = jnp.outer(jnp.array([-9.0, 9.0, 9.0]), jnp.ones(16))
     return solved(
-        *(solve, samples, samples.at[-1].multiply(-1)),
+        *(solve, samples, last_turned(samples)),
         statistic=lambda x: jnp.sum(jnp.abs(x + 1) - jnp.abs(x - 1)),  # of Laplace
     )
 
@@ -134,21 +134,17 @@ def dp_multiparty_gradient_descent() -> Case:
     They tell what the parties' two sums tell, and the case is for those who know no
     party's noise. A run takes 50 ms, so 2,000 releases.
     """
+    options = {"epsilon": 4.0, "delta": 1e-5, "learning_rate": 1.0, "num_steps": 2}
+    options["estimator"] = Clipping(1.0)
 
     def solve(key: Key, data: jax.Array, shown: solvers.Execution) -> Solution:
         def party_fn(transport: parties.Transport) -> Solution:
             party = transport.party
             return solvers.dp_multiparty_gradient_descent(
-                linear,
-                jnp.zeros(1),
-                data[party],
+                *(linear, jnp.zeros(1), data[party]),
                 secure_sum=_secure_sum(transport, key),
-                epsilon=4.0,
-                delta=1e-5,
-                estimator=Clipping(1.0),
-                learning_rate=1.0,
-                num_steps=2,
                 execution=shown if party == 0 else solvers.Execution(),
+                **options,
             )
 
         return parties.run_parties(party_fn, 2)[0]
@@ -160,15 +156,9 @@ def dp_multiparty_gradient_descent() -> Case:
         return iterates
 
     data = jnp.ones((2, 1, 1))  # party, record, feature
-    return Case(
-        release=release,
-        data=data,
-        neighbor=data.at[-1].multiply(-1),
-        privacy=solve(jax.random.key(0), data, solvers.Execution()).privacy,
-        num_releases=2_000,
-        is_gaussian=True,
-        vectorize=False,
-    )
+    privacy = solve(jax.random.key(0), data, solvers.Execution()).privacy
+    limits = {"num_releases": 2_000, "is_gaussian": True, "vectorize": False}
+    return Case(release, data, last_turned(data), privacy, **limits)
 
 
 @audited
@@ -194,12 +184,10 @@ def dp_multiparty_objective_perturbation() -> Case:
         return parties.run_parties(party_fn, 2)[0]
 
     features, labels = jnp.ones((2, 1, 1)), jnp.ones((2, 1))
-    data = (features, labels)
     return Case(
-        release=lambda key, data: solve(key, data).params,
-        data=data,
-        neighbor=(features, labels.at[-1].multiply(-1)),
-        privacy=solve(jax.random.key(0), data).privacy,
+        lambda key, data: solve(key, data).params,
+        *((features, labels), (features, last_turned(labels))),
+        solve(jax.random.key(0), (features, labels)).privacy,
         num_releases=2_000,
         vectorize=False,
     )
@@ -209,41 +197,24 @@ def _secure_sum(transport: parties.Transport, key: Key) -> parties.SecureSum:
     """Returns sums with the bytes that the key and the party's number decide."""
     words = np.asarray(jax.random.key_data(key))
     seed = np.append(words, np.uint32(transport.party))
+    random_bytes = np.random.default_rng(seed).bytes
     return parties.SecureSum(
-        transport,
-        max_colluding=0,
-        test_only_random_bytes=np.random.default_rng(seed).bytes,
+        transport, max_colluding=0, test_only_random_bytes=random_bytes
     )
 
 
 def _peeled(*, epsilon: float, delta: float) -> Case:
-    solve = of(
-        solvers.dp_iterative_hard_thresholding,
-        linear,
-        jnp.ones(2),
-        epsilon=epsilon,
-        delta=delta,
-        sparsity=1,
-        estimator=Winsorization(1.0),
-        learning_rate=1.0,
-        num_steps=1,
-    )
+    options = {"epsilon": epsilon, "delta": delta, "sparsity": 1, "num_steps": 1}
+    options |= {"estimator": Winsorization(1.0), "learning_rate": 1.0}
+    solver = solvers.dp_iterative_hard_thresholding
     samples = jnp.array([[1.0, -1.0]])
-    return solved(solve, samples, -samples)
+    return solved(of(solver, linear, jnp.ones(2), **options), samples, -samples)
 
 
 def _regressed(*, learning_rate: float | None) -> Case:
     """From zero, a step along the mean of (1, 1) and (1, -1), or (-1, 1)."""
-    solve = of(
-        solvers.dp_sparse_linear_regression,
-        epsilon=2.0,
-        delta=0.05,
-        sparsity=1,
-        threshold=1.0,
-        learning_rate=learning_rate,
-        num_steps=1,
-        radius=100.0,
-    )
+    options = {"epsilon": 2.0, "delta": 0.05, "sparsity": 1, "threshold": 1.0}
+    options |= {"learning_rate": learning_rate, "num_steps": 1, "radius": 100.0}
+    solve = of(solvers.dp_sparse_linear_regression, **options)
     features, targets = jnp.array([[1.0, 1.0], [1.0, -1.0]]), jnp.ones(2)
-    neighbor = features.at[-1].multiply(-1)
-    return solved(solve, (features, targets), (neighbor, targets))
+    return solved(solve, (features, targets), (last_turned(features), targets))

@@ -1,4 +1,4 @@
-"""The transforms' claims, on the record that moves one update as far as any can.
+"""The transforms' claims, on the record that moves updates as far as any can.
 
 A Gaussian claim shows nearly whole; the record tells the share of each. One that goes
 through zCDP is larger than what the noise costs: it is stated at delta = 0.05 and
@@ -8,6 +8,7 @@ rho = 1/2, where most of it shows.
 import dataclasses
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,15 +17,23 @@ import numpy as np
 import optax
 from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 
-from benchmarks.audits.case import Case, audited
-from benchmarks.audits.updates import gaussian_claim
+from benchmarks.audits.case import Case, audited, last_turned
 from dpjax import accounting, estimators, transforms
-from dpjax._types import ADD_OR_REMOVE_ONE, Key, PeelingNoise, PyTree, SelectionName
+from dpjax._types import (
+    ADD_OR_REMOVE_ONE,
+    REPLACE_ONE,
+    Key,
+    NeighboringRelation,
+    PeelingNoise,
+    PyTree,
+    SelectionName,
+)
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._smooth import calibrate_smooth_noise
-from dpjax.audit._releases import Statistic
+from dpjax.batching import Batching, CyclicPoisson, Full
 from dpjax.constraints import Simplex
 from dpjax.estimators import (
+    AdaptiveThreshold,
     Clipping,
     Estimator,
     Grouped,
@@ -34,11 +43,32 @@ from dpjax.estimators import (
     Truncation,
     Winsorization,
 )
+from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz, Strategy
 
-TransformFn = Callable[[Key], optax.GradientTransformationExtraArgs]
+Transform = optax.GradientTransformationExtraArgs
 
+_EPSILON, _DELTA = 4.0, 1e-5
 _RHO, _ZCDP_DELTA = 0.5, 0.05
 _TURNED = [[0.0, 0.0], [1.0, -1.0]], [[0.0, 0.0], [1e15, -1e15]]  # near, and far
+_NUM_STEPS = 4  # of correlated noise
+_RECORDS = [[0.0, 0.0]] * 3 + [[3e9, 4e9]]
+
+
+def gaussian_claim(
+    num_releases: int = 1, relation: NeighboringRelation = REPLACE_ONE
+) -> tuple[float, PrivacyGuarantee]:
+    """Returns stddev / l2 sensitivity of each release, and the guarantee of all."""
+    multiplier = accounting.gaussian_stddev(
+        _EPSILON, _DELTA, sensitivity=1.0, num_releases=num_releases
+    )
+    sampling = accounting.Sampling(num_steps=num_releases)
+    event = accounting.gaussian_event(multiplier, sampling)
+    return multiplier, PrivacyGuarantee.of(
+        _EPSILON, _DELTA, dp_event=event, relation=relation
+    )
+
+
+# -- Means with noise ------------------------------------------------------------------
 
 
 def _enter_kinds_of_one_number() -> None:
@@ -68,30 +98,14 @@ _enter_kinds_of_one_number()
 def privatize_median_of_means() -> Case:
     """Of 3, 2 and 2 gradients the last group is the median."""
     grads = [[1.0]] * 3 + [[-1.0]] * 2 + [[1.0]] * 2
-    estimator = MedianOfMeans(Truncation(1.0), num_groups=3)
-    return _privatized(estimator, grads)
+    return _privatized(MedianOfMeans(Truncation(1.0), num_groups=3), grads)
 
 
 @audited
 def privatize_grouped() -> Case:
     """Two groups turn round at once, by bounds of their own."""
     estimator = Grouped(Clipping(jnp.array([1.0, 3.0])), ("0", "1"))
-    multiplier, privacy = gaussian_claim()
-
-    def release(key: Key, grads: PyTree) -> PyTree:
-        transform = transforms.privatize(
-            estimator, noise_multiplier=multiplier, key=key
-        )
-        return transform.update(grads, transform.init(grads))[0]
-
-    grads = jnp.array([[0.0, 0.0], [1e15, -1e15]]), jnp.array([[0.0], [9.0]])
-    return Case(
-        release=release,
-        data=grads,
-        neighbor=jax.tree.map(lambda x: x.at[-1].multiply(-1), grads),
-        privacy=privacy,
-        is_gaussian=True,
-    )
+    return _privatized(estimator, (jnp.array(_TURNED[1]), jnp.array([[0.0], [9.0]])))
 
 
 @audited
@@ -105,27 +119,18 @@ def privatize_scaled() -> Case:
 def privatize_added_record() -> Case:
     """A row of a padded batch is filled, under add/remove."""
     multiplier, privacy = gaussian_claim(relation=ADD_OR_REMOVE_ONE)
+    options = {"normalize_by": 2.0, "relation": ADD_OR_REMOVE_ONE}
 
     def release(key: Key, batch: PyTree) -> PyTree:
-        grads, is_padding_example = batch
-        transform = transforms.privatize(
-            Clipping(1.0),
-            noise_multiplier=multiplier,
-            key=key,
-            normalize_by=2.0,
-            relation=ADD_OR_REMOVE_ONE,
-        )
+        grads, is_padding = batch
+        transform = _privatize(Clipping(1.0), multiplier, key, **options)
         state = transform.init(grads[0])
-        return transform.update(grads, state, is_padding_example=is_padding_example)[0]
+        return transform.update(grads, state, is_padding_example=is_padding)[0]
 
     grads = jnp.array([[0.0, 0.0], [9.0, 9.0], [3e9, 4e9]])
-    return Case(
-        release=release,
-        data=(grads, jnp.array([False, True, True])),
-        neighbor=(grads, jnp.array([False, True, False])),
-        privacy=privacy,
-        is_gaussian=True,
-    )
+    data = grads, jnp.array([False, True, True])
+    neighbor = grads, jnp.array([False, True, False])
+    return Case(release, data, neighbor, privacy, is_gaussian=True)
 
 
 @audited
@@ -134,15 +139,12 @@ def add_gaussian_noise() -> Case:
     multiplier, privacy = gaussian_claim()
     estimator = Winsorization(1.0)
     stddev = multiplier * estimator.sensitivity(2, 2).l2
-    return _of_update(
-        lambda key: optax.chain(
-            transforms.aggregate(estimator),
-            transforms.add_gaussian_noise(stddev=stddev, key=key),
-        ),
-        [[0.0, 0.0], [9.0, -9.0]],
-        privacy,
-        is_gaussian=True,
-    )
+
+    def make(key: Key) -> Transform:
+        noise = transforms.add_gaussian_noise(stddev=stddev, key=key)
+        return optax.chain(transforms.aggregate(estimator), noise)
+
+    return _of_update(make, [[0.0, 0.0], [9.0, -9.0]], privacy, is_gaussian=True)
 
 
 @audited
@@ -152,15 +154,9 @@ def privatize_trimmed_mean() -> Case:
     def statistic(mean: jax.Array) -> jax.Array:
         return jnp.sum(jnp.abs(mean + 1) - jnp.abs(mean - 1))  # as of Laplace noise
 
+    grads = np.outer([-9.0, 9.0, 9.0], np.ones(16))
     estimator = TrimmedMean(0.34, lower=-1.0, upper=1.0)
-    return _of_update(
-        lambda key: transforms.privatize(
-            estimator, noise_multiplier=(2 * _RHO) ** -0.5, key=key
-        ),
-        np.outer([-9.0, 9.0, 9.0], np.ones(16)),
-        _zero_concentrated_claim(),
-        statistic=statistic,
-    )
+    return _smoothly_privatized(estimator, grads, statistic=statistic)
 
 
 @audited
@@ -182,14 +178,10 @@ def privatize_trimmed_mean_smooth() -> Case:
     neighbor = grads.copy()
     neighbor[0] = 1e9
     estimator = TrimmedMean(num_trimmed / num_samples, lower=0.0, upper=1.0)
-    return _of_update(
-        lambda key: transforms.privatize(
-            estimator, noise_multiplier=(2 * _RHO) ** -0.5, key=key
-        ),
-        grads,
-        _zero_concentrated_claim(),
-        neighbor=neighbor,
-    )
+    return _smoothly_privatized(estimator, grads, neighbor=neighbor)
+
+
+# -- Choices ---------------------------------------------------------------------------
 
 
 @audited
@@ -207,8 +199,7 @@ def frank_wolfe_permute_and_flip() -> Case:
 @audited
 def peel() -> Case:
     """The two entries of the parameters change places."""
-    privacy = _zero_concentrated_claim()
-    return _peeled("gumbel", _RHO, privacy)
+    return _peeled("gumbel", _RHO, _zero_concentrated_claim())
 
 
 @audited
@@ -216,8 +207,96 @@ def peel_laplace() -> Case:
     """The two entries of the parameters change places."""
     epsilon = 2.0
     privacy = PrivacyGuarantee.of(epsilon, 0.0, dp_event=UnsupportedDpEvent())
-    rho = 5 * epsilon**2 / 18
-    return _peeled("laplace", rho, privacy)
+    return _peeled("laplace", 5 * epsilon**2 / 18, privacy)
+
+
+# -- Successive updates, and what an update keeps in its state -------------------------
+
+
+@audited
+def dp_sgd() -> Case:
+    """Both updates of a run, each moved by one gradient."""
+
+    def make(key: Key, multiplier: float) -> Transform:
+        options = {"noise_multiplier": multiplier, "key": key}
+        return transforms.dp_sgd(0.1, Clipping(1.0), **options)
+
+    return _two_updates(make)
+
+
+@audited
+def chain() -> Case:
+    """Both updates of a run with momentum, moved by one gradient."""
+
+    def make(key: Key, multiplier: float) -> Transform:
+        mean = _privatize(Clipping(1.0), multiplier, key)
+        return transforms.chain(mean, optax.trace(0.5))
+
+    return _two_updates(make)
+
+
+@audited
+def accumulate() -> Case:
+    """A gradient turns round that is the second of two pieces."""
+    multiplier, privacy = gaussian_claim()
+
+    def release(key: Key, pieces: PyTree) -> PyTree:
+        mean = _privatize(Clipping(1.0), multiplier, key, normalize_by=2.0)
+        optimizer = transforms.accumulate(mean, num_pieces=2)
+        state = optimizer.init(pieces[0, 0])
+        _, state = optimizer.update(pieces[0], state)
+        return optimizer.update(pieces[1], state)[0]
+
+    pieces = jnp.array([[[0.0, 0.0]], [[3.0, -9.0]]])
+    return Case(release, pieces, last_turned(pieces), privacy, is_gaussian=True)
+
+
+@audited
+def privatize_adaptive_threshold() -> Case:
+    """A gradient turns round, and is longer than the threshold.
+
+    At half of the budget each, neither the mean nor the threshold alone shows 2.8.
+    """
+    multiplier, privacy = gaussian_claim()
+    options = {"lower": 1e-12, "upper": 1e30, "learning_rate": 0.1, "share": 0.5}
+    estimator = AdaptiveThreshold(Clipping(1.0), **options)
+
+    def release(key: Key, grads: jax.Array) -> PyTree:
+        transform = _privatize(estimator, multiplier, key)
+        mean, state = transform.update(grads, transform.init(grads[0]))
+        return mean, jnp.log(optax.tree.get(state, "thresholds"))
+
+    grads = jnp.array([[0.0, 0.0], [0.6, 0.8]])
+    return Case(release, grads * 0.9999, grads * -1e15, privacy, is_gaussian=True)
+
+
+# -- Correlated noise: all updates of a run, moved by one record's steps ---------------
+
+
+@audited
+def privatize_correlated_bands() -> Case:
+    """All four steps see the record."""
+    return _run(BandedToeplitz.square_root(_NUM_STEPS, 2), Full())
+
+
+@audited
+def privatize_correlated_buffers() -> Case:
+    """All four steps see the record."""
+    return _run(BufferedToeplitz(_NUM_STEPS, decays=(0.5,), scales=(0.5,)), Full())
+
+
+@audited
+def privatize_correlated_tree() -> Case:
+    """All four steps see the record."""
+    return _run(BinaryTree(_NUM_STEPS), Full())
+
+
+@audited
+def privatize_correlated_cyclic() -> Case:
+    """Two steps may see the record, with probability 1/2 each."""
+    strategy = BandedToeplitz.square_root(_NUM_STEPS, 2)
+    batching = CyclicPoisson(1.0, cycle_length=2, capacity=2)
+    return _run(strategy, batching, delta=0.01)
 
 
 def _zero_concentrated_claim() -> PrivacyGuarantee:
@@ -225,88 +304,109 @@ def _zero_concentrated_claim() -> PrivacyGuarantee:
     return PrivacyGuarantee.of(epsilon, _ZCDP_DELTA, dp_event=ZCDpEvent(_RHO))
 
 
+def _privatize(estimator: Any, multiplier: float, key: Key, **options) -> Transform:
+    options |= {"noise_multiplier": multiplier, "key": key}
+    return transforms.privatize(estimator, **options)
+
+
+def _privatized(estimator: Any, grads: Any) -> Case:
+    multiplier, privacy = gaussian_claim()
+    make = partial(_privatize, estimator, multiplier)
+    return _of_update(make, grads, privacy, is_gaussian=True)
+
+
+def _smoothly_privatized(estimator: Any, grads: np.ndarray, **options) -> Case:
+    make = partial(_privatize, estimator, (2 * _RHO) ** -0.5)
+    return _of_update(make, grads, _zero_concentrated_claim(), **options)
+
+
 def _of_update(
-    transform_fn: TransformFn,
-    grads: np.ndarray | list,
+    make: Callable[[Key], Transform],
+    grads: Any,
     privacy: PrivacyGuarantee,
     *,
     start: float = 0.0,
     neighbor: np.ndarray | None = None,
-    statistic: Statistic | None = None,
-    is_gaussian: bool = False,
+    **options,
 ) -> Case:
     """Audits one update; by default the neighbour's last gradient turns round."""
-    data = jnp.asarray(grads, "float32")
-    other = data.at[-1].multiply(-1) if neighbor is None else neighbor
-    params = jnp.full(data.shape[1:], start)
+    data = grads if isinstance(grads, tuple) else jnp.asarray(grads, "float32")
+    other = jax.tree.map(last_turned, data)
+    if neighbor is not None:
+        other = jnp.asarray(neighbor, "float32")
+    params = jax.tree.map(lambda x: jnp.full(x.shape[1:], start), data)
 
-    def release(key: Key, grads: jax.Array) -> PyTree:
-        transform = transform_fn(key)
+    def release(key: Key, grads: PyTree) -> PyTree:
+        transform = make(key)
         return transform.update(grads, transform.init(params), params)[0]
 
-    return Case(
-        release=release,
-        data=data,
-        neighbor=jnp.asarray(other, "float32"),
-        privacy=privacy,
-        statistic=statistic,
-        is_gaussian=is_gaussian,
-    )
-
-
-def _privatized(estimator: Estimator | Scaled, grads: list) -> Case:
-    multiplier, privacy = gaussian_claim()
-    return _of_update(
-        lambda key: transforms.privatize(
-            estimator, noise_multiplier=multiplier, key=key
-        ),
-        grads,
-        privacy,
-        is_gaussian=True,
-    )
+    return Case(release, data, other, privacy, **options)
 
 
 def _frank_wolfe(mechanism: SelectionName, epsilon: float, *, num_others: int) -> Case:
-    estimator = Winsorization(1.0)
-    grads = [[1.0, -1.0]] * (num_others + 1)
-    return _of_update(
-        lambda key: optax.chain(
-            transforms.aggregate(estimator),
-            transforms.frank_wolfe(
-                Simplex(1.0),
-                epsilon=epsilon,
-                sensitivity=estimator.sensitivity(len(grads), 2).linf,
-                limit=estimator.limit,
-                key=key,
-                learning_rate=1.0,
-                mechanism=mechanism,
-            ),
-        ),
-        grads,
-        PrivacyGuarantee.of(
-            epsilon,
-            0.0,
-            dp_event=accounting.selection_event(epsilon, mechanism=mechanism),
-        ),
-    )
+    estimator, grads = Winsorization(1.0), [[1.0, -1.0]] * (num_others + 1)
+    options = {
+        "epsilon": epsilon,
+        "sensitivity": estimator.sensitivity(len(grads), 2).linf,
+        "limit": estimator.limit,
+        "learning_rate": 1.0,
+        "mechanism": mechanism,
+    }
+
+    def make(key: Key) -> Transform:
+        step = transforms.frank_wolfe(Simplex(1.0), key=key, **options)
+        return optax.chain(transforms.aggregate(estimator), step)
+
+    event = accounting.selection_event(epsilon, mechanism=mechanism)
+    return _of_update(make, grads, PrivacyGuarantee.of(epsilon, 0.0, dp_event=event))
 
 
 def _peeled(noise: PeelingNoise, rho: float, privacy: PrivacyGuarantee) -> Case:
     estimator = Winsorization(1.0)
-    return _of_update(
-        lambda key: optax.chain(
-            transforms.aggregate(estimator),
-            optax.sgd(1.0),
-            transforms.peel(
-                1,
-                rho=rho,
-                sensitivity=estimator.sensitivity(1, 2).linf,
-                limit=estimator.limit,
-                key=key,
-                noise=noise,
-            ),
-        ),
-        [[1.0, -1.0]],
-        privacy,
-        start=1.0,
-    )
+    options = {"rho": rho, "limit": estimator.limit, "noise": noise}
+    options["sensitivity"] = estimator.sensitivity(1, 2).linf
+
+    def make(key: Key) -> Transform:
+        step = transforms.peel(1, key=key, **options)
+        return optax.chain(transforms.aggregate(estimator), optax.sgd(1.0), step)
+
+    return _of_update(make, [[1.0, -1.0]], privacy, start=1.0)
+
+
+def _two_updates(make: Callable[[Key, float], Transform]) -> Case:
+    multiplier, privacy = gaussian_claim(num_releases=2)
+
+    def release(key: Key, grads: jax.Array) -> PyTree:
+        optimizer = make(key, multiplier)
+        params = jnp.zeros(2)
+        first, state = optimizer.update(grads, optimizer.init(params), params)
+        second, _ = optimizer.update(grads, state, params)
+        return first, second
+
+    grads = jnp.array([[0.0, 0.0], [3.0, 4.0]])
+    return Case(release, grads, last_turned(grads), privacy, is_gaussian=True)
+
+
+def _run(strategy: Strategy, batching: Batching, *, delta: float = 1e-5) -> Case:
+    sizes, budget = (len(_RECORDS), _NUM_STEPS), {"epsilon": 4.0, "delta": delta}
+    sampling = batching.sampling(*sizes, strategy=strategy)
+    multiplier = accounting.noise_multiplier(**budget, sampling=sampling)
+    options = {"normalize_by": batching.divisor(*sizes), "noise": strategy}
+    options["sampled"] = batching.is_sampled
+
+    def release(key: Key, data: jax.Array) -> PyTree:
+        key, noise_key = jax.random.split(key)
+        transform = _privatize(Clipping(1.0), multiplier, noise_key, **options)
+        state, updates = transform.init(jnp.zeros(2)), []
+        batches = batching.init(key, *sizes, **budget)
+        for _ in range(_NUM_STEPS):
+            batch, mask, batches = batching.draw(batches, data)
+            update, state = transform.update(batch, state, is_padding_example=mask)
+            updates.append(update)
+        return jnp.stack(updates)
+
+    data = jnp.array(_RECORDS)
+    event = accounting.gaussian_event(multiplier, sampling)
+    privacy = PrivacyGuarantee.of(**budget, dp_event=event)
+    is_gaussian = sampling.sampling_prob == 1
+    return Case(release, data, -data, privacy, is_gaussian=is_gaussian)

@@ -14,25 +14,16 @@ import optax
 
 from benchmarks import comparison
 from benchmarks.comparison import LARGEST_EXCESS, key_of, keys_of
-from benchmarks.deep import tasks, untuned
-from benchmarks.deep.hindsight import BARS, grid_losses
-from benchmarks.deep.methods import (
-    ADAM_RATE,
-    NUM_STEPS,
-    RECIPES,
-    Recipe,
-    plan,
-    settings,
-    train_all,
-)
+from benchmarks.deep import methods, tasks
+from benchmarks.deep.methods import BARS, NUM_STEPS, Recipe, plan, train_all
 from benchmarks.deep.tasks import Task
 from benchmarks.record import RESULTS, Row, rounded
 from dpjax.estimators import Clipping
 
 PATH = RESULTS / "deep.json"
 EPSILONS = (1.0, 3.0, 8.0)
-METHODS = {**BARS, **RECIPES}
-TITLES = {name: one.title for name, one in METHODS.items()} | untuned.TITLES
+METHODS = {**BARS, **methods.RECIPES}
+TITLES = {name: one.title for name, one in METHODS.items()} | methods.UNTUNED
 SEED = 23
 
 
@@ -63,22 +54,18 @@ def run_one(task: Task, method: str, epsilon: float, repetitions: int) -> Row:
     """Trains a method's repetitions, with keys that depend on all that is run."""
     key = key_of(SEED, task.name, method, epsilon)
     start, keys = time.perf_counter(), keys_of(key, repetitions)
-    if method in untuned.TITLES:
-        found = untuned.measured(task, method, epsilon, keys)
+    if method in methods.UNTUNED:
+        found = methods.measured(task, method, epsilon, keys)
         return _row(found.pop("loss"), start, {k: v.mean() for k, v in found.items()})
-    recipe = METHODS[method]
+    recipe, budget = METHODS[method], (task.num_samples, epsilon, task.delta)
     if method in BARS:
-        found = grid_losses(task, recipe, epsilon, key)
+        found = methods.grid_losses(task, recipe, epsilon, key)
         size, learning_rate, num_steps = min(found, key=lambda one: found[one])
-        how = plan(task.num_samples, epsilon, task.delta, num_steps)
+        how = plan(*budget, num_steps)
         taken = {"norm": size, "rate": learning_rate, "num_steps": num_steps}
     else:
-        share = recipe.head_share(task)
-        how = plan(
-            *(task.num_samples, epsilon, task.delta, NUM_STEPS),
-            *(recipe.num_bands, share),
-        )
-        size, learning_rate = settings(recipe, how, task)
+        how = plan(*budget, NUM_STEPS, recipe.num_bands, recipe.head_share(task))
+        size, learning_rate = methods.settings(recipe, how, task)
         taken = {"size": size, "rate": learning_rate, "stddev": how.stddev}
     losses = train_all(task, recipe, how, [size], [learning_rate], keys)[:, 0]
     return _row(losses, start, taken)
@@ -116,4 +103,4 @@ def noiseless_loss(task: Task) -> float:
     how = plan(task.num_samples, 1.0, task.delta, NUM_STEPS)
     how = dataclasses.replace(how, multiplier=0.0)
     keys = jax.random.split(jax.random.key(SEED), 1)
-    return float(train_all(task, recipe, how, [1e4], [ADAM_RATE], keys)[0, 0])
+    return float(train_all(task, recipe, how, [1e4], [methods.ADAM_RATE], keys)[0, 0])

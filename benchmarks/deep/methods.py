@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -19,6 +20,8 @@ import optax
 
 import dpjax
 from benchmarks.deep.tasks import Task
+from benchmarks.utility.hindsight import CHOICE, Setting
+from dpjax import PrivateTraining, losses
 from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
 from dpjax.batching import Batching, CyclicPoisson, Poisson
 from dpjax.estimators import (
@@ -49,18 +52,14 @@ class Recipe:
     """How to train, but for the numbers that hindsight chooses.
 
     Attributes:
-        name: as on the command line and in the record.
-        title: as in the tables.
         estimator: from a size to the estimator: the clip norm, scale or offset; of
             thresholds that adapt, the quantile that they follow.
         size: from a task's public facts and the norm of the noise; None where
             hindsight chooses it.
-        power: of how the rate falls to zero, (1 - t / T)^power, after a short rise;
-            0 is a constant rate.
+        power: of how the rate falls to zero, (1 - t / T)^power, after a short rise.
         adam: makes the adam that takes the steps; None are plain steps.
         num_bands: of the noise; 1 is independent noise.
-        refits: whether the last layer of a regression is fitted anew in the end, by
-            `dp_linear_model` on what the layers below have learnt.
+        refits: whether `dp_linear_model` fits the last layer anew in the end.
     """
 
     name: str
@@ -75,8 +74,7 @@ class Recipe:
     def head_share(self, task: Task) -> float:
         """The share of the budget that the last layer is fitted anew with.
 
-        None of classes: their model begins at a constant, and takes more to get as far
-        as the network's own last layer.
+        None of classes: that model begins at a constant, and takes more to get as far.
         """
         return HEAD_SHARE if self.refits and task.loss == "squared" else 0.0
 
@@ -98,66 +96,35 @@ def _by_loss(task, noise):
     return TAIL if task.loss == "squared" else _by_noise(task, noise)
 
 
-def _always(size):
-    return lambda task, noise: size
-
-
+# Titles, sizes and options of adaptive clipping; of the others, estimators and sizes.
+_ADAPTIVE: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "adaptive_refit": (", last layer anew", _by_loss, {"refits": True}),
+    "adaptive": ("", _by_loss, {}),
+    "adaptive_noise": (", quantile by the noise", _by_noise, {}),
+    "adaptive_tail": (f", quantile {TAIL:g}", lambda *_: TAIL, {}),
+    "adaptive_adam": (", adam", _by_loss, {"adam": optax.scale_by_adam}),
+    "adaptive_dp_adam": (
+        *(", adam without the noise", _by_loss),
+        {"adam": scale_by_dp_adam},
+    ),
+}
+_FIXED = {
+    "normalized": ("normalization", Normalization, 0.01, 1),
+    "normalized_correlated": (
+        *("normalization, correlated noise", Normalization),
+        *(0.01, NUM_BANDS),
+    ),
+    "smoothed": ("smoothed clipping at 1", SmoothedClipping, 1.0, 1),
+    "clipping": ("clipping at 1", Clipping, 1.0, 1),
+    "correlated": ("clipping at 1, correlated noise", Clipping, 1.0, NUM_BANDS),
+}
 _adaptive_clipping = partial(_adaptive, Clipping)  # one object, one program
 RECIPES = {
-    recipe.name: recipe
-    for recipe in (
-        Recipe(
-            "adaptive_refit",
-            "adaptive clipping, last layer anew",
-            _adaptive_clipping,
-            _by_loss,
-            refits=True,
-        ),
-        Recipe("adaptive", "adaptive clipping", _adaptive_clipping, _by_loss),
-        Recipe(
-            "adaptive_noise",
-            "adaptive clipping, quantile by the noise",
-            _adaptive_clipping,
-            _by_noise,
-        ),
-        Recipe(
-            "adaptive_tail",
-            f"adaptive clipping, quantile {TAIL:g}",
-            _adaptive_clipping,
-            _always(TAIL),
-        ),
-        Recipe(
-            "adaptive_adam",
-            "adaptive clipping, adam",
-            _adaptive_clipping,
-            _by_loss,
-            adam=optax.scale_by_adam,
-        ),
-        Recipe(
-            "adaptive_dp_adam",
-            "adaptive clipping, adam without the noise",
-            _adaptive_clipping,
-            _by_loss,
-            adam=scale_by_dp_adam,
-        ),
-        Recipe("normalized", "normalization", Normalization, _always(0.01)),
-        Recipe(
-            "normalized_correlated",
-            "normalization, correlated noise",
-            Normalization,
-            _always(0.01),
-            num_bands=NUM_BANDS,
-        ),
-        Recipe("smoothed", "smoothed clipping at 1", SmoothedClipping, _always(1.0)),
-        Recipe("clipping", "clipping at 1", Clipping, _always(1.0)),
-        Recipe(
-            "correlated",
-            "clipping at 1, correlated noise",
-            Clipping,
-            _always(1.0),
-            num_bands=NUM_BANDS,
-        ),
-    )
+    name: Recipe(name, f"adaptive clipping{end}", _adaptive_clipping, size, **options)
+    for name, (end, size, options) in _ADAPTIVE.items()
+} | {
+    name: Recipe(name, title, kind, lambda *_, size=size: size, num_bands=num_bands)
+    for name, (title, kind, size, num_bands) in _FIXED.items()
 }
 
 
@@ -166,13 +133,10 @@ class Plan:
     """What a budget makes of a recipe: public numbers, found before any data.
 
     Attributes:
-        batching: how batches are drawn.
-        num_steps: T.
         noise: the strategy; None is independent noise.
         multiplier: z, of the noise that the strategy correlates.
-        stddev: of the noise of one step's mean, where influences are 1 at most; of
-            correlated noise as much independent noise as would move the sum of all
-            steps alike.
+        stddev: of one step's mean, where influences are 1 at most; of correlated noise
+            as much independent noise as would move the sum of all steps alike.
         head_epsilon: of `dp_linear_model` for the last layer, at the same delta; what
             both spend is counted together. 0 where it is not fitted anew.
     """
@@ -231,11 +195,7 @@ def plan(
 
 
 def settings(recipe: Recipe, how: Plan, task: Task) -> tuple[float, float]:
-    """Returns size and largest rate of a recipe without settings: public numbers.
-
-    Both are by the norm of the noise in one step, nu = sqrt(d) stddev, in units of the
-    largest influence.
-    """
+    """Returns size and largest rate by the norm of a step's noise, sqrt(d) stddev."""
     noise = math.sqrt(task.num_params) * how.stddev
     rate = ADAM_RATE if recipe.adam else PEAK / (LEAST_NOISE + noise)
     return recipe.size(task, noise), rate
@@ -244,42 +204,21 @@ def settings(recipe: Recipe, how: Plan, task: Task) -> tuple[float, float]:
 def train_all(
     task: Task, recipe: Recipe, how: Plan, sizes, learning_rates, keys
 ) -> np.ndarray:
-    """Returns test losses of shape (keys, settings) after training.
-
-    Args:
-        task: whose data are taken.
-        recipe: how to train.
-        how: the budget's plan.
-        sizes: of the estimator, shape (settings,).
-        learning_rates: shape (settings,).
-        keys: of shape (keys,); all settings of a key share batches and noise.
-    """
-    params = _train_all(
-        *(task, recipe.estimator, recipe.adam, how.batching, how.noise),
-        *(how.num_steps, recipe.power, how.multiplier),
-        *(jnp.asarray(sizes, float), jnp.asarray(learning_rates, float), keys),
-    )
+    """Returns test losses (keys, settings) after training with sizes and rates."""
+    kind = task, recipe.estimator, recipe.adam, how.batching, how.noise
+    numbers = how.num_steps, recipe.power, how.multiplier
+    grid = (jnp.asarray(x, float) for x in (sizes, learning_rates))
+    params = _train_all(kind, numbers, *grid, keys)
     if how.head_epsilon:
         params = _refit_all(task, how.head_epsilon, params, keys)
     return np.asarray(jax.jit(jax.vmap(jax.vmap(task.test_loss)))(params), float)
 
 
-@partial(jax.jit, static_argnums=range(5))
-def _train_all(
-    task,
-    estimator_fn,
-    adam,
-    batching,
-    noise,
-    num_steps,
-    power,
-    multiplier,
-    sizes,
-    rates,
-    keys,
-):
-    # One program for all budgets, lengths and schedules: compiling takes most of the
-    # time.
+@partial(jax.jit, static_argnums=0)
+def _train_all(kind, numbers, sizes, rates, keys):
+    # One program for all budgets, lengths and schedules: compiling takes most time.
+    task, estimator_fn, adam, batching, noise = kind
+    num_steps, power, multiplier = numbers
     data = jax.tree.map(jnp.asarray, task.train)
     grad_fn = streamed_grad(task.loss_fn)
 
@@ -291,14 +230,10 @@ def _train_all(
     def run(size, learning_rate, key):
         init_key, batch_key, noise_key = jax.random.split(key, 3)
         estimator = estimator_fn(size)
+        options = {"normalize_by": batching.divisor(task.num_samples, NUM_STEPS)}
+        options |= {"noise_multiplier": multiplier, "noise": noise, "key": noise_key}
         optimizer = dpjax.chain(
-            privatize(
-                estimator,
-                noise_multiplier=multiplier,
-                key=noise_key,
-                normalize_by=batching.divisor(task.num_samples, NUM_STEPS),
-                noise=noise,
-            ),
+            privatize(estimator, **options),
             *([adam()] if adam else []),
             optax.scale_by_schedule(lambda step: -learning_rate * shape(step)),
         )
@@ -347,3 +282,81 @@ def _limit(estimator, state):
     if isinstance(estimator, AdaptiveThreshold):
         return estimator.at(optax.tree.get(state, "thresholds")).estimator.limit
     return estimator.limit
+
+
+# -- Fixed clipping with its settings chosen in hindsight: the bar of the page ---------
+
+# Norm, rate and number of steps are the best of a grid by the very test loss that the
+# page reports, on keys of their own, which is not private. An update is the rate times
+# the noisy mean over the norm. All settings of one key share batches and noise.
+NORMS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+RATES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+STEPS = (NUM_STEPS // 4, NUM_STEPS)
+NUM_CHOICE_KEYS = 2
+BARS = {
+    "hindsight": Recipe("hindsight", "clipping, in hindsight", Clipping, power=0.0),
+    "hindsight_falling": Recipe(
+        "hindsight_falling", "the same, rates that fall", Clipping
+    ),
+}
+
+
+def grid_losses(task: Task, bar: Recipe, epsilon: float, key: jax.Array):
+    """Returns the mean test loss of every setting over keys of the choice."""
+    keys = jax.random.split(jax.random.fold_in(key, CHOICE), NUM_CHOICE_KEYS)
+    pairs, found = list(product(NORMS, RATES)), {}
+    for num_steps in STEPS:
+        how = plan(task.num_samples, epsilon, task.delta, num_steps)
+        found_losses = train_all(task, bar, how, *zip(*pairs, strict=True), keys)
+        means = np.nan_to_num(found_losses.mean(axis=0), nan=np.inf)
+        for pair, mean in zip(pairs, means, strict=True):
+            found[Setting(*pair, num_steps)] = float(mean)
+    return found
+
+
+# -- Methods with nothing to set -------------------------------------------------------
+
+UNTUNED = {
+    "private_training": "PrivateTraining, nothing set",
+    "last_layer": "dp_linear_model as the last layer, nothing set",
+}
+
+
+def measured(task: Task, method: str, epsilon: float, keys) -> dict[str, np.ndarray]:
+    """Returns test losses, and of classes accuracies, of shape (keys,)."""
+    train = _trained if method == "private_training" else _last_layer
+    budget = {"epsilon": epsilon, "delta": task.delta}
+    measures = {"loss": task.test_loss}
+    if task.loss != "squared":
+        measures["accuracy"] = task.accuracy
+    found = [train(task, budget, key) for key in keys]
+    return {
+        name: np.array([float(jax.jit(measure)(params)) for params in found])
+        for name, measure in measures.items()
+    }
+
+
+def _trained(task, budget, key):
+    init_key, key = jax.random.split(key)
+    run = PrivateTraining(task.loss_fn, num_samples=task.num_samples, **budget)
+    data = jax.tree.map(jnp.asarray, task.train)
+
+    def step(_, state):
+        return run.step(state, data)[0]
+
+    @jax.jit
+    def train(state):
+        return jax.lax.fori_loop(0, run.num_steps, step, state).params
+
+    return train(run.init(task.init(init_key), key))
+
+
+def _last_layer(task, budget, key):
+    """Fits the features of the network before any step."""
+    init_key, key = jax.random.split(key)
+    params = task.init(init_key)
+    data, num_outputs = task.head_data(params), params["b_head"].size
+    loss = losses.softmax(num_outputs) if task.loss != "squared" else "squared"
+    solution = dp_linear_model(loss, data, key=key, intercept=-1, **budget)
+    weights = solution.params.reshape(-1, num_outputs)
+    return params | {"w_head": weights[:-1], "b_head": weights[-1]}

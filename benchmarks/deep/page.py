@@ -8,9 +8,9 @@ import numpy as np
 
 from benchmarks import comparison, page
 from benchmarks.comparison import WORDS, Summary, geometric_mean
-from benchmarks.deep import hindsight, methods, untuned
+from benchmarks.deep import methods
 from benchmarks.deep.command import PATH, TITLES
-from benchmarks.deep.hindsight import BARS
+from benchmarks.deep.methods import BARS
 from benchmarks.page import listed, number, table
 from benchmarks.record import Record, read
 
@@ -62,7 +62,7 @@ def parts(content: Record, path: Path) -> dict[str, page.Part]:
     """Returns the parts of the page of a record that lies there."""
     numbers = Numbers(content)
     cells = numbers.cells(is_made=False)
-    grid = hindsight.NORMS, hindsight.RATES, hindsight.STEPS
+    grid = methods.NORMS, methods.RATES, methods.STEPS
     at_edge, num_choices = _at_the_edge(numbers)
     return {
         "source": page.source(path),
@@ -70,7 +70,7 @@ def parts(content: Record, path: Path) -> dict[str, page.Part]:
         "steps": methods.NUM_STEPS,
         **dict(zip(("norms", "rates", "counts"), map(listed, grid), strict=True)),
         "settings": int(np.prod([len(values) for values in grid])),
-        "keys": hindsight.NUM_CHOICE_KEYS,
+        "keys": methods.NUM_CHOICE_KEYS,
         "bands": methods.NUM_BANDS,
         "peak": methods.PEAK,
         "least": methods.LEAST_NOISE,
@@ -174,7 +174,7 @@ def _published(numbers: Numbers) -> str:
     rows = [
         [facts["title"], title, *(shown(task, method, one) for one in epsilons)]
         for task, facts in numbers.facts.items()
-        for method, title in untuned.TITLES.items()
+        for method, title in methods.UNTUNED.items()
         if facts["loss"] != "squared" and not facts["is_made"]
     ]
     rows = [row for row in rows if any(row[2:])]
@@ -207,7 +207,7 @@ def _loss(one: Summary) -> str:
 def _at_the_edge(numbers: Numbers) -> tuple[int, int]:
     """Returns for how many choices a larger grid might have been harder to beat."""
     rows = [row for place, row in numbers.rows.items() if place[1] in BARS]
-    edges = [(grid[0], grid[-1]) for grid in (hindsight.NORMS, hindsight.RATES)]
+    edges = [(grid[0], grid[-1]) for grid in (methods.NORMS, methods.RATES)]
     count = sum(
         any(x in edge for x, edge in zip(row["facts"].values(), edges, strict=False))
         for row in rows

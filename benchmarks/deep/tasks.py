@@ -32,15 +32,11 @@ class Task:
     """A network to train, and what it is judged by.
 
     Attributes:
-        name: as on the command line and in the record.
-        title: as in the tables.
-        model: the network, in words.
         loss: "squared", which is half the square, or "cross-entropy".
         init: from a key to parameters; predictions are zero at first.
         features: from parameters and one input to what its last layer takes, whose
             weights are params["w_head"] and params["b_head"].
-        train: (inputs, targets), n rows each.
-        test: (inputs, targets).
+        train: (inputs, targets), n rows each; as is `test`.
     """
 
     name: str

@@ -45,11 +45,7 @@ def main(part, **options):
 
 
 def run(name: str, full: bool, repeats: int | None, seed: int, out: Path) -> list[Path]:
-    """Runs a figure and draws it; returns the tables and the plot.
-
-    Raises:
-        ValueError: where there is no such figure, or a number or the folder is no good.
-    """
+    """Runs a figure and draws it; returns the tables and the plot."""
     _validate.require(0 <= seed < 2**32, "--seed", seed, "from 0 to 2^32 - 1")
     if repeats is not None:
         _validate.count(**{"--repeats": repeats})
@@ -78,11 +74,7 @@ def original(name: str) -> str:
 
 
 def find(name: str) -> list[Panel]:
-    """Returns the panels of a figure, or the one of that name, or those of a repeat.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Returns the panels of a figure, or the one of that name, or those of a repeat."""
     first = original(name)
     found = [one for one in panels().values() if first in (one.name, one.figure)]
     _validate.require(bool(found), "NAME", name, "one that `figures list` shows")

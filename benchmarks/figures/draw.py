@@ -31,10 +31,6 @@ def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> Figure:
 
     Lines are means over repetitions, bands go from the best to the worst one, and are
     cut off below a third of the lowest mean.
-
-    Args:
-        panels: of one figure.
-        tables: their tables.
     """
     figure = Figure(figsize=(4.6 * len(panels), 4.4), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -45,21 +41,19 @@ def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> Figure:
     lines = dict(zip(curves, _LINES, strict=False))
     for panel, table, place in zip(panels, tables, axes, strict=True):
         _draw_panel(place, panel, table, methods, lines)
-    handles = [
-        Line2D([], [], color=_COLORS[i], marker=_MARKERS[i], markersize=4, label=name)
+    looks = [
+        {"color": _COLORS[i], "marker": _MARKERS[i], "markersize": 4, "label": name}
         for i, name in enumerate(methods)
     ]
-    handles += [
-        Line2D([], [], color="#666666", linestyle=line, label=curve)
-        for curve, line in lines.items()
-    ]
+    for curve, line in lines.items():
+        looks.append({"color": "#666666", "linestyle": line, "label": curve})
     if any(panel.exponent is not None for panel in panels):
-        handles.append(Line2D([], [], color=_GRAY, linewidth=0.8, label="theory"))
-    num_rows = math.ceil(len(handles) / (2 * len(panels)))
+        looks.append({"color": _GRAY, "linewidth": 0.8, "label": "theory"})
+    num_rows = math.ceil(len(looks) / (2 * len(panels)))
     figure.legend(
-        handles=handles,
+        handles=[Line2D([], [], **look) for look in looks],
         loc="outside lower center",
-        ncols=math.ceil(len(handles) / num_rows),
+        ncols=math.ceil(len(looks) / num_rows),
         fontsize="small",
         frameon=False,
     )
@@ -79,27 +73,18 @@ def _draw_panel(
     lines: Mapping[str, str],
 ) -> None:
     for (name, curve), rows in table.group_by("method", "curve", maintain_order=True):
-        i = methods.index(_shown(str(name)))
-        along = (
-            rows.group_by(panel.x)
-            .agg(
-                pl.col("value").mean().alias("mean"),
-                pl.col("value").min().alias("low"),
-                pl.col("value").max().alias("high"),
-            )
-            .sort(panel.x)
+        i, value = methods.index(_shown(str(name))), pl.col("value")
+        low, mean, high = (
+            value.min().alias("low"),
+            value.mean(),
+            value.max().alias("high"),
         )
+        along = rows.group_by(panel.x).agg(mean, low, high).sort(panel.x)
         x = along[panel.x].to_numpy()
-        axes.plot(
-            x,
-            along["mean"].to_numpy(),
-            color=_COLORS[i],
-            linestyle=lines.get(str(curve), "-"),
-            marker=_MARKERS[i],
-            markersize=4,
-            markevery=max(1, len(x) // 8),
-            linewidth=1.2,
-        )
+        look = {"color": _COLORS[i], "linestyle": lines.get(str(curve), "-")}
+        look |= {"marker": _MARKERS[i], "markersize": 4, "linewidth": 1.2}
+        every = max(1, len(x) // 8)
+        axes.plot(x, along["value"].to_numpy(), markevery=every, **look)
         if rows["repetition"].n_unique() > 1:
             low, high = along["low"].to_numpy(), along["high"].to_numpy()
             axes.fill_between(x, low, high, color=_COLORS[i], alpha=0.12, linewidth=0)
@@ -110,11 +95,8 @@ def _draw_panel(
             axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.xaxis.set_minor_formatter(NullFormatter())
-    means = (
-        table.group_by("method", "curve", panel.x)
-        .agg(pl.col("value").mean())["value"]
-        .to_numpy()
-    )
+    points = table.group_by("method", "curve", panel.x)
+    means = points.agg(pl.col("value").mean())["value"].to_numpy()
     if means.min() > 0:
         axes.set_yscale("log", nonpositive="clip")
         axes.set_ylim(bottom=max(table["value"].min(), means.min() / 3) / 1.2)

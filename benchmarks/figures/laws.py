@@ -13,18 +13,11 @@ from dpjax.datasets._laws import Law, LocationScale
 
 
 class Laplace(LocationScale):
-    """Laplace law, of density exp(-|x - location| / scale) / (2 scale).
-
-    Args:
-        location: the mean.
-        scale: the mean distance from it, positive; the Laplace(5) of 004 has scale 5.
+    """Laplace law, of density exp(-|x - location| / scale) / (2 scale); 004, 6.5.
 
     Example:
-        >>> Laplace(scale=5.0).mean
+        >>> Laplace(scale=5.0).mean  # the Laplace(5) of 004
         0.0
-
-    Reference:
-        004, section 6.5.
     """
 
     def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
@@ -32,42 +25,22 @@ class Laplace(LocationScale):
 
 
 class Logistic(LocationScale):
-    """Logistic law, of density e^-z / (scale (1 + e^-z)^2), z = (x - location) / scale.
-
-    Args:
-        location: the mean, u in 004.
-        scale: s in 004, positive.
-
-    Example:
-        >>> Logistic(scale=0.5).mean
-        0.0
-
-    Reference:
-        004, section 6.5.
-    """
+    """Logistic law of location u and scale s of 004, section 6.5."""
 
     def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
         return self.location + self.scale * jax.random.logistic(key, shape)
 
 
 class LogLogistic(LocationScale):
-    """Log-logistic law: log x is logistic.
+    """Log-logistic law: log x is logistic (001, section 6; 004, section 6.5).
 
-    The density is e^z / (scale x (1 + e^z)^2) with z = (log x - location) / scale. In
-    004 it is c x^(-c-1) (1 + x^-c)^-2, which is location 0 and scale 1/c.
-
-    Args:
-        location: location of log x, mu in 001.
-        scale: scale of log x, sigma in 001, positive. From 1 on there is no mean.
+    The law of 004 has location 0 and scale 1/c. From scale 1 on there is no mean.
 
     Example:
         >>> round(LogLogistic(location=0.2, scale=0.2).mean, 4)
         1.3056
         >>> LogLogistic(scale=1 / 0.1).mean  # c = 0.1 in 004
         inf
-
-    Reference:
-        001, section 6; 004, section 6.5.
     """
 
     def _mean(self) -> float:
@@ -84,19 +57,13 @@ class LogLogistic(LocationScale):
 class LogGamma(Law):
     """Log-gamma law: e^x has the gamma law of the given concentration.
 
-    The density is exp(c x - e^x) / Gamma(c). The paper prints the exponential of a
-    difference as a difference of exponentials, (e^(c x) - e^x) / Gamma(c), which is no
-    density: with its c = 0.5 it is negative for x > 0.
-
-    Args:
-        concentration: c in 004, positive.
+    The density is exp(c x - e^x) / Gamma(c). The paper (004, section 6.5) prints the
+    exponential of a difference as a difference of exponentials, (e^(c x) - e^x) /
+    Gamma(c), which is no density: with its c = 0.5 it is negative for x > 0.
 
     Example:
         >>> round(LogGamma(concentration=0.5).mean, 4)  # the digamma function at c
         -1.9635
-
-    Reference:
-        004, section 6.5.
     """
 
     concentration: float

@@ -70,13 +70,9 @@ class Task(NamedTuple):
 class FigureMethod:
     """A method that takes part in figures.
 
-    Attributes:
-        solve: `solve(task, **options) -> Solution`; options are a candidate's, and
-            `watch` where every iterate is shown.
-        is_private: whether it protects the records.
-        has_steps: whether it has iterates to show.
-        candidates: options to try; each repetition keeps those that do best in the end,
-            by the metric. That choice is not private, and no guarantee counts it.
+    `solve(task, **options)` takes the options of a candidate, and `execution` where it
+    has steps to show. Of several candidates each repetition keeps the one that does
+    best in the end, a choice that is not private, and that no guarantee counts.
     """
 
     solve: Callable[..., Solution]
@@ -114,20 +110,12 @@ def _descent(
     if estimator is None and (is_printed or not is_private):
         estimator = printed.smoothed_truncation(moment, batch_size)
     elif estimator is None:
-        estimator = SmoothedTruncation.for_moment(
-            moment,
-            num_samples=batch_size,
-            num_coordinates=num_features,
-            num_steps=num_steps or 1,
-            **task.budget,
-        )
-    options |= {
-        "key": task.key,
-        "estimator": estimator,
-        "learning_rate": learning_rate,
-        "num_steps": num_steps,
-        "projection_fn": task.problem.project if task.problem.ball else None,
-    }
+        sizes = {"num_samples": batch_size, "num_coordinates": num_features}
+        sizes |= {"num_steps": num_steps or 1, **task.budget}
+        estimator = SmoothedTruncation.for_moment(moment, **sizes)
+    options |= {"key": task.key, "estimator": estimator, "num_steps": num_steps}
+    options |= {"learning_rate": learning_rate}
+    options["projection_fn"] = task.problem.project if task.problem.ball else None
     if is_stochastic:
         options |= {"batching": WithoutReplacement(batch_size), "averaging": True}
     solve = solvers.robust_gradient_descent
@@ -181,9 +169,7 @@ def _hard_thresholding(task: Task, *, is_printed: bool) -> Solution:
     )
     solve = solvers.dp_iterative_hard_thresholding
     return (printed.hard_thresholding if is_printed else solve)(
-        task.problem.penalized,
-        task.start,
-        task.sample.data,
+        *(task.problem.penalized, task.start, task.sample.data),
         key=task.key,
         **task.budget,
         sparsity=task.setting.sparsity,
@@ -210,23 +196,16 @@ def _mean(
 ) -> Solution:
     """The private mean by truncation, unless there is an estimator."""
     num_samples, num_features = task.shape
-    budget = task.budget
-    if estimator is None:
-        setting = {
-            "moment_order": task.setting.moment_order,
-            "num_samples": num_samples,
-            "num_coordinates": num_features,
-            **budget,
-        }
-        moment = pareto_moment(task.setting)
-        if is_printed:
-            estimator = Truncation(printed.threshold(moment, **setting))
-            budget["epsilon"] = printed.actual_epsilon(estimator, **budget)
-        else:
-            estimator = Truncation.for_moment(moment, **setting)
-    return solvers.dp_mean(
-        task.sample.data[0], key=task.key, **budget, estimator=estimator
-    )
+    budget, order = task.budget, task.setting.moment_order
+    setting = {"num_samples": num_samples, "num_coordinates": num_features, **budget}
+    setting["moment_order"], moment = order, pareto_moment(task.setting)
+    if is_printed:
+        estimator = Truncation(printed.threshold(moment, **setting))
+        budget["epsilon"] = printed.actual_epsilon(estimator, **budget)
+    elif estimator is None:
+        estimator = Truncation.for_moment(moment, **setting)
+    features, _ = task.sample.data
+    return solvers.dp_mean(features, key=task.key, **budget, estimator=estimator)
 
 
 def _untuned_mean(task: Task, *, method: str) -> Solution:
@@ -255,27 +234,17 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
 
     def train(transport: parties.Transport) -> Solution:
         mine = slice(transport.party * share, (transport.party + 1) * share)
-        features, labels = (part[mine] for part in task.sample.data)
+        data = tuple(part[mine] for part in task.sample.data)
         known = np.random.default_rng([*words, transport.party]).bytes
         secure_sum = parties.SecureSum(
             transport, max_colluding=1, test_only_random_bytes=known
         )
+        given = {"secure_sum": secure_sum, **task.budget}
         if is_trusted:
-            return solvers.dp_multiparty_objective_perturbation(
-                features,
-                labels,
-                secure_sum=secure_sum,
-                **task.budget,
-                regularization=task.problem.l2,
-            )
-        return solvers.dp_multiparty_gradient_descent(
-            task.problem.penalized,
-            task.start,
-            (features, labels),
-            secure_sum=secure_sum,
-            **task.budget,
-            **_AMONG_PARTIES,
-        )
+            given["regularization"] = task.problem.l2
+            return solvers.dp_multiparty_objective_perturbation(*data, **given)
+        args = task.problem.penalized, task.start, data
+        return solvers.dp_multiparty_gradient_descent(*args, **given, **_AMONG_PARTIES)
 
     return parties.run_parties(train, num_parties)[0]
 
@@ -286,14 +255,11 @@ def _moments(
 ) -> tuple[float, float]:
     """Returns E sup ||gradient||^order over weights of norm 1, and the smoothness.
 
-    Of 100,000 records of the problem that no repetition has: of its law, which the
-    theory takes for known.
+    Of 100,000 records that no repetition has: the theory takes the law for known.
     """
-    setting = Setting(num_samples=100_000, num_features=num_features)
     with jax.ensure_compile_time_eval():
-        features, targets = map(
-            np.asarray, problem.draw(jax.random.key(123), setting).data
-        )
+        sample = problem.draw(jax.random.key(123), Setting(100_000, num_features))
+        features, targets = map(np.asarray, sample.data)
     lengths = np.linalg.norm(features, axis=1)
     is_squared = problem.loss_fn is losses.squared
     slopes = lengths + np.abs(targets) if is_squared else 1.0
@@ -307,22 +273,16 @@ def _localized(
 ) -> Solution:
     """Optimization in the unit ball around zero; zero where the theorem needs more."""
     moment, smoothness = _moments(task.problem, task.shape[1], moment_order)
-    given = {
-        "key": task.key,
-        **task.budget,
-        "moment_bound": moment,
-        "moment_order": moment_order,
-        "diameter": 2.0,
-    }
+    given = {"key": task.key, **task.budget, "diameter": 2.0}
+    given |= {"moment_bound": moment, "moment_order": moment_order}
     if is_pure:
         given["delta"] = 0.0
-    args = task.start, task.sample.data
+    loss, solve = task.problem.loss_fn, solvers.dp_one_pass_sco
+    if not is_one_pass:
+        loss, solve = task.problem.penalized, solvers.dp_localized_sco
+        given["smoothness"] = smoothness
     try:
-        if is_one_pass:
-            return solvers.dp_one_pass_sco(task.problem.loss_fn, *args, **given)
-        return solvers.dp_localized_sco(
-            task.problem.penalized, *args, **given, smoothness=smoothness
-        )
+        return solve(loss, task.start, task.sample.data, **given)
     except ValueError as error:
         if "enough records" not in str(error):
             raise
@@ -346,10 +306,7 @@ def _inverse_root(first: Scalar, step: jax.Array) -> jax.Array:
 
 
 def _falling_descent(task: Task, *, first: float = 1.0, **options: Any) -> Solution:
-    """The usual descent, with steps that fall from the first one to zero.
-
-    Steps of one size swing around the optimum where features are many and correlated.
-    """
+    """The usual descent, with steps that fall from the first one to zero."""
     num_steps = task.setting.num_steps or 25
     steps = Partial(_falling, first, num_steps)  # another one compiles nothing
     return _descent(task, learning_rate=steps, num_steps=num_steps, **options)
@@ -370,77 +327,69 @@ _CLIPPED = tuple(
 )
 # A mean takes no steps, and Pareto's tail wants long ones.
 _CLIPPED_MEANS = tuple({"estimator": Clipping(5.0**power)} for power in range(5))
-_COORDINATE_WISE = {
-    "truncation": Truncation,
-    "winsorization": Winsorization,
-    "smoothed truncation": SmoothedTruncation,
-}
+_ORDERS = tuple({"moment_order": order} for order in (2.0, 4.0, 8.0))
+_TRIMMED_MEAN = TrimmedMean(_TRIMMED, -_PRIOR, _PRIOR)
 
+# Solvers with iterates to show, and their options; then those without.
+_WITH_STEPS: dict[str, tuple[Callable[..., Solution], Any]] = {
+    "clipped DP-GD, one curator": (_descent, _AMONG_PARTIES),
+    "parties, transcript seen": (_among_parties, {"is_trusted": False}),
+    "parties, aggregator trusted": (_among_parties, {"is_trusted": True}),
+    "mean, nothing to set": (_untuned_mean, {"method": "clipped"}),
+    "geometric median": (_untuned_mean, {"method": "geometric_median"}),
+    "RGD": (_descent, {"is_private": False}),
+    "stochastic RGD": (_stochastic_descent, {"is_private": False}),
+    "Algorithm 3": (_descent, {"estimator": _TRIMMED_MEAN, "learning_rate": 0.01}),
+    "Algorithm 4, tight": (_descent, {}),
+    "Algorithm 4, paper": (_descent, {"is_printed": True}),
+    "stochastic Algorithm 4, tight": (_stochastic_descent, {}),
+    **{
+        f"{name}, {'paper' if is_printed else 'tight'}": (
+            solve,
+            {"is_printed": is_printed},
+        )
+        for name, solve in {
+            "Frank-Wolfe": _frank_wolfe,
+            "LASSO": _lasso,
+            "sparse regression": _sparse,
+            "hard thresholding": _hard_thresholding,
+            "l1 regression": _l1_regression,
+            "private mean": _mean,
+        }.items()
+        for is_printed in (False, True)
+    },
+}
 METHODS: dict[str, FigureMethod] = {
     "zero": FigureMethod(_zero, has_steps=False),
     "not private": FigureMethod(_best, is_private=False, has_steps=False),
-    "DP-GD, best clipping": FigureMethod(_falling_descent, candidates=_CLIPPED),
     "empirical mean": FigureMethod(_empirical_mean, is_private=False, has_steps=False),
     "nothing to set": FigureMethod(_linear_model, has_steps=False),
-    **{
-        name: FigureMethod(
-            partial(_localized, **options),
-            has_steps=False,
-            candidates=tuple({"moment_order": order} for order in (2.0, 4.0, 8.0)),
-        )
-        for name, options in {
-            "localized": {"is_one_pass": False},
-            "one pass": {"is_one_pass": True},
-            "one pass, delta = 0": {"is_one_pass": True, "is_pure": True},
-        }.items()
-    },
-    "clipped DP-GD, one curator": FigureMethod(partial(_descent, **_AMONG_PARTIES)),
-    "parties, transcript seen": FigureMethod(partial(_among_parties, is_trusted=False)),
-    "parties, aggregator trusted": FigureMethod(
-        partial(_among_parties, is_trusted=True)
-    ),
     "mean, best clipping": FigureMethod(_mean, candidates=_CLIPPED_MEANS),
-    "mean, nothing to set": FigureMethod(partial(_untuned_mean, method="clipped")),
-    "geometric median": FigureMethod(partial(_untuned_mean, method="geometric_median")),
-    "RGD": FigureMethod(partial(_descent, is_private=False), is_private=False),
-    "stochastic RGD": FigureMethod(
-        partial(_stochastic_descent, is_private=False), is_private=False
-    ),
-    "Algorithm 3": FigureMethod(
-        partial(
-            _descent,
-            estimator=TrimmedMean(_TRIMMED, -_PRIOR, _PRIOR),
-            learning_rate=0.01,
-        )
-    ),
-    "Algorithm 4, tight": FigureMethod(_descent),
-    "Algorithm 4, paper": FigureMethod(partial(_descent, is_printed=True)),
+    "DP-GD, best clipping": FigureMethod(_falling_descent, candidates=_CLIPPED),
     "stochastic DP-GD, best clipping": FigureMethod(
         _stochastic_descent, candidates=_CLIPPED
     ),
-    "stochastic Algorithm 4, tight": FigureMethod(_stochastic_descent),
 }
-METHODS |= {
-    f"DP-GD, best {name}": FigureMethod(
-        _falling_descent,
-        candidates=tuple(
-            {"estimator": kind(norm / 5), "first": first}
-            for norm, first in _NORMS_AND_FIRST_STEPS
-        ),
+for _name, _options in {
+    "localized": {"is_one_pass": False},
+    "one pass": {"is_one_pass": True},
+    "one pass, delta = 0": {"is_one_pass": True, "is_pure": True},
+}.items():
+    _solve = partial(_localized, **_options)
+    METHODS[_name] = FigureMethod(_solve, has_steps=False, candidates=_ORDERS)
+for _name, (_solve, _options) in _WITH_STEPS.items():
+    METHODS[_name] = FigureMethod(
+        partial(_solve, **_options), is_private=_options.get("is_private", True)
     )
-    for name, kind in _COORDINATE_WISE.items()
-}
-METHODS |= {
-    f"{name}, {'paper' if is_printed else 'tight'}": FigureMethod(
-        partial(solve, is_printed=is_printed)
+for _kind, _name in (
+    (Truncation, "truncation"),
+    (Winsorization, "winsorization"),
+    (SmoothedTruncation, "smoothed truncation"),
+):
+    _candidates = tuple(
+        {"estimator": _kind(norm / 5), "first": first}
+        for norm, first in _NORMS_AND_FIRST_STEPS
     )
-    for name, solve in {
-        "Frank-Wolfe": _frank_wolfe,
-        "LASSO": _lasso,
-        "sparse regression": _sparse,
-        "hard thresholding": _hard_thresholding,
-        "l1 regression": _l1_regression,
-        "private mean": _mean,
-    }.items()
-    for is_printed in (False, True)
-}
+    METHODS[f"DP-GD, best {_name}"] = FigureMethod(
+        _falling_descent, candidates=_candidates
+    )

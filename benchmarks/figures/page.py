@@ -31,16 +31,8 @@ PAPERS = {
 def write(output: Path | None = None, folder: Path | None = None) -> list[Path]:
     """Keeps a folder's tables, and writes FIGURES.md and a plot a figure from all kept.
 
-    Args:
-        output: folder of the page and of `results/figures/`; by default that of pages.
-        folder: of new tables, `NAME.csv`, if any; a quick run does not take a full
-            run's place.
-
-    Returns:
-        The page and the plots.
-
-    Raises:
-        ValueError: where the folder holds no table.
+    `output` is the folder of the page and of `results/figures/`; `folder` has new
+    tables, `NAME.csv`, if any: a quick run does not take a full run's place.
     """
     output = ROOT if output is None else output
     kept = output / "results" / "figures"
@@ -146,30 +138,30 @@ def _is_full(panel: Panel, rows: pl.DataFrame) -> bool:
 
 
 def _choice(tables: dict[str, pl.DataFrame]) -> Iterator[str]:
-    rows, wins = [], Counter()
+    rows, wins, value = [], Counter(), pl.col("value").mean()
+    spent = pl.col("epsilon_spent")
     for name, found in tables.items():
         panel = panels()[name]
         curve = found["curve"].unique(maintain_order=True)[-1]
+        is_last = pl.col(panel.x) == found[panel.x].max()
         last = found.filter(
-            (pl.col("curve") == curve)
-            & (pl.col(panel.x) == found[panel.x].max())
-            & (pl.col("epsilon_spent") < float("inf"))
+            (pl.col("curve") == curve) & is_last & (spent < float("inf"))
         )
-        means = last.group_by(
-            pl.col("method").str.strip_prefix("stochastic "), maintain_order=True
-        ).agg(pl.col("value").mean(), pl.col("epsilon_spent").first())
+        method = pl.col("method").str.strip_prefix("stochastic ")
+        means = last.group_by(method, maintain_order=True).agg(value, spent.first())
         errors = dict(means.select("method", "value").iter_rows())
         asked = means.filter(~pl.col("method").str.ends_with("paper"))
         within = max(asked["epsilon_spent"]) * (1 + 1e-9)
-        kept = means.filter(pl.col("epsilon_spent") <= within).sort("value")
-        best = kept["method"][0]
+        best = means.filter(spent <= within).sort("value")["method"][0]
         wins["clipping" if "clip" in best else best.split(",")[0]] += 1
-        others = [
-            errors.get("zero"),
-            next((errors[one] for one in errors if "clip" in one), None),
-            _of(errors, "tight"),
-            _of(errors, "paper"),
-        ]
+        of = {
+            ending: min(
+                (x for y, x in errors.items() if y.endswith(ending)), default=None
+            )
+            for ending in ("tight", "paper")
+        }
+        clipping = next((errors[one] for one in errors if "clip" in one), None)
+        others = errors.get("zero"), clipping, *of.values()
         least = errors[best]
         ratios = [x / least if x is not None and least > 0 else None for x in others]
         rows.append([name, panel.problem, curve, best, least, *ratios])
@@ -223,8 +215,3 @@ def _estimators(tables: dict[str, pl.DataFrame]) -> Iterator[str]:
 def _counts(wins: Counter, where: str) -> str:
     counts = ", ".join(f"{name} {count}" for name, count in wins.most_common())
     return f"Best in how many of {wins.total()} {where}: {counts}.\n"
-
-
-def _of(errors: dict[str, float], calibration: str) -> float | None:
-    found = [x for method, x in errors.items() if method.endswith(calibration)]
-    return min(found, default=None)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from dpjax import _validate
 from dpjax.tables import default_delta
 
 TITLES = {
@@ -35,14 +34,20 @@ class Size(StrEnum):
     FULL = "full"
 
 
+_LIMITS = {
+    Size.SMOKE: {"num_samples": 400, "num_features": 8, "sparsity": 2}
+    | {"num_steps": 4, "num_parties": 2},
+    Size.QUICK: {"num_samples": 10_000, "num_features": 200, "sparsity": 20}
+    | {"num_steps": 100},
+}
+
+
 @dataclass(frozen=True)
 class Setting:
     """A problem's size and the budget; delta is n^-1.1.
 
     Attributes:
-        num_samples: n.
         num_features: d; a real data set has its own.
-        epsilon: privacy of a run.
         sparsity: nonzero entries of the true weights, where they are sparse.
         num_steps: steps of gradient descent, where they are shown.
         moment_order: theta; moments of this order are bounded, of 2 by default.
@@ -63,27 +68,23 @@ class Setting:
         return default_delta(self.num_samples)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Panel:
     """One plot: a number of several methods along an axis, a line style a curve.
 
     Attributes:
         name: paper and number, such as "004-1b".
-        title: what it shows.
         problem: a name of `problems.PROBLEMS`.
         fixed: the setting, but for what varies.
-        x: the field of the setting along the axis; num_steps shows every iterate.
-        values: what it takes.
+        x: the field along the axis, with `values`; num_steps shows every iterate.
         curves: another field and what it takes, or None.
         methods: names of `methods.METHODS`.
         metric: what is measured, with its unit; a name of `problems.METRICS`.
         repetitions: of a full run.
-        reported: what the paper says of it, in words; where it is a figure only, "".
-        direction: which way the paper says that the error goes along the axis, "falls"
-            or "grows"; "" where it does not say.
+        reported: what the paper says of it, in words.
+        direction: which way the paper says that the error goes, "falls" or "grows".
         substitute: the paper's data set, where another one stands for it.
-        exponent: of x in the theory's error, for a setting; drawn through the first
-            point of the last method.
+        exponent: of x in the theory's error, drawn through the last method's start.
     """
 
     name: str
@@ -124,48 +125,29 @@ class Panel:
 
     def at(self, size: Size) -> "Panel":
         """Returns the panel at a size: fewer points, repetitions, records, features."""
-        _validate.require(
-            isinstance(size, Size), "size", size, f"one of {', '.join(Size)}"
-        )
         if size == Size.FULL:
             return self
-        is_smoke = size == Size.SMOKE
+        limits, is_smoke = _LIMITS[size], size == Size.SMOKE
         # Another epsilon compiles nothing; other sizes do.
         most = 3 if not is_smoke else 2 if self.x == "epsilon" else 1
-        curves = self.curves
-        is_dear = curves is not None and curves[0] == "num_features"
-        most_curves = 1 if is_smoke or is_dear else 2
-        limits = (
-            {
-                "num_samples": 400,
-                "num_features": 8,
-                "sparsity": 2,
-                "num_steps": 4,
-                "num_parties": 2,
-            }
-            if is_smoke
-            else {
-                "num_samples": 10_000,
-                "num_features": 200,
-                "sparsity": 20,
-                "num_steps": 100,
-            }
-        )
 
         def shrunk(field: str, values: tuple[Any, ...], most: int) -> tuple[Any, ...]:
             # Ends and middle of the range; sizes scaled together, so that they differ.
-            few = values if len(values) <= most else _spread(values, most)
+            last, few = len(values) - 1, values
+            if most == 1:
+                few = values[-1:]
+            elif len(values) > most:
+                few = tuple(values[round(i * last / (most - 1))] for i in range(most))
             if field not in limits or max(values) <= limits[field]:
                 return few
             factor = limits[field] / max(values)
             return tuple(max(1, round(value * factor)) for value in few)
 
-        fixed = {
-            field: min(getattr(self.fixed, field), limit)
-            for field, limit in limits.items()
-        }
+        fixed = {x: min(getattr(self.fixed, x), limit) for x, limit in limits.items()}
+        curves = self.curves
         if curves is not None:
-            curves = (curves[0], shrunk(*curves, most_curves))
+            is_dear = is_smoke or curves[0] == "num_features"
+            curves = (curves[0], shrunk(*curves, 1 if is_dear else 2))
         return dataclasses.replace(
             self,
             fixed=dataclasses.replace(self.fixed, **fixed),
@@ -173,11 +155,3 @@ class Panel:
             curves=curves,
             repetitions=min(self.repetitions, 1 if is_smoke else 3),
         )
-
-
-def _spread(values: tuple[Any, ...], most: int) -> tuple[Any, ...]:
-    """Returns so many of the values, the last among them, evenly spread."""
-    if most == 1:
-        return values[-1:]
-    last = len(values) - 1
-    return tuple(values[round(i * last / (most - 1))] for i in range(most))

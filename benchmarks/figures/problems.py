@@ -41,17 +41,13 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class ProblemKind:
-    """A problem of any size.
+    """A problem of any size, drawn by `draw(key, setting) -> Sample`.
 
     Attributes:
-        draw: `draw(key, setting) -> Sample`.
-        loss_fn: its loss, of one record.
         l2: strength of the l2 penalty.
         ball: the unit ball that the weights lie in: "l1", "l2" or None.
-        moment_bound: a bound on the second moment of a gradient's coordinate, which
-            the theory of the estimators takes; public.
-        fourth_moment_bound: a bound on the fourth moments of features and targets,
-            which `dp_lasso` and `dp_sparse_linear_regression` take; public.
+        moment_bound: a public bound on the second moment of a gradient's coordinate.
+        fourth_moment_bound: a public bound on those of features and targets.
         dataset: the name of a real data set, or None.
     """
 
@@ -123,26 +119,15 @@ METRICS = ("excess risk", "excess test risk", "risk", "test risk", "estimation e
 
 @partial(jax.jit, static_argnums=(0, 1))
 def measure(
-    metric: str,
-    problem: ProblemKind,
-    params: jax.Array,
-    best: jax.Array,
-    sample: Sample,
+    metric: str, problem: ProblemKind, params: Any, best: jax.Array, sample: Sample
 ) -> jax.Array:
-    """Returns a metric of weights.
+    """Returns a metric of weights, beside `best`, those of `optimum`.
 
-    Args:
-        metric: "excess risk", the mean loss, with the penalty, less that of `best`; for
-            data of a linear model it is half the mean square of <x, w - w*>, which is
-            the same in expectation, but for the penalty, and exists where the noise has
-            no variance. "risk", the mean loss on the records. "test risk" and "excess
-            test risk", those on the test records, without the penalty. "estimation
-            error", the l2 distance from `best`.
-        problem: the problem.
-        params: the weights.
-        best: the best weights that are known: those that made the data of a linear
-            model, else the optimum without privacy.
-        sample: the data.
+    "excess risk" is the mean loss, with the penalty, less that of `best`; for data of a
+    linear model it is half the mean square of <x, w - w*>, which is the same in
+    expectation, but for the penalty, and exists where the noise has no variance. "risk"
+    is the mean loss on the records, "test risk" and "excess test risk" are on the test
+    records, without the penalty, and "estimation error" is the distance from `best`.
     """
     if metric == "estimation error":
         return jnp.linalg.norm(params - best)
@@ -166,9 +151,8 @@ def _synthetic(model: Callable[..., Any], **laws: Any) -> Any:
         options = dict(laws)
         if options.pop("is_sparse", False):
             options["params_fn"] = datasets.sparse_params(sparsity)
-        problem = model(
-            key, num_samples=num_samples, num_features=num_features, **options
-        )
+        options |= {"num_samples": num_samples, "num_features": num_features}
+        problem = model(key, **options)
         return Sample(problem.data, problem.data, problem.true_params)
 
     def draw(key: Key, setting: Setting) -> Sample:
@@ -184,13 +168,9 @@ def _student_noise(key: Key, setting: Setting) -> Sample:
 
     Scored on other records: the best of few weights fits its own better than w* does.
     """
-    n = setting.num_samples
-    problem = datasets.linear_model(
-        key,
-        num_samples=n + _NUM_TEST,
-        num_features=setting.num_features,
-        noise_law=StudentT(setting.moment_order + _EXCESS),
-    )
+    n, law = setting.num_samples, StudentT(setting.moment_order + _EXCESS)
+    sizes = {"num_samples": n + _NUM_TEST, "num_features": setting.num_features}
+    problem = datasets.linear_model(key, **sizes, noise_law=law)
     features, targets = problem.data
     data, test = (features[:n], targets[:n]), (features[n:], targets[n:])
     return Sample(data, test, problem.true_params)
@@ -199,13 +179,9 @@ def _student_noise(key: Key, setting: Setting) -> Sample:
 @partial(jax.jit, static_argnums=1)
 def _in_unit_ball(key: Key, setting: Setting) -> Sample:
     """Two classes; features of heavy tails, scaled down to the unit ball."""
-    problem = datasets.logistic_model(
-        key,
-        num_samples=setting.num_samples,
-        num_features=setting.num_features,
-        feature_law=StudentT(3.0),
-        noise_law=Logistic(),
-    )
+    laws = {"feature_law": StudentT(3.0), "noise_law": Logistic()}
+    sizes = {"num_samples": setting.num_samples, "num_features": setting.num_features}
+    problem = datasets.logistic_model(key, **sizes, **laws)
     norms = jnp.linalg.norm(problem.features, axis=1, keepdims=True)
     data = problem.features / jnp.maximum(norms, 1), problem.targets
     return Sample(data, data, problem.true_params)
@@ -227,9 +203,8 @@ def _student_vectors(key: Key, setting: Setting) -> Sample:
     normal_key, length_key = jax.random.split(key)
     shape = setting.num_samples, setting.num_features
     squares = 2 * jax.random.gamma(length_key, degrees / 2, shape[:1])
-    samples = (
-        jax.random.normal(normal_key, shape) * jnp.sqrt(degrees / squares)[:, None]
-    )
+    lengths = jnp.sqrt(degrees / squares)[:, None]
+    samples = jax.random.normal(normal_key, shape) * lengths
     center = jnp.ones(setting.num_features)
     data = samples + center[None], jnp.zeros(setting.num_samples)
     return Sample(data, data, center)
@@ -263,78 +238,50 @@ _NUM_TEST = 100_000
 _SKEWED = LogNormal(0.0, 0.6**0.5)  # Lognormal(0, sigma^2) of 004 with sigma^2 = 0.6
 _SLIGHT = Normal(scale=0.1**0.5)
 _WIDE = Normal(scale=5**0.5)
-# Of 004, E x^4 of Lognormal(0, 0.6): e^(8 * 0.6). Targets are smaller.
-_SKEWED_FOURTH = 121.6
 
-
-def _linear_in_l1(**laws: Any) -> ProblemKind:
-    return ProblemKind(
-        _synthetic(datasets.linear_model, **laws),
-        losses.squared,
-        ball="l1",
-        moment_bound=10.0,
-        fourth_moment_bound=_SKEWED_FOURTH,
-    )
+_LINEAR = partial(_synthetic, datasets.linear_model)
+_LOGISTIC = partial(_synthetic, datasets.logistic_model)
+_CENTERED = LogLogistic(location=0.2, scale=0.2).centered()
+_LOG_GAMMA = LogGamma(0.5).centered()
 
 
 def _sparse_linear(noise_law: Any) -> ProblemKind:
-    draw = _synthetic(
-        datasets.linear_model, feature_law=_WIDE, noise_law=noise_law, is_sparse=True
-    )
-    return ProblemKind(
-        draw,
-        losses.squared,
-        ball="l2",
-        moment_bound=50.0,
-        fourth_moment_bound=75.0,  # E x^4 = 3 * 5^2
-    )
+    draw = _LINEAR(feature_law=_WIDE, noise_law=noise_law, is_sparse=True)
+    bounds = {"moment_bound": 50.0, "fourth_moment_bound": 75.0}  # E x^4 = 3 * 5^2
+    return ProblemKind(draw, losses.squared, ball="l2", **bounds)
 
 
 def _sparse_logistic(feature_law: Any, noise_law: Any, bound: float) -> ProblemKind:
-    draw = _synthetic(
-        datasets.logistic_model,
-        feature_law=feature_law,
-        noise_law=noise_law,
-        is_sparse=True,
-    )
-    return ProblemKind(draw, losses.logistic, l2=RIDGE, ball="l2", moment_bound=bound)
-
-
-def _of_data(name: str, loss_fn: LossFn, **changes: Any) -> Any:
-    return ProblemKind(_real(name), loss_fn, dataset=name, **changes)
+    draw = _LOGISTIC(feature_law=feature_law, noise_law=noise_law, is_sparse=True)
+    return ProblemKind(draw, losses.logistic, RIDGE, "l2", moment_bound=bound)
 
 
 PROBLEMS = {
     "ridge, log-normal noise": ProblemKind(
-        _synthetic(datasets.linear_model), losses.squared, l2=RIDGE, moment_bound=20.0
+        _LINEAR(), losses.squared, RIDGE, moment_bound=20.0
     ),
     "logistic, log-logistic noise": ProblemKind(
-        _synthetic(
-            datasets.logistic_model,
-            feature_law=Normal(),
-            noise_law=LogLogistic(location=0.2, scale=0.2).centered(),
-            sign=-1,
-        ),
-        losses.logistic,
-        l2=RIDGE,
+        _LOGISTIC(feature_law=Normal(), noise_law=_CENTERED, sign=-1),
+        *(losses.logistic, RIDGE),
         moment_bound=0.25,
     ),
-    "Adult, ridge": _of_data("adult", losses.squared, l2=RIDGE),
-    "Adult, logistic": _of_data("adult", losses.logistic, l2=RIDGE, moment_bound=0.25),
-    "linear, log-normal features": _linear_in_l1(
-        feature_law=_SKEWED, noise_law=_SLIGHT
+    "linear, log-normal features": ProblemKind(
+        _LINEAR(feature_law=_SKEWED, noise_law=_SLIGHT),
+        losses.squared,
+        ball="l1",
+        moment_bound=10.0,
+        # Of 004, E x^4 of Lognormal(0, 0.6): e^(8 * 0.6). Targets are smaller.
+        fourth_moment_bound=121.6,
     ),
     "linear, Student-t features": ProblemKind(
-        _synthetic(
-            datasets.linear_model, feature_law=StudentT(10.0), noise_law=_SLIGHT
-        ),
+        _LINEAR(feature_law=StudentT(10.0), noise_law=_SLIGHT),
         losses.squared,
         ball="l1",
         moment_bound=2.0,
         fourth_moment_bound=6.25,  # 3 * 10^2 / (8 * 6)
     ),
     "logistic, log-normal features": ProblemKind(
-        _synthetic(datasets.logistic_model, feature_law=_SKEWED),
+        _LOGISTIC(feature_law=_SKEWED),
         losses.logistic,
         ball="l1",
         moment_bound=3.4,  # E x^2 = e^1.2; a derivative is at most 1
@@ -343,33 +290,41 @@ PROBLEMS = {
         LogNormal(0.0, 0.5**0.5).centered()
     ),
     "sparse linear, log-logistic noise": _sparse_linear(LogLogistic(0.0, 10.0)),
-    "sparse linear, log-gamma noise": _sparse_linear(LogGamma(0.5).centered()),
+    "sparse linear, log-gamma noise": _sparse_linear(_LOG_GAMMA),
     "sparse logistic, logistic noise": _sparse_logistic(
         _WIDE, Logistic(scale=0.5), 5.0
     ),
     "sparse logistic, log-gamma noise": _sparse_logistic(
-        Laplace(scale=5.0), LogGamma(0.5).centered(), 50.0
+        Laplace(scale=5.0), _LOG_GAMMA, 50.0
     ),
     "linear, noise of order theta": ProblemKind(
         _student_noise, losses.absolute, moment_bound=20.0
     ),
     "logistic, in the unit ball": ProblemKind(
-        _in_unit_ball, losses.logistic, l2=RIDGE, moment_bound=0.25
+        _in_unit_ball, losses.logistic, RIDGE, moment_bound=0.25
     ),
     "mean of a Pareto law": ProblemKind(_pareto, losses.squared),
     "center of a Student law": ProblemKind(_student_vectors, losses.squared),
-    "BlogFeedback": _of_data("blog_feedback", losses.squared, ball="l1"),
-    "Twitter": _of_data("twitter", losses.squared, ball="l1"),
-    "Winnipeg": _of_data("winnipeg", losses.logistic, ball="l1", moment_bound=0.25),
-    "Year Prediction": _of_data(
-        "year_prediction", losses.logistic, ball="l1", moment_bound=0.25
-    ),
-    "RAND HIE": _of_data("rand_hie", losses.squared, ball="l1"),
-    "credit default": _of_data(
-        "credit_default", losses.logistic, ball="l1", moment_bound=0.25
-    ),
-    "Adult in the l1 ball": _of_data(
-        "adult", losses.logistic, ball="l1", moment_bound=0.25
-    ),
-    "Belgian motor": _of_data("belgian_motor", losses.squared, ball="l1"),
 }
+# Real data: the data set, whether its targets are numbers, and the l2 penalty; without
+# one the weights lie in the l1 ball.
+for _name, _dataset, _is_linear, _l2 in (
+    ("Adult, ridge", "adult", True, RIDGE),
+    ("Adult, logistic", "adult", False, RIDGE),
+    ("BlogFeedback", "blog_feedback", True, 0.0),
+    ("Twitter", "twitter", True, 0.0),
+    ("Winnipeg", "winnipeg", False, 0.0),
+    ("Year Prediction", "year_prediction", False, 0.0),
+    ("RAND HIE", "rand_hie", True, 0.0),
+    ("credit default", "credit_default", False, 0.0),
+    ("Adult in the l1 ball", "adult", False, 0.0),
+    ("Belgian motor", "belgian_motor", True, 0.0),
+):
+    PROBLEMS[_name] = ProblemKind(
+        _real(_dataset),
+        losses.squared if _is_linear else losses.logistic,
+        _l2,
+        ball=None if _l2 else "l1",
+        moment_bound=1.0 if _is_linear else 0.25,
+        dataset=_dataset,
+    )

@@ -56,19 +56,10 @@ OnCell = Callable[[int, int], None]  # how many are done, of how many
 def run_panel(panel: Panel, folder: Path, *, seed: int, on_cell: OnCell) -> Path:
     """Runs what is not yet finished, and writes the panel's table.
 
-    Args:
-        panel: at the size that is wanted.
-        folder: gets `cells/` and the table, `NAME.csv`: a row a method, setting,
-            repetition and step, with the value and the privacy that was spent.
-        seed: of all data and all noise.
-        on_cell: told of each finished cell.
-
-    Returns:
-        The table's path.
-
-    Raises:
-        FileNotFoundError: if a real data set is missing; it says where to get it.
-        OSError: if a file cannot be written.
+    `folder` gets `cells/` and the table, `NAME.csv`: a row a method, setting,
+    repetition and step, with the value and the privacy that was spent. `seed` is of all
+    data and noise, and `on_cell` is told of each finished cell. Returns the table's
+    path.
     """
     settings = list(panel.settings())
     tables, optima = [], {}
@@ -85,15 +76,8 @@ def run_panel(panel: Panel, folder: Path, *, seed: int, on_cell: OnCell) -> Path
 
 
 def _digest(panel: Panel, setting: Setting, seed: int) -> str:
-    what = (
-        panel.problem,
-        panel.methods,
-        panel.metric,
-        panel.repetitions,
-        panel.x,
-        dataclasses.astuple(setting),
-        seed,
-    )
+    what = panel.problem, panel.methods, panel.metric, panel.repetitions, panel.x
+    what = (*what, dataclasses.astuple(setting), seed)
     return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
 
@@ -118,12 +102,8 @@ def _rows(
     """
     problem = PROBLEMS[panel.problem]
     root = jax.random.key(seed)
-    sizes = (
-        setting.num_samples,
-        setting.num_features,
-        setting.sparsity,
-        setting.moment_order,
-    )
+    sizes = setting.num_samples, setting.num_features
+    sizes = *sizes, setting.sparsity, setting.moment_order
     data_keys = jax.random.split(_named(root, panel.problem, *sizes), panel.repetitions)
     for part in _parts(panel, setting):
         samples = jax.vmap(lambda key: problem.draw(key, setting))(data_keys[part])
@@ -140,12 +120,13 @@ def _rows(
                 for options in METHODS[name].candidates
             ]
             steps, solution, _ = tried[0]
-            values = _best(
-                [_values(panel, one[2], optima[place], samples) for one in tried]
-            )
-            for repetition, row in zip(
-                range(panel.repetitions)[part], values.tolist(), strict=True
-            ):
+            found = [
+                _measured(panel.metric, problem, iterates, optima[place], samples)
+                for *_, iterates in tried
+            ]
+            values = _best([np.asarray(one, np.float64) for one in found])
+            repetitions = range(panel.repetitions)[part]
+            for repetition, row in zip(repetitions, values.tolist(), strict=True):
                 for step, value in zip(steps, row, strict=True):
                     yield {
                         "panel": panel.name,
@@ -220,22 +201,12 @@ def _best(values: list[np.ndarray]) -> np.ndarray:
     return stacked[last.argmin(axis=0), np.arange(stacked.shape[1])]
 
 
-def _values(panel: Panel, iterates: Any, best: Any, samples: Sample) -> np.ndarray:
-    """Returns the metric, shape (repetitions, steps)."""
-    problem = PROBLEMS[panel.problem]
-    values = _measured(panel.metric, problem, iterates, best, samples)
-    return np.asarray(values, np.float64)
-
-
 @partial(jax.jit, static_argnums=(0, 1))
 @partial(jax.vmap, in_axes=(None, None, 0, 0, 0))
 def _measured(
-    metric: str,
-    problem: ProblemKind,
-    iterates: jax.Array,
-    best: jax.Array,
-    sample: Sample,
+    metric: str, problem: ProblemKind, iterates: Any, best: jax.Array, sample: Sample
 ) -> jax.Array:
+    """Returns the metric, shape (repetitions, steps)."""
     return jax.lax.map(
         lambda params: measure(metric, problem, params, best, sample), iterates
     )

@@ -11,15 +11,11 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class Method:
-    """One way to do a case's work.
+    """One way to do a case's work; left out where its package is not installed.
 
-    Attributes:
-        name: as in the tables; targets refer to it.
-        make: returns `(function, arguments)`. A function made by `jax.jit` is compiled
-            apart and its scratch memory read from the compiler; any other is called as
-            it stands, work on the host included.
-        package: whose it is; where that is not installed the method is left out.
-        moved_bytes: the least that it reads and writes, where that is known.
+    `make` returns `(function, arguments)`. A function made by `jax.jit` is compiled
+    apart and its scratch memory read from the compiler; any other is called as it
+    stands. `moved_bytes` is the least that it reads and writes, where that is known.
     """
 
     name: str
@@ -33,8 +29,7 @@ class Measurement:
     """What was measured of one method; None where it does not apply.
 
     Attributes:
-        seconds: median wall time of a call, compilation apart.
-        quartiles: lower and upper, of the same times.
+        seconds: median wall time of a call, compilation apart; beside its quartiles.
         repeats: how many turns they come from.
         compile_seconds: of tracing, lowering and compiling.
         temporary_bytes: scratch memory of the program, as the compiler states it.
@@ -58,24 +53,16 @@ class Measurement:
             return getattr(self, name)
         if self.moved_bytes is None:
             return None
-        bandwidth = floor["copies"][-1]["bytes_per_second"]
-        return self.moved_bytes / self.seconds / bandwidth
+        return self.moved_bytes / self.seconds / floor["copies"][-1]["bytes_per_second"]
 
 
 class Verdict(NamedTuple):
-    """What a target came to.
-
-    Attributes:
-        value: the number that is asked about, or the ratio.
-        is_reached: whether it is within the bound.
-        factor: how many times it is within the bound, or beyond it; at least 1.
-        other: the method that it was compared with; "" where there is none.
-    """
+    """What a target came to: a number or a ratio, and how far from its bound."""
 
     value: float
     is_reached: bool
-    factor: float
-    other: str = ""
+    factor: float  # how many times within the bound, or beyond it; at least 1
+    other: str = ""  # the method that it was compared with
 
 
 @dataclass(frozen=True)
@@ -100,37 +87,25 @@ class Target:
     quantity: str = "seconds"
     against_name: str = ""
 
-    def __post_init__(self):
-        bounds = self.at_most, self.times_faster, self.at_least
-        given = [bound for bound in bounds if bound is not None]
-        if len(given) != 1 or not given[0] > 0:
-            raise ValueError(f"{self}: exactly one bound, above zero")
-        if (self.at_least is None) != bool(self.against):
-            raise ValueError(f"{self}: all but at_least compares")
-
     def judge(
         self, measured: Sequence[Measurement], floor: Mapping[str, Any]
     ) -> Verdict | None:
         """Returns the verdict; None where a number that it takes was not measured."""
-        found = {one.name: one.quantity(self.quantity, floor) for one in measured}
-        numbers = {name: number for name, number in found.items() if number is not None}
-        if self.method not in numbers:
+        numbers = {one.name: one.quantity(self.quantity, floor) for one in measured}
+        numbers = {name: number for name, number in numbers.items() if number}
+        others = [name for name in self.against if name in numbers]
+        if self.method not in numbers or (self.against and not others):
             return None
         value, other = numbers[self.method], ""
-        if self.against:
-            others = [name for name in self.against if name in numbers]
-            if not others:
-                return None
+        if others:
             other = min(others, key=numbers.__getitem__)
-            if value <= 0 or numbers[other] <= 0:
-                return None
-            ratio = value / numbers[other]
-            value = ratio if self.times_faster is None else 1 / ratio
+            value /= numbers[other]
         if self.at_most is not None:
             room = self.at_most / value
         else:
+            value = 1 / value if self.times_faster else value
             room = value / (self.times_faster or self.at_least or 1)
-        return Verdict(value, room >= 1, max(room, 1 / room if room else 1), other)
+        return Verdict(value, room >= 1, max(room, 1 / room), other)
 
 
 @dataclass(frozen=True)
@@ -138,9 +113,6 @@ class Case:
     """Methods that take turns at the same work.
 
     Attributes:
-        name: as on the command line and in the record.
-        title: heading on the page.
-        text: what is measured and how; no results.
         build: `build(quick)` returns the methods, with smaller data where quick.
         targets: what is asked.
         yardstick: the method that the table divides the times by.

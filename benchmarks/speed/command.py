@@ -13,7 +13,7 @@ import jax
 
 from benchmarks import record
 from benchmarks.record import RESULTS, Record
-from benchmarks.speed import floor, measure
+from benchmarks.speed import measure
 from benchmarks.speed.case import Measurement
 from benchmarks.speed.suites import CASES, SUITES
 from dpjax._files import check_file
@@ -25,7 +25,6 @@ PACKAGES = [
 
 
 def add_arguments(parser):
-    """Adds the options of `run`."""
     parser.add_argument("--suite", choices=SUITES, default="cpu")
     parser.add_argument("--quick", action="store_true", help="small data, few repeats")
     parser.add_argument("--case", action="append", help="this case only; repeatable")
@@ -40,8 +39,7 @@ def main(suite: str, quick: bool, case: Sequence[str] | None, out: Path | None) 
             raise ValueError(f"case = {name!r}: must be one of {', '.join(names)}")
     if suite == "gpu" and jax.default_backend() == "cpu" and not quick:
         raise ValueError("suite = gpu: without a GPU it runs with --quick only")
-    if out is None:
-        out = RESULTS / (f"{suite}-quick.json" if quick else f"{suite}.json")
+    out = out or RESULTS / (f"{suite}-quick.json" if quick else f"{suite}.json")
     check_file("--out", out, suffix=".json")
     if suite == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -50,8 +48,7 @@ def main(suite: str, quick: bool, case: Sequence[str] | None, out: Path | None) 
     def run(place: record.Place) -> record.Found:
         start = time.perf_counter()
         rows, facts = measure.run_case(CASES[place[0]], quick=quick)
-        seconds = time.perf_counter() - start
-        print(f"{place[0]}: {seconds:.0f} s", flush=True)
+        print(f"{place[0]}: {time.perf_counter() - start:.0f} s", flush=True)
         for (_, name), row in rows.items():
             if "left_out" in row:
                 print(f"  left out: {name}: {row['left_out']}", flush=True)
@@ -61,33 +58,30 @@ def main(suite: str, quick: bool, case: Sequence[str] | None, out: Path | None) 
         "started": datetime.now().isoformat(timespec="seconds"),
         "is_quick": quick,
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "floor": floor.measure(quick),
+        "floor": measure.floor(quick),
     }
     places = [(name,) for name in case or names]
     record.fill(out, places, run, again=True, about=about)
     print(out)
 
 
-def peak(case: str, method: str, quick: bool) -> None:
+def peak(case: str, method: str) -> None:
     """Prints the peak memory of one method."""
     jax.config.update("jax_platforms", "cpu")
-    (found,) = (one for one in CASES[case].build(quick) if one.name == method)
+    (found,) = (one for one in CASES[case].build(False) if one.name == method)
     print(json.dumps(measure.peak_bytes(found)))
 
 
 class Results(NamedTuple):
-    """The measurements of one case.
+    """The measurements of one case, in the order of the table.
 
-    Attributes:
-        run: facts of the run: the machine, its speed, versions.
-        methods: in the order of the table.
-        left_out: why methods, or their peak memory, were not measured.
-        alone_seconds: of the yardstick, without other methods between its calls.
+    `left_out` says why methods, or their peak memory, were not measured;
+    `alone_seconds` is of the yardstick, without other methods between its calls.
     """
 
     run: Mapping[str, Any]
-    methods: Sequence[Measurement]
-    left_out: Mapping[str, str]
+    methods: list[Measurement]
+    left_out: dict[str, str]
     alone_seconds: float | None = None
 
     def find(self, name: str) -> Measurement | None:
@@ -96,11 +90,7 @@ class Results(NamedTuple):
 
 
 def results(content: Record) -> dict[str, Results]:
-    """Returns the measurements of a record by case.
-
-    Raises:
-        ValueError: where it is no record of a suite.
-    """
+    """Returns the measurements of a record by case; raises where it is of no suite."""
     found: dict[str, Results] = {}
     for (case, name), row in content.rows.items():
         run = content.runs[row["run"]]
@@ -108,21 +98,15 @@ def results(content: Record) -> dict[str, Results]:
             datetime.fromisoformat(run["started"])
             run["floor"]["copies"]  # which targets of bandwidth take
             alone = content.facts[case]["alone_seconds"]
-            if case not in found:
-                found[case] = Results(run, [], {}, alone)
+            of_case = found.setdefault(case, Results(run, [], {}, alone))
             if "left_out" in row:
-                found[case].left_out[name] = row["left_out"]
-            else:
-                found[case].methods.append(_measurement(name, row))
+                of_case.left_out[name] = row["left_out"]
+                continue
+            one = Measurement(name, **{x: y for x, y in row.items() if x != "run"})
+            times = [one.seconds, *one.quartiles]
+            if len(times) != 3 or not all(math.isfinite(t) and t >= 0 for t in times):
+                raise ValueError(f"times are {times}")
+            of_case.methods.append(one)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{case}, {name}: not of a suite: {error!r}") from error
     return found
-
-
-def _measurement(name: str, row: record.Row) -> Measurement:
-    fields = {field: value for field, value in row.items() if field != "run"}
-    one = Measurement(name, **fields)
-    times = [one.seconds, *one.quartiles]
-    if len(times) != 3 or not all(math.isfinite(t) and t >= 0 for t in times):
-        raise ValueError(f"times are {times}")
-    return one

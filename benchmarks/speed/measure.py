@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.record import ROOT, Found
 from benchmarks.speed.case import Case, Method
@@ -41,6 +42,36 @@ class Effort(NamedTuple):
 
 
 FULL, QUICK = Effort(12.0, 5, 25), Effort(0.5, 3, 15)
+
+
+# Bytes of memory that the machine's bandwidth is measured on, by platform: within a
+# core's cache, within the chip's caches, and beyond.
+SIZES = {"cpu": (2**20, 2**24, 2**29), "gpu": (2**22, 2**26, 2**32)}
+
+
+@partial(jax.jit, static_argnums=1, donate_argnums=0)
+def _passes(x, count):
+    return jax.lax.fori_loop(0, count, lambda _, x: x * 0.5 + 1, x)
+
+
+def floor(quick: bool) -> dict[str, Any]:
+    """Measures the machine's bandwidth, of passes `x <- x/2 + 1` over memory.
+
+    Bytes read plus bytes written in a second, the most of several timings by size.
+    """
+    sizes = SIZES["cpu" if jax.default_backend() == "cpu" else "gpu"]
+    copies = []
+    for size in sizes[:2] if quick else sizes:
+        count = max(2**32 // (8 if quick else 1) // (2 * size), 2)
+        x, times = jnp.ones(size // 4), []
+        for _ in range(8):
+            jax.block_until_ready(x)
+            start = time.perf_counter()
+            x = jax.block_until_ready(_passes(x, count))
+            times.append(time.perf_counter() - start)
+        speed = 2 * size * count / min(times[1:])  # the first compiles
+        copies.append({"bytes": size, "bytes_per_second": speed})
+    return {"copies": copies}
 
 
 class Prepared(NamedTuple):
@@ -64,9 +95,8 @@ def prepare(method: Method) -> Prepared:
     if importlib.util.find_spec(method.package) is None:
         raise ModuleNotFoundError(f"{method.package} is not installed")
     function, arguments = method.make()
-    jax.block_until_ready(
-        [x for x in jax.tree.leaves(arguments) if hasattr(x, "shape")]
-    )
+    leaves = jax.tree.leaves(arguments)
+    jax.block_until_ready([x for x in leaves if hasattr(x, "shape")])
     compile_seconds = temporary = None
     if isinstance(function, jax.stages.Wrapped):
         start = time.perf_counter()
@@ -82,16 +112,13 @@ def prepare(method: Method) -> Prepared:
 
 def take_turns(methods: Sequence[Prepared], effort: Effort) -> dict[str, list[float]]:
     """Returns the seconds of a call, by method and round."""
-    counts = {
-        one.method.name: min(max(round(LEAST_TURN / max(one.seconds, 1e-7)), 1), 100)
-        for one in methods
-    }
-    cost = sum(
-        one.seconds * (counts[one.method.name] + (one.seconds < LONG))
-        for one in methods
-    )
-    rounds = min(max(int(effort.seconds / max(cost, 1e-9)), effort.least), effort.most)
-    times: dict[str, list[float]] = {one.method.name: [] for one in methods}
+    counts, cost = {}, 1e-9
+    for one in methods:
+        count = round(LEAST_TURN / max(one.seconds, 1e-7))
+        counts[one.method.name] = count = min(max(count, 1), 100)
+        cost += one.seconds * (count + (one.seconds < LONG))
+    rounds = min(max(int(effort.seconds / cost), effort.least), effort.most)
+    times: dict[str, list[float]] = {name: [] for name in counts}
     gc.collect()
     gc.disable()  # a collection walks all of JAX's and torch's objects
     try:
@@ -121,12 +148,28 @@ def run_case(case: Case, *, quick: bool, effort: Effort | None = None) -> Found:
             why = f"{type(error).__name__}: {reason[0][:200]}"
             rows[case.name, method.name] = {"left_out": why}
     times = take_turns(prepared, effort or (QUICK if quick else FULL))
-    rows |= {
-        (case.name, one.method.name): _row(one, times[one.method.name])
-        for one in prepared
-    }
+    for one in prepared:
+        name = one.method.name
+        low, _, high = statistics.quantiles(times[name], n=4, method="inclusive")
+        row = {
+            "package": one.method.package,
+            "seconds": statistics.median(times[name]),
+            "quartiles": [low, high],
+            "repeats": len(times[name]),
+            "compile_seconds": one.compile_seconds,
+            "temporary_bytes": one.temporary_bytes,
+            "moved_bytes": one.method.moved_bytes,
+        }
+        rows[case.name, name] = {x: y for x, y in row.items() if y is not None}
     if case.has_peak and not quick:
-        _add_peaks(case.name, [one.method.name for one in prepared], rows, quick)
+        names = [one.method.name for one in prepared]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            peaks = list(pool.map(partial(_peak_apart, case.name), names))
+        for name, (peak, why) in zip(names, peaks, strict=True):
+            if peak is not None:
+                rows[case.name, name]["peak_bytes"] = peak
+            if why:
+                rows[case.name, f"peak memory of {name}"] = {"left_out": why}
     alone = [one for one in prepared if one.method.name == case.yardstick]
     seconds = None
     if alone:
@@ -134,43 +177,12 @@ def run_case(case: Case, *, quick: bool, effort: Effort | None = None) -> Found:
     return rows, {case.name: {"alone_seconds": seconds}}
 
 
-def _row(one: Prepared, times: Sequence[float]) -> dict[str, Any]:
-    method = one.method
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
-    row = {
-        "package": method.package,
-        "seconds": statistics.median(times),
-        "quartiles": [low, high],
-        "repeats": len(times),
-        "compile_seconds": one.compile_seconds,
-        "temporary_bytes": one.temporary_bytes,
-        "moved_bytes": method.moved_bytes,
-    }
-    return {name: value for name, value in row.items() if value is not None}
-
-
-def _add_peaks(case: str, names: list[str], rows: dict[Any, Any], quick: bool) -> None:
-    """Adds the peak memory of each method, measured in a process of its own."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        peaks = list(pool.map(lambda name: _peak_apart(case, name, quick), names))
-    for name, (peak, why) in zip(names, peaks, strict=True):
-        if peak is not None:
-            rows[case, name]["peak_bytes"] = peak
-        if why:
-            rows[case, f"peak memory of {name}"] = {"left_out": why}
-
-
-def _peak_apart(case: str, method: str, quick: bool) -> tuple[int | None, str]:
+def _peak_apart(case: str, method: str) -> tuple[int | None, str]:
+    """Returns the peak memory of a method, measured in a process of its own."""
     command = [sys.executable, "-m", "benchmarks", "peak", case, method]
+    given = {"cwd": ROOT.parent, "env": os.environ | ALLOCATOR, "timeout": 600}
     try:
-        result = subprocess.run(
-            command + ["--quick"] * quick,
-            cwd=ROOT.parent,
-            env=os.environ | ALLOCATOR,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        result = subprocess.run(command, capture_output=True, text=True, **given)
     except subprocess.TimeoutExpired:
         return None, "took more than ten minutes"
     if result.returncode != 0:
@@ -192,13 +204,13 @@ def peak_bytes(method: Method) -> int | None:
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not reset.exists():
         return None
+
+    def high_water() -> int:
+        lines = status.read_text().splitlines()
+        (kibibytes,) = (line.split()[1] for line in lines if line.startswith("VmHWM"))
+        return 1024 * int(kibibytes)
+
     reset.write_text("5")
-    before = _high_water(status)
+    before = high_water()
     jax.block_until_ready(function(*arguments))
-    return _high_water(status) - before
-
-
-def _high_water(status: Path) -> int:
-    lines = status.read_text().splitlines()
-    (kibibytes,) = (line.split()[1] for line in lines if line.startswith("VmHWM"))
-    return 1024 * int(kibibytes)
+    return high_water() - before

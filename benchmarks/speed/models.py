@@ -50,42 +50,6 @@ def mlp(batch_size, width=256):
     return lambda params, example: _classified(params, *example), params, batch
 
 
-def _convolved(x, kernel, stride, padding="SAME"):
-    names = "NHWC", "HWIO", "NHWC"
-    return jax.lax.conv_general_dilated(
-        x, kernel, (stride, stride), padding, dimension_numbers=names
-    )
-
-
-def small_convolutional(batch_size):
-    """28x28x1, the field's usual example: 16 channels 8x8, 32 channels 4x4, dense 32.
-
-    Both convolutions have stride 2, and a maximum over 2x2 with stride 1 behind them.
-    """
-    rng = np.random.default_rng(0)
-    params = {
-        "c1": normal(rng, (8, 8, 1, 16), 0.1),
-        "a1": jnp.zeros(16),
-        "c2": normal(rng, (4, 4, 16, 32), 0.05),
-        "a2": jnp.zeros(32),
-        **_dense(rng, 4 * 4 * 32, 32, 0.05, 0.2),
-    }
-    batch = _images(rng, (batch_size, 28, 28, 1))
-
-    def layer(x, kernel, bias, padding):
-        x = jax.nn.relu(_convolved(x, kernel, 2, padding) + bias.reshape(1, 1, 1, -1))
-        x = jnp.maximum(x[:, 1:], x[:, :-1])
-        return jnp.maximum(x[:, :, 1:], x[:, :, :-1])
-
-    def loss_fn(params, example):
-        x, label = example
-        x = layer(x[None], params["c1"], params["a1"], "SAME")
-        x = layer(x, params["c2"], params["a2"], "VALID")
-        return _classified(params, x.reshape(-1), label)
-
-    return loss_fn, params, batch
-
-
 def convolutional(batch_size):
     """28x28x1, two 5x5 convolutions (32, 64 channels) with pooling, dense 128-10."""
     rng = np.random.default_rng(0)
@@ -97,7 +61,12 @@ def convolutional(batch_size):
     batch = _images(rng, (batch_size, 28, 28, 1))
 
     def layer(x, kernel):
-        x = jax.nn.relu(_convolved(x, kernel, 1))
+        names = "NHWC", "HWIO", "NHWC"
+        x = jax.nn.relu(
+            jax.lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=names
+            )
+        )
         size = x.shape[1] // 2
         return x.reshape(1, size, 2, size, 2, -1).max(axis=(2, 4))
 
@@ -139,17 +108,8 @@ def transformer(batch_size, size=SMALL, *, rank=None, is_abstract=False):
         "embed": matrix(vocabulary, width),
         "place": matrix(length, width),
         "layers": [
-            {
-                name: matrix(rows, columns)
-                for name, rows, columns in (
-                    ("q", width, width),
-                    ("k", width, width),
-                    ("v", width, width),
-                    ("o", width, width),
-                    ("up", width, 4 * width),
-                    ("down", 4 * width, width),
-                )
-            }
+            {name: matrix(width, width) for name in "qkvo"}
+            | {"up": matrix(width, 4 * width), "down": matrix(4 * width, width)}
             for _ in range(num_layers)
         ],
     }
@@ -217,38 +177,11 @@ def text_classifier(batch_size, vocabulary=5000, width=64, length=64):
     return loss_fn, params, (jnp.asarray(tokens), jnp.asarray(labels))
 
 
-def frozen_layer(width):
-    """The dense layer of `low_rank` that is not trained."""
-    return normal(np.random.default_rng(0), (width, width), width**-0.5)
-
-
-def low_rank(batch_size, width=768, rank=8, num_classes=10):
-    """A frozen dense layer 768-768 with a trained product of rank 8 beside, and 10."""
-    rng = np.random.default_rng(1)
-    frozen = frozen_layer(width)
-    params = {
-        "down": normal(rng, (width, rank), width**-0.5),
-        "up": normal(rng, (rank, width), 0.1),
-        "head": normal(rng, (width, num_classes), width**-0.5),
-    }
-    batch = _images(rng, (batch_size, width))
-
-    def loss_fn(params, example):
-        x, label = example
-        hidden = jax.nn.gelu(x @ frozen + x @ params["down"] @ params["up"])
-        return cross_entropy(hidden @ params["head"], label)
-
-    return loss_fn, params, batch
-
-
 MODELS = {
     "mlp": mlp,
-    "small_convolutional": small_convolutional,
     "convolutional": convolutional,
     "transformer": transformer,
     "low_rank_tokens": partial(transformer, rank=8),
     "decoder": partial(transformer, size=TEN_MILLION),
-    "gpt2": partial(transformer, size=GPT2),
     "text_classifier": text_classifier,
-    "low_rank": low_rank,
 }

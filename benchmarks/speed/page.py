@@ -27,35 +27,22 @@ def write(output: Path | None = None) -> list[Path]:
 
 
 def write_from(records: Mapping[str, Path], output: Path | None = None) -> list[Path]:
-    """Writes the page of the records of suites, where they exist.
-
-    Raises:
-        ValueError: where a record is broken, or there is none of the suite cpu.
-    """
+    """Writes the page of the records of suites; raises where one is broken."""
     output = ROOT if output is None else output
-    found = {
-        suite: results(read(path))
-        for suite, path in records.items()
-        if suite == "cpu" or path.exists()
-    }
-    path, cpu = records["cpu"], found["cpu"]
+    found = {suite: results(read(path)) for suite, path in records.items()}
     output.mkdir(parents=True, exist_ok=True)
+    cpu, gpu = found["cpu"], ()
+    if "gpu" in found:
+        gpu = list(_gpu(found["gpu"], records["gpu"]))
     readme = {
-        "source": page.source(path),
+        "source": page.source(records["cpu"]),
         "machine": list(_machine(cpu)),
         "turns": _turns(cpu),
         "targets": _targets(cpu, SUITES["cpu"]),
         **{case.name: _case(case, cpu.get(case.name)) for case in SUITES["cpu"]},
-        "gpu": NO_GPU if "gpu" not in found else _gpu(found["gpu"], records["gpu"]),
+        "gpu": gpu,
     }
     return [page.write("README.md", readme, output / "README.md")]
-
-
-NO_GPU = (
-    "`python -m benchmarks run --suite gpu` measures the reduction against the "
-    "bandwidth of a copy, and gradients of the models beside jax_privacy and Opacus. "
-    "There is no recorded run of it yet: no GPU was at hand."
-)
 
 
 def _gpu(found: Mapping[str, Results], path: Path) -> Iterator[str]:

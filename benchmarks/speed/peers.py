@@ -11,8 +11,6 @@ from functools import partial
 import jax
 import numpy as np
 
-from benchmarks.speed import models
-
 L2_CLIP_NORM = 1
 
 
@@ -65,37 +63,6 @@ def _torch_mlp(params):
     return net, [params["w1"].T, params["b1"], params["w2"].T, params["b2"]]
 
 
-def _torch_convolutional_weights(params, channels):
-    """Kernels, and dense layers: the first has (place, channel) in our order."""
-    kernels = [params[name].transpose(3, 2, 0, 1) for name in ("c1", "c2")]
-    width, first = len(params["w1"]), params["w1"]
-    first = first.reshape(width // channels, channels, -1).transpose(2, 1, 0)
-    return [
-        *kernels,
-        first.reshape(-1, width),
-        *(params[x].T for x in ("b1", "w2", "b2")),
-    ]
-
-
-def _torch_small_convolutional(params):
-    from torch import nn
-
-    net = nn.Sequential(
-        nn.Conv2d(1, 16, 8, stride=2, padding=3),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, stride=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
-    )
-    first, second, *dense = _torch_convolutional_weights(params, 32)
-    return net, [first, params["a1"], second, params["a2"], *dense]
-
-
 def _torch_convolutional(params):
     from torch import nn
 
@@ -111,7 +78,10 @@ def _torch_convolutional(params):
         nn.ReLU(),
         nn.Linear(128, 10),
     )
-    return net, _torch_convolutional_weights(params, 64)
+    # The first dense layer has (place, channel) in our order.
+    kernels = [params[name].transpose(3, 2, 0, 1) for name in ("c1", "c2")]
+    dense = params["w1"].reshape(49, 64, -1).transpose(2, 1, 0).reshape(-1, 49 * 64)
+    return net, [*kernels, dense, *(params[x].T for x in ("b1", "w2", "b2"))]
 
 
 def _torch_text_classifier(params):
@@ -130,38 +100,11 @@ def _torch_text_classifier(params):
     return TextClassifier(), [params["embed"], params["w"].T, params["b"]]
 
 
-def _torch_low_rank(params):
-    import torch
-    from torch import nn
-
-    layers = [params[name] for name in ("down", "up", "head")]
-    width = layers[0].shape[0]
-
-    class LowRank(nn.Module):
-        frozen: torch.Tensor
-
-        def __init__(self):
-            super().__init__()
-            frozen = np.array(models.frozen_layer(width).T)
-            self.register_buffer("frozen", torch.from_numpy(frozen))
-            self.down, self.up, self.head = (
-                nn.Linear(*layer.shape, bias=False) for layer in layers
-            )
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = nn.functional.linear(x, self.frozen) + self.up(self.down(x))
-            return self.head(nn.functional.gelu(hidden, approximate="tanh"))
-
-    return LowRank(), [layer.T for layer in layers]
-
-
 # The transformer is none of them: Opacus takes no parameter that is used twice.
 TORCH = {
     "mlp": _torch_mlp,
-    "small_convolutional": _torch_small_convolutional,
     "convolutional": _torch_convolutional,
     "text_classifier": _torch_text_classifier,
-    "low_rank": _torch_low_rank,
 }
 
 
@@ -192,11 +135,8 @@ def opacus(loss_fn, params, batch, *, model, is_ghost):
         features = features.astype(np.int64)
     x = torch.from_numpy(features).to(device)
     y = torch.from_numpy(labels).long().to(device)
-    settings = {
-        "noise_multiplier": 0.0,
-        "max_grad_norm": L2_CLIP_NORM,
-        "expected_batch_size": len(y),
-    }
+    settings = {"noise_multiplier": 0.0, "max_grad_norm": L2_CLIP_NORM}
+    settings["expected_batch_size"] = len(y)
     loss = torch.nn.CrossEntropyLoss()
     net = net.to(device)
     sgd = torch.optim.SGD(net.parameters(), lr=0.0)
@@ -222,7 +162,7 @@ def opacus(loss_fn, params, batch, *, model, is_ghost):
 
 
 def numpy_mlp(_, params, batch, *, threshold):
-    """Truncation of the MLP's gradients by hand, one sample's at a time."""
+    """Truncates the MLP's gradients by hand, one sample's at a time."""
     params = {name: np.array(x) for name, x in params.items()}
     features, labels = (np.array(x) for x in batch)
     return partial(_numpy_mlp, params, features, labels, threshold), ()

@@ -1,9 +1,217 @@
-"""The cases of each suite, in the order that they run and stand on the page."""
+"""The cases of each suite, in the order that they run and stand on the page.
 
-from benchmarks.speed import estimators, gradients
+Of memory alone: the mean of samples that lie there, beside a copy's bandwidth. Of
+models: robust gradients, beside the peers' private gradients.
+"""
 
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import jax
+
+import dpjax
+from benchmarks.speed import peers
+from benchmarks.speed.case import Case, Method, Target
+from benchmarks.speed.models import MODELS
+from dpjax._sums.stream import SampleStream
+from dpjax.estimators import (
+    Clipping,
+    Mean,
+    SmoothedTruncation,
+    Truncation,
+    Winsorization,
+)
+
+THRESHOLD = 0.01
+PLAIN, OPTAX = "plain gradient", "optax differentially_private_aggregate"
+HOOKS, GHOST = "Opacus, hooks", "Opacus, ghost clipping"
+
+
+def coordinatewise(threshold):
+    """Returns the estimators that every table compares, at one threshold."""
+    return {
+        "Mean": Mean(),
+        "Truncation": Truncation(threshold),
+        "Winsorization": Winsorization(threshold),
+        "Clipping": Clipping(1.0),
+        "SmoothedTruncation, beta 1": SmoothedTruncation(threshold),
+        "SmoothedTruncation, beta 9.21": SmoothedTruncation(threshold, 9.21),
+    }
+
+
+# -- Means of samples in memory --------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _samples(n, d):
+    return jax.random.normal(jax.random.key(0), (n, d))  # made where it is needed
+
+
+def _mean_of(estimator, n, d, microbatch_size):
+    def mean(estimator, x):
+        stream = replace(SampleStream.of(x), microbatch_size=microbatch_size)
+        return estimator.with_aux(stream, normalize_by=n)[0]
+
+    return jax.jit(mean), (estimator, _samples(n, d))
+
+
+def _sum_of(n, d):
+    return jax.jit(lambda x: x.sum(axis=0)), (_samples(n, d),)
+
+
+def _reduction(n, d, quick):
+    if quick:
+        n, d = 2**12, 64
+    read = 4 * n * d
+    methods = [Method("jnp.sum", partial(_sum_of, n, d), "jax", moved_bytes=read)]
+    for name, estimator in coordinatewise(0.5).items():
+        for size in (None,) if quick else (None, 2**12, 2**14, 2**16, n):
+            label = name if size is None else f"{name}, microbatch {size:,}"
+            make = partial(_mean_of, estimator, n, d, size)
+            methods.append(Method(label, make, moved_bytes=read))
+    return methods
+
+
+REDUCTIONS = [
+    Case(
+        f"reduction-{n}x{d}",
+        f"The mean of {n:,} samples of {d:,} coordinates in memory",
+        partial(_reduction, n, d),
+        [
+            Target(name, quantity="copy_share", at_least=0.6)
+            for name in coordinatewise(0.5)
+        ],
+        yardstick="jnp.sum",
+        has_peak=False,
+    )
+    for n, d in ((2**20, 1024), (2**14, 2**16), (2**24, 64))
+]
+
+# -- Gradients of models ---------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def setting(model, batch_size):
+    """Makes a model's loss function, parameters and batch, once."""
+    return MODELS[model](batch_size)
+
+
+def robust(estimator, *model):
+    """Returns `robust_grad` of a setting as a compiled program, and its arguments."""
+    loss_fn, params, batch = setting(*model)
+    return jax.jit(dpjax.robust_grad(loss_fn, estimator)), (params, batch)
+
+
+def _microbatch_name(size):
+    size = "the whole batch" if size is None else f"microbatch {size:,}"
+    return f"jax_privacy, {size}"
+
+
+def gradient_methods(model, batch_size, microbatch_sizes, *, leave=()):
+    """Returns all methods that have this model, but for those in `leave`."""
+
+    def peer(name, function, package, **options):
+        def make():
+            return function(*setting(model, batch_size), **options)
+
+        return Method(name, make, package)
+
+    methods = [peer(PLAIN, peers.plain, "jax")]
+    for name, estimator in coordinatewise(THRESHOLD).items():
+        methods.append(Method(name, partial(robust, estimator, model, batch_size)))
+    for size in microbatch_sizes:
+        name, options = _microbatch_name(size), {"microbatch_size": size}
+        methods.append(peer(name, peers.jax_privacy, "jax_privacy", **options))
+    methods.append(peer(OPTAX, peers.optax_aggregate, "optax"))
+    if model in peers.TORCH:
+        for name, is_ghost in ((HOOKS, False), (GHOST, True)):
+            options = {"model": model, "is_ghost": is_ghost}
+            methods.append(peer(name, peers.opacus, "opacus", **options))
+    if model == "mlp":
+        name, options = "NumPy, Truncation by hand", {"threshold": THRESHOLD}
+        methods.append(peer(name, peers.numpy_mlp, "numpy", **options))
+    return [method for method in methods if method.name not in leave]
+
+
+def _faster(method, factor, sizes):
+    names = [_microbatch_name(size) for size in sizes]
+    best = "jax_privacy at its best microbatch"
+    return Target(method, names, times_faster=factor, against_name=best)
+
+
+def _targets(model, clipping, sizes, factor=1):
+    """What every model is asked: its price, its memory, to be ahead of the peers."""
+    asked = [Target("Clipping", [PLAIN], at_most=clipping)]
+    for quantity, bound in ("temporary_bytes", 1.3), ("compile_seconds", 2.2):
+        asked.append(Target("Clipping", [PLAIN], at_most=bound, quantity=quantity))
+    asked += [_faster("Clipping", factor, sizes)]
+    asked += [Target("Clipping", [OPTAX], times_faster=factor)]
+    names = (HOOKS, GHOST) if model in peers.TORCH else ()
+    return asked + [Target("Clipping", [name], times_faster=1) for name in names]
+
+
+# Compiling takes most of a quick run.
+SMOOTHED = ["SmoothedTruncation, beta 1", "SmoothedTruncation, beta 9.21"]
+SLOW = ["Mean", "Winsorization", *SMOOTHED]
+
+
+def _model_case(model, title, batch_sizes, clipping, sizes=(1, 4, 16, 64, None)):
+    full, small = batch_sizes
+    sizes = tuple(size for size in sizes if size is None or size < full)
+
+    def build(quick):
+        if not quick:
+            return gradient_methods(model, full, sizes)
+        leave = [SMOOTHED[1], HOOKS] if model == "mlp" else [*SLOW, HOOKS]
+        return gradient_methods(model, small, (1, 2), leave=leave)
+
+    targets = _targets(model, clipping, sizes, factor=10 if model == "mlp" else 1)
+    if model == "mlp":
+        targets += [Target("Clipping", [GHOST], times_faster=1.5)]
+        bounds = {"Truncation": 3, "Winsorization": 3} | dict.fromkeys(SMOOTHED, 8)
+        targets += [Target(x, [PLAIN], at_most=most) for x, most in bounds.items()]
+        targets += [_faster("Truncation", 1, sizes)]
+        targets += [Target("Truncation", [OPTAX], times_faster=1)]
+    name = f"gradient-{model.replace('_', '-')}"
+    return Case(name, f"{title}, batch {full}", build, targets, yardstick=PLAIN)
+
+
+def _gpu_case(model, batch_size):
+    def build(quick):
+        if quick and batch_size > 256:  # one batch a model will do
+            return []
+        leave = [*SLOW, HOOKS, OPTAX] if quick else [*SLOW, OPTAX]
+        size = 8 if quick else batch_size
+        return gradient_methods(model, size, (None,), leave=leave)
+
+    return Case(
+        f"gradient-{model.replace('_', '-')}-{batch_size}",
+        f"The robust gradient of the model {model!r}, batch {batch_size:,}",
+        build,
+        [Target("Clipping", [PLAIN], at_most=2), _faster("Clipping", 1, (None,))],
+        yardstick=PLAIN,
+        has_peak=False,
+    )
+
+
+MLP_TITLE = "The robust gradient of an MLP 784-256-10"
+MLP_SIZES = (1, 2, 4, 8, 16, 32, 64, None)
 SUITES = {
-    "cpu": [gradients.MLP, *gradients.MODEL_CASES],
-    "gpu": [*estimators.REDUCTIONS, *gradients.GPU_MODELS],
+    "cpu": [
+        _model_case("mlp", MLP_TITLE, (256, 64), 1.5, MLP_SIZES),
+        _model_case("convolutional", "A convolutional network", (256, 64), 2),
+        _model_case("transformer", "A transformer", (64, 32), 1.5),
+        _model_case("text_classifier", "A text classifier", (256, 64), 2),
+        _model_case(
+            "low_rank_tokens", "Products of low rank on all tokens", (32, 8), 1.5
+        ),
+        _model_case("decoder", "A decoder of 10 million parameters", (8, 2), 1.5),
+    ],
+    "gpu": [
+        *REDUCTIONS,
+        *(_gpu_case("mlp", size) for size in (256, 4096)),
+        _gpu_case("transformer", 256),
+        *(_gpu_case("text_classifier", size) for size in (256, 4096)),
+    ],
 }
 CASES = {case.name: case for cases in SUITES.values() for case in cases}

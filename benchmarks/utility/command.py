@@ -61,18 +61,13 @@ def main(part, **options):
 
 
 def run_named(
-    methods: dict[str, Method],
-    judge: Judge,
-    problem: str,
-    method: str,
-    epsilon: float,
-    repetitions: int,
+    methods: dict[str, Method], judge: Judge, problem: str, method: str, *how: Any
 ) -> tuple[Row, dict[str, Any]] | None:
     """Returns the row and the problem's facts; None where it is not served."""
     data = problems.problem(problem)
     if not methods[method].serves(data):
         return None
-    return run_one(methods[method], data, epsilon, repetitions, judge), facts(data)
+    return run_one(methods[method], data, *how, judge), facts(data)
 
 
 def judged(method: Method, data: Problem, params: np.ndarray) -> dict[str, list[float]]:
@@ -105,17 +100,11 @@ def run_one(
 
 def facts(data: Problem) -> dict[str, Any]:
     """What the page says of a problem."""
-    return {
-        "title": data.title,
-        "loss": data.loss,
+    names = "title loss delta is_real max_features zero_excess intercept_excess"
+    return {name: getattr(data, name) for name in names.split()} | {
         "n": data.shape[0],
         "d": data.shape[1],
         "num_test": len(data.test_targets),
-        "delta": data.delta,
-        "is_real": data.is_real,
         "has_intercept": data.intercept is not None,
-        "max_features": data.max_features,
-        "zero_excess": data.zero_excess,
-        "intercept_excess": data.intercept_excess,
         "reference_risk": data.reference_risk,
     }

@@ -2,11 +2,9 @@
 
 Not private: norm, step and number of steps are the best of a grid by the very excess
 that the page reports, on keys of their own; what is reported comes from fresh keys. A
-single run is private: T Gaussian mechanisms.
-
-The gradient of a linear model is x phi'(<w, x>), and clipping it to norm C clips phi'
-to C / ||x||. So all settings and keys are columns of one matrix of weights, and a step
-is two products with the features, whatever the number of settings.
+single run is private: T Gaussian mechanisms. The gradient of a linear model is
+x phi'(<w, x>), and clipping it to norm C clips phi' to C / ||x||: all settings and keys
+are columns of one matrix of weights, and a step is two products with the features.
 """
 
 from collections.abc import Sequence
@@ -51,12 +49,7 @@ def on_device(data: Problem) -> tuple[jax.Array, jax.Array]:
 def clipped_gradients(features, targets, params, norms, loss):
     """Returns mean clipped gradients, and the share of those that are not clipped.
 
-    Args:
-        features: shape (n, d).
-        targets: shape (n,).
-        params: a column a run, shape (d, k).
-        norms: what each run clips to, shape (k,).
-        loss: "squared" or "logistic".
+    A run is a column of `params`, (d, k), and clips to one of `norms`, (k,).
     """
     matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     predictions = matmul(features, params)
@@ -98,13 +91,10 @@ def _descend(features, targets, norms, rates, keys, num_steps, noise, loss):
 def descend(
     data: Problem, settings: Sequence[Setting], keys: jax.Array, epsilon: float
 ) -> np.ndarray:
-    """Runs every setting with every key.
+    """Returns last iterates (d, settings, keys) of every setting with every key.
 
     Settings share the draws of a key. A run costs (epsilon, delta) under replace-one:
     its steps are Gaussian mechanisms of sensitivity 2 C / n.
-
-    Returns:
-        The last iterates, of shape (d, settings, keys).
     """
     num_samples, num_features = data.shape
     chunk = max(1, int(MEMORY / (12 * num_samples * keys.size)))
@@ -150,11 +140,7 @@ def choose(
 def fit(
     data: Problem, keys: jax.Array, epsilon: float, *, is_wide: bool = False
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """Chooses on keys of its own, runs the choice on those given.
-
-    Returns:
-        The weights (d, keys), and the setting.
-    """
+    """Chooses on keys of its own; returns weights (d, keys) of those given."""
     own = jax.random.split(jax.random.fold_in(keys[0], CHOICE), NUM_CHOICE_KEYS)
     setting = choose(data, own, epsilon, grid(is_wide=is_wide))
     return descend(data, [setting], keys, epsilon)[:, 0], setting._asdict()

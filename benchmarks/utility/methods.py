@@ -33,8 +33,6 @@ class Method:
     """One way to fit a model.
 
     Attributes:
-        name: on the command line and in the record.
-        title: in the tables.
         fit: (problem, keys, epsilon) to weights (d, keys), or test predictions
             (m, keys) on the page's first part, and facts to record.
         tasks: the losses it serves.
@@ -86,18 +84,15 @@ def optimum(data, keys, epsilon):
 
 def private_constant(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
     """A private mean of the targets, as log-odds where they are labels."""
-    targets = jnp.asarray(data.targets)
+    targets, is_label = jnp.asarray(data.targets), data.loss == "logistic"
     budget = {"epsilon": epsilon, "delta": data.delta}
-    if data.loss == "logistic":
+    sizes = {"num_samples": len(targets), "num_coordinates": 1}
+    estimator = SmoothedTruncation.for_moment(1.0, **sizes, **budget)
+    if is_label:
         estimator = Clipping(1.0)  # labels are in [-1, 1], which is public
-    else:
-        estimator = SmoothedTruncation.for_moment(
-            1.0, num_samples=len(targets), num_coordinates=1, **budget
-        )
-    mean = float(
-        solvers.dp_mean(targets, key=key, estimator=estimator, **budget).params
-    )
-    if data.loss == "logistic":
+    solution = solvers.dp_mean(targets, key=key, estimator=estimator, **budget)
+    mean = float(solution.params)
+    if is_label:
         margin = 1 / len(data.targets)
         mean = 2 * np.arctanh(np.clip(mean, margin - 1, 1 - margin))
     return data.constant(mean)
@@ -105,14 +100,8 @@ def private_constant(data: Problem, key: jax.Array, epsilon: float) -> np.ndarra
 
 def untuned(solver, data: Problem, key: jax.Array, epsilon: float):
     """The solution of a solver that has nothing to set."""
-    return solver(
-        data.loss,
-        on_device(data),
-        key=key,
-        epsilon=epsilon,
-        delta=data.delta,
-        intercept=data.intercept,
-    )
+    budget = {"epsilon": epsilon, "delta": data.delta, "intercept": data.intercept}
+    return solver(data.loss, on_device(data), key=key, **budget)
 
 
 def dp_linear_model(data: Problem, key: jax.Array, epsilon: float) -> Weights:
@@ -131,8 +120,8 @@ def robust(kind, data: Problem, epsilon: float) -> estimators.Estimator:
             kind(1.0), num_coordinates=num_features
         )
         groups = min(default.num_groups, num_samples)
-    # The second moment of a gradient's coordinate, for features of unit size.
     scaled = kind.for_moment(
+        # The second moment of a gradient's coordinate, for features of unit size.
         0.25 if data.loss == "logistic" else 1.0,
         num_samples=num_samples // groups,
         num_coordinates=num_features,
@@ -152,16 +141,12 @@ def descent(kind):
     """Gradient descent with an estimator and nothing else to set."""
 
     def fit(data, keys, epsilon):
-        numbers = {
-            "num_steps": steps_of(data),
-            "learning_rate": 1.0 if data.loss == "logistic" else 0.1,
-        }
+        rate = 1.0 if data.loss == "logistic" else 0.1
+        numbers = {"num_steps": steps_of(data), "learning_rate": rate}
         is_clipping = kind is estimators.Clipping
         solve = partial(
             solvers.dp_gradient_descent,
-            LOSSES[data.loss],
-            jnp.zeros(data.shape[1]),
-            on_device(data),
+            *(LOSSES[data.loss], jnp.zeros(data.shape[1]), on_device(data)),
             estimator=kind(1.0) if is_clipping else robust(kind, data, epsilon),
             epsilon=epsilon,
             delta=data.delta,
@@ -177,14 +162,11 @@ def objective_perturbation(
     data: Problem, key: jax.Array, epsilon: float, *, strength: float
 ) -> Weights:
     """The library's, on rows scaled down to norm 1, with n lambda given."""
-    return solvers.dp_objective_perturbation(
-        scaled_down(data.features, 1.0).astype(np.float32),
-        data.targets,
-        key=key,
-        epsilon=epsilon,
-        delta=data.delta,
-        regularization=strength / data.shape[0],
-    ).params
+    features = scaled_down(data.features, 1.0).astype(np.float32)
+    options = {"epsilon": epsilon, "delta": data.delta}
+    options["regularization"] = strength / data.shape[0]
+    solve = solvers.dp_objective_perturbation
+    return solve(features, data.targets, key=key, **options).params
 
 
 METHODS = {
@@ -204,63 +186,61 @@ METHODS = {
             partial(hindsight.fit, is_wide=True),
             is_private=False,
         ),
-        Method(
-            *("adaptive_clipping", "DP-GD, adaptive clipping, median"),
-            partial(peers.adaptive_clipping, quantile=0.5),
+        *(
+            Method(
+                f"adaptive_clipping{end}",
+                f"DP-GD, adaptive clipping, {words}",
+                partial(peers.adaptive_clipping, quantile=quantile),
+            )
+            for end, words, quantile in (("", "median", 0.5), ("_90", "90 %", 0.9))
         ),
-        Method(
-            *("adaptive_clipping_90", "DP-GD, adaptive clipping, 90 %"),
-            partial(peers.adaptive_clipping, quantile=0.9),
+        *(
+            Method(name, f"DP-GD, {words}", descent(kind))
+            for name, words, kind in (
+                (
+                    *("smoothed_truncation", "smoothed truncation (001, Alg. 4)"),
+                    estimators.SmoothedTruncation,
+                ),
+                ("truncation", "truncation (003)", estimators.Truncation),
+                (
+                    *("median_of_means", "median of means (003, Alg. 2)"),
+                    estimators.MedianOfMeans,
+                ),
+                ("clipping", "clipping to norm 1", estimators.Clipping),
+            )
         ),
-        Method(
-            *("smoothed_truncation", "DP-GD, smoothed truncation (001, Alg. 4)"),
-            descent(estimators.SmoothedTruncation),
+        *(
+            Method(
+                f"objective_perturbation{end}",
+                f"objective perturbation, n lambda = {strength:g}",
+                each(partial(objective_perturbation, strength=strength)),
+                tasks=LOGISTIC,
+                row_norm=1.0,
+            )
+            for end, strength in (("", 1.0), ("_10", 10.0))
         ),
-        Method("truncation", "DP-GD, truncation (003)", descent(estimators.Truncation)),
-        Method(
-            *("median_of_means", "DP-GD, median of means (003, Alg. 2)"),
-            descent(estimators.MedianOfMeans),
-        ),
-        Method("clipping", "DP-GD, clipping to norm 1", descent(estimators.Clipping)),
-        Method(
-            *("objective_perturbation", "objective perturbation, n lambda = 1"),
-            each(partial(objective_perturbation, strength=1.0)),
-            tasks=LOGISTIC,
-            row_norm=1.0,
-        ),
-        Method(
-            *("objective_perturbation_10", "objective perturbation, n lambda = 10"),
-            each(partial(objective_perturbation, strength=10.0)),
-            tasks=LOGISTIC,
-            row_norm=1.0,
-        ),
-        Method("adassp", "AdaSSP", each(peers.adassp), tasks=SQUARED),
+        Method("adassp", "AdaSSP", each(peers.adassp), SQUARED),
         Method(
             *("adassp_quantile", "AdaSSP, bounds at 99 %"),
-            each(partial(peers.adassp, quantile=0.99)),
-            tasks=SQUARED,
+            *(each(partial(peers.adassp, quantile=0.99)), SQUARED),
         ),
         Method(
-            *("boosted_adassp", "boosted AdaSSP", each(peers.boosted_adassp)),
-            tasks=SQUARED,
+            *("boosted_adassp", "boosted AdaSSP", each(peers.boosted_adassp), SQUARED),
             row_norm=1.0,
         ),
-        Method("tukey_em", "TukeyEM", each(peers.tukey_em), tasks=SQUARED),
+        Method("tukey_em", "TukeyEM", each(peers.tukey_em), SQUARED),
         Method(
             *("diffprivlib_linear", "diffprivlib, LinearRegression"),
-            each(peers.diffprivlib_linear),
-            tasks=SQUARED,
+            *(each(peers.diffprivlib_linear), SQUARED),
         ),
         Method(
             *("diffprivlib_logistic", "diffprivlib, LogisticRegression"),
-            each(peers.diffprivlib_logistic),
-            tasks=LOGISTIC,
+            *(each(peers.diffprivlib_logistic), LOGISTIC),
         ),
         Method(
             "diffprivlib_logistic_unit",
             "diffprivlib, LogisticRegression, rows of norm 1",
-            each(partial(peers.diffprivlib_logistic, row_norm=1.0)),
-            tasks=LOGISTIC,
+            *(each(partial(peers.diffprivlib_logistic, row_norm=1.0)), LOGISTIC),
             row_norm=1.0,
         ),
         Method("optimum", "non-private optimum", optimum, is_private=False),

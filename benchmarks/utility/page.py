@@ -18,7 +18,6 @@ from benchmarks.utility import predictions, sklearn, tuning
 from benchmarks.utility.command import PATH
 from benchmarks.utility.hindsight import grid
 from benchmarks.utility.methods import METHODS
-from benchmarks.utility.problems import NAMES
 
 OURS, BAR, CONSTANT = "dp_linear_model", "hindsight", "constant"
 WIDE_BAR = "hindsight_wide"
@@ -34,11 +33,7 @@ class Numbers(comparison.Numbers):
 
     def names(self, *, is_real: bool | None = None) -> list[str]:
         """Returns the problems, all or of one kind, in the order of their tables."""
-        return [
-            name
-            for name in NAMES
-            if name in self.facts and is_real in (None, self.facts[name]["is_real"])
-        ]
+        return predictions.names(self, is_real=is_real)
 
     def ratio(
         self, problem: str, method: str, epsilon: float, bar: str = BAR
@@ -162,27 +157,32 @@ def _left_out(numbers: Numbers) -> str:
 def verdicts(numbers: Numbers) -> Iterator[Verdict]:
     """Judges what the solver without settings was asked to reach."""
     real, made = (numbers.names(is_real=kind) for kind in (True, False))
-    within = "within two standard errors"
+    within, every = "within two standard errors", "every real set, epsilon"
     for epsilon in (1.0, 2.0, 8.0):
-        asked = f"every real set, epsilon {epsilon:g}: at most hindsight, {within}"
+        asked = f"{every} {epsilon:g}: at most hindsight, {within}"
         yield _no_worse(numbers, real, BAR, epsilon, asked)
         yield _at_most(numbers, real, epsilon, 0.6, "real sets")
     yield _at_most(numbers, real, 0.1, 1.3, "real sets")
     for epsilon in (1.0, 2.0, 8.0):  # not asked, but fairer
-        asked = f"(not asked) every real set, epsilon {epsilon:g}: at most hindsight on"
-        asked += f" the wider grid, {within}"
-        yield _no_worse(numbers, real, WIDE_BAR, epsilon, asked)
+        asked = f"(not asked) {every} {epsilon:g}: at most hindsight on the wider grid,"
+        yield _no_worse(numbers, real, WIDE_BAR, epsilon, f"{asked} {within}")
         where = "(not asked) real sets, against the wider grid"
         yield _at_most(numbers, real, epsilon, 1.0, where, WIDE_BAR)
     for epsilon in numbers.epsilons:
-        asked = f"every real set, epsilon {epsilon:g}: at most the private constant"
-        asked += " plus its own standard error"
+        asked = f"{every} {epsilon:g}: at most the private constant plus its own "
+        asked += "standard error"
         yield _no_worse(numbers, real, CONSTANT, epsilon, asked)
     yield _at_most(numbers, made, 0.1, 3.0, "made sets")
     for epsilon in numbers.epsilons:
         if epsilon >= 0.5:
             yield _at_most(numbers, made, epsilon, 1.5, "made sets")
-    yield _sparse(numbers)
+    asked = "sparse, epsilon 1: excess at least 50 times below hindsight"
+    ours, bar = (numbers.of("sparse", one, 1.0) for one in (OURS, BAR))
+    if ours is None or bar is None:
+        yield Verdict(asked, "", None)
+    else:
+        factor = bar.mean / ours.mean if ours.mean > 0 else math.inf
+        yield Verdict(asked, f"{factor:.0f} times", factor >= 50)
     for rival in RIVALS:
         yield _leads(numbers, rival)
 
@@ -204,25 +204,12 @@ def _at_most(numbers, problems, epsilon, bound, where, bar=BAR) -> Verdict:
     return Verdict(asked, f"{short(mean[0])} over {mean[1]} sets", mean[0] <= bound)
 
 
-def _sparse(numbers) -> Verdict:
-    asked = "sparse, epsilon 1: excess at least 50 times below hindsight"
-    ours, bar = (numbers.of("sparse", one, 1.0) for one in (OURS, BAR))
-    if ours is None or bar is None:
-        return Verdict(asked, "", None)
-    factor = bar.mean / ours.mean if ours.mean > 0 else math.inf
-    return Verdict(asked, f"{factor:.0f} times", factor >= 50)
-
-
 def _leads(numbers, rival) -> Verdict:
     asked = f"every epsilon: ahead of {METHODS[rival].title}, geometric mean"
-    found, holds = [], []
+    found, holds, three = [], [], (rival, OURS, BAR)
     for epsilon in numbers.epsilons:
-        shared = [
-            name
-            for name in numbers.names()
-            if {rival, OURS, BAR}
-            == numbers.column(name, (rival, OURS, BAR), epsilon).keys()
-        ]
+        names = numbers.names()
+        shared = [x for x in names if len(numbers.column(x, three, epsilon)) == 3]
         if shared:
             ours, other = (
                 numbers.geometric_mean(shared, one, epsilon)[0] for one in (OURS, rival)

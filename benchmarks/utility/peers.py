@@ -67,10 +67,8 @@ def adassp(
 
     Three Gaussian releases, each a third of mu^2: the least eigenvalue of X^T X, of
     sensitivity B^2; X^T X, of sqrt(2) B^2; and X^T y, of 2 B b. The bounds B on rows
-    and b on targets are quantiles of the data, and are not paid for.
-
-    Reference:
-        Wang (2018), Algorithm 2, with mu in place of its sqrt(log(6/delta)) / epsilon.
+    and b on targets are quantiles of the data, and are not paid for. Wang (2018),
+    Algorithm 2, with mu in place of its sqrt(log(6/delta)) / epsilon.
     """
     rng = generator(key)
     row_bound, bound = _true_bounds(data, quantile)
@@ -103,10 +101,7 @@ def boosted_adassp(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
 
     Gaussian releases, all of the same multiplier: the least eigenvalue and X^T X once,
     X^T residual in each of 100 rounds, of sensitivities 1, sqrt(2) and 2. Predictions
-    are of rows scaled down likewise.
-
-    Reference:
-        Tang, Aydore, Kearns, Rho, Roth, Wang, Wang, Wu (2023), and its settings.
+    are of rows scaled down likewise. Tang et al. (2023), and its settings.
     """
     rng = generator(key)
     features, gram, least = _moments(data, 1.0)
@@ -134,10 +129,8 @@ def tukey_em(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
     Half of epsilon for propose-test-release, half for the exponential mechanism on
     approximate Tukey depth, both of sensitivity 1 as a record is in one fit. Weights
     are zero where the test fails. The test adds Laplace noise of scale 2 / epsilon, as
-    the paper has it (the authors' code has epsilon / 2).
-
-    Reference:
-        Amin, Joseph, Ribero, Vassilvitskii (2023), Algorithms 1 to 3.
+    the paper has it (the authors' code has epsilon / 2). Amin, Joseph, Ribero,
+    Vassilvitskii (2023), Algorithms 1 to 3.
     """
     rng = generator(key)
     num_samples, num_features = data.shape
@@ -195,8 +188,7 @@ def _distance_to_unsafety(volumes, epsilon, delta, start):
 def _between(rng, outer, inner, log_outer, log_inner):
     """Draws uniformly from a box without one inside it.
 
-    By the first coordinate that leaves the inner box: those before it are inside, those
-    after it anywhere.
+    By the first coordinate that leaves the inner box: earlier ones are inside.
     """
     leave = log_outer + np.log1p(-np.exp(np.minimum(log_inner - log_outer, -1e-16)))
     before = np.append(0.0, np.cumsum(log_inner)[:-1])
@@ -298,10 +290,7 @@ def diffprivlib_linear(data: Problem, key: jax.Array, epsilon: float) -> np.ndar
 def diffprivlib_logistic(
     data: Problem, key: jax.Array, epsilon: float, *, row_norm: float | None = None
 ) -> np.ndarray:
-    """The objective perturbation of diffprivlib.
-
-    With the data's own bound on rows, or on rows scaled down to `row_norm`.
-    """
+    """Perturbs the objective, with the bound on rows of the data or a given one."""
     models = _diffprivlib()
     features = data.features.astype(np.float64)
     if row_norm is not None:

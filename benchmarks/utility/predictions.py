@@ -16,13 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import comparison, page
-from benchmarks.comparison import (
-    Numbers,
-    Summary,
-    Verdict,
-    table_of_problem,
-    verdicts_table,
-)
+from benchmarks.comparison import Numbers, Summary, Verdict
 from benchmarks.data import load
 from benchmarks.record import RESULTS, read, rounded
 from benchmarks.utility import methods, problems
@@ -30,7 +24,7 @@ from benchmarks.utility.methods import Method, each, untuned
 from benchmarks.utility.peers import LeftOut
 from benchmarks.utility.problems import Problem, non_private_optimum
 from dpjax import solvers
-from dpjax.solvers.additive._knots import FINE as KNOTS
+from dpjax.solvers.additive._curves import FINE as KNOTS
 from dpjax.solvers.training._curves import hats
 
 PATH = RESULTS / "predictions.json"
@@ -72,35 +66,30 @@ def dp_ebm(data: Problem, keys: jax.Array, epsilon: float):
     except ImportError as error:
         raise LeftOut(f"interpret-core: not installed ({error})") from None
     kinds, train, test = raw(data)
+    options: dict[str, Any] = {"feature_types": kinds, "n_jobs": 1}
+    options |= {"epsilon": epsilon, "delta": data.delta}
+    options["privacy_bounds"] = np.tile(FEATURE_RANGE, (len(kinds), 1))
+    ranges = TARGET_RANGES if data.loss == "squared" else (None,)
 
     def predict(key: jax.Array, largest: float | None) -> np.ndarray:
-        options: dict[str, Any] = {
-            "feature_types": kinds,
-            "privacy_bounds": np.tile(FEATURE_RANGE, (len(kinds), 1)),
-            "epsilon": epsilon,
-            "delta": data.delta,
-            "random_state": int(jax.random.randint(key, (), 0, 2**31 - 1)),
-            "n_jobs": 1,
-        }
+        given = {"random_state": int(jax.random.randint(key, (), 0, 2**31 - 1))}
         with warnings.catch_warnings():
             # It warns where it looks at what is not paid for.
             warnings.simplefilter("error")
             warnings.filterwarnings("ignore", ".*a fixed random_state.*")
             if largest is None:
-                model = privacy.DPExplainableBoostingClassifier(**options)
+                model = privacy.DPExplainableBoostingClassifier(**options, **given)
                 return model.fit(train, data.targets > 0).decision_function(test)
-            options |= {"privacy_target_min": 0.0, "privacy_target_max": largest}
-            model = privacy.DPExplainableBoostingRegressor(**options)
+            given |= {"privacy_target_min": 0.0, "privacy_target_max": largest}
+            model = privacy.DPExplainableBoostingRegressor(**options, **given)
             return model.fit(train, data.targets.astype(np.float64)).predict(test)
 
-    if data.loss == "logistic":
-        return np.stack([predict(key, None) for key in keys], axis=1), {}
     found = {
         largest: np.stack([predict(key, largest) for key in keys], axis=1)
-        for largest in TARGET_RANGES
+        for largest in ranges
     }
     best = min(found, key=lambda one: np.mean(data.mean_loss(found[one])))
-    return found[best], {"largest_target": best}
+    return found[best], {} if best is None else {"largest_target": best}
 
 
 def raw(data: Problem) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -137,10 +126,7 @@ def ceiling(fit):
 
 
 def bent(data: Problem) -> np.ndarray:
-    """Returns predictions of the additive model of the finest knots, not private.
-
-    Heavy tails ask for a penalty of squared losses, which cross-validation chooses.
-    """
+    """Returns predictions of the additive model of the finest knots, not private."""
 
     def expanded(features: np.ndarray) -> np.ndarray:
         heights = np.asarray(hats(jnp.asarray(features[:, data.smooth]), KNOTS))
@@ -167,6 +153,7 @@ def trees(data: Problem) -> np.ndarray:
     return model.fit(*data.train).decision_function(data.test_features)
 
 
+_CEILING = {"is_private": False, "needs": "schema"}
 METHODS = {
     method.name: method
     for method in (
@@ -178,21 +165,13 @@ METHODS = {
         Method(*(LINEAR, f"**`{LINEAR}`**"), of_weights(each(methods.dp_linear_model))),
         Method(ADDITIVE, f"**`{ADDITIVE}`**", each(additive)),
         Method(EBM, "DP-EBM", dp_ebm, needs="schema"),
-        Method(
-            *("linear", "linear model, not private"),
-            of_weights(methods.optimum),
-            is_private=False,
-            needs="schema",
-        ),
-        Method(
-            *("additive", "additive model, not private", ceiling(bent)),
-            is_private=False,
-            needs="schema",
-        ),
-        Method(
-            *("trees", "boosted trees, not private", ceiling(trees)),
-            is_private=False,
-            needs="schema",
+        *(
+            Method(name, f"{words}, not private", fit, **_CEILING)
+            for name, words, fit in (
+                ("linear", "linear model", of_weights(methods.optimum)),
+                ("additive", "additive model", ceiling(bent)),
+                ("trees", "boosted trees", ceiling(trees)),
+            )
         ),
     )
 }
@@ -224,10 +203,11 @@ def parts(path: Path = PATH) -> dict[str, page.Part]:
     """Returns the parts of the page."""
     content = read(path)
     numbers = {one: Numbers(content, one) for one in MEASURES}
+    judgements = comparison.verdicts_table(f"`{ADDITIVE}`", verdicts(numbers))
     return {
         "predictions_source": page.source(path),
         "predictions": _tables(numbers),
-        "predictions_verdicts": verdicts_table(f"`{ADDITIVE}`", verdicts(numbers)),
+        "predictions_verdicts": judgements,
         "predictions_machines": page.machines(content),
         "feature_range": FEATURE_RANGE[1],
         "target_ranges": page.listed(TARGET_RANGES),
@@ -245,7 +225,7 @@ def _tables(numbers: dict[str, Numbers]) -> Iterator[str]:
             f"{_constant(facts):.5g}."
         )
         for measure, words in MEASURES.items():
-            yield table_of_problem(
+            yield comparison.table_of_problem(
                 *(numbers[measure], name, titles, words, cell),
                 is_rival=lambda one: METHODS[one].is_private,
                 best=max if measure == "auc" else min,
@@ -293,11 +273,12 @@ def verdicts(numbers: dict[str, Numbers]) -> Iterator[Verdict]:
         asked += "of the private constant and its standard error"
         place = losses, every, (ADDITIVE, "constant"), epsilon
         yield comparison.judged(*place, asked, _as_constant, cell)
-    for measure, is_ahead in ("excess", _below), ("auc", _above):
+    for measure, sign in ("excess", 1), ("auc", -1):
         for epsilon in EPSILONS[1:]:
             asked = f"every set, epsilon {epsilon:g}: ahead of DP-EBM, "
             asked += MEASURES[measure]
             place = numbers[measure], every, (ADDITIVE, EBM), epsilon
+            is_ahead = partial(_is_ahead, sign)
             yield comparison.judged(*place, asked, is_ahead, cell)
 
 
@@ -315,9 +296,5 @@ def _as_constant(_, ours: Summary, bar: Summary) -> bool:
     return ours.mean <= bar.mean + ours.error
 
 
-def _below(_, ours: Summary, bar: Summary) -> bool:
-    return ours.mean < bar.mean
-
-
-def _above(_, ours: Summary, bar: Summary) -> bool:
-    return ours.mean > bar.mean
+def _is_ahead(sign: int, _, ours: Summary, bar: Summary) -> bool:
+    return sign * ours.mean < sign * bar.mean

@@ -8,7 +8,7 @@ made them, with test targets that are conditional means, so that no test noise i
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -29,17 +29,12 @@ class Problem:
     """Data to fit, and how a fit is judged.
 
     Attributes:
-        name: as on the command line and in the record.
-        title: as in the tables.
-        loss: "squared", which is half the square, or "logistic".
-        features: float32 of shape (n, d).
-        targets: float32 of shape (n,); -1 and +1 where the loss is logistic.
-        test_features: float32 of shape (m, d).
-        test_targets: float32 of shape (m,); conditional means where data are made.
+        loss: "squared", which is half the square, or "logistic", of targets -1 and +1.
+        features: float32 of shape (n, d), as are targets, (n,), and those of the test,
+            which are conditional means where data are made.
         reference: the weights that excess is measured from, float64 of shape (d,).
         intercept: the index of the column of ones; None where there is none.
         max_features: how many features a method may keep, a public choice; None: all.
-        is_real: whether the data are real.
     """
 
     name: str
@@ -72,8 +67,7 @@ class Problem:
     def risk(self, params: np.ndarray, *, row_norm: float | None = None) -> np.ndarray:
         """The mean test loss of weights (d,), or of each column of weights (d, k).
 
-        With `row_norm`, longer test rows are first scaled down to it: some methods fit
-        a model of such rows.
+        With `row_norm`, longer test rows are first scaled down to it.
         """
         params = np.asarray(params, np.float64)
         columns = params.reshape(len(params), -1)
@@ -97,11 +91,9 @@ class Problem:
         self, params: np.ndarray, *, row_norm: float | None = None
     ) -> np.ndarray:
         """The risk over that of the reference, at most `LARGEST_EXCESS`; as `risk`."""
-        excess = self.risk(params, row_norm=row_norm) - self.reference_risk
-        return np.minimum(
-            np.nan_to_num(excess, nan=LARGEST_EXCESS, posinf=LARGEST_EXCESS),
-            LARGEST_EXCESS,
-        )
+        excess, most = self.risk(params, row_norm=row_norm), LARGEST_EXCESS
+        excess = np.nan_to_num(excess - self.reference_risk, nan=most, posinf=most)
+        return np.minimum(excess, most)
 
     def constant(self, value: float) -> np.ndarray:
         """Weights of zero, but for that of the intercept."""
@@ -113,12 +105,9 @@ class Problem:
     @cached_property
     def smooth(self) -> tuple[int, ...]:
         """The columns that may bend: those of more than two values, which is public."""
-        columns = enumerate(self.features.T)
-        return tuple(
-            index
-            for index, column in columns
-            if np.any((column != column.min()) & (column != column.max()))
-        )
+        x = self.features
+        is_between = (x != x.min(axis=0)) & (x != x.max(axis=0))
+        return tuple(np.flatnonzero(np.any(is_between, axis=0)).tolist())
 
     @cached_property
     def zero_excess(self) -> float:
@@ -141,10 +130,8 @@ class Problem:
 
     @cached_property
     def _wide_test(self) -> tuple[np.ndarray, np.ndarray]:
-        return (
-            self.test_features.astype(np.float64),
-            self.test_targets.astype(np.float64)[:, None],
-        )
+        test = self.test_features, self.test_targets[:, None]
+        return tuple(part.astype(np.float64) for part in test)
 
 
 def scaled_down(features: np.ndarray, row_norm: float) -> np.ndarray:
@@ -193,13 +180,7 @@ def _real(name: str, title: str, first: int | None = None) -> Problem:
     features, targets = data.features[:first], data.targets[:first]
     loss = "squared" if data.task == "regression" else "logistic"
     return Problem(
-        name=name,
-        title=title,
-        loss=loss,
-        features=features,
-        targets=targets,
-        test_features=data.test_features,
-        test_targets=data.test_targets,
+        *(name, title, loss, features, targets, *data.test),
         reference=non_private_optimum(loss, features, targets),
         intercept=features.shape[1] - 1,
     )
@@ -213,14 +194,10 @@ def _linear(name, title, features, params, noise, num_test, **others) -> Problem
     """A linear model: the last records are the test, without their noise."""
     means = features @ params
     targets = means[:-num_test] + noise[: len(means) - num_test]
+    parts = features[:-num_test], targets, features[-num_test:], means[-num_test:]
     return Problem(
-        name=name,
-        title=title,
-        loss="squared",
-        features=np.asarray(features[:-num_test], np.float32),
-        targets=targets.astype(np.float32),
-        test_features=np.asarray(features[-num_test:], np.float32),
-        test_targets=means[-num_test:].astype(np.float32),
+        *(name, title, "squared"),
+        *(np.asarray(part, np.float32) for part in parts),
         reference=params.astype(np.float64),
         is_real=False,
         **others,
@@ -231,9 +208,8 @@ def _isotropic() -> Problem:
     rng = np.random.default_rng(1)
     features = rng.standard_t(3, (40_000, 50))
     params, noise = _unit(rng.standard_normal(50)), rng.standard_t(3, 20_000)
-    return _linear(
-        "isotropic", "isotropic, t3 features", features, params, noise, 20_000
-    )
+    title = "isotropic, t3 features"
+    return _linear("isotropic", title, features, params, noise, 20_000)
 
 
 def _ill_conditioned() -> Problem:
@@ -271,13 +247,9 @@ def _heavy_tailed() -> Problem:
         lambda length: np.mean(_losses("logistic", length * margins[test], means[test]))
     )
     return Problem(
-        name="heavy_tailed",
-        title="logistic, heavy-tailed features and noise",
-        loss="logistic",
-        features=features[:20_000],
-        targets=targets[:20_000],
-        test_features=features[test],
-        test_targets=means[test].astype(np.float32),
+        *("heavy_tailed", "logistic, heavy-tailed features and noise", "logistic"),
+        *(features[:20_000], targets[:20_000]),
+        *(features[test], means[test].astype(np.float32)),
         reference=best.x * params,
         is_real=False,
     )
@@ -298,11 +270,11 @@ def _sparse() -> Problem:
 
 
 _MAKERS: dict[str, Callable[[], Problem]] = {
-    "adult": lambda: _real("adult", "Adult"),
-    "rand_hie": lambda: _real("rand_hie", "RAND HIE"),
-    "belgian_motor": lambda: _real("belgian_motor", "Belgian motor", 40_000),
-    "credit_default": lambda: _real("credit_default", "credit default"),
-    "blog_feedback": lambda: _real("blog_feedback", "BlogFeedback", 40_000),
+    "adult": partial(_real, "adult", "Adult"),
+    "rand_hie": partial(_real, "rand_hie", "RAND HIE"),
+    "belgian_motor": partial(_real, "belgian_motor", "Belgian motor", 40_000),
+    "credit_default": partial(_real, "credit_default", "credit default"),
+    "blog_feedback": partial(_real, "blog_feedback", "BlogFeedback", 40_000),
     "isotropic": _isotropic,
     "ill_conditioned": _ill_conditioned,
     "heavy_tailed": _heavy_tailed,

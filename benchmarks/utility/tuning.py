@@ -62,48 +62,34 @@ def select(
 ) -> tuple[np.ndarray, dict[str, float]]:
     """Searches with every key; returns weights (d, keys), and how the budget splits."""
     delta, loss_fn = data.delta, LOSSES[data.loss]
-    each = accounting.tuning_budget(
-        epsilon, delta, mean_trials=mean_trials, distribution=DISTRIBUTION
-    )
+    law = {"mean_trials": mean_trials, "distribution": DISTRIBUTION}
+    each = accounting.tuning_budget(epsilon, delta, **law)
     cost = accounting.gaussian_epsilon(each.noise_multiplier, delta, sensitivity=1.0)
+    budget = {"epsilon": cost, "delta": delta}
     trained, held_out = split(data)
     limit = limit_factor * LIMITS[data.loss]
-    score = tuning.clipped_loss(
-        loss_fn, held_out, limit=limit, epsilon=cost, delta=delta
-    )
+    score = tuning.clipped_loss(loss_fn, held_out, limit=limit, **budget)
 
     def train(candidate, key):
         return solvers.dp_gradient_descent(
-            loss_fn,
-            jnp.zeros(data.shape[1]),
-            trained,
+            *(loss_fn, jnp.zeros(data.shape[1]), trained),
             key=key,
-            epsilon=cost,
-            delta=delta,
             estimator=Clipping(candidate.l2_clip_norm),
             learning_rate=candidate.learning_rate,
             num_steps=NUM_STEPS,
+            **budget,
         )
 
     norms, steps, num_steps = np.float32(grid()).T
     candidates = Setting(norms, steps, num_steps)
-    search = partial(
-        tuning.dp_select,
-        train,
-        candidates,
-        epsilon=epsilon,
-        delta=delta,
-        score=score,
-        mean_trials=mean_trials,
-        distribution=DISTRIBUTION,
-    )
+    law |= {"epsilon": epsilon, "delta": delta, "score": score}
+    search = partial(tuning.dp_select, train, candidates, **law)
     params = [np.asarray(search(key=key).params) for key in keys]
-    num_scored = len(held_out[1])
     return np.stack(params, axis=1), {
         "mean_trials": mean_trials,
         "epsilon_of_a_run": cost,
         "num_trained": len(trained[1]),
-        "num_scored": num_scored,
+        "num_scored": len(held_out[1]),
         "num_candidates": len(norms),
     }
 
@@ -115,9 +101,8 @@ def best_of_grid(
 
     By the excess test risk, or by the scores of the search without their noise.
     """
-    own = jax.random.split(
-        jax.random.fold_in(keys[0], hindsight.CHOICE), hindsight.NUM_CHOICE_KEYS
-    )
+    own = jax.random.fold_in(keys[0], hindsight.CHOICE)
+    own = jax.random.split(own, hindsight.NUM_CHOICE_KEYS)
     if by_score:
         params = hindsight.descend(data, grid(), own, epsilon)
         score = jax.vmap(lambda one: _mean_loss(data, one))
@@ -134,17 +119,14 @@ def _mean_loss(data: Problem, params: jax.Array) -> jax.Array:
     return jnp.mean(jnp.clip(losses, 0.0, LIMITS[data.loss]))
 
 
+_NAME = "`dp_select`, {} trials on average"
 SEARCHES = (
     *(
-        Method(
-            *(f"select_{mean}", f"`dp_select`, {mean} trials on average"),
-            partial(select, mean_trials=mean),
-        )
+        Method(f"select_{mean}", _NAME.format(mean), partial(select, mean_trials=mean))
         for mean in TRIALS
     ),
     Method(
-        "select_10_wide",
-        "`dp_select`, 10 trials on average, losses clipped 10 times higher",
+        *("select_10_wide", _NAME.format(10) + ", losses clipped 10 times higher"),
         partial(select, mean_trials=10, limit_factor=10.0),
     ),
 )

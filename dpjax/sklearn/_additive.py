@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from dpjax import _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
-from dpjax.losses._named import named
+from dpjax.losses._residual_losses import named
 from dpjax.sklearn import _tables
 from dpjax.sklearn._amounts import WithExposure
 from dpjax.sklearn._classifier import Classifier

@@ -14,7 +14,7 @@ from dpjax.estimators import SmoothedTruncation
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
 from dpjax.sklearn import _linear, _tables
-from dpjax.solvers.statistics._diameter import BESIDE_WEIGHT, WEIGHTED
+from dpjax.solvers.statistics._noisy_mean import BESIDE_WEIGHT, WEIGHTED
 from dpjax.solvers.statistics._scales import Noise, release_scales, scales_share
 from dpjax.tables import _progress
 from dpjax.transforms import privatize

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.deep import command, methods, tasks, untuned
-from benchmarks.deep.hindsight import Setting, grid_losses
+from benchmarks.deep import command, methods, tasks
+from benchmarks.deep.methods import Setting, grid_losses
 from benchmarks.record import read
 from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
 
@@ -18,7 +18,7 @@ def test_the_record_has_every_cell_with_fresh_keys():
     some = *command.METHODS, "private_training"
     cells = {
         *product(tasks.NAMES, some, command.EPSILONS),
-        *product(tasks.PUBLISHED_NAMES, untuned.TITLES, command.EPSILONS),
+        *product(tasks.PUBLISHED_NAMES, methods.UNTUNED, command.EPSILONS),
     }
     for place in cells:
         assert len(rows[place]["excess"]) >= 3
@@ -71,9 +71,9 @@ def test_a_last_layer_anew_finds_the_mean_that_clipping_loses():
 
 
 def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch):
-    monkeypatch.setattr("benchmarks.deep.hindsight.NORMS", (1.0, 10.0))
-    monkeypatch.setattr("benchmarks.deep.hindsight.RATES", (0.001, 1.0))
-    monkeypatch.setattr("benchmarks.deep.hindsight.STEPS", (10,))
+    monkeypatch.setattr("benchmarks.deep.methods.NORMS", (1.0, 10.0))
+    monkeypatch.setattr("benchmarks.deep.methods.RATES", (0.001, 1.0))
+    monkeypatch.setattr("benchmarks.deep.methods.STEPS", (10,))
     task = tasks.task("digits")
     key = jax.random.key(0)
     losses = grid_losses(task, command.METHODS["hindsight"], 8.0, key)

@@ -33,21 +33,23 @@ def load(path):
     return module
 
 
+def public_names():
+    """Full names of all that is public, each in the package that has its page."""
+    home = load(DOCS / "_pages.py").home
+    names = ((package, name) for package in PACKAGES for name in package.__all__)
+    names = (x for x in names if not inspect.ismodule(getattr(*x)))
+    return {f"{home(*one)}.{one[1]}" for one in names}
+
+
 def test_the_reference_has_every_public_name_once():
-    api = load(DOCS / "_api.py")
     listed = re.findall(r"\{py:obj\}`~([\w.]+)`", (DOCS / "api.md").read_text())
     assert len(listed) == len(set(listed))
-    assert set(listed) == {
-        f"{api.home(package, name)}.{name}"
-        for package in PACKAGES
-        for name in package.__all__
-        if not inspect.ismodule(getattr(package, name))
-    }
+    assert set(listed) == public_names()
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_and_included_files_exist(path):
-    copies = load(DOCS / "_copies.py")
+    copies = load(DOCS / "_pages.py")
     text = path.read_text()
     targets = [target for _, _, target in copies.LINK.findall(text)]
     targets += re.findall(r"^```\{(?:literal)?include\} (\S+)$", text, re.MULTILINE)
@@ -66,12 +68,21 @@ def test_links_and_included_files_exist(path):
             assert parts[1] in copies.PAGES.values(), target
 
 
+def test_the_map_names_files_and_folders_that_are_there():
+    text = (DOCS / "contribute" / "map.md").read_text()
+    places = set(re.findall(r"`([\w/]+/\w+(?:\.py)?|[\w/]+\.py)`", text))
+    assert len(places) > 40
+    found = (ROOT / "dpjax" / place for place in places if not (ROOT / place).exists())
+    assert [path for path in found if not path.exists()] == []
+
+
 def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     for name in "sphinx_book_theme", "myst_nb", "sphinx_design", "sphinx_copybutton":
         pytest.importorskip(name)  # of the extra `docs`
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html"]
+    site = tmp_path / "html"
     result = subprocess.run(
-        [*command, "-d", str(tmp_path / "trees"), str(DOCS), str(tmp_path / "html")],
+        [*command, "-d", str(tmp_path / "trees"), str(DOCS), str(site)],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -81,18 +92,17 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
         r"<(?:script|img|iframe)[^>]*\ssrc=\"(?:https?:)?//|"
         r"<link[^>]*rel=\"(?:stylesheet|preload)\"[^>]*href=\"(?:https?:)?//"
     )
-    pages = list((tmp_path / "html").rglob("*.html"))
-    assert [page.name for page in pages if asks.search(page.read_text())] == []
     texts = {
-        page.relative_to(tmp_path / "html").as_posix(): page.read_text()
-        for page in pages
+        x.relative_to(site).as_posix(): x.read_text() for x in site.rglob("*.html")
     }
-    mechanism = "generated/api/dpjax.mechanisms/arsinh_normal.html"
+    assert [name for name, text in texts.items() if asks.search(text)] == []
     for name in ("privacy/counting.html", "generated/notebooks/dp_mean.html"):
         assert "<math" in texts[name]
-    assert "[source]" in texts[mechanism]
+    clipping = texts["generated/api/dpjax.estimators/Clipping.html"]
+    for part in ("[source]", 'href="Mean.html#dpjax.estimators.Mean"', ".influence"):
+        assert part in clipping
     assert [name for name, text in texts.items() if ":math:" in text] == []
-    index = (tmp_path / "html" / "searchindex.js").read_text()
+    index = (site / "searchindex.js").read_text()
     index = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))
     for words, page in {
         "predict": "guides/table",
@@ -104,18 +114,9 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
         assert page in found
     from sphinx.util.inventory import InventoryFile
 
-    content = (tmp_path / "html" / "objects.inv").read_bytes()
-    names = {
-        name
-        for kind, found in InventoryFile.loads(content, uri="").data.items()
-        if kind.startswith("py:")
-        for name in found
-    }
-    api = load(DOCS / "_api.py")
-    for package in PACKAGES:
-        for name in package.__all__:
-            if not inspect.ismodule(getattr(package, name)):
-                assert f"{api.home(package, name)}.{name}" in names
+    content = (site / "objects.inv").read_bytes()
+    kinds = InventoryFile.loads(content, uri="").data
+    assert public_names() <= {name for found in kinds.values() for name in found}
 
 
 # What people come for, and the page that has it.
@@ -133,7 +134,7 @@ TASKS = {
 def links(page):
     """Pages that a click on a page of docs leads to, menus included."""
     text = page.read_text()
-    targets = [target for _, _, target in load(DOCS / "_copies.py").LINK.findall(text)]
+    targets = [target for _, _, target in load(DOCS / "_pages.py").LINK.findall(text)]
     targets += re.findall(r"^:link: (\S+)$", text, re.MULTILINE)
     for menu in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
         assert "<" not in menu, "menus have the titles of the pages"

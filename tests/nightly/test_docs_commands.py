@@ -49,14 +49,15 @@ EXTRAS = {"dpjax.sklearn": "sklearn", "grain": "loading", "onnx": "export"}
 FRACTION = re.compile(r"(?<![\w.])-?\d[\d,]*\.\d+(?:e[-+]?\d+)?")
 # Commands on made tables, whose `schema.toml` is what a reader would make of a guess.
 MADE = re.compile(r"my\.csv|records/|plan schema")
-COLUMNS = {
-    "rooms": "center = 4\nscale = 2",
-    "area": "center = 80\nscale = 30",
-    "region": 'categories = ["north"]',
-}
+COLUMNS = """[columns]
+rooms = {center = 4, scale = 2}
+area = {center = 80, scale = 30}
+region = {categories = ["north"]}
+[target]
+"""
 TARGETS = {
-    "squared": '[target]\ncolumn = "price"\ncenter = 300\nscale = 100\n',
-    "logistic": '[target]\ncolumn = "sold"\npositive = "yes"\n',
+    "squared": 'column = "price"\ncenter = 300\nscale = 100\n',
+    "logistic": 'column = "sold"\npositive = "yes"\n',
 }
 
 
@@ -80,13 +81,6 @@ def write_tables(folder, num_records=2_000):
     (folder / "records").mkdir()
     for name in ("my.csv", "new.csv", "policies.csv", "records/1.csv", "records/2.csv"):
         frame.write_csv(folder / name)
-
-
-def write_schema(path, command):
-    """Writes a schema of `my.csv` for the loss of a command."""
-    loss = "logistic" if "--loss logistic" in command else "squared"
-    columns = (f"[columns.{name}]\n{text}\n" for name, text in COLUMNS.items())
-    path.write_text("\n".join([*columns, TARGETS[loss]]))
 
 
 def blocks(path):
@@ -124,7 +118,8 @@ def run(path, folder):
             if "schema.toml" in command and MADE.search(command):
                 schema.unlink(missing_ok=True)
                 if not command.startswith("dpjax schema"):
-                    write_schema(schema, command)
+                    loss = "logistic" if "--loss logistic" in command else "squared"
+                    schema.write_text(COLUMNS + TARGETS[loss])
             said += said_by(command)
         if behind and behind[0] == "text":
             yield behind[1], said
@@ -167,19 +162,16 @@ def is_shown(shown, said):
 
 
 def same(a, b):
-    """Whether two lines have the same words, and numbers that are near."""
+    """Whether two lines have the same words, and numbers that differ by rounding."""
     words = (re.sub(r"[ ─━]+", " ", FRACTION.sub("#", line)).strip() for line in (a, b))
-    numbers = zip(FRACTION.findall(a), FRACTION.findall(b), strict=False)
-    return len(set(words)) == 1 and all(near(*both) for both in numbers)
+    pairs = zip(FRACTION.findall(a), FRACTION.findall(b), strict=False)
+    values = (zip(*map(number, pair), strict=True) for pair in pairs)
+    return len(set(words)) == 1 and all(
+        abs(x - y) <= 1.001 * max(min(ends), 1e-4 * abs(x)) for (x, y), ends in values
+    )
 
 
-def near(a, b):
-    """Whether two printed numbers differ by rounding at most."""
-    (x, last), (y, other) = (place(text) for text in (a, b))
-    return abs(x - y) <= 1.001 * max(min(last, other), 1e-4 * abs(x))
-
-
-def place(text):
+def number(text):
     """Returns a printed number, and what one in its last place is."""
     digits, _, power = text.replace(",", "").partition("e")
     last = 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
@@ -199,7 +191,7 @@ def words(html):
     return re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", "\n", html)).strip()
 
 
-def numbers(figure):
+def points_of(figure):
     """Returns the titles of a figure and the points of its lines, as text."""
     found = []
     for axes in figure.axes:
@@ -251,7 +243,7 @@ def test_the_walk_is_as_it_is_shown(folder, drawn):
     for (name, _), figure in zip(KEPT.items(), drawn, strict=False):
         kept = (DOCS / "static" / name).read_text()
         assert is_shown(
-            re.search("<!--\n(.*?)\n-->", kept, re.S)[1], numbers(figure)
+            re.search("<!--\n(.*?)\n-->", kept, re.S)[1], points_of(figure)
         ), KEEP
         assert f"static/{name}\n" in page
 
@@ -315,7 +307,9 @@ def keep():
                 r"\s*<metadata>.*?</metadata>", "", Path(made).read_text(), flags=re.S
             )
             text = re.sub(r"\b([1-9]\d*\.\d\d)\d+", r"\1", text)
-            (DOCS / "static" / kept).write_text(f"{text}<!--\n{numbers(figure)}\n-->\n")
+            (DOCS / "static" / kept).write_text(
+                f"{text}<!--\n{points_of(figure)}\n-->\n"
+            )
 
 
 if __name__ == "__main__":

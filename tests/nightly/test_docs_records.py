@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from benchmarks import coverage, intervals, plots, record, winners
-from benchmarks.audits import findings
+from benchmarks.audits import catalogue
 from benchmarks.comparison import Numbers
 from benchmarks.deep import page as deep
 from benchmarks.figures import page as figures
@@ -83,7 +83,7 @@ def test_numbers_of_the_readme_are_those_of_the_records():
         min(x.seconds for x in case.methods if x.package.startswith(package))
         for package in ("jax_privacy", "opacus")
     )
-    audits = findings.read(record.RESULTS / "audits.json")
+    audits = catalogue.read(record.RESULTS / "audits.json")
     most = max(one.num_releases for one in audits.values())
     shares = {name: 100 * one.epsilon / one.claim for name, one in audits.items()}
     closest = max(shares.values())
@@ -113,28 +113,23 @@ def test_numbers_of_the_readme_are_those_of_the_records():
 
 
 def test_winners_are_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(winners, "NUM_SAMPLES", 200)
-    monkeypatch.setattr(winners, "NUM_FEATURES", (2,))
-    monkeypatch.setattr(winners, "TAIL_INDICES", (3.0,))
-    monkeypatch.setattr(winners, "REPETITIONS", 2)
-    monkeypatch.setattr(
-        winners, "_methods", lambda _, d: {"zero": [lambda *run: jnp.zeros(d)]}
-    )
-    path = tmp_path / "winners.json"
-    winners.run(path)
-    ((place, row),) = record.read(path).rows.items()
+    sizes = {"NUM_SAMPLES": 200, "NUM_FEATURES": (2,), "TAIL_INDICES": (3.0,)}
+    for name, value in {**sizes, "REPETITIONS": 2}.items():
+        monkeypatch.setattr(winners, name, value)
+    methods = lambda _, d: {"zero": [lambda *run: jnp.zeros(d)]}  # noqa: E731
+    monkeypatch.setattr(winners, "_methods", methods)
+    winners.run(tmp_path / "winners.json")
+    ((place, row),) = record.read(tmp_path / "winners.json").rows.items()
     assert place == (3.0, 2, "zero")
     np.testing.assert_allclose(row["excess"], [0.5, 0.5], rtol=1e-6)
 
 
 def test_intervals_are_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(intervals, "NUM_SAMPLES", 4_000)
-    monkeypatch.setattr(intervals, "EPSILONS", (20.0,))
-    monkeypatch.setattr(intervals, "REPETITIONS", 4)
-    monkeypatch.setattr(intervals, "AT_ONCE", 2)
-    path = tmp_path / "intervals.json"
-    intervals.run(path)
-    rows = record.read(path).rows
+    sizes = {"NUM_SAMPLES": 4_000, "EPSILONS": (20.0,), "REPETITIONS": 4, "AT_ONCE": 2}
+    for name, value in sizes.items():
+        monkeypatch.setattr(intervals, name, value)
+    intervals.run(tmp_path / "intervals.json")
+    rows = record.read(tmp_path / "intervals.json").rows
     plain, ours = (rows[20.0, one] for one in (intervals.PLAIN, intervals.OURS))
     assert len(rows) == 3
     assert sum(plain["held"]) > 0.8 * sum(plain["finite"]) == 0.8 * 44

@@ -13,7 +13,7 @@ import pytest
 import dpjax
 from benchmarks import guarantees
 from benchmarks.__main__ import main
-from benchmarks.audits import findings
+from benchmarks.audits import catalogue
 from benchmarks.audits.case import Case
 from benchmarks.audits.catalogue import cases
 from dpjax import batching, mechanisms, models, parties, solvers, transforms, tuning
@@ -40,7 +40,7 @@ NO_RELEASE = {
 
 @pytest.fixture(scope="module")
 def record():
-    return findings.read(guarantees.RECORD)
+    return catalogue.read(guarantees.RECORD)
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,7 @@ def test_the_page_is_what_the_command_writes(page, record):
 
 
 def test_the_record_is_of_every_case(record):
-    assert list(record) == list(cases()), (
-        "run `python -m benchmarks guarantees --audit`"
-    )
+    assert list(record) == list(cases()), AUDIT
     for one in record.values():
         assert 0 <= one.epsilon <= one.claim
         assert one.confidence == 1 - 1e-6
@@ -67,13 +65,7 @@ def public_functions():
         if module.name.startswith("_") or module.name == "cli":
             continue
         package = importlib.import_module(f"dpjax.{module.name}")
-        names = getattr(package, "__all__", None) or [
-            name
-            for name, value in vars(package).items()
-            if getattr(value, "__module__", None) == package.__name__
-            and not name.startswith("_")
-        ]
-        for name in names:
+        for name in getattr(package, "__all__", ()):
             value = getattr(package, name)
             if inspect.isclass(value):
                 yield f"{module.name}.{name}", value
@@ -117,13 +109,9 @@ def test_every_claim_has_neighbours_and_a_source():
 
 
 def test_every_case_attacks_one_release(record):
-    claims = [
-        one
-        for package in LAYERS
-        for one in guarantees.statements(package)
-        if not one.is_free
-    ]
-    found = guarantees.audited([one.name for one in claims], list(record))
+    claims = [one for package in LAYERS for one in guarantees.statements(package)]
+    claims = [one.name for one in claims if not one.is_free]
+    found = guarantees.audited(claims, list(record))
     # The page says of these that they are not audited, and why.
     elsewhere = {"dp_select", "accuracy", "clipped_loss"}  # tests/nightly/tuning
     missing = {name for name, names in found.items() if not names}
@@ -160,7 +148,8 @@ def made_up_cases(epsilon):
 
 def test_the_record_is_taken_up_where_it_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(guarantees, "RECORD", tmp_path / "record.json")
-    audited = []
+    audited, audit, page = [], Case.audit, tmp_path / "page.md"
+    stops_at = "laplace_other"
 
     def count(self, **options):
         audited.append(self.name)
@@ -171,30 +160,26 @@ def test_the_record_is_taken_up_where_it_ended(tmp_path, monkeypatch):
     def run(epsilon, *options):
         audited.clear()
         monkeypatch.setattr(guarantees, "cases", lambda: made_up_cases(epsilon))
-        page = tmp_path / "page.md"
         main(["guarantees", *options, "--output", str(page)])
-        return page
+        return page.read_text()
 
-    audit, stops_at = Case.audit, "laplace_other"
     monkeypatch.setattr(Case, "audit", count)
     with pytest.raises(SystemExit, match="error: cut off"):
         run(2.0, "--audit")
-    assert not (tmp_path / "page.md").exists()
+    assert not page.exists()
     assert audited == ["laplace", "laplace_other"]
-
     stops_at = ""
-    page = run(2.0, "--audit")
-    assert audited == ["laplace_other"]
-    assert "`laplace_other` | replace-one | 2 |" in page.read_text()
-    for epsilon, expected in ((2.0, []), (3.0, ["laplace_other"])):
-        run(epsilon, "--audit")
-        assert audited == expected
-    run(3.0)
-    assert audited == []
-    assert "`laplace_other` | replace-one | 3 |" in page.read_text()
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"record.json", "page.md"}
-
+    # Taken up; nothing to do; a new claim; the page alone.
+    for epsilon, again, options in (
+        (2.0, ["laplace_other"], ["--audit"]),
+        (2.0, [], ["--audit"]),
+        (3.0, ["laplace_other"], ["--audit"]),
+        (3.0, [], []),
+    ):
+        text = run(epsilon, *options)
+        assert audited == again
+        assert f"`laplace_other` | replace-one | {epsilon:g} |" in text
+    assert {path.name for path in tmp_path.iterdir()} == {"record.json", "page.md"}
     (tmp_path / "record.json").write_text('{"laplace": {"epsilon": 1}}')
     with pytest.raises(SystemExit, match="not a record"):
         run(2.0)
@@ -204,7 +189,7 @@ def test_the_record_is_taken_up_where_it_ended(tmp_path, monkeypatch):
 def test_the_record_is_found_again(name, record):
     case = cases()[name]
     assert record[name].is_of(case), AUDIT
-    found = findings.audit(case)
+    found = catalogue.audit(case)
     # Another machine's floats may put a few releases on the other side of a threshold.
     assert found.epsilon == pytest.approx(record[name].epsilon, abs=0.02 * found.claim)
     assert found.epsilon <= found.claim

@@ -28,15 +28,8 @@ from dpjax import datasets
 from dpjax.accounting import gaussian_stddev
 
 KEYS = jax.random.split(jax.random.key(3), 2)
-RUN = {
-    "cores": 2,
-    "processor": "a processor",
-    "accelerator": None,
-    "system": "Linux",
-    "python": "3.11",
-    "versions": {"jax": "0"},
-    "commit": "abc",
-}
+RUN = {"cores": 2, "processor": "a processor", "accelerator": None, "python": "3.11"}
+RUN |= {"system": "Linux", "versions": {"jax": "0"}, "commit": "abc"}
 
 
 def small(loss="squared", n=400, d=3, **changes):
@@ -49,18 +42,10 @@ def small(loss="squared", n=400, d=3, **changes):
     targets = means + 0.1 * rng.standard_normal(n).astype(np.float32)
     if loss == "logistic":
         targets = np.where(targets > 0, np.float32(1), np.float32(-1))
-    settings = {
-        "name": "small",
-        "title": "small",
-        "loss": loss,
-        "features": features,
-        "targets": targets,
-        "test_features": features,
-        "test_targets": targets,
-        "reference": problems.non_private_optimum(loss, features, targets),
-        "intercept": d - 1,
-    }
-    return Problem(**(settings | changes))
+    best = problems.non_private_optimum(loss, features, targets)
+    data = features, targets, features, targets
+    one = Problem("small", "small", loss, *data, best, intercept=d - 1)
+    return dataclasses.replace(one, **changes)
 
 
 def test_excess_is_that_of_the_mean_test_loss():
@@ -131,9 +116,7 @@ def test_hindsight_draws_the_noise_that_its_epsilon_asks_for():
 
 def test_hindsight_chooses_by_the_excess_on_keys_of_its_own(monkeypatch):
     data = small()
-    settings = [
-        Setting(*values) for values in product((0.1, 10.0), (0.001, 0.3), (3, 30))
-    ]
+    settings = [Setting(*x) for x in product((0.1, 10.0), (0.001, 0.3), (3, 30))]
     monkeypatch.setattr(hindsight, "grid", lambda is_wide: settings)
     params, taken = hindsight.fit(data, KEYS, 8.0)
     assert taken == {"l2_clip_norm": 10.0, "learning_rate": 0.3, "num_steps": 30}
@@ -180,8 +163,7 @@ def test_a_point_between_boxes_is_uniform():
     assert ((points >= outer[0]) & (points <= outer[1])).all()
     assert not ((points > inner[0]) & (points < inner[1])).all(axis=1).any()
     area = 2 * 4 - 0.5 * 2
-    parts = [(points[:, 0] < 0.5, 0.5 * 4), (points[:, 1] > 2, 2 * 1)]
-    for is_in, size in parts:
+    for is_in, size in (points[:, 0] < 0.5, 0.5 * 4), (points[:, 1] > 2, 2 * 1):
         assert is_in.mean() == pytest.approx(size / area, abs=0.015)
 
 
@@ -220,10 +202,6 @@ def test_every_method_fits_what_it_serves(name, loss, monkeypatch):
         assert len(set(more)) == 4
 
 
-def facts(**changes):
-    return command.facts(small()) | {"zero_excess": 10.0} | changes
-
-
 def row(method, *excess, problem="adult", epsilon=1.0, **others):
     """A place and what is there."""
     values = {"excess": list(excess), "seconds": 0.0, "facts": {}, "run": 0}
@@ -231,12 +209,9 @@ def row(method, *excess, problem="adult", epsilon=1.0, **others):
 
 
 def record_of(*rows, run=RUN):
-    kinds = {name: name in problems.NAMES[:5] for name in problems.NAMES}
-    known = {
-        name: facts(is_real=kinds[name], title=name)
-        for name in {problem for (problem, *_), _ in rows}
-    }
-    return Record((run,), known, dict(rows))
+    known = {problem for (problem, *_), _ in rows}
+    facts = command.facts(small()) | {"zero_excess": 10.0}
+    return Record((run,), {name: facts | {"title": name} for name in known}, dict(rows))
 
 
 def test_parts_are_merged_and_later_rows_win(tmp_path):
@@ -259,11 +234,8 @@ def test_parts_are_merged_and_later_rows_win(tmp_path):
 
 
 def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
-    path = tmp_path / "utility.json"
-    monkeypatch.setitem(problems._MAKERS, "adult", lambda: small(name="adult"))
-    problems.problem.cache_clear()
-    done = []
-    fit = METHODS["zero"].fit
+    monkeypatch.setattr(problems, "problem", lambda name: small(name=name))
+    done, fit = [], METHODS["zero"].fit
 
     def counted(data, keys, epsilon):
         done.append((epsilon, keys.size))
@@ -272,24 +244,17 @@ def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     method = dataclasses.replace(METHODS["zero"], fit=counted)
     monkeypatch.setitem(METHODS, "zero", method)
     arguments = ["utility", "run", "--methods", "zero", "--problems", "adult"]
-    try:
-        for options in ("1", "2"), ("1 2", "2"), ("1", "3"):
-            epsilons = ["--epsilons", *options[0].split()]
-            settings = ["--out", str(path), "--repetitions", options[1]]
-            main([*arguments, *settings, *epsilons])
-    finally:
-        problems.problem.cache_clear()
+    arguments += ["--out", str(tmp_path / "utility.json")]
+    for epsilons, repetitions in ("1", "2"), ("1 2", "2"), ("1", "3"):
+        settings = ["--repetitions", repetitions, "--epsilons", *epsilons.split()]
+        main([*arguments, *settings])
     assert done == [(1.0, 2), (2.0, 2), (1.0, 3)]
 
 
 def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
-    rows = (
-        row("hindsight", 0.01, 0.01),
-        row("dp_linear_model", -0.2, -0.2),
-        row("hindsight", 0.0, 0.0, problem="rand_hie"),
-        row("dp_linear_model", 0.06, 0.06, problem="rand_hie"),
-        row("adassp", 0.16, 0.16, problem="rand_hie"),
-    )
+    rows = [row("hindsight", 0.01, 0.01), row("dp_linear_model", -0.2, -0.2)]
+    for name, x in (("hindsight", 0.0), ("dp_linear_model", 0.06), ("adassp", 0.16)):
+        rows.append(row(name, x, x, problem="rand_hie"))
     found = page.Numbers(record_of(*rows))
     # f is 0.2 per cent of 10.
     assert found.ratio("adult", "dp_linear_model", 1.0) == pytest.approx(0.02 / 0.03)
@@ -300,40 +265,31 @@ def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
     assert found.geometric_mean(names, "tukey_em", 1.0) is None
 
 
-@pytest.mark.parametrize(
-    "part", [*(("utility", part) for part in command.PARTS), ("deep", "run")], ids=str
-)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--methods", "none"], "method = 'none': must be one of"),
-        (["--problems", "none"], "problem = 'none': must be one of"),
-        (["--epsilons", "0"], "epsilon = 0.0: must be positive"),
-        (["--repetitions", "1"], "repetitions = 1: must be at least 2"),
-        (["--out", "x.txt"], "--out must be a file"),
-    ],
-)
-def test_the_command_names_a_wrong_argument(
-    part, arguments, message, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=message):
-        main([*part, *arguments])
-    assert not list(tmp_path.iterdir())
+WRONG = {
+    "--methods none": "method = 'none': must be one of",
+    "--problems none": "problem = 'none': must be one of",
+    "--epsilons 0": "epsilon = 0.0: must be positive",
+    "--repetitions 1": "repetitions = 1: must be at least 2",
+    "--out x.txt": "--out must be a file",
+}
+PARTS = *(f"utility {part}" for part in command.PARTS), "deep run"
+WRONG = {f"{part} {x}": words for part in PARTS for x, words in WRONG.items()}
+WRONG["utility merge absent.json --out x.txt"] = "--out must be a file"
+WRONG["utility merge absent.json --out x.json"] = "not a record"
 
 
-def test_a_merge_names_a_wrong_argument(tmp_path, monkeypatch):
+@pytest.mark.parametrize("arguments", WRONG)
+def test_the_command_names_a_wrong_argument(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for out, message in ("x.txt", "--out must be a file"), ("x.json", "not a record"):
-        with pytest.raises(SystemExit, match=message):
-            main(["utility", "merge", "absent.json", "--out", out])
+    with pytest.raises(SystemExit, match=WRONG[arguments]):
+        main(arguments.split())
     assert not list(tmp_path.iterdir())
 
 
 def test_a_search_trains_and_scores_on_disjoint_records():
     # Records are their own numbers, so that what a part holds is told apart.
-    features = np.stack([np.arange(400.0), np.ones(400)], axis=1).astype(np.float32)
-    data = small(features=features / 400, d=2, reference=np.zeros(2))
+    features = np.c_[np.arange(400.0) / 400, np.ones(400)].astype(np.float32)
+    data = small(features=features, d=2, reference=np.zeros(2))
     trained, held_out = tuning.split(data)
     assert (len(trained[1]), len(held_out[1])) == (360, 40)
     together = np.concatenate([trained[0][:, 0], held_out[0][:, 0]])
@@ -378,12 +334,10 @@ def test_columns_before_encoding_are_categories_and_numbers():
     kinds, train, test = predictions.raw(data)
     assert (train.shape, test.shape) == ((16_190, 23), (4_000, 23))
     (place,) = (place for place, kind in enumerate(kinds) if kind == "nominal")
-    sites = [
-        name.startswith("site=") for name in datasets.load("rand_hie").feature_names
-    ]
-    np.testing.assert_array_equal(
-        np.eye(6)[train[:, place].astype(int)], data.features[:, sites]
-    )
+    names = datasets.load("rand_hie").feature_names
+    sites = [name.startswith("site=") for name in names]
+    expected = np.eye(6)[train[:, place].astype(int)]
+    np.testing.assert_array_equal(expected, data.features[:, sites])
     np.testing.assert_array_equal(train[:, 0].astype(np.float32), data.features[:, 0])
 
 

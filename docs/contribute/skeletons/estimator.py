@@ -12,36 +12,16 @@ from dpjax._types import PyTree, Scalar
 from dpjax.estimators._estimator import CoordinateEstimator
 
 
-@jax.jit
-def saturate(x: jax.Array, threshold: Scalar) -> jax.Array:
-    """Returns B·tanh(x / B) by coordinate; NaN gives zero.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> print(saturate(jnp.array([0.0, 1e38, -jnp.inf, jnp.nan]), 2.0))
-        [ 0. 2. -2. 0.]
-    """
-    x = as_float(x)
-    bound = like(threshold, x)
-    # Not beyond 40 bounds, where tanh is one: derivatives stay finite at infinity.
-    x = within(jnp.where(jnp.isnan(x), 0, x), 40 * bound)
-    # Cut, since rounding could leave the range that the sensitivity is stated for.
-    return within(bound * jnp.tanh(x / bound), bound)
-
-
 @register("threshold")
 @dataclass(frozen=True)
 class SaturatedMean(CoordinateEstimator):
-    """The mean of B·tanh(x / B), coordinate by coordinate.
+    """The mean of B·tanh(x / B), coordinate by coordinate; NaN counts as zero.
 
     Sensitivity: replacing one of n records moves a coordinate by at most
     2·threshold / n, since |influence| <= threshold; float32 rounding is added to that.
 
     Attributes:
-        threshold: B > 0, in units of the samples; a pytree leaf.
-
-    Raises:
-        ValueError: where threshold is not a number in [1e-20, 1e30].
+        threshold: B in [1e-20, 1e30], in units of the samples; a pytree leaf.
 
     Example:
         >>> import jax.numpy as jnp
@@ -65,4 +45,13 @@ class SaturatedMean(CoordinateEstimator):
 
     def influence(self, sample: PyTree) -> PyTree:
         """Returns the sample with large entries bent towards the threshold."""
-        return jax.tree.map(lambda x: saturate(x, self.threshold), sample)
+
+        def saturated(x: jax.Array) -> jax.Array:
+            x = as_float(x)
+            bound = like(self.threshold, x)
+            # Within 40 bounds, where tanh is one: derivatives stay finite at infinity.
+            x = within(jnp.where(jnp.isnan(x), 0, x), 40 * bound)
+            # Cut, since rounding could leave the range that the sensitivity is of.
+            return within(bound * jnp.tanh(x / bound), bound)
+
+        return jax.tree.map(saturated, sample)

@@ -12,27 +12,18 @@ from dpjax.mechanisms import _samplers
 def logistic(key: Key, value: jax.Array, *, scale: Scalar) -> jax.Array:
     """Adds independent logistic noise to every entry: value + scale·(G - G').
 
-    G and G' are standard Gumbel, so that their difference is standard logistic, of
-    standard deviation pi / sqrt(3).
+    G and G' are standard Gumbel; their difference has standard deviation pi / sqrt(3).
 
     Args:
         key: a typed key, used once here.
-        value: float array.
+        value: float array; the result is like it, in float32 at least.
         scale: of the logistic law, in units of value; non-negative, may be traced.
-
-    Returns:
-        An array like value, in float32 at least.
-
-    Raises:
-        ValueError: where key is no single typed key, scale is negative or not finite,
-            or value is not of floating point.
 
     Privacy:
         With l1 sensitivity D of value this is (D/scale)-differentially private, under
         the relation that D is stated for: the log-density of the noise has the
-        derivative -tanh(x / (2 scale)) / scale, at most 1/scale, so that moving the
-        value by D in l1 changes the log-density by at most D/scale. For real numbers:
-        see `dpjax.mechanisms`.
+        derivative -tanh(x / (2 scale)) / scale, at most 1/scale. For real numbers: see
+        `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -45,12 +36,9 @@ def logistic(key: Key, value: jax.Array, *, scale: Scalar) -> jax.Array:
     """
     _validate.typed_key(key)
     _validate.non_negative(scale=scale)
-    _validate.require(
-        jnp.issubdtype(jnp.result_type(value), jnp.floating),
-        "value",
-        jnp.result_type(value),
-        "of floating point",
-    )
+    dtype = jnp.result_type(value)
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    _validate.require(is_float, "value", dtype, "of floating point")
     return _logistic(key, value, scale)
 
 

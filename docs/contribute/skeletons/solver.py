@@ -11,8 +11,6 @@ from dpjax._types import ArrayLike, Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers.training._solution import Solution
 
-_MOST_RECORDS = 2**24  # counts up to here are exact in float32
-
 
 def dp_histogram(
     bins: ArrayLike, *, key: Key, epsilon: float, num_bins: int
@@ -29,9 +27,6 @@ def dp_histogram(
     Returns:
         A `Solution` whose params are noisy counts, shape (num_bins,). Its stats hold
         the scale of the noise.
-
-    Raises:
-        ValueError: where an argument is out of its range; before any computation.
 
     Privacy:
         epsilon-DP under replace-one, for every input: a record that moves from one bin
@@ -53,24 +48,18 @@ def dp_histogram(
     _validate.positive(epsilon=epsilon)
     _validate.count(num_bins=num_bins)
     bins = jnp.asarray(bins)
-    is_valid = bins.ndim == 1 and 0 < bins.size <= _MOST_RECORDS
+    is_valid = bins.ndim == 1 and 0 < bins.size <= 2**24
     _validate.require(is_valid, "bins.shape", bins.shape, "(n,), n from 1 to 2^24")
     is_integer = jnp.issubdtype(bins.dtype, jnp.integer)
     _validate.require(is_integer, "bins.dtype", bins.dtype, "of integers")
-    scale = 2.0 / epsilon
-    counts = _noisy_counts(num_bins, key, bins, scale)
-    privacy = PrivacyGuarantee.of(
-        epsilon,
-        0.0,
-        dp_event=LaplaceDpEvent(1.0 / epsilon),
-        num_samples=bins.size,
-    )
+    counts = _noisy_counts(num_bins, key, bins, scale := 2.0 / epsilon)
+    event, given = LaplaceDpEvent(1.0 / epsilon), {"num_samples": bins.size}
+    privacy = PrivacyGuarantee.of(epsilon, 0.0, dp_event=event, **given)
     return Solution(counts, privacy, {"scale": scale})
 
 
 @partial(jax.jit, static_argnums=0)
 def _noisy_counts(num_bins, key, bins, scale):
-    is_inside = (bins >= 0) & (bins < num_bins)
-    place = jnp.where(is_inside, bins, num_bins)
+    place = jnp.where((bins >= 0) & (bins < num_bins), bins, num_bins)
     counts = jnp.zeros(num_bins + 1, jnp.int32).at[place].add(1)[:num_bins]
     return mechanisms.laplace(key, counts.astype(jnp.float32), scale=scale)

@@ -20,9 +20,8 @@ from dpjax.accounting import (
     gaussian_event,
     noise_multiplier,
 )
-from dpjax.accounting._sample import sample_budget
-from dpjax.accounting._sample_privacy import sample_privacy
-from dpjax.batching._without_replacement import uniform_subset
+from dpjax.accounting._sample import sample_budget, sample_privacy
+from dpjax.batching._fixed_size import uniform_subset
 from dpjax.tables import _progress, default_delta
 from dpjax.tables.columns._kinds import Categorical, Numeric
 from dpjax.tables.describe import _columns

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from dpjax import _processes, _validate
+from dpjax import _sharding, _validate
 from dpjax._types import Key, PyTree
 from dpjax.accounting import Sample
 
@@ -80,7 +80,7 @@ def sample(
     if devices:
         # Before anything is read at length: all of them raise, or none.
         same = {"size": size, "key": key, "chunks": _layout(start)}
-        _processes.digests(same, devices)
+        _sharding.digests(same, devices)
         # Tags of different processes are independent, so that no record is favored.
         key = jax.random.fold_in(key, _place(devices))
     tags, reservoir = Tags(key), Reservoir(size, np.concatenate)
@@ -96,7 +96,7 @@ def sample(
         raise ValueError("chunks must be at least one, got none.")
     following, numbers, *leaves = reservoir.records()
     if devices:
-        _processes.digests({"chunks": _layout([leaves])}, devices)
+        _sharding.digests({"chunks": _layout([leaves])}, devices)
         totals = [int(row[0]) for row in _gathered(np.array([num_records]), devices)]
         numbers += sum(totals[: _place(devices)])
         numbers, *leaves = _of_all(following, [numbers, *leaves], size, devices)
@@ -119,22 +119,22 @@ def _layout(chunks: list[PyTree]) -> str:
     return repr([(path, str(x.dtype), x.shape[1:]) for path, x in arrays])
 
 
-def _one_of_each(mesh: Mesh) -> _processes.Devices:
+def _one_of_each(mesh: Mesh) -> _sharding.Devices:
     """Returns one device of each process; () if one process has all."""
     rule = "a jax.sharding.Mesh with devices of this process"
     is_fine = isinstance(mesh, Mesh) and bool(mesh.local_devices)
     _validate.require(is_fine, "mesh", mesh, rule)
     of = {device.process_index: device for device in mesh.devices.flat}
-    return _processes.spanning(of.values())
+    return _sharding.spanning(of.values())
 
 
-def _place(devices: _processes.Devices) -> int:
+def _place(devices: _sharding.Devices) -> int:
     """Returns the place of this process among those of devices, from 0."""
-    return _processes.indices(devices).index(jax.process_index())
+    return _sharding.processes_of(devices).index(jax.process_index())
 
 
 def _of_all(
-    tags: np.ndarray, columns: list[np.ndarray], size: int, devices: _processes.Devices
+    tags: np.ndarray, columns: list[np.ndarray], size: int, devices: _sharding.Devices
 ) -> list[Any]:
     """Returns the rows of the least tags of all processes, the same on each.
 
@@ -152,19 +152,19 @@ def _of_all(
     return [column[order] for column in columns]
 
 
-def _gathered(own: np.ndarray, devices: _processes.Devices) -> list[np.ndarray]:
+def _gathered(own: np.ndarray, devices: _sharding.Devices) -> list[np.ndarray]:
     """Returns the arrays (k, ...) of all processes, each with a k of its own.
 
     They are exchanged as bytes of equal number, because JAX narrows types.
     """
     count = np.array([len(own)], np.int64).view(np.uint8)
-    counts = _processes.rows_of_all(count, devices).view(np.int64)[:, 0].tolist()
+    counts = _sharding.rows_of_all(count, devices).view(np.int64)[:, 0].tolist()
     each = own.dtype.itemsize * int(np.prod(own.shape[1:]))  # bytes
     row = np.zeros(max(1, max(counts) * each), np.uint8)
     row[: own.nbytes] = np.ascontiguousarray(own).reshape(-1).view(np.uint8)
     return [
         x[: count * each].view(own.dtype).reshape(count, *own.shape[1:])
-        for count, x in zip(counts, _processes.rows_of_all(row, devices), strict=True)
+        for count, x in zip(counts, _sharding.rows_of_all(row, devices), strict=True)
     ]
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpjax import _processes, _validate
+from dpjax import _sharding, _validate
 from dpjax._types import PyTree
 from dpjax.batching._batching import BatchState
 from dpjax.tables.io._records import Records
@@ -189,4 +189,4 @@ def _check_same(source: Records, sharding: NamedSharding, **others: Any) -> None
     """Requires the same records, by number and type, and arguments on all processes."""
     like = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(source[:0])]
     arguments = {"source": repr((len(source), like)), **others}
-    _processes.digests(arguments, _processes.spanning(sharding.device_set))
+    _sharding.digests(arguments, _sharding.spanning(sharding.device_set))

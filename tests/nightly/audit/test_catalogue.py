@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from benchmarks import guarantees
-from benchmarks.audits import findings
+from benchmarks.audits import catalogue
 from benchmarks.audits import mechanisms as of_mechanisms
 from benchmarks.audits.catalogue import LAYERS, cases, names_of
 from dpjax import estimators, mechanisms, solvers, transforms
@@ -35,6 +35,7 @@ SHOWN = {
         ),
         0.3: "dp_gradient_descent_trimmed dp_linear_model_features",
         0.35: "dp_quantile",
+        0.4: "dp_center_and_scale",
         0.45: "dp_linear_model_sample",
         0.5: (
             "dp_mean dp_group_means dp_gradient_descent_poisson "
@@ -50,8 +51,7 @@ SHOWN = {
         ),
         0.6: (
             "privatize_correlated_cyclic dp_mean_geometric_median "
-            "dp_gradient_descent_cyclic dp_center_and_scale dp_linear_model "
-            "dp_linear_model_weights"
+            "dp_gradient_descent_cyclic dp_linear_model dp_linear_model_weights"
         ),
         0.65: "dp_gradient_descent_group",
         0.7: (
@@ -73,7 +73,7 @@ NOISE = {"arsinh_normal": 0.4}
 @pytest.fixture(scope="module")
 def recorded():
     """What is recorded of each case, and stands on the page of guarantees."""
-    return findings.read(guarantees.RECORD)
+    return catalogue.read(guarantees.RECORD)
 
 
 def less_private(mechanism, noise):

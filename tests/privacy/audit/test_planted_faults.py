@@ -18,7 +18,7 @@ import pytest
 from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 
 from benchmarks.audits.case import Case
-from benchmarks.audits.updates import gaussian_claim
+from benchmarks.audits.transforms import gaussian_claim
 from benchmarks.figures import printed
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, transforms
 from dpjax._sums.exact import Unrounded
