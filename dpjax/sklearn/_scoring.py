@@ -1,6 +1,7 @@
 """How good an estimator is, released privately."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,7 @@ def score_privately(
     targets = as_column(y)
     check_consistent_length(X, targets)
     shares = None if exposure is None else _shares(exposure, model, baseline, targets)
-    num_samples = len(targets)
-    delta = default_delta(num_samples) if delta is None else delta
+    delta = default_delta(len(targets)) if delta is None else delta
     _validate.probability(delta=delta)
     key = key_of(random_state)
     if is_classifier(model):
@@ -109,14 +109,7 @@ def score_privately(
         with np.errstate(over="ignore"):
             known = as_numbers("y", y, targets) / unit
         loss, name = _loss_of(model)
-        options = {} if exposure is None else {"exposure": exposure}
-        is_logarithm = loss is not losses.squared
-
-        def in_units(model: Any, X: Any) -> np.ndarray:
-            means = np.asarray(model.predict(X, **options), np.float64) / unit
-            return np.log(np.maximum(means, _LEAST_MEAN)) if is_logarithm else means
-
-        predict = in_units
+        predict = partial(_in_units, loss=loss, unit=unit, exposure=exposure)
     multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=2))
     _progress.say("predictions")
     predictions = predict(model, X)
@@ -144,7 +137,7 @@ def score_privately(
     )
     event = gaussian_event(multiplier, Sampling(num_steps=2))
     return scores, PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples
+        epsilon, delta, dp_event=event, num_samples=len(targets)
     )
 
 
@@ -184,6 +177,15 @@ def _shares(exposure: Any, model: Any, baseline: Any, y: np.ndarray) -> np.ndarr
         is_fine = getattr(_last(estimator), "_largest", None) is not None
         _validate.require(is_fine, name, estimator, rule)
     return shares_of(exposure, _last(model)._largest, y)
+
+
+def _in_units(
+    model: Any, X: Any, *, loss: losses.LinearLoss, unit: float, exposure: Any
+) -> np.ndarray:
+    options = {} if exposure is None else {"exposure": exposure}
+    means = np.asarray(model.predict(X, **options), np.float64) / unit
+    is_mean = loss is losses.squared
+    return means if is_mean else np.log(np.maximum(means, _LEAST_MEAN))
 
 
 def _log_shares(model: Any, X: Any) -> np.ndarray:

@@ -144,8 +144,7 @@ def private_scores(
         median of the absolute error: 0.34 and 0.68
 
     Reference:
-        Dwork, Roth (2014), "The algorithmic foundations of differential privacy",
-        section 3.5.1, on the l2 sensitivity of histograms.
+        Dwork, Roth (2014), section 3.5.1, on the l2 sensitivity of histograms.
     """
     _validate.require(targets.ndim == 1, "targets", targets.shape, "of shape (n,)")
     outputs = () if loss.num_outputs == 1 else (loss.num_outputs,)
@@ -395,10 +394,11 @@ def _of_labels(
         share = min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
         beside = np.asarray(math.log(share / (1 - share)))
     if len(sides) == 2:
-        others = bounded(right, tables[1], True), bounded(_area, tables[1])
+        constants = bounded(right, tables[1], True), bounded(_area, tables[1])
     else:
         chosen = int(beside > 0)
-        others = bounded(lambda counts: counts[chosen].sum(), is_mean=True), _COIN
+        right_of_one = bounded(lambda counts: counts[chosen].sum(), is_mean=True)
+        constants = right_of_one, _COIN
     calibration = []
     width = _SCORE_BINS // _CALIBRATION_BINS
     for first in range(0, _SCORE_BINS, width):
@@ -413,8 +413,8 @@ def _of_labels(
             ends = first / _SCORE_BINS, (first + width) / _SCORE_BINS
             calibration.append((*ends, share))
     measures = [
-        Measure("accuracy", bounded(right, is_mean=True), others[0]),
-        Measure("area under the ROC curve", bounded(_area), others[1]),
+        Measure("accuracy", bounded(right, is_mean=True), constants[0]),
+        Measure("area under the ROC curve", bounded(_area), constants[1]),
     ]
     seen = num_seen(float(tables[0, -1]), num_samples, stddev)
     return measures, calibration, beside, seen
