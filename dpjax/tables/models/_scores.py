@@ -55,13 +55,7 @@ _COIN = Interval(0.5, 0.5, 0.5)  # the area of a constant
 
 
 class Measure(NamedTuple):
-    """One measure, of the model and of the constant next to it.
-
-    Attributes:
-        name: with its unit.
-        model: of the model.
-        constant: of a prediction that is the same for all records.
-    """
+    """One measure, of the model and of a constant prediction, with its unit."""
 
     name: str
     model: Interval
@@ -73,10 +67,9 @@ class PrivateScores(NamedTuple):
 
     Attributes:
         measures: released, or computed from released values.
-        calibration: for classes, the share of the positive label among records whose
+        calibration: for labels, the share of the positive one among records whose
             predicted probability is in a range (low, high).
-        num_scored: the number of records with a target, by a noisy count; the others
-            have no weight.
+        num_scored: the number of records with a target, by a noisy count.
     """
 
     measures: list[Measure]
