@@ -165,10 +165,6 @@ class PrivacyFilter:
         Example:
             >>> from dpjax.accounting import selection_event
             >>> table = PrivacyFilter(1.0, 1e-6)
-            >>> choice = PrivacyGuarantee.of(0.1, 0.0, dp_event=selection_event(0.1))
-            >>> table = table.spend(choice)
-            >>> round(table.total.divergence, 6), table.order
-            (0.02875, 23)
             >>> table.spend(PrivacyGuarantee.of(2.0, 0.0, dp_event=selection_event(2.)))
             Traceback (most recent call last):
                 ...

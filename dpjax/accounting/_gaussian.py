@@ -68,8 +68,7 @@ def gaussian_stddev(
         26.38
 
     Reference:
-        Balle, Wang (2018), Improving the Gaussian mechanism for differential privacy,
-        Theorem 8.
+        Balle, Wang (2018), "Improving the Gaussian mechanism", Theorem 8.
     """
     _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)
@@ -97,32 +96,22 @@ def gaussian_epsilon(
 ) -> float:
     """The epsilon that Gaussian releases of a given standard deviation cost.
 
-    Solves equation (1) of this module, delta(epsilon) = delta, for epsilon.
-
-    Args:
-        stddev: standard deviation of the noise, 0 <= stddev <= inf.
-        delta: privacy parameter in [0, 1). Finite noise has epsilon = inf at delta = 0.
-        sensitivity: l2 sensitivity of each release, in the units of `stddev`.
-        num_releases: number of releases T; each may depend on the earlier ones.
+    Solves equation (1) of this module, delta(epsilon) = delta, for epsilon. The stddev
+    of the noise is from 0 to inf; the other arguments are those of `gaussian_stddev`.
 
     Returns:
         epsilon >= 0, rounded up by one part in 1e10; never above the epsilon for which
         `gaussian_stddev` returned the stddev.
 
     Raises:
-        ValueError: If stddev is negative or NaN, the sensitivity is negative or not
-            finite, delta is outside [0, 1), or num_releases is below one.
+        ValueError: If an argument is out of its range.
 
     Privacy:
-        All releases together are (epsilon, delta)-DP, under the neighboring relation
-        for which the sensitivity holds.
+        As for `gaussian_stddev`.
 
     Example:
         >>> round(gaussian_epsilon(26.380, 1e-5, sensitivity=1.0, num_releases=50), 3)
         1.0
-
-    Reference:
-        Balle, Wang (2018), Theorem 8.
     """
     _validate.within(0.0, math.inf, stddev=stddev)
     _validate.delta(delta)

@@ -36,29 +36,18 @@ A record is removed: now a = mu, and Q = phi_0. The divergence is
 and 1 - e^epsilon below. If it is added, P and Q change places. `dp_accounting` has the
 same curves, evaluated at one epsilon after the other, which took most of the time.
 
-Renyi divergences, where a record is replaced: for a tiny delta. Losses are composed by
-an FFT, whose error is absolute: no smaller delta can be proved. Renyi divergences have
-only relative errors. Let phi be the density of N(0, 1), and the order a > 1. A Poisson
-step has, with m = mu / 2,
+Renyi divergences, where a record is replaced: for a tiny delta, because losses are
+composed by an FFT, whose error is absolute. With phi the density of N(0, 1) and the
+order a > 1, a Poisson step has, with m = mu / 2,
 
-    log(int phi(x) p(x)^a p(-x)^(1-a) dx) / (a - 1),  p(x) = 1 - q + q e^(m x - m^2/2).
+    log(int phi(x) p(x)^a p(-x)^(1-a) dx) / (a - 1),  p(x) = 1 - q + q e^(m x - m^2/2),
 
-The integrand f is analytic where |Im x| < pi / (2 m), so that the error of the
-trapezoidal rule falls exponentially in 1 / step (Trefethen, Weideman 2014, Theorem
-5.1). At Im x = y = min(8, sqrt(2/a) / m) it is at most e^(1 + y^2/2) times what it is
-on the line, since |p| is there between cos(m y) >= 1 - 1/a and 1 times p: the step
-below leaves less than e^-80 of the integral. The slope of log f lies between -x and
-(2a - 1) m - x, and is above -x for x < 0: beyond 40 and 2 a m + 40 there is less than
-e^-700 of it.
-
-The pair of a step of fixed size has the losses u and -u, where x > mu/2 and
-r = e^u = 1 - q + q e^(mu x - mu^2/2), and otherwise loss 0: under Q, the density is phi
-at u and r phi at -u. So its divergence is
+and a step of fixed size, with r = 1 - q + q e^(mu x - mu^2/2),
 
     log(1 + int_{x > mu/2} phi(x) (r^a + r^(1-a) - 1 - r) dx) / (a - 1).
 
-The factor of phi increases in x: its value at the right end of a cell times the mass of
-the cell is at least the integral. Beyond a mu + 40 there is less than e^-700.
+The sums below leave less than e^-80 of them: `docs/privacy/proofs/composition.md`, 3.5
+and 3.7.
 
 Compiled training pads every Poisson batch to one capacity and drops the records beyond
 it, by any rule. With tau = T Pr[Binomial(n, q) > capacity], a run that is

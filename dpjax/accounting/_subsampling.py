@@ -142,17 +142,14 @@ def gaussian_event(
     Returns:
         The event, in the convention of the one accountant that reads it correctly:
 
-        * Poisson: `PLDAccountant(relation)`, with the same relation. The Gaussian event
-          inside holds stddev / norm bound, which is twice the multiplier under
-          REPLACE_ONE.
+        * Poisson: `PLDAccountant(relation)`. The Gaussian event inside holds stddev /
+          norm bound, which is twice the multiplier under REPLACE_ONE.
         * bins: none of `dp_accounting`. The Gaussian event inside is as for Poisson.
         * fixed size: `RdpAccountant(neighboring_relation=REPLACE_ONE)`, which reports
           more than `noise_multiplier_to_epsilon`. The Gaussian event holds the
           multiplier.
-        * full batch: `RdpAccountant` (any relation) or
-          `PLDAccountant(ADD_OR_REMOVE_ONE)`. The Gaussian event holds the multiplier.
-          `PLDAccountant(REPLACE_ONE)` reads it as stddev / norm bound, and so doubles
-          the sensitivity.
+        * full batch: `RdpAccountant` or `PLDAccountant(ADD_OR_REMOVE_ONE)`; the other
+          relation doubles the sensitivity. The Gaussian event holds the multiplier.
 
     Raises:
         ValueError: If the multiplier is out of range, or the sampling has another

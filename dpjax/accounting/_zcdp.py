@@ -70,27 +70,16 @@ def rho_to_epsilon(rho: float, delta: float) -> float:
 def epsilon_to_rho(epsilon: float, delta: float) -> float:
     """The largest rho of zCDP within an (epsilon, delta) budget.
 
-    The largest rho with `rho_to_epsilon(rho, delta) <= epsilon`.
-
-    Args:
-        epsilon: privacy parameter, 0 < epsilon <= inf.
-        delta: privacy parameter in [0, 1). At delta = 0 the result is 0.
-
-    Returns:
-        rho >= 0, rounded down by one part in 1e12.
+    The largest rho with `rho_to_epsilon(rho, delta) <= epsilon`, rounded down by one
+    part in 1e12: a rho-zCDP mechanism is (epsilon, delta)-DP under the same relation.
+    It is 0 at delta = 0.
 
     Raises:
         ValueError: If epsilon is not positive, or delta is outside [0, 1).
 
-    Privacy:
-        Every rho-zCDP mechanism is (epsilon, delta)-DP under the same relation.
-
     Example:
         >>> round(epsilon_to_rho(1.0, 1e-5), 5)
         0.03056
-
-    Reference:
-        As for `rho_to_epsilon`.
     """
     _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)

@@ -79,10 +79,9 @@ def one_run(
 
     Privacy:
         If release is (epsilon, delta)-DP under REPLACE_ONE, then audit.epsilon <=
-        epsilon with probability `confidence` over coins and release, for any
-        statistic. The values of k are public and divide 1 - confidence equally; ties
-        are broken by position. The bound is far below that of `epsilon_lower_bound`
-        unless m is large and records are released nearly independently.
+        epsilon with probability `confidence` over coins and release, for any statistic.
+        The values of k divide 1 - confidence equally. The bound is far below that of
+        `epsilon_lower_bound` unless m is large and records are nearly independent.
 
     Example:
         >>> import jax, jax.numpy as jnp

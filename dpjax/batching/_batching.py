@@ -112,8 +112,8 @@ class Batching(abc.ABC):
         _validate.delta(0.0 if delta is None else delta)
         self.divisor(num_samples, num_steps)
         capacity = self._capacity(num_samples, num_steps, epsilon, delta)
-        unset: Any = (None, None, None)
-        state = BatchState(*unset, self, num_samples, num_steps, capacity)
+        unset: Any = None
+        state = BatchState(unset, unset, unset, self, num_samples, num_steps, capacity)
         return state.started(key)
 
     def draw(
@@ -229,9 +229,9 @@ class Batching(abc.ABC):
         probability sampling_prob if that is given.
         """
 
-    def _capacity(self, *run: Any) -> int | None:
+    def _capacity(self, num_samples, num_steps, epsilon, delta) -> int | None:
         """Returns the number of rows of a padded batch; rejects a small capacity."""
-        del run
+        del num_samples, num_steps, epsilon, delta
         return None
 
 

@@ -113,20 +113,12 @@ class ShuffledEpochs(Batching):
         ValueError: If batch_size is not a positive integer.
 
     Example:
-        >>> import jax, jax.numpy as jnp
-        >>> batching = ShuffledEpochs(3)
-        >>> state = batching.init(jax.random.key(0), num_samples=6, num_steps=4)
-        >>> first, _, state = batching.draw(state, jnp.arange(6))
-        >>> second, _, state = batching.draw(state, jnp.arange(6))
-        >>> print(sorted(first.tolist() + second.tolist()))
-        [0, 1, 2, 3, 4, 5]
-        >>> batching.sampling(num_samples=6, num_steps=4)  # of two epochs
+        >>> ShuffledEpochs(3).sampling(num_samples=6, num_steps=4)  # of two epochs
         Sampling(num_steps=2)
 
     Reference:
-        Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024), "How private are
-        DP-SGD implementations?", for why the gain of Poisson batches must not be
-        claimed for shuffled ones.
+        Chua et al. (2024), "How private are DP-SGD implementations?", for why the gain
+        of Poisson batches must not be claimed for shuffled ones.
     """
 
     batch_size: int

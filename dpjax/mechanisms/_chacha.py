@@ -27,18 +27,10 @@ _BITS, _SPLIT, _FOLD, _SEED = range(4)  # what a block is for
 def chacha20_blocks(
     key: jax.Array, counter: jax.Array, nonce: tuple[jax.Array | int, ...]
 ) -> jax.Array:
-    """Returns blocks of the key stream of ChaCha20.
+    """Returns k blocks of the key stream of ChaCha20, of shape (16, k), uint32.
 
-    Args:
-        key: shape (8,), uint32.
-        counter: shape (k,), uint32: the places of the blocks.
-        nonce: three words, each of shape () or (k,).
-
-    Returns:
-        Shape (16, k), uint32.
-
-    Reference:
-        Nir, Langley (2018), RFC 8439, "ChaCha20 and Poly1305", Section 2.3.
+    The key has shape (8,), the counter, which is the places of the blocks, shape (k,),
+    and the nonce is three words, each of shape () or (k,): RFC 8439, Section 2.3.
     """
     words = [*jnp.asarray(_CONSTANTS), *key, counter, *nonce]
     shape = counter.shape

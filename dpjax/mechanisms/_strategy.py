@@ -4,18 +4,10 @@ Step t adds row t of C^-1 z, where z has independent Gaussian rows. The steps re
 C^-1 (C g + z), where row t of g is the mean of step t: the privacy is that of the
 Gaussian mechanism on C g (`docs/privacy/proofs/composition.md`, 3.9).
 
-One record moves row i of g by a vector u_i if it enters step i, and otherwise by zero.
-With |u_i| <= 1 and X = C^T C,
+If a record enters k steps, at least b apart, and moves g by at most 1 in each, then a
+Toeplitz C whose coefficients c are non-negative and do not increase has
 
-    |C u|^2 = sum_ij X_ij <u_i, u_j> <= sum over its steps i, j of |X_ij|.          (1)
-
-Toeplitz C has X_ij = sum_(s < T - j) c_s c_(s + j - i) for i <= j. If its coefficients
-c are non-negative and do not increase, then X_ij does not increase with j or j - i.
-Let a record enter k steps, at least b apart: step number l = 0, 1, ... of these is at
-l b or later. So (1) is largest if they are as early and as close as possible, at 0, b,
-..., (k - 1) b, with all u_i equal. This is Theorem 2 of Kalinin, Lampert (2024), and
-
-    sensitivity^2 = sum_(t < T) (sum_(l < k) c_(t - l b))^2.                        (2)
+    sensitivity^2 = sum_(t < T) (sum_(l < k) c_(t - l b))^2.                        (1)
 
 Rounding. Coefficients are float32 numbers, so C is the matrix that the code uses. Row
 x_t is computed from z_t and earlier rows x with an error of a few units of rounding of
@@ -127,7 +119,7 @@ class Toeplitz(Strategy):
     def sensitivity(
         self, *, max_participations: int = 1, min_separation: int = 1
     ) -> float:
-        """See `Strategy.sensitivity`: exact, by (2) of this module."""
+        """See `Strategy.sensitivity`: exact, by (1) of this module."""
         num = self._num_participations(max_participations, min_separation)
         column = self.toeplitz()
         total = np.zeros(self.num_steps)
@@ -279,10 +271,9 @@ class BufferedToeplitz(Toeplitz):
         [1.    0.5   0.25  0.125]
 
     Reference:
-        Dvijotham, McMahan, Pillutla, Steinke, Thakurta (2024), "Efficient and
-        near-optimal noise generation for streaming differential privacy"; McMahan, Xu,
-        Zhang (2024), "A hassle-free algorithm for strong differential privacy in
-        federated learning systems".
+        Dvijotham et al. (2024), "Efficient and near-optimal noise generation for
+        streaming differential privacy"; McMahan, Xu, Zhang (2024), "A hassle-free
+        algorithm for strong differential privacy in federated learning systems".
     """
 
     decays: tuple[float, ...]
@@ -419,9 +410,8 @@ class BinaryTree(Strategy):
         3.0
 
     Reference:
-        Dwork, Naor, Pitassi, Rothblum (2010); Chan, Shi, Song (2011); Kairouz, McMahan,
-        Song, Thakkar, Thakurta, Xu (2021), "Practical and private (deep) learning
-        without sampling or shuffling".
+        Dwork, Naor, Pitassi, Rothblum (2010); Chan, Shi, Song (2011); Kairouz et al.
+        (2021), "Practical and private (deep) learning without sampling or shuffling".
     """
 
     def __post_init__(self):

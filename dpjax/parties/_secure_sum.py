@@ -1,5 +1,8 @@
 """The secure sum: parties send masked integers, and only their sum can be read.
 
+After Rajkumar, Agarwal (2012), Algorithm 1, and Bonawitz et al. (2017), "Practical
+secure aggregation", where masks of dropped parties are revealed.
+
 Masks need the extra `parties`, for cryptography.
 """
 
@@ -47,11 +50,9 @@ class SecureSum:
     discarded, and the others repeat it with new masks and new contributions.
 
     Args:
-        transport: `JaxTransport()` in processes joined by `jax.distributed`, or the
-            argument that `run_parties` passes.
-        max_colluding: C, the most parties that may collude. A party knows its own
-            noise, so at least one is needed to protect the parties' records from each
-            other; zero protects them from outsiders only.
+        transport: `JaxTransport()`, or the argument that `run_parties` passes.
+        max_colluding: C, the most parties that may collude: at least one to protect the
+            parties' records from each other; zero protects from outsiders only.
         max_dropouts: D, the most parties that may drop out. After one more the job ends
             with a `PartyError`.
         identity: this party's secret signing key, from `new_identity`; None: a new one.
@@ -61,15 +62,13 @@ class SecureSum:
         test_only_random_bytes: known bytes in place of entropy: it protects nobody.
 
     Attributes:
-        num_secret_shares: K - C - D, the number of noise shares that are in every sum
-            and unknown to all colluders.
+        num_secret_shares: K - C - D, noise shares that no colluder knows, in every sum.
         random_bytes: this party's own entropy, for its masks and its noise.
         live: the numbers of the parties that have not dropped out.
 
     Raises:
         ImportError: If the extra `parties` is not installed.
-        PartyError: If a party sends no public key, or one that is not signed by the
-            identity with the stated fingerprint. Only keys were sent then.
+        PartyError: If a party sends no public key that the stated identity signed.
         ValueError: If C or D is negative, no share is secret, or there is not one
             fingerprint for each party, and an identity with them.
 
@@ -92,8 +91,7 @@ class SecureSum:
         [[3, -3], [3, -3], [3, -3]]
 
     Reference:
-        Rajkumar, Agarwal (2012), Algorithm 1. Bonawitz et al. (2017), "Practical secure
-        aggregation": there masks of dropped parties are revealed.
+        Rajkumar, Agarwal (2012), Algorithm 1; Bonawitz et al. (2017).
     """
 
     def __init__(

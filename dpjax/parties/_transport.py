@@ -81,15 +81,11 @@ def run_parties(
         timeout: time limit for the others' messages, in seconds.
 
     Returns:
-        The results, in the order of the parties' numbers.
-
-    Raises:
-        Exception: the first one among the parties', if any.
+        The results, in the order of the parties' numbers; the first exception is
+        raised.
 
     Example:
-        >>> def greet(transport):
-        ...     return transport.exchange(b"party %d" % transport.party, 7)
-        >>> run_parties(greet, 2)
+        >>> run_parties(lambda x: x.exchange(b"party %d" % x.party, 7), 2)
         [[b'party 0', b'party 1'], [b'party 0', b'party 1']]
     """
     _validate.count(num_parties=num_parties)

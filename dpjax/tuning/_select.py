@@ -49,65 +49,53 @@ def dp_select(
 ) -> Solution:
     """Releases the best of a random number of private runs.
 
-    Each run trains with a candidate that is drawn uniformly, and is scored privately.
-    `accounting.tuning_budget` is the budget of a run, `accounting.tuning_epsilon` the
-    price with its sources.
+    A run trains with a random candidate; `accounting.tuning_budget` is its budget.
 
     Args:
-        train_fn: `train_fn(candidate, key)` returns the `Solution` of a private solver,
-            whose guarantee is static.
+        train_fn: `train_fn(candidate, key)` returns a `Solution`, of static guarantee.
         candidates: first arguments of train_fn: a list or tuple; or a pytree of arrays
             of shape (N, ...), whose rows are candidates. Public.
         key: a typed key.
         epsilon: privacy of the whole search, positive and finite.
         delta: privacy of the whole search, in [0, 1).
-        score: a private score of released parameters: `clipped_loss`, `accuracy`, or
-            your own `Score`.
-        mean_trials: the mean of the number of runs; see `accounting.tuning_epsilon`.
-        distribution: of the number of runs; see there. "poisson" and "binomial" may
-            make no run at all.
-        default: public parameters, released if no run is made.
+        score: `clipped_loss`, `accuracy`, or your own `Score`.
+        mean_trials: the mean of the number of runs.
+        distribution: of the number of runs, as in `accounting.tuning_epsilon`.
+        default: public; released if no run is made.
         privacy: the guarantee of every run, for a train_fn that cannot be traced.
-        num_parallel: number of runs at a time: under one `vmap` for arrays, in threads
-            for a list.
-        checkpoint: a folder for this search only, or None. A search that was killed
-            continues there by the same call; a finished one returns the same release.
-            The folder is as SECRET as the data.
+        num_parallel: number of runs at a time: by `vmap` for arrays, else in threads.
+        checkpoint: a folder for this search only, as SECRET as the data, or None. A
+            search that was killed continues there by the same call.
 
     Returns:
-        A `Solution`: the params and stats of the best run, the index of its candidate
-        (-1 for the default) and its score, without the number of runs.
+        A `Solution` of the best run, with its candidate's index (-1: default) and score.
 
     Raises:
-        ValueError: Before any run, if an argument is out of its range, a run has no
-            finite epsilon, the search costs more than epsilon, or the checkpoint is of
-            another search. After a run, if its guarantee is not `privacy`.
+        ValueError: If an argument is out of its range, the search costs more than
+            epsilon, the checkpoint is of another search, or a run is not of `privacy`.
 
     Privacy:
         (epsilon', delta)-DP for the returned epsilon' <= epsilon, under the relation of
-        the runs: `accounting.tuning_epsilon`, at the largest delta of any candidate at
-        every epsilon. With a score on a holdout it is the larger of the costs of a run
-        and a score. A score of NaN counts as worst; ties are broken at random. The
-        number of runs must stay secret: hide the running time of a search, its memory,
-        logs, cache of compiled programs, and dates of files (Papernot, Steinke 2022).
+        the runs: the price of the largest delta of any candidate at every epsilon, or
+        of a score on a holdout, if that is more. The number of runs must stay secret:
+        hide the time of a search, its memory, logs, programs and dates of files.
 
     Example:
-        >>> from dpjax import accounting, solvers
+        >>> from dpjax import solvers, tuning
         >>> from dpjax.estimators import Clipping
-        >>> from dpjax.tuning import clipped_loss
         >>> x = jax.random.normal(jax.random.key(1), (4_000, 1)) + 1.0
-        >>> each = accounting.tuning_budget(2.0, 1e-5, mean_trials=5).noise_multiplier
-        >>> cost = accounting.gaussian_epsilon(each, 1e-5, sensitivity=1.0)
-        >>> share = {"epsilon": cost, "delta": 1e-5}
-        >>> def train(norm, key):
-        ...     return solvers.dp_mean(
-        ...         x[1_000:], key=key, estimator=Clipping(norm), **share)
-        >>> score = clipped_loss(
+        >>> share = {"epsilon": 0.8, "delta": 1e-6}
+        >>> train = lambda norm, key: solvers.dp_mean(
+        ...     x[1_000:], key=key, estimator=Clipping(norm), **share)
+        >>> score = tuning.clipped_loss(
         ...     lambda mean, x: ((mean - x) ** 2).sum(), x[:1_000], limit=9.0, **share)
         >>> best = dp_select(train, [0.01, 3.0], key=jax.random.key(0), score=score,
         ...                  epsilon=2.0, delta=1e-5, mean_trials=5)
         >>> best.stats["candidate"], best.privacy.epsilon <= 2.0
         (1, True)
+
+    Reference:
+        As for `accounting.tuning_epsilon`.
     """
     _validate.typed_key(key)
     _validate.positive(epsilon=epsilon)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax import accounting
 from dpjax.accounting import Sampling
 from dpjax.batching import (
     BallsInBins,
@@ -144,15 +143,6 @@ def test_contract(name, key):
     for wrong, kind in ((start(), other), (3, batching)):
         with pytest.raises(ValueError, match=r"state must be one that .*"):
             kind.draw(wrong, index)
-
-
-@each
-def test_sampling_costs_no_more_than_all_records(name):
-    sampling = BATCHINGS[name].sampling(1_000, 10)
-    full = accounting.noise_multiplier(1.0, 1e-5, Sampling(num_steps=10))
-    epsilon = accounting.noise_multiplier_to_epsilon(full, 1e-5, sampling)
-    assert 0 < epsilon <= 1.0
-    assert (epsilon > 0.99) == (name == "full")
 
 
 def test_disjoint_batches_when_the_steps_do_not_divide(key):
@@ -361,7 +351,11 @@ def test_participation_holds_and_accounting_counts_it(drawn):
 
 
 def test_cost_of_sampled_batches():
+    assert Full().sampling(100, 5) == Sampling(5)
     assert Poisson(10.0).sampling(100, 5) == Sampling(5, sampling_prob=0.1)
+    assert BallsInBins(3).sampling(100, 5) == Sampling(5, num_bins=3)
+    sizes = {"num_samples": 100, "batch_size": 7}
+    assert WithoutReplacement(7).sampling(100, 5) == Sampling(5, **sizes)
     assert ShuffledEpochs(10).sampling(60, 7) == Sampling(2)  # of two epochs
     for expected in (20.0, 200.0):  # 3 of 12 steps, of 200 records
         sampling = CyclicPoisson(expected, cycle_length=5).sampling(1_000, 12)
@@ -397,5 +391,5 @@ def test_sizes_beyond_the_data_are_refused(key):
     with pytest.raises(ValueError, match="num_bins must be at most 65,536"):
         BallsInBins(2**16 + 1)
     batch, mask = first_batch(Poisson(4.0, capacity=12), key, jnp.arange(12.0))
-    with pytest.raises(ValueError, match="cannot take a subsampled batch"):
+    with pytest.raises(ValueError, match="takes no sampled batch"):
         MedianOfMeans(Truncation(1.0), 3)(batch, mask, normalize_by=4.0)

@@ -1,6 +1,5 @@
 """Secure sums: right, restarted when a party drops, and silent about their parts."""
 
-import itertools
 import math
 import os
 import time
@@ -296,35 +295,6 @@ def agreed(num_parties, make=PairwiseMasks):
     for mask in masks:
         mask.agree(public_keys)
     return masks
-
-
-@pytest.mark.parametrize("num_parties", [1, 2, 5])
-def test_masks_cancel_in_any_group(num_parties):
-    masks = agreed(num_parties)
-    groups = itertools.combinations(range(num_parties), max(1, num_parties - 1))
-    for group in [tuple(range(num_parties)), *groups]:
-        total = sum(masks[i].mask(group, attempt=3, size=7) for i in group)
-        np.testing.assert_array_equal(total, np.zeros(7, np.uint64))
-
-
-def test_a_missing_mask_leaves_noise_and_each_attempt_has_its_own():
-    masks = agreed(4)
-    total = sum(masks[i].mask(range(4), attempt=1, size=20_000) for i in range(3))
-    assert uniformity(total) > FALSE_ALARM
-    first, second, same = (
-        masks[0].mask([0, 1], attempt=attempt, size=20_000) for attempt in (1, 2, 1)
-    )
-    assert uniformity(first - second) > FALSE_ALARM
-    np.testing.assert_array_equal(first, same)
-    assert uniformity(first - same) < FALSE_ALARM  # the test can fail
-
-
-def test_a_short_mask_begins_a_long_one_and_no_two_runs_agree():
-    masks = agreed(2)
-    long, short = (masks[0].mask([0, 1], attempt=1, size=n) for n in (100, 10))
-    np.testing.assert_array_equal(long[:10], short)
-    other = agreed(2)[0].mask([0, 1], attempt=1, size=100)
-    assert not np.any(long == other)  # false alarm 1e-17
 
 
 def test_known_entropy_gives_known_keys_and_replaced_ones_other_masks():
