@@ -14,10 +14,8 @@ def lazily(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` of a package.
 
-    Args:
-        package: its name.
-        names: what is imported from each module, with blanks between the names; of
-            the package itself, its modules.
+    By its name, and the names of what is imported from each module, with blanks between
+    them; of the package itself these are its modules.
 
     Example:
         >>> find, _ = lazily("dpjax.models", {"dpjax.tables.models._model": "Model"})

@@ -8,7 +8,7 @@ import io
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from dpjax import _validate
 from dpjax.tables.columns._kinds import Categorical, Numeric, encode
 
 PUBLIC_SETS = ("adult", "rand_hie")  # the package has the files of these
-Task = Literal["classification", "regression"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +49,7 @@ class Dataset:
     """
 
     name: str
-    task: Task
+    task: Literal["classification", "regression"]
     feature_names: tuple[str, ...]
     features: np.ndarray = field(repr=False)
     targets: np.ndarray = field(repr=False)
@@ -80,20 +79,13 @@ class Dataset:
 def load(name: str) -> Dataset:
     """Loads a real data set, encoded with public constants only.
 
-    - `"adult"`: who earns more than 50,000 dollars? 32,561 records for training.
-    - `"rand_hie"`: the medical cost of a person's year; 16,190.
-
     Both are in the package. `dpjax/datasets/_<name>.py` documents the target, the
     scales and the source of each.
 
     Args:
-        name: one of these.
-
-    Returns:
-        The training and test records; its attributes describe features and targets.
-
-    Raises:
-        ValueError: If the name is another one.
+        name: "adult": who earns more than 50,000 dollars? 32,561 records for training;
+            or "rand_hie": the medical cost of a person's year; 16,190. Another one
+            raises `ValueError`.
 
     Example:
         >>> data = load("adult")
@@ -110,28 +102,22 @@ def assemble(
     schema: Mapping[str, Numeric | Categorical],
     targets: np.ndarray,
     is_test: np.ndarray,
-    *,
-    name: str,
-    task: Literal["classification", "regression"],
-    target_unit: str,
-    licence: str,
-    source: str,
+    **about: Any,
 ) -> Dataset:
-    """Encodes the columns, appends the intercept and splits the records."""
+    """Encodes the columns, appends the intercept and splits the records.
+
+    The rest of the form follows: name, task, target_unit, licence and source.
+    """
     features, feature_names = encode(columns, schema)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     return Dataset(
-        name=name,
-        task=task,
         feature_names=(*feature_names, "intercept"),
         features=features[~is_test],
         targets=targets[~is_test],
         test_features=features[is_test],
         test_targets=targets[is_test],
-        target_unit=target_unit,
-        licence=licence,
-        source=source,
         schema=schema,
+        **about,
     )
 
 

@@ -59,8 +59,7 @@ def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
     """Makes a sampler of w* with few nonzero entries, on the unit l2 sphere.
 
     Normal entries, all but `sparsity` of them, taken at random, set to zero. The paper
-    draws with scale 100 and projects onto the unit l2 ball; vectors of that size land
-    on the sphere, whatever the scale.
+    projects entries of scale 100 onto the unit l2 ball, hence onto the sphere.
 
     Args:
         sparsity: s*, the number of nonzero entries.

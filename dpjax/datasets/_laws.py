@@ -28,17 +28,9 @@ class Law(abc.ABC):
         return self._mean()
 
     def sample(self, key: Key, shape: tuple[int, ...] = ()) -> jax.Array:
-        """Draws independent samples.
+        """Draws independent samples, all finite, in JAX's default float type.
 
-        Args:
-            key: a typed JAX key.
-            shape: shape of the samples.
-
-        Returns:
-            Samples in JAX's default float type, all finite.
-
-        Raises:
-            ValueError: If the key is not a single typed key.
+        A key that is no single typed one raises `ValueError`.
         """
         _validate.typed_key(key)
         samples = self._sample(key, shape)
@@ -46,7 +38,7 @@ class Law(abc.ABC):
         return jnp.clip(samples, -largest, largest)
 
     def centered(self) -> "Law":
-        """Returns the law moved so that its mean is zero: Delta - E[Delta].
+        """Returns the law moved so that its mean is zero: 001, section 6.
 
         Raises:
             ValueError: If it has no finite mean, as a Pareto law with tail_index = 1.
@@ -54,9 +46,6 @@ class Law(abc.ABC):
         Example:
             >>> LogNormal(location=1.0, scale=1.0).centered().mean
             0.0
-
-        Reference:
-            001, section 6.
         """
         return _Centered(self)
 

@@ -12,11 +12,9 @@ To hold one batch at a time in memory, write your own loop:
     for batch, is_padding_example in loading.batches(source, state, sharding=sharding):
         grads = grad_fn(params, batch, is_padding_example)
 
-with everything else as in `dpjax.batching`. To hold a random sample of the records in
-memory, at the budget of `dpjax.accounting.Sample`, see `sample`.
-
-Of a file's metadata, only the number of records, the columns and their types are used,
-which are public; the smallest and largest values that Parquet stores are not used.
+with everything else as in `dpjax.batching`. To hold a random sample in memory, see
+`sample`. Of a file's metadata only the number of records, columns and types are used,
+which are public, and not the smallest and largest values that Parquet stores.
 """
 
 from typing import TYPE_CHECKING

@@ -17,10 +17,9 @@ shapes, types and parameters raise `ValueError` before anything is computed. Enc
 first, by a transformer with declared categories.
 
 Every fit spends its budget again. `GridSearchCV` over k folds and m candidates costs
-k·m + 1 fits, and its choice and scores are not private at all: choose on public data. A
-second clone of an estimator warns once about this. `score` is not private either; use
-`score_privately`, on records that were not trained on. An int as `random_state` repeats
-the noise, and anyone who guesses it can subtract the noise: use it in tests only.
+k·m + 1 fits, and its choice and scores are not private at all: choose on public data.
+`score` is not private either; use `score_privately`, on records that were not trained
+on. Whoever guesses an int as `random_state` can subtract the noise: for tests only.
 
 A pipeline is private only if its other steps are. `StandardScaler`, and `OneHotEncoder`
 without declared categories, release statistics without noise; steps that use one record

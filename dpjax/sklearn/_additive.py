@@ -196,18 +196,16 @@ class DPAdditiveClassifier(_Additive, Classifier):
 
     Args:
         categorical_features: "from_dtype": columns of a frame whose type declares
-            public categories: `CategoricalDtype([...])` of pandas, `Enum` of polars.
-            (`astype("category")` reads them from the data, which is not private.) Or a
-            mapping from columns, by name or by index, to lists of public categories.
-            None: all columns are numbers.
+            public categories: `CategoricalDtype([...])` of pandas, `Enum` of polars
+            (`astype("category")` reads them from the data, which is not private). Or a
+            mapping from columns to lists of categories, or None: all are numbers.
         intervals: whether curves have bands, for `classes` of two labels: see `bands`.
             They cost a share of the budget, and curves then have at most five knots.
 
     Attributes:
         shapes_: a mapping from columns to `(grid, values)`: what the column adds to the
             log odds of `classes_[1]`, shape (m,), or to the score of each class, shape
-            (m, K). A curve is linear between the numbers of its grid; the grid of a
-            column of categories has all categories.
+            (m, K), linear between numbers of the grid, or for all categories.
         feature_ranges_: as for `DPLinearRegression`, for columns of numbers only.
 
     Other parameters and attributes are as for `DPLogisticRegression`.
@@ -308,12 +306,7 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         return values if self._loss().has_log_link else values * self._unit.scale
 
     def predict(self, X, exposure=None):
-        """Returns predictions in the unit of the target, shape (n,).
-
-        Args:
-            X: as for `fit`.
-            exposure: shape (n,), as for `DPPoissonRegressor`.
-        """
+        """Returns predictions in the unit of the target, as `DPPoissonRegressor`."""
         scores = self._linear(X)
         if self._loss().has_log_link:
             logarithms = scores + math.log(self._unit.scale)

@@ -79,12 +79,7 @@ class LogLinkRegressor(WithExposure):
         """Returns means in the unit of the target, shape (n,).
 
         For the largest exposure they lie between a thousandth of `target_scale_` and
-        thirty times it.
-
-        Args:
-            X: shape (n, d).
-            exposure: shape (n,), as for `fit`; negative ones and NaN count as zero.
-                None: one for all.
+        thirty times it. `exposure` is as for `fit`; negative ones and NaN are zero.
         """
         logarithms = self._linear(X) + math.log(self._largest or 1.0)
         return self._means(logarithms, self._unit, exposure)
@@ -95,10 +90,9 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     """Private Poisson regression with log link, for counts and rates.
 
     Args:
-        target_range: the public range of the target, with an end above zero. With an
-            exposure its end is of the target per unit of exposure, and targets are
-            clipped from zero to so much for the largest exposure. None: its scale is
-            released.
+        target_range: of the target, public, with an end above zero; with an exposure
+            per unit of it, and targets are clipped to so much for the largest exposure.
+            None: its scale is released.
         max_exposure: the largest exposure, public; larger ones count as this, and
             `target_scale_` is of a record with it. None: `fit` takes no exposures.
 

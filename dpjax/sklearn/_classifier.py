@@ -126,17 +126,16 @@ class DPLogisticRegression(_linear.WithIntervals, Classifier):
     """Private logistic regression, for two classes or more.
 
     Args:
-        classes: the public labels: a list of at least two, of any hashable type. A
-            label that is none of them is missing. Meta-estimators, such as
-            `VotingClassifier`, number the labels: then pass numbers from 0 on. None:
-            labels are released privately, and a class with few records is not found.
-            Labels must then be numbers or texts, and other cells are missing; 1, 1.0
-            and True are the same label, the int 1.
+        classes: the public labels: a list of at least two, of any hashable type; others
+            are missing. Meta-estimators, such as `VotingClassifier`, number the labels:
+            then pass numbers from 0 on. None: labels, numbers or texts, are released
+            privately, and a class with few records is not found; 1, 1.0 and True are
+            the same label, the int 1.
         intervals: as for `DPLinearRegression`, for `classes` of two labels.
 
     Attributes:
-        classes_: the labels, sorted: `classes` in its own type, or the released labels,
-            whose values alone determine the type. If none is found, the int 0.
+        classes_: the labels, sorted, `classes` or the released ones. If none is found,
+            the int 0.
         coef_: coefficients in units of the features: of the log odds of `classes_[1]`,
             shape (1, d), or of each class, shape (K, d).
         intercept_: the log odds or scores if all features are zero, shape (1,) or (K,).

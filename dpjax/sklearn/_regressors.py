@@ -211,33 +211,26 @@ class DPLinearRegression(_linear.WithIntervals, Regressor):
         feature_ranges: public ranges: a pair (low, high) for all columns, or a mapping
             from names of columns, or indices if they have none, to pairs. Centers and
             scales of the other columns are released.
-        target_range: the public range (low, high) of the target. None: its center and
-            scale are released.
-        max_weight: the largest sample weight, public; weights are clipped to [0,
-            max_weight], and NaN is zero. None: `fit` takes no sample weights.
+        target_range: of the target (low, high), public. None: its center and scale are
+            released.
+        max_weight: the largest sample weight, public, to which weights are clipped; NaN
+            is zero. None: `fit` takes no sample weights.
         random_state: None, for a key from the operating system; "chacha20", for one of
             256 bits (`mechanisms.secret_key`); or an int, for tests.
-        intervals: whether there are standard errors. They cost a share of the budget:
-            see `dp_linear_model`.
+        intervals: whether there are standard errors, for a share of the budget.
 
     Attributes:
         coef_: coefficients in units of target and features, shape (d,).
         intercept_: the prediction where all features are zero.
         bse_: standard errors of `coef_`, then of `intercept_`, shape (d + 1,), infinite
             where no finite interval is valid. None without intervals.
-        mean_weight_: the private mean of the weights in max_weight: without weights,
-            the share of records with a target; clearly below 0.95, `fit` warns. None
-            with a Huber loss or an exposure.
+        mean_weight_: the private mean of the weights in max_weight, or the share of
+            records with a target. None with a Huber loss or an exposure.
         privacy_: the `PrivacyGuarantee` of one fit.
         feature_ranges_: shape (d, 2), to which cells are clipped: as given, or a
-            hundred scales around a released center. [-1, 1] if noise hides a scale, as
-            where few cells differ from zero.
+            hundred scales around a released center. [-1, 1] if noise hides a scale.
         target_scale_: the unit of the target in the fit, public or released.
-        n_features_in_: d.
-        feature_names_in_: names of columns, if all are strings.
-
-    Raises:
-        ValueError: From `fit`, if a parameter is out of its range.
+        n_features_in_: d; and feature_names_in_ of columns, if all are strings.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: centers, scales and

@@ -80,8 +80,7 @@ def features_of(
     features = np.empty((len(X), len(columns)))
     for place, (name, column) in enumerate(zip(names, columns, strict=True)):
         if name in categories:
-            codes = _labels.indices(cells_of(column), categories[name])
-            features[:, place] = codes
+            features[:, place] = _labels.indices(cells_of(column), categories[name])
             continue
         if is_frame:
             _refuse_kind(f"column {name!r}", column)

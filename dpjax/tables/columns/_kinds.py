@@ -203,9 +203,8 @@ def encode(
     """Encodes the columns that the schema names, in the order of the schema.
 
     Args:
-        columns: arrays of shape (n,), of text or numbers, by name; columns that the
-            schema does not name are ignored.
-        schema: what is public about each column to encode.
+        columns: arrays of shape (n,), of text or numbers, by name.
+        schema: what is public about each column to encode; others are ignored.
 
     Returns:
         The features, float32 of shape (n, d), and the names of the d features.

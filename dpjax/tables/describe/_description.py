@@ -76,19 +76,12 @@ class Row(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The share of the budget of one part of a description.
-
-    Attributes:
-        column: of the table.
-        part: the released statistics.
-        share: of the budget, in zCDP; all shares add up to 1.
-        epsilon: of this part alone, at the delta of the description. These add up to
-            more than the epsilon of the description.
-    """
+    """The share of the budget of one part of a description."""
 
     column: str
-    part: str
-    share: float
+    part: str  # the released statistics
+    share: float  # of the budget, in zCDP; all shares add up to 1
+    # Of this part alone, at the description's delta; these add up to more than its own.
     epsilon: float
 
 
@@ -157,11 +150,9 @@ class Description:
         return costs
 
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """Returns readable tables of the columns of numbers and of categories.
+        """Returns header and lines of tables of numbers, and of categories, if any.
 
-        Returns:
-            The header and the lines of each table that is not empty, without
-            histograms.
+        Histograms are left out.
         """
         cells: dict[bool, dict[tuple[str, ...], dict[str, str]]] = {True: {}, False: {}}
         for row in self.rows:
@@ -223,11 +214,7 @@ class Description:
         return text.getvalue()
 
     def to_html(self, title: str = "Private description") -> str:
-        """Returns a self-contained page, with the picture if matplotlib is installed.
-
-        Args:
-            title: of the page.
-        """
+        """Returns a self-contained page, with a picture if matplotlib is installed."""
         blocks = [_pages.Text(str(self.privacy)), *numbers_of(self)]
         return _pages.html_of(title, [*blocks, "What each part cost", costs_of(self)])
 

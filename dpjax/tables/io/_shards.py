@@ -20,13 +20,10 @@ from dpjax.tables.io._records import Records
 def load(source: Records, sharding: NamedSharding) -> PyTree:
     """Returns all records, sharded over devices, as solvers take them.
 
-    Each process reads the shards of its own devices, one after the other. All shards
-    have the same size: the last n mod devices records are left out. Which these are is
-    public, and so is the leading size of the result, the n of all guarantees. To
-    compare runs on different numbers of devices, leave the same records out.
-
-    Files must not change while the arrays are in use: on a CPU the arrays may be
-    memory-mapped files.
+    Each process reads the shards of its own devices, one after the other. All have the
+    same size: the last n mod devices records are left out, which is public, and so is
+    the leading size of the result, the n of all guarantees. Files must not change while
+    the arrays are in use, which may be memory-mapped on a CPU.
 
     Args:
         source: the same on all processes, such as `MemoryMapped` or `Parquet`.
@@ -62,9 +59,8 @@ def batches(
     All processes draw the rows that `Batching.draw` draws from the same state, and each
     reads the rows of its own devices. One batch is prefetched. Padding rows are zeros;
     they also fill a batch up to a multiple of the number of devices. There is one batch
-    for each step that the state has left. The state of the dataset's iterator,
-    `get_state()`, is the number of batches read; after `set_state` the same batches
-    follow.
+    for each step that the state has left. `get_state()` of the dataset's iterator is
+    the number of batches read; after `set_state` the same ones follow.
 
     Args:
         source: the same on all processes, such as `MemoryMapped` or `Parquet`.

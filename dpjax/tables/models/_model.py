@@ -34,9 +34,9 @@ class Model:
             for an additive model `Curves` of the features.
         columns: how each column is encoded, by its name.
         target_name: the name of the target.
-        target: the center and scale of the target in training; for a class, a
-            `Categorical` of one label, the positive one.
-        target_unit: the unit of the target in training, in words.
+        target: its center and scale in training; of a class, a `Categorical` of one
+            label, the positive one.
+        target_unit: its unit in training, in words.
         link: "identity" if the score, <w, x> or the sum of curves, predicts the target,
             "logit" if it is the log odds of the positive label, "log" if it is the
             logarithm of the target's mean.
@@ -46,8 +46,8 @@ class Model:
         method: how it was trained, in words.
         data: the name of the training data.
         versions: of the packages that trained it.
-        standard_errors: of the weights of a linear model, shape (d,), if they were
-            requested; infinite if the noise hides one; else None.
+        standard_errors: of the weights of a linear model, shape (d,), infinite if the
+            noise hides one; or None.
         correlations: of those errors, shape (d, d), or None.
 
     Raises:
@@ -177,16 +177,15 @@ class Model:
         Of a model that predicts a constant it is the first one, for the number of
         records.
         """
-        is_path = isinstance(table, str | os.PathLike)
-        path = Path(table) if is_path else Path()
-        names = _tables.column_names(path) if is_path else _tables.frame_names(table)
+        path = Path(table) if isinstance(table, str | os.PathLike) else None
+        names = _tables.column_names(path) if path else _tables.frame_names(table)
         missing = [name for name in self.columns if name not in names]
         rule = f"a table with the columns that the model reads; {missing} are not in it"
         _validate.require(not missing, "table", names, rule)
         wanted = list(self.columns) or names[:1]
         if self.exposure is not None and self.exposure.column in names:
             wanted.append(self.exposure.column)
-        if is_path:
+        if path is not None:
             return _tables.read_columns(path, wanted)
         return _tables.frame_columns(table, wanted)
 

@@ -55,13 +55,7 @@ _COIN = Interval(0.5, 0.5, 0.5)  # the area of a constant
 
 
 class Measure(NamedTuple):
-    """One measure, of the model and of the constant next to it.
-
-    Attributes:
-        name: with its unit.
-        model: of the model.
-        constant: of a prediction that is the same for all records.
-    """
+    """One measure, of the model and of a constant prediction, with its unit."""
 
     name: str
     model: Interval
@@ -73,10 +67,9 @@ class PrivateScores(NamedTuple):
 
     Attributes:
         measures: released, or computed from released values.
-        calibration: for classes, the share of the positive label among records whose
+        calibration: for labels, the share of the positive one among records whose
             predicted probability is in a range (low, high).
-        num_scored: the number of records with a target, by a noisy count; the others
-            have no weight.
+        num_scored: the number of records with a target, by a noisy count.
     """
 
     measures: list[Measure]
@@ -102,14 +95,12 @@ def private_scores(
         scores: predictions in the form of the loss, shape (n,): log odds of the
             positive label, numbers in units of the target's scale, or logarithms of
             means in these units; for K classes log probabilities, shape (n, K).
-        targets: shape (n,): positive for the positive label; the index of a class, or
-            another number for no class; or numbers in units of the scale. A record
-            whose target is NaN, or no class, has no weight.
-        beside: the comparison: a constant score, shape () or (K,), public or released;
-            or the scores of another model, in the shape of scores. None: for labels and
-            classes their released shares; else 0.
+        targets: shape (n,): positive for the positive label; the index of a class; or
+            numbers in units of the scale. One that is NaN, or no class, has no weight.
+        beside: a constant score, shape () or (K,), public or released; or the scores
+            of another model. None: the released shares of labels and classes; else 0.
         loss: of a score and a target; `losses.softmax(K)` for K classes.
-        loss_name: the loss's name in the result.
+        loss_name: in the result.
         scale: of the target, public: errors are resolved from a hundredth of it, or
             with a log link a ten-thousandth, to a hundred. None: targets are labels.
         key: a typed key.
@@ -119,12 +110,11 @@ def private_scores(
 
     Returns:
         For labels accuracy, area under the ROC curve and calibration; for classes
-        accuracy and the area of one class against the rest, a mean by their shares; and
-        for both the mean loss. For numbers the median and the 90th percentile of the
-        absolute error; the mean loss, or for a log link the mean deviance, in the unit
-        of the target to the power 2 - p; the mean absolute error and the root mean
-        squared error, all three clipped, and to what; and where there is a comparison
-        R2: the share of its mean squared error that the model does without.
+        accuracy and the mean area of a class against the rest; for both the mean loss.
+        For numbers the median and the 90th percentile of the absolute error; the mean
+        loss, or for a log link the mean deviance, in the unit of the target to the
+        power 2 - p; the mean absolute error and the root mean squared error, all three
+        clipped, and to what; and with a comparison R2 against it.
 
     Raises:
         ValueError: If the shapes do not fit, or the scale is not positive.
@@ -142,15 +132,12 @@ def private_scores(
         >>> released = private_scores(
         ...     0.5 * targets, targets, loss=losses.squared, loss_name="squared",
         ...     scale=1.0, key=jax.random.key(0), noise_multiplier=5.0)
-        >>> for name, model, constant in released.measures[:3]:
-        ...     print(f"{name[:18]}: {model.value:.2f} and {constant.value:.2f}")
-        median of the abso: 0.34 and 0.68
-        90th percentile of: 0.83 and 1.67
-        mean squared loss,: 0.13 and 0.50
+        >>> name, model, constant = released.measures[0]
+        >>> print(f"{name}: {model.value:.2f} and {constant.value:.2f}")
+        median of the absolute error: 0.34 and 0.68
 
     Reference:
-        Dwork, Roth (2014), "The algorithmic foundations of differential privacy",
-        section 3.5.1, on the l2 sensitivity of histograms.
+        Dwork, Roth (2014), section 3.5.1, on the l2 sensitivity of histograms.
     """
     _validate.require(targets.ndim == 1, "targets", targets.shape, "of shape (n,)")
     outputs = () if loss.num_outputs == 1 else (loss.num_outputs,)
@@ -400,10 +387,11 @@ def _of_labels(
         share = min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
         beside = np.asarray(math.log(share / (1 - share)))
     if len(sides) == 2:
-        others = bounded(right, tables[1], True), bounded(_area, tables[1])
+        constants = bounded(right, tables[1], True), bounded(_area, tables[1])
     else:
         chosen = int(beside > 0)
-        others = bounded(lambda counts: counts[chosen].sum(), is_mean=True), _COIN
+        right_of_one = bounded(lambda counts: counts[chosen].sum(), is_mean=True)
+        constants = right_of_one, _COIN
     calibration = []
     width = _SCORE_BINS // _CALIBRATION_BINS
     for first in range(0, _SCORE_BINS, width):
@@ -418,8 +406,8 @@ def _of_labels(
             ends = first / _SCORE_BINS, (first + width) / _SCORE_BINS
             calibration.append((*ends, share))
     measures = [
-        Measure("accuracy", bounded(right, is_mean=True), others[0]),
-        Measure("area under the ROC curve", bounded(_area), others[1]),
+        Measure("accuracy", bounded(right, is_mean=True), constants[0]),
+        Measure("area under the ROC curve", bounded(_area), constants[1]),
     ]
     seen = num_seen(float(tables[0, -1]), num_samples, stddev)
     return measures, calibration, beside, seen

@@ -68,23 +68,30 @@ MISSING = {"sqlite": [None, "?"], "duckdb": [None, np.nan]}
 
 def by_database(engine, content, table):
     """Selects the expression from a table; missing numbers are one value or another."""
-    connection, missing = connected(engine), MISSING[engine]
     kinds = {"O": "VARCHAR", "f": "DOUBLE PRECISION"}
-    names = ", ".join(f"{quoted(k)} {kinds[v.dtype.kind]}" for k, v in table.items())
-    connection.execute(f"CREATE TABLE t (place INTEGER, score INTEGER, {names})")
-    marks = ", ".join("?" * (len(table) + 2))
-    rows = zip(*(column.tolist() for column in table.values()), strict=True)
-    for at, row in enumerate(rows):
-        cells = [missing[at % 2] if cell != cell else cell for cell in row]
-        connection.execute(f"INSERT INTO t VALUES ({marks})", [at, at, *cells])
+    columns = {"score": "INTEGER"}
+    columns |= {name: kinds[column.dtype.kind] for name, column in table.items()}
+    missing, rows = MISSING[engine], []
+    for at, row in enumerate(zip(*(x.tolist() for x in table.values()), strict=True)):
+        rows.append([at, *(missing[at % 2] if cell != cell else cell for cell in row)])
     query = f"SELECT {content.decode()} FROM t AS record ORDER BY place"
-    return [value for (value,) in connection.execute(query).fetchall()]
+    found = connected(engine, columns, rows).execute(query).fetchall()
+    return [value for (value,) in found]
 
 
-def connected(engine):
+def connected(engine, columns, rows):
+    """Returns a database with a table of these rows, each with its place."""
     if engine == "sqlite":
-        return sqlite3.connect(":memory:")
-    return pytest.importorskip("duckdb", reason="duckdb runs the SQL").connect()
+        connection = sqlite3.connect(":memory:")
+    else:
+        duckdb = pytest.importorskip("duckdb", reason="duckdb runs the SQL")
+        connection = duckdb.connect()
+    names = ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
+    connection.execute(f"CREATE TABLE t (place INTEGER, {names})")
+    marks = ", ".join("?" * (len(columns) + 1))
+    for place, row in enumerate(rows):
+        connection.execute(f"INSERT INTO t VALUES ({marks})", [place, *row])
+    return connection
 
 
 def session_of(content):
@@ -117,6 +124,8 @@ def test_constants_and_numbers_are_written_exactly():
     for engine in MISSING:
         agrees(model(params=np.array([0.1]), columns={}), engine)
     assert b"(-0.3333333333333333e0)" in model().export("sql")
+    # No line is a formula of a spreadsheet.
+    assert not any(line.startswith(("=", "+", "@")) for line in sql().splitlines())
 
 
 def of(columns, **changes):
@@ -203,14 +212,10 @@ def sql():
     return CELL_MODEL.export("sql").decode()
 
 
-def table_of(connection, kind, cells):
-    """Makes a table whose columns have the same cells."""
-    names = ", ".join(f'"{name}" {kind}' for name in CELL_COLUMNS)
-    connection.execute(f"CREATE TABLE t (place INTEGER, {names})")
-    marks = ", ".join("?" * (len(CELL_COLUMNS) + 1))
-    for place, cell in enumerate(cells):
-        row = [place, *[cell] * len(CELL_COLUMNS)]
-        connection.execute(f"INSERT INTO t VALUES ({marks})", row)
+def same_cells(engine, kind, cells):
+    """Returns a database with a table whose columns have the same cells."""
+    columns = dict.fromkeys(CELL_COLUMNS, kind)
+    return connected(engine, columns, [[cell] * len(columns) for cell in cells])
 
 
 def predicted(cells, dtype):
@@ -223,8 +228,7 @@ def predicted(cells, dtype):
 @pytest.mark.parametrize("kind", KINDS)
 def test_databases_read_each_cell_as_predict_does(kind):
     cells, engine, dtype = KINDS[kind]
-    connection = connected(engine)
-    table_of(connection, kind, cells)
+    connection = same_cells(engine, kind, cells)
     query = f'SELECT "far", {sql()} FROM t AS record ORDER BY place'
     stored, scores = zip(*connection.execute(query).fetchall(), strict=True)
     if dtype is None:  # a type for each cell
@@ -238,8 +242,7 @@ def test_databases_read_each_cell_as_predict_does(kind):
 @pytest.mark.parametrize("engine", MISSING)
 def test_a_column_that_is_not_there_is_an_error(engine):
     for name in CELL_COLUMNS:
-        connection = connected(engine)
-        table_of(connection, "VARCHAR", ["1"])
+        connection = same_cells(engine, "VARCHAR", ["1"])
         connection.execute(f'ALTER TABLE t DROP COLUMN "{name}"')
         with pytest.raises(Exception, match=name):
             connection.execute(f"SELECT {sql()} FROM t AS record").fetchall()
@@ -262,10 +265,6 @@ def test_a_runtime_reads_each_cell_as_predict_does_or_stops():
         else:
             expected = CELL_MODEL.predict(table)
             np.testing.assert_allclose(scores, expected, err_msg=repr(text))
-
-
-def test_no_line_of_sql_begins_with_a_formula():
-    assert not any(line.startswith(("=", "+", "@")) for line in sql().splitlines())
 
 
 invoke = functools.partial(command.invoke, "export")

@@ -157,6 +157,13 @@ REFUSED = [
         for bad in ("ab", [1], [1, 1], [1.0, np.nan], [[1, 2]], 3)
     ),
     (DPAdditiveRegressor(loss="cubic"), ROWS, "loss"),
+    (DPLinearRegression(intervals=1), ROWS, "intervals must be a bool"),
+    (DPAdditiveClassifier(intervals="yes"), ROWS, "intervals must be a bool"),
+    *(
+        (kind(intervals=True, classes=classes), ROWS, "classes must be a list of two")
+        for kind in (DPLogisticRegression, DPAdditiveClassifier)
+        for classes in (None, [0, 1, 2])
+    ),
     (DPAdditiveRegressor(loss="gamma", target_range=(-2, -1)), ROWS, "target_range"),
     *(
         (DPAdditiveRegressor(categorical_features=bad), ROWS, "categorical_features")
