@@ -13,30 +13,19 @@ from dpjax import _validate
 
 
 def check_folder(option: str, folder: Path, *, names: Iterable[str] = ()) -> None:
-    """Requires a writable folder, or one that can be made, for files of these names.
-
-    Raises:
-        ValueError: With the option, if the folder or a parent is a file or a link to
-            nothing, it is not writable, or a folder has the name of a file.
-    """
+    """Requires a writable folder, or one that can be made, for files of these names."""
+    are_free = not any((folder / name).is_dir() for name in names)
     rule = "a folder that can be written to, or made"
-    is_fine = can_be_folder(folder) and not any(
-        (folder / name).is_dir() for name in names
-    )
-    _validate.require(is_fine, option, str(folder), rule)
+    _validate.require(can_be_folder(folder) and are_free, option, str(folder), rule)
 
 
 def check_file(option: str, path: Path, *, suffix: str = "") -> None:
     """Requires a path for a file, in a folder that can be written to, or made."""
     ending = f" that ends in {suffix}" if suffix else ""
-    _validate.require(
-        (not suffix or path.suffix == suffix)
-        and not path.is_dir()
-        and can_be_folder(path.parent),
-        option,
-        str(path),
-        f"a file{ending}, in a folder that can be written to, or made",
-    )
+    rule = f"a file{ending}, in a folder that can be written to, or made"
+    is_file = not path.is_dir() and can_be_folder(path.parent)
+    is_named = not suffix or path.suffix == suffix
+    _validate.require(is_file and is_named, option, str(path), rule)
 
 
 def check_spared(
@@ -180,16 +169,8 @@ def write_together(
 ) -> None:
     """Writes files into a folder, all of them or none.
 
-    They are renamed in order, after all are complete.
-
-    Args:
-        folder: made if it is missing.
-        contents: contents of the files, by name.
-        name: option that chose the folder.
-        before: called before the renaming; if it raises, the folder is unchanged.
-
-    Raises:
-        OSError: If they cannot be written, with the name of the option.
+    They are renamed in order, after all are complete and `before` was called: if it
+    raises, the folder is unchanged. `OSError` has the name of the option.
 
     Example:
         >>> import tempfile

@@ -24,11 +24,7 @@ def rounded_up(value: float | Decimal, digits: int) -> str:
     """Returns the smallest number of so many significant digits that is not smaller.
 
     A float stands for the shortest decimal that reads back to it, so 0.1, which is a
-    little more in binary, is 0.1. Exact in decimal arithmetic.
-
-    Args:
-        value: zero or above; infinity is "inf".
-        digits: at least 1.
+    little more in binary, is 0.1. Exact in decimal arithmetic; infinity is "inf".
 
     Example:
         >>> rounded_up(10.0049, 4), rounded_up(1.0, 4), rounded_up(1e-5, 4)
@@ -52,10 +48,6 @@ def claim(epsilon: float, delta: float, digits: int = 6) -> str:
 def rounded_down(value: float | Decimal, digits: int) -> str:
     """Returns the largest number of so many significant digits that is not larger.
 
-    Args:
-        value: as in `rounded_up`.
-        digits: at least 1.
-
     Example:
         >>> rounded_down(0.96489, 3), rounded_down(2.0, 3)
         ('0.964', '2')
@@ -74,10 +66,7 @@ def as_decimal(value: float) -> Decimal:
 
 
 def factor_up(epsilon: float) -> str:
-    """Returns e^epsilon rounded up, to three digits of e^epsilon - 1.
-
-    Args:
-        epsilon: zero, or from 1e-6 to 1e4.
+    """Returns e^epsilon rounded up, to three digits of e^epsilon - 1, up to 1e4.
 
     Example:
         >>> factor_up(1.0), factor_up(0.001), factor_up(0.0)

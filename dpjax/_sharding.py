@@ -1,18 +1,24 @@
-"""Rows that are sharded over axes of a device mesh.
+"""Rows that are sharded over axes of a device mesh, and processes that share a mesh.
 
 Inside `jax.shard_map` these axes are Manual: an array of rows is one device's shard,
 and collectives over the axes reach the others. Elsewhere `by_device` enters it.
 
 There a value is replicated over an axis, or varies over it. JAX tracks that, unless
 check_vma=False: then no value is known to vary.
+
+Several processes call the same function with the same arguments and each its own share
+of the data. Keys above all must be equal: with different noise in each process, one
+value is released several times, and the copies of the parameters diverge.
 """
 
+import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -20,6 +26,8 @@ from dpjax import _validate
 from dpjax._types import PyTree
 
 AxisName = str | tuple[str, ...]
+Device = Any  # a jax.Device, which type checkers take for a value
+Devices = tuple[Device, ...]
 
 
 def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
@@ -39,15 +47,11 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
         _validate.require(len(axes_of_leaves) <= 1, "axis_name", axis_name, rule)
         return axes_of_leaves[0] if axes_of_leaves else ()
     axes = (axis_name,) if isinstance(axis_name, str) else axis_name
-    _validate.require(
-        isinstance(axes, tuple)
-        and len(axes) == len(set(axes))
-        and all(isinstance(axis, str) and axis for axis in axes)
-        and (len(axes) > 0 or not axes_of_leaves),
-        "axis_name",
-        axis_name,
-        "the name of a mesh axis, or a tuple of different names; () of no mesh",
-    )
+    is_fine = isinstance(axes, tuple) and (len(axes) > 0 or not axes_of_leaves)
+    is_fine = is_fine and all(isinstance(axis, str) and axis for axis in axes)
+    rule = "the name of a mesh axis, or a tuple of different names; () of no mesh"
+    is_fine = is_fine and len(axes) == len(set(axes))
+    _validate.require(is_fine, "axis_name", axis_name, rule)
     return axes
 
 
@@ -117,9 +121,11 @@ def by_device(
         axis_names=set(axes),
     )
 
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+
     def placed(tree: PyTree, spec: PartitionSpec) -> PyTree:
         # Under Explicit axes `shard_map` takes only arrays of its own sharding.
-        if AxisType.Explicit not in {_type_of(mesh, axis) for axis in axes}:
+        if AxisType.Explicit not in {types[axis] for axis in axes}:
             return tree
         place = NamedSharding(mesh, spec)
         return jax.tree.map(lambda x: jax.sharding.reshard(x, place), tree)
@@ -133,13 +139,13 @@ def gathered(tree: PyTree) -> PyTree:
     Their axes are Auto, as of `with_auto_axes`.
     """
 
-    def as_replicated(x: Any) -> Any:
+    def replicated(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
             return x
         place = NamedSharding(_auto(x.sharding.mesh), PartitionSpec())
         return jax.jit(lambda x: x, out_shardings=place)(x)
 
-    return jax.tree.map(as_replicated, tree)
+    return jax.tree.map(replicated, tree)
 
 
 def with_auto_axes(tree: PyTree) -> PyTree:
@@ -217,16 +223,15 @@ def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
     drift apart.
     """
     of_key = varying_axes(key)
+    shown = f"a key that varies over mesh axes {sorted(of_key)}"
     for leaf in jax.tree.leaves(value):
         axes = varying_axes(leaf)
-        _validate.require(
-            axes == of_key,
-            "key",
-            f"a key that varies over mesh axes {sorted(of_key)}",
+        rule = (
             f"one that varies over the axes {sorted(axes)}, as the value does; rows "
             "that are dealt out over axes want those as axis_name, and one key on all "
-            "devices",
+            "devices"
         )
+        _validate.require(axes == of_key, "key", shown, rule)
 
 
 def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
@@ -267,12 +272,15 @@ def _type(x: Any) -> Any:
 
 
 def _leading_axes(x: Any) -> tuple[str, ...]:
-    sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else _sharding_of(x)
+    sharding = _sharding_of(x)
     first = sharding.spec[0] if sharding is not None and len(sharding.spec) else None
     return (first,) if isinstance(first, str) else tuple(first or ())
 
 
-def _sharding_of(x: Any) -> NamedSharding | None:
+def _sharding_of(x: Any) -> Any:
+    """Returns the sharding of a traced or a concrete array, if it is over a mesh."""
+    if isinstance(x, Tracer):
+        return jax.typeof(x).sharding
     sharding = getattr(x, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) else None
 
@@ -302,9 +310,8 @@ def _is_unchecked(axes: tuple[str, ...]) -> bool:
 def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
     """Returns the mesh in which the axes are, of the context or of the arrays."""
     meshes = [jax.sharding.get_abstract_mesh()]
-    for x in jax.tree.leaves(tree):
-        of = jax.typeof(x).sharding if isinstance(x, Tracer) else _sharding_of(x)
-        meshes += [] if of is None else [of.mesh]
+    shardings = map(_sharding_of, jax.tree.leaves(tree))
+    meshes += [sharding.mesh for sharding in shardings if sharding is not None]
     meshes = [mesh for mesh in meshes if set(axes) <= set(mesh.axis_names)]
     rule = "axes of a mesh that the arrays lie on, or that jax.set_mesh has set"
     _validate.require(bool(meshes), "axis_name", axes, rule)
@@ -329,5 +336,115 @@ def _check_other_axes(
     _validate.require(not unnamed, "axis_name", axes, rule)
 
 
-def _type_of(mesh: Mesh | AbstractMesh, axis: str) -> AxisType:
-    return dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[axis]
+# -- Processes that compute together
+
+
+def devices_of(tree: PyTree) -> Devices:
+    """Returns the devices over which arrays are sharded; () if one process has them.
+
+    Traced arrays also give (), because their devices are not known.
+    """
+    for leaf in jax.tree.leaves(tree):
+        if _is_elsewhere(leaf):
+            return spanning(leaf.sharding.device_set)
+    return ()
+
+
+def spanning(devices: Iterable[Device]) -> Devices:
+    """Returns devices in one order, the same in all processes; () if one has all."""
+    ordered = tuple(sorted(devices, key=lambda device: device.id))
+    return ordered if len({device.process_index for device in ordered}) > 1 else ()
+
+
+def processes_of(devices: Devices) -> list[int]:
+    """Returns the processes of devices; () stands for this one's."""
+    return sorted({x.process_index for x in devices}) or [jax.process_index()]
+
+
+def is_first_process(devices: Devices) -> bool:
+    """Returns whether this process is the first of those."""
+    return jax.process_index() == processes_of(devices)[0]
+
+
+def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
+    """Returns the rows (m,) of all processes, in order, if all of them call it."""
+    if not devices:
+        return row[None]
+    mesh = Mesh(np.array(devices), ("devices",))
+    rows = jax.make_array_from_callback(
+        (len(devices), row.size),
+        NamedSharding(mesh, PartitionSpec("devices")),
+        lambda _: row[None],
+    )
+    gather = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    by_device = np.asarray(gather(rows))
+    of = [device.process_index for device in devices]
+    return by_device[[of.index(process) for process in processes_of(devices)]]
+
+
+def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
+    """Returns digests of values, the same on all processes; all must call it.
+
+    A digest covers the bits, shapes, dtypes and paths of all leaves. Each process reads
+    its own shards of a sharded array; only digests are sent.
+
+    Raises:
+        ValueError: On all processes, if they differ in values that are not sharded.
+    """
+    by_name = {
+        name: (_digest(_own(x)), _digest(_shards(x))) for name, x in values.items()
+    }
+    row = np.frombuffer(b"".join(map(b"".join, by_name.values())), np.uint8)
+    rows = rows_of_all(row, devices).reshape(-1, len(by_name), 2, 32)
+    for name, own in zip(by_name, rows[:, :, 0].transpose(1, 0, 2), strict=True):
+        differ = (own != own[0]).any(axis=1)
+        unlike = [i for i, x in zip(processes_of(devices), differ, strict=True) if x]
+        rule = "the same in all processes"
+        _validate.require(
+            not unlike, name, f"others in processes {unlike} than in the first", rule
+        )
+    return {
+        name: _digest([own, *(part[i, 1].tobytes() for part in rows)]).hex()
+        for i, (name, (own, _)) in enumerate(by_name.items())
+    }
+
+
+def _is_elsewhere(leaf: Any) -> bool:
+    """Returns whether a part of a concrete array is in other processes."""
+    is_array = isinstance(leaf, jax.Array) and _validate.is_concrete(leaf)
+    return is_array and not leaf.is_fully_addressable
+
+
+def _digest(parts: Iterable[bytes]) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+def _own(value: PyTree) -> Iterator[bytes]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(value):
+        if isinstance(leaf, str):
+            yield leaf.encode()
+            continue
+        bits = _bits(leaf)
+        yield repr((jax.tree_util.keystr(path), bits.dtype, bits.shape)).encode()
+        if not _is_elsewhere(bits):
+            yield np.ascontiguousarray(bits).tobytes()
+        elif bits.is_fully_replicated:
+            yield np.ascontiguousarray(bits.addressable_data(0)).tobytes()
+
+
+def _shards(value: PyTree) -> Iterator[bytes]:
+    for leaf in jax.tree.leaves(value):
+        if _is_elsewhere(leaf) and not leaf.is_fully_replicated:
+            shards = _bits(leaf).addressable_shards
+            for shard in sorted(shards, key=lambda shard: shard.device.id):
+                yield repr(shard.index).encode()
+                yield np.ascontiguousarray(shard.data).tobytes()
+
+
+def _bits(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    return leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)

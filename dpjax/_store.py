@@ -23,7 +23,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dpjax import _files, _processes, _validate
+from dpjax import _files, _sharding, _validate
 
 # A state, by its step; and while it is written.
 STATE = re.compile(r"\d+(\.part)?")
@@ -44,7 +44,7 @@ class Store(NamedTuple):
     folder: Path
     run: Mapping[str, str]
     option: str = "checkpoint"
-    devices: _processes.Devices = ()
+    devices: _sharding.Devices = ()
 
     @property
     def step(self) -> int | None:
@@ -64,9 +64,7 @@ class Store(NamedTuple):
     def save(self, step: int, arrays: Arrays) -> None:
         """Saves a state, whole or not at all, and then removes the one before it.
 
-        Args:
-            step: larger than those before.
-            arrays: what this process has of it; all processes must call it.
+        All processes must call it, each with what it has of the state.
         """
         part = self.folder / f"{step}.part"
         if self._is_first:
@@ -88,7 +86,7 @@ class Store(NamedTuple):
             self._remove(".part")  # of a process that was killed
         step = self.step
         seen = np.array([-1 if step is None else step])
-        seen = _processes.rows_of_all(seen, self.devices)
+        seen = _sharding.rows_of_all(seen, self.devices)
         self._require(
             bool((seen == seen[0]).all()),
             "a folder that all processes share (they see different steps)",
@@ -123,15 +121,15 @@ class Store(NamedTuple):
 
     @property
     def _is_first(self) -> bool:
-        return _processes.is_first(self.devices)
+        return _sharding.is_first_process(self.devices)
 
     @property
     def _piece(self) -> str:
-        return f"{_processes.indices(self.devices).index(jax.process_index())}.npz"
+        return f"{_sharding.processes_of(self.devices).index(jax.process_index())}.npz"
 
     def _wait(self) -> None:
         """Waits for the other processes."""
-        _processes.rows_of_all(np.zeros(1, np.int32), self.devices)
+        _sharding.rows_of_all(np.zeros(1, np.int32), self.devices)
 
 
 @contextlib.contextmanager
@@ -140,13 +138,11 @@ def opened(
     run: Mapping[str, str],
     *,
     option: str = "checkpoint",
-    devices: _processes.Devices = (),
+    devices: _sharding.Devices = (),
 ) -> Iterator[Store]:
     """Opens a folder of states, and refuses those of another run.
 
-    Raises:
-        ValueError: If it cannot be written to or made, another process has it open, or
-            it belongs to something else or another run.
+    It refuses one that another process has open, or that holds other files, too.
     """
     folder = Path(path).absolute()
     _files.check_folder(option, folder)
@@ -220,7 +216,7 @@ def _locked(store: Store) -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 is_free = False
-        is_free = _processes.rows_of_all(np.array([is_free]), store.devices).all()
+        is_free = _sharding.rows_of_all(np.array([is_free]), store.devices).all()
         store._require(bool(is_free), "a folder that no other process has open")
         yield
     finally:
@@ -232,12 +228,12 @@ def _check_shared(store: Store) -> None:
     if not store.devices:
         return
     devices = store.devices
-    names = _processes.rows_of_all(np.frombuffer(os.urandom(16), np.uint8), devices)
+    names = _sharding.rows_of_all(np.frombuffer(os.urandom(16), np.uint8), devices)
     marker = store.folder / f".{names[0].tobytes().hex()}"
     if store._is_first:
         marker.touch(mode=0o600)
     store._wait()  # it has been made
-    seen = _processes.rows_of_all(np.array([marker.exists()]), devices)
+    seen = _sharding.rows_of_all(np.array([marker.exists()]), devices)
     if store._is_first:
         marker.unlink()
     store._require(bool(seen.all()), "a folder that all processes share")

@@ -31,10 +31,10 @@ from dpjax.constraints._constraint import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation, Winsorization
 from dpjax.mechanisms import exponential
 from dpjax.solvers import Execution, Solution
-from dpjax.solvers.papers._l1_scores import FixedPoint, chunk_scores, row_blocks
-from dpjax.solvers.papers._peeled_steps import Peeling, papers_num_steps
+from dpjax.solvers.papers._frank_wolfe import checked_num_steps, choose_vertices
+from dpjax.solvers.papers._hard_thresholding import Peeling, papers_num_steps
+from dpjax.solvers.papers._l1_regression import FixedPoint, chunk_scores, row_blocks
 from dpjax.solvers.papers._sparse_regression import ShrunkenStep
-from dpjax.solvers.papers._vertex_choice import choose_vertices, default_num_steps
 from dpjax.solvers.training._calibration import Choices
 from dpjax.solvers.training._loop import Batches, iterate
 
@@ -120,8 +120,8 @@ def _by_exponential(
     count = batching.sampling(num_samples, num_steps).num_steps
     total = total_selection_epsilon(each, delta, num_selections=count)
     choices = Choices("exponential", each, count, (total, delta))
-    options |= {"num_steps": num_steps, "batching": batching, "choices": choices}
-    options |= {"learning_rate": None, "execution": Execution()}
+    batches = Batches.of(data, num_steps, batching, Execution())
+    options |= {"choices": choices, "batches": batches, "execution": Execution()}
     params, stats = choose_vertices(loss_fn, params, data, **options)
     return Solution(params, choices.guarantee(num_samples), stats)
 
@@ -148,7 +148,7 @@ def frank_wolfe(
         key=key,
         each=epsilon / 2 / _excess(estimator),
         delta=0.0,
-        num_steps=default_num_steps(num_samples, epsilon, 1 / 3),
+        num_steps=checked_num_steps(None, num_samples, epsilon, 1 / 3),
         batching=Disjoint(),
         constraint=constraint,
         estimator=estimator,
@@ -172,7 +172,7 @@ def lasso(
     scores here range over 4 r (1 + r) K^2 / n.
     """
     num_samples, num_features = features.shape
-    num_steps = num_steps or default_num_steps(num_samples, epsilon, 2 / 5)
+    num_steps = checked_num_steps(num_steps, num_samples, epsilon, 2 / 5)
     size = math.sqrt(math.sqrt(num_samples * epsilon / num_steps**0.5))
     each = epsilon / (2 * math.sqrt(2 * num_steps * math.log(1 / delta)))
     start, data = jnp.zeros(num_features, features.dtype), (features, targets)
@@ -201,7 +201,7 @@ def _peeling(sparsity: int, share: float, epsilon: float, delta: float) -> Peeli
 class _PrintedStep(ShrunkenStep):
     """A step whose noise has sqrt(s) in place of ||w||_1, as line 6 of Algorithm 3."""
 
-    def _estimator(self, params: jax.Array) -> Winsorization:
+    def estimator_at(self, params: jax.Array) -> Winsorization:
         size = self.radius * math.sqrt(self.sparsity)
         return Winsorization(self.threshold**2 * (1 + size))
 

@@ -24,7 +24,7 @@ from benchmarks.utility.methods import Method, each, untuned
 from benchmarks.utility.peers import LeftOut
 from benchmarks.utility.problems import Problem, non_private_optimum
 from dpjax import solvers
-from dpjax.solvers.additive._knots import FINE as KNOTS
+from dpjax.solvers.additive._curves import FINE as KNOTS
 from dpjax.solvers.training._curves import hats
 
 PATH = RESULTS / "predictions.json"

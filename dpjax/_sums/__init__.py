@@ -10,8 +10,8 @@ numbers. It has three forms, one after the other:
 
    * `samples.Arrays`, (k, ...), or
    * `samples.OuterProducts`, of (k, p) and (k, q), or
-   * `matrices.MatrixProducts`, of (k, G, T, p) and (k, G, T, q), summed over positions
-     T, or
+   * `MatrixProducts` of `gradients.factored`, of (k, G, T, p) and (k, G, T, q), summed
+     over positions T, or
    * `tables.TableRows`: rows (k, t, q) at places (k, t) of a table.
 
    Where a sample has many small arrays of one shape they are one (`samples.Stacked`).
@@ -20,6 +20,6 @@ numbers. It has three forms, one after the other:
 
 Read `samples`, `stream`, `fold`, in this order. `samples` measures and adds rows,
 `stream` decides how many are read at once, by what `memory` holds, and `fold.fold_mean`
-takes a stream to its mean. `groups` has means of groups of rows, and `order_statistics`
-sorts samples by coordinate where a mean is of the middle ones.
+takes a stream to its mean, `fold.group_means` to means of groups of rows;
+`order_statistics` orders samples by coordinate, for a mean of the middle ones.
 """

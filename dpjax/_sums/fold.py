@@ -15,12 +15,9 @@ the same digits. So the bound for one replaced record does not depend on the num
 devices; only the numbers of blocks and of rows per divisor count all of them.
 
 A block's sum adds K terms to every coordinate. It may be a product of matrices, with an
-unknown order of additions in each coordinate, and unknown fused operations.
-
-Its l2 norm errs by at most (1 + K u) u sqrt(K sum (1 + depth_i)^2) times the limit of a
-sample's norm, with depths K - 1, K - 1, K - 2, ..., 1 of terms that are added one after
-the other: `sensitivity()` counts that (`sum_error`). Proof, for any order in each
-coordinate: `docs/privacy/proofs/sums.md`, 1.2 and 1.3.
+unknown order of additions in each coordinate, and unknown fused operations: how far it
+errs is counted for the worst order (`sum_error`), `docs/privacy/proofs/sums.md`, 1.2
+and 1.3.
 """
 
 from collections.abc import Callable
@@ -46,11 +43,11 @@ MANY_ROWS = 2**24  # stands for a traced divisor
 
 
 class Summands(NamedTuple):
-    """Holds the sums of a stream.
+    """The sum of a stream, before it is taken.
 
     Attributes:
         stream: the samples.
-        prepare: makes of some samples what is summed of them.
+        prepare: returns what is summed of some samples.
         influence: acts by coordinate as these are added, and leaves zero as it is.
             Factored leaves are then multiplied out as they are added.
     """
@@ -81,6 +78,71 @@ def fold_mean(
 
     divisor = float(normalize_by) if is_concrete(normalize_by) else MANY_ROWS
     return fold.by_platform(run, stream.num_rows, block_length(divisor))
+
+
+def group_means(
+    summands: Summands, limit: Scalar | None, *, sizes: np.ndarray
+) -> tuple[PyTree, PyTree]:
+    """Returns the rounded means of groups, leaves (G, ...), and the aux of all rows.
+
+    `sizes`, shape (G,), are the numbers of rows of the groups, which are consecutive
+    ranges of the rows of all devices; other arguments are those of `fold_mean`.
+    """
+    stream = summands.stream
+    axes = stream.axes
+    device = jax.lax.axis_index(axes) if axes else 0
+    first, starts, stops = (
+        jnp.asarray(x)[device] if axes else jnp.asarray(x[0])
+        for x in _groups_by_device(sizes, stream)
+    )
+    fold = Fold(summands, limit)
+
+    def run(layout: Layout) -> tuple[PyTree, PyTree]:
+        every = fold.digits(layout, jnp.asarray(sizes))
+
+        def group(aux, place):
+            index, span = place
+            digits = every.of_group(index)
+            total, aux = fold.add(layout, digits, span, aux)
+            return aux, total if axes else digits.mean(total).high
+
+        indices = first + jnp.arange(len(starts))
+        aux, sums = jax.lax.scan(group, fold.no_aux(), (indices, (starts, stops)))
+        if not axes:
+            return sums, aux
+        # A device has the digits of those groups that it has rows of; zeros stand for
+        # the others, so that a psum adds up every group's.
+        total = jax.tree.map(
+            lambda x: jax.lax.dynamic_update_slice_in_dim(
+                zeros(x, (len(sizes), *x.shape[1:])), x, first, 0
+            ),
+            sums,
+        )
+        mean = jax.vmap(lambda index, total: every.of_group(index).mean(total).high)
+        return mean(jnp.arange(len(sizes)), psum(total, axes)), aux
+
+    # One layout serves all groups: that of the largest; a span leaves rows of it out.
+    most = min(int(sizes.max()), stream.num_rows)
+    return fold.by_platform(run, most, block_length(MANY_ROWS))
+
+
+def _groups_by_device(sizes, stream):
+    """Returns each device's first group, and where its k groups start and stop there.
+
+    Shapes (devices,), (devices, k) and (devices, k), where k is the largest number of
+    groups that a device has rows of; others have groups without rows of theirs.
+    """
+    stops = np.cumsum(sizes)
+    offsets = np.arange(0, stream.num_rows_in_all, stream.num_rows)
+    first = np.searchsorted(stops, offsets, side="right")
+    last = np.searchsorted(stops, offsets + stream.num_rows, side="left")
+    most = (last - first).max() + 1
+    first = np.minimum(first, len(sizes) - most)
+    groups = first[:, None] + np.arange(most)
+    return first, *(
+        np.clip(x[groups] - offsets[:, None], 0, stream.num_rows)
+        for x in (stops - sizes, stops)
+    )
 
 
 class Digits(NamedTuple):
@@ -206,25 +268,14 @@ def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
     return DigitLayout(high, base, 2 + more)
 
 
-class Span(NamedTuple):
-    """Rows `start` to `stop - 1`."""
-
-    start: Scalar
-    stop: Scalar
-
-
 class Fold:
     """Adds summands to digits, block by block.
 
     Attributes:
-        stream: and the other fields of `Summands`.
-        limit: as of `fold_mean`.
         read: as `SampleStream.reader` returns it.
         made: one sample without its numbers, as it is read.
-        row_bytes: what is held of a row at a time, at most, about.
-        row: as it is summed.
+        row: as it is summed, with its aux; row_bytes are held of it at a time, about.
         shape: the pytree of a sum, in which small leaves may be `Stacked`.
-        aux: of one row.
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
@@ -251,14 +302,11 @@ class Fold:
     ) -> PyTree:
         """Returns `run(layout)`, with the layout of the platform that it runs on."""
         made, stream = self.made, self.stream
-        is_whole = stream.is_padding_example is None
-        sizes = Sizes(
-            made.row_size,
-            made.work if is_whole else made.row_size,
-            max(num_coordinates(self.shape), 1),
-        )
+        work = made.work if stream.is_padding_example is None else made.row_size
+        sizes = Sizes(made.row_size, work, max(num_coordinates(self.shape), 1))
         args = num_rows, longest, sizes, stream.microbatch_size
-        # A loop that carries a sum for each of many leaves takes long to compile.
+        # Rows one by one are fastest on CPU, but a loop that carries a sum for each of
+        # many leaves takes long to compile.
         is_few = len(jax.tree.leaves(self.shape)) <= MANY
         if stream.make_factored is None and is_few:
             on_cpu = Layout.one_by_one(*args)
@@ -278,9 +326,8 @@ class Fold:
     def digits(self, layout: Layout, normalize_by: Scalar) -> Digits:
         """Returns digits for all sums of blocks."""
         num_sums = layout.width * layout.rounds * num_shares(self.stream.axes)
-        return Digits.of(
-            num_sums, layout.block_length, self.shape, self.limit, normalize_by
-        )
+        args = num_sums, layout.block_length, self.shape, self.limit
+        return Digits.of(*args, normalize_by)
 
     def no_aux(self) -> PyTree:
         """Returns zeros that will hold the aux of all rows."""
@@ -288,9 +335,16 @@ class Fold:
         return jax.tree.map(lambda x: zeros(x, (num_rows, *x.shape[1:])), self.aux)
 
     def add(
-        self, layout: Layout, digits: Digits, span: Span | None, aux: PyTree
+        self,
+        layout: Layout,
+        digits: Digits,
+        span: tuple[Scalar, Scalar] | None,
+        aux: PyTree,
     ) -> tuple[tuple[PyTree, ...], PyTree]:
-        """Returns the digits of the rows of a span, None for all, and fills in aux."""
+        """Returns the digits of the rows of a span, None for all, and fills in aux.
+
+        A span (start, stop) has the rows `start` to `stop - 1`.
+        """
 
         def add_microbatch(first, i, carry):
             sums, aux = carry
@@ -303,6 +357,8 @@ class Fold:
             blocks = sums, samples.blocks(layout.width)
             return by_row(add, layout.width)(blocks), aux
 
+        # A derivative would hold samples and influences of all blocks: it computes them
+        # anew instead, a microbatch at a time.
         @jax.checkpoint
         def add_blocks(carry, index):
             total, aux = carry
@@ -328,21 +384,18 @@ class Fold:
         """Returns what is summed of one microbatch, and aux with that of its rows."""
         num_rows = self.stream.num_rows
         start, size = number * layout.size, min(layout.size, num_rows)
-        is_whole = span is None and layout.is_exact
+        is_whole, stop = span is None and layout.is_exact, num_rows
         if span is not None:
-            start += span.start
+            start, stop = start + span[0], span[1]
         # The last one may reach past the end: it is shifted back, and those of its
         # rows that are already counted are left out.
         inside = start if is_whole else jnp.minimum(start, num_rows - size)
         samples, new = self.read(inside, size)
-        update = partial(
-            jax.lax.dynamic_update_slice_in_dim, start_index=inside, axis=0
-        )
-        aux = jax.tree.map(update, aux, new)
+        update = jax.lax.dynamic_update_slice_in_dim
+        aux = jax.tree.map(lambda x, y: update(x, y, inside, 0), aux, new)
         samples = self.prepare(samples).stacked()
         row = inside + jnp.arange(size)
         if not is_whole:
-            stop = num_rows if span is None else span.stop
             samples = samples.zero_unless((row >= start) & (row < stop))
         mask = self.stream.is_padding_example
         if mask is not None:
@@ -364,13 +417,9 @@ def block_length(normalize_by: float) -> int:
 def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
     """Refuses divisors too small for the bound on rounding to hold."""
     if is_concrete(normalize_by):
-        require(
-            float(normalize_by) >= _least_divisor(num_rows),
-            "normalize_by",
-            normalize_by,
-            f"at least {_least_divisor(num_rows):.0f} for a batch of {num_rows} rows "
-            "(the rounding slack inside sensitivity() is proven up to there)",
-        )
+        least, reason = _least_divisor(num_rows), "its rounding is proven up to there"
+        rule = f"at least {least:.0f} for a batch of {num_rows} rows ({reason})"
+        require(float(normalize_by) >= least, "normalize_by", normalize_by, rule)
 
 
 def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:

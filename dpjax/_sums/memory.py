@@ -28,7 +28,7 @@ from jax.extend import core
 from dpjax._types import PyTree
 
 DEFAULT = 2**35  # about what JAX gets of a GPU of 40 GB: three quarters
-# Operations whose results need no memory: they are their operands, seen otherwise.
+# Operations whose results are views of their operands, and need no memory.
 VIEWS = {
     *("reshape", "squeeze", "transpose", "broadcast_in_dim"),
     *("copy", "optimization_barrier"),
@@ -36,13 +36,7 @@ VIEWS = {
 
 
 def rows_at_once(row_bytes: int, sum_bytes: int, bytes_of_rows: int) -> int:
-    """Returns how many rows are processed at once.
-
-    Args:
-        row_bytes: R.
-        sum_bytes: S.
-        bytes_of_rows: D.
-    """
+    """Returns how many rows are processed at once, for R, S and D bytes."""
     devices = jax.local_devices() if jax.process_count() == 1 else []
     limits = [(x.memory_stats() or {}).get("bytes_limit") for x in devices]
     memory = min(filter(None, limits), default=DEFAULT)
@@ -57,12 +51,8 @@ def num_bytes(tree: PyTree) -> int:
 def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
     """Returns the bytes, at their highest, of what depends on some arguments.
 
-    Results are held until the end. Arguments are not counted, and neither is what does
-    not depend on these: it is there once for all rows.
-
-    Args:
-        jaxpr: a program.
-        of_row: its arguments that are of one row.
+    `of_row` are the arguments of one row. Results are held until the end. Arguments are
+    not counted, and neither is what does not depend on these: it is there once.
     """
     # The variable in whose memory a value lies; None for that of an argument.
     place: dict[Any, core.Var | None] = dict.fromkeys(of_row)

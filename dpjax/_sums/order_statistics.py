@@ -27,6 +27,7 @@ import numpy as np
 
 from dpjax._rounding import LARGEST
 from dpjax._sharding import from_all, num_shares, psum, varying, varying_axes
+from dpjax._sums.exact import two_sum
 
 # On a CPU, columns are handled as many at a time as fit into its cache: 2^18 numbers.
 _BLOCK = 2**18
@@ -335,7 +336,7 @@ def _middle_sum(keys, low, high, m, axes):
 
 
 def _middle_rates(samples, tangent, low, high, trim_count, axes):
-    """The derivatives of x_(m+1), x_(n-m) and the middle sum.
+    """Returns the derivatives of x_(m+1), x_(n-m) and the middle sum.
 
     Samples that are equal to an end share what is kept of them.
     """
@@ -364,7 +365,7 @@ def _finite_rate(samples, tangent):
 
 
 def _rate(keys, values, tangent, axes):
-    """The derivative of an order statistic: the mean over all that are equal to it."""
+    """Returns the derivative of an order statistic: the mean over its ties."""
     is_equal = keys == values[None]
     ties, rate = is_equal.sum(axis=0), jnp.where(is_equal, tangent, 0).sum(axis=0)
     ties, rate = psum((ties, rate), axes)
@@ -374,17 +375,14 @@ def _rate(keys, values, tangent, axes):
 def _sum_in_two_floats(x: jax.Array) -> jax.Array:
     """Sums over axis 0 with an error of one rounding, and second-order ones.
 
-    Pairs are added in a tree. What each addition rounds off is known exactly (Knuth's
-    two-sum) and added up beside; of that sum the rounding is of second order: less than
-    2^11 u^2 of the terms' total size, in up to 24 levels.
+    Pairs are added in a tree. What each addition rounds off is known exactly, and added
+    up beside; of that sum the rounding is of second order: less than 2^11 u^2 of the
+    terms' total size, in up to 24 levels.
     """
     rest = jnp.zeros_like(x)
     while len(x) > 1:
         half = len(x) // 2
-        a, b = x[:half], x[half : 2 * half]
-        total = a + b
-        b_part = total - a
-        lost = (a - (total - b_part)) + (b - b_part)
+        total, lost = two_sum(x[:half], x[half : 2 * half])
         lost += rest[:half] + rest[half : 2 * half]
         x = jnp.concatenate([total, x[2 * half :]])
         rest = jnp.concatenate([lost, rest[2 * half :]])

@@ -6,10 +6,10 @@ are found from the factors. Whatever else a sample holds is an array, as it alwa
 
 Every sample adds one number to a coordinate of a sum: a product of two entries, an
 entry of a row, an entry of an array. Rows of a table that a sample reads twice are
-added up before (`tables`), and so are outer products over many positions (`matrices`),
-a sample at a time, or by the program that makes samples. The bound on rounding rests on
-that (see `fold`): of terms that are summed over samples and positions at once, those of
-one sample may cancel, and then no norm bounds how their sum is rounded.
+added up before (`tables`), and so are outer products over many positions, a sample at
+a time, or by the program that makes samples. The bound on rounding rests on that (see
+`fold`): of terms that are summed over samples and positions at once, those of one
+sample may cancel, and then no norm bounds how their sum is rounded.
 
 A norm is measured in a unit: a public or released number of its order, such as the clip
 norm. Squares of entries are then of the order of one. From 2^63 units on a sample
@@ -39,13 +39,10 @@ SMALL = 4096  # coordinates, such as of a bias
 SAVING = 4  # factors are much smaller than a leaf by so many times, or more
 
 # The computed norm may be too small by this relative error, so that a clipped sample
-# may be longer than the clip norm by as much. A sum of squares is off by 1,536·2^-24:
-# up to 1,024 terms, or 6 levels of 256 terms (any number below 2^48 of entries; on
+# may be longer than the clip norm by as much: `docs/privacy/proofs/sums.md`, 1.5. There
+# a sum of squares has up to 1,024 terms, or 6 levels of 256 (below 2^48 entries); on
 # several devices 4 levels, for 2^32, and then a term for each device and axis, 512 at
-# most in all). Those of both factors of a product are together off by 2,048·2^-24, if
-# each has 2^24 entries or fewer. The sum over leaves has one more level for each
-# doubling of their number.
-# Half of the error of a square goes into its root; a few roundings follow.
+# most in all. The sum over leaves has one more level for each doubling of their number.
 NORM_ERROR = 2.0**-13
 FLAT, ROW = 1024, 256
 LOST = 2.0**-126  # what a square that underflows loses, at most
@@ -143,13 +140,10 @@ class FactoredSamples:
     def add_to(
         self, sums: list[jax.Array], influence: Influence | None, in_turn: int | None
     ) -> list[jax.Array]:
-        """Adds samples to sums, or their influences.
+        """Adds samples to sums, or their influences, which act by coordinate.
 
-        Args:
-            sums: one for every leaf, as `zeros` returns them.
-            influence: acts by coordinate, and leaves zero as it is; None adds samples.
-            in_turn: how many rows are added in one pass over a large sum, one after the
-                other; None leaves the order to the compiler.
+        The influence leaves zero as it is. in_turn is how many rows are added in one
+        pass over a large sum, one after the other; None leaves it to the compiler.
         """
         pairs = zip(sums, self.parts, strict=True)
         return [part.add(x, influence, in_turn) for x, part in pairs]
@@ -255,11 +249,9 @@ class Stacked:
         groups: dict[Any, list[int]] = {}
         for i, x in enumerate(leaves):
             groups.setdefault(_kind(x) or i, []).append(i)
-        joined = [
-            part
-            for group in groups.values()
-            for part in ([group] if len(group) > MANY else [[i] for i in group])
-        ]
+        joined: list[list[int]] = []
+        for group in groups.values():
+            joined += [group] if len(group) > MANY else [[i] for i in group]
         stacks = [
             stack([leaves[i] for i in group], 1) if group[1:] else leaves[group[0]]
             for group in joined
@@ -405,7 +397,7 @@ class Arrays(Values):
         return self.values if self.weights is None else times(self.values, self.weights)
 
     def build(self, x: jax.Array) -> jax.Array:
-        """Returns what a sum is of."""
+        """Returns the leaf of a sum, which is the sum itself."""
         return x
 
     def zeros(self) -> jax.Array:
@@ -465,14 +457,9 @@ def add_rows(
     arrays: tuple[jax.Array, ...],
     in_turn: int | None,
 ) -> jax.Array:
-    """Adds `function(*row)` of all rows to a sum.
+    """Adds `function(*row)` of all rows of arrays (n, ...) to a sum.
 
-    Args:
-        total: the sum.
-        function: of a row of each array; that of zeros is zero.
-        arrays: shapes (n, ...).
-        in_turn: how many rows are added in one pass over the sum, one after the other;
-            None leaves the order to the compiler.
+    That of zeros is zero; in_turn is as in `FactoredSamples.add_to`.
     """
     if in_turn is None:
         return total + jax.vmap(function)(*arrays).sum(axis=0)
@@ -568,12 +555,8 @@ def weigh(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the weight of one sample, and its norm in units.
 
-    Args:
-        squares: the square of its norm in units; infinity where that overflows.
-        weight_fn: of norms, a differentiable function; norms lie in [0, 2^63).
-
-    Returns:
-        The weight is zero where the norm is 2^63 or more; the norm is infinite there.
+    Squares are those of its norm, infinity where they overflow. `weight_fn` is
+    differentiable on [0, 2^63); beyond, the weight is zero and the norm infinite.
     """
     is_measured = squares < LONGEST**2
     is_positive = is_measured & (squares > 0)

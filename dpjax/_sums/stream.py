@@ -1,14 +1,10 @@
 """Samples that are made of rows when they are needed, and how many at once.
 
-Rows are read in microbatches, and added in blocks, each with a float sum.
-A microbatch has `rows` rows of each of `width` blocks, whose sums are made next to each
-other. A block gets rows from `microbatches` microbatches, one after the other. Then the
-next `width` blocks follow: `rounds` times in all.
-
-On a GPU or TPU the memory decides how many rows a microbatch has: see `memory`.
-Blocks whose sums have 2^22 numbers together, or one block, bound it too. All of these
-are shapes, or facts of the device: the number of rows is public. It moves a mean by
-rounding, within what `sensitivity()` counts for any such number.
+Rows are read in microbatches, and added in blocks, each with a float sum: `Layout`. On
+a GPU or TPU the memory decides how many rows a microbatch has (`memory`); blocks whose
+sums have 2^22 numbers together, or one block, bound it too. All of these are shapes, or
+facts of the device: the number of rows is public. It moves a mean by rounding, within
+what `sensitivity()` counts for any such number.
 """
 
 from collections.abc import Callable
@@ -43,9 +39,9 @@ REFUSED = (
 class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     """Samples that are computed from rows when they are needed, a few at a time.
 
-    An estimator takes it in place of a pytree of samples. `streamed_grad` returns one:
-    the gradients of a batch. In a pytree it is a leaf, so that what maps over gradients
-    meets no parameters or records in their place: arithmetic raises `ValueError`.
+    `streamed_grad` returns one, the gradients of a batch. In a pytree it is a leaf, so
+    that what maps over gradients meets no parameters or records in their place:
+    arithmetic raises `ValueError`.
 
     Attributes:
         make_samples: `make_samples(shared, some_rows)` returns `(samples, aux)`, both
@@ -128,11 +124,16 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         `read(start, size)` is of rows `start` to `start + size - 1`; size is static.
         What makes factored samples is traced here, and never again.
         """
-        if self.make_factored is None:
-            make = self._made
-        else:
-            make = self.make_factored(self.shared, self.rows)
-        return lambda start, size: make(self._some(start, size))
+        factored = self.make_factored
+        make = self._made if factored is None else factored(self.shared, self.rows)
+
+        def read(start: Scalar, size: int) -> tuple[FactoredSamples, PyTree]:
+            if size == self.num_rows:
+                return make(self.rows)
+            slice_rows = jax.lax.dynamic_slice_in_dim
+            return make(jax.tree.map(lambda x: slice_rows(x, start, size), self.rows))
+
+        return read
 
     def call(self, function: Callable[..., PyTree], *args: PyTree) -> PyTree:
         """Returns function(stream, *args), compiled if samples are arrays."""
@@ -153,45 +154,33 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
 
     def read_all(self) -> tuple[PyTree, PyTree]:
         """Returns all samples, as arrays, and all aux."""
-        if self.microbatch_size is None:
+
+        def of_row(row):
+            some = self.make_samples(self.shared, jax.tree.map(lambda x: x[None], row))
+            return jax.tree.map(lambda x: x[0], some)
+
+        if (size := self.microbatch_size) is None:
             samples, aux = self.make_samples(self.shared, self.rows)
         else:
-            samples, aux = jax.lax.map(
-                lambda row: jax.tree.map(lambda x: x[0], self._made_of_one(row)),
-                self.rows,
-                batch_size=self.microbatch_size,
-            )
+            samples, aux = jax.lax.map(of_row, self.rows, batch_size=size)
         return materialized(samples), aux
 
     def num_coordinates(self) -> int:
         """Returns the number of entries of one sample, all leaves together."""
 
-        def of_no_mesh(x):  # of no mesh: no row lies on several devices
-            return jax.ShapeDtypeStruct((1, *np.shape(x)[1:]), jnp.result_type(x))
+        def on_no_mesh(x, *size):  # there no row lies on several devices
+            shape = (*size, *np.shape(x)[len(size) :])
+            return jax.ShapeDtypeStruct(shape, jnp.result_type(x))
 
-        def replicated(x):
-            return jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x))
-
-        samples, _ = jax.eval_shape(
-            self.make_samples,
-            jax.tree.map(replicated, self.shared),
-            jax.tree.map(of_no_mesh, self.rows),
-        )
+        shared = jax.tree.map(on_no_mesh, self.shared)
+        row = jax.tree.map(lambda x: on_no_mesh(x, 1), self.rows)
+        samples, _ = jax.eval_shape(self.make_samples, shared, row)
         return sum(x.size for x in jax.tree.leaves(samples))
 
     def _made(self, rows):
         samples, aux = self.make_samples(self.shared, rows)
         _validate.real(samples=samples)
         return FactoredSamples(samples), aux
-
-    def _made_of_one(self, row):
-        return self.make_samples(self.shared, jax.tree.map(lambda x: x[None], row))
-
-    def _some(self, start, size):
-        if size == self.num_rows:
-            return self.rows
-        part = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
-        return jax.tree.map(part, self.rows)
 
 
 def _themselves(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
@@ -217,12 +206,12 @@ class Sizes(NamedTuple):
 class Layout(NamedTuple):
     """Divides rows into microbatches and blocks.
 
+    A microbatch has `rows` rows of each of `width` blocks, whose sums are made next to
+    each other. A block gets rows from `microbatches` microbatches, one after the other.
+    Then the next `width` blocks follow: `rounds` times in all.
+
     Attributes:
         num_rows: rows on the device.
-        width: how many blocks are summed next to each other.
-        rows: how many rows of one block a microbatch has.
-        microbatches: how many microbatches a block is made of.
-        rounds: how many times `width` blocks are summed.
         unroll: how many microbatches the loop over them adds in one iteration.
         in_turn: as in `FactoredSamples.add_to`.
     """
@@ -312,13 +301,8 @@ class Layout(NamedTuple):
         rows = -(-size // width)
         microbatches = max(min(longest // size, num_microbatches), 1)
         microbatches = -(-num_microbatches // -(-num_microbatches // microbatches))
-        return cls(
-            num_rows,
-            width,
-            rows,
-            microbatches,
-            -(-num_rows // (width * rows * microbatches)),
-        )
+        rounds = -(-num_rows // (width * rows * microbatches))
+        return cls(num_rows, width, rows, microbatches, rounds)
 
 
 def _length(num_rows, longest):

@@ -108,13 +108,8 @@ def scatter_add(
 
     A GPU adds in an order that is another one in each run, and floats would round
     accordingly: the sums of blocks that hold other records, too. There, rows are
-    written as two digits, which add exactly in any order.
-
-    Args:
-        most: how many rows go to one place, at most.
-        table: shape (N, q), float32 or float64.
-        places: shape (m,).
-        rows: shape (m, q).
+    written as two digits, which add exactly in any order. At most `most` of the rows
+    (m, q) go to one place of a table (N, q).
     """
     in_any_order = partial(_scatter_digits, most)
     return jax.lax.platform_dependent(

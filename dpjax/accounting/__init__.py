@@ -3,9 +3,13 @@
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_stddev
 from dpjax.accounting._filter import PrivacyFilter
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
-from dpjax.accounting._group import group_privacy
-from dpjax.accounting._guarantee import PrivacyGuarantee, delta_of, epsilon_of
-from dpjax.accounting._sample_privacy import Sample
+from dpjax.accounting._guarantee import (
+    PrivacyGuarantee,
+    delta_of,
+    epsilon_of,
+    group_privacy,
+)
+from dpjax.accounting._sample import Sample
 from dpjax.accounting._sampling import Sampling
 from dpjax.accounting._selection import selection_epsilon, selection_event
 from dpjax.accounting._smooth import smooth_noise_multiplier

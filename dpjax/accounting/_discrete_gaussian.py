@@ -1,37 +1,23 @@
 """Sums of discrete Gaussian shares: their noise, their epsilon.
 
 Each of K parties adds an integer share Z_k with Pr[z] proportional to
-exp(-z^2 / (2 s^2)). The sum is nearly a discrete Gaussian of standard deviation
-sqrt(K) s. To see this, treat the sum of k shares as a discrete Gaussian of stddev
-sqrt(k) s, and add one share. After completing the square, the probability of n is that
-of the discrete Gaussian of variance (k + 1) s^2 times
-
-    sum_x exp(-(x - mu)^2 / (2 v)),    v = s^2 k / (k + 1),  mu = n k / (k + 1),
-
-which by Poisson summation is sqrt(2 pi v) (1 + 2 sum_m exp(-2 pi^2 v m^2)
-cos(2 pi m mu)): almost constant. Hence the error of every log probability is at most
+exp(-z^2 / (2 s^2)). The sum is nearly a discrete Gaussian of sigma = sqrt(K) s: for
+s >= 1/2 the error of every log probability is at most
 
     tau / 2,    tau = 10 sum_{k=1}^{K-1} exp(-2 pi^2 s^2 k / (k + 1)),             (1)
 
-because 5 exp(-2 pi^2 v) bounds log((1 + t) / (1 - t)), where t is the sum over m, for
-s >= 1/2: this is at most 4.1 exp(-2 pi^2 v) at v = 1/8, and less for larger v.
+and T adaptive releases of l2 sensitivity D in d coordinates are rho-zCDP with
 
-Two bounds follow, with sigma = sqrt(K) s and T adaptive releases of l2 sensitivity D in
-d coordinates. One is zCDP,
+    rho = T/2 (D / sigma + tau sqrt(d))^2:                                         (2)
 
-    rho = T/2 (D / sigma + tau sqrt(d))^2,                                         (2)
+`docs/privacy/proofs/mechanisms.md`, 2.8.
 
-because the discrete Gaussian is (D^2 / (2 sigma^2))-zCDP, a log ratio of tau/2 in each
-of d coordinates is (d tau^2 / 8)-zCDP, and the square roots of rho add up: from the sum
-to the discrete Gaussian, to that of the neighbor, to the neighbor's sum (Bun, Steinke
-2016, Proposition 1.9, with two different budgets).
-
-The other compares the sum with a continuous Gaussian that is rounded to integers, and
-so is exactly as private as `gaussian_epsilon` says. Its probability of n is the density
-at n times the mean over |u| < 1/2 of exp(-(2 n u + u^2) / (2 sigma^2)), which is at
-least exp(-1 / (8 sigma^2)) and at most cosh(n / (2 sigma^2)) <= exp(n^2 / (8 sigma^4)).
-So where no noise exceeds z sigma, the error of the log probability of all outcomes is
-at most
+Another bound compares the sum with a continuous Gaussian that is rounded to integers,
+and so is exactly as private as `gaussian_epsilon` says. Its probability of n is the
+density at n times the mean over |u| < 1/2 of exp(-(2 n u + u^2) / (2 sigma^2)), which
+is at least exp(-1 / (8 sigma^2)) and at most cosh(n / (2 sigma^2)) <= exp(n^2 /
+(8 sigma^4)). So where no noise exceeds z sigma, the error of the log probability of all
+outcomes is at most
 
     eta = T d (tau/2 + 5 exp(-2 pi^2 sigma^2) + z^2 / (8 sigma^2)),    z >= 1.     (3)
 
@@ -77,41 +63,31 @@ def discrete_gaussian_stddev(
 
     Privacy:
         All releases together are (epsilon, delta)-DP under the relation for which the
-        sensitivity holds; further shares only add noise. The returned stddev is checked
-        with `discrete_gaussian_epsilon`. It is the smallest one if that function
-        decreases in the stddev.
+        sensitivity holds; further shares only add noise.
 
     Example:
         >>> discrete_gaussian_stddev(1.0, 1e-5, sensitivity=1e6, num_shares=4,
         ...                          num_coordinates=100)
         1865316
-        >>> discrete_gaussian_stddev(1.0, 1e-5, sensitivity=1.0, num_shares=4,
-        ...                          num_coordinates=100)
-        3
 
     Reference:
-        As for `discrete_gaussian_epsilon`.
+        Kairouz, Liu, Steinke (2021), "The distributed discrete Gaussian mechanism for
+        federated learning with secure aggregation", Theorem 1: equations (1) and (2).
     """
     _validate.positive(epsilon=epsilon)
     _validate.probability(delta=delta)
     _check(sensitivity, num_shares, num_coordinates, num_releases)
 
+    setting = {"num_shares": num_shares, "num_coordinates": num_coordinates}
+    gaussian = {"sensitivity": sensitivity, "num_releases": num_releases}
+
     def is_private(stddev: int) -> bool:
-        spent = discrete_gaussian_epsilon(
-            stddev,
-            delta,
-            sensitivity=sensitivity,
-            num_shares=num_shares,
-            num_coordinates=num_coordinates,
-            num_releases=num_releases,
-        )
+        spent = discrete_gaussian_epsilon(stddev, delta, **setting, **gaussian)
         return spent <= epsilon
 
     # Start from what the continuous Gaussian needs at least (it is rounded up by 1e-9),
     # double the step until private, then bisect.
-    continuous = gaussian_stddev(
-        epsilon, delta, sensitivity=sensitivity, num_releases=num_releases
-    )
+    continuous = gaussian_stddev(epsilon, delta, **gaussian)
     low = max(0, math.floor(continuous * (1 - 1e-8) / math.sqrt(num_shares)) - 1)
     step = 1
     while not is_private(low + step):
@@ -134,28 +110,9 @@ def discrete_gaussian_epsilon(
 ) -> float:
     """The epsilon of releasing integers under a sum of discrete Gaussian shares.
 
-    The smaller of two bounds, (2) and (4) of this module; the other arguments are those
-    of `discrete_gaussian_stddev`. For a stddev of several hundred or more it is the
-    epsilon of the continuous Gaussian with sigma = sqrt(K) stddev.
-
-    Returns:
-        epsilon >= 0.
-
-    Privacy:
-        Proved in the docstring of this module for every stddev of at least 1, under the
-        relation for which the sensitivity holds, for the noise that
-        `dpjax.mechanisms.discrete_gaussian` draws. To reduce the sum modulo 2^b, or to
-        scale it, is post-processing.
-
-    Example:
-        >>> round(discrete_gaussian_epsilon(1_865_316, 1e-5, sensitivity=1e6,
-        ...                                 num_shares=4, num_coordinates=100), 4)
-        1.0
-
-    Reference:
-        Kairouz, Liu, Steinke (2021), The distributed discrete Gaussian mechanism for
-        federated learning with secure aggregation, Theorem 1: equations (1) and (2).
-        Canonne, Kamath, Steinke (2020), Theorem 4.
+    The smaller of (2) and (4) of this module, which hold for every stddev of at least
+    1; the other arguments are those of `discrete_gaussian_stddev`. For a stddev of
+    several hundred or more it is the epsilon of the continuous Gaussian.
     """
     _validate.count(stddev=stddev)
     _validate.probability(delta=delta)

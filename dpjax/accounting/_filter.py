@@ -129,9 +129,8 @@ class PrivacyFilter:
         """Returns what a release would cost.
 
         The divergence comes from the event of the guarantee if `dp_accounting` can
-        compute one. Otherwise it comes from epsilon and delta: the divergence of
-        randomized response, the largest of all epsilon-DP mechanisms, except with
-        probability delta. For a pure epsilon it is the smaller of the two.
+        compute one, else from epsilon and delta: that of randomized response, except
+        with probability delta. For a pure epsilon it is the smaller of the two.
 
         Args:
             parts: one guarantee; or one for each of several disjoint subsets of the
@@ -177,19 +176,14 @@ class PrivacyFilter:
         """
         price = self.price(*parts)
         counts = samples_of(*(part.dp_event for part in parts))
-        is_new = (
-            max(counts.values(), default=1) == 1 and not counts.keys() & self.samples
-        )
+        is_new = max([1, *counts.values()]) == 1 and not counts.keys() & self.samples
         rule = (
             "of samples that nothing was released from: compose all releases of one "
             "sample before the first, by `Sample.privacy`, and spend them together"
         )
         _validate.require(is_new, "parts", parts, rule)
-        after = dataclasses.replace(
-            self,
-            spent=(*self.spent, price),
-            samples=self.samples | counts.keys(),
-        )
+        spent = {"spent": (*self.spent, price), "samples": self.samples | counts.keys()}
+        after = dataclasses.replace(self, **spent)
         total, limit = after.total, self.limit
         if total.divergence > limit.divergence or total.delta > limit.delta:
             left = self.left

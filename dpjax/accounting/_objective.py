@@ -56,10 +56,13 @@ def objective_noise(
     derivative_bound: float = 1.0,
     is_non_increasing: bool = False,
 ) -> ObjectiveNoise:
-    """The noise that makes the minimizer of a perturbed objective private.
+    """Returns the noise that makes the minimizer of a perturbed objective private.
 
-    Solves (2) of this module, or (3) for a loss that never increases, for sigma. If
-    j would exceed epsilon/2, regularization is raised until j = epsilon/2.
+    Solves (2) of this module, or (3) for a loss that never increases, for sigma. If j
+    would exceed epsilon/2, regularization is raised until j = epsilon/2. The exact
+    minimizer of (1) is then (epsilon, delta)-DP under replace-one, for predictors that
+    use a record only through <w, x>. The Jacobian is by Chaudhuri, Monteleoni, Sarwate
+    (2011), Theorem 9.
 
     Args:
         epsilon: privacy parameter, positive and finite.
@@ -70,25 +73,6 @@ def objective_noise(
         curvature_bound: c > 0, a Lipschitz constant of phi'.
         derivative_bound: L > 0, a bound on |phi'|; 1 in the paper.
         is_non_increasing: whether phi' <= 0 everywhere.
-
-    Returns:
-        `ObjectiveNoise(stddev, extra_regularization)`. The stddev is proportional to L
-        at a fixed c / (N Lambda): scaling the loss by L and Lambda by L scales (1).
-
-    Privacy:
-        The exact minimizer of (1) is (epsilon, delta)-DP under replace-one by the proof
-        that this module names, for predictors that use a record only through <w, x>.
-
-    Example:
-        >>> setting = {"num_samples": 1000, "regularization": 0.01,
-        ...            "curvature_bound": 0.25, "is_non_increasing": True}
-        >>> noise = objective_noise(1.0, 1e-5, **setting)
-        >>> round(noise.stddev, 2), noise.extra_regularization
-        (7.63, 0.0)
-
-    Reference:
-        Chaudhuri, Monteleoni, Sarwate (2011), Theorem 9, for the Jacobian. The bounds
-        (2) and (3) are proved as this module says.
     """
     _check(delta, num_samples, curvature_bound, derivative_bound)
     _validate.positive(epsilon=epsilon)
@@ -120,20 +104,10 @@ def objective_epsilon(
     derivative_bound: float = 1.0,
     is_non_increasing: bool = False,
 ) -> float:
-    """The epsilon that a perturbed objective of given noise costs.
+    """Returns the epsilon that a perturbed objective of given noise costs.
 
-    The epsilon of (2) of this module, or of (3) for a loss that never increases. Here
-    regularization is the total Lambda > 0, the extra one included; the other arguments
-    and the guarantee are those of `objective_noise`.
-
-    Returns:
-        epsilon > 0; never above the one for which `objective_noise` returned the
-        stddev, up to one part in 1e9.
-
-    Example:
-        >>> round(objective_epsilon(7.634, 1e-5, num_samples=1000, regularization=0.01,
-        ...                         curvature_bound=0.25, is_non_increasing=True), 3)
-        1.0
+    That is the epsilon of (2) of this module, or of (3) for a loss that never
+    increases. Here regularization is the total Lambda > 0, the extra one included.
     """
     _check(delta, num_samples, curvature_bound, derivative_bound)
     _validate.positive(stddev=stddev, regularization=regularization)

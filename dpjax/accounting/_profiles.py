@@ -34,12 +34,16 @@ from dpjax.accounting._events import (
     read_under,
     with_tuples,
 )
-from dpjax.accounting._fixed_size import fixed_size_losses, run_losses, spacing
 from dpjax.accounting._gaussian import gaussian_delta
-from dpjax.accounting._poisson_capacity import overflow_probability
-from dpjax.accounting._random_allocation import (
+from dpjax.accounting._likelihood_ratios import (
     RandomAllocationDpEvent,
     allocation_delta,
+)
+from dpjax.accounting._sampled_gaussian import (
+    fixed_size_losses,
+    overflow_probability,
+    run_losses,
+    spacing,
 )
 
 Curve = Callable[[np.ndarray], np.ndarray]

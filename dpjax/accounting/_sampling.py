@@ -13,7 +13,6 @@ from typing import Protocol
 
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, NoiseName
-from dpjax.accounting._poisson_capacity import check_sampling_prob
 
 
 class Strategy(Protocol):
@@ -32,7 +31,7 @@ class Strategy(Protocol):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sampling:
-    """How the batches of a run are drawn, and what else its price depends on.
+    """Describes the batches of a run, and whatever else its price depends on.
 
     A batching returns its record: `Poisson(256).sampling(num_samples, num_steps)`. By
     itself `Sampling(num_steps)` is that many Gaussian releases of all records; other
@@ -97,61 +96,44 @@ class Sampling:
 
     def __post_init__(self):
         _validate.choice(NoiseName, noise=self.noise)
-        _validate.count(
-            num_steps=self.num_steps,
-            group_size=self.group_size,
-            max_participations=self.max_participations,
-            min_separation=self.min_separation,
-        )
+        for name in ("num_steps", "group_size", "max_participations", "min_separation"):
+            _validate.count(**{name: getattr(self, name)})
         _validate.within(0.0, math.inf, other_multiplier=self.other_multiplier)
-        check_sampling_prob(self.sampling_prob)
+        self._require(sampling_prob=(0 < self.sampling_prob <= 1, "in (0, 1]"))
+        for name in ("num_samples", "batch_size", "num_bins"):
+            if getattr(self, name) is not None:
+                _validate.count(**{name: getattr(self, name)})
         num_samples, batch_size = self.num_samples, self.batch_size
         if num_samples is not None and batch_size is not None:
-            _validate.count(num_samples=num_samples, batch_size=batch_size)
             is_fine = batch_size <= num_samples
             self._require(batch_size=(is_fine, f"at most {num_samples} records"))
-        if self.num_bins is not None:
-            _validate.count(num_bins=self.num_bins)
-        is_sized, has_bins = batch_size is not None, self.num_bins is not None
-        is_poisson = self.sampling_prob < 1
-        is_one, is_gaussian = self.group_size == 1, self.noise == "gaussian"
+        sized, bins = batch_size is not None, self.num_bins is not None
+        poisson, added = self.sampling_prob < 1, self.relation is ADD_OR_REMOVE_ONE
+        known = self.relation is REPLACE_ONE or (added and not sized)
+        same = self.noise == "gaussian" or not (poisson or sized or bins)
+        group = self.group_size == 1 or not (sized or bins)
+        both = "None with sampling_prob or batch_size: a record enters one of them"
+        gain = "gaussian with sampled batches: no gain is proved for other noise"
+        single = "1 with num_bins or batch_size, whose gain is proved for one record; "
         self._require(
-            relation=(
-                self.relation is REPLACE_ONE
-                or (self.relation is ADD_OR_REMOVE_ONE and not is_sized),
-                "REPLACE_ONE, or without a batch_size ADD_OR_REMOVE_ONE",
-            ),
+            relation=(known, "REPLACE_ONE, or without batch_size ADD_OR_REMOVE_ONE"),
             num_samples=(
-                num_samples is not None or not is_sized,
+                num_samples is not None or not sized,
                 "given where batch_size is",
             ),
-            batch_size=(
-                is_sized or num_samples is None,
-                "given where num_samples is",
-            ),
-            num_bins=(
-                not (has_bins and (is_poisson or is_sized)),
-                "None with sampling_prob or batch_size: a record enters one of them",
-            ),
-            sampling_prob=(not (is_sized and is_poisson), "1 with a batch_size"),
-            noise=(
-                is_gaussian or not (is_poisson or is_sized or has_bins),
-                "gaussian with sampled batches: no gain is proved for other noise",
-            ),
-            group_size=(
-                is_one or not (is_sized or has_bins),
-                "1 with num_bins or batch_size, whose gain is proved for one record; "
-                "group_privacy holds of all",
-            ),
+            batch_size=(sized or num_samples is None, "given where num_samples is"),
+            num_bins=(not (bins and (poisson or sized)), both),
+            sampling_prob=(not (sized and poisson), "1 with a batch_size"),
+            noise=(same, gain),
+            group_size=(group, single + "group_privacy holds of all"),
         )
-        if self.strategy is None:
-            rule = "1 without a strategy"
-            self._require(
-                max_participations=(self.max_participations == 1, rule),
-                min_separation=(self.min_separation == 1, rule),
-            )
-        else:
-            self._check_strategy(self.strategy)
+        if self.strategy is not None:
+            return self._check_strategy(self.strategy)
+        self._require(
+            max_participations=(self.max_participations == 1, "1 without a strategy"),
+            min_separation=(self.min_separation == 1, "1 without a strategy"),
+        )
+        return None
 
     def _check_strategy(self, strategy: Strategy) -> None:
         self._require(

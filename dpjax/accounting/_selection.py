@@ -97,30 +97,12 @@ def total_selection_epsilon(
     num_selections: int,
     mechanism: SelectionName = "exponential",
 ) -> float:
-    """The epsilon of T adaptive selections, each with a given epsilon.
+    """Returns the epsilon of T adaptive selections of a given epsilon, rounded up.
 
     The smallest of basic composition, optimal advanced composition (equation (1) of
     this module), and for the exponential mechanism zCDP with rho = T epsilon_0^2 / 8.
-    Here epsilon is epsilon_0; the other arguments are those of `selection_epsilon`.
-
-    Returns:
-        The total epsilon, rounded up by one part in 1e10; T epsilon_0 at delta = 0.
-
-    Privacy:
-        Permute-and-flip has no bounded range: its log probability ratio has a range of
-        up to 2 epsilon_0, so zCDP would need epsilon_0^2 / 2, and (1) is never more.
-
-    Example:
-        >>> total_selection_epsilon(0.1, 0.0, num_selections=50)
-        5.0
-        >>> for name in ("exponential", "permute_and_flip"):
-        ...     print(round(total_selection_epsilon(
-        ...         0.1, 1e-5, num_selections=50, mechanism=name), 2))
-        1.48
-        2.84
-
-    Reference:
-        As for `selection_epsilon`.
+    Permute-and-flip has no bounded range: zCDP would need epsilon_0^2 / 2, and (1) is
+    never more.
     """
     _validate.non_negative(epsilon=epsilon)
     _check(delta, num_selections, mechanism)
@@ -188,11 +170,9 @@ def _optimal_epsilon(epsilon: float, delta: float, num_selections: int) -> float
 
 
 def _root(function: Callable[[float], float], upper: float) -> float:
-    """Root in (0, upper] of a monotone function that changes its sign there."""
-    solution = scipy.optimize.root_scalar(
-        function, bracket=(0.0, upper), xtol=1e-13 * upper, rtol=1e-13
-    )
-    return float(solution.root)
+    """Returns the root in (0, upper] of a monotone function that changes its sign."""
+    bracket = {"bracket": (0.0, upper), "xtol": 1e-13 * upper, "rtol": 1e-13}
+    return float(scipy.optimize.root_scalar(function, **bracket).root)
 
 
 def _check(delta: float, num_selections: int, mechanism: str) -> None:

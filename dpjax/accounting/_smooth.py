@@ -11,15 +11,49 @@ With s = 1/b it is (1/2)epsilon^2-zCDP. With Y standard normal and L standard La
 where (2) needs sigma >= 0.3. Both are due to Bun and Steinke (2019). A change of the
 scale by e^t costs the first term; the second is s times a bound of the slope of the log
 density, of a shift. Proof: `docs/privacy/proofs/mechanisms.md`, 2.6.
+
+Gaussian noise. The release f + c S N(0, I) in d dimensions is (epsilon, delta)-DP if
+
+    D(r, s) = sup_A P(A) - e^epsilon Q(A),  P = N(0, I),  Q = N(s e_1, r^2 I),      (3)
+
+is at most delta at s = min(1, r) / c for all r in [e^-B, e^B], where B is the
+smoothness. D grows with s, and these facts are proved in
+`docs/privacy/proofs/mechanisms.md`, 2.7: for all r between R and r', where r' is nearer
+to 1 than R, with alpha(r')^2 = (1 - r'^2) / (1 - R^2),
+
+    D(r, min(1, r) / c) <= D(R, min(1, r') / (alpha(r') c));                        (4)
+
+for 0 <= e <= epsilon, with delta_G the exact delta of a Gaussian release of sensitivity
+/ stddev = 1/c, and for all r in [e^-b, e^b]
+
+    D(r, min(1, r) / c) <= max over r = e^(+-b) of D_e(r, 0)
+                           + e^e delta_G(epsilon - e).                              (5)
+
+With the first coordinate apart, x, the log of dP/dQ is l(x) plus that of the other
+d - 1 coordinates, of scale alone, so
+
+    D(r, s) = E_x D'_(epsilon - l(x)),  l(x) = log r - x^2/2 + (x-s)^2/(2r^2),      (6)
+
+where D'_t is (3) at s = 0, d - 1 and t: a difference of chi-square probabilities.
+
+In all experiments D(r, min(1, r) / c) is largest at an end of [e^-B, e^B]. This is not
+proved, so it is not used: (5) covers a neighborhood of r = 1, and (4) the rest in
+finitely many pieces, split until each is at most delta. This costs 1 per cent of noise.
+(4) and (5) are inequalities; (6) is evaluated by Gauss-Legendre quadrature in double
+precision, whose error is far below that per cent in comparisons, but is not proved.
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
+import scipy.optimize
 import scipy.special
 
 from dpjax import _validate
+from dpjax._types import ArrayLike
+from dpjax.accounting._gaussian import gaussian_stddev
 
 SmoothNoiseName = Literal["laplace_log_normal", "arsinh_normal"]
 
@@ -29,6 +63,17 @@ _LARGEST_SIGMA = 8.0  # the largest that the mechanisms draw
 # Multipliers are rounded up by the first share, rho by the second, smaller one.
 _MULTIPLIER_SLACK = 1e-9
 _RHO_SLACK = 1e-10
+
+# Of Gaussian noise: a multiplier, or an epsilon, is raised by this factor until all
+# pieces are covered.
+_MARGIN = 1.01
+# A piece this narrow is not split again: the margin is wider.
+_NARROWEST = 1.0005
+_LARGEST_EXPONENT = 700.0  # e^t stays finite; a smaller e^t only enlarges delta
+_LARGEST_EPSILON = 300.0  # a larger epsilon is treated as this one
+_NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(10)
+_AROUND = np.concatenate([[0.0], np.geomspace(1e-3, 0.5, 7)])
+_END = 38  # standard deviations: beyond, no mass is left in double precision
 
 
 class SmoothNoise(NamedTuple):
@@ -72,8 +117,7 @@ def smooth_noise_multiplier(
 
     Privacy:
         f plus the noise of `dpjax.mechanisms` with scale b S is rho-zCDP under the
-        relation for which S is t-smooth. This module names the proof; the tests compare
-        it with the Renyi divergence by quadrature.
+        relation for which S is t-smooth: `docs/privacy/proofs/mechanisms.md`, 2.6.
 
     Example:
         >>> round(smooth_noise_multiplier(0.5, smoothness=0.1, sigma=0.5), 2)
@@ -83,8 +127,7 @@ def smooth_noise_multiplier(
         2.63
 
     Reference:
-        Bun, Steinke (2019), Average-case averages: private algorithms for smooth
-        sensitivity and mean estimation, Section 3.
+        Bun, Steinke (2019), "Average-case averages", Section 3.
     """
     _validate.positive(rho=rho, smoothness=smoothness)
     _check(sigma, mechanism)
@@ -101,20 +144,10 @@ def smooth_noise_rho(
     sigma: float,
     mechanism: SmoothNoiseName = "laplace_log_normal",
 ) -> float:
-    """The zCDP cost of noise of a given scale / smooth sensitivity.
+    """Returns the zCDP cost of noise of a given scale / smooth sensitivity, rounded up.
 
-    rho = epsilon^2 / 2 of equation (1) or (2) of this module, with s = 1 / multiplier.
-
-    Returns:
-        rho of releasing one number, rounded up by one part in 1e10; costs add up over
-        coordinates and steps.
-
-    Example:
-        >>> # Paper 001, Theorem 3: t = epsilon^2/16, s = epsilon/4 at epsilon = 1.
-        >>> rho = smooth_noise_rho(4.0, smoothness=1 / 16, sigma=1.0,
-        ...                        mechanism="arsinh_normal")
-        >>> round((2 * rho) ** 0.5, 3)
-        0.729
+    rho = epsilon^2 / 2 of equation (1) or (2) of this module, with s = 1 / multiplier,
+    of one number; costs add up over coordinates and steps.
     """
     _validate.positive(multiplier=multiplier, smoothness=smoothness)
     _check(sigma, mechanism)
@@ -133,32 +166,13 @@ def calibrate_smooth_noise(
 ) -> SmoothNoise:
     """Splits a zCDP budget between smoothness and noise for a trimmed mean.
 
-    Minimizes the standard deviation of the noise over t and sigma, for the expected
-    smooth sensitivity: in units of upper - lower
+    Minimizes the standard deviation of the noise over t and sigma (Bun, Steinke 2019,
+    Section 3.1.1), for the expected smooth sensitivity: in units of upper - lower
 
-        max(relative_spread / (n - 2m), e^(-mt)).
+        max(relative_spread / (n - 2m), e^(-mt)),
 
-    The guess of the spread affects the accuracy only. Privacy holds for every guess
-    that is public.
-
-    Args:
-        rho: zCDP cost of releasing one number, positive and finite.
-        num_samples: n, public.
-        trim_count: m, at least 1, with 2m < n.
-        relative_spread: a public guess of (x_(n) - x_(1)) / (upper - lower), positive.
-        mechanism: "laplace_log_normal" or "arsinh_normal".
-
-    Returns:
-        smoothness, multiplier and sigma, with `smooth_noise_rho` of them at most rho;
-        within a per cent or so of the least noise.
-
-    Example:
-        >>> noise = calibrate_smooth_noise(1e-4, num_samples=100_000, trim_count=5_000)
-        >>> print(f"{noise.smoothness:.4f} {noise.multiplier:.0f} {noise.sigma:.2f}")
-        0.0023 152 0.38
-
-    Reference:
-        Bun, Steinke (2019), Section 3.1.1, for the choice of sigma.
+    where relative_spread is a public guess of (x_(n) - x_(1)) / (upper - lower), and m
+    is trim_count. `smooth_noise_rho` of the result is at most rho, for every guess.
     """
     _validate.positive(rho=rho, relative_spread=relative_spread)
     _validate.count(num_samples=num_samples, trim_count=trim_count)
@@ -223,3 +237,167 @@ def _stddev(sigma, mechanism):
 def _check(sigma: float, mechanism: str) -> None:
     _validate.choice(SmoothNoiseName, mechanism=mechanism)
     _validate.within(_LEAST_SIGMA[mechanism], _LARGEST_SIGMA, sigma=sigma)
+
+
+def smooth_gaussian_multiplier(
+    epsilon: float, delta: float, *, smoothness: float, num_coordinates: int
+) -> float:
+    """Returns the multiplier c of Gaussian noise on a B-smooth sensitivity S.
+
+    value + c S N(0, I), in d dimensions, is (epsilon, delta)-DP under the relation of
+    S: S must bound the l2 distance of the values of any two neighbors, and be B-smooth.
+    c is inf from about `largest_smoothness` on. The multiplier of Nissim,
+    Raskhodnikova, Smith (2007) is 5 sqrt(2 log(2/delta)) / epsilon at smoothness
+    epsilon / (4 (d + log(2/delta))), as paper 001 prints it.
+    """
+    _validate.positive(epsilon=epsilon)
+    _check_gaussian(delta, smoothness, num_coordinates)
+    epsilon = min(epsilon, _LARGEST_EPSILON)
+
+    def excess(shift: float) -> float:
+        return _delta_at_ends(epsilon, smoothness, num_coordinates, shift) - delta
+
+    if smoothness >= largest_smoothness(
+        epsilon, delta, num_coordinates=num_coordinates
+    ):
+        return math.inf
+    shift = most = 1 / gaussian_stddev(epsilon, delta, sensitivity=1)
+    if excess(most) > 0:
+        shift = _root(excess, 0.0, most)
+    while shift > 1e-6 * most:
+        shift /= _MARGIN
+        if _is_enough(epsilon, delta, smoothness, num_coordinates, shift):
+            return 1 / shift
+    return math.inf
+
+
+def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) -> float:
+    """Returns the smoothness at which Gaussian noise would have to be infinite.
+
+    Even if the values of two neighbors agree and only S differs, the release reveals
+    the scale of its noise: this is the largest B with D(e^-B, 0) and D(e^B, 0) at most
+    delta. It decreases as 1 / sqrt(d) in high dimension.
+    """
+    _validate.positive(epsilon=epsilon)
+    _check_gaussian(delta, 1.0, num_coordinates)
+    epsilon = min(epsilon, _LARGEST_EPSILON)
+
+    def excess(smoothness: float) -> float:
+        return _largest_scale_delta(epsilon, smoothness, num_coordinates) - delta
+
+    above = epsilon
+    while excess(above) <= 0:
+        above *= 2
+    return _root(excess, 1e-9 * above, above)
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    solution = scipy.optimize.root_scalar(
+        function, bracket=(low, high), method="brentq", xtol=1e-12 * high, rtol=1e-9
+    )
+    return float(solution.root)
+
+
+def _is_enough(
+    epsilon: float, delta: float, smoothness: float, num_coordinates: int, shift: float
+) -> bool:
+    """Returns whether D(r, min(1, r) shift) <= delta on [e^-B, e^B], by (4), (5)."""
+    near = smoothness
+    while not _by_two_steps(epsilon, delta, near, num_coordinates, shift):
+        near /= 2
+        if near < 1e-6 * smoothness:
+            return False
+
+    def is_covered(far: float, near: float) -> bool:
+        alpha = math.sqrt(math.expm1(2 * near) / math.expm1(2 * far))  # equation (4)
+        longest = min(1.0, math.exp(near)) * shift / alpha
+        if _delta(epsilon, far, num_coordinates, longest) <= delta:
+            return True
+        if far / near < _NARROWEST:
+            return False
+        middle = math.copysign(math.sqrt(far * near), far)
+        return is_covered(far, middle) and is_covered(middle, near)
+
+    if near == smoothness:
+        return True
+    return is_covered(-smoothness, -near) and is_covered(smoothness, near)
+
+
+def _by_two_steps(
+    epsilon: float, delta: float, width: float, num_coordinates: int, shift: float
+) -> bool:
+    """Returns whether (5) is at most delta on [e^-width, e^width], for some e."""
+    for first in epsilon * 2.0 ** -np.arange(1, 16):
+        scale = _largest_scale_delta(first, width, num_coordinates)
+        remaining = (delta - scale) * math.exp(-first)
+        # delta_G(epsilon - first) <= remaining, by the exact Gaussian calibration.
+        if remaining > 0 and shift > 0:
+            stddev = gaussian_stddev(epsilon - first, remaining, sensitivity=shift)
+            if stddev <= 1:
+                return True
+    return False
+
+
+def _delta_at_ends(
+    epsilon: float, smoothness: float, num_coordinates: int, shift: float
+) -> float:
+    return max(
+        _delta(epsilon, -smoothness, num_coordinates, math.exp(-smoothness) * shift),
+        _delta(epsilon, smoothness, num_coordinates, shift),
+    )
+
+
+def _largest_scale_delta(epsilon: float, width: float, num_coordinates: int) -> float:
+    return max(
+        float(_scale_delta(epsilon, log_ratio, num_coordinates))
+        for log_ratio in (-width, width)
+    )
+
+
+def _delta(
+    epsilon: float, log_ratio: float, num_coordinates: int, shift: float
+) -> float:
+    """Returns D(r, s) of (3) by (6), at log r and s."""
+    curvature = math.expm1(-2 * log_ratio)  # 1/r^2 - 1
+    slope = shift * math.exp(-2 * log_ratio)
+    # d log r + curvature x^2/2 - slope x + slope s/2 = epsilon where the best A meets
+    # the axis: there the integrand may have a kink, and the cells are smaller.
+    constant = slope * shift / 2 + num_coordinates * log_ratio - epsilon
+    discriminant = slope**2 - 2 * curvature * constant
+    edges = np.arange(-_END, _END + 1)
+    if discriminant > 0:
+        larger = slope + math.sqrt(discriminant)
+        roots = np.array([[2 * constant / larger], [larger / curvature]])
+        around = np.concatenate([roots - _AROUND, roots + _AROUND], axis=None)
+        edges = np.union1d(edges, np.clip(around, -_END, _END))
+    half_widths = np.diff(edges)[:, None] / 2
+    x = (edges[:-1, None] + half_widths * (1 + _NODES)).ravel()
+    weights = (half_widths * _NODE_WEIGHTS).ravel()
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    # l(x), with (x - s)^2/r^2 - x^2 = curvature x^2 - 2 slope x + slope s.
+    loss = log_ratio + curvature * x**2 / 2 - slope * x + slope * shift / 2
+    rest = _scale_delta(epsilon - loss, log_ratio, num_coordinates - 1)
+    return float(np.sum(weights * density * rest))
+
+
+def _scale_delta(
+    epsilon: ArrayLike, log_ratio: float, num_coordinates: int
+) -> np.ndarray:
+    """Returns D(r, 0) at log r, for every real epsilon."""
+    t = np.asarray(epsilon, np.float64)
+    growth = np.exp(np.minimum(t, _LARGEST_EXPONENT))
+    if num_coordinates == 0:
+        return np.maximum(0.0, 1 - growth)
+    # A: |x|^2 > level for r < 1, and |x|^2 < level for r > 1.
+    level = 2 * (t - num_coordinates * log_ratio) / math.expm1(-2 * log_ratio)
+    level = np.maximum(level, 0.0) / 2
+    tail = scipy.special.gammaincc if log_ratio < 0 else scipy.special.gammainc
+    half = num_coordinates / 2
+    of_p, of_q = tail(half, level), tail(half, level * math.exp(-2 * log_ratio))
+    return np.maximum(0.0, of_p - growth * of_q)
+
+
+def _check_gaussian(delta: float, smoothness: float, num_coordinates: int) -> None:
+    _validate.probability(delta=delta)
+    _validate.positive(smoothness=smoothness)
+    _validate.count(num_coordinates=num_coordinates)

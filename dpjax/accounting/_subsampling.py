@@ -17,7 +17,6 @@ from dp_accounting import DpEvent
 from dpjax import _validate
 from dpjax._rounding import rounded_up
 from dpjax.accounting._gaussian import gaussian_stddev
-from dpjax.accounting._poisson_capacity import without_overflow
 from dpjax.accounting._sampled_gaussian import (
     ROUNDED_UP,
     epsilon_of_run,
@@ -25,6 +24,7 @@ from dpjax.accounting._sampled_gaussian import (
     has_coins,
     is_full_batch,
     num_releases,
+    without_overflow,
 )
 from dpjax.accounting._sampling import Sampling, independent
 from dpjax.accounting._zcdp import epsilon_to_rho

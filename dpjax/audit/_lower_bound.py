@@ -8,7 +8,13 @@ rate f and true positive rate t, (epsilon, delta)-differential privacy implies
 and mu-Gaussian differential privacy implies Phi^-1(t) - Phi^-1(f) <= mu         (2).
 
 Counts of independent releases bound f from above and t from below (Clopper and Pearson
-1934), hence epsilon and mu from below.
+1934), hence epsilon and mu from below. Each of the two rates fails with probability
+(1 - confidence) / 2. Source of (1): Kairouz, Oh, Viswanath (2015), "The composition
+theorem for differential privacy", Theorem 2.1; of (2): Dong, Roth, Su (2022), "Gaussian
+differential privacy", Definition 2.6 and Corollary 2.13. Attacks as lower bounds:
+Jagielski, Ullman, Oprea (2020), "Auditing differentially private machine learning";
+Nasr et al. (2023), "Tight auditing of differentially private machine learning"; Bichsel
+et al. (2021), "DP-Sniper", for fitted attacks.
 """
 
 import dataclasses
@@ -21,10 +27,7 @@ import scipy.stats
 from dpjax import _validate
 from dpjax._types import Key, PyTree
 from dpjax.accounting import gaussian_epsilon
-from dpjax.audit._releases import Release, Releases, Statistic
-from dpjax.audit._statistics import learn_statistics
-
-Bound = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of t from below, f from above
+from dpjax.audit._releases import Release, Statistic, released
 
 # The first share of the releases chooses the attack, the others measure it.
 _CHOICE = 0.3
@@ -32,6 +35,15 @@ _CHOICE = 0.3
 # `gaussian_epsilon` rounds up by 1e-10, and below 1e-4 it is an upper bound only.
 _EPSILON_SLACK = 1e-9
 _SMALLEST_EPSILON = 1e-4
+
+Score = Callable[[np.ndarray], np.ndarray]  # rows (n, d) -> (n,), high: the neighbor
+
+# A discriminant of this many coordinates needs a few times as many examples.
+_MAX_COORDINATES = 256
+
+# Edges of histograms: quantiles, finer towards the ends.
+_TAILS = 2.0 ** -np.arange(6, 13)
+_QUANTILES = np.concatenate([_TAILS, np.arange(1, 32) / 32, 1 - _TAILS])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,20 +103,15 @@ def epsilon_lower_bound(
     confidence: float = 1 - 1e-6,
     is_gaussian: bool = False,
     statistic: Statistic | None = None,
-    batch_size: int | None = None,
     vectorize: bool = True,
 ) -> Audit:
     """A lower bound on the epsilon of any randomized function, by an attack.
 
     The attack (a statistic of the release, a threshold, a direction) is chosen on the
-    first 3/10 of the releases. The other releases bound its rates f and t, and
-
-        epsilon >= max(log((t - delta) / f), log((1 - f - delta) / (1 - t))),
-
-    by (1) of this module. If the claim is Gaussian differential privacy, the attack
-    bounds mu >= Phi^-1(t) - Phi^-1(f) by (2), and the epsilon of this mu at delta is
-    returned. For small delta this bound is much closer to the truth, because frequent
-    outcomes reveal mu, but only rare ones reveal epsilon at delta.
+    first 3/10 of the releases. The others bound its rates f and t, and epsilon >=
+    max(log((t - delta) / f), log((1 - f - delta) / (1 - t))). With is_gaussian it
+    bounds mu >= Phi^-1(t) - Phi^-1(f), and so the epsilon at delta: for small delta
+    that is much closer to the truth.
 
     Args:
         release: `release(key, data)`, any traceable function that returns a pytree of
@@ -112,24 +119,20 @@ def epsilon_lower_bound(
         data: a pytree of arrays.
         neighbor: a pytree of the same shapes and dtypes.
         key: a typed key, used once here. Every release gets its own key.
-        delta: privacy parameter for which to bound epsilon, in [0, 1), and not 0 if
-            is_gaussian.
+        delta: privacy parameter in [0, 1), and not 0 if is_gaussian.
         num_releases: number of releases, half of each data set; at least 100.
         confidence: the probability that the bound is not too high.
         is_gaussian: whether the claim is mu-Gaussian DP: composed Gaussian noise on
             values of bounded l2 sensitivity, and its post-processing.
         statistic: a traceable function from a release to a scalar that tends to be
-            higher (or lower) for one of the data sets. By default the best of those
-            fitted to the first releases: a linear discriminant, log ratios of
-            histograms of each coordinate, or of counts of each distinct release.
-        batch_size: number of releases that are vectorized together; by default it
-            follows from the sizes of data and release, at most 10,000.
-        vectorize: whether release can be traced. If not, it is called on the host for
-            one release after the other.
+            higher (or lower) for one of the data sets. None: the best of those fitted
+            to the first releases: a linear discriminant, log ratios of histograms of
+            each coordinate, or of counts of each distinct release.
+        vectorize: False calls release on the host, for one key after the other.
 
     Returns:
-        An `Audit`, the same for the same key; `audit.mu` is the bound on mu. With
-        is_gaussian an epsilon below 1e-4 is returned as zero.
+        An `Audit`, the same for the same key. With is_gaussian an epsilon below 1e-4 is
+        returned as zero.
 
     Raises:
         ValueError: If an argument is out of its range, the data sets differ in
@@ -138,13 +141,10 @@ def epsilon_lower_bound(
 
     Privacy:
         If data and neighbor are neighbors, and release is (epsilon, delta)-DP, then
-        audit.epsilon <= epsilon with probability `confidence` over the releases,
-        because the attack is fixed before the releases that test it are used, their
-        counts are binomial, and each of the two rates fails with probability
-        (1 - confidence) / 2. A bound above a claim refutes it; a low bound proves
-        nothing, because other data sets or attacks may give a higher one. With
-        is_gaussian the bound refutes Gaussian claims only, not a claim of (epsilon,
-        delta) for one delta.
+        audit.epsilon <= epsilon with probability `confidence` over the releases: the
+        attack is fixed before the releases that test it are used. A bound above a claim
+        refutes it (with is_gaussian, a Gaussian claim only); a low bound proves
+        nothing, because other data sets or attacks may give a higher one.
 
     Example:
         >>> import jax
@@ -154,32 +154,54 @@ def epsilon_lower_bound(
         ...     key=jax.random.key(0))
         >>> print(f"{audit.epsilon:.2f} of 1")
         0.92 of 1
-        >>> from dpjax.accounting import gaussian_stddev
-        >>> from dpjax.mechanisms import gaussian
-        >>> stddev = gaussian_stddev(1.0, 1e-5, sensitivity=1.0)
-        >>> audit = epsilon_lower_bound(
-        ...     lambda key, value: gaussian(key, value, stddev=stddev), 0.0, 1.0,
-        ...     key=jax.random.key(0), delta=1e-5, is_gaussian=True)
-        >>> print(f"{audit.epsilon:.2f} of 1")
-        0.71 of 1
-
-    Reference:
-        Kairouz, Oh, Viswanath (2015), "The composition theorem for differential
-        privacy", Theorem 2.1, for (1). Dong, Roth, Su (2022), "Gaussian differential
-        privacy", Definition 2.6 and Corollary 2.13, for (2). Clopper, Pearson (1934).
-        Attacks as lower bounds: Jagielski, Ullman, Oprea (2020), "Auditing
-        differentially private machine learning"; Nasr et al. (2023), "Tight auditing of
-        differentially private machine learning"; Bichsel et al. (2021), "DP-Sniper",
-        for fitted attacks.
     """
     _validate.delta(delta)
-    source = Releases(release, data, neighbor, statistic, batch_size, vectorize)
+    bound, epsilon_fn = partial(_epsilon_bound, delta=delta), float
     if is_gaussian:
         _validate.probability(delta=delta)
         bound, epsilon_fn = _mu_bound, partial(_epsilon_of_mu, delta=delta)
-    else:
-        bound, epsilon_fn = partial(_epsilon_bound, delta=delta), float
-    return _attack(source, key, delta, num_releases, confidence, bound, epsilon_fn)
+    _validate.typed_key(key)
+    _validate.count(num_releases=num_releases)
+    _validate.require(num_releases >= 100, "num_releases", num_releases, "at least 100")
+    _validate.probability(confidence=confidence)
+    num_each = num_releases // 2
+    pair = release, data, neighbor, statistic
+    outputs = released(*pair, vectorize, key, num_each)
+    first = int(_CHOICE * num_each)
+    num_tested = num_each - first
+
+    def value(counts: np.ndarray, total: int) -> np.ndarray:
+        low, high = clopper_pearson(counts, total, (1 - confidence) / 2)
+        return bound(low[..., 1], high[..., 0])
+
+    half, statistics = 0, [_only_column]
+    if statistic is None:
+        half = first // 2
+        statistics = learn_statistics(*(rows[:half] for rows in outputs))
+    attacks = []
+    for score in statistics:
+        scores = [score(rows[half:first]) for rows in outputs]
+        thresholds = _thresholds(np.concatenate(scores))
+        for direction in (1, -1):
+            values = value(_positives(scores, thresholds, direction), first - half)
+            i = int(np.argmax(values))
+            attacks.append((values[i], score, thresholds, thresholds[i], direction))
+    _, score, thresholds, threshold, direction = max(attacks, key=lambda x: x[0])
+
+    scores = [score(rows[first:]) for rows in outputs]
+    counts = _positives(scores, np.array([threshold]), direction)[0]
+    return Audit(
+        epsilon=max(0.0, epsilon_fn(value(counts, num_tested))),
+        delta=delta,
+        confidence=confidence,
+        num_releases=2 * num_each,
+        num_tested=num_tested,
+        threshold=float(threshold),
+        direction=direction,
+        false_positives=int(counts[0]),
+        true_positives=int(counts[1]),
+        roc=_positives(scores, thresholds, direction)[::-direction],
+    )
 
 
 def clopper_pearson(
@@ -213,63 +235,6 @@ def _mu_bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     return scipy.stats.norm.ppf(low) - scipy.stats.norm.ppf(high)
 
 
-def _attack(
-    source: Releases,
-    key: Key,
-    delta: float,
-    num_releases: int,
-    confidence: float,
-    bound: Bound,
-    epsilon_fn: Callable[[np.ndarray], float],
-) -> Audit:
-    _validate.typed_key(key)
-    _validate.count(num_releases=num_releases)
-    _validate.require(num_releases >= 100, "num_releases", num_releases, "at least 100")
-    _validate.probability(confidence=confidence)
-    if source.batch_size is not None:
-        _validate.count(batch_size=source.batch_size)
-    num_each = num_releases // 2
-    outputs = source.draw(key, num_each)
-    first = int(_CHOICE * num_each)
-    num_tested = num_each - first
-    significance = (1 - confidence) / 2
-
-    def value(counts: np.ndarray, total: int) -> np.ndarray:
-        low, high = clopper_pearson(counts, total, significance)
-        return bound(low[..., 1], high[..., 0])
-
-    half, statistics = 0, [_only_column]
-    if source.statistic is None:
-        half = first // 2
-        statistics = learn_statistics(*(rows[:half] for rows in outputs))
-    best = None
-    for score in statistics:
-        scores = [score(rows[half:first]) for rows in outputs]
-        thresholds = _thresholds(np.concatenate(scores))
-        for direction in (1, -1):
-            values = value(_positives(scores, thresholds, direction), first - half)
-            i = int(np.argmax(values))
-            if best is None or values[i] > best[0]:
-                best = values[i], score, thresholds, thresholds[i], direction
-    assert best is not None
-    _, score, thresholds, threshold, direction = best
-
-    scores = [score(rows[first:]) for rows in outputs]
-    counts = _positives(scores, np.array([threshold]), direction)[0]
-    return Audit(
-        epsilon=max(0.0, epsilon_fn(value(counts, num_tested))),
-        delta=delta,
-        confidence=confidence,
-        num_releases=2 * num_each,
-        num_tested=num_tested,
-        threshold=float(threshold),
-        direction=direction,
-        false_positives=int(counts[0]),
-        true_positives=int(counts[1]),
-        roc=_positives(scores, thresholds, direction)[::-direction],
-    )
-
-
 def _only_column(rows: np.ndarray) -> np.ndarray:
     return np.nan_to_num(rows[:, 0], nan=-np.inf, posinf=np.inf, neginf=-np.inf)
 
@@ -287,11 +252,103 @@ def _positives(
 ) -> np.ndarray:
     """Returns the number of positives of each side and threshold, of shape (k, 2)."""
     counts = []
-    for side in scores:
-        side = np.sort(side)
-        if direction == 1:
-            count = len(side) - np.searchsorted(side, thresholds, "left")
-        else:
-            count = np.searchsorted(side, thresholds, "right")
-        counts.append(count)
+    for side in map(np.sort, scores):
+        is_left = direction == 1
+        count = np.searchsorted(side, thresholds, "left" if is_left else "right")
+        counts.append(len(side) - count if is_left else count)
     return np.stack(counts, axis=1)
+
+
+def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
+    """Returns functions that score rows (n, d): high where they are the neighbor's.
+
+    By Neyman and Pearson the best attack thresholds the log ratio of both densities;
+    each statistic here is the log ratio of a simple model.
+    """
+    data, neighbor = _finite(data), _finite(neighbor)
+    log_ratios = [_histogram(x, y) for x, y in zip(data.T, neighbor.T, strict=True)]
+    # The coordinates that differ most come first; those that differ only by chance
+    # would add noise.
+    order = np.argsort([-z for z, _ in log_ratios], kind="stable")[:_MAX_COORDINATES]
+    informative = [i for i in order if log_ratios[i][0] > 4.0] or [order[0]]
+
+    def marginals(rows: np.ndarray) -> np.ndarray:
+        rows = _finite(rows)
+        return np.sum([log_ratios[i][1](rows[:, i]) for i in informative], axis=0)
+
+    statistics = [marginals, _discriminant(data, neighbor, order)]
+    return statistics + _counts(data, neighbor)
+
+
+def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
+    """Returns a z-score of the difference in one coordinate, and its log ratio."""
+    edges = np.unique(
+        np.quantile(np.concatenate([data, neighbor]), _QUANTILES, method="inverted_cdf")
+    )
+
+    def cells(x: np.ndarray) -> np.ndarray:
+        # Even between edges, odd on an edge: an atom has its own cell.
+        return np.searchsorted(edges, x, "left") + np.searchsorted(edges, x, "right")
+
+    counts = [
+        np.bincount(cells(x), minlength=2 * len(edges) + 1) for x in (data, neighbor)
+    ]
+    log_ratio = np.log((counts[1] + 0.5) / (counts[0] + 0.5))
+    total = counts[0] + counts[1]
+    used = total > 0
+    chi_square = np.sum((counts[1] - counts[0])[used] ** 2 / total[used])
+    num_free = used.sum() - 1
+    z_score = (chi_square - num_free) / np.sqrt(2 * max(num_free, 1))
+    return float(z_score), lambda x: log_ratio[cells(x)]
+
+
+def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> Score:
+    """Returns the log ratio of two Gaussians of one covariance, up to constants."""
+    both = np.concatenate([data, neighbor])[:, order].astype(np.float64)
+    # Means and covariance after clipping, because heavy tails may have none.
+    low, high = np.quantile(both, [0.001, 0.999], axis=0)
+    center = np.median(both, axis=0)
+    scale = np.where(high > low, high - low, 1.0)
+    cut = (np.clip(both, low, high) - center) / scale
+    x, y = cut[: len(data)], cut[len(data) :]
+    x_mean, y_mean = x.mean(axis=0), y.mean(axis=0)
+    centered = np.concatenate([x - x_mean, y - y_mean])
+    covariance = centered.T @ centered / len(centered)
+    ridge = 1e-6 * np.trace(covariance) / len(order) + 1e-12
+    covariance += ridge * np.eye(len(order))
+    weights = np.linalg.solve(covariance, y_mean - x_mean)
+
+    def score(rows: np.ndarray) -> np.ndarray:
+        return (_finite(rows)[:, order].astype(np.float64) - center) / scale @ weights
+
+    return score
+
+
+def _counts(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
+    """Returns the log ratio of the counts of whole rows, if rows recur."""
+    both = _as_keys(np.concatenate([data, neighbor]))
+    rows, cells = np.unique(both, return_inverse=True)
+    if len(rows) > len(both) / 4:
+        return []
+    counts = [
+        np.bincount(part, minlength=len(rows)) for part in np.split(cells, [len(data)])
+    ]
+    log_ratio = np.append(np.log((counts[1] + 0.5) / (counts[0] + 0.5)), 0.0)
+
+    def score(new: np.ndarray) -> np.ndarray:
+        keys = _as_keys(_finite(new))
+        place = np.minimum(np.searchsorted(rows, keys), len(rows) - 1)
+        return log_ratio[np.where(rows[place] == keys, place, len(rows))]
+
+    return [score]
+
+
+def _finite(rows: np.ndarray) -> np.ndarray:
+    # A NaN is a separate outcome, below all finite ones.
+    return np.nan_to_num(rows, nan=-3e38, posinf=1e38, neginf=-1e38)
+
+
+def _as_keys(rows: np.ndarray) -> np.ndarray:
+    """Returns one comparable scalar for each row."""
+    rows = np.ascontiguousarray(rows + 0.0)  # no negative zeros
+    return rows.view(f"S{rows.dtype.itemsize * rows.shape[1]}")[:, 0]

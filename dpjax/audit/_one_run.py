@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +52,8 @@ def one_run(
 
     For each record a fair coin chooses between its values in data and in neighbor. The
     attack ranks the records by a statistic of the release, and guesses "neighbor" for
-    the k/2 highest and "data" for the k/2 lowest. If the release is (epsilon,
-    delta)-DP, the number of correct guesses is hardly more than binomial, of k trials
-    with probability e^epsilon / (1 + e^epsilon).
+    the k/2 highest and "data" for the k/2 lowest: hardly more guesses are right than
+    binomial ones, with probability e^epsilon / (1 + e^epsilon).
 
     Args:
         release: `release(key, data)`, called once, without tracing.
@@ -113,10 +113,8 @@ def one_run(
     is_canary = np.zeros(num_records, bool)
     for x, y in zip(*map(jax.tree.leaves, (data, neighbor)), strict=True):
         is_canary |= np.any(np.asarray(x != y).reshape(num_records, -1), axis=1)
-    num_canaries = int(is_canary.sum())
-    _validate.require(
-        num_canaries > 0, "neighbor", neighbor, "different from data in some record"
-    )
+    rule = "different from data in some record"
+    _validate.require(bool(is_canary.any()), "neighbor", neighbor, rule)
 
     coin_key, release_key = jax.random.split(key)
     coins = jax.random.bernoulli(coin_key, shape=(num_records,))
@@ -124,21 +122,30 @@ def one_run(
     def chosen(x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.where(coins.reshape(-1, *[1] * (x.ndim - 1)), y, x)
 
-    scores = np.asarray(
-        statistic(release(release_key, jax.tree.map(chosen, data, neighbor)))
-    )
-    _validate.require(
-        scores.shape == (num_records,),
-        "what statistic returns",
-        jax.ShapeDtypeStruct(scores.shape, scores.dtype),
-        f"one number for each of {num_records} records",
-    )
+    mixed = jax.tree.map(chosen, data, neighbor)
+    scores = np.asarray(statistic(release(release_key, mixed)))
+    rule = f"one number for each of {num_records} records"
+    is_fine, name = scores.shape == (num_records,), "what statistic returns"
+    given = jax.ShapeDtypeStruct(scores.shape, scores.dtype)
+    _validate.require(is_fine, name, given, rule)
+    is_in = np.asarray(coins)[is_canary]
+    return _best_bound(auditing, scores[is_canary], is_in, delta, confidence)
 
+
+def _best_bound(
+    auditing: Any,
+    scores: np.ndarray,
+    is_in: np.ndarray,
+    delta: float,
+    confidence: float,
+) -> OneRunAudit:
+    """Returns the best bound over the numbers of guesses."""
+    num_canaries = len(scores)
     # Ranks -(m-1), -(m-3), ..., m-1: larger ones are more certain guesses.
-    order = np.argsort(scores[is_canary], kind="stable")
     ranks = np.empty(num_canaries)
+    order = np.argsort(scores, kind="stable")
     ranks[order] = 2.0 * np.arange(num_canaries) - (num_canaries - 1)
-    is_right = (ranks > 0) == np.asarray(coins)[is_canary]
+    is_right = (ranks > 0) == is_in
     # jax_privacy counts "in" canaries above a threshold as correct guesses.
     sureness = np.abs(ranks) + 0.5 * (ranks > 0)  # no ties
     auditor = auditing.CanaryScoreAuditor(sureness[is_right], sureness[~is_right])

@@ -1,6 +1,5 @@
 """Many releases of two data sets, drawn together."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -22,54 +21,44 @@ _LARGEST_BATCH = 10_000
 _REAL = (jnp.floating, jnp.integer, jnp.bool_)
 
 
-@dataclasses.dataclass(frozen=True)
-class Releases:
-    """A source of releases; its fields are arguments of `epsilon_lower_bound`."""
+def released(
+    release: Release,
+    data: PyTree,
+    neighbor: PyTree,
+    statistic: Statistic | None,
+    vectorize: bool,
+    key: Key,
+    num_each: int,
+) -> list[np.ndarray]:
+    """Returns releases, or statistics, of both data sets: (num_each, d) each."""
+    sides = as_pair(data, neighbor)
+    draw = partial(_release_one, release, statistic)
 
-    release: Release
-    data: PyTree
-    neighbor: PyTree
-    statistic: Statistic | None
-    batch_size: int | None
-    vectorize: bool
-
-    def draw(self, key: Key, num_each: int) -> list[np.ndarray]:
-        """Returns releases, or statistics, of both data sets: (num_each, d) each."""
-        sides = as_pair(self.data, self.neighbor)
-        if self.vectorize:
-            rows = partial(self._vectorized, self._chunks(key, sides[0], num_each))
-        else:
-            rows = partial(self._on_host, num_each)
-        pairs = zip(jax.random.split(key), sides, strict=True)
-        return [rows(side_key, side)[:num_each] for side_key, side in pairs]
-
-    def _shown(self, key: Key, data: PyTree) -> list[jax.Array]:
-        return _release_one(self.release, self.statistic, key, data)
-
-    def _chunks(self, key: Key, data: PyTree, num_each: int) -> tuple[int, int]:
-        """Returns the number of chunks, and of releases in each."""
-        leaves = jax.eval_shape(self._shown, key, data)
-        _check_leaves(leaves, self.statistic)
-        batch_size = self.batch_size
-        if batch_size is None:
-            size = sum(math.prod(x.shape) for x in jax.tree.leaves((data, leaves)))
-            batch_size = min(max(_CHUNK_SIZE // max(size, 1), 1), _LARGEST_BATCH)
-        num_chunks = -(-num_each // batch_size)
-        return num_chunks, -(-num_each // num_chunks)  # as even as can be
-
-    def _vectorized(self, shape: tuple[int, int], key: Key, data: PyTree) -> np.ndarray:
+    def vectorized(shape: tuple[int, int], key: Key, data: PyTree) -> np.ndarray:
         # Compiled once for both data sets, without a copy of the data for each release.
-        parts = _release_all(self.release, self.statistic, shape, key, data)
+        parts = _release_all(release, statistic, shape, key, data)
         rows = [_sortable(np.asarray(x)).reshape(math.prod(shape), -1) for x in parts]
         return np.concatenate(rows, axis=1)
 
-    def _on_host(self, num_each: int, key: Key, data: PyTree) -> np.ndarray:
-        def row(key: Key) -> np.ndarray:
-            leaves = [np.asarray(x) for x in self._shown(key, data)]
-            _check_leaves(leaves, self.statistic)
-            return np.concatenate([_sortable(x).reshape(-1) for x in leaves])
+    def on_host(key: Key, data: PyTree) -> np.ndarray:
+        rows = []
+        for each in jax.random.split(key, num_each):
+            leaves = [np.asarray(x) for x in draw(each, data)]
+            _check_leaves(leaves, statistic)
+            rows.append(np.concatenate([_sortable(x).reshape(-1) for x in leaves]))
+        return np.stack(rows)
 
-        return np.stack([row(sub_key) for sub_key in jax.random.split(key, num_each)])
+    rows_of = on_host
+    if vectorize:
+        leaves = jax.eval_shape(draw, key, sides[0])
+        _check_leaves(leaves, statistic)
+        size = sum(math.prod(x.shape) for x in jax.tree.leaves((sides[0], leaves)))
+        batch_size = min(max(_CHUNK_SIZE // max(size, 1), 1), _LARGEST_BATCH)
+        num_chunks = -(-num_each // batch_size)
+        shape = num_chunks, -(-num_each // num_chunks)  # as even as can be
+        rows_of = partial(vectorized, shape)
+    pairs = zip(jax.random.split(key), sides, strict=True)
+    return [rows_of(side_key, side)[:num_each] for side_key, side in pairs]
 
 
 def _check_leaves(leaves: list, statistic: Statistic | None) -> None:
@@ -96,9 +85,8 @@ def as_pair(data: PyTree, neighbor: PyTree) -> tuple[PyTree, PyTree]:
         jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
         for tree in (data, neighbor)
     ]
-    _validate.require(
-        kinds[0] == kinds[1], "neighbor", kinds[1], f"of the data's kind {kinds[0]}"
-    )
+    rule = f"of the data's kind {kinds[0]}"
+    _validate.require(kinds[0] == kinds[1], "neighbor", kinds[1], rule)
     return data, neighbor
 
 
@@ -118,8 +106,6 @@ def _release_all(
     data: PyTree,
 ) -> list[jax.Array]:
     """Returns releases in chunks: one for each row of keys of this shape."""
-    release_one = partial(_release_one, release, statistic)
-    return jax.lax.map(
-        lambda keys: jax.vmap(release_one, (0, None))(keys, data),
-        jax.random.split(key, shape),
-    )
+    draw = partial(_release_one, release, statistic)
+    keys = jax.random.split(key, shape)
+    return jax.lax.map(lambda keys: jax.vmap(draw, (0, None))(keys, data), keys)

@@ -14,10 +14,13 @@ enter a batch depends on indices and on the key alone, never on values.
 """
 
 from dpjax.batching._batching import Batching
-from dpjax.batching._by_index import Disjoint, Full
-from dpjax.batching._epochs import BallsInBins, ShuffledEpochs
-from dpjax.batching._poisson import CyclicPoisson, Poisson
-from dpjax.batching._without_replacement import WithoutReplacement
+from dpjax.batching._fixed_size import (
+    Disjoint,
+    Full,
+    ShuffledEpochs,
+    WithoutReplacement,
+)
+from dpjax.batching._padded import BallsInBins, CyclicPoisson, Poisson
 
 __all__ = [
     "BallsInBins",

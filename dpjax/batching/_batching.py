@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 from functools import partial
 from typing import Any, ClassVar
 
@@ -89,10 +90,9 @@ class Batching(abc.ABC):
             num_samples: n, the number of records of all devices together.
             num_steps: T, the number of batches of the run.
             epsilon: privacy of the whole run, as given to
-                `accounting.noise_multiplier`. Required by `Poisson`, `CyclicPoisson`
-                and `BallsInBins`, because the capacity of a batch depends on the
-                budget; ignored by the others.
-            delta: privacy of the whole run, likewise.
+                `accounting.noise_multiplier`: the capacity of padded batches depends on
+                it. Ignored by batchings of a fixed size.
+            delta: likewise.
 
         Raises:
             ValueError: If an argument is out of its range, the batching does not fit n
@@ -108,16 +108,12 @@ class Batching(abc.ABC):
         """
         _validate.typed_key(key)
         _validate.count(num_samples=num_samples, num_steps=num_steps)
-        if epsilon is not None:
-            _validate.above_zero(epsilon=epsilon)
-        if delta is not None:
-            _validate.delta(delta)
+        _validate.above_zero(epsilon=math.inf if epsilon is None else epsilon)
+        _validate.delta(0.0 if delta is None else delta)
         self.divisor(num_samples, num_steps)
         capacity = self._capacity(num_samples, num_steps, epsilon, delta)
-        nothing: Any = None
-        state = BatchState(
-            nothing, nothing, nothing, self, num_samples, num_steps, capacity
-        )
+        unset: Any = (None, None, None)
+        state = BatchState(*unset, self, num_samples, num_steps, capacity)
         return state.started(key)
 
     def draw(
@@ -233,15 +229,9 @@ class Batching(abc.ABC):
         probability sampling_prob if that is given.
         """
 
-    def _capacity(
-        self,
-        num_samples: int,
-        num_steps: int,
-        epsilon: float | None,
-        delta: float | None,
-    ) -> int | None:
+    def _capacity(self, *run: Any) -> int | None:
         """Returns the number of rows of a padded batch; rejects a small capacity."""
-        del num_samples, num_steps, epsilon, delta
+        del run
         return None
 
 

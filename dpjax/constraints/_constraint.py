@@ -32,8 +32,9 @@ class Constraint(abc.ABC):
     A subclass is a frozen dataclass and a pytree whose leaves are its radius or bounds:
     a sweep over radii compiles once, `vmap` and `grad` over a radius work.
 
-    Results have the dtypes of the given tree, float32 for integers. In half precision
-    the result is rounded last, so a projection may lie outside by that rounding.
+    Trees are finite, real and shaped as the parameters; results have their structure
+    and dtypes, float32 for integers. In half precision the result is rounded last, so a
+    projection may lie outside by that rounding.
 
     Example:
         >>> from dpjax.constraints import L2Ball
@@ -47,30 +48,28 @@ class Constraint(abc.ABC):
         Args:
             params: pytree of real arrays, all finite.
 
-        Returns:
-            A pytree of the same structure, shapes and float dtypes.
-
         Raises:
             ValueError: If params are not real arrays or do not fit the set, or the set
                 has no projection in closed form (`Polytope`).
         """
-        raise ValueError(_has_none(self, "projection in closed form"))
+        raise self._has_no("projection")
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """Returns whether the parameters lie in the set.
+        """Returns whether the parameters lie in the set, a boolean scalar.
 
         Args:
             params: pytree of real arrays; NaN lies in no set.
             tolerance: slack of each inequality of the set, in units of the parameters.
 
-        Returns:
-            A boolean scalar.
-
         Raises:
             ValueError: If tolerance is negative, params do not fit the set, or the set
                 has no test in closed form (`Polytope`).
         """
-        raise ValueError(_has_none(self, "membership test in closed form"))
+        raise self._has_no("membership test")
+
+    def _has_no(self, name: str) -> ValueError:
+        rule = f"constraint must be a set with a {name} in closed form"
+        return ValueError(f"{rule}, got {type(self).__name__}.")
 
     @abc.abstractmethod
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
@@ -84,9 +83,6 @@ class Constraint(abc.ABC):
             norm: "l1" or "l2".
             num_coordinates: entries of all leaves of the parameters together.
 
-        Returns:
-            A number, exact up to float rounding.
-
         Raises:
             ValueError: If norm is another, or the set has another number of
                 coordinates.
@@ -99,12 +95,6 @@ class Constraint(abc.ABC):
     @abc.abstractmethod
     def minimize_linear(self, gradient: PyTree) -> PyTree:
         """Returns a point v of the set with the smallest <v, gradient>. Not private.
-
-        Args:
-            gradient: pytree shaped as the parameters, all finite.
-
-        Returns:
-            A pytree of the same structure, shapes and float dtypes.
 
         Raises:
             ValueError: If gradient is no real arrays or does not fit the set.
@@ -132,11 +122,7 @@ class VertexConstraint(Constraint):
     def score_error(self, num_coordinates: int) -> Scalar:
         """Returns the float32 rounding error of a score, per unit of max |gradient|.
 
-        Args:
-            num_coordinates: entries of all leaves of the parameters together.
-
-        Returns:
-            A bound on |computed - exact score| / max |gradient|, for every vertex.
+        A bound on |computed - exact score| / max |gradient|, for every vertex.
 
         Raises:
             ValueError: If the set has other coordinates.
@@ -146,14 +132,8 @@ class VertexConstraint(Constraint):
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
         """Returns the score -<v, gradient> of every vertex v; higher is better.
 
-        Gradients are clipped first, so that no score exceeds a quarter of the largest
-        float.
-
-        Args:
-            gradient: pytree shaped as the parameters, all finite.
-
-        Returns:
-            Shape (num_vertices,), float64 where a leaf is, else float32.
+        Shape (num_vertices,), float64 where a leaf is, else float32. Gradients are
+        clipped first, so that no score exceeds a quarter of the largest float.
 
         Raises:
             ValueError: If gradient is no real arrays or does not fit the set.
@@ -166,19 +146,14 @@ class VertexConstraint(Constraint):
             index: integer from 0 to num_vertices - 1; may be traced.
             like: pytree shaped as the parameters; its values do not matter.
 
-        Returns:
-            A pytree of the structure, shapes and float dtypes of `like`.
-
         Raises:
             ValueError: If index is out of range, or like does not fit the set.
         """
         vector, unflatten = flatten(like, "like")
         if _validate.is_concrete(index):
-            last = self.num_vertices(vector.size) - 1
-            is_integer = np.ndim(index) == 0 and np.issubdtype(
-                np.asarray(index).dtype, np.integer
-            )
-            is_fine = bool(is_integer and 0 <= index <= last)
+            number, last = np.asarray(index), self.num_vertices(vector.size) - 1
+            is_integer = number.ndim == 0 and np.issubdtype(number.dtype, np.integer)
+            is_fine = bool(is_integer and 0 <= number <= last)
             _validate.require(is_fine, "index", index, f"an integer from 0 to {last}")
         return unflatten(self._vertex(jnp.asarray(index), vector))
 
@@ -202,38 +177,3 @@ def check_coordinates(num_coordinates: int, expected: int) -> None:
     rule = f"{expected}, the coordinates of the set"
     is_fine = num_coordinates == expected
     _validate.require(is_fine, "num_coordinates", num_coordinates, rule)
-
-
-def _has_none(constraint: Constraint, name: str) -> str:
-    return f"constraint must be a set with a {name}, got {type(constraint).__name__}."
-
-
-@jax.jit
-def project_simplex(vector: jax.Array, radius: jax.Array) -> jax.Array:
-    """Returns the projection onto {x >= 0, sum x = radius}: max(vector - tau, 0).
-
-    `optax.projections.projection_simplex` mixes integers and floats, which strict
-    dtype promotion refuses, and loses the radius in sums of large entries.
-
-    Reference:
-        Held, Wolfe and Crowder (1974); Duchi et al. (2008), Figure 1.
-    """
-    # A shift changes nothing. With the largest entry at zero, -1 <= tau < 0 in units of
-    # the radius, so smaller entries may be clipped to -1.
-    shifted = vector - jax.lax.stop_gradient(jnp.max(vector))
-    units = jnp.maximum(shifted, -radius) / radius
-    sums = jnp.cumsum(jnp.sort(units, descending=True))
-    counts = jnp.arange(1, vector.size + 1).astype(vector.dtype)
-    # Every k gives a lower bound of tau, and the size of the support gives tau.
-    tau = jnp.max((sums - 1) / counts)
-    # Two Newton steps then remove the rounding of long sums. The last step alone has
-    # the derivative of tau, so the sort is not differentiated.
-    tau = jax.lax.stop_gradient(tau + _newton_step(units - tau))
-    above = units - tau
-    return radius * jax.nn.relu(above - _newton_step(above))
-
-
-def _newton_step(above: jax.Array) -> jax.Array:
-    """Returns the increase of tau for which sum max(units - tau, 0) is 1."""
-    support = jnp.maximum(jnp.sum((above > 0).astype(above.dtype)), 1)
-    return (jnp.sum(jax.nn.relu(above)) - 1) / support

@@ -4,31 +4,24 @@ Which one? `Clipping` bounds the norm of a whole vector, so its noise does not g
 the number of coordinates d; it is biased if norms exceed the clip norm, for all n and
 epsilon. `SmoothedTruncation`, `Truncation` and `Winsorization` bound each coordinate.
 Their noise is sqrt(d) times larger, but a public bound on a moment sets their scale and
-balances bias and noise (`for_moment`), while a clip norm is a guess. With equal steps
-and the best of five settings for each, clipping was better in most measurements. For
-networks, `Normalization` needs no clip norm, `Grouped` bounds each layer separately,
-and with `AdaptiveThreshold` the clip norm follows a private quantile of the norms. With
-`Scaled` every coordinate has a public scale, and noise proportional to it.
-`MedianOfMeans` is for moments below two, `TrimmedMean` for data well within a known
-range. For the measurements see "Which method" and "Which estimator" in
-benchmarks/FIGURES.md of the repository. An argument out of its range raises
-`ValueError`.
+balances bias and noise (`for_moment`), while a clip norm is a guess; clipping was
+better in most measurements ("Which estimator" in benchmarks/FIGURES.md). For networks,
+`Normalization` needs no clip norm, `Grouped` bounds each layer separately, and with
+`AdaptiveThreshold` the clip norm follows a private quantile of the norms. With `Scaled`
+every coordinate has a public scale, and noise proportional to it. `MedianOfMeans` is
+for moments below two, `TrimmedMean` for data well within a known range. An argument out
+of its range raises `ValueError`.
 """
 
 from dpjax.estimators._adaptive import AdaptiveThreshold
-from dpjax.estimators._clipping import Clipping
-from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._grouped import Grouped
-from dpjax.estimators._mean import Mean
+from dpjax.estimators._clipping import Clipping, Grouped, Normalization
+from dpjax.estimators._estimator import Estimator, Mean
 from dpjax.estimators._median_of_means import MedianOfMeans
-from dpjax.estimators._normalization import Normalization
 from dpjax.estimators._scaled import Scaled
 from dpjax.estimators._sensitivity import Sensitivity
-from dpjax.estimators._smoothed_clipping import SmoothedClipping
-from dpjax.estimators._smoothed_truncation import SmoothedTruncation
+from dpjax.estimators._smoothed import SmoothedClipping, SmoothedTruncation
 from dpjax.estimators._trimmed_mean import TrimmedMean
-from dpjax.estimators._truncation import Truncation
-from dpjax.estimators._winsorization import Winsorization
+from dpjax.estimators._truncation import Truncation, Winsorization
 
 __all__ = [
     "AdaptiveThreshold",

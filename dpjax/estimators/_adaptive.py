@@ -12,18 +12,15 @@ from dpjax import _validate
 from dpjax._rounding import LARGEST
 from dpjax._sums.samples import FactoredSamples
 from dpjax._tree import like, register
-from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators._norm import SMALLEST_THRESHOLD, BoundFn, NormBounded
-from dpjax.estimators._sensitivity import Sensitivity
+from dpjax._types import PyTree, Scalar
+from dpjax.estimators._clipping import SMALLEST_THRESHOLD, BoundFn, NormBounded
 
 
 class Counted(NamedTuple):
-    """A mean of influences, and the share of samples with norms within the thresholds.
+    """A mean of influences, and counts of samples with norms within the thresholds.
 
-    Attributes:
-        mean: a pytree like a sample.
-        short: shape (groups,): the mean of `Counting.half` for samples within the
-            threshold and minus that for the others.
+    `short`, shape (groups,), is the mean of `Counting.half` for samples within the
+    threshold and of minus that for the others.
     """
 
     mean: PyTree
@@ -43,13 +40,8 @@ class Counting(NormBounded):
         half = L sqrt(share / (1 - share) / G).
 
     So mean and counts are one vector of bounded norm, and one Gaussian releases both.
-    If the noise multiplier of the whole is z, that of the mean is z_g = z / sqrt(1 -
-    share), and that of the counts z_c = z / sqrt(share), because z^-2 = z_g^-2 +
-    z_c^-2.
-
-    Attributes:
-        estimator: an estimator whose influences have a bounded norm.
-        share: share of the budget for the counts, in (0, 1); static.
+    If its noise multiplier is z, that of the mean is z / sqrt(1 - share), and that of
+    the counts z / sqrt(share): their inverse squares add up. `share` is static.
     """
 
     estimator: NormBounded
@@ -57,7 +49,6 @@ class Counting(NormBounded):
 
     @property
     def num_groups(self) -> int:
-        """G."""
         return len(self.sizes)
 
     @property
@@ -77,7 +68,6 @@ class Counting(NormBounded):
 
     @property
     def sizes(self) -> jax.Array:
-        """See `NormBounded.sizes`: those of the estimator."""
         return self.estimator.sizes
 
     def resized(self, sizes: jax.Array) -> Self:
@@ -95,22 +85,10 @@ class Counting(NormBounded):
 
         return counted
 
-    def sensitivity(
-        self,
-        num_samples: Scalar,
-        num_coordinates: int,
-        relation: NeighboringRelation = REPLACE_ONE,
-        *,
-        rounded: bool = True,
-    ) -> Sensitivity:
-        """See `Estimator.sensitivity`: of mean and counts together.
-
-        num_coordinates are those of a sample, without the counts.
-        """
+    def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
+        """See `Estimator.sensitivity`: of a sample's coordinates, and of the counts."""
         num_coordinates += self.num_groups
-        return super().sensitivity(
-            num_samples, num_coordinates, relation, rounded=rounded
-        )
+        return super()._sensitivity(num_samples, num_coordinates, relation, rounded)
 
 
 @register("estimator", "quantile", "learning_rate")
@@ -124,14 +102,9 @@ class AdaptiveThreshold:
 
         threshold <- threshold·exp(-learning_rate·(b - quantile)),
 
-    where b is the private share of samples with a norm within the threshold. For a
-    fixed distribution of the norms the threshold converges to their quantile. The first
-    threshold may be wrong by orders of magnitude; to move from C to c then takes
-    log(C / c) / (learning_rate·(1 - quantile)) steps downward, or log(c / C) /
-    (learning_rate·quantile) steps upward.
-
-    The counts are released with the mean, as one Gaussian vector of one subsampling:
-    see `counting`. NaN and infinite entries of a sample count as zero in its norm too.
+    where b is the private share of samples with a norm within the threshold. It goes to
+    their quantile: from C down to c in log(C / c) / (learning_rate·(1 - quantile))
+    steps, or up in log(c / C) / (learning_rate·quantile).
 
     With `robust_grad`, use `counting` as the estimator, which returns mean and counts;
     add noise for its sensitivity, and pass the result to `follow`.
@@ -139,43 +112,37 @@ class AdaptiveThreshold:
     Sensitivity:
         That of `counting`, for replace-one or add/remove, covers mean and counts
         together: for G groups a record moves G counts. The noise of the mean is then
-        1 / sqrt(1 - share) times the noise with fixed thresholds: at 0.01, half a per
-        cent more. The noise multiplier accounts for the whole privacy cost.
+        1 / sqrt(1 - share) times that with fixed thresholds: at 0.01, half a per cent
+        more. The noise multiplier accounts for the whole privacy cost.
 
     Attributes:
         estimator: `Clipping`, `SmoothedClipping` or `Normalization`, or `Grouped` of
-            one of these, with its first thresholds (clip norm, scale, offset).
+            one of these, with its first thresholds, within [lower, upper].
         lower: the smallest threshold, public, in units of the samples, at least 1e-12.
-        upper: the largest threshold, public, at most 1e30.
+        upper: the largest one, public, at most 1e30.
         quantile: target share of norms within the threshold, in (0, 1); a pytree leaf.
         learning_rate: step size of the log threshold, > 0; a pytree leaf.
-        share: share of the budget for the counts, in (0, 1). The stddev of their noise,
-            divided by n, is noise_multiplier·sqrt(G / share) / n under replace-one.
-
-    Raises:
-        ValueError: If estimator is none of these, a number is out of its range, or a
-            first threshold is not within [lower, upper].
+        share: share of the budget for the counts, in (0, 1): the noise of b has stddev
+            noise_multiplier·sqrt(G / share) / n under replace-one.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from dpjax.estimators import AdaptiveThreshold, Clipping
         >>> from dpjax.transforms import privatize
         >>> adaptive = AdaptiveThreshold(Clipping(1.0), lower=1e-3, upper=1e3)
-        >>> transform = privatize(
-        ...     adaptive, noise_multiplier=1.0, key=jax.random.key(0))
-        >>> grads = 30.0 * jax.random.normal(jax.random.key(1), (4096, 2))
-        >>> state = transform.init(jnp.zeros(2))
-        >>> update = jax.jit(transform.update)
+        >>> key, data_key = jax.random.split(jax.random.key(0))
+        >>> transform = privatize(adaptive, noise_multiplier=1.0, key=key)
+        >>> grads = 30.0 * jax.random.normal(data_key, (4096, 2))
+        >>> state, update = transform.init(jnp.zeros(2)), jax.jit(transform.update)
         >>> for _ in range(60):
         ...     mean, state = update(grads, state)
-        >>> median = jnp.median(jnp.linalg.norm(grads, axis=1))
-        >>> print(f"{state.thresholds[0] / median:.1f}")
-        1.0
+        >>> share = jnp.linalg.norm(grads, axis=1) <= state.thresholds
+        >>> print(share.mean().round(1))
+        0.5
 
     Reference:
         Andrew, Thakkar, McMahan, Ramaswamy (2021), Differentially private learning with
-        adaptive clipping, Algorithm 1 and Theorem 1; here for replace-one as well, for
-        groups, and with the count's noise in proportion to the threshold's.
+        adaptive clipping, Algorithm 1, Theorem 1; also for replace-one and groups here.
     """
 
     estimator: NormBounded
@@ -186,28 +153,25 @@ class AdaptiveThreshold:
     share: float = 0.01
 
     def __post_init__(self):
+        base = self.estimator
         rule = "norm-wise: Clipping, SmoothedClipping, Normalization, or Grouped of one"
-        is_fine = isinstance(self.estimator, NormBounded) and not isinstance(
-            self.estimator, Counting
-        )
-        _validate.require(is_fine, "estimator", self.estimator, rule)
+        is_fine = isinstance(base, NormBounded) and not isinstance(base, Counting)
+        _validate.require(is_fine, "estimator", base, rule)
         _validate.within(
             SMALLEST_THRESHOLD, LARGEST, lower=self.lower, upper=self.upper
         )
         _validate.probability(quantile=self.quantile, share=self.share)
         _validate.positive(learning_rate=self.learning_rate)
         for name in ("lower", "upper", "share"):  # they are static
-            value = float(getattr(self, name))
-            object.__setattr__(self, name, value)
-        thresholds = self.estimator.sizes
-        is_within = not _validate.is_concrete(thresholds)
-        if not is_within:  # in their dtype, which rounds the ends in the same way
+            object.__setattr__(self, name, float(getattr(self, name)))
+        thresholds, ends = base.sizes, (self.lower, self.upper)
+        is_fine = self.lower <= self.upper
+        if _validate.is_concrete(thresholds):
             numbers = np.asarray(thresholds)
-            lower, upper = (numbers.dtype.type(x) for x in (self.lower, self.upper))
-            is_within = bool(np.all((numbers >= lower) & (numbers <= upper)))
+            lower, upper = map(numbers.dtype.type, ends)  # rounds in the same way
+            is_fine = is_fine and bool(np.all((numbers >= lower) & (numbers <= upper)))
         rule = f"a range that contains the first thresholds {thresholds}"
-        is_fine = is_within and self.lower <= self.upper
-        _validate.require(is_fine, "lower, upper", (self.lower, self.upper), rule)
+        _validate.require(is_fine, "lower, upper", ends, rule)
 
     @property
     def counting(self) -> Counting:
@@ -226,8 +190,7 @@ class AdaptiveThreshold:
     def follow(self, released: Counted) -> tuple[PyTree, Self]:
         """Returns the private mean, and the next thresholds.
 
-        Args:
-            released: the result of `counting`, with noise.
+        `released` is the result of `counting`, with noise.
         """
         half = jnp.asarray(self.counting.half).astype(released.short.dtype)
         shares = 0.5 + released.short / (2 * half)

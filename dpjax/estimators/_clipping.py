@@ -1,25 +1,156 @@
-"""Clipping: each sample is scaled down to a given l2 norm, over the whole tree."""
+"""Robust means by norm: clipping and normalization, of samples or groups of leaves.
 
+An influence by norm multiplies a sample by one number, its weight, a function of its l2
+norm: the sample keeps its direction. Factors give its norm: |a|^2 |d|^2 for an outer
+product, Gram matrices for a product of matrices, the squares of the rows for a table.
+The weight depends on the sample only, and is computed from the same numbers that are
+summed (`materialized`).
+
+The computed norm of a sample is at least 1 - NORM_ERROR of the exact one, to 2^-39
+thresholds, or its weight is zero. Weights do not increase with the norm, so that an
+influence is at most limit (1 + NORM_ERROR) long: `docs/privacy/proofs/sums.md`, 1.5.
+"""
+
+import abc
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST
-from dpjax._tree import register
+from dpjax._sums.fold import Summands
+from dpjax._sums.samples import NORM_ERROR, FactoredSamples, Leaf, weigh
+from dpjax._sums.stream import SampleStream
+from dpjax._tree import as_float, by_row, like, materialized, register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._norm import SMALLEST_THRESHOLD, NormEstimator
+from dpjax.estimators._estimator import Estimator
+from dpjax.estimators._sensitivity import norm_sensitivity
+
+# Clip norms, scales and offsets: ordinary samples stay below 2^63 of them.
+SMALLEST_THRESHOLD = 1e-12
+
+BoundFn = Callable[[FactoredSamples], tuple[FactoredSamples, jax.Array]]
+Group = str | tuple[str, ...]
+
+
+class NormBounded(Estimator):
+    """An estimator whose influences have a bounded l2 norm, also computed from factors.
+
+    Each group of leaves has a norm and a threshold for it: the clip norm, or the scale
+    of a smooth bound.
+    """
+
+    @property
+    def needs_leaves(self) -> bool:
+        """Returns whether `bound_fn` needs single leaves, which are not stacked."""
+        return False
+
+    @property
+    @abc.abstractmethod
+    def limit(self) -> Scalar:
+        """The bound on the l2 norm of an influence, hence on any coordinate."""
+
+    @property
+    def diameter(self) -> float:
+        """The largest l2 distance of two influences, in limits."""
+        return 2.0
+
+    @property
+    @abc.abstractmethod
+    def sizes(self) -> jax.Array:
+        """The thresholds of the norms, shape (groups,)."""
+
+    @abc.abstractmethod
+    def resized(self, sizes: jax.Array) -> Self:
+        """Returns the estimator with other thresholds, shape (groups,); unchecked."""
+
+    @abc.abstractmethod
+    def bound_fn(self) -> BoundFn:
+        """Returns a function from a sample to its influence, and whether it is short.
+
+        The numbers of the sample are finite and materialized. It is short in a group if
+        its norm is within the threshold: shape (groups,). A sample that counts as zero
+        because its norm is too large is not short.
+        """
+
+    def influence(self, sample: PyTree) -> PyTree:
+        """Returns the sample with bounded norm; NaN and infinities count as zero."""
+        return self.influence_fn()(sample)
+
+    def influence_fn(self) -> Callable[[PyTree], PyTree]:
+        bound = self.bound_fn()
+
+        def influence(sample: PyTree) -> PyTree:
+            influence, _ = bound(materialized(FactoredSamples(sample).finite()))
+            return influence.written_out()
+
+        return influence
+
+    def summands(self, stream: SampleStream) -> Summands:
+        """See `Estimator.summands`: the norms of factored samples come from factors."""
+        bound = self.bound_fn()
+
+        def prepare(samples: FactoredSamples) -> FactoredSamples:
+            samples = samples if self.needs_leaves else samples.stacked()
+            return by_row(bound, samples.num_rows)(materialized(samples.finite()))[0]
+
+        return Summands(stream, prepare)
+
+    def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
+        """See `Estimator.sensitivity`: l2 is diameter limit / n and its rounding."""
+        args = self.limit, num_samples, num_coordinates, relation
+        norms = {"norm_error": NORM_ERROR, "diameter": self.diameter}
+        return norm_sensitivity(*args, **norms, rounded=rounded)
+
+
+class NormEstimator(NormBounded):
+    """An estimator whose influence is the sample times a function of its l2 norm."""
+
+    size_name: ClassVar[str]  # the field with the threshold of the norm
+
+    def __post_init__(self):
+        size = {self.size_name: getattr(self, self.size_name)}
+        _validate.within(SMALLEST_THRESHOLD, LARGEST, **size)
+
+    @abc.abstractmethod
+    def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
+        """Returns the weight of a sample as a function of norm / threshold.
+
+        It does not increase, and is differentiable on [0, 2^63).
+        """
+
+    @property
+    def sizes(self) -> jax.Array:
+        """See `NormBounded.sizes`: one for the whole sample."""
+        threshold = as_float(getattr(self, self.size_name))
+        return threshold.astype(threshold.dtype)[None]  # not weakly typed
+
+    def resized(self, sizes: jax.Array) -> Self:
+        other = copy.copy(self)
+        object.__setattr__(other, self.size_name, sizes[0])
+        return other
+
+    def bound_fn(self) -> BoundFn:
+        weight_fn, threshold = self.weight_fn(), self.sizes[0]
+
+        def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
+            squares = materialized(sample.squared_norm(1 / threshold))
+            weight, norm = weigh(squares, weight_fn)
+            return sample.weighted(weight), (norm <= 1)[None]
+
+        return bound
 
 
 @jax.jit
 def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
     """Returns sample·min(1, l2_clip_norm / ||sample||), the norm over all leaves.
 
-    Leaves in half precision become float32 first. NaN and infinite entries count as
-    zero; so does a whole sample of 2^63 clip norms or more.
+    NaN, infinities and norms of 2^63 clip norms count as in `Estimator`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -34,13 +165,11 @@ def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
 class Clipping(NormEstimator):
     """The mean of samples clipped to a global l2 norm: the estimator of DP-SGD.
 
-    Sensitivity: replacing one of n records moves the mean by at most
-    2·l2_clip_norm / n in the l2 norm; float32 rounding is added to that. linf is the
-    same, l1 is sqrt(d) times it.
+    Samples below the clip norm keep every bit. For a mean without a bound, which has no
+    finite sensitivity, use `Mean()`.
 
-    With any clip norm, smaller samples keep their precision. A sample of 2^63 clip
-    norms or more counts as zero. For a mean without a bound, which has no finite
-    sensitivity, use `Mean()`.
+    Sensitivity: replacing one of n records moves the mean by at most
+    2·l2_clip_norm / n in the l2 norm, and in any coordinate, before rounding.
 
     Attributes:
         l2_clip_norm: C in [1e-12, 1e30], in units of the samples; a pytree leaf.
@@ -58,9 +187,6 @@ class Clipping(NormEstimator):
     l2_clip_norm: Scalar
     size_name: ClassVar[str] = "l2_clip_norm"
 
-    def __post_init__(self):
-        _validate.within(SMALLEST_THRESHOLD, LARGEST, l2_clip_norm=self.l2_clip_norm)
-
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
         """Returns min(1, 1 / norm)."""
         return lambda norm: 1 / jnp.maximum(norm, 1)
@@ -69,3 +195,176 @@ class Clipping(NormEstimator):
     def limit(self) -> Scalar:
         """The clip norm, which bounds every coordinate too."""
         return self.l2_clip_norm
+
+
+@register("offset")
+@dataclass(frozen=True)
+class Normalization(NormEstimator):
+    """The mean of g / (||g|| + offset), the norm over all leaves.
+
+    Samples keep their direction, and the norm of large ones becomes nearly 1. There is
+    no clip norm to tune, because scaling all samples amounts to scaling the step size
+    and the offset. Means have no unit. Samples much smaller than the offset keep their
+    proportions; without an offset, sampling noise of small gradients would count as
+    much as the signal, and descent might not converge.
+
+    Sensitivity: replacing one of n records moves the mean by at most 2 / n in the l2
+    norm, and in any coordinate, before rounding, because ||g|| / (||g|| + offset) <= 1.
+
+    Attributes:
+        offset: gamma in [1e-12, 1e30], in units of the samples; a pytree leaf.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.estimators import Normalization
+        >>> samples = jnp.array([[3e9, 4e9], [0.0, 0.5]])
+        >>> jax.vmap(Normalization(0.5).influence)(samples).round(1).tolist()
+        [[0.6..., 0.8...], [0.0, 0.5]]
+
+    Reference:
+        Bu, Wang, Zha, Karypis (2023), Automatic clipping, AUTO-S, eq. (3.2).
+    """
+
+    offset: Scalar
+    size_name: ClassVar[str] = "offset"
+
+    def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
+        """Returns 1 / (offset + norm), for norms in offsets."""
+        return lambda norm: 1 / like(self.offset, norm) / (1 + norm)
+
+    @property
+    def limit(self) -> Scalar:
+        """1."""
+        return 1.0
+
+
+@register("estimator")
+@dataclass(frozen=True)
+class Grouped(NormBounded):
+    """The mean of samples with a separate norm-wise bound for each group of leaves.
+
+    So a large gradient of one layer does not clip the other layers. The noise is the
+    same for every coordinate, proportional to the root of the sum of the squared
+    bounds.
+
+    Sensitivity: the influence of group g has an l2 norm of at most B_g, so that of a
+    sample is at most B = sqrt(sum B_g^2), by Pythagoras: replacing one of n records
+    moves the mean by at most 2·B / n in the l2 norm, before rounding.
+
+    Attributes:
+        estimator: `Clipping`, `SmoothedClipping` or `Normalization`. Its numbers hold
+            for all groups, or are arrays (G,), one number for each; pytree leaves.
+        groups: G groups, in the order of these arrays. A group is the name of a leaf or
+            subtree, such as "layers/0/kernel" or "layers/0", or a tuple of such names;
+            "" matches every leaf. A leaf is in the group with the longest matching
+            name.
+
+    Raises:
+        ValueError: If a name occurs twice; when called, if a group has no leaf, or a
+            leaf no group.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.estimators import Clipping, Grouped
+        >>> estimator = Grouped(Clipping(jnp.array([1.0, 5.0])), ("bias", "layers"))
+        >>> samples = {"bias": jnp.array([[30.0]]), "layers": [jnp.array([[3.0, 4.0]])]}
+        >>> mean = estimator(samples)
+        >>> print(mean["bias"], mean["layers"][0])
+        [1.] [3. 4.]
+        >>> print(f"{estimator.limit:.3f}")
+        5.099
+
+    Reference:
+        McMahan, Ramage, Talwar, Zhang (2018), Learning differentially private recurrent
+        language models, section 2, per-layer clipping.
+    """
+
+    estimator: NormEstimator
+    groups: tuple[Group, ...]
+
+    def __post_init__(self):
+        base, rule = self.estimator, "Clipping, SmoothedClipping or Normalization"
+        is_fine = isinstance(base, NormEstimator)
+        _validate.require(is_fine, "estimator", base, f"norm-wise: {rule}")
+        groups = self.groups if isinstance(self.groups, tuple | list) else ()
+        names = [name for group in groups for name in _names(group)]
+        is_fine = all(isinstance(x, str) for x in names) and all(map(_names, groups))
+        is_fine = is_fine and 0 < len(names) == len(set(names))
+        rule = "a tuple of names of leaves, or of tuples of names, none of them twice"
+        _validate.require(is_fine, "groups", self.groups, rule)
+        groups = tuple(x if isinstance(x, str) else tuple(x) for x in groups)
+        object.__setattr__(self, "groups", groups)
+        shapes = {np.shape(x) for x in jax.tree.leaves(base)}
+        rule = f"one with numbers, or arrays of shape ({len(groups)},), one a group"
+        _validate.require(shapes <= {(), (len(groups),)}, "estimator", base, rule)
+
+    @property
+    def limit(self) -> Scalar:
+        """sqrt(sum B_g^2), for bounds B_g of groups."""
+        limit = self.estimator.limit
+        if _validate.is_concrete(limit):
+            limits = np.broadcast_to(np.asarray(limit, np.float64), len(self.groups))
+            return float(np.sqrt(np.sum(limits**2)))
+        limits = jnp.broadcast_to(limit, len(self.groups))
+        # Squares of large bounds would overflow. The relative error of a sum of G
+        # squares is G 2^-24, of the root half of that: NORM_ERROR covers G = 2,000.
+        most = limits.max()
+        return most * jnp.sqrt(jnp.sum((limits / most) ** 2))
+
+    @property
+    def needs_leaves(self) -> bool:
+        return True
+
+    @property
+    def sizes(self) -> jax.Array:
+        return jnp.concatenate([each.sizes for each in self._each()])
+
+    def resized(self, sizes: jax.Array) -> Self:
+        estimator = self.estimator.resized(jnp.asarray(sizes)[None])
+        return replace(self, estimator=estimator)
+
+    def bound_fn(self) -> BoundFn:
+        """See `NormBounded.bound_fn`: that of every group."""
+        bounds = [each.bound_fn() for each in self._each()]
+
+        def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
+            group_of_leaf = self._group_of_leaf(sample.leaves)
+            parts: list[list[Any]] = [[] for _ in self.groups]
+            for leaf, group in zip(sample.parts, group_of_leaf, strict=True):
+                parts[group].append(leaf)
+            pairs = zip(bounds, map(FactoredSamples, parts), strict=True)
+            bounded, are_short = zip(*(fn(part) for fn, part in pairs), strict=True)
+            rest = [iter(part.parts) for part in bounded]
+            leaves = [next(rest[group]) for group in group_of_leaf]
+            return sample.with_parts(leaves), jnp.concatenate(are_short)
+
+        return bound
+
+    def _each(self) -> list[NormEstimator]:
+        """Returns the estimator of every group."""
+
+        def of(i):
+            return jax.tree.map(lambda x: x[i] if np.ndim(x) else x, self.estimator)
+
+        return [of(i) for i in range(len(self.groups))]
+
+    def _group_of_leaf(self, leaves: PyTree) -> list[int]:
+        """Returns the group of every leaf, by the longest name that fits."""
+        index = {name: i for i, x in enumerate(self.groups) for name in _names(x)}
+        is_leaf = lambda x: isinstance(x, Leaf)  # noqa: E731
+        paths = jax.tree.leaves_with_path(leaves, is_leaf=is_leaf)
+        names = [jax.tree_util.keystr(x, simple=True, separator="/") for x, _ in paths]
+        groups = []
+        for leaf in names:
+            fitting = [x for x in index if x == "" or f"{leaf}/".startswith(f"{x}/")]
+            rule = f"names that every leaf begins with one of, as {leaf!r} does not"
+            _validate.require(bool(fitting), "groups", self.groups, rule)
+            groups.append(index[max(fitting, key=len)])
+        without = [x for i, x in enumerate(self.groups) if i not in groups]
+        rule = f"names of leaves, which are {names}: {without} have none"
+        _validate.require(not without, "groups", self.groups, rule)
+        return groups
+
+
+def _names(group: Any) -> tuple[Any, ...]:
+    return tuple(group) if isinstance(group, tuple | list) else (group,)

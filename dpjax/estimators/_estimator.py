@@ -1,8 +1,9 @@
-"""The base classes of robust means: of any influence, and by coordinate."""
+"""The base classes of robust means, of any influence and by coordinate; the mean."""
 
 import abc
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from dpjax._sums.exact import Unrounded
 from dpjax._sums.fold import FEW_ROWS, Summands, check_rows_per_divisor, fold_mean
 from dpjax._sums.samples import FactoredSamples, unstacked
 from dpjax._sums.stream import SampleStream
-from dpjax._tree import Static, by_row, like
+from dpjax._tree import Static, as_finite, by_row, like, register
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
@@ -37,6 +38,19 @@ class Estimator(abc.ABC):
     A subclass is a frozen dataclass and a pytree whose leaves are its hyperparameters:
     `vmap` and `grad` over a threshold work, and a sweep compiles once. It defines
     `influence` and `limit`; the estimate is the mean of influences.
+
+    Sensitivities hold for every input, with float32 rounding. These are special:
+
+    ==================  ==========================================================
+    NaN                 counts as zero, entry by entry
+    an infinity         counts as its limit for `Winsorization` and
+                        `SmoothedTruncation`, as ±1e30 for `TrimmedMean`, as zero
+                        for all others
+    a norm of 2^63      clip norms of `Clipping` and more, or scales, or offsets: the
+                        whole sample counts as zero
+    a masked row        counts as zero; the divisor stays the same
+    half precision      becomes float32, as do integers; float64 is kept
+    ==================  ==========================================================
     """
 
     # Whether rows must be fixed by their public index: sampled batches are rejected.
@@ -70,9 +84,7 @@ class Estimator(abc.ABC):
 
         Args:
             samples: pytree, leaves of shape (n, ...), or a stream of them, such as
-                `dpjax.streamed_grad` returns. NaN counts as zero; an infinity as the
-                limit of the influence at infinity if there is one, else as zero. For
-                norm-wise estimators a sample of 2^63 clip norms or more is zero.
+                `dpjax.streamed_grad` returns.
             is_padding_example: shape (n,), true for rows to leave out. The divisor
                 stays the same.
             normalize_by: public divisor of the sum; n by default. For more than 4,608
@@ -148,11 +160,14 @@ class Estimator(abc.ABC):
             _validate.positive(normalize_by=normalize_by)
             num_rows *= num_shares(axes)
             check_rows_per_divisor(num_rows, normalize_by)
-            if _validate.is_concrete(normalize_by) and num_rows == float(normalize_by):
+            is_known = _validate.is_concrete(normalize_by)
+            rule = f"the number of rows, {num_rows}: {self} takes no sampled batch"
+            if is_known and num_rows == float(normalize_by):
                 normalize_by = None  # static: as an argument of jit it is traced
+            elif self.groups_by_index:
+                raise ValueError(f"normalize_by must be {rule}, got {normalize_by}.")
         return replace(stream, axes=axes), normalize_by
 
-    @abc.abstractmethod
     def sensitivity(
         self,
         num_samples: Scalar,
@@ -174,6 +189,16 @@ class Estimator(abc.ABC):
         Returns:
             The l1, l2 and linf sensitivity, for every input, float32 rounding included.
         """
+        _validate.positive(num_samples=num_samples)
+        _validate.count(num_coordinates=num_coordinates)
+        return self._sensitivity(num_samples, num_coordinates, relation, rounded)
+
+    def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
+        """See `sensitivity`: linf is 2 limit / n, l2 sqrt(d) times that."""
+        if self.limit is None:
+            return Sensitivity(math.inf, math.inf, math.inf)
+        args = self.limit, num_samples, num_coordinates, relation
+        return coordinate_sensitivity(*args, rounded=rounded)
 
     def sampled_sensitivity(
         self,
@@ -208,13 +233,9 @@ class Estimator(abc.ABC):
     ) -> dict[str, Scalar]:
         """Returns the parameters of the noise that do not depend on the data.
 
-        Args:
-            noise_multiplier: stddev / l2 sensitivity; for other noise than Gaussian,
-                that of Gaussian noise of the same zCDP.
-            num_samples: as for `sensitivity`.
-            num_coordinates: as for `sensitivity`.
-            relation: as for `sensitivity`.
-            is_sampled: whether batches are drawn at random.
+        noise_multiplier is stddev / l2 sensitivity; for other noise than Gaussian, that
+        of Gaussian noise of the same zCDP. is_sampled tells whether batches are drawn
+        at random; the other arguments are those of `sensitivity`.
 
         Returns:
             l2_sensitivity, of the mean before it is rounded, and stddev, its product
@@ -257,12 +278,7 @@ class Estimator(abc.ABC):
 
 
 class CoordinateEstimator(Estimator):
-    """An estimator whose influence acts on each coordinate separately."""
-
-    @property
-    @abc.abstractmethod
-    def limit(self) -> Scalar:
-        """The bound on |coordinate| of every influence; the influence of 0 is 0."""
+    """An estimator whose influence acts on each coordinate; that of zero is zero."""
 
     def summands(self, stream: SampleStream) -> Summands:
         """See `Estimator.summands`: products are computed as they are added."""
@@ -270,17 +286,29 @@ class CoordinateEstimator(Estimator):
             stream = stream.written_out()
         return Summands(stream, lambda samples: samples, self.influence_fn())
 
-    def sensitivity(
-        self,
-        num_samples: Scalar,
-        num_coordinates: int,
-        relation: NeighboringRelation = REPLACE_ONE,
-        *,
-        rounded: bool = True,
-    ) -> Sensitivity:
-        """See `Estimator.sensitivity`: linf is 2 limit / n, l2 sqrt(d) times that."""
-        args = self.limit, num_samples, num_coordinates, relation
-        return coordinate_sensitivity(*args, rounded=rounded)
+
+@register()
+@dataclass(frozen=True)
+class Mean(Estimator):
+    """The mean of samples over axis 0; NaN and infinities count as zero.
+
+    Sensitivity: infinite in every norm, so `privatize` refuses it.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.estimators import Mean
+        >>> print(Mean()(jnp.array([1.0, 2.0, 6.0])))
+        3.0
+    """
+
+    def influence(self, sample: PyTree) -> PyTree:
+        """Returns the sample itself, its non-finite entries set to zero."""
+        return jax.tree.map(as_finite, sample)
+
+    @property
+    def limit(self) -> None:
+        """None: a sample's influence is unbounded."""
+        return None
 
 
 def _fold_stream(stream, estimator, normalize_by, is_rounded=None):

@@ -11,12 +11,12 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._sums.exact import Unrounded
-from dpjax._sums.groups import group_means
+from dpjax._sums.fold import group_means
 from dpjax._sums.order_statistics import median
 from dpjax._sums.samples import unstacked
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_column, register
-from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
+from dpjax._types import PyTree, Scalar
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._sensitivity import Sensitivity, largest_ulp, precise
 
@@ -36,11 +36,8 @@ class MedianOfMeans(Estimator):
     the median is the average of two means, and moves by half of that.
 
     Attributes:
-        inner: the estimator of a group's mean; it bounds the sensitivity.
+        inner: the estimator of a group's mean, other than this and `TrimmedMean`.
         num_groups: number of groups, at least one and at most n.
-
-    Raises:
-        ValueError: If inner is not an estimator, or num_groups not a positive integer.
 
     Example:
         >>> import jax.numpy as jnp
@@ -73,26 +70,17 @@ class MedianOfMeans(Estimator):
         """The inner estimator's limit."""
         return self.inner.limit
 
-    def sensitivity(
-        self,
-        num_samples: Scalar,
-        num_coordinates: int,
-        relation: NeighboringRelation = REPLACE_ONE,
-        *,
-        rounded: bool = True,
-    ) -> Sensitivity:
+    def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
         """See `Estimator.sensitivity`: the inner one of a group, or half of it."""
-        _validate.positive(num_samples=num_samples)
-        rule = f"at least num_groups = {self.num_groups}"
-        is_known = _validate.is_concrete(num_samples)
-        is_fine = not is_known or float(num_samples) >= self.num_groups
-        _validate.require(is_fine, "num_samples", num_samples, rule)
         del rounded  # means of groups are
+        if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
+            raise ValueError(
+                f"num_samples must be at least num_groups = {self.num_groups}, "
+                f"got {num_samples}."
+            )
         group_size = precise(num_samples) // self.num_groups
         inner = self.inner.sensitivity(group_size, num_coordinates, relation)
-        if self.limit is None:
-            return inner
-        if self.num_groups % 2:
+        if self.limit is None or self.num_groups % 2:
             return inner
         # Of the two middle means the average moves by half, and is rounded.
         ulp = largest_ulp(self.limit, group_size)
@@ -106,20 +94,12 @@ class MedianOfMeans(Estimator):
         self, stream: SampleStream, *, normalize_by: Scalar
     ) -> tuple[Unrounded, PyTree]:
         """See `Estimator.fold`: one inner fold for each group, one after the other."""
+        del normalize_by  # the number of rows, as always where groups_by_index
         n = stream.num_rows_in_all
         rule = f"at least num_groups = {self.num_groups} records"
         _validate.require(n >= self.num_groups, "samples", n, rule)
-        _validate.require(
-            _validate.is_concrete(normalize_by) and float(normalize_by) == n,
-            "normalize_by",
-            normalize_by,
-            f"the number of rows, {n}: median of means groups records by public index "
-            "and cannot take a subsampled batch",
-        )
         smallest, longer = divmod(n, self.num_groups)
-        sizes = np.full(self.num_groups, smallest) + (
-            np.arange(self.num_groups) < longer
-        )
+        sizes = smallest + (np.arange(self.num_groups) < longer)
         means, aux = group_means(self.inner.summands(stream), self.limit, sizes=sizes)
         means = jax.vmap(self._within_limit)(means, jnp.asarray(sizes))
         medians = unstacked(jax.tree.map(partial(by_column, median), means))
@@ -129,14 +109,7 @@ class MedianOfMeans(Estimator):
     def for_failure_prob(
         cls, inner: Estimator, *, num_coordinates: int, failure_prob: float = 0.01
     ) -> "MedianOfMeans":
-        """Returns ceil(4 log(2 d / failure_prob)) groups (paper 003, Alg. 3, line 1).
-
-        Example:
-            >>> from dpjax.estimators import MedianOfMeans, Truncation
-            >>> MedianOfMeans.for_failure_prob(
-            ...     Truncation(1.0), num_coordinates=10, failure_prob=0.05).num_groups
-            24
-        """
+        """Returns ceil(4 log(2 d / failure_prob)) groups (003, Algorithm 3, line 1)."""
         _validate.count(num_coordinates=num_coordinates)
         _validate.probability(failure_prob=failure_prob)
         return cls(inner, int(np.ceil(4 * np.log(2 * num_coordinates / failure_prob))))

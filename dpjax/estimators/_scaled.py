@@ -11,9 +11,8 @@ from dpjax._rounding import LARGEST, SMALLEST
 from dpjax._sums.exact import Unrounded
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import as_float, broadcast, by_row, like, register
-from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
+from dpjax._types import PyTree, Scalar
 from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._sensitivity import Sensitivity
 
 
 @register("estimator", "scales")
@@ -22,11 +21,7 @@ class Measured(Estimator):
     """The estimator of x / s for each sample x; its means are in units of the scales.
 
     Each sample is divided separately, so limit and sensitivity are those of the
-    estimator, with any rounding of the division.
-
-    Attributes:
-        estimator: estimator of the ratios.
-        scales: as for `Scaled`.
+    estimator, with any rounding of the division. Attributes are those of `Scaled`.
     """
 
     estimator: Estimator
@@ -34,25 +29,16 @@ class Measured(Estimator):
 
     @property
     def limit(self) -> Scalar | None:
-        """The estimator's limit."""
         return self.estimator.limit
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns the estimator's influence of the ratios."""
         return self.influence_fn()(sample)
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
         influence = self.estimator.influence_fn()
         return lambda sample: influence(self._ratios(sample))
 
-    def sensitivity(
-        self,
-        num_samples: Scalar,
-        num_coordinates: int,
-        relation: NeighboringRelation = REPLACE_ONE,
-        *,
-        rounded: bool = True,
-    ) -> Sensitivity:
+    def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
         """See `Estimator.sensitivity`: the estimator's."""
         args = num_samples, num_coordinates, relation
         return self.estimator.sensitivity(*args, rounded=rounded)
@@ -92,9 +78,8 @@ class Scaled:
     Pass it to `privatize` in place of an estimator: samples are divided by the scales,
     their robust mean gets the noise of the estimator, and the release is multiplied by
     the scales. So a coordinate of scale s has s times the threshold and s times the
-    noise. If gradients differ by orders of magnitude, one threshold for all would clip
-    the large ones, or add too much noise to the small ones. With `Clipping` and other
-    norm-wise estimators, norms are those of the ratios.
+    noise: one threshold for gradients that differ by orders of magnitude would clip the
+    large ones, or add too much noise to the small ones. Norms are those of the ratios.
 
     Scales may depend on the data only through earlier releases, such as the second
     moments of private gradients.
@@ -113,12 +98,8 @@ class Scaled:
             `MedianOfMeans` or `TrimmedMean`. Its threshold, scale or norm is in units
             of the scales.
         scales: a pytree like a sample, or a prefix of one: numbers, each for all leaves
-            below it, or arrays of the shape of their leaf; in units of the samples.
-            Both fields are pytree leaves.
-
-    Raises:
-        ValueError: If estimator is none of these, or scales are not numbers in [1e-20,
-            1e30]; when used, if they do not fit the samples.
+            below it, or arrays of the shape of their leaf; in [1e-20, 1e30], in units
+            of the samples. Both fields are pytree leaves.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -142,17 +123,11 @@ class Scaled:
     scales: PyTree
 
     def __post_init__(self):
-        base = self.estimator
-        _validate.require(
-            isinstance(base, Estimator)
-            and base.limit is not None
-            and base.noise == "gaussian"
-            and not base.groups_by_index,
-            "estimator",
-            base,
-            "one with Gaussian noise, such as Winsorization or Clipping",
-        )
-        leaves = jax.tree.leaves(self.scales)
+        base, leaves = self.estimator, jax.tree.leaves(self.scales)
+        rule = "one with Gaussian noise, such as Winsorization or Clipping"
+        is_fine = isinstance(base, Estimator) and base.limit is not None
+        is_fine = is_fine and base.noise == "gaussian" and not base.groups_by_index
+        _validate.require(is_fine, "estimator", base, rule)
         _validate.require(bool(leaves), "scales", self.scales, "numbers, or a pytree")
         for scale in leaves:
             _validate.within(SMALLEST, LARGEST, scales=scale)
@@ -163,10 +138,6 @@ class Scaled:
         return Measured(self.estimator, self.scales)
 
     def restored(self, released: PyTree) -> PyTree:
-        """Returns a mean in units of the samples.
-
-        Args:
-            released: the result of `measured`, with noise.
-        """
+        """Returns a result of `measured`, with noise, in units of the samples."""
         scales = broadcast(self.scales, released, "scales")
         return jax.tree.map(lambda x, scale: x * like(scale, x), released, scales)

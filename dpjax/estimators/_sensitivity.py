@@ -15,17 +15,14 @@ import numpy as np
 from dpjax import _validate
 from dpjax._rounding import ROUNDOFF
 from dpjax._sums.fold import FEW_ROWS, MANY_ROWS, block_length
-from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, Scalar
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, Scalar
 
 
 class Sensitivity(NamedTuple):
     """The largest change of an estimate between neighbors, in three norms.
 
-    Attributes:
-        l1: the largest change of the estimate in the l1 norm.
-        l2: in the l2 norm; `privatize` adds noise of stddev `noise_multiplier * l2`,
-            with rounded=False.
-        linf: in any one coordinate.
+    `privatize` adds noise of stddev `noise_multiplier * l2`, with rounded=False. `linf`
+    is the largest change of any one coordinate.
 
     Example:
         >>> from dpjax.estimators import Winsorization
@@ -39,21 +36,12 @@ class Sensitivity(NamedTuple):
     linf: Scalar
 
 
-def coordinate_sensitivity(
-    limit: Scalar,
-    num_samples: Scalar,
-    num_coordinates: int,
-    relation: NeighboringRelation,
-    *,
-    rounded: bool = True,
-) -> Sensitivity:
+def coordinate_sensitivity(limit, num_samples, num_coordinates, relation, *, rounded):
     """Returns the sensitivity of a mean of influences within ±limit by coordinate.
 
     One record moves one coordinate of the exact mean by at most 2 limit / n, and may
     move all coordinates at once: l1 and l2 follow with factors d and sqrt(d).
     """
-    _validate.count(num_coordinates=num_coordinates)
-    _validate.positive(num_samples=num_samples)
     limit, num_samples = of_one_type(limit, num_samples)
     args = _moved(relation), sum_error_in_turn
     if rounded:
@@ -64,15 +52,8 @@ def coordinate_sensitivity(
 
 
 def norm_sensitivity(
-    limit: Scalar,
-    num_samples: Scalar,
-    num_coordinates: int,
-    relation: NeighboringRelation,
-    *,
-    norm_error: float,
-    diameter: float = 2.0,
-    rounded: bool = True,
-) -> Sensitivity:
+    limit, num_samples, num_coordinates, relation, *, norm_error, diameter, rounded
+):
     """Returns that of a mean of influences of l2 norm at most limit (1 + norm_error).
 
     Two influences are apart by at most diameter limits, up to norm_error of that, and
@@ -80,8 +61,6 @@ def norm_sensitivity(
     most 9/8 limit (the fold rejects more rows than that), and rounding its coordinates
     to float32, if `rounded`, moves each neighbor by 2^-24 of that norm.
     """
-    _validate.count(num_coordinates=num_coordinates)
-    _validate.positive(num_samples=num_samples)
     limit, num_samples = of_one_type(limit, num_samples)
     moved = _moved(relation, diameter)
     longest = limit * (1 + norm_error)
@@ -142,9 +121,8 @@ def _rounded_change(limit, num_samples, moved, error, excess=0.0):
 def sum_error_in_turn(num_terms: int) -> float:
     """Returns the largest error of a float sum of K terms, in units of u limit.
 
-    The error of each addition is at most u |its result|. Of all orders to add K terms,
-    the sequential one has the largest results: 2, 3, ..., K times the limit. 1.01
-    covers the second order (Higham 2002, eq. 4.3).
+    One after the other, results are largest: 2, 3, ..., K times the limit. 1.01 covers
+    the second order (Higham 2002, eq. 4.3; `docs/privacy/proofs/sums.md`, 1.2).
     """
     return 1.01 * (num_terms * (num_terms + 1) / 2 - 1)
 

@@ -1,30 +1,53 @@
-"""The trimmed mean, with noise scaled to its smooth sensitivity (001, Algorithm 2)."""
+"""The trimmed mean, with noise scaled to its smooth sensitivity (001, Algorithm 2).
+
+Let x_(1) <= ... <= x_(n) be the ordered samples, x_(i) = -inf for i < 1 and +inf for
+i > n, N = n - 2m, W = b - a the width of the range, and w_k = max(e^(-kt), floor). With
+
+    term(top, bottom) = min(W, (top - bottom) / N)                                  (1)
+
+the smooth sensitivity at smoothness t is the maximum of w_m W and
+
+    exact:  w_k term(x_(n-m+1+k-l), x_(m+1-l)),  0 <= k < m, 0 <= l <= k + 1;       (2)
+    fast:   w_k term(x_(n-m+1+k), x_(m-k)),      0 <= k < m.                        (3)
+
+It bounds the change of the mean between neighbors, and is t-smooth: a term k of one is
+at most a term k + 1 of the other. (3) is at most twice (2). With rounding, u = 2^-24,
+
+    term(top, bottom) = min(W, (top - bottom) / N + 5 u max(top, -bottom)),         (4)
+
+because the mean errs by 2.01 u of the largest magnitude in the window, except for a
+common factor. A term is a sum of products of non-negative numbers: each of its fewer
+than 8 operations has a relative error of u, however it is compiled. `SLACK` = 32 u
+covers 8 u for each of two neighbors, and a few more for converting the result to a
+scale of noise: t is lowered by it before, and the result raised by it after. The floor
+of w_k and the smallest W keep every relevant number far above underflow. Proof:
+`docs/privacy/proofs/sums.md`, 1.9.
+"""
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, NoReturn
+from typing import ClassVar, Literal, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._rounding import LARGEST, ROUNDOFF
+from dpjax._rounding import LARGEST, LEAST_WEIGHT, ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes
 from dpjax._sums.exact import Unrounded
-from dpjax._sums.order_statistics import middle_sum, order_statistics
+from dpjax._sums.order_statistics import OrderStatistics, middle_sum, order_statistics
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import Static, as_float, by_column, like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName, PyTree, Scalar
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._sensitivity import Sensitivity, maximum
-from dpjax.estimators._smooth_sensitivity import (
-    Bound,
-    smooth_sensitivity,
-    smooth_weights,
-)
+
+Bound = Literal["fast", "exact"]
 
 LEAST_WIDTH = 1e-15  # so that no sensitivity that matters underflows in float32
+SLACK = 2.0**-19
+_MEAN_ROUNDOFF = 5 * ROUNDOFF  # 5 u in equation (4)
 
 
 @register("lower", "upper")
@@ -44,17 +67,13 @@ class TrimmedMean(Estimator):
     `dpjax.transforms.privatize` is proportional to it.
 
     Attributes:
-        trim_fraction: share that is trimmed on either side, 0 < trim_fraction < 1/2;
-            static, because shapes depend on it.
-        lower: a, public, in units of the samples; a pytree leaf.
-        upper: b > a, public; a pytree leaf.
+        trim_fraction: share that is trimmed on either side, in (0, 1/2); static,
+            because shapes depend on it.
+        lower: a, public, within ±1e30, in units of the samples; a pytree leaf.
+        upper: b, likewise, at least a + 1e-15.
         relative_spread: a public guess of the range of a coordinate's samples, in units
             of upper - lower; static. The noise is calibrated for it; privacy holds for
             every guess.
-
-    Raises:
-        ValueError: If trim_fraction is not in (0, 1/2), a bound is not within ±1e30, or
-            upper - lower is below 1e-15.
 
     Example:
         >>> import jax.numpy as jnp
@@ -76,14 +95,14 @@ class TrimmedMean(Estimator):
     noise: ClassVar[NoiseName] = "laplace_log_normal"
 
     def __post_init__(self):
-        fraction = self.trim_fraction
+        fraction, spread = self.trim_fraction, self.relative_spread
         rule = "a Python float strictly between 0 and 1/2"
         is_fine = isinstance(fraction, float) and 0 < fraction < 0.5
         _validate.require(is_fine, "trim_fraction", fraction, rule)
         rule = "a concrete number, not a traced one"
-        is_fine = _validate.is_concrete(self.relative_spread)
-        _validate.require(is_fine, "relative_spread", self.relative_spread, rule)
-        _validate.positive(relative_spread=self.relative_spread)
+        is_fine = _validate.is_concrete(spread)
+        _validate.require(is_fine, "relative_spread", spread, rule)
+        _validate.positive(relative_spread=spread)
         _validate.within(-LARGEST, LARGEST, lower=self.lower, upper=self.upper)
         if _validate.is_concrete(self.lower) and _validate.is_concrete(self.upper):
             rule = f"at least {LEAST_WIDTH:g} above lower = {self.lower}"
@@ -96,11 +115,6 @@ class TrimmedMean(Estimator):
 
         Raises:
             ValueError: If nothing would remain, 2m >= n.
-
-        Example:
-            >>> from dpjax.estimators import TrimmedMean
-            >>> TrimmedMean(0.05, -1.0, 1.0).trim_count(1_000)
-            50
         """
         _validate.count(num_samples=num_samples)
         trimmed = max(1, math.floor(self.trim_fraction * num_samples))
@@ -120,23 +134,14 @@ class TrimmedMean(Estimator):
         """The bound on |coordinate| of the estimate."""
         return maximum(abs(self.lower), abs(self.upper))
 
-    def sensitivity(
-        self,
-        num_samples: Scalar,
-        num_coordinates: int,
-        relation: NeighboringRelation = REPLACE_ONE,
-        *,
-        rounded: bool = True,
-    ) -> Sensitivity:
+    def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
         """See `Estimator.sensitivity`: linf is upper - lower, for every n.
 
         Rounding the bounds to float32 may widen the range, by 2^-24 of each bound.
         """
-        _validate.positive(num_samples=num_samples)
-        _validate.count(num_coordinates=num_coordinates)
+        del num_samples, rounded  # the mean of the middle is
         rule = "REPLACE_ONE: a trimmed mean has no row to mask"
         _validate.require(relation is REPLACE_ONE, "relation", relation, rule)
-        del rounded  # the mean of the middle is
         linf = (self.upper - self.lower) + 4 * ROUNDOFF * self.limit
         l2 = math.sqrt(num_coordinates) * linf
         return Sensitivity(num_coordinates * linf, l2, linf)
@@ -152,39 +157,26 @@ class TrimmedMean(Estimator):
     ) -> dict[str, Scalar]:
         """See `Estimator.noise_parameters`: rho, the zCDP cost of one release.
 
-        Raises:
-            ValueError: If records are sampled, or added and removed, because no
-                accounting for order statistics of such batches is known.
+        Records that are sampled, or added and removed, raise `ValueError`, because no
+        accounting for order statistics of such batches is known.
         """
         del num_samples, num_coordinates
         _validate.positive(noise_multiplier=noise_multiplier)
-        _validate.require(
-            relation is REPLACE_ONE and not is_sampled,
-            "estimator",
-            self,
+        rule = (
             "one that takes masks: a trimmed mean is for batches that are fixed by "
-            "index, without a mask, under replace-one",
+            "index, without a mask, under replace-one"
         )
+        is_fine = relation is REPLACE_ONE and not is_sampled
+        _validate.require(is_fine, "estimator", self, rule)
         return {"rho": 0.5 / noise_multiplier**2}
 
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
     ) -> tuple[Unrounded, PyTree]:
-        """See `Estimator.fold`: not a fold, because all rows are read first.
-
-        Raises:
-            ValueError: If rows are masked, or normalize_by is not their number, because
-                the number of rows must be public.
-        """
+        """See `Estimator.fold`: not a fold, because all rows are read first."""
+        del normalize_by  # the number of rows, as always where groups_by_index
         self._no_padding(stream)
         num_rows = stream.num_rows_in_all
-        _validate.require(
-            _validate.is_concrete(normalize_by) and float(normalize_by) == num_rows,
-            "normalize_by",
-            normalize_by,
-            f"the number of rows, {num_rows}: the trimmed mean cannot take a sampled "
-            "batch",
-        )
         samples, aux = stream.read_all()
         trimmed = self.trim_count(num_rows)
 
@@ -205,8 +197,9 @@ class TrimmedMean(Estimator):
     ) -> PyTree:
         """Returns a smooth bound of the local sensitivity, by coordinate.
 
-        A t-smooth upper bound, for t = smoothness. If A_k is the local sensitivity at
-        distance k, it is max_k e^(-kt) A_k for "exact",
+        A t-smooth upper bound, for t = smoothness, which depends on private data and
+        must not be released. If A_k is the local sensitivity at distance k, it is
+        max_k e^(-kt) A_k for "exact",
 
             A_k = min(upper - lower, max_l (x_(n-m+1+k-l) - x_(m+1-l)) / (n - 2m)),
 
@@ -214,19 +207,15 @@ class TrimmedMean(Estimator):
         maximum over l. Both are upper - lower for k >= m. "fast" takes m steps per
         coordinate and is at most twice "exact", which takes m^2 steps.
 
-        It depends on private data and must not be released.
-
         Args:
-            samples: pytree, leaves of shape (n, ...), as for the estimate.
+            samples: as for the estimate, as is axis_name.
             smoothness: t > 0, public and concrete. Below 2^-19, which float32 does not
                 resolve, the result is upper - lower.
             bound: "fast" or "exact".
-            axis_name: the mesh axes over which samples are sharded, as for the
-                estimate.
+            axis_name: the mesh axes over which samples are sharded.
 
         Returns:
-            A pytree of leaves (...), in units of the samples, each at least
-            max(e^(-mt), 1e-12) (upper - lower).
+            A pytree of leaves (...), each at least max(e^(-mt), 1e-12) (upper - lower).
 
         Sensitivity:
             Let f be the estimate and S this, both as computed in float32 or float64.
@@ -235,8 +224,8 @@ class TrimmedMean(Estimator):
                 |f(x) - f(x')| <= min(S(x), S(x')),    S(x) <= e^t S(x'),
 
             for all values: outliers, ties, NaN. The proof, with rounding, is in
-            `_smooth_sensitivity.py`. It assumes correctly rounded additions and
-            products, in the written order.
+            `_trimmed_mean.py`. It assumes correctly rounded additions and products, in
+            the written order.
 
         Example:
             >>> import numpy as np
@@ -251,9 +240,8 @@ class TrimmedMean(Estimator):
             The scale that paper 001 prints in Algorithm 2, line 1, is not smooth: no
             privacy follows from it.
         """
-        return self.with_smooth_sensitivity(
-            samples, smoothness, bound=bound, axis_name=axis_name
-        )[1]
+        both = self.with_smooth_sensitivity
+        return both(samples, smoothness, bound=bound, axis_name=axis_name)[1]
 
     def with_smooth_sensitivity(
         self,
@@ -263,37 +251,24 @@ class TrimmedMean(Estimator):
         bound: Bound = "fast",
         axis_name: AxisName | None = None,
     ) -> tuple[PyTree, PyTree]:
-        """Returns the estimate and its `smooth_sensitivity`, from one selection.
-
-        Example:
-            >>> import jax.numpy as jnp
-            >>> from dpjax.estimators import TrimmedMean
-            >>> mean, sensitivity = TrimmedMean(0.2, -5.0, 5.0).with_smooth_sensitivity(
-            ...     jnp.arange(5.0), 1.0)
-            >>> print(f"{mean:.2f} {sensitivity:.2f}")
-            2.00 3.68
-        """
+        """Returns the estimate and its `smooth_sensitivity`, from one selection."""
         stream = SampleStream.of(samples)
         self._no_padding(stream)
-        num_samples = stream.num_rows
         rule = "one concrete number, not a traced one"
         is_fine = _validate.is_concrete(smoothness) and np.ndim(smoothness) == 0
         _validate.require(is_fine, "smoothness", smoothness, rule)
         _validate.positive(smoothness=smoothness)
         _validate.choice(Bound, bound=bound)
         axes = row_axes(stream.rows, axis_name)
-        num_samples *= num_shares(axes)
-        weights = smooth_weights(float(smoothness), self.trim_count(num_samples))
+        num_trimmed = self.trim_count(stream.num_rows * num_shares(axes))
+        weights = smooth_weights(float(smoothness), num_trimmed)
         stream = replace(stream, axes=axes)
         return stream.call(_with_sensitivity, self, weights, Static(bound))
 
     def _no_padding(self, stream):
-        _validate.require(
-            stream.is_padding_example is None,
-            "is_padding_example",
-            stream.is_padding_example,
-            f"None with {self}: every row has its place in the order",
-        )
+        mask = stream.is_padding_example
+        rule = f"None with {self}: every row has its place in the order"
+        _validate.require(mask is None, "is_padding_example", mask, rule)
 
     def _mean(self, middle_sum, num_kept):
         mean = middle_sum * (1 / num_kept)
@@ -313,16 +288,50 @@ def _with_sensitivity(stream, estimator, weights, bound):
             num_kept = len(x) * num_shares(axes) - 2 * trimmed
             order = order_statistics(x, trimmed, axes)
             width = like(estimator.upper, order.low) - like(estimator.lower, order.low)
-            sensitivity = smooth_sensitivity(
-                order, weights, width, num_kept=num_kept, bound=bound.value
-            )
+            args = {"num_kept": num_kept, "bound": bound.value}
+            sensitivity = smooth_sensitivity(order, weights, width, **args)
             return estimator._mean(order.middle_sum, num_kept), sensitivity
 
         leaves, structure = jax.tree.flatten(samples)
-        pairs = [by_column(both, as_float(x)) for x in leaves]
-        return tuple(
-            jax.tree.unflatten(structure, x) for x in zip(*pairs, strict=True)
-        ), ()
+        pairs = zip(*(by_column(both, as_float(x)) for x in leaves), strict=True)
+        return tuple(map(structure.unflatten, pairs)), ()
 
     replicated = estimator, weights, stream.shared
     return by_device(on_device, axes, replicated, stream.rows)[0]
+
+
+def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
+    """Returns w_0, ..., w_m, on the host for precise ratios."""
+    steps = np.arange(trim_count + 1)
+    return np.maximum(np.exp(-max(smoothness - SLACK, 0.0) * steps), LEAST_WEIGHT)
+
+
+def smooth_sensitivity(
+    order: OrderStatistics, weights, width, *, num_kept: int, bound: Bound
+) -> jax.Array:
+    """Returns the maximum of (2) or (3) with (4), for each of d columns."""
+    low, high, _ = order
+    trim_count, num_columns = len(low) - 1, low.shape[1]
+    weights, width = like(weights, low), like(width, low)
+
+    def term(top, bottom):
+        rounding = _MEAN_ROUNDOFF * jnp.maximum(top, -bottom)
+        return jnp.minimum(width, (top - bottom) * (1 / num_kept) + rounding)
+
+    if bound == "fast":
+        terms = term(high[1:], low[1:])  # equation (3), k = 0, ..., m - 1
+        largest = (weights[:-1, None] * terms).max(axis=0)
+    else:
+        # Equation (2): top high[j] and bottom low[l] have k = j + l - 1. At k = -1 the
+        # weight is zero, and w_m W covers the terms with k >= m.
+        beyond = jnp.full(trim_count, weights[-1])
+        padded = jnp.concatenate([jnp.zeros(1, low.dtype), weights, beyond])
+
+        def widen(below, largest):  # below is l
+            weight = jax.lax.dynamic_slice_in_dim(padded, below, trim_count + 1)
+            terms = term(high, jax.lax.dynamic_slice_in_dim(low, below, 1))
+            return jnp.maximum(largest, (weight[:, None] * terms).max(axis=0))
+
+        zeros = jnp.zeros(num_columns, low.dtype)
+        largest = jax.lax.fori_loop(0, trim_count + 1, widen, zeros)
+    return jnp.maximum(largest, weights[-1] * width) * (1 + SLACK)

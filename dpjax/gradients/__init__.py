@@ -1,8 +1,7 @@
 """Per-sample gradients, and their robust mean as a stream."""
 
 from dpjax.gradients._check_model import check_model, explain
-from dpjax.gradients._per_sample import per_sample_grad
-from dpjax.gradients._robust import robust_grad, streamed_grad
+from dpjax.gradients._robust import per_sample_grad, robust_grad, streamed_grad
 from dpjax.gradients._users import by_user
 
 __all__ = [

@@ -35,9 +35,9 @@ class LeafCheck:
     """Describes how the gradients by one parameter are stored.
 
     Attributes:
-        name: of the parameter, its path in the pytree.
-        shape: of the parameter.
-        dtype: of the parameter; the type of what is no array.
+        name: path of the parameter in the pytree.
+        shape: its shape, () of what is no array.
+        dtype: its dtype, or the type of what is no array.
         way: "outer product", "matrix product", "table rows", "written out", or "none"
             if it has no gradient.
         num_bytes: what is held of one example's gradient.
@@ -117,9 +117,8 @@ def check_model(
     The loss of one example is traced, and never computed. An outer product is never
     multiplied out where the estimator clips norms, and as it is added where its
     influence acts by coordinate. A matrix product is a sum of outer products, over the
-    vectors that the parameter meets, and is multiplied out as it is added: where it is
-    much larger than both factors. Rows of a table are the few that an example reads.
-    Whatever else the loss does with a parameter, its gradients are written out, a few
+    vectors that the parameter meets, and is multiplied out as it is added. Rows of a
+    table are the few that an example reads. Other gradients are written out, a few
     examples at a time. The mean is the same, to rounding. These problems are found:
 
     * examples that mix: an array with the batch's leading size in the traced loss and

@@ -1,4 +1,4 @@
-"""Gradients of samples as a stream, and their robust mean, without holding them."""
+"""Gradients of single examples: all at once, as a stream, and as its robust mean."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,13 @@ from typing import Any
 import jax
 
 from dpjax import _validate
-from dpjax._sharding import AxisName, manual_axes_of, row_axes, varying_with
+from dpjax._sharding import (
+    AxisName,
+    by_device,
+    manual_axes_of,
+    row_axes,
+    varying_with,
+)
 from dpjax._sums.samples import FactoredSamples
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_row
@@ -21,9 +27,58 @@ from dpjax._types import (
     check_divisor,
 )
 from dpjax.estimators import Estimator
-from dpjax.gradients._loss import loss_of_users, streamlined, trainable, warn_of_rows
+from dpjax.gradients._loss import (
+    loss_of_users,
+    no_running_statistics,
+    streamlined,
+    trainable,
+    warn_of_rows,
+)
 from dpjax.gradients._users import UserGradient, Users
 from dpjax.gradients.factored import factored_grad
+
+
+def per_sample_grad(
+    loss_fn: LossFn, *, has_aux: bool = False
+) -> Callable[[PyTree, PyTree], Any]:
+    """Returns a function that computes the gradient of each example's loss.
+
+    Args:
+        loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
+        has_aux: whether loss_fn returns auxiliary values too.
+
+    Returns:
+        `grad_fn(params, batch)`, where leaves of batch have shape (n, ...). It returns
+        a pytree like params with leaves (n, ...), and the stacked aux with has_aux. It
+        holds n gradients at once: `robust_grad` gives their robust mean without that.
+        The gradients of sharded rows are sharded alike. Inside `jax.shard_map`, too,
+        each is of one example: no psum over devices, as `jax.grad` makes for replicated
+        parameters.
+
+    Raises:
+        ValueError: (from grad_fn) where leaves of batch disagree on n, or params hold
+            running statistics of BatchNorm.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss_fn = lambda w, x: 0.5 * (w - x) ** 2
+        >>> print(per_sample_grad(loss_fn)(1.0, jnp.array([0.0, 3.0])))
+        [ 1. -2.]
+    """
+    loss_fn = loss_of_users(loss_fn, has_aux=has_aux)
+    grad = streamlined(jax.grad(loss_fn, has_aux=has_aux))
+
+    def on_device(params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+        # With respect to replicated parameters `grad` would be a psum over devices.
+        params = varying_with(params, batch)
+        return (), jax.vmap(grad, in_axes=(None, 0))(params, batch)
+
+    def grad_fn(params: PyTree, batch: PyTree) -> Any:
+        _validate.leading_size(batch, "batch")
+        no_running_statistics(params)
+        return by_device(on_device, row_axes(batch, None), params, batch)[1]
+
+    return grad_fn
 
 
 def streamed_grad(
@@ -37,9 +92,7 @@ def streamed_grad(
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
-        microbatch_size: how many samples are processed at once. It changes speed and
-            memory, and a mean by rounding at most. By default it is chosen from the
-            shapes of the program, the platform and the device's memory.
+        microbatch_size: as in `robust_grad`.
         return_values: whether to return the per-example losses too.
         has_aux: whether loss_fn returns auxiliary values too.
 
@@ -47,20 +100,15 @@ def streamed_grad(
         `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
         shape (n, ...) and the mask shape (n,) is true for rows that count for nothing.
         It returns a stream, which estimators, `aggregate` and `privatize` take in the
-        place of gradients with leaves (n, ...), with the mask inside. It holds params
-        and batch, so it is a leaf of pytrees, and everything else raises: arithmetic,
-        such as `optax.tree.norm` and `optax.scale`, and jit, scan or vmap, which it may
-        be made in, but not pass into or out of. It returns `(stream, values)`,
-        `(stream, aux)` or `(stream, (values, aux))` where these are asked for. Values
-        and aux are per sample, leading axis n, and NOT private. They are
-        computed by a forward pass of their own, a third of the work of a gradient;
-        `robust_grad` has them for nothing.
+        place of gradients with leaves (n, ...), with the mask inside. It is a leaf of
+        pytrees, which may be made inside jit, scan or vmap, but not pass into or out of
+        them. It returns `(stream, values)`, `(stream, aux)` or `(stream, (values,
+        aux))` where these are asked for. Values and aux are per sample, leading axis n,
+        and NOT private; here they cost a forward pass of their own.
 
     Raises:
-        ValueError: where microbatch_size is not a positive count; (from grad_fn) where
-            leaves of batch disagree on n, the mask has another shape, or params are
-            complex, no arrays, or hold running statistics of BatchNorm; (from the
-            stream) where anything but an estimator or a private mean reads it.
+        ValueError: As for `robust_grad`; from the stream, where anything but an
+            estimator or a private mean reads it.
 
     Training classes:
         `flax.training.train_state.TrainState.apply_gradients(grads=stream)` takes it as
@@ -70,12 +118,9 @@ def streamed_grad(
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from dpjax.estimators import Winsorization
-        >>> from dpjax.transforms import privatize
         >>> loss_fn = lambda w, x: 0.5 * (w - x) ** 2
-        >>> optimizer = privatize(
-        ...     Winsorization(1.0), noise_multiplier=0.0, key=jax.random.key(0))
         >>> grads = streamed_grad(loss_fn)(1.0, jnp.array([0.5, 1e30]))
-        >>> print(optimizer.update(grads, optimizer.init(1.0))[0])
+        >>> print(Winsorization(1.0)(grads))
         -0.25
     """
     stream_fn = _stream_fn(_SampleGrad(loss_fn, has_aux), microbatch_size)
@@ -117,145 +162,53 @@ def robust_grad(
 ) -> Callable[..., Any]:
     """Returns a function that computes the robust mean of per-sample gradients.
 
-    The same mean as `estimator(per_sample_grad(loss_fn)(params, batch))`, to rounding,
-    but gradients are folded into it as they are made: memory holds a few of them, never
-    n. Of parameters that meet one vector in a product, or of which a few rows are read,
-    gradients are never multiplied out: `Clipping` finds norms and sums from both
-    factors, at about the price of the plain gradient, and influences by coordinate
-    multiply as they add. So it is with parameters that meet several vectors, as of
-    tokens, also in a `scan` or a `jax.checkpoint`, if their gradients have four times
-    as many numbers as the factors, or more. `dpjax.check_model` tells which parameters
-    these are. On CPU as many samples are processed at once as caches hold; elsewhere as
-    memory holds. The platform is chosen at lowering.
+    The mean `estimator(per_sample_grad(loss_fn)(params, batch))`, to rounding, but of
+    gradients memory holds a few; or their factors, where `dpjax.check_model` says so.
 
     Args:
-        loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
+        loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux,
+            without BatchNorm. A `UserWarning` tells of arrays with n rows in it.
         estimator: the robust mean.
-        microbatch_size: how many samples are processed at once. It changes speed and
-            memory, and the mean by rounding at most. By default it is chosen from the
-            shapes of the program, the platform and the device's memory.
-        normalize_by: public divisor of the mean; the batch's leading size by default.
-            Give it for batches of varying size, such as Poisson ones. For small
-            divisors see `Estimator.__call__`.
+        microbatch_size: how many samples are processed at once; by default what fits.
+        normalize_by: public divisor; by default the leading size, if it never varies.
         relation: of the sensitivity that noise is calibrated to. ADD_OR_REMOVE_ONE
             needs normalize_by, or num_users, because the size of a batch is private.
         return_values: whether to return the per-example losses too.
         has_aux: whether loss_fn returns auxiliary values too.
         axis_name: the mesh axes over which rows are sharded, a name or a tuple of
-            names, `()` for none; see below. By default read from the batch: concrete
-            arrays show all their axes, traced ones Explicit axes only. Auto axes inside
-            `jax.jit`, and Manual ones, must be named.
-        user_ids: integers of shape (n,), the user of each row of the batch: samples are
-            then users; see below.
+            names, `()` for none. By default read from the batch, where traced arrays
+            show Explicit axes alone; in `jax.shard_map` None is one device's mean.
+        user_ids: integers of shape (n,), as for `dpjax.gradients.by_user`: samples are
+            then users, and aux has shape (num_users, records_per_user, ...).
         num_users: public number of users, with user_ids: the default divisor.
-        records_per_user: public bound, with user_ids; n by default. A user's first
-            records by index count, the surplus is dropped. It costs num_users times so
-            many gradients: give the least that serves.
+        records_per_user: public bound, with user_ids; n by default. The first count.
         user_gradient: "mean" or "sum" of the gradients of a user's records.
-        factored: whether gradients may be held as factors. False writes all of them
-            out, which changes speed and memory, and the mean by rounding at most.
+        factored: False writes all gradients out, in other time and memory.
 
     Returns:
         `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
         shape (n, ...) and the mask shape (n,) is true for rows that count for nothing.
         It returns the mean gradient, a pytree like params in float32 for half-precision
-        parameters; `(grads, values)` with return_values, `(grads, aux)` with has_aux,
-        `(grads, (values, aux))` with both. Values and aux are per sample, leading axis
-        n, and NOT private: they are exact functions of single records.
+        parameters; with return_values and has_aux also values, aux or both, as
+        `(grads, (values, aux))`: per sample, leading axis n, and NOT private.
 
     Raises:
-        ValueError: where a size is not a positive count, leaves of batch disagree on n,
-            or the estimator cannot take the batch; where no public divisor is given
-            under ADD_OR_REMOVE_ONE; where axis_name is of no mesh, its
-            devices do not divide n, or rows are known to be the same on all of them;
-            where params are complex, or hold running statistics of BatchNorm;
-            where user_ids are no integers of shape (n,), come without num_users or with
-            a sharded batch; where the gradient of an example has collectives in it.
-            Never because of an id's value.
-
-    Layers that draw or normalize:
-        Dropout: give each example a key of its own, as part of the batch, new in every
-        step: `batch = (x, y, jax.random.split(key, n))`, and let loss_fn hand it on
-        (`nnx.Rngs(dropout=key)`, Linen's `rngs={"dropout": key}`, Equinox's
-        `key=key`). A key that loss_fn closes over drops the same units of all examples.
-
-        BatchNorm has no per-sample gradients. Parameters with `nnx.BatchStat`, Linen's
-        "batch_stats" or `equinox.nn.State` among them are refused; statistics that
-        loss_fn closes over cannot be seen, and must be fixed and public.
-
-    Losses of pairs:
-        A loss that reads the other examples of the batch has no gradient of one
-        example. A `UserWarning` tells the shape of each array with n rows in the traced
-        gradient of one example, however loss_fn holds it: see `dpjax.check_model`, and
-        the guide to users for what to do.
-
-    Users:
-        With user_ids the influence acts on the mean, or the sum, of the gradients of
-        one user's records, and the estimate is the mean over users, one without records
-        contributing zero. Ids are public, as in `dpjax.gradients.by_user`; those
-        outside of [0, num_users) belong to nobody and are left out. Values come per
-        user, and aux has shape (num_users, records_per_user, ...). Users are held a few
-        at a time, as samples are. To draw users, or to spread them over devices, lay
-        records out by `dpjax.gradients.by_user`, once: that is a batch, too, whose rows
-        are users.
-
-    On several devices:
-        Each device computes the gradients of its own rows, and one psum adds a few
-        digits for every parameter; nothing of n rows is sent. n counts the rows of all
-        devices. Inside the caller's `jax.shard_map`, batch, mask, values and aux are
-        one device's shard, params and the mean are replicated; without axis_name the
-        mean is of one device's rows, so that a record moves it, and the sum of all
-        devices' means, by the sensitivity for normalize_by. With check_vma=False, and
-        in `jax.pmap`, rows that are replicated, which they must not be, cannot be
-        refused.
-
-        Where n is not a multiple of the number of devices, fill up with rows that
-        is_padding_example marks, and give the number without them as normalize_by.
-
-        Parameters may be sharded over other axes of the mesh, if those are Auto, as in
-        `jax.make_mesh((4, 2), ("records", "model"), axis_types=(Explicit, Auto))`. The
-        mean gradient then has their sharding.
-
-    Bad numbers:
-        NaN and infinities in gradients count as `Estimator.__call__` tells. Where a
-        norm comes from factors, they count as zero in a factor, and a gradient counts
-        as zero where the norm of a factor is 2^64 or more. Where it comes from vectors
-        at many positions, their norms times those of their cotangents are added up. A
-        gradient counts as zero where that sum is 2^60 clip norms or more. The norm is
-        raised by what rounding may hide: for 64 positions by about 2^-17 times the
-        square of that sum, over the norm.
+        ValueError: where an argument, a shape, params or a mesh do not fit, as where
+            its devices do not divide n. Never because of an id's value.
 
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under
         replace-one; neither microbatch_size, the platform nor the number of devices
-        changes it. For norms it counts the rounding of products of matrices, in
-        whatever order they are summed.
+        changes it. NaN and infinities count as `Estimator.__call__` tells, as zero in
+        a factor; a sample is zero if vectors times cotangents have 2^60 clip norms.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from dpjax.estimators import Winsorization
         >>> loss_fn = lambda w, x: 0.5 * (w - x) ** 2
-        >>> grad_fn = robust_grad(loss_fn, Winsorization(1.0))
-        >>> print(grad_fn(1.0, jnp.array([0.5, 1e30])))
+        >>> mean = robust_grad(loss_fn, Winsorization(1.0))
+        >>> print(mean(1.0, jnp.array([0.5, 1e30])))
         -0.25
-
-        Over all devices, with a row of padding:
-
-        >>> from jax.sharding import NamedSharding, PartitionSpec
-        >>> mesh = jax.make_mesh((1,), ("records",))
-        >>> rows = NamedSharding(mesh, PartitionSpec("records"))
-        >>> batch = jax.device_put(jnp.array([0.5, 1e30, 0.0]), rows)
-        >>> is_padding = jax.device_put(jnp.array([False, False, True]), rows)
-        >>> grad_fn = robust_grad(loss_fn, Winsorization(1.0), normalize_by=2)
-        >>> print(grad_fn(1.0, batch, is_padding))
-        -0.25
-
-        Of three users, of whom the first has two records and the second none:
-
-        >>> grad_fn = robust_grad(loss_fn, Winsorization(1.0), records_per_user=2,
-        ...                       user_ids=jnp.array([0, 0, 2]), num_users=3)
-        >>> print(grad_fn(1.0, jnp.array([0.0, 1.0, -8.0])))
-        0.5
     """
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.estimator(estimator)

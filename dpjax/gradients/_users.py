@@ -28,23 +28,11 @@ UserGradient = Literal["mean", "sum"]  # what a user gives, of its records' grad
 class UserRecords:
     """Records of users, one row a user; `by_user` makes them.
 
-    It takes the place of a batch, or of a solver's data: batchings draw users, and
-    sensitivities and guarantees are by users.
-
     Attributes:
         records: pytree, leaves of shape (num_users, records_per_user, ...).
         is_record: shape (num_users, records_per_user), false where a user has no more
             records.
         user_gradient: "mean" or "sum" of the gradients of a user's records.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> users = by_user(jnp.array([5.0, 6.0, 7.0]), jnp.array([1, 0, 1]),
-        ...                 num_users=3, records_per_user=2)
-        >>> print(users.records, users.is_record.sum(axis=1))
-        [[6. 6.]
-         [5. 7.]
-         [0. 0.]] [1 2 0]
     """
 
     records: PyTree
@@ -80,8 +68,7 @@ def by_user(
             user without records is zero.
 
     Returns:
-        Data of num_users users, of records_per_user records each, some of them padding:
-        `robust_grad`, `streamed_grad` and the solvers take it in the place of records.
+        Leaves (num_users, records_per_user, ...), some of them padding.
 
     Raises:
         ValueError: where a count is not positive, user_ids are no integers of shape
@@ -99,6 +86,8 @@ def by_user(
         >>> from dpjax.gradients import by_user, robust_grad
         >>> users = by_user(jnp.array([1.0, 3.0, 9.0]), jnp.array([0, 0, 1]),
         ...                 num_users=2, records_per_user=2)
+        >>> print(users.records.tolist())
+        [[1.0, 3.0], [9.0, 9.0]]
         >>> loss_fn = lambda w, x: 0.5 * (w - x) ** 2
         >>> print(robust_grad(loss_fn, Winsorization(1.0))(1.5, users))
         -0.75
@@ -147,12 +136,10 @@ class UserSpans:
     ) -> "UserSpans":
         """Sorts records by user; padding and ids out of range are nobody's."""
         ids = within_range(user_ids, num_users)
-        _validate.require(
-            ids.shape == (num_records,) and jnp.issubdtype(ids.dtype, jnp.integer),
-            "user_ids",
-            jax.ShapeDtypeStruct(ids.shape, ids.dtype),
-            f"integers of shape ({num_records},), one for each record",
-        )
+        shown = jax.ShapeDtypeStruct(ids.shape, ids.dtype)
+        rule = f"integers of shape ({num_records},), one for each record"
+        is_fine = ids.shape == (num_records,) and jnp.issubdtype(ids.dtype, jnp.integer)
+        _validate.require(is_fine, "user_ids", shown, rule)
         ids = ids.astype(int)  # of few bits they may not be compared with num_users
         is_users = (ids >= 0) & (ids < num_users)
         if is_padding_example is not None:
@@ -216,9 +203,9 @@ class Users:
         """Checks the arguments of `robust_grad`; None where samples are rows."""
         _validate.choice(UserGradient, user_gradient=user_gradient)
         if user_ids is None:
-            counts = {"num_users": num_users, "records_per_user": records_per_user}
-            for name, value in counts.items():
-                _validate.require(value is None, name, value, "None without user_ids")
+            rule, many = "None without user_ids", records_per_user
+            _validate.require(num_users is None, "num_users", num_users, rule)
+            _validate.require(many is None, "records_per_user", many, rule)
             return None
         _validate.count(num_users=num_users)
         if records_per_user is not None:

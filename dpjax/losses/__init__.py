@@ -15,12 +15,10 @@ A loss compares and hashes by its hyperparameters, so `huber(1.0)` may be a stat
 argument of `jax.jit` without compiling anew at each call.
 """
 
-from dpjax.losses._linear_loss import LinearLoss
+from dpjax.losses._linear_loss import LinearLoss, regularized
 from dpjax.losses._log_link import gamma, log_link, poisson, tweedie
-from dpjax.losses._margin_loss import MarginLoss, logistic
-from dpjax.losses._regularized import regularized
+from dpjax.losses._margin_loss import MarginLoss, logistic, softmax
 from dpjax.losses._residual_losses import absolute, biweight, huber, squared
-from dpjax.losses._softmax import softmax
 
 __all__ = [
     "LinearLoss",

@@ -1,13 +1,16 @@
-"""The base class of losses of a linear predictor."""
+"""The base class of losses of a linear predictor, and their l2 penalty."""
 
 import abc
 import math
+from dataclasses import dataclass
 from typing import cast
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dpjax._types import ArrayLike, PyTree, Scalar
+from dpjax import _validate
+from dpjax._types import ArrayLike, LossFn, PyTree, Scalar
 
 # Targets of a loss without a range are clipped to this, so that their squares, and
 # those of equally large predictions, stay within the range of float32.
@@ -57,14 +60,11 @@ class LinearLoss(abc.ABC):
     has_log_link: bool = False
 
     def __call__(self, params: PyTree, example: PyTree) -> jax.Array:
-        """Returns the loss of one example.
+        """Returns the loss of one example, a scalar in the dtype of <w, x>.
 
         Args:
             params: weights, shape (d,); (d, K) for K outputs.
             example: pair (features of shape (d,), scalar target).
-
-        Returns:
-            A scalar, in the dtype of <w, x>.
         """
         weights = cast(jax.Array, params)
         features, target = cast(tuple[jax.Array, jax.Array], example)
@@ -87,8 +87,7 @@ class LinearLoss(abc.ABC):
         """Returns the derivative in each prediction, in the shape of the predictions.
 
         For any arguments it is finite and within its bound, and zero where either is
-        NaN. Targets are clipped to their range, because beyond it no property would
-        hold.
+        NaN. Targets are clipped to their range: beyond it no property would hold.
         """
         targets = self._in_range(targets, predictions)
         slopes = self._of_present(self._derivative(predictions, targets), targets, 1)
@@ -113,26 +112,18 @@ class LinearLoss(abc.ABC):
         """Returns targets within the range, in the dtype of the predictions."""
         return jnp.clip(like(targets, predictions), *self.target_range)  # NaN is NaN
 
-    def _of_present(
-        self, values: jax.Array, targets: jax.Array, num_axes: int
-    ) -> jax.Array:
+    def _of_present(self, values, targets, num_axes):
         """Returns finite values, zeros where a target is missing."""
         axes = num_axes if self.num_outputs > 1 else 0
         is_missing = jnp.isnan(targets).reshape(*targets.shape, *(1,) * axes)
         return jnp.where(is_missing, 0.0, jnp.nan_to_num(values))
 
     def targets_of(self, targets: jax.Array) -> jax.Array:
-        """Maps each target into the range of the loss.
+        """Maps each target into the range of the loss, in its shape and dtype.
 
         NaN becomes 0, which a caller gives no weight, and other targets are clipped to
         `target_range`, with 1e18 for an infinite end. Losses of labels have their own
         rule.
-
-        Args:
-            targets: floats, any shape.
-
-        Returns:
-            Finite targets, of the same shape and dtype.
         """
         low, high = self.target_range
         most = min(_MOST, float(jnp.finfo(targets.dtype).max))
@@ -140,17 +131,11 @@ class LinearLoss(abc.ABC):
         return jnp.clip(known, max(low, -most), min(high, most))
 
     def constant_prediction(self, mean: ArrayLike) -> jax.Array:
-        """Returns the best constant prediction for a mean target.
+        """Returns the best constant prediction for a mean of `targets_of(targets)`.
 
         The inverse of `mean_of` in units of the targets, finite for any finite mean.
-        For losses of residuals it is the mean.
-
-        Args:
-            mean: the mean of `targets_of(targets)`; for `softmax`, the shares of the
-                classes, shape (K,).
-
-        Returns:
-            The prediction, a scalar; for `softmax`, shape (K,).
+        For losses of residuals it is the mean; for `softmax` mean and prediction have
+        shape (K,), and the mean is the shares of the classes.
         """
         return jnp.asarray(mean)
 
@@ -166,3 +151,40 @@ class LinearLoss(abc.ABC):
 def like(value: ArrayLike | Scalar, array: jax.Array) -> jax.Array:
     """Returns a value in the dtype of an array, so that labels may be integers."""
     return jnp.asarray(value, array.dtype)
+
+
+def regularized(loss_fn: LossFn, l2: Scalar) -> LossFn:
+    """Adds a squared l2 penalty to every example's loss, of a strength l2 >= 0.
+
+    loss_fn(w, z) + (l2 / 2) ||w||^2, the norm taken over all leaves of `params`.
+    `regularized(logistic, l2)` is regularized logistic regression,
+    `regularized(squared, l2)` ridge regression.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.losses import logistic, squared
+        >>> loss_fn = regularized(logistic, l2=0.5)
+        >>> round(float(loss_fn(jnp.array([2.0]), (jnp.zeros(1), 1.0))), 4)
+        1.6931
+        >>> regularized(squared, 1.0) == regularized(squared, 1.0)  # compiled once
+        True
+
+    Reference:
+        001, section 6; 004, section 6.5.
+    """
+    return _Regularized(loss_fn, l2)
+
+
+@dataclass(frozen=True)
+class _Regularized:
+    loss_fn: LossFn
+    l2: Scalar
+
+    def __post_init__(self) -> None:
+        loss_fn = self.loss_fn
+        _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+        _validate.non_negative(l2=self.l2)
+
+    def __call__(self, params: PyTree, example: PyTree) -> jax.Array:
+        penalty = optax.tree.norm(params, squared=True)
+        return self.loss_fn(params, example) + 0.5 * self.l2 * penalty

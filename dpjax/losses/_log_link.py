@@ -23,17 +23,11 @@ def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
     so that it is convex with bounded curvature: c = max_mean, L = max_mean +
     max_target. A group of larger counts has its best prediction a little above.
 
-    The logarithm of an exposure is added to the prediction, so max_mean bounds the mean
-    of a record and not of a unit of exposure.
-
     Args:
-        max_mean: the largest mean, positive, public.
+        max_mean: the largest mean of a record, exposure included, positive, public.
         max_target: the largest count, public; a larger one counts as this, and
             negatives as 0. By default m + 6 sqrt(m) + 12 for m = max_mean, which a
             Poisson count exceeds with a probability below e^-18 (Bernstein).
-
-    Returns:
-        A per-example loss.
 
     Example:
         >>> import jax.numpy as jnp
@@ -58,21 +52,14 @@ def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
     With eta = <w, x>: eta + y (e^-eta - 1), whose minimizer in eta is log(y). It does
     not depend on units: an error counts relative to the mean. Below min_mean and above
     max_target it continues as a parabola and then linearly, so that its curvature is
-    bounded: c = max_target / min_mean, L = c + 1. At the best prediction the mean
-    curvature is 1; for a wide range c is far larger. A group of targets near zero has
-    its best prediction just below min_mean.
+    bounded: c = max_target / min_mean, L = c + 1. A group of targets near zero has its
+    best prediction just below min_mean.
 
     Args:
         min_mean: the smallest mean of a record, positive, public, in units of the
             target.
         max_target: the largest amount, public; a larger one counts as this, and
             negatives as 0. At least min_mean.
-
-    Returns:
-        A per-example loss.
-
-    Raises:
-        ValueError: If an argument is not positive and finite, or min_mean is larger.
 
     Example:
         >>> import jax.numpy as jnp
@@ -107,18 +94,9 @@ def tweedie(
 
     Args:
         power: p, strictly between 1 (which is `poisson`) and 2 (which is `gamma`).
-        min_mean: the smallest mean of a record, positive, public, in units of the
-            target.
+        min_mean: as in `gamma`.
         max_mean: the largest mean of a record, at least min_mean, public.
-        max_target: the largest amount, public; a larger one counts as this, and
-            negatives as 0.
-
-    Returns:
-        A per-example loss.
-
-    Raises:
-        ValueError: If the power is not between 1 and 2, another argument is not
-            positive and finite, or min_mean is larger than max_mean.
+        max_target: as in `gamma`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -140,17 +118,10 @@ def tweedie(
 def log_link(power: float) -> LinearLoss:
     """Makes a loss with log link, for targets in units of their typical size.
 
-    The loss of `poisson`, `gamma` or `tweedie` if only the typical size of targets
-    above zero is known, which is the unit: means are from 0.001 to 30 units, and
-    targets are clipped to 1000. `dpjax train --loss poisson` and
+    The loss of `poisson`, `gamma` or `tweedie`, for power 1, 2 or between, if only the
+    typical size of targets above zero is known, which is the unit: means are from 0.001
+    to 30 units, and targets are clipped to 1000. `dpjax train --loss poisson` and
     `dpjax.sklearn.DPPoissonRegressor` minimize it.
-
-    Args:
-        power: p, if the variance is proportional to mean^p: 1 for Poisson, 2 for gamma,
-            and between them Tweedie.
-
-    Returns:
-        A per-example loss, whose `mean_of` is in the unit.
 
     Example:
         >>> import jax.numpy as jnp
@@ -170,11 +141,7 @@ def log_link(power: float) -> LinearLoss:
 class LogLink(LinearLoss):
     """The loss of a mean exp(prediction), with a variance proportional to mean^power.
 
-    Attributes:
-        power: from 1, Poisson, to 2, gamma.
-        min_mean: the smallest mean that is predicted.
-        max_mean: the largest mean that is predicted.
-        max_target: targets are clipped to [0, max_target].
+    Means are from min_mean to max_mean, and targets are clipped to [0, max_target].
     """
 
     power: float
@@ -186,10 +153,8 @@ class LogLink(LinearLoss):
         _validate.positive(
             min_mean=self.min_mean, max_target=self.max_target, max_mean=self.max_mean
         )
-        rule = "at most the largest mean"
-        is_fine = self.min_mean <= self.max_mean
-        _validate.require(is_fine, "min_mean", self.min_mean, rule)
         low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
+        _validate.require(low <= high, "min_mean", low, "at most the largest mean")
         # The derivative grows with eta and falls with y.
         slopes = (y * m ** (1 - p) + m ** (2 - p) for m in (low, high))
         bends = [
@@ -216,7 +181,7 @@ class LogLink(LinearLoss):
 
     def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
         inner = self._inner(predictions)
-        risen, fallen = ((k - self.power) * inner for k in (2, 1))
+        risen, fallen = (2 - self.power) * inner, (1 - self.power) * inner
         beyond, curvature = self._beyond(predictions)
         return jnp.exp(risen) - targets * jnp.exp(fallen) + curvature * beyond
 
@@ -225,8 +190,7 @@ class LogLink(LinearLoss):
         rising = (2 - p) * jnp.exp((2 - p) * inner)
         falling = (p - 1) * targets * jnp.exp((1 - p) * inner)
         beyond, curvature = self._beyond(predictions)
-        is_bent = predictions - inner == beyond
-        outside = jnp.where(is_bent, curvature, 0.0)
+        outside = jnp.where(predictions - inner == beyond, curvature, 0.0)
         return jnp.where(inner == predictions, rising + falling, outside)
 
     def _beyond(self, predictions: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -239,9 +203,7 @@ class LogLink(LinearLoss):
         low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
         changes = 2 * low ** (2 - p), y * high ** (1 - p)
         bends = [min(m ** (2 - p), self.curvature_bound) for m in (low, high)]
-        least, most = (
-            change / bend for change, bend in zip(changes, bends, strict=True)
-        )
+        least, most = changes[0] / bends[0], changes[1] / bends[1]
         beyond = jnp.clip(predictions - self._inner(predictions), -least, most)
         return beyond, jnp.where(beyond < 0, *bends).astype(predictions.dtype)
 

@@ -1,5 +1,9 @@
-"""Convex losses of a margin y <w, x>, with the bounds that private solvers need."""
+"""Convex losses of labels, with the bounds that private solvers need.
 
+Of two classes, as a function of the margin y <w, x>; and of several, the softmax.
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,16 +19,13 @@ from dpjax.losses._linear_loss import LEAST_SHARE, LinearLoss, like
 class MarginLoss(LinearLoss):
     """A convex loss phi of the margin z = y <w, x>, defined by its derivative.
 
-    The bounds are part of the loss, because the noise of a private minimizer depends on
-    them. The derivative is clipped to the declared bound (and to at most zero if it is
-    declared non-increasing), so this bound always holds. That phi' increases, and no
-    faster than declared, is not checked.
+    The noise of a private minimizer depends on the bounds. The derivative is clipped to
+    its own (and to at most zero if it is declared non-increasing), so this bound always
+    holds. That phi' increases, and no faster than declared, is not checked.
 
     Labels are -1 and +1: a target above zero counts as +1, any other, including 0, as
     -1, and NaN as none. `derivative` and `curvature` may be called without labels: then
     the prediction is the margin.
-
-    Compares and hashes by its fields: one with a new lambda is compiled again.
 
     Attributes:
         derivative_fn: phi', from a scalar margin to a scalar, differentiable by JAX;
@@ -34,12 +35,8 @@ class MarginLoss(LinearLoss):
         derivative_bound: L, a bound on |phi'|.
         curvature_bound: c, a Lipschitz constant of phi'.
         is_non_increasing: whether phi' <= 0 everywhere; less noise is then enough.
-        value_fn: phi, from an array of margins to an array of losses; only needed to
-            call the loss, or its `value`.
-
-    Raises:
-        ValueError: If derivative_fn is not callable or a bound is not positive; from
-            `value`, if value_fn is None.
+        value_fn: phi, from an array of margins to an array of losses; to call the loss,
+            or its `value`, without it raises `ValueError`.
 
     Example:
         >>> MarginLoss.logistic().curvature_bound
@@ -80,13 +77,7 @@ class MarginLoss(LinearLoss):
         """The hinge of a support vector machine, smoothed by Huber's parabola.
 
         0 for z > 1 + h, (1 + h - z)^2 / (4h) for |1 - z| <= h, else 1 - z: L = 1 and
-        c = 1/(2h).
-
-        Args:
-            width: h > 0, half the width of the parabola.
-
-        Returns:
-            The loss.
+        c = 1/(2h), for h = width > 0, half the width of the parabola.
         """
         _validate.positive(width=width)
         derivative_fn, value_fn = _SmoothedHingeDerivative(width), _SmoothedHinge(width)
@@ -138,10 +129,9 @@ class MarginLoss(LinearLoss):
 
 
 class _Logistic(MarginLoss):
-    """Logistic loss of two classes.
+    """Logistic loss of two classes, log(1 + exp(-y <w, x>)): L = 1 and c = 1/4.
 
-    log(1 + exp(-y <w, x>)), evaluated without overflow. A label above zero is the
-    positive class, y = +1; any other label is the other one. L = 1 and c = 1/4.
+    A label above zero is the positive class, y = +1; any other label is the other one.
 
     Example:
         >>> import jax.numpy as jnp
@@ -187,3 +177,82 @@ class _SmoothedHinge:
 
 def _elementwise(fn: Callable[[jax.Array], jax.Array]) -> Callable:
     return lambda x: jax.vmap(fn)(x.reshape(-1)).reshape(x.shape)
+
+
+def softmax(num_classes: int) -> LinearLoss:
+    """Makes the loss of multinomial logistic regression, for labels 0 to K - 1.
+
+    log(sum_k exp(<w_k, x>)) - <w_y, x>, evaluated without overflow, with a column w_k
+    of the parameters for each class. Its derivative p - e_y has l2 norm at most
+    L = sqrt(2), and its curvature diag(p) - p p^T operator norm at most c = 1/2,
+    because the absolute values of a row sum to 2 p_k (1 - p_k).
+
+    Labels are rounded to the nearest integer and clipped to 0 ... K - 1; NaN is none.
+
+    Args:
+        num_classes: K, at least 2; params have shape (d, K).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> loss = softmax(4)
+        >>> round(float(loss(jnp.zeros((2, 4)), (jnp.ones(2), 3))), 4)
+        1.3863
+        >>> loss.mean_of(jnp.zeros((1, 4))).tolist()
+        [[0.25, 0.25, 0.25, 0.25]]
+
+    Reference:
+        D. Böhning, Multinomial logistic regression algorithm (1992), for c.
+    """
+    return _Softmax(num_classes)
+
+
+@dataclass(frozen=True)
+class _Softmax(LinearLoss):
+    num_classes: int
+
+    derivative_bound = math.sqrt(2)
+    curvature_bound = 0.5
+
+    def __post_init__(self) -> None:
+        _validate.count(num_classes=self.num_classes)
+        is_fine = self.num_classes >= 2
+        _validate.require(is_fine, "num_classes", self.num_classes, "at least 2")
+        object.__setattr__(self, "num_outputs", self.num_classes)
+        object.__setattr__(self, "target_range", (0.0, self.num_classes - 1.0))
+
+    def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
+        chosen = jnp.sum(self._one_hot(predictions, targets) * predictions, axis=-1)
+        values = jax.nn.logsumexp(predictions, axis=-1) - chosen
+        return jnp.where(jnp.isnan(jnp.asarray(targets)), jnp.nan, values)
+
+    def targets_of(self, targets: jax.Array) -> jax.Array:
+        return jnp.round(super().targets_of(targets))
+
+    def constant_prediction(self, mean: ArrayLike) -> jax.Array:
+        shares = jnp.clip(jnp.asarray(mean), LEAST_SHARE, 1.0)
+        logs = jnp.log(shares)
+        return logs - logs.mean(axis=-1, keepdims=True)
+
+    def mean_of(self, predictions: jax.Array) -> jax.Array:
+        return jax.nn.softmax(predictions, axis=-1)
+
+    def _derivative(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        return self._shares(predictions) - self._one_hot(predictions, targets)
+
+    def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
+        shares = self._shares(predictions)
+        one_hot = jnp.eye(self.num_classes, dtype=shares.dtype)
+        diagonal = jnp.einsum("...i,ij->...ij", shares, one_hot)
+        return diagonal - shares[..., :, None] * shares[..., None, :]
+
+    def _shares(self, predictions: jax.Array) -> jax.Array:
+        # Infinities are clipped, because their differences would be NaN.
+        most = jnp.finfo(predictions.dtype).max / 4
+        return jax.nn.softmax(jnp.clip(predictions, -most, most), axis=-1)
+
+    def _one_hot(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
+        labels = jnp.asarray(targets)
+        if not jnp.issubdtype(labels.dtype, jnp.floating):
+            labels = labels.astype("float32")
+        labels = self.targets_of(labels).astype("int32")
+        return jax.nn.one_hot(labels, self.num_classes, dtype=predictions.dtype)

@@ -1,4 +1,7 @@
-"""Losses of the residual <w, x> - y: squared, absolute, Huber's, Tukey's biweight."""
+"""Losses of the residual <w, x> - y: squared, absolute, Huber's, Tukey's biweight.
+
+And the losses that solvers take by their names, of which one is of labels.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,14 +12,14 @@ import jax.numpy as jnp
 from dpjax import _validate
 from dpjax._types import ArrayLike, Scalar
 from dpjax.losses._linear_loss import LinearLoss, like
+from dpjax.losses._margin_loss import logistic
 
 
 @dataclass(frozen=True)
 class _Squared(LinearLoss):
-    """Squared loss of linear regression.
+    """Squared loss of linear regression, (<w, x> - y)^2 / 2: L = inf and c = 1.
 
-    (<w, x> - y)^2 / 2, with the gradient x (<w, x> - y). The papers have the same
-    gradient, but print the loss without the factor 1/2. L = inf and c = 1.
+    The papers have the same gradient, but print the loss without the factor 1/2.
 
     Example:
         >>> import jax.numpy as jnp
@@ -45,9 +48,9 @@ squared = _Squared()
 
 @dataclass(frozen=True)
 class _Absolute(LinearLoss):
-    """Absolute loss of l1 regression.
+    """Absolute loss of l1 regression, |<w, x> - y|: L = 1 and c = inf.
 
-    |<w, x> - y|, with the subgradient 0 at residual zero. L = 1 and c = inf.
+    Its subgradient at residual zero is 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -77,14 +80,8 @@ absolute = _Absolute()
 def huber(threshold: Scalar) -> LinearLoss:
     """Makes the Huber loss: quadratic near zero, linear beyond the threshold.
 
-    With s = <w, x> - y and threshold t: s^2 / 2 if |s| <= t, else t |s| - t^2 / 2.
-    L = t and c = 1.
-
-    Args:
-        threshold: t, in units of the target, positive.
-
-    Returns:
-        A per-example loss.
+    With s = <w, x> - y and threshold t > 0, in units of the target: s^2 / 2 if
+    |s| <= t, else t |s| - t^2 / 2. L = t and c = 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -104,10 +101,6 @@ class Huber(LinearLoss):
     Solvers that release scales, such as `solvers.dp_linear_model`, divide residuals by
     their scale first if the threshold is in scales; 1.345 then has 95 per cent
     efficiency for normal errors of any size.
-
-    Attributes:
-        threshold: t, positive.
-        in_scales: whether it is in scales of the residuals, not in units of the target.
     """
 
     threshold: Scalar
@@ -136,15 +129,9 @@ class Huber(LinearLoss):
 def biweight(threshold: Scalar) -> LinearLoss:
     """Makes Tukey's biweight loss of robust regression, bounded and not convex.
 
-    With s = <w, x> - y and threshold t: (t^2 / 6) (1 - (1 - (s/t)^2)^3) if |s| <= t,
-    else t^2 / 6. Near zero it is about s^2 / 2; beyond t its gradient is zero.
-    L = 16 t / (25 sqrt(5)) and c = 1.
-
-    Args:
-        threshold: t, in units of the target, positive.
-
-    Returns:
-        A per-example loss.
+    With s = <w, x> - y and threshold t > 0, in units of the target: (t^2 / 6)
+    (1 - (1 - (s/t)^2)^3) if |s| <= t, else t^2 / 6. Near zero it is about s^2 / 2;
+    beyond t its gradient is zero. L = 16 t / (25 sqrt(5)) and c = 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -186,3 +173,28 @@ class _Biweight(LinearLoss):
         # Clipped before it is squared, a huge residual does not overflow, and causes no
         # NaN in the gradient.
         return jnp.clip((predictions - targets) / self.threshold, -1.0, 1.0)
+
+
+_LOSSES: dict[str, LinearLoss] = {
+    "squared": squared,
+    "logistic": logistic,
+    # 95 per cent efficiency for standard normal errors (Holland and Welsch 1977).
+    "huber": Huber(1.345, in_scales=True),
+}
+
+
+def named(loss: str | LinearLoss) -> LinearLoss:
+    """Returns a `LinearLoss`, or the loss "squared", "logistic" or "huber" by its name.
+
+    The threshold of "huber" is 1.345 scales of the residuals (P. W. Holland, R. E.
+    Welsch, Robust regression using iteratively reweighted least-squares, 1977).
+
+    Example:
+        >>> named("huber")
+        Huber(threshold=1.345, in_scales=True)
+    """
+    if isinstance(loss, LinearLoss):
+        return loss
+    rule = " or ".join([*map(repr, _LOSSES), "a losses.LinearLoss"])
+    _validate.require(isinstance(loss, str) and loss in _LOSSES, "loss", loss, rule)
+    return _LOSSES[loss]

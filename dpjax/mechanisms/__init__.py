@@ -8,15 +8,22 @@ A strategy correlates the noise of several steps: pass it to `transforms.privati
 compute its noise with `accounting.noise_multiplier`.
 """
 
-from dpjax.mechanisms._additive import gaussian, laplace
-from dpjax.mechanisms._binary_tree import BinaryTree
+from dpjax.mechanisms._additive import (
+    arsinh_normal,
+    gaussian,
+    laplace,
+    laplace_log_normal,
+)
 from dpjax.mechanisms._chacha import secret_key
 from dpjax.mechanisms._discrete_gaussian import discrete_gaussian
 from dpjax.mechanisms._peeling import peeling
 from dpjax.mechanisms._selection import exponential, permute_and_flip
-from dpjax.mechanisms._smooth_noise import arsinh_normal, laplace_log_normal
-from dpjax.mechanisms._strategy import Strategy
-from dpjax.mechanisms._toeplitz import BandedToeplitz, BufferedToeplitz
+from dpjax.mechanisms._strategy import (
+    BandedToeplitz,
+    BinaryTree,
+    BufferedToeplitz,
+    Strategy,
+)
 
 __all__ = [
     "BandedToeplitz",

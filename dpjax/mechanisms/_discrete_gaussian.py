@@ -30,9 +30,8 @@ def discrete_gaussian(
         shape: shape of the result.
         stddev: sigma, an integer from 1 to 2^26. The variance is at most sigma^2, and
             equal to it in float64 from sigma = 2 on.
-        random_bytes: source of uniform and independent bytes. The noise is useless
-            against someone who can guess them: use sources other than the operating
-            system's, such as `np.random.default_rng(0).bytes`, only for tests.
+        random_bytes: source of uniform, independent bytes that nobody can guess; such
+            as `np.random.default_rng(0).bytes` only for tests.
 
     Returns:
         An int64 NumPy array.
@@ -52,26 +51,13 @@ def discrete_gaussian(
         >>> print(noise.dtype, abs(noise.std() / 1000 - 1) < 0.02)
         int64 True
 
-        A private mean that is exact to the last bit: each record is clipped and rounded
-        to a grid of 1/1000, and the integers are added.
-
-        >>> from dpjax.accounting import discrete_gaussian_stddev
-        >>> records = np.append(np.random.default_rng(0).standard_t(3, 99_999), np.inf)
-        >>> steps = np.rint(1000 * np.clip(np.nan_to_num(records), -4, 4)).astype(int)
-        >>> stddev = discrete_gaussian_stddev(
-        ...     1.0, 1e-6, sensitivity=8000, num_coordinates=1)
-        >>> released = int(steps.sum()) + int(discrete_gaussian((), stddev=stddev))
-        >>> print(abs(released / 1000 / len(records)) < 0.05)
-        True
-
     Reference:
         Canonne, Kamath, Steinke (2020), The discrete Gaussian for differential privacy,
         Algorithms 2 and 3, Theorem 4.
     """
     _validate.count(stddev=stddev)
-    _validate.require(
-        stddev <= LARGEST_STDDEV, "stddev", stddev, f"at most {LARGEST_STDDEV}"
-    )
+    rule = f"at most {LARGEST_STDDEV}"
+    _validate.require(stddev <= LARGEST_STDDEV, "stddev", stddev, rule)
     size = int(np.prod(shape, dtype=np.int64))
     parts, missing = [np.empty(0, np.int64)], size
     while missing > 0:
@@ -136,13 +122,9 @@ def _is_below_exp(
         # roundings leave an error far below 10^-10 of the word's last bit.
         digits = num_bits // 3 + 22
         context = decimal.Context(prec=digits, Emin=decimal.MIN_EMIN)
-        bound = context.exp(
-            context.divide(
-                decimal.Decimal(-exponent.numerator),
-                decimal.Decimal(exponent.denominator),
-            )
-        )
-        bound, error = Fraction(bound), Fraction(1, 10 ** (digits - 10))
+        parts = map(decimal.Decimal, (-exponent.numerator, exponent.denominator))
+        bound = Fraction(context.exp(context.divide(*parts)))
+        error = Fraction(1, 10 ** (digits - 10))
         if Fraction(word + 1, 2**num_bits) <= bound - error:
             return True
         if Fraction(word, 2**num_bits) >= bound + error:

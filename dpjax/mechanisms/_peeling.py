@@ -36,8 +36,7 @@ def peeling(
 
     Args:
         key: a typed key, used once here.
-        vector: v, of shape (d,) and floating point. Half precision is converted to
-            float32, and back after the noise. NaN and infinities count as zero.
+        vector: v, of shape (d,) and floating point. NaN and infinities count as zero.
         sparsity: s, from 1 to d.
         selection_scale: g, scale of the selection noise, in units of v; non-negative,
             may be traced.
@@ -50,21 +49,15 @@ def peeling(
         A vector of shape (d,) with at most s nonzero entries.
 
     Raises:
-        ValueError: If key is not a single typed key, selection_scale is negative or not
-            finite, release_stddev is negative or NaN, vector is not a floating-point
-            vector, sparsity is not in 1 to d, or noise is unknown.
+        ValueError: If an argument is out of its range, or key is not a typed key.
 
     Privacy:
         Let lam be the linf sensitivity of v. This is rho-zCDP under the relation of
         lam, with rho = s lam^2 / (2 g^2) + s lam^2 / (2 sigma^2) for Gumbel noise, and
-        s (2 lam^2/g^2 + lam^2/sigma^2) for Laplace noise. Gumbel: the selection is
-        distributed as s exponential mechanisms without replacement; each has scores |v|
-        of range 2 lam, hence epsilon = 2 lam/g and rho = epsilon^2/8. The release has
-        l2 sensitivity sqrt(s) lam. Half of rho for each: g = sigma = lam sqrt(s/rho).
-        Laplace: each round is (2 lam/g)-DP and each released coordinate
-        (sqrt(2) lam/sigma)-DP, so all are s (2 lam/g + sqrt(2) lam/sigma)-DP, and
-        epsilon-DP is (epsilon^2/2)-zCDP; with one scale b, that is (3 s lam/b)-DP and
-        rho = (5/2) s lam^2/b^2. For real numbers, as for `gaussian` and `laplace`.
+        s (2 lam^2/g^2 + lam^2/sigma^2) for Laplace noise, which is also s (2 lam/g +
+        sqrt(2) lam/sigma)-DP: `docs/privacy/proofs/mechanisms.md`, 2.5. Half of rho for
+        each part of Gumbel noise: g = sigma = lam sqrt(s/rho). For real numbers, as for
+        `gaussian`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -79,24 +72,20 @@ def peeling(
         pay-what-you-get composition". Rounds of Laplace noise: Hu, Ni, Xiao, Wang
         (2022), Algorithm Peeling, after Cai, Wang, Zhang (2021), "The cost of privacy".
     """
-    _check(key, vector, sparsity)
+    _validate.typed_key(key)
+    check_key_varies_as(vector, key)
+    shape, dtype = jnp.shape(vector), jnp.result_type(vector)
+    is_fine = len(shape) == 1 and jnp.issubdtype(dtype, jnp.floating)
+    given = jax.ShapeDtypeStruct(shape, dtype)
+    _validate.require(is_fine, "vector", given, "a vector of floating point")
+    _validate.count(sparsity=sparsity)
+    rule = f"at most the vector's size {shape[0]}"
+    _validate.require(sparsity <= shape[0], "sparsity", sparsity, rule)
     _validate.choice(PeelingNoise, noise=noise)
     _validate.non_negative(selection_scale=selection_scale)
     _validate.within(0.0, math.inf, release_stddev=release_stddev)
     peel = _peel_once if noise == "gumbel" else _peel_in_rounds
     return peel(sparsity, key, vector, selection_scale, release_stddev)
-
-
-def _check(key: Key, vector: jax.Array, sparsity: int) -> None:
-    _validate.typed_key(key)
-    check_key_varies_as(vector, key)
-    shape, dtype = jnp.shape(vector), jnp.result_type(vector)
-    rule = "a vector of floating point"
-    is_fine = len(shape) == 1 and jnp.issubdtype(dtype, jnp.floating)
-    _validate.require(is_fine, "vector", jax.ShapeDtypeStruct(shape, dtype), rule)
-    _validate.count(sparsity=sparsity)
-    rule = f"at most the vector's size {shape[0]}"
-    _validate.require(sparsity <= shape[0], "sparsity", sparsity, rule)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -29,11 +29,8 @@ def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
     because each draw takes a quarter of a second to compile. This depends only on the
     shapes, so sharding a tree does not change its noise.
 
-    Args:
-        sampler: a sampler of this module, or one with the same arguments.
-        key: used once here.
-        tree: arrays of floats. If a leaf that is drawn alone is sharded, each device
-            draws its own part; other leaves are drawn whole on every device.
+    If a leaf that is drawn alone is sharded, each device draws its own part; other
+    leaves are drawn whole on every device.
     """
     leaves, structure = jax.tree.flatten(tree)
     groups: list[list[jax.Array]] = []
@@ -55,87 +52,68 @@ def _together(
     """Draws a group of leaves as slices of one vector."""
     if len(leaves) == 1:
         (leaf,) = leaves
-        place = jax.typeof(leaf).sharding
-        return [sampler(key, leaf.shape, leaf.dtype, out_sharding=place)]
+        return [sampler(key, leaf.shape, leaf.dtype, jax.typeof(leaf).sharding)]
     sizes = [x.size for x in leaves]
     # Materialized, because otherwise the quantile is compiled again for each leaf.
     vector = materialized(sampler(key, (sum(sizes),), leaves[0].dtype))
-    return [
-        _placed_like(leaf, part.reshape(leaf.shape))
-        for leaf, part in zip(leaves, split(vector, sizes), strict=True)
-    ]
+    drawn = []
+    for leaf, part in zip(leaves, split(vector, sizes), strict=True):
+        x, place = part.reshape(leaf.shape), jax.typeof(leaf).sharding
+        if num_other_devices(leaf) > 1:  # every device has drawn it whole
+            mesh = jax.sharding.get_abstract_mesh()
+            mesh = place.mesh if mesh.empty else mesh
+            replicated = NamedSharding(mesh, PartitionSpec())
+            x = jax.lax.with_sharding_constraint(x, replicated)
+        drawn.append(jax.sharding.reshard(x, place) if any(place.spec) else x)
+    return drawn
 
 
-def _placed_like(like: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns x, which every device has drawn whole, sharded like an array."""
-    place = jax.typeof(like).sharding
-    if num_other_devices(like) > 1:
-        mesh = jax.sharding.get_abstract_mesh()
-        replicated = NamedSharding(place.mesh if mesh.empty else mesh, PartitionSpec())
-        x = jax.lax.with_sharding_constraint(x, replicated)
-    return jax.sharding.reshard(x, place) if any(place.spec) else x
+def normal(key: Key, *kind: Any) -> jax.Array:
+    """Draws standard normal variables, their tails beyond 9 standard deviations.
 
-
-def normal(
-    key: Key,
-    shape: tuple[int, ...],
-    dtype: jax.typing.DTypeLike,
-    out_sharding: jax.sharding.Sharding | None = None,
-) -> jax.Array:
-    """Draws standard normal variables, their tails beyond 9 standard deviations."""
+    As in all samplers here, `kind` is a shape, a dtype, and a sharding or None.
+    """
 
     def quantile(tail: jax.Array) -> jax.Array:
         return -jax.scipy.special.ndtri(tail)
 
-    return _symmetric(quantile, key, shape, dtype, out_sharding)
+    return _symmetric(quantile, key, *kind)
 
 
-def laplace(
-    key: Key,
-    shape: tuple[int, ...],
-    dtype: jax.typing.DTypeLike,
-    out_sharding: jax.sharding.Sharding | None = None,
-) -> jax.Array:
+def laplace(key: Key, *kind: Any) -> jax.Array:
     """Draws standard Laplace variables (scale 1), their tails beyond 40 scales."""
 
     def quantile(tail: jax.Array) -> jax.Array:
         return -jnp.log(2 * tail)
 
-    return _symmetric(quantile, key, shape, dtype, out_sharding)
+    return _symmetric(quantile, key, *kind)
 
 
-def spherical_laplace(
-    key: Key,
-    shape: tuple[int, ...],
-    dtype: jax.typing.DTypeLike,
-    out_sharding: jax.sharding.Sharding | None = None,
-) -> jax.Array:
+def spherical_laplace(key: Key, *kind: Any) -> jax.Array:
     """Draws one vector of density exp(-||x||_2), up to a constant: of all entries."""
     # Its length has the law of a sum of d exponentials, in a direction without any law.
     length_key, direction_key = jax.random.split(key)
-    length = jnp.sum(jnp.abs(laplace(length_key, shape, dtype, out_sharding)))
-    direction = normal(direction_key, shape, dtype, out_sharding)
+    length = jnp.sum(jnp.abs(laplace(length_key, *kind)))
+    direction = normal(direction_key, *kind)
     # In one of 2^25 draws a float32 is zero, but its sign is still a fair bit.
     is_zero = jnp.all(direction == 0)
     direction = jnp.where(is_zero, jnp.copysign(1, direction), direction)
     return direction * (length / jnp.sqrt(jnp.sum(direction**2)))
 
 
-def exponential(
-    key: Key, shape: tuple[int, ...], dtype: jax.typing.DTypeLike
-) -> jax.Array:
+def exponential(key: Key, *kind: Any) -> jax.Array:
     """Draws standard exponential variables, from 2^-65 to 45, both tails in full."""
-    return _from_tail(_exponential_quantile, key, shape, dtype)
+    return _from_tail(_exponential_quantile, key, *kind)
 
 
-def gumbel(key: Key, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
+def gumbel(key: Key, *kind: Any) -> jax.Array:
     """Draws standard Gumbel variables, from -3.8 to 45, both tails in full."""
 
     def quantile(tail: jax.Array, is_lower: jax.Array) -> jax.Array:
         # -log of a standard exponential: its lower tail is the Gumbel's upper one.
         return -jnp.log(_exponential_quantile(tail, is_lower))
 
-    return _from_tail(quantile, key, shape, dtype)
+    return _from_tail(quantile, key, *kind)
 
 
 def _exponential_quantile(tail: jax.Array, is_lower: jax.Array) -> jax.Array:
@@ -143,11 +121,7 @@ def _exponential_quantile(tail: jax.Array, is_lower: jax.Array) -> jax.Array:
 
 
 def _symmetric(
-    upper_quantile: Callable[[jax.Array], jax.Array],
-    key: Key,
-    shape: tuple[int, ...],
-    dtype: jax.typing.DTypeLike,
-    out_sharding: jax.sharding.Sharding | None,
+    upper_quantile: Callable[[jax.Array], jax.Array], key: Key, *kind: Any
 ) -> jax.Array:
     """Draws ±upper_quantile(p) with a fair sign and p uniform on (0, 1/2]."""
 
@@ -155,7 +129,7 @@ def _symmetric(
         size = upper_quantile(tail)
         return jnp.where(is_lower, -size, size)
 
-    return _from_tail(quantile, key, shape, dtype, out_sharding)
+    return _from_tail(quantile, key, *kind)
 
 
 def _from_tail(

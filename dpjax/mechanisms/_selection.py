@@ -41,18 +41,15 @@ def exponential(
 ) -> jax.Array:
     """Chooses an index with the exponential mechanism; a higher score is better.
 
-    Pr[v] = exp(epsilon u(v) / sensitivity_range) / sum over all candidates, drawn as
-    argmax_v epsilon u(v) / sensitivity_range + Gumbel.
+    Pr[v] is in proportion to exp(epsilon u(v) / sensitivity_range).
 
     Args:
         key: a typed key, used once here.
-        scores: u, of shape (num_candidates,) and floating point; half precision is
-            converted to float32. Or, with num_chunks, a function of a chunk index (an
-            int32 scalar, traced) that returns the scores of this chunk, of the same
-            shape (chunk_size,) for all. -inf marks a candidate that is excluded for
-            every data set, such as padding. Scores are clipped to a quarter of the
-            largest float, so that their differences are finite; NaN counts as the
-            lowest score, +inf as the highest.
+        scores: u, floating point of shape (num_candidates,). Or, with num_chunks, a
+            traceable function of a chunk index (int32) that returns the scores of this
+            chunk, of shape (chunk_size,) for all. -inf marks a candidate that is
+            excluded for every data set. NaN counts as the lowest score, +inf as the
+            highest; others are clipped to a quarter of the largest float.
         epsilon: privacy parameter of this choice; positive, may be traced.
         sensitivity_range: the supremum over neighbors of max_v du(v) - min_v du(v),
             with du the change of the scores: at most twice their linf sensitivity, and
@@ -60,12 +57,11 @@ def exponential(
             Positive, may be traced.
         num_chunks: number of chunks of the function; None for an array.
         axis_name: the axes of a `jax.shard_map` over which candidates are sharded, if
-            any: equally many on each device, with a replicated key. Chunks are numbered
-            across devices, and get the same noise as on one device.
+            any: equally many on each device, with a replicated key. The noise is that
+            of one device.
 
     Returns:
-        The index as an int32 scalar, replicated:
-        chunk_index * chunk_size + position in chunks.
+        The index, an int32 scalar; chunks are numbered one after the other.
 
     Raises:
         ValueError: If key is not a single typed key, epsilon or sensitivity_range is
@@ -73,13 +69,10 @@ def exponential(
             num_chunks does not fit scores.
 
     Privacy:
-        epsilon-DP and (epsilon^2/8)-zCDP, under the relation of sensitivity_range. With
-        c = epsilon/range, the log ratio of Pr[v] is c du(v) minus a constant. Its range
-        over v is at most c range = epsilon, and it has both signs, because both
-        distributions sum to one. Such a log ratio has the stated zCDP (Hoeffding).
-        sensitivity_range must bound the scores as used here, with NaN and infinities
-        replaced: clip the contribution of each record to the score first. For real
-        numbers: see `dpjax.mechanisms`.
+        epsilon-DP and (epsilon^2/8)-zCDP, under the relation of sensitivity_range:
+        `docs/privacy/proofs/mechanisms.md`, 2.3. sensitivity_range must bound the
+        scores as used here, with NaN and infinities replaced: clip the contribution of
+        each record to the score first. For real numbers: see `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -87,18 +80,14 @@ def exponential(
         >>> int(exponential(jax.random.key(0), scores, epsilon=1.0,
         ...                 sensitivity_range=2.0))
         2
-        >>> int(exponential(jax.random.key(0), lambda i: scores.reshape(2, 2)[i],
-        ...                 epsilon=1.0, sensitivity_range=2.0, num_chunks=2))
-        2
 
     Reference:
         McSherry, Talwar (2007), "Mechanism design via differential privacy". Bounded
         range: Dong, Durfee, Rogers (2020), "Optimal differential privacy composition
         for exponential mechanisms".
     """
-    return _choose(
-        _samplers.gumbel, key, scores, epsilon, sensitivity_range, num_chunks, axis_name
-    )
+    noise = epsilon, sensitivity_range
+    return _choose(_samplers.gumbel, key, scores, *noise, num_chunks, axis_name)
 
 
 def permute_and_flip(
@@ -117,29 +106,14 @@ def permute_and_flip(
     exp(epsilon (u(v) - max u) / sensitivity_range). For a single choice its expected
     score is never below that of `exponential` at the same epsilon.
 
-    Args:
-        key: a typed key, used once here.
-        scores: as for `exponential`.
-        epsilon: privacy parameter of this choice; positive, may be traced.
-        sensitivity_range: as for `exponential`.
-        num_chunks: as for `exponential`.
-        axis_name: as for `exponential`.
-
-    Returns:
-        The index as an int32 scalar.
-
-    Raises:
-        ValueError: As for `exponential`.
+    Its arguments, its result and its errors are those of `exponential`.
 
     Privacy:
         epsilon-DP under the relation of sensitivity_range, and (epsilon^2/2)-zCDP like
         every epsilon-DP mechanism: four times the cost of `exponential`, so use that
-        one in compositions. Proof: v is chosen if Exp(1) exceeds
-        x = max_{w != v} (c u(w) + Exp_w) - c u(v) with c = epsilon/range. Between
-        neighbors x changes by at most c max_w (du(w) - du(v)) <= epsilon, and
-        Pr[Exp > x + epsilon] >= exp(-epsilon) Pr[Exp > x] for every x. So c needs only
-        the range of du; the paper uses twice the linf sensitivity. For NaN, infinities
-        and real numbers see `exponential`.
+        one in compositions: `docs/privacy/proofs/mechanisms.md`, 2.4. The paper uses
+        twice the linf sensitivity for the range. For NaN, infinities and real numbers
+        see `exponential`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -154,15 +128,8 @@ def permute_and_flip(
         and Zhang (2021), "The permute-and-flip mechanism is identical to
         report-noisy-max with exponential noise".
     """
-    return _choose(
-        _samplers.exponential,
-        key,
-        scores,
-        epsilon,
-        sensitivity_range,
-        num_chunks,
-        axis_name,
-    )
+    noise = epsilon, sensitivity_range
+    return _choose(_samplers.exponential, key, scores, *noise, num_chunks, axis_name)
 
 
 def _choose(
@@ -183,9 +150,8 @@ def _choose(
         index = jax.ShapeDtypeStruct((), jnp.int32)
         _check_scores(jax.eval_shape(scores, index), num_shares(axes) * num_chunks)
         return _scan(sampler, axes, key, scores, num_chunks, epsilon, sensitivity_range)
-    _validate.require(
-        num_chunks is None, "num_chunks", num_chunks, "None where scores are an array"
-    )
+    rule = "None where scores are an array"
+    _validate.require(num_chunks is None, "num_chunks", num_chunks, rule)
     _check_scores(scores, num_shares(axes))
     if not axes:
         check_key_varies_as(scores, key)

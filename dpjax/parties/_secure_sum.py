@@ -1,19 +1,29 @@
-"""The secure sum: parties send masked vectors, and only the sum can be read."""
+"""The secure sum: parties send masked integers, and only their sum can be read.
 
+Masks need the extra `parties`, for cryptography.
+"""
+
+import hashlib
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
 from dpjax import _validate
-from dpjax._processes import digests
+from dpjax._sharding import digests
 from dpjax._types import PyTree, RandomBytes
 from dpjax.parties import _identity
 from dpjax.parties._transport import Transport
 
 _COUNT_BYTES, _DIGEST_BYTES = 8, 32
+
+# With so many steps the discrete noise costs as much as the continuous one, and
+# rounding is negligible: d/2 per 2^48 of the variance of the noise.
+_STEPS_PER_STDDEV = 2**24
 
 
 class PartyError(RuntimeError):
@@ -37,25 +47,20 @@ class SecureSum:
     discarded, and the others repeat it with new masks and new contributions.
 
     Args:
-        transport: delivers messages: `JaxTransport()` in processes joined by
-            `jax.distributed`, or the argument that `run_parties` passes.
-        max_colluding: C, the largest number of parties that may collude. A party knows
-            its own noise, so at least one is needed to protect the parties' records
-            from each other; zero protects them from outsiders only.
-        max_dropouts: D, the largest number of parties that may drop out. The others
-            continue without them; after one more the job ends with a `PartyError`.
-        identity: this party's secret signing key, from `new_identity`; by default a new
-            one for this job.
+        transport: `JaxTransport()` in processes joined by `jax.distributed`, or the
+            argument that `run_parties` passes.
+        max_colluding: C, the most parties that may collude. A party knows its own
+            noise, so at least one is needed to protect the parties' records from each
+            other; zero protects them from outsiders only.
+        max_dropouts: D, the most parties that may drop out. After one more the job ends
+            with a `PartyError`.
+        identity: this party's secret signing key, from `new_identity`; None: a new one.
         fingerprints: the `fingerprint` of each party's identity, in the order of their
             numbers, received over an authentic channel. Without them, the carrier of
             the messages can impersonate any party, and read what the masks hide.
-        test_only_random_bytes: replaces the entropy of the operating system by a known
-            source, such as `np.random.default_rng(0).bytes`. Only for tests: it
-            protects nobody.
+        test_only_random_bytes: known bytes in place of entropy: it protects nobody.
 
     Attributes:
-        transport: delivers messages.
-        max_dropouts: D.
         num_secret_shares: K - C - D, the number of noise shares that are in every sum
             and unknown to all colluders.
         random_bytes: this party's own entropy, for its masks and its noise.
@@ -69,16 +74,13 @@ class SecureSum:
             fingerprint for each party, and an identity with them.
 
     Privacy:
-        Let C parties collude. In each attempt they learn of the contributions of the
-        other live parties either nothing or only their sum (see `PairwiseMasks`): if a
-        message of the others is missing, its masks do not cancel, and if it arrives
-        late, the sum is complete. There are at least K - C - D of these others. Each
-        failed attempt drops a party, and at most D may drop, so T calls reveal at most
-        T + D sums, including the last attempt of an aborted job. So contributions carry
-        noise for K - C - D parties and T + D releases, fresh in each attempt.
-
-        This needs authentic public keys of all parties. With `fingerprints` they are
-        checked; otherwise the transport is trusted.
+        In each attempt C colluding parties learn of the contributions of the other live
+        parties either nothing or only their sum (see `PairwiseMasks`): if a message of
+        the others is missing, its masks do not cancel. There are at least K - C - D of
+        these others. Each failed attempt drops a party, so T calls reveal at most T + D
+        sums, including the last attempt of an aborted job: contributions carry noise
+        for K - C - D parties and T + D releases, fresh in each attempt. This needs
+        authentic public keys of all parties (`fingerprints`).
 
     Example:
         >>> from dpjax.parties import run_parties
@@ -90,9 +92,8 @@ class SecureSum:
         [[3, -3], [3, -3], [3, -3]]
 
     Reference:
-        Rajkumar, Agarwal (2012), Algorithm 1, which needs such a sum. Bonawitz et al.
-        (2017), Practical secure aggregation for privacy-preserving machine learning:
-        there masks of dropped parties are revealed, here the attempt is repeated.
+        Rajkumar, Agarwal (2012), Algorithm 1. Bonawitz et al. (2017), "Practical secure
+        aggregation": there masks of dropped parties are revealed.
     """
 
     def __init__(
@@ -110,8 +111,6 @@ class SecureSum:
         _validate.require(is_fine, "identity", identity, rule)
         identity = _identity.new_identity() if identity is None else identity
         _identity.fingerprint(identity)  # errors are raised before anything is sent
-        from dpjax.parties import _masks
-
         self.num_secret_shares = self.count_secret_shares(
             transport.num_parties, max_colluding, max_dropouts
         )
@@ -119,12 +118,26 @@ class SecureSum:
         self.max_dropouts = max_dropouts
         self.random_bytes = test_only_random_bytes or os.urandom
         self._max_colluding = max_colluding
-        self._masks = _masks.PairwiseMasks(transport.party, self.random_bytes)
+        self._masks = PairwiseMasks(transport.party, self.random_bytes)
         if fingerprints is not None:
             _identity.check_fingerprints(fingerprints, transport.num_parties)
-        self._masks.agree(
-            _public_keys(transport, self._masks.public_key, identity, fingerprints)
+        # All keys of the job are exchanged, and the signature of each is checked.
+        place = transport.party, transport.num_parties
+        message = _identity.signed(self._masks.public_key, identity, *place)
+        messages = _exchange_all(transport, message, _identity.SIGNED_BYTES)
+        keys, signers = zip(
+            *(_identity.opened(x, i, place[1]) for i, x in enumerate(messages)),
+            strict=True,
         )
+        stated = [x.lower() for x in fingerprints] if fingerprints else signers
+        impostors = [i for i, x in enumerate(signers) if x is None or x != stated[i]]
+        if impostors:
+            raise PartyError(
+                impostors,
+                "a key that is not signed by the identity whose fingerprint was "
+                "stated: somebody may have replaced it on the way",
+            )
+        self._masks.agree(keys)
         self._attempt = 0
         self.live = list(range(transport.num_parties))
 
@@ -186,10 +199,14 @@ class SecureSum:
             "max_colluding": self._max_colluding,
             "max_dropouts": self.max_dropouts,
         }
-        own = digests(
-            {name: (name, jax.tree.map(_program, x)) for name, x in compared.items()},
-            (),
-        )
+
+        def program(leaf: Any) -> Any:  # of a traced function, its text for CPUs
+            if isinstance(leaf, jax.stages.Traced):
+                return leaf.lower(lowering_platforms=("cpu",)).as_text()
+            return leaf
+
+        named = {name: (name, jax.tree.map(program, x)) for name, x in compared.items()}
+        own = digests(named, ())
         message = num_records.to_bytes(_COUNT_BYTES, "little")
         message += bytes.fromhex("".join(own.values()))
         messages = _exchange_all(self.transport, message, len(message))
@@ -244,42 +261,6 @@ class SecureSum:
         )
 
 
-def _program(leaf: Any) -> Any:
-    """Returns a traced function as the text of its program for CPUs."""
-    if isinstance(leaf, jax.stages.Traced):
-        return leaf.lower(lowering_platforms=("cpu",)).as_text()
-    return leaf
-
-
-def _public_keys(
-    transport: Transport,
-    public_key: bytes,
-    identity: bytes,
-    fingerprints: Sequence[str] | None,
-) -> list[bytes]:
-    """Exchanges the keys of a job, and checks the signature of each."""
-    num_parties = transport.num_parties
-    message = _identity.signed(public_key, identity, transport.party, num_parties)
-    messages = _exchange_all(transport, message, _identity.SIGNED_BYTES)
-    keys, signers = zip(
-        *(_identity.opened(each, i, num_parties) for i, each in enumerate(messages)),
-        strict=True,
-    )
-    stated = fingerprints or signers
-    peers = [
-        i
-        for i, signer in enumerate(signers)
-        if signer is None or signer != stated[i].lower()
-    ]
-    if peers:
-        raise PartyError(
-            peers,
-            "a key that is not signed by the identity whose fingerprint was stated: "
-            "somebody may have replaced it on the way",
-        )
-    return [*keys]
-
-
 def _exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[bytes]:
     """Exchanges messages; raises `PartyError` if one is missing."""
     messages = transport.exchange(message, num_bytes)
@@ -287,3 +268,112 @@ def _exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[
     if missing:
         raise PartyError(missing, f"no message of {num_bytes} bytes at the start")
     return [each for each in messages if each is not None]
+
+
+class PairwiseMasks:
+    """One party's masks modulo 2^64, which cancel in the sum over the parties.
+
+    Of every two parties, one adds and one subtracts a shared stream, which comes from
+    X25519 key agreement, HKDF-SHA256 and ChaCha20 (Bonawitz et al. 2017, Section 4).
+    The secret key is derived from the party's own entropy, and never leaves this
+    object.
+
+    Privacy: let some parties collude. To them, the masks that the others share among
+    themselves look uniform, under the usual assumptions: the masked vectors of the
+    others reveal only their sum modulo 2^64, and nothing while one of these vectors is
+    missing. This needs a new attempt number for each vector, and authentic public keys:
+    someone who replaces them can read everything. `SecureSum` prevents that with
+    fingerprints.
+    """
+
+    def __init__(self, party: int, random_bytes: RandomBytes = os.urandom):
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        self._party = party
+        self._secret = X25519PrivateKey.from_private_bytes(random_bytes(32))
+        self._keys: list[bytes] = []
+        self.public_key: bytes = self._secret.public_key().public_bytes_raw()
+
+    def agree(self, public_keys: Sequence[bytes]) -> None:
+        """Takes the public keys of all parties; an error names whose is invalid."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+        salt = hashlib.sha256(b"".join(public_keys)).digest()
+        for party, public_key in enumerate(public_keys):
+            try:
+                peer = X25519PublicKey.from_public_bytes(public_key)
+                shared = self._secret.exchange(peer)
+            except ValueError as error:
+                raise ValueError(f"public key of party {party}: {error}") from None
+            info = b"dpjax pairwise mask %d %d" % tuple(sorted((party, self._party)))
+            self._keys.append(HKDF(SHA256(), 32, salt, info).derive(shared))
+
+    def mask(self, parties: Collection[int], *, attempt: int, size: int) -> np.ndarray:
+        """Returns the mask of this party among the participants, itself one of them.
+
+        An attempt is a number below 2^64, used for one vector only; the mask is uint64
+        of shape (size,).
+        """
+        total = np.zeros(size, np.uint64)
+        for other in parties:
+            if other != self._party:
+                stream = _stream(self._keys[other], attempt, size)
+                total = total + stream if self._party < other else total - stream
+        return total
+
+
+def _stream(key: bytes, attempt: int, size: int) -> np.ndarray:
+    from cryptography.hazmat.primitives.ciphers import Cipher
+    from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+    # ChaCha20 counts its blocks in the first half of these bytes.
+    nonce = bytes(8) + attempt.to_bytes(8, "little")
+    encryptor = Cipher(ChaCha20(key, nonce), mode=None).encryptor()
+    return np.frombuffer(encryptor.update(bytes(8 * size)), "<u8")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The multiples of a step, a power of two, within a bound of at most 2^52 steps."""
+
+    step: float
+    bound: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(step=self.step, bound=self.bound)
+        is_power = math.frexp(self.step)[0] == 0.5
+        _validate.require(is_power, "step", self.step, "a power of two")
+        rule = (
+            f"at most 2^52 steps of {self.step:g}: there are too many records for the "
+            "noise, or the noise is too small"
+        )
+        _validate.require(self.bound <= 2**52 * self.step, "bound", self.bound, rule)
+
+    @classmethod
+    def for_stddev(cls, stddev: float, *, bound: float) -> "Grid":
+        """Returns a grid with 2^24 steps or more, below 2^25, in a noise's stddev."""
+        _validate.positive(stddev=stddev)
+        _, exponent = math.frexp(stddev)
+        return cls(math.ldexp(1.0, exponent - 1) / _STEPS_PER_STDDEV, bound)
+
+    def to_integers(self, values: np.ndarray) -> np.ndarray:
+        """Rounds float64 values; NaN counts as zero, larger ones as the bound."""
+        values = np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf)
+        values = np.clip(values, -self.bound, self.bound)
+        return np.rint(values / self.step).astype(np.int64)
+
+    def to_reals(self, integers: np.ndarray) -> np.ndarray:
+        """Returns the float64 values of integers."""
+        return integers * self.step
+
+    def sensitivity(self, l2_sensitivity: float, num_coordinates: int) -> float:
+        """Returns the l2 sensitivity after rounding, in steps.
+
+        Rounding moves a coordinate by at most half a step, and so does the float64
+        product before it, by 2^-53 of 2^52 steps: one step for each of two neighbors,
+        in each of d coordinates, hence 2 sqrt(d) more. Clipping to the bound increases
+        no distance.
+        """
+        return l2_sensitivity / self.step + 2 * math.sqrt(num_coordinates)

@@ -4,7 +4,7 @@ Guarantees are for noise in real numbers: see `dpjax.mechanisms`. An argument ou
 range raises `ValueError`, before any computation on records.
 """
 
-from dpjax.solvers.additive._additive_model import dp_additive_model
+from dpjax.solvers.additive._model import dp_additive_model
 from dpjax.solvers.linear._model import dp_linear_model
 from dpjax.solvers.papers._frank_wolfe import dp_frank_wolfe
 from dpjax.solvers.papers._gradient_descent import (
@@ -25,16 +25,19 @@ from dpjax.solvers.papers._objective_perturbation import dp_objective_perturbati
 from dpjax.solvers.papers._one_pass import dp_one_pass_sco
 from dpjax.solvers.papers._sample_and_aggregate import dp_sample_and_aggregate
 from dpjax.solvers.papers._sparse_regression import dp_sparse_linear_regression
-from dpjax.solvers.statistics._center_and_scale import dp_center_and_scale
 from dpjax.solvers.statistics._group_means import dp_group_means
 from dpjax.solvers.statistics._histogram import dp_histogram
 from dpjax.solvers.statistics._mean import dp_mean
 from dpjax.solvers.statistics._quantile import dp_quantile
+from dpjax.solvers.statistics._scales import dp_center_and_scale
 from dpjax.solvers.training._checkpoint import Checkpoint
 from dpjax.solvers.training._curves import Curves
 from dpjax.solvers.training._loop import Execution
-from dpjax.solvers.training._private_training import PrivateTraining
-from dpjax.solvers.training._recommend import Recommendation, recommend
+from dpjax.solvers.training._private_training import (
+    PrivateTraining,
+    Recommendation,
+    recommend,
+)
 from dpjax.solvers.training._solution import Solution
 
 __all__ = [

@@ -53,10 +53,8 @@ def scale_by_dp_adam(
         ...     privatize(Clipping(1.0), noise_multiplier=1.0, key=jax.random.key(0)),
         ...     scale_by_dp_adam(),
         ...     optax.scale_by_learning_rate(1e-3))
-        >>> params = jnp.zeros(3)
-        >>> updates, state = optimizer.update(
-        ...     jnp.ones((8, 3)), optimizer.init(params), params)
-        >>> print(updates.shape)
+        >>> state = optimizer.init(jnp.zeros(3))
+        >>> print(optimizer.update(jnp.ones((8, 3)), state)[0].shape)
         (3,)
 
     Reference:

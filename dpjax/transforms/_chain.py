@@ -45,7 +45,7 @@ class BoundedMean(NamedTuple):
 class KeyState(NamedTuple):
     """State of a transformation that draws: the key of its next draws.
 
-    Replace the key after restoring a checkpoint: see the pitfalls of `privatize`.
+    After restoring a checkpoint replace the key, or the next update repeats a noise.
     """
 
     key: Key
@@ -101,11 +101,10 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     """Returns transformations as one: `privatize`, then optax parts.
 
     Like `optax.chain`, but it checks the order, because no transformation may use
-    samples before `privatize`: one that mixes them (`optax.clip_by_global_norm`,
-    `optax.clip_by_block_rms`) lets one record move every row, and the noise is many
-    times too small. And with parameters in half precision the later transformations
-    work in float32, including the state of momentum and adam, so that the dtypes of the
-    state do not change, as `lax.scan` requires. `optax.apply_updates` rounds once.
+    samples before `privatize`: one that mixes them (`optax.clip_by_global_norm`) lets
+    one record move every row, and the noise is many times too small. And with
+    parameters in half precision the later transformations work in float32, states
+    included, so that their dtypes do not change, as `lax.scan` requires.
 
     The second transformation gets the standard deviation of the noise as the keyword
     noise_stddev, for `scale_by_dp_adam`.
@@ -144,11 +143,11 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     Reference:
         Dwork, Roth (2014), Proposition 2.1, post-processing.
     """
-    for i, transform in enumerate(transforms):
-        rule = "an optax transformation"
-        is_fine = isinstance(transform, optax.GradientTransformation)
-        _validate.require(is_fine, f"transforms[{i}]", transform, rule)
     mean, rest = next(iter(transforms), None), transforms[1:]
+    for i, transform in enumerate(transforms):
+        is_fine = isinstance(transform, optax.GradientTransformation)
+        rule = "an optax transformation"
+        _validate.require(is_fine, f"transforms[{i}]", transform, rule)
     rule = (
         "privatize, dp_sgd or a chain of them: a transformation before it would see "
         "samples, and one that mixes them (as optax.clip_by_global_norm) breaks the "

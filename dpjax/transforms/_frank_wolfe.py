@@ -101,8 +101,7 @@ def frank_wolfe(
     """Returns a transformation that moves parameters towards a private vertex.
 
     The update is eta_t (v - w), where v is chosen by its score -<v, g>. Parameters that
-    start in the set stay there. Use it instead of `optax.sgd` after `aggregate`; no
-    other noise is needed.
+    start in the set stay there. Use it instead of `optax.sgd` after `aggregate`.
 
     Args:
         constraint: a set with vertices: `L1Ball`, `Simplex` or `Polytope`.
@@ -114,13 +113,10 @@ def frank_wolfe(
         key: a typed key. It is part of the state; each update draws from a fresh one.
         learning_rate: eta, or a schedule of the step 0, 1, ...; by default
             2 / (t + 3), the papers' 2 / (t + 2) with steps counted from one.
-        mechanism: "exponential", or "permute_and_flip" for choices without composition,
-            such as those on disjoint batches.
+        mechanism: "exponential", or "permute_and_flip" for choices on disjoint batches.
 
     Returns:
-        An optax transformation; its update needs params, in the set. Its state is a
-        pytree of arrays. `.total_epsilon(delta, num_updates=T)` and
-        `.dp_event(num_updates=T)` are the cost of T updates.
+        An optax transformation; its update needs params, in the set.
 
     Raises:
         ValueError: If an argument is out of its range, or update gets no params.
@@ -139,16 +135,13 @@ def frank_wolfe(
         >>> from dpjax.constraints import L1Ball
         >>> from dpjax.estimators import Winsorization
         >>> from dpjax.transforms import aggregate
-        >>> estimator = Winsorization(1.0)
-        >>> optimizer = optax.chain(
-        ...     aggregate(estimator),
-        ...     frank_wolfe(L1Ball(3.0), epsilon=1.0, key=jax.random.key(0),
-        ...                 sensitivity=estimator.sensitivity(1000, 2).linf,
-        ...                 limit=estimator.limit))
-        >>> params = jnp.zeros(2)
+        >>> mean, params = Winsorization(1.0), jnp.zeros(2)
+        >>> step = frank_wolfe(
+        ...     L1Ball(3.0), epsilon=1.0, limit=mean.limit, key=jax.random.key(0),
+        ...     sensitivity=mean.sensitivity(1000, 2).linf)
+        >>> optimizer = optax.chain(aggregate(mean), step)
         >>> grads = jnp.tile(jnp.array([0.1, -0.9]), (1000, 1))
-        >>> update, _ = optimizer.update(grads, optimizer.init(params), params)
-        >>> print(optax.apply_updates(params, update))
+        >>> print(optimizer.update(grads, optimizer.init(params), params)[0])
         [0. 2.]
 
     Reference:

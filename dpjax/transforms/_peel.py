@@ -33,24 +33,22 @@ def peel(
     """Returns a transformation that keeps the s largest entries of params, with noise.
 
     The parameters become `mechanisms.peeling` of params + update, all leaves as one
-    vector. Gumbel and Gaussian noise both have the scale sensitivity·sqrt(s / rho), the
-    papers' Laplace noise the scale b = sensitivity·sqrt(5 s / (2 rho)). Put it after
-    the learning rate in a chain; no other noise is needed.
+    vector, if it is the last of a chain. Gumbel and Gaussian noise both have the scale
+    sensitivity·sqrt(s / rho), Laplace noise b = sensitivity·sqrt(5 s / (2 rho)).
 
     Args:
         sparsity: s, the number of entries of all leaves together that are kept.
-        rho: zCDP cost of one update, positive, from `accounting.epsilon_to_rho`. For
-            pure epsilon-DP with Laplace noise use 5 epsilon^2 / (18 s).
+        rho: zCDP cost of one update, positive, from `accounting.epsilon_to_rho`; of
+            pure epsilon-DP with Laplace noise 5 epsilon^2 / (18 s).
         sensitivity: linf sensitivity of the incoming update, in units of the
             parameters: learning_rate·`estimator.sensitivity(n, d).linf`.
-        limit: bound on the entries of the incoming update, learning_rate·
-            `estimator.limit`; they are clipped to it. It bounds the rounding of sums.
+        limit: bound on the entries of the incoming update, which are clipped to it:
+            learning_rate·`estimator.limit`. It bounds the rounding of sums.
         key: a typed key. It is part of the state; each update draws from a fresh one.
         noise: "gumbel", or "laplace" as in the papers.
 
     Returns:
-        An optax transformation; its update needs params. Its state is a pytree of
-        arrays.
+        An optax transformation; its update needs params.
 
     Raises:
         ValueError: If an argument is out of its range, or update gets no params.
@@ -59,22 +57,20 @@ def peel(
         One update is rho-zCDP, under the relation of the sensitivity, if params are
         released or public; with Laplace noise it is also epsilon-DP, with
         epsilon = 3 s sensitivity / b = 3 sqrt(2 s rho / 5). In float32 the product with
-        the learning rate and params + update are each rounded, by 2^-24 of their
-        magnitude, which is at most max |params| + limit: for two neighbors four times
-        that is added to the sensitivity.
+        the learning rate and params + update are each rounded, by 2^-24 of at most
+        max |params| + limit: four times that is added to the sensitivity.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
         >>> from dpjax.accounting import epsilon_to_rho
         >>> from dpjax.estimators import Winsorization
         >>> from dpjax.transforms import aggregate
-        >>> estimator, rate = Winsorization(1.0), 0.5
+        >>> estimator, rate, params = Winsorization(1.0), 0.5, jnp.zeros(3)
         >>> optimizer = optax.chain(
         ...     aggregate(estimator), optax.sgd(rate),
         ...     peel(1, rho=epsilon_to_rho(1.0, 1e-6), key=jax.random.key(0),
         ...          sensitivity=rate * estimator.sensitivity(10_000, 3).linf,
         ...          limit=rate * estimator.limit))
-        >>> params = jnp.zeros(3)
         >>> grads = jnp.tile(jnp.array([0.0, -0.8, 0.1]), (10_000, 1))
         >>> update, _ = optimizer.update(grads, optimizer.init(params), params)
         >>> print([f"{x:.1f}" for x in update])

@@ -1,6 +1,6 @@
-"""Robust aggregation of per-sample gradients, and its private version."""
+"""Robust means of per-sample gradients, private ones, and noise for other updates."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,34 +8,36 @@ import optax
 
 from dpjax import _validate
 from dpjax._keys import secret_repr
-from dpjax._sharding import AxisName, check_key_of_rows, num_shares, row_axes
+from dpjax._sharding import (
+    AxisName,
+    check_key_of_rows,
+    check_key_varies_as,
+    num_shares,
+    row_axes,
+)
+from dpjax._sums.exact import Unrounded
 from dpjax._sums.stream import SampleStream
-from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, Scalar, check_divisor
+from dpjax._tree import like
+from dpjax._types import (
+    REPLACE_ONE,
+    Key,
+    NeighboringRelation,
+    PyTree,
+    Scalar,
+    check_divisor,
+)
 from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
+from dpjax.transforms._accumulate import of_batch
 from dpjax.transforms._chain import (
     BoundedMean,
     KeyState,
     PrivateMean,
+    chain,
     refuse_wrappers,
     require_samples,
 )
-from dpjax.transforms._correlated_noise import add_correlated_noise, correlated_state
-from dpjax.transforms._pieces import of_batch
-
-
-class ThresholdState(NamedTuple):
-    """State of `privatize` with `AdaptiveThreshold`.
-
-    Attributes:
-        key: of the next draws.
-        thresholds: shape (groups,); they are released values.
-    """
-
-    key: Key
-    thresholds: jax.Array
-    __repr__ = secret_repr
 
 
 def aggregate(
@@ -48,14 +50,7 @@ def aggregate(
     """Returns a transformation from per-sample gradients to their robust mean.
 
     Put it first in a chain. It is not private: add noise that is calibrated to
-    `estimator.sensitivity`, or use `privatize`.
-
-    Args:
-        estimator: the robust mean.
-        normalize_by: public divisor; the leading size of the gradients by default.
-        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE, which needs normalize_by.
-        axis_name: the mesh axes over which gradients are sharded, if they do not show
-            it; see `dpjax.robust_grad`.
+    `estimator.sensitivity`, or use `privatize`, which has the same arguments.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...) and, as the
@@ -78,6 +73,10 @@ def aggregate(
     _validate.estimator(estimator)
     check_divisor(normalize_by, relation)
 
+    def init(params):
+        refuse_wrappers(params)
+        return optax.EmptyState()
+
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
         refuse_wrappers(updates)
@@ -87,7 +86,7 @@ def aggregate(
         )
         return mean, state
 
-    return optax.GradientTransformationExtraArgs(_init_empty, update)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def privatize(
@@ -104,221 +103,172 @@ def privatize(
     """Returns a transformation from per-sample gradients to their private mean.
 
     The robust mean plus Gaussian noise of standard deviation noise_multiplier times the
-    estimator's l2 sensitivity, rounded once, to float32; with `TrimmedMean`, Laplace
-    log-normal noise of the same zCDP cost, proportional to its smooth sensitivity. Put
-    it first in a chain, which `dpjax.chain` checks: later transformations, such as
-    momentum, adam or schedules, are post-processing and have no privacy cost.
+    estimator's l2 sensitivity, rounded once, to float32. Put it first in `dpjax.chain`:
+    what follows costs nothing; what mixes samples before it breaks the guarantee.
 
     Args:
-        estimator: the robust mean; its sensitivity must be finite. With
-            `AdaptiveThreshold` thresholds follow a private quantile of the norms, and
-            are part of the state. With `Scaled` every coordinate has a public scale,
-            and noise proportional to it.
-        noise_multiplier: stddev / l2 sensitivity under `relation`, non-negative, from
-            `dpjax.accounting.noise_multiplier` with the estimator's `noise`.
-        key: a typed key. It is part of the state; each update draws from a fresh one.
+        estimator: the robust mean, of finite sensitivity. With `TrimmedMean` noise is
+            Laplace log-normal, in proportion to the smooth sensitivity of all rows.
+        noise_multiplier: stddev / l2 sensitivity, of `accounting.noise_multiplier`.
+        key: a typed key, for one run: `init` puts it into the state.
         normalize_by: public divisor; under REPLACE_ONE the leading size of the
             gradients by default. For Poisson batches use the expected batch size.
-        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE, which needs normalize_by, because
-            the number of records of a batch is private: n for a full batch.
-        sampled: whether batches are drawn at random; by default this is assumed if
-            normalize_by or a mask is given.
-        axis_name: the mesh axes over which gradients are sharded, if they do not show
-            it; see `dpjax.robust_grad`.
-        noise: None for independent noise in every step; or a strategy C, such as
-            `dpjax.mechanisms.BandedToeplitz`, for noise C^-1 z that is correlated over
-            steps, so that sums of updates have less noise. Then noise_multiplier is
-            that of the independent z, from `accounting.noise_multiplier`.
+        relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE, which needs normalize_by.
+        sampled: whether batches are random; by default if there is a divisor or mask.
+        axis_name: as in `robust_grad`.
+        noise: a strategy C, such as `dpjax.mechanisms.BandedToeplitz`, for noise C^-1 z
+            that is correlated over its steps, all with one divisor and multiplier of z.
 
     Returns:
-        A transformation whose update takes gradients with leaves (n, ...), or a stream
-        of them from `dpjax.gradients.streamed_grad`, and, as the keyword
-        is_padding_example, a mask of shape (n,), which a stream may hold itself; it
-        returns leaves (...), in float32 for half-precision gradients. Its state is a
-        pytree of arrays.
+        A transformation from gradients with leaves (n, ...) or a `streamed_grad`, and
+        the keyword is_padding_example, shape (n,), to leaves (...), at least float32.
 
     Raises:
-        ValueError: If an argument is out of its range, normalize_by is not given under
-            ADD_OR_REMOVE_ONE, the estimator has no finite sensitivity, or update gets
-            gradients without a sample axis; inside `optax.masked` or
-            `optax.apply_if_finite`; or if the key varies over devices of axis_name, or
-            gradients over devices of another axis than the key.
+        ValueError: If an argument is out of its range; from update, also without sample
+            axis, on other devices than the key, or inside wrappers that see samples.
 
     Privacy:
         One update is a Gaussian mechanism with stddev / sensitivity = noise_multiplier
         under `relation`, for every input, including NaN and infinities; T updates on
         the same data compose to `gaussian_epsilon(noise_multiplier, delta,
-        sensitivity=1, num_releases=T)`. This also holds on several devices: the noise
-        is that of the mean over all rows, and every device draws the same noise from
-        the same key. If rows are users (`streamed_grad` of data from
-        `dpjax.gradients.by_user`), the guarantee is for users: n is their number, and
-        neighbors differ in all records of one user.
-
-        With a strategy `noise_multiplier_to_epsilon` is the cost of all updates of a
-        run together: a single update may have less noise. Later transformations,
-        including momentum and averages of iterates, are post-processing.
-
-        With `AdaptiveThreshold` the Gaussian mechanism releases mean and counts
-        together, with the sensitivity of both: the guarantee is the same, and covers
-        the thresholds, which are functions of earlier releases. With `Scaled` it
-        releases the mean of the ratios of samples and scales; to multiply it by the
-        scales is post-processing.
-
-        With `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under
-        replace-one: each of d coordinates gets a share 1/d of that. The epsilon of T
-        updates is `rho_to_epsilon(T * rho, delta)`. Paper 001 prints another
-        sensitivity, which is not smooth: no privacy follows from it.
-
-    Pitfalls:
-        * No transformation before it in a chain may mix samples. `optax
-          .clip_by_global_norm` and `optax.clip_by_block_rms` do: they scale all rows by
-          a norm of all of them, so one record moves every row, and the noise is many
-          times too small (31 times, in one trial). `dpjax.chain` rejects them;
-          `optax.chain` does not. Transform single samples in the loss or in the
-          estimator.
-        * With `TrimmedMean` the noise has heavy tails and depends on the samples: use
-          it for few coordinates and many samples. It needs all n gradients at once, of
-          batches that are fixed by index, such as all records or disjoint subsets.
-        * Use one optimizer for one run: `init` starts with the same key each time, and
-          two runs on the same data with the same noise are not private together.
-        * A saved state holds the key of the next noise. If it is restored after later
-          updates were made, it repeats their noise on other gradients, and a difference
-          of two updates has no noise. Fold fresh randomness into its key at every
-          restore, and count the repeated updates: see the guide to your own loop. With
-          a strategy no update can be repeated.
-        * `optax.masked` around it would pass raw per-sample gradients of the masked
-          leaves through; `optax.apply_if_finite` would skip updates by the values of
-          samples. Both are rejected: put them after it. A leaf that is frozen after it
-          still has its share of the clip norm: leave it out of params.
-        * With half-precision parameters `optax.chain` starts the state of momentum and
-          adam in half precision, and float32 updates change its dtypes, which
-          `lax.scan` rejects. `dpjax.chain` keeps it in float32.
-        * `optax.MultiSteps` around it would average over samples before it, and is
-          rejected. A batch of any size is one update, and `accumulate` takes it in
-          pieces. `optax.apply_every` after it adds noisy means of several batches:
-          account for each of them.
-        * `optax.inject_hyperparams(make)(noise_multiplier=schedule)` goes around the
-          whole chain, which make(noise_multiplier) returns. `dpjax.chain` cannot see
-          what it holds around `privatize` alone, and rejects it. Account for the noise
-          multiplier of every step.
-        * With a strategy, make at most as many updates as it has steps, all with the
-          same noise_multiplier and divisor: another schedule needs another analysis.
-        * Inside `jax.shard_map` the key must be replicated; with check_vma=False, and
-          in `jax.pmap`, that cannot be checked, and axis_name must be given: `()` where
-          every device has all rows.
+        sensitivity=1, num_releases=T)`, with a strategy all of them together to
+        `noise_multiplier_to_epsilon`, one alone with less noise. It includes adaptive
+        thresholds, holds on several devices, and is for users if rows are users. With
+        `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under replace-one.
 
     Example:
-        >>> import jax, jax.numpy as jnp, optax
+        >>> import jax, jax.numpy as jnp
         >>> from dpjax.estimators import Truncation
-        >>> optimizer = optax.chain(
-        ...     privatize(Truncation(1.0), noise_multiplier=1.0, key=jax.random.key(0)),
-        ...     optax.sgd(0.1, momentum=0.9))
-        >>> params = jnp.zeros(3)
-        >>> state = optimizer.init(params)
-        >>> updates, state = optimizer.update(jnp.ones((8, 3)), state, params)
-        >>> print(updates.shape)
+        >>> key, estimator = jax.random.key(0), Truncation(1.0)
+        >>> private = privatize(estimator, noise_multiplier=1.0, key=key)
+        >>> state = private.init(jnp.zeros(3))
+        >>> print(private.update(jnp.ones((8, 3)), state)[0].shape)
         (3,)
 
     Reference:
-        Balle, Wang (2018), "Improving the Gaussian mechanism"; Dong, Roth, Su (2022),
-        "Gaussian differential privacy", Corollary 3.3, for T updates. Strategies:
-        Denisov et al. (2022), Theorem 2.1; Choquette-Choo et al. (2023). `TrimmedMean`:
-        Wang, Xiao, Devadas, Xu (2020), Algorithms 2 and 3, with the smooth sensitivity
-        in place of the printed bound, and the noise of Bun, Steinke (2019), Section 3.
+        Balle, Wang (2018); Dong, Roth, Su (2022), Corollary 3.3. Strategies: Denisov et
+        al. (2022), Theorem 2.1. `TrimmedMean`: Wang, Xiao, Devadas, Xu (2020), whose
+        printed sensitivity is not smooth; noise of Bun, Steinke (2019), Section 3.
     """
-    if isinstance(estimator, Scaled):
-        measured = privatize(
-            estimator.measured,
-            noise_multiplier=noise_multiplier,
-            key=key,
-            normalize_by=normalize_by,
-            relation=relation,
-            sampled=sampled,
-            axis_name=axis_name,
-            noise=noise,
-        )
-        return _restored(measured, estimator)
-    if isinstance(estimator, AdaptiveThreshold):
-        adaptive, first = estimator, estimator.counting
-    else:
-        adaptive, first = None, estimator
-    _validate.estimator(first)
+    scaled = estimator if isinstance(estimator, Scaled) else None
+    inner = estimator.measured if isinstance(estimator, Scaled) else estimator
+    adaptive = inner if isinstance(inner, AdaptiveThreshold) else None
+    bounded = inner.counting if isinstance(inner, AdaptiveThreshold) else inner
+    _validate.estimator(bounded)
     _validate.non_negative(noise_multiplier=noise_multiplier)
     _validate.typed_key(key)
-    _validate.bounded_estimator(first)
-    _validate.require(
-        noise is None
-        or (isinstance(noise, Strategy) and not adaptive and first.noise == "gaussian"),
-        "noise",
-        noise,
-        f"a strategy of dpjax.mechanisms, and None with {estimator} unless its noise "
-        "is Gaussian, of one stddev in every step",
+    _validate.bounded_estimator(bounded)
+    is_steady = adaptive is None and bounded.noise == "gaussian"
+    rule = (
+        f"a strategy of dpjax.mechanisms, and None with {inner} unless its noise is "
+        "Gaussian, of one stddev in every step"
     )
+    is_fine = noise is None or (isinstance(noise, Strategy) and is_steady)
+    _validate.require(is_fine, "noise", noise, rule)
     # Rejects arguments for which the estimator has no noise, before any data.
-    first.noise_parameters(
+    bounded.noise_parameters(
         noise_multiplier, 2**20, 1, relation, is_sampled=sampled is True
     )
     check_divisor(normalize_by, relation)
+    options = (noise_multiplier, normalize_by, relation, sampled, axis_name)
+    mean = _NoisyMean(bounded, adaptive, noise, key, *options)
+    private = PrivateMean.of(mean.init, mean.release, mean.measure)
+    return private if scaled is None else _restored(private, scaled)
 
-    def init(params):
+
+class ThresholdState(NamedTuple):
+    """State of `privatize` with `AdaptiveThreshold`.
+
+    Attributes:
+        key: of the next draws.
+        thresholds: shape (groups,); they are released values.
+    """
+
+    key: Key
+    thresholds: jax.Array
+    __repr__ = secret_repr
+
+
+class _NoisyMean(NamedTuple):
+    """The functions of `privatize`, and its checked arguments."""
+
+    bounded: Estimator  # the estimator; with adaptive thresholds it counts, too
+    adaptive: AdaptiveThreshold | None
+    strategy: Strategy | None
+    key: Key
+    noise_multiplier: Scalar
+    normalize_by: Scalar | None
+    relation: NeighboringRelation
+    sampled: bool | None
+    axis_name: AxisName | None
+    __repr__ = secret_repr
+
+    def init(self, params):
         refuse_wrappers(params)
-        if noise is not None:
-            return correlated_state(noise, key, params)
-        start = KeyState.of(key)
-        if adaptive is None:
+        if self.strategy is not None:
+            return correlated_state(self.strategy, self.key, params)
+        start = KeyState.of(self.key)
+        if self.adaptive is None:
             return start
-        return ThresholdState(start.key, jnp.copy(adaptive.thresholds))
+        return ThresholdState(start.key, jnp.copy(self.adaptive.thresholds))
 
     def measure(
-        updates, state, params=None, *, is_padding_example=None, num_pieces=None, **_
+        self,
+        updates,
+        state,
+        params=None,
+        *,
+        is_padding_example=None,
+        num_pieces=None,
+        **_,
     ):
+        """Returns the mean before its noise: see `PrivateMean.measure`."""
         refuse_wrappers(updates)
         if updates is None:
-            return BoundedMean(first.influence(params), {}, None)
+            return BoundedMean(self.bounded.influence(params), {}, None)
         require_samples(updates, params)
-        current = adaptive.at(state.thresholds).counting if adaptive else first
+        estimator, divisor, limit = self.bounded, self.normalize_by, None
+        if self.adaptive is not None:
+            estimator = self.adaptive.at(state.thresholds).counting
         stream = SampleStream.of(updates, is_padding_example)
-        if axis_name is None:
+        if self.axis_name is None:
             check_key_of_rows(state.key, stream.rows)
-        num_rows = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
-        varies = normalize_by is not None or stream.is_padding_example is not None
-        parameters = current.noise_parameters(
-            noise_multiplier,
-            num_rows if normalize_by is None else normalize_by,
+        num_rows = stream.num_rows * num_shares(row_axes(stream.rows, self.axis_name))
+        varies = divisor is not None or stream.is_padding_example is not None
+        parameters = estimator.noise_parameters(
+            self.noise_multiplier,
+            num_rows if divisor is None else divisor,
             stream.num_coordinates(),
-            relation,
-            is_sampled=varies if sampled is None else sampled,
+            self.relation,
+            is_sampled=varies if self.sampled is None else self.sampled,
         )
-        divisor, limit = normalize_by, None
         if num_pieces is not None:
-            divisor, limit, more = of_batch(current, normalize_by, num_rows, num_pieces)
+            divisor, limit, more = of_batch(estimator, divisor, num_rows, num_pieces)
             parameters["stddev"] = parameters["stddev"] * more
-        how = {"normalize_by": divisor, "axis_name": axis_name}
-        if current.noise == "gaussian":
-            mean = current.unrounded(stream, **how)
+        how = {"normalize_by": divisor, "axis_name": self.axis_name}
+        if estimator.noise == "gaussian":
+            mean = estimator.unrounded(stream, **how)
             drawn = {"stddev": parameters["stddev"]}
         else:
-            mean, drawn = _smooth_mean(current, parameters["rho"], stream, **how)
+            mean, drawn = _smooth_mean(estimator, parameters["rho"], stream, **how)
         return BoundedMean(mean, drawn, limit)
 
-    def release(updates, state, params=None, **extra_args):
-        is_measured = isinstance(updates, BoundedMean)
-        mean, drawn, _ = (
-            updates if is_measured else measure(updates, state, params, **extra_args)
-        )
-        if noise is not None:
-            return *add_correlated_noise(noise, state, mean, **drawn), None
+    def release(self, updates, state, params=None, **extra_args):
+        """Returns the mean with noise, the next state, and the noise's stddev."""
+        if not isinstance(updates, BoundedMean):
+            updates = self.measure(updates, state, params, **extra_args)
+        mean, drawn, _ = updates
+        if self.strategy is not None:
+            return *add_correlated_noise(self.strategy, state, mean, **drawn), None
         next_key, noise_key = jax.random.split(state.key)
-        draw = gaussian if first.noise == "gaussian" else laplace_log_normal
+        draw = gaussian if self.bounded.noise == "gaussian" else laplace_log_normal
         released = draw(noise_key, mean, **drawn)
         # Noise by smooth sensitivity has no public standard deviation: None.
         noise_stddev = drawn.get("stddev")
-        if adaptive is None:
+        if self.adaptive is None:
             return released, KeyState(next_key), noise_stddev
-        mean, following = adaptive.at(state.thresholds).follow(released)
+        mean, following = self.adaptive.at(state.thresholds).follow(released)
         return mean, ThresholdState(next_key, following.thresholds), noise_stddev
-
-    return PrivateMean.of(init, release, measure)
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
@@ -338,13 +288,13 @@ def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
     rule = "a concrete number, not a traced one: the shape of the noise depends on it"
     _validate.require(_validate.is_concrete(rho), "noise_multiplier", rho, rule)
     num_samples = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
-    _validate.require(
-        stream.is_padding_example is None and normalize_by in (None, num_samples),
-        "is_padding_example",
-        stream.is_padding_example,
+    mask = stream.is_padding_example
+    is_fine = mask is None and normalize_by in (None, num_samples)
+    rule = (
         f"None, and normalize_by the number of rows, with {estimator}: every row has "
-        "its place in the order",
+        "its place in the order"
     )
+    _validate.require(is_fine, "is_padding_example", mask, rule)
     noise = calibrate_smooth_noise(
         float(rho) / stream.num_coordinates(),
         num_samples=num_samples,
@@ -358,6 +308,145 @@ def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
     return mean, {"scale": scale, "sigma": noise.sigma}
 
 
-def _init_empty(params):
-    refuse_wrappers(params)
-    return optax.EmptyState()
+class CorrelatedState(NamedTuple):
+    """State of correlated noise.
+
+    Attributes:
+        key: key of the next draws.
+        step: number of steps so far.
+        buffers: buffers of the strategy, trees like the parameters in units of the
+            noise. They are as secret as the key.
+    """
+
+    key: Key
+    step: jax.Array
+    buffers: tuple[PyTree, ...]
+    __repr__ = secret_repr
+
+
+def correlated_state(strategy: Strategy, key: Key, params: PyTree) -> CorrelatedState:
+    """Returns the state before the first step, for updates like params."""
+    buffers = tuple(_wide_zeros(params) for _ in range(strategy.num_buffers))
+    return CorrelatedState(KeyState.of(key).key, jnp.zeros((), jnp.int32), buffers)
+
+
+def add_correlated_noise(
+    strategy: Strategy, state: CorrelatedState, value: Unrounded, *, stddev: Scalar
+) -> tuple[PyTree, CorrelatedState]:
+    """Returns the value plus a row of stddev C^-1 z, and the next state.
+
+    `stddev` is that of z in units of value, and must be the same in all steps.
+    """
+    next_key, noise_key = jax.random.split(state.key)
+    check_key_varies_as(value, noise_key)
+    # `gaussian` rounds its scale up, and has full tails.
+    independent = gaussian(noise_key, _wide_zeros(value.high), stddev=1.0)
+    noise, buffers = strategy.next_noise(independent, state.buffers, state.step)
+    noise = jax.tree.map(lambda z: like(stddev, z) * z, noise)
+    return value.plus(noise), CorrelatedState(next_key, state.step + 1, buffers)
+
+
+def _wide_zeros(tree: PyTree) -> PyTree:
+    """Returns zeros like a tree, sharded alike, in float32 or float64."""
+
+    def zeros(x: Any) -> jax.Array:
+        dtype = jnp.float64 if jnp.result_type(x) == jnp.float64 else jnp.float32
+        return jnp.zeros_like(jnp.asarray(x), dtype=dtype)
+
+    return jax.tree.map(zeros, tree)
+
+
+def dp_sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    estimator: Estimator | AdaptiveThreshold | Scaled,
+    *,
+    noise_multiplier: Scalar,
+    key: Key,
+    normalize_by: Scalar | None = None,
+    relation: NeighboringRelation = REPLACE_ONE,
+    axis_name: AxisName | None = None,
+    noise: Strategy | None = None,
+) -> PrivateMean:
+    """Returns the optimizer: privatize per-sample gradients, then a step of SGD.
+
+    params - learning_rate·(robust mean + noise_multiplier·l2 sensitivity·N(0, I)).
+    With `Clipping` this is the DP-SGD of Abadi et al.
+
+    Args:
+        learning_rate: step size, or a schedule of the step.
+        estimator: as for `privatize`, and so are all other arguments.
+        noise_multiplier: stddev / l2 sensitivity under `relation`.
+        key: see `privatize`.
+        normalize_by: see `privatize`.
+        relation: see `privatize`.
+        axis_name: see `privatize`.
+        noise: see `privatize`.
+
+    Returns:
+        An optax optimizer that takes per-sample gradients with leaves (n, ...), and the
+        keyword is_padding_example.
+
+    Raises:
+        ValueError: As for `privatize`.
+
+    Privacy: that of `privatize`; the step is post-processing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.estimators import SmoothedTruncation
+        >>> optimizer = dp_sgd(0.1, SmoothedTruncation(1.0), noise_multiplier=0.5,
+        ...                    key=jax.random.key(0))
+        >>> state = optimizer.init(jnp.zeros(3))
+        >>> print(optimizer.update(jnp.ones((8, 3)), state)[0].shape)
+        (3,)
+
+    Reference:
+        Abadi et al. (2016); Wang, Xiao, Devadas, Xu (2020), Algorithm 4.
+    """
+    private = privatize(
+        estimator,
+        noise_multiplier=noise_multiplier,
+        key=key,
+        normalize_by=normalize_by,
+        relation=relation,
+        axis_name=axis_name,
+        noise=noise,
+    )
+    return chain(private, optax.scale_by_learning_rate(learning_rate))
+
+
+def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformation:
+    """Returns a transformation that adds N(0, stddev^2) to every entry of an update.
+
+    Put it after `robust_grad` or `aggregate`, with noise for their sensitivity.
+
+    Args:
+        stddev: standard deviation in units of the update, non-negative.
+        key: a typed key. It is part of the state; each update draws from a fresh one.
+
+    Raises:
+        ValueError: If stddev is negative or key is no typed key.
+
+    Privacy:
+        One update of l2 sensitivity D is a Gaussian mechanism with noise multiplier
+        stddev / D, under the relation of D.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> noise = add_gaussian_noise(stddev=0.1, key=jax.random.key(0))
+        >>> print(noise.update(jnp.ones(3), noise.init(jnp.zeros(3)))[0].shape)
+        (3,)
+
+    Reference:
+        Balle, Wang (2018), "Improving the Gaussian mechanism".
+    """
+    _validate.non_negative(stddev=stddev)
+    _validate.typed_key(key)
+
+    def update(updates, state, params=None):
+        del params
+        next_key, noise_key = jax.random.split(state.key)
+        noisy = gaussian(noise_key, updates, stddev=stddev)
+        return noisy, KeyState(next_key)
+
+    return optax.GradientTransformation(lambda params: KeyState.of(key), update)

@@ -2,25 +2,34 @@
 
 import contextlib
 import dataclasses
+import hashlib
+import itertools
 import math
 import os
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from dp_accounting import ComposedDpEvent, UnsupportedDpEvent
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from dpjax import _validate
 from dpjax._rounding import rounded_up
-from dpjax._store import Store, opened
-from dpjax._types import REPLACE_ONE, Key, PyTree
+from dpjax._store import Arrays, Store, opened
+from dpjax._types import REPLACE_ONE, Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._events import samples_of
-from dpjax.accounting._trial_counts import TrialCount, TrialDistribution
-from dpjax.accounting._tuning import mixture_epsilon
+from dpjax.accounting._tuning import TrialCount, TrialDistribution, mixture_epsilon
 from dpjax.solvers import Solution
-from dpjax.tuning._runs import Runs, TrainFn
 from dpjax.tuning._scores import Score
-from dpjax.tuning._search import Progress, draw_count
+
+TrainFn = Callable[[Any, Key], Solution]
+
+_BITS, _BLOCK = 128, 1_024
 
 
 def dp_select(
@@ -41,84 +50,64 @@ def dp_select(
     """Releases the best of a random number of private runs.
 
     Each run trains with a candidate that is drawn uniformly, and is scored privately.
-    `accounting.tuning_budget` is the budget of a run.
+    `accounting.tuning_budget` is the budget of a run, `accounting.tuning_epsilon` the
+    price with its sources.
 
     Args:
         train_fn: `train_fn(candidate, key)` returns the `Solution` of a private solver,
             whose guarantee is static.
-        candidates: hyperparameters, models, or other first arguments of train_fn: a
-            list or tuple; or a pytree of arrays of shape (N, ...), whose rows are
-            candidates.
-        key: a typed key. Run t, from 1, uses `fold_in(key, t)`.
+        candidates: first arguments of train_fn: a list or tuple; or a pytree of arrays
+            of shape (N, ...), whose rows are candidates. Public.
+        key: a typed key.
         epsilon: privacy of the whole search, positive and finite.
         delta: privacy of the whole search, in [0, 1).
         score: a private score of released parameters: `clipped_loss`, `accuracy`, or
             your own `Score`.
         mean_trials: the mean of the number of runs; see `accounting.tuning_epsilon`.
-        distribution: distribution of the number of runs; see there. "poisson" and
-            "binomial" may make no run at all.
+        distribution: of the number of runs; see there. "poisson" and "binomial" may
+            make no run at all.
         default: public parameters, released if no run is made.
-        privacy: the guarantee of every run, for a train_fn that cannot be traced. By
-            default the guarantees of the candidates come from tracing, without a run.
+        privacy: the guarantee of every run, for a train_fn that cannot be traced.
         num_parallel: number of runs at a time: under one `vmap` for arrays, in threads
-            for a list (a context such as `jax.enable_x64` does not reach them). The
-            last runs of a group may be made and discarded.
+            for a list.
         checkpoint: a folder for this search only, or None. A search that was killed
-            continues there by the same call, and repeats no run; a finished one returns
-            the same release. The folder is as SECRET as the data, and only its owner
-            can read it: it holds the number of runs, and noise.
+            continues there by the same call; a finished one returns the same release.
+            The folder is as SECRET as the data.
 
     Returns:
         A `Solution`: the params and stats of the best run, the index of its candidate
         (-1 for the default) and its score, without the number of runs.
 
     Raises:
-        ValueError: Before any run, if an argument is out of its range, there is no
-            candidate, a run has no finite epsilon, the search costs more than epsilon,
-            or the checkpoint is of another search. After a run, if its guarantee is not
-            `privacy`. Never because of the values of the data.
+        ValueError: Before any run, if an argument is out of its range, a run has no
+            finite epsilon, the search costs more than epsilon, or the checkpoint is of
+            another search. After a run, if its guarantee is not `privacy`.
 
     Privacy:
         (epsilon', delta)-DP for the returned epsilon' <= epsilon, under the relation of
-        the runs: `accounting.tuning_epsilon` of a run, and where the guarantees of
-        candidates differ, that of the largest delta of any at every epsilon. With a
-        score on a holdout it is the larger of the costs of a run and a score, because
-        between neighbors only one of the two changes its distribution. A score of NaN
-        counts as worst; ties are broken at random. Candidates must not depend on
-        private data.
-
-        The number of runs must stay secret. It can be inferred from the running time of
-        a search, its memory, its logs, its cache of compiled programs, output of
-        train_fn, and the dates of files that are written at the end: hide them from
-        those who get the release (Papernot and Steinke, 2022).
+        the runs: `accounting.tuning_epsilon`, at the largest delta of any candidate at
+        every epsilon. With a score on a holdout it is the larger of the costs of a run
+        and a score. A score of NaN counts as worst; ties are broken at random. The
+        number of runs must stay secret: hide the running time of a search, its memory,
+        logs, cache of compiled programs, and dates of files (Papernot, Steinke 2022).
 
     Example:
-        >>> import jax, numpy as np
-        >>> from dpjax import accounting, losses, solvers, tuning
+        >>> from dpjax import accounting, solvers
         >>> from dpjax.estimators import Clipping
-        >>> rng = np.random.default_rng(0)
-        >>> x = rng.normal(size=(4_000, 2)).astype(np.float32)
-        >>> y = x @ np.float32([1.0, -2.0])
-        >>> each = accounting.tuning_budget(2.0, 1e-5, mean_trials=5)
-        >>> cost = accounting.gaussian_epsilon(
-        ...     each.noise_multiplier, 1e-5, sensitivity=1.0)
-        >>> def train(rate, key):
-        ...     return solvers.dp_gradient_descent(
-        ...         losses.squared, np.zeros(2, np.float32), (x[:3_000], y[:3_000]),
-        ...         key=key, epsilon=cost, delta=1e-5, estimator=Clipping(3.0),
-        ...         learning_rate=rate, num_steps=10)
-        >>> score = tuning.clipped_loss(
-        ...     losses.squared, (x[3_000:], y[3_000:]), limit=4.0, epsilon=cost,
-        ...     delta=1e-5)
-        >>> solution = dp_select(
-        ...     train, np.float32([1e-3, 1e-2, 0.3]), key=jax.random.key(0),
-        ...     epsilon=2.0, delta=1e-5, score=score, mean_trials=5)
-        >>> print(solution.stats["candidate"], solution.privacy.epsilon <= 2.0)
-        2 True
-
-    Reference:
-        Papernot, Steinke (2022); Liu, Talwar (2019); Koskela, Redberg, Wang (2024): see
-        `accounting.tuning_epsilon`.
+        >>> from dpjax.tuning import clipped_loss
+        >>> x = jax.random.normal(jax.random.key(1), (4_000, 1)) + 1.0
+        >>> each = accounting.tuning_budget(2.0, 1e-5, mean_trials=5).noise_multiplier
+        >>> cost = accounting.gaussian_epsilon(each, 1e-5, sensitivity=1.0)
+        >>> share = {"epsilon": cost, "delta": 1e-5}
+        >>> def train(norm, key):
+        ...     return solvers.dp_mean(
+        ...         x[1_000:], key=key, estimator=Clipping(norm), **share)
+        >>> score = clipped_loss(
+        ...     lambda mean, x: ((mean - x) ** 2).sum(), x[:1_000], limit=9.0, **share)
+        >>> best = dp_select(train, [0.01, 3.0], key=jax.random.key(0), score=score,
+        ...                  epsilon=2.0, delta=1e-5, mean_trials=5)
+        >>> best.stats["candidate"], best.privacy.epsilon <= 2.0
+        (1, True)
     """
     _validate.typed_key(key)
     _validate.positive(epsilon=epsilon)
@@ -143,54 +132,6 @@ def dp_select(
         return Solution(default, released, best)
     params, stats = runs.restored(progress)
     return Solution(params, released, stats | best)
-
-
-def _search(
-    runs: Runs,
-    law: TrialCount,
-    key: Key,
-    num_parallel: int,
-    known: PrivacyGuarantee | None,
-    store: Store | None,
-) -> Progress:
-    if store is None or store.step is None:
-        progress = Progress(draw_count(law, jax.random.fold_in(key, 0)))
-        if store is not None:  # saved before any key is used
-            store.save(0, progress.arrays())
-    else:
-        progress = Progress.of(store.latest())
-    while progress.num_done < progress.num_runs:
-        first = progress.num_done + 1
-        turns = range(first, first + num_parallel)
-        for index, solution, score in runs.made(key, turns):
-            if progress.num_done == progress.num_runs:
-                break
-            if known is not None:
-                rule = "the guarantee of every run, or one with more epsilon and delta"
-                is_fine = _is_covered(solution.privacy, known)
-                _validate.require(is_fine, "privacy", known, rule)
-            released = (solution.params, solution.stats)
-            progress = progress.with_run(index, score, released)
-            place = 0 if runs.is_stacked else index
-            runs.treedefs.setdefault(place, jax.tree.structure(released))
-        if store is not None:
-            store.save(progress.num_done, progress.arrays())
-    return progress
-
-
-def _is_covered(released: PrivacyGuarantee, known: PrivacyGuarantee) -> bool:
-    """Returns whether the accounted guarantee covers that of a run.
-
-    Another event of the same epsilon may have a larger profile: epsilon and delta are
-    enough only if the event is the same, or is not used. Runs on one drawn sample are
-    not independent.
-    """
-    if samples_of(released.dp_event):
-        return False
-    is_less = released.epsilon <= known.epsilon and released.delta <= known.delta
-    is_read = not isinstance(known.dp_event, UnsupportedDpEvent)
-    is_same = released.dp_event == known.dp_event
-    return released.relation == known.relation and is_less and (is_same or not is_read)
 
 
 def _released_guarantee(
@@ -244,3 +185,267 @@ def _both(first: PrivacyGuarantee, second: PrivacyGuarantee) -> PrivacyGuarantee
         dp_event=ComposedDpEvent(events),
         relation=first.relation,
     )
+
+
+class Progress(NamedTuple):
+    """The state of a search after some of its runs. All of it is SECRET.
+
+    Attributes:
+        num_runs: number of runs in all, drawn once.
+        num_done: number of runs so far.
+        candidate: index of the best candidate, or -1.
+        score: score of the best run.
+        leaves: leaves of the release of the best run.
+    """
+
+    num_runs: int
+    num_done: int = 0
+    candidate: int = -1
+    score: float = -np.inf
+    leaves: tuple[np.ndarray, ...] = ()
+
+    @classmethod
+    def of(cls, arrays: Arrays) -> "Progress":
+        """Returns the state from its `arrays`."""
+        leaves = tuple(arrays[f"leaf{i}"] for i in range(len(arrays) - 2))
+        num_runs, num_done, candidate = arrays["numbers"].tolist()
+        return cls(num_runs, num_done, candidate, arrays["score"].item(), leaves)
+
+    def arrays(self) -> Arrays:
+        """Returns the state as named arrays, for a checkpoint."""
+        return {
+            "numbers": np.array([self.num_runs, self.num_done, self.candidate]),
+            "score": np.array(self.score),
+            **{f"leaf{i}": leaf for i, leaf in enumerate(self.leaves)},
+        }
+
+    def with_run(self, candidate: int, score: float, released: PyTree) -> "Progress":
+        """Counts one more run, and keeps it if it is better than all before.
+
+        NaN is the worst score. The first of tied runs is kept, which is a random one of
+        them, because all runs have the same distribution.
+        """
+        score = -np.inf if np.isnan(score) else score
+        if self.candidate >= 0 and score <= self.score:
+            return self._replace(num_done=self.num_done + 1)
+        leaves = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(released))
+        return Progress(self.num_runs, self.num_done + 1, candidate, score, leaves)
+
+
+def draw_count(law: TrialCount, key: Key) -> int:
+    """Draws K, each value with its probability up to a relative error of 1e-12.
+
+    128 random bits are compared with sums of probabilities, rounded to 128 bits. Bits
+    beyond these sums, with probability below 1e-12, are drawn again.
+    """
+    for attempt in range(1_000):
+        bits = np.asarray(_random_bits(key, attempt))
+        left = int.from_bytes(bits.tobytes(), "little")
+        for start in itertools.count(0, _BLOCK):
+            probs = law.prob(np.arange(start, start + _BLOCK))
+            for k, prob in enumerate(probs.tolist(), start):
+                left -= int(prob * 2.0**_BITS)
+                if left < 0:
+                    return k
+            if start > 2 * law.mean and np.all(probs < 2.0**-_BITS):
+                break
+    raise AssertionError("a thousand draws in a row of probability 1e-12")
+
+
+@jax.jit
+def _random_bits(key: Key, attempt: int) -> jax.Array:
+    return jax.random.bits(jax.random.fold_in(key, attempt), (4,), jnp.uint32)
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """Returns a digest of a sequence of byte strings."""
+    state = hashlib.sha256()
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little") + part)
+    return state.hexdigest()
+
+
+@partial(jax.jit, static_argnums=0)
+def _draw(size: int, key: Key, turn: Any) -> tuple[jax.Array, Key]:
+    """Returns the candidate of a turn, and the key of its run."""
+    index_key, run_key = jax.random.split(jax.random.fold_in(key, turn))
+    return jax.random.randint(index_key, (), 0, size), run_key
+
+
+def _constants(program: Any) -> Iterator[bytes]:
+    """Yields the constants of a program and of its inner programs, including data."""
+    if isinstance(program, ClosedJaxpr):
+        yield from map(_bits, program.consts)
+        program = program.jaxpr
+    for step in program.eqns:
+        for value in step.invars:
+            if isinstance(value, Literal):
+                yield _bits(value.val)
+        is_program = lambda x: isinstance(x, ClosedJaxpr | Jaxpr)  # noqa: E731
+        for inner in jax.tree.leaves(step.params, is_leaf=is_program):
+            if is_program(inner):
+                yield from _constants(inner)
+
+
+def _bits(leaf: Any) -> bytes:
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    array = np.asarray(leaf)
+    return repr((array.dtype, array.shape)).encode() + array.tobytes()
+
+
+@dataclasses.dataclass
+class Runs:
+    """Runs of candidates, and checks of them without making a run."""
+
+    train_fn: TrainFn
+    candidates: Any
+    score: Score
+    treedefs: dict[int, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        is_fine = callable(self.train_fn)
+        _validate.require(is_fine, "train_fn", self.train_fn, "a function")
+        if self.is_stacked:
+            self.size = _validate.leading_size(self.candidates, "candidates")
+            self.candidates = jax.tree.map(jnp.asarray, self.candidates)
+        else:
+            self.size = len(self.candidates)
+            is_fine = self.size > 0
+            _validate.require(is_fine, "candidates", self.candidates, "at least one")
+
+    @property
+    def is_stacked(self) -> bool:
+        """Tells whether candidates are rows of arrays."""
+        return not isinstance(self.candidates, list | tuple) or (
+            hasattr(self.candidates, "_fields")  # a NamedTuple of arrays
+        )
+
+    def run_of(self, index: Any, key: Key) -> tuple[Solution, Scalar]:
+        """Makes a run of a candidate; returns its solution and score."""
+        train_key, score_key = jax.random.split(key)
+        if self.is_stacked:
+            candidate = jax.tree.map(lambda leaf: leaf[index], self.candidates)
+        else:
+            candidate = self.candidates[index]
+        solution = self.train_fn(candidate, train_key)
+        is_fine = isinstance(solution, Solution)
+        _validate.require(is_fine, "what train_fn returns", solution, "Solution")
+        return solution, jnp.asarray(self.score.fn(solution.params, score_key))
+
+    def traced(self) -> Iterator[tuple[Callable, tuple]]:
+        """Yields the function of a run and its inputs, for each kind of candidate."""
+        if self.is_stacked:
+            yield self.run_of, (jnp.int32(0),)
+        else:
+            for i in range(self.size):
+                yield lambda key, i=i: self.run_of(i, key), ()
+
+    def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
+        """Returns the guarantees of the candidates, by tracing."""
+        results = []
+        for i, (run, inputs) in enumerate(self.traced()):
+            try:
+                solution, value = jax.eval_shape(run, *inputs, key)
+            except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as why:
+                raise ValueError(
+                    "train_fn must be traceable, with a list for candidates that are "
+                    "Python values, or privacy given, the guarantee of every run."
+                ) from why
+            _validate.require(value.shape == (), "score", value, "a scalar")
+            results.append(solution.privacy)
+            self.treedefs[i] = jax.tree.structure((solution.params, solution.stats))
+        return results
+
+    def identity(self, key: Key, law: TrialCount, num_parallel: int) -> dict[str, str]:
+        """Returns digests of everything that determines a search, by name."""
+
+        def programs() -> Iterator[bytes]:
+            for run, inputs in self.traced():
+                program = jax.make_jaxpr(run)(*inputs, key)
+                yield str(program).encode()
+                yield from _constants(program)
+
+        numbers = repr((law, num_parallel, self.size, jax.__version__))
+        return {
+            "law, number of candidates or version of jax": numbers,
+            "key": digest([np.asarray(jax.random.key_data(key)).tobytes()]),
+            "function or data": digest(programs()),
+        }
+
+    def restored(self, progress: Progress) -> tuple[PyTree, dict]:
+        """Returns the params and stats of the best run."""
+        treedef = self.treedefs[0 if self.is_stacked else progress.candidate]
+        return jax.tree.unflatten(treedef, map(jnp.asarray, progress.leaves))
+
+    def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
+        """Makes the runs of some turns; yields candidates, solutions and scores."""
+
+        def run(turn: int) -> tuple[int, Solution, float]:
+            index, run_key = _draw(self.size, key, turn)
+            index = int(index)
+            solution, score = self.run_of(index, run_key)
+            return index, solution, float(score)
+
+        if len(turns) == 1:
+            yield run(turns[0])
+            return
+        if not self.is_stacked:
+            with ThreadPoolExecutor(len(turns)) as pool:
+                yield from pool.map(run, turns)
+            return
+        draw = jax.vmap(partial(_draw, self.size, key))
+        indices, keys = draw(jnp.asarray(turns))
+        solutions, scores = jax.vmap(self.run_of)(indices, keys)
+        scores = np.asarray(scores, float).tolist()
+        for i, index in enumerate(np.asarray(indices).tolist()):
+            solution = jax.tree.map(lambda leaf, i=i: leaf[i], solutions)
+            yield index, solution, scores[i]
+
+
+def _search(
+    runs: Runs,
+    law: TrialCount,
+    key: Key,
+    num_parallel: int,
+    known: PrivacyGuarantee | None,
+    store: Store | None,
+) -> Progress:
+    if store is None or store.step is None:
+        progress = Progress(draw_count(law, jax.random.fold_in(key, 0)))
+        if store is not None:  # saved before any key is used
+            store.save(0, progress.arrays())
+    else:
+        progress = Progress.of(store.latest())
+    while progress.num_done < progress.num_runs:
+        first = progress.num_done + 1
+        turns = range(first, first + num_parallel)
+        for index, solution, score in runs.made(key, turns):
+            if progress.num_done == progress.num_runs:
+                break
+            if known is not None:
+                rule = "the guarantee of every run, or one with more epsilon and delta"
+                is_fine = _is_covered(solution.privacy, known)
+                _validate.require(is_fine, "privacy", known, rule)
+            released = (solution.params, solution.stats)
+            progress = progress.with_run(index, score, released)
+            place = 0 if runs.is_stacked else index
+            runs.treedefs.setdefault(place, jax.tree.structure(released))
+        if store is not None:
+            store.save(progress.num_done, progress.arrays())
+    return progress
+
+
+def _is_covered(released: PrivacyGuarantee, known: PrivacyGuarantee) -> bool:
+    """Returns whether the accounted guarantee covers that of a run.
+
+    Another event of the same epsilon may have a larger profile: epsilon and delta are
+    enough only if the event is the same, or is not used. Runs on one drawn sample are
+    not independent.
+    """
+    if samples_of(released.dp_event):
+        return False
+    is_less = released.epsilon <= known.epsilon and released.delta <= known.delta
+    is_read = not isinstance(known.dp_event, UnsupportedDpEvent)
+    is_same = released.dp_event == known.dp_event
+    return released.relation == known.relation and is_less and (is_same or not is_read)

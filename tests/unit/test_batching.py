@@ -24,7 +24,7 @@ from dpjax.batching import (
     Poisson,
     ShuffledEpochs,
     WithoutReplacement,
-    _without_replacement,
+    _fixed_size,
 )
 from dpjax.estimators import Mean, MedianOfMeans, Truncation, Winsorization
 from dpjax.mechanisms import BandedToeplitz
@@ -263,7 +263,7 @@ def test_subsets_are_uniform_however_often_they_are_drawn(
     monkeypatch, num_samples, size, spread
 ):
     # Without room for more heads than are wanted, most draws are thrown away.
-    monkeypatch.setattr(_without_replacement, "_SPREAD", spread)
+    monkeypatch.setattr(_fixed_size, "_SPREAD", spread)
     num_draws, batching = 20_000, WithoutReplacement(size)
     rows = many(
         lambda key: first_batch(batching, key, jnp.arange(num_samples))[0], num_draws
@@ -292,9 +292,7 @@ def test_equal_random_numbers_are_drawn_again(monkeypatch):
         return words >> 31 if len(shape) == 2 else words
 
     monkeypatch.setattr(jax.random, "bits", few_bits)
-    rows = many(
-        partial(_without_replacement.uniform_subset, size=2, num_samples=4), 4_000
-    )
+    rows = many(partial(_fixed_size.uniform_subset, size=2, num_samples=4), 4_000)
     assert (2, 4) in shapes
     for place in range(2):
         counts = np.bincount(rows[:, place], minlength=4)

@@ -25,7 +25,7 @@ def test_barriers_exist_elsewhere():
 
 
 def test_programs_are_read_equation_by_equation():
-    # `gradients._loss`, `gradients.factored` and `tuning._runs` read `jax.extend`.
+    # `gradients._loss`, `gradients.factored` and `tuning._select` read `jax.extend`.
     closed = jax.make_jaxpr(lambda x: jax.jit(jnp.sin)(x) * 2.0)(1.0)
     inner, product = closed.jaxpr.eqns
     assert is_plain_jit(inner)

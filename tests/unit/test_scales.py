@@ -3,14 +3,16 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.solvers import dp_center_and_scale
+from dpjax.solvers.statistics import _scales
 from dpjax.solvers.statistics._scales import (
     _SHARES,
     Noise,
     Standard,
-    _sizes,
     least_seen,
     release_scales,
     released,
@@ -25,17 +27,18 @@ class Releases:
     has it: so it is told what was released of the first table.
     """
 
-    def __init__(self):
+    def __init__(self, noisy):
         self.made, self.told = [], []
-        self.noisy = lambda key, values, *_: np.array(values, np.float64)
+        self.draw, self.noisy = noisy, lambda key, values, *_: values.high
 
-    def __call__(self, key, values, scale):
+    def __call__(self, key, values, stddevs):
         if self.told:
-            found = self.told[len(self.made)][2]
+            noisy = self.told[len(self.made)][2]
         else:
-            found = self.noisy(key, values, scale)
-        self.made.append((np.array(values, np.float64), scale, found))
-        return found
+            noisy = self.noisy(key, values, stddevs)
+        exact = np.add(*np.asarray(values, np.float64))
+        self.made.append((exact, float(stddevs[0]), noisy))
+        return noisy
 
     def of_both(self, tables, weights=(None, None), *, noise, seed=0):
         """Returns values, scales and outcomes of a table, and then of its neighbor."""
@@ -52,8 +55,8 @@ class Releases:
 
 @pytest.fixture
 def releases(monkeypatch):
-    stand_in = Releases()
-    monkeypatch.setattr("dpjax.solvers.statistics._scales.released", stand_in)
+    stand_in = Releases(_scales.gaussian_of_padded)
+    monkeypatch.setattr(_scales, "gaussian_of_padded", stand_in)
     return stand_in
 
 
@@ -93,31 +96,41 @@ def test_a_record_moves_releases_by_their_sensitivity(releases, num_columns, wei
 
 def test_neighbours_are_told_apart_by_no_more_than_the_price(releases):
     """The best attack on all that is released: the log likelihood ratio."""
-    releases.noisy = released
+    releases.noisy = releases.draw
     table, rows = neighbors(30)
     tables = [np.vstack([row, table]) for row in (rows[0], rows[4])]
     ratios = np.zeros(150)
     for i in range(len(ratios)):
         tables.reverse()
         both = releases.of_both(tables, noise=Noise(1.0), seed=i)
-        for (own, scale, found), (other, _, _) in zip(*both, strict=True):
-            squares = (found - other) ** 2 - (found - own) ** 2
+        for (own, scale, noisy), (other, _, _) in zip(*both, strict=True):
+            squares = (noisy - other) ** 2 - (noisy - own) ** 2
             ratios[i] += np.sum(squares) / (2 * scale**2)
     # With mu = 1 its mean is a half, and its standard deviation one.
     assert 0.25 < ratios.mean() < 0.5 + 4 / np.sqrt(len(ratios))
 
 
 @pytest.mark.parametrize(("cells", "most"), [(3, 30.0), (30, 3.0), (30, 30.0)])
-def test_sizes_move_by_no_more_than_they_say(releases, cells, most):
-    table = np.random.default_rng(0).normal(size=(50, 30))
+def test_sizes_move_by_no_more_than_they_say(cells, most):
+    """The exact counts of a record's exponents; a share is rounded down to a unit."""
+    table = np.random.default_rng(0).normal(size=(50, 30)).astype(np.float32)
     table[0, cells:] = 0.0
+    both = []
     for _ in range(2):
-        _sizes(jax.random.key(0), table, Noise(1.0), most, 0.75)
+        columns, scales = _scales._start(table, None)
+        scales = scales._replace(most_cells=jnp.float32(most))
+        entries, stddevs = _scales._exponents(columns, None, scales, 1.0)
+        both.append(np.add(*np.asarray(entries, np.float64)))
         table[0, :cells] = 1e6
-    (first, scale, _), (second, _, _) = releases.made
-    moved = np.linalg.norm(np.ravel(first - second))
-    assert moved <= scale
-    assert moved > 0.99 * scale or cells < most
+    moved = np.linalg.norm(both[0] - both[1])
+    assert moved <= stddevs[0]
+    assert moved > 0.99 * stddevs[0] or cells < most
+
+
+def test_counts_are_exact_beyond_float32():
+    for count in (2**31 - 1, 2**24 + 1, 4095, 0):
+        entries, _ = _scales._entries(jnp.full(3, count, "int32"), 2**7, 1.0, 1.0)
+        assert np.add(*np.asarray(entries, np.float64))[2] == count / 2**7
 
 
 def test_centers_and_scales_suit_raw_units():
@@ -195,5 +208,19 @@ def test_counts_are_held_to_what_float32_counts():
 
 
 def test_noise_has_the_stddev_that_is_asked():
-    noisy = Noise(3.0).released(jax.random.key(0), np.zeros(4_000), 2.0)
+    noisy = released(jax.random.key(0), np.zeros(4_000), 6.0)
     np.testing.assert_allclose(noisy.std(), 6.0, rtol=0.05)
+
+
+def test_the_public_function_is_the_release_of_the_estimators():
+    columns = 5 + np.random.default_rng(0).normal(size=(4_000, 3))
+    columns[:, 1] *= np.arange(4_000) % 20 == 0
+    key = jax.random.key(0)
+    solution = dp_center_and_scale(columns, key=key, epsilon=2.0, delta=1e-6)
+    stats = solution.stats
+    noise = Noise(stats["noise_multiplier"])
+    standard = release_scales(jax.random.clone(key), columns, noise=noise)
+    np.testing.assert_array_equal(solution.params, standard[:2])
+    np.testing.assert_array_equal(stats["is_known"], standard.is_known)
+    assert stats["least_seen"] == least_seen(3, noise)
+    assert (solution.privacy.epsilon, solution.privacy.delta) == (2.0, 1e-6)

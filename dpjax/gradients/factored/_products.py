@@ -2,26 +2,52 @@
 
 Where a parameter is multiplied by one vector, its gradient is the outer product of that
 vector and of the cotangent of the result. By several vectors, or in several places, it
-is the sum of outer products: one product of matrices.
+is the sum of outer products: one product of matrices, over positions such as tokens.
+The vectors of a convolution's kernel are patches of the image.
+
+The norm of a matrix P = A^T D = sum_t a_t d_t^T is found from Gram matrices, as |P|^2 =
+sum_ts (a_t a_s)(d_t d_s). Where positions cancel, P is short and the terms of that sum
+are not, so it is raised by what rounding may hide. Let S = sum_t |a_t||d_t|, G the
+computed sum, g(k) = k u / (1 - k u), m and n the roundings of an entry of either Gram
+matrix, and l the levels of 32 terms that add all T^2. The norm of what is summed over
+samples, the float product of A and of D times a weight w, is at most
+
+    w (sqrt(G + g(m + n + 1 + 32 l) S^2) + g(T + 1) S),
+
+for at most 2^12 positions; 5 per cent more covers the rounding of S. Proofs:
+`docs/privacy/proofs/sums.md`, 1.5 and 1.6.
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax._sums.matrices import MatrixProducts
-from dpjax._sums.samples import OuterProducts, are_much_smaller
+from dpjax._rounding import ROUNDOFF
+from dpjax._sums.samples import (
+    Factors,
+    Influence,
+    OuterProducts,
+    add_rows,
+    are_much_smaller,
+    squared_norm_of_product,
+    sum_in_levels,
+    sum_of_products,
+    zeros_for,
+)
+from dpjax._tree import as_finite, like, register
 from dpjax.gradients._loss import Place
 
 EACH = ("each", None)
-MOST_POSITIONS = 2**12  # the bound on rounding is proven up to there: `_sums.matrices`
+MOST_POSITIONS = 2**12  # the bound on rounding is proven up to there: see above
 PATCH = 1.5  # what a patch, cut from an image, costs beside a vector that is there
+MOST = 2**24  # numbers of products that are made at once, each for a row
+TREE = 32  # terms of a level
 
 
 class Loop(NamedTuple):
@@ -52,121 +78,63 @@ class Image(NamedTuple):
     loops: tuple[Loop, ...] = ()
 
 
-@dataclass(frozen=True)
-class Site(ABC):
-    """An equation that multiplies a parameter by vectors.
+class Site(NamedTuple):
+    """An equation that multiplies a parameter by vectors, or reads rows of it.
 
     Attributes:
         at: the place of the equation.
         result: the type of its result.
         loops: around it, from the outside in.
         sizes: how many groups and positions there are, and entries of a vector and of
-            a result.
+            a result; of rows that are read: 1, how many, of how many, their entries.
+        kind: of vectors: "vector", "patch" of an image, or "one-hot"; or "row".
+        residuals: returns what is to be kept of the equation's inputs.
+        factors: returns vectors (G, T, p) and cotangents (G, T, q) of all turns, of
+            residuals and the result's cotangents; of rows: places (num_read,) and
+            cotangents (num_read, q).
     """
 
     at: Place
     result: Any
     loops: tuple[Loop, ...]
     sizes: tuple[int, int, int, int]
+    kind: str
+    residuals: Callable[[Sequence[Any]], Any]
+    factors: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
 
-    @property
-    def kind(self) -> str:
-        """Names what vectors are: "vector", "patch" of an image, or "one-hot"."""
-        return "vector"
-
-    @abstractmethod
-    def residuals(self, inputs: Sequence[Any]) -> Any:
-        """Returns what is to be kept of the equation's inputs."""
-
-    @abstractmethod
-    def factors(
-        self, residuals: Any, cotangents: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns vectors (G, T, p) and cotangents (G, T, q) of all turns."""
+    def turned(self) -> "Site":
+        """Returns the site of the transpose: vectors and cotangents change places."""
+        groups, positions, p, q = self.sizes
+        return self._replace(
+            sizes=(groups, positions, q, p),
+            factors=lambda *args: self.factors(*args)[::-1],
+        )
 
 
-@dataclass(frozen=True)
-class Repeated(Site):
-    """One whose loops make the same of each turn."""
+def repeated(
+    vectors: Callable[[jax.Array], jax.Array],
+    cotangents: Callable[[jax.Array], jax.Array],
+    loops: tuple[Loop, ...],
+    num_groups: int,
+) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
+    """Returns the factors of a site whose loops make the same of each turn.
 
-    def factors(
-        self, residuals: Any, cotangents: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        vectors, cotangents_at = self.vectors, self.cotangents
-        for _ in self.loops:
-            vectors, cotangents_at = jax.vmap(vectors), jax.vmap(cotangents_at)
-        depth = len(self.loops)
-        each = [i for i, loop in enumerate(self.loops) if loop.is_each]
-        summed = [i for i, loop in enumerate(self.loops) if not loop.is_each]
-        order = (*each, depth, *summed, depth + 1, depth + 2)
-        groups = self.sizes[0] * math.prod(self.loops[i].length for i in each)
-
-        def merged(x):
-            return x.transpose(order).reshape(groups, -1, x.shape[-1])
-
-        return merged(vectors(residuals)), merged(cotangents_at(cotangents))
-
-    @abstractmethod
-    def vectors(self, residuals: jax.Array) -> jax.Array:
-        """Returns the vectors of one turn, shape (G, T, p)."""
-
-    @abstractmethod
-    def cotangents(self, x: jax.Array) -> jax.Array:
-        """Returns the cotangents of one turn, shape (G, T, q)."""
-
-
-@dataclass(frozen=True)
-class Dense(Repeated):
-    """A `dot_general` with a parameter.
-
-    Attributes:
-        operand: which operand the parameter is.
-        axes: of the other operand: of groups, positions and entries.
+    Of one turn `vectors` makes (G, T, p) of residuals, and `cotangents` (G, T, q).
+    Turns with a slice of the parameter each are groups, the others are positions.
     """
+    depth = len(loops)
+    each = [i for i, loop in enumerate(loops) if loop.is_each]
+    summed = [i for i, loop in enumerate(loops) if not loop.is_each]
+    order = (*each, depth, *summed, depth + 1, depth + 2)
+    groups = num_groups * math.prod(loops[i].length for i in each)
 
-    operand: int
-    axes: tuple[int, ...]
+    def merged(function, x):
+        for _ in loops:
+            function = jax.vmap(function)
+        x = function(x)
+        return x.transpose(order).reshape(groups, -1, x.shape[-1])
 
-    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
-        """Returns the vectors."""
-        return inputs[1 - self.operand].transpose(self.axes).reshape(self.sizes[:3])
-
-    def vectors(self, residuals: jax.Array) -> jax.Array:
-        return residuals
-
-    def cotangents(self, x: jax.Array) -> jax.Array:
-        groups, positions, _, q = self.sizes
-        if self.operand == 0:
-            return jnp.swapaxes(x.reshape(groups, q, positions), 1, 2)
-        return x.reshape(groups, positions, q)
-
-
-@dataclass(frozen=True)
-class Turned(Site):
-    """Another site, of which vectors and cotangents change places."""
-
-    site: Site
-
-    @classmethod
-    def of(cls, site: Site) -> Self:
-        """Returns a site of the transpose."""
-        groups, positions, p, q = site.sizes
-        sizes = groups, positions, q, p
-        return cls(site.at, site.result, site.loops, sizes, site)
-
-    @property
-    def kind(self) -> str:
-        return self.site.kind
-
-    def residuals(self, inputs: Sequence[Any]) -> jax.Array:
-        return self.site.residuals(inputs)
-
-    def factors(
-        self, residuals: jax.Array, cotangents: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns cotangents and vectors of all turns."""
-        vectors, cotangents = self.site.factors(residuals, cotangents)
-        return cotangents, vectors
+    return lambda kept, x: (merged(vectors, kept), merged(cotangents, x))
 
 
 @dataclass(frozen=True)
@@ -271,7 +239,7 @@ class Product:
 
     def samples(
         self, left: jax.Array, right: jax.Array
-    ) -> OuterProducts | MatrixProducts | jax.Array:
+    ) -> "OuterProducts | MatrixProducts | jax.Array":
         """Returns the gradients of n examples, from their factors."""
         n, order = self.num_summed, self.order
         if not self.is_outer:
@@ -300,7 +268,7 @@ class WrittenOut:
 
 
 def joined(
-    sites: Sequence[Any],
+    sites: Sequence[Site],
     residuals: Sequence[jax.Array],
     cotangents: Sequence[jax.Array],
     axis: int,
@@ -339,27 +307,78 @@ def product_at(
     def size(of, axes):
         return math.prod(of.shape[axis] for axis in axes)
 
-    site = Dense(
-        at=place,
-        result=equation.outvars[0].aval,
-        loops=image.loops,
-        operand=operand,
-        axes=(*of_groups, *positions, *of_vector),
-        sizes=(
-            size(matrix, groups),
-            size(vector, positions),
-            size(matrix, summed),
-            size(matrix, entries),
-        ),
-    )
-    return Product(
-        sites=(site,),
-        order=(*groups, *summed, *entries),
-        num_groups=len(groups),
-        num_summed=len(summed),
-        shape=matrix.shape,
-        moves=image.moves,
-    )
+    g, t = size(matrix, groups), size(vector, positions)
+    p, q = size(matrix, summed), size(matrix, entries)
+    axes = (*of_groups, *positions, *of_vector)
+
+    def residuals(inputs):
+        return inputs[1 - operand].transpose(axes).reshape(g, t, p)
+
+    def cotangents(x):
+        if operand == 0:
+            return jnp.swapaxes(x.reshape(g, q, t), 1, 2)
+        return x.reshape(g, t, q)
+
+    factors = repeated(lambda x: x, cotangents, image.loops, g)
+    result, sizes = equation.outvars[0].aval, (g, t, p, q)
+    site = Site(place, result, image.loops, sizes, "vector", residuals, factors)
+    order = (*groups, *summed, *entries)
+    return Product((site,), order, len(groups), len(summed), matrix.shape, image.moves)
+
+
+def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
+    """Returns the use of a kernel; None where it is another."""
+    params = equation.params
+    if not is_ordinary(equation) or params["batch_group_count"] > 1:
+        return None
+    kernel, result = equation.invars[1].aval.shape, equation.outvars[0].aval
+    numbers, g = params["dimension_numbers"], params["feature_group_count"]
+    out, into, *space = numbers.rhs_spec
+    window = tuple(kernel[axis] for axis in space)
+    t, q = result.size // kernel[out], kernel[out] // g
+    p = math.prod(window) * kernel[into]
+    counts = [result.shape[axis] for axis in numbers.out_spec[2:]]
+
+    def vectors(x):
+        x = _patches(_channels_last(x, numbers.lhs_spec), params, window, counts)
+        x = x.reshape(t, math.prod(window), g, kernel[into])
+        return x.transpose(2, 0, 1, 3).reshape(g, t, p)
+
+    def cotangents(x):
+        return _channels_last(x, numbers.out_spec).reshape(t, g, q).swapaxes(0, 1)
+
+    # The image is kept: its patches are many times as large.
+    factors = repeated(vectors, cotangents, image.loops, g)
+    image_of, sizes = operator.itemgetter(0), (g, t, p, q)
+    site = Site(place, result, image.loops, sizes, "patch", image_of, factors)
+    # Channels of the result fall into groups: two axes.
+    after = [axis + (axis > out) for axis in (*space, into)]
+    shape = (*kernel[:out], g, q, *kernel[out + 1 :])
+    moves = Moves((*image.moves, ("reshape", kernel)))
+    return Product((site,), (out, *after, out + 1), 1, len(after), shape, moves)
+
+
+def _patches(x, params, window, counts):
+    """Returns for each position of a convolution a window of (N, ..., C), stacked."""
+    no_padding = (0, 0, 0)
+    pairs = zip(params["padding"], params["lhs_dilation"], strict=True)
+    edges = [(low, high, dilation - 1) for (low, high), dilation in pairs]
+    x = jax.lax.pad(x, jnp.zeros((), x.dtype), (no_padding, *edges, no_padding))
+    steps = zip(counts, params["window_strides"], params["rhs_dilation"], strict=True)
+    for axis, (count, stride, dilation) in enumerate(steps, start=1):
+        starts = [dilation * i for i in range(window[axis - 1])]
+        span = stride * (count - 1) + 1
+        parts = [
+            jax.lax.slice_in_dim(x, start, start + span, stride, axis)
+            for start in starts
+        ]
+        x = jnp.stack(parts, axis=-2)
+    return x
+
+
+def _channels_last(x, spec):
+    batch, feature, *space = spec
+    return x.transpose(batch, *space, feature)
 
 
 def is_ordinary(equation: Any) -> bool:
@@ -375,3 +394,160 @@ def is_ordinary(equation: Any) -> bool:
 def are_of_one_kind(*arrays: Any) -> bool:
     """Tells whether sums of all of them are float64, or of none."""
     return len({x.dtype == jnp.float64 for x in arrays}) == 1
+
+
+@register("left", "right")
+@dataclass(frozen=True)
+class MatrixProducts(Factors):
+    """A leaf of n samples: sums of outer products over T positions, for G groups.
+
+    Attributes:
+        left: shape (n, G, T, p).
+        right: shape (n, G, T, q).
+        build: returns the leaf of an array (G, p, q): its entries, in another order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> left, right = jnp.ones((5, 1, 4, 2)), jnp.ones((5, 1, 4, 3))
+        >>> print(MatrixProducts(left, right, jnp.ravel).written_out()[0])
+        [4. 4. 4. 4. 4. 4.]
+    """
+
+    @property
+    def is_smaller(self) -> bool:
+        """Tells whether factors are so small beside the leaf that Gram matrices pay."""
+        return are_much_smaller(self.left.shape[2:], self.right.shape[3])
+
+    def written_out(self) -> jax.Array:
+        return jax.vmap(lambda a, d: self.build(_product(a, d)))(*self.numbers)
+
+    def zeros(self) -> jax.Array:
+        _, num_groups, _, p = self.left.shape
+        return zeros_for((num_groups, p, self.right.shape[3]), self.right)
+
+    def finite(self) -> "MatrixProducts":
+        left, right = balanced(self.left, self.right)
+        return replace(self, left=left, right=right)
+
+    def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
+        left, right = self.numbers
+        return squared_norm_of_matrices(left, right, inverse_unit)
+
+    def add(
+        self, total: jax.Array, influence: Influence | None, in_turn: int | None
+    ) -> jax.Array:
+        """Adds rows to a sum, or their influences: a product for each row.
+
+        One product over rows and positions would round by terms that cancel in each
+        row. If there is one position, no term cancels.
+        """
+        left, right = self.numbers
+        if left.shape[2] == 1 and influence is None:
+            add = jax.vmap(sum_of_products, in_axes=1)
+            return total + add(left[:, :, 0], right[:, :, 0])
+
+        def of_example(left, right):
+            product = _product(left, right)
+            return product if influence is None else influence(product)
+
+        def added(in_turn):
+            return lambda total, *factors: add_rows(total, of_example, factors, in_turn)
+
+        some = None if len(left) * total.size <= MOST else 1
+        return jax.lax.platform_dependent(
+            total, left, right, cpu=added(1), default=added(some)
+        )
+
+
+def _product(left, right):
+    """Returns the sums of outer products over positions, shape (G, p, q)."""
+    over_positions = (((1,), (1,)), ((0,), (0,)))
+    precision = jax.lax.Precision.HIGHEST
+    # Else the compiler may add the terms of several rows in one sum.
+    return jax.lax.optimization_barrier(
+        jax.lax.dot_general(left, right, over_positions, precision=precision)
+    )
+
+
+def squared_norm_of_matrices(
+    left: jax.Array, right: jax.Array, inverse_unit: jax.Array
+) -> jax.Array:
+    """Returns the square of the norm of left^T right in units: not too small.
+
+    Rounding counts, too, which the product itself will have: see above.
+
+    Args:
+        left: shape (G, T, p), `balanced` with right; the norm is of all G products.
+        right: shape (G, T, q).
+        inverse_unit: a number.
+    """
+    inverse_unit = like(inverse_unit, right)
+    if left.shape[1] == 1:
+        products = jax.vmap(squared_norm_of_product)(left, right * inverse_unit)
+        return sum_in_levels(products)
+    # Each factor gets half of the unit's exponent, and the square of the norm the rest.
+    _, exponent = jnp.frexp(jax.lax.stop_gradient(inverse_unit))
+    half = jnp.ldexp(jnp.ones_like(inverse_unit), exponent // 2)
+    (of_left, m), (of_right, n) = _gram(left * half), _gram(right * half)
+    num_positions = left.shape[1]
+    terms, levels = (of_left * of_right).reshape(len(left), -1), 1
+    while TREE**levels < num_positions**2:
+        levels += 1
+    squares = jnp.maximum(sum_in_levels(terms, TREE, TREE), 0)
+    lengths = _root(jnp.einsum("gtt->gt", of_left)) * _root(
+        jnp.einsum("gtt->gt", of_right)
+    )
+    slack = 1.05 * ROUNDOFF * (m + n + 2 + TREE * levels)
+    total = sum_in_levels(lengths, TREE, TREE)
+    norms = _root(squares + slack * total**2)
+    norms += 1.05 * ROUNDOFF * (num_positions + 1) * total
+    squares = sum_in_levels(norms**2, TREE, TREE)
+    is_finite = jnp.isfinite(squares)
+    rest = inverse_unit / half**2
+    return jnp.where(is_finite, jnp.where(is_finite, squares, 1) * rest**2, jnp.inf)
+
+
+def _gram(x: jax.Array) -> tuple[jax.Array, int]:
+    """Returns x x^T, shape (G, T, T), and how many roundings a term passes at most."""
+    size = x.shape[2]
+    width = 2 ** -(-max(size.bit_length(), 8) // 2)  # about the root, at least 16
+    num_parts = -(-size // width)
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, num_parts * width - size)))
+
+    def product(part):
+        over_columns = (((2,), (2,)), ((0,), (0,)))
+        precision = jax.lax.Precision.HIGHEST
+        x = jax.lax.dot_general(part, part, over_columns, precision=precision)
+        # Else the compiler may add its terms to the total one by one. On CPU it does
+        # so for products with a vector alone: T is at least two.
+        return jax.lax.optimization_barrier(x)
+
+    def add(i, total):
+        part = jax.lax.dynamic_slice_in_dim(x, i * width, width, axis=2)
+        return total + product(part)
+
+    first = product(x[:, :, :width])
+    return jax.lax.fori_loop(1, num_parts, add, first), width + num_parts
+
+
+def _root(x: jax.Array) -> jax.Array:
+    """Returns the root, of zero without a derivative."""
+    is_zero = x == 0
+    return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))
+
+
+def balanced(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns finite factors (..., p) and (..., q), the longer one's exponent shared.
+
+    The product of both stays as it is, except for entries that underflow. The largest
+    entries are within a factor of four, where exponents of 126 or fewer do that.
+    """
+    left, right = as_finite(left), as_finite(right)
+
+    def exponent(x):
+        most = jnp.abs(jax.lax.stop_gradient(x)).max(axis=-1, keepdims=True, initial=0)
+        return jnp.frexp(most)[1]
+
+    shift = jnp.clip((exponent(right) - exponent(left)) // 2, -126, 126)
+    unit = jnp.ones((), left.dtype)
+    return left * jnp.ldexp(unit, shift), right * jnp.ldexp(unit, -shift)

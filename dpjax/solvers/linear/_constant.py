@@ -17,8 +17,12 @@ from dpjax._types import Key, Scalar
 from dpjax.estimators import Estimator
 from dpjax.mechanisms._additive import gaussian_of_padded
 from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares
-from dpjax.solvers.linear._mean import mean_and_stddevs
-from dpjax.solvers.statistics._diameter import BESIDE_WEIGHT, WEIGHTED, SetClipping
+from dpjax.solvers.statistics._noisy_mean import (
+    BESIDE_WEIGHT,
+    WEIGHTED,
+    SetClipping,
+    mean_and_stddevs,
+)
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 
 _BEYOND_TARGETS = 2.0  # the bound of targets over their noisy quantile

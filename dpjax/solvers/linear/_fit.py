@@ -1,4 +1,8 @@
-"""A linear model of finite records: norms and second moments first, then steps."""
+"""A fit to finite records: second moments and norms, steps, and one Newton step.
+
+With the Huber loss two such fits are made: to targets about a private median, in a
+private scale, and to the residuals of the first.
+"""
 
 import math
 from functools import partial
@@ -8,21 +12,20 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _keys
-from dpjax._sharding import gathered
+from dpjax._sharding import AxisName, gathered
 from dpjax._sums.exact import Unrounded
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
+from dpjax.losses import LinearLoss
+from dpjax.losses._residual_losses import Huber
 from dpjax.mechanisms._additive import gaussian_of_padded
 from dpjax.solvers.linear._constant import best_constant, largest_slope
-from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares
-from dpjax.solvers.linear._recalibration import Predictor, recalibration
-from dpjax.solvers.linear._robust import robust_fit
+from dpjax.solvers.linear._kind import Examples, ModelKind, Records, Shares, by_block
 from dpjax.solvers.linear._steps import (
     BlockClipping,
     DistanceOverGradientsStep,
     ExampleLoss,
 )
-from dpjax.solvers.statistics._basis import by_block
 from dpjax.solvers.statistics._moments import (
     FLOORS,
     Whitening,
@@ -30,7 +33,13 @@ from dpjax.solvers.statistics._moments import (
     symmetric,
     whitening,
 )
-from dpjax.solvers.statistics._noisy_quantile import magnitudes, noisy_quantile
+from dpjax.solvers.statistics._noisy_mean import SetClipping, mean_and_stddevs
+from dpjax.solvers.statistics._noisy_quantile import (
+    magnitudes,
+    noisy_median,
+    noisy_quantile,
+)
+from dpjax.solvers.training._curves import LARGEST, bounded
 from dpjax.solvers.training._loop import Batches, Execution, iterate
 from dpjax.transforms import average_params
 
@@ -50,6 +59,150 @@ _NO_ROWS = 2.0**-19  # the end of the bin of rows that are zero
 # The norm of the first step, in threshold / sqrt(d), the size of a weight that matters.
 # So few steps must begin with a large one, unless n is this times a gradient's noise.
 _FIRST_DISTANCE, _CLEAR_FIRST_DISTANCE, _CLEAR = 0.3, 0.1, 700
+_MOST_SCALE = 3.0
+_PRIOR = 0.1  # the stddev of the errors of scale and level, a priori
+_LEAST_CURVATURE = 0.05  # of the loss's bound, on average
+# Records are (t u, t, c, c u, c u^2) with t and u in [-1, 1] and c in [0, 1]:
+# `docs/privacy/proofs/linear.md`, 8.4.
+_RECORDS = SetClipping(math.sqrt(5), math.sqrt(11 / 5))
+# Of the Huber loss, shares of three scales, the median, and the first of two fits. The
+# second has the rest.
+_SCALE, _MEDIAN, _FIRST_FIT = 0.02, 0.03, 0.25
+# A threshold of more scales of the targets counts as this, because bins of magnitudes
+# begin at 2^-20 units.
+_MOST_SCALES = 1e4
+_THRESHOLD = 1.345  # of both fits, in their units: one program serves all thresholds
+_TO_STDDEV = 1.4826  # of a normal law, over the median of its absolute values
+
+Params = dict[str, jax.Array]
+
+
+def fit(
+    kind: ModelKind,
+    examples: Examples,
+    *,
+    key: Key,
+    noise_multiplier: float,
+    execution: Execution,
+) -> tuple[Params, dict[str, Any]]:
+    """Returns released weights and intercept, and the stats.
+
+    With the Huber loss:
+
+    1. With an intercept, the median of targets, by bisection. It is searched within
+       twice the median absolute value of the targets.
+    2. The median distance from it: the unit of a first fit, which has a quarter of the
+       budget, without callback and checkpoint.
+    3. The median absolute value of the residuals of that fit. In that unit, or in that
+       of the loss's own threshold, a second fit to the residuals corrects the first.
+
+    However large a few targets are, medians depend on their number alone, and slopes
+    are at most the threshold.
+
+    Privacy:
+        One Gaussian mechanism of the noise multiplier under replace-one, for all that
+        is returned and all iterates: with the Huber loss three noisy quantiles, a noisy
+        median, and two fits.
+    """
+    if not isinstance(kind.loss, Huber):
+        return _fit_once(
+            *(kind, examples, key),
+            noise_multiplier=noise_multiplier,
+            execution=execution,
+        )
+    in_scales = kind.loss.in_scales
+    threshold = jnp.clip(kind.loss.threshold, 1 / LARGEST, LARGEST) / _THRESHOLD
+    kind = kind._replace(loss=Huber(_THRESHOLD))
+    shares = {
+        "median_size": _SCALE if kind.has_intercept else 0.0,
+        "median": _MEDIAN if kind.has_intercept else 0.0,
+        "target_scale": _SCALE,
+        "residual_scale": _SCALE if in_scales else 0.0,
+        "first_fit": _FIRST_FIT,
+    }
+    rest = 1 - math.fsum(shares.values())
+    median_keys, scale_key, rescale_key, first_key, second_key = _keys.split(key, 5)
+
+    def median_size(name: str, key: Key, targets: jax.Array) -> jax.Array:
+        return noisy_quantile(
+            key,
+            gathered(magnitudes(targets, examples.weights)),
+            num_above=0.0,
+            share_above=0.5,
+            noise_multiplier=noise_multiplier / math.sqrt(shares[name]),
+        )
+
+    def residual_fit(key: Key, share: float, targets: jax.Array, execution: Execution):
+        residuals = examples._replace(targets=targets, offsets=jnp.zeros_like(targets))
+        multiplier = noise_multiplier / math.sqrt(share)
+        return _fit_once(
+            *(kind, residuals, key), noise_multiplier=multiplier, execution=execution
+        )
+
+    targets = _less(examples.targets, examples.offsets, 1.0)
+    center, stats = jnp.zeros((), targets.dtype), {}
+    if kind.has_intercept:
+        size_key, median_key = _keys.split(median_keys)
+        center = stats["constant"] = noisy_median(
+            median_key,
+            gathered(targets),
+            gathered(examples.weights),
+            bound=2 * median_size("median_size", size_key, targets),
+            noise_multiplier=noise_multiplier / math.sqrt(_MEDIAN),
+        )
+    distances = _less(targets, center, 1.0)
+    unit = _TO_STDDEV * median_size("target_scale", scale_key, distances)
+    if not in_scales:  # A unit below the threshold gains nothing.
+        threshold = jnp.minimum(threshold, _MOST_SCALES * unit)
+        unit = jnp.maximum(threshold, unit)
+    targets = _less(targets, center, unit)
+    without = Execution(microbatch_size=execution.microbatch_size)
+    first, _ = residual_fit(first_key, _FIRST_FIT, targets, without)
+    targets = _residuals(kind, examples.features, targets, first)
+    if in_scales:
+        scale = _TO_STDDEV * median_size("residual_scale", rescale_key, targets)
+        rescale, stats["residual_scale"] = threshold * scale, unit * scale
+    else:
+        rescale = threshold / unit
+    targets = _less(targets, 0.0, rescale)
+    second, fit_stats = residual_fit(second_key, rest, targets, execution)
+    shares |= {name: rest * share for name, share in fit_stats["shares"].items()}
+    stats = fit_stats | stats | {"shares": shares, "noise_multiplier": noise_multiplier}
+    return _sum(center, unit, first, rescale, second), stats
+
+
+@jax.jit
+def _less(targets: jax.Array, center: jax.Array | Scalar, unit: Scalar) -> jax.Array:
+    """Returns targets less a center, or one of each, in a unit."""
+    unit = jnp.asarray(unit, targets.dtype)
+    return jnp.clip((targets - center) / unit, -LARGEST, LARGEST)
+
+
+@partial(jax.jit, static_argnums=0)
+def _residuals(
+    kind: ModelKind, columns: jax.Array, targets: jax.Array, params: Params
+) -> jax.Array:
+    weights = params["weights"]
+    scores = by_block(
+        lambda weights, x: jnp.matmul(kind.basis(x), weights, precision="highest"),
+        weights,
+        columns,
+        width=len(weights),
+        axis_name=kind.axis_name,
+    )
+    residuals = targets - scores - params.get("intercept", 0.0)
+    return bounded(residuals)
+
+
+@jax.jit
+def _sum(
+    center: jax.Array, unit: Scalar, first: Params, rescale: Scalar, second: Params
+) -> Params:
+    """Returns the params of both fits together, in the unit of the target."""
+    params = jax.tree.map(lambda x, y: unit * (x + rescale * y), first, second)
+    if "intercept" in params:
+        params["intercept"] = params["intercept"] + center
+    return params
 
 
 class Coordinates(NamedTuple):
@@ -72,34 +225,14 @@ class Coordinates(NamedTuple):
     stats: dict[str, Any]
 
 
-def fit(
-    kind: ModelKind,
-    examples: Examples,
-    *,
-    key: Key,
-    noise_multiplier: float,
-    execution: Execution,
-) -> tuple[dict[str, jax.Array], dict[str, Any]]:
-    """Returns released weights and intercept, and the stats.
-
-    Privacy:
-        One Gaussian mechanism of the noise multiplier under replace-one, for all that
-        is returned and all iterates.
-    """
-    release = partial(robust_fit, _fit_once) if kind.is_robust else _fit_once
-    return release(
-        kind, examples, key=key, noise_multiplier=noise_multiplier, execution=execution
-    )
-
-
 def _fit_once(
     kind: ModelKind,
     examples: Examples,
-    *,
     key: Key,
+    *,
     noise_multiplier: float,
     execution: Execution,
-) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+) -> tuple[Params, dict[str, Any]]:
     """See `fit`. Targets of robust losses are about zero, of about unit scale."""
     num_samples, num_features = shape = kind.shape(examples.features)
     shares = Shares.of(kind, shape, noise_multiplier)
@@ -132,7 +265,8 @@ def _fit_once(
         params = {"intercept": start.constant} | params
     correction, white = None, start.whitening
     if kind.loss.num_outputs == 1:
-        predictor = _predictor(start.rows[0], params, records.examples)
+        scores, level = _predicted(start.rows[0], params)
+        predictor = Predictor(scores, level, *records.examples[1:])
         del start  # frees z
         correction = recalibration(
             kind.loss,
@@ -328,13 +462,6 @@ def row_norms(rows: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.sum(rows**2, axis=1))
 
 
-def _predictor(
-    z: jax.Array, params: dict[str, jax.Array], examples: Examples
-) -> Predictor:
-    predictions, level = _predicted(z, params)
-    return Predictor(predictions, level, *examples[1:])
-
-
 @jax.jit
 def _predicted(
     z: jax.Array, params: dict[str, jax.Array]
@@ -367,3 +494,146 @@ def _in_features(
         return {"weights": weights}
     shift = product(white.center, weights)
     return {"weights": weights, "intercept": params["intercept"] + change - shift}
+
+
+class Predictor(NamedTuple):
+    """Released scores (n,) and level of predictions, and the records they are of.
+
+    With clipped gradients of skewed targets, steps stop before the best weights: the
+    direction is right, the norm is too small. Scale and level are two numbers only, so
+    that one Newton step corrects them with little noise.
+    """
+
+    scores: jax.Array
+    level: jax.Array
+    targets: jax.Array
+    offsets: jax.Array
+    weights: jax.Array
+
+
+def recalibration(
+    loss: LinearLoss,
+    predictor: Predictor,
+    *,
+    key: Key,
+    has_level: bool,
+    is_at_mean: bool,
+    size_multiplier: Scalar,
+    multiplier: Scalar,
+    axis_name: AxisName | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Releases the factor of the scores, from 0 to 3, and the change of the level.
+
+    Args:
+        loss: of one prediction.
+        predictor: to be corrected.
+        key: a typed key.
+        has_level: whether there is an intercept.
+        is_at_mean: whether the loss is half the square, and the level a mean of the
+            targets, without offsets. Then only the mean of the scores is subtracted
+            from it, because they are smaller than slopes.
+        size_multiplier: the noise multiplier of both bounds together.
+        multiplier: the noise multiplier of all five means together.
+        axis_name: the mesh axes over which records are sharded.
+
+    Privacy:
+        Under replace-one as two Gaussian mechanisms, one of each multiplier: two
+        noisy quantiles, and a mean of five numbers, whose sum a record moves by at most
+        sqrt(11).
+    """
+    keys = _keys.split(key, 3)
+    bounds = [
+        noisy_quantile(
+            quantile_key,
+            gathered(x),
+            num_above=2 * multiplier,
+            noise_multiplier=math.sqrt(2) * size_multiplier,
+        )
+        for quantile_key, x in zip(keys[:2], _magnitudes(loss, predictor), strict=True)
+    ]
+    means, stddevs = _means(loss, axis_name, predictor, bounds, multiplier)
+    # The second of two keys, as `privatize` does, so that its draws and these agree.
+    noisy = gaussian_of_padded(_keys.split(keys[2])[1], means, stddevs)
+    noise = math.sqrt(11) * multiplier / len(predictor.scores)
+    return _newton_step(
+        loss, has_level, is_at_mean, predictor.level, bounds, noisy, noise
+    )
+
+
+def _slopes(loss: LinearLoss, predictor: Predictor) -> jax.Array:
+    scores, level, targets, offsets, weights = predictor
+    return weights * loss.derivative(level + scores + offsets, targets)
+
+
+@partial(jax.jit, static_argnums=0)
+def _magnitudes(loss: LinearLoss, predictor: Predictor) -> list[jax.Array]:
+    """Returns the absolute values of scores and slopes."""
+    samples = predictor.scores, _slopes(loss, predictor)
+    return [magnitudes(x, predictor.weights) for x in samples]
+
+
+def _records(
+    loss: LinearLoss, predictor: Predictor, bounds: tuple[jax.Array, jax.Array]
+) -> jax.Array:
+    """Returns five numbers of each record, shape (n, 5), in the set of `_RECORDS`."""
+    scores, level, targets, offsets, weights = predictor
+    spread, height = bounds
+    # All factors are within their ranges before they are multiplied.
+    unit = jnp.clip(scores / spread, -1.0, 1.0)
+    slopes = jnp.clip(_slopes(loss, predictor) / height, -1.0, 1.0)
+    curvatures = loss.curvature(level + scores + offsets, targets)
+    curvatures = jnp.clip(weights * curvatures / loss.curvature_bound, 0.0, 1.0)
+    return jnp.stack(
+        [slopes * unit, slopes, curvatures, curvatures * unit, curvatures * unit**2],
+        axis=1,
+    )
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _means(
+    loss: LinearLoss,
+    axis_name: AxisName | None,
+    predictor: Predictor,
+    bounds: list[jax.Array],
+    multiplier: Scalar,
+) -> tuple[Unrounded, jax.Array]:
+    """Returns the means of `_records`, padded, and the stddevs of their noise."""
+    samples = _records(loss, predictor, (bounds[0], bounds[1]))
+    return mean_and_stddevs(_RECORDS, samples, multiplier, axis_name)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _newton_step(
+    loss: LinearLoss,
+    has_level: bool,
+    is_at_mean: bool,
+    level: jax.Array,
+    bounds: list[jax.Array],
+    means: jax.Array,
+    noise: Scalar,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns scale and shift, from released bounds and means, and their noise.
+
+    The means are gradient and Hessian of the mean loss in (spread·scale, level), and
+    this is Newton's step by elimination of the level. Both parts of the gradient have
+    the same clipped slopes, so an error of the level cancels.
+    """
+    spread, height = bounds
+    bound = loss.curvature_bound
+    gradient, pull = height * means[0], height * means[1]
+    curvature = bound * jnp.maximum(means[2], _LEAST_CURVATURE)
+    mixed, own = bound * means[3], bound * means[4]
+    if has_level:
+        gradient = gradient - mixed / curvature * pull
+        own = own - mixed**2 / curvature
+    own = jnp.maximum(own, 0.0)
+    doubt = (noise / _PRIOR) ** 2 * ((height / spread) ** 2 + bound**2)
+    change = -gradient / spread * own / (own**2 + doubt)
+    change = jnp.clip(change, -1.0, _MOST_SCALE - 1)
+    if not has_level:
+        return 1 + change, jnp.zeros_like(level)
+    if is_at_mean:
+        return 1 + change, -(1 + change) * mixed / curvature * spread
+    pull = pull + mixed * spread * change
+    doubt = (noise / _PRIOR * height) ** 2
+    return 1 + change, -pull * curvature / (curvature**2 + doubt)

@@ -11,8 +11,8 @@ from optax.contrib import dog
 
 from dpjax._rounding import ROUNDOFF
 from dpjax._tree import like, register
-from dpjax._types import REPLACE_ONE, NeighboringRelation, PyTree, Scalar
-from dpjax.estimators import Clipping, Estimator, Sensitivity
+from dpjax._types import PyTree, Scalar
+from dpjax.estimators import Clipping, Estimator
 from dpjax.estimators._clipping import clip_to_norm
 from dpjax.losses import LinearLoss
 from dpjax.solvers.training._loop import OptaxStep
@@ -72,14 +72,7 @@ class BlockClipping(Estimator):
         """The largest l2 norm of an influence."""
         return 1.0
 
-    def sensitivity(
-        self,
-        num_samples: Scalar,
-        num_coordinates: int,
-        relation: NeighboringRelation = REPLACE_ONE,
-        *,
-        rounded: bool = True,
-    ) -> Sensitivity:
+    def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
         """Returns that of `Clipping(1.0)`, by `docs/privacy/proofs/linear.md`, 8.2."""
         args = num_samples, num_coordinates, relation
         return Clipping(1.0).sensitivity(*args, rounded=rounded)

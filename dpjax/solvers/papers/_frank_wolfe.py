@@ -1,25 +1,24 @@
 """Private Frank-Wolfe over a polytope (paper 004, Algorithm 1)."""
 
 import math
+from dataclasses import dataclass
+from typing import cast
 
+import jax
 import optax
 
 from dpjax import _validate
+from dpjax._rounding import LARGEST
 from dpjax._sharding import check_key_of_rows
-from dpjax._tree import arrays, num_coordinates
-from dpjax._types import Key, LossFn, PyTree, Scalar
+from dpjax._tree import Static, arrays, num_coordinates, register
+from dpjax._types import Key, LossFn, PyTree, Scalar, SelectionName
 from dpjax.batching import Disjoint, Full
 from dpjax.constraints._constraint import VertexConstraint
 from dpjax.estimators import Estimator, SmoothedTruncation
-from dpjax.solvers.papers._vertex_choice import (
-    check_num_steps,
-    check_start,
-    choose_vertices,
-    default_num_steps,
-)
 from dpjax.solvers.training._calibration import FAILURE_PROB, Choices, unit_of
-from dpjax.solvers.training._loop import Execution, check_steps
+from dpjax.solvers.training._loop import Batches, Execution, OptaxStep, iterate
 from dpjax.solvers.training._solution import Solution
+from dpjax.transforms import frank_wolfe
 
 
 def dp_frank_wolfe(
@@ -49,77 +48,63 @@ def dp_frank_wolfe(
         data: pytree, leaves of shape (n, ...); n is public.
         key: a typed key.
         epsilon: privacy of the whole run, positive.
-        delta: privacy of the whole run. With 0, which gives pure epsilon-DP, steps use
-            disjoint batches, as in the paper; otherwise each step uses all records.
+        delta: privacy of the whole run. With 0 steps use disjoint batches, as in the
+            paper; otherwise each step uses all records.
         constraint: `L1Ball`, `Simplex` or `Polytope`.
-        estimator: the robust mean. By default the smoothed truncation whose scale
-            minimizes the bound of a choice's error for `moment_bound`.
+        estimator: the robust mean; by default the best smoothed truncation.
         moment_bound: a public bound on the second moment of every coordinate of a
-            gradient, for the default estimator and `stats`. Privacy holds even if the
-            bound is wrong.
+            gradient. Privacy holds even if the bound is wrong.
         num_steps: T; by default floor((n epsilon)^(1/3)) on disjoint batches, as in
             the paper, and floor((n epsilon)^(2/5)) on all records.
         learning_rate: eta, or a schedule of the step 0, 1, ...; by default 2 / (t + 3).
-            For losses that are not convex, such as `losses.biweight`, the paper's
-            theory uses 1 / sqrt(T).
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, selection_epsilon (of one
         choice), linf_sensitivity, and the default estimator's scale and beta. With
         probability 0.99 the score of each choice is at most selection_error below the
-        best one: a start with a smaller excess risk may be better than the result.
-        is_informative is false if that error exceeds all differences of scores that
-        moment_bound allows, so that any start may be as good.
+        best one; is_informative is false if that error exceeds all differences of
+        scores that moment_bound allows, so that any start may be as good.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. On disjoint batches a replaced record affects one choice, made by
         permute-and-flip with the whole epsilon. On all records T choices share the
         budget (`accounting.selection_epsilon`). For the sensitivity of the scores see
-        `transforms.frank_wolfe`. The loss function, params, the set, steps and T must
-        not depend on the data.
+        `transforms.frank_wolfe`. No argument but the data may depend on them.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
-        >>> from dpjax import losses
-        >>> from dpjax.constraints import L1Ball
+        >>> from dpjax import constraints, losses
         >>> features = np.random.default_rng(0).normal(size=(10_000, 50))
-        >>> targets = features[:, 7]
         >>> solution = dp_frank_wolfe(
-        ...     losses.squared, jnp.zeros(50), (features, targets),
-        ...     key=jax.random.key(1), epsilon=1.0, constraint=L1Ball(1.0))
+        ...     losses.squared, jnp.zeros(50), (features, features[:, 7]),
+        ...     key=jax.random.key(1), epsilon=1.0, constraint=constraints.L1Ball(1.0))
         >>> print(int(np.argmax(solution.params)), solution.privacy.delta)
         7 0.0
 
     Reference:
         Hu, Ni, Xiao, Wang (2022), Algorithm 1, Theorems 1 to 3.
     """
+    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.positive(epsilon=epsilon, moment_bound=moment_bound)
     _validate.delta(delta)
     check_key_of_rows(key, data)
     data = arrays(data)
     num_samples = _validate.leading_size(data, "data")
-    check_start(constraint, params)
-    batching = Disjoint() if delta == 0 else Full()
-    if num_steps is None:
-        power = 1 / 3 if delta == 0 else 2 / 5
-        num_steps = default_num_steps(num_samples, epsilon, power)
-    check_steps(num_samples, num_steps, batching)
-    check_num_steps(num_steps, num_samples)
-    batch_size = int(batching.divisor(num_samples, num_steps))
+    _check_start(constraint, params)
+    if not callable(learning_rate) and learning_rate is not None:
+        _validate.within(0, 1, learning_rate=learning_rate)
+    batching, power = (Disjoint(), 1 / 3) if delta == 0 else (Full(), 2 / 5)
+    num_steps = checked_num_steps(num_steps, num_samples, epsilon, power)
+    batches = Batches.of(data, num_steps, batching, execution)
     num_composed = batching.sampling(num_samples, num_steps).num_steps
     choices = Choices.tight(num_composed, epsilon, delta)
-    num_params = num_coordinates(params)
     stats: dict[str, Scalar] = {}
     if estimator is None:
+        num_vertices = constraint.num_vertices(num_coordinates(params))
         estimator = _best_estimator(
-            choices,
-            moment_bound,
-            batch_size=batch_size,
-            num_steps=num_steps,
-            num_coordinates=num_params,
-            num_vertices=constraint.num_vertices(num_params),
+            choices, moment_bound, batches, num_coordinates(params), num_vertices
         )
         stats = {"scale": estimator.scale, "beta": estimator.beta}
     _validate.bounded_estimator(estimator)
@@ -132,23 +117,116 @@ def dp_frank_wolfe(
         constraint=constraint,
         estimator=estimator,
         learning_rate=learning_rate,
-        num_steps=num_steps,
-        batching=batching,
+        batches=batches,
         execution=execution,
     )
-    largest_score = constraint.diameter("l1", num_params) * moment_bound**0.5
-    released["is_informative"] = released["selection_error"] < largest_score
-    return Solution(
-        params, choices.guarantee(num_samples, unit_of(data)), stats | released
+    diameter = constraint.diameter("l1", num_coordinates(params))
+    is_informative = released["selection_error"] < diameter * moment_bound**0.5
+    stats |= released | {"is_informative": is_informative}
+    return Solution(params, choices.guarantee(num_samples, unit_of(data)), stats)
+
+
+@register("estimator", "constraint", "epsilon", "learning_rate", "key")
+@dataclass(frozen=True, kw_only=True)
+class VertexStep(OptaxStep):
+    """w <- w + eta_t (v_t - w), v_t a privately chosen vertex (004, Alg. 1 and 2)."""
+
+    estimator: Estimator
+    constraint: VertexConstraint
+    epsilon: Scalar
+    learning_rate: Scalar | Static | None
+    mechanism: SelectionName
+
+    def sensitivity_at(self, params: PyTree) -> Scalar:
+        """Returns the linf sensitivity of a gradient's mean."""
+        size = num_coordinates(params)
+        return self.estimator.sensitivity(self.batches.divisor, size).linf
+
+    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        return optax.chain(
+            self.mean(self.estimator),
+            frank_wolfe(
+                self.constraint,
+                epsilon=self.epsilon,
+                sensitivity=self.sensitivity_at(params),
+                limit=cast(Scalar, self.estimator.limit),
+                key=cast(Key, self.key),
+                learning_rate=Static.value_of(self.learning_rate),
+                mechanism=self.mechanism,
+            ),
+        )
+
+
+def choose_vertices(
+    loss_fn: LossFn,
+    params: PyTree,
+    data: PyTree,
+    *,
+    key: Key,
+    choices: Choices,
+    constraint: VertexConstraint,
+    estimator: Estimator,
+    batches: Batches,
+    execution: Execution,
+    learning_rate: optax.ScalarOrSchedule | None = None,
+) -> tuple[PyTree, dict[str, Scalar]]:
+    """Returns the last iterate of steps to private vertices, and the run's stats."""
+    # A number of float32: what is beyond it gets more noise than it needs.
+    epsilon = min(choices.epsilon, LARGEST)
+    rate = Static(learning_rate) if callable(learning_rate) else learning_rate
+    step = VertexStep(
+        loss_fn=loss_fn,
+        batches=batches,
+        estimator=estimator,
+        constraint=constraint,
+        epsilon=epsilon,
+        learning_rate=cast(Scalar | Static | None, rate),
+        mechanism=choices.mechanism,
     )
+    params, (_, state) = iterate(step, params, data, key=key, execution=execution)
+    num_steps = batches.start.num_steps
+    # Both mechanisms: Pr[score < best - (range / epsilon) log(|V| / p)] <= p.
+    num_choices = constraint.num_vertices(num_coordinates(params)) * num_steps
+    unit = state.sensitivity_range / epsilon
+    stats = {
+        "num_steps": num_steps,
+        "batch_size": batches.divisor,
+        "selection_epsilon": epsilon,
+        "linf_sensitivity": step.sensitivity_at(params),
+        "selection_error": unit * math.log(num_choices / FAILURE_PROB),
+    }
+    return params, stats
+
+
+def checked_num_steps(
+    num_steps: int | None, num_samples: int, epsilon: float, power: float
+) -> int:
+    """Returns T, by default floor((n epsilon)^power), within 1 and n."""
+    if num_steps is None:
+        return min(num_samples, max(1, math.floor((num_samples * epsilon) ** power)))
+    _validate.count(num_steps=num_steps)
+    # With more choices than records they would be blind.
+    rule = f"at most the {num_samples} samples"
+    _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
+    return num_steps
+
+
+def _check_start(constraint: VertexConstraint, params: PyTree) -> None:
+    """Requires a set with vertices, and a start in it if both are concrete."""
+    rule = "a set with vertices: L1Ball, Simplex or Polytope"
+    is_fine = isinstance(constraint, VertexConstraint)
+    _validate.require(is_fine, "constraint", constraint, rule)
+    numbers = [*jax.tree.leaves(params), *jax.tree.leaves(constraint)]
+    if all(map(_validate.is_concrete, numbers)):
+        with jax.ensure_compile_time_eval():  # under jit of the key or the data, too
+            is_inside = bool(constraint.contains(params))
+        _validate.require(is_inside, "params", params, f"in {constraint}")
 
 
 def _best_estimator(
     choices: Choices,
     moment_bound: float,
-    *,
-    batch_size: int,
-    num_steps: int,
+    batches: Batches,
     num_coordinates: int,
     num_vertices: int,
 ) -> SmoothedTruncation:
@@ -163,6 +241,7 @@ def _best_estimator(
     the error of the smoothed truncation (001, Lemma 3) and of a selection whose scores
     range over 2 s M / m per unit of the diameter.
     """
+    num_steps, batch_size = batches.start.num_steps, int(batches.divisor)
     beta = 2 * math.log(1 / FAILURE_PROB)  # as in 001, Algorithm 4
     supremum = float(SmoothedTruncation(1.0, beta).limit)
     selection = 2 * supremum * math.log(num_vertices * num_steps / FAILURE_PROB)

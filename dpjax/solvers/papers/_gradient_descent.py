@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import optax
@@ -21,8 +21,7 @@ from dpjax.solvers.training._calibration import (
     traceable,
     unit_of,
 )
-from dpjax.solvers.training._loop import Batches, Execution, check_steps, iterate
-from dpjax.solvers.training._private_step import PrivateStep
+from dpjax.solvers.training._loop import Batches, Execution, PrivateStep, iterate
 from dpjax.solvers.training._solution import Solution
 from dpjax.transforms import average_iterates, average_params, project
 
@@ -30,12 +29,7 @@ ProjectionFn = Callable[[PyTree], PyTree]
 
 
 class Descent(NamedTuple):
-    """Steps of gradient descent into a set, for a rate: w <- Proj(w - eta·mean).
-
-    Attributes:
-        projection_fn: maps parameters into the set; None is no set.
-        averaging: whether the state keeps the mean of the iterates.
-    """
+    """Steps of gradient descent into a set, for a rate: w <- Proj(w - eta·mean)."""
 
     projection_fn: ProjectionFn | None
     averaging: bool
@@ -43,7 +37,6 @@ class Descent(NamedTuple):
     def __call__(
         self, learning_rate: optax.ScalarOrSchedule
     ) -> optax.GradientTransformation:
-        """Returns the optimizer with a learning rate, or a schedule of it."""
         keep = optax.identity()
         return optax.chain(
             optax.sgd(learning_rate),
@@ -71,69 +64,48 @@ def dp_gradient_descent(
     """Minimizes the mean loss by noisy steps along robust means of gradients.
 
     w <- Proj(w - eta·(robust mean of per-example gradients + N(0, sigma^2 I))).
-
-    The estimator and the batching make it an algorithm of the papers:
-
-    * `Clipping` is DP-GD.
-    * `SmoothedTruncation` with all records in every step is Algorithm 4 of paper 001.
-      With `WithoutReplacement` or `Poisson` batches it is the stochastic version, with
-      the noise that sampling needs.
-    * `MedianOfMeans` around `Truncation` is Algorithm 2 of paper 003: with
-      averaging=True for convex losses, with `Disjoint` batches for strongly convex
-      ones.
-    * `TrimmedMean` is Algorithm 3 of paper 001, with noise in proportion to the smooth
-      sensitivity. A step then holds all n gradients in memory.
+    `Clipping` makes it DP-GD; `SmoothedTruncation` Algorithm 4 of paper 001, stochastic
+    with `WithoutReplacement` or `Poisson` batches; `MedianOfMeans` around `Truncation`
+    Algorithm 2 of paper 003, with averaging=True for convex losses and `Disjoint`
+    batches for strongly convex ones; `TrimmedMean` Algorithm 3 of paper 001, whose
+    noise is proportional to the smooth sensitivity, and whose steps hold n gradients.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
         params: where to start; public.
-        data: pytree, leaves of shape (n, ...); n is public. If it is from
-            `dpjax.gradients.by_user`, n is the number of users, and the guarantee is
-            for users.
+        data: leaves of shape (n, ...), or users of `gradients.by_user`; n is public.
         key: a typed key.
-        epsilon: privacy of the whole run, positive, any size.
-        delta: privacy of the whole run, in (0, 1). The noise is the least that meets
-            the budget.
-        estimator: the robust mean, with a finite sensitivity; its scale is public. See
-            `SmoothedTruncation.for_moment` and the like for the theory's choice.
+        epsilon: privacy of the whole run, positive.
+        delta: privacy of the whole run, in (0, 1).
+        estimator: the robust mean, with a finite sensitivity; its scale is public.
         learning_rate: step size eta, or an optax schedule of the step. A schedule is
             static, but the arguments of a `jax.tree_util.Partial` are traced.
-        num_steps: T; by default ceil(10 log n), the theory's T for strongly convex
-            losses at a condition number of 10.
+        num_steps: T; by default ceil(10 log n), for strongly convex losses.
         batching: the batch of each step; all records by default.
-        projection_fn: maps parameters into the constraint set, such as
-            `functools.partial(optax.projections.projection_l2_ball, scale=1.0)`.
+        projection_fn: maps parameters into the constraint set, as optax.projections do.
         averaging: whether to release the mean of the iterates instead of the last one.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
-        A `Solution`. Its stats hold num_steps, batch_size (the divisor),
-        noise_multiplier, l2_sensitivity, and stddev, the product of the last two. With
-        `TrimmedMean`, whose noise depends on the data, they hold rho of one step
-        instead of l2_sensitivity and stddev.
+        A `Solution`. Its stats hold num_steps, batch_size, noise_multiplier,
+        l2_sensitivity, and stddev; with `TrimmedMean` rho of a step for the last two.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together: each step is a Gaussian mechanism on a mean of known sensitivity, and
         T of them compose exactly (`accounting.noise_multiplier`); a step with
-        `TrimmedMean` is rho-zCDP (`transforms.privatize`). The loss function,
-        params, step sizes, T and the projection must not depend on the data.
+        `TrimmedMean` is rho-zCDP. No argument but the data may depend on them.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from dpjax import losses
-        >>> from dpjax.estimators import SmoothedTruncation
-        >>> features = jax.random.normal(jax.random.key(0), (10_000, 2))
-        >>> targets = features @ jnp.array([1.0, 2.0])
+        >>> from dpjax import estimators, losses
+        >>> x = jax.random.normal(jax.random.key(0), (10_000, 2))
         >>> solution = dp_gradient_descent(
-        ...     losses.squared, jnp.zeros(2), (features, targets),
-        ...     key=jax.random.key(1), epsilon=1.0, delta=1e-6,
-        ...     estimator=SmoothedTruncation(4.0), learning_rate=0.5, num_steps=20)
+        ...     losses.squared, jnp.zeros(2), (x, x @ jnp.array([1.0, 2.0])),
+        ...     key=jax.random.key(1), epsilon=1.0, delta=1e-6, learning_rate=0.5,
+        ...     estimator=estimators.SmoothedTruncation(4.0), num_steps=20)
         >>> print(solution.params.round(1))
         [1. 2.]
-        >>> print(solution.privacy)
-        Replacing any one of the 10,000 records changes the probability of any event
-        to at most e^1 = 2.72 times what it was, plus 1e-06.
 
     Reference:
         Wang, Xiao, Devadas, Xu (2020), Algorithm 4, Theorems 7 and 8; Tao, Wu, Cheng,
@@ -141,6 +113,7 @@ def dp_gradient_descent(
     """
     check_budget(epsilon, delta)
     check_key_of_rows(key, data)
+    check_descent(loss_fn, learning_rate, projection_fn)
     data, batches = _batches(data, num_steps, batching, execution, epsilon, delta)
     multiplier, privacy = calibrated_noise(
         estimator,
@@ -151,9 +124,8 @@ def dp_gradient_descent(
         delta=delta,
         unit=unit_of(data),
     )
-    step = _step(
-        loss_fn, batches, estimator, multiplier, learning_rate, projection_fn, averaging
-    )
+    descent = Descent(projection_fn, bool(averaging))
+    step = _step(loss_fn, batches, estimator, multiplier, learning_rate, descent)
     params, stats = _run(step, params, data, key, execution)
     stats |= step.noise_parameters(num_coordinates(params))
     return Solution(params, privacy, stats | {"noise_multiplier": multiplier})
@@ -179,7 +151,7 @@ def robust_gradient_descent(
     noise. With `Mean` it is plain gradient descent.
 
     Args:
-        loss_fn: `loss_fn(params, example) -> scalar`.
+        loss_fn: as in `dp_gradient_descent`, like all that follow.
         params: where to start.
         data: pytree, leaves of shape (n, ...).
         estimator: the robust mean.
@@ -209,18 +181,34 @@ def robust_gradient_descent(
     Reference:
         Holland (2019), as cited by Wang, Xiao, Devadas, Xu (2020), Section 6.
     """
+    check_descent(loss_fn, learning_rate, projection_fn)
+    _validate.estimator(estimator)
     # No budget tells how rare the overflow of a Poisson batch must be: as of this.
     data, batches = _batches(data, num_steps, batching, execution, 1.0, 1e-5)
-    _validate.estimator(estimator)
     rule = f"given where batches are drawn, as by {batching}"
     _validate.require(key is not None or not batches.is_sampled, "key", key, rule)
     key = jax.random.key(0) if key is None else key  # draws nothing
     check_key_of_rows(key, data)
-    step = _step(
-        loss_fn, batches, estimator, None, learning_rate, projection_fn, averaging
-    )
+    descent = Descent(projection_fn, bool(averaging))
+    step = _step(loss_fn, batches, estimator, None, learning_rate, descent)
     params, stats = _run(step, params, data, key, execution)
     return Solution(params, PrivacyGuarantee.non_private(), stats)
+
+
+def check_descent(
+    loss_fn: Any, learning_rate: optax.ScalarOrSchedule, projection_fn: Any
+) -> None:
+    """Refuses what is no loss, step size, schedule or projection."""
+    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+    is_fine = projection_fn is None or callable(projection_fn)
+    _validate.require(is_fine, "projection_fn", projection_fn, "callable")
+    if not callable(learning_rate):
+        _validate.positive(learning_rate=learning_rate)
+
+
+def default_num_steps(num_samples: int) -> int:
+    """Returns ceil(10 log n), at least 1."""
+    return max(1, math.ceil(10 * math.log(num_samples)))
 
 
 def _batches(
@@ -233,14 +221,11 @@ def _batches(
 ) -> tuple[PyTree, Batches]:
     """Returns the data as arrays, and their batches; by default all records."""
     data = arrays(data)
-    num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
-        num_steps = max(1, math.ceil(10 * math.log(num_samples)))
+        num_steps = default_num_steps(_validate.leading_size(data, "data"))
     batching = Full() if batching is None else batching
-    check_steps(num_samples, num_steps, batching)
-    return data, Batches.of(
-        data, num_steps, batching, execution, epsilon=epsilon, delta=delta
-    )
+    budget = {"epsilon": epsilon, "delta": delta}
+    return data, Batches.of(data, num_steps, batching, execution, **budget)
 
 
 def _step(
@@ -248,26 +233,19 @@ def _step(
     batches: Batches,
     estimator: Estimator,
     noise_multiplier: float | None,
-    learning_rate: optax.ScalarOrSchedule,
-    projection_fn: ProjectionFn | None,
-    averaging: bool,
+    learning_rate: Any,
+    descent: Descent,
 ) -> PrivateStep:
-    """Checks what a descent is, and returns its step."""
-    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
-    is_fine = projection_fn is None or callable(projection_fn)
-    _validate.require(is_fine, "projection_fn", projection_fn, "callable")
-    rate = cast(Scalar | Partial | Static, learning_rate)
-    if not callable(learning_rate):
-        _validate.positive(learning_rate=learning_rate)
-    elif not isinstance(learning_rate, Partial):
-        rate = Static(learning_rate)
+    """Returns the step of a descent, whose schedule is static if it is no `Partial`."""
+    if callable(learning_rate) and not isinstance(learning_rate, Partial):
+        learning_rate = Static(learning_rate)
     return PrivateStep(
         loss_fn=loss_fn,
         batches=batches,
         estimator=estimator,
         noise_multiplier=traceable(estimator, noise_multiplier),
-        optimizer_fn=Descent(projection_fn, bool(averaging)),
-        learning_rate=rate,
+        optimizer_fn=descent,
+        learning_rate=learning_rate,
     )
 
 
@@ -276,9 +254,7 @@ def _run(
 ) -> tuple[PyTree, dict[str, Scalar]]:
     """Returns the released iterate, and the numbers of the run."""
     params, state = iterate(step, params, data, key=key, execution=execution)
-    stats = {
-        "num_steps": step.batches.start.num_steps,
-        "batch_size": step.batches.divisor,
-    }
+    batches = step.batches
+    stats = {"num_steps": batches.start.num_steps, "batch_size": batches.divisor}
     is_average = cast(Descent, step.optimizer_fn).averaging
     return average_params(state) if is_average else params, stats

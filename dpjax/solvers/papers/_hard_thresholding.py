@@ -1,24 +1,25 @@
 """Sparse learning by private hard thresholding (003 Algorithm 5, 004 Algorithm 5)."""
 
+import abc
+import math
 from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import optax
+from dp_accounting import ZCDpEvent
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows
 from dpjax._tree import arrays, num_coordinates, register
-from dpjax._types import Key, LossFn, PyTree, Scalar
+from dpjax._types import Key, LossFn, PeelingNoise, PyTree, Scalar, Unit
+from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho
 from dpjax.batching import Disjoint
 from dpjax.estimators import Estimator
-from dpjax.solvers.papers._peeled_steps import (
-    PeeledStep,
-    Peeling,
-    check_sparsity,
-    papers_num_steps,
-)
 from dpjax.solvers.training._calibration import unit_of
-from dpjax.solvers.training._loop import Batches, Execution, check_steps, iterate
+from dpjax.solvers.training._loop import Batches, Execution, OptaxStep, iterate
 from dpjax.solvers.training._solution import Solution
+from dpjax.transforms import peel
 
 
 def dp_iterative_hard_thresholding(
@@ -95,7 +96,6 @@ def dp_iterative_hard_thresholding(
     num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)
-    check_steps(num_samples, num_steps, Disjoint())
     peeling = Peeling.tight(sparsity, epsilon, delta)
     step = ThresholdingStep(
         loss_fn=loss_fn,
@@ -105,25 +105,110 @@ def dp_iterative_hard_thresholding(
         rho=peeling.rho,
         sparsity=sparsity,
         noise=peeling.noise,
-        num_coordinates=num_coordinates(params),
     )
     params, _ = iterate(step, params, data, key=key, execution=execution)
-    stats = peeling.stats(num_samples, num_steps, step.sensitivity)
+    stats = peeling.stats(num_samples, num_steps, step.sensitivity_at(params))
     return Solution(params, peeling.guarantee(num_samples, unit_of(data)), stats)
+
+
+class Peeling(NamedTuple):
+    """Chooses and releases the entries of a step, and prices them.
+
+    Attributes:
+        sparsity: s.
+        rho: zCDP cost of one peeling.
+        noise: "gumbel", or "laplace" as in the papers.
+        privacy: (epsilon, delta) of one peeling, hence of all on disjoint batches.
+    """
+
+    sparsity: int
+    rho: float
+    noise: PeelingNoise
+    privacy: tuple[float, float]
+
+    @classmethod
+    def tight(cls, sparsity: int, epsilon: float, delta: float) -> "Peeling":
+        """Returns the peeling with the least noise that a budget affords."""
+        if delta == 0:
+            rho = 5 * epsilon**2 / (18 * sparsity)
+            return cls(sparsity, rho, "laplace", (epsilon, delta))
+        return cls(sparsity, epsilon_to_rho(epsilon, delta), "gumbel", (epsilon, delta))
+
+    def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
+        """Returns what was taken, and how large the noise of the last step is."""
+        rounds = 1.0 if self.noise == "gumbel" else 2.5
+        scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
+        return {
+            "num_steps": num_steps,
+            "batch_size": num_samples // num_steps,
+            "linf_sensitivity": sensitivity,
+            "noise_scale": scale,
+            "noise_norm": scale * math.sqrt(self.sparsity),
+        }
+
+    def guarantee(self, num_samples: int, unit: Unit = "record") -> PrivacyGuarantee:
+        """Returns the guarantee of all steps."""
+        event = ZCDpEvent(self.rho)
+        return PrivacyGuarantee.of(
+            *self.privacy, dp_event=event, num_samples=num_samples, unit=unit
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeeledStep(OptaxStep):
+    """w <- peeling of w - eta g, g a mean of gradients whose bound may depend on w."""
+
+    learning_rate: Scalar
+    rho: Scalar
+    sparsity: int
+    noise: PeelingNoise
+
+    @abc.abstractmethod
+    def estimator_at(self, params: PyTree) -> Estimator:
+        """Returns the robust mean at released parameters."""
+
+    def sensitivity_at(self, params: PyTree) -> Scalar:
+        """Returns the linf sensitivity of eta g."""
+        estimator, size = self.estimator_at(params), num_coordinates(params)
+        change = estimator.sensitivity(self.batches.divisor, size).linf
+        return self.learning_rate * change * ROUNDED_UP
+
+    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        estimator = self.estimator_at(params)
+        return optax.chain(
+            self.mean(estimator),
+            optax.sgd(self.learning_rate),
+            peel(
+                self.sparsity,
+                rho=self.rho,
+                sensitivity=self.sensitivity_at(params),
+                limit=self.learning_rate * cast(Scalar, estimator.limit) * ROUNDED_UP,
+                key=cast(Key, self.key),
+                noise=self.noise,
+            ),
+        )
 
 
 @register("estimator", "learning_rate", "rho", "key")
 @dataclass(frozen=True, kw_only=True)
 class ThresholdingStep(PeeledStep):
-    """w <- peeling of w - eta g, g the robust mean of gradients (003, 004: Alg. 5)."""
+    """A step with one robust mean (003, 004: Algorithm 5)."""
 
     estimator: Estimator
-    num_coordinates: int
 
-    @property
-    def sensitivity(self) -> Scalar:
-        return self.sensitivity_of(self.estimator, self.num_coordinates)
-
-    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+    def estimator_at(self, params: PyTree) -> Estimator:
         del params
-        return self.peeled(self.estimator, self.sensitivity)
+        return self.estimator
+
+
+def papers_num_steps(num_samples: int) -> int:
+    """Returns floor(log n), at least 1."""
+    return max(1, math.floor(math.log(num_samples)))
+
+
+def check_sparsity(sparsity: int, params: PyTree) -> None:
+    """Requires 1 <= sparsity <= the entries of all leaves together."""
+    _validate.count(sparsity=sparsity)
+    num_params = num_coordinates(params)
+    rule = f"at most the {num_params} entries of the parameters"
+    _validate.require(sparsity <= num_params, "sparsity", sparsity, rule)

@@ -1,6 +1,7 @@
 """Private l1 regression: a selection among public candidates (paper 000).
 
-The score is the sum of truncated losses, which `_l1_scores` computes.
+A candidate's score is the number of records that it fits: a record counts 1 where its
+residual is zero, 0 where the loss is truncated, and in between by the paper's psi.
 """
 
 import math
@@ -11,16 +12,27 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax._sharding import by_device, check_key_of_rows, psum, row_axes
-from dpjax._tree import linear_data
+from dpjax._sharding import (
+    by_device,
+    check_key_of_rows,
+    psum,
+    row_axes,
+    varying,
+    varying_axes,
+)
+from dpjax._tree import like, linear_data
 from dpjax._types import ArrayLike, Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, selection_event
 from dpjax.mechanisms import permute_and_flip
-from dpjax.solvers.papers._l1_scores import FixedPoint, chunk_scores, row_blocks
 from dpjax.solvers.training._solution import Solution
 
 _MOST_SAMPLES, _MOST_CANDIDATES = 2**24, 2**30
 _CHUNK_SIZE = 4096
+_BLOCK_LENGTH = 64  # products of so many factors up to 2 stay below 2^127
+_BLOCKS_AT_ONCE = 64  # where a device has threads for them
+_FEW_FEATURES = 8  # up to here, products fused into the scores beat a matrix product
+
+Blocks = tuple[jax.Array, jax.Array]
 
 
 def dp_l1_regression(
@@ -40,7 +52,6 @@ def dp_l1_regression(
 
     L(w) = 1/(n iota) sum_i psi(iota |y_i - <x_i, w>|), and with z1 = min(z, 1) and
     moment order theta, psi(z) = -log(1 - z1 + z1^theta / theta), from 0 to log(theta).
-
     Permute-and-flip chooses by the scores -n iota epsilon L(w) / (2 log theta). With
     theta = 2 this is Algorithm 1 of paper 000, with theta below 2 Algorithm 2.
 
@@ -51,61 +62,40 @@ def dp_l1_regression(
         epsilon: privacy parameter, positive.
         candidates: shape (N, d), floating point, N >= 2, chosen without the data: any
             array, or one from `dpjax.constraints.grid_net` or `halton_net`.
-        truncation: iota > 0; the loss is constant for residuals above 1 / iota. By
-            default the minimizer of the risk bound below.
+        truncation: iota > 0, of residuals above 1 / iota; by default the best bound's.
         moment_order: theta in (1, 2]; scoring is about five times faster at 2.
         residual_moment_bound: a public bound M on E|y - <x, w>|^theta, for all
             candidates w. Privacy holds even if the bound is wrong.
         failure_prob: the probability with which risk_bound may fail.
-        chunk_size: number of candidates scored at once. It changes speed, memory and
-            the noise of a candidate, but not the distribution of the result.
+        chunk_size: number of candidates scored at once: speed and memory, not the law.
 
     Returns:
         A `Solution` whose params are one candidate, shape (d,). Its stats hold
-        truncation, num_candidates, num_chunks, sensitivity_slack (the factor on the
-        sensitivity that covers rounding) and risk_bound: for i.i.d. records, with
-        probability 1 - failure_prob, E|y - <x, w>| at params exceeds that at the best
-        candidate by at most this. If the candidates are a zeta-net of a set, add
-        zeta E||x||_2 for the best point of the set.
+        truncation, num_candidates, num_chunks, sensitivity_slack (the factor that
+        covers rounding) and risk_bound: for i.i.d. records, with probability
+        1 - failure_prob, E|y - <x, w>| exceeds that of the best candidate by less.
 
     Privacy:
         epsilon-DP under replace-one, for every input; a residual that is NaN counts as
-        truncated. Because 0 <= psi <= log(theta), a replaced record moves a score -L by
-        at most D = log(theta) / (n iota), and the changes of two scores differ by at
-        most 2D, which is the sensitivity range. The paper's proof uses 2D for D; its
-        algorithms divide by D for the range, and are 2 epsilon-DP.
-
-        This holds for float32 scores: `FixedPoint` gives the proof. It assumes that the
-        same compiled program runs on both neighbors. Candidates, truncation and all
-        other arguments must not depend on the data.
-
-    Utility:
-        risk_bound = 2 M iota^(theta-1) / theta
-        + ((1 + 2 U / epsilon) log(3N/eta) + log(3/eta)) / (n iota): Lemma 4 (7) for all
-        candidates, Lemma 5 (8) for the best one, and Pr[score < max - 2t/epsilon] <=
-        N exp(-t) for the choice, each with eta/3. Here U is log(theta) times the slack.
-        (14) and (26) are larger, because they use the empirical optimum of the whole
-        set. Rounding of scores is ignored.
+        truncated. A replaced record moves a score by at most one unit, also in float32
+        (`FixedPoint`), so that scores range over two; the paper's algorithms divide by
+        one, and are 2 epsilon-DP. It is assumed that the same compiled program runs on
+        both neighbors. No argument but the data may depend on them.
 
     Example:
         >>> import jax, numpy as np
         >>> from dpjax.constraints import Box, grid_net
         >>> rng = np.random.default_rng(0)
         >>> features = rng.normal(size=(5_000, 2)).astype("float32")
-        >>> noise = rng.standard_t(1.5, 5_000)
-        >>> targets = features @ np.array([0.5, -0.3]) + noise
+        >>> targets = features @ np.array([0.5, -0.3]) + rng.standard_t(1.5, 5_000)
         >>> net = grid_net(Box(-1.0, 1.0), 2, radius=0.1)
         >>> solution = dp_l1_regression(features, targets, key=jax.random.key(2),
         ...                             epsilon=1.0, candidates=net, truncation=0.3)
         >>> print(solution.params.round(1))
         [ 0.5 -0.3]
-        >>> print(solution.privacy)
-        Replacing any one of the 5,000 records changes the probability of any event
-        to at most e^1 = 2.72 times what it was.
 
     Reference:
-        Wang, Xu (2022), "Differentially private l1-norm linear regression with
-        heavy-tailed data", Algorithms 1 and 2, equations (2), (6), (16). Mechanism:
+        Wang, Xu (2022), Algorithms 1 and 2, equations (2), (6), (16). Mechanism:
         McKenna, Sheldon (2020).
     """
     _validate.positive(
@@ -121,40 +111,28 @@ def dp_l1_regression(
     chunk_size = _CHUNK_SIZE if chunk_size is None else chunk_size
     _validate.count(chunk_size=chunk_size)
     chunk_size = min(chunk_size, num_candidates)
-
     fixed_point = FixedPoint.of(num_samples, moment_order)
-    theory = _Theory(
-        moment_order=moment_order,
-        moment_bound=residual_moment_bound,
-        num_samples=num_samples,
-        num_candidates=num_candidates,
-        failure_prob=failure_prob,
-    )
-    bias, deviation = theory.risk_terms(fixed_point.unit / epsilon)
-    if truncation is None:
-        truncation = theory.best_truncation(bias, deviation)
+    # Lemma 4 (7) for all candidates, Lemma 5 (8) for the best one, and the choice, for
+    # which Pr[score < max - 2t/epsilon] <= N exp(-t), each with eta/3: the bound is
+    # 2 M iota^(theta-1)/theta + ((1 + 2 U/epsilon) log(3N/eta) + log(3/eta))/(n iota),
+    # but for the rounding of scores. (14) and (26) are larger.
+    log_term = math.log(3 / failure_prob)
+    every = log_term + math.log(num_candidates)
+    sharpness = fixed_point.unit / epsilon
+    deviation = ((1 + 2 * sharpness) * every + log_term) / num_samples
+    bias = 2 * residual_moment_bound / moment_order
+    if truncation is None:  # (theta - 1) A iota^(theta - 2) = B / iota^2
+        ratio = deviation / ((moment_order - 1) * bias)
+        truncation = ratio ** (1 / moment_order)
     _validate.positive(truncation=truncation)
-
+    axes = row_axes((features, targets), None), row_axes(candidates, None)
     params = _choose(
-        _Static(
-            fixed_point,
-            chunk_size,
-            row_axes((features, targets), None),
-            row_axes(candidates, None),
-        ),
-        key,
-        features,
-        targets,
+        (fixed_point, chunk_size, *axes),
+        (key, truncation, epsilon),
+        (features, targets),
         candidates,
-        truncation,
-        epsilon,
     )
-    privacy = PrivacyGuarantee.of(
-        epsilon,
-        0.0,
-        dp_event=selection_event(epsilon, mechanism="permute_and_flip"),
-        num_samples=num_samples,
-    )
+    event = selection_event(epsilon, mechanism="permute_and_flip")
     stats = {
         "truncation": truncation,
         "num_candidates": num_candidates,
@@ -162,64 +140,31 @@ def dp_l1_regression(
         "sensitivity_slack": fixed_point.unit / math.log(moment_order),
         "risk_bound": bias * truncation ** (moment_order - 1) + deviation / truncation,
     }
+    privacy = PrivacyGuarantee.of(epsilon, 0.0, dp_event=event, num_samples=num_samples)
     return Solution(params, privacy, stats)
-
-
-class _Theory(NamedTuple):
-    """Bounds A iota^(theta - 1) + B / iota on the excess risk."""
-
-    moment_order: float
-    moment_bound: float
-    num_samples: int
-    num_candidates: int
-    failure_prob: float
-
-    def risk_terms(self, sharpness: float) -> tuple[float, float]:
-        """Returns A and B of the proven bound; sharpness is U / epsilon."""
-        bias = 2 * self.moment_bound / self.moment_order
-        log_term = math.log(3 / self.failure_prob)
-        every = log_term + math.log(self.num_candidates)
-        return bias, ((1 + 2 * sharpness) * every + log_term) / self.num_samples
-
-    def best_truncation(self, bias: float, deviation: float) -> float:
-        """Returns the iota where (theta - 1) A iota^(theta - 2) = B / iota^2."""
-        order = self.moment_order
-        return (deviation / ((order - 1) * bias)) ** (1 / order)
-
-
-class _Static(NamedTuple):
-    """The static arguments of a call."""
-
-    fixed_point: FixedPoint
-    chunk_size: int
-    record_axes: tuple[str, ...]
-    candidate_axes: tuple[str, ...]
 
 
 @partial(jax.jit, static_argnums=0)
 def _choose(
-    static: _Static,
-    key: Key,
-    features: jax.Array,
-    targets: jax.Array,
+    static: tuple["FixedPoint", int, tuple[str, ...], tuple[str, ...]],
+    numbers: tuple[Key, Scalar, Scalar],
+    data: tuple[jax.Array, jax.Array],
     candidates: jax.Array,
-    truncation: Scalar,
-    epsilon: Scalar,
 ) -> jax.Array:
     """Chooses a candidate; records and candidates may both be sharded."""
-    axes, size = static.candidate_axes, static.chunk_size
+    fixed_point, size, record_axes, axes = static
 
     def among(replicated: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
         (key, _, epsilon), blocks = replicated
         num_candidates = len(candidates)
         num_chunks = -(-num_candidates // size)
         padding = num_chunks * size - num_candidates
-        columns = jnp.pad(candidates.T.astype(features.dtype), ((0, 0), (0, padding)))
+        columns = jnp.pad(candidates.T.astype(data[0].dtype), ((0, 0), (0, padding)))
 
         def score_chunk(index: jax.Array) -> jax.Array:
             start = index * size
             chunk = jax.lax.dynamic_slice_in_dim(columns, start, size, axis=1)
-            scores = chunk_scores(blocks, chunk, static.fixed_point, static.record_axes)
+            scores = chunk_scores(blocks, chunk, fixed_point, record_axes)
             is_padding = start + jnp.arange(size, dtype="int32") >= num_candidates
             return jnp.where(is_padding, -jnp.inf, scores)
 
@@ -240,13 +185,10 @@ def _choose(
 
     def on_records(replicated: PyTree, data: PyTree) -> tuple[jax.Array, tuple[()]]:
         numbers, candidates = replicated
-        _, truncation, _ = numbers
-        features, targets = data
-        blocks = row_blocks(features, targets, truncation, static.fixed_point)
+        blocks = row_blocks(*data, numbers[1], fixed_point)
         return by_device(among, axes, (numbers, blocks), candidates)
 
-    replicated = (key, truncation, epsilon), candidates
-    return by_device(on_records, static.record_axes, replicated, (features, targets))[0]
+    return by_device(on_records, record_axes, (numbers, candidates), data)[0]
 
 
 def _arrays(
@@ -254,19 +196,130 @@ def _arrays(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns checked arrays; the data in float64 if one of them is."""
     x, y = linear_data(features, targets)
-    _validate.require(
-        len(x) < _MOST_SAMPLES, "features", x.shape, "of fewer than 2^24 rows"
-    )
+    is_fine, rule = len(x) < _MOST_SAMPLES, "of fewer than 2^24 rows"
+    _validate.require(is_fine, "features", x.shape, rule)
     w = jnp.asarray(candidates)
-    _validate.require(
-        w.ndim == 2
-        and jnp.issubdtype(w.dtype, jnp.floating)
-        and 2 <= len(w) < _MOST_CANDIDATES
-        and w.shape[1] == x.shape[1],
-        "candidates",
-        jax.ShapeDtypeStruct(w.shape, w.dtype),
-        f"floats of shape (N, {x.shape[1]}) with 2 to 2^30 - 1 rows",
-    )
+    is_fine = w.ndim == 2 and jnp.issubdtype(w.dtype, jnp.floating)
+    is_fine = is_fine and 2 <= len(w) < _MOST_CANDIDATES and w.shape[1] == x.shape[1]
+    rule = f"floats of shape (N, {x.shape[1]}) with 2 to 2^30 - 1 rows"
+    kind = jax.ShapeDtypeStruct(w.shape, w.dtype)
+    _validate.require(is_fine, "candidates", kind, rule)
     if w.dtype == jnp.float64:
         x, y = x.astype(w.dtype), y.astype(w.dtype)
     return x, y, w
+
+
+class FixedPoint(NamedTuple):
+    """Writes scores as integers, which makes their sensitivity exact.
+
+    Let f_i = theta exp(-psi_i), computed from record i alone and clipped to
+    [1, theta]. At most K of them are multiplied; a product has one logarithm, which is
+    rounded to q = round(2^g log(f_1 ... f_K) / U), and these integers are added. Their
+    sum is rounded to a multiple of 2^(g - h): divided by 2^g, that is the score.
+
+    Before it is rounded, q has an error of at most 2^g e / U with
+    e = K 2^-23 + 2^-17 max(1, K log theta): K roundings of a product, a logarithm that
+    is right to 2^-18 of the larger of itself and 1 (a test tries all float32 mantissas
+    on the device where it runs), its scaling. With U = (log(theta) + 2 e) / (1 - 2^-g)
+    one record moves q by at most 2^g, and so any score, exact in float32, by at most 1,
+    where a score stands for sum_i log(f_i) / U (docs/privacy/proofs/solvers.md, 4.5).
+    The slack U / log(theta) is 1.0011 for theta = 2 and n = 100,000, and below 1.01 for
+    n < 2^24 and theta >= 1.1.
+
+    Attributes:
+        moment_order: theta.
+        unit: U.
+        block_length: K.
+        fine_bits: g.
+        score_bits: h.
+    """
+
+    moment_order: float
+    unit: float
+    block_length: int
+    fine_bits: int
+    score_bits: int
+
+    @classmethod
+    def of(cls, num_samples: int, moment_order: float) -> "FixedPoint":
+        length = min(_BLOCK_LENGTH, num_samples)
+        fine_bits = min(16, 31 - num_samples.bit_length())
+        score_bits = min(fine_bits, 24 - num_samples.bit_length())
+        log_order = math.log(moment_order)
+        error = length * 2.0**-23 + 2.0**-17 * max(1.0, length * log_order)
+        unit = (log_order + 2 * error) / (1 - 2.0**-fine_bits)
+        return cls(moment_order, unit, length, fine_bits, score_bits)
+
+
+def row_blocks(
+    features: jax.Array, targets: jax.Array, truncation: Scalar, fixed_point: FixedPoint
+) -> Blocks:
+    """Returns iota x, (steps, blocks, length, d), and iota y, (steps, blocks, length).
+
+    Rows that fill them up have infinite residuals, so they count for nothing.
+    """
+    length = fixed_point.block_length
+    num_blocks = -(-targets.size // length)
+    num_steps = -(-num_blocks // _BLOCKS_AT_ONCE)
+    shape = (num_steps, -(-num_blocks // num_steps), length)
+    padding = math.prod(shape) - targets.size
+    truncation = like(truncation, features)
+    features = jnp.pad(features * truncation, ((0, padding), (0, 0)))
+    targets = jnp.pad(targets * truncation, (0, padding), constant_values=jnp.inf)
+    return features.reshape(*shape, -1), targets.reshape(shape)
+
+
+def chunk_scores(
+    blocks: Blocks,
+    columns: jax.Array,
+    fixed_point: FixedPoint,
+    axes: tuple[str, ...] = (),
+) -> jax.Array:
+    """Scores candidates, the columns of a (d, size) matrix: sums of log(f_i) / U.
+
+    Of rows that are sharded over Manual mesh axes a psum adds the integers: a block has
+    rows of one device, and every bound holds as it is.
+    """
+    grid = 2.0**fixed_point.fine_bits / fixed_point.unit
+
+    def step(total, rows):
+        features, targets = rows
+        residuals = targets[..., None] - _products(features, columns)
+        product = jnp.prod(_factor(residuals, fixed_point.moment_order), axis=-2)
+        logs = jnp.round(jnp.log(product) * grid).astype(jnp.int32)
+        return total + logs.sum(axis=0, dtype=jnp.int32), None
+
+    def run(blocks: Blocks) -> jax.Array:
+        zeros = jnp.zeros(columns.shape[1], jnp.int32)
+        zeros = varying(zeros, varying_axes(columns) | varying_axes(blocks[1]))
+        return jax.lax.scan(step, zeros, blocks)[0]
+
+    def one_by_one() -> jax.Array:
+        return run(jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), blocks))
+
+    # CPU: a block's product stays in cache. Elsewhere: many blocks in parallel.
+    total = jax.lax.platform_dependent(cpu=one_by_one, default=lambda: run(blocks))
+    total = psum(total, axes)
+    dropped = fixed_point.fine_bits - fixed_point.score_bits
+    rounded = (total + (1 << dropped >> 1)) >> dropped
+    return rounded.astype(columns.dtype) * 2.0**-fixed_point.score_bits
+
+
+def _products(features: jax.Array, columns: jax.Array) -> jax.Array:
+    """Returns <x, w> for all rows and columns, shape (..., length, size)."""
+    num_features = columns.shape[0]
+    if num_features > _FEW_FEATURES:
+        return jnp.matmul(features, columns, precision=jax.lax.Precision.HIGHEST)
+    columns = columns[:, None, None]
+    terms = [features[..., j, None] * columns[j] for j in range(num_features)]
+    return sum(terms[1:], start=terms[0])
+
+
+def _factor(residuals: jax.Array, moment_order: float) -> jax.Array:
+    """Returns theta exp(-psi(|r|)) in [1, theta]: 1 where r is beyond 1, or NaN."""
+    size = jnp.abs(residuals)
+    rest = jnp.where(size < 1, 1 - size, 0)  # (6), (16): 1 - z1
+    if moment_order == 2:
+        return 1 + rest * rest
+    power = jnp.exp(moment_order * jnp.log(1 - rest))  # faster than a power
+    return jnp.clip(moment_order * rest + power, 1, moment_order)

@@ -8,17 +8,13 @@ import jax.numpy as jnp
 from dpjax import _validate, losses
 from dpjax._sharding import check_key_of_rows
 from dpjax._tree import clip, linear_data
-from dpjax._types import Key, PyTree, Scalar
+from dpjax._types import Key, PyTree
 from dpjax.batching import Full
 from dpjax.constraints import L1Ball
 from dpjax.estimators import Winsorization
-from dpjax.solvers.papers._vertex_choice import (
-    check_num_steps,
-    choose_vertices,
-    default_num_steps,
-)
+from dpjax.solvers.papers._frank_wolfe import checked_num_steps, choose_vertices
 from dpjax.solvers.training._calibration import FAILURE_PROB, Choices
-from dpjax.solvers.training._loop import Execution, check_steps
+from dpjax.solvers.training._loop import Batches, Execution
 from dpjax.solvers.training._solution import Solution
 
 
@@ -49,11 +45,10 @@ def dp_lasso(
         delta: privacy of the whole run, in [0, 1).
         radius: r, of the l1 ball, in units of the weights.
         threshold: K, in units of the features and of the targets, which should have
-            similar scales. By default it balances the bias of clipping and the error of
-            choices, for `fourth_moment_bound`.
+            similar scales; by default the best for `fourth_moment_bound`.
         num_steps: T; by default floor((n epsilon)^(2/5)), as in the paper.
-        fourth_moment_bound: a public bound on E x_j^4 and E y^4, for the default
-            threshold. Privacy holds even if the bound is wrong.
+        fourth_moment_bound: a public bound on E x_j^4 and E y^4. Privacy holds even if
+            the bound is wrong.
         execution: how it runs: microbatches, callback, checkpoint.
 
     Returns:
@@ -89,17 +84,14 @@ def dp_lasso(
     ball = L1Ball(radius)
     features, targets = linear_data(features, targets)
     num_samples, num_features = features.shape
-    if num_steps is None:
-        num_steps = default_num_steps(num_samples, epsilon, 2 / 5)
-    check_steps(num_samples, num_steps, Full())
-    check_num_steps(num_steps, num_samples)
+    num_steps = checked_num_steps(num_steps, num_samples, epsilon, 2 / 5)
+    batches = Batches.of((features, targets), num_steps, Full(), execution)
     choices = Choices.tight(num_steps, epsilon, delta)
     if threshold is None:
         threshold = _best_threshold(
             choices, num_samples, num_features, fourth_moment_bound
         )
     _validate.within(1e-8, 1e12, threshold=threshold)
-    stats: dict[str, Scalar] = {"threshold": threshold}
     params, released = choose_vertices(
         _scaled_squared,
         jnp.zeros(num_features, features.dtype),
@@ -108,14 +100,12 @@ def dp_lasso(
         choices=choices,
         constraint=ball,
         estimator=Winsorization(threshold**2),
-        learning_rate=None,
-        num_steps=num_steps,
-        batching=Full(),
+        batches=batches,
         execution=execution,
     )
     largest_score = 2 * radius * fourth_moment_bound**0.5
-    stats |= released
-    stats["is_informative"] = stats["selection_error"] < largest_score
+    is_informative = released["selection_error"] < largest_score
+    stats = {"threshold": threshold, **released, "is_informative": is_informative}
     return Solution(params, choices.guarantee(num_samples), stats)
 
 

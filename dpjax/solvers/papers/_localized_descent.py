@@ -23,8 +23,10 @@ larger than the first. The paper's lambda grows 32-fold, which serves its consta
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +45,6 @@ from dpjax.accounting import (
 from dpjax.batching import Full
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Clipping
-from dpjax.solvers.papers._localized_theory import Theory, check_size, phase_sizes
 from dpjax.solvers.papers._smooth_center import smooth_center
 from dpjax.solvers.training._calibration import check_budget, unit_of
 from dpjax.solvers.training._loop import (
@@ -79,9 +80,8 @@ def dp_localized_sco(
 
     Each phase uses half of the remaining records and starts where the last one ended. A
     penalty on the distance from there grows, so the distance to the optimum, and with
-    it the effect of the noise, shrinks from phase to phase. A phase is gradient descent
-    with clipped gradients. Clip norms, penalties, steps and phases follow from the
-    arguments.
+    it the effect of the noise, shrinks. A phase is gradient descent with clipped
+    gradients; clip norms, penalties, steps and phases follow from the arguments.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, convex in params.
@@ -95,47 +95,38 @@ def dp_localized_sco(
             record; privacy holds even if it is wrong.
         diameter: of the ball in which the optimum is sought, in units of params.
         smoothness: beta, a public bound on the largest eigenvalue of the risk's second
-            derivative, from which the number of steps follows. For a loss with kinks:
-            G^2 / (2 alpha), if an error of alpha is small compared with that of the
-            result.
+            derivative. For a loss with kinks: G^2 / (2 alpha), alpha a small error.
         moment_order: k, at least 2; it may be large for light tails.
         num_steps: of each phase; by default 9 + 6 beta / lambda, which reduces the
             squared distance to a 256th.
-        num_groups: J, the number of groups of records in each phase. Each has its own
-            iterate, and the one in the middle of a majority is used. With 1 the rate
-            holds in expectation; with 8 log(phases / xi) with probability 1 - xi, up to
-            constants.
+        num_groups: J groups of records in each phase, of whose iterates the one in the
+            middle of a majority is used. With 1 the rate holds in expectation; with
+            8 log(phases / xi) with probability 1 - xi.
         execution: microbatches and a callback; a checkpoint is rejected.
 
     Returns:
         A `Solution`. Its stats hold num_phases, num_steps (of all phases),
         l2_clip_norm, penalty and noise_multiplier of the first phase, and risk_scale,
-        4 sqrt(A_1) R: the file's bound to leading order, with R half the diameter.
+        4 sqrt(A_1) R: the file's bound to leading order, with R half the diameter. It
+        is, up to logarithms, R (G / sqrt(n) + G (sqrt(d) / (n epsilon))^(1 - 1/k)).
 
     Raises:
-        ValueError: If an argument is out of its range, moment_order is below 2, or
-            n is too small for the theorem: risk_scale must be at most G R, the risk
-            of staying in the center.
+        ValueError: If an argument is out of its range, or n is too small: risk_scale
+            must be at most G R, the risk of staying in the center.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
         together. A record is in one group of one phase, whose steps are Gaussian
-        mechanisms on clipped means (`dp_gradient_descent`, `Clipping`); everything
-        after is post-processing of them and of other records. moment_bound, diameter,
-        smoothness and all other arguments must not depend on the data.
-
-    Utility:
-        For k at least 2 the excess risk is, up to logarithms,
-        R (G / sqrt(n) + G (sqrt(d) / (n epsilon))^(1 - 1/k)), which is optimal.
+        mechanisms on clipped means; everything after is post-processing of them and of
+        other records. No argument but the data may depend on them.
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from dpjax import losses
-        >>> from dpjax.solvers import dp_localized_sco
+        >>> from dpjax import losses, solvers
         >>> features = jax.random.normal(jax.random.key(0), (100_000, 2))
         >>> odds = features @ jnp.array([1.0, 2.0])
         >>> labels = jnp.sign(odds + jax.random.logistic(jax.random.key(1), (100_000,)))
-        >>> solution = dp_localized_sco(
+        >>> solution = solvers.dp_localized_sco(
         ...     losses.logistic, jnp.zeros(2), (features, labels),
         ...     key=jax.random.key(2), epsilon=1.0, delta=1e-6,
         ...     moment_bound=384.0, moment_order=8.0,  # E||x||^8
@@ -150,63 +141,37 @@ def dp_localized_sco(
     """
     check_budget(epsilon, delta)
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
-    data = arrays(data)
-    theory = Theory.of(
-        epsilon,
-        delta,
-        moment_bound=moment_bound,
-        moment_order=moment_order,
-        diameter=diameter,
-        num_coordinates=num_coordinates(params),
-    )
     _validate.positive(smoothness=smoothness)
     _validate.count(num_groups=num_groups)
-    if num_steps is not None:
-        _validate.count(num_steps=num_steps)
     check_key_of_rows(key, data)
-    check_execution(execution)
-    rule = "None: the phases are short runs of their own"
-    is_fine = execution.checkpoint is None
-    _validate.require(is_fine, "execution.checkpoint", execution.checkpoint, rule)
-    num_samples = check_size(
-        lambda n: 4 * math.sqrt(variance(theory, n // (2 * num_groups))) / theory.bound,
-        data,
-    )
+    check_execution(execution, "None: the phases are short runs of their own")
+    data = arrays(data)
+    size = num_coordinates(params)
+    theory = Theory.of(epsilon, delta, moment_bound, moment_order, diameter, size)
+    num_samples = check_size(lambda n: _risk(theory, n // num_groups), data)
     phases = phases_of(theory, num_samples // num_groups, smoothness, num_steps)
-
     start, first = params, 0
     keys = jax.random.split(key, (len(phases), num_groups))
     for phase, group_keys in zip(phases, keys, strict=True):
-        multiplier = noise_multiplier(
-            epsilon, delta, Sampling(num_steps=phase.num_steps)
+        sampling = Sampling(num_steps=phase.num_steps)
+        multiplier = noise_multiplier(epsilon, delta, sampling)
+        step_of = partial(
+            _Step,
+            loss_fn=loss_fn,
+            estimator=Clipping(phase.l2_clip_norm),
+            noise_multiplier=multiplier,
+            center=start,
+            middle=params,
+            radius=theory.radius,
+            penalty=phase.penalty,
+            smoothness=smoothness,
         )
-        points = []
-        for group_key in group_keys:
-            rows = slice(first, first + phase.num_samples)
-            group = jax.tree.map(lambda x, rows=rows: x[rows], data)
-            step = _Step(
-                loss_fn=loss_fn,
-                batches=Batches.of(group, phase.num_steps, Full(), execution),
-                estimator=Clipping(phase.l2_clip_norm),
-                noise_multiplier=multiplier,
-                centre=start,
-                middle=params,
-                radius=theory.radius,
-                penalty=phase.penalty,
-                smoothness=smoothness,
-            )
-            points.append(
-                iterate(step, start, group, key=group_key, execution=execution)[0]
-            )
-            first += phase.num_samples
-        start = points[0] if num_groups == 1 else _middle(points)
+        start = _end(step_of, phase, start, data, first, group_keys, execution)
+        first += num_groups * phase.num_samples
     # Records of other phases and groups meet noise of the same Gaussian guarantee.
+    event = gaussian_event(theory.noise_multiplier)
     privacy = PrivacyGuarantee.of(
-        epsilon,
-        delta,
-        dp_event=gaussian_event(theory.noise_multiplier),
-        num_samples=num_samples,
-        unit=unit_of(data),
+        epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit_of(data)
     )
     stats = {
         "num_phases": len(phases),
@@ -217,6 +182,82 @@ def dp_localized_sco(
         "risk_scale": theory.radius**2 * phases[0].penalty,
     }
     return Solution(start, privacy, stats)
+
+
+class Theory(NamedTuple):
+    """The assumptions: E sup ||gradient||^k <= G^k within a ball, and the budget.
+
+    Attributes:
+        bound: G.
+        order: k.
+        radius: R, of the ball.
+        dimension: d.
+        noise_multiplier: kappa, of one Gaussian release at the whole budget; with
+            delta = 0 of one release of Laplace noise in the l2 norm, see `_one_pass`.
+    """
+
+    bound: float
+    order: float
+    radius: float
+    dimension: int
+    noise_multiplier: float
+
+    @classmethod
+    def of(
+        cls,
+        epsilon: float,
+        delta: float,
+        moment_bound: float,
+        moment_order: float,
+        diameter: float,
+        dimension: int,
+    ) -> "Theory":
+        """Returns the assumptions of a solver's arguments, or raises `ValueError`."""
+        _validate.positive(moment_bound=moment_bound, moment_order=moment_order)
+        _validate.within(1e-20, 1e30, diameter=diameter)
+        rule = "at least 2 and finite, because the theorem asks for a second moment"
+        is_fine = 2 <= moment_order < math.inf
+        _validate.require(is_fine, "moment_order", moment_order, rule)
+        bound = moment_bound ** (1 / moment_order)
+        rule = "such that its root of moment_order is between 1e-9 and 1e20"
+        _validate.require(1e-9 <= bound <= 1e20, "moment_bound", moment_bound, rule)
+        if delta > 0:
+            multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+        else:
+            _validate.within(1e-20, 1e20, epsilon=epsilon)
+            multiplier = math.sqrt(dimension + 1) / epsilon
+        return cls(bound, moment_order, diameter / 2, dimension, multiplier)
+
+    @property
+    def excess(self) -> float:
+        """S = (k - 1)^(k - 1) / k^k, of `bias`."""
+        return (1 - 1 / self.order) ** (self.order - 1) / self.order
+
+    def bias(self, clip_norm: float) -> float:
+        """Returns b(C) = s G^k / C^(k - 1), at least E max(||gradient|| - C, 0).
+
+        The largest (x - C) / x^k is at x = k C / (k - 1).
+        """
+        return self.bound * self.excess * (self.bound / clip_norm) ** (self.order - 1)
+
+
+def phase_sizes(num_samples: int, num_phases: int) -> list[int]:
+    """Returns the records of each phase: half of what is left, or the rest of it."""
+    shares = [2 ** min(i, num_phases - 1) for i in range(1, num_phases + 1)]
+    return [num_samples // share for share in shares]
+
+
+def check_size(relative_risk: Callable[[int], float], data: Any) -> int:
+    """Returns n, where the theorem's risk is at most the center's."""
+    num_samples = enough = _validate.leading_size(data, "data")
+    while relative_risk(enough) > 1:
+        enough = math.ceil(1.1 * enough)
+    if enough > num_samples:
+        raise ValueError(
+            "data must have enough records that the theorem is better than the center "
+            f"of the ball, here about {enough}, got {num_samples}."
+        )
+    return num_samples
 
 
 class Phase(NamedTuple):
@@ -245,6 +286,11 @@ def variance(theory: Theory, num_samples: int) -> float:
     return theory.bound**2 / num_samples + theory.bias(norm) ** 2 + noise
 
 
+def _risk(theory: Theory, num_samples: int) -> float:
+    """Returns risk_scale over that of the center."""
+    return 4 * math.sqrt(variance(theory, num_samples // 2)) / theory.bound
+
+
 def _noise(theory: Theory, num_samples: int) -> float:
     return 16 / 3 * theory.dimension * (theory.noise_multiplier / num_samples) ** 2
 
@@ -261,7 +307,9 @@ def phases_of(
     for i, size in enumerate(phase_sizes(num_samples, num_phases)):
         strength = penalty * _GROWTH**i
         # (s / (T + s))^4 of the first squared distance is left, with T = 3 s.
-        steps = num_steps or math.ceil(3 * (3 + 2 * smoothness / strength))
+        steps = num_steps
+        if steps is None:
+            steps = math.ceil(3 * (3 + 2 * smoothness / strength))
         rule = f"given where smoothness and diameter ask for {steps} steps"
         _validate.require(steps < 2**31, "num_steps", num_steps, rule)
         phases.append(Phase(size, clip_norm(theory, size), strength, steps))
@@ -271,7 +319,7 @@ def phases_of(
 @register(
     "estimator",
     "noise_multiplier",
-    "centre",
+    "center",
     "middle",
     "radius",
     "penalty",
@@ -280,21 +328,11 @@ def phases_of(
 )
 @dataclass(frozen=True, kw_only=True)
 class _Step(OptaxStep):
-    """A step on (1): the noisy clipped mean, the penalty's gradient, the ball.
-
-    Attributes:
-        estimator: the clipped mean.
-        noise_multiplier: of its noise.
-        center: w_(i-1), of the penalty.
-        middle: of the ball.
-        radius: of the ball.
-        penalty: lambda.
-        smoothness: beta.
-    """
+    """A step on (1) with the center w_(i-1): noisy mean, penalty's gradient, ball."""
 
     estimator: Clipping
     noise_multiplier: Scalar
-    centre: PyTree
+    center: PyTree
     middle: PyTree
     radius: Scalar
     penalty: Scalar
@@ -303,7 +341,7 @@ class _Step(OptaxStep):
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         def penalized(updates, params):
             return jax.tree.map(
-                lambda g, w, c: g + self.penalty * (w - c), updates, params, self.centre
+                lambda g, w, c: g + self.penalty * (w - c), updates, params, self.center
             )
 
         def rate(count):
@@ -321,6 +359,26 @@ class _Step(OptaxStep):
             optax.sgd(rate),
             project(into_ball),
         )
+
+
+def _end(
+    step_of: Callable[..., _Step],
+    phase: Phase,
+    start: PyTree,
+    data: PyTree,
+    first: int,
+    keys: Sequence[Key],
+    execution: Execution,
+) -> PyTree:
+    """Returns the last iterate of a phase, in the middle of those of its groups."""
+    points, size = [], phase.num_samples
+    for i, key in enumerate(keys):
+        rows = slice(first + i * size, first + (i + 1) * size)
+        group = jax.tree.map(lambda x, rows=rows: x[rows], data)
+        batches = Batches.of(group, phase.num_steps, Full(), execution)
+        step = step_of(batches=batches)
+        points.append(iterate(step, start, group, key=key, execution=execution)[0])
+    return points[0] if len(points) == 1 else _middle(points)
 
 
 @jax.jit

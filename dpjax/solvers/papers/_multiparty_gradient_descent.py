@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 from dpjax import _validate
-from dpjax._tree import arrays
-from dpjax._types import REPLACE_ONE, LossFn, PyTree, RandomBytes
+from dpjax._tree import arrays, num_coordinates
+from dpjax._types import LossFn, PyTree, RandomBytes
 from dpjax.accounting import (
     PrivacyGuarantee,
     Sampling,
@@ -24,8 +24,13 @@ from dpjax.estimators import Estimator
 from dpjax.gradients import robust_grad
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import SecureSum
-from dpjax.parties._quantize import Grid
-from dpjax.solvers.papers._gradient_descent import Descent, ProjectionFn
+from dpjax.parties._secure_sum import Grid
+from dpjax.solvers.papers._gradient_descent import (
+    Descent,
+    ProjectionFn,
+    check_descent,
+    default_num_steps,
+)
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._loop import Execution, check_execution
 from dpjax.solvers.training._solution import Solution
@@ -51,17 +56,15 @@ def dp_multiparty_gradient_descent(
 
     w <- Proj(w - eta/N·sum over k of (n_k·(robust mean of party k's gradients) + Z_k)),
     with fresh discrete Gaussian noise Z_k in every round. Every party calls this with
-    its own data and otherwise equal arguments, and all get the same solution.
-
-    In each round a party rounds its contribution to a grid, adds its share of the noise
-    and a mask modulo 2^64, and sends the result. The masks cancel in the sum over the
-    parties, and only the sum can be read.
+    its own data and otherwise equal arguments, and all get the same solution. In each
+    round a party rounds its contribution to a grid, adds its share of the noise and a
+    mask modulo 2^64, and sends the result. The masks cancel in the sum, which alone can
+    be read.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
         params: initial parameters; public, the same for all parties.
-        data: this party's records, leaves of shape (n_k, ...). The numbers n_k of all
-            parties are public.
+        data: this party's records, leaves of shape (n_k, ...); all n_k are public.
         secure_sum: `parties.SecureSum(transport)` of this party, with the number of
             parties that may collude (C) and drop out (D).
         epsilon: privacy of the whole run, positive.
@@ -71,40 +74,37 @@ def dp_multiparty_gradient_descent(
         num_steps: T; by default ceil(10 log N), N the number of all records.
         projection_fn: maps parameters into the constraint set.
         averaging: whether to release the mean of the iterates instead of the last.
-        execution: microbatches, and a callback of this party. It may differ between
-            parties; a checkpoint is rejected.
+        execution: microbatches, and a callback of this party; no checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, num_samples (N), num_parties, num_live
         (parties that did not drop out), l2_sensitivity and stddev of the noise that is
-        certainly secret, both of the sum, and noise_multiplier = stddev /
-        l2_sensitivity.
+        certainly secret, both of the sum, and noise_multiplier, their quotient.
 
     Raises:
         ValueError: If an argument is out of its range.
         PartyError: If another party's arguments differ, before any record is used; it
-            names the arguments. Functions are compared by their programs (see
+            names them. Functions are compared by their programs (see
             `SecureSum.agree`), estimators by class names and fields, records by shapes
-            and dtypes; `execution` is not compared. Later, if more than D parties sent
+            and dtypes, `execution` not at all. Later, if more than D parties send
             nothing, or a wrong size; nothing of that round is released.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for each record of the parties that do
         not collude, against C parties that share all messages and all they know, and
-        hence against everybody with the transcript. They get at most T + D sums
-        (`parties.SecureSum`), each with the shares of at least K - C - D others. Each
-        share is an exact discrete Gaussian from the entropy of its party. Replacing a
-        record of party k moves the sum by n_k times the sensitivity of its mean, and
-        the grid adds 2 sqrt(d) steps. `accounting.discrete_gaussian_stddev` calibrates
-        the noise, and its proof is for integers: no last bits of floats can leak.
+        hence against everybody with the transcript. They get at most T + D sums, each
+        with the exact discrete Gaussian shares of at least K - C - D others. Replacing
+        a record of party k moves the sum by n_k times the sensitivity of its mean, and
+        the grid adds 2 sqrt(d) steps: no last bits of floats can leak
+        (`accounting.discrete_gaussian_stddev`).
 
         The masks rely on cryptography: nothing is claimed against unbounded
-        adversaries, or against parties that break the protocol. Dropouts, loss, params,
-        step sizes and T must not depend on the records.
+        adversaries, or against parties that break the protocol. Dropouts, and all
+        arguments but the records, must not depend on the records.
 
-        The paper adds the SAME noise in every round. Then differences of its sums have
-        no noise, and distinguish neighboring data sets with certainty. For a trusted
-        aggregator use `dp_multiparty_objective_perturbation`.
+        The paper adds the SAME noise in every round, so that differences of its sums
+        distinguish neighboring data sets with certainty. For a trusted aggregator use
+        `dp_multiparty_objective_perturbation`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -119,8 +119,7 @@ def dp_multiparty_gradient_descent(
         ...         losses.squared, jnp.zeros(2), (features[k], targets[k]),
         ...         secure_sum=SecureSum(transport), epsilon=1.0, delta=1e-6,
         ...         estimator=Clipping(2.0), learning_rate=0.5, num_steps=20)
-        >>> solutions = run_parties(train, 4)
-        >>> print(solutions[0].params.round(1))
+        >>> print(run_parties(train, 4)[0].params.round(1))
         [1. 2.]
 
     Reference:
@@ -130,90 +129,49 @@ def dp_multiparty_gradient_descent(
         mechanism for federated learning with secure aggregation, Theorem 1.
     """
     check_budget(epsilon, delta)
-    _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
+    check_descent(loss_fn, learning_rate, projection_fn)
     _validate.bounded_estimator(estimator)
-    if callable(learning_rate):
-        schedule, step_size = learning_rate, None
-    else:
-        _validate.positive(learning_rate=learning_rate)
-        schedule, step_size = None, float(learning_rate)
     if num_steps is not None:
         _validate.count(num_steps=num_steps)
-    check_execution(execution)
-    rule = "None: a round of several parties cannot be resumed"
-    is_fine = execution.checkpoint is None
-    _validate.require(is_fine, "checkpoint", execution.checkpoint, rule)
-    _validate.require(
-        isinstance(secure_sum, SecureSum), "secure_sum", secure_sum, "a SecureSum"
-    )
+    check_execution(execution, "None: a round of several parties cannot be resumed")
+    is_fine = isinstance(secure_sum, SecureSum)
+    _validate.require(is_fine, "secure_sum", secure_sum, "a SecureSum")
     data = arrays(data)
     num_mine = _validate.leading_size(data, "data")
-    method = _Method(
-        loss_fn, execution.microbatch_size, schedule, Descent(projection_fn, averaging)
-    )
-    state = method.optimizer(step_size).init(params)
-    start, record = jax.eval_shape(
-        lambda params, data: (params, jax.tree.map(lambda x: x[0], data)), params, data
-    )
-    settings = {
-        "params": params,
-        "data": jax.tree.map(lambda x: str((x.shape, x.dtype)), record),
-        "epsilon": float(epsilon),
-        "delta": float(delta),
-        "estimator": (str(jax.tree.structure(estimator)), estimator),
-        "num_steps": num_steps,
-        "averaging": averaging,
-        "loss_fn": _grad.trace(loss_fn, start, record),
-        "learning_rate": (step_size, schedule and _call.trace(schedule, jnp.int32(0))),
-        "projection_fn": projection_fn and _call.trace(projection_fn, start),
-    }
+    schedule = learning_rate if callable(learning_rate) else None
+    descent = Descent(projection_fn, averaging)
+    method = _Method(loss_fn, execution.microbatch_size, schedule, descent)
+    step_size = None if schedule else float(cast(float, learning_rate))
+    budget = {"epsilon": float(epsilon), "delta": float(delta)}
+    settings = budget | {"num_steps": num_steps}
+    settings |= _programs(method, params, data, estimator, step_size)
     num_records = secure_sum.agree(settings, num_mine)
-    num_samples = sum(num_records)
     if num_steps is None:
-        num_steps = max(1, math.ceil(10 * math.log(num_samples)))
+        num_steps = default_num_steps(sum(num_records))
     num_releases = num_steps + secure_sum.max_dropouts
     noise = _Noise.calibrated(
         estimator,
         num_records,
-        num_params=sum(np.size(leaf) for leaf in jax.tree.leaves(params)),
+        num_params=num_coordinates(params),
         num_shares=secure_sum.num_secret_shares,
         num_releases=num_releases,
-        epsilon=epsilon,
-        delta=delta,
+        **budget,
     )
-    shapes = jax.eval_shape(partial(_mean_grad, method), params, data, estimator)
-    for step in range(1, num_steps + 1):
-
-        def contribution(params: PyTree = params) -> np.ndarray:
-            mean = _mean_grad(method, params, data, estimator)
-            return noise.add(num_mine * _to_vector(mean), secure_sum.random_bytes)
-
-        total = noise.grid.to_reals(secure_sum(contribution, noise.num_params))
-        divisor = sum(num_records[k] for k in secure_sum.live)
-        grads = _to_tree(total / divisor, shapes)
-        params, state = _move(method, params, state, grads, step_size)
-        is_due = step % execution.callback_every == 0 or step == num_steps
-        if execution.callback is not None and is_due:
-            execution.callback(step, params)
-    return Solution(
-        average_params(state) if averaging else params,
-        PrivacyGuarantee.of(
-            epsilon,
-            delta,
-            dp_event=gaussian_event(noise.multiplier, Sampling(num_steps=num_releases)),
-            relation=REPLACE_ONE,
-            num_samples=num_samples,
-        ),
-        {
-            "num_steps": num_steps,
-            "num_samples": num_samples,
-            "num_parties": len(num_records),
-            "num_live": len(secure_sum.live),
-            "l2_sensitivity": noise.l2_sensitivity,
-            "stddev": noise.stddev,
-            "noise_multiplier": noise.multiplier,
-        },
+    mean_fn = partial(_mean_grad, method, data=data, estimator=estimator)
+    mean = _noisy_mean(secure_sum, noise, num_records, mean_fn, params)
+    params = _descend(method, params, mean, step_size, num_steps, execution)
+    event = gaussian_event(noise.multiplier, Sampling(num_steps=num_releases))
+    stats = {
+        "num_steps": num_steps,
+        "num_samples": sum(num_records),
+        "num_parties": len(num_records),
+        "num_live": len(secure_sum.live),
+        **noise.stats(),
+    }
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=sum(num_records)
     )
+    return Solution(params, privacy, stats)
 
 
 class _Method(NamedTuple):
@@ -239,14 +197,76 @@ def _grad(loss_fn: LossFn, params: PyTree, record: PyTree) -> PyTree:
     return jax.grad(loss_fn)(params, record)
 
 
+def _programs(
+    method: _Method,
+    params: PyTree,
+    data: PyTree,
+    estimator: Estimator,
+    step_size: float | None,
+) -> dict[str, PyTree]:
+    """Returns what parties compare of functions, and what these are traced for."""
+    start, record = jax.eval_shape(
+        lambda params, data: (params, jax.tree.map(lambda x: x[0], data)), params, data
+    )
+    schedule, project = method.schedule, method.descent.projection_fn
+    return {
+        "params": params,
+        "data": jax.tree.map(lambda x: str((x.shape, x.dtype)), record),
+        "estimator": (str(jax.tree.structure(estimator)), estimator),
+        "averaging": method.descent.averaging,
+        "loss_fn": _grad.trace(method.loss_fn, start, record),
+        "learning_rate": (step_size, schedule and _call.trace(schedule, jnp.int32(0))),
+        "projection_fn": project and _call.trace(project, start),
+    }
+
+
 @partial(jax.jit, static_argnums=0)
 def _mean_grad(
     method: _Method, params: PyTree, data: PyTree, estimator: Estimator
 ) -> PyTree:
-    grad_fn = robust_grad(
-        method.loss_fn, estimator, microbatch_size=method.microbatch_size
-    )
-    return grad_fn(params, data)
+    size = method.microbatch_size
+    return robust_grad(method.loss_fn, estimator, microbatch_size=size)(params, data)
+
+
+def _noisy_mean(
+    secure_sum: SecureSum,
+    noise: "_Noise",
+    num_records: Sequence[int],
+    mean_fn: Callable[[PyTree], PyTree],
+    params: PyTree,
+) -> Callable[[PyTree], PyTree]:
+    """Returns a round of all parties: from released params to the noisy mean."""
+    num_mine = num_records[secure_sum.transport.party]
+    shapes = jax.eval_shape(mean_fn, params)
+
+    def round_at(params: PyTree) -> PyTree:
+        def contribution() -> np.ndarray:
+            vector = num_mine * _to_vector(mean_fn(params))
+            return noise.add(vector, secure_sum.random_bytes)
+
+        total = noise.grid.to_reals(secure_sum(contribution, noise.num_params))
+        divisor = sum(num_records[k] for k in secure_sum.live)
+        return _to_tree(total / divisor, shapes)
+
+    return round_at
+
+
+def _descend(
+    method: _Method,
+    params: PyTree,
+    mean: Callable[[PyTree], PyTree],
+    step_size: float | None,
+    num_steps: int,
+    execution: Execution,
+) -> PyTree:
+    """Returns the last iterate, or the mean of all."""
+    state = method.optimizer(step_size).init(params)
+    for step in range(1, num_steps + 1):
+        params, state = _move(method, params, state, mean(params), step_size)
+        is_due = step % execution.callback_every == 0 or step == num_steps
+        if execution.callback is not None and is_due:
+            execution.callback(step, params)
+    return average_params(state) if method.descent.averaging else params
 
 
 @partial(jax.jit, static_argnums=0)
@@ -292,21 +312,16 @@ class _Noise(NamedTuple):
         sensitivity = (1 + 2.0**-21) * max(
             n * float(estimator.sensitivity(n, num_params).l2) for n in num_records
         )
-        continuous = gaussian_stddev(
-            epsilon, delta, sensitivity=sensitivity, num_releases=num_releases
-        )
-        limit = float(np.max(np.asarray(estimator.limit)))
-        grid = Grid.for_stddev(
-            continuous / math.sqrt(num_shares), bound=max(num_records) * limit
-        )
+        budget = {"epsilon": epsilon, "delta": delta, "num_releases": num_releases}
+        continuous = gaussian_stddev(**budget, sensitivity=sensitivity)
+        bound = max(num_records) * float(np.max(np.asarray(estimator.limit)))
+        grid = Grid.for_stddev(continuous / math.sqrt(num_shares), bound=bound)
         steps = grid.sensitivity(sensitivity, num_params)
         share = discrete_gaussian_stddev(
-            epsilon,
-            delta,
+            **budget,
             sensitivity=steps,
             num_shares=num_shares,
             num_coordinates=num_params,
-            num_releases=num_releases,
         )
         stddev = math.sqrt(num_shares) * share * grid.step
         return cls(grid, share, stddev, steps * grid.step, num_params)
@@ -314,6 +329,14 @@ class _Noise(NamedTuple):
     @property
     def multiplier(self) -> float:
         return self.stddev / self.l2_sensitivity
+
+    def stats(self) -> dict[str, float]:
+        """Returns the public numbers of the noise, all in units of the sum."""
+        return {
+            "l2_sensitivity": self.l2_sensitivity,
+            "stddev": self.stddev,
+            "noise_multiplier": self.multiplier,
+        }
 
     def add(self, values: np.ndarray, random_bytes: RandomBytes) -> np.ndarray:
         """Returns values on the grid, as integers, with a fresh share of noise."""
@@ -330,11 +353,7 @@ def _to_vector(tree: PyTree) -> np.ndarray:
 
 def _to_tree(vector: np.ndarray, shapes: PyTree) -> PyTree:
     leaves, structure = jax.tree.flatten(shapes)
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    return jax.tree.unflatten(
-        structure,
-        [
-            jnp.asarray(part.reshape(leaf.shape), leaf.dtype)
-            for part, leaf in zip(np.split(vector, ends[:-1]), leaves, strict=True)
-        ],
-    )
+    parts = np.split(vector, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    pairs = zip(parts, leaves, strict=True)
+    arrays = [jnp.asarray(part.reshape(x.shape), x.dtype) for part, x in pairs]
+    return jax.tree.unflatten(structure, arrays)

@@ -1,33 +1,28 @@
 """Linear classifiers from a perturbed objective (paper 002, Algorithm 4)."""
 
+import math
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jax.scipy.linalg
 import numpy as np
 from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, gathered
-from dpjax._types import REPLACE_ONE, Key, Scalar
+from dpjax._types import Key, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_stddev
 from dpjax.accounting._objective import objective_noise
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import gaussian
-from dpjax.solvers.papers._perturbed_objective import (
-    Objective,
-    check_data,
-    least_gradient_norm,
-    minimize,
-    released_dtype,
-    signed_rows,
-)
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 
 # The share of epsilon and of delta that hides how far the computed minimizer is from
 # the exact one. That distance is so small that any share costs next to nothing.
-_OUTPUT_SHARE = 0.01
+OUTPUT_SHARE = 0.01
 
 
 def dp_objective_perturbation(
@@ -45,12 +40,10 @@ def dp_objective_perturbation(
 
     J(w) = sum_i phi(y_i <w, x_i>) + (N Lambda / 2) ||w||^2 + <eta, w>, with
     eta ~ N(0, stddev^2 I): w minimizes J up to a gradient of norm gamma, and w + N(0,
-    output_stddev^2 I) is released.
-
-    The paper's noise protects the exact minimizer, which no solver finds. Here the
-    computed one is certified to have ||grad J|| <= gamma, so it is within gamma / (N
-    Lambda) of the exact one; the small output noise hides the difference. The minimizer
-    is computed in float64, even if the caller works in float32.
+    output_stddev^2 I) is released. The paper's noise protects the exact minimizer,
+    which no solver finds; the computed one is within gamma / (N Lambda) of it, and the
+    small output noise hides the difference. It is computed in float64, in steps that
+    cost n d^2 + d^3.
 
     Args:
         features: rows x_i, shape (n, d); n is public. Rows are clipped to norm 1, so
@@ -77,24 +70,17 @@ def dp_objective_perturbation(
             `MarginLoss`; never because of the values of features or labels.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one. The exact minimizer w* has 99 per cent of
-        the budget (proof: `dpjax/accounting/_objective.py`). Given w*, eta and so the
-        computed w are functions of the data, and ||w - w*|| <= gamma / (N Lambda),
-        because J is (N Lambda)-strongly convex: releasing w - w* + noise is a Gaussian
-        mechanism of sensitivity 2 gamma / (N Lambda), with the other 1 per cent
-        (Iyengar et al. 2019). The release is the sum of both.
+        (epsilon, delta)-DP under replace-one. The exact minimizer has 99 per cent of
+        the budget (proof: `dpjax/accounting/_objective.py`); releasing w less that one,
+        with noise, is a Gaussian mechanism of sensitivity 2 gamma / (N Lambda), with
+        the other 1 per cent (Iyengar et al. 2019).
 
         A point without its certificate is never released; NaN is released instead. In
-        exact arithmetic that cannot happen, since each step shrinks the gradient by a
-        factor of at most 1 - 1/kappa, kappa = 1 + c/Lambda. For float64 this is not a
-        proof: the certificate counts every rounding, and gamma is 8 times the largest
-        rounding at the largest possible w, but that Newton steps reach it is only
-        observed. The number of steps depends on the data: the running time is not
-        protected.
-
-    Note:
-        A step costs n d^2 + d^3. The rounding bound is that of IEEE float64, on CPU and
-        GPU; a TPU emulates it with fewer bits, and there nothing is claimed.
+        exact arithmetic that cannot happen. In float64 the certificate counts every
+        rounding, and gamma is 8 times the largest rounding at the largest possible w,
+        but that Newton steps reach it is only observed. The number of steps depends on
+        the data: the running time is not protected. On a TPU, which emulates float64
+        with fewer bits, nothing is claimed.
 
     Example:
         >>> import jax
@@ -114,60 +100,233 @@ def dp_objective_perturbation(
     """
     check_budget(epsilon, delta)
     check_key_of_rows(key, (features, labels))
-    _validate.non_negative(regularization=regularization)
-    loss = MarginLoss.logistic() if loss is None else loss
-    rule = "a MarginLoss, which declares the bounds that the noise rests on"
-    _validate.require(isinstance(loss, MarginLoss), "loss", loss, rule)
+    loss = checked_loss(loss, regularization)
     features, labels = gathered((features, labels))
-    num_samples, num_features = check_data(features, labels)
-    bounds = {
-        "num_samples": num_samples,
-        "curvature_bound": loss.curvature_bound,
-        "derivative_bound": loss.derivative_bound,
-    }
-    output_epsilon, output_delta = _OUTPUT_SHARE * epsilon, _OUTPUT_SHARE * delta
-    noise = objective_noise(
+    check_data(features, labels)
+    output_epsilon, output_delta = OUTPUT_SHARE * epsilon, OUTPUT_SHARE * delta
+    plan = Perturbation.of(
+        Objective(loss, *features.shape),
+        regularization,
         epsilon - output_epsilon,
         delta - output_delta,
-        regularization=regularization,
-        is_non_increasing=loss.is_non_increasing,
-        **bounds,
     )
-    total = regularization + noise.extra_regularization
-    convexity = num_samples * total
-    objective = Objective(loss, num_samples, num_features)
-    least = least_gradient_norm(objective, convexity, noise.stddev)
+    least = plan.least_gradient_norm(plan.stddev)
     if gradient_norm is None:
-        gradient_norm = max(1e-8 * convexity, least)
+        gradient_norm = max(1e-8 * plan.convexity, least)
     _validate.positive(gradient_norm=gradient_norm)
     rule = f"at least {least:.3g}, which float64 can certify here"
     _validate.require(gradient_norm >= least, "gradient_norm", gradient_norm, rule)
     output_stddev = gaussian_stddev(
-        output_epsilon, output_delta, sensitivity=2 * gradient_norm / convexity
+        output_epsilon, output_delta, sensitivity=2 * gradient_norm / plan.convexity
     )
     dtype = released_dtype(features)
     with jax.enable_x64(True):
-        numbers = np.array([convexity, noise.stddev, gradient_norm, output_stddev])
-        params = _release(objective, dtype, features, labels, key, numbers)
-    stats: dict[str, Scalar] = {
-        "stddev": noise.stddev,
-        "regularization": total,
-        "extra_regularization": noise.extra_regularization,
-        "gradient_norm": gradient_norm,
-        "output_stddev": output_stddev,
-    }
-    return Solution(
-        params,
-        # No event of dp_accounting describes it, and accountants refuse this one.
-        PrivacyGuarantee.of(
+        numbers = np.array([plan.convexity, plan.stddev, gradient_norm, output_stddev])
+        params = _release(plan.objective, dtype, features, labels, key, numbers)
+    # No event of dp_accounting describes it, and accountants refuse this one.
+    event, num_samples = UnsupportedDpEvent(), len(features)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
+    return Solution(params, privacy, plan.stats(gradient_norm, output_stddev))
+
+
+class Objective(NamedTuple):
+    """The static part of an objective."""
+
+    loss: MarginLoss
+    num_samples: int
+    num_features: int
+
+    def chunked(self, rows: jax.Array) -> jax.Array:
+        """Returns chunks of about sqrt(n) rows, padded with rows of zeros."""
+        size = math.isqrt(len(rows) - 1) + 1
+        rows = jnp.pad(rows, ((0, -len(rows) % size), (0, 0)))
+        return rows.reshape(-1, size, self.num_features)
+
+    def rounding(self, convexity: Any, params_norm: Any, noise_norm: Any) -> Any:
+        """Bounds ||computed grad J(w) - grad J(w)||, at ||w|| and ||eta||, in float64.
+
+        In units of the last place: a margin errs by d ||w||, which phi' multiplies by
+        c; phi' itself by 16 L + 16 c (1 + ||w||), as `MarginLoss` asks; a sum over
+        chunks by its chunk and their number, times the sum N L of all |terms|; the
+        other two terms by a few. Taking 2^-52 for the unit 2^-53 covers products of
+        errors.
+        """
+        loss = self.loss
+        chunk_size = math.isqrt(self.num_samples - 1) + 1
+        num_chunks = -(-self.num_samples // chunk_size)
+        slopes = loss.derivative_bound * (chunk_size + num_chunks + 20)
+        margins = loss.curvature_bound * (16 + (self.num_features + 16) * params_norm)
+        added = convexity * params_norm + noise_norm
+        return 2.0**-52 * (self.num_samples * (slopes + margins) + 4 * added)
+
+
+class Perturbation(NamedTuple):
+    """An objective, its convexity N Lambda, and its noise eta ~ N(0, stddev^2 I)."""
+
+    objective: Objective
+    convexity: float
+    stddev: float
+    regularization: float  # Lambda
+    extra_regularization: float
+
+    @classmethod
+    def of(
+        cls, objective: Objective, regularization: float, epsilon: float, delta: float
+    ) -> "Perturbation":
+        """Returns the noise that a budget needs, for the exact minimizer."""
+        loss = objective.loss
+        noise = objective_noise(
             epsilon,
             delta,
-            dp_event=UnsupportedDpEvent(),
-            relation=REPLACE_ONE,
-            num_samples=num_samples,
-        ),
-        stats,
+            regularization=regularization,
+            is_non_increasing=loss.is_non_increasing,
+            num_samples=objective.num_samples,
+            curvature_bound=loss.curvature_bound,
+            derivative_bound=loss.derivative_bound,
+        )
+        extra = noise.extra_regularization
+        total = regularization + extra
+        convexity = objective.num_samples * total
+        return cls(objective, convexity, noise.stddev, total, extra)
+
+    def least_gradient_norm(self, stddev: float) -> float:
+        """Returns eight times the rounding at the largest minimizer there can be."""
+        # grad J(w) = 0 bounds ||w||. A larger norm of eta has probability e^-32, and
+        # would cost some of the factor of eight, no privacy.
+        objective = self.objective
+        noise_norm = stddev * (math.sqrt(objective.num_features) + 8)
+        slopes = objective.num_samples * objective.loss.derivative_bound
+        params_norm = (slopes + noise_norm) / self.convexity
+        return 8 * objective.rounding(self.convexity, params_norm, noise_norm)
+
+    def stats(self, gradient_norm: float, output_stddev: float) -> dict[str, Scalar]:
+        """Returns the public numbers of a release."""
+        return {
+            "stddev": self.stddev,
+            "regularization": self.regularization,
+            "extra_regularization": self.extra_regularization,
+            "gradient_norm": gradient_norm,
+            "output_stddev": output_stddev,
+        }
+
+
+def checked_loss(loss: MarginLoss | None, regularization: float) -> MarginLoss:
+    """Returns the loss, by default the logistic one."""
+    _validate.non_negative(regularization=regularization)
+    loss = MarginLoss.logistic() if loss is None else loss
+    rule = "a MarginLoss, which declares the bounds that the noise rests on"
+    _validate.require(isinstance(loss, MarginLoss), "loss", loss, rule)
+    return loss
+
+
+def check_data(features: jax.Array, labels: jax.Array) -> None:
+    """Requires real arrays (n, d) and (n,)."""
+    for name, array, num_axes in (("features", features, 2), ("labels", labels, 1)):
+        kinds = (jnp.floating, jnp.integer, jnp.bool_)
+        is_fine = hasattr(array, "dtype") and array.ndim == num_axes and array.size > 0
+        is_fine = is_fine and any(jnp.issubdtype(array.dtype, kind) for kind in kinds)
+        shown = getattr(array, "aval", type(array).__name__)
+        rule = f"a real array of {num_axes} axes, not empty"
+        _validate.require(is_fine, name, shown, rule)
+    _validate.leading_size((features, labels), "features and labels")
+
+
+def released_dtype(features: jax.Array) -> np.dtype:
+    """Returns the dtype of features, float32 where it is no float or x64 is off."""
+    is_float = jnp.issubdtype(features.dtype, jnp.floating)
+    return jax.dtypes.canonicalize_dtype(features.dtype if is_float else "float32")
+
+
+def signed_rows(features: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns y_i x_i in float64, each row scaled down to norm 1 where it is longer.
+
+    A row without a label is zero.
+    """
+    # An infinity dominates the direction of its row. It does not become the largest
+    # number, whose reciprocal is subnormal and may be flushed to zero.
+    rows = features.astype(jnp.float64)
+    rows = jnp.clip(jnp.where(jnp.isnan(rows), 0.0, rows), -1e300, 1e300)
+    largest = jnp.maximum(jnp.abs(rows).max(axis=1, keepdims=True), 1.0)
+    rows = rows / largest  # no square overflows
+    norms = jnp.linalg.norm(rows, axis=1, keepdims=True)
+    rows = rows / jnp.maximum(norms, 1 / largest)
+    # Rounding errs by less than this; with it no row is longer than 1, exactly.
+    shrinkage = 1 - (features.shape[1] + 4) * 2.0**-52
+    labels = labels.astype(jnp.float64)
+    signs = jnp.where(labels > 0, shrinkage, -shrinkage)
+    return jnp.where(jnp.isnan(labels), 0.0, signs)[:, None] * rows
+
+
+class _Step(NamedTuple):
+    params: jax.Array
+    gradient: jax.Array
+    norm: jax.Array
+    is_shorter: jax.Array
+
+
+def minimize(
+    objective: Objective,
+    rows: jax.Array,
+    convexity: Scalar,
+    eta: jax.Array,
+    gradient_norm: Scalar,
+) -> jax.Array:
+    """Returns w with ||grad J(w)|| <= gradient_norm for certain, or NaN.
+
+    Each round tries Newton's step at several lengths and a gradient step, which alone
+    shortens the gradient by a factor of 1 - 1/kappa at least, and keeps the point with
+    the shortest one. Where no candidate is shorter, rounding has been reached.
+    """
+    loss = objective.loss
+    lengths = 2.0 ** -jnp.arange(8, dtype=jnp.float64)
+    smoothness = convexity + objective.num_samples * loss.curvature_bound
+    noise_norm = jnp.linalg.norm(eta)
+    chunks = objective.chunked(rows)
+
+    def gradients(points: jax.Array) -> jax.Array:
+        def add(total, chunk):
+            return total + loss.derivative(points @ chunk.T) @ chunk, None
+
+        total, _ = jax.lax.scan(add, jnp.zeros_like(points), chunks)
+        return total + convexity * points + eta[None]
+
+    def hessian(point: jax.Array) -> jax.Array:
+        def add(total, chunk):
+            weighted = loss.curvature(chunk @ point)[:, None] * chunk
+            return total + chunk.T @ weighted, None
+
+        return jax.lax.scan(add, convexity * jnp.eye(point.size), chunks)[0]
+
+    def is_certified(step: _Step) -> jax.Array:
+        # The norm is a sum of d squares, so it errs too.
+        norm = step.norm * (1 + (objective.num_features + 8) * 2.0**-52)
+        params_norm = jnp.linalg.norm(step.params)
+        error = objective.rounding(convexity, params_norm, noise_norm)
+        return norm + error <= gradient_norm
+
+    def shorten(step: _Step) -> _Step:
+        factor = jax.scipy.linalg.cho_factor(hessian(step.params))
+        newton = jax.scipy.linalg.cho_solve(factor, step.gradient)
+        moves = jnp.concatenate(
+            [lengths[:, None] * newton[None], step.gradient[None] / smoothness]
+        )
+        points = step.params[None] - moves
+        slopes = gradients(points)
+        norms = jnp.linalg.norm(slopes, axis=1)
+        # By the mark of the smallest: under a caller's jit, where float64 is off again
+        # when this is lowered, argmin of float64 would not lower.
+        best = jax.lax.argmax(norms == jnp.nanmin(norms), 0, jnp.int32)
+        return _Step(points[best], slopes[best], norms[best], norms[best] < step.norm)
+
+    origin = jnp.zeros_like(eta)
+    gradient = gradients(origin[None])[0]
+    start = _Step(origin, gradient, jnp.linalg.norm(gradient), jnp.array(True))
+    last = jax.lax.while_loop(
+        lambda step: step.is_shorter & ~is_certified(step), shorten, start
     )
+    return jnp.where(is_certified(last), last.params, jnp.nan)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

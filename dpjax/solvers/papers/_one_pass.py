@@ -12,11 +12,9 @@ that. With delta = 0 the noise has the density exp(-epsilon ||z|| / (2 eta C)), 
 kappa, the root mean square of a coordinate over the sensitivity, is
 sqrt(d + 1) / epsilon.
 
-Sensitivity. h does not decrease, and its slope is at most c: so the derivative of the
-map in (1), I - eta rho h' x x^T, has no eigenvalue outside [-1, 1], and neither it nor
-the projection moves two points apart. A record that is replaced moves its own iterate
-by eta C at most, in either run: the runs are 2 eta C apart from there on, and so is
-their mean.
+Sensitivity: the map in (1) moves no two points apart, and a replaced record moves its
+own iterate by eta C at most, in either run: the runs, and their means, are 2 eta C
+apart from there on (docs/privacy/proofs/solvers.md, 4.6).
 
 Rounding is in float64, u = 2^-53, for v = w - center. <v, x> + <center, x> is wrong by
 (d + 2) u (R + ||center||) ||x||, which (1) turns into at most twice that over ||x||,
@@ -36,7 +34,7 @@ Theory. With G^k >= E sup ||grad||^k, the excess risk is at most, to leading ord
 
     R^2 / (2 eta m) + eta (2 G^2 / 3 + 32 d (kappa C)^2 / m) + R b(C),   m = n / 2,  (3)
 
-b as in `_theory`; C and eta minimize that.
+b as in `_localized_descent`; C and eta minimize that.
 """
 
 import math
@@ -55,7 +53,7 @@ from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee, gaussian_event
 from dpjax.losses import LinearLoss
 from dpjax.mechanisms import gaussian, laplace
-from dpjax.solvers.papers._localized_theory import Theory, check_size, phase_sizes
+from dpjax.solvers.papers._localized_descent import Theory, check_size, phase_sizes
 from dpjax.solvers.training._solution import Solution
 
 _DECAY = 4  # of eta from one phase to the next
@@ -76,8 +74,7 @@ def dp_one_pass_sco(
     """Minimizes a smooth convex linear risk over a ball, in one pass over the data.
 
     The linear-time form of `dp_localized_sco`, at the same rate: each record is used in
-    one step, so that n steps cost about as much as one step on all records. Steps
-    follow one another, which suits a CPU.
+    one step, so that n steps cost about as much as one step on all records.
 
     Args:
         loss: convex, of one prediction, with a finite curvature bound, as
@@ -89,8 +86,7 @@ def dp_one_pass_sco(
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in [0, 1); 0 is pure epsilon-DP, whose noise
             grows with d instead of sqrt(d).
-        moment_bound: a public bound on E[sup ||gradient||^k], over the ball, of one
-            record; privacy holds even if it is wrong.
+        moment_bound: as in `dp_localized_sco`, like the next two.
         diameter: of the ball in which the optimum is sought, in units of params.
         moment_order: k, at least 2.
 
@@ -99,9 +95,7 @@ def dp_one_pass_sco(
         of the first phase, and risk_scale, the bound (3) of the file.
 
     Raises:
-        ValueError: If an argument is out of its range, moment_order is below 2, the
-            loss is not convex or not smooth, or n is too small for the theorem:
-            risk_scale must be at most G R, the risk of staying in the center.
+        ValueError: As `dp_localized_sco`, and if the loss is not convex or not smooth.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input. A record is used in one
@@ -112,44 +106,36 @@ def dp_one_pass_sco(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from dpjax import losses
-        >>> from dpjax.solvers import dp_one_pass_sco
+        >>> from dpjax import losses, solvers
         >>> features = jax.random.normal(jax.random.key(0), (100_000, 2))
         >>> odds = features @ jnp.array([1.0, 2.0])
         >>> labels = jnp.sign(odds + jax.random.logistic(jax.random.key(1), (100_000,)))
-        >>> solution = dp_one_pass_sco(
+        >>> solution = solvers.dp_one_pass_sco(
         ...     losses.logistic, jnp.zeros(2), (features, labels),
-        ...     key=jax.random.key(2), epsilon=1.0, delta=1e-6,
-        ...     moment_bound=384.0, moment_order=8.0,  # E||x||^8
-        ...     diameter=6.0)
+        ...     key=jax.random.key(2), epsilon=1.0, delta=1e-6, diameter=6.0,
+        ...     moment_bound=384.0, moment_order=8.0)  # E||x||^8
         >>> print([round(float(w), 1) for w in solution.params])
         [1.0, 2.1]
 
     Reference:
-        Asi, Liu, Tian (2024), arXiv 2406.02789, the algorithm for smooth generalized
-        linear models. Feldman, Koren, Talwar (2020), phased SGD. With delta = 0: Lowy
-        (2026), arXiv 2604.06492, whose rate R G (d / (n epsilon))^(1 - 1/k) it has.
+        Asi, Liu, Tian (2024), for smooth generalized linear models; Feldman, Koren,
+        Talwar (2020). With delta = 0: Lowy (2026), arXiv 2604.06492.
     """
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)
     check_key_of_rows(key, data)
-    _check_loss(loss)
+    rule = "a convex LinearLoss of one prediction with a finite curvature_bound"
+    is_fine = isinstance(loss, LinearLoss) and loss.is_convex and loss.num_outputs == 1
+    is_fine = is_fine and loss.curvature_bound < math.inf
+    _validate.require(is_fine, "loss", loss, rule)
     features, targets = _arrays(data)
-    params = jnp.asarray(params)
-    num_features = features.shape[1]
-    _validate.require(
-        params.shape == (num_features,) and jnp.issubdtype(params.dtype, jnp.floating),
-        "params",
-        f"{params.dtype}{list(params.shape)}",
-        f"floats of shape ({num_features},)",
-    )
+    params, num_features = jnp.asarray(params), features.shape[1]
+    is_fine = params.shape == (num_features,)
+    is_fine = is_fine and jnp.issubdtype(params.dtype, jnp.floating)
+    shown, rule = f"{params.dtype}{list(params.shape)}", f"floats of ({num_features},)"
+    _validate.require(is_fine, "params", shown, rule)
     theory = Theory.of(
-        epsilon,
-        delta,
-        moment_bound=moment_bound,
-        moment_order=moment_order,
-        diameter=diameter,
-        num_coordinates=num_features,
+        epsilon, delta, moment_bound, moment_order, diameter, num_features
     )
     num_samples = check_size(
         lambda n: risk(theory, n // 2) / (theory.bound * theory.radius), features
@@ -157,7 +143,7 @@ def dp_one_pass_sco(
     phases = phases_of(theory, num_samples)
     with jax.enable_x64(True):
         released, stddev = _release(
-            _Static(loss, delta == 0, tuple(phase.num_samples for phase in phases)),
+            (loss, delta == 0, tuple(phase.num_samples for phase in phases)),
             key,
             (features, targets),
             params,
@@ -169,9 +155,6 @@ def dp_one_pass_sco(
         # No event of dp_accounting has this noise; all that is pure is below this one.
         flips = 2 / (1 + math.exp(epsilon)) if epsilon < 700 else 0.0
         event = RandomizedResponseDpEvent(flips, 2)
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples
-    )
     stats: dict[str, Scalar] = {
         "num_phases": len(phases),
         "l2_clip_norm": phases[0].l2_clip_norm,
@@ -179,6 +162,9 @@ def dp_one_pass_sco(
         "stddev": stddev,
         "risk_scale": risk(theory, num_samples // 2),
     }
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
     return Solution(released, privacy, stats)
 
 
@@ -188,14 +174,6 @@ class Phase(NamedTuple):
     num_samples: int
     l2_clip_norm: float
     learning_rate: float
-
-
-class _Static(NamedTuple):
-    """The static arguments of a call."""
-
-    loss: LinearLoss
-    is_pure: bool
-    sizes: tuple[int, ...]
 
 
 def clip_norm(theory: Theory, num_samples: int) -> float:
@@ -240,46 +218,46 @@ def phases_of(theory: Theory, num_samples: int) -> list[Phase]:
 
 @partial(jax.jit, static_argnums=0)
 def _release(
-    static: _Static,
+    static: tuple[LinearLoss, bool, tuple[int, ...]],
     key: Key,
     data: tuple[jax.Array, jax.Array],
-    centre: jax.Array,
+    center: jax.Array,
     numbers: jax.Array,
     scalars: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the last phase's point in the center's dtype, and the first's stddev."""
-    radius, noise_multiplier = scalars
-    wide = centre.astype(jnp.float64)
-    dtype = jnp.float64 if centre.dtype == jnp.float64 else jnp.float32
+    (loss, is_pure, sizes), (radius, noise_multiplier) = static, scalars
+    wide = center.astype(jnp.float64)
+    dtype = jnp.float64 if center.dtype == jnp.float64 else jnp.float32
     roundoff = float(jnp.finfo(dtype).eps)  # of the mean, which is at most R long
     moved, first, stddevs = jnp.zeros_like(wide), 0, []
-    keys = jax.random.split(key, len(static.sizes))
-    for i, size in enumerate(static.sizes):
+    keys = jax.random.split(key, len(sizes))
+    for i, size in enumerate(sizes):
         clipped, rate = numbers[i]
         rows = jax.tree.map(lambda x, at=first, n=size: x[at : at + n], data)
-        mean = _one_pass(static.loss, rows, wide, moved, radius, clipped, rate)
+        mean = _one_pass(loss, rows, wide, moved, radius, clipped, rate)
         # (2), twice in each of the steps.
         reach = radius + jnp.linalg.norm(wide) + rate * clipped
-        if static.loss.derivative_bound < math.inf:
-            curvature = static.loss.curvature_bound
-            reach += static.loss.derivative_bound * jnp.sqrt(2 * rate / curvature)
+        if loss.derivative_bound < math.inf:
+            curvature = loss.curvature_bound
+            reach += loss.derivative_bound * jnp.sqrt(2 * rate / curvature)
         rounding = 2.0**-42 * (1 + len(wide) / 64) * size * reach
         sensitivity = 2 * rate * clipped + rounding + roundoff * radius
         stddevs.append((noise_multiplier * sensitivity).astype(dtype))
         mean = mean.astype(dtype)
-        if static.is_pure:
+        if is_pure:
             scale = stddevs[-1] / math.sqrt(len(wide) + 1)
             noisy = laplace(keys[i], mean, scale=scale, norm="l2")
         else:
             noisy = gaussian(keys[i], mean, stddev=stddevs[-1])
         moved, first = _into_ball(noisy.astype(jnp.float64), radius), first + size
-    return (wide + moved).astype(centre.dtype), stddevs[0]
+    return (wide + moved).astype(center.dtype), stddevs[0]
 
 
 def _one_pass(
     loss: LinearLoss,
     rows: tuple[jax.Array, jax.Array],
-    centre: jax.Array,
+    center: jax.Array,
     start: jax.Array,
     radius: jax.Array,
     clipped: jax.Array,
@@ -290,7 +268,7 @@ def _one_pass(
     def step(carry, row):
         moved, mean, count = carry
         x, y = (part.astype(jnp.float64) for part in row)
-        square, shift = jnp.dot(x, x), jnp.dot(x, centre)
+        square, shift = jnp.dot(x, x), jnp.dot(x, center)
         # Below 1e-150 a square may underflow; the step is short there all the same.
         limit = clipped / jnp.maximum(jnp.sqrt(square), 1e-150)
         slope = rate * loss.curvature_bound * square
@@ -310,17 +288,6 @@ def _one_pass(
 def _into_ball(vector: jax.Array, radius: jax.Array) -> jax.Array:
     norm = jnp.linalg.norm(vector)
     return vector * jnp.where(norm > radius, radius / norm, 1.0)
-
-
-def _check_loss(loss: LinearLoss) -> None:
-    is_smooth = (
-        isinstance(loss, LinearLoss)
-        and loss.is_convex
-        and loss.num_outputs == 1
-        and loss.curvature_bound < math.inf
-    )
-    rule = "a convex LinearLoss of one prediction with a finite curvature_bound"
-    _validate.require(is_smooth, "loss", loss, rule)
 
 
 def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:

@@ -16,7 +16,7 @@ from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import arrays, flatten, like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._smooth_gaussian import (
+from dpjax.accounting._smooth import (
     largest_smoothness,
     smooth_gaussian_multiplier,
 )
@@ -68,11 +68,10 @@ def dp_sample_and_aggregate(
             zero by default. It replaces the entries of a result that are not finite.
         overlap: s, the number of subsets that a record is in. By default subsets are
             disjoint ranges of records: shuffle records whose order matters. For s > 1,
-            ranges of s - 1 random orders are subsets as well: subsets are then s times
-            larger, but the smallest noise depends on m / s. The paper uses sqrt(m).
+            ranges of s - 1 random orders are subsets too: s times larger ones, but the
+            smallest noise depends on m / s. The paper uses sqrt(m).
         spread: a public guess of the largest distance of three quarters of the results
-            from each other, by default diameter / 100. It sets the smoothness of S;
-            privacy holds for every guess.
+            from each other, by default diameter / 100; it sets the smoothness of S.
         vectorize: whether fit_fn can be traced under `vmap`. If not, it is called for
             one subset of NumPy arrays after the other, `center` must be given, and the
             solver does not run under `jit` or `vmap`.
@@ -89,16 +88,13 @@ def dp_sample_and_aggregate(
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every fit_fn whose result is a
-        function of its subset. The records of a subset depend only on their index and
-        the key, and a record is in at most s subsets.
-        `dpjax.solvers.papers._smooth_center` proves that S bounds the movement of the
-        center and is beta-smooth, also for computed distances;
-        `dpjax.accounting._smooth_gaussian` proves the noise.
+        function of its subset, because a record is in at most s subsets.
+        `dpjax.solvers.papers._smooth_center` has S, which bounds the movement of the
+        center and is smooth; `dpjax.accounting._smooth` proves the noise.
 
         Side effects of fit_fn, such as its output and running time, are not protected.
-        Without `vectorize` an exception, or a result of other shapes, counts as a
-        result that is not finite, because it may depend on the records: test fit_fn on
-        public data first.
+        Without `vectorize` an exception, or a result of other shapes, counts as not
+        finite, because it may depend on the records: test fit_fn on public data first.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -112,7 +108,7 @@ def dp_sample_and_aggregate(
     Reference:
         Wang, Xiao, Devadas, Xu (2020), Algorithm 1 and Theorem 1; Nissim,
         Raskhodnikova, Smith (2007), Smooth sensitivity and sampling in private data
-        analysis, Section 4. S and the noise differ from the printed ones: see above.
+        analysis, Section 4. S and the noise differ from the printed ones.
     """
     _validate.require(callable(fit_fn), "fit_fn", fit_fn, "callable")
     check_budget(epsilon, delta)
@@ -122,14 +118,14 @@ def dp_sample_and_aggregate(
     spread = diameter / 100 if spread is None else spread
     _validate.positive(spread=spread)
     data = gathered(arrays(data))
-    subsets = _Subsets.of(data, num_subsets, overlap)
+    subsets = _Subsets(_validate.leading_size(data, "data"), num_subsets, overlap)
+    rule = f"at most overlap times the {subsets.num_samples} records"
+    is_fine = subsets.per_order <= subsets.num_samples
+    _validate.require(is_fine, "num_subsets", num_subsets, rule)
     template = _template(fit_fn, data, subsets, center, vectorize)
     origin, unflatten = flatten(template, "the result of fit_fn")
-    smoothness, multiplier = _noise(
-        (float(epsilon), float(delta), origin.size),
-        subsets,
-        relative_spread=spread / diameter,
-    )
+    setting = float(epsilon), float(delta), origin.size
+    smoothness, multiplier = _noise(setting, subsets, spread / diameter)
     weights = smooth_weights(smoothness, num_steps(num_subsets, overlap))
     subset_key, noise_key = jax.random.split(key)
     if vectorize:
@@ -139,12 +135,10 @@ def dp_sample_and_aggregate(
     params = _release(
         overlap, results, noise_key, origin, diameter, weights, multiplier
     )
+    # No event of dp_accounting describes it, and accountants reject this one.
+    event, num_samples = UnsupportedDpEvent(), subsets.num_samples
     privacy = PrivacyGuarantee.of(
-        epsilon,
-        delta,
-        # No event of dp_accounting describes it, and accountants reject this one.
-        dp_event=UnsupportedDpEvent(),
-        num_samples=subsets.num_samples,
+        epsilon, delta, dp_event=event, num_samples=num_samples
     )
     stats: dict[str, Scalar] = {
         "subset_size": subsets.size,
@@ -163,16 +157,6 @@ class _Subsets(NamedTuple):
     number: int
     overlap: int
 
-    @classmethod
-    def of(cls, data: PyTree, num_subsets: int, overlap: int) -> "_Subsets":
-        """Checks the sizes."""
-        num_samples = _validate.leading_size(data, "data")
-        subsets = cls(num_samples, num_subsets, overlap)
-        rule = f"at most overlap times the {num_samples} records"
-        is_fine = subsets.per_order <= num_samples
-        _validate.require(is_fine, "num_subsets", num_subsets, rule)
-        return subsets
-
     @property
     def per_order(self) -> int:
         """The number of disjoint subsets of one order of the records."""
@@ -184,11 +168,7 @@ class _Subsets(NamedTuple):
         return self.num_samples // self.per_order
 
     def rows(self, key: Key) -> jax.Array:
-        """Returns the indices of records, shape (m, b); each at most `overlap` times.
-
-        The paper draws subsets independently until no record is in more than sqrt(m),
-        which practically never happens with 25 subsets of 10,000 records.
-        """
+        """Returns indices of records, shape (m, b), each at most `overlap` times."""
         orders = [jnp.arange(self.num_samples)]
         if self.overlap > 1:
             keys = jax.random.split(key, self.overlap - 1)
@@ -203,9 +183,8 @@ def _template(
 ) -> PyTree:
     """Returns the center of the ball, shaped as a result, from shapes of the data."""
     if not vectorize:
-        _validate.require(
-            center is not None, "center", center, "given if vectorize is false"
-        )
+        rule = "given if vectorize is false"
+        _validate.require(center is not None, "center", center, rule)
         return jax.tree.map(jnp.asarray, center)
 
     def subset_like(x: Any) -> jax.ShapeDtypeStruct:
@@ -227,10 +206,7 @@ def _shapes(tree: PyTree) -> PyTree:
 
 
 def _noise(
-    setting: tuple[float, float, int],
-    subsets: _Subsets,
-    *,
-    relative_spread: float,
+    setting: tuple[float, float, int], subsets: _Subsets, relative_spread: float
 ) -> tuple[float, float]:
     """Returns the smoothness and standard deviation / S, from public numbers only.
 
@@ -242,11 +218,11 @@ def _noise(
     # With that many steps the noise of the last weight is less than the diameter.
     enough = [max(0, math.floor(math.log(c) / beta) + 1) for beta, c in pairs]
     needed = least_num_points(min(enough), subsets.overlap)
-    epsilon, delta, num_coordinates = setting
+    epsilon, delta, size = setting
     rule = (
-        f"at least {needed} for {claim(epsilon, delta)}, "
-        f"{num_coordinates} coordinates and overlap = {subsets.overlap}, as with "
-        "fewer the least noise is the diameter or more"
+        f"at least {needed} for {claim(epsilon, delta)}, {size} coordinates and "
+        f"overlap = {subsets.overlap}, as with fewer the least noise is the diameter "
+        "or more"
     )
     _validate.require(subsets.number >= needed, "num_subsets", subsets.number, rule)
 
@@ -262,19 +238,12 @@ def _noise(
 def _tight_pairs(
     epsilon: float, delta: float, num_coordinates: int
 ) -> tuple[tuple[float, float], ...]:
-    """Returns smoothnesses, from 2 to 98 per cent of the largest, and multipliers.
-
-    The first multiplier is within a few per cent of that of plain Gaussian noise, the
-    last many times larger.
-    """
-    most = largest_smoothness(epsilon, delta, num_coordinates=num_coordinates)
-
-    def pair(smoothness: float) -> tuple[float, float]:
-        return smoothness, smooth_gaussian_multiplier(
-            epsilon, delta, smoothness=smoothness, num_coordinates=num_coordinates
-        )
-
-    return tuple(pair(most * float(share)) for share in np.geomspace(0.02, 0.98, 24))
+    """Returns smoothnesses, from 2 to 98 per cent of the largest, and multipliers."""
+    how = {"num_coordinates": num_coordinates}
+    most = largest_smoothness(epsilon, delta, **how)
+    betas = [most * float(share) for share in np.geomspace(0.02, 0.98, 24)]
+    multiplier = partial(smooth_gaussian_multiplier, epsilon, delta, **how)
+    return tuple((beta, multiplier(smoothness=beta)) for beta in betas)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -282,12 +251,12 @@ def _fit_vectorized(
     fit_fn: FitFn, subsets: _Subsets, data: PyTree, key: Key
 ) -> jax.Array:
     """Returns the results as vectors, shape (m, d)."""
-    rows = subsets.rows(key)
-    return jax.vmap(
-        lambda rows: flatten(
-            fit_fn(jax.tree.map(lambda x: jnp.asarray(x)[rows], data)), "params"
-        )[0]
-    )(rows)
+
+    def fit(rows: jax.Array) -> jax.Array:
+        subset = jax.tree.map(lambda x: jnp.asarray(x)[rows], data)
+        return flatten(fit_fn(subset), "params")[0]
+
+    return jax.vmap(fit)(subsets.rows(key))
 
 
 def _fit_on_host(

@@ -12,18 +12,16 @@ that differs from z in s points |g - g'| <= min(S, S') and S <= e^B S', because
 V_k <= V'_(k+1): each ball of z' holds s more points than that of z needs. Proof:
 `docs/privacy/proofs/solvers.md`, 4.3.
 
-Rounding. That argument compares radii of unchanged centers alone, and counts: it
-needs no triangle inequality, and holds for computed distances, which are the same for
-the same two points. Sums, minima and maxima keep an order. Only the sensitivity takes
-distances for exact. A computed one is too small by a share of (d/2 + 10) u at most,
-u = 2^-24 in float32, and by sqrt(d) 2^-63 for squares that underflow; S is at least
-w_K >= 2^-40, so that (2d + 32) u of it covers both, and a set that is larger by the
-rounding of a projection. `smooth_weights` keeps 2^-20 of B for the products in (1).
+Rounding. That argument compares radii of unchanged centers and counts: it holds for
+computed distances, which are the same for the same two points. Sums, minima and maxima
+keep an order. Only the sensitivity takes distances for exact. A computed one is too
+small by a share of (d/2 + 10) u at most, u = 2^-24 in float32, and by sqrt(d) 2^-63 for
+squares that underflow; S is at least w_K >= 2^-40, so that (2d + 32) u of it covers
+both, and a set that is larger by the rounding of a projection. `smooth_weights` keeps
+2^-20 of B for the products in (1).
 
 Paper 001 prints 2 e^(-beta k) times the mean of the top ceil(s/2) of r_i(t_0 + (k+1)s)
-in place of (1). As largest values, or as so few of the smallest, that is not smooth; as
-the a >= s/beta smallest it is 2 beta-smooth, and asks for a <= t_0. Here the rank
-ks + 1 makes B = beta, and every m > s will do.
+in place of (1), which is not smooth; see `docs/privacy/proofs/papers.md`.
 """
 
 import math

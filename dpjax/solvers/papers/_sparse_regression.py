@@ -17,7 +17,7 @@ from dpjax.accounting import epsilon_to_rho
 from dpjax.batching import Disjoint
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Winsorization
-from dpjax.solvers.papers._peeled_steps import (
+from dpjax.solvers.papers._hard_thresholding import (
     PeeledStep,
     Peeling,
     check_sparsity,
@@ -25,7 +25,7 @@ from dpjax.solvers.papers._peeled_steps import (
 )
 from dpjax.solvers.statistics._noisy_mean import noisy_mean
 from dpjax.solvers.training._calibration import FAILURE_PROB
-from dpjax.solvers.training._loop import Batches, Execution, check_steps, iterate
+from dpjax.solvers.training._loop import Batches, Execution, iterate
 from dpjax.solvers.training._solution import Solution
 from dpjax.transforms import project
 
@@ -61,25 +61,20 @@ def dp_sparse_linear_regression(
         delta: privacy of the whole run, in (0, 1).
         sparsity: s, the number of nonzero weights.
         threshold: K, in units of the features and of the targets, which should have
-            similar scales. By default it balances the bias of clipping and the noise,
-            for `fourth_moment_bound`.
-        learning_rate: eta. By default 2/3 of the inverse mean square of the clipped
-            features, which costs 2 per cent of the budget. This suits features of
-            similar scale and little correlation; otherwise pass a smaller one, or the
-            steps may diverge.
-        num_steps: T; by default the number, at most floor(log n), that balances noise
-            and convergence: a single step, unless n epsilon is large for s.
-        fourth_moment_bound: a public bound on E x_j^4 and E y^4, for the defaults.
-            Privacy holds even if the bound is wrong.
+            similar scales; by default the best for `fourth_moment_bound`.
+        learning_rate: eta; by default 2/3 of the inverse mean square of the clipped
+            features, for 2 per cent of the budget; with correlated ones pass less.
+        num_steps: T; by default at most floor(log n), the best for noise and
+            convergence: a single step, unless n epsilon is large for s.
+        fourth_moment_bound: a public bound on E x_j^4 and E y^4. Privacy holds even if
+            the bound is wrong.
         radius: radius of the l2 ball onto which the weights are projected.
         execution: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold,
         learning_rate, num_steps, batch_size; of the last step linf_sensitivity,
-        noise_scale of each entry and noise_norm = noise_scale sqrt(s); and
-        is_informative, false if noise_norm exceeds the radius, so that zero may be as
-        good as the result.
+        noise_scale of an entry and noise_norm; and is_informative: noise_norm < radius.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
@@ -100,17 +95,18 @@ def dp_sparse_linear_regression(
         [7 9]
 
     Reference:
-        Hu, Ni, Xiao, Wang (2022), Algorithm 3, Theorems 6 and 7. Here K and T balance
-        the noise, eta depends on the features, and the sensitivity is per step.
+        Hu, Ni, Xiao, Wang (2022), Algorithm 3, Theorems 6 and 7; K, T, eta differ.
     """
     _validate.positive(
         epsilon=epsilon, fourth_moment_bound=fourth_moment_bound, radius=radius
     )
     _validate.probability(delta=delta)
+    if learning_rate is not None:
+        _validate.positive(learning_rate=learning_rate)
     check_key_of_rows(key, (features, targets))
-    features, targets = linear_data(features, targets)
+    data = features, targets = linear_data(features, targets)
     num_samples, num_features = features.shape
-    params = jnp.zeros(features.shape[1], features.dtype)
+    params = jnp.zeros(num_features, features.dtype)
     check_sparsity(sparsity, params)
     rho = epsilon_to_rho(epsilon, delta)
     design = _Design(
@@ -118,18 +114,15 @@ def dp_sparse_linear_regression(
     )
     if num_steps is None:
         num_steps = design.best_num_steps()
-    check_steps(num_samples, num_steps, Disjoint())
-    batches = Batches.of((features, targets), num_steps, Disjoint(), execution)
+    batches = Batches.of(data, num_steps, Disjoint(), execution)
     if threshold is None:
         threshold = design.best_threshold(num_steps)
     _validate.within(1e-8, 1e12, threshold=threshold)
-    if learning_rate is not None:
-        _validate.positive(learning_rate=learning_rate)
     share = _MEAN_SQUARE_SHARE if learning_rate is None else 0.0
     peeling = Peeling(sparsity, (1 - share) * rho, "gumbel", (epsilon, delta))
 
     key, scale_key = jax.random.split(key)
-    rate = learning_rate
+    rate: Scalar | None = learning_rate
     if rate is None:
         rate = _learning_rate(
             batches.axis_name, features, threshold, scale_key, share * rho
@@ -144,9 +137,7 @@ def dp_sparse_linear_regression(
         sparsity=sparsity,
         noise=peeling.noise,
     )
-    params, state = iterate(
-        step, params, (features, targets), key=key, execution=execution
-    )
+    params, state = iterate(step, params, data, key=key, execution=execution)
     stats = peeling.stats(num_samples, num_steps, state.sensitivity)
     stats |= {"threshold": threshold, "learning_rate": rate}
     stats["is_informative"] = stats["noise_norm"] < radius
@@ -215,16 +206,13 @@ class ShrunkenState(NamedTuple):
 @register("threshold", "radius", "learning_rate", "rho", "key")
 @dataclass(frozen=True, kw_only=True)
 class ShrunkenStep(PeeledStep):
-    """w <- Proj(peeling of w - (eta/m) sum x (<x, w> - y)), on clipped data.
-
-    Algorithm 3 of paper 004. The sensitivity depends on w, which is released.
-    """
+    """w <- Proj(peeling of w - (eta/m) sum x (<x, w> - y)), on clipped data."""
 
     threshold: Scalar
     radius: Scalar
 
     def init(self, params: jax.Array) -> ShrunkenState:
-        return ShrunkenState(super().init(params), self._sensitivity(params))
+        return ShrunkenState(super().init(params), self.sensitivity_at(params))
 
     def __call__(self, params, state, batch, is_padding_example):
         # Clipped here, without a separate pass over the data.
@@ -232,19 +220,16 @@ class ShrunkenStep(PeeledStep):
         moved, chain_state = super().__call__(
             params, state.chain_state, batch, is_padding_example
         )
-        return moved, ShrunkenState(chain_state, self._sensitivity(params))
+        return moved, ShrunkenState(chain_state, self.sensitivity_at(params))
 
     def optimizer(self, params: jax.Array) -> optax.GradientTransformation:
-        peeled = self.peeled(self._estimator(params), self._sensitivity(params))
-        return optax.chain(peeled, project(L2Ball(self.radius).project))
+        into_ball = project(L2Ball(self.radius).project)
+        return optax.chain(super().optimizer(params), into_ball)
 
-    def _estimator(self, params: jax.Array) -> Winsorization:
+    def estimator_at(self, params: jax.Array) -> Winsorization:
         # |x_j (<x, w> - y)| <= K (K ||w||_1 + K); line 6 has sqrt(s) for ||w||_1.
         size = jnp.sum(jnp.abs(params))
         return Winsorization(like(self.threshold, params) ** 2 * (1 + size))
-
-    def _sensitivity(self, params: jax.Array) -> Scalar:
-        return self.sensitivity_of(self._estimator(params), params.size)
 
 
 @partial(jax.jit, static_argnums=0)

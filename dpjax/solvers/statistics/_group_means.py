@@ -1,7 +1,7 @@
 """Private counts, means and quantiles of public groups."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,28 +13,22 @@ from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import arrays, like
 from dpjax._types import ArrayLike, Key, Scalar
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
 from dpjax.estimators import Clipping
-from dpjax.solvers.statistics._bisection import median_and_bound
-from dpjax.solvers.statistics._diameter import SetClipping
-from dpjax.solvers.statistics._group_quantiles import noisy_quantiles_of_groups
-from dpjax.solvers.statistics._grouped_samples import Groups
 from dpjax.solvers.statistics._histogram import (
     check_countable,
     count_errors,
     noisy_integers,
 )
-from dpjax.solvers.statistics._noisy_mean import noisy_mean
+from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean, one_gaussian
 from dpjax.solvers.statistics._noisy_quantile import (
+    NUM_MEDIAN_HALVINGS,
     SizeHistogram,
+    bisected,
+    median_and_bound,
+    noisy_quantile,
     noisy_size_histogram,
 )
-from dpjax.solvers.statistics._ranks import checked_samples
+from dpjax.solvers.statistics._quantile import APART, checked_samples
 from dpjax.solvers.statistics._untuned_mean import (
     HIDDEN_RECORDS,
     LEAST_BOUND,
@@ -50,10 +44,11 @@ from dpjax.solvers.training._solution import Solution
 _COUNTS, _SIZE, _MEDIAN, _LENGTHS, _SQUARES = 0.2, 0.02, 0.03, 0.1, 0.1
 _QUANTILES = 0.4
 _LARGEST = 1e15  # samples are held within it: their squares stay finite
-_APART = 2.0**-20  # of the middle of bounds, which are farther apart than that
+_NARROWEST = 2.0**-20  # of the middle of bounds, which are farther apart than that
 _NO_LAYER = 1e15  # the weight of a layer without samples, whose noise then vanishes
 _LEAST_COUNT = 4.0  # stddevs of a noisy count, below which a group says nothing
 _HIDDEN = 3.0  # stddevs that a group's squares may have more than is released
+_BOUND = 0.02  # of the quantiles' budget, for a bound of all samples
 
 
 def dp_group_means(
@@ -71,8 +66,7 @@ def dp_group_means(
 
     As in `dp_mean`, samples are clipped around a private median, in layers at distances
     from a private histogram; all groups share these. Outer layers of all groups
-    together are shrunk toward zero, and those of each group toward its part of them. If
-    a group has few samples, its intervals are wide or infinite.
+    together are shrunk toward zero, and those of each group toward its part of them.
 
     Args:
         samples: shape (n,), real; n is public, at most 2^24. A record with NaN is
@@ -89,17 +83,11 @@ def dp_group_means(
     Returns:
         A `Solution` whose params are a dict of counts, integers of shape (G,), means,
         shape (G,), and quantiles, shape (G, len(quantiles)). Its standard_errors have
-        the same structure, so `interval` works: they count sampling and noise, and for
-        means also the bias of shrinking and clipping, as for `dp_mean`, of all groups
-        together; a group may have more than its part of this bias as far as noise hides
-        which group has it. Its stats hold noise_multiplier,
-        and count_stddev of the noise of a count.
-
-        At n = 20,000 and epsilon .5 to 3, nominal 95 per cent intervals covered 96 to
-        100 per cent of means and quantiles, for normal, lognormal and t distributions
-        (3 degrees of freedom). For 10,000 records of real columns, including costs and
-        gains that are mostly zero, they covered each group's mean in 93 per cent or
-        more.
+        the same structure, so `interval` works (`benchmarks/COVERAGE.md`): they count
+        sampling and noise, and for means also the bias of shrinking and clipping of all
+        groups together, as far as noise hides which group has it. A group with few
+        samples has wide or infinite ones. Its stats hold noise_multiplier, and
+        count_stddev of the noise of a count.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input; a replaced record may
@@ -128,18 +116,17 @@ def dp_group_means(
     check_budget(epsilon, delta)
     check_key_of_rows(key, (samples, groups))
     _validate.count(num_groups=num_groups)
-    _validate.within(2.0**-20, 1 - 2.0**-20, **_named(quantiles))
+    named = {f"quantiles[{i}]": value for i, value in enumerate(quantiles)}
+    _validate.within(2.0**-20, 1 - 2.0**-20, **named)
     samples = checked_samples(samples, num_axes=1)
     check_countable(samples.size)
     indices = jnp.asarray(gathered(arrays(groups)))
-    _validate.require(
-        indices.shape == samples.shape and jnp.issubdtype(indices.dtype, jnp.integer),
-        "groups",
-        jax.ShapeDtypeStruct(indices.shape, indices.dtype),
-        f"integers of shape {samples.shape}",
-    )
+    if indices.shape != samples.shape or not jnp.issubdtype(indices.dtype, jnp.integer):
+        shape = jax.ShapeDtypeStruct(indices.shape, indices.dtype)
+        rule = f"integers of shape {samples.shape}"
+        raise ValueError(f"groups must be {rule}, got {shape}.")
     middle, reach = _middle(bounds)
-    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+    multiplier, privacy = one_gaussian(epsilon, delta, samples.size)
     count_key, mean_key, quantile_key = _keys.split(key, 3)
     all_groups = _known(num_groups, samples, indices, middle, reach)
     rest = 1 - _QUANTILES if quantiles else 1.0
@@ -147,50 +134,39 @@ def dp_group_means(
     params["counts"], errors["counts"], stddev = _counted(
         num_groups, count_key, all_groups, multiplier / math.sqrt(rest * _COUNTS)
     )
+    counted = all_groups, params["counts"], stddev
     params["means"], errors["means"] = _means(
-        num_groups,
-        mean_key,
-        (all_groups, params["counts"], stddev),
-        multiplier,
-        rest,
-        reach,
+        num_groups, mean_key, counted, (multiplier, rest), reach
     )
-    params["means"] = _back(params["means"], middle, reach)
     if quantiles:
-        params["quantiles"], errors["quantiles"] = noisy_quantiles_of_groups(
+        params["quantiles"], errors["quantiles"] = _quantiles(
             (num_groups, tuple(map(float, quantiles))),
             quantile_key,
-            all_groups,
-            params["counts"],
-            _LEAST_COUNT * stddev,
+            counted,
             multiplier / math.sqrt(_QUANTILES),
             reach if bounds else None,
         )
-        params["quantiles"] = _back(params["quantiles"], middle, reach)
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=gaussian_event(multiplier), num_samples=samples.size
-    )
+    for name in params.keys() - {"counts"}:  # back between the bounds
+        params[name] = jnp.clip(params[name], -reach, reach) + middle
     stats: dict[str, Scalar] = {"noise_multiplier": multiplier, "count_stddev": stddev}
     return Solution(params, privacy, stats, errors)
-
-
-def _named(quantiles: Sequence[float]) -> dict[str, float]:
-    return {f"quantiles[{i}]": value for i, value in enumerate(quantiles)}
 
 
 def _middle(bounds: tuple[float, float] | None) -> tuple[float, float]:
     """Returns the middle of bounds, and the distance of their ends from it."""
     low, high = bounds or (-_LARGEST, _LARGEST)
-    rule = f"two increasing numbers within {_LARGEST:g} that float32 tells apart"
     middle, reach = low / 2 + high / 2, high / 2 - low / 2
-    is_fine = low >= -_LARGEST and high <= _LARGEST and reach > _APART * abs(middle)
+    is_fine = low >= -_LARGEST and high <= _LARGEST and reach > _NARROWEST * abs(middle)
+    rule = f"two increasing numbers within {_LARGEST:g} that float32 tells apart"
     _validate.require(is_fine, "bounds", bounds, rule)
     return middle, reach
 
 
-def _back(values: jax.Array, middle: float, reach: float) -> jax.Array:
-    """Returns numbers about the middle as those between the bounds."""
-    return jnp.clip(values, -reach, reach) + middle
+class Groups(NamedTuple):
+    """Samples (n,), zero if they do not count, and their groups, then G."""
+
+    values: jax.Array
+    indices: jax.Array
 
 
 @partial(jax.jit, static_argnums=0)
@@ -211,7 +187,7 @@ def _counted(
     num_groups: int, key: Key, groups: Groups, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     stddev = math.sqrt(2) * ROUNDED_UP * jnp.asarray(multiplier, "float32")
-    sizes = groups.counts(num_groups, jnp.ones_like(groups.indices))
+    sizes = jnp.zeros(num_groups + 1, "int32").at[groups.indices].add(1)[:-1]
     counts = noisy_integers(key, sizes, stddev)
     return counts, count_errors(counts, stddev, groups.values.size), stddev
 
@@ -220,8 +196,7 @@ def _means(
     num_groups: int,
     key: Key,
     counted: tuple[Groups, jax.Array, jax.Array],
-    multiplier: float,
-    rest: float,
+    budget: tuple[float, float],
     reach: float,
 ) -> tuple[jax.Array, jax.Array]:
     """Releases the mean of each group, and returns its standard errors."""
@@ -229,6 +204,7 @@ def _means(
     size_key, median_key, length_key, sum_key, square_key = _keys.split(key, 5)
 
     def part(share: float) -> float:
+        multiplier, rest = budget
         return multiplier / math.sqrt(rest * share)
 
     center, bound = median_and_bound(
@@ -329,18 +305,14 @@ def _sums(
     last = jnp.where(is_narrow, reach, radii[-1]).astype(z.dtype)
     # Beyond half of it squares of layers are read from the histogram, for less noise.
     radius = jnp.where(is_narrow, 1.0, 0.5) * last
-    short = (jnp.minimum(lengths, radius) / radius) ** 2
-    of_squares = SetClipping(1.0, math.sqrt(min(num_groups, 2)))
-    squares, stddev = _noisy_sums(
-        num_groups, keys[1], groups, short[:, None], multipliers[1], of_squares
-    )
-    stddev = radius**2 * stddev
-    squares = jnp.maximum(radius**2 * squares[:, 0] + stddev, 0.0)
     # Layers lie about a median, and the middle of bounds is not where the mean is.
     known = jnp.maximum(jnp.abs(values) - jnp.sqrt(jnp.sum(variances)), 0.0)
     squares_of_mean = known**2 / jnp.maximum(counts, 1).astype(z.dtype)
-    squares = squares - jnp.where(is_narrow, squares_of_mean, 0.0)
-    squares = jnp.maximum(squares, stddev)
+    of_mean = jnp.where(is_narrow, squares_of_mean, 0.0)
+    squares, stddev = _squares(
+        num_groups, keys[1], groups, lengths, radius, multipliers[1]
+    )
+    squares = jnp.maximum(squares - of_mean, stddev)
     total = jnp.maximum(seen.sum_of_squares(0.0, radius), stddev)
     # What all groups have beyond the last radius falls into one no more than squares
     # may: a few long samples are seldom spread evenly.
@@ -354,6 +326,24 @@ def _sums(
         squares * beyond,
         num_samples * left_out * share,
     )
+
+
+def _squares(
+    num_groups: int,
+    key: Key,
+    groups: Groups,
+    lengths: jax.Array,
+    radius: jax.Array,
+    multiplier: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Releases sums of squares of clipped lengths, and returns their noise."""
+    short = (jnp.minimum(lengths, radius) / radius) ** 2
+    clipping = SetClipping(1.0, math.sqrt(min(num_groups, 2)))
+    squares, stddev = _noisy_sums(
+        num_groups, key, groups, short[:, None], multiplier, clipping
+    )
+    stddev = radius**2 * stddev
+    return jnp.maximum(radius**2 * squares[:, 0] + stddev, 0.0), stddev
 
 
 def _shrunk(
@@ -411,3 +401,130 @@ def _group_means(
     is_seen = counts.astype("float32") > _LEAST_COUNT * count_stddev
     is_seen &= sums.is_seen
     return sums.center + from_center, jnp.where(is_seen, jnp.sqrt(variance), jnp.inf)
+
+
+def _quantiles(
+    static: tuple[int, tuple[float, ...]],
+    key: Key,
+    counted: tuple[Groups, jax.Array, jax.Array],
+    multiplier: float,
+    reach: float | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Releases quantiles of each group (G, Q), and returns their standard errors.
+
+    About each a width is found that reaches two standard errors of its rank both ways.
+
+    Args:
+        static: the number of groups G, and Q quantiles in (0, 1).
+        key: a typed key.
+        counted: the samples, and the noisy counts with the stddev of their noise.
+        multiplier: of the noise of all of it, as one Gaussian mechanism.
+        reach: a public bound of all samples, or None: one is released.
+
+    Privacy:
+        Under replace-one Gaussian mechanisms that compose to one of that multiplier:
+        `noisy_quantile`, and the counts of each step. A record is in one of them, so
+        that they move by sqrt(2) in the l2 norm.
+    """
+    bound_key, key = _keys.split(key)
+    values = counted[0].values
+    if reach is not None:
+        bound = jnp.asarray(reach, values.dtype)
+        return _bisected_quantiles(static, key, counted, bound, multiplier)
+    of_bound = multiplier / math.sqrt(_BOUND)
+    bound = 2 * noisy_quantile(
+        bound_key, jnp.abs(values), num_above=0.0, noise_multiplier=of_bound
+    )
+    multiplier /= math.sqrt(1 - _BOUND)
+    return _bisected_quantiles(static, key, counted, bound, multiplier)
+
+
+@partial(jax.jit, static_argnums=0)
+def _bisected_quantiles(
+    static: tuple[int, tuple[float, ...]],
+    key: Key,
+    counted: tuple[Groups, jax.Array, jax.Array],
+    bound: jax.Array,
+    multiplier: Scalar,
+) -> tuple[jax.Array, jax.Array]:
+    num_groups, quantiles = static
+    groups, counts, count_stddev = counted
+    num_steps = 2 * len(quantiles) * NUM_MEDIAN_HALVINGS
+    stddev = math.sqrt(2 * num_steps) * ROUNDED_UP * multiplier
+    stddev = jnp.asarray(stddev, "float32")
+    sizes = jnp.maximum(counts, 1).astype("float32")
+    requested = jnp.asarray(quantiles, "float32")[:, None]
+    variances = requested * (1 - requested) * sizes[None] + stddev**2
+    apart = APART * jnp.sqrt(variances) / sizes[None]  # of shares, (Q, G)
+    ordered = _ordered(num_groups, groups)
+
+    def found(key: Key, start: jax.Array, ends_of: Any, is_higher: Any) -> Any:
+        """Returns where a bisection within the bound of the start ends, (Q, G)."""
+        return bisected(
+            key,
+            (start, jnp.asarray(bound, start.dtype) / 2),
+            lambda middle: _beside(*ordered, *ends_of(middle)),
+            lambda noisy, _: is_higher(*jnp.moveaxis(noisy, 1, 0)),
+            NUM_MEDIAN_HALVINGS,
+            stddev,
+        )
+
+    center_key, width_key = _keys.split(key)
+    zeros = jnp.zeros((len(quantiles), num_groups), groups.values.dtype)
+    center, off = found(
+        center_key,
+        zeros,
+        lambda middle: (middle, middle),
+        lambda below, _, above: requested * above > (1 - requested) * below,
+    )
+
+    def is_short(below: jax.Array, between: jax.Array, above: jax.Array) -> jax.Array:
+        # On either side: where samples repeat numbers, the quantile of the law may be
+        # the next number on one side alone.
+        total = below + between + above
+        least = requested - apart, 1 - requested - apart
+        return (below > least[0] * total) | (above > least[1] * total)
+
+    width, _ = found(
+        width_key,
+        zeros + jnp.asarray(bound, zeros.dtype),
+        lambda width: (center - width, center + width),
+        is_short,
+    )
+    is_inside = apart < jnp.minimum(requested, 1 - requested)
+    is_seen = is_inside & (sizes > _LEAST_COUNT * count_stddev)[None]
+    off = 2 * off  # the last step that was made
+    errors = (width + off) / APART + off
+    return center.T, jnp.where(is_seen, errors, jnp.inf).T
+
+
+def _ordered(num_groups: int, groups: Groups) -> tuple[jax.Array, jax.Array]:
+    """Returns samples, those of a group in their order, and where groups begin."""
+    indices, values = jax.lax.sort((groups.indices, groups.values), num_keys=2)
+    ends = jnp.searchsorted(indices, jnp.arange(num_groups + 1, dtype="int32"))
+    return values, ends.astype("int32")
+
+
+def _beside(
+    values: jax.Array, ends: jax.Array, lows: jax.Array, highs: jax.Array
+) -> jax.Array:
+    """Returns how many of a group are below, between and above bounds (..., G).
+
+    Integers, shape (..., 3, G): exact, as if each sample were compared.
+    """
+    start, end = (jnp.broadcast_to(x, lows.shape) for x in (ends[:-1], ends[1:]))
+
+    def first(is_before: Callable[..., jax.Array], bounds: jax.Array) -> jax.Array:
+        def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> Any:
+            low, high = ends
+            middle = (low + high) // 2
+            value = values[jnp.minimum(middle, values.size - 1)]
+            goes_on, is_low = low < high, is_before(value, bounds)
+            low = jnp.where(goes_on & is_low, middle + 1, low)
+            return low, jnp.where(goes_on & ~is_low, middle, high)
+
+        num_steps = values.size.bit_length()
+        return jax.lax.fori_loop(0, num_steps, halve, (start, end))[0]
+
+    low, high = first(jnp.less, lows), first(jnp.less_equal, highs)
+    return jnp.stack([low - start, high - low, end - high], axis=-2)

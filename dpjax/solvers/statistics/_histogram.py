@@ -9,16 +9,14 @@ from dpjax import _keys, _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._types import ArrayLike, Key, Scalar
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
 from dpjax.mechanisms import gaussian
-from dpjax.solvers.statistics._bisection import median_and_bound
-from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
-from dpjax.solvers.statistics._ranks import checked_edges, checked_samples
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
+from dpjax.solvers.statistics._noisy_quantile import (
+    MOST_RECORDS,
+    median_and_bound,
+    noisy_quantile,
+)
+from dpjax.solvers.statistics._quantile import checked_edges, checked_samples
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 
@@ -27,7 +25,6 @@ _SIZE, _MEDIAN, _DISTANCE = 0.02, 0.04, 0.04
 EDGES_SHARE = _SIZE + _MEDIAN + _DISTANCE
 _BEYOND = 0.05  # of the records, which are farther from the median than edges go
 _NUM_BINS, _STEPS_APART = 20, 8.0
-_MOST_SAMPLES = 2**24  # integers up to here are exact in float32
 _LEAST_VARIANCE = 1 / 12  # of noise that is rounded to integers
 
 
@@ -79,32 +76,22 @@ def dp_histogram(
     check_key_of_rows(key, samples)
     samples = checked_samples(samples, num_axes=1)
     check_countable(samples.size)
-    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+    multiplier, privacy = one_gaussian(epsilon, delta, samples.size)
     edge_key, key = _keys.split(key)
     if edges is None:
-        share = EDGES_SHARE
-        bins = private_edges(edge_key, samples, multiplier)
+        share, bins = EDGES_SHARE, private_edges(edge_key, samples, multiplier)
     else:
-        share = 0.0
-        bins = checked_edges(edges, samples)
+        share, bins = 0.0, checked_edges(edges, samples)
     of_counts = multiplier / math.sqrt(1 - share)
     counts, errors, stddev = _counted(key, samples, bins, of_counts)
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=gaussian_event(multiplier), num_samples=samples.size
-    )
-    stats: dict[str, Scalar] = {
-        "edges": bins,
-        "stddev": stddev,
-        "noise_multiplier": multiplier,
-    }
+    stats = {"edges": bins, "stddev": stddev, "noise_multiplier": multiplier}
     return Solution(counts, privacy, stats, errors)
 
 
 def check_countable(num_samples: int) -> None:
     """Requires so few samples that float32 holds each count of them."""
-    _validate.require(
-        num_samples <= _MOST_SAMPLES, "samples", num_samples, "at most 2^24"
-    )
+    is_fine = num_samples <= MOST_RECORDS
+    _validate.require(is_fine, "samples", num_samples, "at most 2^24")
 
 
 @jax.jit

@@ -16,7 +16,6 @@ from dpjax._types import Key, PyTree, Scalar
 from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms._additive import gaussian_of_padded, padded
-from dpjax.solvers.statistics._basis import themselves
 
 # Multiples of the edge of the noise's spectrum, and of the mean eigenvalue, that are
 # added to every eigenvalue, so that directions hidden by noise are not scaled up.
@@ -74,7 +73,7 @@ def second_moments(
     records: PyTree,
     radius: Scalar,
     noise_multiplier: Scalar,
-    row_of: Callable[[PyTree], jax.Array] = themselves,
+    row_of: Callable[[PyTree], jax.Array] = lambda row: row,
 ) -> tuple[Unrounded, jax.Array]:
     """Returns what `noisy_second_moments` adds noise to, padded, and its stddevs.
 

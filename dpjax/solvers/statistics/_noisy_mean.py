@@ -1,13 +1,76 @@
-"""A bounded mean with Gaussian noise, which solvers release once."""
+"""Bounded means with noise, of vectors from a ball or a set of known diameter."""
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import AxisName
+from dpjax._sums.exact import Unrounded
+from dpjax._tree import register
 from dpjax._types import Key, PyTree, Scalar
-from dpjax.estimators import Estimator
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
+from dpjax.estimators import Clipping, Estimator
 from dpjax.gradients import streamed_grad
+from dpjax.mechanisms._additive import padded
 from dpjax.transforms import privatize
+
+# In w (c t, 1), with w in [0, 1] and t in [-1, 1], the weight beside the number costs
+# nothing for c up to 1 / sqrt(3): the set is a triangle, whose longest side has two
+# opposite numbers at its ends.
+BESIDE_WEIGHT = 0.577
+
+
+@register("l2_clip_norm")
+@dataclass(frozen=True)
+class SetClipping(Clipping):
+    """The mean of clipped vectors from a set that holds what lies between it and zero.
+
+    Sensitivity: replacing one of n records moves the mean by at most the diameter / n
+    in the l2 norm, adding or removing one by l2_clip_norm / n; rounding is added as for
+    `Clipping`. Proof: `docs/privacy/proofs/sums.md`, 1.10.
+
+    Attributes:
+        l2_clip_norm: see `Clipping`.
+        relative_diameter: the largest l2 distance of two vectors of the set within the
+            clip norm, in clip norms, at least 1. Of a set of vectors without negative
+            entries it is the root of two, and 1 for numbers.
+    """
+
+    relative_diameter: float = math.sqrt(2)
+
+    @property
+    def diameter(self) -> float:
+        """See `NormBounded.diameter`; more than what vectors may be off by rounding."""
+        return self.relative_diameter * ROUNDED_UP
+
+
+# The longest side of the triangle at c = 1 / sqrt(3), a little above `BESIDE_WEIGHT`.
+WEIGHTED = SetClipping(2 / math.sqrt(3), 1.0)
+
+
+def one_gaussian(
+    epsilon: float, delta: float, num_samples: int
+) -> tuple[float, PrivacyGuarantee]:
+    """Returns the multiplier and guarantee of Gaussian releases that share a budget.
+
+    Each takes a share s by the multiplier total / sqrt(s), and shares add up to 1.
+    """
+    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+    event = gaussian_event(multiplier)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
+    return multiplier, privacy
 
 
 def noisy_mean(
@@ -39,3 +102,24 @@ def noisy_mean(
         estimator, noise_multiplier=multiplier, key=key, axis_name=axis_name
     )
     return release.update(samples, release.init(start))[0]
+
+
+def mean_and_stddevs(
+    estimator: Estimator,
+    samples: jax.Array,
+    noise_multiplier: Scalar,
+    axis_name: AxisName | None,
+) -> tuple[Unrounded, jax.Array]:
+    """Returns a robust mean, padded, and the stddevs that its Gaussian noise must have.
+
+    Args:
+        estimator: the robust mean.
+        samples: shape (n, ...).
+        noise_multiplier: stddev over the l2 sensitivity, under replace-one.
+        axis_name: the mesh axes over which rows are sharded.
+    """
+    mean = estimator.unrounded(samples, axis_name=axis_name)
+    size = samples.size // len(samples)
+    noise = estimator.noise_parameters(noise_multiplier, len(samples), size)
+    entries = padded(mean)
+    return entries, jnp.full_like(entries.high, noise["stddev"])

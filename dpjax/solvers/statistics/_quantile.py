@@ -1,39 +1,33 @@
-"""A private quantile, and its interval."""
+"""A private quantile, and its interval: choices among public bins by ranks."""
 
+import math
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _keys, _validate
-from dpjax._sharding import check_key_of_rows
+from dpjax import _keys, _validate, mechanisms
+from dpjax._sharding import check_key_of_rows, gathered
+from dpjax._tree import arrays
 from dpjax._types import ArrayLike, Key, Scalar, SelectionName
-from dpjax.solvers.statistics._ranks import (
-    EDGES,
-    MOST_RECORDS,
-    RANGE,
-    SIZES,
-    as_scores,
-    checked_edges,
-    checked_samples,
-    choose,
-    counts_of,
-    lacking,
-    log_odds,
-    rank_error_of,
-    rank_of,
-    scores_of,
-)
-from dpjax.solvers.training._calibration import Choices
+from dpjax.solvers.statistics._noisy_quantile import MOST_RECORDS
+from dpjax.solvers.training._calibration import FAILURE_PROB, Choices
 from dpjax.solvers.training._solution import Solution
 
+RANGE = 2.0  # of the scores' change, when one record is replaced
 APART = 1.959964  # standard errors of a rank at which an interval is seen: 95 per cent
 # Widths are preferred as their square, as far as this share of the ranks beyond allows.
 _WIDE, _SPARE = 2.0, 0.25
 _HALF_BINS = 0.8  # with 1.28 standard errors, at level 0.8, all of a half bin
+_GOLDEN = 2_654_435_769  # 2^32 / 1.618...: its multiples spread evenly modulo 2^32
+
+# Bins of the default: 50 a decade from 1e-6 to 1e9 on both sides, and one at zero.
+# Powers of ten are edges to the bit, in float32 too.
+_SIZES = np.array([float(f"{x:.12g}") for x in np.logspace(-6, 9, 15 * 50 + 1)])
+EDGES = np.concatenate([-_SIZES[::-1], _SIZES])
 # In half bins, below which a width says nothing.
-_WIDTH_EDGES = np.concatenate([[0.0], SIZES[SIZES >= 1]])
+_WIDTH_EDGES = np.concatenate([[0.0], _SIZES[_SIZES >= 1]])
 
 
 def dp_quantile(
@@ -52,16 +46,11 @@ def dp_quantile(
 
     minus the smallest number of records to replace for the r-th smallest to lie in it.
     Permute-and-flip chooses a bin, whose midpoint is released. For any distribution of
-    the samples, the error in rank grows with the logarithm of the number of bins.
-
-    A second choice, with the same epsilon, gives the interval: the distance from that
+    the samples, the error in rank grows with the logarithm of the number of bins. A
+    second choice, with the same epsilon, gives the interval: a distance from that
     midpoint within which the two samples lie whose ranks are two standard errors below
-    and above the quantile. So an interval reaches the next number if samples repeat a
-    few numbers, as ages do: wide distances are preferred by public weights, because all
-    of those that are too short may have one score. Equal parts make the interval
-    narrowest: with n = 1,000 and epsilon 0.2, for the median of a normal distribution,
-    it had 2.9 times the width without privacy, and 4.0 with three quarters for the
-    value.
+    and above the quantile. It reaches the next number if samples repeat a few, as ages
+    do: wide distances are preferred by public weights.
 
     Args:
         samples: shape (n,), real; n is public. Values beyond the edges, including
@@ -76,18 +65,13 @@ def dp_quantile(
             (5 per cent wide) from 1e-6 to 1e9 and from -1e9 to -1e-6, and one at zero.
 
     Returns:
-        A `Solution` whose params are a scalar. Its standard_errors, and so `interval`,
-        are for the quantile of the distribution of the samples. They count sampling,
-        both choices, and the width of a bin, at levels of 0.8 or more. With 4,000 bins,
-        n from 2,000 to 100,000, epsilon 0.5 to 3, and quantiles 0.1, 0.5 and 0.9 of
-        normal, t3 and lognormal distributions, nominal 95 per cent intervals covered
-        97.5 per cent on average and 95.7 or more of every quantile (400 runs), at 1.1
-        to 2.0 times the width without privacy; `benchmarks/COVERAGE.md` has all
-        results, also for real columns that repeat few numbers. An interval is infinite
-        in the first or the last bin, which have no end, and if the rank may be that of
-        an extreme (by n, quantile and epsilon alone). Its stats hold rank, num_bins,
-        and rank_error: with probability 0.99 at most rank_error records lie between the
-        bin and the r-th smallest.
+        A `Solution` whose params are a scalar, with standard_errors and `interval` for
+        the quantile of the distribution of the samples. They count sampling, both
+        choices and the width of a bin, at levels of 0.8 or more (measured in
+        `benchmarks/COVERAGE.md`), and are infinite in the first or the last bin, and if
+        the rank may be that of an extreme. Its stats hold rank, num_bins, and
+        rank_error: with probability 0.99 at most rank_error records lie between the bin
+        and the r-th smallest.
 
     Privacy:
         epsilon-DP under replace-one, for every input: two choices with half of epsilon
@@ -102,17 +86,14 @@ def dp_quantile(
         >>> import jax, numpy as np
         >>> samples = 3.0 + np.random.default_rng(0).standard_cauchy(10_000)
         >>> solution = dp_quantile(samples, key=jax.random.key(1), epsilon=0.5)
-        >>> print(f"{solution.params:.1f} {solution.stats['rank_error']:.0f}")
-        3.0 95
         >>> low, high = solution.interval()
-        >>> print(f"{low:.1f} {high:.1f}")
-        2.8 3.1
+        >>> print(f"{solution.params:.1f} {low:.1f} {high:.1f}")
+        3.0 2.8 3.1
 
     Reference:
         Smith (2011), "Privacy-preserving statistical estimation with optimal
-        convergence rates", Algorithm 2, for the exponential mechanism on quantiles.
-        Scores: Asi, Duchi (2020), "Instance-optimality in differential privacy via
-        approximate inverse sensitivity mechanisms".
+        convergence rates", Algorithm 2. Scores: Asi, Duchi (2020), "Instance-optimality
+        in differential privacy via approximate inverse sensitivity mechanisms".
     """
     _validate.positive(epsilon=epsilon)
     check_key_of_rows(key, samples)
@@ -123,13 +104,14 @@ def dp_quantile(
     params, errors = _with_error(
         (choices.mechanism, float(quantile)), key, samples, bins, choices.epsilon
     )
-    num_samples, num_bins = samples.size, bins.size - 1
+    num_bins = bins.size - 1
+    # Pr[score < best - (range / epsilon) log(k / p)] <= p, and the best score is 0.
     stats: dict[str, Scalar] = {
-        "rank": rank_of(quantile, num_samples),
+        "rank": _rank(quantile, samples.size),
         "num_bins": num_bins,
-        "rank_error": rank_error_of(choices.epsilon, num_bins),
+        "rank_error": RANGE / choices.epsilon * math.log(num_bins / FAILURE_PROB),
     }
-    return Solution(params, choices.guarantee(num_samples), stats, errors)
+    return Solution(params, choices.guarantee(samples.size), stats, errors)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -143,7 +125,8 @@ def _with_error(
     """Releases a quantile, and its standard error."""
     mechanism, quantile = static
     center_key, width_key = _keys.split(key)
-    index = choose(mechanism, center_key, scores_of(samples, edges, quantile), epsilon)
+    scores = scores_of(samples, edges, quantile)
+    index = choose(mechanism, center_key, scores, epsilon)
     center = edges[index] / 2 + edges[index + 1] / 2
     half = edges[index + 1] / 2 - edges[index] / 2
     # A choice errs about as a Laplace law of scale 2 / epsilon does, and that of the
@@ -153,17 +136,58 @@ def _with_error(
     rank_error = jnp.sqrt(sampling + 4 * (RANGE / epsilon) ** 2)
     apart = jnp.minimum(jnp.ceil(APART * rank_error), num_samples).astype("int32")
     sizes = jnp.asarray(_WIDTH_EDGES, samples.dtype)
-    nearest = min(rank_of(quantile, num_samples), num_samples * (1 - quantile))
+    nearest = min(_rank(quantile, num_samples), num_samples * (1 - quantile))
     spare = _SPARE * (nearest - apart.astype("float32"))
     preferred = _preference(sizes, spare, RANGE / epsilon)
     scores = _width_scores((samples - center) / half, sizes, quantile, apart)
     scores = jnp.maximum(scores - preferred, -MOST_RECORDS)
     width = choose(mechanism, width_key, scores, epsilon)
     error = half * jnp.maximum(sizes[width + 1] / APART, _HALF_BINS)
-    farthest = APART * rank_error
-    farthest = jnp.maximum(farthest, RANGE / epsilon * log_odds(edges.size - 1))
+    log_odds = math.log((edges.size - 1) / FAILURE_PROB)
+    farthest = jnp.maximum(APART * rank_error, RANGE / epsilon * log_odds)
     is_inside = (index > 0) & (index < edges.size - 2) & (width < sizes.size - 2)
     return center, jnp.where(is_inside & (farthest < nearest), error, jnp.inf)
+
+
+def choose(
+    mechanism: SelectionName, key: Key, scores: jax.Array, epsilon: Scalar
+) -> jax.Array:
+    """Releases the index of a bin with a large score."""
+    return getattr(mechanisms, mechanism)(
+        key, scores, epsilon=epsilon, sensitivity_range=RANGE
+    )
+
+
+def scores_of(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
+    """Returns u(j), integers in float32, shape (num_bins,)."""
+    up_to = num_up_to(samples, edges, quantile) - _rank(quantile, samples.size)
+    first = jnp.full((1,), -_rank(quantile, samples.size), "int32")
+    return _scores(jnp.concatenate([first, up_to[:-1]]), up_to)
+
+
+def num_up_to(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
+    """Returns how many samples each bin and those before it hold, (num_bins,)."""
+    multiples = jnp.arange(samples.size, dtype="uint32") * jnp.uint32(_GOLDEN)
+    is_low = multiples < jnp.uint32(min(int(quantile * 2**32), 2**32 - 1))
+    missing = jnp.where(is_low, -jnp.inf, jnp.inf).astype(samples.dtype)
+    values = jnp.where(jnp.isnan(samples), missing, samples)
+    bins = jnp.searchsorted(edges[1:-1], values, side="left")
+    counts = jnp.zeros(edges.size - 1, "int32").at[bins].add(1)
+    return jnp.cumsum(counts, dtype="int32")
+
+
+def _scores(lower: jax.Array, upper: jax.Array) -> jax.Array:
+    """Returns minus the number of records to replace for a count to reach zero.
+
+    The count grows from bin to bin; given are those at the ends of each bin.
+    """
+    distances = jnp.maximum(jnp.maximum(lower + 1, -upper), 0)
+    return -jnp.minimum(distances, MOST_RECORDS).astype("float32")
+
+
+def _rank(quantile: float, num_samples: int) -> int:
+    """Returns r of the r-th smallest sample, from 1 on."""
+    return max(1, math.ceil(quantile * num_samples))
 
 
 def _width_scores(
@@ -176,14 +200,14 @@ def _width_scores(
     2 apart of them, and the quantile of the law be its neighbor. Each of the counts,
     and so their least, moves by 1 where a record is replaced.
     """
-    rank = rank_of(quantile, samples.size)
-    up_to = jnp.cumsum(counts_of(samples, edges, quantile), dtype="int32")
-    down_to = jnp.cumsum(counts_of(-samples, edges, 1 - quantile), dtype="int32")
+    rank = _rank(quantile, samples.size)
+    up_to = num_up_to(samples, edges, quantile)
+    down_to = num_up_to(-samples, edges, 1 - quantile)
     above = up_to - (rank + apart)
     below = down_to - (samples.size - rank + apart + 1)
     spare = jnp.minimum(above, below)
     first = jnp.full((1,), -samples.size, "int32")  # nothing lies within less than zero
-    return as_scores(lacking(jnp.concatenate([first, spare[:-1]]), spare))
+    return _scores(jnp.concatenate([first, spare[:-1]]), spare)
 
 
 def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
@@ -204,3 +228,27 @@ def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
     power = jnp.clip(most / (scale * sizes[-1]), 0.0, _WIDE)
     lost = jnp.round(power * scale * (sizes[-1] - sizes))
     return jnp.minimum(lost, MOST_RECORDS)
+
+
+def checked_samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
+    """Returns samples as floats of so many axes, with the rows of all devices."""
+    x = jnp.asarray(gathered(arrays(samples)))
+    rule = f"a real array with {num_axes} axes and at least one entry"
+    is_fine = x.ndim == num_axes and 0 < x.size < 2**31 and not jnp.iscomplexobj(x)
+    _validate.require(is_fine, "samples", jax.ShapeDtypeStruct(x.shape, x.dtype), rule)
+    return x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
+
+
+def checked_edges(edges: ArrayLike, samples: jax.Array) -> jax.Array:
+    """Returns checked edges in the dtype of the samples."""
+    array = jnp.asarray(edges)
+    if array.ndim != 1 or array.size < 3 or jnp.iscomplexobj(array):
+        shape = jax.ShapeDtypeStruct(array.shape, array.dtype)
+        raise ValueError(f"edges must be a real vector of three or more, got {shape}.")
+    array = array.astype(samples.dtype)
+    if _validate.is_concrete(array):
+        numbers = np.asarray(array)
+        is_fine = bool(np.isfinite(numbers).all() and (np.diff(numbers) > 0).all())
+        rule = f"finite and increasing in {array.dtype}"
+        _validate.require(is_fine, "edges", numbers, rule)
+    return array

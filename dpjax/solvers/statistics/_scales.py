@@ -1,4 +1,4 @@
-"""Private centers and scales of columns, for the estimators and for the command.
+"""Private centers and scales of columns, also for the estimators and for the command.
 
 All releases add Gaussian noise to counts and means. They compose exactly, together with
 a Gaussian model, to one Gaussian mechanism; selections by the exponential mechanism
@@ -6,17 +6,28 @@ would compose as zCDP and lose a third of the budget.
 """
 
 import math
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _keys
-from dpjax._rounding import ROUNDED_UP, ROUNDOFF
-from dpjax._types import ArrayLike, Key
-from dpjax.mechanisms._additive import gaussian_of_padded
+from dpjax._rounding import ROUNDED_UP
+from dpjax._sharding import check_key_of_rows
+from dpjax._sums.exact import Unrounded, two_sum
+from dpjax._types import ArrayLike, Key, Scalar
+from dpjax.estimators import Clipping
+from dpjax.mechanisms._additive import gaussian_of_padded, padded
+from dpjax.solvers.statistics._noisy_mean import mean_and_stddevs, one_gaussian
+from dpjax.solvers.statistics._quantile import checked_samples
+from dpjax.solvers.training._calibration import check_budget
+from dpjax.solvers.training._solution import Solution
 
 # Bins [2^j, 2^(j+1)) of |x|; numbers outside count in the nearest bin.
 _FIRST, _LAST = -30, 50
+_NUM_BINS = _LAST - _FIRST + 1
 _BEYOND = 2.0**60  # numbers are clipped to this: no quotient by a size overflows
 _WINDOW = 3  # adjacent bins: three hold three quarters of a normal distribution
 # The probability that some window without records seems to have some.
@@ -37,6 +48,7 @@ _MOST_DENSE = 0.05  # share of rows that may have more nonzero cells
 _MOST_SHARE = 0.35  # largest share of the budget
 _FEWEST_RELEASED = 1024  # numbers are padded to this many with zeros
 _MOST_SCALES = 100.0  # cells are clipped to so many scales from the center
+_MOST_UNITS = 2**14  # of a cell that counts as one, where so many records have room
 
 
 class Noise(NamedTuple):
@@ -50,22 +62,6 @@ class Noise(NamedTuple):
         Shares add up to 1, because inverse squares of multipliers add up.
         """
         return Noise(self.multiplier / math.sqrt(share))
-
-    def stddev(self, sensitivity: float) -> float:
-        """Returns the standard deviation of the noise in one number."""
-        return self.multiplier * sensitivity
-
-    def largest(
-        self, sensitivity: float, num_sums: int, num_terms: int, prob: float
-    ) -> float:
-        """Returns what the largest of many sums of noise exceeds with a probability."""
-        return self.stddev(sensitivity) * math.sqrt(
-            2 * num_terms * math.log(num_sums / prob)
-        )
-
-    def released(self, key: Key, values: np.ndarray, sensitivity: float) -> np.ndarray:
-        """Returns values of that sensitivity with noise."""
-        return released(key, values, self.stddev(sensitivity))
 
 
 class Standard(NamedTuple):
@@ -126,7 +122,7 @@ def scales_share(
     """
     if num_columns == 0:
         return 0.0
-    shown = (_least_seen(num_columns, Noise(noise_multiplier)) / num_samples) ** 2
+    shown = (_least_seen(num_columns, noise_multiplier) / num_samples) ** 2
     if 4 * shown > _MOST_SHARE:
         return 0.0
     return min(max(16 * shown, least), _MOST_SHARE)
@@ -134,11 +130,78 @@ def scales_share(
 
 def least_seen(num_columns: int, noise: Noise) -> float:
     """Returns the number of records of one size that `release_scales` can detect."""
-    return _least_seen(num_columns, noise.part(_SHARES[1]))
+    return _least_seen(num_columns, noise.part(_SHARES[1]).multiplier)
 
 
-def _least_seen(num_columns: int, noise: Noise) -> float:
-    return _largest_window(noise, math.sqrt(2 * num_columns), num_columns)
+def _least_seen(num_columns: int, multiplier: float) -> float:
+    log_sums = math.log(num_columns * (_NUM_BINS - 1))
+    return _largest(multiplier * math.sqrt(2 * num_columns), log_sums, _WINDOW, _FALSE)
+
+
+def _largest(stddev: Any, log_sums: Any, num_terms: int, prob: float) -> Any:
+    """Returns what the largest of many sums of noise exceeds with a probability."""
+    return stddev * (2 * num_terms * (log_sums - math.log(prob))) ** 0.5
+
+
+def dp_center_and_scale(
+    samples: ArrayLike, *, key: Key, epsilon: float, delta: float
+) -> Solution:
+    """Releases for each column a center and a scale that standardize it.
+
+    A histogram of binary exponents gives the size of most numbers of a column. If half
+    of the records have about that size and their clipped mean is far from zero, that
+    mean is the center, and the scale is a 97 per cent quantile of distances from it,
+    2.5 standard deviations of a normal distribution. Other columns, such as amounts,
+    dummies, and what is mostly zero, keep the center zero, and their scale is a 75 per
+    cent quantile of |x| without zeros. So divided columns are of about unit size, which
+    is what steps need. The errors are those of a mean, not of a median: see
+    `dp_quantile` for that. The budget is spent once, whatever the number of columns is.
+
+    Args:
+        samples: shape (n, k), real; n is public. Missing values are NaN. Zeros count
+            for nothing but a center.
+        key: a typed key.
+        epsilon: privacy of all columns together, positive.
+        delta: privacy of all columns together, in (0, 1).
+
+    Returns:
+        A `Solution` with params (centers, scales), each of shape (k,), in units of the
+        columns; scales are positive. A column keeps center 0 and scale 1 if the noise
+        hides its size. Its stats hold is_known, shape (k,), false for such columns;
+        least_seen, the number of records of one size that the noise does not hide, from
+        n, k and the budget alone; and noise_multiplier.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for every input: six adaptive Gaussian
+        mechanisms on counts and clipped means, which compose exactly. A row with many
+        cells that are not zero counts less in each histogram, so that a row moves all
+        of them by no more than one of few cells does.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> normal = np.random.default_rng(0).normal(size=(20_000, 2))
+        >>> samples = np.array([2000.0, -3.0]) + np.array([50.0, 0.1]) * normal
+        >>> centers, scales = dp_center_and_scale(
+        ...     samples, key=jax.random.key(0), epsilon=0.5, delta=1e-6).params
+        >>> print(np.round(samples.std(axis=0) / scales, 1))
+        [0.4 0.4]
+
+    Reference:
+        Karwa, Vadhan (2018), "Finite sample differentially private confidence
+        intervals", for sizes by a noisy histogram of exponents; Biswas, Dong, Kamath,
+        Ullman (2020), "CoinPress", for rounds of clipping about what is known.
+    """
+    check_budget(epsilon, delta)
+    check_key_of_rows(key, samples)
+    samples = checked_samples(samples, num_axes=2)
+    multiplier, privacy = one_gaussian(epsilon, delta, len(samples))
+    scales = _released(key, samples, None, multiplier)
+    stats = {
+        "is_known": scales.is_known,
+        "least_seen": least_seen(samples.shape[1], Noise(multiplier)),
+        "noise_multiplier": multiplier,
+    }
+    return Solution((scales.centers, scales.scales), privacy, stats)
 
 
 def release_scales(
@@ -149,6 +212,63 @@ def release_scales(
     weights: np.ndarray | None = None,
     is_centered: bool = True,
 ) -> Standard:
+    """Releases the standard of columns of a table, as `dp_center_and_scale` does.
+
+    Columns whose size the noise hides are clipped to [-1, 1]: this keeps dummies, and
+    the signs of amounts.
+
+    Args:
+        key: a typed key.
+        columns: shape (n, k), float64, k at least 1.
+        noise: the noise of all releases together.
+        weights: shape (n,), or None. A record of weight zero does not count in any
+            release.
+        is_centered: whether to release centers; otherwise all are zero.
+
+    Privacy:
+        One Gaussian mechanism of the noise multiplier under replace-one.
+    """
+    cells = np.clip(columns, -_BEYOND, _BEYOND).astype(np.float32)
+    is_counted = None if weights is None else jnp.asarray(weights > 0)
+    scales = _released(
+        key, jnp.asarray(cells), is_counted, noise.multiplier, is_centered=is_centered
+    )
+    centers, sizes = (np.array(x, np.float64) for x in scales[:2])
+    is_known = np.array(scales.is_known)
+    most = np.where(is_known, _MOST_SCALES * sizes, 1.0)
+    return Standard(centers, sizes, centers - most, centers + most, is_known)
+
+
+class _Scales(NamedTuple):
+    """Released numbers of columns, each of shape (k,) but the last two.
+
+    Attributes:
+        centers: what is subtracted first.
+        scales: what differences are divided by.
+        sizes: the scales about zero.
+        is_known: whether the noise shows a size.
+        is_away: whether the column may have a center other than zero.
+        num_counted: how many records count, a scalar.
+        most_cells: b, a number of cells that few rows exceed, a scalar.
+    """
+
+    centers: jax.Array
+    scales: jax.Array
+    sizes: jax.Array
+    is_known: jax.Array
+    is_away: jax.Array
+    num_counted: jax.Array
+    most_cells: jax.Array
+
+
+def _released(
+    key: Key,
+    columns: jax.Array,
+    is_counted: jax.Array | None,
+    multiplier: float,
+    *,
+    is_centered: bool = True,
+) -> _Scales:
     """Releases a center and a scale of every column.
 
     1. A histogram of the number of nonzero cells of a row gives b, which nearly all
@@ -165,139 +285,221 @@ def release_scales(
        in proportion to the size that numbers are clipped to: of a column whose spread
        is far below its mean the first distances are mostly that error.
 
-    If no size exceeds the noise, the column keeps its unit and is clipped to [-1, 1]:
-    this keeps dummies, and the signs of amounts.
-
-    Args:
-        key: a typed key.
-        columns: shape (n, k), float64, k at least 1.
-        noise: the noise of all releases together.
-        weights: shape (n,), or None. A record of weight zero does not count in any
-            release.
-        is_centered: whether to release centers; otherwise steps 3 and 4 are skipped.
-
     Privacy:
         One Gaussian mechanism of the noise multiplier under replace-one. A row with m
-        cells counts sqrt(min(1, b/m)) in the histogram of each: sqrt(b) in the norm,
-        and sqrt(2b) if another row replaces it, plus the rounding of sums. With weights
-        the number of records of weight above zero is released too. If a row replaces a
-        record of weight zero, all of these move by sqrt(b + 1) together, at most
-        sqrt(2b). A mean of k numbers within ±1.5 moves by 3 sqrt(k) / n, plus its
-        rounding. The columns of each step, centers, sizes and b come from earlier
-        releases.
+        cells counts at most sqrt(min(1, b/m)) in the histogram of each: sqrt(b) in the
+        norm, and sqrt(2b) if another row replaces it. The number of records that count
+        is released too. If a row replaces one that does not, all of these move by
+        sqrt(b + 1) together, at most sqrt(2b). Counts are exact. A row
+        of a numbers within 1.5 has at most the norm 1.5 sqrt(a). The columns of each
+        step, centers, sizes and b come from earlier releases.
     """
-    num_samples, num_columns = columns.shape
-    is_known = np.isfinite(columns)
-    is_counted = None if weights is None else weights > 0
-    if is_counted is not None:
-        is_known &= is_counted[:, None]
-    columns = np.clip(np.where(is_known, columns, 0.0), -_BEYOND, _BEYOND)
+    dense, first, *rounds = (multiplier / math.sqrt(share) for share in _SHARES)
     first_key, *keys = _keys.split(key, 3)
-    dense, first, *rounds = map(noise.part, _SHARES)
     dense_key, first_key = _keys.split(first_key)
-    most_cells = 1.0 if num_columns == 1 else _most_cells(dense_key, columns, dense)
-    scales, num_seen, num_counted = _sizes(
-        first_key, columns, first, most_cells, _QUANTILE, is_counted
-    )
-    most = np.where(num_seen > 0, _MOST_SCALES * scales, 1.0)
-    centers, least = np.zeros(num_columns), _LEAST_SPREAD * scales
-    away = np.flatnonzero((num_seen > num_counted / 2) & is_centered)
-    # Both means are rounded in float64, by up to n units, and to float32.
-    rounded = max(4.0, 3 + num_samples * 2.0**-27) * ROUNDOFF
-    moved = 2 * _MOST_MEAN / num_samples + rounded
-    for round_key, of_mean, of_size in zip(
-        keys, rounds[::2], rounds[1::2], strict=True
-    ):
-        if not away.size:
-            break
+    columns, scales = _start(columns, is_counted)
+    if columns.shape[1] > 1:
+        counts, stddevs = _numbers_of_cells(columns, dense)
+        noisy = gaussian_of_padded(dense_key, counts, stddevs)
+        most_cells = _most_cells(columns.shape, noisy, stddevs)
+        scales = scales._replace(most_cells=most_cells)
+
+    def sizes_of(key: Key, quantile: float, multiplier: float) -> _Sizes:
+        counts, stddevs = _exponents(columns, is_counted, scales, multiplier)
+        noisy = gaussian_of_padded(key, counts, stddevs)
+        return _sizes(scales, noisy, stddevs, quantile)
+
+    sizes = sizes_of(first_key, _QUANTILE, first)
+    scales = _sized(is_counted is not None, scales, sizes)
+    rounds = zip(keys, rounds[::2], rounds[1::2], strict=True)
+    for round_key, of_mean, of_size in rounds if is_centered else ():
         mean_key, size_key = _keys.split(round_key)
-        distances = np.where(is_known, columns - centers, 0.0)[:, away]
-        clipped = np.clip(distances / scales[away], -_MOST_MEAN, _MOST_MEAN)
-        sensitivity = math.sqrt(away.size) * moved
-        means = of_mean.released(mean_key, clipped.mean(axis=0), sensitivity)
-        means = means * (num_samples / num_counted)
-        is_away = (np.abs(means) > _RECENTERED) | (centers[away] != 0)
-        away, means = away[is_away], means[is_away]
-        if not away.size:
-            break
-        centers[away] += means * scales[away]
-        distances = np.where(is_known, columns - centers, 0.0)[:, away]
-        new_sizes, num_found, _ = _sizes(
-            size_key, distances, of_size, away.size, _QUANTILE_AWAY
-        )
-        new_sizes = np.where(num_found > 0, new_sizes, scales[away])
-        scales[away] = np.maximum(new_sizes, least[away])
-        most[away] = _MOST_SCALES * scales[away]
-    return Standard(centers, scales, centers - most, centers + most, num_seen > 0)
+        mean, stddevs = _means(columns, scales, of_mean)
+        noisy = gaussian_of_padded(mean_key, mean, stddevs)
+        scales = _centered(len(columns), scales, noisy)
+        scales = _rescaled(scales, sizes_of(size_key, _QUANTILE_AWAY, of_size))
+    return scales
 
 
-def _largest_window(noise: Noise, sensitivity: float, num_columns: int) -> float:
-    num_windows = num_columns * (_LAST - _FIRST)
-    return noise.largest(sensitivity, num_windows, _WINDOW, _FALSE)
+class _Sizes(NamedTuple):
+    """Released sizes of columns, how many records have them, and how many count."""
+
+    sizes: jax.Array
+    num_seen: jax.Array
+    num_counted: jax.Array
 
 
-def _most_cells(key: Key, columns: np.ndarray, noise: Noise) -> float:
-    """Releases a bound on the number of nonzero cells that few rows exceed."""
-    num_samples, num_columns = columns.shape
+@jax.jit
+def _start(
+    columns: jax.Array, is_counted: jax.Array | None
+) -> tuple[jax.Array, _Scales]:
+    """Returns clipped cells, NaN where they do not count, and columns about zero."""
+    columns = jnp.clip(columns, -_BEYOND, _BEYOND)
+    if is_counted is not None:
+        columns = jnp.where(is_counted[:, None], columns, jnp.nan)
+    zeros = jnp.zeros(columns.shape[1], columns.dtype)
+    ones, num_counted = zeros + 1, jnp.float32(len(columns))
+    scales = zeros, ones, ones, zeros > 0, zeros == 0, num_counted, jnp.float32(1)
+    return columns, _Scales(*scales)
+
+
+def _differences(columns: jax.Array, scales: _Scales) -> jax.Array:
+    """Returns cells minus their centers, zero if they do not count."""
+    is_cell = scales.is_away[None] & ~jnp.isnan(columns)
+    return jnp.where(is_cell, columns - scales.centers[None], 0.0)
+
+
+def _num_away(scales: _Scales) -> jax.Array:
+    return jnp.maximum(jnp.sum(scales.is_away, dtype="float32"), 1.0)
+
+
+def _entries(
+    counts: jax.Array, unit: int, sensitivity: Scalar, multiplier: Scalar
+) -> tuple[Unrounded, jax.Array]:
+    """Returns integers over a power of two, exact and padded, and stddevs of noise."""
+    parts = (x.astype("float32") / unit for x in (counts >> 12 << 12, counts & 4095))
+    entries = Unrounded(*map(padded, two_sum(*parts)))
+    stddev = ROUNDED_UP * jnp.asarray(multiplier, "float32") * sensitivity
+    return entries, jnp.full_like(entries.high, stddev)
+
+
+def _edges_of(num_columns: int) -> jax.Array:
     num_bins = math.ceil(2 * math.log2(num_columns)) + 1
     edges = np.minimum(2 ** (np.arange(num_bins) / 2), num_columns)
-    bins = np.searchsorted(edges, np.count_nonzero(columns, axis=1))
-    counts = np.bincount(bins, minlength=num_bins)
-    sensitivity = math.sqrt(2)
-    noisy, stddev = noise.released(key, counts, sensitivity), noise.stddev(sensitivity)
-    above = np.cumsum(noisy[::-1])[::-1] - noisy  # of each bin
-    is_few = above <= _MOST_DENSE * num_samples + stddev * math.sqrt(num_bins)
-    return float(edges[np.argmax(is_few)])
+    return jnp.asarray(edges, "float32")
 
 
-def _sizes(
-    key: Key,
-    columns: np.ndarray,
-    noise: Noise,
-    most_cells: float,
-    quantile: float,
-    is_counted: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """Releases a size of |x| of each column, and the number of records of that size.
+@jax.jit
+def _numbers_of_cells(
+    columns: jax.Array, multiplier: Scalar
+) -> tuple[Unrounded, jax.Array]:
+    """Returns a histogram of the numbers of nonzero cells of rows."""
+    edges = _edges_of(columns.shape[1])
+    is_cell = (columns != 0) & ~jnp.isnan(columns)
+    num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
+    bins = jnp.sum(num_cells[:, None] > edges[None], axis=1, dtype="int32")
+    counts = jnp.zeros(len(edges), "int32").at[bins].add(1)
+    return _entries(counts, 1, math.sqrt(2), multiplier)
 
-    They are 1 and 0 if no size is detected. Also returns the number of all records.
+
+@partial(jax.jit, static_argnums=0)
+def _most_cells(
+    shape: tuple[int, int], noisy: jax.Array, stddevs: jax.Array
+) -> jax.Array:
+    """Returns a bound on the number of nonzero cells that few rows exceed."""
+    edges = _edges_of(shape[1])
+    bins = jnp.arange(len(edges))
+    is_above = bins[None] > bins[:, None]
+    above = jnp.sum(jnp.where(is_above, noisy[None, : len(edges)], 0.0), axis=1)
+    is_few = above <= _MOST_DENSE * shape[0] + stddevs[0] * math.sqrt(len(edges))
+    return edges[jnp.argmax(is_few)]
+
+
+@jax.jit
+def _exponents(
+    columns: jax.Array,
+    is_counted: jax.Array | None,
+    scales: _Scales,
+    multiplier: Scalar,
+) -> tuple[Unrounded, jax.Array]:
+    """Returns histograms of exponents of differences, and the stddevs of their noise.
+
+    Shares of rows with many cells are rounded down to units, so that sums are exact.
     """
-    num_columns = columns.shape[1]
-    exponents = np.clip(np.frexp(columns)[1] - 1, _FIRST, _LAST) - _FIRST
-    num_bins = _LAST - _FIRST + 1
-    is_cell = columns != 0
-    num_cells = np.maximum(np.count_nonzero(is_cell, axis=1), 1)
-    shares = np.sqrt(np.minimum(1.0, most_cells / num_cells))
-    counts = [
-        np.bincount(bins[cells], shares[cells], num_bins)
-        for bins, cells in zip(exponents.T, is_cell.T, strict=True)
-    ]
-    sensitivity = math.sqrt(2 * most_cells)
-    if most_cells < num_columns:  # Sums of shares are rounded; counts are exact.
-        sensitivity += math.sqrt(2 * num_columns) * 2 * ROUNDOFF * len(columns)
-    if is_counted is None:
-        noisy = noise.released(key, np.stack(counts), sensitivity)
-        num_counted = float(len(columns))
-    else:
-        cells = np.append(np.stack(counts), np.count_nonzero(is_counted))
-        *flat, num_counted = noise.released(key, cells, sensitivity)
-        noisy = np.reshape(flat, (num_columns, num_bins))
-        num_counted = min(max(num_counted, _LEAST_COUNTED * len(columns)), len(columns))
-    windows = np.lib.stride_tricks.sliding_window_view(noisy, _WINDOW, axis=1)
-    sums = windows.sum(axis=2)
-    best, num_seen = np.argmax(sums, axis=1), sums.max(axis=1)
-    is_seen = num_seen > _largest_window(noise, sensitivity, num_columns)
-    stands_out = noisy > noise.largest(sensitivity, noisy.size, 1, _FALSE_BIN)
-    is_near = np.abs(np.arange(num_bins) - best[:, None] - 1) <= 1  # in the window
-    counted = np.maximum(noisy, 0.0) * (is_near | stands_out)
-    below = np.cumsum(counted, axis=1)
-    wanted = quantile * below[:, -1]
-    places = np.argmax(below >= wanted[:, None], axis=1)
-    inside, up_to = (x[np.arange(num_columns), places] for x in (counted, below))
-    steps = 1 - (up_to - wanted) / np.maximum(inside, 1e-9)
-    sizes = np.exp2(_FIRST + places + steps)
-    num_seen = np.where(is_seen, num_seen, 0.0)
-    return np.where(is_seen, sizes, 1.0), num_seen, num_counted
+    num_samples, num_columns = columns.shape
+    most_cells = scales.most_cells
+    differences = _differences(columns, scales)
+    exponents = jnp.frexp(differences)[1].astype("int32") - 1
+    bins = jnp.clip(exponents, _FIRST, _LAST) - _FIRST
+    bins = bins + _NUM_BINS * jnp.arange(num_columns, dtype="int32")[None]
+    is_cell = differences != 0
+    num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
+    unit = 1 << int(math.log2(min(_MOST_UNITS, (2**31 - 1) // num_samples)))
+    share = jnp.floor(unit * (jnp.sqrt(most_cells / num_cells) / ROUNDED_UP))
+    share = jnp.where(num_cells > most_cells, share, unit).astype("int32")
+    shares = jnp.where(is_cell, share[:, None], 0)
+    counts = jnp.zeros(num_columns * _NUM_BINS, "int32").at[bins].add(shares)
+    num_counted: Any = num_samples
+    if is_counted is not None:
+        num_counted = jnp.sum(is_counted, dtype="int32")
+    counts = jnp.append(counts, unit * num_counted)
+    return _entries(counts, unit, jnp.sqrt(2 * most_cells), multiplier)
+
+
+@jax.jit
+def _sizes(
+    scales: _Scales, noisy: jax.Array, stddevs: jax.Array, quantile: Scalar
+) -> _Sizes:
+    """Returns a size of each column, and the number of records of that size.
+
+    They are 1 and 0 if no size is detected.
+    """
+    num_cells = scales.centers.size * _NUM_BINS
+    num_counted, noisy = noisy[num_cells], noisy[:num_cells].reshape(-1, _NUM_BINS)
+    sums = noisy[:, :-2] + noisy[:, 1:-1] + noisy[:, 2:]
+    best, num_seen = jnp.argmax(sums, axis=1), jnp.max(sums, axis=1)
+    stddev, log_columns = stddevs[0], jnp.log(_num_away(scales))
+    log_bins, log_windows = (log_columns + math.log(_NUM_BINS - x) for x in (0, 1))
+    is_seen = num_seen > _largest(stddev, log_windows, _WINDOW, _FALSE)
+    stands_out = noisy > _largest(stddev, log_bins, 1, _FALSE_BIN)
+    bins = jnp.arange(_NUM_BINS)
+    is_near = jnp.abs(bins[None] - best[:, None] - 1) <= 1  # in the window
+    counted = jnp.where(is_near | stands_out, jnp.maximum(noisy, 0.0), 0.0)
+    below = counted @ (bins[:, None] <= bins[None]).astype("float32")
+    requested = jnp.asarray(quantile, "float32") * below[:, -1:]
+    places = jnp.argmax(below >= requested, axis=1)[:, None]
+    inside, up_to = (jnp.take_along_axis(x, places, 1) for x in (counted, below))
+    steps = 1 - (up_to - requested) / jnp.maximum(inside, 1e-9)
+    sizes = jnp.exp2((places.astype(steps.dtype) + steps + _FIRST)[:, 0])
+    sizes = jnp.where(is_seen, sizes, 1.0).astype(scales.centers.dtype)
+    return _Sizes(sizes, jnp.where(is_seen, num_seen, 0.0), num_counted)
+
+
+@partial(jax.jit, static_argnums=0)
+def _sized(is_weighted: bool, scales: _Scales, seen: _Sizes) -> _Scales:
+    """Returns scales about zero."""
+    num_counted = scales.num_counted
+    if is_weighted:
+        least = _LEAST_COUNTED * num_counted
+        num_counted = jnp.clip(seen.num_counted, least, num_counted)
+    return scales._replace(
+        scales=seen.sizes,
+        sizes=seen.sizes,
+        is_known=seen.num_seen > 0,
+        is_away=seen.num_seen > num_counted / 2,
+        num_counted=num_counted,
+    )
+
+
+@jax.jit
+def _means(
+    columns: jax.Array, scales: _Scales, multiplier: Scalar
+) -> tuple[Unrounded, jax.Array]:
+    """Returns means of differences in scales, and the stddevs of their noise."""
+    rows = _differences(columns, scales) / scales.scales[None]
+    rows = jnp.clip(rows, -_MOST_MEAN, _MOST_MEAN)
+    clipping = Clipping(_MOST_MEAN * jnp.sqrt(_num_away(scales)))
+    return mean_and_stddevs(clipping, rows, multiplier, None)
+
+
+@partial(jax.jit, static_argnums=0)
+def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
+    """Returns centers moved by means, if these are far from zero."""
+    centers = scales.centers
+    means = noisy[: centers.size] * (num_samples / scales.num_counted)
+    means = means.astype(centers.dtype)
+    is_away = scales.is_away & ((jnp.abs(means) > _RECENTERED) | (centers != 0))
+    centers = centers + jnp.where(is_away, means * scales.scales, 0.0)
+    scales = scales._replace(centers=centers, is_away=is_away)
+    return scales._replace(most_cells=_num_away(scales))
+
+
+@jax.jit
+def _rescaled(scales: _Scales, seen: _Sizes) -> _Scales:
+    """Returns scales of differences from centers."""
+    sizes = jnp.where(seen.num_seen > 0, seen.sizes, scales.scales)
+    sizes = jnp.maximum(sizes, _LEAST_SPREAD * scales.sizes)
+    return scales._replace(scales=jnp.where(scales.is_away, sizes, scales.scales))
 
 
 def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
@@ -306,7 +508,7 @@ def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
     Counts are clipped to 2^24, up to which float32 is exact.
     """
     size = max(_FEWEST_RELEASED, 1 << (values.size - 1).bit_length())
-    padded = np.zeros(size, np.float32)  # compiled once for all numbers of columns
+    padded = np.zeros(size, np.float32)  # compiled once for all numbers of labels
     padded[: values.size] = np.minimum(values, 2.0**24).ravel()
     stddevs = np.full_like(padded, stddev * ROUNDED_UP)
     noisy = gaussian_of_padded(key, padded, stddevs)

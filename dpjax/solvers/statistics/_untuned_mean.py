@@ -13,12 +13,11 @@ from dpjax._sharding import AxisName, gathered
 from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Clipping
-from dpjax.solvers.statistics._bisection import median_and_bound
-from dpjax.solvers.statistics._diameter import SetClipping
 from dpjax.solvers.statistics._moments import noisy_second_moments, whitening
-from dpjax.solvers.statistics._noisy_mean import noisy_mean
+from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean
 from dpjax.solvers.statistics._noisy_quantile import (
     SizeHistogram,
+    median_and_bound,
     noisy_quantile,
     noisy_size_histogram,
 )

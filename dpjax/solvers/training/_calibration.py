@@ -67,19 +67,11 @@ def calibrated_noise(
     With a strategy it is that of the independent noise which the strategy correlates.
     """
     _validate.bounded_estimator(estimator)
-    _validate.require(
-        not (estimator.groups_by_index and batching.is_sampled),
-        "batching",
-        batching,
-        f"Full() or Disjoint() with {estimator}, to which records count by their index",
-    )
-    sampling = batching.sampling(
-        num_samples,
-        num_steps,
-        noise=estimator.noise,
-        relation=relation,
-        strategy=strategy,
-    )
+    is_fine = not (estimator.groups_by_index and batching.is_sampled)
+    rule = f"Full() or Disjoint() with {estimator}, to which records count by index"
+    _validate.require(is_fine, "batching", batching, rule)
+    how = {"noise": estimator.noise, "relation": relation, "strategy": strategy}
+    sampling = batching.sampling(num_samples, num_steps, **how)
     multiplier = noise_multiplier(epsilon, delta, sampling)
     return multiplier, PrivacyGuarantee.of(
         epsilon,

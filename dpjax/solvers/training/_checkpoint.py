@@ -4,7 +4,8 @@ import contextlib
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _processes, _store, _validate
+from dpjax import _sharding, _store, _validate
 from dpjax._files import can_be_folder
 from dpjax._store import Store
 from dpjax._types import PyTree
@@ -70,91 +71,71 @@ class Checkpoint(NamedTuple):
     folder: str | os.PathLike[str]
     every: int = 100
 
-    def checked(self) -> "Checkpoint":
-        """Returns itself, or raises for a field out of its range."""
-        is_fine = isinstance(self, Checkpoint) and isinstance(
-            self.folder, str | os.PathLike
-        )
-        _validate.require(is_fine, "checkpoint", self, "a Checkpoint(folder, every)")
-        _validate.count(every=self.every)
-        rule = "a folder that can be written to, or made"
-        is_fine = can_be_folder(Path(self.folder))
-        _validate.require(is_fine, "checkpoint", str(self.folder), rule)
-        return self
 
-
-class States:
-    """The states of one run, as trees; use `opened`."""
-
-    def __init__(self, store: Store) -> None:
-        self._store, self.claim = store, store.claim
-
-    def latest(self, like: PyTree) -> tuple[int, PyTree]:
-        """Returns the last step that is saved and its state; (0, like) before it."""
-        step = self._store.step
-        if not step:
-            return 0, like
-        arrays = self._store.latest()
-        leaves, treedef = jax.tree.flatten(like)
-        loaded = [_as(leaf, arrays, i) for i, leaf in enumerate(leaves)]
-        return step, jax.tree.unflatten(treedef, loaded)
-
-    def save(self, step: int, state: PyTree) -> None:
-        """Saves a state, whole or not at all, and then removes the one before it."""
-        pieces = {
-            f"{i}.{j}": np.asarray(piece)
-            for i, leaf in enumerate(jax.tree.leaves(state))
-            for j, piece in enumerate(_pieces(_without_key(leaf)))
-        }
-        self._store.save(step, pieces)
-
-
-@contextlib.contextmanager
-def opened(
-    checkpoint: Checkpoint, run: Mapping[str, str], devices: _processes.Devices
-) -> Iterator[States]:
-    """Opens a folder of states, and refuses those of another run.
-
-    Args:
-        checkpoint: the folder; all processes see the same one.
-        run: what tells this run from others: from `identity`.
-        devices: those of several processes, or ().
-    """
-    rule = f"None where not all {jax.process_count()} processes take part in the run"
-    is_fine = len(_processes.indices(devices)) == jax.process_count()
+def check_checkpoint(checkpoint: Checkpoint) -> None:
+    """Refuses what is no `Checkpoint`, and fields out of their ranges."""
+    folder = getattr(checkpoint, "folder", None)
+    is_fine = isinstance(checkpoint, Checkpoint) and isinstance(
+        folder, str | os.PathLike
+    )
+    rule = "a Checkpoint(folder, every)"
     _validate.require(is_fine, "checkpoint", checkpoint, rule)
-    with _store.opened(checkpoint.folder, run, devices=devices) as store:
-        yield States(store)
+    _validate.count(every=checkpoint.every)
+    is_fine = can_be_folder(Path(checkpoint.folder))
+    rule = "a folder that can be written to, or made"
+    _validate.require(is_fine, "checkpoint", str(folder), rule)
+
+
+def opened(
+    checkpoint: Checkpoint, run: Mapping[str, str], devices: _sharding.Devices
+) -> AbstractContextManager[Store]:
+    """Opens a folder of states, and refuses those of another run than `identity`'s."""
+    rule = f"None where not all {jax.process_count()} processes take part in the run"
+    is_fine = len(_sharding.processes_of(devices)) == jax.process_count()
+    _validate.require(is_fine, "checkpoint", checkpoint, rule)
+    return _store.opened(checkpoint.folder, run, devices=devices)
+
+
+def latest(store: Store, like: PyTree) -> tuple[int, PyTree]:
+    """Returns the last step that is saved and its state; (0, like) before it."""
+    if not store.step:
+        return 0, like
+    arrays = store.latest()
+    leaves, treedef = jax.tree.flatten(like)
+    loaded = [_as(leaf, arrays, i) for i, leaf in enumerate(leaves)]
+    return store.step, jax.tree.unflatten(treedef, loaded)
+
+
+def save(store: Store, step: int, state: PyTree) -> None:
+    """Saves a state, whole or not at all, and then removes the one before it."""
+    pieces = {
+        f"{i}.{j}": np.asarray(piece)
+        for i, leaf in enumerate(jax.tree.leaves(state))
+        for j, piece in enumerate(_pieces(_without_key(leaf)))
+    }
+    store.save(step, pieces)
 
 
 def identity(
-    program: str, arguments: Mapping[str, PyTree], devices: _processes.Devices
+    program: str, arguments: Mapping[str, PyTree], devices: _sharding.Devices
 ) -> dict[str, str]:
-    """Returns digests that tell a run from others, by what they are of.
+    """Returns digests that tell a run from others: of its program and its arguments.
 
-    Args:
-        program: the text of the run's program.
-        arguments: what it takes; for each, the bits of all leaves, their shapes, types
-            and places count.
-        devices: those of several processes, or ().
+    The bits of all leaves, their shapes, types and places count.
     """
-    lie_on = {
+    used = {
         device
         for leaf in jax.tree.leaves(dict(arguments))
         if isinstance(leaf, jax.Array)
         for device in leaf.sharding.device_set
     }
-    of = [device.process_index for device in lie_on]
+    of = [device.process_index for device in used]
+    versions = jax.__version__, metadata.version("jaxlib")
+    flags = os.environ.get("XLA_FLAGS", "")
+    kinds = sorted({_kind(device) for device in used})
     return {
-        **_processes.digests({"program": program, **arguments}, devices),
-        "compiler or device": " ".join(
-            (
-                jax.__version__,
-                metadata.version("jaxlib"),
-                os.environ.get("XLA_FLAGS", ""),
-                *sorted({_kind(device) for device in lie_on}),
-            )
-        ),
+        **_sharding.digests({"program": program, **arguments}, devices),
+        "compiler or device": " ".join((*versions, flags, *kinds)),
         # With another number the same sums would be rounded otherwise.
         "number of processes or devices": str([of.count(i) for i in sorted(set(of))]),
     }
@@ -163,15 +144,14 @@ def identity(
 def _kind(device: Any) -> str:
     """Returns what kind of device this is; of a CPU, with what it can do.
 
-    The compiler takes the widest instructions that it finds, and each width adds up in
+    The compiler takes the widest instructions there are, and each width adds up in
     another order.
     """
     if device.platform != "cpu":
         return device.device_kind
-    try:
+    text = ""
+    with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
     lines = re.findall(r"(?mi)^(?:model name|flags|features)\s*:.*$", text)
     words = sorted(set(lines)) or [platform.processor()]
     return " ".join([device.device_kind, platform.machine(), *words])

@@ -65,10 +65,7 @@ class Curves:
             ValueError: If the shape does not fit.
         """
         columns = jnp.asarray(features)
-        num_columns = len(self.slopes)
-        rule = f"an array of {num_columns} columns"
-        is_fine = columns.ndim == 2 and columns.shape[1] == num_columns
-        _validate.require(is_fine, "features", columns.shape, rule)
+        check_columns(columns, len(self.slopes))
         columns = bounded(columns.astype(self.slopes.dtype))
         if self.intercept is not None:
             columns = columns.at[:, self.intercept].set(1.0)
@@ -134,11 +131,8 @@ class Curves:
         Args:
             errors: of slopes and heights, of one output.
             correlations: of all slopes, and then of all heights.
-            column: as for `curve`.
+            column: as for `curve`, with its errors.
             grid: as for `curve`.
-
-        Raises:
-            ValueError: as `curve`.
         """
         self.curve(column, grid)
         values = bounded(jnp.asarray(grid).astype(self.slopes.dtype))
@@ -169,6 +163,13 @@ class Curves:
             return jnp.interp(values, knots, heights)
         of_all = jax.vmap(jnp.interp, in_axes=(None, None, 1), out_axes=1)
         return cast(jax.Array, of_all(values, knots, heights))
+
+
+def check_columns(columns: jax.Array, num_columns: int) -> None:
+    """Requires features of so many columns."""
+    is_fine = columns.ndim == 2 and columns.shape[1] == num_columns
+    rule = f"an array of {num_columns} columns"
+    _validate.require(is_fine, "features", columns.shape, rule)
 
 
 def hats(values: jax.Array, knots: tuple[float, ...]) -> jax.Array:

@@ -1,6 +1,12 @@
-"""The loop of all iterative solvers: batch, step, batch, step, in one compiled scan."""
+"""The loop of all iterative solvers: batch, step, batch, step, in one compiled scan.
+
+`PrivateStep` is the step of `dp_gradient_descent` and `PrivateTraining`: a batch's
+gradients, their robust mean, noise, an optimizer.
+"""
 
 import abc
+import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -8,19 +14,46 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+import scipy.linalg
+from jax.tree_util import Partial
 
 from dpjax import _validate
-from dpjax._processes import devices_of, digests, is_first
-from dpjax._sharding import AxisName, row_axes
-from dpjax._tree import Static
-from dpjax._types import Key, LossFn, PyTree, Scalar
+from dpjax._sharding import (
+    AxisName,
+    devices_of,
+    digests,
+    is_first_process,
+    row_axes,
+)
+from dpjax._tree import Static, broadcast, register
+from dpjax._types import (
+    REPLACE_ONE,
+    Key,
+    LossFn,
+    NeighboringRelation,
+    PyTree,
+    Scalar,
+)
 from dpjax.batching import Batching
 from dpjax.batching._batching import BatchState
+from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.gradients import streamed_grad
 from dpjax.gradients._loss import warn_of_rows
-from dpjax.solvers.training._checkpoint import Checkpoint, identity, is_key, opened
-from dpjax.transforms import aggregate, privatize
+from dpjax.mechanisms import Strategy
+from dpjax.solvers.training._checkpoint import (
+    Checkpoint,
+    check_checkpoint,
+    identity,
+    is_key,
+    latest,
+    opened,
+    save,
+)
+from dpjax.transforms import aggregate, chain, privatize
+
+Mean = Estimator | AdaptiveThreshold | Scaled
 
 
 class Batches(NamedTuple):
@@ -47,17 +80,23 @@ class Batches(NamedTuple):
         epsilon: float | None = None,
         delta: float | None = None,
     ) -> "Batches":
-        """Returns the facts of so many batches of the data.
+        """Checks how a run goes, and returns the facts of its batches of the data.
 
         epsilon and delta are the budget of the run, if the batching depends on it.
         """
         check_execution(execution)
         num_samples = _validate.leading_size(data, "data")
-        return cls(
-            unkeyed(batching, num_samples, num_steps, epsilon, delta),
-            execution.microbatch_size,
-            row_axes(data, None) or None,
+        rule = "Full(), Poisson(...) or another of dpjax.batching"
+        _validate.require(isinstance(batching, Batching), "batching", batching, rule)
+        _validate.count(num_steps=num_steps)
+        batching.divisor(num_samples, num_steps)  # refuses what does not fit
+        start = jax.eval_shape(
+            lambda: batching.init(
+                jax.random.key(0), num_samples, num_steps, epsilon=epsilon, delta=delta
+            )
         )
+        start = replace(start, key=None, run_key=None, step=None)
+        return cls(start, execution.microbatch_size, row_axes(data, None) or None)
 
     @property
     def divisor(self) -> float:
@@ -70,29 +109,12 @@ class Batches(NamedTuple):
         return self.start.batching.is_sampled
 
 
-def unkeyed(
-    batching: Batching,
-    num_samples: int,
-    num_steps: int,
-    epsilon: float | None,
-    delta: float | None,
-) -> BatchState:
-    """Returns the state before the first batch without its arrays, which is static."""
-    state = jax.eval_shape(
-        lambda: batching.init(
-            jax.random.key(0), num_samples, num_steps, epsilon=epsilon, delta=delta
-        )
-    )
-    return replace(state, key=None, run_key=None, step=None)
-
-
 @dataclass(frozen=True, kw_only=True)
 class OptaxStep(abc.ABC):
     """One step of an algorithm: per-example gradients, and an optax chain for them.
 
-    A subclass is a frozen dataclass, registered as a pytree. Its leaves are traced, so
-    that a sweep over them compiles once; all other fields are static. `iterate` sets
-    `key`.
+    A subclass is registered as a pytree. Its leaves are traced, so that a sweep over
+    them compiles once; all other fields are static. `iterate` sets `key`.
     """
 
     loss_fn: LossFn
@@ -102,24 +124,16 @@ class OptaxStep(abc.ABC):
     def mean(
         self, estimator: Any, noise_multiplier: Any = None, **options: Any
     ) -> optax.GradientTransformation:
-        """Returns the first link of a chain: the robust mean, or `privatize`.
-
-        Args:
-            estimator: the robust mean.
-            noise_multiplier: of its noise; without noise by default.
-            options: of `privatize`.
-        """
-        how = {
-            "normalize_by": self.batches.divisor,
-            "axis_name": self.batches.axis_name,
-        }
+        """Returns the first link of a chain: the robust mean, or `privatize`."""
+        batches = self.batches
+        how = {"normalize_by": batches.divisor, "axis_name": batches.axis_name}
         if noise_multiplier is None:
             return aggregate(estimator, **how)
         return privatize(
             estimator,
             noise_multiplier=Static.value_of(noise_multiplier),
             key=cast(Key, self.key),
-            sampled=self.batches.is_sampled,
+            sampled=batches.is_sampled,
             **how,
             **options,
         )
@@ -141,11 +155,9 @@ class OptaxStep(abc.ABC):
     ) -> tuple[PyTree, PyTree]:
         """Returns the next iterate and state."""
         # Of all data; `streamed_grad` warns of the batch.
-        num_samples = self.batches.start.num_samples
-        warn_of_rows(self.loss_fn, params, batch, num_samples)
-        grad_fn = streamed_grad(
-            self.loss_fn, microbatch_size=self.batches.microbatch_size
-        )
+        warn_of_rows(self.loss_fn, params, batch, self.batches.start.num_samples)
+        size = self.batches.microbatch_size
+        grad_fn = streamed_grad(self.loss_fn, microbatch_size=size)
         updates, state = optax.with_extra_args_support(self.optimizer(params)).update(
             cast(Any, grad_fn(params, batch)),
             state,
@@ -153,6 +165,134 @@ class OptaxStep(abc.ABC):
             is_padding_example=is_padding_example,
         )
         return optax.apply_updates(params, updates), state
+
+
+@register("estimator", "learning_rate", "noise_multiplier", "key")
+@dataclass(frozen=True, kw_only=True)
+class PrivateStep(OptaxStep):
+    """A step of an optimizer along the noisy robust mean of a batch's gradients.
+
+    Attributes:
+        estimator: the robust mean.
+        noise_multiplier: of the mean; None is no noise, and no privacy.
+        optimizer_fn: takes the learning rate, and returns the optimizer of the mean.
+        learning_rate: a number, or a schedule: static, or a `Partial`, whose arguments
+            are traced.
+        relation: the neighboring relation.
+        strategy: of correlated noise, or None.
+    """
+
+    estimator: Mean
+    noise_multiplier: Scalar | Static | None
+    optimizer_fn: Callable[[Any], optax.GradientTransformation]
+    learning_rate: Scalar | Partial | Static | None = None
+    relation: NeighboringRelation = REPLACE_ONE
+    strategy: Strategy | None = None
+
+    def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        del params
+        optimizer = self.optimizer_fn(Static.value_of(self.learning_rate))
+        if self.noise_multiplier is None:
+            return optax.chain(self.mean(self.estimator), optimizer)
+        how = {"relation": self.relation, "noise": self.strategy}
+        return chain(self.mean(self.estimator, self.noise_multiplier, **how), optimizer)
+
+    def noise_parameters(self, num_coordinates: int) -> dict[str, Scalar]:
+        """Returns `Estimator.noise_parameters` for the batches of this step."""
+        return measured(self.estimator).noise_parameters(
+            Static.value_of(self.noise_multiplier),
+            self.batches.divisor,
+            num_coordinates,
+            self.relation,
+            is_sampled=self.batches.is_sampled,
+        )
+
+    def stddev(self, num_coordinates: int) -> Scalar:
+        """Returns the stddev of independent noise that moves the sum of steps alike."""
+        stddev = self.noise_parameters(num_coordinates)["stddev"]
+        return stddev * _relative_noise(self.strategy)
+
+    def relative_norm(self, num_coordinates: int) -> Scalar:
+        """Returns the norm of a step's noise over that of one gradient at most."""
+        estimator, divisor = self.estimator, self.batches.divisor
+        if isinstance(estimator, AdaptiveThreshold):
+            estimator = estimator.estimator  # counts left out
+        replaced = measured(estimator).sensitivity(divisor, num_coordinates).l2
+        norm = math.sqrt(num_coordinates) * self.stddev(num_coordinates)
+        return norm / (replaced * divisor / 2)
+
+
+def measured(estimator: Mean) -> Estimator:
+    """Returns the estimator whose sensitivity the noise has."""
+    if isinstance(estimator, Scaled):
+        return estimator.measured
+    return estimator.counting if isinstance(estimator, AdaptiveThreshold) else estimator
+
+
+@functools.lru_cache(maxsize=32)
+def _relative_noise(strategy: Strategy | None) -> float:
+    """Returns |C^-T 1| / sqrt(T), by which C^-1 z moves the sum of steps more than z.
+
+    It is 1 without a strategy.
+    """
+    if strategy is None:
+        return 1.0
+    ones = np.ones(strategy.num_steps)
+    row = scipy.linalg.solve_triangular(strategy.matrix(), ones, lower=True, trans=1)
+    return float(np.linalg.norm(row)) / math.sqrt(strategy.num_steps)
+
+
+class Observed(NamedTuple):
+    """State of an optimizer, and what may be seen of the last mean that it took.
+
+    Attributes:
+        optimizer: state of the optimizer.
+        gradient_norm: l2 norm of the noisy mean.
+        noise_norm: sqrt(d) times the standard deviation of its noise.
+    """
+
+    optimizer: PyTree
+    gradient_norm: jax.Array
+    noise_norm: jax.Array
+
+
+def observed(
+    optimizer: optax.GradientTransformation, stddev: Scalar | None
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimizer of a private mean with the state `Observed`.
+
+    It gets the norm of the noise as the keyword noise_norm; stddev is that of the noise
+    where the chain does not tell it.
+    """
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init(params):
+        unseen = (jnp.zeros((), jnp.float32) for _ in range(2))  # may be donated
+        return Observed(optimizer.init(params), *unseen)
+
+    def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
+        noise = _norm_of_noise(noise_stddev if stddev is None else stddev, updates)
+        seen = _norm(updates), noise
+        told = extra_args | {"noise_stddev": noise_stddev, "noise_norm": noise}
+        updates, following = optimizer.update(updates, state.optimizer, params, **told)
+        return updates, Observed(following, *seen)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _norm(tree: PyTree) -> jax.Array:
+    squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(tree)]
+    return jnp.asarray(jnp.sqrt(sum(squares)), jnp.float32)
+
+
+def _norm_of_noise(stddev: PyTree | None, mean: PyTree) -> jax.Array:
+    """Returns the root of the sum of all coordinates' variances; 0 if not public."""
+    if stddev is None:
+        return jnp.zeros((), jnp.float32)
+    stddevs = broadcast(stddev, mean, "stddev")
+    return _norm(
+        jax.tree.map(lambda s, x: s * math.sqrt(x.size / jnp.size(s)), stddevs, mean)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,25 +323,22 @@ class Execution:
     def __post_init__(self):
         if self.microbatch_size is not None:
             _validate.count(microbatch_size=self.microbatch_size)
-        is_fine = self.callback is None or callable(self.callback)
-        _validate.require(is_fine, "callback", self.callback, "callable")
+        if self.callback is not None:
+            _validate.require(
+                callable(self.callback), "callback", self.callback, "callable"
+            )
         _validate.count(callback_every=self.callback_every)
         if self.checkpoint is not None:
-            Checkpoint.checked(self.checkpoint)
+            check_checkpoint(self.checkpoint)
 
 
-def check_execution(execution: Execution) -> None:
-    """Requires an `Execution`."""
+def check_execution(execution: Execution, no_checkpoint: str | None = None) -> None:
+    """Requires an `Execution`, and one without a checkpoint if a rule says so."""
     rule = "an Execution(microbatch_size=, callback=, checkpoint=)"
     _validate.require(isinstance(execution, Execution), "execution", execution, rule)
-
-
-def check_steps(num_samples: int, num_steps: int, batching: Batching) -> None:
-    """Requires a batching and a count of steps that suit the number of records."""
-    rule = "Full(), Poisson(...) or another of dpjax.batching"
-    _validate.require(isinstance(batching, Batching), "batching", batching, rule)
-    _validate.count(num_steps=num_steps)
-    batching.divisor(num_samples, num_steps)
+    if no_checkpoint is not None and execution.checkpoint is not None:
+        name = "execution.checkpoint"
+        _validate.require(False, name, execution.checkpoint, no_checkpoint)
 
 
 def iterate(
@@ -212,17 +349,15 @@ def iterate(
     The key is for the step's draws and for drawing batches. Data may be sharded.
     """
     traced = {"params": params, "data": data, "key": key}
-    arguments = _leaves_by_name(step) | traced
+    fields, _ = jax.tree_util.tree_flatten_with_path(
+        step, is_leaf=lambda x: x is not step
+    )
+    arguments = {path[0].name: value for path, value in fields} | traced
     devices = devices_of(arguments)
     if devices:
         start = step.batches.start
         settings = {"batching": repr(start.batching), "num_steps": start.num_steps}
-        own = {
-            name: value
-            for name, value in arguments.items()
-            if name != "data"
-            and all(map(_validate.is_concrete, jax.tree.leaves(value)))
-        }
+        own = {x: y for x, y in arguments.items() if x != "data" and _is_concrete(y)}
         digests(own | settings, devices)  # refuses those that differ
     if execution.checkpoint is not None:
         return _saved(execution, step, traced, arguments, devices)
@@ -264,7 +399,12 @@ def _run(
         )
         params, state = step(params, state, batch, is_padding_example)
         if execution.callback is not None:
-            _show(execution, index + 1, start.num_steps, params)
+            number, every = index + 1, execution.callback_every
+            is_due = (number % every == 0) | (number == start.num_steps)
+            show = partial(
+                jax.debug.callback, execution.callback, number, params, ordered=False
+            )
+            jax.lax.cond(is_due, show, lambda: None)
         return (params, state, batches), None
 
     if part is not None and part.carry is not None:
@@ -280,30 +420,15 @@ def _run(
     return params, state, None
 
 
-def _show(
-    execution: Execution, step: jax.Array, num_steps: int, params: PyTree
-) -> None:
-    callback = cast(Callable[..., None], execution.callback)
-    is_due = (step % execution.callback_every == 0) | (step == num_steps)
-    jax.lax.cond(
-        is_due,
-        lambda: jax.debug.callback(callback, step, params, ordered=False),
-        lambda: None,
-    )
-
-
 def _saved(execution, step, traced, arguments, devices):
     """Runs part by part, saves the carry after each, and goes on from one saved."""
     checkpoint, callback = execution.checkpoint, execution.callback
     num_steps = step.batches.start.num_steps
     rule = "None under jit, vmap and grad, where nothing can be saved"
-    is_fine = all(map(_validate.is_concrete, jax.tree.leaves(arguments)))
-    _validate.require(is_fine, "checkpoint", checkpoint, rule)
+    _validate.require(_is_concrete(arguments), "checkpoint", checkpoint, rule)
     # Shown from here: a callback would make every process's program another one.
     compiled = replace(execution, callback=None, checkpoint=None)
-    intervals = [checkpoint.every]
-    if callback is not None:
-        intervals.append(execution.callback_every)
+    intervals = [checkpoint.every] + [execution.callback_every] * (callback is not None)
 
     def run_part(start, stop, carry):
         # The parts are one release: each goes on with the keys where they stand.
@@ -319,7 +444,7 @@ def _saved(execution, step, traced, arguments, devices):
     run_identity = identity(text, arguments, devices)
     with opened(checkpoint, run_identity, devices) as store:
         store.claim()  # nobody else may start with these keys
-        done, carry = store.latest(carry)
+        done, carry = latest(store, carry)
         while True:
             cuts = [done - done % every + every for every in intervals]
             stop = min(num_steps, *cuts)
@@ -327,18 +452,14 @@ def _saved(execution, step, traced, arguments, devices):
             is_last = stop == num_steps
             # Shown before it is saved: twice after a kill, but never not at all.
             is_due = callback and (is_last or stop % execution.callback_every == 0)
-            if callback and is_due and is_first(devices):
+            if callback and is_due and is_first_process(devices):
                 callback(stop, carry[0])
             if stop > done and (is_last or stop % checkpoint.every == 0):
-                store.save(stop, carry)
+                save(store, stop, carry)
             if is_last:
                 return carry[:2]
             done = stop
 
 
-def _leaves_by_name(step: OptaxStep) -> dict[str, PyTree]:
-    """Returns the traced fields of a step, each under its name."""
-    fields, _ = jax.tree_util.tree_flatten_with_path(
-        step, is_leaf=lambda x: x is not step
-    )
-    return {path[0].name: value for path, value in fields}
+def _is_concrete(tree: PyTree) -> bool:
+    return all(map(_validate.is_concrete, jax.tree.leaves(tree)))

@@ -1,4 +1,9 @@
-"""Private training of any model, step by step: one object for the whole mechanism."""
+"""Private training of any model, step by step: one object for the whole mechanism.
+
+Its defaults follow from public numbers: n, the number of steps, the size of the model,
+and the noise that the budget needs. The constants are those of "adaptive clipping,
+quantile by the noise" in benchmarks/DEEP.md, which describes the trials behind them.
+"""
 
 import math
 from dataclasses import replace
@@ -10,20 +15,41 @@ import optax
 
 from dpjax import _validate
 from dpjax._keys import secret_repr
+from dpjax._rounding import rounded_up
 from dpjax._sharding import AxisName, row_axes
-from dpjax._tree import arrays, num_coordinates
-from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree
-from dpjax.batching import BallsInBins, Batching, Full, Poisson
+from dpjax._tree import arrays, like, num_coordinates
+from dpjax._types import (
+    REPLACE_ONE,
+    Key,
+    LossFn,
+    NeighboringRelation,
+    PyTree,
+    Scalar,
+)
+from dpjax.batching import BallsInBins, Batching, CyclicPoisson, Full, Poisson
 from dpjax.batching._batching import BatchState
-from dpjax.estimators import AdaptiveThreshold, Estimator, Mean, Scaled
+from dpjax.estimators import AdaptiveThreshold, Clipping, Estimator, Mean, Scaled
 from dpjax.gradients import robust_grad
 from dpjax.gradients._loss import trainable
 from dpjax.mechanisms import Strategy
-from dpjax.solvers.training import _training_recipe as recipe
 from dpjax.solvers.training._calibration import calibrated_noise, check_budget
 from dpjax.solvers.training._checkpoint import is_key
-from dpjax.solvers.training._loop import Batches, check_steps, unkeyed
-from dpjax.solvers.training._private_step import PrivateStep, measured, observed
+from dpjax.solvers.training._loop import (
+    Batches,
+    Execution,
+    PrivateStep,
+    measured,
+    observed,
+)
+
+_NUM_STEPS = 200
+_BATCHES = 16  # expected batches to an epoch
+_FIRST, _SPEED = 0.03, 0.3  # the first clip norm; how fast its logarithm moves
+_LOWER, _UPPER = 1e-4, 1e4  # of clip norms
+_LEAST_CLIPPED, _MOST_CLIPPED = 0.05, 0.5  # shares of gradients, by the noise
+_PEAK, _LEAST_NOISE = 1.3, 0.1  # of the rate: one over the other and the noise's norm
+_RISE = 0.1  # share of the steps in which the rate rises
+_LOSS_QUANTILE = 0.9  # of the losses within the bound of the monitor
 
 
 class TrainingState(NamedTuple):
@@ -49,42 +75,30 @@ class PrivateTraining:
 
     Each step draws a batch, computes the robust mean of per-example gradients, adds
     noise, and passes the private mean to the optimizer. The noise is calibrated once,
-    for num_steps steps; a step after them changes nothing. By default there are no
-    hyperparameters: gradients are clipped at a private quantile of their norms, Poisson
-    batches have n / 16 records, and 200 steps have rates that follow from the norm of
-    the noise.
+    for num_steps steps; a step after them changes nothing. No hyperparameter needs to
+    be given: `recommend` describes the defaults.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
         optimizer: an optax transformation of the private mean gradient, such as
-            `optax.adam(1e-3)`; post-processing, which costs nothing. By default the
-            rate rises and then falls to zero; in units of the clip norm it is at most
-            1.3 / (0.1 + nu), with nu the norm of the noise in these units.
+            `optax.adam(1e-3)`; post-processing, which costs nothing.
         num_samples: public number of rows of the data: records, or users if the data
             are from `dpjax.gradients.by_user`.
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
-        estimator: the robust mean, as for `transforms.privatize`. By default `Clipping`
-            within `AdaptiveThreshold`: from 0.03 the clip norm follows the quantile
-            1 - nu of the norms, clipped to [0.5, 0.95].
+        estimator: the robust mean, as for `transforms.privatize`.
         batching: how batches are drawn; Poisson batches of n / 16 rows by default.
         num_steps: T; by default 200, or that of the strategy of `noise`.
-        noise: a strategy of correlated noise, such as `mechanisms.BandedToeplitz`; it
-            needs an estimator. Batches are then `CyclicPoisson` by default, in as many
-            groups as the strategy has bands.
+        noise: a strategy of correlated noise, such as `mechanisms.BandedToeplitz`, for
+            an estimator. Batches are by default `CyclicPoisson`, as many as its bands.
         monitor: the share of the budget, in (0, 1), for a private mean loss in every
-            step; by default there is none. The noise of gradients becomes 1 / sqrt(1 -
-            monitor) times as large.
-        has_aux: whether loss_fn returns auxiliary values. No step returns them, because
-            they are exact functions of single records.
-        microbatch_size: how many per-example gradients are computed at once; this
-            changes speed and memory only.
+            step. The noise of gradients becomes 1 / sqrt(1 - monitor) times as large.
+        has_aux: whether loss_fn returns auxiliary values, exact functions of single
+            records, which no step returns.
+        microbatch_size: as in `Execution`.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full`, `Poisson` or
-            `BallsInBins` batches, for the noise that others calibrate to a record that
-            is added or removed. Because num_samples is public, what is then proved, and
-            what privacy states, is REPLACE_SPECIAL: any one row may be blanked, that is
-            count as padding wherever it is drawn. How many rows there are is not
-            hidden.
+            `BallsInBins` batches. Because num_samples is public, what is then proved,
+            and what privacy states, is REPLACE_SPECIAL: any one row may be blanked.
 
     Attributes:
         privacy: the `PrivacyGuarantee` of the whole run, known before it begins.
@@ -154,44 +168,24 @@ class PrivateTraining:
         _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
         _validate.count(num_samples=num_samples)
         check_budget(epsilon, delta)
-        is_fine = noise is None or isinstance(noise, Strategy)
-        _validate.require(is_fine, "noise", noise, "a strategy of dpjax.mechanisms")
-        rule = "given with noise: clip norms that adapt need independent noise"
-        is_fine = noise is None or estimator is not None
-        _validate.require(is_fine, "estimator", estimator, rule)
         if monitor is not None:
             _validate.probability(monitor=monitor)
-            rule = (
-                "None with noise: the bound of the losses adapts, which needs "
-                "independent noise"
-            )
-            _validate.require(noise is None, "monitor", monitor, rule)
-        if num_steps is None:
-            num_steps = recipe.NUM_STEPS if noise is None else noise.num_steps
-        if batching is None:
-            batching = recipe.default_batching(num_samples, noise)
-        check_steps(num_samples, num_steps, batching)
-        rule = f"REPLACE_ONE with {batching}: its batches depend on the number of rows"
-        is_fine = relation is REPLACE_ONE or isinstance(
-            batching, Full | Poisson | BallsInBins
+        mean = _adaptive(_quantile(0.5)) if estimator is None else estimator
+        noisy = measured(mean)
+        _check_parts(noise, estimator, monitor, optimizer)
+        batching, num_steps = _schedule(
+            batching, num_steps, num_samples, noise, relation
         )
-        _validate.require(is_fine, "relation", relation, rule)
-        if microbatch_size is not None:
-            _validate.count(microbatch_size=microbatch_size)
-        noisy = measured(recipe.loss_clipping() if estimator is None else estimator)
-        _validate.estimator(noisy)
-        rule = f"given with {estimator}: no bound on one gradient tells the rate"
-        is_fine = optimizer is not None or (
-            noisy.noise == "gaussian" and not isinstance(estimator, Scaled)
-        )
-        _validate.require(is_fine, "optimizer", optimizer, rule)
+        data = jax.ShapeDtypeStruct((num_samples,), "float32")
+        execution = Execution(microbatch_size=microbatch_size)
+        budget = {"epsilon": epsilon, "delta": delta}
+        batches = Batches.of(data, num_steps, batching, execution, **budget)
         self.noise_multiplier, self.privacy = calibrated_noise(
             noisy,
             batching,
             num_samples=num_samples,
             num_steps=num_steps,
-            epsilon=epsilon,
-            delta=delta,
+            **budget,
             unit="row of data",
             relation=relation,
             strategy=noise,
@@ -201,11 +195,10 @@ class PrivateTraining:
         self._seen = ["gradient_norm"] + ["noise_norm"] * (noisy.noise == "gaussian")
         if monitor is not None:
             self._seen += ["loss", "loss_bound", "loss_stddev"]
-        start = unkeyed(batching, num_samples, num_steps, epsilon, delta)
         self._base = PrivateStep(
             loss_fn=(lambda *args: loss_fn(*args)[0]) if has_aux else loss_fn,
-            batches=Batches(start, microbatch_size, None),
-            estimator=recipe.adaptive_clipping(0.5) if estimator is None else estimator,
+            batches=batches,
+            estimator=mean,
             noise_multiplier=self.noise_multiplier / math.sqrt(1 - (monitor or 0.0)),
             optimizer_fn=lambda _: optax.identity() if optimizer is None else optimizer,
             relation=relation,
@@ -320,18 +313,18 @@ class PrivateTraining:
         step, size = replace(self._base, batches=batches), num_coordinates(params)
         if self._estimator is None:
             # The norm of the noise does not depend on the quantile of the base.
-            clipping = recipe.adaptive_clipping(step.relative_norm(size))
+            clipping = _adaptive(_quantile(step.relative_norm(size)))
             step = replace(step, estimator=clipping)
         optimizer = self._optimizer
         if optimizer is None:
-            optimizer = recipe.descend(self.num_steps, step.relative_norm(size))
+            optimizer = _descend(self.num_steps, step.relative_norm(size))
         stddev = None if step.strategy is None else step.stddev(size)
         return replace(step, optimizer_fn=lambda _: observed(optimizer, stddev))
 
     def _loss_mean(self, step: PrivateStep) -> Any:
         """Returns the private mean of losses, for the batches of a step."""
         multiplier = self.noise_multiplier / math.sqrt(self._monitor or 0.0)
-        return step.mean(recipe.loss_clipping(), multiplier, relation=step.relation)
+        return step.mean(_adaptive(_LOSS_QUANTILE), multiplier, relation=step.relation)
 
     def _monitored(self, step, state, batch, is_padding_example):
         """Returns the next state of the monitor, and the private mean loss."""
@@ -350,3 +343,169 @@ class PrivateTraining:
         bound = state.monitor.thresholds[0]
         seen = {"loss": mean, "loss_bound": bound, "loss_stddev": stddev}
         return monitor, {x: jnp.asarray(y, jnp.float32) for x, y in seen.items()}
+
+
+def _check_parts(noise: Any, estimator: Any, monitor: Any, optimizer: Any) -> None:
+    """Refuses parts of a run that do not fit each other."""
+    if estimator is not None:
+        _validate.estimator(measured(estimator))
+    if noise is not None:
+        rule = "a strategy of dpjax.mechanisms"
+        _validate.require(isinstance(noise, Strategy), "noise", noise, rule)
+        rule = "with noise: bounds that adapt need independent noise"
+        is_given = estimator is not None
+        _validate.require(is_given, "estimator", estimator, f"given {rule}")
+        _validate.require(monitor is None, "monitor", monitor, f"None {rule}")
+    if optimizer is None and estimator is not None:
+        is_gaussian = measured(estimator).noise == "gaussian"
+        is_fine = is_gaussian and not isinstance(estimator, Scaled)
+        rule = f"given with {estimator}: no bound on one gradient tells the rate"
+        _validate.require(is_fine, "optimizer", optimizer, rule)
+
+
+def _schedule(
+    batching: Batching | None,
+    num_steps: int | None,
+    num_samples: int,
+    noise: Strategy | None,
+    relation: NeighboringRelation,
+) -> tuple[Batching, int]:
+    """Returns how batches are drawn, and how often; by default as described above."""
+    if num_steps is None:
+        num_steps = _NUM_STEPS if noise is None else noise.num_steps
+    size = max(1, num_samples // _BATCHES)
+    if batching is None and noise is None:
+        batching = Poisson(size)
+    elif batching is None:
+        rule = f"given with {noise}, which has more than {_BATCHES} bands"
+        _validate.require(noise.num_bands <= _BATCHES, "batching", None, rule)
+        batching = CyclicPoisson(size, cycle_length=noise.num_bands)
+    if relation is not REPLACE_ONE:
+        is_fine = isinstance(batching, Full | Poisson | BallsInBins)
+        rule = f"REPLACE_ONE with {batching}: batches depend on the number of rows"
+        _validate.require(is_fine, "relation", relation, rule)
+    return batching, num_steps
+
+
+def _quantile(noise_norm: Scalar) -> Scalar:
+    """Returns the quantile of norms that the clip norm follows: 1 - nu, nearly."""
+    return 1 - jnp.clip(noise_norm, _LEAST_CLIPPED, _MOST_CLIPPED)
+
+
+def _peak_rate(noise_norm: Scalar) -> Scalar:
+    """Returns the largest rate, of steps in units of the clip norm."""
+    return _PEAK / (_LEAST_NOISE + noise_norm)
+
+
+def _adaptive(quantile: Scalar) -> AdaptiveThreshold:
+    """Returns clipping at a private quantile of sizes."""
+    first, how = Clipping(_FIRST), {"quantile": quantile, "learning_rate": _SPEED}
+    return AdaptiveThreshold(first, lower=_LOWER, upper=_UPPER, **how)
+
+
+def _descend(
+    num_steps: int, relative_norm: Scalar
+) -> optax.GradientTransformationExtraArgs:
+    """Returns steps whose rate rises in the first tenth, then falls to zero.
+
+    The rate is for updates in units of a gradient's largest norm, of which the noise
+    has relative_norm; the update gets the norm of the noise as the keyword noise_norm.
+    """
+
+    def init(params):
+        del params
+        return jnp.zeros((), jnp.int32)
+
+    def update(updates, state, params=None, *, noise_norm: Any = None, **extra_args):
+        del params, extra_args
+        peak = jnp.asarray(_peak_rate(relative_norm))
+        now = like(state, peak)
+        rise = jnp.minimum(1, (now + 1) / (_RISE * num_steps))
+        unit = like(noise_norm, peak) / relative_norm
+        rate = -peak * rise * (1 - now / num_steps) / unit
+        return jax.tree.map(lambda x: like(rate, x) * x, updates), state + 1
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class Recommendation(NamedTuple):
+    """The default settings of `PrivateTraining`; `print` shows a table.
+
+    Attributes:
+        batch_size: expected size of the Poisson batches, n / 16.
+        num_steps: T, 200.
+        noise_multiplier: standard deviation of the noise over the l2 sensitivity.
+        relative_noise: nu, the norm of the noise in one step over the clip norm. Above
+            1 a step is mostly noise: fewer parameters, or more records, will help.
+        quantile: of the norms of gradients, which the clip norm follows from 0.03 on:
+            1 - nu, within [0.5, 0.95].
+        learning_rate: the peak, 1.3 / (0.1 + nu), for gradients divided by the clip
+            norm. The rate rises over the first tenth of the steps and then falls to
+            zero.
+    """
+
+    batch_size: int
+    num_steps: int
+    noise_multiplier: float
+    relative_noise: float
+    quantile: float
+    learning_rate: float
+
+    def __str__(self) -> str:
+        width = max(map(len, self._fields))
+        shown = (rounded_up(float(value), 4) for value in self)
+        named = zip(self._fields, shown, strict=True)
+        return "\n".join(f"{name:{width}}  {value}" for name, value in named)
+
+
+def recommend(
+    num_samples: int, num_params: int, *, epsilon: float, delta: float
+) -> Recommendation:
+    """Returns the settings of a network's training, for public sizes and a budget.
+
+    They are the defaults of `PrivateTraining`, for a loop of your own. No data are
+    read, and nothing is spent.
+
+    For a table try `solvers.dp_linear_model` and `solvers.dp_additive_model` before a
+    network: on Adult at epsilon 3 their log losses are .319 and .306, and that of a
+    small network with these settings is .317. If features come from a frozen public
+    network, train only the last layer, because fewer parameters have less noise. For a
+    regression use `dp_linear_model` for it.
+
+    Args:
+        num_samples: n, public: records, or users.
+        num_params: how many parameters are trained.
+        epsilon: privacy of the whole run under replace-one, positive.
+        delta: privacy of the whole run, in (0, 1).
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    Example:
+        >>> print(recommend(30_000, 2_000, epsilon=3.0, delta=1e-6))
+        batch_size        1875
+        num_steps         200
+        noise_multiplier  1.364
+        relative_noise    0.06538
+        quantile          0.9347
+        learning_rate     7.862
+
+    Reference:
+        The rules were found by the trials of benchmarks/DEEP.md, "adaptive clipping,
+        quantile by the noise".
+    """
+    run = PrivateTraining(
+        lambda params, example: 0.0,
+        num_samples=num_samples,
+        epsilon=epsilon,
+        delta=delta,
+    )
+    noise = run.relative_noise(num_params)
+    return Recommendation(
+        round(run.batching.divisor(num_samples, run.num_steps)),
+        run.num_steps,
+        run.noise_multiplier,
+        noise,
+        float(_quantile(noise)),
+        float(_peak_rate(noise)),
+    )

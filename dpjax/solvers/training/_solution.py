@@ -7,14 +7,10 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from dpjax import _validate
 from dpjax._types import ArrayLike, PyTree, Scalar
-from dpjax._validate import probability, require
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.solvers.training._curves import Curves
-
-_NO_ERRORS = (
-    "standard_errors is None; it must be those of a solver that was asked for intervals"
-)
+from dpjax.solvers.training._curves import Curves, check_columns
 
 
 @partial(
@@ -75,19 +71,11 @@ class Solution:
         if isinstance(self.params, Curves):
             return self.params.predict(features)
         weights = self.params
-        require(
-            isinstance(weights, jax.Array) and weights.ndim in (1, 2),
-            "params",
-            type(weights),
-            "those of a linear or additive model, if it is to predict",
-        )
+        rule = "those of a linear or additive model, if it is to predict"
+        is_fine = isinstance(weights, jax.Array) and weights.ndim in (1, 2)
+        _validate.require(is_fine, "params", type(weights), rule)
         columns = jnp.asarray(features, weights.dtype)
-        require(
-            columns.ndim == 2 and columns.shape[1] == len(weights),
-            "features",
-            columns.shape,
-            f"an array of {len(weights)} columns",
-        )
+        check_columns(columns, len(weights))
         return jnp.matmul(columns, weights, precision=jax.lax.Precision.HIGHEST)
 
     def interval(self, level: float = 0.95) -> PyTree:
@@ -116,11 +104,8 @@ class Solution:
             >>> print(f"{low:.2f} {high:.2f}")
             0.18 1.82
         """
-        probability(level=level)
         errors = self.standard_errors
-        if errors is None:
-            raise ValueError(_NO_ERRORS)
-        z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
+        z = _half_width(level, errors)
 
         def around(x: jax.Array, error: jax.Array) -> jax.Array:
             x = x.astype(error.dtype)  # counts are integers
@@ -137,12 +122,9 @@ class Solution:
         Raises:
             ValueError: If params are of another kind.
         """
-        require(
-            isinstance(self.params, Curves),
-            "params",
-            type(self.params),
-            "those of an additive model, which have shapes",
-        )
+        rule = "those of an additive model, which have shapes"
+        is_fine = isinstance(self.params, Curves)
+        _validate.require(is_fine, "params", type(self.params), rule)
         return self.params.shapes()
 
     def bands(
@@ -184,11 +166,17 @@ class Solution:
              1: 1.0 to 3.0
         """
         shapes, curves, errors = self.shapes(), self.params, self.standard_errors
-        probability(level=level)
-        if errors is None or self.correlations is None:
-            raise ValueError(_NO_ERRORS)
-        z, bands = statistics.NormalDist().inv_cdf(0.5 + level / 2), {}
+        z, bands = _half_width(level, errors, self.correlations), {}
         for column, (grid, values) in shapes.items():
             half = z * curves.errors(errors, self.correlations, column, grid)
             bands[column] = grid, values - half, values + half
         return bands
+
+
+def _half_width(level: float, *errors: PyTree | None) -> float:
+    """Returns z, half the width of an interval in standard errors, which are needed."""
+    _validate.probability(level=level)
+    if any(part is None for part in errors):
+        rule = "it must be those of a solver that was asked for intervals"
+        raise ValueError(f"standard_errors is None; {rule}")
+    return statistics.NormalDist().inv_cdf(0.5 + level / 2)

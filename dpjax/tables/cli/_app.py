@@ -10,21 +10,8 @@ from typing import Annotated
 import typer
 
 import dpjax
-from dpjax.tables.cli._command_settings import (
-    CheckSettings,
-    DescribeSettings,
-    ExportSettings,
-    ForecastSettings,
-    OpenLedgerSettings,
-    PlotSettings,
-    PredictSettings,
-    ReportSettings,
-    SchemaSettings,
-    ShowLedgerSettings,
-    ShowSettings,
-)
+from dpjax.tables.cli import _settings
 from dpjax.tables.cli._options import command
-from dpjax.tables.cli._settings import Settings
 
 # Local variables hold private records: no traceback may show them.
 app = typer.Typer(
@@ -53,19 +40,19 @@ def main(
 
 # For each command: its name, its settings, and the module and function that run it.
 for name, settings, place in (
-    ("train", Settings, "_train.train"),
-    ("schema", SchemaSettings, "_proposal.propose"),
-    ("plan", ForecastSettings, "_forecast.forecast"),
-    ("check", CheckSettings, "_check.check"),
-    ("describe", DescribeSettings, "_describe.describe"),
-    ("predict", PredictSettings, "_saved.predict"),
-    ("export", ExportSettings, "_saved.export"),
-    ("show", ShowSettings, "_saved.show"),
-    ("report", ReportSettings, "_report_page.report"),
-    ("plot", PlotSettings, "_saved.plot"),
+    ("train", _settings.Settings, "_train.train"),
+    ("schema", _settings.SchemaSettings, "_curator.propose"),
+    ("plan", _settings.ForecastSettings, "_forecast.forecast"),
+    ("check", _settings.CheckSettings, "_curator.check"),
+    ("describe", _settings.DescribeSettings, "_describe.describe"),
+    ("predict", _settings.PredictSettings, "_report.predict"),
+    ("export", _settings.ExportSettings, "_report.export"),
+    ("show", _settings.ShowSettings, "_report.show"),
+    ("report", _settings.ReportSettings, "_report.report"),
+    ("plot", _settings.PlotSettings, "_report.plot"),
 ):
     app.command(name)(command(settings, place))
 ledger = typer.Typer(no_args_is_help=True, help="What all runs on a table may spend.")
-ledger.command("open")(command(OpenLedgerSettings, "_ledger.open_new"))
-ledger.command("show")(command(ShowLedgerSettings, "_ledger.show"))
+ledger.command("open")(command(_settings.OpenLedgerSettings, "_ledger.open_new"))
+ledger.command("show")(command(_settings.ShowLedgerSettings, "_ledger.show"))
 app.add_typer(ledger, name="ledger")

@@ -9,28 +9,21 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from rich.console import Console
-from rich.table import Table as Rows
 
 import dpjax
-from dpjax import _files, _store, _validate
+from dpjax import _store, _validate
 from dpjax._types import Key
-from dpjax.accounting._group import group_budget
-from dpjax.tables._default_delta import default_delta
 from dpjax.tables._pages import svg_of
-from dpjax.tables.cli import _display
-from dpjax.tables.cli._command_settings import DescribeSettings
-from dpjax.tables.cli._release import begin, uninterrupted
-from dpjax.tables.cli._sample import Draw, default_size
-from dpjax.tables.cli._schema import Schema
-from dpjax.tables.cli._sources import Table, declared_columns
-from dpjax.tables.cli._spending import enter, on_sample
-from dpjax.tables.cli._terminal import show_paths, stage, terminal
-from dpjax.tables.cli._units import RECORDS_PER_UNIT, check_unit, privacy_of_units
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Numeric
+from dpjax.tables.cli._outputs import show_units_and_sample
+from dpjax.tables.cli._release import begin
+from dpjax.tables.cli._run import charge, plan_description
+from dpjax.tables.cli._schema import Schema, declared_columns
+from dpjax.tables.cli._settings import DescribeSettings
+from dpjax.tables.cli._sources import Draw, Table, default_size, read_records
+from dpjax.tables.cli._terminal import show_paths, stage, table_of, terminal
+from dpjax.tables.columns._kinds import BoundedColumn, Numeric
 from dpjax.tables.describe._description import Description
-from dpjax.tables.describe._release import MOST_RECORDS, Kind, check, guarantee, release
+from dpjax.tables.describe._release import MOST_RECORDS, Kind, check, release
 from dpjax.tables.io._tables import column_names
 
 _NAMES = [f"description.{end}" for end in ("csv", "html", "json", "png", "svg")]
@@ -48,67 +41,51 @@ def describe(settings: DescribeSettings) -> None:
     kinds, table = _read(settings, sample_key)
     if table.sample is None:  # without a sample the whole key is for the noise
         key = jax.random.clone(begun.key)
-    begun = begun.bound(settings, table)
-    settings, sampled = on_sample(settings, table)
-    units, place, size = table.units, None, 1
-    num_samples = table.num_samples
-    if units is not None:
-        size, is_all = units.size, np.ones(num_samples, bool)
-        place = functools.partial(units.placed, is_chosen=is_all, size=size)
-    num_places = size * num_samples
-    delta = default_delta(num_samples) if settings.delta is None else settings.delta
-    epsilon, delta = group_budget(settings.epsilon, delta, size)
-    privacy = privacy_of_units(guarantee(num_places, epsilon, delta), units)
-    privacy = table.protected(privacy)
-    entry = None
-    if settings.ledger is not None:
-        parts = {"description": privacy}
-        states = begun.run_folder
-        entry = enter(settings, table, parts, method="Description", run_folder=states)
+    begun, run = begun.bound(settings, table), plan_description(settings, table)
+    entry = charge(run, begun.run_folder)
     stage("Releasing")
+    units, place = table.units, None
+    if units is not None:
+        is_all = np.ones(table.num_samples, bool)
+        place = functools.partial(units.placed, is_chosen=is_all, size=units.size)
     with begun.recorded(), contextlib.ExitStack() as stack:
         if (folder := begun.run_folder) is not None:
             # With a state in the folder, a run that breaks off keeps its key.
-            opened = _store.opened(
-                folder.states, {"run": folder.run}, option="--checkpoint"
-            )
+            state = {"run": folder.run}
+            opened = _store.opened(folder.states, state, option="--checkpoint")
             stack.enter_context(opened).claim()
         description = release(
             table.columns,
             kinds,
             key=key,
-            epsilon=epsilon,
-            delta=delta,
+            **run.budget._asdict(),
             by=settings.by,
             level=settings.level,
             place=place,
-            num_samples=size * table.num_records,
+            num_samples=table.places_per_unit * table.num_records,
         )
-    description = dataclasses.replace(description, privacy=privacy)
+    more = {"privacy": run.privacy}
     if units is not None:
-        of_unit = {"unit": units.column, "records_per_unit": size}
-        description = dataclasses.replace(description, **of_unit)
+        more |= {"unit": units.column, "records_per_unit": units.size}
+    description = dataclasses.replace(description, **more)
     content = {
         "dpjax": dpjax.__version__,
         "data": table.name,
         "unit": None if units is None else units.report(),
         "noise_key": begun.noise_key,
-        "ledger_entry": entry and entry.id,
+        "ledger_entry": entry,
         **description.content(),
     }
-    if sampled is not None:
-        content["sample"] = sampled
-    contents = _contents(description, content, table.name, is_dark=settings.dark)
-    with uninterrupted():
-        before = begun.remove_kept
-        _files.write_together(begun.folder, contents, name="--output", before=before)
+    if run.sample is not None:
+        content["sample"] = run.sample
+    begun.write(_contents(description, content, is_dark=settings.dark))
     console = terminal()
-    _show(console, description)
-    if units is not None:
-        console.print(units.public)
-    if sampled is not None:
-        _display.show_sample(console, sampled)
-    show_paths(console, [begun.folder / name for name in contents])
+    for head, lines in description.tables():
+        console.print(table_of(head, lines))
+    console.print(description.reading)
+    console.print(f"Privacy: {description.privacy.description}")
+    show_units_and_sample(console, run)
+    show_paths(console, [begun.folder / name for name in _NAMES])
 
 
 def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]:
@@ -130,47 +107,24 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
     is_fine = settings.by is None or settings.by in kinds
     _validate.require(is_fine, "--by", settings.by, rule)
     check(kinds, settings.by)
-    unit, size = settings.unit, settings.max_records
-    check_unit(unit, column_names(source, text_format), kinds)
-    each = 1 if unit is None else settings.records_per_unit or RECORDS_PER_UNIT
+    unit, size, each = settings.unit, settings.max_records, settings.each
     most = MOST_RECORDS // each
     rule = f"at most {most:,}, with {each} records of each"
     _validate.require(size is None or size <= most, "--max-records", size, rule)
     size = size or min(most, default_size(len(kinds) + (unit is not None), each))
-    columns, units, sample = Draw(size, key, unit, each).read(
-        source,
-        [*kinds],
-        text_format,
-        numbers=[k for k, kind in kinds.items() if not (kind and kind.categories)],
-    )
-    num_records = len(next(iter(columns.values())))
-    rule = "a file with at least one record"
-    _validate.require(num_records > 0, "DATA", str(source), rule)
-    is_test = np.zeros(num_records, bool)
-    table = Table(source.name, columns, Schema(kinds, None), "", is_test, sample=sample)
-    return kinds, table if units is None else table.by_unit(units)
+    numbers = [name for name, kind in kinds.items() if not (kind and kind.categories)]
+    schema, names = Schema(kinds, None), column_names(source, text_format)
+    draw = Draw(size, key, unit, each)
+    return kinds, read_records(source, draw, schema, "", names, text_format, numbers)
 
 
 def _contents(
-    description: Description, content: dict, name: str, *, is_dark: bool
+    description: Description, content: dict, *, is_dark: bool
 ) -> dict[str, bytes]:
     """Returns the files, by their names."""
     figure, png = description.plot(is_dark=is_dark), io.BytesIO()
     figure.savefig(png, format="png")
     own = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    page = description.to_html(f"Private description of {name}")
+    page = description.to_html(f"Private description of {content['data']}")
     texts = [x.encode("utf-8", "replace") for x in (description.to_csv(), page, own)]
-    files = [*texts, png.getvalue()]
-    return dict(zip(_NAMES, [*files, svg_of(figure)], strict=True))
-
-
-def _show(console: Console, description: Description) -> None:
-    for head, lines in description.tables():
-        table = Rows()
-        for name in head:
-            table.add_column(name, overflow="fold")
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
-    console.print(description.reading)
-    console.print(f"Privacy: {description.privacy.description}")
+    return dict(zip(_NAMES, [*texts, png.getvalue(), svg_of(figure)], strict=True))

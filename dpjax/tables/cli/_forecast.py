@@ -5,32 +5,54 @@ and simulated records.
 """
 
 import dataclasses
+import io
+import json
 import math
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
+from matplotlib.figure import Figure
 
+import dpjax
 from dpjax import _files, _validate
+from dpjax._rounding import digits, rounded_up
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Dataset
 from dpjax.solvers import Solution
-from dpjax.solvers.additive._knots import FINE
+from dpjax.solvers.additive._curves import FINE
 from dpjax.solvers.training._curves import hats
-from dpjax.tables._default_delta import default_delta
-from dpjax.tables.cli._command_settings import ForecastSettings
-from dpjax.tables.cli._forecast_page import Forecast, Outcome, contents, show
-from dpjax.tables.cli._losses import LossName, link_of
-from dpjax.tables.cli._made_records import BASE_RATE, made_records
-from dpjax.tables.cli._plan import Plan, make_plan
-from dpjax.tables.cli._runs import NO_PRIVACY, fit, predictions_of, rows_of
+from dpjax.tables import default_delta
+from dpjax.tables.cli._fit import (
+    NO_PRIVACY,
+    Budget,
+    Plan,
+    fit,
+    make_plan,
+    predictions_of,
+    rows_of,
+)
 from dpjax.tables.cli._schema import Schema, read_schema
-from dpjax.tables.cli._settings import ModelName, Settings
-from dpjax.tables.cli._terminal import OnStep, progress_bars, show_paths, terminal
-from dpjax.tables.models._params import bending_features
+from dpjax.tables.cli._settings import (
+    FOR_AMOUNTS,
+    ForecastSettings,
+    LossName,
+    ModelName,
+    Settings,
+    link_of,
+)
+from dpjax.tables.cli._terminal import (
+    progress_bars,
+    show_paths,
+    table_of,
+    terminal,
+)
+from dpjax.tables.models._terms import bending_features
 
 _FILES = ["plan.json", "plan.md", "plan.png"]
 _NUM_DRAWS = 3  # of the noise, of which the median is shown
@@ -39,6 +61,180 @@ _KNOTS = (-2.0, 0.0, 2.0), FINE  # of curves without privacy
 _MOST_FITS, _NEAR = 5, 0.1  # of the search for the least number of records
 # About so many records, divided by epsilon, have intervals: see `dp_linear_model`.
 _WITH_INTERVALS = 5_000
+_RATES, _PRIOR = (0.001, 0.01, 0.1), 0.01  # false positives; of an attacker
+_MOST_OF = 0.9  # of the gain over the constant
+_CURVE = np.geomspace(1e-4, 1.0, 200)
+# Colours of Okabe and Ito (2008), told apart by colour-blind readers too.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+_UNITS = {
+    "identity": "scales of the target",
+    "logit": "log odds",
+    "log": "the logarithm of the mean",
+}
+_HOW_TO_READ = (
+    "The last table bounds every attack: how often it accuses the person, if it "
+    "accuses 0.1, 1 or 10 % of others; and what a suspicion of 1 % becomes by an "
+    "accusation, if 0.1 % of others are accused."
+)
+NUM_TEST = 20_000
+BASE_RATE = 0.5
+_AMOUNTS_WITHIN = 3.0  # scales
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Measures how good models of simulated records are.
+
+    Attributes:
+        privacy: their guarantee; epsilon = inf without privacy.
+        loss: the mean loss on other records.
+        score: R2 there, or AUC for classes.
+        width: the median width of a coefficient's interval; inf: there is none.
+        least_rows: about how many records the requested width needs; None: unknown.
+    """
+
+    privacy: PrivacyGuarantee
+    loss: float
+    score: float
+    width: float = math.inf
+    least_rows: int | None = None
+
+    def or_better(self, other: "Outcome") -> "Outcome":
+        """Returns the outcome with the better loss and the better score of both."""
+        loss, score = min(self.loss, other.loss), max(self.score, other.score)
+        return dataclasses.replace(self, loss=loss, score=score)
+
+    @property
+    def name(self) -> str:
+        """The epsilon, in words."""
+        if self.privacy.epsilon == math.inf:
+            return "no privacy"
+        return f"epsilon {rounded_up(self.privacy.epsilon, 4)}"
+
+    def attacks(self) -> tuple[list[float], list[float]]:
+        """The largest true positive rates, and posteriors of 1 per cent."""
+        after = self.privacy.posterior(_PRIOR, _RATES)
+        return self.privacy.tradeoff(_RATES).tolist(), after.tolist()
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The cost of privacy: models without it and at each epsilon, and a constant."""
+
+    settings: ForecastSettings
+    loss: LossName
+    seed: int
+    num_features: int
+    constant: Outcome
+    outcomes: tuple[Outcome, ...]
+    ideal: Outcome
+
+    @property
+    def delta(self) -> float:
+        """The delta of every epsilon."""
+        return self.settings.delta or default_delta(self.settings.rows)
+
+    @property
+    def score(self) -> str:
+        """Names what `Outcome.score` measures."""
+        return "AUC" if self.loss == "logistic" else "R2"
+
+    def tables(self) -> Iterator[list[list[str]]]:
+        """Yields tables: what privacy costs, and what an attacker can do."""
+        wanted = self.settings.width
+        lines = [["model", f"{self.loss} loss", self.score, "95 % interval"]]
+        lines[0] += [] if wanted is None else [f"records for {wanted:g}"]
+        for row in (self.constant, *self.outcomes, self.ideal):
+            width = f"{row.width:.3g}" if row.width < math.inf else "none"
+            line = [row.name, digits(row.loss), f"{row.score:.3f}", width]
+            if row is self.constant:
+                line[::3] = "constant", ""
+            if wanted is not None:
+                least = f"{row.least_rows:,}" if row.least_rows else "not found"
+                line.append(least if row in self.outcomes else "")
+            lines.append(line)
+        yield lines
+        heads = [f"at {100 * rate:g} %" for rate in _RATES]
+        lines = [["best attack", *heads, "1 % becomes"]]
+        for row in self.outcomes:
+            true, after = row.attacks()
+            lines.append([row.name, *(_percent(x) for x in (*true, after[0]))])
+        yield lines
+
+    def texts(self) -> Iterator[str]:
+        """Yields the meaning of the numbers, and advice with reasons."""
+        asked, unit = self.settings, _UNITS[link_of(self.loss)]
+        rates = {"logistic": "labels are positive", "tweedie": "amounts are not zero"}
+        rate = ""
+        if self.loss in rates:
+            share = asked.base_rate or BASE_RATE
+            rate = f"{100 * share:g} % of the {rates[self.loss]}. "
+        kinds = "lines" if asked.model == "linear" else "lines, of curves"
+        yield (
+            f"{asked.rows:,} made records with {self.num_features} features as "
+            f"{asked.schema} declares, with tails of {asked.tail:g} degrees of freedom "
+            f"and columns that explain {100 * asked.signal:g} % of the target (seed "
+            f"{self.seed}). {rate}No real record was read. Loss and "
+            f"{self.score} are of others, the median of three draws of the noise; "
+            f"without privacy each is the best of {kinds} and of the models above. The "
+            f"interval is that of a linear model with --intervals: the median of its "
+            f"coefficients, in {unit} for a scale of the column. Where there is "
+            "none, records are too few."
+        )
+        yield _HOW_TO_READ
+        least, best = self.constant.loss, self.ideal.loss
+        goal = least - _MOST_OF * (least - best)
+        enough = [x for x in self.outcomes if x.loss <= goal]
+        if best >= least:
+            yield (
+                "Even without privacy a model is no better than the constant: there "
+                "are too few records for so many columns, or too little signal."
+            )
+        elif enough:
+            true, after = enough[0].attacks()
+            yield (
+                f"Of these {enough[0].name} is the smallest that keeps nine tenths of "
+                "what a model without privacy gains over the constant. The best attack "
+                "that accuses 1 of 100 others then accuses the person in at most "
+                f"{_percent(true[1])} of cases; an attacker who suspected 1 of 100 is "
+                f"right after that with a probability of at most {_percent(after[1])}."
+            )
+        else:
+            yield (
+                "None of these keeps nine tenths of what a model without privacy gains "
+                "over the constant. More records help as much as a larger epsilon, "
+                "because the noise falls as 1 / (n epsilon); so do fewer columns."
+            )
+        yield (
+            f"Delta is {rounded_up(self.delta, 3)} for each. It should be far below "
+            f"1 / n = {digits(1 / asked.rows)}, because a mechanism with that delta "
+            "may publish each record with that probability. Choose epsilon before you "
+            "see a record, for all releases of the table together: what they cost adds "
+            "up. `dpjax ledger` keeps the sum."
+        )
+
+    def content(self) -> dict[str, Any]:
+        """Returns the forecast for JSON."""
+
+        def of(x: Outcome) -> dict[str, Any]:
+            width = x.width if x.width < math.inf else None
+            return {"loss": x.loss, self.score: x.score, "width": width}
+
+        def of_private(x: Outcome) -> dict[str, Any]:
+            epsilon, rates = {"epsilon": x.privacy.epsilon}, x.attacks()
+            true, after = (dict(zip(_RATES, x, strict=True)) for x in rates)
+            attacks = {"true_positive_rates": true, "posteriors_of_0.01": after}
+            return epsilon | of(x) | {"least_rows": x.least_rows} | attacks
+
+        settings = vars(self.settings) | {"loss": self.loss, "seed": self.seed}
+        return {
+            "dpjax": dpjax.__version__,
+            "settings": settings,
+            "delta": self.delta,
+            "outcomes": [of_private(x) for x in self.outcomes],
+            "no_privacy": of(self.ideal),
+            "constant": of(self.constant),
+        }
 
 
 def forecast(settings: ForecastSettings) -> None:
@@ -59,25 +255,35 @@ def forecast(settings: ForecastSettings) -> None:
     made = _Made(settings, schema, loss, seed)
     size = len(made.data(2).feature_names)
     rule = f"at most {_MOST_CELLS // size:,} with {size - 1} features"
-    _validate.require(
-        settings.rows * size <= _MOST_CELLS, "--rows", settings.rows, rule
-    )
-    epsilons, outcomes = settings.epsilons, []
+    is_fine = settings.rows * size <= _MOST_CELLS
+    _validate.require(is_fine, "--rows", settings.rows, rule)
+    outcomes, total = [], len(settings.epsilons) + 1
     with progress_bars(terminal(stderr=True)) as on_step:
-        on_step("Models of made records", 0, len(epsilons) + 1)
+        on_step("Models of made records", 0, total)
         ideal, constant = made.without_privacy()
-        for done, epsilon in enumerate(epsilons, 1):
-            on_step("Models of made records", done, len(epsilons) + 1)
+        for done, epsilon in enumerate(settings.epsilons, 1):
+            on_step("Models of made records", done, total)
             outcomes.append(made.outcome(epsilon))
             ideal = ideal.or_better(outcomes[-1])
-        on_step("Models of made records", len(epsilons) + 1, len(epsilons) + 1)
+        on_step("Models of made records", total, total)
         if settings.width is not None:
-            outcomes = made.with_least_rows(settings.width, outcomes, ideal, on_step)
+            # If that is more than can be made, a smaller epsilon needs even more.
+            for place in reversed(range(total - 1)):
+                on_step("Records for the width", total - 2 - place, total - 1)
+                asked = settings.epsilons[place], settings.width
+                least = made.least_rows(*asked, outcomes[place], ideal)
+                if least is None:
+                    break
+                outcomes[place] = dataclasses.replace(outcomes[place], least_rows=least)
+            on_step("Records for the width", total - 1, total - 1)
     result = Forecast(settings, loss, seed, size - 1, constant, tuple(outcomes), ideal)
     console = terminal()
-    show(console, result)
+    for head, *lines in result.tables():
+        console.print(table_of(head, lines, head[1:]))
+    for text in result.texts():
+        console.print(text)
     if folder is not None:
-        files = dict(zip(_FILES, contents(result), strict=True))
+        files = dict(zip(_FILES, _contents(result), strict=True))
         _files.write_together(folder, files, name="--output")
         show_paths(console, [folder / name for name in files])
 
@@ -128,24 +334,6 @@ class _Made:
         low, high = self._fit(plan, data).interval()
         return float(np.median(np.asarray(high - low)[:-1]))
 
-    def with_least_rows(
-        self, width: float, outcomes: list[Outcome], ideal: Outcome, on_step: OnStep
-    ) -> list[Outcome]:
-        """Returns outcomes, in ascending order, with the records for a width.
-
-        If that is more than can be simulated, a smaller epsilon needs even more.
-        """
-        results, total = outcomes[:], len(outcomes)
-        for place in reversed(range(total)):
-            on_step("Records for the width", total - 1 - place, total)
-            epsilon = self.settings.epsilons[place]
-            least = self.least_rows(epsilon, width, outcomes[place], ideal)
-            if least is None:
-                break
-            results[place] = dataclasses.replace(outcomes[place], least_rows=least)
-        on_step("Records for the width", total, total)
-        return results
-
     def least_rows(
         self, epsilon: float, width: float, outcome: Outcome, ideal: Outcome
     ) -> int | None:
@@ -195,15 +383,10 @@ class _Made:
         intervals: bool = False,
     ) -> tuple[Plan, Dataset]:
         data = self.data(rows or self.settings.rows)
-        settings = Settings(
-            source="made",
-            epsilon=epsilon,
-            delta=self.settings.delta or default_delta(len(data.features)),
-            loss=self.loss,
-            model=model,
-            intervals=intervals,
-        )
-        return make_plan(settings, data), data
+        delta = self.settings.delta or default_delta(len(data.features))
+        options = {"loss": self.loss, "model": model, "intervals": intervals}
+        settings = Settings(source="made", epsilon=epsilon, **options)
+        return make_plan(settings, data, Budget(epsilon, delta)), data
 
     def _fit(self, plan: Plan, data: Dataset, draw: int = 0) -> Solution:
         rows = jax.tree.map(jnp.asarray, rows_of(data))
@@ -245,3 +428,124 @@ def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float,
         return loss, float(0.5 + above / len(targets))
     errors = targets - np.asarray(plan.loss_fn.mean_of(at), np.float64)
     return loss, float(1 - np.mean(errors**2) / np.var(targets.astype(np.float64)))
+
+
+def made_records(
+    schema: Schema,
+    num_samples: int,
+    loss: LossName,
+    *,
+    tail: float,
+    signal: float,
+    base_rate: float,
+    seed: int,
+) -> Dataset:
+    """Draws records with the columns of a schema, for training and for tests.
+
+    A column of numbers has Student's t-distribution, with the schema's center, a
+    variance of scale^2, and values clipped to its limit. For amounts they are clipped
+    to three scales, because a model's means are exponentials of the columns. A column
+    of categories has each of them, or none, with equal probability. Every column has an
+    effect: tanh((x - center) / scale) for numbers, even steps for categories, with
+    alternating signs. Their sum explains the share `signal` of the variance of the
+    target, of its log odds (with logistic noise; McKelvey and Zavoina 1975), or of the
+    logarithm of an amount. The noise is Student's in targets and lognormal in amounts.
+    The share `base_rate` of labels is positive, and with the tweedie loss of amounts.
+    Exposures are 1, and weights equal.
+    """
+    rng = np.random.default_rng(seed)
+    size = num_samples + NUM_TEST
+
+    def student() -> np.ndarray:
+        return rng.standard_t(tail, size) * math.sqrt((tail - 2) / tail)
+
+    is_amount = loss in FOR_AMOUNTS
+    names, features, effect = [], [], np.zeros(size)
+    columns = {key: kind for key, kind in schema.columns.items() if kind is not None}
+    for place, (key, kind) in enumerate(columns.items()):
+        names += kind.names(key)
+        if not kind.categories:
+            most = min(kind.limit, _AMOUNTS_WITHIN if is_amount else math.inf)
+            features.append(np.clip(student(), -most, most)[:, None])
+            added = np.tanh(features[-1][:, 0])
+        else:
+            number = len(kind.categories)
+            chosen = rng.integers(number + 1, size=size)  # the last is no category
+            features.append(chosen[:, None] == np.arange(number))
+            added = np.r_[np.linspace(1.0, -1.0, number), 0.0][chosen]
+        effect += (-1) ** place * added
+    effect = (effect - np.mean(effect)) / max(float(np.std(effect)), 1e-9)
+    known, rest = math.sqrt(signal), math.sqrt(1 - signal)
+    if loss == "logistic":
+        odds = effect * math.pi / math.sqrt(3) * known / rest
+        odds += rng.logistic(size=size)
+        targets = np.where(odds > np.quantile(odds, 1 - base_rate), 1.0, -1.0)
+    elif is_amount:
+        targets = np.exp(known * effect + rest * rng.standard_normal(size) - 0.5)
+        if loss == "poisson":
+            targets = rng.poisson(targets)
+        elif loss == "tweedie":
+            targets = targets * (rng.random(size) < base_rate)
+    else:
+        targets = known * effect + rest * student()
+    rows = np.hstack([*features, np.ones((size, 1))]).astype(np.float32)
+    targets = targets.astype(np.float32)
+    return Dataset(
+        name="made records",
+        task="classification" if loss == "logistic" else "regression",
+        feature_names=(*names, "intercept"),
+        features=rows[:num_samples],
+        targets=targets[:num_samples],
+        test_features=rows[num_samples:],
+        test_targets=targets[num_samples:],
+        target_unit="scale",
+        licence="none",
+        source="made",
+        schema=columns,
+    )
+
+
+def _contents(result: Forecast) -> list[bytes]:
+    """Returns the page as JSON, Markdown and PNG."""
+    content = json.dumps(result.content(), indent=2, allow_nan=False, default=str)
+    page = "# What privacy would cost\n\n"
+    for head, *lines in result.tables():
+        rule = ["---", *["---:"] * (len(head) - 1)]
+        rows = [f"| {' | '.join(row)} |\n" for row in (head, rule, *lines)]
+        page += "".join(rows) + "\n"
+    page += "\n\n".join([*result.texts(), "![score and attacks](plan.png)"]) + "\n"
+    png = io.BytesIO()
+    _draw(result).savefig(png, format="png")
+    return [f"{content}\n".encode(), page.encode("utf-8", "replace"), png.getvalue()]
+
+
+def _draw(result: Forecast) -> Figure:
+    """Draws the score against epsilon, and the attacks at each."""
+    figure = Figure(figsize=(9.6, 4.2), dpi=200, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    epsilons, scores = result.settings.epsilons, [x.score for x in result.outcomes]
+    left.plot(epsilons, scores, marker="o", color=_COLORS[0], label="private")
+    gray: dict[str, Any] = {"color": "#666666"}
+    left.axhline(result.ideal.score, label="no privacy", linestyle="--", **gray)
+    left.axhline(result.constant.score, label="constant", linestyle="-.", **gray)
+    left.set(xscale="log", xlabel="epsilon", ylabel=f"{result.score} on other records")
+    left.set_xticks(epsilons, [x.name.split()[-1] for x in result.outcomes])
+    left.minorticks_off()
+    left.set_title(f"{result.settings.rows:,} made records", fontsize="medium")
+    right.plot(_CURVE, _CURVE, linestyle=":", label="guessing", **gray)
+    for x, color in zip(result.outcomes, _COLORS, strict=False):
+        right.plot(_CURVE, x.privacy.tradeoff(_CURVE), color=color, label=x.name)
+    labels = {"xlabel": "false positive rate", "ylabel": "true positive rate, at most"}
+    right.set(xscale="log", yscale="log", **labels)
+    delta = rounded_up(result.delta, 2)
+    right.set_title(f"Any attack, at delta = {delta}", fontsize="medium")
+    for axes in (left, right):
+        axes.grid(alpha=0.3, linewidth=0.5)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize="small", framealpha=0.8, edgecolor="none")
+    return figure
+
+
+def _percent(share: float) -> str:
+    """Returns a share in per cent, rounded up."""
+    return f"{rounded_up(100 * share, 2 if share < 0.1 else 3)} %"

@@ -13,22 +13,20 @@ import dataclasses
 import math
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
-
-from rich.table import Table as Rows
 
 from dpjax import _files, _validate
 from dpjax._rounding import claim, rounded_down, rounded_up
 from dpjax._types import NeighboringRelation
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_epsilon
 from dpjax.accounting._filter import Spending
-from dpjax.tables.cli._command_settings import OpenLedgerSettings, ShowLedgerSettings
-from dpjax.tables.cli._guesses import toml_text
-from dpjax.tables.cli._terminal import show_paths, terminal
+from dpjax.tables.cli._schema import toml_text
+from dpjax.tables.cli._settings import OpenLedgerSettings, ShowLedgerSettings
+from dpjax.tables.cli._terminal import show_paths, table_of, terminal
 from dpjax.tables.io._untrusted import number, of_type, toml_content
 
 _FORMAT = 1
@@ -54,20 +52,6 @@ class Source:
     name: str
     num_records: int
     columns: tuple[str, ...]
-
-    def check(self, path: Path, run: "Source") -> None:
-        """Requires that a run uses this table.
-
-        Raises:
-            ValueError: if it does not; the error names --ledger.
-        """
-        for field, own, other in (
-            ("the name", self.name, run.name),
-            ("the number of records", self.num_records, run.num_records),
-            ("the columns", sorted(self.columns), sorted(run.columns)),
-        ):
-            rule = f"that of one table, which has {field} {own} in {path}"
-            _validate.require(own == other, "--ledger", other, rule)
 
 
 @dataclass(frozen=True)
@@ -114,46 +98,40 @@ class Ledger:
 
     def text(self) -> str:
         """Returns the file's content."""
-        limit = self.limit
-        lines = [
-            f"{_HEAD}format = {_FORMAT}",
-            "",
-            "[limit]",
-            f"epsilon = {limit.epsilon!r}",
-            f"delta = {limit.delta!r}",
-            f"relation = {toml_text(limit.relation.name)}",
-            f"order = {limit.order!r}  # of the Renyi divergences below",
-        ]
-        if self.unit is not None:
-            lines.append(f"unit = {toml_text(self.unit)}")
-        if self.source is not None:
-            lines += [
-                "",
-                "[table]",
-                f"name = {toml_text(self.source.name)}",
-                f"records = {self.source.num_records}",
-                f"columns = [{', '.join(map(toml_text, self.source.columns))}]",
-            ]
+        limit, source = self.limit, self.source
+        unit = "" if self.unit is None else f"unit = {toml_text(self.unit)}\n"
+        text = (
+            f"{_HEAD}format = {_FORMAT}\n\n[limit]\nepsilon = {limit.epsilon!r}\n"
+            f"delta = {limit.delta!r}\nrelation = {toml_text(limit.relation.name)}\n"
+            f"order = {limit.order!r}  # of the Renyi divergences below\n{unit}"
+        )
+        if source is not None:
+            text += (
+                f"\n[table]\nname = {toml_text(source.name)}\n"
+                f"records = {source.num_records}\ncolumns = {_listed(source.columns)}\n"
+            )
         for entry in self.entries:
-            lines += [
-                "",
-                "[[runs]]",
-                f"id = {toml_text(entry.id)}",
-                f"at = {entry.at.isoformat()}",
-                f"method = {toml_text(entry.method)}",
-                f"parts = [{', '.join(map(toml_text, entry.parts))}]",
-                f"divergence = {entry.price.divergence!r}",
-                f"delta = {entry.price.delta!r}",
-            ]
-        return "\n".join(lines) + "\n"
+            divergence, delta = entry.price
+            text += (
+                f"\n[[runs]]\nid = {toml_text(entry.id)}\nat = {entry.at.isoformat()}\n"
+                f"method = {toml_text(entry.method)}\nparts = {_listed(entry.parts)}\n"
+                f"divergence = {divergence!r}\ndelta = {delta!r}\n"
+            )
+        return text
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return f"[{', '.join(map(toml_text, texts))}]"
 
 
 def open_new(settings: OpenLedgerSettings) -> None:
-    """Writes a ledger without runs."""
-    _files.check_file("LEDGER", settings.path, suffix=".toml")
-    limit = PrivacyFilter(settings.epsilon, settings.delta)
-    open_ledger(settings.path, limit, settings.unit)
-    show_paths(terminal(), [settings.path])
+    """Writes a ledger without runs, unless a file exists there."""
+    path, new = settings.path, PrivacyFilter(settings.epsilon, settings.delta)
+    _files.check_file("LEDGER", path, suffix=".toml")
+    with _files.locked(path):  # another process may have written one
+        _validate.require(not os.path.lexists(path), "LEDGER", str(path), "a new file")
+        _write(path, Ledger(new, settings.unit))
+    show_paths(terminal(), [path])
 
 
 def show(settings: ShowLedgerSettings) -> None:
@@ -172,31 +150,16 @@ def show(settings: ShowLedgerSettings) -> None:
             f"{f'values of {read.unit}' if read.unit else 'records'}, with the columns "
             f"{', '.join(source.columns)}."
         )
-    rows = Rows()
-    for title in ("run", "at", "released", "share of the limit"):
-        rows.add_column(title, overflow="fold")
-    allowed = limit.limit
+    lines = []
     for entry in read.entries:
-        shares = [x / y for x, y in zip(entry.price, allowed, strict=True) if y > 0]
-        line = f"{entry.method}: {'; '.join(entry.parts)}"
-        share = f"{rounded_up(100 * max(shares), 3)}%"
-        rows.add_row(entry.id, entry.at.isoformat(), line, share)
-    console.print(rows)
-    console.print(said_spent(read))
+        pairs = zip(entry.price, limit.limit, strict=True)
+        share = rounded_up(100 * max(x / y for x, y in pairs if y > 0), 3)
+        released = f"{entry.method}: {'; '.join(entry.parts)}"
+        lines.append([entry.id, entry.at.isoformat(), released, f"{share}%"])
+    head = ["run", "at", "released", "share of the limit"]
+    console.print(table_of(head, lines))
+    console.print(_said_spent(read))
     console.print(said_left(read.filter))
-
-
-def open_ledger(path: Path, limit: PrivacyFilter, unit: str | None) -> None:
-    """Writes a new ledger.
-
-    Raises:
-        ValueError: if a file exists there, perhaps one of another process.
-        OSError: if it cannot be written.
-    """
-    with _files.locked(path):
-        is_new = not os.path.lexists(path)
-        _validate.require(is_new, "LEDGER", str(path), "a new file")
-        _write(path, Ledger(limit, unit))
 
 
 def said_left(filled: PrivacyFilter) -> str:
@@ -207,45 +170,39 @@ def said_left(filled: PrivacyFilter) -> str:
     if filled.order == math.inf:
         text = f"runs of pure epsilon = {rounded_down(left.divergence, 4)} together"
         return f"What is left affords {text}."
-    epsilon = rounded_down(_epsilon_of(filled, left.divergence), 3)
-    return f"What is left affords {_one_run(filled, epsilon)}."
+    return f"What is left affords {_one_run(filled, left.divergence, rounded_down)}."
 
 
-def said_spent(read: Ledger) -> str:
+def _said_spent(read: Ledger) -> str:
     """Returns a sentence on how many runs have spent how much, and when."""
     if not read.entries:
         return "No run has spent anything."
     filled = read.filter
     days = sorted(entry.at.isoformat() for entry in read.entries)
     when = f"from {days[0]} to {days[-1]}" if days[0] < days[-1] else f"on {days[0]}"
-    number = len(days)
-    text = f"{number} runs {when} have spent" if number > 1 else f"1 run {when} spent"
+    text = f"1 run {when} spent"
+    if len(days) > 1:
+        text = f"{len(days)} runs {when} have spent"
     spent = filled.total.divergence
     if filled.order == math.inf:
         return f"{text} a pure epsilon of {rounded_up(spent, 4)} together."
-    epsilon = rounded_up(_epsilon_of(filled, spent), 3)
-    return f"{text} as much as {_one_run(filled, epsilon)}."
+    return f"{text} as much as {_one_run(filled, spent, rounded_up)}."
 
 
-def _one_run(filled: PrivacyFilter, epsilon: str) -> str:
+def _one_run(
+    filled: PrivacyFilter, divergence: float, rounded: Callable[[float, int], str]
+) -> str:
+    """Returns the Gaussian run that has a Renyi divergence, in words."""
+    multiplier = math.sqrt((filled.order or 2) / (2 * max(divergence, 1e-300)))
+    epsilon = gaussian_epsilon(multiplier, filled.delta, sensitivity=1.0)
     return (
         "one run of Gaussian noise, as of a linear model, of about "
-        f"epsilon = {epsilon} at delta = {rounded_up(filled.delta, 6)}"
+        f"epsilon = {rounded(epsilon, 3)} at delta = {rounded_up(filled.delta, 6)}"
     )
 
 
-def _epsilon_of(filled: PrivacyFilter, divergence: float) -> float:
-    """Returns the epsilon of Gaussian noise with a Renyi divergence."""
-    multiplier = math.sqrt((filled.order or 2) / (2 * max(divergence, 1e-300)))
-    return gaussian_epsilon(multiplier, filled.delta, sensitivity=1.0)
-
-
 def read_ledger(path: Path) -> Ledger:
-    """Reads a ledger.
-
-    Raises:
-        ValueError: if there is no file, or it is not a ledger.
-    """
+    """Reads a ledger."""
     rule = "a file; dpjax ledger open FILE --epsilon E --delta D writes one"
     _validate.require(path.is_file(), "--ledger", str(path), rule)
     try:
@@ -302,9 +259,6 @@ def check_room(path: Path, unit: str | None) -> Ledger:
 
     A guarantee for units does not imply one for records, because a replaced record may
     belong to another unit.
-
-    Raises:
-        ValueError: if it is not a ledger, or its unit is another one.
     """
     read = read_ledger(path)
     rule = f"{read.unit}, as in --ledger {path}"
@@ -323,29 +277,22 @@ def charge(
 ) -> Entry:
     """Adds a run to a ledger, before it releases anything; waits for other runs.
 
-    Args:
-        path: path of the ledger.
-        parts: guarantees of releases from disjoint parts of the records, by name.
-        source: the table of the run; that of the first run is kept in the ledger.
-        method: name of the method.
-        unit: the column whose values the run protects, each with all its records.
-        paid: identifier of a resumed run, which may be in the ledger already and does
-            not spend twice.
-
-    Returns:
-        The run's entry in the ledger.
-
-    Raises:
-        ValueError: if the run does not fit within the limit, the ledger is that of
-            another table or unit, or the run is in it at another price. The ledger is
-            then unchanged.
-        OSError: if it cannot be written.
+    Its parts are released from disjoint parts of the records. A run that is resumed may
+    be in the ledger as `paid`, and does not spend twice. The ledger stays unchanged if
+    the run does not fit within the limit, is of another table or unit, or is in it at
+    another price.
     """
     path = path.resolve()  # a symbolic link to the ledger is kept
     with _files.locked(path):
         read = check_room(path, unit)
-        if read.source is not None:
-            read.source.check(path, source)
+        own = read.source or source
+        for field, here, there in (
+            ("the name", own.name, source.name),
+            ("the number of records", own.num_records, source.num_records),
+            ("the columns", sorted(own.columns), sorted(source.columns)),
+        ):
+            rule = f"that of one table, which has {field} {here} in {path}"
+            _validate.require(here == there, "--ledger", there, rule)
         price = read.limit.price(*parts.values())
         for entry in read.entries:
             if entry.id == paid:
@@ -357,16 +304,8 @@ def charge(
             filled.spend(*parts.values())
         except ValueError as why:
             raise ValueError(f"{said_left(filled)} --ledger {path}: {why}") from None
-        entry = Entry(
-            id=secrets.token_hex(8),
-            at=today(),
-            method=method,
-            parts=tuple(
-                f"{name}, {claim(part.epsilon, part.delta)}"
-                for name, part in parts.items()
-            ),
-            price=price,
-        )
+        stated = (f"{k}, {claim(x.epsilon, x.delta)}" for k, x in parts.items())
+        entry = Entry(secrets.token_hex(8), today(), method, tuple(stated), price)
         entries = (*read.entries, entry)
         _write(path, dataclasses.replace(read, source=source, entries=entries))
         return entry

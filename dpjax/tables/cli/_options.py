@@ -11,7 +11,6 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType, UnionType
 from typing import Annotated, Any, Literal
 
 import typer
@@ -21,8 +20,6 @@ from dpjax.tables.cli._terminal import refusals, stage
 
 PRIVACY, DATA, METHOD, OUTPUT = "Privacy", "Data of a file", "Method", "Output"
 REQUIRED = dataclasses.MISSING  # as a default
-# Arguments of functions whose names differ from their option's.
-_ALIASES = {"table": "source"}
 _NUMBERS = {float: "a number", int: "a whole number"}
 
 
@@ -75,22 +72,14 @@ class Options:
     """The options of a command; the class's docstring is the command's help."""
 
     def __post_init__(self) -> None:
-        """Checks every option by itself.
-
-        Raises:
-            ValueError: If an option breaks its rule.
-        """
+        """Checks every option by itself."""
         for name, (_, option) in declared(type(self)).items():
             value = getattr(self, name)
             if option.check and value is not None:
                 option.check(**{flag(name): value})
 
     def require(self, name: str, is_fine: bool, rule: str) -> None:
-        """Requires a rule for an option that is given, which may depend on others.
-
-        Raises:
-            ValueError: If the rule does not hold.
-        """
+        """Requires a rule for an option that is given, which may depend on others."""
         value = getattr(self, name)
         is_fine |= value is None or value is False
         shown = str(value) if isinstance(value, Path) else value
@@ -121,11 +110,6 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
 
     The command raises `ValueError` if an option, a file or the schema is wrong, before
     it has written anything; and `OSError` if a file cannot be read or written.
-
-    Args:
-        options: the class of its options.
-        place: module and function that run it, such as "_train.train". They are
-            imported when the command runs.
     """
     says, empty = declared(options), inspect.Parameter.empty
     defaults = {x.name: x.default for x in dataclasses.fields(options)}
@@ -139,18 +123,15 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
         for name, (hint, option) in says.items()
     ]
     as_typed = {k: x.metavar or flag(k) for k, (_, x) in says.items()}
-    as_typed |= {
-        name: as_typed[field] for name, field in _ALIASES.items() if field in as_typed
-    }
+    as_typed["table"] = as_typed.get("source", "table")  # as functions name it
     module, name = place.split(".")
 
     def run(**given: Any) -> None:
         with refusals(as_typed):
             settings = options(**given)
             stage("Starting")
-            getattr(importlib.import_module(f"dpjax.tables.cli.{module}"), name)(
-                settings
-            )
+            runner = importlib.import_module(f"dpjax.tables.cli.{module}")
+            getattr(runner, name)(settings)
 
     run.__doc__ = options.__doc__
     vars(run)["__signature__"] = inspect.Signature(parameters)
@@ -161,21 +142,18 @@ def _seen_by_typer(name: str, hint: Any, option: Option) -> Any:
     if option.metavar:
         return typer.Argument(metavar=option.metavar, help=option.help)
     text = option.help.replace("[", r"\[")  # rich reads brackets as markup
-    panel: dict[str, Any] = {"help": text, "rich_help_panel": option.panel}
-    kinds = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    (kind,) = (kind for kind in kinds if kind is not NoneType)
+    given: dict[str, Any] = {"help": text, "rich_help_panel": option.panel}
+    kind = next(x for x in (*typing.get_args(hint), hint) if x in _NUMBERS or x is hint)
     if kind is bool:
-        return typer.Option(flag(name), **panel)
-    if kind not in _NUMBERS:
-        return typer.Option(**panel)
-    parser = functools.partial(_parsed, kind)
-    return typer.Option(parser=parser, metavar=f"<{kind.__name__}>", **panel)
+        return typer.Option(flag(name), **given)
+    if kind in _NUMBERS:
 
+        def parsed(text: Any) -> Any:
+            try:
+                return kind(text)
+            except ValueError:  # unlike typer's own error, this one repeats the text
+                message = f"must be {_NUMBERS[kind]}, got {text!r}."
+                raise typer.BadParameter(message) from None
 
-def _parsed(kind: type, text: Any) -> Any:
-    """Reads a number; unlike typer's own error, this one repeats the text."""
-    try:
-        return kind(text)
-    except ValueError:
-        message = f"must be {_NUMBERS[kind]}, got {text!r}."
-        raise typer.BadParameter(message) from None
+        given |= {"parser": parsed, "metavar": f"<{kind.__name__}>"}
+    return typer.Option(**given)

@@ -1,5 +1,6 @@
 """Private centers and scales of columns for which the schema declares none."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,9 +20,8 @@ from dpjax.accounting import (
     noise_multiplier,
 )
 from dpjax.solvers.statistics._scales import Noise, Standard, least_seen, release_scales
-from dpjax.tables.cli._runs import Run
 from dpjax.tables.cli._sources import Table
-from dpjax.tables.columns._encoding import Numeric
+from dpjax.tables.columns._kinds import Numeric
 from dpjax.tables.io._texts import float32_of
 
 # A feature is clipped to so many released scales, so that few records do not make its
@@ -31,22 +31,23 @@ _MOST_SCALES = 30.0
 # about this number, at which the default steps are stable for any correlation of the
 # columns: for the logistic loss, step size 1 times curvature 1/4 times 8 is 2.
 _LARGEST_SUM = 8
-_TARGET_SHARE = 1 / 3  # the target's share of this budget, if there are features
+_FEATURES_SHARE = 1 - 1 / 3  # of this budget, if the target is open too
 
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """Released centers and scales, and their cost.
+    """Centers and scales that are to be released, or have been, and their cost.
 
     Attributes:
         num_samples: number of records.
         columns: center and scale of each column, by its name, without features whose
-            scales would be noise.
+            scales would be noise; before the release, 0 and 1.
         privacy: the guarantee for all of them.
         least_seen: the number of records of about one size from which the scale of a
             column exceeds the noise.
         is_informative: whether `least_seen` is at most half of the records; if not,
             features are left out. Also False if the target's scale is unknown.
+        noise: the noise of all releases together.
     """
 
     num_samples: int
@@ -54,6 +55,7 @@ class Ranges:
     privacy: PrivacyGuarantee
     least_seen: float
     is_informative: bool
+    noise: Noise
 
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee of the ranges and a training on the same records.
@@ -71,91 +73,104 @@ class Ranges:
         )
 
 
+def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
+    """Plans the release for the undeclared columns, from public facts alone.
+
+    If n and d show that the noise would exceed half of the records, features are left
+    out and the target gets the whole budget.
+    """
+    names, num_samples = table.open_columns(), table.num_samples
+    rule = "left out where the schema leaves no center and scale open"
+    _validate.require(len(names) > 0, "--private-ranges", "given", rule)
+    has_target = table.schema.target is None
+    num_features = len(names) - has_target
+    noise = Noise(noise_multiplier(epsilon, delta, Sampling(num_steps=1)))
+    least, is_informative = 0.0, True
+    if num_features:
+        share = _FEATURES_SHARE if has_target else 1.0
+        least = least_seen(num_features, noise.part(share))
+        is_informative = least <= num_samples / 2
+        if not is_informative:
+            names = names[num_features:]
+    if has_target:
+        part = noise.part(_target_share(len(names)))
+        least = max(least, least_seen(1, part))
+    event = gaussian_event(noise.multiplier) if names else NoOpDpEvent()
+    return Ranges(
+        num_samples=num_samples,
+        columns=dict.fromkeys(names, Numeric()),
+        privacy=PrivacyGuarantee.of(
+            epsilon if names else 0.0,
+            delta if names else 0.0,
+            dp_event=event,
+            num_samples=num_samples,
+        ),
+        least_seen=least,
+        is_informative=is_informative,
+        noise=noise,
+    )
+
+
+def _target_share(num_columns: int) -> float:
+    """Returns the target's share of the budget, if it is one of the columns."""
+    return 1 - _FEATURES_SHARE if num_columns > 1 else 1.0
+
+
 def release_ranges(
+    planned: Ranges,
     table: Table,
     *,
     key: Key,
-    epsilon: float,
-    delta: float,
     is_centered: bool = True,
     may_bend: bool = False,
 ) -> Ranges:
-    """Releases centers and scales of undeclared columns, from the training records.
+    """Releases centers and scales from the training records, as planned.
 
-    `release_scales` computes them, as for the estimators of `dpjax.sklearn`. If n and d
-    show that the noise would exceed half of the records, features are left out and the
-    target gets the whole budget. A target that is not centered, as under a log link, is
-    measured from zero. Features that may have curves get scales such that most numbers
-    are within two of them, as the knots require.
-
-    Raises:
-        ValueError: If the schema declares all columns.
+    `release_scales` computes them, as for the estimators of `dpjax.sklearn`. A target
+    that is not centered, as under a log link, is measured from zero. Features that may
+    have curves get scales such that most numbers are within two of them, as the knots
+    require.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one: one Gaussian mechanism.
+        `planned.privacy` under replace-one: one Gaussian mechanism.
     """
-    names = table.open_columns()
-    rule = "left out where the schema leaves no center and scale open"
-    _validate.require(len(names) > 0, "--private-ranges", "given", rule)
+    is_training, schema = ~table.is_test, table.schema
     numbers = {
-        name: float32_of(table.columns[name][~table.is_test]).astype(np.float64)
-        for name in names
+        name: float32_of(table.columns[name])[is_training].astype(np.float64)
+        for name in planned.columns
     }
     weights, shares = (
-        None if x is None else x.shares(table.columns[x.column])[~table.is_test]
-        for x in (table.schema.weight, table.schema.exposure)
+        None if x is None else x.shares(table.columns[x.column])[is_training]
+        for x in (schema.weight, schema.exposure)
     )
-    noise = Noise(noise_multiplier(epsilon, delta, Sampling(num_steps=1)))
-    event = gaussian_event(noise.multiplier)
+    noise, share = planned.noise, _target_share(len(numbers))
     target = numbers.pop(table.target, None)
     feature_key, target_key = jax.random.split(key)
     columns: dict[str, Numeric] = {}
-    least, is_informative, left = 0.0, True, 1.0
+    is_informative = planned.is_informative
     if numbers:
-        share = 1.0 if target is None else 1 - _TARGET_SHARE
-        least = least_seen(len(numbers), noise.part(share))
-        is_informative = least <= table.num_samples / 2
-        if is_informative:
-            samples = np.stack(list(numbers.values()), axis=1)
-            standard = release_scales(
-                feature_key, samples, noise=noise.part(share), weights=weights
-            )
-            features = _features(standard, may_bend=may_bend)
-            columns |= zip(numbers, features, strict=True)
-            left -= share
+        part = noise.part(1.0 if target is None else _FEATURES_SHARE)
+        samples = np.stack(list(numbers.values()), axis=1)
+        standard = release_scales(feature_key, samples, noise=part, weights=weights)
+        columns |= zip(numbers, _features(standard, may_bend=may_bend), strict=True)
     if target is not None:
         if not is_centered:
             target = np.maximum(target, 0.0)
         if shares is not None:  # targets in proportion to the largest exposure
             is_seen = shares > 0
             target = np.where(is_seen, target / np.where(is_seen, shares, 1), np.nan)
-        part = noise.part(left)
         standard = release_scales(
             *(target_key, target[:, None]),
-            noise=part,
+            noise=noise.part(share),
             weights=weights,
             is_centered=is_centered,
         )
         center, scale = standard.centers.item(), standard.scales.item()
-        if table.schema.exposure is not None:  # as a schema declares it
-            scale /= table.schema.exposure.max
+        if schema.exposure is not None:  # as a schema declares it
+            scale /= schema.exposure.max
         columns[table.target] = Numeric(center, scale)
-        least = max(least, least_seen(1, part))
         is_informative &= standard.is_known.item()
-    is_free = not columns
-    privacy = PrivacyGuarantee.of(
-        0.0 if is_free else epsilon,
-        0.0 if is_free else delta,
-        dp_event=NoOpDpEvent() if is_free else event,
-        num_samples=table.num_samples,
-    )
-    return Ranges(
-        num_samples=table.num_samples,
-        columns=columns,
-        privacy=privacy,
-        least_seen=least,
-        is_informative=is_informative,
-    )
+    return dataclasses.replace(planned, columns=columns, is_informative=is_informative)
 
 
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
@@ -168,8 +183,3 @@ def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
         scales = scales * math.sqrt(max(1.0, len(scales) / _LARGEST_SUM))
     columns = zip(centers, scales, reach / scales, strict=True)
     return [Numeric(*map(float, column)) for column in columns]
-
-
-def charge(run: Run, ranges: Ranges | None) -> Run:
-    """Returns the run with a guarantee that includes the ranges, if there are any."""
-    return run if ranges is None else run.stated(ranges.joined)

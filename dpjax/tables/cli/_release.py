@@ -1,25 +1,170 @@
-"""The begin and end of a private release: files, key, and folder to resume from."""
+"""The begin and end of a private release: its key, its files, and what resumes it."""
 
 import contextlib
 import dataclasses
+import hashlib
 import itertools
+import os
+import re
+import shutil
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
-from dpjax import _files, _validate
+from dpjax import _files, _store, _validate
 from dpjax._types import Key
-from dpjax.tables.cli import _display, _ledger, _report
-from dpjax.tables.cli._options import FROM_SYSTEM, flag
-from dpjax.tables.cli._run_folder import RunFolder
-from dpjax.tables.cli._runs import system_key
+from dpjax.mechanisms import secret_key
+from dpjax.mechanisms._chacha import key_of_words
+from dpjax.tables.cli import _ledger
+from dpjax.tables.cli._options import FROM_SYSTEM, Generator, flag
 from dpjax.tables.cli._settings import ReleaseOptions, public_name
 from dpjax.tables.cli._sources import Table
-from dpjax.tables.cli._terminal import terminal
+from dpjax.tables.cli._terminal import warn
+
+_KEY, _STATES, _PAID = "key.npz", "states", "paid.npz"
+# Also the partial files that a killed process leaves behind.
+_NAMES = r"(key|paid)\.npz"
+_FILE = re.compile(rf"{_NAMES}|\.{_NAMES}\.\d+\.part")
+
+
+class RunFolder(NamedTuple):
+    """A folder from which a killed run resumes: its key, states, and ledger entry.
+
+    Only its owner can read it, because the key or a state is enough to subtract the
+    noise. It is removed before the run's release is written. A process that is killed
+    earlier leaves it behind, to resume from, and as secret as the data.
+
+    A key belongs to one command on one table, whose digest is saved with it. On other
+    records the same key would draw the same noise, and the difference of the two
+    releases would reveal the records.
+
+    Attributes:
+        path: path of the folder.
+        run: the digest of command and table, keyed by the run's key.
+    """
+
+    path: Path
+    run: str = ""
+
+    def checked(self) -> "RunFolder":
+        """Returns itself with its path resolved, if it may be removed later."""
+        shown, is_link = str(self.path), self.path.is_symlink()
+        rule = "a folder, no link to one, since it is removed in the end"
+        _validate.require(not is_link, "--checkpoint", shown, rule)
+        is_fine = _files.can_be_folder(self.path)
+        is_fine = is_fine and (not self.path.exists() or self._is_of_a_run())
+        rule = "a folder of a run that was stopped, an empty or a new one, that can be "
+        _validate.require(is_fine, "--checkpoint", shown, f"{rule}written to")
+        return RunFolder(Path(os.path.realpath(self.path)))
+
+    def _is_of_a_run(self) -> bool:
+        files = {path.name: path for path in self.path.iterdir()}
+        folders, states = [], []
+        if (path := files.pop(_STATES, None)) is not None:
+            folders, states = [path], [*path.iterdir()] if path.is_dir() else []
+        folders += states
+        return (
+            all(map(_FILE.fullmatch, files))
+            and all(path.is_file() for path in files.values())
+            and all(path.is_dir() for path in folders)
+            and all(_store.STATE.fullmatch(path.name) for path in states)
+            and not any(path.is_symlink() for path in (*files.values(), *folders))
+        )
+
+    def make(self) -> None:
+        """Makes the folder if it is missing, readable by its owner alone."""
+        _store.make_private(self.path)
+
+    @property
+    def states(self) -> Path:
+        """Where a solver keeps its states."""
+        return self.path / _STATES
+
+    def has_states(self) -> bool:
+        """Tells whether there is a state to resume from."""
+        return self.states.is_dir() and any(self.states.iterdir())
+
+    def kept_key(self) -> Key | None:
+        """Returns the key of the run that was stopped, if there was one."""
+        if not (self.path / _KEY).exists():
+            return None
+        _, content = _store.unpacked(self.path / _KEY)
+        return key_of_words(content["key"])
+
+    def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
+        """Returns itself as the folder of one run.
+
+        The error depends on the records. It is for the curator, whose secret the folder
+        is, and outside of the guarantee.
+        """
+        words = np.asarray(jax.random.key_data(key))
+        digest = hashlib.blake2b(words.tobytes(), digest_size=32)
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+        bound = self._replace(run=digest.hexdigest())
+        if (self.path / _KEY).exists():
+            run, saved = _store.unpacked(self.path / _KEY)
+            is_same = run == {"run": bound.run} and np.array_equal(saved["key"], words)
+            rule = "of the same run, with the same options and the same records (for "
+            rule += "the curator's eyes only, outside the guarantee)"
+            _validate.require(is_same, "--checkpoint", str(self.path), rule)
+        return bound
+
+    def keep_key(self, key: Key) -> None:
+        """Saves the key of the run, before anything is drawn from it."""
+        words = np.asarray(jax.random.key_data(key))
+        self._write(_KEY, {"key": words}, {"run": self.run})
+
+    def paid(self, settings: str) -> str | None:
+        """Returns the identifier of the run's entry in a ledger, if there is one."""
+        if not (self.path / _PAID).exists():
+            return None
+        content, _ = _store.unpacked(self.path / _PAID)
+        return content["entry"] if content["settings"] == settings else None
+
+    def keep_paid(self, entry: str, settings: str) -> None:
+        """Saves the identifier of the run's entry in a ledger."""
+        self._write(_PAID, {}, {"entry": entry, "settings": settings})
+
+    def _write(self, name: str, arrays: _store.Arrays, run: Mapping[str, str]) -> None:
+        self.make()
+        content = _store.packed(arrays, run)
+        _files.write_whole(self.path / name, content, name="--checkpoint")
+
+    def remove(self) -> None:
+        """Removes the files of the run, the key first, before its release is written.
+
+        Then removes the folder, unless it holds other files or cannot be removed, such
+        as a mounted one. When this returns, the files are gone from the disk even if
+        the machine stops.
+        """
+        whys = []
+        names = [path.name for path in self.path.glob("*")]
+        ours = filter(_FILE.fullmatch, sorted(names, key=lambda name: _KEY not in name))
+        for name in (*ours, _STATES):
+            path = self.path / name
+            try:
+                if name != _STATES:
+                    path.unlink()
+                elif path.exists():
+                    shutil.rmtree(path)
+            except OSError as why:
+                whys.append(str(why))
+        if whys:
+            raise OSError(
+                f"--checkpoint {self.path} could not be removed ({'; '.join(whys)}): "
+                "remove it, because anyone who finds it can subtract the noise."
+            )
+        _store.sync(self.path)
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+        _store.sync(self.path.parent)
 
 
 class Release(NamedTuple):
@@ -40,11 +185,7 @@ class Release(NamedTuple):
     run_folder: RunFolder | None
 
     def bound(self, settings: ReleaseOptions, table: Table | None) -> "Release":
-        """Returns the release with its folder bound to these options and records.
-
-        Raises:
-            ValueError: If the folder holds the key of another run.
-        """
+        """Returns the release with its folder bound to these options and records."""
         if self.run_folder is None:
             return self
         options = dataclasses.replace(settings, output=None, checkpoint=None)
@@ -59,33 +200,36 @@ class Release(NamedTuple):
         If the run breaks off, the key stays only if there is a state to resume from. A
         seed is not saved, because the same command gives it again.
         """
-        folder = self.run_folder
-        if folder is None:
-            try:
-                yield
-            except KeyboardInterrupt:
-                _say_stopped("With --checkpoint FOLDER a run can be resumed.")
-                raise
-            return
+        folder, how = self.run_folder, "With --checkpoint FOLDER a run can be resumed."
         try:
-            folder.make()
-            if not self.is_seeded:
-                folder.keep_key(jax.random.clone(self.key))
+            if folder is not None:
+                folder.make()
+                if not self.is_seeded:
+                    folder.keep_key(jax.random.clone(self.key))
             yield
         except BaseException as why:
-            if not folder.has_states():
-                folder.remove()
-            elif isinstance(why, KeyboardInterrupt):
-                _say_stopped(
-                    "The same command goes on from here; it needs --checkpoint "
+            if folder is not None and folder.has_states():
+                how = "The same command goes on from here; it needs --checkpoint "
+                how += (
                     f"{folder.path}, which holds the key and is as secret as the data."
                 )
+            elif folder is not None:
+                how = "There was no state to go on from."
+                folder.remove()
+            if isinstance(why, KeyboardInterrupt):
+                warn(f"Stopped; nothing was written to --output. {how}")
             raise
 
-    def remove_kept(self) -> None:
-        """Removes the folder to resume from, the key first."""
-        if self.run_folder is not None:
-            self.run_folder.remove()
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Writes what was paid for, all files or none, before anything else can fail.
+
+        They appear in their order, after the key is gone: a release whose key is left
+        could be made again, of other records with the same noise. A kill between the
+        two loses the run.
+        """
+        forget = (lambda: None) if self.run_folder is None else self.run_folder.remove
+        with _uninterrupted():
+            _files.write_together(self.folder, files, name="--output", before=forget)
 
 
 def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
@@ -93,13 +237,6 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
 
     The folder of --checkpoint must be no link, and apart from the output and the files
     that are read, because it is removed in the end.
-
-    Args:
-        settings: the options.
-        names: names of the release's files.
-
-    Raises:
-        ValueError: If a folder or the ledger is wrong; nothing has been read.
     """
     name, source = public_name(settings.source), Path(settings.source)
     folder = settings.output or Path("dpjax-output", Path(name or source).stem)
@@ -109,22 +246,35 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
             inputs[flag(option)] = path
     if settings.ledger is not None:
         _ledger.check_room(settings.ledger, settings.unit)
-    _report.check_folder(folder, inputs, names)
+    _files.check_folder("--output", folder, names=names)
+    _files.check_spared("--output", [folder / name for name in names], inputs)
     run_folder = None
     if settings.checkpoint is not None:
         _check_apart(settings.checkpoint, folder, inputs)
         run_folder = RunFolder(settings.checkpoint).checked()
     if settings.seed is not None:
-        _display.warn_of_seed(terminal(stderr=True))
-        key, noise_key = (
-            jax.random.key(settings.seed),
-            "seeded, hence for public data only",
+        warn(
+            "Warning: anyone who knows --seed can subtract the noise, and then nothing "
+            "is protected. Use it on public data only."
         )
-    else:
-        key = run_folder.kept_key() if run_folder is not None else None
-        key = system_key(settings.generator) if key is None else key
-        noise_key = FROM_SYSTEM[settings.generator]
-    return Release(folder, key, noise_key, settings.seed is not None, run_folder)
+        noise_key = "seeded, hence for public data only"
+        return Release(
+            folder, jax.random.key(settings.seed), noise_key, True, run_folder
+        )
+    key = None if run_folder is None else run_folder.kept_key()
+    key = _system_key(settings.generator) if key is None else key
+    return Release(folder, key, FROM_SYSTEM[settings.generator], False, run_folder)
+
+
+def _system_key(generator: Generator) -> Key:
+    """Returns a key from the operating system: of 64 bits, or of 256 with ChaCha20.
+
+    Somebody who can guess the key can subtract the noise: a small seed such as
+    `jax.random.key(0)` is for public data only.
+    """
+    if generator == "chacha20":
+        return secret_key()
+    return key_of_words(np.frombuffer(os.urandom(8), np.uint32))
 
 
 def _check_apart(checkpoint: Path, output: Path, inputs: Mapping[str, Path]) -> None:
@@ -139,13 +289,8 @@ def _check_apart(checkpoint: Path, output: Path, inputs: Mapping[str, Path]) -> 
         _validate.require(is_apart, "--checkpoint", shown, rule)
 
 
-def _say_stopped(how: str) -> None:
-    text = f"Stopped; nothing was written to --output. {how}"
-    terminal(stderr=True).print(text, style="yellow", soft_wrap=True)
-
-
 @contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
+def _uninterrupted() -> Iterator[None]:
     """Delays Ctrl-C and other signals to stop until the block has ended.
 
     Only the main thread receives such signals.

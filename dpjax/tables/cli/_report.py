@@ -1,258 +1,642 @@
-"""The files of a run, model.npz and report.json, written all or none."""
+"""The commands on what was released: `report`, `show`, `plot`, `export`, `predict`.
 
+`report` writes a page for others. Its text is in `report.md`: titles, paragraphs,
+lists, warnings and, in brackets, tables and pictures. A sentence is left out if a value
+that it names is missing. All values follow from released files, public facts and the
+ledger.
+"""
+
+import csv
 import dataclasses
+import importlib.resources
+import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
+from dp_accounting import UnsupportedDpEvent
 
-import dpjax
-from dpjax import _files
-from dpjax.accounting import PrivacyGuarantee
-from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.solvers import Solution
-from dpjax.tables.cli._losses import link_of
-from dpjax.tables.cli._plan import Plan
-from dpjax.tables.cli._ranges import Ranges
-from dpjax.tables.cli._runs import Run, Scores
-from dpjax.tables.cli._sources import Table
-from dpjax.tables.models._file import model_file
+from dpjax import _validate
+from dpjax._rounding import as_decimal, claim, digits, rounded_up
+from dpjax._types import NeighboringRelation
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+    noise_multiplier_to_epsilon,
+)
+from dpjax.accounting._guarantee import group_budget
+from dpjax.tables import _pages
+from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
+from dpjax.tables.cli import _settings
+from dpjax.tables.cli._curator import count_cells, say_to_curator, undecoded
+from dpjax.tables.cli._ledger import Ledger, read_ledger, said_left
+from dpjax.tables.cli._options import FROM_SYSTEM
+from dpjax.tables.cli._outputs import MODEL, REPORT
+from dpjax.tables.cli._terminal import (
+    check_output,
+    table_of,
+    terminal,
+    warn,
+    write_output,
+)
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
+from dpjax.tables.describe._description import Description, Row, costs_of, numbers_of
+from dpjax.tables.io._tables import Column, column_names, read_columns
+from dpjax.tables.io._texts import Texts, text_of
+from dpjax.tables.io._untrusted import harmless, number
+from dpjax.tables.models._file import load_model
 from dpjax.tables.models._model import Model
-from dpjax.tables.models._terms import Link
 
-NAMES = MODEL, REPORT = "model.npz", "report.json"
-_NOTHING: Mapping[str, Path] = {}
+Content = Mapping[str, Any]
+_MOST_NAMES, _MOST_LINES, _MOST_PANELS = 12, 200, 40  # that are shown
+_RATES = 0.001, 0.01, 0.1  # of false positives
+_SAID = "epsilon", "delta", "loss"  # beside the settings
+_DESCRIPTION = "description.json"
+_ENDS = {"value": math.nan, "low": -math.inf, "high": math.inf}  # that JSON lacks
+_UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+_SUFFIXES = {"onnx": ".onnx", "sql": ".sql"}
+_WHERE = "where it is"
+_SHOWN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # where values of curves are shown, in scales
 
 
-def report(
-    plan: Plan,
-    data: Dataset,
-    private: Run,
-    scored: Sequence[tuple[Run, Scores]] = (),
-    ranges: Ranges | None = None,
-    *,
-    is_public: bool,
-    noise_key: str,
+def report(settings: _settings.ReportSettings) -> None:
+    """Writes the report of a run, whole or not at all; no table is read."""
+    path = Path(settings.run)
+    if not path.is_file():
+        names = [x for x in (REPORT, _DESCRIPTION) if (path / x).is_file()]
+        rule = f"a folder that has either {REPORT} of dpjax train, or "
+        rule += f"{_DESCRIPTION} of dpjax describe; or one of these files"
+        _validate.require(len(names) == 1, "RUN", str(path), rule)
+        path /= names[0]
+    output = settings.output or path.with_name("report.html")
+    inputs = {"RUN": path, "--ledger": settings.ledger or path}
+    check_output(output, inputs, ".html")
+    ledger = None if settings.ledger is None else read_ledger(settings.ledger)
+    model = load_model(path.with_name(MODEL)) if path.name == REPORT else None
+    raw = path.read_bytes()
+    try:
+        content = json.loads(raw)
+        released = _described(content) if model is None else _same(content, model)
+        noun = "model" if model is not None else "description"
+        title = f"Report on a private {noun} of {content['data']}"
+        text = html_of(title, [*blocks_of(content, released, ledger)])
+    except (*_UNREADABLE, RecursionError) as why:
+        raise ValueError(
+            "RUN must be what dpjax train or describe has written, "
+            f"got {str(path)!r}: {type(why).__name__}, {why}."
+        ) from None
+    write_output(output, text.encode())
+
+
+def _same(content: Mapping[str, Any], model: Model) -> Model:
+    """Returns the model, if it is of the same run."""
+    own, privacy = content["privacy"], model.privacy
+    names = content["method"], content["data"], content["feature_names"]
+    is_same = names == (model.method, model.data, [*model.feature_names])
+    stated = own["epsilon"], own["delta"]
+    if not is_same or stated != (privacy.epsilon, privacy.delta):
+        raise ValueError(f"it is of another run than {MODEL} in its folder")
+    return model
+
+
+def _described(content: Mapping[str, Any]) -> Description:
+    own, numbers, rows = content["privacy"], ("epsilon", "delta"), []
+    for row in content["rows"]:
+        cells: Any = {k: _ENDS[k] if x is None else x for k, x in row.items()}
+        rows.append(Row(**cells))
+    privacy = PrivacyGuarantee(
+        *(number(name, own[name]) for name in numbers),
+        relation=NeighboringRelation[own["relation"]],
+        dp_event=UnsupportedDpEvent(),
+        description=own["description"],
+    )
+    shares = {(x["column"], x["part"]): x["share"] for x in content["costs"]}
+    names = "edges", "num_samples", "by", "level"
+    given: Any = {name: content[name] for name in names}
+    given["sample_size"] = content.get("sample_size")
+    if (unit := content.get("unit")) is not None:
+        given |= {"unit": unit["column"], "records_per_unit": unit["records_per_unit"]}
+    return Description(tuple(rows), shares=shares, privacy=privacy, **given)
+
+
+def blocks_of(
+    content: Content, released: Model | Description, ledger: Ledger | None
+) -> Iterator[Block]:
+    """Yields a report."""
+    privacy = _with_event(content, released.privacy)
+    values = _values(content, released, privacy, ledger)
+    parts: dict[str, list[Block]] = {
+        "attacks": _attacks(privacy),
+        "spent": [_spent(content)],
+    }
+    if ledger is not None:
+        runs = [[x.id, str(x.at), x.method, "; ".join(x.parts)] for x in ledger.entries]
+        parts["runs"] = [Rows(["run", "day", "method", "released"], runs)]
+    if isinstance(released, Model):
+        parts |= _of_model(content, released)
+    else:
+        parts |= {"costs": [costs_of(released)], "numbers": numbers_of(released)}
+    template = importlib.resources.files("dpjax.tables.cli").joinpath("report.md")
+    for chunk in template.read_text("utf-8").strip().split("\n\n"):
+        if chunk[0] == "[":
+            yield from parts.get(chunk[1:-1], [])
+        elif chunk[0] == "-":
+            items = (_filled(item, values) for item in chunk[2:].split("\n- "))
+            if shown := [item for item in items if item]:
+                yield shown
+        elif text := _filled(chunk.lstrip("#! "), values):
+            yield text if chunk[0] == "#" else Text(text, chunk[0] == "!")
+
+
+def _filled(text: str, values: Content) -> str:
+    """Returns a sentence with its values, "" if one is not there."""
+    names = re.findall(r"{(\w+)", text)
+    is_known = all(values.get(name) is not None for name in names)
+    return " ".join(text.split()).format_map(values) if is_known else ""
+
+
+def _values(
+    content: Content,
+    released: Model | Description,
+    privacy: PrivacyGuarantee,
+    ledger: Ledger | None,
 ) -> dict[str, Any]:
-    """Returns the public facts about a run for JSON.
+    """Returns what sentences name; what a sentence only depends on is ""."""
+    terms, unit = content["privacy"] | content, content.get("unit")
+    scores, is_model = content.get("evaluation", {}), isinstance(released, Model)
+    budget = privacy.epsilon, privacy.delta
+    options = " --epsilon {} --delta {}".format(*(rounded_up(x, 6) for x in budget))
+    values: dict[str, Any] = {
+        **{"data": content["data"], "unit": unit, "noise_key": terms["noise_key"]},
+        **{"description": privacy.description, "claim": claim(*budget)},
+        **{"one": "record", "ones": "records", "count": f"{_count(content):,}"},
+        **{name: content.get(name) for name in ("evaluation", "sample")},
+    }
+    if unit is not None:
+        values["one"] = f"group of records with one {unit['column']}"
+        values["ones"] = f"values of {unit['column']}"
+    if ledger is not None:
+        values["limit"] = claim(ledger.limit.epsilon, ledger.limit.delta)
+        values["left"] = said_left(ledger.filter)
+    if isinstance(released, Model):
+        name, versions, columns = "train", released.versions or {}, released.columns
+        values |= {"method": released.method, "use": _meaning(released)}
+        values["loss"] = content["loss"]
+        options += f" --loss {content['loss']}"
+    else:
+        name, versions = "describe", {"dpjax": content["dpjax"]}
+        columns = dict.fromkeys(row.column for row in released.rows)
+    values["command"] = f"{name} {content['data']}{options}"
+    values["columns"] = _listed(columns)
+    values["versions"] = ", ".join(f"{k} {v}" for k, v in versions.items())
+    for name, both in [*scores.get("measures", {}).items()][::-1]:
+        model, constant = _bounds(both["model"]), _bounds(both["constant"])
+        values["quality"] = f"{name} {model}, of a constant {constant}"
+        is_loss = " loss" in name or " deviance" in name
+        values[f"read_{'loss' if is_loss else name.split(' ')[0]}"] = name
+    entries = [] if ledger is None else [entry.id for entry in ledger.entries]
+    is_known = not isinstance(privacy.dp_event, UnsupportedDpEvent)
+    flags = {
+        "public": content.get("is_public"),
+        "seeded": terms["noise_key"] not in FROM_SYSTEM.values(),
+        "of_records": unit is None,
+        "of_noise": is_known,
+        "of_claim": not is_known,
+        "no_ledger": ledger is None,
+        "not_in_ledger": ledger and content.get("ledger_entry") not in entries,
+        "of_model": is_model,
+        "of_table": not is_model,
+        "of_two_parts": scores,
+        "compared": "comparison" in content,
+        "unknown": is_model and not scores and "comparison" not in content,
+    }
+    return values | {name: "" for name, is_so in flags.items() if is_so}
 
-    Args:
-        plan: the run.
-        data: its records; their numbers and names are reported, no values.
-        private: the private method's run.
-        scored: all methods with their test scores; none if the records are private.
-        ranges: the released centers and scales.
-        is_public: whether the records are public.
-        noise_key: where the noise comes from, in words; never a seed.
+
+def _count(content: Content) -> int:
+    """Returns how many records, or units, the table has."""
+    if (sample := content.get("sample")) is not None:
+        return sample["num_records"]
+    if (unit := content.get("unit")) is not None:
+        return unit["num_units"]
+    return content["num_samples"] + content.get("evaluation", {}).get("num_samples", 0)
+
+
+def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
+    columns = _RATES, privacy.tradeoff(_RATES), privacy.posterior(0.01, _RATES)
+    lines = [[*map(_percent, line)] for line in zip(*columns, strict=True)]
+    head = ['wrong ones with a "yes"', "right ones, at most", "sure, at most"]
+    rates = np.linspace(0.0, 1.0, 101)
+    both = np.stack([privacy.tradeoff(rates), rates], axis=1)
+    shapes = {'share of wrong ones with a "yes"': _pages.Shape(rates, both)}
+    figure = _pages.plot(shapes, ["at most", "a mere guess"], "share of right ones")
+    return [Rows(head, lines), Picture(figure, 'Right candidates with a "yes"')]
+
+
+def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
+    """Returns the guarantee with its event, if the run has Gaussian noise alone.
+
+    It has only that if the multiplier, of all steps or of each, costs exactly what the
+    run states. The k records of a unit together move a mean k times as far as one
+    record. With a sample, delta(epsilon) is that of a batch without replacement,
+    whatever the run on the sample releases (Balle, Barthe, Gaboardi 2018, Theorem 9).
     """
-    privacy = private.solution.privacy
-    content = {
-        "dpjax": dpjax.__version__,
-        "data": data.name,
-        "is_public": is_public,
-        "num_samples": len(data.features),
-        "num_test_samples": len(data.test_features),
-        "num_features": len(data.feature_names),
-        "feature_names": list(data.feature_names),
-        "target_unit": data.target_unit,
-        "method": private.method,
-        "loss": plan.loss,
-        "arguments": _plain({"power": plan.power, **plan.arguments}),
-        "stats": _plain(private.solution.stats),
-        "privacy": statement(privacy) | {"noise_key": noise_key},
+    stats, sample = content.get("stats", {}), content.get("sample")
+    multiplier, num_steps = stats.get("noise_multiplier"), stats.get("num_steps", 1)
+    size = (content.get("unit") or {"records_per_unit": 1})["records_per_unit"]
+    budget = content["privacy"] if sample is None else sample["budget_of_sample"]
+    if budget["delta"] <= 0:
+        return privacy
+    epsilon, delta = group_budget(budget["epsilon"], budget["delta"], size)
+    if "rows" in content:  # of a description
+        multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+    for num in {1, num_steps} if multiplier else ():
+        cost = noise_multiplier_to_epsilon(multiplier, delta, Sampling(num_steps=num))
+        if math.isclose(cost, epsilon, rel_tol=1e-6):
+            drawn = Sampling(num_steps=1)
+            if sample is not None:
+                sizes = sample["num_records"], sample["max_records"]
+                drawn = Sampling(1, num_samples=sizes[0], batch_size=sizes[1])
+            event = gaussian_event(multiplier / (size * math.sqrt(num)), drawn)
+            return dataclasses.replace(privacy, dp_event=event)
+    return privacy
+
+
+def _spent(content: Content) -> Rows:
+    parts = {
+        "all together": content["privacy"],
+        "of it, centers and scales": content.get("ranges", {}).get("privacy"),
+        "on the sample, by itself": content.get("sample", {}).get("budget_of_sample"),
+        "scores, on other records": content.get("evaluation", {}).get("privacy"),
     }
-    if ranges is not None:
-        content["ranges"] = {
-            "columns": {
-                name: _constants(column) for name, column in ranges.columns.items()
-            },
-            "least_seen": ranges.least_seen,
-            "is_informative": ranges.is_informative,
-            "privacy": statement(ranges.privacy),
-        }
-    if scored:
-        content["comparison"] = [_row(data, run, scores) for run, scores in scored]
-    return content
+    lines = [
+        [name, *(rounded_up(cost[x], 6) for x in ("epsilon", "delta"))]
+        for name, cost in parts.items()
+        if cost is not None
+    ]
+    return Rows(["for what", "epsilon", "delta"], lines)
 
 
-def statement(privacy: PrivacyGuarantee) -> dict[str, Any]:
-    """Returns a guarantee for JSON."""
-    return {
-        "epsilon": privacy.epsilon,
-        "delta": privacy.delta,
-        "relation": privacy.relation.name,
-        "description": privacy.description,
+def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
+    parts: dict[str, list[Block]] = {
+        "public": [_public(content, model)],
+        "settings": [_settings_table(content)],
+        "numbers": [*_numbers(model)],
     }
+    if (scores := content.get("evaluation")) is not None:
+        lines = [
+            [name, *(_bounds(both[x]) for x in ("model", "constant"))]
+            for name, both in scores["measures"].items()
+        ]
+        parts["measures"] = [Rows(["measure", "model", "constant"], lines)]
+        lines = [
+            [f"{x['from']:.0%} to {x['to']:.0%}", _bounds(x["share"])]
+            for x in scores["calibration"]
+        ]
+        head = ["predicted probability", "share with the label"]
+        parts["calibration"] = [Rows(head, lines)] if lines else []
+    if lines := content.get("comparison"):
+        head = [name.replace("_", " ") for name in lines[0]]
+        rows = [[*map(_plain, line.values())] for line in lines]
+        parts["comparison"] = [Rows(head, rows)]
+    return parts
 
 
-def _plain(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments or numbers for JSON; None was left to the solver."""
-    return {name: _plain_entry(entry) for name, entry in entries.items()}
+def _public(content: Content, model: Model) -> Rows:
+    ranges, exposure = content.get("ranges", {}).get("columns", {}), model.exposure
+    kinds: dict[str, Any] = {**model.columns, model.target_name: model.target}
+    if exposure is not None:
+        kinds[exposure.column] = exposure
+    lines = []
+    for name, kind in kinds.items():
+        known = "released privately" if name in ranges else "declared"
+        shown, text = name, _kind_of(kind)
+        if name == model.target_name:
+            shown += " (target)"
+            if model.link == "log" and exposure is not None:
+                scale = digits(kind.scale / exposure.max)
+                text = f"amounts of about {scale} for one of {exposure.column}"
+            elif model.link == "log":
+                text = f"amounts of about {digits(kind.scale)}"
+        lines.append([shown, text, known])
+    return Rows(["column", "what it holds", "how that is known"], lines)
 
 
-def _plain_entry(entry: Any) -> Any:
-    if isinstance(entry, Mapping):
-        return _plain(entry)
-    if hasattr(entry, "shape"):
-        if np.ndim(entry) > 1:
-            return f"an array of shape {entry.shape}"
-        entry = np.asarray(entry).tolist()
-    if isinstance(entry, list):
-        return [_plain_entry(x) for x in entry]
+def _kind_of(kind: Any) -> str:
+    if kind.categories:
+        return f"categories: {_listed(kind.categories)}"
+    if not isinstance(kind, Numeric):
+        return f"an exposure up to {digits(kind.max)}"
+    text = f"numbers around {digits(kind.center)}, give or take {digits(kind.scale)}"
+    if kind.limit < math.inf:
+        ends = (kind.center + side * kind.limit * kind.scale for side in (-1, 1))
+        text += f", held within {' and '.join(map(digits, ends))}"
+    return text
+
+
+def _settings_table(content: Content) -> Rows:
+    given = content["arguments"] | content["stats"]
+    lines = [
+        [name.replace("_", " "), _plain(entry)]
+        for name, entry in given.items()
+        if isinstance(entry, int | float | str) and name not in _SAID
+    ]
+    return Rows(["setting", ""], lines)
+
+
+def _numbers(model: Model) -> Iterator[Block]:
+    if 0 < len(model.columns) <= _MOST_PANELS:
+        yield Picture(_figure_of(model), "What each column adds")
+    head, lines = _weights_of(model)
+    if len(lines) > _MOST_LINES:
+        yield Text(f"The first {_MOST_LINES} of {len(lines):,}; dpjax show has all.")
+    yield Rows(head, lines[:_MOST_LINES])
+    notes = [] if model.standard_errors is None else model.summary().sentences
+    yield [*notes, *_limits_of(model)]
+
+
+def _listed(names: Iterable[Any]) -> str:
+    shown = [*map(str, names)]
+    more = len(shown) - _MOST_NAMES
+    return ", ".join(shown[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _bounds(pair: Content) -> str:
+    value, low, high = (digits(pair[name]) for name in ("value", "low", "high"))
+    return f"{value} ({low} to {high})"
+
+
+def _percent(share: float) -> str:
+    return f"{rounded_up(100 * as_decimal(share), 3)}%"
+
+
+def _plain(entry: Any) -> str:
     if isinstance(entry, float):
-        return _number(entry)
-    if isinstance(entry, bool | int | str) or entry is None:
-        return entry
-    return repr(entry)
+        return digits(entry)
+    return "" if entry is None else str(entry)
 
 
-def _row(data: Dataset, run: Run, scores: Scores) -> dict[str, Any]:
-    privacy = run.solution.privacy
-    return {
-        "method": run.method,
-        "epsilon": privacy.epsilon if run.is_private else None,
-        "delta": privacy.delta if run.is_private else None,
-        "test_risk": _number(scores.risk),
-        score_name(data): _number(scores.score),
-    }
+def export(settings: _settings.ExportSettings) -> None:
+    """Writes a model in another language, whole or not at all."""
+    suffix = _SUFFIXES[settings.format]
+    output = settings.output or Path(f"model{suffix}")
+    check_output(output, {"MODEL": Path(settings.model)}, suffix)
+    write_output(output, model_at(settings.model).export(settings.format))
 
 
-def score_name(data: Dataset) -> str:
-    """Returns the name of the score that is shown with the risk."""
-    if data.task == "classification":
-        return "accuracy"
-    return f"mean absolute error ({data.target_unit})"
+def model_at(path: str) -> Model:
+    """Returns the model of a command's first argument."""
+    rule = "a file that dpjax train has written, or its folder"
+    _validate.require(Path(path).exists(), "MODEL", path, rule)
+    return load_model(path)
 
 
-def model_of(
-    data: Dataset,
-    solution: Solution,
-    *,
-    method: str,
-    link: Link,
-    table: Table | None = None,
-) -> Model:
-    """Returns a trained model with the units of its table.
-
-    Args:
-        data: what it was trained on, encoded by its schema.
-        solution: the weights and their cost.
-        method: its name.
-        link: of its loss, for a target that is no class.
-        table: what the data were made of, where a user's file was; a target of a named
-            data set stays in the unit that the set states.
-    """
-    is_classification = data.task == "classification"
-    target = Categorical(("+1",)) if is_classification else Numeric()
-    if table is not None and table.schema.target is not None:
-        target = table.schema.target
-    errors = (solution.standard_errors, solution.correlations)
-    standard_errors, correlations = (
-        None if x is None else np.asarray(x) for x in errors
-    )
-    return Model(
-        params=jax.tree.map(np.asarray, solution.params),
-        standard_errors=standard_errors,
-        correlations=correlations,
-        columns=data.schema,
-        target_name="target" if table is None else table.target,
-        target=target,
-        target_unit=data.target_unit,
-        link="logit" if is_classification else link,
-        exposure=table.schema.exposure if table is not None else None,
-        privacy=solution.privacy,
-        method=method,
-        data=data.name,
-        versions={module.__name__: module.__version__ for module in (dpjax, jax, np)},
-    )
-
-
-def _constants(column: Numeric) -> dict[str, float]:
-    """Returns what a column is standardized by; JSON has no infinity."""
-    constants = dataclasses.asdict(column)
-    return {name: x for name, x in constants.items() if math.isfinite(x)}
-
-
-def files_of(
-    plan: Plan,
-    data: Dataset,
-    private: Run,
-    scored: Sequence[tuple[Run, Scores]],
-    ranges: Ranges | None,
-    table: Table | None,
-    more: Mapping[str, Any],
-    **said: Any,
-) -> dict[str, bytes]:
-    """Returns the files of a run, by name: what `report` says and more, and the model.
-
-    Further entries of the report that are None are left out.
-    """
-    content = report(plan, data, private, scored, ranges, **said)
-    content |= {name: x for name, x in more.items() if x is not None}
-    link = link_of(plan.loss)
-    names = {"method": private.method, "table": table, "link": link}
-    return files(model_of(data, private.solution, **names), content)
-
-
-def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
-    """Returns the files of a run, by name.
-
-    The report has the coefficients with their intervals, if there are some.
-    """
+def show(settings: _settings.ShowSettings) -> None:
+    """Prints a model in the units of its table, and its guarantee."""
+    model = model_at(settings.model)
+    console = terminal()
+    versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
+    console.print(f"{model.method} of {model.data} ({versions})")
+    console.print(_meaning(model))
+    head, lines = _weights_of(model)
+    right = [title for title in head[1:] if title != _WHERE]
+    console.print(table_of(head, lines, right))
     if model.standard_errors is not None:
-        table = model.summary()
-        columns = table.coefficients, table.standard_errors, table.intervals.T
-        names = "coefficient", "standard_error", "low", "high"
-        rows = zip(table.names, np.vstack(columns).T, strict=True)
-        by_name = {
-            name: dict(zip(names, map(_number, row), strict=True)) for name, row in rows
-        }
-        intervals = {"level": table.level, "coefficients": by_name}
-        content = {**content, "intervals": intervals}
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return {MODEL: model_file(model), REPORT: text.encode()}
+        for note in model.summary().sentences:
+            console.print(note)
+    stated = claim(model.privacy.epsilon, model.privacy.delta)
+    console.print(f"Privacy: {stated}. {model.privacy.description}")
+    for line in _limits_of(model):
+        console.print(line)
 
 
-def check_folder(
-    folder: Path, inputs: Mapping[str, Path] = _NOTHING, names: Sequence[str] = NAMES
-) -> None:
-    """Requires a folder that a run's files can be written to, before anything is spent.
+def plot(settings: _settings.PlotSettings) -> None:
+    """Draws each column's effect as PNG or SVG, written whole or not at all."""
+    output = settings.output
+    check_output(output, {"MODEL": Path(settings.model)})
+    model = model_at(settings.model)
+    rule = "a model that reads a column"
+    _validate.require(len(model.columns) > 0, "MODEL", settings.model, rule)
+    figure = _figure_of(model, is_dark=settings.dark)
+    content = io.BytesIO()
+    figure.savefig(content, format=output.suffix[1:])
+    write_output(output, content.getvalue())
 
-    Args:
-        folder: it may be made.
-        inputs: the files that are read, by the option that named them: none of them
-            may be written over.
-        names: of the files.
 
-    Raises:
-        ValueError: with --output, if not.
+def _figure_of(model: Model, *, is_dark: bool = False) -> Any:
+    """Draws what each column adds to a model's predictions, with matplotlib."""
+    stated = claim(model.privacy.epsilon, model.privacy.delta)
+    label, effect, _ = _words_of(model)
+    return _pages.plot(
+        *(model.shapes(), [], label),
+        title=[f"{model.method} of {model.data}: {stated}", f"What a column {effect}"],
+        is_factor=model.link == "log",
+        is_dark=is_dark,
+    )
+
+
+def _words_of(model: Model) -> tuple[str, str, str]:
+    """Returns the label of a curve, what a column does, and what is predicted."""
+    name = target = model.target_name
+    number = "number" if model.curves.knots else "coefficient"
+    if model.positive is not None:
+        target += f" = {model.positive} ({model.target_unit})"
+        text = f"Predicts the probability of {target}. A {number} is what is added to "
+        text += "the logarithm of its odds."
+        return "added log odds", f"adds to the log odds of {target}", text
+    target += f" in {model.target_unit}" if name == "target" else ""
+    if model.exposure is not None:
+        target += f", in proportion to {model.exposure.column}"
+    if model.link == "identity":
+        text = f"Predicts {target}. A {number} is what is added to it."
+        return f"added {name}", f"adds to {target}", text
+    text = f"Predicts the mean of {target}. A factor is what it is multiplied by."
+    return "factor of the mean", f"multiplies the mean of {target} by", text
+
+
+def _meaning(model: Model) -> str:
+    """Returns sentences on what a model predicts, and what its numbers mean."""
+    text = _words_of(model)[2]
+    if model.curves.knots:
+        none = "factor of 1" if model.link == "log" else "value of 0"
+        text += f" A column has a {none} at its center, or in no category."
+    return text
+
+
+def _weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
+    """Returns coefficients, with intervals if the model has them, or curve values."""
+    if model.standard_errors is not None:
+        summary = model.summary()
+        pairs = zip(summary.names, summary.rows, strict=True)
+        first = f"larger by 1, or so{_at_one(model)}"
+        return [first, *summary.header], [[name, *row] for name, row in pairs]
+    is_linear, lines = not model.curves.knots, []
+    title = "coefficient" if is_linear else "adds"
+    title = "factor" if model.link == "log" else title
+    for key, where, numbers in _coefficients(model) if is_linear else _points(model):
+        if model.link == "log":
+            numbers = [math.exp(min(number, 700.0)) for number in numbers]
+        lines.append([key, where, " to ".join(map(digits, numbers))])
+    return ["column", _WHERE, title], lines
+
+
+def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
+    """Yields columns, where they are, and coefficients."""
+    weights = model.coefficients()
+    for key, kind in model.columns.items():
+        for place, name in enumerate(kind.names(key)):
+            where = kind.categories[place] if kind.categories else "larger by 1"
+            yield key, where, [weights[name]]
+    where = f"all at 0 or in no category{_at_one(model)}"
+    yield "intercept", where, [weights["intercept"]]
+
+
+def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
+    """Yields columns, where they are, and values; for a curve first its range."""
+    curves = model.curves
+    bent = {model.feature_names[index] for index in curves.smooth}
+    for key, (grid, values) in model.shapes().items():
+        kind = model.columns[key]
+        if kind.categories:
+            points = zip(grid, values, strict=True)
+        else:
+            how = f"{len(curves.knots)} knots" if key in bent else "a line"
+            where = f"{how}, {digits(grid[0])} to {digits(grid[-1])}"
+            yield key, where, [values.min(), values.max()]
+            at = [kind.center + kind.scale * x for x in _SHOWN if abs(x) <= kind.limit]
+            at_points = np.interp(at, grid, values)
+            points = zip(map(digits, at), at_points, strict=True)
+        for where, value in points:
+            yield key, where, [value]
+    where = f"all at their centers or in no category{_at_one(model)}"
+    yield "constant", where, [model.constant]
+
+
+def _at_one(model: Model) -> str:
+    return f", {model.exposure.column} at 1" if model.exposure is not None else ""
+
+
+def _limits_of(model: Model) -> Iterator[str]:
+    """Yields the bounds on means and columns, and the value of missing cells."""
+    if model.mean_range is not None:
+        low, high = model.mean_range
+        of = ""
+        if (exposure := model.exposure) is not None:
+            of = f" where {exposure.column} is {exposure.max:g}, and no more counts"
+        yield f"Means lie between {low:.4g} and {high:.4g}{of}."
+    by_range: dict[str, list[str]] = {}
+    for name, kind in model.columns.items():
+        if not kind.categories and kind.limit < math.inf:
+            low, high = (kind.center + s * kind.limit * kind.scale for s in (-1, 1))
+            by_range.setdefault(f"{low:.4g} and {high:.4g}", []).append(name)
+    for ends, names in by_range.items():
+        verb = "is" if len(names) == 1 else "are each"
+        yield f"{', '.join(names)} {verb} held within {ends}."
+    if not all(kind.categories for kind in model.columns.values()):
+        yield "A cell that holds no number lies at the center of its column."
+
+
+def predict(settings: _settings.PredictSettings) -> None:
+    """Predicts the target of every record of a file.
+
+    No guarantee covers the records of this file: neither their predictions, nor the
+    messages on standard error about their cells, which are for the curator alone.
     """
-    _files.check_folder("--output", folder, names=names)
-    _files.check_spared("--output", [folder / name for name in names], inputs)
+    source = Path(settings.source)
+    check_output(settings.output, {"DATA": source}, ".csv")
+    model = model_at(settings.model)
+    names = column_names(source, settings.text_format)
+    copied = names if settings.keep else []
+    if settings.id is not None:
+        rule = f"a column of {names}"
+        _validate.require(settings.id in names, "--id", settings.id, rule)
+        copied = [settings.id, *(name for name in copied if name != settings.id)]
+    missing = [name for name in model.columns if name not in names]
+    rule = f"a file with one of the columns that the model reads, {[*model.columns]}"
+    is_known = len(missing) < len(model.columns) or not model.columns
+    _validate.require(is_known, "DATA", names, rule)
+    exposure = [] if model.exposure is None else [model.exposure.column]
+    read = [name for name in (*model.columns, *exposure) if name in names]
+    wanted = list(dict.fromkeys([*read, *copied])) or names[:1]
+    columns = read_columns(source, wanted, text_format=settings.text_format)
+    nothing = np.full(len(columns[wanted[0]]), np.nan)
+    known = {name: columns[name] for name in read}
+    given = known | dict.fromkeys(missing, nothing)
+    predictions = model.predict_columns(given or {"": nothing})
+    for name in missing:
+        kind = model.columns[name]
+        center = f"the center {digits(kind.center)}"
+        value = "none of its categories" if kind.categories else center
+        warn(f"There is no column {name}: {value} is used for all records.")
+    if (gone := [name for name in exposure if name not in names]) != []:
+        warn(f"There is no column {gone[0]}: predictions are for one of it.")
+    about_means = _said_of_means(model, known, predictions)
+    say_to_curator([*_said_of_cells(model, known), *about_means])
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    title = f"predicted_{model.target_name}"
+    if model.positive is not None:
+        title = f"probability_{model.target_name}={model.positive}"
+    writer.writerow(map(harmless, [*copied, title]))
+    cells = []
+    for column in (columns[name] for name in copied):
+        blank = None if isinstance(column, Texts) else "nan"  # what is missing
+        texts = map(text_of, column.tolist())
+        cells.append(harmless("" if x == blank else x) for x in texts)
+    shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
+    writer.writerows(zip(*cells, shown, strict=True))
+    write_output(settings.output, text.getvalue().encode("utf-8", "replace"))
 
 
-def write(
-    folder: Path,
-    contents: Mapping[str, bytes],
-    forget: Callable[[], None],
-) -> None:
-    """Writes the files of a run, all of them or none.
+def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
+    """Yields messages on cells that cannot be used as they are, by column."""
+    kinds: dict[str, Numeric | Categorical | BoundedColumn]
+    kinds = {k: v for k, v in model.columns.items() if k in columns}
+    if (exposure := model.exposure) is not None and exposure.column in columns:
+        kinds[exposure.column] = exposure
+    for name, kind in kinds.items():
+        cells = count_cells(kind, columns[name])
+        if isinstance(kind, BoundedColumn) and cells.far:
+            far = f"{cells.of_all(cells.far)} cells lie above {kind.max:g}"
+            yield f"{name}: {far}: they count as this, as in training."
+        if cells.undecoded:
+            yield f"{name}: {undecoded(cells)}"
+        count = cells.total - cells.used
+        problem, value = "hold no number", "the center of the column"
+        if kind.categories:
+            problem, value = "match no category", "none of them"
+            if 0 < cells.missing < count:
+                problem += f", {cells.missing:,} of them without a value"
+            if len(kind.categories) == 1:  # "no" is expected next to "yes"
+                problem, count = "hold no value", cells.missing
+        elif isinstance(kind, BoundedColumn):
+            problem, value = "hold no number from zero on", "zero"
+        if count:
+            looks = f", most {cells.looks}" if cells.looks else ""
+            text = f"{cells.of_all(count)} cells {problem}{looks}"
+            yield f"{name}: {text}: they count as {value}, as in training."
 
-    The model appears last: nothing is released before.
 
-    Args:
-        folder: where.
-        contents: of the files, by name.
-        forget: called before one appears, to remove the key of the run.
-    """
-    ordered = dict(sorted(contents.items(), key=lambda item: item[0] == MODEL))
-    _files.write_together(folder, ordered, name="--output", before=forget)
-
-
-def _number(x: Any) -> float | None:
-    """Returns a float for JSON, which knows neither NaN nor infinities."""
-    return float(x) if math.isfinite(x) else None
+def _said_of_means(
+    model: Model, columns: Mapping[str, Column], means: np.ndarray
+) -> Iterator[str]:
+    """Yields a message on means at an end of the range that the model has."""
+    if model.mean_range is None:
+        return
+    exposure, shares = model.exposure, 1.0
+    if exposure is not None:
+        cells = columns.get(exposure.column)
+        shares = 1 / exposure.max if cells is None else exposure.shares(cells)
+    low, high = model.mean_range
+    is_end = (means <= low * shares * 1.000001) | (means >= high * shares / 1.000001)
+    if count := np.count_nonzero(is_end & (means > 0)):
+        yield (
+            f"{count:,} of {len(means):,} means are at an end of the model's range of "
+            "means: true ones may be far beyond."
+        )

@@ -27,20 +27,24 @@ costs privacy. `--private-ranges` does so for each section that is left empty.
 """
 
 import dataclasses
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpjax import _validate
-from dpjax.tables.cli._guesses import toml_key
-from dpjax.tables.cli._losses import AMOUNTS
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.cli._settings import AMOUNTS
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
+from dpjax.tables.io._tables import column_names
+from dpjax.tables.io._texts import PLAIN, TextFormat
 from dpjax.tables.io._untrusted import toml_content
 from dpjax.tables.models._terms import Link
 
-_NUMERIC = {"center", "scale"}
+FILL_IN = "FILL IN"  # the placeholder for categories that are not guessed
+Kind = Numeric | Categorical | BoundedColumn | None  # None: of an open range
+_NUMERIC, _CATEGORY = {"center", "scale"}, str | int | float
 _BOUNDED = {"exposure", "weight"}
 
 
@@ -79,18 +83,13 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         link: link of the loss: for "logit" `[target]` needs `positive`, for "log"
             `scale`, else `center` and `scale`. None accepts each, and no target.
         allows_empty: whether a section of numbers may be empty, for `--private-ranges`.
-
-    Raises:
-        ValueError: If the file is missing or does not parse, or an entry is not of the
-            form above.
     """
     _require(path.is_file(), str(path), "a file that exists")
     try:
         content = toml_content(path)
     except (ValueError, OSError) as why:
-        raise ValueError(
-            f"--schema must be a TOML file, got {str(path)!r}: {why}."
-        ) from None
+        message = f"--schema must be a TOML file, got {str(path)!r}: {why}."
+        raise ValueError(message) from None
     quoted = content.pop("quoted", False)
     _require(isinstance(quoted, bool), quoted, "true, in quoted")
     if link is None:
@@ -107,7 +106,11 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         target_column = target.pop("column")
         rule = "the name of a column, in column of [target]"
         _require(isinstance(target_column, str), target_column, rule)
-    asked, link = link, _link_of(target) if link is None else link
+    asked = link
+    if link is None:
+        has_label = isinstance(target, dict) and "positive" in target
+        link = "log" if _has(target, "scale") else "identity"
+        link = "logit" if has_label else link
     kinds = {name: _column(name, x, allows_empty) for name, x in columns.items()}
     bounded = {name: _bounded(name, content[name]) for name in _BOUNDED & set(content)}
     if link == "logit":
@@ -127,26 +130,69 @@ def for_largest(kind: Numeric, exposure: BoundedColumn | None) -> Numeric:
     return dataclasses.replace(kind, scale=kind.scale * largest)
 
 
+def declared_columns(
+    path: Path, *, schema: Path, target: str | None, text_format: TextFormat = PLAIN
+) -> tuple[dict[str, Kind], str | None]:
+    """Returns how each column is declared, whatever the task, and the target's name."""
+    names = column_names(path, text_format)
+    check_target(target, names)
+    declared = read_schema(schema, link=None, allows_empty=True)
+    target = check_columns(declared, target, path, names)
+    kinds: dict[str, Kind] = {**declared.columns, **declared.bounded}
+    if target is not None:
+        kinds[target] = declared.target
+    return kinds, target
+
+
+def check_target(target: str | None, names: list[str]) -> None:
+    """Requires that the target, if it is given, is in the file."""
+    is_fine = target is None or target in names
+    _validate.require(is_fine, "--target", target, f"a column of {names}")
+
+
+def check_columns(
+    declared: Schema, target: str | None, path: Path, names: list[str]
+) -> str | None:
+    """Returns the name of the target, and checks that the file has what is declared."""
+    asked, stated, bounded = target, declared.target_column, [*declared.bounded]
+    unknown = [x for x in (*declared.columns, *bounded) if x not in names]
+    target = target or stated
+    both = [x.column for x in (declared.exposure, declared.weight) if x]
+    used = [*declared.columns, target, *both]
+    twice = [name for name in both if used.count(name) > 1]
+    of_file = f"made of columns of {path.name} ({names})"
+    as_stated = f"left out, or {stated!r}, as column in [target] of the schema says"
+    no_feature = "a column that is no feature: [columns] of the schema names it"
+    one_use = "made of columns that have one use each: as a feature, target, exposure "
+    for option, is_fine, value, rule in (
+        ("--schema", not unknown, unknown, of_file),
+        ("--schema", stated is None or stated in names, stated, of_file),
+        ("--target", stated is None or asked in (None, stated), asked, as_stated),
+        ("--target", target not in declared.columns, target, no_feature),
+        ("--schema", not twice, twice, f"{one_use}or weight"),
+    ):
+        _validate.require(is_fine, option, value, rule)
+    return target
+
+
 def _require(is_fine: bool, value: Any, rule: str) -> None:
     _validate.require(is_fine, "--schema", value, rule)
 
 
-def _link_of(target: Any) -> Link:
-    names = set(target) if isinstance(target, dict) else set()
-    return (
-        "logit" if "positive" in names else "log" if names == {"scale"} else "identity"
-    )
+def _has(entry: Any, *names: str) -> bool:
+    return isinstance(entry, dict) and set(entry) == set(names)
 
 
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
     where = f"[columns.{toml_key(name)}]"
-    if not isinstance(entry, dict) or set(entry) != {"categories"}:
+    if not _has(entry, "categories"):
         return _numeric(where, entry, allows_empty)
     categories = entry["categories"]
     rule = "a list of distinct texts or numbers, at least one and no nan, NaT or <NA>, "
     rule += f"in categories of {where}"
-    is_list = isinstance(categories, list) and all(map(_is_category, categories))
-    _require(is_list, categories, rule)
+    is_fine = isinstance(categories, list)
+    is_fine = is_fine and all(isinstance(x, _CATEGORY) for x in categories)
+    _require(is_fine, categories, rule)
     try:
         return Categorical(tuple(map(_label, categories)))
     except ValueError:  # two are one category, or there is none
@@ -160,12 +206,9 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
     rule = "center and scale, two numbers"
     rule += f"{'' if is_target else ' (or a list, categories)'}, in {where}"
     rule += "; or empty, with --private-ranges" * (entry == {})
-    is_fine = (
-        isinstance(entry, dict)
-        and set(entry) - (set() if is_target else {"limit"}) == _NUMERIC
-        and all(map(_is_number, entry.values()))
-    )
-    _require(is_fine, entry, rule)
+    more = {"limit"} if not is_target else set()
+    is_fine = isinstance(entry, dict) and set(entry) - more == _NUMERIC
+    _require(is_fine and all(map(_is_number, entry.values())), entry, rule)
     try:
         return Numeric(**entry)
     except (ValueError, OverflowError) as why:
@@ -182,9 +225,8 @@ def _amount(entry: Any, allows_empty: bool) -> Numeric | None:
 
 def _bounded(name: str, entry: Any) -> BoundedColumn:
     rule = f"column, a name, and max, a number above zero, in [{name}]"
-    is_fine = isinstance(entry, dict) and set(entry) == {"column", "max"}
-    is_fine = is_fine and isinstance(entry["column"], str) and _is_number(entry["max"])
-    _require(is_fine, entry, rule)
+    is_fine = _has(entry, "column", "max") and isinstance(entry["column"], str)
+    _require(is_fine and _is_number(entry["max"]), entry, rule)
     try:
         return BoundedColumn(**entry)
     except (ValueError, OverflowError):
@@ -193,8 +235,8 @@ def _bounded(name: str, entry: Any) -> BoundedColumn:
 
 def _positive(entry: Any) -> Categorical:
     rule = "positive, the text or number that counts as +1, in [target]"
-    is_fine = isinstance(entry, dict) and set(entry) == {"positive"}
-    _require(is_fine and _is_category(entry["positive"]), entry, rule)
+    is_fine = _has(entry, "positive") and isinstance(entry["positive"], _CATEGORY)
+    _require(is_fine, entry, rule)
     return Categorical((_label(entry["positive"]),))
 
 
@@ -202,9 +244,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_category(value: Any) -> bool:
-    return isinstance(value, str | int | float)
-
-
 def _label(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def toml_key(name: str) -> str:
+    """Returns a name as a key in the title of a TOML section."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_text(name)
+
+
+def toml_text(text: str) -> str:
+    """Returns a text in quotes, as in JSON but for some control characters."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f]", lambda one: f"\\u{ord(one[0]):04x}", quoted)

@@ -1,31 +1,131 @@
-"""Where the records come from: a data set by its name, or a user's file."""
+"""The records of a user's file: read, perhaps sampled, and encoded."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dpjax import _validate, datasets
+from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._sample_privacy import sample_privacy
+from dpjax.accounting._sample import sample_privacy
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.datasets._public_sets import PUBLIC_SETS
-from dpjax.tables.cli._guesses import FILL_IN, guess_names, schema_text
-from dpjax.tables.cli._losses import AMOUNTS
-from dpjax.tables.cli._sample import Draw, Sample
-from dpjax.tables.cli._schema import Schema, for_largest, read_schema
+from dpjax.datasets._dataset import PUBLIC_SETS
+from dpjax.tables.cli import _schema
+from dpjax.tables.cli._curator import guess_names, schema_text
+from dpjax.tables.cli._settings import AMOUNTS, Settings, link_of
 from dpjax.tables.cli._terminal import SchemaNeeded
-from dpjax.tables.cli._units import Units, check_unit
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.io._tables import Column, column_names
-from dpjax.tables.io._texts import PLAIN, TextFormat, Texts, is_missing, text_of
-from dpjax.tables.models._terms import Link
+from dpjax.tables.cli._units import Units, check_unit, named, read_names, units_of
+from dpjax.tables.io._sample import Reservoir, Tags, order_of
+from dpjax.tables.io._tables import Column, column_names, joined, read_chunks
+from dpjax.tables.io._texts import (
+    TextFormat,
+    Texts,
+    float32_of,
+    is_missing,
+    text_of,
+)
+from dpjax.tables.models._terms import bending_features
 
+_FEWEST = 20  # records of an additive model that is asked for
 _PUBLIC_SEED = 2021  # of the split into training and test records
-Kind = Numeric | Categorical | BoundedColumn | None  # None: of an open range
+# Of a sample, by default. A rule and no measurement: on a machine with more memory the
+# same command has the same guarantee.
+MOST_CELLS = 10**8
+
+
+class Sample(NamedTuple):
+    """Counts the records, or units, drawn, and those of the file; both are public."""
+
+    sample_size: int
+    num_samples: int
+
+
+def default_size(num_columns: int, each: int) -> int:
+    """Returns how many records, or units of `each`, have `MOST_CELLS` at most."""
+    return max(1, MOST_CELLS // (num_columns * each))
+
+
+class Draw(NamedTuple):
+    """Plans how a sample is drawn.
+
+    Attributes:
+        size: the most records; with a unit, the most of its values. None: those that
+            have `MOST_CELLS` in the columns which are read.
+        key: as secret as the key of the noise, which it must not be.
+        unit: the column that says whose a record is, if any.
+        each: the most records of a unit that count, the first ones.
+        listed: all units there are; None: those that occur.
+    """
+
+    size: int | None
+    key: Key
+    unit: str | None = None
+    each: int = 1
+    listed: Sequence[str] | None = None
+
+    def read(
+        self,
+        path: Path,
+        names: list[str],
+        text_format: TextFormat,
+        *,
+        numbers: Container[str] = (),
+    ) -> tuple[dict[str, Column], Units | None, Sample | None]:
+        """Reads columns of a file in one pass, and keeps those of the sample.
+
+        Args:
+            path: the file.
+            names: the columns.
+            text_format: how text is encoded, and numbers are written.
+            numbers: columns that are kept in float32, a fraction of what text takes.
+
+        Returns:
+            The columns, whose they are, and the sample; None if there are no more
+            records, or units, than may be drawn, which are then as in the file.
+        """
+        wanted = [*names, *([] if self.unit is None else [self.unit])]
+        tags = Tags(self.key)
+        size = self.size or default_size(len(wanted), self.each)
+        reservoir = Reservoir(size, joined, each=self.each)
+        units, num_records = set(self.listed or ()), 0
+        for chunk in read_chunks(path, wanted, text_format):
+            columns = [
+                float32_of(chunk[name]) if name in numbers else chunk[name]
+                for name in wanted
+            ]
+            places = num_records + np.arange(len(columns[0]))
+            num_records += len(places)
+            if self.unit is None:
+                reservoir.add([places, *columns], tags.following(len(places)))
+                continue
+            distinct, codes = named(chunk[self.unit])
+            if self.listed is None:
+                units.update(distinct)
+            is_unit = np.fromiter((x in units for x in distinct), bool, len(distinct))
+            rows = np.flatnonzero(is_unit[codes])
+            columns = [column[rows] for column in (places, *columns)]
+            reservoir.add(columns, tags.of_names(distinct)[codes[rows]])
+        total = num_records if self.unit is None else len(units)
+        sample = Sample(size, total) if total > size else None
+        if sample is None and self.unit is None:
+            _, *columns = reservoir.all()
+        else:
+            places, *columns = reservoir.records()
+            if sample is None:
+                columns = [column[np.argsort(places)] for column in columns]
+        drawn = dict(zip(wanted, columns, strict=True))
+        if self.unit is None:
+            return drawn, None, sample
+        order = None
+        if sample is not None:  # by the tags, as a place must not tell of a name
+            every = [*units]
+            order = [every[i] for i in order_of(tags.of_names(every))[:size]]
+        cells = drawn.pop(self.unit)
+        return drawn, units_of(self.unit, cells, self.each, self.listed, order), sample
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +145,7 @@ class Table:
 
     name: str
     columns: Mapping[str, Column]
-    schema: Schema
+    schema: _schema.Schema
     target: str
     is_test: np.ndarray
     units: Units | None = None
@@ -61,19 +161,21 @@ class Table:
         """The number of records, or units, of the file."""
         return len(self.is_test) if self.sample is None else self.sample.num_samples
 
-    def protected(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
-        """Returns the guarantee for the file, from that for these records.
+    @property
+    def unit_words(self) -> str:
+        """The difference between neighbors, in words."""
+        return "record" if self.units is None else self.units.words
 
-        For disjoint records the largest guarantee holds for all, as without a sample.
-        """
+    @property
+    def places_per_unit(self) -> int:
+        """The number of records that count of each unit; 1 without units."""
+        return 1 if self.units is None else self.units.size
+
+    def protected(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
+        """Returns the guarantee for the file, from that for these records."""
         if self.sample is None:
             return privacy
-        unit = "record" if self.units is None else self.units.words
-        return sample_privacy(privacy, **self.sample._asdict(), unit=unit)
-
-    def restated(self, part: Any) -> Any:
-        """Returns a release, if there is one, with its guarantee for the file."""
-        return part and dataclasses.replace(part, privacy=self.protected(part.privacy))
+        return sample_privacy(privacy, **self.sample._asdict(), unit=self.unit_words)
 
     def by_unit(self, units: Units) -> "Table":
         """Returns the table with records that are the units'."""
@@ -102,18 +204,18 @@ class Table:
         """Returns the table with a share of its records held out for testing.
 
         Which, a public seed and the number of records say: a table may be sorted.
-
-        Raises:
-            ValueError: If fewer than ten are held out or left.
         """
-        words = "records" if self.units is None else "units"
-        is_test = held_out(len(self.is_test), share, words)
-        return dataclasses.replace(self, is_test=is_test)
+        words, size = "records" if self.units is None else "units", len(self.is_test)
+        num_held_out = round(share * size)
+        rule = f"a share that holds out and leaves 10 of {size} {words} or more"
+        is_fine = 10 <= num_held_out <= size - 10
+        _validate.require(is_fine, "--holdout", share, rule)
+        order = np.random.default_rng(_PUBLIC_SEED).permutation(size)
+        return dataclasses.replace(self, is_test=order < num_held_out)
 
-    def blank(self) -> "Table":
-        """Returns a table of as many records, in which nothing is of the records."""
-        nothing = np.zeros(len(self.columns[self.target]))
-        return dataclasses.replace(self, columns=dict.fromkeys(self.columns, nothing))
+    def without_cells(self) -> "Table":
+        """Returns the public facts alone: cells take more memory than what trains."""
+        return dataclasses.replace(self, columns={})
 
     def open_columns(self) -> list[str]:
         """Returns the columns of numbers whose center and scale the schema leaves open.
@@ -132,135 +234,103 @@ class Table:
         }
         target = self.schema.target
         if target is None:
-            target = for_largest(ranges[self.target], self.schema.exposure)
+            target = _schema.for_largest(ranges[self.target], self.schema.exposure)
         schema = dataclasses.replace(self.schema, columns=columns, target=target)
         return dataclasses.replace(self, schema=schema)
 
 
-def held_out(num_records: int, share: float, words: str = "records") -> np.ndarray:
-    """Returns which records are held out, shape (n,), by a public seed and n alone.
+def load_public(name: str, settings: Settings) -> Dataset:
+    """Loads a public data set, with which options of a file are left out."""
+    own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
+    own += ("max_records", "quoted", "skip_lines", "last_lines", "row_names")
+    own += ("encoding", "decimal", "thousands", "currency")
+    for option in own:
+        settings.require(option, False, f"left out with {name}, which has its own")
+    data = datasets.load(name)
+    _check_model(settings, data.schema, len(data.features))
+    return data
 
-    Raises:
-        ValueError: If fewer than ten are held out or left.
+
+def read_private(settings: Settings, key: Key) -> Table:
+    """Reads the columns of a user's file that its schema names, and holds some out.
+
+    Of a file with more records a sample is drawn by a key. No value of a cell raises.
     """
-    num_held_out = round(share * num_records)
-    rule = f"a share that holds out and leaves 10 of {num_records} {words} or more"
-    _validate.require(10 <= num_held_out <= num_records - 10, "--holdout", share, rule)
-    order = np.random.default_rng(_PUBLIC_SEED).permutation(num_records)
-    return order < num_held_out
-
-
-def read_table(
-    path: Path,
-    *,
-    schema: Path | None,
-    target: str | None,
-    link: Link,
-    allows_empty: bool = False,
-    least: int = 1,
-    text_format: TextFormat = PLAIN,
-    draw: Draw,
-) -> Table:
-    """Reads the columns of a user's file that its schema names.
-
-    Args:
-        path: a CSV, Parquet or NPZ file, or a folder of such.
-        schema: the file that says what is public about each column.
-        target: the column to predict.
-        link: of the loss: its target is one of two classes, an amount, or a number.
-        allows_empty: whether the schema may leave centers and scales open.
-        least: how many records there must be: 0 where their number is private.
-        text_format: how text is encoded, and numbers are written.
-        draw: how a sample is drawn, if the file has more records.
-
-    Raises:
-        SchemaNeeded: if schema is None.
-        ValueError: If a file, the schema or a name in it is wrong; never because of the
-            values in a record.
-    """
-    _validate.require(
-        path.exists(), "DATA", str(path), f"a file, or one of {', '.join(PUBLIC_SETS)}"
-    )
+    path, text_format = Path(settings.source), settings.text_format
+    schema, target, link = settings.schema, settings.target, link_of(settings.loss)
+    if schema is not None:
+        link = link_of(settings.find_loss())  # an error comes before the file is read
+    listed = settings.unit_names and read_names(settings.unit_names)
+    rule = f"a file, or one of {', '.join(PUBLIC_SETS)}"
+    _validate.require(path.exists(), "DATA", str(path), rule)
     names = column_names(path, text_format)
-    _check_target(target, names)
+    _schema.check_target(target, names)
     if schema is None:
         raise SchemaNeeded(
             f"--schema must be given for a file, to declare what is public in {path}. "
             "Fill in this template:",
             schema_text(guess_names(path, names), target=target, link=link),
         )
-    declared = read_schema(schema, link=link, allows_empty=allows_empty)
-    left = [k for k, v in declared.columns.items() if v == Categorical((FILL_IN,))]
-    rule = f"filled in: the categories of these columns are still {FILL_IN}"
+    is_open = settings.private_ranges is not None
+    declared = _schema.read_schema(schema, link=link, allows_empty=is_open)
+    left = [
+        k for k, v in declared.columns.items() if v == Categorical((_schema.FILL_IN,))
+    ]
+    rule = f"filled in: the categories of these columns are still {_schema.FILL_IN}"
     _validate.require(not left, "--schema", left, rule)
     exposure = None if link == "log" else declared.exposure
     rule = f"without [exposure], which is left out without --loss {AMOUNTS}"
     _validate.require(exposure is None, "--schema", exposure, rule)
-    target = _target(declared, target, path, names)
+    target = _schema.check_columns(declared, target, path, names)
     if target is None:
         raise ValueError(
             f"--target must be given for a file: a column of {names}. Or the schema's "
             "[target] says column."
         )
-    used = [*declared.columns, target, *declared.bounded]
+    unit, each = settings.unit, settings.each
+    draw = Draw(settings.max_records, key, unit, each, listed)
+    table = read_records(path, draw, declared, target, names, text_format)
+    if settings.holdout is not None:
+        table = table.held_out(settings.holdout)
+    _check_model(settings, declared.columns, table.num_samples)
+    return table
+
+
+def read_records(
+    path: Path,
+    draw: Draw,
+    schema: _schema.Schema,
+    target: str,
+    names: list[str],
+    text_format: TextFormat,
+    numbers: Container[str] = (),
+) -> Table:
+    """Reads what a schema names of the columns of a file, as it is drawn."""
+    targets = [target] if target else []
+    used = [*schema.columns, *targets, *schema.bounded]
     check_unit(draw.unit, names, used)
-    columns, units, sample = draw.read(path, used, text_format)
-    num_records = len(columns[target])
+    columns, units, sample = draw.read(path, used, text_format, numbers=numbers)
+    num_records = len(columns[used[0]])
+    is_fine = num_records > 0 or draw.listed is not None  # their number is private then
     rule = "a file with at least one record"
-    _validate.require(num_records >= least, "DATA", str(path), rule)
+    _validate.require(is_fine, "DATA", str(path), rule)
     is_test = np.zeros(num_records, bool)
-    table = Table(path.name, columns, declared, target, is_test, sample=sample)
+    table = Table(path.name, columns, schema, target, is_test, sample=sample)
     return table if units is None else table.by_unit(units)
 
 
-def declared_columns(
-    path: Path, *, schema: Path, target: str | None, text_format: TextFormat = PLAIN
-) -> tuple[dict[str, Kind], str | None]:
-    """Returns how each column is declared, whatever the task, and the target's name.
-
-    Raises:
-        ValueError: as `read_table`; no record is looked at.
-    """
-    names = column_names(path, text_format)
-    _check_target(target, names)
-    declared = read_schema(schema, link=None, allows_empty=True)
-    target = _target(declared, target, path, names)
-    kinds: dict[str, Kind] = {**declared.columns, **declared.bounded}
-    if target is not None:
-        kinds[target] = declared.target
-    return kinds, target
-
-
-def _check_target(target: str | None, names: list[str]) -> None:
-    is_fine = target is None or target in names
-    _validate.require(is_fine, "--target", target, f"a column of {names}")
-
-
-def _target(
-    declared: Schema, target: str | None, path: Path, names: list[str]
-) -> str | None:
-    """Returns the name of the target, and checks that the file has what is declared."""
-    unknown = [
-        name for name in (*declared.columns, *declared.bounded) if name not in names
-    ]
-    _validate.require(
-        not unknown, "--schema", unknown, f"made of columns of {path.name} ({names})"
-    )
-    stated = declared.target_column
-    if stated is not None:
-        rule = f"made of columns of {path.name} ({names})"
-        _validate.require(stated in names, "--schema", stated, rule)
-        rule = f"left out, or {stated!r}, as column in [target] of the schema says"
-        _validate.require(target in (None, stated), "--target", target, rule)
-    target = target or stated
-    rule = "a column that is no feature: [columns] of the schema names it"
-    _validate.require(target not in declared.columns, "--target", target, rule)
-    both = [x.column for x in (declared.exposure, declared.weight) if x]
-    used = [*declared.columns, target, *both]
-    twice = [name for name in both if used.count(name) > 1]
-    rule = "made of columns that have one use each: as a feature, target, exposure or"
-    _validate.require(not twice, "--schema", twice, f"{rule} weight")
-    return target
+def _check_model(
+    settings: Settings, columns: Mapping[str, _schema.Kind], num_records: int
+) -> None:
+    """Checks that an additive model that is asked for has records and columns."""
+    # A column that is still open is one of numbers.
+    closed: Any = {name: kind or Numeric() for name, kind in columns.items()}
+    for is_fine, where in (
+        (num_records >= _FEWEST, f"below {_FEWEST} records, of {num_records}"),
+        (len(bending_features(closed)) > 0, "where no column is one of numbers"),
+    ):
+        is_fine |= settings.model != "additive"
+        settings.require("model", is_fine, f"linear or left out {where}")
 
 
 def _has_target(kind: Numeric | Categorical, column: Column) -> np.ndarray:
@@ -279,31 +349,22 @@ def encode_table(table: Table) -> Dataset:
     A number is standardized as the schema says, and one that does not parse lies at the
     center; in classification, the positive value becomes +1 and anything else -1. A
     record whose target is missing has the weight zero.
-
-    Raises:
-        ValueError: If the schema leaves a center and scale open.
     """
-    declared = {k: v for k, v in table.schema.columns.items() if v is not None}
-    target = table.schema.target
-    if target is None or len(declared) < len(table.schema.columns):
-        raise ValueError(f"schema must be closed, got {table.open_columns()} open.")
-    num_records = len(table.columns[table.target])
-    features, feature_names = np.zeros((num_records, 0), np.float32), ()
+    declared, target = _closed(table)
+    cells = table.columns[table.target]
+    features = np.zeros((len(cells), 0), np.float32)
     if declared:  # all may have been left out, where the budget has no share for ranges
-        features, feature_names = datasets.encode(table.columns, declared)
+        features, _ = datasets.encode(table.columns, declared)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
-    targets = target.encode(table.columns[table.target])[:, 0]
+    targets = target.encode(cells)[:, 0]
     if target.categories:
-        targets, unit = 2 * targets - 1, f"+1 for {target.categories[0]}"
-    else:
-        scale = target.scale
-        unit = table.target if scale == 1 else f"{table.target} / {scale:g}"
+        targets = 2 * targets - 1
     weights, exposures = (
         None if bound is None else bound.shares(table.columns[bound.column])
         for bound in (table.schema.weight, table.schema.exposure)
     )
     is_test, units = table.is_test, table.units
-    has_target = _has_target(target, table.columns[table.target])
+    has_target = _has_target(target, cells)
     weights = np.where(has_target, 1.0 if weights is None else weights, 0.0)
     weights = weights.astype(np.float32)  # that of a place without a record is zero
 
@@ -316,19 +377,59 @@ def encode_table(table: Table) -> Dataset:
         # Of a unit the first record, so that a unit costs what a record does.
         return rows[is_test] if units is None else units.placed(rows, is_test, 1)
 
-    return Dataset(
-        name=table.name,
-        task="classification" if target.categories else "regression",
-        feature_names=(*feature_names, "intercept"),
+    return dataclasses.replace(
+        blank_data(table),
         features=trained(features),
         targets=trained(targets),
         test_features=tested(features),
         test_targets=tested(np.where(has_target, targets, np.float32(np.nan))),
-        target_unit=unit,
-        licence="not stated",
-        source=table.name,
-        schema=declared,
         weights=trained(weights),
         exposures=None if exposures is None else trained(exposures),
         test_exposures=None if exposures is None else tested(exposures),
     )
+
+
+def blank_data(table: Table) -> Dataset:
+    """Returns what `encode_table` does, with zeros for all that is of the records.
+
+    The zeros take no memory: a run is planned by their shapes.
+    """
+    declared, target = _closed(table)
+    names = [name for key, kind in declared.items() for name in kind.names(key)]
+    if target.categories:
+        unit = f"+1 for {target.categories[0]}"
+    else:
+        unit = table.target + (f" / {target.scale:g}" if target.scale != 1 else "")
+    num_tested = int(np.sum(table.is_test))
+    rows, tested = (
+        np.broadcast_to(np.float32(0), (size, len(names) + 1))
+        for size in (table.num_samples * table.places_per_unit, num_tested)
+    )
+    is_exposed = table.schema.exposure is not None
+    return Dataset(
+        name=table.name,
+        task="classification" if target.categories else "regression",
+        feature_names=(*names, "intercept"),
+        features=rows,
+        targets=rows[:, 0],
+        test_features=tested,
+        test_targets=tested[:, 0],
+        target_unit=unit,
+        licence="not stated",
+        source=table.name,
+        schema=declared,
+        weights=rows[:, 0],
+        exposures=rows[:, 0] if is_exposed else None,
+        test_exposures=tested[:, 0] if is_exposed else None,
+    )
+
+
+def _closed(
+    table: Table,
+) -> tuple[dict[str, Numeric | Categorical], Numeric | Categorical]:
+    """Returns the kinds of the features and the target, if none is open."""
+    declared = {k: v for k, v in table.schema.columns.items() if v is not None}
+    target = table.schema.target
+    if target is None or len(declared) < len(table.schema.columns):
+        raise ValueError(f"schema must be closed, got {table.open_columns()} open.")
+    return declared, target

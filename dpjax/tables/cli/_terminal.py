@@ -1,7 +1,7 @@
 """The terminal: progress, paths and error messages."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
-    TextColumn,
     TimeElapsedColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
+from dpjax import _files
 from dpjax.tables.io._untrusted import printable
 
 # The name of a run, its number of steps done, and the total if it is known.
@@ -52,6 +53,11 @@ def terminal(*, stderr: bool = False) -> Console:
     return _Terminal(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
+def warn(text: str) -> None:
+    """Prints a warning for the curator, on one line, so that paths can be copied."""
+    terminal(stderr=True).print(text, style="yellow", soft_wrap=True)
+
+
 _stages: list[Progress] = []  # the stage that is shown, if any
 
 
@@ -64,14 +70,10 @@ def stage(text: str) -> None:
     console = Console(stderr=True)
     if not console.is_terminal:
         return
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    shown = Progress(
-        *columns,
-        console=console,
-        transient=True,
-        redirect_stdout=False,  # stdout may be a file
-        redirect_stderr=False,
-    )
+    columns = SpinnerColumn(), "{task.description}", TimeElapsedColumn()
+    # One of the outputs may be a file.
+    given: Any = {"redirect_stdout": False, "redirect_stderr": False}
+    shown = Progress(*columns, console=console, transient=True, **given)
     shown.add_task(printable(text), total=None)
     shown.start()
     _stages.append(shown)
@@ -88,9 +90,6 @@ def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
     """Prints an error on one line, so that paths in it can be copied; exits with 2.
 
     No error depends on the values of private records, except that of --strict.
-
-    Args:
-        as_typed: options as the user types them, by the argument names in errors.
     """
     try:
         yield
@@ -112,7 +111,7 @@ def progress_bars(console: Console) -> Iterator[OnStep]:
 
     A method compiles until its first step.
     """
-    columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
+    columns = "{task.description:30}", BarColumn(), MofNCompleteColumn()
     end_stage()
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bars = {}
@@ -127,7 +126,34 @@ def progress_bars(console: Console) -> Iterator[OnStep]:
         yield on_step
 
 
-def show_paths(console: Console, paths: Sequence[Path]) -> None:
+def show_paths(console: Console, paths: Iterable[Path]) -> None:
     """Prints the paths of files, one a line, so that they can be copied."""
     for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)
+
+
+def check_output(path: Path, inputs: Mapping[str, Path], suffix: str = "") -> None:
+    """Requires that --output can be written to, and is none of the files by option."""
+    _files.check_file("--output", path, suffix=suffix)
+    _files.check_spared("--output", [path], inputs)
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Writes --output, whole or not at all, and prints its path."""
+    _files.write_whole(path, content, name="--output")
+    show_paths(terminal(), [path])
+
+
+def table_of(
+    head: Iterable[str],
+    lines: Iterable[Iterable[str]],
+    right: Container[str] = (),
+) -> Table:
+    """Returns a table in which the columns with some titles are aligned right."""
+    shown = Table()
+    for title in head:
+        side: Any = "right" if title in right else "left"
+        shown.add_column(title, justify=side, overflow="fold")
+    for line in lines:
+        shown.add_row(*line)
+    return shown

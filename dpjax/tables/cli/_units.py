@@ -26,7 +26,6 @@ from dpjax import _validate
 from dpjax.accounting import PrivacyGuarantee, group_privacy
 from dpjax.tables.io._texts import Texts, is_missing, text_of
 
-RECORDS_PER_UNIT = 4  # of a unit, by default; public, as the records must not choose it
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0?")
 
 
@@ -62,15 +61,12 @@ class Units:
     @property
     def public(self) -> str:
         """Says what the guarantee does not protect."""
+        text = f"Which values of {self.column} have a record is public; how many "
+        text += "records each has, and what they hold, is protected."
         if self.is_listed:
-            return (
-                f"The list of values of {self.column} that was given is public; "
-                "whether one of them has records, how many and which, is protected."
-            )
-        return (
-            f"Which values of {self.column} have a record is public; how many records "
-            "each has, and what they hold, is protected."
-        )
+            text = f"The list of values of {self.column} that was given is public; "
+            text += "whether one of them has records, how many and which, is protected."
+        return text
 
     def report(self) -> dict[str, Any]:
         """Returns the public facts about the units, for JSON."""
@@ -83,11 +79,6 @@ class Units:
 
     def placed(self, rows: np.ndarray, is_chosen: np.ndarray, size: int) -> np.ndarray:
         """Lays out the rows of some units; places without a record are zeros.
-
-        Args:
-            rows: one for each record, shape (n, ...).
-            is_chosen: of the units, shape (num_units,).
-            size: how many records of each.
 
         Returns:
             Shape (number of chosen units * size, ...).
@@ -164,18 +155,12 @@ def name_of(cell: Any) -> str:
 
 
 def read_names(path: Path) -> list[str]:
-    """Returns the names of a public list, one a line.
-
-    Raises:
-        ValueError: If the file cannot be read, or has no name.
-    """
+    """Returns the names of a public list, one a line."""
     try:
         lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, ValueError) as why:
-        rule = "a text file in UTF-8 with one name a line"
-        raise ValueError(
-            f"--unit-names must be {rule}, got {str(path)!r}: {why}."
-        ) from None
+        rule = f"a text file in UTF-8 with one name a line, got {str(path)!r}: {why}."
+        raise ValueError(f"--unit-names must be {rule}") from None
     names = [name for name in map(name_of, lines) if name]
     rule = "a file that names one unit at least"
     _validate.require(len(names) > 0, "--unit-names", str(path), rule)

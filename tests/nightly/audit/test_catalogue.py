@@ -35,6 +35,7 @@ SHOWN = {
         ),
         0.3: "dp_gradient_descent_trimmed dp_linear_model_features",
         0.35: "dp_quantile",
+        0.4: "dp_center_and_scale",
         0.45: "dp_linear_model_sample",
         0.5: (
             "dp_mean dp_group_means dp_gradient_descent_poisson "
@@ -50,8 +51,7 @@ SHOWN = {
         ),
         0.6: (
             "privatize_correlated_cyclic dp_mean_geometric_median "
-            "dp_gradient_descent_cyclic dp_center_and_scale dp_linear_model "
-            "dp_linear_model_weights"
+            "dp_gradient_descent_cyclic dp_linear_model dp_linear_model_weights"
         ),
         0.65: "dp_gradient_descent_group",
         0.7: (

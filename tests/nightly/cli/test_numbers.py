@@ -10,7 +10,7 @@ import pytest
 
 import dpjax
 from dpjax.datasets import Categorical, Numeric
-from dpjax.tables.cli._made_records import made_records
+from dpjax.tables.cli._forecast import made_records
 from dpjax.tables.cli._schema import read_schema
 from tests.unit import test_describe
 from tests.unit.cli.command import done, invoke

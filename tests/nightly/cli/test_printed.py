@@ -8,10 +8,12 @@ import pandas as pd
 import pytest
 
 from dpjax.sklearn import DPPoissonRegressor
-from dpjax.tables.cli._sources import held_out
+from dpjax.tables.cli._schema import Schema
+from dpjax.tables.cli._sources import Table
 from tests.unit.cli.command import done, invoke, words_of
 from tests.unit.cli.test_printed import NO_NOISE, N, of_errors, records
 
+HALF = Table("", {}, Schema({}, None), "", np.zeros(N, bool)).held_out(0.5)
 UNITS = ["--unit", "who", "--records-per-unit", 1]
 
 COUNTS = """
@@ -50,7 +52,7 @@ def test_train_prints_the_numbers_of_its_own_predictions(here, more):
     assert f"About {found['num_scored']:,.0f} of them have a target" in shown
     rows = {name: pair["model"]["value"] for name, pair in found["measures"].items()}
     beside = {n: pair["constant"]["value"] for n, pair in found["measures"].items()}
-    is_test = held_out(N, 0.5, "records") & known
+    is_test = HALF.is_test & known
     assert found["num_scored"] == pytest.approx(is_test.sum(), abs=1)
     rate = math.exp(report["stats"]["constant"]) * 80e-6
     errors = np.abs([means - y, rate * people - y])[:, is_test]
@@ -94,7 +96,7 @@ def test_means_at_an_end_of_their_range_are_told(here):
     is_end = means > 3 - 1e-6
     measures = json.loads((here / "out" / "report.json").read_text())["evaluation"]
     share = measures["measures"]["share of means at an end of their range"]["model"]
-    true = is_end[held_out(N, 0.5, "records")].mean()
+    true = is_end[HALF.is_test].mean()
     assert share["value"] == pytest.approx(true, abs=1e-3)
     assert 0.2 < true < 0.8
     shown, blank = words_of(predicted.stderr), (table["town"] == "").sum()

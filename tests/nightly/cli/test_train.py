@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 
 from dpjax import load_model
-from dpjax.accounting import Sampling, noise_multiplier
 from tests.unit.cli.command import done, invoke, outputs_of, words_of
 from tests.unit.cli.rooms import options, params_of, read_report, run
 from tests.unit.cli.test_amounts import SCHEMA as AMOUNTS
@@ -227,17 +226,3 @@ def test_persons_on_a_list(here):
     assert report["privacy"]["epsilon"] == pytest.approx(4.0)
     description = report["evaluation"]["privacy"]["description"]
     assert f"any one of the 60 {words}" in description
-
-
-def test_curves_of_a_sample(folder):
-    lines = [f"{i / 500 - 1},{i}" for i in range(1000)]
-    (folder / "data.csv").write_text("\n".join(["x,y", *lines]))
-    words = "data.csv --schema schema.toml --loss squared --model additive --output out"
-    done(run(*words.split(), "--epsilon", 80, "--max-records", 600))
-    report = read_report(folder / "out")
-    own = report["sample"]["budget_of_sample"]
-    assert (report["method"], report["num_samples"]) == ("DP additive model", 600)
-    multiplier = noise_multiplier(own["epsilon"], own["delta"], Sampling(num_steps=1))
-    assert report["stats"]["noise_multiplier"] == pytest.approx(multiplier, rel=1e-6)
-    assert 0.999 * 80 < report["privacy"]["epsilon"] <= 80
-    assert "any one of the 1,000 records" in report["privacy"]["description"]

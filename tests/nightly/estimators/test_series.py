@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.estimators import _catoni
+from dpjax.estimators import _smoothed
 
 
 def certified_error(beta):
@@ -21,11 +21,11 @@ def certified_error(beta):
     unit_roundoff, num_points = 2.0**-24, 1024
     z = np.cos((np.arange(num_points) + 0.5) * np.pi / num_points)
     v = np.sqrt((1 + z) / 2)
-    exact = _catoni._reference(np.sqrt(0.09 * beta * (1 + z) / (1 - z)), beta) / v
+    exact = _smoothed._reference(np.sqrt(0.09 * beta * (1 + z) / (1 - z)), beta) / v
     tail = np.polynomial.chebyshev.chebfit(z, exact, 127)[64:]
     with jax.enable_x64(True):
-        series = _catoni.series_coefficients(
-            jnp.float64(beta), _catoni.degree_for(beta)
+        series = _smoothed.series_coefficients(
+            jnp.float64(beta), _smoothed.degree_for(beta)
         )
     series = np.asarray(series)
 

@@ -67,12 +67,6 @@ def test_the_mean_is_that_of_one_device(setting, name):
     assert_close(run(PARAMS, BATCH), mean_of_one_device(name))
 
 
-@pytest.mark.parametrize(("count", "setting"), [(1, auto), (2, auto), (4, manual)])
-def test_any_number_of_devices(count, setting):
-    run = setting(grads_of(ESTIMATORS["median-3"]), mesh_of(count))
-    assert_close(run(PARAMS, BATCH), mean_of_one_device("median-3"))
-
-
 def test_over_two_axes():
     mesh = jax.make_mesh((2, 4), ("hosts", "chips"), axis_types=(AxisType.Auto,) * 2)
     batch = dealt(BATCH, mesh, P(("hosts", "chips")))

@@ -8,7 +8,7 @@ import pytest
 from dpjax import losses
 from dpjax.accounting import Sample, Sampling, noise_multiplier
 from dpjax.solvers import Execution
-from dpjax.solvers.additive._knots import FINE, FINEST
+from dpjax.solvers.additive._curves import FINE, FINEST
 from tests.unit.solvers.test_additive_model import NUM, amounts, bent, solve, table
 
 

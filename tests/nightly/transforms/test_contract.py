@@ -22,16 +22,6 @@ standard_promotion = short.standard_promotion
 
 
 @each
-@pytest.mark.parametrize("optimizer", ["sgd", "schedule"])
-def test_chains_and_traces_once(name, optimizer):
-    update = jitted(name, optimizer)
-    params, _ = run(chained(name, optimizer), name, 5, update)
-    assert update._cache_size() == 1
-    chex.assert_trees_all_equal_shapes_and_dtypes(params, make_params())
-    chex.assert_tree_all_finite(params)
-
-
-@each
 def test_jit_equals_eager(name):
     optimizer = chained(name, "sgd")
     eager, _ = run(optimizer, name, 2, optimizer.update)

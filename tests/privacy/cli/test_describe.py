@@ -12,7 +12,7 @@ import pytest
 import dpjax
 from dpjax.accounting import Sample
 from dpjax.datasets import Categorical, Numeric
-from dpjax.tables.cli import _describe, _sample
+from dpjax.tables.cli import _describe, _sources
 from tests.unit.cli.command import done, invoke, refusals
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -190,6 +190,6 @@ def test_a_sample_speaks_for_the_file(folder, unit):
 
 
 def test_of_many_cells_a_sample_is_the_default(folder, monkeypatch):
-    monkeypatch.setattr(_sample, "MOST_CELLS", 400)
+    monkeypatch.setattr(_sources, "MOST_CELLS", 400)
     result = done(describe())
     assert "a run on 100 of them" in " ".join(result.stdout.split())

@@ -12,10 +12,10 @@ import pytest
 
 from dpjax.accounting import Sample
 from dpjax.datasets import Numeric
-from dpjax.tables.cli import _sample, _train
-from dpjax.tables.cli._sample import Draw
+from dpjax.tables.cli import _sources, _train
+from dpjax.tables.cli._release import Release
 from dpjax.tables.cli._settings import Settings
-from dpjax.tables.cli._sources import encode_table
+from dpjax.tables.cli._sources import Draw, encode_table
 from dpjax.tables.cli._train import read_private
 from tests.unit.cli.command import done, invoke, refused
 from tests.unit.cli.conftest import SCHEMA
@@ -173,7 +173,7 @@ def test_a_run_on_a_sample(table, unit):
 
 
 def test_of_many_cells_a_sample_is_the_default(table, monkeypatch):
-    monkeypatch.setattr(_sample, "MOST_CELLS", 400)
+    monkeypatch.setattr(_sources, "MOST_CELLS", 400)
     result = done(command("--unit", "who", "--records-per-unit", 1))
     size = 133  # a name is a cell, too
     assert f"a run on {size} of them" in " ".join(result.stdout.split())
@@ -210,7 +210,7 @@ def test_no_more_records_than_may_be_drawn_are_no_sample(table):
 
 def test_a_run_that_goes_on_keeps_its_sample(table, monkeypatch):
     options = ["--max-records", 100, "--checkpoint", "kept"]
-    drawn, read, write = [], _train.read_private, _train.write_release
+    drawn, read, write = [], _train.read_private, Release.write
 
     def kept(*args):
         drawn.append(read(*args))
@@ -222,7 +222,7 @@ def test_a_run_that_goes_on_keeps_its_sample(table, monkeypatch):
         write(*args)
 
     monkeypatch.setattr(_train, "read_private", kept)
-    monkeypatch.setattr(_train, "write_release", killed)
+    monkeypatch.setattr(Release, "write", killed)
     codes = [command(*options).exit_code for _ in range(3)]
     assert (codes[0] != 0, codes[1:]) == (True, [0, 0])
     first, again, anew = (one.columns["x"].tolist() for one in drawn)

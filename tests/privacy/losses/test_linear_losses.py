@@ -10,8 +10,7 @@ import scipy.special
 import scipy.stats
 
 from dpjax import losses
-from dpjax.losses._named import named
-from dpjax.losses._residual_losses import Huber
+from dpjax.losses._residual_losses import Huber, named
 
 RNG = np.random.default_rng(20261123)
 

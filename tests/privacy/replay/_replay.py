@@ -31,7 +31,7 @@ from jax.experimental import io_callback
 
 from dpjax._sums.exact import Unrounded
 from dpjax._types import REPLACE_ONE
-from dpjax.mechanisms import _additive, _peeling, _samplers, _selection, _smooth_noise
+from dpjax.mechanisms import _additive, _peeling, _samplers, _selection
 from dpjax.sklearn import _labels
 from dpjax.solvers.papers import _multiparty_gradient_descent, _objective_perturbation
 from dpjax.tables.models import _noisy_counts
@@ -218,7 +218,7 @@ def installed(patch: Any) -> Replay:
 
     hook(_additive, "_noisy", additive)
     hook(_privatize, "add_correlated_noise", correlated)
-    hook(_smooth_noise, "_noisy", smooth)
+    hook(_additive, "_noisy_smooth", smooth)
     hook(_peeling, "_peel_once", partial(peeled, "peeling"))
     hook(_peeling, "_peel_in_rounds", partial(peeled, "peeling in rounds"))
     hook(_selection, "_scan", chosen)

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpjax.solvers import Execution
-from dpjax.tables.cli import _describe, _ledger, _runs, _train
+from dpjax.tables.cli import _describe, _fit, _ledger, _run, _train
 from dpjax.tables.cli._app import app
 from tests.privacy.replay import _replay
 
@@ -70,18 +70,24 @@ class Commands:
     """Runs a command in a folder that is made anew, with the same key and clock."""
 
     def __init__(self, hooks, folder, patch):
-        self.hooks, self.folder, self.privacy = hooks, folder, []
+        self.hooks, self.folder = hooks, folder
+        self.runs: list = []
+        self.prices: list = []
+        self.stated: list = []
         self.ticks: list[tuple] = []
         self.drawn, self.is_reported = 0, False
         patch.chdir(folder)
         patch.setattr(os, "urandom", self.urandom)
         patch.setattr(_train, "progress_bars", self.bars)
-        patch.setattr(_runs, "Execution", watched)
+        patch.setattr(_fit, "Execution", watched)
         patch.setattr(secrets, "randbits", lambda size: 7)
         patch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
-        self.note(patch, _train, "charge", lambda run: run.solution.privacy)
-        self.note(patch, _train, "evaluate", lambda evaluation: evaluation.privacy)
-        self.note(patch, _describe, "privacy_of_units", lambda privacy: privacy)
+        self.note(patch, _train, "plan_training", self.runs)
+        self.note(patch, _describe, "plan_description", self.runs)
+        self.note(patch, _run, "training_privacy", self.prices)
+        self.note(patch, _run, "guarantee", self.prices)
+        self.note(patch, _train, "train_private", self.stated)
+        self.note(patch, _describe, "release", self.stated)
 
         class Clock(datetime.datetime):
             @classmethod
@@ -98,14 +104,13 @@ class Commands:
     def bars(self, console):
         yield lambda *tick: self.ticks.append(tick)
 
-    def note(self, patch, module, name, privacy_of):
-        """Keeps the guarantee of what a function of the command returns."""
+    def note(self, patch, module, name, results):
+        """Keeps what a function of the command returns."""
         call = getattr(module, name)
 
         def noted(*args, **options):
-            result = call(*args, **options)
-            self.privacy.append(privacy_of(result))
-            return result
+            results.append(call(*args, **options))
+            return results[-1]
 
         patch.setattr(module, name, noted)
 
@@ -151,12 +156,17 @@ class Commands:
         assert shown[0][1] == ("int", "0"), self.stderr
         reports = self.reported() if self.is_reported else None
         # Training and evaluation have records of their own: a unit moves one of them.
-        prices = [_replay.charged(one) for one in self.privacy]
+        parts = self.runs[0].parts.values() if self.runs else ()
+        prices = [_replay.charged(one) for one in parts]
         price = max(prices) if prices and None not in prices else None
         prices = [price] * len(neighbours) + [None] * len(others)
         for table, most in zip([*neighbours, *others], prices, strict=True):
             again = functools.partial(self.run, options, table, encode)
             self.hooks.replay(again, shown, most)
+        # A release states the guarantee that it was priced at before it began.
+        assert len(self.runs) == len(self.prices) == len(self.stated)
+        for price, release in zip(self.prices, self.stated, strict=True):
+            assert price == release.privacy
         # Reports read what was compared: the one of the last table stands for all.
         assert not self.is_reported or self.reported() == reports
 

@@ -12,7 +12,7 @@ import pytest
 
 from dpjax import batching, estimators, mechanisms
 from dpjax.sklearn import _labels
-from dpjax.solvers.linear import _choice, _columns
+from dpjax.solvers.linear import _columns, _model
 from dpjax.solvers.papers import (
     _gradient_descent,
     _multiparty_gradient_descent,
@@ -51,7 +51,7 @@ def test_values_behind_the_order_of_features(hooks, monkeypatch):
             key, vector, selection_scale=selection_scale, **scales, **options
         )
 
-    monkeypatch.setattr(_choice, "peeling", peeling)
+    monkeypatch.setattr(_model, "peeling", peeling)
     release = test_solvers.linear(max_features=1)
     refused(hooks, release, "moves", "opposite", "huge")
 

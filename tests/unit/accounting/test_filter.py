@@ -19,7 +19,7 @@ from dpjax.accounting import (
     selection_event,
 )
 from dpjax.accounting._filter import Spending
-from dpjax.accounting._poisson_capacity import poisson_capacity
+from dpjax.accounting._sampled_gaussian import poisson_capacity
 
 
 def guarantee(epsilon=1.0, delta=0.0, event=None, **options):

@@ -17,7 +17,7 @@ from dpjax.accounting import (
     group_privacy,
     selection_event,
 )
-from dpjax.accounting._group import group_budget
+from dpjax.accounting._guarantee import group_budget
 
 FLIP: Any = {"mechanism": "permute_and_flip"}
 

@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from dpjax.accounting._poisson_capacity import poisson_capacity
+from dpjax.accounting._sampled_gaussian import poisson_capacity
 
 
 def exact_tail(capacity, n, q):

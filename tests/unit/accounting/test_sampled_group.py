@@ -16,8 +16,7 @@ from dpjax.accounting import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
-from dpjax.accounting._random_allocation import losses_of
-from dpjax.accounting._sampled_group import step_law
+from dpjax.accounting._likelihood_ratios import losses_of, step_law
 from dpjax.mechanisms import BandedToeplitz
 
 RELATIONS = (REPLACE_ONE, ADD_OR_REMOVE_ONE)

@@ -9,7 +9,7 @@ import pytest
 import scipy.optimize
 import scipy.special
 
-from dpjax.accounting import epsilon_to_rho, rho_to_epsilon, smooth_noise_multiplier
+from dpjax.accounting import smooth_noise_multiplier
 from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
 
 MECHANISMS = ["laplace_log_normal", "arsinh_normal"]
@@ -159,27 +159,6 @@ def test_calibration_is_near_the_optimum(mechanism, rho, n, m, spread):
         for start in starts
     )
     assert per_width(noise.smoothness, noise.sigma) <= 1.02 * math.exp(least)
-
-
-def test_worked_example():
-    # n = 100,000, d = 10, T = 50, epsilon = 1, delta = 1e-5; samples range over 20, the
-    # mean over b - a = 2, a twentieth is trimmed on either side.
-    sizes = {"num_samples": 100_000, "trim_count": 5_000, "relative_spread": 10.0}
-    log_inverse = math.log(1e5)
-    as_printed = (math.sqrt(log_inverse + 1) - math.sqrt(log_inverse)) ** 2 / 500
-    tight = epsilon_to_rho(1.0, 1e-5) / 500
-    assert math.sqrt(2 * as_printed) == pytest.approx(0.0091, abs=5e-5)
-    assert math.sqrt(2 * tight) == pytest.approx(0.01106, abs=5e-5)
-    assert rho_to_epsilon(500 * tight, 1e-5) <= 1
-    for rho, mechanism, expected in (
-        (as_printed, "arsinh_normal", 373),
-        (as_printed, "laplace_log_normal", 0.103),
-        (tight, "laplace_log_normal", 0.0722),
-    ):
-        noise = calibrate_smooth_noise(rho, **sizes, mechanism=mechanism)
-        setting = {"mechanism": mechanism, "n": 100_000, "m": 5_000, "spread": 10.0}
-        least = noise_per_width(rho, noise.smoothness, noise.sigma, **setting)
-        assert 2 * least == pytest.approx(expected, rel=1e-2)
 
 
 def test_arsinh_refuses_a_sigma_without_proof():

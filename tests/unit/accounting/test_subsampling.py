@@ -1,4 +1,4 @@
-"""Sampled training: exact one-step integrals, lower bounds, traps, inverse pairs."""
+"""Sampled training and correlated noise: integrals, lower bounds, traps, refusals."""
 
 import math
 from dataclasses import replace
@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import scipy.integrate
 import scipy.stats
-from dp_accounting import GaussianDpEvent
+from dp_accounting import GaussianDpEvent, SingleEpochTreeAggregationDpEvent
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, accounting
 from dpjax.accounting import (
     Sampling,
     gaussian_epsilon,
@@ -19,8 +20,13 @@ from dpjax.accounting import (
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
-from dpjax.accounting._fixed_size import fixed_size_losses
-from dpjax.accounting._sampled_renyi import fixed_size_log_moment, poisson_log_moment
+from dpjax.accounting._sampled_gaussian import (
+    fixed_size_log_moment,
+    fixed_size_losses,
+    poisson_log_moment,
+)
+from dpjax.batching import CyclicPoisson, Disjoint, Full
+from dpjax.mechanisms import BandedToeplitz, BinaryTree
 
 POISSON = Sampling(num_steps=1000, sampling_prob=0.01)
 SHORT = Sampling(num_steps=50, sampling_prob=0.1)
@@ -209,3 +215,87 @@ def test_other_releases_that_leave_nothing_are_refused():
         )
         == math.inf
     )
+
+
+SIZES = {"num_samples": 5, "batch_size": 1}
+BANDED = {"strategy": BandedToeplitz.square_root(9, 4)}
+TREE = {"strategy": BinaryTree(9), "sampling_prob": 0.5}
+CYCLIC = {"sampling_prob": 0.1, "min_separation": 4, "max_participations": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("num_samples", {"batch_size": 5}),
+        ("batch_size", {"num_samples": 5}),
+        ("batch_size", SIZES | {"batch_size": 6}),
+        ("num_samples", SIZES | {"num_samples": 5.5}),
+        ("sampling_prob", SIZES | {"sampling_prob": 0.5}),
+        ("relation", SIZES | {"relation": ADD_OR_REMOVE_ONE}),
+        ("relation", {"relation": NeighboringRelation.REPLACE_SPECIAL}),
+        ("num_bins", {"num_bins": 0}),
+        ("num_bins", {"num_bins": 4, "sampling_prob": 0.1}),
+        ("num_bins", SIZES | {"num_bins": 4}),
+        ("noise", {"num_bins": 4, "noise": "laplace"}),
+        ("group_size", {"group_size": 2, "num_bins": 4}),
+        ("group_size", SIZES | {"group_size": 2}),
+        ("group_size", BANDED | CYCLIC | {"group_size": 2}),
+        ("strategy", {"strategy": 4}),
+        ("max_participations", {"max_participations": 2}),
+        ("min_separation", {"min_separation": 2}),
+        ("num_samples", BANDED | SIZES),
+        ("noise", BANDED | {"noise": "laplace_log_normal"}),
+        ("other_multiplier", BANDED | {"other_multiplier": 3.0}),
+        ("num_steps", BANDED | {"num_steps": 10}),
+        ("min_separation", BANDED | {"sampling_prob": 0.5, "min_separation": 3}),
+        ("min_separation", TREE | {"min_separation": 5}),
+    ],
+)
+def test_what_does_not_fit_is_named(name, options):
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        Sampling(**{"num_steps": 9} | options)
+
+
+@pytest.mark.parametrize("field", [{"other_multiplier": 3.0}, {"group_size": 2}])
+def test_an_event_is_of_these_steps_and_of_one_record(field):
+    with pytest.raises(ValueError, match=f"^{next(iter(field))} must be"):
+        gaussian_event(1.0, Sampling(9, **field))
+
+
+REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+BANDS = BandedToeplitz.square_root(40, 4)
+
+
+def test_one_band_is_independent_noise():
+    one = BandedToeplitz(40, (1.0,))
+    for batching in (Full(), Disjoint(), CyclicPoisson(2.0, 5)):
+        correlated = noise_multiplier_to_epsilon(
+            3.0, 1e-5, batching.sampling(400, 40, strategy=one)
+        )
+        independent = accounting.noise_multiplier_to_epsilon(
+            3.0, 1e-5, batching.sampling(400, 40)
+        )
+        np.testing.assert_allclose(correlated, independent, rtol=1e-6)
+
+
+def test_sampling_costs_less_and_full_groups_the_same():
+    def epsilon(expected, strategy=BANDS):
+        sampling = CyclicPoisson(expected, 5).sampling(400, 40, strategy=strategy)
+        return noise_multiplier_to_epsilon(4.0, 1e-5, sampling)
+
+    whole = BANDS.sensitivity(max_participations=8, min_separation=5)
+    expected = accounting.gaussian_epsilon(4.0, 1e-5, sensitivity=whole)
+    np.testing.assert_allclose(epsilon(80.0), expected)
+    assert epsilon(10.0) < 0.5 * epsilon(80.0)
+
+
+def test_a_tree_is_dp_accountings():
+    # One epoch of 40 steps: 6 nodes hold a step. Theirs goes through Renyi divergences.
+    sampling = Disjoint().sampling(400, 40, strategy=BinaryTree(40))
+    ours = noise_multiplier_to_epsilon(7.0, 1e-5, sampling)
+    accountant = RdpAccountant(neighboring_relation=REPLACE_SPECIAL)
+    accountant.compose(SingleEpochTreeAggregationDpEvent(7.0, 40))
+    theirs = accountant.get_epsilon(1e-5)
+    same = RdpAccountant().compose(GaussianDpEvent(7.0 / math.sqrt(6)))
+    np.testing.assert_allclose(theirs, same.get_epsilon(1e-5))
+    assert 0.8 * theirs < ours <= theirs

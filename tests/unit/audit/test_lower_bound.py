@@ -202,7 +202,7 @@ def test_the_audit_can_be_drawn_again_from_its_counts(key):
     assert audit.roc.max() <= audit.num_tested
 
 
-def test_same_for_the_same_key_in_batches_of_any_size_and_on_the_host(key):
+def test_same_for_the_same_key_in_batches_of_any_size_and_on_the_host(key, monkeypatch):
     def on_host(key, value):
         assert not isinstance(value, jax.core.Tracer)
         return np.asarray(laplace(key, value))
@@ -212,13 +212,15 @@ def test_same_for_the_same_key_in_batches_of_any_size_and_on_the_host(key):
         return epsilon_lower_bound(release, *NUMBERS, **options)
 
     first = audit(laplace, jax.random.clone(key))
-    assert first == audit(laplace, jax.random.clone(key), batch_size=33)
+    with monkeypatch.context() as patch:
+        patch.setattr("dpjax.audit._releases._LARGEST_BATCH", 33)
+        assert first == audit(laplace, jax.random.clone(key))
     assert first == audit(on_host, jax.random.clone(key), vectorize=False)
     other = audit(laplace, jax.random.fold_in(key, 1))
     assert other.threshold != first.threshold
 
 
-def test_traced_once_and_data_not_copied(key):
+def test_traced_once_and_data_not_copied(key, monkeypatch):
     shapes = []
 
     def release(key, rows):
@@ -226,8 +228,9 @@ def test_traced_once_and_data_not_copied(key):
         return rows.sum() + jax.random.normal(key)
 
     data = jnp.zeros((1000, 1000))  # 10,000 copies would take 40 GB
-    sizes = {"num_releases": 20_000, "batch_size": 10_000}
-    audit = epsilon_lower_bound(release, data, data.at[0, 0].set(1.0), key=key, **sizes)
+    neighbor = data.at[0, 0].set(1.0)
+    monkeypatch.setattr("dpjax.audit._releases._CHUNK_SIZE", 10**11)  # in one batch
+    audit = epsilon_lower_bound(release, data, neighbor, key=key, num_releases=20_000)
     assert audit.num_releases == 20_000
     # Once for the shape of what is released, once for both data sets.
     assert shapes == [(1000, 1000)] * 2

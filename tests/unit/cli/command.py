@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpjax.tables.cli._app import app
-from dpjax.tables.cli._report import files
+from dpjax.tables.cli._outputs import files
 
 
 def invoke(*arguments):

@@ -6,12 +6,12 @@ import pytest
 
 from dpjax import losses
 from dpjax.datasets import Numeric
-from dpjax.tables.cli._ranges import release_ranges
-from dpjax.tables.cli._runs import fit, rows_of
+from dpjax.tables.cli._fit import fit, rows_of
+from dpjax.tables.cli._ranges import plan_ranges, release_ranges
+from dpjax.tables.cli._run import plan_training
 from dpjax.tables.cli._schema import BoundedColumn, Schema
 from dpjax.tables.cli._settings import Settings
 from dpjax.tables.cli._sources import Table, encode_table
-from dpjax.tables.cli._spending import planned
 from dpjax.tables.cli._units import units_of
 from tests.unit.cli.command import outputs_of as invoke
 from tests.unit.cli.command import tree
@@ -53,7 +53,7 @@ def test_exposures_and_weights_are_shares_of_their_maximum():
 
 def plan_of(loss="poisson", **options):
     asked = {"source": "t", "epsilon": 1.0, "delta": 1e-3, "loss": loss} | options
-    return planned(Settings(**asked), encode_table(table()), None)
+    return plan_training(Settings(**asked), table()).plan
 
 
 def test_each_loss_is_the_one_of_its_power():
@@ -68,9 +68,8 @@ def test_the_solver_sees_offsets_and_weights(monkeypatch):
     def solver(loss, data, **options):
         seen.update(options, loss=loss, targets=data[1])
 
-    monkeypatch.setattr("dpjax.tables.cli._runs.dp_linear_model", solver)
-    data = encode_table(table())
-    plan = plan_of("tweedie", power=1.25)
+    plan, data = plan_of("tweedie", power=1.25), encode_table(table())
+    monkeypatch.setattr("dpjax.tables.cli._fit.dp_linear_model", solver)
     rows = jax.tree.map(jax.numpy.asarray, rows_of(data))
     fit(plan, rows, key=jax.random.key(0))
     # Without exposure a record has no weight, whatever its weight or its target is.
@@ -159,8 +158,9 @@ def test_a_scale_is_bought_without_a_center():
     columns = {"a": np.zeros(4_000), "y": years * amounts, "e": years}
     schema = Schema({"a": Numeric()}, None, None, BoundedColumn("e", 2.0))
     made = Table("t", columns, schema, "y", np.zeros(4_000, bool))
-    options = {"key": jax.random.key(0), "epsilon": 1.0, "delta": 1e-5}
-    bought = release_ranges(made, **options, is_centered=False)
+    planned = plan_ranges(made, 1.0, 1e-5)
+    options = {"key": jax.random.key(0), "is_centered": False}
+    bought = release_ranges(planned, made, **options)
     (kind,) = bought.columns.values()
     assert kind.center == 0
     assert 5_000 < kind.scale < 7_500  # a bin of ten a decade

@@ -11,8 +11,7 @@ from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import Solution
-from dpjax.tables.cli._evaluation import evaluate
-from dpjax.tables.cli._runs import Run
+from dpjax.tables.cli._evaluation import evaluate, evaluation_privacy
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._sources import Table, encode_table
 
@@ -29,11 +28,12 @@ def held_out(cells, targets, kind):
 
 def evaluation(data, kind, *, epsilon=1.0, delta=1e-5, key=0):
     privacy = PrivacyGuarantee.of(epsilon, delta, dp_event=NonPrivateDpEvent())
+    own = evaluation_privacy(privacy, len(data.test_targets), "record")
     params = np.array([1.0, 0.0], np.float32)
-    run = Run("by hand", Solution(params, privacy, {"constant": 0.1}))
+    solution = Solution(params, privacy, {"constant": 0.1})
     loss = losses.squared if kind is PRICE else losses.logistic
     plan = SimpleNamespace(loss_fn=loss, loss="of the run")
-    return evaluate(plan, data, run, kind, key=jax.random.key(key))
+    return own, evaluate(plan, data, solution, own, kind, key=jax.random.key(key))
 
 
 def many(kind, n=4000):
@@ -60,8 +60,8 @@ def test_intervals_cover_what_they_are_of(kind):
     data = many(kind)
     truths, missed = true_values(data, kind), 0
     for key in range(10):
-        found = evaluation(data, kind, key=key)
-        for measure, truth in zip(found.measures, truths, strict=False):
+        _, found = evaluation(data, kind, key=key)
+        for measure, truth in zip(found.scores.measures, truths, strict=False):
             value, low, high = measure.model
             assert low <= value <= high
             assert high - low < 0.25 * truth
@@ -79,16 +79,12 @@ def test_what_it_costs(monkeypatch):
         return SimpleNamespace(num_scored=1, measures=(), calibration=())
 
     monkeypatch.setattr("dpjax.tables.cli._evaluation.private_scores", scores)
-    found = evaluation(many(PRICE, n=50), PRICE, epsilon=0.7, delta=1e-6)
-    assert (found.privacy.epsilon, found.privacy.delta) == (0.7, 1e-6)
+    privacy, _ = evaluation(many(PRICE, n=50), PRICE, epsilon=0.7, delta=1e-6)
+    assert (privacy.epsilon, privacy.delta) == (0.7, 1e-6)
     (multiplier,) = multipliers
-    assert multiplier == found.privacy.dp_event.event.noise_multiplier
+    assert multiplier == privacy.dp_event.event.noise_multiplier
     spent = gaussian_epsilon(multiplier, 1e-6, sensitivity=1.0, num_releases=2)
     assert spent == pytest.approx(0.7, rel=1e-6)
-    joined = found.joined(Run("a", Solution(None, found.privacy, {})), 250)
-    privacy = joined.solution.privacy
-    assert (privacy.epsilon, privacy.delta) == (0.7, 1e-6)
-    assert "any one of the 250 records" in privacy.description
 
 
 def test_the_split_is_public():

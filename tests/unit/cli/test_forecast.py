@@ -8,11 +8,9 @@ import pytest
 
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric
-from dpjax.tables.cli._command_settings import ForecastSettings
-from dpjax.tables.cli._forecast import _Made
-from dpjax.tables.cli._forecast_page import Outcome
-from dpjax.tables.cli._made_records import NUM_TEST, made_records
+from dpjax.tables.cli._forecast import NUM_TEST, Outcome, _Made, made_records
 from dpjax.tables.cli._schema import Schema, read_schema
+from dpjax.tables.cli._settings import ForecastSettings
 from tests.unit.cli.command import done, invoke, refusals
 
 NOTHING = PrivacyGuarantee.non_private()
@@ -122,6 +120,9 @@ def test_made_records_are_as_declared(loss):
         mean = 0.5 if loss == "tweedie" else 1.0
         assert data.targets.mean() == pytest.approx(mean, rel=0.1)
     assert share > 0.02
+    rare = made_records(schema, 20_000, loss, **laws | {"base_rate": 0.04}, seed=3)
+    if loss in ("logistic", "tweedie"):
+        assert np.mean(rare.targets > 0) == pytest.approx(0.04, abs=0.006)
 
 
 test_what_is_wrong_is_told = refusals(

@@ -16,13 +16,13 @@ from dpjax import accounting
 from dpjax.accounting import PrivacyFilter, PrivacyGuarantee, gaussian_epsilon
 from dpjax.datasets import Categorical
 from dpjax.tables.cli import _ledger
+from dpjax.tables.cli._fit import train_private
 from dpjax.tables.cli._ledger import Ledger, Source, charge, read_ledger
-from dpjax.tables.cli._run_folder import RunFolder
-from dpjax.tables.cli._runs import train_private
+from dpjax.tables.cli._release import RunFolder
+from dpjax.tables.cli._run import plan_training
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import Settings
 from dpjax.tables.cli._sources import Table
-from dpjax.tables.cli._spending import prices
 from tests.unit.cli.command import done, invoke, refusals, refused
 
 
@@ -153,7 +153,7 @@ def table(n=50):
 def test_prices_are_asked_without_the_records():
     asked = {"epsilon": 2.0, "private_ranges": 0.5, "holdout": 0.4}
     settings = Settings(source="t", loss="squared", **asked)
-    _, parts = prices(settings, table(50).held_out(0.4))
+    parts = plan_training(settings, table(50).held_out(0.4)).parts
     assert set(parts) == {"training", "evaluation"}
     training = parts["training"]
     assert training.epsilon == pytest.approx(2.0)

@@ -1,7 +1,5 @@
 """What `describe` and `plan` print, beside the same numbers without privacy."""
 
-from pathlib import Path
-
 import jax
 import numpy as np
 import pandas as pd
@@ -9,8 +7,6 @@ import pytest
 
 import dpjax
 from dpjax.datasets import Categorical, Numeric
-from dpjax.tables.cli._made_records import made_records
-from dpjax.tables.cli._schema import read_schema
 
 NUM, EXACT = 4_000, 1e6
 LIMITS = {"income": (0.0, 20_000.0), "age": (0.0, 100.0)}
@@ -148,13 +144,3 @@ def test_numbers_of_a_description(by):
                 if not places[place].low <= np.mean(truth) <= places[place].high
             ]
             assert len(missed) <= 0.08 * len(truths), missed
-
-
-@pytest.mark.parametrize("loss", ["logistic", "tweedie"])
-def test_a_plan_has_the_stated_base_rate(folder, loss):
-    target = '{positive = "yes"}' if loss == "logistic" else "{scale = 2}"
-    Path("schema.toml").write_text(PLANNED + f"target = {target}")
-    schema = read_schema(Path("schema.toml"), link="log" if loss == "tweedie" else None)
-    laws = {"tail": 3.0, "signal": 0.5, "base_rate": 0.04}
-    data = made_records(schema, 20_000, loss, seed=3, **laws)
-    assert np.mean(data.targets > 0) == pytest.approx(0.04, abs=0.006)

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpjax.tables.cli import _report
-from dpjax.tables.cli._sources import held_out
+from dpjax.tables.cli._release import _files
+from dpjax.tables.cli._schema import Schema
+from dpjax.tables.cli._sources import Table
 from tests.unit.cli.command import done, invoke, refused, tree
 
 RELEASED = ["model.npz", "report.json"]
@@ -132,7 +133,7 @@ def fails(error):
 
 def test_a_release_outlives_what_fails_after_it(folder, monkeypatch):
     error = KeyboardInterrupt()
-    monkeypatch.setattr("dpjax.tables.cli._train._display.show", fails(error))
+    monkeypatch.setattr("dpjax.tables.cli._train._outputs.show", fails(error))
     # Beside the other folder, below a link, with a name that begins alike.
     arrange(FOLDERS)
     result = train("d/out", "link/../d/out-too")
@@ -149,16 +150,16 @@ def test_a_release_outlives_what_fails_after_it(folder, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_signal_waits_until_the_key_is_gone(when, number, folder, monkeypatch):
-    write, ended = _report.write, []
+    write, ended = _files.write_together, []
 
-    def interrupted(*arguments):
+    def interrupted(*arguments, **options):
         if when == "before":
             signal.raise_signal(number)
-        write(*arguments)
+        write(*arguments, **options)
         if when == "after":
             signal.raise_signal(number)
 
-    monkeypatch.setattr(_report, "write", interrupted)
+    monkeypatch.setattr(_files, "write_together", interrupted)
     handlers = {
         signal.SIGTERM: lambda *_: ended.append(os.listdir()),
         signal.SIGINT: signal.default_int_handler,  # in the background it is ignored
@@ -195,20 +196,20 @@ def test_no_key_is_left_without_a_state(error, folder, monkeypatch):
 
 
 def test_what_came_into_the_folder_stays(folder, monkeypatch):
-    write = _report.write
+    write = _files.write_together
 
-    def write_beside(*arguments):
+    def write_beside(*arguments, **options):
         Path("kept/thesis.tex").write_text("years of work")
-        write(*arguments)
+        write(*arguments, **options)
 
-    monkeypatch.setattr(_report, "write", write_beside)
+    monkeypatch.setattr(_files, "write_together", write_beside)
     done(train("out", "kept"))
     assert os.listdir("kept") == ["thesis.tex"]
 
 
 def test_who_must_remove_the_key_is_told(folder, monkeypatch):
     busy = SimpleNamespace(rmtree=fails(OSError("busy")))
-    monkeypatch.setattr("dpjax.tables.cli._run_folder.shutil", busy)
+    monkeypatch.setattr("dpjax.tables.cli._release.shutil", busy)
     refused(train("out", "kept"), "--checkpoint", "could not be removed (busy)")
     assert os.listdir("kept") == ["states"]  # the key itself is gone
     assert not Path("out").exists()  # and nothing appears while there is a state
@@ -231,11 +232,12 @@ def test_the_key_is_gone_before_the_release_appears(holdout, folder, monkeypatch
 def test_a_key_is_of_one_command_on_the_same_records(folder, monkeypatch):
     options = "--holdout", 0.3
     with monkeypatch.context() as patch:
-        patch.setattr(_report, "write", fails(OSError("no space")))
+        patch.setattr(_files, "write_together", fails(OSError("no space")))
         assert train("out", "kept", *options).exit_code == 2
     before = Path("data.csv").read_text()
     lines = before.splitlines()
-    is_held_out = held_out(400, 0.3)
+    table = Table("", {}, Schema({}, None), "", np.zeros(400, bool))
+    is_held_out = table.held_out(0.3).is_test
     rows = [np.flatnonzero(mask)[0] + 1 for mask in (is_held_out, ~is_held_out)]
     for row, line in [(rows[0], "0.5,7"), (rows[1], "0.5,7"), (rows[1], "?,7")]:
         edited = [*lines[:row], line, *lines[row + 1 :]]

@@ -9,16 +9,12 @@ import pytest
 
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import dp_mean
-from dpjax.tables.cli._plan import bending_features, split_budget
-from dpjax.tables.cli._ranges import charge, release_ranges
-from dpjax.tables.cli._runs import Run
+from dpjax.tables.cli._fit import bending_features
+from dpjax.tables.cli._ranges import plan_ranges, release_ranges
+from dpjax.tables.cli._run import plan_training
 from dpjax.tables.cli._schema import BoundedColumn, Schema
 from dpjax.tables.cli._settings import Settings
 from dpjax.tables.cli._sources import Table, encode_table
-
-
-def asked(**options):
-    return Settings(source="made up", **options)
 
 
 def table(**changes):
@@ -35,9 +31,13 @@ def made_up(columns, y, target=None, **kinds):
     return Table("made up", columns | {"y": y}, schema, "y", np.zeros(len(y), bool))
 
 
-def buy(table, **changes):
-    options = {"key": jax.random.key(0), "epsilon": 2.0, "delta": 1e-5} | changes
-    return release_ranges(table, **options)
+def buy(table, key=None, epsilon=2.0, delta=1e-5, **options):
+    key = jax.random.key(0) if key is None else key
+    planned = plan_ranges(table, epsilon, delta)
+    bought = release_ranges(planned, table, key=key, **options)
+    assert bought.privacy is planned.privacy  # what is charged
+    assert [*bought.columns] == [*planned.columns]
+    return bought
 
 
 def test_ranges_come_from_training_records_of_open_columns():
@@ -66,9 +66,7 @@ def test_ranges_for_curves_are_those_of_the_estimators():
     assert curve.scale == pytest.approx(line.scale / 2)
     assert curve.limit * curve.scale == pytest.approx(line.limit * line.scale)
     # Which columns bend is known without the records.
-    unknown = buy(table().blank(), may_bend=True).columns
-    assert (unknown["a"].scale, unknown["a"].limit) == (0.5, 2.0)
-    for columns in (curves, unknown):
+    for columns in (curves, plan_ranges(table(), 2.0, 1e-5).columns):
         assert bending_features(columns) == [0, 1]
 
 
@@ -87,31 +85,29 @@ def test_records_of_weight_zero_tell_nothing_of_the_ranges():
 def test_a_run_is_charged_for_its_ranges():
     bought = buy(table(), epsilon=2.0, delta=1e-6)
     mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), epsilon=0.5, delta=1e-5)
-    run = Run("mean", mean)
-    privacy = charge(run, bought).solution.privacy
+    privacy = bought.joined(mean.privacy)
     assert privacy.epsilon == 2.5
     assert privacy.delta == pytest.approx(1.1e-5)
     assert "any one of the 800 records" in str(privacy)
     hash(privacy.dp_event)
-    assert charge(run, None) is run
 
 
 def test_parts_never_cost_more_than_the_whole():
     # Of 0.03 features are left out: the part is too small for them.
     for share in (0.1, 0.9):
         total = 0.3 if share == 0.1 else 2.1
-        settings = asked(epsilon=total, delta=3e-5, private_ranges=share)
-        parts = split_budget(settings, 800)
-        bought = buy(table(), **parts[0]._asdict())
-        assert bought.is_informative == (share == 0.9)
-        mean = dp_mean(np.zeros((800, 1)), key=jax.random.key(1), **parts[1]._asdict())
-        privacy = charge(Run("mean", mean), bought).solution.privacy
-        assert privacy.epsilon <= total
-        assert privacy.delta <= 3e-5
-        assert f"at most e^{total:g} = " in str(privacy)
-        assert "what it was, plus 3e-05" in str(privacy)
-        exact = Fraction(mean.privacy.epsilon) + Fraction(bought.privacy.epsilon)
-        assert exact <= Fraction(privacy.epsilon)
+        options = {"epsilon": total, "delta": 3e-5, "private_ranges": share}
+        run = plan_training(Settings(source="t", loss="squared", **options), table())
+        assert run.ranges.is_informative == (share == 0.9)
+        assert run.privacy.epsilon <= total
+        assert run.privacy.delta <= 3e-5
+        assert f"at most e^{total:g} = " in str(run.privacy)
+        assert "what it was, plus 3e-05" in str(run.privacy)
+        for name in ("epsilon", "delta"):
+            parts = (
+                Fraction(getattr(x, name)) for x in (run.ranges.privacy, run.budget)
+            )
+            assert sum(parts) <= Fraction(getattr(run.privacy, name))
 
 
 def odd_columns():

@@ -119,7 +119,7 @@ def test_what_an_additive_model_needs(rooms, monkeypatch, section, num_records, 
     (rooms / "data.csv").write_text("\n".join(lines))
     (rooms / "number.toml").write_text(f"columns.{section}\ntarget = {{}}")
     before = tree(rooms)
-    monkeypatch.setattr("dpjax.tables.cli._train.with_ranges", None)
+    monkeypatch.setattr("dpjax.tables.cli._train.plan_training", None)
     given = options(private_ranges=0.1, model="additive", epsilon=90)
     message = f"--model must be linear or left out {rule}, got 'additive'"
     refused(run("data.csv", *given), message)

@@ -16,7 +16,7 @@ from scipy.stats import norm
 from dpjax import load_model
 from dpjax.accounting import PrivacyGuarantee, Sample, Sampling, noise_multiplier
 from dpjax.datasets import Categorical, Numeric
-from dpjax.tables.cli._report_page import _with_event, group_budget
+from dpjax.tables.cli._report import _with_event, group_budget
 from tests.unit.cli.command import done, invoke, model_content, refused, tree
 
 BAD = '<script>x</script>|`*_"[a](http://b.c)\x1b[2J\n# h\u202e\ud800 {claim} www.d.e'

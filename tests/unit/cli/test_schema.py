@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from dpjax.datasets import Categorical, Numeric
-from dpjax.tables.cli import _proposal
-from dpjax.tables.cli._guesses import Guess, guess_name, schema_text
+from dpjax.tables.cli import _curator
+from dpjax.tables.cli._curator import Guess, guess_name, schema_text
 from dpjax.tables.cli._schema import BoundedColumn, Schema, read_schema
 from tests.unit.cli.command import done, invoke, refused
 
@@ -102,7 +102,7 @@ def proposed(*options):
 
 
 def test_names_and_declared_types_are_all_that_is_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(_proposal, "read_columns", None)
+    monkeypatch.setattr(_curator, "read_columns", None)
     TABLE.write_parquet(tmp_path / "data.parquet")
     content, said = proposed(tmp_path / "data.parquet", "--target", "smoker")
     assert said == ""

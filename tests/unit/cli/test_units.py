@@ -6,19 +6,16 @@ import jax
 import numpy as np
 import polars as pl
 import pytest
-from rich.console import Console
 
 from dpjax.accounting import gaussian_stddev
 from dpjax.datasets import Numeric
-from dpjax.tables.cli._check import warn_curator
-from dpjax.tables.cli._runs import training_privacy
-from dpjax.tables.cli._sample import Draw
+from dpjax.tables.cli._curator import warn_curator
+from dpjax.tables.cli._run import plan_training
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import Settings
-from dpjax.tables.cli._sources import Table, encode_table
-from dpjax.tables.cli._spending import planned, prices
+from dpjax.tables.cli._sources import Draw, Table, encode_table
 from dpjax.tables.cli._train import read_private
-from dpjax.tables.cli._units import name_of, privacy_of_units, units_of
+from dpjax.tables.cli._units import name_of, units_of
 
 
 def table(people, size=3, names=None):
@@ -119,21 +116,17 @@ def test_places_hold_the_first_records_and_zeros():
 def test_a_person_gets_what_is_asked(options):
     asked = {"source": "t", "epsilon": 2.0, "loss": "squared", "unit": "who"} | options
     people, settings = table(PEOPLE), Settings(**asked)
-    data = encode_table(people)
-    plan = planned(settings, data, people)
-    record = training_privacy(plan, data)
-    assert record.epsilon == pytest.approx(2 / 3)
-    found = privacy_of_units(record, people.units)
+    run = plan_training(settings, people)
+    assert run.budget.epsilon == pytest.approx(2 / 3)
+    (found,) = run.parts.values()
     assert 2.0 * (1 - 1e-9) < found.epsilon <= 2.0
     delta = options.get("delta", 40**-1.1)
     assert delta * (1 - 1e-9) <= found.delta <= delta
     words = "any one of the 40 groups of records with one who by any others, at least "
     assert f"Replacing {words}one, with the same who, changes" in found.description
-    event: Any = record.dp_event
-    noise = event.event.noise_multiplier
-    assert noise >= 3 * gaussian_stddev(2.0, delta, sensitivity=1.0)
-    _, parts = prices(settings, people)
-    assert parts == {"training": found}
+    event: Any = found.dp_event
+    noise = event.event.noise_multiplier  # of a unit
+    assert noise >= gaussian_stddev(2.0, delta, sensitivity=1.0)
 
 
 def test_nobody_on_a_list_need_have_a_record(tmp_path):
@@ -145,7 +138,7 @@ def test_nobody_on_a_list_need_have_a_record(tmp_path):
     asked = {"source": str(path), "epsilon": 1.0, "loss": "squared", "schema": schema}
     asked |= {"unit": "who", "records_per_unit": 2, "holdout": 0.3}
     read = read_private(Settings(unit_names=names, **asked), jax.random.key(0))
-    warn_curator(Console(quiet=True), read)
+    warn_curator(read.schema, read.target, read.columns)
     data = encode_table(read)
     assert (data.features.shape, data.test_features.shape) == ((56, 3), (12, 3))
     assert not np.vstack([data.features, data.test_features]).any()

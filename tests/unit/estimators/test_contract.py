@@ -271,13 +271,14 @@ def test_bad_arguments_are_named(estimator):
         refuses("normalize_by must be", jnp.ones((5000, 1)), normalize_by=bad)
 
 
-def test_median_of_means_takes_no_other_divisor():
-    for name in ("MedianOfMeans", "MedianOfMeans, of truncation"):
-        estimator = ALL[name]
-        np.testing.assert_array_equal(estimator(ROWS, normalize_by=11), estimator(ROWS))
-        for other in (12, 10.5):
-            with pytest.raises(ValueError, match="normalize_by"):
-                estimator(ROWS, normalize_by=other)
+def test_groups_by_index_take_no_other_divisor():
+    for estimator in (ALL["MedianOfMeans"], WITH_TRIMMED["TrimmedMean"]):
+        mean_by = lambda n, f=estimator: f(ROWS, normalize_by=n)  # noqa: E731
+        for same in (11, 11.0):
+            np.testing.assert_array_equal(mean_by(same), estimator(ROWS))
+        for call, other in ((mean_by, 12), (mean_by, 10.5), (jax.jit(mean_by), 11.0)):
+            with pytest.raises(ValueError, match="normalize_by must be the number of"):
+                call(other)
 
 
 def test_a_traced_sensitivity_is_the_same_and_none_is_rounded_to_half_precision():

@@ -1,13 +1,17 @@
 """Secure sums: right, restarted when a party drops, and silent about their parts."""
 
+import itertools
+import math
 import os
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.parties import PartyError, SecureSum, _identity, run_parties
+from dpjax.parties import JaxTransport, PartyError, SecureSum, _identity, run_parties
+from dpjax.parties._secure_sum import Grid, PairwiseMasks
 from tests.parties import FALSE_ALARM, Recorder, uniformity
 from tests.unit.refusals import refused
 
@@ -284,3 +288,147 @@ test_threats_leave_a_share = refused(
     ((4, 2, 2), "max_colluding"),
     ((1, 1, 0), "max_colluding"),
 )
+
+
+def agreed(num_parties, make=PairwiseMasks):
+    masks = [make(party) for party in range(num_parties)]
+    public_keys = [mask.public_key for mask in masks]
+    for mask in masks:
+        mask.agree(public_keys)
+    return masks
+
+
+@pytest.mark.parametrize("num_parties", [1, 2, 5])
+def test_masks_cancel_in_any_group(num_parties):
+    masks = agreed(num_parties)
+    groups = itertools.combinations(range(num_parties), max(1, num_parties - 1))
+    for group in [tuple(range(num_parties)), *groups]:
+        total = sum(masks[i].mask(group, attempt=3, size=7) for i in group)
+        np.testing.assert_array_equal(total, np.zeros(7, np.uint64))
+
+
+def test_a_missing_mask_leaves_noise_and_each_attempt_has_its_own():
+    masks = agreed(4)
+    total = sum(masks[i].mask(range(4), attempt=1, size=20_000) for i in range(3))
+    assert uniformity(total) > FALSE_ALARM
+    first, second, same = (
+        masks[0].mask([0, 1], attempt=attempt, size=20_000) for attempt in (1, 2, 1)
+    )
+    assert uniformity(first - second) > FALSE_ALARM
+    np.testing.assert_array_equal(first, same)
+    assert uniformity(first - same) < FALSE_ALARM  # the test can fail
+
+
+def test_a_short_mask_begins_a_long_one_and_no_two_runs_agree():
+    masks = agreed(2)
+    long, short = (masks[0].mask([0, 1], attempt=1, size=n) for n in (100, 10))
+    np.testing.assert_array_equal(long[:10], short)
+    other = agreed(2)[0].mask([0, 1], attempt=1, size=100)
+    assert not np.any(long == other)  # false alarm 1e-17
+
+
+def test_known_entropy_gives_known_keys_and_replaced_ones_other_masks():
+    def known(party):
+        return PairwiseMasks(party, np.random.default_rng(party).bytes)
+
+    first, second = agreed(3, known), agreed(3, known)
+    keys = [m.public_key for m in first]
+    assert keys == [m.public_key for m in second]
+    victim, middle = known(0), PairwiseMasks(1)
+    victim.agree([keys[0], middle.public_key, keys[2]])
+    masks = [m.mask([0, 2], attempt=1, size=9) for m in (first[0], second[0], victim)]
+    np.testing.assert_array_equal(masks[0], masks[1])
+    assert not np.any(masks[0] == masks[2])
+
+
+@pytest.mark.parametrize("key", [bytes(32), b"short"])
+def test_a_bad_public_key_names_its_party(key):
+    masks = PairwiseMasks(0)
+    with pytest.raises(ValueError, match="party 1"):
+        masks.agree([masks.public_key, key])
+
+
+def test_grid_is_fine_against_the_noise():
+    for stddev in (1e-9, 0.3, 1.0, 52.8, 1e12):
+        grid = Grid.for_stddev(stddev, bound=stddev)
+        assert 2**24 <= stddev / grid.step < 2**25
+        assert math.frexp(grid.step)[0] == 0.5
+
+
+def test_values_survive_to_half_a_step_and_nothing_leaves_the_bound():
+    grid = Grid(step=2.0**-10, bound=1e3)
+    values = np.random.default_rng(0).uniform(-1e3, 1e3, 1000)
+    integers = grid.to_integers(values)
+    assert integers.dtype == np.int64
+    assert np.abs(grid.to_reals(integers) - values).max() <= 2.0**-11
+    odd = np.array([np.nan, np.inf, -np.inf, 1e308, -1e38, 5e-324, -7.4, 7.0])
+    integers = Grid(step=1.0, bound=7.0).to_integers(odd)
+    np.testing.assert_array_equal(integers, [0, 7, -7, 7, -7, 0, -7, 7])
+
+
+def test_sensitivity_covers_the_worst_rounding():
+    # Neighbours on either side of a rounding boundary, in every coordinate.
+    grid, d = Grid(step=0.5, bound=100.0), 16
+    below, above = np.full(d, 0.25 - 1e-9), np.full(d, 0.75 + 1e-9)
+    moved = np.linalg.norm(grid.to_integers(above) - grid.to_integers(below))
+    distance = np.linalg.norm(above - below)
+    assert moved > distance / grid.step  # rounding adds to it
+    assert moved <= grid.sensitivity(distance, d)
+
+
+test_bad_arguments_are_named = refused(
+    lambda changes: Grid(**{"step": 1.0, "bound": 1.0} | changes),
+    *(({"step": step}, "step") for step in (0.3, 0.0, math.inf)),
+    *(({"bound": bound}, "bound") for bound in (2.0**53, math.nan)),
+)
+
+
+def test_all_see_the_same_messages_in_step():
+    def party_fn(transport):
+        seen = []
+        for index in range(50):
+            if transport.party == index % 3:
+                time.sleep(0.001)
+            message = b"%d %02d" % (transport.party, index)
+            seen.append(transport.exchange(message, 4))
+        return seen
+
+    expected = [[b"%d %02d" % (party, i) for party in range(3)] for i in range(50)]
+    assert run_parties(party_fn, 3) == [expected] * 3
+
+
+def test_a_message_of_another_size_and_of_a_party_that_left_count_as_none():
+    def party_fn(transport):
+        first = transport.exchange(b"abc"[: 3 - transport.party], 3)
+        return first, transport.exchange(b"y", 1) if transport.party else None
+
+    first, last = [b"abc", None, None], [None, b"y", b"y"]
+    assert run_parties(party_fn, 3) == [(first, None), (first, last), (first, last)]
+
+
+def test_the_first_error_comes_out_and_nobody_waits():
+    def party_fn(transport):
+        if transport.party == 2:
+            raise KeyError("own fault")
+        return transport.exchange(b"x", 1)
+
+    with pytest.raises(KeyError, match="own fault"):
+        run_parties(party_fn, 3)
+
+
+def test_silence_ends_at_the_timeout():
+    def party_fn(transport):
+        if transport.party == 1:
+            time.sleep(1.0)
+        return transport.exchange(b"x", 1)
+
+    with pytest.raises(TimeoutError, match=r"parties \[1\]"):
+        run_parties(party_fn, 2, timeout=0.2)
+
+
+def test_bad_number_of_parties_is_named():
+    with pytest.raises(ValueError, match="num_parties"):
+        JaxTransport()  # of one process
+    for num_parties in (0, 1.5):
+        with pytest.raises(ValueError, match="num_parties"):
+            run_parties(lambda transport: None, num_parties)

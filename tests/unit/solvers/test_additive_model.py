@@ -10,12 +10,18 @@ import pytest
 from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
-from dpjax.solvers.additive import _knots
-from dpjax.solvers.additive._gain import released_gain, shares_of
-from dpjax.solvers.additive._hats import Hats, at_finest, curves_of
-from dpjax.solvers.additive._knots import FINE, FINEST, NARROW, Rule
-from dpjax.solvers.additive._rare import rare_columns
-from dpjax.solvers.linear import _on_sample
+from dpjax.solvers.additive import _curves
+from dpjax.solvers.additive._choice import rare_columns, released_gain, shares_of
+from dpjax.solvers.additive._curves import (
+    FINE,
+    FINEST,
+    NARROW,
+    Hats,
+    Rule,
+    at_finest,
+    curves_of,
+)
+from dpjax.solvers.linear import _columns
 from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.training._curves import hats
 
@@ -174,9 +180,9 @@ def test_knots_follow_from_public_numbers():
             for smooth in (0, 5, 100)
         ]
     num = 60 * (10 + 2 * len(NARROW))
-    assert _knots.may_be_finest(FINE, num, 10)
-    assert not _knots.may_be_finest(FINE, num - 1, 10)
-    assert not _knots.may_be_finest(KNOTS, 1e9, 10)
+    assert _curves.may_be_finest(FINE, num, 10)
+    assert not _curves.may_be_finest(FINE, num - 1, 10)
+    assert not _curves.may_be_finest(KNOTS, 1e9, 10)
 
 
 def test_slopes_of_skewed_targets_are_no_gain():
@@ -258,7 +264,7 @@ def test_a_fit_on_a_sample_has_every_option(fit, monkeypatch):
 
 
 def test_what_is_refused_draws_no_sample(monkeypatch):
-    monkeypatch.setattr(_on_sample, "uniform_subset", None)
+    monkeypatch.setattr(_columns, "uniform_subset", None)
     for wrong in (
         {"smooth": (0, 0)},
         {"smooth": (0, 3)},
@@ -359,9 +365,9 @@ def test_bands_are_infinite_or_wide_whatever_the_values(value):
 
 
 def test_knots_of_bands_follow_from_public_numbers():
-    found = [len(_knots.banded_knots_of(n, 3, 2, 1.0)) for n in (2_000, 5_000, 6_000)]
+    found = [len(_curves.banded_knots_of(n, 3, 2, 1.0)) for n in (2_000, 5_000, 6_000)]
     assert found == [0, 3, 5]
-    assert _knots.banded_knots_of(10**9, 3, 0, 1.0) == ()
+    assert _curves.banded_knots_of(10**9, 3, 0, 1.0) == ()
 
     def solution_and_bands(features, noise):
         found = solve(data=(features, noise), epsilon=0.3, intervals=True)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.solvers.additive import _gain, _rare
+from dpjax.solvers.additive import _choice
 from dpjax.solvers.linear._kind import Examples
 from dpjax.solvers.papers import _sparse_regression
 from dpjax.solvers.statistics import _group_means, _noisy_mean, _untuned_mean
-from dpjax.solvers.statistics._grouped_samples import Groups
+from dpjax.solvers.statistics._group_means import Groups
 
 
 def check_set(examples, estimator, attained):
@@ -67,14 +67,14 @@ def rare_columns(key, k):
     features = jnp.tile(grid(k), (3, 1))
     weights = jnp.repeat(jnp.float32([1.0, 0.5, 7.0]), len(features) // 3)
     examples = Examples(features, 0 * weights, 0 * weights, weights)
-    _rare.rare_columns.__wrapped__(None, examples, key, 1.0)
+    _choice.rare_columns.__wrapped__(None, examples, key, 1.0)
 
 
 def moments_of_hats(key, k):
     x = jnp.concatenate([2 * grid(k), jnp.full((2, k), 4.0)])
     hats = [jnp.clip(s * x / 2, 0.0, 1.0) for s in (-1, 1)]
     functions = jnp.stack([jnp.ones_like(x), jnp.clip(x / 4, -1, 1), *hats], axis=-1)
-    _gain._straightened.__wrapped__(None, functions, jnp.ones(len(x)), key, 1.0)
+    _choice._straightened.__wrapped__(None, functions, jnp.ones(len(x)), key, 1.0)
 
 
 def mean_square(key, d):
@@ -118,4 +118,6 @@ def test_noise_is_for_the_distance_of_two_records(release, key, monkeypatch):
 
 def test_slopes_of_a_gain_are_as_short_as_they_count(key):
     slopes = jnp.full((4, 1), 1e6)
-    assert jnp.abs(_gain._centered(None, slopes, jnp.float32(1), key, 1.0)).max() < 1e3
+    assert (
+        jnp.abs(_choice._centered(None, slopes, jnp.float32(1), key, 1.0)).max() < 1e3
+    )

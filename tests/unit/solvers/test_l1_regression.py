@@ -10,14 +10,14 @@ import pytest
 from dpjax.accounting import selection_event
 from dpjax.constraints import Box, grid_net
 from dpjax.solvers import dp_l1_regression
-from dpjax.solvers.papers import _l1_scores
+from dpjax.solvers.papers import _l1_regression
 
 
 @jax.jit(static_argnums=4)
 def scores_of(features, targets, candidates, truncation, order):
-    fixed_point = _l1_scores.FixedPoint.of(targets.size, order)
-    blocks = _l1_scores.row_blocks(features, targets, truncation, fixed_point)
-    return _l1_scores.chunk_scores(blocks, candidates.T, fixed_point)
+    fixed_point = _l1_regression.FixedPoint.of(targets.size, order)
+    blocks = _l1_regression.row_blocks(features, targets, truncation, fixed_point)
+    return _l1_regression.chunk_scores(blocks, candidates.T, fixed_point)
 
 
 def solve(features, targets, fit=dp_l1_regression, **changes):
@@ -43,7 +43,7 @@ def test_scores_are_the_formula(num_samples, order):
     x, y, w = (np.asarray(a, np.float64) for a in (features, targets, candidates))
     z = np.minimum(0.7 * np.abs(y[:, None] - x @ w.T), 1)
     psi = -np.log1p(-z + z**order / order)  # (6), (16)
-    fixed_point = _l1_scores.FixedPoint.of(num_samples, order)
+    fixed_point = _l1_regression.FixedPoint.of(num_samples, order)
     expected = (math.log(order) - psi).sum(axis=0) / fixed_point.unit
     atol = 2.0**-fixed_point.score_bits + 1e-5 * num_samples
     np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
@@ -52,7 +52,7 @@ def test_scores_are_the_formula(num_samples, order):
 @pytest.mark.parametrize("order", [2.0, 1.5, 1.1])
 @pytest.mark.parametrize("num_samples", [1, 41, 64, 65, 5000, 100_000, 2**24 - 1])
 def test_units_hold_what_the_proof_says(num_samples, order):
-    unit, length, fine, coarse = _l1_scores.FixedPoint.of(num_samples, order)[1:]
+    unit, length, fine, coarse = _l1_regression.FixedPoint.of(num_samples, order)[1:]
     assert length * math.log2(order) < 127  # no product overflows
     assert num_samples * 2**fine < 2**31
     assert num_samples * 2**coarse < 2**24

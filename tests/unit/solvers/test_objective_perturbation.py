@@ -13,7 +13,7 @@ import scipy.special
 from dpjax import accounting
 from dpjax.losses import MarginLoss
 from dpjax.solvers import dp_objective_perturbation
-from dpjax.solvers.papers import _perturbed_objective
+from dpjax.solvers.papers import _objective_perturbation
 from dpjax.solvers.papers._objective_perturbation import objective_noise
 
 RNG = np.random.default_rng(20261120)
@@ -26,7 +26,7 @@ LOSSES = {
 }
 NORMAL = RNG.normal(size=(300, 4)).astype(np.float32)
 SIGNS = np.where(RNG.normal(size=300) > 0, 1, -1).astype(np.float32)
-MINIMIZER = jax.jit(_perturbed_objective.minimize, static_argnums=0)
+MINIMIZER = jax.jit(_objective_perturbation.minimize, static_argnums=0)
 
 
 def solve(features, labels, **changes):
@@ -36,9 +36,9 @@ def solve(features, labels, **changes):
 
 
 def computed_minimizer(features, labels, loss, convexity, eta, gradient_norm):
-    objective = _perturbed_objective.Objective(loss, *features.shape)
+    objective = _objective_perturbation.Objective(loss, *features.shape)
     with jax.enable_x64(True):
-        rows = _perturbed_objective.signed_rows(
+        rows = _objective_perturbation.signed_rows(
             jnp.asarray(features), jnp.asarray(labels)
         )
         params = MINIMIZER(objective, rows, convexity, jnp.asarray(eta), gradient_norm)
@@ -110,7 +110,7 @@ def test_no_row_is_longer_than_one(dtype):
     rows[104] = np.nan
     rows[105] = 4 * float(np.finfo(dtype).tiny)
     with jax.enable_x64(True):
-        rows_of = _perturbed_objective.signed_rows
+        rows_of = _objective_perturbation.signed_rows
         found = np.asarray(rows_of(jnp.asarray(rows.astype(dtype)), jnp.ones(200)))
     assert np.isfinite(found).all()
     for row in found:  # in rational numbers

@@ -11,13 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import (
-    ADD_OR_REMOVE_ONE,
-    NeighboringRelation,
-    PrivateTraining,
-    accounting,
-    recommend,
-)
+from dpjax import ADD_OR_REMOVE_ONE, PrivateTraining, accounting, recommend
 from dpjax.batching import (
     BallsInBins,
     CyclicPoisson,
@@ -38,7 +32,7 @@ from dpjax.gradients import by_user, streamed_grad
 from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
 from dpjax.transforms import chain, privatize
 from tests.unit.refusals import refused
-from tests.unit.transforms.test_contract import is_key, with_keys, without_keys
+from tests.unit.transforms.test_contract import with_keys, without_keys
 
 N, T, D = 48, 5, 3
 BUDGET = {"epsilon": 4.0, "delta": 1e-5}
@@ -67,19 +61,16 @@ def training(**options):
     )
 
 
-def finished(run, data=None, num_steps=T):
+def finished(run, data=None):
     state, metrics = run.init(start(), jax.random.key(0)), None
-    for _ in range(num_steps):
+    for _ in range(run.num_steps):
         state, metrics = run.step(state, records() if data is None else data)
     return state, metrics
 
 
 def words(tree):
     """All leaves, keys as their words."""
-    return [
-        np.asarray(jax.random.key_data(x) if is_key(x) else x)
-        for x in jax.tree.leaves(tree)
-    ]
+    return [*map(np.asarray, jax.tree.leaves(without_keys(tree)))]
 
 
 def assert_same(one, other):
@@ -88,15 +79,15 @@ def assert_same(one, other):
 
 SCALED = Scaled(Truncation(1.0), {"w": 2.0, "b": 0.5})
 CASES = {
-    "poisson": (Clipping(1.0), Poisson(6.0)),
-    "disjoint": (MedianOfMeans(Clipping(1.0), 3), Disjoint()),
-    "epochs": (AdaptiveThreshold(Clipping(1.0), 0.1, 9.0), ShuffledEpochs(12)),
-    "scaled": (SCALED, Poisson(6.0)),
+    "poisson": (Clipping(1.0), Poisson(6.0), 0.2),
+    "disjoint": (MedianOfMeans(Clipping(1.0), 3), Disjoint(), None),
+    "epochs": (AdaptiveThreshold(Clipping(1.0), 0.1, 9.0), ShuffledEpochs(12), None),
+    "scaled": (SCALED, Poisson(6.0), None),
 }
 
 
 def by_hand(name, multiplier):
-    estimator, batching = CASES[name]
+    estimator, batching, _ = CASES[name]
     private = privatize(
         estimator,
         noise_multiplier=multiplier,
@@ -116,13 +107,10 @@ def step_by_hand(name, multiplier, params, state, batches):
     return optax.apply_updates(params, updates), state, batches
 
 
-@pytest.mark.parametrize(
-    ("name", "monitor"),
-    [("poisson", 0.2), ("disjoint", None), ("epochs", None), ("scaled", None)],
-)
-def test_it_is_the_loop_of_the_guide(name, monitor):
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_loop_of_the_guide(name):
     """The same parameters, batches and price as the parts composed by hand."""
-    estimator, batching = CASES[name]
+    estimator, batching, monitor = CASES[name]
     run = training(estimator=estimator, batching=batching, monitor=monitor)
     scheme = batching.sampling(N, T)
     multiplier = accounting.noise_multiplier(*BUDGET.values(), scheme)
@@ -239,7 +227,7 @@ def test_users_and_aux():
 def test_add_or_remove_costs_what_it_says(batching):
     run = training(relation=ADD_OR_REMOVE_ONE, batching=batching)
     # Its n is public, so that a row may be blanked, but not added or removed.
-    assert run.privacy.relation is NeighboringRelation.REPLACE_SPECIAL
+    assert run.privacy.relation is type(ADD_OR_REMOVE_ONE).REPLACE_SPECIAL
     words = f"Blanking any one of the {N} rows of data, whose number is public, changes"
     assert str(run.privacy).startswith(words)
     assert run.noise_multiplier == accounting.noise_multiplier(

@@ -237,15 +237,12 @@ def table_of(places, values, num_rows):
     return TableRows.of(places, values, num_rows=num_rows, build=lambda x: x)
 
 
-@pytest.mark.parametrize(("num_rows", "num_read"), [(7, 6), (100, 6), (7, 1)])
-def test_rows_outside_of_the_table_are_zero(num_rows, num_read):
-    places = jnp.asarray([[-1, num_rows, num_rows, 0, 1, 0]])[:, :num_read]
-    values = jnp.full((1, num_read, 2), jnp.nan).at[:, 3:].set(1.0)
-    rows = table_of(places, values, num_rows)
-    assert rows.values.sum() == rows.written_out().sum() == 2 * max(num_read - 3, 0)
-
-
-def test_places_of_8_bits():
+def test_rows_outside_of_the_table_are_zero_and_places_have_any_type():
+    for num_rows, num_read in [(7, 6), (100, 6), (7, 1)]:
+        places = jnp.asarray([[-1, num_rows, num_rows, 0, 1, 0]])[:, :num_read]
+        values = jnp.full((1, num_read, 2), jnp.nan).at[:, 3:].set(1.0)
+        rows = table_of(places, values, num_rows)
+        assert rows.values.sum() == rows.written_out().sum() == 2 * max(num_read - 3, 0)
     for num_rows, dtype in [(256, jnp.uint8), (200, jnp.int8)]:
         rows = table_of(jnp.asarray([[1, 99, 1]], dtype), jnp.ones((1, 3, 2)), num_rows)
         np.testing.assert_array_equal(rows.written_out()[0, [1, 99]], [[2, 2], [1, 1]])

@@ -20,7 +20,6 @@ TRANSFORMS = registry.TRANSFORMS
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.1, momentum=0.9),
     "adam": lambda: optax.adam(1e-2),
-    "schedule": lambda: optax.sgd(optax.cosine_decay_schedule(0.1, 10)),
 }
 # Of every kind of state: a threshold, buffers, a sum, a number of steps.
 STATES = ["privatize, adaptive", "privatize, correlated", "accumulate", "frank_wolfe"]
@@ -181,3 +180,10 @@ def test_half_precision_and_wild_gradients_give_finite_float32(name, dtype):
     assert float(np.abs(mean["w"]).max()) < 10
     single = run_once(name, jax.tree.map(jnp.float32, narrow))
     chex.assert_trees_all_close(mean, single, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["frank_wolfe", "peel", "project", "average_iterates"])
+def test_params_are_needed(name):
+    transform, params = TRANSFORMS[name](jax.random.key(0)), make_params()
+    with pytest.raises(ValueError, match="params must be given to update"):
+        transform.update(params, transform.init(params))

@@ -95,10 +95,3 @@ def test_projection_keeps_the_ball(key):
         # params + (projection - params) is rounded a few times.
         assert optax.tree.norm(params) <= 1 + 1e-5
         np.testing.assert_allclose(params["a"], BALL(moved)["a"], atol=1e-5)
-
-
-def test_params_are_needed():
-    for transform in (transforms.project(BALL), average_iterates()):
-        state = transform.init(jnp.zeros(2))
-        with pytest.raises(ValueError, match="params must be given to update"):
-            transform.update(jnp.zeros(2), state)

@@ -113,19 +113,6 @@ def test_a_mask_is_of_a_batch_that_was_sampled():
     np.testing.assert_allclose(ratio, sampled.l2 / full.l2, rtol=1e-5)
 
 
-def test_a_state_or_an_optimizer_used_twice_is_caught():
-    # Documented pitfall: both runs would add the same noise.
-    optimizer, grads = EACH_FIRST["privatize"](jax.random.key(0)), jnp.zeros((4, 2))
-    state = optimizer.init(grads[0])
-    optimizer.update(grads, state)
-    with pytest.raises(jax.errors.KeyReuseError):
-        optimizer.update(grads, state)
-    optimizer = EACH_FIRST["dp_sgd"](jax.random.key(1))
-    updated(optimizer, grads)
-    with pytest.raises(jax.errors.KeyReuseError):
-        updated(optimizer, grads)
-
-
 @pytest.mark.parametrize("is_whole", [True, False], ids=["the chain", "its first"])
 def test_injected_hyperparameters(is_whole, key):
     def inner(noise_multiplier):
@@ -216,16 +203,6 @@ def test_one_record_more_moves_a_mean_by_its_sensitivity(key):
     moved = abs(mean(0.0, rows) - mean(0.0, rows[:3]))
     assert moved <= Clipping(1.0).sensitivity(4, 1, ADD_OR_REMOVE_ONE).l2
     grads(user_ids=jnp.arange(4), num_users=4)  # a public number, which divides
-
-
-def test_bad_updates():
-    transform, rows = private(), jnp.zeros((3, 2))
-    state = transform.init(None)
-    with pytest.raises(ValueError, match="share one leading sample axis"):
-        transform.update({"a": rows, "b": jnp.zeros((4,))}, state)
-    for mask in (jnp.zeros(3), jnp.zeros(4, bool)):
-        with pytest.raises(ValueError, match="is_padding_example must be a boolean"):
-            transform.update(rows, state, is_padding_example=mask)
 
 
 EACH_FIRST = {

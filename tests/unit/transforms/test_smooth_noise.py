@@ -76,13 +76,6 @@ def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
         assert distance(wrong) > 2 * bound
 
 
-def test_a_large_budget_gives_the_trimmed_mean():
-    grads = samples_of(100, 8)
-    transform = privatized(ESTIMATOR, rho=1e12, key=jax.random.key(0))
-    expected = np.clip(np.sort(grads, axis=0)[10:-10].mean(axis=0), -1, 1)
-    np.testing.assert_allclose(updated(transform, grads), expected, atol=1e-4)
-
-
 def test_the_guess_of_the_spread_changes_the_split_alone(key):
     grads = jax.random.normal(key, (200, 4))
     estimator = dataclasses.replace(ESTIMATOR, relative_spread=1e4)

@@ -23,7 +23,7 @@ from dpjax.accounting import (
     tuning_epsilon,
 )
 from dpjax.solvers import Solution
-from dpjax.tuning import _search, _select
+from dpjax.tuning import _select
 
 FREE = PrivacyGuarantee.of(0.0, 0.0, dp_event=NoOpDpEvent())
 COST = PrivacyGuarantee.of(0.1, 0.0, dp_event=LaplaceDpEvent(10.0))
@@ -43,8 +43,8 @@ RATES = jnp.array([0.1, 1.0, 10.0])
 
 def test_it_releases_the_best_of_its_runs_and_how_many_stays_in(key):
     solution = tuning.dp_select(toy, RATES, key=key, score=BY_DRAW, **BUDGET)
-    num_runs = _search.draw_count(
-        _search.TrialCount("geometric", 4.0), jax.random.fold_in(key, 0)
+    num_runs = _select.draw_count(
+        _select.TrialCount("geometric", 4.0), jax.random.fold_in(key, 0)
     )
     draws = []
     for turn in range(1, num_runs + 1):
@@ -94,9 +94,9 @@ def assert_same(*solutions):
 
 @pytest.mark.parametrize("distribution", ["geometric", "negative_binomial", "binomial"])
 def test_the_number_of_runs_has_its_law(distribution):
-    law = _search.TrialCount(distribution, 3.0)
+    law = _select.TrialCount(distribution, 3.0)
     keys = jax.random.split(jax.random.key(1), 400)
-    counts = np.array([_search.draw_count(law, each) for each in keys])
+    counts = np.array([_select.draw_count(law, each) for each in keys])
     wanted = law.prob(np.arange(12))
     wanted = np.append(wanted, 1 - np.sum(wanted)) * len(counts)
     seen = np.bincount(np.minimum(counts, 12), minlength=13)
@@ -111,8 +111,8 @@ def test_the_number_of_runs_has_its_law(distribution):
     limit = scipy.stats.chi2.isf(1e-6, np.sum(~is_rare))
     assert distance(seen) < limit < distance(np.where(np.arange(13) == 3, 400, 0))
     if distribution == "geometric":
-        law, keys = _search.TrialCount(distribution, 5_000.0), keys[:40]
-        counts = [_search.draw_count(law, each) for each in keys]
+        law, keys = _select.TrialCount(distribution, 5_000.0), keys[:40]
+        counts = [_select.draw_count(law, each) for each in keys]
         assert 0.5 < np.mean(counts) / 5_000 < 2
         assert len(set(counts)) > 35
 
@@ -129,7 +129,7 @@ def test_no_run_releases_the_default():
 
 
 def test_a_score_that_is_no_number_counts_as_worst(key):
-    progress = _search.Progress(3)
+    progress = _select.Progress(3)
     progress = progress.with_run(0, math.nan, 1.0)
     assert (progress.candidate, progress.num_done) == (0, 1)  # rather than none
     progress = progress.with_run(1, math.nan, 2.0)
@@ -246,12 +246,12 @@ def count_runs(train_fn, runs):
 
 def test_a_search_that_was_killed_goes_on_and_runs_nothing_twice(tmp_path):
     options = {"score": BY_DRAW, **BUDGET, "epsilon": 2.0, "mean_trials": 12.0}
-    law, root = _search.TrialCount("geometric", 12.0), jax.random.key(0)
+    law, root = _select.TrialCount("geometric", 12.0), jax.random.key(0)
     keys = (jax.random.fold_in(root, i) for i in itertools.count())
     one = next(
         key
         for key in keys
-        if _search.draw_count(law, jax.random.fold_in(key, 0)) == 8
+        if _select.draw_count(law, jax.random.fold_in(key, 0)) == 8
     )  # fmt: skip
     whole = tuning.dp_select(toy, RATES, key=one, **options)
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpjax import losses
 from dpjax.solvers import Execution
-from dpjax.solvers.statistics import _basis
+from dpjax.solvers.linear import _kind
 from tests.unit.solvers.linear.test_model import NUM, TRUE, solve, table
 
 
@@ -126,7 +126,7 @@ def test_features_of_all_records_are_never_held():
         def function(_, x):
             return jnp.tanh(jnp.tile(x, (1, 64)) @ jnp.ones((64, 1), x.dtype))
 
-        return _basis.by_block(function, (), columns, width=64, axis_name=None)
+        return _kind.by_block(function, (), columns, width=64, axis_name=None)
 
     columns = jax.ShapeDtypeStruct((2**18, 1), "float32")
     memory = jax.jit(program).lower(columns).compile().memory_analysis()

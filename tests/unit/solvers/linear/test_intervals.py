@@ -9,8 +9,12 @@ import pytest
 
 from dpjax import losses
 from dpjax.solvers.linear import _intervals
-from dpjax.solvers.statistics import _bisection as _noisy_bound
-from dpjax.solvers.statistics._bisection import noisy_bound, noisy_excess, num_above
+from dpjax.solvers.statistics import _noisy_quantile
+from dpjax.solvers.statistics._noisy_quantile import (
+    noisy_bound,
+    noisy_excess,
+    num_above,
+)
 from tests.unit.refusals import refused
 from tests.unit.solvers.linear import test_model as model
 
@@ -118,7 +122,7 @@ def test_every_step_of_a_bisection_has_its_own_noise(key, monkeypatch):
         seen.append(tuple(jax.random.key_data(key).tolist()))
         return value
 
-    monkeypatch.setattr(_noisy_bound, "gaussian", spy)
+    monkeypatch.setattr(_noisy_quantile, "gaussian", spy)
     with jax.disable_jit():
         noisy_bound(key, jnp.ones(3), noise_multiplier=1.0)
     assert len(set(seen)) == len(seen) > 1

@@ -20,10 +20,10 @@ from dpjax.accounting import (
     rho_to_epsilon,
 )
 from dpjax.solvers import dp_linear_model
-from dpjax.solvers.linear import _fit, _on_sample, _robust
+from dpjax.solvers.linear import _columns, _fit, _kind
 from dpjax.solvers.linear._kind import ModelKind, Shares
 from dpjax.solvers.linear._steps import BlockClipping
-from dpjax.solvers.statistics import _basis, _noisy_quantile
+from dpjax.solvers.statistics import _noisy_quantile
 from dpjax.solvers.statistics._moments import noisy_second_moments, whitening
 
 TRUE = np.array([1.0, -2.0, 0.5, 3.0], np.float32)  # the last is the intercept
@@ -262,12 +262,12 @@ class TestNoisyMedian:
             stddevs.append(stddev)
             return value
 
-        monkeypatch.setattr(_robust, "gaussian", spy)
-        halved = _robust._halved.__wrapped__  # not traced, nor from a cache
-        monkeypatch.setattr(_robust, "_halved", halved)
+        monkeypatch.setattr(_noisy_quantile, "gaussian", spy)
+        inner = _noisy_quantile._median.__wrapped__  # not traced, nor from a cache
+        monkeypatch.setattr(_noisy_quantile, "_median", inner)
         values = jnp.asarray(np.random.default_rng(0).standard_cauchy(5_001) + 3)
         weights = jnp.ones(5_001).at[jnp.argsort(values)[:1_000]].set(0.0)
-        found = _robust.noisy_median(
+        found = _noisy_quantile.noisy_median(
             jax.random.key(0), values, weights, bound=10.0, noise_multiplier=3.0
         )
         median = jnp.median(values[weights > 0])
@@ -276,7 +276,7 @@ class TestNoisyMedian:
 
     def test_what_noise_hides_is_within_the_bound(self):
         arrays = jax.random.key(0), jnp.full(50, 1e9), jnp.ones(50)
-        found = _robust.noisy_median(*arrays, bound=2.0, noise_multiplier=1e6)
+        found = _noisy_quantile.noisy_median(*arrays, bound=2.0, noise_multiplier=1e6)
         assert -2 <= found <= 2
 
 
@@ -357,7 +357,7 @@ def test_blocks_are_clipped_apart_and_noise_holds_for_both():
 
 @pytest.mark.parametrize("num_rows", [1, 4, 11])
 def test_features_are_made_a_block_of_records_at_a_time(num_rows, monkeypatch):
-    monkeypatch.setattr(_basis, "_MOST_NUMBERS", 12)  # four rows of three
+    monkeypatch.setattr(_kind, "_MOST_NUMBERS", 12)  # four rows of three
     rows = jnp.arange(2.0 * num_rows).reshape(num_rows, 2), jnp.arange(1.0 * num_rows)
     sizes = []
 
@@ -366,7 +366,7 @@ def test_features_are_made_a_block_of_records_at_a_time(num_rows, monkeypatch):
         sizes.append(len(columns))
         return factor * jnp.concatenate([columns, weights[:, None]], axis=1)
 
-    found = _basis.by_block(function, 3.0, rows, width=3, axis_name=None)
+    found = _kind.by_block(function, 3.0, rows, width=3, axis_name=None)
     assert max(sizes) <= 4
     np.testing.assert_array_equal(found, 3 * np.c_[rows[0], rows[1]])
 
@@ -389,7 +389,7 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
 
 
 def test_what_is_refused_draws_no_sample(monkeypatch):
-    monkeypatch.setattr(_on_sample, "uniform_subset", None)
+    monkeypatch.setattr(_columns, "uniform_subset", None)
     for wrong in (
         {"loss": losses.softmax(3), "intervals": True},
         {"max_features": 0},

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.solvers.linear import _constant, _recalibration
+from dpjax.solvers.linear import _constant, _fit
 from dpjax.solvers.linear._columns import cleaned
+from dpjax.solvers.linear._fit import Predictor, recalibration
 from dpjax.solvers.linear._kind import Examples, ModelKind
-from dpjax.solvers.linear._recalibration import Predictor, recalibration
 from tests.unit.solvers.test_diameter import check_set
 
 NUM = 50_000
@@ -95,11 +95,11 @@ ODD = [-3e38, -2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0, 3e38, np.nan, np.inf]
 def test_no_two_records_are_further_apart_than_the_noise_is_for(loss):
     scores, targets, offsets, weights = every(ODD, ODD[::2], ODD[1::2], [0, 0.4, 1])
     given = Predictor(scores, jnp.zeros(()), targets, offsets, weights)
-    examples = jax.jit(_recalibration._records, static_argnums=0)(
+    examples = jax.jit(_fit._records, static_argnums=0)(
         loss, given, tuple(jnp.float32([1.0, 0.6]))
     )
     attained = 0.99 if loss == losses.huber(1.0) else 0.5
-    check_set(examples, _recalibration._RECORDS, attained)
+    check_set(examples, _fit._RECORDS, attained)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_no_two_records_of_a_constant_are_further_apart(loss, has_exposures):
 
 def test_releases_have_the_noise_that_is_paid(monkeypatch):
     of_sizes, of_means = [], []
-    noisy_quantile = _recalibration.noisy_quantile
-    gaussian_of_padded = _recalibration.gaussian_of_padded
+    noisy_quantile = _fit.noisy_quantile
+    gaussian_of_padded = _fit.gaussian_of_padded
 
     def quantile(key, sizes, *, noise_multiplier, **options):
         of_sizes.append(noise_multiplier)
@@ -133,8 +133,8 @@ def test_releases_have_the_noise_that_is_paid(monkeypatch):
         of_means.append(float(stddevs.min()))
         return gaussian_of_padded(key, vector, stddevs)
 
-    monkeypatch.setattr(_recalibration, "noisy_quantile", quantile)
-    monkeypatch.setattr(_recalibration, "gaussian_of_padded", noisy)
+    monkeypatch.setattr(_fit, "noisy_quantile", quantile)
+    monkeypatch.setattr(_fit, "gaussian_of_padded", noisy)
     solve(losses.squared, predictor(losses.squared, 1.0, 0.0), multiplier=2.0)
     assert len(of_sizes) == 2
     np.testing.assert_allclose(sum(x**-2.0 for x in of_sizes), 2.0**-2, rtol=1e-6)

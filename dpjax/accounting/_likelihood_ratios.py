@@ -1,0 +1,436 @@
+"""Laws of likelihood ratios on a grid: random allocation, groups in Poisson batches.
+
+Random allocation. An epoch is c steps with Gaussian noise of stddev 1. A record enters
+one of them, chosen uniformly and independently of all else, and moves its sum by a
+vector of norm at most C, which may depend on the outcomes of the earlier steps. Every
+hockey-stick divergence between the laws with the record and without is at most that of
+
+    P* = mean over i of N(C e_i, I) and Q* = N(0, I), in c dimensions,             (1)
+
+in both directions: `docs/privacy/proofs/composition.md`, 3.8. The same holds after
+r < c steps, where the likelihood ratio under Q is (1 - r/c) + (Y_1 + .. + Y_r) / c,
+with Y_i that of step i. Epochs, and other Gaussian releases, compose adaptively.
+
+If the record is replaced, let Q be the run in which it enters no step, and in which
+each other release has its noise around the midpoint of its two values. P and Q, and Q
+and P', are pairs as above, with half of the sensitivity to replacing the record. Hence
+
+    P(S) <= e^e1 Q(S) + d1 <= e^(e1 + e2) P'(S) + e^e1 d2 + d1.                    (2)
+
+Groups. A Poisson step that k records enter is dominated by the pair of
+
+    P* = sum over i of Pr[Bin(k, q) = i] N(i C, 1)                                  (3)
+
+and N(0, 1), in both directions, if the k records are added or removed; if they are
+replaced, by P* and its mirror image. The same pair dominates a cycle of steps of which
+each record enters its own (`batching.CyclicPoisson`). Steps compose adaptively:
+`docs/privacy/proofs/composition.md`, 3.7.
+
+Numbers. If a law of the likelihood ratio under Q is replaced by a larger one in convex
+order, all divergences increase. Every rounding here is of that kind: mass at a point,
+or in a cell of the line, goes to its two neighbors on a grid in proportions that
+preserve the mean. Mass below the grid goes to zero and to the lowest point. Above, mass
+goes to the highest point and to infinity: a ratio that is infinite under P. So the laws
+of means of 1, 2, 4, .. terms are discrete, bounds in both directions, and have errors
+of second order in the spacing. Their float64 operations are sums of positive terms,
+whose relative error is below 1e-11. Feldman and Shenfeld (2025, "Privacy amplification
+by random allocation"; 2026, "Efficient privacy loss accounting for subsampling and
+random allocation") have the pair (1), and compute the law by rounding all losses to one
+side.
+"""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import scipy.stats
+from dp_accounting import DpEvent, GaussianDpEvent
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
+    from_gaussian_mechanism,
+)
+from scipy.special import ndtr
+
+from dpjax._types import REPLACE_ONE, NeighboringRelation
+from dpjax.accounting._sampling import Sampling
+
+# Outside of these standard deviations no gain is claimed: epsilon is about 20 at the
+# lower end, and the laws span hundreds of units of the logarithm below it.
+_LEAST_STDDEV, _LARGEST_STDDEV = 0.2, 1e6
+
+# The spacing of losses: over their standard deviation, and at most. The variance of the
+# losses grows by about the square of the first: half as much does the noise. A spacing
+# for rare large losses is wider, so that an epoch has at most about so many cells.
+_FINENESS, _WIDEST, _MOST_LOSSES = 0.02, 0.01, 20_000
+
+# The mass that is moved at each end of a law, and the reach of a normal variable.
+_UNSEEN, _REACH = 1e-18, 9.0
+
+# Of float64, and of the bins' probabilities (`batching.BallsInBins`), in epsilon.
+_ROUNDOFF = 1e-9
+_LARGEST_EPSILON = 300.0
+
+# Of groups. Beyond these no gain is claimed: the largest k C, of other releases too,
+# and how many terms of (3) have a probability that is seen. Others move to the next
+# larger shift.
+_LARGEST_SHIFT, _MOST_TERMS, _UNSEEN_TERM = 10.0, 500, 1e-20
+_GROUP_FINENESS, _CELLS_PER_LOSS = 0.01, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAllocationDpEvent(DpEvent):
+    """Steps of which each record enters one in every c, uniformly and independently.
+
+    No accountant of `dp_accounting` 0.6 reads it: they reject it. The last c steps may
+    be fewer. `noise_multiplier_to_epsilon` with `num_bins` computes its cost.
+
+    Attributes:
+        num_bins: c.
+        num_steps: T, the number of steps.
+        event: what a step does with the records that enter it; its noise multiplier is
+            stddev / norm bound of a record, under both relations.
+
+    Example:
+        >>> from dpjax.accounting import Sampling, gaussian_event
+        >>> gaussian_event(1.5, Sampling(80, num_bins=40)).event.noise_multiplier
+        3.0
+    """
+
+    num_bins: int
+    num_steps: int
+    event: GaussianDpEvent
+
+
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """A law of the likelihood ratio under Q, on the grid e^(spacing * integer).
+
+    Attributes:
+        spacing: distance of the logarithms of two points.
+        first: the integer of the first point.
+        masses: probabilities of the points.
+        zero: probability of zero.
+        lost: what the mean lacks to one: the probability of infinity under P.
+    """
+
+    spacing: float
+    first: int
+    masses: np.ndarray
+    zero: float
+    lost: float
+
+
+def allocation_epsilon(
+    stddev: float,
+    delta: float,
+    *,
+    num_steps: int,
+    num_bins: int,
+    relation: NeighboringRelation,
+    other_multiplier: float,
+    fft_error: float,
+) -> float:
+    """Returns an upper bound of epsilon of T steps, and another Gaussian release.
+
+    `stddev` and `other_multiplier` are in units of the norm bound of a record, and
+    `fft_error` is the absolute error of a delta that is computed by composition.
+    """
+    least = min(stddev, other_multiplier)
+    if not _LEAST_STDDEV <= least <= stddev <= _LARGEST_STDDEV:
+        return math.inf
+    removed, added = run_losses(stddev, num_steps, num_bins, other_multiplier)
+    delta *= 1 - _ROUNDOFF
+    if relation is not REPLACE_ONE:
+        pair = (x.get_epsilon_for_delta(delta - fft_error) for x in (removed, added))
+        epsilon = max(pair) if delta > fft_error else math.inf
+        return float(epsilon) + _ROUNDOFF
+    smallest = delta / 1_000 - fft_error
+    if smallest <= 0:
+        return math.inf
+    top = max(x.get_epsilon_for_delta(smallest) for x in (removed, added))
+    if top > _LARGEST_EPSILON:
+        return math.inf
+    # Equation (2). Chords of a delta, which is convex in e^epsilon, are above it.
+    first = np.linspace(0.0, float(top) + _ROUNDOFF, 1_000)
+    grown = np.exp(first)
+    of_first, of_second = (
+        np.asarray(x.get_delta_for_epsilon(first.tolist())) for x in (removed, added)
+    )
+    rest = (delta - of_first - fft_error) / grown - fft_error
+    factor = np.interp(rest, of_second[::-1], grown[::-1], left=math.inf)
+    return float(np.min(first + np.log(factor))) + _ROUNDOFF
+
+
+def allocation_delta(
+    event: RandomAllocationDpEvent,
+    epsilons: np.ndarray,
+    *,
+    relation: NeighboringRelation,
+    fft_error: float,
+) -> np.ndarray:
+    """Returns upper bounds of delta at epsilons >= 0, as of `allocation_epsilon`."""
+    stddev = event.event.noise_multiplier
+    if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
+        return np.ones_like(epsilons)
+    run = run_losses(stddev, event.num_steps, event.num_bins, math.inf)
+    added, other = (lambda e, x=x: np.asarray(x.get_delta_for_epsilon(e)) for x in run)
+    exact = np.maximum(epsilons - _ROUNDOFF, 0.0)
+    if relation is not REPLACE_ONE:
+        delta = np.maximum(added(exact), other(exact)) + fft_error
+    else:
+        # Equation (2), whose two parts take all pairs of these shares of epsilon.
+        first = exact[:, None] * np.linspace(0.0, 1.0, 101)
+        values, places = np.unique(first, return_inverse=True)
+        of_first = added(values)[places].reshape(first.shape) + fft_error
+        of_second = other(values)[places].reshape(first.shape)[:, ::-1] + fft_error
+        grown = np.exp(np.minimum(first, _LARGEST_EPSILON))
+        delta = np.min(of_first + grown * of_second, axis=1)
+    return np.minimum(delta * (1 + _ROUNDOFF), 1.0)
+
+
+def run_losses(
+    stddev: float, num_steps: int, num_bins: int, other_multiplier: float
+) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
+    """Returns privacy losses of a run, from P to Q and from Q to P.
+
+    The arguments are those of `allocation_epsilon`.
+    """
+    shift = 1 / stddev
+    epochs, last = divmod(num_steps, num_bins)
+    spread = math.expm1(shift**2) * (epochs + last / num_bins) / num_bins
+    num_composed = epochs + (last > 0)
+    if other_multiplier < math.inf:
+        spread, num_composed = spread + other_multiplier**-2, num_composed + 1
+    largest = math.log1p(math.exp(_REACH * shift + shift**2 / 2) / num_bins)
+    fine = max(_FINENESS * math.sqrt(spread / num_composed), largest / _MOST_LOSSES)
+    spacing = min(_WIDEST, fine)
+    parts = []
+    if epochs:
+        epoch = losses_of(_epoch(num_bins, num_bins, shift, spacing))
+        parts.append([x.self_compose(epochs) if epochs > 1 else x for x in epoch])
+    if last:
+        parts.append(losses_of(_epoch(last, num_bins, shift, spacing)))
+    if other_multiplier < math.inf:
+        other = from_gaussian_mechanism(
+            other_multiplier, value_discretization_interval=spacing
+        )
+        parts.append([other, other])
+    removed, added = (
+        functools.reduce(lambda one, other: one.compose(other), direction)
+        for direction in zip(*parts, strict=True)
+    )
+    return removed, added
+
+
+def losses_of(law: Law) -> list[PrivacyLossDistribution]:
+    """Returns the privacy losses of a law, from P to Q and from Q to P."""
+    spacing, probs = law.spacing, law.masses * _points(law)
+    last = law.first + len(probs) - 1
+    pmfs = (
+        pld_pmf.DensePLDPmf(spacing, law.first, probs, law.lost, True),
+        pld_pmf.DensePLDPmf(spacing, -last, law.masses[::-1].copy(), law.zero, True),
+    )
+    return [PrivacyLossDistribution(pmf) for pmf in pmfs]
+
+
+def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
+    """Returns the law of the likelihood ratio after the first steps of an epoch."""
+
+    @functools.cache
+    def mean_of(count: int, depth: int) -> Law:
+        # A term of weight 2^-depth in the whole may be rounded 2^(depth/2) times wider.
+        wider = spacing * 2 ** (depth // 2)
+        if count == 1:
+            return _lognormal(shift, wider)
+        half = count // 2
+        first, second = mean_of(half, depth + 1), mean_of(count - half, depth + 1)
+        return _mixed(first, second, half / count, wider)
+
+    if num_steps == num_bins:
+        return mean_of(num_bins, 0)
+    law = mean_of(num_steps, math.floor(math.log2(num_bins / num_steps)))
+    absent = Law(law.spacing, 0, np.ones(1), 0.0, 0.0)
+    return _mixed(absent, law, (num_bins - num_steps) / num_bins, spacing)
+
+
+def _lognormal(shift: float, spacing: float) -> Law:
+    """Returns a law above that of exp(shift z - shift^2/2), z standard normal."""
+    reach = math.ceil((_REACH * shift + shift**2 / 2) / spacing)
+    z = spacing * np.arange(-reach, reach + 1) / shift + shift / 2
+    points = np.exp(spacing * np.arange(-reach, reach + 1))
+    mass = normal_masses(z)
+    above = (normal_masses(z - shift) / points[:-1] - mass) / math.expm1(spacing)
+    above = np.clip(above, 0.0, mass)
+    masses = np.r_[mass - above, 0.0] + np.r_[0.0, above]
+    lifted = ndtr(z[0] - shift) / points[0]
+    masses[0] += lifted
+    masses[-1] += ndtr(-z[-1])
+    lost = ndtr(shift - z[-1]) - points[-1] * ndtr(-z[-1])
+    zero = max(float(ndtr(z[0]) - lifted), 0.0)
+    return _trimmed(Law(spacing, -reach, masses, zero, max(float(lost), 0.0)))
+
+
+def normal_masses(z: np.ndarray) -> np.ndarray:
+    """Returns the normal probabilities between neighbors, from the nearer tail."""
+    upper = ndtr(-z[:-1]) - ndtr(-z[1:])
+    return np.where(z[:-1] > 0, upper, ndtr(z[1:]) - ndtr(z[:-1]))
+
+
+def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
+    """Returns a law above that of weight A + (1 - weight) B, A and B independent.
+
+    The laws of A and B have one spacing, a multiple of the new one. Up to a shift, the
+    place of a sum on the grid depends only on the difference of the two integers.
+    """
+    factor = round(first.spacing / spacing)
+    size, other_size = len(first.masses), len(second.masses)
+    gaps = np.arange(
+        second.first - first.first - size + 1, second.first + other_size - first.first
+    )
+    logs = np.log1p((1 - weight) * np.expm1(gaps * first.spacing))
+    both, both_above = _place(logs, spacing)
+    (of_one, of_two), alone_above = _place(
+        np.log(np.array([weight, 1 - weight])), spacing
+    )
+    low = factor * min(first.first, second.first) + min(of_one, of_two)
+    high = factor * max(first.first + size, second.first + other_size) + 2
+    masses = np.zeros(high - low)
+
+    def put(place: int, above: float, products: np.ndarray) -> None:
+        start = place - low
+        stop = start + factor * (len(products) - 1) + 1
+        masses[start:stop:factor] += (1 - above) * products
+        masses[start + 1 : stop + 1 : factor] += above * products
+
+    for gap, place, above in zip(
+        gaps.tolist(), both.tolist(), both_above.tolist(), strict=True
+    ):
+        begin = max(first.first, second.first - gap)
+        end = min(first.first + size, second.first + other_size - gap)
+        products = (
+            first.masses[begin - first.first : end - first.first]
+            * second.masses[begin + gap - second.first : end + gap - second.first]
+        )
+        put(factor * begin + place, above, products)
+    put(factor * first.first + of_one, alone_above[0], first.masses * second.zero)
+    put(factor * second.first + of_two, alone_above[1], second.masses * first.zero)
+    lost = weight * first.lost + (1 - weight) * second.lost
+    return _trimmed(Law(spacing, low, masses, first.zero * second.zero, lost))
+
+
+def _place(logs: np.ndarray, spacing: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the grid's integers below, and the shares that go to the next one."""
+    places = np.floor(logs / spacing).astype(int)
+    above = np.expm1(logs - places * spacing) / math.expm1(spacing)
+    return places, np.clip(above, 0.0, 1.0)
+
+
+def _points(law: Law) -> np.ndarray:
+    return np.exp(law.spacing * (law.first + np.arange(len(law.masses))))
+
+
+def _trimmed(law: Law) -> Law:
+    """Returns a law above the given one, without the points of its far ends."""
+    points, masses = _points(law), law.masses
+    low = int(np.searchsorted(np.cumsum(masses), _UNSEEN))
+    beyond = int(np.searchsorted(np.cumsum((masses * points)[::-1]), _UNSEEN))
+    high = len(masses) - 1 - beyond
+    central = masses[low : high + 1].copy()
+    lifted = float(masses[:low] @ points[:low]) / points[low]
+    central[0] += lifted
+    central[-1] += masses[high + 1 :].sum()
+    zero = law.zero + max(float(masses[:low].sum()) - lifted, 0.0)
+    lost = float(masses[high + 1 :] @ (points[high + 1 :] - points[high]))
+    return Law(law.spacing, law.first + low, central, zero, law.lost + lost)
+
+
+def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
+    """Returns an upper bound of epsilon of Poisson steps for a group of records.
+
+    `stddev` is over the norm bound of a record, and `delta` without the FFT's error.
+    """
+    group_size, other_multiplier = run.group_size, run.other_multiplier
+    if group_size > _LARGEST_SHIFT * min(stddev, other_multiplier):
+        return math.inf
+    probs = scipy.stats.binom.pmf(
+        np.arange(group_size + 1), group_size, run.sampling_prob
+    )
+    terms = np.append(np.flatnonzero(probs[:-1] > _UNSEEN_TERM), group_size)
+    if len(terms) > _MOST_TERMS:
+        return math.inf
+    weights = np.add.reduceat(probs, np.append(0, terms[:-1] + 1))
+    law = step_law(terms / stddev, weights, run.relation)
+    directions = [x.self_compose(run.num_steps) for x in losses_of(law)]
+    if other_multiplier < math.inf:
+        other = from_gaussian_mechanism(
+            other_multiplier / group_size, value_discretization_interval=law.spacing
+        )
+        directions = [x.compose(other) for x in directions]
+    delta *= 1 - _ROUNDOFF
+    epsilons = [x.get_epsilon_for_delta(delta) for x in directions]
+    return float(max(epsilons)) + _ROUNDOFF
+
+
+def step_law(
+    moves: np.ndarray, weights: np.ndarray, relation: NeighboringRelation
+) -> Law:
+    """Returns a law above that of the likelihood ratio of the pair (3).
+
+    `moves` are the i C of its terms, increasing, in standard deviations of the noise.
+    """
+    law = moves, weights
+    other = (-moves, weights) if relation is REPLACE_ONE else (np.zeros(1), np.ones(1))
+
+    def log_ratio(x: np.ndarray) -> np.ndarray:
+        return _log_density(x, *law) - _log_density(x, *other)
+
+    end = _REACH + moves[-1]
+    rough, width = np.linspace(-end, end, 2_000, retstep=True)
+    losses = log_ratio(rough)
+    spread = width * float(np.exp(-(rough**2) / 2) @ losses**2) / math.sqrt(2 * math.pi)
+    largest = float(losses[-1] - losses[0])
+    fine = max(_GROUP_FINENESS * math.sqrt(spread), largest / _MOST_LOSSES)
+    spacing = min(_WIDEST, fine)
+
+    num_losses = 2 * end * float(np.max(np.diff(losses))) / width / spacing
+    x = np.linspace(-end, end, math.ceil(_CELLS_PER_LOSS * num_losses) + 2)
+    losses = log_ratio(x) / spacing
+    low = np.floor(losses[:-1]).astype(int)
+    high = np.maximum(np.ceil(losses[1:]).astype(int), low + 1)
+    mass = _masses(x, *other)
+    gain = _masses(x, *law) * np.exp(-low * spacing) - mass
+    above = np.clip(gain / np.expm1((high - low) * spacing), 0.0, mass)
+    first = low[0]
+    masses = np.zeros(high[-1] - first + 1)
+    np.add.at(masses, low - first, mass - above)
+    np.add.at(masses, high - first, above)
+    # The ends: to zero and the next point, and to the last point and infinity.
+    begin, last = math.ceil(losses[0]), math.floor(losses[-1])
+    lifted = _below(x[0], *law) * math.exp(-begin * spacing)
+    left = _below(-x[-1], -other[0], other[1])
+    masses[begin - first] += lifted
+    masses[last - first] += left
+    zero = max(_below(x[0], *other) - lifted, 0.0)
+    lost = _below(-x[-1], -law[0], law[1]) - math.exp(last * spacing) * left
+    return Law(spacing, int(first), masses, zero, max(lost, 0.0))
+
+
+def _log_density(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns log densities of a mixture of N(move, 1), over that of N(0, 1)."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(weights) - moves**2 / 2
+    terms = (log + x * move for log, move in zip(logs, moves, strict=True))
+    return functools.reduce(np.logaddexp, terms)
+
+
+def _masses(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns the probabilities of a mixture between neighbors."""
+    terms = zip(weights, moves, strict=True)
+    return sum((w * normal_masses(x - move) for w, move in terms), np.zeros(len(x) - 1))
+
+
+def _below(x: float, moves: np.ndarray, weights: np.ndarray) -> float:
+    """Returns the probability of a mixture below a point."""
+    return float(weights @ ndtr(x - moves))

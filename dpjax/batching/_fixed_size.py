@@ -1,0 +1,228 @@
+"""Batches of a fixed size: all records, disjoint subsets, epochs, or a new draw.
+
+The choice of the records of a batch does not depend on the data. So a run is a mixture
+over these choices of runs whose batches are fixed by index. In each of those a replaced
+record enters few steps, and the other steps do not depend on it, so the run costs as
+much as these few releases. By joint convexity so does the mixture. Secrecy of the
+choices lowers the cost where each record's choice is independent of the others'
+(`BallsInBins`), or of the past (`WithoutReplacement`). No such gain is claimed for a
+shuffle: none is proved here.
+"""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _validate
+from dpjax._sharding import row_axes, varying, varying_axes
+from dpjax._types import Key
+from dpjax.batching._batching import Batching, at_most_all, participates
+from dpjax.batching._padded import coins, true_places
+
+_SPREAD = 8  # standard deviations between the mean of the number of heads and its ends
+
+
+@dataclasses.dataclass(frozen=True)
+class Full(Batching):
+    """Every batch is all records.
+
+    Example:
+        >>> Full().sampling(num_samples=1000, num_steps=50)
+        Sampling(num_steps=50)
+    """
+
+    def _rows(self, state, key):
+        del state, key
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: n."""
+        del num_steps
+        return num_samples
+
+    def _sampling(self, num_samples, num_steps):
+        del num_samples
+        return {"num_steps": num_steps}, participates(num_steps, num_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Disjoint(Batching):
+    """Batch t is records t·b to (t+1)·b - 1, b = floor(n / num_steps).
+
+    The last n - b num_steps records are in no batch.
+
+    Privacy: the whole run costs as much as one step (parallel composition, McSherry
+    2009, Theorem 4), because a replaced record lies in one batch t, which its public
+    index fixes. Before step t both runs have the same distribution, and the later steps
+    use only released values. Replace-one only, because to add or remove a record may
+    move others to another batch.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> state = Disjoint().init(jax.random.key(0), num_samples=7, num_steps=3)
+        >>> first, _, state = Disjoint().draw(state, jnp.arange(7))
+        >>> second, _, state = Disjoint().draw(state, jnp.arange(7))
+        >>> print(first, second)
+        [0 1] [2 3]
+    """
+
+    def _drawn(self, state, key, data, axis_name):
+        # On one device a slice, which is cheaper than rows by index.
+        if row_axes(data, axis_name):
+            return super()._drawn(state, key, data, axis_name)
+        size = self.divisor(state.num_samples, state.num_steps)
+
+        def part(x: jax.Array) -> jax.Array:
+            x = jax.lax.dynamic_slice_in_dim(jnp.asarray(x), state.step * size, size)
+            # After the last step the slice would be the last batch again.
+            return jnp.where(state.step < state.num_steps, x, jnp.zeros((), x.dtype))
+
+        return jax.tree.map(part, data), None
+
+    def _rows(self, state, key):
+        del key
+        size = self.divisor(state.num_samples, state.num_steps)
+        return state.step * size + jnp.arange(size)
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the batch size floor(n / num_steps)."""
+        rule = f"at most the {num_samples} records that disjoint batches share"
+        _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
+        return num_samples // num_steps
+
+    def _sampling(self, num_samples, num_steps):
+        self.divisor(num_samples, num_steps)
+        return {"num_steps": 1}, participates(num_steps, 1, num_steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledEpochs(Batching):
+    """Every epoch is a new random order of the records, divided into batches.
+
+    An epoch has floor(n / batch_size) batches, without the last n mod batch_size
+    records of its order. A draw costs a sort of n random numbers.
+
+    Privacy: a replaced record enters at most one batch of each epoch, so T steps cost
+    as much as one release per epoch. No gain from the shuffle is claimed, because none
+    is proved: to move one record moves others. `BallsInBins` also goes through the
+    records by epochs, and has about the gain of `Poisson`.
+
+    Raises:
+        ValueError: If batch_size is not a positive integer.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> batching = ShuffledEpochs(3)
+        >>> state = batching.init(jax.random.key(0), num_samples=6, num_steps=4)
+        >>> first, _, state = batching.draw(state, jnp.arange(6))
+        >>> second, _, state = batching.draw(state, jnp.arange(6))
+        >>> print(sorted(first.tolist() + second.tolist()))
+        [0, 1, 2, 3, 4, 5]
+        >>> batching.sampling(num_samples=6, num_steps=4)  # of two epochs
+        Sampling(num_steps=2)
+
+    Reference:
+        Chua, Ghazi, Kamath, Kumar, Manurangsi, Sinha, Zhang (2024), "How private are
+        DP-SGD implementations?", for why the gain of Poisson batches must not be
+        claimed for shuffled ones.
+    """
+
+    batch_size: int
+    is_sampled: ClassVar[bool] = True
+
+    def __post_init__(self):
+        _validate.count(batch_size=self.batch_size)
+
+    def _rows(self, state, key):
+        del key
+        num_samples = state.num_samples
+        epoch, place = jnp.divmod(state.step, self._steps_of_epoch(num_samples))
+        epoch_key = jax.random.fold_in(state.run_key, epoch)
+        order = jax.random.permutation(epoch_key, num_samples)
+        return jax.lax.dynamic_slice_in_dim(
+            order, place * self.batch_size, self.batch_size
+        )
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the batch size."""
+        del num_steps
+        self._steps_of_epoch(num_samples)
+        return self.batch_size
+
+    def _sampling(self, num_samples, num_steps):
+        # Two steps of two epochs may be consecutive, and the last epoch partial.
+        num_epochs = math.ceil(num_steps / self._steps_of_epoch(num_samples))
+        return {"num_steps": num_epochs}, participates(num_steps, num_epochs)
+
+    def _steps_of_epoch(self, num_samples: int) -> int:
+        at_most_all(num_samples, batch_size=self.batch_size)
+        return num_samples // self.batch_size
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutReplacement(Batching):
+    """Each batch is a uniform subset of `batch_size` records, drawn anew every step.
+
+    A draw costs n random words and a sort of little more than `batch_size` records.
+
+    Raises:
+        ValueError: If batch_size is not a positive integer.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> batching = WithoutReplacement(3)
+        >>> state = batching.init(jax.random.key(0), num_samples=6, num_steps=1)
+        >>> batch, _, state = batching.draw(state, jnp.arange(6))
+        >>> print(len(set(batch.tolist())))
+        3
+    """
+
+    batch_size: int
+    is_sampled: ClassVar[bool] = True
+
+    def __post_init__(self):
+        _validate.count(batch_size=self.batch_size)
+
+    def _rows(self, state, key):
+        return uniform_subset(key, state.num_samples, self.batch_size)
+
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the batch size."""
+        del num_steps
+        at_most_all(num_samples, batch_size=self.batch_size)
+        return self.batch_size
+
+    def _sampling(self, num_samples, num_steps):
+        sizes = {"num_samples": num_samples}
+        sizes["batch_size"] = self.divisor(num_samples, num_steps)
+        return {"num_steps": num_steps, **sizes}, participates(num_steps, num_steps)
+
+
+def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
+    """Returns `size` different indices in random order, all subsets equally likely.
+
+    A coin for each index keeps a few more than `size` of them, and of these the ones
+    with the smallest random numbers are chosen: only they are sorted. If too few or too
+    many are kept, or numbers tie, all is drawn again, which is symmetric in the
+    records. Nothing here depends on the data.
+    """
+    spread = _SPREAD * (math.sqrt(size) + 1)
+    capacity = min(math.ceil(size + 2 * spread), num_samples)
+    probability = min((size + spread) / num_samples, 1.0)
+
+    def draw(state: tuple[Key, jax.Array, jax.Array]):
+        next_key, coin_key, order_key = jax.random.split(state[0], 3)
+        is_head = coins(coin_key, num_samples, probability)
+        rows = true_places(is_head, capacity)
+        high, low = jax.random.bits(order_key, (2, capacity), "uint32")
+        is_none = rows == num_samples
+        _, high, low, rows = jax.lax.sort((is_none, high, low, rows), num_keys=3)
+        num_heads = jnp.sum(is_head)
+        is_tied = jnp.any((high[1:] == high[:-1]) & (low[1:] == low[:-1]))
+        is_good = (size <= num_heads) & (num_heads <= capacity) & ~is_tied
+        return next_key, rows[:size], is_good
+
+    start = varying((jnp.zeros(size, int), jnp.array(False)), varying_axes(key))
+    return jax.lax.while_loop(lambda state: ~state[2], draw, (key, *start))[1]

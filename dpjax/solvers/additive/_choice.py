@@ -1,0 +1,260 @@
+"""Private choices: whether curves would gain, and which columns are mostly zero."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import _keys
+from dpjax._sharding import gathered
+from dpjax._types import Key, Scalar
+from dpjax.estimators import Clipping
+from dpjax.solvers.additive._curves import MOST_FINEST, MOST_SHARE, STEP, gain_noise
+from dpjax.solvers.linear._fit import row_norms
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean
+from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
+
+# Of the budget: the moments of the tested functions and the size of what is averaged;
+# and the mean of slopes that are no labels'.
+_SHARES, _SLOPE_MEAN = {"bend_moments": 0.01, "bend_size": 0.005}, 0.002
+# The linear model that is tested has as much as the average of products, but at least:
+_LEAST = 0.02
+_NOISE = 0.05  # of a gain, in thresholds: more precision says no more
+_LINE, _HAT = 4.0, 2.0  # where the tested line and hats reach their ends
+_CLIPPED = 0.05  # of the records: those whose test functions are clipped
+# Of the mean weight, what is added to the eigenvalues of moments, and of the moments
+# of bends: few records are no gain.
+_FLOOR, _RARE = 1e-3, 0.01
+RARE_SHARE = 0.005  # of the budget, for which columns are mostly zero
+# So few records beside zero that functions of them cost little where they gain nothing.
+# Of capital gains and losses 5 to 9 in 100 are not zero, of most columns half or more.
+_FEW = 0.15
+
+
+def shares_of(
+    kind: ModelKind,
+    threshold: float,
+    num_samples: int,
+    num_functions: int,
+    noise_multiplier: float,
+) -> dict[str, float]:
+    """Returns the shares of the budget that a choice costs, by public numbers.
+
+    The threshold is the gain that is enough; other arguments are those of `is_seen`.
+    """
+    noise = gain_noise(num_samples, num_functions, noise_multiplier)
+    if kind.has_labels:
+        return {"first_fit": MOST_SHARE, "bends": MOST_SHARE} | _SHARES
+    bends = min(noise / (_NOISE * threshold), MOST_SHARE)
+    first = max(bends, _LEAST)
+    return {"first_fit": first, "bends": bends, "slope_mean": _SLOPE_MEAN} | _SHARES
+
+
+def released_gain(
+    kind: ModelKind,
+    examples: Examples,
+    predictions: jax.Array,
+    *,
+    key: Key,
+    noise_multiplier: float,
+    shares: Mapping[str, float],
+) -> jax.Array:
+    """Releases what curves would gain over a linear model, in squares of a norm.
+
+    Each column has two hat functions of its size, one on either side of zero. By their
+    released second moments with a constant and a bounded line, what these explain is
+    taken off, and the rest gets about unit spread. The mean of function times slope of
+    the loss is then zero where a straight line is best, and half its square, over the
+    curvature, is what a small bend gains. The squares are summed over columns, and the
+    expected square of the noise is taken off.
+
+    Clipped slopes of skewed targets have a mean, of which functions that noisy moments
+    straighten would take a part for a gain. So it is released, and taken off. Those of
+    labels are bounded, and have next to none.
+
+    Args:
+        kind: what is static.
+        examples: finite records; features are those that may bend.
+        predictions: of a released linear model, shape (n,) or (n, K).
+        key: a typed key.
+        noise_multiplier: of the whole budget.
+        shares: what this takes of it, see `shares_of`.
+
+    Privacy:
+        Under replace-one as up to four Gaussian mechanisms, of the noise multiplier
+        over the roots of their shares. Moments are means of vectors clipped to a public
+        norm, slopes and products are so to a released one, a noisy quantile.
+    """
+    moments_key, size_key, mean_key = _keys.split(key, 3)
+    multipliers = {
+        name: noise_multiplier / math.sqrt(share) for name, share in shares.items()
+    }
+    functions, slopes, curvatures = _tested(kind, examples, predictions)
+    matrix = _straightened(
+        kind.axis_name, functions, curvatures, moments_key, multipliers["bend_moments"]
+    )
+    bends = _bends(functions, matrix)
+    norm = noisy_quantile(
+        size_key,
+        gathered(row_norms(bends) * row_norms(slopes)),
+        num_above=_CLIPPED * len(slopes),
+        noise_multiplier=multipliers["bend_size"],
+    )
+    if multiplier := multipliers.get("slope_mean"):
+        mean_key, slope_key = _keys.split(mean_key)
+        # The norm of bends of unit spread is about the root of their number.
+        largest = norm / math.sqrt(bends.shape[1])
+        slopes = _centered(kind.axis_name, slopes, largest, slope_key, multiplier)
+    return _gain(kind.axis_name, bends, slopes, norm, mean_key, multipliers["bends"])
+
+
+@partial(jax.jit, static_argnums=0)
+def _tested(
+    kind: ModelKind, examples: Examples, predictions: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns functions (n, k, 4), slopes (n, K), and curvatures in [0, 1], (n,)."""
+    features, targets, offsets, weights = examples
+    several = predictions.ndim > 1
+    shift = offsets[:, None] if several else offsets
+    slopes = kind.loss.derivative(predictions + shift, targets)
+    slopes = jnp.nan_to_num(slopes).reshape(len(targets), -1) * weights[:, None]
+    curvatures = weights
+    if kind.has_labels and not several:
+        bends = kind.loss.curvature(predictions + shift, targets)
+        curvatures = weights * jnp.clip(bends / kind.loss.curvature_bound, 0.0, 1.0)
+    functions = [
+        jnp.ones_like(features),
+        jnp.clip(features / _LINE, -1.0, 1.0),
+        jnp.clip(-features / _HAT, 0.0, 1.0),
+        jnp.clip(features / _HAT, 0.0, 1.0),
+    ]
+    return jnp.stack(functions, axis=-1), slopes, curvatures
+
+
+@partial(jax.jit, static_argnums=0)
+def _straightened(
+    axis_name: Any,
+    functions: jax.Array,
+    curvatures: jax.Array,
+    key: Key,
+    multiplier: Scalar,
+) -> jax.Array:
+    """Releases how hats are combined with ones and lines, shape (k, 2, 4).
+
+    What is averaged of a record are the squares and products of its four functions,
+    each column's times the curvature. No two records are at an obtuse angle: their
+    inner product is a sum of squares of those of functions.
+    """
+    num_columns = functions.shape[1]
+    rows, columns = jnp.triu_indices(4)
+
+    def products(moments, record):
+        values, curvature = record
+        return jnp.sum(moments * values[:, rows] * values[:, columns]) * curvature
+
+    # Of most columns the squares are below 1, and that of ones is 1.
+    clipping = SetClipping(math.sqrt(2 * num_columns), math.sqrt(2))
+    shape = jnp.zeros((num_columns, len(rows)), functions.dtype)
+    args = clipping, (functions, curvatures), multiplier, key, axis_name
+    means = noisy_mean(*args, product=products, weights=shape)
+    noise = clipping.noise_parameters(multiplier, len(functions), shape.size)["stddev"]
+    # From here on only released numbers.
+    moments = jnp.zeros((num_columns, 4, 4), means.dtype)
+    moments = moments.at[:, rows, columns].set(means)
+    moments = moments.at[:, columns, rows].set(means)
+    values, vectors = jnp.linalg.eigh(moments)
+    mean = jnp.maximum(jnp.mean(means[:, 0]), noise)
+    values = jnp.maximum(values, 0) + noise + _FLOOR * mean
+    moments = jnp.einsum("kij,kj,klj->kil", vectors, values, vectors)
+    factor = jnp.linalg.cholesky(moments)
+    ones = jnp.broadcast_to(jnp.eye(4, dtype=factor.dtype), factor.shape)
+    inverse = jax.scipy.linalg.solve_triangular(factor, ones, lower=True)
+    # The last two rows have unit spread. Bends of few records get less.
+    bends = factor[:, 2:, 2:]
+    spread = jnp.einsum("kij,klj->kil", bends, bends) + _RARE * mean * ones[:, :2, :2]
+    straight = jnp.einsum("kij,kjl->kil", bends, inverse[:, 2:])
+    return jax.scipy.linalg.solve_triangular(
+        jnp.linalg.cholesky(spread), straight, lower=True
+    )
+
+
+@jax.jit
+def _bends(functions: jax.Array, matrix: jax.Array) -> jax.Array:
+    """Returns functions without their straight parts, shape (n, 2 k)."""
+    bends = jnp.einsum("nkj,kij->nki", functions, matrix, precision="highest")
+    return bends.reshape(len(bends), -1)
+
+
+@partial(jax.jit, static_argnums=0)
+def _centered(
+    axis_name: Any, slopes: jax.Array, norm: jax.Array, key: Key, multiplier: Scalar
+) -> jax.Array:
+    """Returns slopes clipped to a norm, less their mean, which is released."""
+
+    def products(weights, slope):
+        return jnp.sum(weights * slope)
+
+    slopes = slopes * (norm / jnp.maximum(row_norms(slopes), norm))[:, None]
+    shape = jnp.zeros(slopes.shape[1], slopes.dtype)
+    args = Clipping(norm), slopes, multiplier, key, axis_name
+    mean = noisy_mean(*args, product=products, weights=shape)
+    return slopes - mean[None, :]
+
+
+@partial(jax.jit, static_argnums=0)
+def _gain(
+    axis_name: Any,
+    bends: jax.Array,
+    slopes: jax.Array,
+    norm: jax.Array,
+    key: Key,
+    multiplier: Scalar,
+) -> jax.Array:
+    """Releases the sum of squares of mean products of bends and slopes."""
+
+    def products(weights, record):
+        bend, slope = record
+        return jnp.sum(weights * bend[:, None] * slope[None, :])
+
+    clipping = Clipping(norm)
+    shape = jnp.zeros((bends.shape[1], slopes.shape[1]), bends.dtype)
+    args = clipping, (bends, slopes), multiplier, key, axis_name
+    means = noisy_mean(*args, product=products, weights=shape)
+    noise = clipping.noise_parameters(multiplier, len(bends), shape.size)["stddev"]
+    return jnp.sum((means / norm) ** 2) - shape.size * (noise / norm) ** 2
+
+
+@partial(jax.jit, static_argnums=0)
+def rare_columns(
+    axis_name: Any, examples: Examples, key: Key, multiplier: Scalar
+) -> tuple[jax.Array, jax.Array]:
+    """Releases which columns are mostly zero: their places, and how many these are.
+
+    Of more than `MOST_FINEST` those with the most records beside zero, which have the
+    most to gain. Places are as many as that, or as columns; the first are mostly zero.
+
+    Privacy:
+        Under replace-one one Gaussian mechanism of the multiplier. A record gives its
+        weight in [0, 1] times numbers in [-0.15, 0.85], one for each of k columns, so
+        that its norm is at most 0.85 sqrt(k), to which it is clipped, and two records
+        are apart by at most sqrt(k).
+    """
+    features, weights = examples.features, jnp.clip(examples.weights, 0.0, 1.0)
+
+    def products(sums: jax.Array, record: tuple[jax.Array, jax.Array]) -> jax.Array:
+        beside, weight = record
+        return weight * jnp.sum(sums * (beside - _FEW))
+
+    # Zero is what the narrowest functions do not tell from it.
+    beside = (jnp.abs(features) > STEP / 2).astype(features.dtype)
+    shape = jnp.zeros(features.shape[1], features.dtype)
+    clipping = SetClipping((1 - _FEW) * math.sqrt(features.shape[1]), 1 / (1 - _FEW))
+    args = clipping, (beside, weights), multiplier, key, axis_name
+    means = noisy_mean(*args, product=products, weights=shape)
+    is_rare = means < 0
+    places = jnp.argsort(jnp.where(is_rare, -means, jnp.inf))[:MOST_FINEST]
+    return places, jnp.minimum(jnp.sum(is_rare), len(places))

@@ -1,0 +1,241 @@
+"""Knots of curves, by public numbers, and the hat functions that curves are sums of."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax.losses import LinearLoss
+from dpjax.solvers.training._curves import Curves, bounded, hats
+
+_COARSE = (-2.0, 0.0, 2.0)
+_BANDED = (_COARSE, (-2.0, -1.0, 0.0, 1.0, 2.0))  # with intervals
+FINE = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+# Hat functions that columns of few numbers beside zero have as well, and how many of
+# these columns there may be, because each needs many weights.
+STEP, MOST_FINEST = 1 / 16, 2
+FINEST = tuple(sorted({*FINE, *(STEP * step for step in range(-32, 33))}))
+NARROW = tuple(place for place, knot in enumerate(FINEST) if knot not in FINE)
+# Records for each weight then, and each unit of the noise multiplier.
+_FINEST_RECORDS = 60.0
+# The units of lines and hat functions. Steps that are equal in all weights move a
+# function by the square of its unit.
+LINE, HEIGHT = 0.5, 2.0
+# Records that w weights need, over the noise multiplier and w^1.5, if noise is not to
+# hide second derivatives: the edge of its spectrum is that of squares of w, times w^.5.
+_CLEAR_RECORDS = 190.0
+_TAIL = 0.05  # of lines beyond the fine knots, in models of labels
+# The largest share of the budget for a gain, and the largest noise of a gain by which
+# it is still chosen. Gains of real sets are 5 to 20 times 1e-4 in these units.
+MOST_SHARE, _MOST_NOISE = 0.05, 3e-4
+
+
+class Threshold(NamedTuple):
+    """Which gain is enough, in squares of the clip norm.
+
+    Attributes:
+        records: a factor of (noise multiplier + 1) / n: the more weights there are for
+            noise, and for records, the less they gain.
+        most: the largest.
+    """
+
+    records: float
+    most: float
+
+    def of(self, num_samples: int, noise_multiplier: float) -> float:
+        """Returns the gain that is enough, by public numbers."""
+        return min(self.records * (noise_multiplier + 1) / num_samples, self.most)
+
+
+def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bool:
+    """Returns whether the noise lets gains be seen, by public numbers.
+
+    There are two functions for each column that may bend and each output.
+    """
+    noise = gain_noise(num_samples, num_functions, noise_multiplier)
+    return noise <= _MOST_NOISE * MOST_SHARE
+
+
+def gain_noise(num_samples: int, num_functions: int, noise_multiplier: float) -> float:
+    """Returns the noise of a gain that has the whole budget, its standard deviation."""
+    stddev = 2 * noise_multiplier / num_samples
+    return stddev**2 * math.sqrt(2 * num_functions)
+
+
+class Rule(NamedTuple):
+    """When columns bend, of a loss.
+
+    Attributes:
+        records: what coarse and fine knots need: so many records for each weight of
+            the model and each unit of the noise multiplier.
+        tail: the unit of lines beyond the fine knots. If it is small, far tails take
+            less of what clipping leaves of a record, but are fitted later.
+        threshold: which gain is enough, where it is released.
+        bends_unseen: whether they bend where the noise would hide the gain.
+    """
+
+    records: tuple[float, float]
+    tail: float
+    threshold: Threshold
+    bends_unseen: bool
+
+    @classmethod
+    def of(cls, loss: LinearLoss) -> "Rule":
+        """Returns that of a loss.
+
+        Labels bound what a record says. Other targets may be nearly all noise, with
+        heavy tails, which curves follow sooner than lines do.
+        """
+        if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
+            threshold = Threshold(2.0, 4e-4)
+            return cls((8.0, 12.0), _TAIL, threshold, bends_unseen=True)
+        threshold = Threshold(5.0, math.inf)
+        return cls((60.0, 25.0), LINE, threshold, bends_unseen=False)
+
+    def knots(
+        self, num_clear: float, num_columns: int, num_smooth: int
+    ) -> tuple[float, ...]:
+        """Returns the knots of every curve, () for a linear model.
+
+        `num_clear` is the number of records, over the noise multiplier and the number
+        of outputs.
+        """
+        coarse, fine = self.records
+        for num_records, knots in ((fine, FINE), (coarse, _COARSE)):
+            num_weights = num_columns + num_smooth * (len(knots) - 1)
+            if num_smooth and num_clear >= num_records * num_weights:
+                return knots
+        return ()
+
+
+def knots_of(
+    loss: LinearLoss,
+    num_samples: int,
+    num_columns: int,
+    num_smooth: int,
+    noise_multiplier: float,
+) -> tuple[float, ...]:
+    """Returns the knots of every curve by public numbers, () for a linear model."""
+    rule, num_functions = Rule.of(loss), 2 * num_smooth * loss.num_outputs
+    if not (rule.bends_unseen or is_seen(num_samples, num_functions, noise_multiplier)):
+        return ()
+    num_clear = num_samples / (noise_multiplier * loss.num_outputs)
+    return rule.knots(num_clear, num_columns, num_smooth)
+
+
+def may_be_finest(knots: tuple[float, ...], num_clear: float, num_weights: int) -> bool:
+    """Returns whether columns that are mostly zero may have narrow functions.
+
+    `num_clear` is as in `Rule.knots`, `num_weights` of the model without them.
+    """
+    num_weights += MOST_FINEST * len(NARROW)
+    return knots == FINE and num_clear >= _FINEST_RECORDS * num_weights
+
+
+def banded_knots_of(
+    num_samples: int, num_columns: int, num_smooth: int, noise_multiplier: float
+) -> tuple[float, ...]:
+    """Returns the knots of curves that are to have bands, () for a linear model.
+
+    The most knots by which the noise hides no direction of usual columns.
+    """
+    for knots in reversed(_BANDED):
+        num_weights = num_columns + num_smooth * (len(knots) - 2)  # and no lines
+        num_needed = _CLEAR_RECORDS * noise_multiplier * num_weights**1.5
+        if num_smooth and num_samples >= num_needed:
+            return knots
+    return ()
+
+
+@dataclass(frozen=True)
+class Hats:
+    """Lines and hat functions of columns (n, c), each record by itself.
+
+    Lines have another unit beyond the last knots, the tail. With the hat functions they
+    still add up to straight lines. With a tail of zero they would be sums of hat
+    functions alone, and are left out.
+
+    The last columns may be others once more. Hat functions of the finest knots are made
+    of these. They stand beside the wider ones, not in their place: what is smooth is
+    still the sum of few functions.
+
+    Attributes:
+        smooth: the columns that bend.
+        knots: of all of them.
+        tail: the unit of lines beyond the last knots.
+        num_finest: how many columns are at the end.
+    """
+
+    smooth: tuple[int, ...]
+    knots: tuple[float, ...]
+    tail: float
+    num_finest: int = 0
+
+    def __call__(self, columns: jax.Array) -> jax.Array:
+        """Returns the functions, shape (n, d)."""
+        knots, tail, places = self.knots, self.tail, jnp.asarray(self.smooth)
+        features, again = jnp.split(columns, [columns.shape[1] - self.num_finest], 1)
+        values = bounded(features[:, places])
+        heights = HEIGHT * hats(values, knots)
+        heights = jnp.delete(heights, knots.index(0.0), axis=-1)
+        if tail == 0:
+            lines = jnp.delete(features, places, axis=1, assume_unique_indices=True)
+        else:
+            within = jnp.clip(values, knots[0], knots[-1])
+            lines = features.at[:, places].set(tail * values + (LINE - tail) * within)
+        narrow = HEIGHT * hats(bounded(again), FINEST)[..., jnp.asarray(NARROW)]
+        functions = heights, narrow
+        flat = [each.reshape(len(columns), -1) for each in functions]
+        return jnp.concatenate([lines, *flat], axis=1)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
+def curves_of(
+    weights: jax.Array,
+    num_columns: int,
+    smooth: tuple[int, ...],
+    tail: float | None,
+    knots: tuple[float, ...],
+    intercept: int | None,
+) -> Curves:
+    """Returns the curves of the weights of `Hats`; without tail, of lines."""
+    outputs = weights.shape[1:]
+    if tail == 0:
+        straight = np.delete(np.arange(num_columns), smooth)
+        slopes = jnp.zeros((num_columns, *outputs), weights.dtype)
+        slopes = slopes.at[straight].set(weights[: len(straight)])
+        weights = jnp.concatenate([slopes, weights[len(straight) :]])
+    slopes = weights[:num_columns]
+    if tail is None or not knots:
+        heights = jnp.zeros((len(smooth), len(knots), *outputs), weights.dtype)
+        return Curves(slopes, heights, knots, smooth, intercept)
+    lines = slopes[jnp.asarray(smooth)]
+    slopes = slopes.at[jnp.asarray(smooth)].multiply(tail)
+    heights = weights[num_columns:].reshape(len(smooth), len(knots) - 1, *outputs)
+    heights = jnp.insert(HEIGHT * heights, knots.index(0.0), 0.0, axis=1)
+    if tail != LINE:
+        within = (LINE - tail) * jnp.asarray(knots, lines.dtype)
+        heights = heights + jnp.moveaxis(jnp.multiply.outer(within, lines), 0, 1)
+    return Curves(slopes, heights, knots, smooth, intercept)
+
+
+@jax.jit
+def at_finest(curves: Curves, places: jax.Array, weights: jax.Array) -> Curves:
+    """Returns curves at the finest knots, with narrow functions of some of them.
+
+    Args:
+        curves: at `FINE` knots.
+        places: shape (c,), those curves.
+        weights: of narrow functions, shape (c·m,) or (c·m, K).
+    """
+    between = hats(jnp.asarray(FINEST, weights.dtype), FINE)
+    heights = jnp.einsum(
+        "mj,kj...->km...", between, curves.heights, precision="highest"
+    )
+    narrow = HEIGHT * weights.reshape(len(places), len(NARROW), *weights.shape[1:])
+    heights = heights.at[places[:, None], jnp.asarray(NARROW)].add(narrow)
+    return Curves(curves.slopes, heights, FINEST, curves.smooth, curves.intercept)

@@ -1,0 +1,441 @@
+"""A sum of curves of columns, from data and a budget, without hyperparameters."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _keys, _validate
+from dpjax._sharding import check_key_of_rows
+from dpjax._types import ArrayLike, Key
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.losses import LinearLoss
+from dpjax.solvers.additive._choice import (
+    RARE_SHARE,
+    rare_columns,
+    released_gain,
+    shares_of,
+)
+from dpjax.solvers.additive._curves import (
+    FINE,
+    LINE,
+    NARROW,
+    Hats,
+    Rule,
+    at_finest,
+    banded_knots_of,
+    curves_of,
+    is_seen,
+    knots_of,
+    may_be_finest,
+)
+from dpjax.solvers.linear._columns import fit_columns, on_sample, problem
+from dpjax.solvers.linear._kind import Examples, ModelKind
+from dpjax.solvers.linear._model import checked, column_index, noise_of
+from dpjax.solvers.training._calibration import check_noise
+from dpjax.solvers.training._curves import Curves
+from dpjax.solvers.training._loop import Execution, check_execution
+from dpjax.solvers.training._solution import Solution
+
+
+def dp_additive_model(
+    loss: str | LinearLoss,
+    data: tuple[ArrayLike, ArrayLike],
+    *,
+    key: Key,
+    epsilon: float | None = None,
+    delta: float,
+    noise_multiplier: float | None = None,
+    smooth: Sequence[int],
+    intercept: int | None = None,
+    offsets: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    max_weight: float = 1.0,
+    max_records: int | None = None,
+    intervals: bool = False,
+    execution: Execution = Execution(),
+) -> Solution:
+    """Fits a sum of functions of single columns, without hyperparameters.
+
+    Minimizes the mean of weight·loss(f(x) + offset, y). f is linear, but that each
+    column of `smooth` also adds a function of its own: linear between public knots,
+    zero at zero and constant beyond the last knots, so that it is bounded. Functions
+    are sums of hat functions, one for each knot but zero, so `dp_linear_model` fits the
+    model to features that each record gives by itself. The number of knots, 11 in most
+    models, follows from public numbers; at a small budget there are none, and the model
+    is the linear one.
+
+    Whether columns bend at all is a private choice, because curves that gain nothing
+    cost more than lines. A noisy mean of the slopes of a linear model times bends of
+    all columns says what curves would gain, for 4 to 12 per cent of the budget. If that
+    is enough all columns of `smooth` bend, else none. If the noise would hide the gain
+    (a public rule) there is no such test: models of labels bend, others do not. At a
+    large budget, models of labels have narrow functions too, of at most two columns
+    that are mostly near zero, such as capital gains: a private choice for 0.5 per cent.
+
+    With `intervals` curves have bands: see `Solution.bands`. There is no choice then,
+    which a band would not count: all columns of `smooth` have five, three or no knots,
+    by a public rule, and no line beyond the last ones, at ±2. What bands are of, and
+    where they are infinite or too narrow: `docs/guides/intervals.md`.
+
+    Args:
+        loss: as in `dp_linear_model`.
+        data: (features, targets), shapes (n, d) and (n,); n is public. The columns of
+            `smooth` should be in public units: zero a usual value, and most values
+            within ±2. NaN counts as zero. Targets as in `dp_linear_model`.
+        key: a typed key.
+        epsilon: privacy of all that is released, positive.
+        delta: privacy of all that is released, in (0, 1).
+        noise_multiplier: in place of epsilon, as in `dp_linear_model`.
+        smooth: the public indices of the columns that may bend. A column of two values
+            needs no more than its line.
+        intercept: as in `dp_linear_model`, as are offsets, weights and max_weight.
+        offsets: shape (n,), or None.
+        weights: shape (n,), or None.
+        max_weight: the largest weight, public, positive.
+        max_records: as in `dp_linear_model`; knots follow from m and its budget.
+        intervals: whether the solution has standard errors and bands. With the losses
+            of which `dp_linear_model` has intervals.
+        execution: as in `dp_linear_model`; callback and checkpoint are of the last fit.
+            Under jit or vmap there is no callback where a choice is made, because all
+            models are then computed.
+
+    Returns:
+        A `Solution`, which has `predict` and `shapes`, the curve of each column. Its
+        params are `Curves`, with heights of zero where no column bends. Its stats are
+        those of the last `dp_linear_model`, for the features of lines and hat
+        functions; shares count both choices, and gain is what was released of the
+        first, in squares of a clip norm. With `intervals` also standard errors, as
+        `Curves` whose slopes and heights they are of (heights at zero, and slopes of
+        columns with knots, are no estimates: zero, with no error), and the correlations
+        of both, slopes first.
+
+    Raises:
+        ValueError: where an argument is out of its range, or shapes do not fit; before
+            the choice, never because of the values of the data.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for every input, stats and all iterates
+        included. Features of a record are a function of this record alone, and knots
+        follow from public numbers. Two models and both choices are adaptive Gaussian
+        mechanisms, which cost exactly as much as the one of `dp_linear_model`. The
+        loss, smooth and the intercept's index must not depend on the data.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> features = np.c_[rng.standard_t(3, (10_000, 2)), np.ones(10_000)]
+        >>> means = np.minimum(np.abs(features[:, 0]), 2) + features[:, 1]
+        >>> solution = dp_additive_model(
+        ...     "squared", (features, means + rng.standard_t(3, 10_000)),
+        ...     key=jax.random.key(0), epsilon=2.0, delta=1e-5, smooth=[0], intercept=2)
+        >>> error = solution.predict(features) - means
+        >>> print(f"{np.sqrt(np.mean(error**2)):.1f} of {np.std(means):.1f}")
+        0.2 of 1.8
+
+    Reference:
+        Hastie, Tibshirani (1986), Generalized additive models; Nori, Caruana, Bu, Shen,
+        Kulkarni (2021), Accuracy, interpretability, and differential privacy via
+        explainable boosting. The choice: Rao (1948), Large sample tests of statistical
+        hypotheses. The fit: as in `dp_linear_model`.
+    """
+    check_noise(epsilon, delta, noise_multiplier)
+    check_key_of_rows(key, data)
+    _validate.positive(max_weight=max_weight)
+    check_execution(execution)
+    table = checked(loss, data, intercept, intervals)
+    num_samples, num_columns = table.features.shape
+    bent = _smooth(smooth, num_columns, table.column)
+    options: dict[str, Any] = {"smooth": smooth, "intercept": intercept}
+    options |= {"max_weight": max_weight, "intervals": intervals}
+    solution = on_sample(
+        partial(dp_additive_model, loss, execution=execution, **options),
+        (table.features, table.targets),
+        max_records,
+        **{"key": key, "epsilon": epsilon, "delta": delta},
+        **{"offsets": offsets, "weights": weights},
+    )
+    if solution:
+        return solution
+    total, epsilon, event = noise_of(epsilon, delta, noise_multiplier)
+    knots = knots_of(table.loss, num_samples, num_columns, len(bent), total)
+    if intervals:
+        knots = banded_knots_of(num_samples, num_columns, len(bent), total)
+    column = table.column
+    kind, examples = problem(
+        table.loss, table.features, table.targets, column, offsets, weights, max_weight
+    )
+    del data, table
+    terms = Terms(kind, num_columns, bent, column, knots, intervals)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
+    if intervals or not (knots and is_seen(num_samples, terms.num_functions, total)):
+        fitted = _all_terms(terms, examples, key, total, execution)
+        return Solution(fitted[0], privacy, *fitted[1:])
+    params, stats = _chosen_terms(terms, examples, key, total, execution)
+    return Solution(params, privacy, stats)
+
+
+def _smooth(
+    smooth: Sequence[int], num_columns: int, intercept: int | None
+) -> tuple[int, ...]:
+    """Returns the indices of columns that may bend, from zero on."""
+    is_fine = isinstance(smooth, Sequence | np.ndarray) and not isinstance(smooth, str)
+    _validate.require(is_fine, "smooth", smooth, "a sequence of indices of columns")
+    bent = tuple(column_index("smooth", index, num_columns) for index in smooth)
+    rule = "of different columns, without the intercept's"
+    is_fine = len(set(bent)) == len(bent) and intercept not in bent
+    _validate.require(is_fine, "smooth", smooth, rule)
+    return bent
+
+
+class Terms(NamedTuple):
+    """The terms of a sum, static.
+
+    Attributes:
+        kind: of the `problem` of the columns.
+        num_columns: how many there are, with the intercept's.
+        bent: those that may bend.
+        intercept: the index of the intercept's column, not in examples; or None.
+        knots: of the curves; () for lines alone.
+        intervals: whether errors are released. Curves then have no line beside them.
+    """
+
+    kind: ModelKind
+    num_columns: int
+    bent: tuple[int, ...]
+    intercept: int | None
+    knots: tuple[float, ...]
+    intervals: bool
+
+    @property
+    def tail(self) -> float:
+        """The unit of lines beyond the last knots."""
+        if self.intervals and self.knots:
+            return 0.0
+        return Rule.of(self.kind.loss).tail if self.knots == FINE else LINE
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The places among the columns of examples of those that may bend."""
+        if self.intercept is None:
+            return self.bent
+        return tuple(place - (place > self.intercept) for place in self.bent)
+
+    @property
+    def num_functions(self) -> int:
+        """Counts the bends that the choice looks at, for all outputs."""
+        return 2 * len(self.bent) * self.kind.loss.num_outputs
+
+    def may_be_finest(self, num_samples: int, noise_multiplier: float) -> bool:
+        """Returns whether columns that are mostly zero may have narrow functions."""
+        num_clear = num_samples / (noise_multiplier * self.kind.loss.num_outputs)
+        num_weights = self.num_columns + len(self.bent) * (len(self.knots) - 1)
+        is_clear = may_be_finest(self.knots, num_clear, num_weights)
+        return self.kind.has_labels and is_clear
+
+    def fit(
+        self,
+        examples: Examples,
+        key: Key,
+        noise_multiplier: float,
+        execution: Execution,
+        finest: jax.Array | None = None,
+    ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
+        """Returns what `fit_columns` does, of lines and hat functions.
+
+        Those of `bent` that are `finest` also have narrow functions.
+        """
+        num_finest = 0 if finest is None else len(finest)
+        if finest is not None and num_finest:
+            # Once more, behind the others, for narrow functions to be made of.
+            columns = examples.features
+            again = columns[:, jnp.asarray(self.own)[finest]]
+            examples = examples._replace(features=jnp.append(columns, again, axis=1))
+        kind, intercept = self.kind, self.intercept
+        if self.knots:
+            hats = Hats(self.own, self.knots, self.tail, num_finest)
+            kind = kind._replace(basis=hats)
+        if intercept is not None and self.tail == 0:
+            intercept -= sum(place < intercept for place in self.bent)
+        return fit_columns(
+            kind,
+            examples,
+            self.num_columns + num_finest,
+            intercept,
+            key=_keys.split(key)[0],  # as of `dp_linear_model`
+            noise_multiplier=noise_multiplier,
+            intervals=self.intervals,
+            execution=execution,
+        )
+
+    def curves(self, weights: jax.Array, has_bends: bool = True) -> Curves:
+        """Returns the curves of the weights of a fit; without bends, of lines alone."""
+        unit = self.tail if has_bends and self.knots else None
+        return curves_of(
+            weights, self.num_columns, self.bent, unit, self.knots, self.intercept
+        )
+
+
+def _all_terms(
+    terms: Terms, examples: Examples, key: Key, noise_multiplier: float, execution: Any
+) -> tuple[Curves, dict[str, Any], Curves | None, jax.Array | None]:
+    """Returns curves with all knots, stats, errors and correlations."""
+    fitted, stats, errors, correlations = terms.fit(
+        examples, key, noise_multiplier, execution
+    )
+    params = terms.curves(fitted)
+    if errors is None or correlations is None:
+        return params, stats, None, None
+    # A slope and a height are each one weight in a unit, or no weight: zero.
+    at_zero = len(terms.bent) * [knot == 0 for knot in terms.knots]
+    zeros = terms.num_columns + np.flatnonzero(at_zero)
+    known = *(terms.bent if terms.knots else ()), *zeros.tolist()
+    return params, stats, terms.curves(errors), _with_known(correlations, known)
+
+
+def _chosen_terms(
+    terms: Terms,
+    examples: Examples,
+    key: Key,
+    noise_multiplier: float,
+    execution: Execution,
+) -> tuple[Curves, dict[str, Any]]:
+    """Returns lines, or curves, or those with narrow functions, and the stats.
+
+    A released gain chooses. Where labels and budget allow narrow functions, released
+    counts choose their columns.
+
+    Privacy:
+        One Gaussian mechanism of the noise multiplier under replace-one: a linear
+        model, the choices, and the model that they choose, each with its share.
+    """
+    *keys, key = _keys.split(key, 3)
+    if terms.may_be_finest(len(examples.targets), noise_multiplier):
+        key, rare_key = _keys.split(key)
+        keys.append(rare_key)
+    choice = _released_choice(terms, examples, keys, noise_multiplier, execution)
+    rest = 1 - math.fsum(choice.shares.values())
+
+    def final(key: Key, index: int) -> tuple[Curves, dict[str, Any]]:
+        rare = jnp.zeros(0, "int32") if choice.rare is None else choice.rare
+        finest = rare[: max(index - 1, 0)]
+        bent = terms if index else terms._replace(knots=())
+        multiplier = noise_multiplier / math.sqrt(rest)
+        fitted, stats, *_ = bent.fit(examples, key, multiplier, execution, finest)
+        of_fit = {name: rest * share for name, share in stats["shares"].items()}
+        stats |= {"noise_multiplier": noise_multiplier, "gain": choice.gain}
+        stats["shares"] = choice.shares | of_fit
+        num_wide = len(fitted) - len(NARROW) * len(finest)
+        params = terms.curves(fitted[:num_wide], index > 0)
+        if choice.rare is not None:
+            params = at_finest(params, finest, fitted[num_wide:])
+        return params, stats
+
+    if _validate.is_concrete(choice.which):
+        return final(key, int(choice.which))
+    rule = "without a callback under jit or vmap, where a release says what is fitted"
+    _validate.require(execution.callback is None, "execution", execution, rule)
+    # Only one of them is released, so that their noise may be the same.
+    last = 1 if choice.rare is None else 1 + len(choice.rare)
+    fits = [final(jax.random.clone(key), index) for index in range(last)]
+    fits.append(final(key, last))
+    return jax.tree.map(lambda *each: jnp.stack(each)[choice.which], *fits)
+
+
+class _Choice(NamedTuple):
+    """A released choice of terms.
+
+    Attributes:
+        which: 0 for lines, 1 for curves, more for narrow functions in columns too.
+        gain: what was released of it, a scalar.
+        rare: the columns that may have narrow functions; None: no such choice.
+        shares: what it costs of the budget.
+    """
+
+    which: jax.Array
+    gain: jax.Array
+    rare: jax.Array | None
+    shares: dict[str, float]
+
+
+def _released_choice(
+    terms: Terms,
+    examples: Examples,
+    keys: list[Key],
+    noise_multiplier: float,
+    execution: Execution,
+) -> _Choice:
+    """Releases which terms a model gets, by a gain over a linear model, and counts."""
+    kind, num_samples = terms.kind, len(examples.targets)
+    first_key, gain_key, *rare_key = keys
+    threshold = Rule.of(kind.loss).threshold.of(num_samples, noise_multiplier)
+    shares = shares_of(
+        kind, threshold, num_samples, terms.num_functions, noise_multiplier
+    )
+    line, line_stats, *_ = terms._replace(knots=()).fit(
+        examples,
+        first_key,
+        noise_multiplier / math.sqrt(shares["first_fit"]),
+        Execution(microbatch_size=execution.microbatch_size),
+    )
+    scale = line_stats.get("residual_scale")
+    bending, predictions = _residual_problem(terms, examples, line, scale)
+    gain = released_gain(
+        kind,
+        bending,
+        predictions,
+        key=gain_key,
+        noise_multiplier=noise_multiplier,
+        shares=shares,
+    )
+    which = (gain > threshold).astype("int32")
+    if not rare_key:
+        return _Choice(which, gain, None, shares)
+    shares["rare_columns"] = RARE_SHARE
+    multiplier = noise_multiplier / math.sqrt(RARE_SHARE)
+    rare, num_rare = rare_columns(kind.axis_name, bending, *rare_key, multiplier)
+    return _Choice(which * (1 + num_rare), gain, rare, shares)
+
+
+def _residual_problem(
+    terms: Terms, examples: Examples, line: jax.Array, scale: jax.Array | None
+) -> tuple[Examples, jax.Array]:
+    """Returns the columns that may bend, and a linear model's predictions.
+
+    With a scale, of residuals, those are in its units.
+    """
+    predictions = _lines(examples.features, line, terms.intercept)
+    if scale is not None:
+        predictions, (targets, offsets) = (
+            predictions / scale,
+            (examples.targets / scale, examples.offsets / scale),
+        )
+        examples = examples._replace(targets=targets, offsets=offsets)
+    bending = examples.features[:, jnp.asarray(terms.own)]
+    return examples._replace(features=bending), predictions
+
+
+@partial(jax.jit, static_argnums=2)
+def _lines(features: jax.Array, weights: jax.Array, intercept: int | None) -> jax.Array:
+    """Returns the predictions of a linear model, of which features have no ones."""
+    level = jnp.zeros((), weights.dtype)
+    if intercept is not None:
+        level = weights[intercept]
+        weights = jnp.delete(weights, intercept, axis=0, assume_unique_indices=True)
+    scores = jnp.matmul(features, weights, precision=jax.lax.Precision.HIGHEST)
+    return scores + jnp.broadcast_to(level, scores.shape)
+
+
+@partial(jax.jit, static_argnums=1)
+def _with_known(correlations: jax.Array, places: tuple[int, ...]) -> jax.Array:
+    """Returns correlations with rows and columns for what has no error."""
+    size = len(correlations) + len(places)
+    remaining = jnp.asarray([i for i in range(size) if i not in places])
+    full = jnp.eye(size, dtype=correlations.dtype)
+    return full.at[remaining[:, None], remaining[None, :]].set(correlations)

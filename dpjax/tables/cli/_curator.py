@@ -1,0 +1,636 @@
+"""The commands for the owner of a table: `check`, and `schema`, which proposes one.
+
+No guarantee covers counts of cells, because they are computed from the records. They
+are only for somebody who may read them anyway, and are written to no file. A schema is
+guessed from the names of columns, which are public, and so are the types that a Parquet
+file declares: number, text, time. The categories of its enumerations are not treated as
+public, because they usually are those that occur in the records. On request a schema
+is guessed from the records too.
+"""
+
+import re
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.table import Table
+
+from dpjax import _validate
+from dpjax.tables.cli._schema import (
+    FILL_IN,
+    Kind,
+    Schema,
+    check_target,
+    declared_columns,
+    toml_key,
+    toml_text,
+)
+from dpjax.tables.cli._settings import CheckSettings, SchemaSettings, link_of
+from dpjax.tables.cli._terminal import (
+    check_output,
+    end_stage,
+    table_of,
+    terminal,
+    warn,
+    write_output,
+)
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
+from dpjax.tables.io._tables import (
+    Column,
+    column_names,
+    declared_kinds,
+    read_columns,
+    surveys,
+)
+from dpjax.tables.io._texts import (
+    UNDECODED,
+    TextFormat,
+    Texts,
+    float32_of,
+    is_mark,
+    text_of,
+)
+from dpjax.tables.io._untrusted import printable
+from dpjax.tables.models._terms import Link
+
+_FAR = 5.0  # scales
+_LONGEST = 30  # of a cell that is shown
+_LEAST_REFERENCE = 0.01  # of the cells
+_NEARLY_ALL = 0.9  # of the lines
+_CURRENCY = r"[$€£¥]|[A-Z]{3}"
+# Negative numbers with a minus sign of typography, in brackets, or a minus at the end.
+_NEGATIVE = "[\u2212\u2013] ?(?P<a>{0})|\\( ?(?P<b>{0}) ?\\)|(?P<c>{0}) ?[-\u2212]"
+_NEGATIVE = _NEGATIVE.format(r"[\d.,' ]*\d[.,]?")
+# Formats of numbers, and the options that read them.
+_FORMATS = {
+    r"\d{1,3}(,\d{3})+(\.\d*)?": "--thousands ,",
+    r"\d{1,3}(\.\d{3})+(,\d*)?": "--decimal , --thousands .",
+    r"\d{1,3}('\d{3})+(\.\d*)?": '--thousands "\'"',
+    r"\d{1,3}( \d{3})+(\.\d*)?": '--thousands " "',
+    r"\d{1,3}( \d{3})+,\d*": '--decimal , --thousands " "',
+    r"\d*,\d*": "--decimal ,",
+    r"\d+(\.\d*)?": "",
+}
+_NEARLY_NONE = 0.01  # of the cells
+_TOO_FEW_LABELS = 0.001
+_FAR_IN_A_TEMPLATE = 0.25
+_MOST_LABELS = 10
+_TEMPLATE = Numeric(0.0, 1.0)
+
+
+class Cells(NamedTuple):
+    """Counts of the cells of a column.
+
+    Attributes:
+        total: number of all cells.
+        missing: number of cells without a value.
+        unread: number of cells whose value is no number, or in no category.
+        far: number of cells beyond five scales of the center, or above the maximum.
+        looks: the commonest format among unread numbers, and the option that reads it.
+        example: the commonest cell that is in no category.
+        reference: number of cells with the most common value outside the categories, if
+            it is common enough to be the reference level.
+        level: the value of these cells.
+        undecoded: number of missing cells whose bytes do not decode.
+    """
+
+    total: int
+    missing: int
+    unread: int
+    far: int = 0
+    looks: str = ""
+    example: str = ""
+    reference: int = 0
+    level: str = ""
+    undecoded: int = 0
+
+    @property
+    def used(self) -> int:
+        """Number of cells that hold a number, or one of the categories."""
+        return self.total - self.missing - self.unread - self.reference
+
+    def of_all(self, count: int) -> str:
+        """Returns "3 of 40"."""
+        return f"{count:,} of {self.total:,}"
+
+
+def check(settings: CheckSettings) -> None:
+    """Prints which cells of a file can be used; writes nothing."""
+    path, text_format = Path(settings.source), settings.text_format
+    kinds, target = declared_columns(
+        path, schema=settings.schema, target=settings.target, text_format=text_format
+    )
+    columns = read_columns(path, [*kinds], text_format=text_format)
+    console = terminal()
+    console.print(
+        "NOT PRIVATE: for the eyes of the data's owner. These numbers are of the "
+        "records, no guarantee covers them, and they are written nowhere.",
+        style="bold red",
+    )
+    cells = {name: count_cells(kind, columns[name]) for name, kind in kinds.items()}
+    console.print(_rows(kinds, cells, target))
+    if target is None:
+        console.print("No target was checked: --target names it.")
+    elif labels := getattr(kinds[target], "categories", ()):
+        counts = count_texts(columns[target])
+        shares = [
+            f"{label!r} {_percent(count, counts.total())}"
+            for label, count in counts.most_common(_MOST_LABELS)
+        ]
+        more = len(counts) - len(shares)
+        shares += [f"and {more:,} others"] if more > 0 else []
+        shown = f"Labels of {target}: {', '.join(shares)}."
+        console.print(f"{shown} {labels[0]!r} counts as +1.")
+    messages = [*remarks_on_lines(path, text_format)]
+    messages += [*_findings(kinds, cells, target), *_remarks(kinds, cells, target)]
+    for text in messages or ["Nearly every column can be used."]:
+        console.print(text, soft_wrap=True)
+
+
+def warn_curator(schema: Schema, target: str, columns: Mapping[str, Column]) -> bool:
+    """Prints which columns training cannot use; returns whether there are any."""
+    kinds: dict[str, Kind] = {**schema.columns, target: schema.target}
+    kinds |= schema.bounded
+    cells = {k: count_cells(kind, columns[k]) for k, kind in kinds.items()}
+    findings = [*_findings(kinds, cells, target)]
+    say_to_curator([*findings, *_remarks(kinds, cells, target)])
+    return bool(findings)
+
+
+def _findings(
+    kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
+) -> Iterator[str]:
+    """Yields a message for each column with nearly no cell that can be used."""
+    numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
+    is_template = all(kind == _TEMPLATE for kind in numeric)
+    for name, kind in kinds.items():
+        if kind is not None and kind.categories:
+            text = _unmatched(kind.categories, cells[name], is_target=name == target)
+        else:
+            text = _unread(kind, cells[name], is_template=is_template)
+        if text:
+            yield f"{'target' if name == target else 'column'} {name!r}: {text}"
+
+
+def _remarks(
+    kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
+) -> Iterator[str]:
+    """Yields messages about single cells of columns that can be used."""
+    for name, kind in kinds.items():
+        counts = cells[name]
+        is_listed = kind is not None and bool(kind.categories)
+        gone = counts.missing + (not is_listed) * counts.unread
+        least = _NEARLY_NONE * counts.total
+        if name == target and least <= gone < counts.total - least:
+            yield (
+                f"target {name!r}: {counts.of_all(gone)} cells are missing or not "
+                "read: their records have no weight."
+            )
+        if counts.undecoded:
+            yield f"column {name!r}: {undecoded(counts)}"
+        if counts.level and counts.unread > _NEARLY_NONE * counts.total:
+            yield (
+                f"column {name!r}: {counts.of_all(counts.unread)} cells, such as "
+                f"{counts.example!r}, match none of the schema's categories, beside "
+                f"{counts.level!r}, which seems to be the reference level."
+            )
+
+
+def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
+    share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
+    if is_target:
+        if _TOO_FEW_LABELS < share < 1 - _TOO_FEW_LABELS:
+            return ""
+        return (
+            f"{used} cells are the schema's positive, {labels[0]!r}; it must be "
+            "written as in the file."
+        )
+    if labels == (FILL_IN,):
+        return "its categories are still to be listed in the schema."
+    if share > _NEARLY_NONE:
+        return ""
+    more = f", others are such as {cells.example!r}" if cells.example else ""
+    return (
+        f"{used} cells match one of the schema's categories "
+        f"({', '.join(map(repr, labels[:5]))}){more}; categories must be written as in "
+        "the file."
+    )
+
+
+def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
+    is_amount = isinstance(kind, BoundedColumn)
+    if cells.used <= _NEARLY_NONE * cells.total:
+        looks = f"; most are {cells.looks}" if cells.looks else ""
+        number = "a number from zero on" if is_amount else "a number"
+        return f"{cells.of_all(cells.used)} cells hold {number}{looks}."
+    is_strict = is_amount or is_template
+    most = _FAR_IN_A_TEMPLATE if is_strict else 1 - _NEARLY_NONE
+    if kind is None or cells.far <= most * cells.used:
+        return ""
+    far = cells.of_all(cells.far)
+    if is_amount:
+        return f"{far} cells lie above the schema's max, {kind.max:g}, and count as it."
+    template = ", as in the template" if is_template else ""
+    return (
+        f"{far} cells lie beyond five scales of the center: the schema says center "
+        f"{kind.center:g} and scale {kind.scale:g}{template}. Say a usual value, and a "
+        "usual distance from it."
+    )
+
+
+def _rows(
+    kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
+) -> Table:
+    lines, right = [], ["missing", "not read", "beyond 5 scales"]
+    for name, kind in kinds.items():
+        counts = cells[name]
+        missing, unread, far = (
+            _percent(count, counts.total)
+            for count in (counts.missing, counts.unread, counts.far)
+        )
+        if kind is None:
+            text, far = "number", "-"
+        elif isinstance(kind, Numeric):
+            text = f"{kind.center:g} by {kind.scale:g}"
+        elif isinstance(kind, BoundedColumn):
+            text, far = f"0 to {kind.max:g}", f"{far} above"
+        elif name == target:
+            text, unread, far = f"+1 is {kind.categories[0]}", "-", "-"
+        else:
+            text, far = ", ".join(kind.categories), "-"
+        look = counts.looks
+        if counts.example and name != target:
+            look = f"such as {counts.example!r}"
+        if counts.level and name != target:
+            share = _percent(counts.reference, counts.total)
+            look = ", ".join(
+                filter(None, [f"reference level {counts.level!r} ({share})", look])
+            )
+        lines.append([name, text, missing, unread, far, look])
+    return table_of(["column", "declared as", *right, "look"], lines, right)
+
+
+def _percent(count: int, total: int) -> str:
+    share = 100 * count / total
+    return "0%" if count == 0 else f"{share:.1f}%" if share >= 0.1 else "<0.1%"
+
+
+def count_cells(
+    kind: Numeric | Categorical | BoundedColumn | None, column: Column
+) -> Cells:
+    """Counts the cells of a column; kind None is numbers of an undeclared range."""
+    is_used = (kind or Numeric()).is_read(column)
+    unused = count_texts(column[np.flatnonzero(~is_used)])
+    texts = {text: count for text, count in unused.items() if not is_mark(text)}
+    unread = sum(texts.values())
+    cells = Cells(
+        len(column),
+        sum(unused.values()) - unread,
+        unread,
+        undecoded=sum(count for text, count in unused.items() if UNDECODED in text),
+    )
+    if kind is not None and kind.categories:
+        return _of_categories(cells, texts)
+    known, far = float32_of(column), 0
+    if isinstance(kind, BoundedColumn):
+        far = int(np.sum(known[is_used] > np.float32(kind.max)))
+    elif kind is not None:
+        far = int(np.sum(np.abs(known[is_used] - kind.center) > _FAR * kind.scale))
+    looks: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for text, count in texts.items():
+        look = _look(text)
+        looks[look] += count
+        examples.setdefault(look, text)
+    look = looks.most_common(1)[0][0] if looks else ""
+    shown = f"like {examples[look][:_LONGEST]} ({look})" if look else ""
+    return cells._replace(far=far, looks=shown)
+
+
+def count_texts(column: Column) -> Counter[str]:
+    """Counts the different texts of a column."""
+    if not isinstance(column, Texts):
+        return Counter(map(text_of, column.tolist()))
+    texts, codes = column.distinct
+    counts = np.bincount(codes, minlength=len(texts)).tolist()
+    return Counter(dict(zip(texts, counts, strict=True)))
+
+
+def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
+    common = [text[:_LONGEST] for text, _ in Counter(texts).most_common(2)]
+    most = max(texts.values(), default=0)
+    if cells.used == 0 or most < max(1, _LEAST_REFERENCE * cells.total):
+        return cells._replace(example=next(iter(common), ""))
+    return cells._replace(
+        unread=cells.unread - most,
+        reference=most,
+        level=common[0],
+        example=common[1] if len(common) > 1 else "",
+    )
+
+
+def say_to_curator(texts: Iterable[str]) -> None:
+    """Prints findings about cells under a warning, if there are any."""
+    for place, text in enumerate(texts):
+        if place == 0:
+            warn(
+                "For the curator's eyes only, outside the guarantee (computed from the "
+                "records, and written nowhere; dpjax check tells more):"
+            )
+        warn(f"  {text}")
+
+
+def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
+    """Yields messages about lines of a text file that may be no records as they are."""
+    for name, lines in surveys(path, text_format).items():
+        if lines.one_more >= _NEARLY_ALL * lines.records > 0:
+            yield (
+                f"{name}: {lines.one_more:,} of {lines.records:,} lines have one cell "
+                "more than the header: if the first is the name of a row, as R writes "
+                "it, use --row-names."
+            )
+        elif lines.surplus:
+            yield (
+                f"{name}: {lines.surplus:,} of {lines.records:,} lines have more cells "
+                "than the header, which are not read: a cell with a delimiter in it "
+                "needs quotes."
+            )
+        if lines.opened:
+            how = "--quoted reads cells with line breaks"
+            how = "without --quoted a line is a record" if text_format.quoted else how
+            yield f"{name}: {lines.opened:,} cells begin with an open quote: {how}."
+        last = lines.blank_at_end + text_format.last_lines
+        if lines.total:
+            yield (
+                f"{name}: the last line with text begins with {lines.total!r}: if it "
+                f"is a sum and no record, use --last-lines {last + 1}."
+            )
+        elif lines.blank_at_end:
+            yield (
+                f"{name}: blank lines at the end count as records "
+                f"({lines.blank_at_end:,}): --last-lines {last} leaves them out."
+            )
+        if lines.blank > lines.blank_at_end:
+            inside = lines.blank - lines.blank_at_end
+            yield f"{name}: blank lines between others count as records ({inside:,})."
+
+
+def undecoded(cells: Cells) -> str:
+    """Returns the message about cells whose bytes do not decode."""
+    return (
+        f"the bytes of {cells.of_all(cells.undecoded)} cells do not decode: they count "
+        "as missing. --encoding says how the file is encoded: latin-1 or cp1252, if "
+        "it is of Western Europe."
+    )
+
+
+def _look(text: str) -> str:
+    """Returns the options that read a number in text, or how to write it; else ""."""
+    plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
+    if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
+        return "write 0.12 for 12%"
+    if negative := re.fullmatch(_NEGATIVE, plain):
+        return f"write -{negative['a'] or negative['b'] or negative['c']}"
+    form = (
+        rf"[+-]?(?P<a>{_CURRENCY})? ?[+-]?(?P<n>[\d.,' ]*\d[.,]?) ?(?P<b>{_CURRENCY})?"
+    )
+    match = re.fullmatch(form, plain)
+    if match is None:
+        return ""
+    for shape, options in _FORMATS.items():
+        if re.fullmatch(shape, match["n"]):
+            sign = match["a"] or match["b"]
+            currency = f"--currency {shlex.quote(sign)}" if sign else ""
+            both = " ".join(filter(None, [options, currency]))
+            return f"try {both}" if both else ""
+    return ""
+
+
+_MOST_CATEGORIES = 30
+
+
+class Guess(NamedTuple):
+    """A guess of what a column holds.
+
+    Attributes:
+        center: a usual number; None if it is not guessed.
+        scale: a usual distance of numbers from the center.
+        categories: the categories; empty if they are not guessed, None for numbers.
+        left_out: why the column should be left out; empty if it should not.
+        is_exposure: whether the target is in proportion to the column.
+        size: the usual size of numbers above zero; None if it is not guessed.
+    """
+
+    center: float | None = None
+    scale: float | None = None
+    categories: tuple[str, ...] | None = None
+    left_out: str = ""
+    is_exposure: bool = False
+    size: float | None = None
+
+
+_NAMES_A_RECORD = Guess(left_out="tells records apart")
+_HAS_TIMES = Guess(left_out="holds times or dates")
+_IS_INDEX = Guess(left_out="is an index without a name")
+_IS_CATEGORY = Guess(categories=())
+_IS_CODE = Guess(left_out="has too many categories")
+# The usual content of columns whose names have these words. The first match counts.
+# Amounts of money have no usual size.
+_WORDS: dict[str, Guess] = {
+    "id ids uuid guid key index name surname firstname lastname email mail phone "
+    "telephone ssn address street iban account": _NAMES_A_RECORD,
+    "date datetime timestamp dob birthday": _HAS_TIMES,
+    "zip zipcode postcode postal": _IS_CODE,
+    "exposure exposures expo": Guess(1, 1, is_exposure=True),
+    "is has flag indicator": Guess(0.5, 0.5),
+    "sex gender region country county city town state province district status type "
+    "category class kind group segment brand color colour make model job occupation "
+    "profession education degree marital race ethnicity religion language channel plan "
+    "product department sector industry fuel smoker married sold churn fraud approved "
+    "label currency relationship workclass": _IS_CATEGORY,
+    "age": Guess(40, 20),
+    "year yr": Guess(2010, 10),
+    "month": Guess(6.5, 3.5),
+    "weekday dow": Guess(4, 2),
+    "day": Guess(15, 9),
+    "hour": Guess(12, 7),
+    "hours": Guess(40, 15),
+    "bmi": Guess(27, 5),
+    "height": Guess(170, 10),
+    "weight": Guess(75, 15),
+    "lat latitude": Guess(0, 45),
+    "lon lng long longitude": Guess(0, 90),
+    "pct percent percentage": Guess(50, 30),
+    "share ratio rate probability prob": Guess(0.5, 0.5),
+    "rooms bedrooms bathrooms floors children kids dependents count num": Guess(3, 3),
+}
+_GUESSES = {word: guess for words, guess in _WORDS.items() for word in words.split()}
+_YES = ("yes", "true", "1", "y", "t")
+
+
+def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
+    """Guesses from the names, and from the types that a Parquet file declares."""
+    guesses = {name: guess_name(name) for name in names}
+    for name, kind in declared_kinds(path).items():
+        guess = guesses[name]
+        is_no_number = guess.categories is not None or guess == _HAS_TIMES
+        by_kind = {
+            "time": _HAS_TIMES,
+            "nested": Guess(left_out="holds lists or records"),
+            "truth": Guess(categories=("true",)),
+            "text": guess if guess.left_out else _IS_CATEGORY,
+            "number": Guess() if is_no_number else guess,
+        }
+        guesses[name] = by_kind.get(kind, guess)
+    return guesses
+
+
+def guess_name(name: str) -> Guess:
+    """Guesses what a column holds from its name."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).lower()
+    if re.fullmatch(r"|unnamed: ?[0-9]+|__index_level_[0-9]+__", spaced.strip()):
+        return _IS_INDEX
+    words = re.split(r"[^a-z0-9]+", spaced)
+    return next((guess for word, guess in _GUESSES.items() if word in words), Guess())
+
+
+def guess_cells(column: Column) -> Guess:
+    """Guesses what a column holds from its cells, without any privacy."""
+    known = float32_of(column)
+    known = known[~np.isnan(known)]
+    texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}
+    if len(known) >= 0.9 * sum(texts.values()) > 0 and len(texts) > 2:
+        low, middle, high = np.quantile(known, (1 / 6, 1 / 2, 5 / 6)).tolist()
+        # Half of the middle two thirds: a standard deviation, of normal numbers.
+        amounts = known[known > 0]
+        size = _rounded(float(np.median(amounts))) if len(amounts) else None
+        return Guess(_rounded(middle), _rounded((high - low) / 2) or 1.0, size=size)
+    if 0 < len(texts) <= _MOST_CATEGORIES:
+        # One of two categories is the reference level, which the intercept represents:
+        # only the other one needs a weight.
+        named = sorted(texts, key=lambda text: (text.lower() in _YES, text))
+        return Guess(categories=tuple(named[-1:] if len(named) == 2 else named))
+    return Guess(left_out="has no value" if not texts else "has too many categories")
+
+
+def _rounded(number: float) -> float:
+    """Rounds to one digit, which reveals less of the number."""
+    return float(f"{number:.0e}")
+
+
+def schema_text(
+    guesses: Mapping[str, Guess],
+    *,
+    target: str | None,
+    how: str = "the names alone",
+    link: Link | None = None,
+    is_quoted: bool = False,
+) -> str:
+    """Returns the text of a schema to correct, of all columns but the target."""
+    sections, has_exposure = [], False
+    for name, guess in guesses.items():
+        title, column = f"[columns.{toml_key(name)}]", f"column = {toml_text(name)}"
+        lines = f"[exposure]\n{column}\nmax = 1.0"
+        if name == target:
+            continue
+        if guess.left_out:
+            sections.append(f"# {title} is left out: it {guess.left_out}.\n")
+        elif not guess.is_exposure:
+            sections.append(f"{title}\n{_entry(guess)}")
+        elif link == "log" and not has_exposure:
+            has_exposure = True
+            sections.append(f"{lines}  # not guessed\n")
+        else:
+            sections.append(
+                f"# {title} is left out: it is an exposure. With --loss\n"
+                "# poisson, gamma or tweedie the target is in proportion to it:\n"
+                f"{textwrap.indent(lines, '# ')}\n"
+            )
+    last, guess = "[target]\n", Guess()
+    if target is not None:
+        last += f"column = {toml_text(target)}\n"
+        guess = guesses[target]
+    if link == "logit" or (link is None and guess.categories is not None):
+        label = toml_text(guess.categories[-1] if guess.categories else "yes")
+        last += f"positive = {label}  # counts as +1, anything else as -1\n"
+    elif link == "log":
+        last += f"scale = {guess.size or 1.0}  # what targets above zero mostly are\n"
+    else:
+        last += _entry(guess._replace(categories=None))
+    head = textwrap.fill(_HEAD, 80, initial_indent="# ", subsequent_indent="# ")
+    head += f"\n# Guessed from {how}: correct every line.\n"
+    head += "\nquoted = true  # cells in quotes may have line breaks\n" * is_quoted
+    return head + "\n" + "\n".join([*sections, last]).rstrip("\n")
+
+
+_HEAD = (
+    "What is public about each column: it must be known without looking at the "
+    "records. Numbers enter as (x - center) / scale: say a usual value, and a usual "
+    "distance from it. Categories must be written as in the file. Delete the columns "
+    "that are not to be used. With --private-ranges, sections of numbers may be empty: "
+    "center and scale then cost a part of the budget."
+)
+
+
+def _entry(guess: Guess) -> str:
+    if guess.categories is None:
+        if guess.center is None:
+            return "center = 0.0  # not guessed\nscale = 1.0\n"
+        return f"center = {guess.center}\nscale = {guess.scale}\n"
+    if not guess.categories:
+        return f'categories = ["{FILL_IN}"]  # list them: "a", "b"\n'
+    return f"categories = [{', '.join(map(toml_text, guess.categories))}]\n"
+
+
+def propose(settings: SchemaSettings) -> None:
+    """Prints or writes a schema to correct."""
+    path, target, output = Path(settings.source), settings.target, settings.output
+    text_format, how = settings.text_format, "the names alone"
+    if output is not None:
+        check_output(output, {}, ".toml")
+        rule = "a new file; this one is there, perhaps corrected by hand"
+        _validate.require(not output.exists(), "--output", str(output), rule)
+    names = column_names(path, text_format)
+    if len(names) == 1:
+        warn(
+            f"Warning: the only column is {printable(names[0])!r}. If this is a title "
+            "above the header, --skip-lines 1 leaves it out."
+        )
+    check_target(target, names)
+    guesses = guess_names(path, names)
+    if settings.from_data:
+        # A name says that these are times; numbers are measured all the same.
+        times = {name for name, guess in guesses.items() if guess == _HAS_TIMES}
+        times -= set(declared_kinds(path))
+        read = [
+            name
+            for name, guess in guesses.items()
+            if (name in times or not guess.left_out)
+            and (name == target or not guess.is_exposure)
+        ]
+        say_to_curator(remarks_on_lines(path, text_format))
+        columns = read_columns(path, read, text_format=text_format) if read else {}
+        seen = {name: guess_cells(column) for name, column in columns.items()}
+        guesses |= {
+            name: guess
+            for name, guess in seen.items()
+            if name not in times or guess.center is not None
+        }
+        how = "THE RECORDS, which no guarantee covers"
+        warn(
+            "Warning: the guesses of --from-data depend on the records, and the "
+            "guarantee of a model that uses them does not cover that. Use them for "
+            "public data, or replace them by what you knew before."
+        )
+    link = link_of(settings.loss) if settings.loss else None
+    more = {"how": how, "link": link, "is_quoted": text_format.quoted}
+    text = schema_text(guesses, target=target, **more)
+    if output is None:
+        end_stage()
+        print(text)
+    else:
+        write_output(output, f"{text}\n".encode())

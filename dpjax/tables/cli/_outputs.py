@@ -1,0 +1,335 @@
+"""A training's files, model.npz and report.json, and what the terminal shows of it."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table as Rows
+
+import dpjax
+from dpjax._rounding import claim, digits, rounded_up
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.datasets import Categorical, Dataset, Numeric
+from dpjax.solvers import Solution
+from dpjax.solvers.linear._constant import missing_share
+from dpjax.tables.cli._evaluation import Evaluation
+from dpjax.tables.cli._fit import Plan, Score
+from dpjax.tables.cli._ranges import Ranges
+from dpjax.tables.cli._run import Run
+from dpjax.tables.cli._schema import Schema
+from dpjax.tables.cli._settings import link_of
+from dpjax.tables.cli._terminal import table_of, warn
+from dpjax.tables.models._file import model_file
+from dpjax.tables.models._model import Model
+from dpjax.tables.models._noisy_counts import Interval
+
+NAMES = MODEL, REPORT = "model.npz", "report.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A run that has been made: all its numbers are released, or of public sets.
+
+    Attributes:
+        run: the run as it was planned, and its guarantee.
+        data: its records, of which only names and sizes are shown.
+        solution: the private model.
+        schema: how the columns of a file are encoded, with released ranges.
+        ranges: the released centers and scales, if any.
+        evaluation: the private scores, if any.
+        scores: of all methods on public records; none if the records are private.
+        entry: the run's entry in the ledger, if there is one.
+    """
+
+    run: Run
+    data: Dataset
+    solution: Solution
+    schema: Schema | None = None
+    ranges: Ranges | None = None
+    evaluation: Evaluation | None = None
+    scores: list[Score] | None = None
+    entry: str | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        assert self.run.plan is not None
+        return self.run.plan
+
+    def report(self, noise_key: str) -> dict[str, Any]:
+        """Returns the public facts about the run for JSON."""
+        run, plan, data = self.run, self.plan, self.data
+        content: dict[str, Any] = {
+            "dpjax": dpjax.__version__,
+            "data": data.name,
+            "is_public": run.table is None,
+            "num_samples": len(data.features),
+            "num_test_samples": len(data.test_features),
+            "num_features": len(data.feature_names),
+            "feature_names": list(data.feature_names),
+            "target_unit": data.target_unit,
+            "method": run.method,
+            "loss": plan.loss,
+            "arguments": _plain({"power": plan.power, **plan.arguments}),
+            "stats": _plain(self.solution.stats),
+            "privacy": _statement(run.privacy) | {"noise_key": noise_key},
+        }
+        if (ranges := self.ranges) is not None:
+            columns = {k: dataclasses.asdict(x) for k, x in ranges.columns.items()}
+            content["ranges"] = {
+                "columns": {
+                    name: {k: x for k, x in constants.items() if math.isfinite(x)}
+                    for name, constants in columns.items()
+                },
+                "least_seen": ranges.least_seen,
+                "is_informative": ranges.is_informative,
+                "privacy": _statement(run.of_file(ranges.privacy)),
+            }
+        if self.scores:
+            content["comparison"] = [self._row(score) for score in self.scores]
+        if run.table is not None and run.table.units is not None:
+            content["unit"] = run.table.units.report()
+        if self.evaluation is not None:
+            privacy = _statement(run.released["evaluation"])
+            content["evaluation"] = self.evaluation.report() | {"privacy": privacy}
+        more = {"sample": run.sample, "ledger_entry": self.entry}
+        return content | {name: x for name, x in more.items() if x is not None}
+
+    def _row(self, score: Score) -> dict[str, Any]:
+        return {
+            "method": score.method,
+            "epsilon": score.privacy.epsilon if score.is_private else None,
+            "delta": score.privacy.delta if score.is_private else None,
+            "test_risk": _number(score.risk),
+            _score_name(self.data): _number(score.score),
+        }
+
+    def model(self) -> Model:
+        """Returns the model with the units of its table.
+
+        A target of a public data set stays in the unit that the set states.
+        """
+        data, solution, schema = self.data, self.solution, self.schema
+        is_classification = data.task == "classification"
+        target = Categorical(("+1",)) if is_classification else Numeric()
+        if schema is not None and schema.target is not None:
+            target = schema.target
+        standard_errors, correlations = (
+            None if x is None else np.asarray(x)
+            for x in (solution.standard_errors, solution.correlations)
+        )
+        table = self.run.table
+        return Model(
+            params=jax.tree.map(np.asarray, solution.params),
+            standard_errors=standard_errors,
+            correlations=correlations,
+            columns=data.schema,
+            target_name="target" if table is None else table.target,
+            target=target,
+            target_unit=data.target_unit,
+            link="logit" if is_classification else link_of(self.plan.loss),
+            exposure=None if schema is None else schema.exposure,
+            privacy=self.run.privacy,
+            method=self.run.method,
+            data=data.name,
+            versions={
+                module.__name__: module.__version__ for module in (dpjax, jax, np)
+            },
+        )
+
+
+def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
+    """Returns the files of a run, by name; the model is the last to appear.
+
+    The report has the coefficients with their intervals, if there are some.
+    """
+    if model.standard_errors is not None:
+        table = model.summary()
+        columns = table.coefficients, table.standard_errors, table.intervals.T
+        names = "coefficient", "standard_error", "low", "high"
+        rows = zip(table.names, np.vstack(columns).T, strict=True)
+        by_name = {
+            name: dict(zip(names, map(_number, row), strict=True)) for name, row in rows
+        }
+        intervals = {"level": table.level, "coefficients": by_name}
+        content = {**content, "intervals": intervals}
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return {REPORT: text.encode(), MODEL: model_file(model)}
+
+
+def _statement(privacy: PrivacyGuarantee) -> dict[str, Any]:
+    return {
+        "epsilon": privacy.epsilon,
+        "delta": privacy.delta,
+        "relation": privacy.relation.name,
+        "description": privacy.description,
+    }
+
+
+def _plain(entry: Any) -> Any:
+    """Returns arguments or numbers for JSON; None was left to the solver."""
+    if isinstance(entry, Mapping):
+        return {name: _plain(x) for name, x in entry.items()}
+    if hasattr(entry, "shape"):
+        if np.ndim(entry) > 1:
+            return f"an array of shape {entry.shape}"
+        entry = np.asarray(entry).tolist()
+    if isinstance(entry, list):
+        return [_plain(x) for x in entry]
+    if isinstance(entry, float):
+        return _number(entry)
+    return entry if isinstance(entry, bool | int | str | None) else repr(entry)
+
+
+def _number(x: Any) -> float | None:
+    """Returns a float for JSON, which knows neither NaN nor infinities."""
+    return float(x) if math.isfinite(x) else None
+
+
+def _score_name(data: Dataset) -> str:
+    """Returns the name of the score that is shown with the risk."""
+    if data.task == "classification":
+        return "accuracy"
+    return f"mean absolute error ({data.target_unit})"
+
+
+def warn_of_weakness(ranges: Ranges | None) -> None:
+    """Warns if public numbers show that a good model is unlikely."""
+    if ranges is not None and not ranges.is_informative:
+        warn(
+            "Warning: the private centers and scales may be mere noise (a scale is "
+            f"detected if {ranges.least_seen:,.0f} of {ranges.num_samples:,} records "
+            "have numbers of about that size). Features without a scale are left out. "
+            "Declare centers and scales in the schema, or raise --private-ranges."
+        )
+
+
+def show(console: Console, trained: Trained) -> None:
+    """Prints the run, its scores if there are any, and the guarantee."""
+    run, data, ranges = trained.run, trained.data, trained.ranges
+    table, stats, num_places = run.table, trained.solution.stats, len(data.features)
+    units = None if table is None else table.units
+    records = f"{num_places:,} records"
+    if units is not None:
+        num_units = num_places // units.size
+        records = f"{num_units:,} values of {units.column}, {units.size} places each"
+    console.print(
+        f"{data.name}: n = {records}, d = {len(data.feature_names)} features, "
+        f"{trained.plan.loss} loss, {_steps_of({**trained.plan.arguments, **stats})}"
+    )
+    if trained.scores:
+        console.print(_table(data, trained.scores))
+    text = claim(run.privacy.epsilon, run.privacy.delta)
+    console.print(f"Privacy of {run.method}: {text}. {run.privacy}")
+    if ranges is not None:
+        part = run.of_file(ranges.privacy)
+        console.print(
+            f"Of it, {claim(part.epsilon, part.delta)} is for the "
+            f"centers and scales of {len(ranges.columns)} columns: see ranges in "
+            "report.json."
+        )
+    is_counted = table is not None and table.schema.weight is None and units is None
+    if is_counted and (missing := missing_share(stats, num_places)):
+        console.print(
+            f"About {missing:.0%} of the records have no target that can be read, by a "
+            "private count of this run. They have no weight in the model.",
+            style="yellow",
+        )
+    show_units_and_sample(console, run)
+    if trained.evaluation is not None:
+        _show_evaluation(console, trained.evaluation, run.released["evaluation"])
+    elif not trained.scores:
+        console.print(
+            "Test risks and comparisons are not shown, because no guarantee would "
+            "cover them: --holdout 0.2 releases private scores."
+        )
+
+
+def show_units_and_sample(console: Console, run: Run) -> None:
+    """Prints what is public of units, and the sizes and budgets of a sample."""
+    if run.table is not None and run.table.units is not None:
+        console.print(run.table.units.public)
+    if (sample := run.sample) is not None:
+        noun = f"values of {sample['unit']}" if sample["unit"] else "records"
+        own = claim(*run.own, digits=4)
+        console.print(
+            f"It is a random sample of {sample['num_records']:,} {noun}: a run on "
+            f"{sample['max_records']:,} of them may spend {own}, which costs the table "
+            f"{claim(*run.asked)}. Which were drawn must stay secret."
+        )
+
+
+def _show_evaluation(
+    console: Console, evaluation: Evaluation, privacy: PrivacyGuarantee
+) -> None:
+    """Prints the private scores on held-out records, next to those of a constant."""
+    console.print(
+        f"On {evaluation.num_samples:,} records held out, by a budget of their own of "
+        f"{claim(privacy.epsilon, privacy.delta)}; in brackets, 95 per cent bounds for "
+        f"sampling and noise. The constant is {evaluation.constant}."
+    )
+    scores = evaluation.scores
+    if scores.num_scored < evaluation.num_samples:
+        console.print(
+            f"About {scores.num_scored:,.0f} of them have a target that can be "
+            "read, by a private count; the others have no weight."
+        )
+    lines = [[name, *map(_bounds, both)] for name, *both in scores.measures]
+    for low, high, share in scores.calibration:
+        name = f"share of +1 where {low:.0%} to {high:.0%} is predicted"
+        lines.append([name, _bounds(share), ""])
+    head = ["measure", "model", "constant"]
+    console.print(table_of(head, lines, head[1:]))
+    by_name = {x.name.split(" of")[0]: x.model.value for x in scores.measures}
+    if "median" in by_name:
+        half, most = (digits(by_name[name]) for name in ("median", "90th percentile"))
+        console.print(
+            f"How to read it: half of the predictions are off by at most {half}, and "
+            f"nine of ten by at most {most}; one of ten is off by more."
+        )
+
+
+def _bounds(interval: Interval) -> str:
+    value, low, high = map(digits, interval)
+    return f"{value} ({low} to {high})"
+
+
+def _steps_of(values: Mapping[str, Any]) -> str:
+    """Returns the hyperparameters of the run in words."""
+    words = {
+        "num_steps": "{:d} steps",
+        "num_curves": "{:d} curves",
+        "num_knots": "{:d} knots each",
+        "max_features": "{:,d} features at most",
+    }
+    return ", ".join(
+        form.format(int(values[name]))
+        for name, form in words.items()
+        if values.get(name) is not None
+    )
+
+
+def _table(data: Dataset, scores: list[Score]) -> Rows:
+    table = Rows()
+    table.add_column("method", no_wrap=True)
+    table.add_column("private")
+    for title in ("test risk", _score_name(data)):
+        table.add_column(title, justify="right")
+    form = "{:.1%}" if data.task == "classification" else "{:.4g}"
+    for name, privacy, risk, score in scores:
+        spent = f"({rounded_up(privacy.epsilon, 4)}, {rounded_up(privacy.delta, 2)})-DP"
+        is_private = privacy.epsilon < math.inf
+        table.add_row(
+            name,
+            spent if is_private else "no",
+            f"{risk:.4f}",
+            form.format(score),
+            style="bold" if is_private else None,
+        )
+    return table

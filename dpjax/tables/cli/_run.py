@@ -1,0 +1,198 @@
+"""A run on a table: planned and priced once from public facts, charged, then made.
+
+Nothing here looks at a value of a record: a run is priced by the number of records, and
+is refused or entered into its ledger before a value of them is used.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dp_accounting import ComposedDpEvent
+
+from dpjax import _validate
+from dpjax._rounding import difference_down
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._guarantee import group_budget
+from dpjax.accounting._sample import sample_budget
+from dpjax.datasets import Dataset
+from dpjax.tables import default_delta
+from dpjax.tables.cli import _ledger
+from dpjax.tables.cli._evaluation import evaluation_privacy
+from dpjax.tables.cli._fit import Budget, Plan, make_plan, training_privacy
+from dpjax.tables.cli._ranges import Ranges, plan_ranges
+from dpjax.tables.cli._release import RunFolder
+from dpjax.tables.cli._settings import DescribeSettings, ReleaseOptions, Settings
+from dpjax.tables.cli._sources import Table, blank_data
+from dpjax.tables.cli._units import privacy_of_units
+from dpjax.tables.describe._release import guarantee
+from dpjax.tables.io._tables import column_names
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run before it begins; every entry is public.
+
+    Attributes:
+        settings: the options.
+        table: the file that was read, without its cells; None for a public data set.
+        asked: the budget for the file.
+        own: the budget for the records that were read: more if they are a sample.
+        budget: what a record may spend of it, of a unit or by itself, on the model or
+            the description.
+        parts: the guarantee of what is released of each part of the records that were
+            read; a record is in one of them.
+        plan: of a training; None for a description.
+        ranges: the centers and scales to release, if any.
+    """
+
+    settings: ReleaseOptions
+    table: Table | None
+    asked: Budget
+    own: Budget
+    budget: Budget
+    parts: Mapping[str, PrivacyGuarantee]
+    plan: Plan | None = None
+    ranges: Ranges | None = None
+
+    def of_file(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
+        """Returns the guarantee for the file, from that for records that were read.
+
+        For disjoint records the largest guarantee holds for all, as without a sample.
+        """
+        return privacy if self.table is None else self.table.protected(privacy)
+
+    @property
+    def method(self) -> str:
+        """The name of what is released."""
+        return "Description" if self.plan is None else self.plan.method
+
+    @functools.cached_property
+    def released(self) -> dict[str, PrivacyGuarantee]:
+        """The guarantee of each part for the file: what the ledger is charged."""
+        return {name: self.of_file(part) for name, part in self.parts.items()}
+
+    @functools.cached_property
+    def privacy(self) -> PrivacyGuarantee:
+        """The guarantee for the file of all that is released."""
+        first, *rest = self.parts.values()
+        if not rest:
+            return self.of_file(first)
+        assert self.table is not None
+        events: Any = tuple(part.dp_event for part in (first, *rest))
+        joined = PrivacyGuarantee.of(
+            max(part.epsilon for part in (first, *rest)),
+            max(part.delta for part in (first, *rest)),
+            dp_event=ComposedDpEvent(events),  # more than in parallel, hence a bound
+            num_samples=len(self.table.is_test),
+            unit=self.table.unit_words,
+        )
+        return self.of_file(joined)
+
+    @property
+    def sample(self) -> dict[str, Any] | None:
+        """The sizes and budgets of a sample for JSON, if the records are one."""
+        if self.table is None or self.table.sample is None:
+            return None
+        return {
+            "unit": self.settings.unit,
+            "num_records": self.table.sample.num_samples,
+            "max_records": self.table.sample.sample_size,
+            "budget": self.asked._asdict(),
+            "budget_of_sample": self.own._asdict(),
+        }
+
+
+def plan_training(settings: Settings, source: Table | Dataset) -> Run:
+    """Plans and prices a training on a file that was read, or on a public data set."""
+    if isinstance(source, Dataset):
+        asked = _asked(settings, len(source.features))
+        plan = make_plan(settings, source, asked)
+        parts = {"training": training_privacy(plan, source)}
+        return Run(settings, None, asked, asked, asked, parts, plan)
+    table, ranges, units = source, None, source.units
+    rule = "given with a single record, of which n^-1.1 is 1"
+    is_fine = settings.delta is not None or units is not None or table.num_records > 1
+    _validate.require(is_fine, "--delta", None, rule)
+    asked, own, budget = _budgets(settings, table)
+    if (share := settings.private_ranges) is not None:
+        part = Budget(share * own.epsilon, share * own.delta)
+        ranges, budget = (
+            plan_ranges(table, *part),
+            Budget(*map(difference_down, own, part)),
+        )
+        table = table.with_ranges(ranges.columns)
+    data = blank_data(table)
+    plan = make_plan(settings, data, budget)
+    training = privacy_of_units(training_privacy(plan, data), units)
+    if ranges is not None:
+        training = ranges.joined(training)
+    parts = {"training": training}
+    if settings.holdout is not None:
+        size, unit = len(data.test_targets), table.unit_words
+        parts["evaluation"] = evaluation_privacy(training, size, unit)
+    table = source.without_cells()
+    return Run(settings, table, asked, own, budget, parts, plan, ranges)
+
+
+def plan_description(settings: DescribeSettings, table: Table) -> Run:
+    """Prices a description of a file that was read."""
+    asked, own, budget = _budgets(settings, table)
+    privacy = guarantee(table.num_samples * table.places_per_unit, *budget)
+    parts = {"description": privacy_of_units(privacy, table.units)}
+    return Run(settings, table.without_cells(), asked, own, budget, parts)
+
+
+def _asked(settings: ReleaseOptions, num_samples: int) -> Budget:
+    delta = default_delta(num_samples) if settings.delta is None else settings.delta
+    return Budget(settings.epsilon, delta)
+
+
+def _budgets(settings: ReleaseOptions, table: Table) -> tuple[Budget, Budget, Budget]:
+    """Returns what is asked, what the records that were read may spend, and a record.
+
+    Where neighbors differ in all records of a unit, it is a record's share of that.
+    """
+    sample = table.sample
+    asked = _asked(settings, table.num_samples if sample is None else table.num_records)
+    own = asked
+    if sample is not None:
+        own = Budget(*sample_budget(*asked, **sample._asdict()))
+    return asked, own, Budget(*group_budget(*own, table.places_per_unit))
+
+
+def charge(run: Run, run_folder: RunFolder | None) -> str | None:
+    """Enters what a run releases into its --ledger, if one is given.
+
+    A run that goes on from its folder, with the same options, is there already: what
+    was entered pays for one release, which has not been.
+    """
+    settings, table, paid = run.settings, run.table, None
+    if settings.ledger is None:
+        return None
+    assert table is not None
+    options = repr(dataclasses.replace(settings, output=None, checkpoint=None))
+    if run_folder is not None:
+        paid = run_folder.paid(options)
+        _validate.require(
+            paid is not None or not run_folder.has_states(),
+            "--checkpoint",
+            str(run_folder.path),
+            "a folder of the same command, --ledger and all other options included, "
+            "or a new one: nothing was spent",
+        )
+    names = column_names(Path(settings.source), settings.text_format)
+    entry = _ledger.charge(
+        settings.ledger,
+        run.released,
+        source=_ledger.Source(table.name, table.num_records, tuple(names)),
+        method=run.method,
+        unit=settings.unit,
+        paid=paid,
+    )
+    if run_folder is not None:
+        run_folder.keep_paid(entry.id, options)
+    return entry.id

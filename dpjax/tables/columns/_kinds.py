@@ -1,0 +1,263 @@
+"""The kinds of columns: what is public about each, and the features that it gives.
+
+A schema gives what is public about each column: a center and a scale, or a list of
+categories. Nothing is estimated from the data, and no value of a cell raises an error:
+a number that does not parse counts as the center, an unlisted category as none.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dpjax import _validate
+from dpjax.tables.io import _texts
+from dpjax.tables.io._texts import Texts
+
+_MOST_DIGITS = 300  # float's largest number has 309
+# Programs write a whole number as 1, 1.0, 1.0e+00 or 1e+05; 01234 and 1E5 are codes.
+_PLAIN_NUMBER = re.compile(
+    r"([+-]?(?:0|[1-9][0-9]*))(?:(\.0?)|(?:\.[0-9]*[eE]|e)[+-][0-9]{2,3})?"
+)
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A column of numbers, standardized by public constants.
+
+    (x - center) / scale, clipped to [-limit, limit]. A cell that is missing, does not
+    parse, is NaN or infinite, or leaves the range of float32 becomes 0, as if it lay at
+    the center.
+
+    Args:
+        center: the value that becomes 0, in units of the column.
+        scale: the distance that becomes 1, in units of the column, positive.
+        limit: the largest |feature|, in scales from the center, positive; inf: none.
+
+    Raises:
+        ValueError: If the center is not finite, the scale not positive and finite, or
+            the limit not positive.
+
+    Example:
+        >>> import numpy as np
+        >>> Numeric(center=40, scale=10).encode(np.array(["50", "?"])).tolist()
+        [[1.0], [0.0]]
+        >>> Numeric(40, 10, limit=2.0).encode(np.array(["50", "99"])).tolist()
+        [[1.0], [2.0]]
+    """
+
+    center: float = 0.0
+    scale: float = 1.0
+    limit: float = math.inf
+    categories: ClassVar[tuple[str, ...]] = ()  # those of a column of numbers
+
+    def __post_init__(self) -> None:
+        _validate.within(-sys.float_info.max, sys.float_info.max, center=self.center)
+        _validate.positive(scale=self.scale)
+        _validate.above_zero(limit=self.limit)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The ends of the limit in units of the column, infinite where it has none."""
+        reach = self.scale * self.limit
+        low, high = self.center - reach, self.center + reach
+        return (low, high) if reach < math.inf else (-math.inf, math.inf)
+
+    def declared(self) -> dict[str, Any]:
+        """Returns the constants for JSON, without an infinite limit."""
+        known = {"center": float(self.center), "scale": float(self.scale)}
+        return known | ({"limit": float(self.limit)} if self.limit < math.inf else {})
+
+    def names(self, column_name: str) -> tuple[str, ...]:
+        """Names the one feature that the column gives."""
+        return (column_name,)
+
+    def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns which cells hold a finite number, shape (n,)."""
+        return np.asarray(np.isfinite(_texts.float32_of(column)), bool)
+
+    def encode(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns the column as float32 of shape (n, 1)."""
+        _require_column(column)
+        with np.errstate(over="ignore", invalid="ignore"):
+            standardized = (_texts.numbers_of(column) - self.center) / self.scale
+            feature = standardized.astype(np.float32)
+        feature[~np.isfinite(feature)] = 0.0
+        return np.clip(feature, -self.limit, self.limit)[:, None]
+
+
+@dataclass(frozen=True)
+class BoundedColumn:
+    """A column of amounts from zero to a public maximum: an exposure, or a weight.
+
+    Args:
+        column: its name.
+        max: the largest amount, positive, public.
+
+    Raises:
+        ValueError: If the maximum is not positive and finite.
+
+    Example:
+        >>> import numpy as np
+        >>> years = BoundedColumn("years", 2.0)
+        >>> years.shares(np.array(["1", "9", "-1", "?", ""])).tolist()
+        [0.5, 1.0, 0.0, 0.0, 0.0]
+    """
+
+    column: str
+    max: float
+    categories: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _validate.positive(max=self.max)
+
+    def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns which cells hold a finite number from zero on, shape (n,)."""
+        known = _texts.float32_of(column)
+        return np.asarray(np.isfinite(known) & (known >= 0), bool)
+
+    def shares(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns cells (n,) divided by the maximum, float32 in [0, 1].
+
+        Larger cells count as the maximum; negative ones, and those that do not parse,
+        as zero.
+        """
+        return np.clip(Numeric(scale=self.max).encode(column)[:, 0], 0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column of categories, one-hot over a public list.
+
+    Cells are compared as text without surrounding blanks. Whole numbers and booleans
+    are compared by value, to the last digit: 1, "1", "1.0", True and "true" are one
+    category. Other texts are codes, such as "01", or "250.1" beside "250.10", except in
+    a column of numbers, where all categories are numbers. A cell that is not listed
+    gives a row of zeros, and so does one without a value: None, NaN, NA, NaT or blank.
+
+    Args:
+        categories: the public list, distinct.
+
+    Raises:
+        ValueError: If the list is empty, names a category twice, or names a missing
+            value.
+
+    Example:
+        >>> import numpy as np
+        >>> Categorical(("no", "yes")).encode(np.array(["yes", " no", "?"])).tolist()
+        [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+        >>> Categorical(("1",)).encode(np.array(["1.0e+00", "true", "01"])).tolist()
+        [[1.0], [1.0], [0.0]]
+    """
+
+    categories: tuple[str, ...]
+    center: ClassVar[float] = 0.0  # features are 0 or 1, as they are encoded
+    scale: ClassVar[float] = 1.0
+    limit: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        keys = set(map(_category, self.categories))
+        is_fine = len(keys) == len(self.categories) > 0 and None not in keys
+        rule = "a list of distinct names, at least one, none blank or NaN"
+        _validate.require(is_fine, "categories", self.categories, rule)
+
+    def declared(self) -> dict[str, Any]:
+        """Returns the list for JSON."""
+        return {"categories": [*map(str, self.categories)]}
+
+    def names(self, column_name: str) -> tuple[str, ...]:
+        """Names one feature a category."""
+        return tuple(f"{column_name}={category}" for category in self.categories)
+
+    def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns which cells hold a listed category, shape (n,)."""
+        return self.encode(column).max(axis=1) > 0
+
+    def encode(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns the column as float32 of shape (n, number of categories)."""
+        _require_column(column)
+        if isinstance(column, Texts):
+            cells, codes = column.distinct
+            has_numbers = column.is_number
+        else:
+            cells, codes = column.tolist(), slice(None)
+            has_numbers = column.dtype.kind in "biuf"
+        as_key = _number_of_category if has_numbers else _category
+        position = {as_key(name): index for index, name in enumerate(self.categories)}
+        places = (position.get(as_key(cell), -1) for cell in cells)
+        indices = np.fromiter(places, np.int64, len(cells))[codes]
+        rows = np.flatnonzero(indices >= 0)
+        one_hot = np.zeros((len(column), len(self.categories)), np.float32)
+        one_hot[rows, indices[rows]] = 1.0
+        return one_hot
+
+
+def encode(
+    columns: Mapping[str, np.ndarray | Texts],
+    schema: Mapping[str, Numeric | Categorical],
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Encodes the columns that the schema names, in the order of the schema.
+
+    Args:
+        columns: arrays of shape (n,), of text or numbers, by name; columns that the
+            schema does not name are ignored.
+        schema: what is public about each column to encode.
+
+    Returns:
+        The features, float32 of shape (n, d), and the names of the d features.
+
+    Raises:
+        ValueError: If the schema is empty or names a missing column, or if a column is
+            not one-dimensional, differs in length, or has neither text nor numbers.
+
+    Example:
+        >>> import numpy as np
+        >>> columns = {"age": np.array([30, 50]), "smokes": np.array(["no", "yes"])}
+        >>> schema = {"age": Numeric(40, 10), "smokes": Categorical(("yes",))}
+        >>> features, names = encode(columns, schema)
+        >>> features.tolist(), names
+        ([[-1.0, 0.0], [1.0, 1.0]], ('age', 'smokes=yes'))
+    """
+    _validate.require(len(schema) > 0, "schema", schema, "at least one column")
+    missing = [name for name in schema if name not in columns]
+    rule = f"made of columns that are there ({list(columns)})"
+    _validate.require(not missing, "schema", missing, rule)
+    shapes = {name: np.shape(columns[name]) for name in schema}
+    is_fine = len({*shapes.values()}) == 1
+    _validate.require(is_fine, "columns", shapes, "of one length")
+    features = np.hstack([kind.encode(columns[name]) for name, kind in schema.items()])
+    names = [feature for name, kind in schema.items() for feature in kind.names(name)]
+    return features, tuple(names)
+
+
+def _number_of_category(cell: Any) -> int | float | None:
+    """Returns the value by which a cell of a column of numbers is compared."""
+    known = _category(cell)
+    return _texts.number_of(cell) if isinstance(known, str) else known
+
+
+def _category(cell: Any) -> int | float | str | None:
+    """Returns the number or text by which a cell is compared; None if missing."""
+    text = _texts.text_of(cell)
+    if _texts.is_missing(text):
+        return None
+    number = _PLAIN_NUMBER.fullmatch(text)
+    if number is None or len(text) > _MOST_DIGITS:
+        truth = _texts.truth_of(text)
+        return truth if truth == truth else text
+    if text == number[1] or number[2] is not None:
+        return int(number[1])
+    value = float(text)
+    return value if value.is_integer() else repr(value)
+
+
+def _require_column(column: Any) -> None:
+    is_fine = isinstance(column, np.ndarray | Texts) and column.ndim == 1
+    rule = "a numpy array of shape (n,)"
+    _validate.require(is_fine, "column", np.shape(column), rule)
+    is_fine = column.dtype.kind in "biufSUTO"
+    _validate.require(is_fine, "column", column.dtype, "of text or numbers")

@@ -1,0 +1,133 @@
+"""Norms and sums of gradients over positions, held as two matrices; of constants."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.estimators import Clipping
+from dpjax.gradients.factored._grad import FactoredSamples
+from dpjax.gradients.factored._products import (
+    MatrixProducts,
+    balanced,
+    squared_norm_of_matrices,
+)
+
+NORM_ERROR, LONGEST = 2.0**-13, 2.0**63  # of a norm; in units, what counts as zero
+
+
+def random(rng, shape):
+    return rng.standard_normal(shape)
+
+
+def cancelling(rng, shape):
+    """Collinear positions of alternating signs: nothing is left but their noise."""
+    signs = np.where(np.arange(shape[1]) % 2, -1.0, 1.0)[None, :, None]
+    return signs * (1 + 1e-4 * rng.standard_normal(shape))
+
+
+def of_all_sizes(rng, shape):
+    return rng.standard_normal(shape) * 10.0 ** rng.uniform(-30, 30, shape)
+
+
+def by_position(rng, shape):
+    """1e30 beside 1e-30, of which the other factor has the inverse."""
+    sizes = 10.0 ** np.linspace(-30, 30, shape[1])[None, :, None]
+    return rng.standard_normal(shape) * (sizes if shape[2] % 2 else 1 / sizes)
+
+
+FAMILIES = (random, cancelling, of_all_sizes, by_position)
+
+
+@jax.jit
+def clipped(limit, left, right):
+    """Returns the factors of an influence."""
+    sample = FactoredSamples(MatrixProducts(left[None], right[None], lambda x: x))
+    row = jax.tree.map(lambda x: x[0], sample.finite())
+    return Clipping(limit).bound_fn()(row)[0].leaves.numbers
+
+
+def sums_in_some_orders(left, right):
+    """The float32 sums over positions, worst where all of one sign come first."""
+    terms = left[..., :, None] * right[..., None, :]
+    signs = np.argsort(np.sign(terms[0, :, 0, 0]), kind="stable")
+    for order in (slice(None), slice(None, None, -1), signs):
+        yield np.add.accumulate(terms[:, order], axis=1, dtype=np.float32)[:, -1]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_sum_is_longer_than_the_limit(family, dtype):
+    """In any order over positions, for sizes with and without a common power of 2."""
+    rng = np.random.default_rng(0)
+    longest = 0.0
+    for shape, q in (((1, 2, 3), 4), ((3, 40, 21), 8), ((1, 4096, 5), 2)):
+        for limit in (1e-12, 0.7, 1e30):
+            left = jnp.asarray(family(rng, shape), dtype)
+            right = jnp.asarray(family(rng, (*shape[:2], q)), dtype)
+            a, d = map(np.asarray, clipped(limit, left, right))
+            assert np.isfinite(a).all()
+            assert np.isfinite(d).all()
+            for total in sums_in_some_orders(a, d):
+                assert np.isfinite(total).all()
+                norm = np.linalg.norm(total.astype(float)) / np.float32(limit)
+                assert norm <= 1 + NORM_ERROR
+                longest = max(longest, norm)
+    assert longest > 0.8
+
+
+def test_what_rounding_may_hide_is_little_where_positions_do_not_cancel():
+    rng = np.random.default_rng(0)
+    for groups, num_positions, p, q in ((3, 5, 40, 70), (1, 64, 99, 9)):
+        left = rng.standard_normal((groups, num_positions, p))
+        right = rng.standard_normal((groups, num_positions, q))
+        exact = np.linalg.norm(np.einsum("gtp,gtq->gpq", left, right))
+        pair = balanced(jnp.float32(left), jnp.float32(right))
+        squared_norm = jax.jit(squared_norm_of_matrices)
+        for unit in (1e-12, 1.0, 1e9):
+            squared = squared_norm(*pair, jnp.float32(1 / unit))
+            norm = float(squared) ** 0.5 * np.float32(unit)
+            assert exact * (1 - 1e-6) < norm < exact * 1.001
+
+
+def test_the_norm_of_positions_that_cancel_is_not_too_small():
+    """Without the slack for rounding, Gram matrices find zero for some of these."""
+    rng, length = np.random.default_rng(0), 1024
+    signs = np.where(np.arange(length) % 2, -1.0, 1.0)[:, None]
+    norm = jax.jit(squared_norm_of_matrices)
+    for _ in range(20):
+        left = (signs * (1 + 1e-6 * rng.standard_normal((length, 3)))).astype("f4")
+        right = (1 + 1e-6 * rng.standard_normal((length, 2))).astype("f4")
+        exact = np.linalg.norm(left.T.astype(float) @ right.astype(float))
+        summed = np.zeros((3, 2), np.float32)
+        for a, d in zip(left, right, strict=True):
+            summed = summed + np.outer(a, d)
+        squared = norm(*map(jnp.asarray, (left[None], right[None])), jnp.float32(1))
+        assert float(squared) ** 0.5 >= max(exact, np.linalg.norm(summed))
+
+
+def test_products_of_rows_are_added_one_by_one_on_cpu():
+    """One sum over rows and positions would round by what cancels in a row."""
+    left = jnp.ones((64, 1, 8, 40))
+    leaf = MatrixProducts(left, left, lambda x: x)
+    text = jax.jit(lambda leaf: leaf.add(leaf.zeros(), None, None)).lower(leaf)
+    dots = [x for x in text.compile().as_text().splitlines() if " dot(" in x]
+    assert dots
+    assert all("f32[1,40,40]" in x or "f32[40,40]" in x for x in dots)
+
+
+@pytest.mark.parametrize("constant", [0.0, 1e-12, 1.0, 1e12, 1e30])
+def test_constant_entries_are_measured_too(constant):
+    # Of a parameter that the loss does not use the gradient is a constant, which the
+    # compiler may square by itself, and the unit by itself: infinity times zero.
+    @jax.jit
+    def squares(x):
+        return FactoredSamples([jnp.full(9, constant), x]).squared_norm(1 / x[0])
+
+    for x in (1e-12, 1.0, 1e12, 1e30):
+        measured = float(squares(jnp.full(4, x, jnp.float32)))
+        expected = 9 * (constant / x) ** 2 + 4
+        if expected < LONGEST**2:
+            assert measured == pytest.approx(expected, rel=1e-6)
+        else:
+            assert measured >= LONGEST**2
