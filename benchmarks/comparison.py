@@ -98,9 +98,8 @@ def key_of(seed: int, *names: Any) -> jax.Array:
 
 def keys_of(key: jax.Array, repetitions: int) -> jax.Array:
     """Returns a key a repetition; more of them begin with the fewer."""
-    return jax.vmap(lambda index: jax.random.fold_in(key, index))(
-        np.arange(repetitions, dtype=np.uint32)
-    )
+    indices = np.arange(repetitions, dtype=np.uint32)
+    return jax.vmap(lambda index: jax.random.fold_in(key, index))(indices)
 
 
 class Verdict(NamedTuple):
@@ -129,9 +128,8 @@ def summary(row: Row | None) -> Summary | None:
     if row is None or len(row["excess"]) < 2:
         return None
     values = np.array(row["excess"])
-    return Summary(
-        float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
-    )
+    error = values.std(ddof=1) / math.sqrt(len(values))
+    return Summary(float(values.mean()), float(error))
 
 
 class Numbers:

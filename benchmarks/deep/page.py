@@ -64,22 +64,17 @@ def parts(content: Record, path: Path) -> dict[str, page.Part]:
     cells = numbers.cells(is_made=False)
     grid = methods.NORMS, methods.RATES, methods.STEPS
     at_edge, num_choices = _at_the_edge(numbers)
-    return {
+    names = (
+        "batches num_steps num_bands peak least_noise adam_rate first tail head_share"
+    )
+    constants = {name: getattr(methods, name.upper()) for name in names.split()}
+    return constants | {
         "source": page.source(path),
-        "batches": methods.BATCHES,
-        "steps": methods.NUM_STEPS,
         **dict(zip(("norms", "rates", "counts"), map(listed, grid), strict=True)),
         "settings": int(np.prod([len(values) for values in grid])),
         "keys": methods.NUM_CHOICE_KEYS,
-        "bands": methods.NUM_BANDS,
-        "peak": methods.PEAK,
-        "least": methods.LEAST_NOISE,
-        "adam": methods.ADAM_RATE,
         "lowest": 1 - methods.MOST_LONG,
         "highest": 1 - methods.LEAST_LONG,
-        "first": methods.FIRST,
-        "tail": methods.TAIL,
-        "share": methods.HEAD_SHARE,
         "ours": TITLES[OURS],
         "bar": TITLES[BAR],
         "learnt": LEARNT,

@@ -53,11 +53,9 @@ def rows_of(path: str, names: list[str]) -> Iterator[np.ndarray]:
             raise SystemExit(f"column {name} must be of numbers, is {kind} in {path}.")
     for batch in table.to_batches(columns=names):
         if batch.num_rows:
-            columns = [
-                column.cast(float32(), safe=False).to_numpy(zero_copy_only=False)
-                for column in batch.columns
-            ]
-            yield np.stack(columns, axis=1)
+            columns = (column.cast(float32(), safe=False) for column in batch.columns)
+            arrays = [column.to_numpy(zero_copy_only=False) for column in columns]
+            yield np.stack(arrays, axis=1)
 
 
 def main() -> None:
@@ -90,14 +88,8 @@ def main() -> None:
         jax.make_array_from_callback(array.shape, by_records, array.__getitem__)
         for array in (drawn, targets)
     ]
-    solution = solvers.dp_linear_model(
-        args.loss,
-        (data[0], data[1]),
-        key=fit_key,
-        epsilon=epsilon,
-        delta=delta,
-        intercept=-1,
-    )
+    options = {"epsilon": epsilon, "delta": delta, "intercept": -1}
+    solution = solvers.dp_linear_model(args.loss, tuple(data), key=fit_key, **options)
     weights = np.asarray(solution.params).tolist()
     if jax.process_index() == 0:
         released = {

@@ -27,17 +27,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True, help="shared by all")
     parser.add_argument("--epsilon", type=float, required=True)
     parser.add_argument("--delta", type=float, required=True)
-    parser.add_argument(
-        "--scale", type=float, default=5.0, help="of SmoothedTruncation"
-    )
+    parser.add_argument("--scale", type=float, default=5.0, help="of the truncation")
     parser.add_argument("--learning-rate", type=float, default=0.1)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--save-every", type=int, default=10)
     parser.add_argument("--coordinator", help="host:port of process 0")
-    parser.add_argument("--num-processes", type=int)
-    parser.add_argument("--process-id", type=int)
-    parser.add_argument("--seconds-to-start", type=int, default=300)
-    parser.add_argument("--seconds-of-silence", type=int, default=100)
+    counts = {"steps": 100, "save-every": 10, "num-processes": None, "process-id": None}
+    counts |= {"seconds-to-start": 300, "seconds-of-silence": 100}
+    for name, default in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     return parser.parse_args()
 
 
@@ -59,9 +55,7 @@ def main() -> None:
         jnp.asarray(np.fromfile(args.folder / "key", np.uint32)), impl="threefry2x32"
     )
     solution = solvers.dp_gradient_descent(
-        losses.squared,
-        jnp.zeros(data[0].shape[1]),
-        data,
+        *(losses.squared, jnp.zeros(data[0].shape[1]), data),
         key=key,
         epsilon=args.epsilon,
         delta=args.delta,

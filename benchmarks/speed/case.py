@@ -113,16 +113,16 @@ class Case:
     """Methods that take turns at the same work.
 
     Attributes:
-        build: `build(quick)` returns the methods, with smaller data where quick.
+        build: returns the methods.
         targets: what is asked.
         yardstick: the method that the table divides the times by.
         has_peak: whether the peak memory of each method is measured, in a process of
-            its own; takes seconds a method, and is left out of a quick run.
+            its own.
     """
 
     name: str
     title: str
-    build: Callable[[bool], Sequence[Method]]
+    build: Callable[[], Sequence[Method]]
     targets: Sequence[Target] = ()
     yardstick: str = ""
     has_peak: bool = True

@@ -26,20 +26,19 @@ PACKAGES = [
 
 def add_arguments(parser):
     parser.add_argument("--suite", choices=SUITES, default="cpu")
-    parser.add_argument("--quick", action="store_true", help="small data, few repeats")
     parser.add_argument("--case", action="append", help="this case only; repeatable")
     parser.add_argument("--out", type=Path, help="the record")
 
 
-def main(suite: str, quick: bool, case: Sequence[str] | None, out: Path | None) -> None:
+def main(suite: str, case: Sequence[str] | None, out: Path | None) -> None:
     """Measures, and merges each case into the record as it comes."""
     names = [one.name for one in SUITES[suite]]
     for name in case or ():
         if name not in names:
             raise ValueError(f"case = {name!r}: must be one of {', '.join(names)}")
-    if suite == "gpu" and jax.default_backend() == "cpu" and not quick:
-        raise ValueError("suite = gpu: without a GPU it runs with --quick only")
-    out = out or RESULTS / (f"{suite}-quick.json" if quick else f"{suite}.json")
+    if suite == "gpu" and jax.default_backend() == "cpu":
+        raise ValueError("suite = gpu: must run on a GPU")
+    out = out or RESULTS / f"{suite}.json"
     check_file("--out", out, suffix=".json")
     if suite == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -47,7 +46,7 @@ def main(suite: str, quick: bool, case: Sequence[str] | None, out: Path | None) 
 
     def run(place: record.Place) -> record.Found:
         start = time.perf_counter()
-        rows, facts = measure.run_case(CASES[place[0]], quick=quick)
+        rows, facts = measure.run_case(CASES[place[0]])
         print(f"{place[0]}: {time.perf_counter() - start:.0f} s", flush=True)
         for (_, name), row in rows.items():
             if "left_out" in row:
@@ -56,9 +55,8 @@ def main(suite: str, quick: bool, case: Sequence[str] | None, out: Path | None) 
 
     about = record.about_run(PACKAGES) | {
         "started": datetime.now().isoformat(timespec="seconds"),
-        "is_quick": quick,
         "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "floor": measure.floor(quick),
+        "floor": measure.floor(),
     }
     places = [(name,) for name in case or names]
     record.fill(out, places, run, again=True, about=about)
@@ -68,7 +66,7 @@ def main(suite: str, quick: bool, case: Sequence[str] | None, out: Path | None) 
 def peak(case: str, method: str) -> None:
     """Prints the peak memory of one method."""
     jax.config.update("jax_platforms", "cpu")
-    (found,) = (one for one in CASES[case].build(False) if one.name == method)
+    (found,) = (one for one in CASES[case].build() if one.name == method)
     print(json.dumps(measure.peak_bytes(found)))
 
 

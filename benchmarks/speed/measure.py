@@ -41,7 +41,7 @@ class Effort(NamedTuple):
     most: int
 
 
-FULL, QUICK = Effort(12.0, 5, 25), Effort(0.5, 3, 15)
+FULL, ALONE = Effort(12.0, 5, 25), Effort(0.5, 3, 15)
 
 
 # Bytes of memory that the machine's bandwidth is measured on, by platform: within a
@@ -54,15 +54,14 @@ def _passes(x, count):
     return jax.lax.fori_loop(0, count, lambda _, x: x * 0.5 + 1, x)
 
 
-def floor(quick: bool) -> dict[str, Any]:
+def floor() -> dict[str, Any]:
     """Measures the machine's bandwidth, of passes `x <- x/2 + 1` over memory.
 
     Bytes read plus bytes written in a second, the most of several timings by size.
     """
-    sizes = SIZES["cpu" if jax.default_backend() == "cpu" else "gpu"]
     copies = []
-    for size in sizes[:2] if quick else sizes:
-        count = max(2**32 // (8 if quick else 1) // (2 * size), 2)
+    for size in SIZES["cpu" if jax.default_backend() == "cpu" else "gpu"]:
+        count = max(2**32 // (2 * size), 2)
         x, times = jnp.ones(size // 4), []
         for _ in range(8):
             jax.block_until_ready(x)
@@ -137,17 +136,17 @@ def take_turns(methods: Sequence[Prepared], effort: Effort) -> dict[str, list[fl
     return times
 
 
-def run_case(case: Case, *, quick: bool, effort: Effort | None = None) -> Found:
+def run_case(case: Case, effort: Effort = FULL) -> Found:
     """Measures all methods of a case; those that fail are left out, and named."""
     prepared, rows = [], {}
-    for method in case.build(quick):
+    for method in case.build():
         try:
             prepared.append(prepare(method))
         except Exception as error:
             reason = str(error).strip().splitlines() or [""]
             why = f"{type(error).__name__}: {reason[0][:200]}"
             rows[case.name, method.name] = {"left_out": why}
-    times = take_turns(prepared, effort or (QUICK if quick else FULL))
+    times = take_turns(prepared, effort)
     for one in prepared:
         name = one.method.name
         low, _, high = statistics.quantiles(times[name], n=4, method="inclusive")
@@ -161,7 +160,7 @@ def run_case(case: Case, *, quick: bool, effort: Effort | None = None) -> Found:
             "moved_bytes": one.method.moved_bytes,
         }
         rows[case.name, name] = {x: y for x, y in row.items() if y is not None}
-    if case.has_peak and not quick:
+    if case.has_peak:
         names = [one.method.name for one in prepared]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             peaks = list(pool.map(partial(_peak_apart, case.name), names))
@@ -173,7 +172,7 @@ def run_case(case: Case, *, quick: bool, effort: Effort | None = None) -> Found:
     alone = [one for one in prepared if one.method.name == case.yardstick]
     seconds = None
     if alone:
-        seconds = statistics.median(take_turns(alone, QUICK)[case.yardstick])
+        seconds = statistics.median(take_turns(alone, ALONE)[case.yardstick])
     return rows, {case.name: {"alone_seconds": seconds}}
 
 

@@ -66,8 +66,6 @@ def _machine(found: Mapping[str, Results]) -> Iterator[str]:
         if run.get("load_before") is not None:
             load = number(run["load_before"])
             text += f" Load of the machine before the run: {load}."
-        if run["is_quick"]:
-            text += " **Quick: data are smaller than headings say, and repeats few.**"
         yield text
 
 

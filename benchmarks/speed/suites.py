@@ -59,29 +59,23 @@ def _sum_of(n, d):
     return jax.jit(lambda x: x.sum(axis=0)), (_samples(n, d),)
 
 
-def _reduction(n, d, quick):
-    if quick:
-        n, d = 2**12, 64
+def _reduction(n, d):
     read = 4 * n * d
     methods = [Method("jnp.sum", partial(_sum_of, n, d), "jax", moved_bytes=read)]
     for name, estimator in coordinatewise(0.5).items():
-        for size in (None,) if quick else (None, 2**12, 2**14, 2**16, n):
+        for size in (None, 2**12, 2**14, 2**16, n):
             label = name if size is None else f"{name}, microbatch {size:,}"
             make = partial(_mean_of, estimator, n, d, size)
             methods.append(Method(label, make, moved_bytes=read))
     return methods
 
 
+_SHARES = [Target(x, quantity="copy_share", at_least=0.6) for x in coordinatewise(0.5)]
 REDUCTIONS = [
     Case(
         f"reduction-{n}x{d}",
         f"The mean of {n:,} samples of {d:,} coordinates in memory",
-        partial(_reduction, n, d),
-        [
-            Target(name, quantity="copy_share", at_least=0.6)
-            for name in coordinatewise(0.5)
-        ],
-        yardstick="jnp.sum",
+        *(partial(_reduction, n, d), _SHARES, "jnp.sum"),
         has_peak=False,
     )
     for n, d in ((2**20, 1024), (2**14, 2**16), (2**24, 64))
@@ -150,62 +144,48 @@ def _targets(model, clipping, sizes, factor=1):
     return asked + [Target("Clipping", [name], times_faster=1) for name in names]
 
 
-# Compiling takes most of a quick run.
 SMOOTHED = ["SmoothedTruncation, beta 1", "SmoothedTruncation, beta 9.21"]
-SLOW = ["Mean", "Winsorization", *SMOOTHED]
+MLP_SIZES = (1, 2, 4, 8, 16, 32, 64, None)
 
 
-def _model_case(model, title, batch_sizes, clipping, sizes=(1, 4, 16, 64, None)):
-    full, small = batch_sizes
-    sizes = tuple(size for size in sizes if size is None or size < full)
-
-    def build(quick):
-        if not quick:
-            return gradient_methods(model, full, sizes)
-        leave = [SMOOTHED[1], HOOKS] if model == "mlp" else [*SLOW, HOOKS]
-        return gradient_methods(model, small, (1, 2), leave=leave)
-
-    targets = _targets(model, clipping, sizes, factor=10 if model == "mlp" else 1)
-    if model == "mlp":
+def _model_case(model, title, batch_size, clipping):
+    is_mlp = model == "mlp"
+    sizes = MLP_SIZES if is_mlp else (1, 4, 16, 64, None)
+    sizes = tuple(size for size in sizes if size is None or size < batch_size)
+    targets = _targets(model, clipping, sizes, factor=10 if is_mlp else 1)
+    if is_mlp:
         targets += [Target("Clipping", [GHOST], times_faster=1.5)]
         bounds = {"Truncation": 3, "Winsorization": 3} | dict.fromkeys(SMOOTHED, 8)
         targets += [Target(x, [PLAIN], at_most=most) for x, most in bounds.items()]
         targets += [_faster("Truncation", 1, sizes)]
         targets += [Target("Truncation", [OPTAX], times_faster=1)]
-    name = f"gradient-{model.replace('_', '-')}"
-    return Case(name, f"{title}, batch {full}", build, targets, yardstick=PLAIN)
+    name, title = f"gradient-{model.replace('_', '-')}", f"{title}, batch {batch_size}"
+    build = partial(gradient_methods, model, batch_size, sizes)
+    return Case(name, title, build, targets, PLAIN)
 
 
 def _gpu_case(model, batch_size):
-    def build(quick):
-        if quick and batch_size > 256:  # one batch a model will do
-            return []
-        leave = [*SLOW, HOOKS, OPTAX] if quick else [*SLOW, OPTAX]
-        size = 8 if quick else batch_size
-        return gradient_methods(model, size, (None,), leave=leave)
-
+    # Others take half a minute each to compile there.
+    leave = ["Mean", "Winsorization", *SMOOTHED, OPTAX]
+    build = partial(gradient_methods, model, batch_size, (None,), leave=leave)
     return Case(
         f"gradient-{model.replace('_', '-')}-{batch_size}",
         f"The robust gradient of the model {model!r}, batch {batch_size:,}",
         build,
         [Target("Clipping", [PLAIN], at_most=2), _faster("Clipping", 1, (None,))],
-        yardstick=PLAIN,
+        PLAIN,
         has_peak=False,
     )
 
 
-MLP_TITLE = "The robust gradient of an MLP 784-256-10"
-MLP_SIZES = (1, 2, 4, 8, 16, 32, 64, None)
 SUITES = {
     "cpu": [
-        _model_case("mlp", MLP_TITLE, (256, 64), 1.5, MLP_SIZES),
-        _model_case("convolutional", "A convolutional network", (256, 64), 2),
-        _model_case("transformer", "A transformer", (64, 32), 1.5),
-        _model_case("text_classifier", "A text classifier", (256, 64), 2),
-        _model_case(
-            "low_rank_tokens", "Products of low rank on all tokens", (32, 8), 1.5
-        ),
-        _model_case("decoder", "A decoder of 10 million parameters", (8, 2), 1.5),
+        _model_case("mlp", "The robust gradient of an MLP 784-256-10", 256, 1.5),
+        _model_case("convolutional", "A convolutional network", 256, 2),
+        _model_case("transformer", "A transformer", 64, 1.5),
+        _model_case("text_classifier", "A text classifier", 256, 2),
+        _model_case("low_rank_tokens", "Products of low rank on all tokens", 32, 1.5),
+        _model_case("decoder", "A decoder of 10 million parameters", 8, 1.5),
     ],
     "gpu": [
         *REDUCTIONS,

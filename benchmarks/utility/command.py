@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks utility`: runs methods, and merges records."""
+"""The command `python -m benchmarks utility`: runs methods."""
 
 import time
 from collections.abc import Callable
@@ -10,12 +10,11 @@ import numpy as np
 
 from benchmarks import comparison
 from benchmarks.comparison import key_of, keys_of
-from benchmarks.record import RESULTS, Row, merge, read, rounded
+from benchmarks.record import RESULTS, Row, rounded
 from benchmarks.utility import predictions, problems, sklearn, tuning
 from benchmarks.utility.methods import METHODS, Method
 from benchmarks.utility.peers import LeftOut
 from benchmarks.utility.problems import Problem
-from dpjax._files import check_file
 
 PATH = RESULTS / "utility.json"
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 8.0)
@@ -40,19 +39,12 @@ def add_arguments(parser):
     """Adds the commands below `utility`."""
     commands = parser.add_subparsers(dest="part", required=True)
     for part, (*settings, _) in PARTS.items():
-        one = commands.add_parser(part, help="run methods, merge into the record")
+        one = commands.add_parser(part, help="run what the record lacks")
         comparison.add_run_arguments(one, *settings)
-    merging = commands.add_parser("merge", help="merge records of parts")
-    merging.add_argument("parts", nargs="+", type=Path)
-    merging.add_argument("--out", type=Path, default=PATH)
 
 
 def main(part, **options):
     """Runs the command."""
-    if part == "merge":
-        check_file("--out", options["out"], suffix=".json")
-        merge([read(path) for path in options["parts"]], options["out"])
-        return
     methods, *_, packages = PARTS[part]
     known = {"method": methods, "problem": problems.NAMES}
     judge = predictions.judged if part == "predictions" else judged

@@ -66,9 +66,8 @@ def clipped_gradients(features, targets, params, norms, loss):
 
 def draws(keys, step, num):
     """Returns the normal numbers of a step, a column a key."""
-    return jax.vmap(
-        lambda key: jax.random.normal(jax.random.fold_in(key, step), (num,))
-    )(keys).T
+    keys = jax.vmap(jax.random.fold_in, (0, None))(keys, step)
+    return jax.vmap(lambda key: jax.random.normal(key, (num,)))(keys).T
 
 
 @partial(jax.jit, static_argnames="loss")
@@ -100,25 +99,15 @@ def descend(
     chunk = max(1, int(MEMORY / (12 * num_samples * keys.size)))
     params = np.empty((num_features, len(settings), keys.size), np.float32)
     for num_steps in sorted({setting.num_steps for setting in settings}):
-        multiplier = noise_multiplier(
-            epsilon, data.delta, Sampling(num_steps=num_steps)
-        )
+        sampling = Sampling(num_steps=num_steps)
+        multiplier = noise_multiplier(epsilon, data.delta, sampling)
+        noise = np.float32(multiplier * 2 / num_samples)
         places = [i for i, one in enumerate(settings) if one.num_steps == num_steps]
         for start in range(0, len(places), chunk):
             part = places[start : start + chunk]
-            norms, rates = (
-                np.array([settings[i][axis] for i in part], np.float32)
-                for axis in (0, 1)
-            )
-            params[:, part] = _descend(
-                *on_device(data),
-                norms,
-                rates,
-                keys,
-                num_steps,
-                np.float32(multiplier * 2 / num_samples),
-                loss=data.loss,
-            )
+            norms, rates, _ = np.array([settings[i] for i in part], np.float32).T
+            runs = norms, rates, keys, num_steps, noise
+            params[:, part] = _descend(*on_device(data), *runs, loss=data.loss)
     return params
 
 

@@ -28,7 +28,6 @@ RUN = {
     "memory_bytes": 2**34,
     "versions": {"dpjax": "0.1.0", "opacus": None},
     "started": "2026-11-20T12:30:45",
-    "is_quick": False,
     "floor": SPEED,
 }
 
@@ -112,7 +111,7 @@ def test_no_import_goes_round_in_a_circle():
 def test_targets_name_methods_of_their_case():
     for case in CASES.values():
         if case.targets:
-            names = {method.name for method in case.build(False)}
+            names = {method.name for method in case.build()}
             for target in case.targets:
                 assert {target.method, *target.against} <= names
 
@@ -152,16 +151,15 @@ def test_a_broken_record_is_refused(cpu, old, new):
 
 
 def test_a_run_replaces_its_cases(cpu, monkeypatch):
-    monkeypatch.setattr(measure, "floor", lambda quick: SPEED)
+    monkeypatch.setattr(measure, "floor", lambda: SPEED)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     name = "gradient-decoder"
     found = {(name, "Clipping"): row(5.0)}, {name: {"alone_seconds": None}}
-    monkeypatch.setattr(measure, "run_case", lambda case, quick: found)
-    main(["run", "--quick", "--case", name, "--out", str(cpu)])
+    monkeypatch.setattr(measure, "run_case", lambda case: found)
+    main(["run", "--case", name, "--out", str(cpu)])
     after = results(record.read(cpu))
     assert after[name].find("Clipping").seconds == 5.0
-    assert record.read(cpu).runs[-1]["is_quick"]
-    assert not after["gradient-mlp"].run["is_quick"]
+    assert len(record.read(cpu).runs) == 2
     assert after["gradient-mlp"] == results(made_up())["gradient-mlp"]
 
 
@@ -184,8 +182,8 @@ def test_a_case_runs_and_leaves_out_what_fails():
         Method("peer", host, "no_such_package"),
         Method("broken", broken),
     ]
-    case = Case("small", "small", lambda quick: methods, yardstick="ours")
-    rows, facts = measure.run_case(case, quick=True, effort=measure.Effort(0.1, 4, 4))
+    case = Case("small", "small", lambda: methods, (), "ours", has_peak=False)
+    rows, facts = measure.run_case(case, measure.Effort(0.1, 4, 4))
     rows = {place: {**one, "run": 0} for place, one in rows.items()}
     found = results(Record((RUN,), facts, rows))["small"]
     assert found.left_out == {
@@ -245,7 +243,7 @@ def test_the_peers_compute_our_gradient(model):
     ("arguments", "message"),
     [
         (["run", "--case", "none"], r"case = 'none': must be one of"),
-        (["run", "--quick", "--out", "cpu.txt"], "--out must be a file that ends in"),
+        (["run", "--out", "cpu.txt"], "--out must be a file that ends in"),
         (["report", "none"], "page = 'none': must be one of"),
     ],
 )
