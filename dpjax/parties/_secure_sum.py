@@ -79,7 +79,8 @@ class SecureSum:
         these others. Each failed attempt drops a party, so T calls reveal at most T + D
         sums, including the last attempt of an aborted job: contributions carry noise
         for K - C - D parties and T + D releases, fresh in each attempt. This needs
-        authentic public keys of all parties (`fingerprints`).
+        authentic public keys of all parties: without `fingerprints` the transport is
+        trusted.
 
     Example:
         >>> from dpjax.parties import run_parties

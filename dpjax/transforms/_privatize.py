@@ -134,7 +134,8 @@ def privatize(
         sensitivity=1, num_releases=T)`, with a strategy all of them together to
         `noise_multiplier_to_epsilon`, one alone with less noise. It includes adaptive
         thresholds, holds on several devices, and is for users if rows are users. With
-        `TrimmedMean` one update is (1 / (2 noise_multiplier^2))-zCDP under replace-one.
+        `TrimmedMean` an update is (1 / (2 noise_multiplier^2))-zCDP under replace-one,
+        and T of them are T times that; its d coordinates have equal shares.
 
     Example:
         >>> import jax, jax.numpy as jnp
