@@ -102,7 +102,7 @@ class Site(NamedTuple):
     residuals: Callable[[Sequence[Any]], Any]
     factors: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]
 
-    def turned(self) -> "Site":
+    def transposed(self) -> "Site":
         """Returns the site of the transpose: vectors and cotangents change places."""
         groups, positions, p, q = self.sizes
         return self._replace(
@@ -134,7 +134,7 @@ def repeated(
         x = function(x)
         return x.transpose(order).reshape(groups, -1, x.shape[-1])
 
-    return lambda kept, x: (merged(vectors, kept), merged(cotangents, x))
+    return lambda residuals, x: (merged(vectors, residuals), merged(cotangents, x))
 
 
 @dataclass(frozen=True)
