@@ -134,7 +134,7 @@ def repeated(
         x = function(x)
         return x.transpose(order).reshape(groups, -1, x.shape[-1])
 
-    return lambda kept, x: (merged(vectors, kept), merged(cotangents, x))
+    return lambda residuals, x: (merged(vectors, residuals), merged(cotangents, x))
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ def _of_matrix(use):
         sites, is_turned = use.sites, is_turned != (use.order[0] == 1)
     else:
         return None
-    sites = tuple(map(Site.turned, sites)) if is_turned else sites
+    sites = tuple(map(Site.transposed, sites)) if is_turned else sites
     return Product(sites, (0, 1), 0, 1, shape, Moves())
 
 
