@@ -16,8 +16,7 @@ import numpy as np
 
 from dpjax import datasets
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.datasets._dataset import assemble, every_fifth, in_units, signs
-from dpjax.datasets._files import read_columns
+from dpjax.datasets._dataset import assemble, every_fifth, in_units, read_columns, signs
 
 Columns = Mapping[str, np.ndarray]
 _FLAG = Numeric(limit=1.0)

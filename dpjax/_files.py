@@ -135,20 +135,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def made(folder: Path) -> Iterator[None]:
-    """Makes a folder; if the block fails, removes it if it is new and empty."""
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:
-        if is_new:
-            with contextlib.suppress(OSError):  # it holds files
-                folder.rmdir()
-        raise
-
-
 def date_at(day: date, *paths: Path) -> None:
     """Sets the times of files and folders to the start of a day in UTC, if possible.
 
@@ -179,13 +165,20 @@ def write_together(
         >>> [path.name for path in folder.iterdir()]
         ['report.json']
     """
+    is_new = not folder.exists()
     try:
-        with made(folder), contextlib.ExitStack() as last_first:
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as last_first:
             for file_name, content in reversed([*contents.items()]):
                 file = last_first.enter_context(replacing(folder / file_name))
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             before()
-    except OSError as why:
+    except BaseException as why:
+        if is_new:
+            with contextlib.suppress(OSError):  # it holds files
+                folder.rmdir()
+        if not isinstance(why, OSError):
+            raise
         raise OSError(f"{name} {folder} could not be written to: {why}.") from why

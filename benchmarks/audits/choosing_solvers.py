@@ -4,6 +4,7 @@ A choice shows nearly all of its epsilon where a record decides which of two can
 that tie is ahead.
 """
 
+import jax
 import jax.numpy as jnp
 
 from benchmarks.audits.case import Case, audited, last_turned, linear, of, solved

@@ -17,7 +17,7 @@ import optax
 
 from benchmarks.data import load
 from dpjax import datasets
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 
 Params = dict[str, jax.Array]
 HIDDEN = 24  # units of a perceptron

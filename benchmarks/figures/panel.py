@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 
 TITLES = {
     "num_samples": "records n",

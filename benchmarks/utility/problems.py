@@ -17,7 +17,7 @@ from scipy.stats import t as student_t
 
 from benchmarks.comparison import LARGEST_EXCESS
 from benchmarks.data import load
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 
 # The ridge of the non-private logistic optimum: some categories separate the labels.
 RIDGE = 1e-8

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING
 from dpjax._lazy import lazily
 
 if TYPE_CHECKING:
-    from dpjax.datasets._dataset import Dataset
+    from dpjax.datasets._dataset import Dataset, load
     from dpjax.datasets._heavy_tailed import linear_model, logistic_model, sparse_params
     from dpjax.datasets._laws import LogNormal, Normal, Pareto, StudentT
-    from dpjax.datasets._load import load
-    from dpjax.tables.columns._encoding import Categorical, Numeric, encode
+    from dpjax.tables.columns._kinds import Categorical, Numeric, encode
 
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "dpjax.datasets._dataset": "Dataset",
-        "dpjax.tables.columns._encoding": "Categorical Numeric encode",
+        "dpjax.datasets._dataset": "Dataset load",
+        "dpjax.tables.columns._kinds": "Categorical Numeric encode",
         "dpjax.datasets._heavy_tailed": "linear_model logistic_model sparse_params",
         "dpjax.datasets._laws": "LogNormal Normal Pareto StudentT",
-        "dpjax.datasets._load": "load",
     },
 )
 

@@ -144,11 +144,8 @@ def linear_model(
     Reference:
         001, section 6 and appendix C; 004, section 6.
     """
-    return Synthetic(
-        *_latent_model(
-            key, num_samples, num_features, feature_law, noise_law, params_fn
-        )
-    )
+    laws = feature_law, noise_law, params_fn
+    return Synthetic(*_latent_model(key, num_samples, num_features, *laws))
 
 
 def logistic_model(
@@ -174,14 +171,13 @@ def logistic_model(
         key: a typed JAX key.
         num_samples: n.
         num_features: d.
-        feature_law: law of every entry of x.
-        noise_law: law of e; None for no noise.
-        params_fn: (key, d) -> w*, shape (d,).
+        feature_law: as `noise_law` and `params_fn`, of `linear_model`.
+        noise_law: law of e.
+        params_fn: law of w*.
         sign: 1 or -1.
 
     Returns:
-        The problem, with features (n, d), targets (n,) in {-1, +1} and the w* of z,
-        shape (d,).
+        As `linear_model`, with targets in {-1, +1}.
 
     Raises:
         ValueError: If the key, a count or the sign is not of its kind.
@@ -198,10 +194,10 @@ def logistic_model(
         004, sections 6.1 and 6.3; 001, section 6 and appendix C.
     """
     _validate.require(sign in (1, -1), "sign", sign, "1 or -1")
-    features, latent, true_params = _latent_model(
-        key, num_samples, num_features, feature_law, noise_law, params_fn
-    )
-    return Synthetic(features, _signs(sign * latent), true_params)
+    laws = feature_law, noise_law, params_fn
+    features, latent, true_params = _latent_model(key, num_samples, num_features, *laws)
+    ones = jnp.ones_like(latent)
+    return Synthetic(features, jnp.where(sign * latent > 0, ones, -ones), true_params)
 
 
 def _latent_model(
@@ -223,8 +219,3 @@ def _latent_model(
     if noise_law is not None:
         latent += noise_law.sample(noise_key, (num_samples,))
     return features, latent, true_params
-
-
-def _signs(latent: jax.Array) -> jax.Array:
-    ones = jnp.ones_like(latent)
-    return jnp.where(latent > 0, ones, -ones)

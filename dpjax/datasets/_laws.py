@@ -75,9 +75,8 @@ class LocationScale(Law):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _validate.require(
-            math.isfinite(self.location), "location", self.location, "finite"
-        )
+        is_finite = math.isfinite(self.location)
+        _validate.require(is_finite, "location", self.location, "finite")
         _validate.positive(scale=self.scale)
 
     def _mean(self) -> float:
@@ -185,9 +184,8 @@ class Pareto(Law):
         _validate.positive(tail_index=self.tail_index, scale=self.scale)
 
     def _mean(self) -> float:
-        if self.tail_index <= 1:
-            return math.inf
-        return self.scale * self.tail_index / (self.tail_index - 1)
+        excess = max(self.tail_index - 1, 0.0)
+        return self.scale * self.tail_index / excess if excess else math.inf
 
     def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
         return self.scale * jax.random.pareto(key, self.tail_index, shape)
@@ -201,9 +199,8 @@ class _Centered(Law):
         return f"{self.law!r}.centered()"
 
     def __post_init__(self) -> None:
-        _validate.require(
-            math.isfinite(self.law.mean), "law", self.law, "a law with a finite mean"
-        )
+        is_finite = math.isfinite(self.law.mean)
+        _validate.require(is_finite, "law", self.law, "a law with a finite mean")
 
     def _mean(self) -> float:
         return 0.0

@@ -1,8 +1,14 @@
 """RAND Health Insurance Experiment: what does a person's care cost in a year?"""
 
-from dpjax.datasets._dataset import Dataset, assemble, every_fifth, in_units
-from dpjax.datasets._files import bundled, read_columns
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.datasets._dataset import (
+    Dataset,
+    assemble,
+    bundled,
+    every_fifth,
+    in_units,
+    read_columns,
+)
+from dpjax.tables.columns._kinds import Categorical, Numeric
 
 _FLAG = Numeric(limit=1.0)
 
@@ -23,10 +29,7 @@ SCHEMA = {
     "time": Numeric(center=1, scale=1),
     "site": Categorical(("1", "2", "3", "4", "5", "6")),
     "xage": Numeric(center=30, scale=15),
-    "female": _FLAG,
-    "child": _FLAG,
-    "fchild": _FLAG,
-    "black": _FLAG,
+    **dict.fromkeys(("female", "child", "fchild", "black"), _FLAG),
     "educdec": Numeric(center=12, scale=3),
     "linc": Numeric(center=8.5, scale=1),
     "lnum": Numeric(center=1.2, scale=0.5),
@@ -34,9 +37,7 @@ SCHEMA = {
     "disea": Numeric(center=10, scale=10),
     "mhi": Numeric(center=75, scale=15),
     "xghindx": Numeric(center=75, scale=15),
-    "hlthg": _FLAG,
-    "hlthf": _FLAG,
-    "hlthp": _FLAG,
+    **dict.fromkeys(("hlthg", "hlthf", "hlthp"), _FLAG),
 }
 
 

@@ -46,7 +46,7 @@ class Estimator(abc.ABC):
     an infinity         counts as its limit for `Winsorization` and
                         `SmoothedTruncation`, as ±1e30 for `TrimmedMean`, as zero
                         for all others
-    a norm of 2^63      clip norms of `Clipping` and more, or scales, or offsets: the
+    a norm of 2^63 up   in clip norms, scales or offsets of estimators by norm: the
                         whole sample counts as zero
     a masked row        counts as zero; the divisor stays the same
     half precision      becomes float32, as do integers; float64 is kept

@@ -229,6 +229,10 @@ def evaluate(
     def read(atom):
         return atom.val if isinstance(atom, core.Literal) else values[atom]
 
+    def wide(index):  # integers of 32 bits or more
+        is_narrow = jnp.iinfo(jax.typeof(index).dtype).bits < 32
+        return lax.convert_element_type(index, jnp.int32) if is_narrow else index
+
     def run(equation, inputs):
         kind = equation.primitive
         if not kind.multiple_results:
@@ -242,7 +246,7 @@ def evaluate(
         inputs = [read(atom) for atom in equation.invars]
         kind = equation.primitive.name.partition("-")[0]
         indices = INDICES.get(kind, slice(0))
-        inputs[indices] = map(_wide, inputs[indices])
+        inputs[indices] = map(wide, inputs[indices])
         with equation.ctx.manager:  # where and how it is to be computed
             if is_plain_jit(equation):
                 inner = equation.params["jaxpr"]
@@ -270,12 +274,6 @@ def is_plain_jit(equation: core.JaxprEqn) -> bool:
         return False
     places = equation.params["in_shardings"] + equation.params["out_shardings"]
     return not any(isinstance(x, jax.sharding.Sharding) for x in places)
-
-
-def _wide(index: Any) -> Any:
-    """Returns integers of 32 bits or more."""
-    is_narrow = jnp.iinfo(jax.typeof(index).dtype).bits < 32
-    return lax.convert_element_type(index, jnp.int32) if is_narrow else index
 
 
 def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
@@ -308,14 +306,22 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
 
         def rule(place, equation, inputs, run):
             del place
-            variable = equation.invars[0] if equation.invars else None
-            if _is_convolution_of_other_order(equation):
-                return [_convolution(*inputs, **equation.params)]
-            if _is_outer_product(equation):
-                factors[equation.outvars[0]] = inputs
-                return [jnp.outer(*inputs)]
-            if _is_matrix_transpose(equation) and variable in factors:
-                return [jnp.outer(*reversed(factors[variable]))]
+            kind, params = equation.primitive, equation.params
+            is_placed = params.get("out_sharding") is not None
+            if kind is lax.conv_general_dilated_p and not is_placed:
+                numbers = params["dimension_numbers"]
+                if numbers != _order(len(numbers.lhs_spec)):
+                    return [_convolution(*inputs, **params)]
+            if kind is lax.dot_general_p and not is_placed:
+                types = [x.aval for x in (*equation.invars, *equation.outvars)]
+                is_of_one_type = len({x.dtype for x in types}) == 1
+                if [x.ndim for x in types] == [1, 1, 2] and is_of_one_type:
+                    factors[equation.outvars[0]] = inputs
+                    return [jnp.outer(*inputs)]
+            if kind is lax.transpose_p and params["permutation"] == (1, 0):
+                (x,) = equation.invars
+                if isinstance(x, core.Var) and x in factors:  # a literal has no hash
+                    return [jnp.outer(*reversed(factors[x]))]
             return run()
 
         results = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rule)
@@ -350,32 +356,6 @@ def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> 
                 program = getattr(x, "jaxpr", x)
                 if isinstance(program, core.Jaxpr):
                     refuse_collectives(program, inside)
-
-
-def _is_outer_product(equation: core.JaxprEqn) -> bool:
-    """Tells whether a product multiplies each entry of a vector by each of another."""
-    if equation.primitive is not lax.dot_general_p:
-        return False
-    avals: list[Any] = [x.aval for x in (*equation.invars, *equation.outvars)]
-    is_placed = equation.params["out_sharding"] is not None
-    ndims, dtypes = [x.ndim for x in avals], {x.dtype for x in avals}
-    return ndims == [1, 1, 2] and len(dtypes) == 1 and not is_placed
-
-
-def _is_matrix_transpose(equation: core.JaxprEqn) -> bool:
-    return (
-        equation.primitive is lax.transpose_p
-        and isinstance(equation.invars[0], core.Var)  # a literal has no hash
-        and equation.params["permutation"] == (1, 0)
-    )
-
-
-def _is_convolution_of_other_order(equation: core.JaxprEqn) -> bool:
-    if equation.primitive is not lax.conv_general_dilated_p:
-        return False
-    numbers = equation.params["dimension_numbers"]
-    is_placed = equation.params["out_sharding"] is not None
-    return numbers != _order(len(numbers.lhs_spec)) and not is_placed
 
 
 def _order(ndim: int) -> lax.ConvDimensionNumbers:

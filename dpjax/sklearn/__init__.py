@@ -27,17 +27,14 @@ without declared categories, release statistics without noise; steps that use on
 at a time are fine. On Adult, who earns more than 50,000 dollars a year:
 
 Example:
-    >>> import csv, gzip
     >>> from importlib.resources import files
-    >>> import numpy as np
+    >>> import pandas as pd
     >>> from sklearn.compose import make_column_transformer
     >>> from sklearn.pipeline import make_pipeline
     >>> from sklearn.preprocessing import OneHotEncoder
     >>> from dpjax.sklearn import DPLogisticRegression
-    >>> packed = files("dpjax.datasets").joinpath("data", "adult.data.gz").read_bytes()
-    >>> lines = gzip.decompress(packed).decode().splitlines()
-    >>> table = np.array(
-    ...     [row for row in csv.reader(lines, skipinitialspace=True) if row], object)
+    >>> path = files("dpjax.datasets").joinpath("data", "adult.data.gz")
+    >>> table = pd.read_csv(path, header=None, skipinitialspace=True).to_numpy()
     >>> income, age, education, gain, hours, relationship = 14, 0, 4, 10, 12, 7
     >>> relationships = ["Wife", "Own-child", "Husband", "Not-in-family"]
     >>> model = make_pipeline(
@@ -66,8 +63,11 @@ from dpjax.sklearn._amounts import (
     DPTweedieRegressor,
 )
 from dpjax.sklearn._classifier import DPLogisticRegression
-from dpjax.sklearn._mean import DPMeanRegressor
-from dpjax.sklearn._regressors import DPHuberRegressor, DPLinearRegression
+from dpjax.sklearn._regressors import (
+    DPHuberRegressor,
+    DPLinearRegression,
+    DPMeanRegressor,
+)
 from dpjax.sklearn._scoring import score_privately
 
 __all__ = [

@@ -1,6 +1,7 @@
 """Additive models: a curve of every column, for classes and for numbers."""
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -13,14 +14,14 @@ from dpjax import _validate, losses
 from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import named
-from dpjax.sklearn import _columns, _tables
-from dpjax.sklearn._amounts import WithExposure, amounts_in_unit, amounts_range
+from dpjax.sklearn import _tables
+from dpjax.sklearn._amounts import WithExposure
 from dpjax.sklearn._classifier import Classifier
 from dpjax.sklearn._linear import LinearEstimator, parameters
-from dpjax.sklearn._regressors import Unit, in_unit
+from dpjax.sklearn._regressors import Unit
 from dpjax.solvers import Curves, dp_additive_model
-from dpjax.tables import _shapes
-from dpjax.tables._shapes import Shape
+from dpjax.tables import _pages
+from dpjax.tables._pages import Shape
 from dpjax.tables._summary import interval_of
 
 _LOSSES = {
@@ -40,14 +41,14 @@ class _Additive(LinearEstimator):
     _errors = _correlations = None  # of the curves, where they are asked for
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
-        is_bool = isinstance(self.intervals, bool)
-        _validate.require(is_bool, "intervals", self.intervals, "a bool")
-        self._categories = _columns.categories_of(self.categorical_features, X)
-        straight = _columns.straight_of(X)
+        self._categories = _tables.categories_of(self.categorical_features, X)
+        kinds = {name: str(kind).lower() for name, kind in _tables.types_of(X)}
         checked = super()._check(X)
-        names = list(getattr(self, "feature_names_in_", range(self.n_features_in_)))
+        names = _tables.names_in(self)
         self._is_number = np.array([name not in self._categories for name in names])
-        self._bends = np.array([name not in straight for name in names])
+        # The functions of truth values are lines.
+        is_truth = [kinds.get(name, "").startswith("bool") for name in names]
+        self._bends = ~np.array(is_truth)
         return checked
 
     def _fit_scores(
@@ -55,7 +56,7 @@ class _Additive(LinearEstimator):
         loss: LinearLoss,
         features: np.ndarray,
         targets: np.ndarray,
-        weights: np.ndarray | None,
+        weights: np.ndarray,
         offsets: np.ndarray | None = None,
         **release: Any,
     ) -> None:
@@ -64,15 +65,12 @@ class _Additive(LinearEstimator):
         bends = self._bends[is_number]
         is_truth = ~bends & np.isnan(low)  # of a type that holds 0 and 1 alone
         low[is_truth], high[is_truth] = 0.0, 1.0
-        is_public = ~np.isnan(low)
-        standard, options = self._prepared(
-            features[:, is_number], weights, (low, high), **release
-        )
-        self._set_standard(standard.for_knots(is_public))
-        rows = self._design(features)
+        numbers = features[:, is_number]
+        standard, options = self._prepared(numbers, weights, (low, high), **release)
+        self._set_standard(standard.for_knots(~np.isnan(low)))
         solution = dp_additive_model(
             loss,
-            (rows, targets.astype(np.float32)),
+            (self._design(features), targets.astype(np.float32)),
             smooth=np.flatnonzero(bends).tolist(),
             intercept=-1,
             offsets=offsets,
@@ -104,31 +102,38 @@ class _Additive(LinearEstimator):
         )
         return np.asarray(self._curves.predict(self._design(features)), np.float64)
 
+    def _places(self) -> Iterator[tuple[Any, int | slice]]:
+        """Yields the columns with their features: one of a number, or of categories."""
+        place, dummy = 0, int(self._is_number.sum())
+        for name in _tables.names_in(self):
+            if name in self._categories:
+                num_categories = len(self._categories[name])
+                yield name, slice(dummy, dummy + num_categories)
+                dummy += num_categories
+            else:
+                yield name, place
+                place += 1
+
     @property
     def shapes_(self) -> dict[Any, Shape]:
         """Returns what each column adds to the score, by name or by index."""
         check_is_fitted(self)
-        standard, knots = self._standard, self._curves.knots
+        standard, curves, shapes = self._standard, self._curves, {}
         low, high = (standard.clipped(x) for x in (standard.low, standard.high))
         ends = np.stack([low, high]) - standard.centers
-        shapes, place, dummy = {}, 0, int(self._is_number.sum())
-        names = list(getattr(self, "feature_names_in_", range(self.n_features_in_)))
-        for index, name in enumerate(names):
-            if self._is_number[index]:
-                center, scale = standard.centers[place], standard.scales[place]
+        for (name, place), bends in zip(self._places(), self._bends, strict=True):
+            if isinstance(place, slice):
+                values = np.asarray(curves.slopes[place], np.float64)
+                shape = Shape(self._categories[name], values)
+            else:
+                scale = standard.scales[place]
                 shape = Shape.of_number(
-                    partial(self._curves.curve, place),
-                    knots if self._bends[index] else (),
-                    center=center,
+                    partial(curves.curve, place),
+                    curves.knots if bends else (),
+                    center=standard.centers[place],
                     scale=scale,
                     ends=ends[:, place] / scale,
                 )
-                place += 1
-            else:
-                grid = self._categories[name]
-                values = self._curves.slopes[dummy : dummy + len(grid)]
-                shape = Shape(grid, np.asarray(values, np.float64))
-                dummy += len(grid)
             shapes[name] = shape._replace(values=self._in_units(shape.values))
         return shapes
 
@@ -148,32 +153,37 @@ class _Additive(LinearEstimator):
             where no finite band is valid.
 
         Raises:
-            ValueError: If alpha is out of its range, or the fit had no intervals.
+            ValueError: As `DPLinearRegression.conf_int`.
         """
-        shapes = self.shapes_
+        shapes, standard, bands = self.shapes_, self._standard, {}
         _validate.probability(alpha=alpha)
         errors, correlations = self._errors, self._correlations
         if errors is None or correlations is None:
             raise ValueError("intervals must be True at the fit, got False.")
-        bands, standard = {}, self._standard
-        place, dummy = 0, len(standard.scales)
-        for (name, (grid, values)), is_number in zip(
-            shapes.items(), self._is_number, strict=True
-        ):
-            if is_number:
+        for name, place in self._places():
+            grid, values = shapes[name]
+            if isinstance(place, slice):
+                own = errors.slopes[place]
+            else:
                 scaled = (grid - standard.centers[place]) / standard.scales[place]
                 own = self._curves.errors(errors, correlations, place, scaled)
-                place += 1
-            else:
-                own = errors.slopes[dummy : dummy + len(grid)]
-                dummy += len(grid)
             own = self._in_units(np.asarray(own, np.float64))
             bands[name] = grid, *interval_of(values, own, 1 - alpha)
         return bands
 
-    def _plot(self, outputs: list[str], label: str) -> Any:
+    def plot_shapes(self) -> Any:
+        """Draws `shapes_`, each in a panel, with its band; needs matplotlib.
+
+        Returns:
+            A `matplotlib.figure.Figure`, which has `savefig`.
+        """
         bands = {} if self._errors is None else self.bands()
-        return _shapes.plot(self.shapes_, outputs, label, bands=bands)
+        return _pages.plot(self.shapes_, *self._axis, bands=bands)
+
+    @property
+    def _axis(self) -> tuple[list[str], str]:
+        """The names of classes and of scores, for a plot."""
+        raise NotImplementedError
 
     def _in_units(self, values: np.ndarray) -> np.ndarray:
         """Returns scores in the unit in which they are shown."""
@@ -221,7 +231,7 @@ class DPAdditiveClassifier(_Additive, Classifier):
         As for `dpjax.solvers.dp_additive_model`.
     """
 
-    categorical_features: Any = _columns.FROM_DTYPE
+    categorical_features: Any = _tables.FROM_DTYPE
     intervals: bool = False
 
     def _set_zero(self, num_features: int) -> None:
@@ -237,15 +247,11 @@ class DPAdditiveClassifier(_Additive, Classifier):
         scores = super()._linear(X)
         return scores.reshape(len(scores), -1)
 
-    def plot_shapes(self) -> Any:
-        """Draws `shapes_`, each in a panel, with its band; needs matplotlib.
-
-        Returns:
-            A `matplotlib.figure.Figure`, which has `savefig`.
-        """
+    @property
+    def _axis(self) -> tuple[list[str], str]:
         is_binary = len(self.classes_) <= 2
         label = f"log odds of {self.classes_[-1]}" if is_binary else "score"
-        return self._plot(list(map(str, self.classes_)), label)
+        return list(map(str, self.classes_)), label
 
 
 @parameters
@@ -286,7 +292,7 @@ class DPAdditiveRegressor(_Additive, WithExposure):
     """
 
     loss: Literal["squared", "huber", "poisson", "gamma"] = "squared"
-    categorical_features: Any = _columns.FROM_DTYPE
+    categorical_features: Any = _tables.FROM_DTYPE
     intervals: bool = False
 
     def _loss(self) -> LinearLoss:
@@ -294,18 +300,6 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         is_name = isinstance(self.loss, str) and self.loss in _LOSSES
         _validate.require(is_name, "loss", self.loss, names)
         return _LOSSES[self.loss]
-
-    def _range(self) -> tuple[float, float]:
-        ends = super()._range()
-        return amounts_range(ends) if self._loss().has_log_link else ends
-
-    def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray, offsets: Any, **release: Any
-    ) -> tuple[np.ndarray, Unit]:
-        loss = self._loss()
-        if loss.has_log_link:
-            return amounts_in_unit(self, loss, targets, weights, offsets, **release)
-        return in_unit(self, targets, weights, **release)
 
     def _set_unit(self, unit: Unit) -> None:
         self._unit = unit
@@ -328,11 +322,6 @@ class DPAdditiveRegressor(_Additive, WithExposure):
             raise ValueError("exposure must be left out, because the fit had none.")
         return scores * self._unit.scale + self._unit.center
 
-    def plot_shapes(self) -> Any:
-        """Draws `shapes_`, each in a panel, with its band; needs matplotlib.
-
-        Returns:
-            A `matplotlib.figure.Figure`, which has `savefig`.
-        """
-        is_log = self._loss().has_log_link
-        return self._plot([], "log mean" if is_log else "prediction")
+    @property
+    def _axis(self) -> tuple[list[str], str]:
+        return [], "log mean" if self._loss().has_log_link else "prediction"

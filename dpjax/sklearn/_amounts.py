@@ -1,7 +1,7 @@
 """Regression of counts and amounts, whose mean is the exponential of the prediction."""
 
 import math
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,45 +9,8 @@ import numpy as np
 from dpjax import _validate, losses
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
-from dpjax.sklearn._intervals import WithIntervals
-from dpjax.sklearn._linear import parameters
-from dpjax.sklearn._regressors import BEYOND, Unit, _Regressor, released_unit
-
-
-def amounts_range(ends: tuple[float, float]) -> tuple[float, float]:
-    """Returns the public range of amounts, from zero on."""
-    low, high = ends
-    _validate.require(high > 0, "target_range", ends, "one that reaches above zero")
-    return max(low, 0.0), high
-
-
-def amounts_in_unit(
-    model: Any,
-    loss: LinearLoss,
-    targets: np.ndarray,
-    weights: np.ndarray,
-    offsets: np.ndarray | None,
-    **release: Any,
-) -> tuple[np.ndarray, Unit]:
-    """Returns amounts from zero on in their unit, and that unit.
-
-    Units and ranges are of amounts per unit of exposure, times the largest exposure.
-    One of amounts would bound the means of records with far more than usual exposure,
-    and amounts clipped in proportion to their own would lose what short ones have.
-    """
-    amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
-    if model.target_range is None:
-        with np.errstate(over="ignore"):  # a warning would tell of a record
-            rates = amounts if offsets is None else amounts / np.exp(offsets)
-        unit = released_unit(rates, weights, is_centered=False, **release)
-        amounts = np.minimum(amounts, BEYOND)
-    else:
-        ends = _tables.interval("target_range", model.target_range)
-        low, high = amounts_range(ends)
-        if offsets is not None:
-            low, high = 0.0, high * model.max_exposure
-        amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)
-    return np.minimum(amounts / unit.scale, loss.target_range[1]), unit
+from dpjax.sklearn._linear import WithIntervals, parameters
+from dpjax.sklearn._regressors import Regressor, Unit
 
 
 def log_means(loss: LinearLoss, scale: float) -> np.ndarray:
@@ -57,7 +20,7 @@ def log_means(loss: LinearLoss, scale: float) -> np.ndarray:
 
 
 @parameters
-class WithExposure(_Regressor):
+class WithExposure(Regressor):
     """Means that are proportional to an exposure, such as the years of a policy."""
 
     max_exposure: float | None = None
@@ -68,31 +31,17 @@ class WithExposure(_Regressor):
         return super()._check(X)
 
     def fit(self, X, y, sample_weight=None, exposure=None):
-        """Fits the model, and spends the budget.
+        """Fits the model, and spends the budget, as `DPLinearRegression.fit`.
 
         Args:
             X: shape (n, d), numbers in any units.
-            y: shape (n,), numbers in any unit. A record whose target is missing, NaN
-                or None, has no weight.
+            y: shape (n,), numbers in any unit.
             sample_weight: shape (n,), how much records count, or None.
             exposure: shape (n,), to which means are proportional, such as the years
                 that a policy was in force; clipped to `max_exposure`. A record whose
                 exposure is zero, negative or NaN has no weight. None: one for all.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: If a shape, a type or a parameter is wrong.
         """
         return self._fit(X, y, sample_weight, exposure)
-
-    def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
-        if exposure is not None and not self._loss().has_log_link:
-            raise ValueError("exposure must be left out with a loss without log link.")
-        super()._fit(X, y, sample_weight, exposure)
-        self._largest = None if exposure is None else float(self.max_exposure or 1.0)
-        return self
 
     def _means(self, logarithms: np.ndarray, unit: Unit, exposure: Any) -> np.ndarray:
         """Returns means of logarithms for the largest exposure, in the unit."""
@@ -120,23 +69,11 @@ class LogLinkRegressor(WithExposure):
     def _factor(self) -> tuple[str, list[str]]:
         return "factor", ["Coefficients are of the logarithm of the mean."]
 
-    def _range(self) -> tuple[float, float]:
-        return amounts_range(super()._range())
-
-    def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray, offsets: Any, **release: Any
-    ) -> tuple[np.ndarray, Unit]:
-        return amounts_in_unit(self, self._loss(), targets, weights, offsets, **release)
-
-    def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
-        super()._fit(X, y, sample_weight, exposure)
-        # Coefficients were fitted for the largest exposure.
-        self.intercept_ -= math.log(self._largest or 1.0)
-        return self
-
     def _set_unit(self, unit: Unit) -> None:
-        self.intercept_ = float(self.intercept_) + math.log(unit.scale)
         self._unit = unit
+        # Coefficients were fitted for the largest exposure.
+        self.intercept_ = float(self.intercept_) + math.log(unit.scale)
+        self.intercept_ -= math.log(self._largest or 1.0)
 
     def predict(self, X, exposure=None):
         """Returns means in the unit of the target, shape (n,).
@@ -186,12 +123,6 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
         >>> model = DPPoissonRegressor(random_state=0).fit(X, y)
         >>> print(model.coef_.round(2), model.predict([[50]]).round(1))
         [0.02] [1.]
-        >>> years = rng.uniform(0, 2, 20_000)
-        >>> y = rng.poisson(years * np.exp(0.02 * X[:, 0] - 1))
-        >>> model = DPPoissonRegressor(random_state=0, max_exposure=2)
-        >>> model = model.fit(X, y, exposure=years)  # doctest: +SKIP
-        >>> print(model.predict([[50]], exposure=[2]).round(1))  # doctest: +SKIP
-        [2.]
 
     Reference:
         As for `dpjax.losses.poisson` and `dpjax.solvers.dp_linear_model`.
@@ -259,7 +190,6 @@ class DPTweedieRegressor(LogLinkRegressor):
     power: float = 1.5
 
     def _loss(self) -> LinearLoss:
-        _validate.require(
-            1 < self.power < 2, "power", self.power, "strictly between 1 and 2"
-        )
+        is_fine = 1 < self.power < 2
+        _validate.require(is_fine, "power", self.power, "strictly between 1 and 2")
         return losses.log_link(self.power)

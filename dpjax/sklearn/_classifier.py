@@ -12,15 +12,13 @@ from sklearn.utils.validation import check_is_fitted
 from dpjax import _keys, _validate, losses
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.sklearn import _labels, _tables
-from dpjax.sklearn._intervals import WithIntervals
-from dpjax.sklearn._linear import LinearEstimator, guarantee, parameters, total_noise
+from dpjax.sklearn import _labels, _linear, _tables
 from dpjax.solvers.statistics._scales import Standard
 from dpjax.tables import _progress
 
 
-@parameters
-class Classifier(ClassifierMixin, LinearEstimator):
+@_linear.parameters
+class Classifier(ClassifierMixin, _linear.LinearEstimator):
     """Classes of records, by scores which a subclass fits."""
 
     epsilon: float = 1.0
@@ -32,22 +30,15 @@ class Classifier(ClassifierMixin, LinearEstimator):
 
     @_progress.shown("reading the records")
     def fit(self, X, y, sample_weight=None):
-        """Fits the model, and spends the budget.
+        """Fits the model, and spends the budget, as `DPLinearRegression.fit`.
 
         Args:
             X: shape (n, d), numbers in any units.
             y: shape (n,), labels: numbers or texts, and with `classes` any hashable
-                values. The guarantee starts here, not at the file: pandas reads a
-                column of numbers as text if one cell is text, so pass `classes`, or
-                declare the types of columns.
+                values, of a type that may match one of them. The guarantee starts here,
+                not at the file: pandas reads a column of numbers as text if one cell is
+                text, so pass `classes`, or declare the types of columns.
             sample_weight: shape (n,), how much records count, or None.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: If a shape, a type or a parameter is wrong, or the type of y can
-                match none of `classes`.
         """
         features, epsilon, delta, key = self._check(X)
         num_samples, num_features = features.shape
@@ -57,8 +48,8 @@ class Classifier(ClassifierMixin, LinearEstimator):
             _labels.check_kind(y, classes)
         weights = _tables.weights_of(self, sample_weight, features)
         left = delta if classes is not None else (1 - _labels.DELTA_SHARE) * delta
-        noise_multiplier = total_noise(epsilon, left)
-        privacy = guarantee(epsilon, left, num_samples)
+        noise_multiplier = _linear.total_noise(epsilon, left)
+        privacy = _linear.guarantee(epsilon, left, num_samples)
         if classes is None:
             _progress.say("labels")
             key, label_key = _keys.split(key)
@@ -74,8 +65,6 @@ class Classifier(ClassifierMixin, LinearEstimator):
                 epsilon, delta, dp_event=UnsupportedDpEvent(), num_samples=num_samples
             )
         places = _labels.indices(labels, classes)
-        if weights is None:
-            weights = np.full(num_samples, _tables.largest_weight(self))
         weights = np.where(places < 0, 0.0, weights)
         is_binary = len(classes) == 2
         if len(classes) == 1:
@@ -132,8 +121,8 @@ class Classifier(ClassifierMixin, LinearEstimator):
         return self.classes_[places]
 
 
-@parameters
-class DPLogisticRegression(WithIntervals, Classifier):
+@_linear.parameters
+class DPLogisticRegression(_linear.WithIntervals, Classifier):
     """Private logistic regression, for two classes or more.
 
     Args:

@@ -107,32 +107,16 @@ def release_labels(
     their canonical form, and others are missing: so the types of the result follow
     from the released labels alone, not from those of the other records.
 
-    Args:
-        key: a typed key.
-        labels: shape (n,).
-        noise_multiplier: stddev over the l2 sensitivity of the counts, sqrt(2).
-        log_probability: the logarithm of p.
-
     Privacy:
-        Let a Gaussian mechanism of mu = 1 / noise_multiplier, with all later releases,
-        be (epsilon, delta)-DP. Then the labels and those releases are
-        (epsilon, delta + e^epsilon p)-DP under replace-one. Let M' be as M, but blind
-        to labels that stand in one of two neighbors alone, of which each has at most
-        one, with one record. It is a Gaussian mechanism of counts that move by sqrt(2);
-        M(D) is M'(D) but where such a label passes, with probability p, which neither
-        depends on the rest nor is larger for the other. So Pr[M(D) in S] is at most
-        p + (1 - p) Pr[M'(D) in S'] where D has such a label, S' those outcomes of S
-        without one, and Pr[M'(D) in S] otherwise; and Pr[M(D) in S] is at least
-        (1 - p) Pr[M'(D) in S'], or Pr[M'(D) in S']. In the worst case D has none and
-        its neighbor one: e^epsilon p + delta.
+        Let a Gaussian mechanism of mu = 1 / noise_multiplier, stddev over the counts'
+        l2 sensitivity of sqrt(2), with all later releases, be (epsilon, delta)-DP. Then
+        the labels and those releases are (epsilon, delta + e^epsilon p)-DP under
+        replace-one: `docs/privacy/proofs/estimators.md`, 9.3.
     """
     distinct, codes = numbered(labels)
     totals = np.bincount(codes[codes >= 0], minlength=len(distinct))
-    counts = {
-        label: count
-        for label, count in zip(distinct, totals, strict=True)
-        if not isinstance(label, tuple)
-    }
+    known = zip(distinct, totals, strict=True)
+    counts = {label: n for label, n in known if not isinstance(label, tuple)}
     stddev = math.sqrt(2) * noise_multiplier
     threshold = (1 - stddev * ROUNDED_UP * ndtri_exp(log_probability)) * ROUNDED_UP
     passed = passing(key, counts, stddev, threshold) or [0]
@@ -166,12 +150,8 @@ def _sorted(labels: np.ndarray) -> np.ndarray:
     try:
         return np.sort(labels)
     except TypeError:
-        order = sorted(range(len(labels)), key=lambda i: _type_and_text(labels[i]))
-        return labels[order]
-
-
-def _type_and_text(label: Any) -> tuple[str, str]:
-    return type(label).__name__, str(label)
+        texts = [(type(label).__name__, str(label)) for label in labels]
+        return labels[sorted(range(len(labels)), key=texts.__getitem__)]
 
 
 def _is_known(label: Any) -> bool:

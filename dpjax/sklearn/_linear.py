@@ -1,15 +1,18 @@
 """What the estimators of linear models share: scales, a private fit, user's units."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from dpjax import _keys
+from dpjax import _keys, _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key
 from dpjax.accounting import (
@@ -20,7 +23,6 @@ from dpjax.accounting import (
 )
 from dpjax.losses import LinearLoss
 from dpjax.sklearn import _tables
-from dpjax.sklearn._clones import PrivateEstimator
 from dpjax.solvers import Execution, dp_linear_model
 from dpjax.solvers.statistics._scales import (
     Noise,
@@ -29,15 +31,38 @@ from dpjax.solvers.statistics._scales import (
     scales_share,
 )
 from dpjax.tables import _progress
-from dpjax.tables._summary import errors_of_sums, units_matrix
+from dpjax.tables._summary import Summary, errors_of_sums, interval_of, units_matrix
 
 # One for all fits, as each callback has a program of its own.
 _SHOWN = Execution(callback=_progress.on_step, callback_every=10)
 _PART_DELTA = 1e-9  # of what a part alone would give, which nobody is told
 _LEAST_SHARE = 0.05  # of the budget, for the scales of features
+# How many clones there are of an estimator and its clones, which share one list.
+_CLONES: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
 
 # scikit-learn's constructors set what they are given, and nothing else.
 parameters = dataclass(kw_only=True, eq=False, repr=False)
+
+
+class PrivateEstimator(BaseEstimator):
+    """Warns when it is cloned a second time in a process, whatever the data are."""
+
+    epsilon: float
+
+    def __sklearn_clone__(self):
+        """Returns an estimator of the same parameters, which is not fitted."""
+        clone = super().__sklearn_clone__()
+        number = _CLONES[clone] = _CLONES.setdefault(self, [0])
+        number[0] += 1
+        if number[0] == 2:
+            warnings.warn(
+                f"{type(self).__name__} is cloned again, as cross_val_score, "
+                "GridSearchCV and MultiOutputRegressor do. Every fit of a clone spends "
+                "its budget anew: k fits on the same records cost up to k times "
+                f"epsilon = {self.epsilon} and k times delta together.",
+                stacklevel=2,
+            )
+        return clone
 
 
 class LinearEstimator(PrivateEstimator):
@@ -69,6 +94,8 @@ class LinearEstimator(PrivateEstimator):
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         """Returns the features, epsilon, delta and key, all parameters checked."""
+        intervals = getattr(self, "intervals", False)
+        _validate.require(isinstance(intervals, bool), "intervals", intervals, "a bool")
         checked = _tables.checked(self, X, self._categories)
         _tables.ranges_of(self)
         return checked
@@ -78,7 +105,7 @@ class LinearEstimator(PrivateEstimator):
         loss: LinearLoss,
         features: np.ndarray,
         targets: np.ndarray,
-        weights: np.ndarray | None,
+        weights: np.ndarray,
         offsets: np.ndarray | None = None,
         **release: Any,
     ) -> None:
@@ -114,7 +141,7 @@ class LinearEstimator(PrivateEstimator):
     def _prepared(
         self,
         features: np.ndarray,
-        weights: np.ndarray | None,
+        weights: np.ndarray,
         ranges: tuple[np.ndarray, np.ndarray],
         *,
         key: Key,
@@ -148,7 +175,7 @@ class LinearEstimator(PrivateEstimator):
             "key": key,
             "noise_multiplier": ROUNDED_UP * noise_multiplier / math.sqrt(1 - share),
             "delta": _PART_DELTA,
-            "weights": None if weights is None else weights.astype(np.float32),
+            "weights": weights.astype(np.float32),
             "max_weight": _tables.largest_weight(self),
             "execution": _SHOWN if _progress.is_shown() else Execution(),
         }
@@ -162,6 +189,58 @@ class LinearEstimator(PrivateEstimator):
         check_is_fitted(self)
         features = self._standard.clipped(_tables.features_of(self, X, is_new=False))
         return features @ self.coef_.T + self.intercept_
+
+
+@parameters
+class WithIntervals(LinearEstimator):
+    """Shows the coefficients of a fit with `intervals`, as statsmodels does."""
+
+    intervals: bool = False
+
+    def conf_int(self, alpha=0.05):
+        """Returns intervals for `coef_`, and then `intercept_`, shape (d + 1, 2).
+
+        They cost no privacy, and are infinite where no finite one is valid.
+        `dp_linear_model` says what they cover.
+
+        Args:
+            alpha: the probability that one misses its coefficient, in (0, 1).
+
+        Raises:
+            ValueError: If alpha is out of its range, or the fit had no intervals.
+        """
+        values, errors = self._estimates(alpha)
+        return interval_of(values, errors, 1 - alpha).T
+
+    def summary(self, alpha=0.05):
+        """Returns a table of the coefficients, which prints and shows in notebooks.
+
+        It has coefficients, standard errors and intervals in your units, for `alpha` as
+        in `conf_int`. With a log or a logit link it also has the factor by which one
+        unit of the feature multiplies the mean or the odds. Lines below say what
+        intervals cover, which columns have none and why, and the guarantee.
+        """
+        values, errors = self._estimates(alpha)
+        names = [x if isinstance(x, str) else f"x{x}" for x in _tables.names_in(self)]
+        factor, notes = self._factor
+        is_known = self._standard.is_known
+        unknown = [name for name, x in zip(names, is_known, strict=True) if not x]
+        if unknown:
+            notes.append(
+                f"The budget shows no scale of {', '.join(unknown)}: coefficients are "
+                "for cells clipped to [-1, 1]."
+            )
+        title, names = type(self).__name__, [*names, "intercept"]
+        text = str(self.privacy_)
+        return Summary(title, names, values, errors, text, factor, 1 - alpha, notes)
+
+    def _estimates(self, alpha):
+        """Returns coefficients and their standard errors, the intercept last."""
+        check_is_fitted(self)
+        _validate.probability(alpha=alpha)
+        if self.bse_ is None:
+            raise ValueError("intervals must be True at the fit, got False.")
+        return np.append(self.coef_, self.intercept_), self.bse_
 
 
 def total_noise(epsilon: float, delta: float) -> float:

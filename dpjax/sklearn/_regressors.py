@@ -1,24 +1,32 @@
-"""Linear regression with the squared and the Huber loss."""
+"""The private mean, and linear regression with the squared and the Huber loss."""
 
 import math
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
 from dpjax import _keys, _validate, losses
+from dpjax._rounding import ROUNDED_UP
 from dpjax._types import Key
+from dpjax.estimators import SmoothedTruncation
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import Huber
-from dpjax.sklearn import _tables
-from dpjax.sklearn._intervals import WithIntervals
-from dpjax.sklearn._linear import LinearEstimator, guarantee, parameters, total_noise
+from dpjax.sklearn import _linear, _tables
+from dpjax.solvers.statistics._noisy_mean import BESIDE_WEIGHT, WEIGHTED
 from dpjax.solvers.statistics._scales import Noise, release_scales, scales_share
 from dpjax.tables import _progress
+from dpjax.transforms import privatize
 
 _LEAST_SHARE = 0.01  # of the budget, for the target's unit
 _LARGEST = 1e18  # targets are held within it: more than float32 can square
-BEYOND = 1e40  # in no released unit less than that, and no quotient by one overflows
+# A guess at E z^2 of targets in their unit, for the truncation of the mean; laws of
+# heavy tails have more than the 0.7 of a normal one.
+_MOMENT = 4.0
+# The least of the noisy mean weight, in stddevs of its noise, and in the largest one.
+_CLEAR_WEIGHT, _LEAST_WEIGHT = 3.0, 0.05
+_BEYOND = 1e40  # in no released unit less than that, and no quotient by one overflows
 
 
 class Unit(NamedTuple):
@@ -35,15 +43,7 @@ class Unit(NamedTuple):
     share: float
 
 
-def weights_of(model: Any, targets: np.ndarray, sample_weight: Any) -> np.ndarray:
-    """Returns (n,) weights up to the largest, zero where the target is missing."""
-    weights = _tables.weights_of(model, sample_weight, targets)
-    if weights is None:
-        weights = np.full(len(targets), float(_tables.largest_weight(model)))
-    return np.where(np.isnan(targets), 0.0, weights)
-
-
-def released_unit(
+def _released_unit(
     targets: np.ndarray,
     weights: np.ndarray,
     *,
@@ -66,15 +66,22 @@ def released_unit(
 
 
 def in_unit(
-    model: Any, targets: np.ndarray, weights: np.ndarray, **release: Any
+    model: Any,
+    loss: LinearLoss,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    offsets: np.ndarray | None = None,
+    **release: Any,
 ) -> tuple[np.ndarray, Unit]:
     """Returns finite targets in their unit, about their center, and that unit.
 
     A missing target lies at the center, and is to have no weight.
     """
+    if loss.has_log_link:
+        return _amounts_in_unit(model, loss, targets, weights, offsets, **release)
     if model.target_range is None:
-        unit = released_unit(targets, weights, is_centered=True, **release)
-        targets = np.clip(targets, -BEYOND, BEYOND)
+        unit = _released_unit(targets, weights, is_centered=True, **release)
+        targets = np.clip(targets, -_BEYOND, _BEYOND)
     else:
         low, high = _tables.interval("target_range", model.target_range)
         unit = Unit((low + high) / 2, (high - low) / 2, 0.0)
@@ -83,20 +90,59 @@ def in_unit(
     return np.clip(known, -_LARGEST, _LARGEST), unit
 
 
-@parameters
-class _Regressor(RegressorMixin, LinearEstimator):
+def _amounts_in_unit(
+    model: Any,
+    loss: LinearLoss,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    offsets: np.ndarray | None,
+    **release: Any,
+) -> tuple[np.ndarray, Unit]:
+    """Returns amounts from zero on in their unit, and that unit.
+
+    Both are of amounts per unit of exposure, times the largest exposure: of amounts
+    they would bound the means of records with far more than usual exposure.
+    """
+    amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
+    if model.target_range is None:
+        with np.errstate(over="ignore"):  # a warning would tell of a record
+            rates = amounts if offsets is None else amounts / np.exp(offsets)
+        unit = _released_unit(rates, weights, is_centered=False, **release)
+        amounts = np.minimum(amounts, _BEYOND)
+    else:
+        low, high = ends = _tables.interval("target_range", model.target_range)
+        _validate.require(high > 0, "target_range", ends, "one that reaches above zero")
+        low = max(low, 0.0)
+        if offsets is not None:
+            low, high = 0.0, high * model.max_exposure
+        amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)
+    return np.minimum(amounts / unit.scale, loss.target_range[1]), unit
+
+
+def targets_of(
+    model: Any, y: Any, sample_weight: Any, features: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (n,) targets in float64, and weights, zero where a target is missing."""
+    column = _tables.column_of(model, y, features)
+    targets = _tables.as_numbers("y", y, column)
+    weights = _tables.weights_of(model, sample_weight, targets)
+    return targets, np.where(np.isnan(targets), 0.0, weights)
+
+
+@_linear.parameters
+class Regressor(RegressorMixin, _linear.LinearEstimator):
+    """Numbers of records; a subclass tells the loss."""
+
     epsilon: float = 1.0
     delta: float | None = None
     feature_ranges: Any = None
     target_range: tuple[float, float] | None = None
     max_weight: float | None = None
     random_state: int | str | None = None
+    max_exposure = None  # where a subclass takes none
 
     def _loss(self) -> LinearLoss:
         return losses.squared
-
-    def _range(self) -> tuple[float, float]:
-        return _tables.interval("target_range", self.target_range)
 
     def fit(self, X, y, sample_weight=None):
         """Fits the model, and spends the budget.
@@ -119,17 +165,16 @@ class _Regressor(RegressorMixin, LinearEstimator):
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
         features, epsilon, delta, key = self._check(X)
         loss = self._loss()
-        if self.target_range is not None:
-            self._range()
-        targets = _tables.numbers_of(self, y, features)
-        weights: Any = weights_of(self, targets, sample_weight)
-        offsets, weights = _tables.seen_by(self, exposure, weights, features)
-        total = total_noise(epsilon, delta)
+        if exposure is not None and not loss.has_log_link:
+            raise ValueError("exposure must be left out with a loss without log link.")
+        targets, weights = targets_of(self, y, sample_weight, features)
+        offsets, weights = _tables.seen_by(self, exposure, weights)
+        self._largest = None if offsets is None else float(self.max_exposure or 1.0)
+        total = _linear.total_noise(epsilon, delta)
         _progress.say("unit of the target")
         key, target_key = _keys.split(key)
-        targets, unit = self._in_unit(
-            targets, weights, offsets, key=target_key, noise_multiplier=total
-        )
+        release: Any = {"key": target_key, "noise_multiplier": total}
+        targets, unit = in_unit(self, loss, targets, weights, offsets, **release)
         self._fit_scores(
             loss,
             features,
@@ -141,14 +186,8 @@ class _Regressor(RegressorMixin, LinearEstimator):
         )
         self._set_unit(unit)
         self.target_scale_ = unit.scale
-        self.privacy_ = guarantee(epsilon, delta, len(features))
+        self.privacy_ = _linear.guarantee(epsilon, delta, len(features))
         return self
-
-    def _in_unit(
-        self, targets: np.ndarray, weights: np.ndarray, offsets: Any, **release: Any
-    ) -> tuple[np.ndarray, Unit]:
-        """Returns finite targets in their unit, which is of the largest exposure."""
-        return in_unit(self, targets, weights, **release)
 
     def _set_unit(self, unit: Unit) -> None:
         """Turns coefficients for the unit into those of the user's."""
@@ -162,8 +201,8 @@ class _Regressor(RegressorMixin, LinearEstimator):
         return self._linear(X)
 
 
-@parameters
-class DPLinearRegression(WithIntervals, _Regressor):
+@_linear.parameters
+class DPLinearRegression(_linear.WithIntervals, Regressor):
     """Private least squares, of columns in any units.
 
     Args:
@@ -187,13 +226,12 @@ class DPLinearRegression(WithIntervals, _Regressor):
         bse_: standard errors of `coef_`, then of `intercept_`, shape (d + 1,), infinite
             where no finite interval is valid. None without intervals.
         mean_weight_: the private mean of the weights in max_weight: without weights,
-            the share of records that have a target. If that is clearly below 0.95,
-            `fit` warns, which costs nothing. None with a Huber loss or an exposure.
+            the share of records with a target; clearly below 0.95, `fit` warns. None
+            with a Huber loss or an exposure.
         privacy_: the `PrivacyGuarantee` of one fit.
-        feature_ranges_: shape (d, 2): as given, or a hundred scales around a released
-            center. Cells are clipped to it in `fit` and `predict`. If the noise hides
-            the scale of a column, for example because few cells differ from zero, it is
-            [-1, 1].
+        feature_ranges_: shape (d, 2), to which cells are clipped: as given, or a
+            hundred scales around a released center. [-1, 1] if noise hides a scale, as
+            where few cells differ from zero.
         target_scale_: the unit of the target in the fit, public or released.
         n_features_in_: d.
         feature_names_in_: names of columns, if all are strings.
@@ -205,8 +243,7 @@ class DPLinearRegression(WithIntervals, _Regressor):
         (epsilon, delta)-DP under replace-one, for every input: centers, scales and
         `solvers.dp_linear_model` share one Gaussian mechanism. NaN counts as the center
         of its column, and an infinity as the end of the range. A record whose target is
-        NaN has no weight: means are divided by a private sum of weights, which costs
-        nothing beside them (`docs/privacy/proofs/linear.md`, 8.3).
+        NaN has no weight (`docs/privacy/proofs/linear.md`, 8.3).
 
     Example:
         >>> import numpy as np
@@ -223,8 +260,8 @@ class DPLinearRegression(WithIntervals, _Regressor):
     """
 
 
-@parameters
-class DPHuberRegressor(WithIntervals, _Regressor):
+@_linear.parameters
+class DPHuberRegressor(_linear.WithIntervals, Regressor):
     """Private regression with the Huber loss, for targets with heavy tails.
 
     Args:
@@ -251,3 +288,88 @@ class DPHuberRegressor(WithIntervals, _Regressor):
     def _loss(self) -> LinearLoss:
         _validate.positive(threshold=self.threshold)
         return Huber(float(self.threshold), in_scales=True)
+
+
+@_linear.parameters
+class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
+    """The private mean of the target: a baseline for other models.
+
+    Only the shape and the names of features are read. Parameters, and other attributes,
+    are as for `DPLinearRegression`.
+
+    Attributes:
+        mean_: the mean, weighted if there are weights, in the unit of the target.
+
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for every input: the target's unit and a
+        mean of smoothly truncated targets share one Gaussian mechanism. With a
+        target_range, targets are clipped to it and their mean gets the whole budget.
+        Targets that are missing have no weight.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPMeanRegressor
+        >>> y = 30_000 + 10_000 * np.random.default_rng(0).standard_t(3, 20_000)
+        >>> model = DPMeanRegressor(random_state=0).fit(np.ones((20_000, 1)), y)
+        >>> print(model.predict([[1.0]]).round(-3))
+        [30000.]
+
+    Reference:
+        As for `dpjax.solvers.dp_mean`.
+    """
+
+    epsilon: float = 1.0
+    delta: float | None = None
+    target_range: tuple[float, float] | None = None
+    max_weight: float | None = None
+    random_state: int | str | None = None
+
+    def __sklearn_tags__(self):
+        """NaN is taken: features are not read."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    @_progress.shown("reading the records")
+    def fit(self, X, y, sample_weight=None):
+        """Releases the mean of the targets; arguments as of `DPLinearRegression`."""
+        features, epsilon, delta, key = _tables.checked(self, X)
+        targets, weights = targets_of(self, y, sample_weight, features)
+        total = _linear.total_noise(epsilon, delta)
+        _progress.say("unit of the target")
+        key, target_key = _keys.split(key)
+        release: Any = {"key": target_key, "noise_multiplier": total}
+        targets, unit = in_unit(self, losses.squared, targets, weights, **release)
+        _progress.say("mean of the target")
+        limit, bounded = 1.0, targets.astype(np.float32)  # they are in a public range
+        if self.target_range is None:
+            truncation = SmoothedTruncation.for_moment(
+                _MOMENT,
+                num_samples=len(targets),
+                epsilon=epsilon * math.sqrt(1 - unit.share),
+                delta=delta,
+            )
+            limit = float(truncation.limit)
+            bounded = np.asarray(truncation.influence(bounded)) / np.float32(limit)
+        shares = (weights / _tables.largest_weight(self)).astype(np.float32)
+        numbers = BESIDE_WEIGHT * shares * np.clip(bounded, -1.0, 1.0)
+        samples = np.stack([numbers, shares], axis=1)
+        multiplier = ROUNDED_UP * total / math.sqrt(1 - unit.share)
+        noisy = privatize(WEIGHTED, noise_multiplier=multiplier, key=key)
+        number, share = np.asarray(noisy.update(samples, noisy.init(samples))[0])
+        noise = multiplier * float(WEIGHTED.sensitivity(len(samples), 2).l2)
+        released = {"mean_weight": np.clip(share, 0.0, 1.0), "constant": 0.0}
+        released |= {"noise_multiplier": multiplier, "shares": {"mean": 1.0}}
+        _tables.set_mean_weight(self, released, len(samples))
+        share = max(float(share), min(_CLEAR_WEIGHT * noise, _LEAST_WEIGHT))
+        mean = np.clip(limit * float(number) / BESIDE_WEIGHT / share, -limit, limit)
+        self.mean_ = float(mean) * unit.scale + unit.center
+        self.target_scale_ = unit.scale
+        self.privacy_ = _linear.guarantee(epsilon, delta, len(features))
+        return self
+
+    def predict(self, X):
+        """Returns the mean for each record, shape (n,)."""
+        check_is_fitted(self)
+        features = _tables.features_of(self, X, is_new=False)
+        return np.full(len(features), self.mean_)

@@ -1,6 +1,6 @@
 """How good an estimator is, released privately."""
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,8 @@ from dpjax.sklearn._additive import DPAdditiveRegressor
 from dpjax.sklearn._amounts import LogLinkRegressor, log_means
 from dpjax.sklearn._labels import indices
 from dpjax.sklearn._tables import as_column, as_numbers, key_of, shares_of
-from dpjax.tables import _progress
-from dpjax.tables._default_delta import default_delta
-from dpjax.tables.models._measures import PrivateScores
-from dpjax.tables.models._scores import private_scores
+from dpjax.tables import _progress, default_delta
+from dpjax.tables.models._scores import PrivateScores, private_scores
 
 _MOST_LOG_ODDS = 50.0
 _LEAST_MEAN = 1e-9  # in units of the target
@@ -44,13 +42,9 @@ def score_privately(
 ) -> tuple[PrivateScores, PrivacyGuarantee]:
     """Releases how good a fitted estimator is, on records that it has not seen.
 
-    For a classifier: accuracy and the logarithmic loss; with two classes also area
-    under the ROC curve and calibration. For a regressor: the median, the 90th
-    percentile and the mean of the absolute error, the root of the mean squared error,
-    half the squared error, or with a log link the deviance and the share of means at an
-    end of their range, and R2 against a baseline. Errors and losses are clipped. Each
-    number has a 95 per cent interval, of sampling and noise, and stands next to that of
-    a baseline.
+    Released are the scores of `models.private_scores`; with a log link also the share
+    of means at an end of their range. Errors and losses are clipped. Each number has a
+    95 per cent interval, of sampling and noise, and stands next to that of a baseline.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in one. With
@@ -59,27 +53,21 @@ def score_privately(
         y: shape (m,), the true targets or labels. A record whose target is missing, or
             whose label is none of the classes, has no weight.
         epsilon: privacy of what is released, positive.
-        delta: privacy of what is released, in (0, 1). None: m^-1.1.
+        delta: in (0, 1). None: m^-1.1.
         baseline: a fitted estimator of the same kind, with the same classes, such as
-            `DPMeanRegressor`; the scores of a classifier's baseline have separate
-            noise. None: for a classifier the released shares of the labels; for a
-            regressor a prediction of zero, or with a log link of `scale` for the
-            largest exposure.
-        scale: of a regressor, about the size of an error, public: errors from a
-            hundredth of a scale to a hundred scales are distinguished. None: the
-            `target_scale_` of the model.
-        exposure: shape (m,), as for `predict` of the estimators that have it, to which
-            the predictions of the model and of the baseline are proportional. A record
-            without exposure has no weight. None: one for all.
+            `DPMeanRegressor`. None: for a classifier the released shares of the labels;
+            for a regressor zero, or with a log link `scale` for the largest exposure.
+        scale: of a regressor, as for `private_scores`. None: its `target_scale_`.
+        exposure: shape (m,), as for `predict`, to which the predictions of both are
+            proportional. A record without exposure has no weight. None: one for all.
         random_state: as for the estimators.
 
     Returns:
         The scores, with `measures` and `calibration`, and their guarantee.
 
     Raises:
-        ValueError: If a shape or an argument is wrong, there is but one class, no
-            scale is known, or with an exposure a model has none; never because of the
-            values of X and y, unless the `predict` of another package does.
+        ValueError: If a shape or an argument is wrong, there is but one class, no scale
+            is known, or with an exposure a model has none.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for the records of X and y, for a model
@@ -116,16 +104,8 @@ def score_privately(
     _validate.probability(delta=delta)
     key = key_of(random_state)
     if is_classifier(model):
-        classes, unit = model.classes_, None
-        rule = "a classifier of two classes or more"
-        _validate.require(len(classes) > 1, "model", list(classes), rule)
-        _check_classes(baseline, classes)
-        is_binary = len(classes) == 2
-        loss, name = losses.logistic, "logistic"
-        if not is_binary:
-            loss, name = losses.softmax(len(classes)), "logarithmic"
-        known = _labels_of(targets, classes)
-        predict = _log_odds if is_binary else _log_shares
+        unit = None
+        loss, name, known, predict = _of_classes(model, baseline, targets)
     else:
         unit = _scale_of(model) if scale is None else scale
         _validate.require(unit is not None, "scale", scale, "given, for this model")
@@ -134,11 +114,14 @@ def score_privately(
         with np.errstate(over="ignore"):
             known = as_numbers("y", y, targets) / unit
         loss, name = _loss_of(model)
-        is_logarithm = loss is not losses.squared
         options = {} if exposure is None else {"exposure": exposure}
-        predict = partial(
-            _in_units, unit=unit, is_logarithm=is_logarithm, options=options
-        )
+        is_logarithm = loss is not losses.squared
+
+        def in_units(model: Any, X: Any) -> np.ndarray:
+            means = np.asarray(model.predict(X, **options), np.float64) / unit
+            return np.log(np.maximum(means, _LEAST_MEAN)) if is_logarithm else means
+
+        predict = in_units
     multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=2))
     _progress.say("predictions")
     predictions = predict(model, X)
@@ -170,17 +153,24 @@ def score_privately(
     )
 
 
-def _check_classes(baseline: Any, classes: np.ndarray) -> None:
+def _of_classes(
+    model: Any, baseline: Any, targets: np.ndarray
+) -> tuple[losses.LinearLoss, str, np.ndarray, Callable[[Any, Any], np.ndarray]]:
+    """Returns the loss of a classifier, its name, labels in its form, and predictions.
+
+    Labels are -1 and +1 of two classes, NaN for neither; of more the index, or -1.
+    """
+    classes = list(model.classes_)
+    rule = "a classifier of two classes or more"
+    _validate.require(len(classes) > 1, "model", classes, rule)
     if baseline is not None:
-        known = list(baseline.classes_)
-        rule = f"a classifier of the classes {list(classes)}"
-        _validate.require(known == list(classes), "baseline", known, rule)
-
-
-def _labels_of(targets: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns -1 and +1 of two classes, NaN for neither; of more the index, or -1."""
-    places = indices(targets, classes)
-    return np.array([-1.0, 1.0, np.nan])[places] if len(classes) == 2 else places
+        known, rule = list(baseline.classes_), f"a classifier of the classes {classes}"
+        _validate.require(known == classes, "baseline", known, rule)
+    places = indices(targets, model.classes_)
+    if len(classes) == 2:
+        signs = np.array([-1.0, 1.0, np.nan])[places]
+        return losses.logistic, "logistic", signs, _log_odds
+    return losses.softmax(len(classes)), "logarithmic", places, _log_shares
 
 
 def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
@@ -201,17 +191,10 @@ def _shares(exposure: Any, model: Any, baseline: Any, y: np.ndarray) -> np.ndarr
     return shares_of(exposure, _last(model)._largest, y)
 
 
-def _in_units(
-    model: Any, X: Any, *, unit: float, is_logarithm: bool, options: dict[str, Any]
-) -> np.ndarray:
-    means = np.asarray(model.predict(X, **options), np.float64) / unit
-    return np.log(np.maximum(means, _LEAST_MEAN)) if is_logarithm else means
-
-
 def _log_shares(model: Any, X: Any) -> np.ndarray:
-    shares = np.asarray(model.predict_proba(X), np.float64)
     with np.errstate(divide="ignore"):
-        return np.maximum(np.log(shares), -_MOST_LOG_ODDS)
+        shares = np.log(np.asarray(model.predict_proba(X), np.float64))
+    return np.maximum(shares, -_MOST_LOG_ODDS)
 
 
 def _log_odds(model: Any, X: Any) -> np.ndarray:

@@ -18,10 +18,11 @@ from dpjax._types import Key
 from dpjax.mechanisms import secret_key
 from dpjax.sklearn import _labels
 from dpjax.solvers.linear._constant import missing_share
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 from dpjax.tables.io._tables import cells_of, kind_of
 from dpjax.tables.io._texts import number_of
 
+FROM_DTYPE = "from_dtype"
 _ADVICE = {
     "text": "OneHotEncoder(categories=[...]) of a public list makes numbers of it",
     "times": "subtract a public date and divide by a unit, such as a day",
@@ -34,9 +35,11 @@ def checked(
 ) -> tuple[np.ndarray, float, float, Key]:
     """Returns the features of a fit, epsilon, delta and key, parameters checked."""
     features = features_of(model, X, is_new=True, categories=categories)
-    epsilon, delta = budget_of(model, len(features))
+    _validate.positive(epsilon=model.epsilon)
+    delta = default_delta(len(features)) if model.delta is None else model.delta
+    _validate.probability(delta=delta)
     _validate.positive(max_weight=largest_weight(model))
-    return features, epsilon, delta, key_of(model.random_state)
+    return features, float(model.epsilon), float(delta), key_of(model.random_state)
 
 
 def features_of(
@@ -56,14 +59,13 @@ def features_of(
         ValueError: If a shape or a name is wrong, or the type of a column declares that
             it holds text or times.
     """
-    categories, is_frame = categories or {}, True
+    categories = categories or {}
     if isinstance(X, list | tuple):
         X = np.array(X, object)
     columns = columns_of(X)
-    if columns is None and isinstance(X, np.ndarray) and X.ndim == 2:
-        is_frame = False
-        is_plain = X.dtype != object and not np.ma.isMaskedArray(X)
-        is_plain = is_plain and not categories
+    is_frame = columns is not None
+    if not is_frame and isinstance(X, np.ndarray) and X.ndim == 2:
+        is_plain = X.dtype != object and not np.ma.isMaskedArray(X) and not categories
         columns = None if is_plain else [*X.T]
     options: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": False}
     if columns is None:
@@ -99,19 +101,57 @@ def columns_of(X: Any) -> list[Any] | None:
 
 
 def names_of(X: Any) -> list[Any]:
-    """Returns the names of columns where all are texts, else their places.
-
-    Raises:
-        ValueError: If two have one name.
-    """
+    """Returns the distinct names of columns where all are texts, else their places."""
     if columns_of(X) is None:
         array = np.asarray(X)
         return list(range(array.shape[1] if array.ndim == 2 else 0))
     names = [*getattr(X, "column_names", X.columns)]
-    rule = "of columns of distinct names"
-    _validate.require(len({*names}) == len(names), "X", names, rule)
+    is_fine = len({*names}) == len(names)
+    _validate.require(is_fine, "X", names, "of columns of distinct names")
     is_named = all(isinstance(name, str) for name in names)
     return names if is_named else list(range(len(names)))
+
+
+def names_in(model: Any) -> list[Any]:
+    """Returns the names of the columns of a fit, or their places."""
+    return list(getattr(model, "feature_names_in_", range(model.n_features_in_)))
+
+
+def types_of(X: Any) -> list[tuple[Any, Any]]:
+    """Returns the names and the types of a frame's columns."""
+    columns = columns_of(X) or []
+    types = [getattr(x, "dtype", getattr(x, "type", None)) for x in columns]
+    return list(zip(names_of(X), types, strict=False))
+
+
+def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
+    """Returns the public categories of columns, by name, or by index in an array.
+
+    Args:
+        given: "from_dtype", or a mapping from columns to their categories, or None.
+        X: the table of a fit, of which names and types of columns are read.
+    """
+    if isinstance(given, Mapping):
+        names = names_of(X)
+        for name in given:
+            rule = f"of columns among {names}"
+            _validate.require(name in names, "categorical_features", name, rule)
+        return {
+            name: _labels.declared(given[name], f"categorical_features[{name!r}]")
+            for name in names
+            if name in given
+        }
+    is_fine = given is None or (isinstance(given, str) and given == FROM_DTYPE)
+    rule = f"{FROM_DTYPE!r}, a mapping from columns to lists of categories, or None"
+    _validate.require(is_fine, "categorical_features", given, rule)
+    kinds = {
+        name: cells_of(kind.categories).astype(object)
+        for name, kind in types_of(X)
+        if type(kind).__name__ in ("CategoricalDtype", "Enum")  # pandas, polars
+        and kind.categories is not None
+        and len(kind.categories)
+    }
+    return {} if given is None else kinds
 
 
 def _refuse_kind(where: str, column: Any) -> None:
@@ -165,17 +205,10 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
 def as_column(y: Any) -> np.ndarray:
     """Returns targets or labels as an array, shape (n,), each converted by itself."""
     columns = columns_of(y)
-    if columns is not None and len(columns) == 1:
-        y = columns[0]
-    cells = cells_of(y)
+    cells = cells_of(columns[0] if columns is not None and len(columns) == 1 else y)
     rule = "of a real type: Complex data not supported"
     _validate.require(cells.dtype.kind != "c", "y", cells.dtype, rule)
     return column_or_1d(cells, warn=True)
-
-
-def numbers_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
-    """Returns (n,) targets in float64, NaN and infinities left as they are."""
-    return as_numbers("y", y, column_of(model, y, X))
 
 
 def as_numbers(name: str, given: Any, cells: np.ndarray | None = None) -> np.ndarray:
@@ -197,17 +230,16 @@ def largest_weight(model: Any) -> Any:
 
 
 def seen_by(
-    model: Any, exposure: Any, weights: np.ndarray | None, X: np.ndarray
-) -> tuple[np.ndarray | None, np.ndarray | None]:
+    model: Any, exposure: Any, weights: np.ndarray
+) -> tuple[np.ndarray | None, np.ndarray]:
     """Returns logarithms of exposures in the largest one, and weights, of a fit.
 
     A record without exposure has no weight, because nothing could be seen of it.
     """
     if exposure is None:
         return None, weights
-    shares = shares_of(exposure, model.max_exposure, X)
+    shares = shares_of(exposure, model.max_exposure, weights)
     is_seen = shares > 0
-    weights = np.full(len(X), largest_weight(model)) if weights is None else weights
     return np.log(np.where(is_seen, shares, 1.0)), np.where(is_seen, weights, 0.0)
 
 
@@ -216,17 +248,21 @@ def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray
     if largest is None:
         rule = "the largest exposure, a public number, where exposure is given"
         raise ValueError(f"max_exposure must be {rule}, got None.")
-    array = as_numbers("exposure", exposure)
-    is_fine, rule = array.shape == X.shape[:1], f"of shape {X.shape[:1]}"
-    _validate.require(is_fine, "exposure", array.shape, rule)
+    array, shape = as_numbers("exposure", exposure), X.shape[:1]
+    _validate.require(
+        array.shape == shape, "exposure", array.shape, f"of shape {shape}"
+    )
     # Clipped before it is divided, because an overflow would warn of a record.
     return np.clip(np.nan_to_num(array), 0.0, largest) / largest
 
 
-def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray | None:
-    """Returns (n,) weights from zero to the largest, NaN as zero, or None."""
+def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
+    """Returns (n,) weights from zero to the largest, which is that of all without any.
+
+    A weight that is NaN is zero.
+    """
     if sample_weight is None:
-        return None
+        return np.full(len(X), float(largest_weight(model)))
     rule = "the largest weight, a public number, where sample_weight is given"
     _validate.require(model.max_weight is not None, "max_weight", None, rule)
     weights = as_numbers("sample_weight", sample_weight)
@@ -259,31 +295,20 @@ def key_of(random_state: Any) -> Key:
         data = np.frombuffer(secrets.token_bytes(4 * words), np.uint32)
         return jax.random.wrap_key_data(arrays(data))
     is_integer = isinstance(random_state, int | np.integer)
-    _validate.require(
-        is_integer and not isinstance(random_state, bool) and int(random_state) >= 0,
-        "random_state",
-        random_state,
-        "None, for a key from the operating system, 'chacha20', for one of 256 bits, "
-        "or an integer from zero on",
-    )
+    is_fine = is_integer and type(random_state) is not bool and int(random_state) >= 0
+    rule = "None, for a key from the operating system, 'chacha20', for one of 256 bits,"
+    rule += " or an integer from zero on"
+    _validate.require(is_fine, "random_state", random_state, rule)
     return jax.random.key(int(random_state) % 2**32)
-
-
-def budget_of(model: Any, num_samples: int) -> tuple[float, float]:
-    """Returns epsilon and delta, which by default is n^-1.1."""
-    _validate.positive(epsilon=model.epsilon)
-    delta = default_delta(num_samples) if model.delta is None else model.delta
-    _validate.probability(delta=delta)
-    return float(model.epsilon), float(delta)
 
 
 def interval(name: str, value: Any) -> tuple[float, float]:
     """Returns a public range (low, high) of numbers."""
-    is_pair = isinstance(value, tuple | list | np.ndarray) and len(value) == 2
     rule = "a pair (low, high) of finite numbers, low below high"
+    is_pair = isinstance(value, tuple | list | np.ndarray) and len(value) == 2
     _validate.require(is_pair, name, value, rule)
     try:
-        low, high = (float(end) for end in value)
+        low, high = map(float, value)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be {rule}, got {value!r}.") from None
     _validate.require(-np.inf < low < high < np.inf, name, value, rule)
@@ -292,18 +317,14 @@ def interval(name: str, value: Any) -> tuple[float, float]:
 
 def ranges_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
     """Returns the public ranges of features, each of shape (d,), NaN where open."""
-    given, num_features = model.feature_ranges, model.n_features_in_
-    low, high = np.full((2, num_features), np.nan)
-    if given is None:
-        return low, high
-    if not isinstance(given, Mapping):
+    given, names = model.feature_ranges, names_in(model)
+    low, high = np.full((2, len(names)), np.nan)
+    if isinstance(given, Mapping):
+        for name, ends in given.items():
+            rule = f"of columns among {names}"
+            _validate.require(name in names, "feature_ranges", name, rule)
+            index = names.index(name)
+            low[index], high[index] = interval(f"feature_ranges[{name!r}]", ends)
+    elif given is not None:
         low[:], high[:] = interval("feature_ranges", given)
-        return low, high
-    names = list(getattr(model, "feature_names_in_", range(num_features)))
-    for name, ends in given.items():
-        _validate.require(
-            name in names, "feature_ranges", name, f"of columns among {names}"
-        )
-        index = names.index(name)
-        low[index], high[index] = interval(f"feature_ranges[{name!r}]", ends)
     return low, high

@@ -1,20 +1,34 @@
 """Pages of text, tables and pictures: HTML that needs no other file.
 
 All text is escaped, because names and sentences may come from a stranger's file. A page
-of HTML has no scripts, and forbids the browser to load anything.
+of HTML has no scripts, and forbids the browser to load anything. Pictures are drawn by
+matplotlib, such as the functions of an additive model, in the user's units.
 """
 
 import base64
 import importlib.resources
 import io
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
+from textwrap import wrap
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from dpjax.tables.io._untrusted import harmless, printable
 
 _NUMBER = re.compile(r"-?\d|-?inf\b|hidden by noise|$")
+_FARTHEST = 4.0  # a grid ends at the last knots, or at the range's end
+# Of a plot, in inches: a panel of one column of four, what surrounds its axes, and
+# what a category's name takes.
+_WIDTH, _HEIGHT, _GAP, _LEFT, _TITLE, _BELOW = 2.9, 1.7, 0.3, 0.9, 0.35, 0.35
+_NAME, _LETTER, _LINE = 0.17, 0.07, 0.2
+_MOST_NAMES, _MOST_LETTERS = 64, 24
+_MOST_PIXELS = 60_000  # matplotlib draws less than 2^16
+LIGHT = "#ffffff", "#1f2328", "#d0d7de", ("#00497a", "#c2410c", "#3f8f6b", "#b07d2b")
+DARK = "#0d1117", "#e6edf3", "#3d444d", ("#a6dcff", "#f28c5b", "#4d9e7c", "#d9b36c")
 
 
 class Text(NamedTuple):
@@ -30,12 +44,6 @@ class Rows(NamedTuple):
     head: Sequence[str]
     lines: Sequence[Sequence[str]]
 
-    @property
-    def is_number(self) -> list[bool]:
-        """Which columns hold numbers alone."""
-        columns = zip(self.head, *self.lines, strict=True)
-        return [all(map(_NUMBER.match, cells)) for _, *cells in columns]
-
 
 class Picture(NamedTuple):
     """A matplotlib figure, its description, and the same figure for dark pages."""
@@ -50,12 +58,8 @@ Block = str | Text | list[str] | Rows | Picture  # a title, and a list of senten
 
 def html_of(title: str, blocks: Iterable[Block]) -> str:
     """Returns a page of HTML; dark screens show the dark variants of pictures."""
-    head = (
-        importlib.resources.files("dpjax.tables")
-        .joinpath("_page.html")
-        .read_text("utf-8")
-    )
-    title = _html(title)
+    template = importlib.resources.files("dpjax.tables").joinpath("_page.html")
+    head, title = template.read_text("utf-8"), _html(title)
     first = f"{head}<title>{title}</title></head><body><h1>{title}</h1>"
     return "\n".join([first, html_blocks(blocks), "</body></html>\n"])
 
@@ -71,13 +75,16 @@ def _html_block(block: Block) -> str:
             mark = ' class="warning"' if is_warning else ""
             return f"<p{mark}>{_html(text)}</p>"
         case Rows(head, lines):
-            rows, marks = (
-                [("th", head), *(("td", line) for line in lines)],
-                block.is_number,
-            )
-            return f"<table>{''.join(_html_row(*row, marks) for row in rows)}</table>"
-        case Picture(figure, said, dark):
-            image = f'<img src="{_svg_url(figure)}" alt="{_html(said)}">'
+            columns = zip(head, *lines, strict=True)
+            marks = [
+                ' class="n"' if all(map(_NUMBER.match, cells)) else ""
+                for _, *cells in columns
+            ]
+            rows = [_html_row("th", head, marks)]
+            rows += [_html_row("td", line, marks) for line in lines]
+            return f"<table>{''.join(rows)}</table>"
+        case Picture(figure, caption, dark):
+            image = f'<img src="{_svg_url(figure)}" alt="{_html(caption)}">'
             if dark is not None:
                 media = "screen and (prefers-color-scheme:dark)"
                 image = f'<source media="{media}" srcset="{_svg_url(dark)}">{image}'
@@ -87,10 +94,10 @@ def _html_block(block: Block) -> str:
     return f"<ul>{''.join(f'<li>{_html(text)}</li>' for text in block)}</ul>"
 
 
-def _html_row(tag: str, cells: Sequence[str], is_number: Sequence[bool]) -> str:
-    starts = [f'<{tag} class="n">' if x else f"<{tag}>" for x in is_number]
-    pairs = zip(starts, map(harmless, cells), strict=True)
-    return f"<tr>{''.join(f'{start}{_html(x)}</{tag}>' for start, x in pairs)}</tr>"
+def _html_row(tag: str, cells: Sequence[str], marks: Sequence[str]) -> str:
+    pairs = zip(map(harmless, cells), marks, strict=True)
+    written = (f"<{tag}{mark}>{_html(cell)}</{tag}>" for cell, mark in pairs)
+    return f"<tr>{''.join(written)}</tr>"
 
 
 def _html(text: str) -> str:
@@ -109,3 +116,205 @@ def svg_of(figure: Any) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "dpjax"}):
         figure.savefig(content, format="svg", metadata={"Date": None})
     return content.getvalue()
+
+
+def figures() -> Any:
+    """Returns the type of matplotlib's figures, or raises `ImportError`."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        message = 'a plot needs matplotlib: pip install "dpjax[experiments]"'
+        raise ImportError(message) from error
+    return Figure
+
+
+class Shape(NamedTuple):
+    """Holds what a column adds to the score, up to a constant.
+
+    Attributes:
+        grid: shape (m,): numbers of the column, between which the function is linear,
+            or categories.
+        values: shape (m,), or (m, K) of K classes. Zero at the column's center, and
+            for a category that is none of the grid.
+    """
+
+    grid: np.ndarray
+    values: np.ndarray
+
+    @classmethod
+    def of_number(
+        cls,
+        curve: Callable[[np.ndarray], Any],
+        knots: tuple[float, ...],
+        *,
+        center: float,
+        scale: float,
+        ends: tuple[float, float],
+    ) -> "Shape":
+        """Returns that of a column of numbers.
+
+        The curve is of numbers in scales from the center, and so are its knots, () of a
+        straight line, and the column's ends; the center and the scale are the user's.
+        """
+        low, high = max(ends[0], -_FARTHEST), min(ends[1], _FARTHEST)
+        grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
+        return cls(center + scale * grid, np.asarray(curve(grid), np.float64))
+
+
+def plot(
+    shapes: Mapping[Any, Shape],
+    outputs: list[str],
+    axis_label: str,
+    *,
+    title: Sequence[str] = (),
+    is_factor: bool = False,
+    is_dark: bool = False,
+    bands: Mapping[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
+) -> Any:
+    """Draws each shape in a panel of its own, by matplotlib; all share an axis.
+
+    Of many categories those are shown that add or take most. `outputs` are the names of
+    K classes, for a legend; lines of the title may be long; the axis may show
+    exponentials of the values (`is_factor`); bands are grids with lower and upper ends,
+    drawn where they are finite.
+    """
+    figure_of = figures()
+    paper, ink, rule, colors = DARK if is_dark else LIGHT
+    ends = {name: np.stack(pair) for name, (_, *pair) in (bands or {}).items()}
+    drawn = (_Panel.of(name, shape, ends.get(name)) for name, shape in shapes.items())
+    rows = list(_rows(drawn))
+    depths = [max(panel.depth for panel in row) for row in rows]
+    width = _LEFT + _GAP + _WIDTH * max(sum(x.span for x in row) for row in rows)
+    titles = [part for line in title for part in wrap(printable(line), int(12 * width))]
+    height = sum(depths) + len(rows) * (_TITLE + _HEIGHT) + 0.1 + _LINE * len(titles)
+    dpi = min(150.0, _MOST_PIXELS / height)
+    figure = figure_of(figsize=(width, height), dpi=dpi, facecolor=paper)
+    text: dict[str, Any] = {"color": ink, "parse_math": False}
+    for i, line in enumerate(titles):
+        place = 0.15 / width, 1 - (0.1 + _LINE * i) / height
+        figure.text(*place, line, va="top", fontsize=10, **text)
+    panels, bottom = [], height - 0.1 - _LINE * len(titles)
+    for row, depth in zip(rows, depths, strict=True):
+        bottom, left = bottom - _TITLE - _HEIGHT, _LEFT
+        for name, shape, span, _, band in row:
+            size = (span * _WIDTH - _GAP) / width, _HEIGHT / height
+            shared = panels[0] if panels else None
+            box = (left / width, bottom / height, *size)
+            panel = figure.add_axes(box, sharey=shared, facecolor=paper)
+            lines = _draw(panel, shape, colors, band)
+            panel.set_title(name, fontsize=10, **text)
+            panel.axhline(0.0, color=rule, linewidth=0.8, zorder=0)
+            panel.grid(axis="y", color=rule, linewidth=0.4, alpha=0.6)
+            panel.set_axisbelow(True)
+            panel.tick_params(colors=ink, labelsize=8)
+            dress(panel, rule)
+            panel.tick_params(labelleft=left == _LEFT)
+            if left == _LEFT:
+                panel.set_ylabel(short(axis_label, 30), fontsize=8, **text)
+            if not panels and len(lines) > 1:
+                names = [short(name, _MOST_LETTERS) for name in outputs]
+                legend = panel.legend(lines, names, fontsize=8, labelcolor=ink)
+                legend.get_frame().set(facecolor=paper, edgecolor=rule)
+            panels.append(panel)
+            left += span * _WIDTH
+        bottom -= depth
+    if is_factor:
+        low, high = panels[0].get_ylim()
+        ticks = np.log([digit * 10.0**k for k in range(-9, 10) for digit in (1, 2, 5)])
+        ticks = ticks[(low < ticks) & (ticks < high)]
+        if 3 <= len(ticks) <= 9:
+            panels[0].set_yticks(ticks)
+        panels[0].yaxis.set_major_formatter(
+            lambda value, _: f"x {math.exp(min(value, 700.0)):.3g}"
+        )
+    return figure
+
+
+class _Panel(NamedTuple):
+    """A shape as it is drawn: its title, of how many columns, inches below, a band."""
+
+    title: str
+    shape: Shape
+    span: int = 1
+    depth: float = _BELOW
+    band: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, name: Any, shape: Shape, band: np.ndarray | None) -> "_Panel":
+        num, title = len(shape.grid), short(name, 40)
+        if shape.grid.dtype.kind == "f":
+            return cls(title, shape, band=band)
+        if num > _MOST_NAMES:
+            sizes = np.abs(shape.values).reshape(num, -1).max(axis=1)
+            largest = np.sort(np.argsort(-sizes, kind="stable")[:_MOST_NAMES])
+            shape = Shape(shape.grid[largest], shape.values[largest])
+            band = None if band is None else band[:, largest]
+            title += f" ({_MOST_NAMES} of {num:,})"
+        span = math.ceil((_NAME * len(shape.grid) + _GAP) / _WIDTH)
+        longest = max(len(short(name, _MOST_LETTERS)) for name in shape.grid)
+        return cls(title, shape, span, 0.2 + _LETTER * longest, band)
+
+
+def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
+    """Yields the panels in rows of at most four columns."""
+    row: list[_Panel] = []
+    for panel in panels:
+        if row and sum(drawing.span for drawing in row) + panel.span > 4:
+            yield row
+            row = []
+        row.append(panel)
+    yield row
+
+
+def _draw(
+    panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
+) -> list[Any]:
+    """Draws a curve with its grid, or a point for each category, and its band."""
+    panel.set_prop_cycle(color=colors)
+    is_known = np.zeros(len(shape.grid), bool)
+    if band is not None:
+        is_known = np.isfinite(band).all(axis=0)
+        band = np.where(is_known, band, 0.0)
+    if shape.grid.dtype.kind == "f":
+        lines = panel.plot(shape.grid, shape.values, "-", linewidth=1.5)
+        if band is not None:
+            style = {"where": is_known, "color": colors[0], "linewidth": 0}
+            panel.fill_between(shape.grid, *band, alpha=0.2, **style)
+        panel.margins(x=0.0)
+        panel.locator_params(axis="x", nbins=5)
+        panel.xaxis.set_major_formatter(lambda value, _: compact(value))
+        return lines
+    places = np.arange(len(shape.grid))
+    lines = panel.plot(places, shape.values, "o", markersize=4)
+    if band is not None:
+        low, high = band[:, is_known]
+        panel.vlines(places[is_known], low, high, color=colors[0], linewidth=1.0)
+    names = [short(name, _MOST_LETTERS) for name in shape.grid]
+    panel.set_xticks(places, names, rotation=90, parse_math=False)
+    panel.set_xlim(-0.7, len(places) - 0.3)
+    return lines
+
+
+def dress(panel: Any, rule: str) -> None:
+    """Draws the axes of a panel in the color of rules, on two sides alone."""
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["left", "bottom"]].set_color(rule)
+
+
+def compact(number: float) -> str:
+    """Returns "25k" for 25,000.
+
+    Example:
+        >>> compact(-25_000.0), compact(0.5), compact(3e9)
+        ('-25k', '0.5', '3e+09')
+    """
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if 10 * unit <= abs(number) < 1e9 or (unit == 1e6 and 1e6 <= abs(number) < 1e9):
+            return f"{number / unit:g}{letter}"
+    return f"{number:g}"
+
+
+def short(name: Any, most: int) -> str:
+    """Returns a printable name of so many characters at most."""
+    text = printable(str(name))
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -33,12 +33,9 @@ def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
 def errors_of_sums(
     matrix: np.ndarray, errors: ArrayLike, correlations: ArrayLike
 ) -> np.ndarray:
-    """Returns standard errors of sums of estimates, infinite if a term's is.
+    """Returns standard errors (m,) of sums of estimates, infinite if a term's is.
 
-    Args:
-        matrix: shape (m, d), the weights of the estimates in each sum.
-        errors: shape (d,), of the estimates.
-        correlations: shape (d, d), of those errors.
+    From the weights (m, d) of estimates in each sum, and their errors and correlations.
 
     Example:
         >>> half = [[1.0, 0.5], [0.5, 1.0]]
@@ -68,26 +65,16 @@ class Summary:
     """A table of coefficients, which prints as text and shows as HTML in a notebook.
 
     All of it is released or public.
-
-    Attributes:
-        title: what it is of.
-        names: of the coefficients, the last one that of the intercept.
-        coefficients: shape (m,), in the user's units.
-        standard_errors: shape (m,), infinite where no honest interval can be had.
-        guarantee: of all of it, in words.
-        factor: what exponentials of coefficients are called, or None for none.
-        level: of the intervals.
-        notes: what else is to be said, a sentence or more each.
     """
 
     title: str
-    names: Sequence[str]
-    coefficients: np.ndarray
-    standard_errors: np.ndarray
-    guarantee: str
-    factor: str | None = None
-    level: float = 0.95
-    notes: Sequence[str] = ()
+    names: Sequence[str]  # the last one that of the intercept
+    coefficients: np.ndarray  # (m,), in the user's units
+    standard_errors: np.ndarray  # (m,), infinite where no honest interval can be had
+    guarantee: str  # of all of it, in words
+    factor: str | None = None  # the name of exponentials of coefficients, if any
+    level: float = 0.95  # of the intervals
+    notes: Sequence[str] = ()  # more sentences
 
     @property
     def intervals(self) -> np.ndarray:
@@ -105,9 +92,8 @@ class Summary:
     def rows(self) -> list[list[str]]:
         """The cells of each coefficient."""
         rows = []
-        for value, error, ends in zip(
-            self.coefficients, self.standard_errors, self.intervals, strict=True
-        ):
+        numbers = self.coefficients, self.standard_errors, self.intervals
+        for value, error, ends in zip(*numbers, strict=True):
             row = [digits(value), digits(error), " to ".join(map(digits, ends))]
             if self.factor is not None:
                 row += [_factor(value), " to ".join(map(_factor, ends))]
@@ -129,9 +115,9 @@ class Summary:
                 "tails are too heavy, or the noise hides how the columns vary."
             )
         elif np.any(is_refused):
-            names = [name for name, x in zip(self.names, is_refused, strict=True) if x]
+            names = [str(x) for x, y in zip(self.names, is_refused, strict=True) if y]
             notes.append(
-                f"No honest interval can be had for {', '.join(map(str, names))}: the "
+                f"No honest interval can be had for {', '.join(names)}: the "
                 "noise hides what is a column's own. It may be nearly constant, rarely "
                 "anything but zero, or nearly a sum of others."
             )
@@ -142,32 +128,31 @@ class Summary:
                 )
         return [*notes, *self.notes]
 
+    @property
+    def _lines(self) -> list[list[str]]:
+        names = map(str, self.names)
+        return [[name, *row] for name, row in zip(names, self.rows, strict=True)]
+
     def __str__(self) -> str:
-        cells = [["", *self.header]]
-        cells += [
-            [printable(str(name)), *row]
-            for name, row in zip(self.names, self.rows, strict=True)
-        ]
+        lines = [[printable(name), *row] for name, *row in self._lines]
+        cells = [["", *self.header], *lines]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
-            for row in cells
+            "  ".join([name.ljust(widths[0]), *map(str.rjust, row, widths[1:])])
+            for name, *row in cells
         ]
         rule = "-" * len(lines[0])
-        rows = [
+        texts = (
             part
             for text in (*self.sentences, self.guarantee)
             for part in textwrap.wrap(text, max(len(rule), 80))
-        ]
-        return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *rows])
+        )
+        return "\n".join([self.title, rule, lines[0], rule, *lines[1:], rule, *texts])
 
     def _repr_html_(self) -> str:
-        lines = [
-            [str(name), *cells]
-            for name, cells in zip(self.names, self.rows, strict=True)
-        ]
-        texts = [Text(text) for text in (*self.sentences, self.guarantee)]
-        return html_blocks([Text(self.title), Rows(["", *self.header], lines), *texts])
+        table = Rows(["", *self.header], self._lines)
+        texts = map(Text, (*self.sentences, self.guarantee))
+        return html_blocks([Text(self.title), table, *texts])
 
 
 def _factor(logarithm: float) -> str:

@@ -154,15 +154,12 @@ def frank_wolfe(
     _validate.positive(epsilon=epsilon, sensitivity=sensitivity, limit=limit)
     _validate.typed_key(key)
     _validate.choice(SelectionName, mechanism=mechanism)
-    if learning_rate is None:
-        schedule = _papers_rate
-    elif callable(learning_rate):
-        schedule = learning_rate
-    else:
-        _validate.within(0, 1, learning_rate=learning_rate)
-        schedule = optax.constant_schedule(learning_rate)
-
-    select = getattr(mechanisms, mechanism)
+    select, rate_fn = getattr(mechanisms, mechanism), learning_rate
+    if rate_fn is None:
+        rate_fn = _papers_rate
+    elif not callable(rate_fn):
+        _validate.within(0, 1, learning_rate=rate_fn)
+        rate_fn = optax.constant_schedule(rate_fn)
 
     def init(params):
         num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
@@ -181,7 +178,7 @@ def frank_wolfe(
             sensitivity_range=state.sensitivity_range,
         )
         vertex = constraint.vertex(index, params)
-        rate = jnp.asarray(schedule(state.num_steps))
+        rate = jnp.asarray(rate_fn(state.num_steps))
         moves = jax.tree.map(lambda v, w: like(rate, v) * (v - w), vertex, params)
         return moves, state._replace(key=next_key, num_steps=state.num_steps + 1)
 

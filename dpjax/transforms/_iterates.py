@@ -40,9 +40,8 @@ def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransfor
         >>> print(optax.apply_updates(params, update))
         [0.6 0.8]
     """
-    _validate.require(
-        callable(projection_fn), "projection_fn", projection_fn, "callable"
-    )
+    is_fine = callable(projection_fn)
+    _validate.require(is_fine, "projection_fn", projection_fn, "callable")
 
     def update(updates, state, params=None):
         moved = _moved(params, updates)
@@ -101,8 +100,12 @@ def average_iterates(
     _validate.within(0, 1, decay=decay)
 
     def init(params):
-        zeros = jax.tree.map(lambda x: jnp.zeros_like(x, _wide(x)), params)
-        return AverageIteratesState(jnp.zeros((), jnp.int32), zeros)
+        def zeros(x):
+            is_double = jnp.result_type(x) == jnp.float64
+            return jnp.zeros_like(x, jnp.float64 if is_double else jnp.float32)
+
+        start = jax.tree.map(zeros, params)
+        return AverageIteratesState(jnp.zeros((), jnp.int32), start)
 
     def update(updates, state, params=None):
         count = state.num_iterates + 1
@@ -132,24 +135,15 @@ def average_params(state: Any) -> PyTree:
 
     Example: see `average_iterates`.
     """
-    states = [
-        leaf
-        for leaf in jax.tree.leaves(state, is_leaf=_is_average)
-        if _is_average(leaf)
-    ]
+
+    def is_average(node: Any) -> bool:
+        return isinstance(node, AverageIteratesState)
+
+    states = [*filter(is_average, jax.tree.leaves(state, is_leaf=is_average))]
+    kinds = [type(x).__name__ for x in states]
     rule = "a state with exactly one average_iterates"
-    is_fine = len(states) == 1
-    _validate.require(is_fine, "state", [type(leaf).__name__ for leaf in states], rule)
+    _validate.require(len(states) == 1, "state", kinds, rule)
     return states[0].mean_iterate
-
-
-def _is_average(node: Any) -> bool:
-    return isinstance(node, AverageIteratesState)
-
-
-def _wide(x: Any) -> jax.typing.DTypeLike:
-    dtype = jnp.result_type(x)
-    return dtype if dtype == jnp.float64 else jnp.float32
 
 
 def _moved(params: Any, updates: PyTree) -> PyTree:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 EXTRAS = {"typer", "rich", "matplotlib", "polars", "flax", "onnx", "orbax", "pytest"}
@@ -26,6 +27,33 @@ for one in read:
 """)
     assert not loaded & EXTRAS
     assert {"jax", "optax", "dp_accounting"} <= loaded
+
+
+def test_the_library_needs_no_packages_of_the_wing_for_tables(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(4.0))
+    loaded_by(f"""
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("polars", "rich", "typer"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Missing())
+import jax
+import dpjax
+for name in dpjax.__all__:
+    module = getattr(dpjax, name)
+    assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))
+source = dpjax.loading.MemoryMapped({str(tmp_path / "x.npy")!r})
+assert source[1:3].tolist() == [1.0, 2.0]
+features, targets = dpjax.datasets.load("adult").train
+solution = dpjax.solvers.dp_linear_model(
+    dpjax.losses.logistic, (features[:500], targets[:500]), key=jax.random.key(0),
+    epsilon=1.0, delta=1e-5, intercept=-1,
+)
+assert solution.params.shape == (105,)
+""")
 
 
 @pytest.mark.parametrize("arguments", ["--help", "train --help", "train x --epsilon 0"])

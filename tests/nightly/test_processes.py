@@ -20,7 +20,7 @@ from dpjax import losses, solvers
 from dpjax.batching import Poisson, WithoutReplacement
 from dpjax.estimators import SmoothedTruncation
 from dpjax.solvers import Checkpoint, Execution
-from dpjax.tables.io._reservoir import Tags, order_of
+from dpjax.tables.io._sample import Tags, order_of
 
 WORKER = Path(__file__).parent / "processes" / "worker.py"
 LAUNCH = Path(__file__).parents[2] / "benchmarks" / "launch"

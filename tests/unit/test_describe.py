@@ -17,12 +17,8 @@ import dpjax
 from dpjax.datasets import Categorical, Numeric
 
 NUM = 4_000
-SCHEMA = {
-    "income": None,
-    "age": Numeric(50, 50, limit=1),
-    "town": Categorical(("Ghent", "Lier")),
-    "owns": Categorical(("true",)),
-}
+SCHEMA = {"income": None, "age": Numeric(50, 50, limit=1)}
+SCHEMA |= {"town": Categorical(("Ghent", "Lier")), "owns": Categorical(("true",))}
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,7 @@ def factored_grad(
 
     axes = varying_over((params, rows))
     written_out = {i: x for i, x in enumerate(leaves) if i not in factored}
+    # A gradient takes about the work of three forward passes.
     work = 3 * sum(x.aval.size for e in program.jaxpr.eqns for x in e.outvars)
 
     def shifts():
@@ -139,6 +140,7 @@ def _through_scan(place, equation, inputs, shifts, rule_of):
     consts, rest = inputs[:num_whole], inputs[num_whole:]
     first, slices = rest[:num_carried], rest[num_carried:]
 
+    # Shifts and residuals are sliced and stacked by turn, as slices and results are.
     def body(carry, turn):
         slices, shifts = turn
         residuals = {}
@@ -180,6 +182,7 @@ def _through_cond(place, equation, inputs, shifts, rule_of):
         return run
 
     branches = [branch(b, x) for b, x in enumerate(equation.params["branches"])]
+    # All branches must return the same structure: that of all of them together.
     shapes = {}
     for run in branches:
         shapes |= jax.eval_shape(run, inputs, shifts)[1]

@@ -246,6 +246,7 @@ class Product:
             products = MatrixProducts(left, right, self._built(order))
             return products if self.is_smaller else products.written_out()
         left, right = left[:, 0, 0], right[:, 0, 0]
+        # The factor of the leading axes first, so that the sum needs no transpose.
         if (*order[n:], *order[:n]) == tuple(range(len(order))):
             return OuterProducts(right, left, self._built(range(len(order))))
         return OuterProducts(left, right, self._built(order))
@@ -453,6 +454,8 @@ class MatrixProducts(Factors):
         def added(in_turn):
             return lambda total, *factors: add_rows(total, of_example, factors, in_turn)
 
+        # One after the other on CPU, whose caches hold a product and the sum; elsewhere
+        # at once, unless that takes too much memory.
         some = None if len(left) * total.size <= MOST else 1
         return jax.lax.platform_dependent(
             total, left, right, cpu=added(1), default=added(some)

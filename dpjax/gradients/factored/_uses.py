@@ -193,6 +193,8 @@ def _only(leaf_uses: list[Use]) -> Use:
         use = _together(leaf_uses)
     if use is None:
         return WrittenOut(many)
+    # Factors pay where they are much smaller than what they multiply to, or where
+    # a loop would add to the written-out gradient in every turn.
     if isinstance(use, Product) and not (use.is_smaller or use.is_in_loop):
         return WrittenOut(use.why if len(leaf_uses) == 1 else many)
     if isinstance(use, Lookup) and not use.is_smaller:
@@ -206,6 +208,8 @@ def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
         same = [use for use in leaf_uses if isinstance(use, kind)]
         if len(same) == len(leaf_uses) and len({use.common for use in same}) == 1:
             return replace(same[0], sites=tuple(x for use in same for x in use.sites))
+    # A gradient is the sum over uses, so all must be of one matrix: that of a table
+    # and of its transpose, as with an output layer that is the embedding.
     same = [use for use in map(_of_matrix, leaf_uses) if use is not None]
     if len(same) < len(leaf_uses) or len({use.shape for use in same}) > 1:
         return None
@@ -253,6 +257,8 @@ def _read(jaxpr, images, within, leaf_uses):
         }
         if not operands:
             continue
+        # Uses inside a program are read there; what comes out of a jit is followed on,
+        # what comes out of a loop or a branch is no image of one parameter any more.
         programs, passed = _inside(equation, operands, place)
         for inner, within_it in programs:
             entering = {inner.invars[k]: image for k, image in passed.items()}
@@ -298,7 +304,7 @@ def _inside(equation, operands, place):
     passed = {}
     for k, image in operands.items():
         moves, is_each = image.moves, k >= num_carried
-        if num_whole <= k < num_carried:
+        if num_whole <= k < num_carried:  # a carry changes from turn to turn
             continue
         if is_each:
             moves = Moves((*moves, EACH))
@@ -328,6 +334,7 @@ def _moved(equation):
 
 def _use(jaxpr, equation, operand, image, place, is_alone):
     kind, use = equation.primitive, None
+    # Look-ups are read outside of loops alone: their places are those of one turn.
     is_first = operand == 0 and is_alone and not image.loops
     if kind.name in WITH_RULES:
         use = product_of_rule(jaxpr, equation, operand, image, place)

@@ -6,7 +6,7 @@ residual is zero, 0 where the loss is truncated, and in between by the paper's p
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +123,7 @@ def dp_l1_regression(
     bias = 2 * residual_moment_bound / moment_order
     if truncation is None:  # (theta - 1) A iota^(theta - 2) = B / iota^2
         ratio = deviation / ((moment_order - 1) * bias)
-        truncation = ratio ** (1 / moment_order)
+        truncation = cast(Scalar, ratio ** (1 / moment_order))
     _validate.positive(truncation=truncation)
     axes = row_axes((features, targets), None), row_axes(candidates, None)
     params = _choose(
@@ -184,8 +184,8 @@ def _choose(
         return psum(chosen, axes), ()
 
     def on_records(replicated: PyTree, data: PyTree) -> tuple[jax.Array, tuple[()]]:
-        numbers, candidates = replicated
-        blocks = row_blocks(*data, numbers[1], fixed_point)
+        (numbers, candidates), (features, targets) = replicated, data
+        blocks = row_blocks(features, targets, numbers[1], fixed_point)
         return by_device(among, axes, (numbers, blocks), candidates)
 
     return by_device(on_records, record_axes, (numbers, candidates), data)[0]
@@ -222,7 +222,7 @@ class FixedPoint(NamedTuple):
     is right to 2^-18 of the larger of itself and 1 (a test tries all float32 mantissas
     on the device where it runs), its scaling. With U = (log(theta) + 2 e) / (1 - 2^-g)
     one record moves q by at most 2^g, and so any score, exact in float32, by at most 1,
-    where a score stands for sum_i log(f_i) / U (docs/privacy/proofs/solvers.md, 4.5).
+    where a score stands for sum_i log(f_i) / U (`docs/privacy/proofs/solvers.md`, 4.5).
     The slack U / log(theta) is 1.0011 for theta = 2 and n = 100,000, and below 1.01 for
     n < 2^24 and theta >= 1.1.
 

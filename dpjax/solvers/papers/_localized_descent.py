@@ -310,6 +310,7 @@ def phases_of(
         steps = num_steps
         if steps is None:
             steps = math.ceil(3 * (3 + 2 * smoothness / strength))
+        _validate.count(num_steps=steps)
         rule = f"given where smoothness and diameter ask for {steps} steps"
         _validate.require(steps < 2**31, "num_steps", num_steps, rule)
         phases.append(Phase(size, clip_norm(theory, size), strength, steps))

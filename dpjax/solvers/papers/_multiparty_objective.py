@@ -190,7 +190,7 @@ def _with_noise(
         num_coordinates=num_features,
     )
 
-    def share() -> np.ndarray:
+    def output() -> np.ndarray:
         is_aggregator = secure_sum.transport.party == 0
         mine = params if is_aggregator else np.zeros(num_features)
         draw = discrete_gaussian(
@@ -198,7 +198,7 @@ def _with_noise(
         )
         return grid.to_integers(mine) + draw
 
-    released = grid.to_reals(secure_sum(share, num_features))
+    released = grid.to_reals(secure_sum(output, num_features))
     released = np.where(np.isnan(params), np.nan, released)
     return released, math.sqrt(num_shares) * stddev * grid.step
 

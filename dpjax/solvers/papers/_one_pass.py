@@ -14,7 +14,7 @@ sqrt(d + 1) / epsilon.
 
 Sensitivity: the map in (1) moves no two points apart, and a replaced record moves its
 own iterate by eta C at most, in either run: the runs, and their means, are 2 eta C
-apart from there on (docs/privacy/proofs/solvers.md, 4.6).
+apart from there on (`docs/privacy/proofs/solvers.md`, 4.6).
 
 Rounding is in float64, u = 2^-53, for v = w - center. <v, x> + <center, x> is wrong by
 (d + 2) u (R + ||center||) ||x||, which (1) turns into at most twice that over ||x||,

@@ -21,7 +21,7 @@ both, and a set that is larger by the rounding of a projection. `smooth_weights`
 2^-20 of B for the products in (1).
 
 Paper 001 prints 2 e^(-beta k) times the mean of the top ceil(s/2) of r_i(t_0 + (k+1)s)
-in place of (1), which is not smooth; see `docs/privacy/proofs/papers.md`.
+in place of (1), which is not smooth: `docs/privacy/proofs/papers.md`, 5.2.
 """
 
 import math

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -124,9 +124,8 @@ def dp_sparse_linear_regression(
     key, scale_key = jax.random.split(key)
     rate: Scalar | None = learning_rate
     if rate is None:
-        rate = _learning_rate(
-            batches.axis_name, features, threshold, scale_key, share * rho
-        )
+        axes, cost = batches.axis_name, share * rho
+        rate = cast(Scalar, _learning_rate(axes, features, threshold, scale_key, cost))
     step = ShrunkenStep(
         loss_fn=losses.squared,
         batches=batches,

@@ -71,19 +71,16 @@ class Checkpoint(NamedTuple):
     folder: str | os.PathLike[str]
     every: int = 100
 
-
-def check_checkpoint(checkpoint: Checkpoint) -> None:
-    """Refuses what is no `Checkpoint`, and fields out of their ranges."""
-    folder = getattr(checkpoint, "folder", None)
-    is_fine = isinstance(checkpoint, Checkpoint) and isinstance(
-        folder, str | os.PathLike
-    )
-    rule = "a Checkpoint(folder, every)"
-    _validate.require(is_fine, "checkpoint", checkpoint, rule)
-    _validate.count(every=checkpoint.every)
-    is_fine = can_be_folder(Path(checkpoint.folder))
-    rule = "a folder that can be written to, or made"
-    _validate.require(is_fine, "checkpoint", str(folder), rule)
+    def checked(self) -> "Checkpoint":
+        """Returns itself, or raises for a field out of its range."""
+        folder, rule = getattr(self, "folder", None), "a Checkpoint(folder, every)"
+        is_fine = isinstance(self, Checkpoint) and isinstance(folder, str | os.PathLike)
+        _validate.require(is_fine, "checkpoint", self, rule)
+        _validate.count(every=self.every)
+        is_fine = can_be_folder(Path(self.folder))
+        rule = "a folder that can be written to, or made"
+        _validate.require(is_fine, "checkpoint", str(folder), rule)
+        return self
 
 
 def opened(

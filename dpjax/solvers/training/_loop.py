@@ -44,7 +44,6 @@ from dpjax.gradients._loss import warn_of_rows
 from dpjax.mechanisms import Strategy
 from dpjax.solvers.training._checkpoint import (
     Checkpoint,
-    check_checkpoint,
     identity,
     is_key,
     latest,
@@ -329,7 +328,7 @@ class Execution:
             )
         _validate.count(callback_every=self.callback_every)
         if self.checkpoint is not None:
-            check_checkpoint(self.checkpoint)
+            Checkpoint.checked(self.checkpoint)
 
 
 def check_execution(execution: Execution, no_checkpoint: str | None = None) -> None:

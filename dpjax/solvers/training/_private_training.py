@@ -374,12 +374,12 @@ def _schedule(
     if num_steps is None:
         num_steps = _NUM_STEPS if noise is None else noise.num_steps
     size = max(1, num_samples // _BATCHES)
-    if batching is None and noise is None:
-        batching = Poisson(size)
-    elif batching is None:
+    if batching is None and noise is not None:
         rule = f"given with {noise}, which has more than {_BATCHES} bands"
         _validate.require(noise.num_bands <= _BATCHES, "batching", None, rule)
         batching = CyclicPoisson(size, cycle_length=noise.num_bands)
+    elif batching is None:
+        batching = Poisson(size)
     if relation is not REPLACE_ONE:
         is_fine = isinstance(batching, Full | Poisson | BallsInBins)
         rule = f"REPLACE_ONE with {batching}: batches depend on the number of rows"

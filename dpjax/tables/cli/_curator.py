@@ -38,8 +38,7 @@ from dpjax.tables.cli._terminal import (
     warn,
     write_output,
 )
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.io._tables import (
     Column,
     column_names,

@@ -21,8 +21,7 @@ from dpjax.tables.cli._schema import Schema, declared_columns
 from dpjax.tables.cli._settings import DescribeSettings
 from dpjax.tables.cli._sources import Draw, Table, default_size, read_records
 from dpjax.tables.cli._terminal import show_paths, stage, table_of, terminal
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Numeric
+from dpjax.tables.columns._kinds import BoundedColumn, Numeric
 from dpjax.tables.describe._description import Description
 from dpjax.tables.describe._release import MOST_RECORDS, Kind, check, release
 from dpjax.tables.io._tables import column_names

@@ -19,8 +19,7 @@ from dpjax.accounting import (
 from dpjax.datasets import Dataset
 from dpjax.solvers import Solution
 from dpjax.tables.cli._fit import Plan, predictions_of
-from dpjax.tables.models._measures import PrivateScores
-from dpjax.tables.models._scores import private_scores
+from dpjax.tables.models._scores import PrivateScores, private_scores
 from dpjax.tables.models._terms import MEANS
 
 

@@ -34,7 +34,7 @@ from dpjax.tables.cli._settings import (
     Settings,
 )
 from dpjax.tables.cli._terminal import OnStep
-from dpjax.tables.models._params import bending_features
+from dpjax.tables.models._terms import bending_features
 
 _TWEEDIE = 1.5  # by default, halfway between counts and amounts
 # Solvers take no infinite epsilon; at this one all noise is below every other error,

@@ -27,7 +27,7 @@ from dpjax.datasets import Dataset
 from dpjax.solvers import Solution
 from dpjax.solvers.additive._curves import FINE
 from dpjax.solvers.training._curves import hats
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 from dpjax.tables.cli._fit import (
     NO_PRIVACY,
     Budget,
@@ -52,7 +52,7 @@ from dpjax.tables.cli._terminal import (
     table_of,
     terminal,
 )
-from dpjax.tables.models._params import bending_features
+from dpjax.tables.models._terms import bending_features
 
 _FILES = ["plan.json", "plan.md", "plan.png"]
 _NUM_DRAWS = 3  # of the noise, of which the median is shown

@@ -26,8 +26,8 @@ from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import link_of
 from dpjax.tables.cli._terminal import table_of, warn
 from dpjax.tables.models._file import model_file
-from dpjax.tables.models._measures import Interval
 from dpjax.tables.models._model import Model
+from dpjax.tables.models._noisy_counts import Interval
 
 NAMES = MODEL, REPORT = "model.npz", "report.json"
 

@@ -21,7 +21,7 @@ from dpjax.accounting import (
 )
 from dpjax.solvers.statistics._scales import Noise, Standard, least_seen, release_scales
 from dpjax.tables.cli._sources import Table
-from dpjax.tables.columns._encoding import Numeric
+from dpjax.tables.columns._kinds import Numeric
 from dpjax.tables.io._texts import float32_of
 
 # A feature is clipped to so many released scales, so that few records do not make its

@@ -31,7 +31,7 @@ from dpjax.accounting import (
     noise_multiplier_to_epsilon,
 )
 from dpjax.accounting._guarantee import group_budget
-from dpjax.tables import _shapes
+from dpjax.tables import _pages
 from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
 from dpjax.tables.cli import _settings
 from dpjax.tables.cli._curator import count_cells, say_to_curator, undecoded
@@ -45,10 +45,8 @@ from dpjax.tables.cli._terminal import (
     warn,
     write_output,
 )
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric
-from dpjax.tables.describe._description import Description, Row
-from dpjax.tables.describe._page import costs_of, numbers_of
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
+from dpjax.tables.describe._description import Description, Row, costs_of, numbers_of
 from dpjax.tables.io._tables import Column, column_names, read_columns
 from dpjax.tables.io._texts import Texts, text_of
 from dpjax.tables.io._untrusted import harmless, number
@@ -236,8 +234,8 @@ def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
     head = ['wrong ones with a "yes"', "right ones, at most", "sure, at most"]
     rates = np.linspace(0.0, 1.0, 101)
     both = np.stack([privacy.tradeoff(rates), rates], axis=1)
-    shapes = {'share of wrong ones with a "yes"': _shapes.Shape(rates, both)}
-    figure = _shapes.plot(shapes, ["at most", "a mere guess"], "share of right ones")
+    shapes = {'share of wrong ones with a "yes"': _pages.Shape(rates, both)}
+    figure = _pages.plot(shapes, ["at most", "a mere guess"], "share of right ones")
     return [Rows(head, lines), Picture(figure, 'Right candidates with a "yes"')]
 
 
@@ -435,7 +433,7 @@ def _figure_of(model: Model, *, is_dark: bool = False) -> Any:
     """Draws what each column adds to a model's predictions, with matplotlib."""
     stated = claim(model.privacy.epsilon, model.privacy.delta)
     label, effect, _ = _words_of(model)
-    return _shapes.plot(
+    return _pages.plot(
         *(model.shapes(), [], label),
         title=[f"{model.method} of {model.data}: {stated}", f"What a column {effect}"],
         is_factor=model.link == "log",

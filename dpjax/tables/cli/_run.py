@@ -19,7 +19,7 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._guarantee import group_budget
 from dpjax.accounting._sample import sample_budget
 from dpjax.datasets import Dataset
-from dpjax.tables._default_delta import default_delta
+from dpjax.tables import default_delta
 from dpjax.tables.cli import _ledger
 from dpjax.tables.cli._evaluation import evaluation_privacy
 from dpjax.tables.cli._fit import Budget, Plan, make_plan, training_privacy

@@ -36,8 +36,7 @@ from typing import Any
 
 from dpjax import _validate
 from dpjax.tables.cli._settings import AMOUNTS
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.io._tables import column_names
 from dpjax.tables.io._texts import PLAIN, TextFormat
 from dpjax.tables.io._untrusted import toml_content

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from dpjax import _validate
-from dpjax.datasets._public_sets import PUBLIC_SETS
+from dpjax.datasets._dataset import PUBLIC_SETS
 from dpjax.tables.cli._options import (
     REQUIRED,
     Generator,

@@ -13,13 +13,13 @@ from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._sample import sample_privacy
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.datasets._public_sets import PUBLIC_SETS
+from dpjax.datasets._dataset import PUBLIC_SETS
 from dpjax.tables.cli import _schema
 from dpjax.tables.cli._curator import guess_names, schema_text
 from dpjax.tables.cli._settings import AMOUNTS, Settings, link_of
 from dpjax.tables.cli._terminal import SchemaNeeded
 from dpjax.tables.cli._units import Units, check_unit, named, read_names, units_of
-from dpjax.tables.io._reservoir import Reservoir, Tags, order_of
+from dpjax.tables.io._sample import Reservoir, Tags, order_of
 from dpjax.tables.io._tables import Column, column_names, joined, read_chunks
 from dpjax.tables.io._texts import (
     TextFormat,
@@ -28,7 +28,7 @@ from dpjax.tables.io._texts import (
     is_missing,
     text_of,
 )
-from dpjax.tables.models._params import bending_features
+from dpjax.tables.models._terms import bending_features
 
 _FEWEST = 20  # records of an additive model that is asked for
 _PUBLIC_SEED = 2021  # of the split into training and test records

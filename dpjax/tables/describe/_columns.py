@@ -13,7 +13,7 @@ from dpjax._types import Key
 from dpjax.accounting import Sampling, noise_multiplier_to_epsilon
 from dpjax.solvers import dp_group_means, dp_histogram
 from dpjax.solvers.statistics._histogram import EDGES_SHARE, private_edges
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.columns._kinds import Categorical, Numeric
 from dpjax.tables.describe._description import OTHER
 from dpjax.tables.io._tables import Column
 from dpjax.tables.io._texts import float32_of
@@ -53,19 +53,12 @@ class Budget(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The group of each record.
-
-    Attributes:
-        names: of the groups.
-        codes: of the records at their places, shape (n,); -1 where there is no record.
-        place: as of `release`.
-        num_records: the size of a single group, if it is public.
-    """
+    """The group of each record."""
 
     names: tuple[str, ...]
-    codes: np.ndarray
-    place: Place
-    num_records: int | None
+    codes: np.ndarray  # of records at their places, (n,); -1 where there is no record
+    place: Place  # as of `release`
+    num_records: int | None  # the size of a single group, if it is public
 
     @classmethod
     def everyone(cls, num_records: int, place: Place | None) -> "Groups":
@@ -84,11 +77,9 @@ class Groups(NamedTuple):
     def counted(
         self, cells: np.ndarray, num_cells: int, budget: Budget, key: Key
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
-        """Releases how many records of each group lie in each cell.
+        """Releases counts of records in each cell of each group, shape (num_cells, G).
 
-        Returns:
-            Counts and their standard errors, shape (num_cells, G), the noise's standard
-            deviation and its multiplier.
+        Returns these and their standard errors, the noise's stddev and multiplier.
         """
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
         total = len(self.names) * num_cells
@@ -102,32 +93,20 @@ class Groups(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """The releases of one column in G groups.
+    """The releases of one column in G groups."""
 
-    Attributes:
-        labels: the names of bins or categories.
-        cells: numbers of records in each, and last of missing numbers, shape (k, G).
-        errors: their standard errors.
-        stddev: of the noise of one.
-        shares: of the column's budget, by statistics.
-        multipliers: noise multipliers of all releases.
-        counted: of a column of numbers how many there are, shape (G,), the standard
-            errors and the noise's standard deviation.
-        statistics: its means and quantiles: names, values and standard errors.
-        edges: those of the histogram.
-        within: which numbers are possible.
-    """
-
-    labels: list[str]
-    cells: np.ndarray
-    errors: np.ndarray
-    stddev: float
-    shares: dict[str, float]
-    multipliers: list[float]
+    labels: list[str]  # the names of bins or categories
+    cells: np.ndarray  # records in each, and last of missing numbers, shape (k, G)
+    errors: np.ndarray  # their standard errors
+    stddev: float  # of the noise of one
+    shares: dict[str, float]  # of the column's budget, by statistics
+    multipliers: list[float]  # noise multipliers of all releases
+    # Of a column of numbers how many there are (G,), standard errors, noise's stddev.
     counted: tuple[np.ndarray, np.ndarray, float] | None = None
+    # Its means and quantiles: names, values and standard errors.
     statistics: Sequence[tuple[str, np.ndarray, np.ndarray]] = ()
-    edges: tuple[float, ...] = ()
-    within: tuple[float, float] = (-math.inf, math.inf)
+    edges: tuple[float, ...] = ()  # of the histogram
+    within: tuple[float, float] = (-math.inf, math.inf)  # which numbers are possible
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
@@ -162,11 +141,11 @@ class Statistics(NamedTuple):
 
 
 def of_numbers(
-    kind: Numeric | None, column: Column, groups: Groups, budget: Budget, key: Key
+    kind: Numeric, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Statistics:
     """Releases counts, means, quantiles and a histogram of numbers in every group."""
     mean_key, edge_key, count_key = _keys.split(key, 3)
-    within = _range_of(kind)
+    within = kind.range
     edges = _public_edges(within)
     clipped = np.clip(float32_of(column).astype(float), *within)
     numbers = groups.place(clipped.astype(np.float32))
@@ -201,8 +180,7 @@ def of_numbers(
     in_bins = groups.counted(cells, NUM_BINS + 1, of_bins, count_key)
     shown = tuple(edges.astype(float).tolist())
     shares = {"count, mean, quantiles": 1 - _HISTOGRAM, "histogram": _HISTOGRAM}
-    multipliers.append(in_bins[3])
-    table = in_bins[0], in_bins[1], in_bins[2], shares, multipliers
+    table = *in_bins[:3], shares, [*multipliers, in_bins[3]]
     return Statistics(_bins(shown), *table, counted, more, shown, within)
 
 
@@ -214,14 +192,6 @@ def of_categories(
     cells = groups.place(_codes(kind, column))
     counts, errors, stddev, multiplier = groups.counted(cells, len(names), budget, key)
     return Statistics(names, counts, errors, stddev, {"counts": 1.0}, [multiplier])
-
-
-def _range_of(kind: Numeric | None) -> tuple[float, float]:
-    """Returns the ends of the limit of a column, infinite ones if it has none."""
-    reach = math.inf if kind is None else kind.scale * kind.limit
-    if kind is None or reach == math.inf:
-        return -math.inf, math.inf
-    return kind.center - reach, kind.center + reach
 
 
 def _public_edges(within: tuple[float, float]) -> np.ndarray | None:

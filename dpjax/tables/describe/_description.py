@@ -1,13 +1,20 @@
-"""A released description of a table: rows, as JSON, CSV, HTML or a picture."""
+"""A released description of a table: rows, as JSON, CSV, HTML or a picture.
+
+The picture has a panel for each column.
+"""
 
 import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from dpjax._rounding import claim, rounded_up
 from dpjax.accounting import (
     PrivacyGuarantee,
     Sampling,
@@ -15,14 +22,20 @@ from dpjax.accounting import (
     noise_multiplier_to_epsilon,
 )
 from dpjax.accounting._sample import sample_budget, subsampled_epsilon
-from dpjax.tables.describe._page import page_of
-from dpjax.tables.describe._picture import plot_of
+from dpjax.tables import _pages
 from dpjax.tables.io._untrusted import harmless, printable
 
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
 _OF_CATEGORIES = ("count", "share")
 COUNTS = "count", "missing", "histogram"
 OTHER = "(other)"  # cells in none of the categories, missing ones included
+# Of a picture, in inches: a panel, and what surrounds it.
+_WIDTH, _LINE, _AROUND, _HEAD = 4.2, 0.42, 0.75, 0.75
+_THIN, _TALL = 0.24, 1.7  # of a category; the least of a panel
+_MOST_LETTERS, _MOST_LINES = 18, 40
+_MARKERS = "os^"  # of groups, one after the other where colors are used up
+_POINTS = {"mean": ("o", 0), "median": ("D", 1), "quantile 0.9": ("^", 2)}
+_HIGH = 0.62  # of a group's line, which its histogram takes; points lie below it
 
 
 class Row(NamedTuple):
@@ -215,10 +228,15 @@ class Description:
         Args:
             title: of the page.
         """
-        return page_of(self, title)
+        blocks = [_pages.Text(str(self.privacy)), *numbers_of(self)]
+        return _pages.html_of(title, [*blocks, "What each part cost", costs_of(self)])
 
     def plot(self, *, is_dark: bool = False) -> Any:
         """Draws histograms, means and shares with their intervals, by matplotlib.
+
+        For a column of numbers every group has a line with its histogram, and below it
+        the mean, median and quantile. For categories the panel shows counts, or with
+        groups the shares in each. Of many groups or categories the first are shown.
 
         Args:
             is_dark: whether to draw light on dark.
@@ -227,6 +245,157 @@ class Description:
             The `matplotlib.figure.Figure`.
 
         Raises:
-            ImportError: without matplotlib.
+            ImportError: Without matplotlib.
         """
-        return plot_of(self, is_dark=is_dark)
+        figure_of = _pages.figures()
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+        paper, ink, rule, colors = _pages.DARK if is_dark else _pages.LIGHT
+        text: dict[str, Any] = {"color": ink, "fontsize": 10, "parse_math": False}
+        panels = _by(self.rows, "column")
+        heights = [_height(rows, name in self.edges) for name, rows in panels]
+        num = min(3, len(panels))
+        tall = [max(heights[i : i + num]) for i in range(0, len(panels), num)]
+        facts = f"{claim(self.privacy.epsilon, self.privacy.delta, 4)}, {self.size}"
+        by = "" if self.by is None else f", by {printable(self.by)}"
+        head = f"{facts}{by}; lines: {100 * self.level:g} % intervals"
+        lines = wrap(head, int(13 * num * _WIDTH))
+        size = num * _WIDTH, sum(tall) + _HEAD + 0.2 * (len(lines) - 1)
+        layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+        figure = figure_of(figsize=size, dpi=120, facecolor=paper, layout=layout)
+        figure.suptitle("\n".join(lines), x=0.01, ha="left", **text)
+        grid = figure.add_gridspec(len(tall), num, height_ratios=tall)
+        numbers = []
+        for index, (name, rows) in enumerate(panels):
+            panel = figure.add_subplot(grid[index // num, index % num], facecolor=paper)
+            panel.set_title(_pages.short(name, 40), **text)
+            if name in self.edges:
+                numbers.append(panel)
+                _draw_numbers(panel, rows, self.edges[name], colors, ink)
+            else:
+                _draw_categories(panel, rows, colors, ink, rule)
+            panel.tick_params(colors=ink, labelsize=8)
+            _pages.dress(panel, rule)
+            panel.xaxis.set_major_formatter(lambda value, _: _pages.compact(value))
+            panel.locator_params(axis="x", nbins=6)
+        if numbers:
+            handles = [
+                numbers[0].plot([], [], marker, color=colors[1 + i], markersize=4)[0]
+                for marker, i in _POINTS.values()
+            ]
+            place = {"loc": "upper right", "ncols": 3, "frameon": False}
+            figure.legend(handles, [*_POINTS], labelcolor=ink, fontsize=8, **place)
+        return figure
+
+
+def numbers_of(description: Description) -> list[_pages.Block]:
+    """Returns the released numbers, how to read them, and pictures by matplotlib."""
+    blocks: list[_pages.Block] = [
+        _pages.Text(
+            f"{description.reading} Counts have noise, and then are moved to the "
+            "nearest possible ones that agree with each other. Numbers of a column "
+            "with a limit are clipped to it. Without one, the outer bins of a "
+            "histogram hold all that lies beyond."
+        ),
+        *(_pages.Rows(head, lines) for head, lines in description.tables()),
+    ]
+    try:
+        dark, light = (description.plot(is_dark=dark) for dark in (True, False))
+    except ImportError:
+        return blocks
+    return [*blocks, _pages.Picture(light, "Histograms, and the numbers above", dark)]
+
+
+def costs_of(description: Description) -> _pages.Rows:
+    """Returns what each part cost."""
+    head = ["column", "what", "share of the budget", "epsilon by itself"]
+    costs = [
+        [cost.column, cost.part, rounded_up(cost.share, 3), rounded_up(cost.epsilon, 3)]
+        for cost in description.costs
+    ]
+    return _pages.Rows(head, costs)
+
+
+def _by(rows: Iterable[Row], field: str) -> list[tuple[str, list[Row]]]:
+    """Returns the rows of each column, group or statistic, in their order."""
+    by_column: dict[str, list[Row]] = {}
+    for row in rows:
+        by_column.setdefault(getattr(row, field), []).append(row)
+    return [*by_column.items()]
+
+
+def _height(rows: list[Row], is_number: bool) -> float:
+    num_groups = min(len({row.group for row in rows}), _MOST_LINES)
+    if is_number:
+        return max(_TALL, _LINE * num_groups) + _AROUND
+    num = min(len({row.of for row in rows}), _MOST_LINES)
+    thin = _THIN * max(1.0, 0.35 * min(num_groups, 12))
+    return max(_TALL, thin * num) + _AROUND
+
+
+def _draw_numbers(
+    panel: Any,
+    rows: list[Row],
+    edges: Sequence[float],
+    colors: tuple[str, ...],
+    ink: str,
+) -> None:
+    groups = _by(rows, "group")[:_MOST_LINES]
+    for place, (_, own) in enumerate(groups):
+        bins = [row for row in own if row.statistic == "histogram"]
+        counts = np.maximum([row.value for row in bins], 0.0)
+        bottom = -place + (0.3 if len(groups) > 1 else 0.16)
+        scale = _HIGH / max(counts.max(), 1.0)
+        filled = {"baseline": bottom, "fill": True, "alpha": 0.35}
+        panel.stairs(bottom + scale * counts, edges, color=colors[0], **filled)
+        middles = (np.asarray(edges[1:]) + np.asarray(edges[:-1])) / 2
+        ends = np.maximum([[row.low, row.high] for row in bins], 0.0)
+        panel.vlines(middles, *(bottom + scale * ends.T), color=ink, linewidth=0.7)
+        for name, (marker, index) in _POINTS.items():
+            (row,) = (row for row in own if row.statistic == name)
+            at = bottom - 0.05 - (0.09 if len(groups) > 1 else 0.05) * index
+            _point(panel, row, at, colors[1 + index], marker)
+    names = [_pages.short(name, _MOST_LETTERS) for name, _ in groups]
+    places = [0.3 - place for place in range(len(groups))]
+    if len(groups) == 1:
+        names, places = [], []
+    panel.set_yticks(places, names, parse_math=False)
+    panel.set_ylim(-len(groups) + 1 - 0.02, 1.02 if len(groups) > 1 else 0.85)
+    panel.set_xlim(edges[0], edges[-1])
+
+
+def _draw_categories(
+    panel: Any, rows: list[Row], colors: tuple[str, ...], ink: str, rule: str
+) -> None:
+    groups = _by(rows, "group")
+    statistic = "count" if len(groups) == 1 else "share"
+    groups = groups[: len(_MARKERS) * len(colors)]
+    for index, (group, own) in enumerate(groups):
+        marker, color = _MARKERS[index // len(colors)], colors[index % len(colors)]
+        label = _pages.short(group, _MOST_LETTERS)
+        panel.plot([], [], marker, color=color, label=label)
+        shown = [row for row in own if row.statistic == statistic][:_MOST_LINES]
+        apart = 0.7 * (index - (len(groups) - 1) / 2) / max(len(groups), 2)
+        if len(groups) == 1:
+            values = [max(row.value, 0.0) for row in shown]
+            panel.barh(np.arange(len(shown)), values, 0.6, color=colors[0], alpha=0.35)
+        for place, row in enumerate(shown):
+            _point(panel, row, place + apart, color, marker)
+        names = [_pages.short(row.of, _MOST_LETTERS) for row in shown]
+        panel.set_yticks(range(len(shown)), names, parse_math=False)
+        panel.set_ylim(len(shown) - 0.4, -0.6)
+    panel.set_xlim(left=0.0)
+    panel.set_xlabel(statistic, fontsize=8, color=ink)
+    panel.grid(axis="x", color=rule, linewidth=0.4, alpha=0.6)
+    if len(groups) > 1:
+        legend = panel.legend(fontsize=7, labelcolor=ink, framealpha=0.6)
+        legend.get_frame().set(facecolor=panel.get_facecolor(), edgecolor=rule)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+
+
+def _point(panel: Any, row: Row, at: float, color: str, marker: str) -> None:
+    """Draws a number with its interval, if that is finite."""
+    if math.isfinite(row.low) and math.isfinite(row.high):
+        panel.hlines(at, row.low, row.high, color=color, linewidth=1.4)
+        panel.plot(row.value, at, marker, color=color, markersize=3.5, zorder=3)

@@ -1,8 +1,11 @@
-"""Releases a description: one budget, divided among columns and statistics."""
+"""Releases a description: one budget, divided among columns and statistics.
+
+Noisy counts of one table are then made to agree: possible numbers, and rows of them.
+"""
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,18 +22,9 @@ from dpjax.accounting import (
 )
 from dpjax.accounting._sample import sample_budget, sample_privacy
 from dpjax.batching._fixed_size import uniform_subset
-from dpjax.tables import _progress
-from dpjax.tables._default_delta import default_delta
-from dpjax.tables.columns._encoding import Categorical, Numeric
-from dpjax.tables.describe._agreement import rows_of, sizes_of
-from dpjax.tables.describe._columns import (
-    NUM_BINS,
-    Budget,
-    Groups,
-    Place,
-    of_categories,
-    of_numbers,
-)
+from dpjax.tables import _progress, default_delta
+from dpjax.tables.columns._kinds import Categorical, Numeric
+from dpjax.tables.describe import _columns
 from dpjax.tables.describe._description import Description, Row
 from dpjax.tables.io._tables import Column, frame_columns, frame_names
 
@@ -39,6 +33,7 @@ MOST_RECORDS = 2**24  # that solvers count
 # A column of numbers has four times the budget of one of categories: quantiles need it.
 _OF_NUMBERS, _OF_CATEGORIES = 4.0, 1.0
 _MOST_CELLS = 2**20  # of a column, with all groups
+_LEAST_COUNT = 4.0  # stddevs of a noisy number, below which no share is known
 
 
 @_progress.shown("reading the columns")
@@ -70,19 +65,16 @@ def describe(
         key: a typed key.
         epsilon: privacy parameter of the whole description, positive.
         delta: privacy parameter in (0, 1); n^-1.1 by default.
-        by: a column of categories in the schema; records of other categories form one
-            more group.
+        by: a column of categories in the schema; others form one more group.
         level: the probability of each interval.
-        max_records: m, public. If n is larger, m records are drawn without replacement
-            and described with the budget of `accounting.Sample.budget`; delta n / m
-            must be below 1. Counts of the sample and their intervals are multiplied by
-            n / m. None: all records.
+        max_records: m, public. Of more, m are drawn without replacement and described
+            with the budget of `accounting.Sample.budget`; delta n / m must be below 1.
+            Their counts and intervals are multiplied by n / m. None: all.
 
     Returns:
         A `Description` with `rows`, the guarantee `privacy`, and the `costs` of its
         parts; `to_json`, `to_csv`, `to_html` and `plot` show them. Intervals count
-        sampling and noise, as in `solvers.dp_group_means` and `solvers.dp_histogram`;
-        they are infinite if noise hides a group.
+        sampling and noise; they are infinite if noise hides a group.
 
     Raises:
         ValueError: If an argument is out of its range, or a column is missing.
@@ -102,12 +94,8 @@ def describe(
         ...          "owns": rng.random(50_000) < 0.3}
         >>> shown = describe(frame, {"income": None, "owns": Categorical(("true",))},
         ...                  key=jax.random.key(0), epsilon=1.0, delta=1e-6)
-        >>> for row in shown.rows:
-        ...     if row.statistic in ("median", "share"):
-        ...         print(row.column, row.of or row.statistic, row)
-        income median 21,981 (21,780 to 22,183)
-        owns true 0.3023 (0.2983 to 0.3065)
-        owns (other) 0.6977 (0.6938 to 0.7019)
+        >>> print(*[row for row in shown.rows if row.statistic == "median"])
+        21,981 (21,780 to 22,183)
 
     Reference:
         As for `solvers.dp_group_means` and `solvers.dp_histogram`.
@@ -137,18 +125,12 @@ def describe(
         sample_key, key = _keys.split(key)
         rows = np.asarray(uniform_subset(sample_key, num_samples, size))
         columns = {name: column[rows] for name, column in columns.items()}
-    description = release(
-        columns,
-        schema,
-        key=key,
-        epsilon=epsilon,
-        delta=delta,
-        by=by,
-        level=level,
-        num_samples=num_samples,
+    options: dict[str, Any] = {"by": by, "level": level, "num_samples": num_samples}
+    described = release(
+        columns, schema, key=key, epsilon=epsilon, delta=delta, **options
     )
-    privacy = sample_privacy(description.privacy, **sizes, unit="record")
-    return replace(description, privacy=privacy)
+    privacy = sample_privacy(described.privacy, **sizes, unit="record")
+    return replace(described, privacy=privacy)
 
 
 def release(
@@ -160,7 +142,7 @@ def release(
     delta: float,
     by: str | None,
     level: float,
-    place: Place | None = None,
+    place: _columns.Place | None = None,
     num_samples: int | None = None,
 ) -> Description:
     """Releases a description of columns of one shape (n,), as `describe` does.
@@ -174,43 +156,46 @@ def release(
     the count of the sample has variance m p (1 - p) (n - m) / (n - 1), at most the m p
     (1 - p) that is used. The guarantee is for the sample.
     """
-    everyone = Groups.everyone(len(next(iter(columns.values()))), place)
+    everyone = _columns.Groups.everyone(len(next(iter(columns.values()))), place)
     size = len(everyone.codes)
     num_samples = num_samples or size
-    privacy = guarantee(size, epsilon, delta)
+    kinds = _kinds_of(schema)
     grouped = everyone
     if by is not None:
-        kind = Categorical(_categories_of(schema[by]))
-        grouped = everyone.divided(kind, columns[by])
-    budget = Budget(noise_multiplier(epsilon, delta, Sampling(num_steps=1)), delta)
-    z = statistics.NormalDist().inv_cdf(0.5 + level / 2)
-    weights = math.fsum(map(_weight, schema.values()))
+        by_kind = Categorical(kinds[by].categories)
+        grouped = everyone.divided(by_kind, columns[by])
+    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+    budget = _columns.Budget(multiplier, delta)
+    weight_of = {
+        name: _OF_CATEGORIES if kind.categories else _OF_NUMBERS
+        for name, kind in kinds.items()
+    }
+    weights = math.fsum(weight_of.values())
     releases, shares = {}, {}
-    for index, (name, kind) in enumerate(schema.items()):
+    for index, (name, kind) in enumerate(kinds.items()):
         _progress.say(f"column {name}", index, len(schema))
         groups = everyone if name == by else grouped
-        share, own_key = _weight(kind) / weights, jax.random.fold_in(key, index)
+        share, own_key = weight_of[name] / weights, jax.random.fold_in(key, index)
         arguments = columns[name], groups, budget.part(share), own_key
         if isinstance(kind, Categorical):
-            result = of_categories(kind, *arguments)
+            releases[name] = _columns.of_categories(kind, *arguments)
         else:
-            result = of_numbers(kind, *arguments)
-        releases[name] = result
-        for part_name, part in result.shares.items():
+            releases[name] = _columns.of_numbers(kind, *arguments)
+        for part_name, part in releases[name].shares.items():
             shares[name, part_name] = share * part
     multipliers = (x for result in releases.values() for x in result.multipliers)
     if math.fsum(x**-2 for x in multipliers) > budget.multiplier**-2:
         raise RuntimeError("The releases cost more than the budget.")
     apart = [result for name, result in releases.items() if name != by]
-    sizes = sizes_of(grouped, apart, None if by is None else releases[by])
+    sizes = _sizes_of(grouped, apart, None if by is None else releases[by])
+    scaled = statistics.NormalDist().inv_cdf(0.5 + level / 2), num_samples / size
     rows: list[Row] = []
     for name, result in releases.items():
-        scaled = z, num_samples / size
         if name == by:
             total = np.sum(sizes, keepdims=True)
-            rows += rows_of(name, result, everyone, total, *scaled, cells=sizes)
+            rows += _rows_of(name, result, everyone, total, *scaled, cells=sizes)
         else:
-            rows += rows_of(name, result, grouped, sizes, *scaled)
+            rows += _rows_of(name, result, grouped, sizes, *scaled)
     return Description(
         tuple(rows),
         {name: result.edges for name, result in releases.items() if result.edges},
@@ -218,45 +203,148 @@ def release(
         by,
         level,
         shares,
-        privacy,
+        guarantee(size, epsilon, delta),
         size if size < num_samples else None,
     )
 
 
 def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarantee:
     """Returns the guarantee of a description, from n and the budget."""
-    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
-    return PrivacyGuarantee.of(
-        epsilon, delta, dp_event=gaussian_event(multiplier), num_samples=num_samples
-    )
+    event = gaussian_event(noise_multiplier(epsilon, delta, Sampling(num_steps=1)))
+    return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)
 
 
 def check(schema: Mapping[str, Kind], by: str | None) -> None:
-    """Checks the schema.
-
-    Raises:
-        ValueError: If a kind has a wrong type, by is not a column of categories, or a
-            column has too many cells.
-    """
+    """Requires kinds of columns, `by` of categories, and few cells in each column."""
     _validate.require(len(schema) > 0, "schema", schema, "at least one column long")
-    for name, kind in schema.items():
-        is_kind = kind is None or isinstance(kind, Numeric | Categorical)
+    kinds = _kinds_of(schema)
+    for name, kind in kinds.items():
         rule = f"None, Numeric or Categorical for column {name!r}"
+        is_kind = isinstance(kind, Numeric | Categorical)
         _validate.require(is_kind, "schema", kind, rule)
-    known = [name for name, kind in schema.items() if _categories_of(kind)]
+    known = [name for name, kind in kinds.items() if kind.categories]
     rule = f"a column of the schema with categories, of {known}"
     _validate.require(by is None or by in known, "by", by, rule)
-    num_groups = 1 if by is None else len(_categories_of(schema[by])) + 1
-    for name, kind in schema.items():
-        num_cells = 1 + (len(_categories_of(kind)) or NUM_BINS)
+    num_groups = 1 if by is None else len(kinds[by].categories) + 1
+    for name, kind in kinds.items():
+        num_cells = 1 + (len(kind.categories) or _columns.NUM_BINS)
         num_cells *= 1 if name == by else num_groups
         rule = f"of {_MOST_CELLS:,} cells at most in column {name!r}, with all groups"
         _validate.require(num_cells <= _MOST_CELLS, "schema", num_cells, rule)
 
 
-def _weight(kind: Kind) -> float:
-    return _OF_CATEGORIES if _categories_of(kind) else _OF_NUMBERS
+def _kinds_of(schema: Mapping[str, Kind]) -> dict[str, Numeric | Categorical]:
+    return {name: Numeric() if x is None else x for name, x in schema.items()}
 
 
-def _categories_of(kind: Kind) -> tuple[str, ...]:
-    return () if kind is None else kind.categories
+def _sizes_of(
+    groups: _columns.Groups,
+    releases: Sequence[_columns.Statistics],
+    own: _columns.Statistics | None,
+) -> np.ndarray:
+    """Returns one number of records for each group, integers of shape (G,).
+
+    It is the mean of what the columns with these groups say, and `own` that names them,
+    each by its inverse variance, such that all groups have the public number of records
+    together, or at most that of places.
+    """
+    counts = [(release.sizes, release.size_variance) for release in releases]
+    if own is not None:
+        counts.append((own.cells[:, 0], own.stddev**2))
+    weights = [1 / (variance + 1 / 12) for _, variance in counts]
+    values = np.array([value for value, _ in counts], float)
+    mean = np.average(values, axis=0, weights=weights)
+    most = len(groups.codes)
+    if groups.num_records is not None or np.sum(np.maximum(mean, 0.0)) > most:
+        return _divided(mean, most)
+    return np.rint(np.maximum(mean, 0.0)).astype(int)
+
+
+def _divided(counts: np.ndarray, total: int) -> np.ndarray:
+    """Returns the nearest counts that are not negative and have a sum, as integers.
+
+    Example:
+        >>> _divided(np.array([60, 44, -20]), 100)
+        array([58, 42,  0])
+
+    Reference:
+        Wang, Lopuhaa-Zwakenberg, Li, Skoric, Li (2020), "Locally differentially private
+        frequency estimation with consistency", Norm-Sub.
+    """
+    ordered = np.sort(counts.astype(float))[::-1]
+    taken_off = (np.cumsum(ordered) - total) / np.arange(1, len(ordered) + 1)
+    excess = taken_off[np.nonzero(ordered >= taken_off)[0][-1]]
+    exact = np.maximum(counts - excess, 0.0)
+    down = np.floor(exact).astype(int)
+    num_up = total - int(np.sum(down))
+    order = np.argsort(down - exact, kind="stable")
+    down[order[: max(num_up, 0)]] += 1
+    return down
+
+
+def _rows_of(
+    name: str,
+    release: _columns.Statistics,
+    groups: _columns.Groups,
+    sizes: np.ndarray,
+    z: float,
+    scale: float,
+    *,
+    cells: np.ndarray | None = None,
+) -> Iterator[Row]:
+    """Yields the rows of a column, by groups: possible numbers, and their intervals.
+
+    An interval has z standard errors on either side of what was released, moved to the
+    nearest possible number, which is no farther from the truth, and holds the number
+    that agrees with the others. Counts are of a sample, to be multiplied by `scale`;
+    `cells` are those of a single group, where they are known.
+    """
+    in_table = (0, len(groups.codes)), scale
+    shares, share_errors = _shares(release, groups.num_records)
+    for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):
+        known, missing = release.divided(group, int(size))
+        own = release.cells[: len(release.labels), group]
+        agreed = _divided(own, known) if cells is None else cells
+        numbers: list[Any] = []
+        if release.counted is not None:
+            numbers.append(("count", "", known, release.counted[:2], *in_table))
+            about = release.cells[-1], release.errors[-1]
+            numbers.append(("missing", "", missing, about, *in_table))
+        for statistic, *about in release.statistics:
+            value = about[0][group]
+            numbers.append((statistic, "", value, about, release.within, 1.0))
+        for index, (of, count) in enumerate(zip(release.labels, agreed, strict=True)):
+            about = release.cells[index], release.errors[index]
+            statistic = "count" if release.counted is None else "histogram"
+            numbers.append((statistic, of, count, about, *in_table))
+            if release.counted is None:
+                share = count / known if known else 1 / len(own)
+                about = shares[index], share_errors[index]
+                numbers.append(("share", of, share, about, (0, 1), 1.0))
+        for statistic, of, value, (values, errors), within, times in numbers:
+            about, value = np.clip(np.array([values[group], value], float), *within)
+            reach = z * float(errors[group])
+            low, high = np.clip([about - reach, about + reach], *within)
+            ends = times * np.array([value, min(low, value), max(high, value)])
+            yield Row(name, group_name, statistic, of, *ends.tolist())
+
+
+def _shares(
+    release: _columns.Statistics, num_records: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns shares of counts (k, G) in their groups, and their standard errors.
+
+    If the number of records N is not public, it is the sum of the counts. The noise of
+    a share p = c / N then has variance ((1 - p)^2 + (k - 1) p^2) stddev^2 / N^2.
+    """
+    counts, stddev = release.cells, release.stddev
+    if num_records is not None:
+        return counts / num_records, release.errors / num_records
+    k = len(counts)
+    total = np.sum(counts, axis=0, dtype=float)
+    known = np.maximum(total, 1.0)
+    shares = np.clip(counts / known, 0.0, 1.0)
+    noise = ((1 - shares) ** 2 + (k - 1) * shares**2) * (stddev**2 + 1 / 12) / known**2
+    sampling = shares * (1 - shares) / known
+    is_seen = total > _LEAST_COUNT * stddev * math.sqrt(k)
+    return shares, np.where(is_seen, np.sqrt(noise + sampling), np.inf)

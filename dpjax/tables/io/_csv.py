@@ -48,44 +48,26 @@ _TOTALS = re.compile(
 
 
 class Survey(NamedTuple):
-    """Counts of odd lines of a file, which no guarantee covers.
-
-    Attributes:
-        records: number of records.
-        surplus: number of those with more cells than the header has names.
-        one_more: number of those with one cell more.
-        opened: number of cells with a quote at their start that does not close.
-        blank: number of records without any text.
-        blank_at_end: number of those at the end of the file.
-        total: the first cell of the last record with text, if it is a word for a sum.
-    """
+    """Counts of odd lines of a file, which no guarantee covers."""
 
     records: int
-    surplus: int
-    one_more: int
-    opened: int
-    blank: int
+    surplus: int  # records with more cells than the header has names
+    one_more: int  # of those with one cell more
+    opened: int  # cells with a quote at their start that does not close
+    blank: int  # records without any text
     blank_at_end: int
-    total: str
+    total: str  # the first cell of the last record with text, if it is a word for a sum
 
 
 def read_names(path: Path, text_format: TextFormat) -> list[str]:
-    """Returns the names in the header.
-
-    Raises:
-        ValueError: if the file is of another kind, or its header is no line of text.
-    """
+    """Returns the names in the header."""
     return _begin(path, text_format)[0]
 
 
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Any]]:
-    """Yields some columns block by block, at least once.
-
-    Raises:
-        ValueError: as `read_names`, or if a name is not in the header.
-    """
+    """Yields some columns block by block, at least once."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are not there")

@@ -1,6 +1,8 @@
-"""Records by number, and those of memory-mapped arrays."""
+"""Records by number: those of memory-mapped arrays, and of Parquet files."""
 
 import dataclasses
+import os
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -12,6 +14,8 @@ from dpjax._tree import narrowed
 from dpjax._types import PyTree
 
 Rows = int | slice | np.ndarray
+Path = str | os.PathLike[str]
+Layout = tuple[np.dtype, tuple[int, ...]]  # of one value: its type and shape
 
 
 class Records(Protocol):
@@ -54,9 +58,8 @@ class MemoryMapped:
 
     def __post_init__(self):
         arrays = self._arrays
-        for path, array in zip(
-            jax.tree.leaves(self.files), jax.tree.leaves(arrays), strict=True
-        ):
+        paths = jax.tree.leaves(self.files)
+        for path, array in zip(paths, jax.tree.leaves(arrays), strict=True):
             rule = "arrays of real numbers or booleans"
             is_fine = array.dtype.kind in "fiub"
             _validate.require(is_fine, "files", f"{path} of {array.dtype}", rule)
@@ -74,3 +77,167 @@ class MemoryMapped:
         """See `Records`."""
         read = jax.tree.map(lambda x: np.asarray(x[rows]), self._arrays)
         return jax.tree.map(narrowed, read)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parquet:
+    """Columns of Parquet files, read by row groups.
+
+    To read a row means to read its whole row group: for random batches use small row
+    groups, or `MemoryMapped`. A missing value is NaN in a column of floats (estimators
+    count NaN as zero), and 0 or False in other columns. Large numbers are read as by
+    `MemoryMapped`.
+
+    Attributes:
+        files: a path, or several paths whose records are concatenated.
+        columns: pytree of names, of columns of numbers, booleans, or lists of one
+            fixed length.
+
+    Raises:
+        ValueError: If a column is missing, or of another type.
+        ImportError: Without `pip install "dpjax[loading]"` (pyarrow).
+
+    Example:
+        >>> import tempfile, pyarrow as pa, pyarrow.parquet as pq
+        >>> file = tempfile.mkdtemp() + "/people.parquet"
+        >>> table = pa.table({"name": ["Ann", "Bo", "Cy"], "age": [70, None, 31]})
+        >>> pq.write_table(table, file, row_group_size=2)
+        >>> Parquet(file, {"age": "age"})[1:]
+        {'age': array([ 0, 31], dtype=int32)}
+    """
+
+    files: Path | Sequence[Path]
+    columns: PyTree
+
+    def __post_init__(self):
+        names, paths = self._names, self._paths
+        is_fine = bool(names) and all(isinstance(name, str) for name in names)
+        rule = "a pytree of at least one name"
+        _validate.require(is_fine, "columns", self.columns, rule)
+        _validate.require(
+            len(paths) > 0, "files", self.files, "a path, or at least one"
+        )
+        for path, metadata in zip(paths, self._metadata, strict=True):
+            types = _types(metadata, names, path)
+            rule = f"files with the same columns: {self._layout}"
+            is_fine = types == self._layout
+            _validate.require(is_fine, "files", f"{path} of {types}", rule)
+
+    def __len__(self) -> int:
+        """See `Records`."""
+        return int(self._starts[-1])
+
+    def __getitem__(self, rows: Rows) -> PyTree:
+        """See `Records`."""
+        if isinstance(rows, slice):
+            numbers = np.arange(*rows.indices(len(self)))
+        else:
+            numbers = np.atleast_1d(np.asarray(rows))
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(self):
+            raise IndexError(f"rows must be 0 to {len(self) - 1}, got {rows!r}.")
+        read = {
+            name: np.empty((len(numbers), *shape), dtype)
+            for name, (dtype, shape) in self._layout.items()
+        }
+        order = np.argsort(numbers, kind="stable")
+        cuts = np.searchsorted(numbers[order], self._starts)
+        for group in np.flatnonzero(np.diff(cuts)):
+            places = order[cuts[group] : cuts[group + 1]]
+            table = self._read_group(int(group))
+            for name, column in read.items():
+                values = _numbers(table[name], *self._layout[name])
+                column[places] = values[numbers[places] - self._starts[group]]
+        which = 0 if isinstance(rows, int | np.integer) else slice(None)
+        read = {name: np.asarray(column[which]) for name, column in read.items()}
+        return jax.tree.map(lambda name: narrowed(read[name]), self.columns)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return jax.tree.leaves(self.columns)
+
+    @cached_property
+    def _paths(self) -> list[Path]:
+        if isinstance(self.files, str | os.PathLike):
+            return [self.files]
+        return list(self.files)
+
+    @cached_property
+    def _metadata(self) -> list[Any]:
+        return [_parquet().read_metadata(path) for path in self._paths]
+
+    @cached_property
+    def _layout(self) -> dict[str, Layout]:
+        return _types(self._metadata[0], self._names, self._paths[0])
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, int]]:
+        return [
+            (file, group)
+            for file, metadata in enumerate(self._metadata)
+            for group in range(metadata.num_row_groups)
+        ]
+
+    @cached_property
+    def _starts(self) -> np.ndarray:
+        sizes = [self._metadata[i].row_group(j).num_rows for i, j in self._groups]
+        return np.cumsum([0, *sizes])
+
+    def _read_group(self, number: int) -> Any:
+        file, group = self._groups[number]
+        # Opened anew: threads must not share an open file.
+        with _parquet().ParquetFile(
+            self._paths[file], metadata=self._metadata[file]
+        ) as opened:
+            return opened.read_row_group(group, columns=sorted(set(self._names)))
+
+
+def _parquet() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError as why:
+        message = 'Parquet needs pyarrow: pip install "dpjax[loading]"'
+        raise ImportError(message) from why
+    return pyarrow.parquet
+
+
+def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
+    """Returns the layout of each column; raises `ValueError` if it has no numbers."""
+    schema = metadata.schema.to_arrow_schema()
+    types = {}
+    for name in names:
+        column = schema.field(name).type if name in schema.names else "nothing"
+        layout = _numpy_type(column)
+        if layout is None:
+            raise ValueError(
+                "columns must be names of numbers, booleans or lists of them of one "
+                f"fixed length, got {name!r} of {column} in {path}."
+            )
+        types[name] = layout
+    return types
+
+
+def _numpy_type(arrow_type: Any) -> Layout | None:
+    """Returns the type and shape of a value, or None if it is not numeric."""
+    import pyarrow as pa
+
+    if not isinstance(arrow_type, pa.DataType):
+        return None
+    if pa.types.is_fixed_size_list(arrow_type):
+        inner = _numpy_type(arrow_type.value_type)
+        return inner and (inner[0], (arrow_type.list_size, *inner[1]))
+    kinds = pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean
+    is_number = any(is_kind(arrow_type) for is_kind in kinds)
+    return (np.dtype(arrow_type.to_pandas_dtype()), ()) if is_number else None
+
+
+def _numbers(column: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns a column's values, shape (n, *shape), with missing values filled in."""
+    missing = {"f": np.nan, "b": False}.get(dtype.kind, 0)
+    array = column.combine_chunks() if hasattr(column, "chunks") else column
+    if not shape:
+        return array.fill_null(missing).to_numpy(zero_copy_only=False).astype(dtype)
+    start, stop = (i * shape[0] for i in (array.offset, array.offset + len(array)))
+    values = _numbers(array.values[start:stop], dtype, shape[1:])
+    values = values.reshape(len(array), *shape).copy()
+    values[array.is_null().to_numpy(zero_copy_only=False)] = missing
+    return values

@@ -102,9 +102,8 @@ def batches(
         import grain
     except ImportError as why:
         raise ImportError('batches need Grain: pip install "dpjax[loading]"') from why
-    _validate.require(
-        isinstance(state, BatchState), "state", state, "what batching.init returned"
-    )
+    is_state = isinstance(state, BatchState)
+    _validate.require(is_state, "state", state, "what batching.init returned")
     num_records, num_shares = len(source), _num_shares(sharding)
     rule = f"the {state.num_samples} records that the state was made for, below 2^31"
     is_fine = num_records == state.num_samples < 2**31
@@ -167,9 +166,10 @@ def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
     """Returns arrays of num_rows, each shard read for its device."""
+    places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))
-        for device, (rows,) in _places(num_rows, sharding).items()
+        for device, (rows,) in cast(Any, places).items()
     ]
     return jax.tree.map(
         lambda *parts: jax.make_array_from_single_device_arrays(
@@ -177,12 +177,6 @@ def _placed(
         ),
         *shares,
     )
-
-
-def _places(num_rows: int, sharding: NamedSharding) -> dict[Any, tuple[slice]]:
-    """Returns the rows of each device of this process."""
-    places = sharding.addressable_devices_indices_map((num_rows,))
-    return cast(dict[Any, tuple[slice]], places)
 
 
 def _num_shares(sharding: NamedSharding) -> int:

@@ -12,7 +12,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,10 @@ _DECLARED |= {kind: kind for kind in ("text", "truth", "nested")}
 
 
 def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
-    """Returns the names of a file's columns; no record is looked at.
-
-    Raises:
-        ValueError: if the file is of no known kind, cannot be read, or names a column
-            twice, or if those of a folder have different columns.
-    """
+    """Returns the names of a file's columns; no record is looked at."""
     names: list[str] = []
     for file in files_of(path):
-        read_names, _ = _reader(file)
+        read_names, _ = _READERS[_suffix(file)]
         with _readable(file):
             own = read_names(file, text_format)
         twice = sorted({name for name in own if own.count(name) > 1})
@@ -75,11 +70,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def surveys(path: Path, text_format: TextFormat) -> dict[str, _csv.Survey]:
-    """Returns how the lines of a path's text files look, by the names of the files.
-
-    No guarantee covers it.
-    """
-    files = [file for file in files_of(path) if _reader(file) is _CSV]
+    """Returns counts of lines of text files, by their names; no guarantee covers it."""
+    files = [file for file in files_of(path) if _READERS[_suffix(file)] is _CSV]
     return {file.name: _csv.survey(file, text_format) for file in files}
 
 
@@ -89,43 +81,28 @@ def declared_kinds(path: Path) -> dict[str, str]:
     They are "number", "text", "truth", "time" or "nested", if all files of a folder
     agree. Other files declare nothing. The categories of an enumeration are not
     returned, because they usually were collected from the records.
-
-    Raises:
-        ValueError: if the file is of no known kind, or cannot be read.
     """
-    declared = [_declared(file) for file in files_of(path)]
+    declared = []
+    for file in files_of(path):
+        kinds = {}
+        if file.suffix.lower() == ".parquet":
+            with _readable(file), _parquet(file) as opened:
+                kinds = {x.name: _parquet_kind(x) for x in opened.schema_arrow}
+        declared.append({k: _DECLARED[x] for k, x in kinds.items() if x in _DECLARED})
     shared = set.intersection(*(set(kinds.items()) for kinds in declared))
     return {name: kind for name, kind in declared[0].items() if (name, kind) in shared}
-
-
-def _declared(path: Path) -> dict[str, str]:
-    if path.suffix.lower() != ".parquet":
-        return {}
-    with _readable(path), _parquet(path) as file:
-        kinds = {field.name: _parquet_kind(field) for field in file.schema_arrow}
-    return {name: _DECLARED[kind] for name, kind in kinds.items() if kind in _DECLARED}
 
 
 def read_columns(
     path: Path, names: list[str], *, text_format: TextFormat = PLAIN, least: int = 1
 ) -> dict[str, Column]:
-    r"""Reads some columns of a file, each of shape (n,).
+    r"""Reads some columns of a file, each of shape (n,), n at least 0 or 1.
 
-    Text becomes `Texts`, whole numbers of a Parquet file too, to the last digit;
-    booleans are 0 and 1, and a missing number is NaN.
-
-    Args:
-        path: a text file with a header (UTF-8, UTF-16 or as the format says; tabs in a
-            .tsv file, else commas, semicolons, tabs or bars, as the header has them;
-            also compressed by gzip), a Parquet file, or an NPZ file with one array of
-            shape (n,) a column; or a folder of such files.
-        names: which columns; each must be among `column_names`.
-        text_format: how text is encoded, and numbers are written.
-        least: how many records there must be: 0 or 1.
-
-    Raises:
-        ValueError: if the file cannot be read, is written to meanwhile, its columns
-            differ in length, hold neither text nor numbers, or have too few records.
+    A file is a text file with a header (UTF-8, UTF-16 or as the format says; tabs in a
+    .tsv file, else commas, semicolons, tabs or bars, as the header has them; also
+    compressed by gzip), a Parquet file, an NPZ file with one array of shape (n,) a
+    column, or a folder of such files. Text becomes `Texts`, whole numbers of a Parquet
+    file too, to the last digit; booleans are 0 and 1, and a missing number is NaN.
 
     Example:
         >>> import tempfile
@@ -140,8 +117,7 @@ def read_columns(
     chunks = [*read_chunks(path, names, text_format)]
     columns = {name: joined([chunk.pop(name) for chunk in chunks]) for name in names}
     is_fine = len(next(iter(columns.values()))) >= least
-    rule = "a file with at least one record"
-    _validate.require(is_fine, "DATA", str(path), rule)
+    _validate.require(is_fine, "DATA", str(path), "a file with at least one record")
     return columns
 
 
@@ -153,7 +129,7 @@ def read_chunks(
     An NPZ file is one chunk.
     """
     for file in files_of(path):
-        _, read = _reader(file)
+        _, read = _READERS[_suffix(file)]
         with _readable(file):
             before = file.stat()
         chunks = read(file, names, text_format)
@@ -162,25 +138,19 @@ def read_chunks(
                 columns = next(chunks, None)
             if columns is None:
                 break
-            _check(columns, file)
+            shapes = {name: column.shape for name, column in columns.items()}
+            shape, *differing = {*shapes.values()}
+            rule = f"made of columns of one shape (n,), in {file.name}"
+            _validate.require(not differing and len(shape) == 1, "DATA", shapes, rule)
+            for name, column in columns.items():
+                rule = f"made of text or numbers, in column {name!r} of {file.name}"
+                is_fine = isinstance(column, Texts) or column.dtype.kind in "biuf"
+                _validate.require(is_fine, "DATA", str(column.dtype), rule)
             yield columns
         with _readable(file):
             now = file.stat()
             if (before.st_mtime_ns, before.st_size) != (now.st_mtime_ns, now.st_size):
                 raise ValueError("it was written to while it was read")
-
-
-def _check(columns: Mapping[str, Column], path: Path) -> None:
-    shapes = {name: column.shape for name, column in columns.items()}
-    is_fine = len(set(shapes.values())) == 1 and all(
-        len(s) == 1 for s in shapes.values()
-    )
-    rule = f"made of columns of one shape (n,), in {path.name}"
-    _validate.require(is_fine, "DATA", shapes, rule)
-    for name, column in columns.items():
-        is_fine = isinstance(column, Texts) or column.dtype.kind in "biuf"
-        rule = f"made of text or numbers, in column {name!r} of {path.name}"
-        _validate.require(is_fine, "DATA", str(column.dtype), rule)
 
 
 def joined(parts: Sequence[Column]) -> Column:
@@ -201,11 +171,7 @@ def joined(parts: Sequence[Column]) -> Column:
 
 
 def frame_names(frame: Any) -> list[str]:
-    """Returns the names of the columns of a frame, of an Arrow table or a mapping.
-
-    Raises:
-        ValueError: if it is none of these, or two columns have one name.
-    """
+    """Returns the names of the columns of a frame, of an Arrow table or a mapping."""
     names = getattr(frame, "column_names", getattr(frame, "columns", ()))
     names = [*(frame if isinstance(frame, Mapping) else names)]
     rule = "a data frame, a mapping of arrays, or the path of a file"
@@ -218,8 +184,7 @@ def frame_names(frame: Any) -> list[str]:
 def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
     """Returns some columns of a frame of pandas or polars, an Arrow table or a mapping.
 
-    Raises:
-        ValueError: if a column is declared to hold times.
+    None may be declared to hold times.
 
     Example:
         >>> frame_columns({"town": ["Ghent", 3], "rooms": np.arange(2)}, ["rooms"])
@@ -270,13 +235,10 @@ def cells_of(column: Any) -> np.ndarray:
         [9007199254740993, None, '?']
     """
     kind = getattr(column, "dtype", None)
+    is_list = hasattr(column, "__len__") and type(column) not in (str, bytes)
     if isinstance(column, np.ma.MaskedArray):
         column = column.tolist()
-    elif (
-        isinstance(kind, np.dtype)
-        or np.isscalar(column)
-        or not hasattr(column, "__len__")
-    ):
+    elif isinstance(kind, np.dtype) or not is_list:
         return np.asarray(column)
     elif getattr(kind, "kind", "") in ("f", "b"):
         return column.to_numpy(dtype=np.float64, na_value=np.nan)
@@ -316,14 +278,13 @@ def _parquet(path: Path) -> Any:
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as why:
-        raise ImportError(
-            'Parquet needs pyarrow: pip install "dpjax[experiments]"'
-        ) from why
+        message = 'Parquet needs pyarrow: pip install "dpjax[experiments]"'
+        raise ImportError(message) from why
     return ParquetFile(path)
 
 
 def _parquet_kind(field: Any) -> str | None:
-    """Returns "nested", "truth" or "bytes", or what `kind_of` says of other types."""
+    """Returns "nested", "truth" or "bytes", else as `kind_of`."""
     from pyarrow import types
 
     if types.is_nested(field.type):
@@ -370,25 +331,20 @@ def _npz_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_npz(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
+    columns: dict[str, Column] = {}
     with np.load(path, allow_pickle=False) as arrays:
-        chosen = {name: arrays[name] for name in names}
-    yield {
-        name: Texts.of(array.tolist(), text_format)
-        if array.dtype.kind in "SUT" and array.ndim == 1
-        else array
-        for name, array in chosen.items()
-    }
+        for name in names:
+            columns[name] = array = arrays[name]
+            if array.dtype.kind in "SUT" and array.ndim == 1:
+                columns[name] = Texts.of(array.tolist(), text_format)
+    yield columns
 
 
 _CSV = _csv.read_names, _csv.read_chunks
-_READERS = {
-    ".csv": _CSV,
-    ".csv.gz": _CSV,
-    ".tsv": _CSV,
-    ".tsv.gz": _CSV,
-    ".parquet": (_parquet_names, _read_parquet),
-    ".npz": (_npz_names, _read_npz),
-}
+_READERS: dict[str, Any] = dict.fromkeys((".csv", ".csv.gz", ".tsv", ".tsv.gz"), _CSV)
+_READERS |= {".parquet": (_parquet_names, _read_parquet)}
+_READERS |= {".npz": (_npz_names, _read_npz)}
+_UNREADABLE = ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error
 
 
 def _suffix(path: Path) -> str:
@@ -396,19 +352,11 @@ def _suffix(path: Path) -> str:
     return "".join(path.suffixes[-2:]).lower() if suffix == ".gz" else suffix
 
 
-def _reader(path: Path) -> tuple[Callable, Callable]:
-    return _READERS[_suffix(path)]
-
-
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """Turns the readers' errors about a file into `ValueError`."""
     try:
         yield
-    except (
-        *(ValueError, KeyError, OSError, EOFError),
-        *(zipfile.BadZipFile, zlib.error),
-    ) as why:
-        raise ValueError(
-            f"DATA must be a readable file, got {str(path)!r}: {why}"
-        ) from None
+    except _UNREADABLE as why:
+        message = f"DATA must be a readable file, got {str(path)!r}: {why}"
+        raise ValueError(message) from None

@@ -20,13 +20,12 @@ _MARKS |= {"--", "."}
 _NEVER = {"", "nan", "nat", "<na>"}  # and None: these are no category either
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUTH = {"true": 1.0, "false": 0.0}
-_THOUSANDS = "a point, a comma, an apostrophe or a blank, and not as --decimal"
 _SEPARATORS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ".": r"\.", ",": ","}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextFormat:
-    """Describes how a text file writes records and numbers.
+    """The form in which a text file writes records and numbers.
 
     Args:
         quoted: whether cells in quotes may have line ends (RFC 4180).
@@ -57,18 +56,18 @@ class TextFormat:
     currency: str | None = None
 
     def __post_init__(self) -> None:
-        mark, currency, encoding = self.thousands, self.currency, self.encoding
-        of_encoding = "a text encoding that Python knows, such as latin-1 or utf-16"
-        is_mark = mark is None or (mark in _SEPARATORS and mark != self.decimal)
-        is_encoding = encoding is None or _is_encoding(encoding)
-        is_sign = currency is None or re.fullmatch(r"[^\s0-9.,'+-]+", currency)
-        for name, value, is_fine, rule in (
-            ("decimal", self.decimal, self.decimal in (".", ","), "a point or a comma"),
-            ("thousands", mark, is_mark, _THOUSANDS),
-            ("currency", currency, is_sign, "a sign or a word, such as $ or EUR"),
-            ("encoding", encoding, is_encoding, of_encoding),
-        ):
-            _validate.require(bool(is_fine), f"--{name}", value, rule)
+        decimal, mark, currency = self.decimal, self.thousands, self.currency
+        is_point = decimal in (".", ",")
+        _validate.require(is_point, "--decimal", decimal, "a point or a comma")
+        is_mark = mark is None or (mark in _SEPARATORS and mark != decimal)
+        rule = "a point, a comma, an apostrophe or a blank, and not as --decimal"
+        _validate.require(is_mark, "--thousands", mark, rule)
+        is_sign = currency is None or bool(re.fullmatch(r"[^\s0-9.,'+-]+", currency))
+        rule = "a sign or a word, such as $ or EUR"
+        _validate.require(is_sign, "--currency", currency, rule)
+        is_encoding = self.encoding is None or _is_encoding(self.encoding)
+        rule = "a text encoding that Python knows, such as latin-1 or utf-16"
+        _validate.require(is_encoding, "--encoding", self.encoding, rule)
 
     @property
     def has_plain_numbers(self) -> bool:
@@ -129,10 +128,9 @@ class Texts:
         """Returns objects as texts."""
         import polars as pl
 
-        texts = [
-            text_of(cell).encode("utf-8", "replace").decode("utf-8") for cell in cells
-        ]
-        return cls(pl.Series(texts, dtype=pl.String), text_format)
+        texts = (text_of(cell).encode("utf-8", "replace") for cell in cells)
+        series = pl.Series([text.decode() for text in texts], dtype=pl.String)
+        return cls(series, text_format)
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -169,7 +167,7 @@ class Texts:
         values = numbers.fill_null(np.nan).to_numpy(writable=True)
         if len(rest):
             is_plain = self.text_format.has_plain_numbers
-            parse = _number_of_text if is_plain else _truth_of_text
+            parse = _number_of_text if is_plain else truth_of
             texts, codes = Texts(self.cells.gather(rest)).distinct
             parsed = np.fromiter(map(parse, texts), np.float64, len(texts))
             values[rest.to_numpy()] = parsed[codes]
@@ -258,18 +256,14 @@ def is_missing(text: str) -> bool:
     return text.lower() in _NEVER or UNDECODED in text
 
 
-def truth_of(text: str) -> float | None:
-    """Returns 1 for true, 0 for false, in any capitalization, else None."""
-    return _TRUTH.get(text.lower())
-
-
-def _truth_of_text(text: str) -> float:
+def truth_of(text: str) -> float:
+    """Returns 1 for true, 0 for false, in any capitalization, else NaN."""
     return _TRUTH.get(text.strip().lower(), np.nan)
 
 
 def _number_of_text(text: str) -> float:
     text = text.strip()
-    return float(text) if _NUMBER.fullmatch(text) else _truth_of_text(text)
+    return float(text) if _NUMBER.fullmatch(text) else truth_of(text)
 
 
 def _is_encoding(name: str) -> bool:

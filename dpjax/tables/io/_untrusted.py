@@ -18,30 +18,12 @@ _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 
 
 def toml_content(path: Path) -> dict[str, Any]:
-    """Returns what a TOML file holds; editors may have put a byte order mark first.
-
-    Raises:
-        ValueError: if it is no TOML in UTF-8.
-        OSError: if it cannot be read.
-    """
+    """Returns what a TOML file holds; editors may have put a byte order mark first."""
     return tomllib.loads(path.read_text("utf-8-sig"))
 
 
 def number(name: str, value: Any) -> float:
-    """Returns a number as a float; infinity and NaN are numbers.
-
-    Raises:
-        ValueError: with the name, if it is a text, a truth value, a list or something
-            else, or an integer beyond the range of float64.
-
-    Example:
-        >>> number("scale", 3)
-        3.0
-        >>> number("scale", "3")
-        Traceback (most recent call last):
-            ...
-        ValueError: scale must be a number, got '3'.
-    """
+    """Returns a number that float64 holds, infinity and NaN among them, as a float."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     _validate.require(is_number, name, value, "a number")
     try:
@@ -52,11 +34,7 @@ def number(name: str, value: Any) -> float:
 
 
 def of_type(kind: type, name: str, value: Any) -> Any:
-    """Returns a value that is of a type, such as `str`.
-
-    Raises:
-        ValueError: with the name, if it is not.
-    """
+    """Returns a value that is of a type, such as `str`; another one is refused."""
     _validate.require(isinstance(value, kind), name, value, f"a {kind.__name__}")
     return value
 

@@ -1,4 +1,4 @@
-"""The numbers of a model, from which files in other languages are written.
+"""A model as a file in another language: an expression of SQL, or an ONNX graph.
 
 With z = (x - center) / scale, a column of numbers x adds
 
@@ -6,29 +6,90 @@ With z = (x - center) / scale, a column of numbers x adds
 
 a line or a curve, constant beyond its ends. A cell that is missing, no number, or
 beyond the range of float32 in z counts as z = 0. Of categories each adds its weight.
+
+In SQL cells of any type are read as texts, as `predict` reads them: without the blanks
+around them, and by value where they are numbers. SQLite and DuckDB share few functions,
+and none that tests a pattern: a text is cut into its sign, its digits and the rest.
 """
 
 import itertools
+import math
+import re
+import sys
 from decimal import Decimal
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import claim
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.columns._kinds import Categorical, Numeric
 from dpjax.tables.io._texts import number_of
 from dpjax.tables.io._untrusted import printable
-from dpjax.tables.models._terms import LARGEST, Link, Terms
+from dpjax.tables.models._terms import LARGEST, MEANS, Link, Terms
 
 if TYPE_CHECKING:
     from dpjax.tables.models._model import Model
 
 Format = Literal["onnx", "sql"]
-FARTHEST = 3.4028235677973366e38  # from here on float32 rounds to infinity
-BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001))))  # that are stripped
+_FARTHEST = 3.4028235677973366e38  # from here on float32 rounds to infinity
+_BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001))))  # that are stripped
 _TRUTH = ("true", "false")
 _TRUTHS = {0.0: ("false", "False", "FALSE"), 1.0: ("true", "True", "TRUE")}
+_ONNX_VERSIONS = {"": 20, "ai.onnx.ml": 2}  # of operators; 20 has patterns of texts
+_IR_VERSION = 9
+_ONE = "1.0e0"
+_TABLE = "record"
+_DIGITS = "'0123456789'"
+_REALS = "'real', 'DOUBLE', 'FLOAT'"
+_INTEGERS = "'integer', 'BOOLEAN', 'TINYINT', 'SMALLINT', 'INTEGER', 'BIGINT'"
+# A column c#, of a place #, has the text t#, which is u# without its sign, r# after its
+# first digits, f# after those of a fraction; and the digits e# of an exponent.
+_STEPS = (
+    "TRIM(CAST(c# AS VARCHAR), blanks) AS t#",
+    "CASE WHEN SUBSTR(t#, 1, 1) IN ('+', '-') THEN SUBSTR(t#, 2) ELSE t# END AS u#",
+    f"LTRIM(u#, {_DIGITS}) AS r#",
+    f"CASE SUBSTR(r#, 1, 1) WHEN '.' THEN LTRIM(SUBSTR(r#, 2), {_DIGITS}) ELSE r# END"
+    " AS f#",
+    "CASE WHEN SUBSTR(f#, 1, 1) NOT IN ('e', 'E') THEN ''"
+    " WHEN SUBSTR(f#, 2, 1) IN ('+', '-') THEN SUBSTR(f#, 3)"
+    " ELSE SUBSTR(f#, 2) END AS e#",
+)
+_VALUE = (
+    "CAST(u# AS DOUBLE) * CASE SUBSTR(t#, 1, 1) WHEN '-' THEN -1.0e0 ELSE 1.0e0 END"
+)
+_HAS_EXPONENT = f"(e# <> '' AND LTRIM(e#, {_DIGITS}) = '')"
+_IS_NUMBER = (
+    f"(f# = '' OR {_HAS_EXPONENT}) AND LENGTH(u#) - LENGTH(f#) >"
+    " CASE SUBSTR(r#, 1, 1) WHEN '.' THEN 1 ELSE 0 END"
+)
+_OF_NUMBERS = (
+    f"CASE WHEN TYPEOF(c#) IN ({_REALS}, {_INTEGERS}) THEN CAST(c# AS DOUBLE)"
+    f" WHEN LOWER(t#) = 'true' THEN {_ONE} WHEN LOWER(t#) = 'false' THEN 0.0e0"
+    f" WHEN {_IS_NUMBER} THEN {_VALUE} END AS x#"
+)
+# Among categories a whole number is k, to the last digit, and x with an exponent. Other
+# texts are k: the codes 250.1 and 250.10 are two.
+_HAS_INTEGER = (
+    "LENGTH(r#) < LENGTH(u#) AND"
+    " (SUBSTR(u#, 1, 1) <> '0' OR LENGTH(u#) = 1 + LENGTH(r#))"
+)
+_IS_INTEGER = f"{_HAS_INTEGER} AND r# IN ('', '.', '.0')"
+_IS_WITH_EXPONENT = (
+    f"{_HAS_INTEGER} AND SUBSTR(r#, 1, 1) IN ('.', 'e') AND {_HAS_EXPONENT} AND"
+    " LENGTH(e#) IN (2, 3) AND LENGTH(f#) = 2 + LENGTH(e#)"
+)
+_INTEGER = (
+    "CASE WHEN SUBSTR(t#, 1, 1) = '-' AND SUBSTR(u#, 1, 1) <> '0' THEN '-' ELSE '' END"
+    " || SUBSTR(u#, 1, LENGTH(u#) - LENGTH(r#))"
+)
+_OF_LEVELS = (
+    f"CASE WHEN TYPEOF(c#) IN ({_REALS}) THEN NULL WHEN LOWER(t#) = 'true' THEN '1'"
+    f" WHEN LOWER(t#) = 'false' THEN '0' WHEN {_IS_INTEGER} THEN {_INTEGER}"
+    " ELSE t# END AS k#,"
+    f" CASE WHEN TYPEOF(c#) IN ({_REALS}) THEN CAST(c# AS DOUBLE)"
+    f" WHEN {_IS_WITH_EXPONENT} THEN {_VALUE} END AS x#"
+)
 
 
 class Numbers(NamedTuple):
@@ -49,44 +110,26 @@ class Numbers(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """A column of categories, each with its weight, else 0.
-
-    Attributes:
-        name: of the column.
-        weights: of usual spellings.
-        texts: of the categories that are compared as texts.
-        numbers: of those that texts equal by value: whole numbers, and others with an
-            exponent.
-        codes: of those, such as 01 and 0.5, which numeric cells equal by value.
-    """
+    """A column of categories, each with its weight, else 0."""
 
     name: str
-    weights: dict[str, float]
-    texts: dict[str, float]
+    weights: dict[str, float]  # of usual spellings
+    texts: dict[str, float]  # of the categories that are compared as texts
+    # Of those that texts equal by value: whole numbers, and others with an exponent.
     numbers: dict[int | float, float]
-    codes: dict[float, float]
+    codes: dict[float, float]  # of 01 and 0.5, which numeric cells equal by value
 
 
 class Parts(NamedTuple):
-    """A whole model: center + scale * mean(intercept + columns) * exposure.
-
-    Attributes:
-        columns: the terms of the score.
-        intercept: the constant term.
-        link: the link from score to mean, as in `Model`.
-        exposure: a factor of the mean, or None for 1.
-        center: center of the target.
-        scale: scale of the target.
-        comments: two printable lines: what the model predicts, and its guarantee.
-    """
+    """A whole model: center + scale * mean(intercept + columns) * exposure."""
 
     columns: list[Numbers | Levels]
     intercept: float
-    link: Link
+    link: Link  # from score to mean
     exposure: Numbers | None
-    center: float
+    center: float  # and scale, of the target
     scale: float
-    comments: list[str]
+    comments: list[str]  # two printable lines, of the target and the guarantee
 
     @property
     def inputs(self) -> dict[str, bool]:
@@ -96,27 +139,21 @@ class Parts(NamedTuple):
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
-    """Returns the parts of a model.
-
-    Raises:
-        ValueError: If a weight is not finite, or if other languages cannot write the
-            name of a column or of a category.
-    """
+    """Returns the parts of a model of finite weights, with names that all can write."""
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
     _validate.require(is_finite, "params", numbers, "finite, of a model to export")
     columns: list[Numbers | Levels] = []
     place = 0
     for name, kind in model.columns.items():
-        if not kind.categories:
+        if kind.categories:
+            columns.append(_levels(name, kind, terms.slopes[place:].tolist()))
+        else:
             at_center = float(terms.curve(place, np.zeros(1))[0])
             of_column = float(kind.center), float(kind.scale), at_center
             ramps = _ramps(terms, place, float(kind.limit))
             columns.append(Numbers(name, *of_column, ramps))
-        else:
-            columns.append(_levels(name, kind, terms.slopes[place:].tolist()))
         place += len(kind.names(name))
-    center, scale = float(model.target.center), float(model.target.scale)
     exposure = None
     if (share := model.exposure) is not None:
         line = ((0.0, 1.0, 1.0),)
@@ -125,8 +162,17 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
         is_number = same is None or not same.categories
         rule = "no column of categories, of a model to export"
         _validate.require(is_number, "exposure", share.column, rule)
-    start, comments = float(terms.slopes[-1]), _comments(model)
-    parts = Parts(columns, start, model.link, exposure, center, scale, comments)
+    privacy, target = model.privacy, model.target_name
+    if model.positive is not None:
+        target = f"the probability of {target} = {model.positive}"
+    stated = claim(privacy.epsilon, privacy.delta)
+    comments = [
+        printable(f"Predicts {target}: {model.method} of {model.data}."),
+        printable(f"Privacy: {stated}. {privacy.description}"),
+    ]
+    score = columns, float(terms.slopes[-1]), model.link, exposure
+    units = float(model.target.center), float(model.target.scale)
+    parts = Parts(*score, *units, comments)
     levels = (x.weights for x in columns if isinstance(x, Levels))
     for text in itertools.chain(parts.inputs, *levels):
         written = text.replace("\0", "").encode("utf-8", "ignore").decode()
@@ -135,20 +181,11 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     return parts
 
 
-def _comments(model: "Model") -> list[str]:
-    privacy, target = model.privacy, model.target_name
-    if model.positive is not None:
-        target = f"the probability of {target} = {model.positive}"
-    stated = claim(privacy.epsilon, privacy.delta)
-    first = f"Predicts {target}: {model.method} of {model.data}."
-    return [*map(printable, (first, f"Privacy: {stated}. {privacy.description}"))]
-
-
 def _ramps(
     terms: Terms, place: int, limit: float
 ) -> tuple[tuple[float, float, float], ...]:
     """Returns the linear pieces of a curve, from one knot to the next."""
-    end = min(limit, LARGEST if terms.knots else FARTHEST)
+    end = min(limit, LARGEST if terms.knots else _FARTHEST)
     knots = terms.knots if place in terms.smooth else ()
     ends = [-end, *(float(knot) for knot in knots if -end < knot < end), end]
     slope = float(terms.slopes[place])
@@ -195,8 +232,243 @@ def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
             written += [str(int(number)), f"{int(number)}.0"]
         texts |= dict.fromkeys(written)
     rows = kind.encode(np.array([*texts], object))
-    return {
-        text: int(row.argmax())
-        for text, row in zip(texts, rows, strict=True)
-        if any(row)
-    }
+    pairs = zip(texts, rows, strict=True)
+    return {text: int(row.argmax()) for text, row in pairs if any(row)}
+
+
+def sql_file(parts: Parts) -> bytes:
+    """Returns the expression, in the SQL that SQLite and DuckDB share."""
+    names = [*parts.inputs]
+    is_fine = len({name.casefold() for name in names}) == len(names)
+    _validate.require(is_fine, "columns", names, "names that differ in any case in SQL")
+    columns = {part.name: part for part in (parts.exposure, *parts.columns) if part}
+    places = {name: place for place, name in enumerate(columns)}
+    # SQLite takes an unknown name in quotes for a text, unless its table is named.
+    cells = "".join(
+        f",\n  {_TABLE}.{_quoted(name, chr(34))} AS c{place}"
+        for name, place in places.items()
+    )
+    queries = [f"SELECT {_text(_BLANKS)} AS blanks{cells}"]
+    of_columns = [
+        [step.replace("#", str(places[name])) for step in _steps_of(part)]
+        for name, part in columns.items()
+    ]
+    for step in itertools.zip_longest(*of_columns):
+        added = "".join(f",\n  {addition}" for addition in step if addition)
+        queries.append(f"SELECT *{added} FROM step{len(queries) - 1}")
+    terms = [_number(parts.intercept)]
+    terms += [_added(part, places[part.name]) for part in parts.columns]
+    score = "\n + ".join(terms)
+    factor = _ONE
+    if parts.exposure is not None:
+        factor = _added(parts.exposure, places[parts.exposure.name])
+    last = f"step{len(queries) - 1}"
+    queries.append(f"SELECT {score} AS score, {factor} AS factor FROM {last}")
+    mean = "score"
+    if parts.link == "logit":
+        mean = f"{_ONE} / ({_ONE} + EXP(-score))"
+    elif parts.link == "log":
+        cases = "".join(
+            f" WHEN score {sign} {_number(math.log(mean))} THEN {_number(mean)}"
+            for sign, mean in zip("<>", MEANS, strict=True)
+        )
+        mean = f"CASE{cases} ELSE EXP(score) END"
+    center, scale = _number(parts.center), _number(parts.scale)
+    value = f"{center} + {scale} * factor * ({mean})"
+    comments = "".join(f"-- {line}\n" for line in parts.comments)
+    # Else SQLite writes each step into the next, and computes it many times.
+    named = (f"step{i} AS MATERIALIZED ({query})" for i, query in enumerate(queries))
+    steps = ",\n".join(named)
+    last = f"step{len(queries) - 1}"
+    return f"{comments}(WITH {steps}\nSELECT {value} FROM {last})\n".encode()
+
+
+def _steps_of(part: Numbers | Levels) -> list[str]:
+    """Returns what each step adds for a column."""
+    if not _is_by_value(part):
+        return [_STEPS[0]]
+    return [*_STEPS, _OF_NUMBERS if isinstance(part, Numbers) else _OF_LEVELS]
+
+
+def _is_by_value(part: Numbers | Levels) -> bool:
+    return isinstance(part, Numbers) or bool(part.numbers or part.codes)
+
+
+def _added(part: Numbers | Levels, place: int) -> str:
+    """Returns what a column adds to the score."""
+    x = f"x{place}"
+    if isinstance(part, Levels):
+        return _of_category(part, place)
+
+    def at(z: float) -> float:
+        most = sys.float_info.max
+        return min(max(part.center + part.scale * z, -most), most)
+
+    start, end = part.ramps[0][0], part.ramps[-1][1]
+    z = f"({x} - {_number(part.center)}) / {_number(part.scale)}"
+    cases = [(start, _number(part.value(start)))] if start > -_FARTHEST else []
+    for low, high, rate in part.ramps:
+        near = min(max(0.0, low), high)  # where digits are lost least
+        moved = f"{z} - {_number(near)}" if near else z
+        line = f"{_number(part.value(near))} + {_number(rate)} * ({moved})"
+        cases.append((high, line))
+    then = cases.pop()[1] if end == _FARTHEST else _number(part.value(end))
+    if cases:
+        lines = "".join(
+            f"\n  WHEN {z} <= {_number(high)} THEN {line}" for high, line in cases
+        )
+        then = f"CASE{lines}\n  ELSE {then} END"
+    # NULL and NaN lie in no range.
+    ends = f"{_number(at(-_FARTHEST))} AND {_number(at(_FARTHEST))}"
+    other = _number(part.at_center)
+    return f"CASE WHEN {x} BETWEEN {ends} THEN {then} ELSE {other} END"
+
+
+def _of_category(part: Levels, place: int) -> str:
+    is_text = f"k{place} = " if _is_by_value(part) else f"t{place} = "
+    is_value = f"x{place} = "
+    cases = []
+    for value, weight in part.codes.items():
+        typed = f"TYPEOF(c{place}) IN ({_REALS}, {_INTEGERS}) AND ("
+        text = f" OR {is_text}'{int(value)}'" if value == int(value) else ""
+        cases.append((f"{typed}{is_value}{_number(value)}{text})", weight))
+    for text, weight in part.texts.items():
+        cases.append((is_text + _text(text), weight))
+    for value, weight in part.numbers.items():
+        if isinstance(value, int):
+            cases.append((f"{is_text}'{value}'", weight))
+        if abs(value) <= sys.float_info.max and float(value) == value:
+            cases.append((is_value + _number(value), weight))
+    lines = "".join(f"\n  WHEN {case} THEN {_number(x)}" for case, x in cases)
+    return f"CASE{lines}\n  ELSE 0.0e0 END"
+
+
+def _number(value: float) -> str:
+    """Returns a number that reads back as it is: with an exponent it is no decimal."""
+    text = repr(float(value))
+    text = text if "e" in text else f"{text}e0"
+    return f"({text})" if text[0] == "-" else text
+
+
+def _text(text: str) -> str:
+    """Returns a literal of which no line begins with a formula of a spreadsheet."""
+    return re.sub(r"([\r\n])(?=[=+@-])", r"\1' || '", _quoted(text, "'"))
+
+
+def _quoted(text: str, mark: str) -> str:
+    return f"{mark}{text.replace(mark, 2 * mark)}{mark}"
+
+
+def onnx_file(parts: Parts) -> bytes:
+    """Returns the file: an input of shape (n,) for each column, one output."""
+    try:
+        from onnx import TensorProto, checker, helper
+    except ImportError as error:
+        message = 'an export to ONNX needs onnx: pip install "dpjax[export]"'
+        raise ImportError(message) from error
+    _validate.require(len(parts.columns) > 0, "columns", [], "not empty, for ONNX")
+    output = "prediction"
+    while any(name.startswith(output) for name in parts.inputs):
+        output += "_"
+    graph = _Graph(output)
+    node, constant = graph.node, graph.constant
+    fixed = sum(p.at_center for p in parts.columns if isinstance(p, Numbers))
+    terms = map(graph.added, parts.columns)
+    mean = node("Sum", constant(parts.intercept + fixed), *terms)
+    if parts.link == "logit":
+        mean = node("Sigmoid", mean)
+    elif parts.link == "log":
+        mean = node("Exp", graph.clipped(mean, *map(math.log, MEANS)))
+    if parts.exposure is not None:
+        mean = node("Mul", mean, graph.added(parts.exposure))
+    scaled = [node("Mul", mean, constant(parts.scale)), constant(parts.center)]
+    graph.nodes.append(helper.make_node("Add", scaled, [output]))
+
+    def tensor(name: str, is_number: bool) -> Any:
+        kind = TensorProto.DOUBLE if is_number else TensorProto.STRING
+        return helper.make_tensor_value_info(name, kind, ["n"])
+
+    inputs = [tensor(*each) for each in parts.inputs.items()]
+    ends = inputs, [tensor(output, True)]
+    made = helper.make_model(
+        helper.make_graph(graph.nodes, "dpjax", *ends, graph.constants),
+        opset_imports=[helper.make_opsetid(*each) for each in _ONNX_VERSIONS.items()],
+        ir_version=_IR_VERSION,
+        producer_name="dpjax",
+        doc_string="\n".join(parts.comments),
+    )
+    checker.check_model(made)
+    return made.SerializeToString(deterministic=True)
+
+
+class _Graph:
+    """Nodes and constants, whose names begin with that of the output."""
+
+    def __init__(self, output: str):
+        self.output = output
+        self.nodes: list[Any] = []
+        self.constants: list[Any] = []
+
+    def constant(self, values: Any, kind: Any = np.float64) -> str:
+        from onnx import numpy_helper
+
+        name = f"{self.output}_constant_{len(self.constants)}"
+        array = np.array(values, kind)
+        self.constants.append(numpy_helper.from_array(array, name))
+        return name
+
+    def node(self, kind: str, *inputs: str, **more: Any) -> str:
+        from onnx import helper
+
+        name = f"{self.output}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [name], **more))
+        return name
+
+    def clipped(self, value: str, low: Any, high: Any) -> str:
+        above = self.node("Max", value, self.constant(low))
+        return self.node("Min", above, self.constant(high))
+
+    def added(self, part: Numbers | Levels) -> str:
+        """Returns the term of a column, minus its value at the center."""
+        node, constant = self.node, self.constant
+        if isinstance(part, Levels):
+            return self._of_category(part)
+        moved = node("Sub", part.name, constant(part.center))
+        z = node("Div", moved, constant(part.scale))
+        is_near = node("Less", node("Abs", z), constant(_FARTHEST))
+        z = node("Where", is_near, z, constant(0.0))
+        low, high, rates = np.transpose(part.ramps)
+        sizes = self.clipped(node("Unsqueeze", z, constant([1], np.int64)), low, high)
+        from_center = node("Sub", sizes, constant(np.clip(0.0, low, high)))
+        return node("MatMul", from_center, constant(rates))
+
+    def _of_category(self, part: Levels) -> str:
+        from onnx import TensorProto
+
+        node, count = self.node, len(part.weights)
+        places = {"values_int64s": [*range(count)], "default_int64": count}
+        places |= {"keys_strings": [*part.weights], "domain": "ai.onnx.ml"}
+        index = node("LabelEncoder", part.name, **places)
+        is_other = node("Equal", index, self.constant(count, np.int64))
+        is_odd = node("RegexFullMatch", part.name, pattern=_odd_cells(part))
+        is_odd = node("Cast", node("And", is_other, is_odd), to=TensorProto.INT64)
+        # An odd cell is beyond the weights, so that the runtime stops with this name.
+        index = node("Add", index, is_odd)
+        name = f"categories of {part.name} without blanks, as the model writes them"
+        weights = self.constant([*part.weights.values(), 0.0])
+        return node("Gather", weights, index, name=name)
+
+
+def _odd_cells(part: Levels) -> str:
+    """Returns a pattern of texts that may be a category, but in other characters.
+
+    ONNX compares texts, but neither removes blanks nor reads numbers in texts.
+    """
+    blank = "".join(rf"\x{{{ord(character):x}}}" for character in _BLANKS)
+    odd = [f"[{blank}]+[^{blank}].*", f".*[^{blank}][{blank}]+"]
+    if part.numbers:
+        digits, exponent = "(0|[1-9][0-9]*)", r"(\.[0-9]*[eE]|e)[+-][0-9]{2,3}"
+        odd += [rf"\+{digits}", "-0", rf"[+-]?{digits}(\.0?|{exponent})"]
+        truths = enumerate(("false", "true"))
+        odd += [f"(?i:{text})" for value, text in truths if value in part.numbers]
+    return f"(?s){'|'.join(odd)}"

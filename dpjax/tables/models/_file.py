@@ -15,10 +15,7 @@ import io
 import json
 import math
 import os
-import struct
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -26,8 +23,7 @@ from typing import Any, cast
 import numpy as np
 
 from dpjax import _validate
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.io._untrusted import number, of_type
 from dpjax.tables.models._model import Model
 from dpjax.tables.models._terms import Statement, Terms
@@ -36,34 +32,12 @@ _FORMAT = 2
 # The members of `NeighboringRelation`, whose package takes a second to import.
 _RELATIONS = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
 _ERRORS = "standard_errors", "correlations"  # entries that a file may lack
-# What zipfile, NumPy and json raise for a damaged archive, or for another file.
-_UNREADABLE = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OSError,
-    EOFError,
-    RuntimeError,  # also if zipfile cannot unpack it, or it is nested too deeply
-    OverflowError,
-    MemoryError,
-    SyntaxError,
-    tokenize.TokenError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def model_file(model: Model) -> bytes:
     """Returns the content of a model's file for `load_model`, a function of the model.
 
-    Example:
-        >>> import dpjax, pathlib, tempfile
-        >>> path = pathlib.Path(tempfile.mkdtemp(), "model.npz")
-        >>> _ = path.write_bytes(model_file(model))  # doctest: +SKIP
-        >>> dpjax.load_model(path).predict("new.csv")  # doctest: +SKIP
-        array([1210.4, 843.9])
+    It is written by `dpjax train`, and by users: `path.write_bytes(model_file(model))`.
     """
     terms, names = Terms.of(model.params), model.feature_names
     content = {
@@ -73,13 +47,13 @@ def model_file(model: Model) -> bytes:
         "method": model.method,
         "link": model.link,
         "exposure": model.exposure and dataclasses.asdict(model.exposure),
-        "columns": {name: _declared(kind) for name, kind in model.columns.items()},
+        "columns": {name: kind.declared() for name, kind in model.columns.items()},
         "knots": list(terms.knots),
         "curves": [names[index] for index in terms.smooth],
         "target": {
             "name": model.target_name,
             "unit": model.target_unit,
-            **_declared(model.target),
+            **model.target.declared(),
         },
         "feature_names": names,
         "privacy": {
@@ -89,16 +63,10 @@ def model_file(model: Model) -> bytes:
             "description": model.privacy.description,
         },
     }
-    text = json.dumps(content, ensure_ascii=False)
-    file = io.BytesIO()
-    errors: dict[str, Any] = {
-        name: np.asarray(getattr(model, name))
-        for name in _ERRORS
-        if getattr(model, name) is not None
-    }
-    np.savez(
-        file, **errors, params=terms.slopes, heights=terms.heights, model=np.array(text)
-    )
+    text, file = np.array(json.dumps(content, ensure_ascii=False)), io.BytesIO()
+    known = ((name, getattr(model, name)) for name in _ERRORS)
+    errors: Any = {name: np.asarray(x) for name, x in known if x is not None}
+    np.savez(file, **errors, params=terms.slopes, heights=terms.heights, model=text)
     return file.getvalue()
 
 
@@ -145,31 +113,25 @@ def load_model(path: str | os.PathLike[str]) -> Model:
             errors = {name: entries[name] for name in _ERRORS if name in entries.files}
         content = of_type(dict, "model", json.loads(of_type(str, "model", text.item())))
         version = content.get("format")
-    except _UNREADABLE as why:
-        raise _not_a_model(path, why) from None
-    is_later = isinstance(version, int) and version > _FORMAT
-    rule = (
-        f"of format {_FORMAT}, which this version of dpjax reads; "
-        f"{'a later' if is_later else 'an earlier'} version wrote {path}"
+        if type(version) is int and version == _FORMAT:
+            return _model(params, heights, errors, content)
+    except Exception as why:  # whatever zipfile, NumPy and json raise for another file
+        raise ValueError(
+            "model must be a file that dpjax train has written (model.npz), whole, "
+            f"got {str(path)!r}: {why}."
+        ) from None
+    writer = (
+        "a later" if isinstance(version, int) and version > _FORMAT else "an earlier"
     )
-    is_fine = type(version) is int and version == _FORMAT
-    _validate.require(is_fine, "model", version, rule)
-    try:
-        return _model(params, heights, errors, content)
-    except _UNREADABLE as why:
-        raise _not_a_model(path, why) from None
-
-
-def _not_a_model(path: Path, why: Exception) -> ValueError:
-    return ValueError(
-        "model must be a file that dpjax train has written (model.npz), whole, "
-        f"got {str(path)!r}: {why}."
+    raise ValueError(
+        f"model must be of format {_FORMAT}, which this version of dpjax reads; "
+        f"{writer} version wrote {path}, got {version}."
     )
 
 
 def _model(
-    params: np.ndarray,
-    heights: np.ndarray | None,
+    slopes: np.ndarray,
+    heights: Any,
     errors: Mapping[str, np.ndarray],
     content: Mapping[str, Any],
 ) -> Model:
@@ -177,15 +139,29 @@ def _model(
         of_type(dict, name, content[name])
         for name in ("target", "privacy", "columns", "versions")
     )
-    kinds = {name: _kind(kind) for name, kind in columns.items()}
+    bent, knots, names = (
+        of_type(list, name, content[name])
+        for name in ("curves", "knots", "feature_names")
+    )
+    of_type(np.ndarray, "heights", heights)
+    params = slopes
+    if bent or knots or heights.shape != (0, 0):
+        knots = tuple(number("knots", knot) for knot in knots)
+        smooth = tuple(names.index(name) for name in bent)
+        params = Terms(slopes, heights, knots, smooth)  # which `Model` checks
+    if (exposure := content["exposure"]) is not None:
+        of_type(dict, "exposure", exposure)
+        exposure = BoundedColumn(
+            _text(exposure, "column"), number("max", exposure["max"])
+        )
     model = Model(
-        params=cast(Any, _params(params, heights, content)),
-        columns=kinds,
+        params=cast(Any, params),
+        columns={name: _kind(kind) for name, kind in columns.items()},
         target_name=_text(target, "name"),
         target=_kind({k: v for k, v in target.items() if k not in ("name", "unit")}),
         target_unit=_text(target, "unit"),
         link=content["link"],
-        exposure=_exposure(content["exposure"]),
+        exposure=exposure,
         privacy=cast(Any, _statement(privacy)),
         method=_text(content, "method"),
         data=_text(content, "data"),
@@ -193,27 +169,9 @@ def _model(
         standard_errors=errors.get("standard_errors"),
         correlations=errors.get("correlations"),
     )
-    if content["feature_names"] != [*model.feature_names]:
+    if names != [*model.feature_names]:
         raise ValueError("its features are not those of its columns")
     return model
-
-
-def _params(
-    slopes: np.ndarray, heights: Any, content: Mapping[str, Any]
-) -> np.ndarray | Terms:
-    bent, knots, names = (
-        of_type(list, name, content[name])
-        for name in ("curves", "knots", "feature_names")
-    )
-    of_type(np.ndarray, "heights", heights)
-    if not bent and not knots and heights.shape == (0, 0):
-        return slopes
-    return Terms(
-        slopes,  # which `Model` checks, as it does the heights
-        heights,
-        tuple(number("knots", knot) for knot in knots),
-        tuple(names.index(name) for name in bent),
-    )
 
 
 def _statement(content: Mapping[str, Any]) -> Statement:
@@ -227,21 +185,6 @@ def _statement(content: Mapping[str, Any]) -> Statement:
 
 def _text(content: Mapping[str, Any], name: str) -> str:
     return of_type(str, name, content[name])
-
-
-def _exposure(content: Any) -> BoundedColumn | None:
-    if content is None:
-        return None
-    of_type(dict, "exposure", content)
-    return BoundedColumn(_text(content, "column"), number("max", content["max"]))
-
-
-def _declared(kind: Numeric | Categorical) -> dict[str, Any]:
-    """Returns the schema of a column as JSON."""
-    if kind.categories:
-        return {"categories": [str(category) for category in kind.categories]}
-    limits = {"limit": float(kind.limit)} if kind.limit < math.inf else {}
-    return {"center": float(kind.center), "scale": float(kind.scale)} | limits
 
 
 def _kind(content: Any) -> Numeric | Categorical:

@@ -11,22 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax.tables._shapes import Shape
+from dpjax.tables._pages import Shape
 from dpjax.tables._summary import Summary, errors_of_sums, units_matrix
-from dpjax.tables.columns._bounded_column import BoundedColumn
-from dpjax.tables.columns._encoding import Categorical, Numeric, encode
+from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric, encode
 from dpjax.tables.io import _tables
-from dpjax.tables.models._export import Format, parts_of
-from dpjax.tables.models._onnx import onnx_file
-from dpjax.tables.models._params import bending_features, check_curves, check_errors
-from dpjax.tables.models._sql import sql_file
-from dpjax.tables.models._terms import MEANS, Link, Statement, Terms, means_of
+from dpjax.tables.models import _export, _terms
 
 if TYPE_CHECKING:
     from dpjax.accounting import PrivacyGuarantee
     from dpjax.solvers import Curves
-
-_WRITERS = {"onnx": onnx_file, "sql": sql_file}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -58,9 +51,7 @@ class Model:
         correlations: of those errors, shape (d, d), or None.
 
     Raises:
-        ValueError: If the shape of params does not match the features, if link is
-            unknown, if it is "log" and the target is not a number with center 0, or if
-            there is an exposure and link is not "log".
+        ValueError: If params do not fit the features, or link not target and exposure.
 
     Example:
         >>> import math, numpy as np
@@ -83,7 +74,7 @@ class Model:
     columns: Mapping[str, Numeric | Categorical]
     target_name: str
     target: Numeric | Categorical
-    link: Link
+    link: _terms.Link
     privacy: "PrivacyGuarantee"
     target_unit: str = ""
     method: str = ""
@@ -94,29 +85,27 @@ class Model:
     correlations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        _validate.choice(Link, link=self.link)
+        _validate.choice(_terms.Link, link=self.link)
         is_amount = not self.target.categories and self.target.center == 0
+        is_fine = is_amount if self.link == "log" else self.exposure is None
         rule = "log where there is an exposure, and then of a target whose center is 0"
-        is_fine = (is_amount or self.link != "log") and (
-            self.exposure is None or self.link == "log"
-        )
         _validate.require(is_fine, "link", self.link, rule)
         num_features, given = len(self.feature_names), vars(self)
         params: Any = self.params
         for name in ("params", "privacy"):
-            if isinstance(given[name], Terms | Statement):
+            if isinstance(given[name], _terms.Terms | _terms.Statement):
                 given[f"_{name}"] = given.pop(name)
-        slopes = self._terms.slopes
-        rule = f"one number for each of {num_features} features"
+        slopes = self._numbers.slopes
         is_fine = slopes.shape == (num_features,) and slopes.dtype.kind == "f"
+        rule = f"one number for each of {num_features} features"
         _validate.require(is_fine, "params", slopes.shape, rule)
         is_linear = not hasattr(params, "slopes")
         if not is_linear:
-            check_curves(params, bending_features(self.columns))
+            _terms.check_curves(params, _terms.bending_features(self.columns))
         if self.standard_errors is not None or self.correlations is not None:
             rule = "weights if they have errors"
             _validate.require(is_linear, "params", "curves", rule)
-            check_errors(num_features, self.standard_errors, self.correlations)
+            _terms.check_errors(num_features, self.standard_errors, self.correlations)
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -127,18 +116,18 @@ class Model:
     @property
     def curves(self) -> "Curves":
         """The functions of the features: straight lines in a linear model."""
-        return self._terms.made()
+        return self._numbers.made()
 
     @property
-    def _terms(self) -> Terms:
-        return vars(self).get("_params") or Terms.of(self.params)
+    def _numbers(self) -> _terms.Terms:
+        return vars(self).get("_params") or _terms.Terms.of(self.params)
 
     if not TYPE_CHECKING:  # where it would stand for any name
 
         def __getattr__(self, name: str) -> Any:
             """Makes params or privacy, which need JAX, from the file on first use."""
             given = vars(self).get(f"_{name}")
-            if not isinstance(given, Terms | Statement):
+            if not isinstance(given, _terms.Terms | _terms.Statement):
                 text = f"{type(self).__name__!r} object has no attribute {name!r}"
                 raise AttributeError(text)
             value = vars(self)[name] = given.made()
@@ -157,7 +146,7 @@ class Model:
         """
         if self.link != "log":
             return None
-        low, high = MEANS
+        low, high = _terms.MEANS
         return self.target.scale * low, self.target.scale * high
 
     def predict(self, table: Any) -> np.ndarray:
@@ -171,8 +160,7 @@ class Model:
         Args:
             table: a data frame of pandas or polars, an Arrow table, a mapping of names
                 to arrays of shape (n,), or the path of a file that `dpjax train` reads.
-                Other columns are ignored. Cells are converted one by one, by the
-                declared type of their column.
+                Cells are converted one by one, by the declared type of their column.
 
         Returns:
             float64 of shape (n,): the target, or the probability of the positive label.
@@ -184,16 +172,10 @@ class Model:
         return self.predict_columns(self.read(table))
 
     def read(self, table: Any) -> Mapping[str, _tables.Column]:
-        """Returns the columns of a table that the model reads, each of shape (n,).
+        """Returns the columns of a table that the model reads, as `predict` does.
 
-        A model that predicts a constant reads no column; then the first column is
-        returned, because it gives the number of records.
-
-        Args:
-            table: as of `predict`.
-
-        Raises:
-            ValueError: As `predict`.
+        Of a model that predicts a constant it is the first one, for the number of
+        records.
         """
         is_path = isinstance(table, str | os.PathLike)
         path = Path(table) if is_path else Path()
@@ -209,31 +191,23 @@ class Model:
         return _tables.frame_columns(table, wanted)
 
     def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
-        """Predicts the target of every record from the columns that `read` returns.
-
-        Args:
-            columns: arrays of shape (n,) by name.
-
-        Returns:
-            As `predict`.
-        """
+        """Predicts the target of every record from the columns that `read` returns."""
         features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
         if self.columns:
             features = np.hstack([encode(columns, self.columns)[0], features])
-        means = means_of(self.link, self._terms.scores(features))
+        means = _terms.means_of(self.link, self._numbers.scores(features))
         if self.exposure is not None:
             cells = columns.get(self.exposure.column)
             unit = 1 / self.exposure.max
             means = means * (unit if cells is None else self.exposure.shares(cells))
         return self.target.center + self.target.scale * means
 
-    def export(self, format: Format) -> bytes:
+    def export(self, format: _export.Format) -> bytes:
         """Returns the content of a file that predicts as the model does, without dpjax.
 
-        Cells are encoded as by `predict`, and predictions agree to the rounding of
-        float32. Categories are compared as texts without blanks around them; 1 is also
-        1.0, +1 and true. ONNX cannot read these: a text that may be a category in
-        another spelling stops the runtime.
+        Predictions agree to the rounding of float32. ONNX compares texts alone: one
+        that may be a category in another spelling, as 1.0 and true for 1, stops the
+        runtime.
 
         Args:
             format: "sql" for one expression of the columns, of any type of text or
@@ -249,56 +223,46 @@ class Model:
                 cannot hold the name of a column or of a category.
             ImportError: Without the package onnx.
         """
-        _validate.choice(Format, format=format)
-        return _WRITERS[format](parts_of(self, self._terms))
+        _validate.choice(_export.Format, format=format)
+        write = _export.onnx_file if format == "onnx" else _export.sql_file
+        return write(_export.parts_of(self, self._numbers))
 
     def coefficients(self) -> dict[str, float]:
         """Returns the weight of every feature in the units of its column.
 
         It is the change of the target (of the log odds, or of the logarithm of the
-        mean) if a numeric column grows by one, or a column has that category. The
-        intercept is the value at zero in all numeric columns, without a listed
-        category, for an exposure of one. If a numeric column is clipped (`limit` of
-        `datasets.Numeric`), its weight holds within the limit.
-
-        Returns:
-            Numbers, by the names of features.
-
-        Raises:
-            ValueError: If the model is additive.
+        mean) if a numeric column grows by one within its limit, or a column has that
+        category. The intercept is the value at zero in all numeric columns, without a
+        listed category, for an exposure of one. An additive model raises `ValueError`.
         """
         rule = "weights; an additive model has shapes"
-        _validate.require(not self._terms.knots, "params", "curves", rule)
-        unit, start = self._units()
-        values = unit * self._in_units() @ np.asarray(self._terms.slopes, np.float64)
+        _validate.require(not self._numbers.knots, "params", "curves", rule)
+        matrix, start = self._in_units(), self._units()[1]
+        values = matrix @ np.asarray(self._numbers.slopes, np.float64)
         values[-1] += start
         return dict(zip(self.feature_names, values.tolist(), strict=True))
 
     def summary(self, level: float = 0.95) -> Summary:
-        """Returns the table of `coefficients`, with their standard errors.
+        """Returns what prints as a table of `coefficients`, with standard errors.
 
         Args:
-            level: the probability of each interval, in (0, 1).
-
-        Returns:
-            What prints as a table. Its `intervals` have shape (d, 2).
+            level: the probability of each of its `intervals`, shape (d, 2), in (0, 1).
 
         Raises:
-            ValueError: if the level is out of its range, or there are no errors.
+            ValueError: If the level is out of its range, or there are no errors.
         """
         _validate.probability(level=level)
         errors, correlations = self.standard_errors, self.correlations
-        rule = "of a model that was trained with intervals"
         if errors is None or correlations is None:
+            rule = "of a model that was trained with intervals"
             raise ValueError(f"standard_errors must be {rule}, got None.")
-        unit, _ = self._units()
         values = self.coefficients()
         factors = {"log": "factor", "logit": "odds ratio"}
         return Summary(
             f"{self.method} of {self.data}",
             [*values],
             np.array([*values.values()]),
-            errors_of_sums(unit * self._in_units(), errors, correlations),
+            errors_of_sums(self._in_units(), errors, correlations),
             self.privacy.description,
             factors.get(self.link),
             level,
@@ -308,7 +272,7 @@ class Model:
         """Returns the matrix from weights of features to those of their columns."""
         kinds = [kind for key, kind in self.columns.items() for _ in kind.names(key)]
         pairs = [(kind.center, kind.scale) for kind in kinds]
-        return units_matrix(*np.reshape(pairs, (-1, 2)).T)
+        return self._units()[0] * units_matrix(*np.reshape(pairs, (-1, 2)).T)
 
     def shapes(self) -> dict[str, Shape]:
         """Returns the contribution of every column, as a function in its units.
@@ -320,7 +284,7 @@ class Model:
             `(grid, values)` by the names of columns, each of shape (m,): linear between
             the numbers of a grid; a grid of categories lists them all.
         """
-        terms, (unit, _), shapes, place = self._terms, self._units(), {}, 0
+        terms, (unit, _), shapes, place = self._numbers, self._units(), {}, 0
         for key, kind in self.columns.items():
             if kind.categories:
                 grid = np.array(kind.categories, object)
@@ -342,7 +306,7 @@ class Model:
     def constant(self) -> float:
         """The score if every column contributes zero, in the unit of `shapes`."""
         unit, start = self._units()
-        return start + unit * float(self._terms.slopes[-1])
+        return start + unit * float(self._numbers.slopes[-1])
 
     def _units(self) -> tuple[float, float]:
         """Returns the scale and the offset from scores to the unit of `shapes`."""

@@ -13,13 +13,13 @@ stddev is raised by 2^-16 and by 4 eta multipliers of itself, which pays for bot
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from dpjax._types import Key, RandomBytes
 from dpjax.mechanisms import discrete_gaussian
-from dpjax.tables.models._measures import Interval
 
 _RAISED = 1 + 2.0**-16
 _FURTHEST = 30.0  # z
@@ -27,6 +27,14 @@ _MOST_BITS = 20  # k
 _LARGEST_STDDEV = 2**25  # in units; more noise is a sum of several draws
 _NUM_RESAMPLES = 200
 WIDTH = 1.96  # standard deviations: 95 per cent of a normal law
+
+
+class Interval(NamedTuple):
+    """A released number, with 95 per cent bounds for sampling and noise together."""
+
+    value: float
+    low: float
+    high: float
 
 
 class Release:
@@ -47,16 +55,13 @@ class Release:
         stddev *= 1 + 4 * eta * self.multiplier
         num_draws = max(1, math.ceil((stddev / unit / _LARGEST_STDDEV) ** 2))
         of_one = max(1, math.ceil(stddev / unit / math.sqrt(num_draws)))
-        noise = discrete_gaussian(
-            (num_draws, *sums.shape),
-            stddev=of_one,
-            random_bytes=random_bytes_of(next(self.keys)),
-        )
+        shape, source = (num_draws, *sums.shape), _random_bytes_of(next(self.keys))
+        noise = discrete_gaussian(shape, stddev=of_one, random_bytes=source)
         noise = unit * noise.sum(axis=0)
         return sums + noise, unit * of_one * math.sqrt(num_draws)
 
 
-def random_bytes_of(key: Key) -> RandomBytes:
+def _random_bytes_of(key: Key) -> RandomBytes:
     """Returns a source of random bytes, as secret as the key."""
     left = b""
 
@@ -88,11 +93,8 @@ def interval_of(
         shares = np.ones(counts.size)
     drawn = rng.multinomial(num_samples, shares / shares.sum(), _NUM_RESAMPLES)
     noisy = drawn + stddev * rng.standard_normal(drawn.shape)
-    spread = float(
-        np.std(
-            [statistic(adding_up(x.reshape(counts.shape), num_samples)) for x in noisy]
-        )
-    )
+    tables = (adding_up(x.reshape(counts.shape), num_samples) for x in noisy)
+    spread = float(np.std([statistic(table) for table in tables]))
     value = float(statistic(adding_up(counts, num_samples)))
     return Interval(value, value - WIDTH * spread, value + WIDTH * spread)
 

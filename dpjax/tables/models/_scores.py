@@ -4,7 +4,7 @@ Two Gaussian mechanisms on sums of integers. The first releases a histogram: for
 labels, of label and predicted probability. Replacing a record changes two counts by
 one, so the l2 sensitivity is sqrt 2, and 2 with the histogram of another model. For K
 labels, of label and whether the prediction is right, and of the probability of each
-label: see `of_classes`. For numbers it releases two
+label: see `_of_classes`. For numbers it releases two
 histograms of absolute errors, the model's and a constant's (sensitivity 2). The second
 mechanism releases sums, clipped to bounds from the first: of losses, and for numbers of
 absolute and squared errors. A record without a target is in a bin of its own of each
@@ -17,6 +17,7 @@ number 1000 sqrt(k + 1/4).
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +28,9 @@ from dpjax._tree import arrays
 from dpjax._types import ArrayLike, Key
 from dpjax.losses import LinearLoss, squared
 from dpjax.losses._log_link import LogLink
-from dpjax.tables.models._label_scores import is_class, of_classes, of_labels
-from dpjax.tables.models._measures import Interval, Measure, PrivateScores
 from dpjax.tables.models._noisy_counts import (
     WIDTH,
+    Interval,
     Release,
     adding_up,
     interval_of,
@@ -47,6 +47,41 @@ _STEPS = 1000  # losses and errors are rounded to multiples of bound / 1000: exa
 _LARGEST = 1e30
 _NOTHING = Interval(0.0, 0.0, 0.0)
 _MEANS = 1e-9, 1e9  # in scales: means of small exposures count as they are
+_SCORE_BINS = 20  # of probabilities; an edge lies at a half
+_CALIBRATION_BINS = 5
+# The smallest share of a label: noise may make it zero, and its logarithm is needed.
+_LEAST_SHARE = 1e-3
+_COIN = Interval(0.5, 0.5, 0.5)  # the area of a constant
+
+
+class Measure(NamedTuple):
+    """One measure, of the model and of the constant next to it.
+
+    Attributes:
+        name: with its unit.
+        model: of the model.
+        constant: of a prediction that is the same for all records.
+    """
+
+    name: str
+    model: Interval
+    constant: Interval
+
+
+class PrivateScores(NamedTuple):
+    """Released scores of a model.
+
+    Attributes:
+        measures: released, or computed from released values.
+        calibration: for classes, the share of the positive label among records whose
+            predicted probability is in a range (low, high).
+        num_scored: the number of records with a target, by a noisy count; the others
+            have no weight.
+    """
+
+    measures: list[Measure]
+    calibration: list[tuple[float, float, Interval]]
+    num_scored: float
 
 
 def private_scores(
@@ -75,25 +110,21 @@ def private_scores(
             classes their released shares; else 0.
         loss: of a score and a target; `losses.softmax(K)` for K classes.
         loss_name: the loss's name in the result.
-        scale: of the target, public, about the size of an error: errors are resolved
-            from a hundredth of the scale, or with a log link from a ten-thousandth, to
-            a hundred scales. None: targets are labels.
+        scale: of the target, public: errors are resolved from a hundredth of it, or
+            with a log link a ten-thousandth, to a hundred. None: targets are labels.
         key: a typed key.
         noise_multiplier: of each of two Gaussian mechanisms.
-        is_end: of a log link which means are an end of the range that the model has,
-            boolean of shape (n,): their share is released too. Each follows from its
-            record alone, as scores do.
+        is_end: of a log link which means are an end of the model's range, boolean of
+            shape (n,), each by its record alone: their share is released too.
 
     Returns:
         For labels accuracy, area under the ROC curve and calibration; for classes
         accuracy and the area of one class against the rest, a mean by their shares; and
-        for both the mean loss. For numbers the median and the 90th
-        percentile of the absolute error (half of the predictions are off by at most the
-        one, and nine of ten by at most the other); the mean loss, or for a log link the
-        mean deviance, in the unit of the target to the power 2 - p; the mean absolute
-        error and the root mean squared error, all three clipped, and to what; and where
-        there is a comparison, R2: the share of its mean squared error that the model
-        does without, -1 at least.
+        for both the mean loss. For numbers the median and the 90th percentile of the
+        absolute error; the mean loss, or for a log link the mean deviance, in the unit
+        of the target to the power 2 - p; the mean absolute error and the root mean
+        squared error, all three clipped, and to what; and where there is a comparison
+        R2: the share of its mean squared error that the model does without.
 
     Raises:
         ValueError: If the shapes do not fit, or the scale is not positive.
@@ -111,15 +142,11 @@ def private_scores(
         >>> released = private_scores(
         ...     0.5 * targets, targets, loss=losses.squared, loss_name="squared",
         ...     scale=1.0, key=jax.random.key(0), noise_multiplier=5.0)
-        >>> for name, model, constant in released.measures:
+        >>> for name, model, constant in released.measures[:3]:
         ...     print(f"{name[:18]}: {model.value:.2f} and {constant.value:.2f}")
         median of the abso: 0.34 and 0.68
         90th percentile of: 0.83 and 1.67
         mean squared loss,: 0.13 and 0.50
-        mean absolute erro: 0.40 and 0.80
-        root mean squared : 0.50 and 1.00
-        absolute error: cl: 2.50 and 5.01
-        loss: clipped to: 3.13 and 12.57
 
     Reference:
         Dwork, Roth (2014), "The algorithmic foundations of differential privacy",
@@ -128,62 +155,31 @@ def private_scores(
     _validate.require(targets.ndim == 1, "targets", targets.shape, "of shape (n,)")
     outputs = () if loss.num_outputs == 1 else (loss.num_outputs,)
     shape = (*targets.shape, *outputs)
-    _validate.require(
-        scores.shape == shape, "scores", scores.shape, f"of shape {shape}"
-    )
+    is_fine = scores.shape == shape
+    _validate.require(is_fine, "scores", scores.shape, f"of shape {shape}")
     scores, other = _clipped(scores), None if beside is None else _clipped(beside)
-    rule = f"of shape {outputs} or {shape}"
     if other is not None:
-        is_fine = other.shape in (shape, outputs)
+        is_fine, rule = (
+            other.shape in (shape, outputs),
+            f"of shape {outputs} or {shape}",
+        )
         _validate.require(is_fine, "beside", other.shape, rule)
     if is_end is not None:
-        seen = is_end.shape, is_end.dtype
-        rule = f"of shape {targets.shape} and bool"
-        _validate.require(seen == (targets.shape, bool), "is_end", seen, rule)
+        given, rule = (is_end.shape, is_end.dtype), f"of shape {targets.shape} and bool"
+        _validate.require(given == (targets.shape, bool), "is_end", given, rule)
     release = Release(key, noise_multiplier)
-    calibration: list[tuple[float, float, Interval]] = []
-    bounds, unit = [_MOST_NATS] * 2, f"nats, each at most {_MOST_NATS:g}"
-    errors, ends, factor, kind = None, [], 1.0, "loss"
-    is_known = is_class(targets, *outputs) if outputs else ~np.isnan(targets)
-    if outputs:
-        measures, other, seen = of_classes(release, scores, targets, other)
-    elif scale is None:
-        measures, calibration, other, seen = of_labels(release, scores, targets, other)
-    else:
+    if scale is not None and not outputs:
         _validate.positive(scale=scale)
-        unit = f"target in units of {scale:g}"
-        if isinstance(loss, LogLink):
-            loss = replace(loss, min_mean=_MEANS[0], max_mean=_MEANS[1])
-            factor, unit = _deviance(2 - loss.power, scale)
-            kind = "deviance"
-        zero = np.zeros(()) if other is None else other
-        both = np.stack([scores, np.broadcast_to(zero, shape)])
-        errors = np.abs(np.asarray(loss.mean_of(jnp.asarray(both)), float) - targets)
-        errors = np.nan_to_num(errors, nan=_LARGEST, posinf=_LARGEST)
-        errors = np.minimum(errors, _LARGEST)
-        results = _of_errors(release, errors, is_known, scale, loss)
-        measures, ends, bounds, seen = results
-    both = np.stack([scores, np.broadcast_to(0.0 if other is None else other, shape)])
-    terms = [(_losses(both, targets, loss), bounds)]
-    if errors is not None:
-        terms.append((errors, ends))
-        if loss is not squared:
-            terms.append((errors**2, [end**2 for end in ends]))
-    means, share = _means(release, terms, is_known, seen, is_end)
-    mean = [_mapped(lambda x: factor * x, pair) for pair in means[0]]
-    measures.append(Measure(f"mean {loss_name} {kind}, clipped ({unit})", *mean))
-    if errors is not None and scale is not None:
-        squares = [_mapped(lambda x: 2 * x, pair) for pair in means[0]]
-        squares = squares if loss is squared else means[2]
-        measures += _of_sizes(means[1], squares, scale)
-        measures.append(_limits("absolute error", scale, ends))
-        measures.append(_limits(kind, factor, bounds))
-        if other is not None:
-            measures.append(_explained(*squares))
-    if share is not None:
-        measures.append(
-            Measure("share of means at an end of their range", share, _NOTHING)
-        )
+        names = loss_name, scale
+        return _of_numbers(release, scores, targets, other, loss, *names, is_end)
+    first = _of_classes if outputs else _of_labels
+    measures, calibration, other, seen = first(release, scores, targets, other)
+    is_known = _is_class(targets, *outputs) if outputs else ~np.isnan(targets)
+    both = np.stack([scores, np.broadcast_to(other, shape)])
+    terms = [(_losses(both, targets, loss), [_MOST_NATS] * 2)]
+    (mean,), _ = _means(release, terms, is_known, seen)
+    unit = f"nats, each at most {_MOST_NATS:g}"
+    measures.append(Measure(f"mean {loss_name} loss, clipped ({unit})", *mean))
     return PrivateScores(measures, calibration, seen)
 
 
@@ -191,6 +187,61 @@ def _clipped(scores: ArrayLike) -> np.ndarray:
     """Returns scores without NaN and clipped, so no loss is NaN for any model."""
     scores = np.nan_to_num(np.asarray(scores, np.float64))
     return np.clip(scores, -_LARGEST, _LARGEST)
+
+
+def _of_numbers(
+    release: Release,
+    scores: np.ndarray,
+    targets: np.ndarray,
+    other: np.ndarray | None,
+    loss: LinearLoss,
+    loss_name: str,
+    scale: float,
+    is_end: np.ndarray | None,
+) -> PrivateScores:
+    kind, unit, factor = "loss", f"target in units of {scale:g}", 1.0
+    if isinstance(loss, LogLink):
+        loss = replace(loss, min_mean=_MEANS[0], max_mean=_MEANS[1])
+        power = 2 - loss.power
+        kind, factor = "deviance", 2 * scale**power
+        unit = "in the unit of the target" if power else "without a unit"
+        if power not in (0, 1):
+            unit += f" to the power {power:g}"
+    beside = np.broadcast_to(0.0 if other is None else other, scores.shape)
+    both, is_known = np.stack([scores, beside]), ~np.isnan(targets)
+    errors = np.abs(np.asarray(loss.mean_of(jnp.asarray(both)), float) - targets)
+    errors = np.nan_to_num(errors, nan=_LARGEST, posinf=_LARGEST)
+    errors = np.minimum(errors, _LARGEST)
+    measures, ends, bounds, seen = _of_errors(release, errors, is_known, scale, loss)
+    terms = [(_losses(both, targets, loss), bounds), (errors, ends)]
+    if loss is not squared:
+        terms.append((errors**2, [end**2 for end in ends]))
+    means, share = _means(release, terms, is_known, seen, is_end)
+    squares = [_times(2, x) for x in means[0]] if loss is squared else means[2]
+    roots = [_mapped(lambda x: scale * math.sqrt(x), square) for square in squares]
+    loss_means = (_times(factor, mean) for mean in means[0])
+    measures += [
+        Measure(f"mean {loss_name} {kind}, clipped ({unit})", *loss_means),
+        Measure("mean absolute error, clipped", *(_times(scale, x) for x in means[1])),
+        Measure("root mean squared error, clipped", *roots),
+    ]
+    for name, times, limits in (
+        ("absolute error", scale, ends),
+        (kind, factor, bounds),
+    ):
+        exact = (Interval(*[times * limit] * 3) for limit in limits)
+        measures.append(Measure(f"{name}: clipped to", *exact))
+    if other is not None:
+        # The ends that are furthest apart: the standard deviation of a difference is
+        # at most the sum of both, however they depend on each other.
+        own, constant = squares
+        pairs = zip((own.value, own.high, own.low), constant, strict=True)
+        shares = (max(1 - x / max(y, 1e-12), -1.0) for x, y in pairs)
+        measures.append(Measure("R2 against the constant", Interval(*shares), _NOTHING))
+    if share is not None:
+        name = "share of means at an end of their range"
+        measures.append(Measure(name, share, _NOTHING))
+    return PrivateScores(measures, [], seen)
 
 
 def _of_errors(
@@ -202,9 +253,11 @@ def _of_errors(
 ) -> tuple[list[Measure], list[float], list[float], float]:
     """Releases quantiles of absolute errors, shape (2, n), of a model and a constant.
 
-    Returns:
-        The measures, where errors are clipped, where losses are, and the number of
-        records with a target.
+    Also returns where errors are clipped, where losses are, and the number of records
+    with a target.
+
+    Sensitivity:
+        2, of two histograms, replace-one.
     """
     num_samples = errors.shape[1]
     edges = _AMOUNT_EDGES if loss.has_log_link else _ERROR_EDGES
@@ -227,19 +280,15 @@ def _of_errors(
     seen = num_seen(counts[:, -1].mean(), num_samples, stddev)
     # Amounts are mostly zero: use the furthest tail that the noise leaves visible.
     tail = min(max(0.01, 10 * stddev / seen), 0.1) if loss.has_log_link else 0.1
-    logarithms = {
-        name: [interval_of(quantile(share), row, num_samples, stddev) for row in counts]
+    sizes = {
+        name: [
+            _mapped(math.exp, interval_of(quantile(share), row, num_samples, stddev))
+            for row in counts
+        ]
         for name, share in (("median", 0.5), ("90th percentile", 0.9))
     }
-    sizes = {
-        name: [_mapped(math.exp, interval) for interval in intervals]
-        for name, intervals in logarithms.items()
-    }
     measures = [
-        Measure(
-            f"{name} of the absolute error",
-            *(_mapped(lambda x: scale * x, size) for size in both),
-        )
+        Measure(f"{name} of the absolute error", *(_times(scale, x) for x in both))
         for name, both in sizes.items()
     ]
     ends, bounds = [], []
@@ -293,44 +342,13 @@ def _means(
     return pairs, intervals[-1] if is_end is not None else None
 
 
-def _of_sizes(
-    errors: list[Interval], squares: list[Interval], scale: float
-) -> list[Measure]:
-    """Returns measures of the mean absolute and squared errors, in scales."""
-    absolute = [_mapped(lambda x: scale * x, error) for error in errors]
-    root = [_mapped(lambda x: scale * math.sqrt(x), square) for square in squares]
-    return [
-        Measure("mean absolute error, clipped", *absolute),
-        Measure("root mean squared error, clipped", *root),
-    ]
-
-
-def _deviance(power: float, scale: float) -> tuple[float, str]:
-    """Returns the deviance over the loss, and its unit: the target's to that power."""
-    unit = "in the unit of the target" if power else "without a unit"
-    if power not in (0, 1):
-        unit += f" to the power {power:g}"
-    return 2 * scale**power, unit
-
-
-def _limits(name: str, unit: float, limits: list[float]) -> Measure:
-    """Returns where values are clipped for their mean."""
-    exact = (Interval(*[unit * limit] * 3) for limit in limits)
-    return Measure(f"{name}: clipped to", *exact)
-
-
-def _explained(own: Interval, beside: Interval) -> Measure:
-    """Returns R2 by mean squared errors, which are clipped."""
-    # The ends that are furthest apart: the standard deviation of a difference is at
-    # most the sum of both, however they depend on each other.
-    pairs = zip((own.value, own.high, own.low), beside, strict=True)
-    ends = [max(1 - x / max(y, 1e-12), -1.0) for x, y in pairs]
-    return Measure("R2 against the constant", Interval(*ends), _NOTHING)
-
-
 def _mapped(function: Callable[[float], float], interval: Interval) -> Interval:
     """Returns an interval of an increasing function."""
     return Interval(*map(function, interval))
+
+
+def _times(factor: float, interval: Interval) -> Interval:
+    return Interval(*(factor * end for end in interval))
 
 
 def _excess(loss: LinearLoss, scores: jax.Array, targets: ArrayLike) -> jax.Array:
@@ -340,3 +358,162 @@ def _excess(loss: LinearLoss, scores: jax.Array, targets: ArrayLike) -> jax.Arra
     known = loss.targets_of(jnp.asarray(targets, scores.dtype))
     best = loss.constant_prediction(known)
     return loss.value(scores, known) - loss.value(best, known)
+
+
+def _of_labels(
+    release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
+) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray, float]:
+    """Releases counts of (label, bin of the probability) for two labels, and of none.
+
+    Returns accuracy and area under the curve, the calibration, the comparison's scores,
+    and the number of records with a label.
+
+    Sensitivity:
+        sqrt 2, replace-one, and 2 with the counts of another model.
+    """
+    num_samples, half = len(targets), _SCORE_BINS // 2
+    sides = _sides(scores, beside)
+    tables = np.zeros((len(sides), 2 * _SCORE_BINS + 1))  # the last of no label
+    for cells, side in zip(tables, sides, strict=True):
+        shares = 1 / (1 + np.exp(-np.clip(side, -50, 50)))
+        places = np.where(targets > 0, _SCORE_BINS, 0) + _bins(shares)
+        np.add.at(cells, np.where(np.isnan(targets), 2 * _SCORE_BINS, places), 1.0)
+    tables, stddev = release(tables, math.sqrt(2 * len(sides)))
+    counts = tables[0, :-1].reshape(2, _SCORE_BINS)
+
+    def bounded(statistic, table=tables[0], is_mean=False):
+        """Returns a statistic of counts; a mean is over the records with a label."""
+
+        def of_table(table):
+            value = statistic(table[:-1].reshape(2, _SCORE_BINS))
+            return (
+                value / num_seen(table[-1], num_samples, stddev) if is_mean else value
+            )
+
+        return _within_one(interval_of(of_table, table, num_samples, stddev))
+
+    def right(counts):
+        return counts[1, half:].sum() + counts[0, :half].sum()
+
+    if beside is None:
+        share = counts[1].sum() / max(counts.sum(), 1.0)
+        share = min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
+        beside = np.asarray(math.log(share / (1 - share)))
+    if len(sides) == 2:
+        others = bounded(right, tables[1], True), bounded(_area, tables[1])
+    else:
+        chosen = int(beside > 0)
+        others = bounded(lambda counts: counts[chosen].sum(), is_mean=True), _COIN
+    calibration = []
+    width = _SCORE_BINS // _CALIBRATION_BINS
+    for first in range(0, _SCORE_BINS, width):
+        part = slice(first, first + width)
+        # Fewer records than this are mostly noise.
+        if counts[:, part].sum() > 4 * stddev * math.sqrt(2 * width):
+            share = bounded(
+                lambda counts, part=part: (
+                    counts[1, part].sum() / max(counts[:, part].sum(), 1.0)
+                )
+            )
+            ends = first / _SCORE_BINS, (first + width) / _SCORE_BINS
+            calibration.append((*ends, share))
+    measures = [
+        Measure("accuracy", bounded(right, is_mean=True), others[0]),
+        Measure("area under the ROC curve", bounded(_area), others[1]),
+    ]
+    seen = num_seen(float(tables[0, -1]), num_samples, stddev)
+    return measures, calibration, beside, seen
+
+
+def _of_classes(
+    release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
+) -> tuple[list[Measure], list, np.ndarray, float]:
+    """Releases counts of (label, whether it is predicted) for several classes.
+
+    And for each class counts of (whether it is the label, bin of its probability), for
+    the area under the curve of one class against the rest. A record is in one count of
+    the first kind, in units of w, and in K of the second. So the l2 sensitivity is
+    sqrt(2 w^2 + 2 K); with w about sqrt(K) each kind has half of the budget.
+
+    Returns accuracy and area under the curve, the mean over classes by their shares; no
+    calibration; the comparison's scores; and the number of records with a class.
+    """
+    num_samples, num_classes = scores.shape
+    is_known = _is_class(targets, num_classes)
+    labels = np.where(is_known, targets, num_classes).astype(int)
+    sides = _sides(scores, beside)
+    unit, classes = math.ceil(math.sqrt(num_classes)), np.arange(num_classes)
+    counts = np.zeros((len(sides), num_classes + 1, 2))
+    binned = np.zeros((len(sides), num_classes, 2, _SCORE_BINS))
+    for cells, bins, side in zip(counts, binned, sides, strict=True):
+        is_right = np.argmax(side, axis=1) == labels
+        np.add.at(cells, (labels, is_right.astype(int)), 1.0)
+        shares = np.exp(side - side.max(axis=1, keepdims=True))
+        places = _bins(shares / shares.sum(axis=1, keepdims=True))
+        is_label = (labels[:, None] == classes).astype(int)
+        at = classes[None, :], is_label, places
+        np.add.at(bins, at, is_known[:, None].astype(float))
+    sums = np.concatenate([unit * counts.ravel(), binned.ravel()])
+    moved = math.sqrt(2 * (unit**2 + num_classes) * len(sides))
+    sums, noise = release(sums, moved)
+    stddev = noise / unit  # of counts
+    counts = sums[: counts.size].reshape(counts.shape) / unit
+    binned = sums[counts.size :].reshape(binned.shape)
+    weights = np.maximum(counts[0, :-1].sum(axis=1), 1.0)
+
+    def bounded(statistic, counts=counts[0]):
+        return _within_one(interval_of(statistic, counts, num_samples, stddev))
+
+    def area(binned):
+        parts = [interval_of(_area, x, num_samples, noise) for x in binned]
+        # The bounds hold however the areas of classes depend on each other.
+        return _within_one(Interval(*np.average(parts, axis=0, weights=weights)))
+
+    def seen(counts):
+        return num_seen(float(counts[-1].sum()), num_samples, math.sqrt(2) * stddev)
+
+    def accuracy(counts):
+        return counts[:-1, 1].sum() / seen(counts)
+
+    if beside is None:
+        areas = counts[0, :-1].sum(axis=1) / seen(counts[0])
+        beside = np.asarray(np.log(np.maximum(areas, _LEAST_SHARE)))
+    if len(sides) == 2:
+        beside_accuracy, beside_area = bounded(accuracy, counts[1]), area(binned[1])
+    else:
+        chosen, beside_area = int(np.argmax(beside)), _COIN
+        beside_accuracy = bounded(lambda counts: counts[chosen].sum() / seen(counts))
+    name = "area under the ROC curve, of a class against the rest"
+    measures = [
+        Measure("accuracy", bounded(accuracy), beside_accuracy),
+        Measure(name, area(binned[0]), beside_area),
+    ]
+    return measures, [], beside, seen(counts[0])
+
+
+def _bins(shares: np.ndarray) -> np.ndarray:
+    return np.minimum((shares * _SCORE_BINS).astype(int), _SCORE_BINS - 1)
+
+
+def _area(counts: np.ndarray) -> float:
+    """Returns the area under the curve of counts of (label, bin), shape (2, bins)."""
+    negative, positive = counts
+    below = np.cumsum(negative) - negative / 2
+    pairs = max(positive.sum(), 1.0) * max(negative.sum(), 1.0)
+    return np.sum(positive * below) / pairs
+
+
+def _is_class(targets: np.ndarray, num_classes: int) -> np.ndarray:
+    """Returns which targets are the index of a class."""
+    return (targets >= 0) & (targets < num_classes)
+
+
+def _sides(scores: np.ndarray, beside: np.ndarray | None) -> list[np.ndarray]:
+    """Returns the scores to count; a constant's counts follow from the labels'."""
+    if beside is None or beside.shape != scores.shape:
+        return [scores]
+    return [scores, beside]
+
+
+def _within_one(interval: Interval) -> Interval:
+    return Interval(*(min(max(x, 0.0), 1.0) for x in interval))

@@ -1,9 +1,14 @@
 """The numbers of a model in NumPy: it is loaded, and predicts, without JAX."""
 
 import math
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
+
+from dpjax import _validate
+from dpjax.tables.columns._kinds import Categorical, Numeric
 
 if TYPE_CHECKING:
     from dpjax.accounting import PrivacyGuarantee
@@ -16,19 +21,12 @@ FAR = 700.0  # log odds, whose exponential is within the range of float64
 
 
 class Terms(NamedTuple):
-    """The terms of a model's score, one for each feature.
+    """The terms of a model's score, one for each feature."""
 
-    Attributes:
-        slopes: shape (d,), the last of them the intercept.
-        heights: shape (k, m), of k curves at m knots; (0, 0) in a linear model.
-        knots: m numbers, ascending, in scales from the center.
-        smooth: the indices of the k features that have a curve.
-    """
-
-    slopes: np.ndarray
-    heights: np.ndarray
-    knots: tuple[float, ...] = ()
-    smooth: tuple[int, ...] = ()
+    slopes: np.ndarray  # (d,), the last of them the intercept
+    heights: np.ndarray  # (k, m), of k curves at m knots; (0, 0) in a linear model
+    knots: tuple[float, ...] = ()  # m numbers, ascending, in scales from the center
+    smooth: tuple[int, ...] = ()  # the indices of the k features that have a curve
 
     @classmethod
     def of(cls, params: "np.ndarray | Curves") -> "Terms":
@@ -60,7 +58,7 @@ class Terms(NamedTuple):
         return values + np.interp(grid, self.knots, heights)
 
     def made(self) -> "Curves":
-        """Returns a pytree of JAX."""
+        """Returns curves, which need JAX."""
         from dpjax.solvers import Curves
 
         slopes, heights = cast(Any, self.slopes), cast(Any, self.heights)
@@ -93,3 +91,46 @@ class Statement(NamedTuple):
 
         of_file = self._replace(relation=NeighboringRelation[self.relation])._asdict()
         return PrivacyGuarantee(**of_file, dp_event=UnsupportedDpEvent())
+
+
+def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
+    """Returns the indices of the features that may have a curve.
+
+    These are numeric features whose limit is above one scale; flags stay linear.
+
+    Example:
+        >>> bending_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
+        [2]
+    """
+    kinds = [kind for key, kind in columns.items() for _ in kind.names(key)]
+    return [index for index, kind in enumerate(kinds) if kind.limit > 1]
+
+
+def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
+    """Requires curves of numeric features, each with a height for each knot."""
+    smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
+    index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
+    intercept = getattr(curves, "intercept", index)
+    is_ascending = all(-math.inf < a < b < math.inf for a, b in pairwise(knots))
+    is_each = set(smooth) <= set(numbers) and len(set(smooth)) == len(smooth) > 0
+    is_height = heights.shape == shape and heights.dtype.kind == "f"
+    for is_fine, value, rule in (
+        (is_each, smooth, f"curves of different features among {numbers}"),
+        (is_ascending and len(knots) > 1, knots, "of two or more knots, ascending"),
+        (is_height, heights.shape, f"heights of shape {shape}, curves by knots"),
+        (intercept == index, intercept, f"of the intercept {index}"),
+    ):
+        _validate.require(is_fine, "params", value, rule)
+
+
+def check_errors(size: int, errors: Any, correlations: Any) -> None:
+    """Requires positive standard errors of so many weights, and their correlations."""
+    errors, pairs = np.asarray(errors), np.asarray(correlations)
+    is_pairs = pairs.shape == 2 * (size,) and pairs.dtype.kind == "f"
+    is_pairs = is_pairs and bool(np.all(np.isfinite(pairs)))
+    is_errors = errors.shape == (size,) and errors.dtype.kind == "f"
+    rule = f"positive numbers of shape ({size},)"
+    is_fine = is_errors and bool(np.all(errors > 0))
+    _validate.require(is_fine, "standard_errors", errors, rule)
+    rule = f"of {size}^2 finite numbers"
+    _validate.require(is_pairs, "correlations", correlations, rule)

@@ -77,10 +77,8 @@ def test_tiny_tables_give_finite_predictions(estimator, n):
     rows = np.stack([rng.lognormal(10, 2, n), rng.normal(2010, 5, n)], axis=1)
     for seed in range(3):
         model = estimator(random_state=seed).fit(rows, rng.integers(0, 2, n))
-        if is_classifier(model):
-            assert np.isfinite(model.predict_proba(rows)).all()
-        else:
-            assert np.isfinite(model.predict(rows)).all()
+        numbers = model.predict_proba if is_classifier(model) else model.predict
+        assert np.isfinite(numbers(rows)).all()
 
 
 @pytest.mark.parametrize(

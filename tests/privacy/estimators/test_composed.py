@@ -24,9 +24,7 @@ SCALED = {
 def check_moves(mean, rows, others, least):
     """Checks how far one of N equal rows moves a mean that is replaced, and removed.
 
-    At most as far as stated, and in the l2 norm at least so much of it.
-
-    least: by relation, that of a replacement first.
+    At most as far as stated, and in the l2 norm at least so much of it, by relation.
     """
 
     @jax.jit
@@ -58,8 +56,7 @@ def check_moves(mean, rows, others, least):
 def test_no_neighbor_moves_groups_beyond_the_sensitivity(name):
     # All groups of the replaced record turn round at once, and by wild values.
     rng = np.random.default_rng(1)
-    directions = 1e15 * rng.normal(size=(60, 5))
-    rows = [directions, rng.choice(WILD, (60, 5)), 2 * np.eye(5)]
+    rows = [1e15 * rng.normal(size=(60, 5)), rng.choice(WILD, (60, 5)), 2 * np.eye(5)]
     rows = np.concatenate(rows).astype(np.float32)
     others = np.where(np.arange(len(rows))[:, None] < 90, -rows, rng.permutation(rows))
     check_moves((GROUPED | SAME_BOUND)[name], rows, others, [0.99, 0.99])
@@ -76,9 +73,8 @@ def test_no_neighbor_moves_ratios_beyond_the_sensitivity(name):
     if name == "truncation":
         rows[:40] *= 1.5 / 0.7 * (1 - 1e-6)
     others = np.where(np.arange(len(rows))[:, None] < 90, -rows, rng.permutation(rows))
-    check_moves(
-        estimators.Scaled(SCALED[name], scales).measured, rows, others, [0.97, 0.97]
-    )
+    measured = estimators.Scaled(SCALED[name], scales).measured
+    check_moves(measured, rows, others, [0.97, 0.97])
 
 
 @pytest.mark.parametrize("name", INNER)

@@ -116,9 +116,8 @@ def attack(estimator, n, d):
 
     def largest(gaps):
         gaps = np.concatenate(gaps)
-        return Sensitivity(
-            gaps.sum(axis=1).max(), np.sqrt((gaps**2).sum(axis=1)).max(), gaps.max()
-        )
+        l1, l2 = gaps.sum(axis=1), np.sqrt((gaps**2).sum(axis=1))
+        return Sensitivity(l1.max(), l2.max(), gaps.max())
 
     return largest(replaced), largest(removed)
 
@@ -182,17 +181,16 @@ def test_noise_pays_a_thousandth_for_rounding(relation):
     n, estimator = 10**6, Winsorization(1.0)
     bound = estimator.sensitivity(n, 1, relation, rounded=False).l2
     means = [jax.jit(estimator.unrounded), jax.jit(estimator)]
-    found = []
+    moves = []
     for rest in np.linspace(0, 1, 9):  # near ties between floats
         x = np.full(n, 0.75, np.float32)
-        x[0] = rest
+        x[0], x[-1] = rest, 1
         y = x.copy()
-        x[-1], y[-1] = 1, 1 - moved
-        both = [
-            [sum(map(np.float64, jax.tree.leaves(m(z)))) for z in (x, y)] for m in means
-        ]
-        found.append(np.abs(np.subtract(*np.transpose(both))))
-    exact, rounded = np.transpose(found)
+        y[-1] = 1 - moved
+        trees = [[jax.tree.leaves(mean(z)) for z in (x, y)] for mean in means]
+        pairs = [[sum(map(np.float64, z)) for z in pair] for pair in trees]
+        moves.append(np.abs(np.subtract(*np.transpose(pairs))))
+    exact, rounded = np.transpose(moves)
     assert 0.999 * moved / n <= exact.min() <= exact.max() <= bound < rounded.max()
 
 

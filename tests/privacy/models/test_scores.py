@@ -11,7 +11,7 @@ import pytest
 from dpjax import losses
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.models import private_scores
-from dpjax.tables.models import _label_scores, _noisy_counts, _scores
+from dpjax.tables.models import _noisy_counts, _scores
 
 ODD = [0.0, 1e4, 1e38, -1e38, math.nan, math.inf, 3.0]
 CLASSES = (0, 1, 2, -1, 7, math.nan)
@@ -50,8 +50,7 @@ def sums(monkeypatch):
 
     monkeypatch.setattr(_noisy_counts.Release, "__call__", record)
     interval = _noisy_counts.Interval(1.0, 1.0, 1.0)
-    for module in (_scores, _label_scores):
-        monkeypatch.setattr(module, "interval_of", lambda *_: interval)
+    monkeypatch.setattr(_scores, "interval_of", lambda *_: interval)
     return seen
 
 

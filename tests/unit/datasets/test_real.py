@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dpjax import datasets
-from dpjax.datasets import _adult, _files, _rand_hie
+from dpjax.datasets import _adult, _rand_hie
+from dpjax.datasets._dataset import bundled, read_columns
 
 SIZES = {"adult": (32_561, 16_281, 105), "rand_hie": (16_190, 4_000, 29)}
 loaded = functools.cache(datasets.load)  # for tests that change nothing
@@ -47,34 +48,28 @@ def test_adult_first_record():
 
 
 def test_adult_lists_every_category_of_its_files():
-    columns = _files.read_columns(_files.bundled("adult.data.gz"), _adult._FILE_COLUMNS)
+    columns = read_columns(bundled("adult.data.gz"), _adult._FILE_COLUMNS)
     for name, kind in _adult.SCHEMA.items():
         if isinstance(kind, datasets.Categorical):
             assert set(columns[name]) - {"?"} <= set(kind.categories)
 
 
-def test_rand_hie_keeps_outcomes_out_of_its_features():
+def test_rand_hie_targets_are_hundreds_of_dollars_and_no_outcome_is_a_feature():
     outcomes = {
         *("outpdol", "drugdol", "suppdol", "mentdol", "inpdol", "meddol", "totadm"),
         *("inpmis", "mentvis", "mdvis", "notmdvis", "lnmeddol", "binexp"),
     }
     assert not outcomes & set(_rand_hie.SCHEMA)
-
-
-def test_rand_hie_targets_are_hundreds_of_dollars():
     data = loaded("rand_hie")
     targets = np.concatenate([data.targets, data.test_targets])
     assert targets.max() == pytest.approx(391.8202)
     assert targets.mean() == pytest.approx(1.7156790, rel=1e-5)
-
-
-def test_the_name_of_no_data_set_is_refused():
     with pytest.raises(ValueError, match="name must be one of adult, rand_hie"):
         datasets.load("iris")
 
 
 def test_short_and_long_rows_are_read():
-    columns = _files.read_columns(b'a,b\n1, "x,y"\n\n2\n3,z,extra\n')
+    columns = read_columns(b'a,b\n1, "x,y"\n\n2\n3,z,extra\n')
     assert columns["a"].tolist() == ["1", "2", "3"]
     assert columns["b"].tolist() == ["x,y", "", "z"]
-    assert _files.read_columns(b"a,b\n")["b"].shape == (0,)
+    assert read_columns(b"a,b\n")["b"].shape == (0,)

@@ -71,9 +71,7 @@ def test_definition_and_clamp(key):
     # A permutation changes nothing.
     shuffled = jax.random.permutation(jax.random.key(1), samples)
     np.testing.assert_array_equal(TrimmedMean(0.1, -100.0, 100.0)(shuffled), wide)
-
-
-def test_wild_samples_count_as_far_away_or_zero():
+    # Wild samples count as far away, or as zero.
     estimator = TrimmedMean(0.2, -10.0, 10.0)
     wild = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 3.0, 1.0])
     assert estimator(wild) == pytest.approx(4 / 3)

@@ -4,7 +4,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 from jax import lax
 
@@ -112,38 +111,6 @@ def test_models_of_a_family(search):
 def dense_model(num_rows):
     """Two dense layers and a table, all of them factored; a bias."""
     return model(([], ["dense", "bias", "relu", "dense"], True, 5), num_rows)
-
-
-@pytest.mark.parametrize(
-    ("estimator", "microbatch_size"),
-    [(Clipping(0.5), 7), (Winsorization(0.02), 40)],
-    ids=str,
-)
-def test_masks_and_microbatches(estimator, microbatch_size, plan):
-    loss_fn, params, batch = dense_model(40)
-    mask = jnp.arange(40) % 3 == 1
-
-    def with_aux(params, example):
-        return loss_fn(params, example), example[1][0]
-
-    def written_out(params, batch):
-        grads = dpjax.per_sample_grad(loss_fn)(params, batch)
-        losses = jax.vmap(loss_fn, (None, 0))(params, batch)
-        return estimator(grads, mask, normalize_by=30), losses
-
-    def masked(params, batch):
-        options = {"normalize_by": 30, "has_aux": True, "return_values": True}
-        options["microbatch_size"] = microbatch_size
-        return dpjax.robust_grad(with_aux, estimator, **options)(params, batch, mask)
-
-    expected, losses = jax.jit(written_out, compiler_options=FAST_TO_COMPILE)(
-        params, batch
-    )
-    mean, (values, aux) = jax.jit(masked)(params, batch)
-    atol = 1e-5 * float(estimator.limit)
-    chex.assert_trees_all_close(mean, expected, rtol=0, atol=atol)
-    np.testing.assert_allclose(values, losses, rtol=1e-5)
-    np.testing.assert_array_equal(aux, batch[1][:, 0])
 
 
 def test_blocks_of_a_large_slab():

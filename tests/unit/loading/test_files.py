@@ -26,18 +26,17 @@ def is_missing(name):
     return np.arange(N) % (4 + len(name)) == 1
 
 
-def arrow_column(name, values, with_missing):
-    mask = is_missing(name) if with_missing else np.zeros(N, bool)
-    if values.ndim == 1:
-        return pa.array(values, mask=mask)
-    flat = pa.array(values.reshape(-1))
-    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1], mask=pa.array(mask))
-
-
 def write_parquet(folder, with_missing):
     """Two files, the row groups of which are of several sizes."""
-    columns = {k: arrow_column(k, v, with_missing) for k, v in COLUMNS.items()}
-    table = pa.table(columns | {"name": pa.array(["x"] * N)})
+    columns = {"name": pa.array(["x"] * N)}
+    for name, values in COLUMNS.items():
+        mask = is_missing(name) & with_missing
+        if values.ndim == 1:
+            columns[name] = pa.array(values, mask=mask)
+        else:
+            flat, mask = pa.array(values.reshape(-1)), pa.array(mask)
+            columns[name] = pa.FixedSizeListArray.from_arrays(flat, 4, mask=mask)
+    table = pa.table(columns)
     paths = [folder / "0.parquet", folder / "1.parquet"]
     pq.write_table(table[:10], paths[0], row_group_size=4)
     pq.write_table(table[10:], paths[1], row_group_size=5)

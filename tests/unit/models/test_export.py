@@ -9,7 +9,7 @@ import pytest
 
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import Curves
-from dpjax.tables.columns._bounded_column import BoundedColumn
+from dpjax.tables.columns._kinds import BoundedColumn
 from dpjax.tables.models._file import model_file
 from tests.unit.cli import command
 from tests.unit.cli.command import done, refusals

@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import zipfile
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Numeric, encode
 from dpjax.models import Model
 from dpjax.solvers import Curves
-from dpjax.tables.columns._bounded_column import BoundedColumn
+from dpjax.tables.columns._kinds import BoundedColumn
 from dpjax.tables.models._file import model_file
 from tests.unit.refusals import refused
 
@@ -55,8 +56,7 @@ def test_predictions_are_in_the_units_of_the_target(tmp_path):
     frame, file, text = pl.DataFrame(TABLE), tmp_path / "t.csv", f"{tmp_path}/t.parquet"
     frame.write_csv(file)
     frame.write_parquet(text)
-    arrays = {name: np.array(cells) for name, cells in TABLE.items()}
-    for table in (TABLE, arrays, frame, file, text):
+    for table in (TABLE, frame, file, text):
         assert model().predict(table).tolist() == PRICES
     made = model(params=np.array([0.5]), columns={})  # which counts the records
     assert made.predict(TABLE).tolist() == [350.0] * 3
@@ -354,7 +354,8 @@ def curves(**changes):
 EXPOSURE = {"exposure": BoundedColumn("years", 1.0)}
 NO_EXPONENTIAL = "link must be log where there is an expo"
 test_models_that_are_refused = refused(
-    lambda changes: model(**changes),
+    lambda changes: changes() if callable(changes) else model(**changes),
+    (partial(BoundedColumn, "years", 0.0), "max must be positive"),
     ({"params": np.zeros(3)}, "params must be one number for each of 4"),
     ({"link": "probit"}, "link must be identity or logit or log"),
     ({"link": "log"}, NO_EXPONENTIAL),
@@ -376,8 +377,3 @@ test_models_that_are_refused = refused(
     ),
     (curves(intercept=None), "params must be of the intercept 3, got None"),
 )
-
-
-def test_a_bound_of_an_exposure_is_positive():
-    with pytest.raises(ValueError, match="max must be positive"):
-        BoundedColumn("years", 0.0)

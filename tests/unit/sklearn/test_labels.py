@@ -46,9 +46,6 @@ def test_labels_match_where_they_are_equal():
     assert _labels.indices(np.array([1.0, 0.0, 2.0]), classes).tolist() == [1, 0, -1]
     assert _labels.indices(np.array([True, False]), classes).tolist() == [1, 0]
     assert _labels.indices(np.array(["1", "0"]), classes).tolist() == [-1, -1]
-    for refused in ("ab", [1], [1, 1], [1.0, np.nan], [[1, 2]], 3):
-        with pytest.raises(ValueError, match="classes"):
-            _labels.declared(refused)
 
 
 def released(key, labels, noise_multiplier=5.0, log_probability=-12.0):
@@ -96,10 +93,7 @@ def test_the_type_of_released_labels_is_theirs_alone(key, one):
         bought = released(jax.random.clone(key), column)
         assert seen(bought) == seen(np.array([0, 1]))
         assert _labels.indices(column, bought).tolist().count(1) >= 500
-
-
-def test_released_labels_have_one_form(key):
-    for labels, expected in (
+    for labels, expected in (  # and a label has one form
         ([1.5] * 300 + [1] * 300, np.array([1.0, 1.5])),
         (["a\0"] * 300 + [b"b"] * 300, np.array(["a", "b"])),
         (["1"] * 300 + [1] * 300, np.array([1, "1"], object)),

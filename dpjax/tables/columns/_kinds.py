@@ -1,4 +1,4 @@
-"""Turns named columns into a feature matrix, with public constants only.
+"""The kinds of columns: what is public about each, and the features that it gives.
 
 A schema gives what is public about each column: a center and a scale, or a list of
 categories. Nothing is estimated from the data, and no value of a cell raises an error:
@@ -15,18 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpjax import _validate
-from dpjax.tables.io._texts import (
-    Texts,
-    float32_of,
-    is_missing,
-    number_of,
-    numbers_of,
-    text_of,
-    truth_of,
-)
+from dpjax.tables.io import _texts
+from dpjax.tables.io._texts import Texts
 
-_NUMBER_KINDS = "biuf"
-_TEXT_KINDS = "SUTO"
 _MOST_DIGITS = 300  # float's largest number has 309
 # Programs write a whole number as 1, 1.0, 1.0e+00 or 1e+05; 01234 and 1E5 are codes.
 _PLAIN_NUMBER = re.compile(
@@ -69,22 +60,73 @@ class Numeric:
         _validate.positive(scale=self.scale)
         _validate.above_zero(limit=self.limit)
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """The ends of the limit in units of the column, infinite where it has none."""
+        reach = self.scale * self.limit
+        low, high = self.center - reach, self.center + reach
+        return (low, high) if reach < math.inf else (-math.inf, math.inf)
+
+    def declared(self) -> dict[str, Any]:
+        """Returns the constants for JSON, without an infinite limit."""
+        known = {"center": float(self.center), "scale": float(self.scale)}
+        return known | ({"limit": float(self.limit)} if self.limit < math.inf else {})
+
     def names(self, column_name: str) -> tuple[str, ...]:
         """Names the one feature that the column gives."""
         return (column_name,)
 
     def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns which cells hold a finite number, shape (n,)."""
-        return np.asarray(np.isfinite(float32_of(column)), bool)
+        return np.asarray(np.isfinite(_texts.float32_of(column)), bool)
 
     def encode(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns the column as float32 of shape (n, 1)."""
         _require_column(column)
         with np.errstate(over="ignore", invalid="ignore"):
-            standardized = (numbers_of(column) - self.center) / self.scale
+            standardized = (_texts.numbers_of(column) - self.center) / self.scale
             feature = standardized.astype(np.float32)
         feature[~np.isfinite(feature)] = 0.0
         return np.clip(feature, -self.limit, self.limit)[:, None]
+
+
+@dataclass(frozen=True)
+class BoundedColumn:
+    """A column of amounts from zero to a public maximum: an exposure, or a weight.
+
+    Args:
+        column: its name.
+        max: the largest amount, positive, public.
+
+    Raises:
+        ValueError: If the maximum is not positive and finite.
+
+    Example:
+        >>> import numpy as np
+        >>> years = BoundedColumn("years", 2.0)
+        >>> years.shares(np.array(["1", "9", "-1", "?", ""])).tolist()
+        [0.5, 1.0, 0.0, 0.0, 0.0]
+    """
+
+    column: str
+    max: float
+    categories: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _validate.positive(max=self.max)
+
+    def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns which cells hold a finite number from zero on, shape (n,)."""
+        known = _texts.float32_of(column)
+        return np.asarray(np.isfinite(known) & (known >= 0), bool)
+
+    def shares(self, column: np.ndarray | Texts) -> np.ndarray:
+        """Returns cells (n,) divided by the maximum, float32 in [0, 1].
+
+        Larger cells count as the maximum; negative ones, and those that do not parse,
+        as zero.
+        """
+        return np.clip(Numeric(scale=self.max).encode(column)[:, 0], 0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -123,6 +165,10 @@ class Categorical:
         rule = "a list of distinct names, at least one, none blank or NaN"
         _validate.require(is_fine, "categories", self.categories, rule)
 
+    def declared(self) -> dict[str, Any]:
+        """Returns the list for JSON."""
+        return {"categories": [*map(str, self.categories)]}
+
     def names(self, column_name: str) -> tuple[str, ...]:
         """Names one feature a category."""
         return tuple(f"{column_name}={category}" for category in self.categories)
@@ -139,7 +185,7 @@ class Categorical:
             has_numbers = column.is_number
         else:
             cells, codes = column.tolist(), slice(None)
-            has_numbers = column.dtype.kind in _NUMBER_KINDS
+            has_numbers = column.dtype.kind in "biuf"
         as_key = _number_of_category if has_numbers else _category
         position = {as_key(name): index for index, name in enumerate(self.categories)}
         places = (position.get(as_key(cell), -1) for cell in cells)
@@ -180,10 +226,9 @@ def encode(
     missing = [name for name in schema if name not in columns]
     rule = f"made of columns that are there ({list(columns)})"
     _validate.require(not missing, "schema", missing, rule)
-    lengths = {name: np.shape(columns[name]) for name in schema}
-    _validate.require(
-        len(set(lengths.values())) == 1, "columns", lengths, "of one length"
-    )
+    shapes = {name: np.shape(columns[name]) for name in schema}
+    is_fine = len({*shapes.values()}) == 1
+    _validate.require(is_fine, "columns", shapes, "of one length")
     features = np.hstack([kind.encode(columns[name]) for name, kind in schema.items()])
     names = [feature for name, kind in schema.items() for feature in kind.names(name)]
     return features, tuple(names)
@@ -192,18 +237,18 @@ def encode(
 def _number_of_category(cell: Any) -> int | float | None:
     """Returns the value by which a cell of a column of numbers is compared."""
     known = _category(cell)
-    return number_of(cell) if isinstance(known, str) else known
+    return _texts.number_of(cell) if isinstance(known, str) else known
 
 
 def _category(cell: Any) -> int | float | str | None:
     """Returns the number or text by which a cell is compared; None if missing."""
-    text = text_of(cell)
-    if is_missing(text):
+    text = _texts.text_of(cell)
+    if _texts.is_missing(text):
         return None
     number = _PLAIN_NUMBER.fullmatch(text)
     if number is None or len(text) > _MOST_DIGITS:
-        truth = truth_of(text)
-        return text if truth is None else truth
+        truth = _texts.truth_of(text)
+        return truth if truth == truth else text
     if text == number[1] or number[2] is not None:
         return int(number[1])
     value = float(text)
@@ -211,8 +256,8 @@ def _category(cell: Any) -> int | float | str | None:
 
 
 def _require_column(column: Any) -> None:
-    rule = "a numpy array of shape (n,)"
     is_fine = isinstance(column, np.ndarray | Texts) and column.ndim == 1
+    rule = "a numpy array of shape (n,)"
     _validate.require(is_fine, "column", np.shape(column), rule)
-    is_fine = column.dtype.kind in _NUMBER_KINDS + _TEXT_KINDS
+    is_fine = column.dtype.kind in "biufSUTO"
     _validate.require(is_fine, "column", column.dtype, "of text or numbers")
