@@ -68,8 +68,7 @@ def dp_select(
             search that was killed continues there by the same call.
 
     Returns:
-        A `Solution` of the best run, with its candidate's index (-1: default) and
-        score.
+        A `Solution` of the best run, with its candidate (-1: the default) and score.
 
     Raises:
         ValueError: If an argument is out of its range, the search costs more than
