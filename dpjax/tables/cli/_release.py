@@ -250,10 +250,8 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
     _files.check_spared("--output", [folder / name for name in names], inputs)
     run_folder = None
     if (checkpoint := settings.checkpoint) is not None:
-        both, end = (
-            ((folder, checkpoint), (checkpoint, folder)),
-            "since it is removed in the end",
-        )
+        both = ((folder, checkpoint), (checkpoint, folder))
+        end = "since it is removed in the end"
         is_apart = not any(_files.is_within(*pair) for pair in both)
         rule = f"apart from --output {folder}, neither inside the other, {end}"
         _validate.require(is_apart, "--checkpoint", str(checkpoint), rule)
