@@ -249,16 +249,19 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
     _files.check_folder("--output", folder, names=names)
     _files.check_spared("--output", [folder / name for name in names], inputs)
     run_folder = None
-    if (kept := settings.checkpoint) is not None:
-        both, end = ((folder, kept), (kept, folder)), "since it is removed in the end"
+    if (checkpoint := settings.checkpoint) is not None:
+        both, end = (
+            ((folder, checkpoint), (checkpoint, folder)),
+            "since it is removed in the end",
+        )
         is_apart = not any(_files.is_within(*pair) for pair in both)
         rule = f"apart from --output {folder}, neither inside the other, {end}"
-        _validate.require(is_apart, "--checkpoint", str(kept), rule)
+        _validate.require(is_apart, "--checkpoint", str(checkpoint), rule)
         for option, path in inputs.items():
-            is_apart = not _files.is_within(path, kept)
+            is_apart = not _files.is_within(path, checkpoint)
             rule = f"a folder without {option} {path}, {end}"
-            _validate.require(is_apart, "--checkpoint", str(kept), rule)
-        run_folder = RunFolder(kept).checked()
+            _validate.require(is_apart, "--checkpoint", str(checkpoint), rule)
+        run_folder = RunFolder(checkpoint).checked()
     if settings.seed is not None:
         warn(
             "Warning: anyone who knows --seed can subtract the noise, and then nothing "
