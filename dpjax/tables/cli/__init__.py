@@ -1,16 +1,16 @@
-"""The `dpjax` command; `dpjax --help` tells what it does."""
+"""The `dpjax` command; `dpjax --help` lists its commands."""
 
 import ctypes
 import importlib.util
 import os
 import sys
 
-_MMAP_THRESHOLD = -3  # as malloc.h numbers it
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
 _EXTRA = ("typer", "rich", "matplotlib", "polars")
 
 
 def main() -> None:
-    """Runs the command, or tells what to install where the extra is missing."""
+    """Runs the command, or says what to install if a package is missing."""
     missing = [name for name in _EXTRA if not _is_installed(name)]
     if missing:
         print(
@@ -19,12 +19,12 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    # Polars keeps what a table took and has given back; training needs it.
+    # Polars would keep the memory of freed tables, which training needs.
     os.environ.setdefault("_RJEM_MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0")
-    # So does the C library with arrays below 32 MiB, unless this limit is fixed.
+    # The C library would keep freed arrays below 32 MiB, unless this limit is set.
     if sys.platform == "linux":
         set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-        if set_option is not None:  # musl has none
+        if set_option is not None:  # musl has no mallopt
             set_option(_MMAP_THRESHOLD, 2**20)
     from dpjax.tables.cli._app import app
 

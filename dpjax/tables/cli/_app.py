@@ -2,7 +2,7 @@
 
 A command is a class of settings and a function that takes them. The docstring of the
 class is the command's help, and its fields are the options. The function's module is
-imported when the command runs: help and wrong options do not wait for JAX.
+imported when the command runs, so help and errors about options do not wait for JAX.
 """
 
 from typing import Annotated

@@ -1,10 +1,10 @@
-"""The commands for the owner of a table: `check`, and `schema`, which proposes one.
+"""The commands for the owner of a table: `check` counts cells, `schema` proposes a schema.
 
 No guarantee covers counts of cells, because they are computed from the records. They
-are only for somebody who may read them anyway, and are written to no file. A schema is
-guessed from the names of columns, which are public, and so are the types that a Parquet
-file declares: number, text, time. The categories of its enumerations are not treated as
-public, because they usually are those that occur in the records. On request a schema
+are only for somebody who may read the records anyway, and are written to no file. A
+schema is guessed from public facts: the names of columns, and the types that a Parquet
+file declares (number, text, time). The categories of enumerations are not treated as
+public, because they usually list what occurs in the records. With --from-data a schema
 is guessed from the records too.
 """
 
@@ -57,12 +57,12 @@ from dpjax.tables.io._texts import (
 from dpjax.tables.io._untrusted import printable
 from dpjax.tables.models._terms import Link
 
-_FAR = 5.0  # scales
-_LONGEST = 30  # of a cell that is shown
-_LEAST_REFERENCE = 0.01  # of the cells
-_NEARLY_ALL = 0.9  # of the lines
+_FAR = 5.0  # scales from the center
+_LONGEST = 30  # characters of a cell that are shown
+_LEAST_REFERENCE = 0.01  # share of the cells
+_NEARLY_ALL = 0.9  # share of the lines
 _CURRENCY = r"[$€£¥]|[A-Z]{3}"
-# Negative numbers with a minus sign of typography, in brackets, or a minus at the end.
+# Negative numbers: with a typographic minus, in brackets, or with a minus at the end.
 _NEGATIVE = "[\u2212\u2013] ?(?P<a>{0})|\\( ?(?P<b>{0}) ?\\)|(?P<c>{0}) ?[-\u2212]"
 _NEGATIVE = _NEGATIVE.format(r"[\d.,' ]*\d[.,]?")
 # Formats of numbers, and the options that read them.
@@ -75,7 +75,7 @@ _FORMATS = {
     r"\d*,\d*": "--decimal ,",
     r"\d+(\.\d*)?": "",
 }
-_NEARLY_NONE = 0.01  # of the cells
+_NEARLY_NONE = 0.01  # share of the cells
 _TOO_FEW_LABELS = 0.001
 _FAR_IN_A_TEMPLATE = 0.25
 _MOST_LABELS = 10
@@ -88,13 +88,13 @@ class Cells(NamedTuple):
     Attributes:
         total: number of all cells.
         missing: number of cells without a value.
-        unread: number of cells whose value is no number, or in no category.
-        far: number of cells beyond five scales of the center, or above the maximum.
-        looks: the commonest format among unread numbers, and the option that reads it.
-        example: the commonest cell that is in no category.
+        unread: number of cells with a value that is no number, or is in no category.
+        far: number of cells over five scales from the center, or above the maximum.
+        looks: the most common format of unread numbers, and the option that reads it.
+        example: the most common cell that is in no category.
         reference: number of cells with the most common value outside the categories, if
             it is common enough to be the reference level.
-        level: the value of these cells.
+        level: the reference level.
         undecoded: number of missing cells whose bytes do not decode.
     """
 
@@ -110,11 +110,11 @@ class Cells(NamedTuple):
 
     @property
     def used(self) -> int:
-        """Number of cells that hold a number, or one of the categories."""
+        """The number of cells that hold a number, or one of the categories."""
         return self.total - self.missing - self.unread - self.reference
 
     def of_all(self, count: int) -> str:
-        """Returns "3 of 40"."""
+        """Returns a count in words, such as "3 of 40"."""
         return f"{count:,} of {self.total:,}"
 
 
@@ -282,7 +282,7 @@ def _percent(count: int, total: int) -> str:
 def count_cells(
     kind: Numeric | Categorical | BoundedColumn | None, column: Column
 ) -> Cells:
-    """Counts the cells of a column; kind None is numbers of an undeclared range."""
+    """Counts the cells of a column; kind None stands for numbers of unknown range."""
     is_used = (kind or Numeric()).is_read(column)
     unused = count_texts(column[np.flatnonzero(~is_used)])
     texts = {text: count for text, count in unused.items() if not is_mark(text)}
@@ -312,7 +312,7 @@ def count_cells(
 
 
 def count_texts(column: Column) -> Counter[str]:
-    """Counts the different texts of a column."""
+    """Counts how often a column has each text."""
     if not isinstance(column, Texts):
         return Counter(map(text_of, column.tolist()))
     texts, codes = column.distinct
@@ -345,7 +345,7 @@ def say_to_curator(texts: Iterable[str]) -> None:
 
 
 def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
-    """Yields messages about lines of a text file that may be no records as they are."""
+    """Yields messages about lines of a text file that are perhaps not one record each."""
     for name, lines in surveys(path, text_format).items():
         if lines.one_more >= _NEARLY_ALL * lines.records > 0:
             yield (
@@ -389,7 +389,7 @@ def undecoded(cells: Cells) -> str:
 
 
 def _look(text: str) -> str:
-    """Returns the options that read a number in text, or how to write it; else ""."""
+    """Returns advice on a number in an unusual format: options, or how to write it."""
     plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
     if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
         return "write 0.12 for 12%"
@@ -414,7 +414,7 @@ _MOST_CATEGORIES = 30
 
 
 class Guess(NamedTuple):
-    """A guess of what a column holds.
+    """A guess about the content of a column.
 
     Attributes:
         center: a usual number; None if it is not guessed.
@@ -438,8 +438,8 @@ _HAS_TIMES = Guess(left_out="holds times or dates")
 _IS_INDEX = Guess(left_out="is an index without a name")
 _IS_CATEGORY = Guess(categories=())
 _IS_CODE = Guess(left_out="has too many categories")
-# The usual content of columns whose names have these words. The first match counts.
-# Amounts of money have no usual size.
+# Guesses for columns with these words in their names. The first match counts. Amounts of
+# money have no usual size, so there is no guess for them.
 _WORDS: dict[str, Guess] = {
     "id ids uuid guid key index name surname firstname lastname email mail phone "
     "telephone ssn address street iban account": _NAMES_A_RECORD,
@@ -473,7 +473,7 @@ _YES = ("yes", "true", "1", "y", "t")
 
 
 def guess_names(path: Path, names: Sequence[str]) -> dict[str, Guess]:
-    """Guesses from the names, and from the types that a Parquet file declares."""
+    """Guesses contents from names, and from the types that a Parquet file declares."""
     guesses = {name: guess_name(name) for name in names}
     for name, kind in declared_kinds(path).items():
         guess = guesses[name]
@@ -505,13 +505,13 @@ def guess_cells(column: Column) -> Guess:
     texts = {t: count for t, count in count_texts(column).items() if not is_mark(t)}
     if len(known) >= 0.9 * sum(texts.values()) > 0 and len(texts) > 2:
         low, middle, high = np.quantile(known, (1 / 6, 1 / 2, 5 / 6)).tolist()
-        # Half of the middle two thirds: a standard deviation, of normal numbers.
+        # Of normal numbers, the middle two thirds span about two standard deviations.
         amounts = known[known > 0]
         size = _rounded(float(np.median(amounts))) if len(amounts) else None
         return Guess(_rounded(middle), _rounded((high - low) / 2) or 1.0, size=size)
     if 0 < len(texts) <= _MOST_CATEGORIES:
         # One of two categories is the reference level, which the intercept represents:
-        # only the other one needs a weight.
+        # only the other category needs a weight.
         named = sorted(texts, key=lambda text: (text.lower() in _YES, text))
         return Guess(categories=tuple(named[-1:] if len(named) == 2 else named))
     return Guess(left_out="has no value" if not texts else "has too many categories")
@@ -530,7 +530,7 @@ def schema_text(
     link: Link | None = None,
     is_quoted: bool = False,
 ) -> str:
-    """Returns the text of a schema to correct, of all columns but the target."""
+    """Returns the text of a schema, which the user is to correct."""
     sections, has_exposure = [], False
     for name, guess in guesses.items():
         title, column = f"[columns.{toml_key(name)}]", f"column = {toml_text(name)}"
@@ -587,7 +587,7 @@ def _entry(guess: Guess) -> str:
 
 
 def propose(settings: SchemaSettings) -> None:
-    """Prints or writes a schema to correct."""
+    """Prints or writes a schema, which the user is to correct."""
     path, target, output = Path(settings.source), settings.target, settings.output
     text_format, how = settings.text_format, "the names alone"
     if output is not None:
@@ -603,7 +603,7 @@ def propose(settings: SchemaSettings) -> None:
     check_target(target, names)
     guesses = guess_names(path, names)
     if settings.from_data:
-        # A name says that these are times; numbers are measured all the same.
+        # Names suggest times, but may be wrong: cells that are numbers count.
         times = {name for name, guess in guesses.items() if guess == _HAS_TIMES}
         times -= set(declared_kinds(path))
         read = [

@@ -58,7 +58,7 @@ def evaluation_privacy(
 ) -> PrivacyGuarantee:
     """Returns the guarantee of an evaluation at the budget of the training.
 
-    It uses one record of a unit, so that a unit costs what a record does.
+    The evaluation uses one record of each unit, so a unit costs as much as a record.
     """
     budget = training.epsilon, training.delta
     releases = Sampling(num_steps=2)
@@ -79,10 +79,10 @@ def evaluate(
 ) -> Evaluation:
     """Releases private scores on the held-out records, which training must not use.
 
-    With units, neighbors differ in all records of one unit.
+    With units, neighboring data sets differ in all records of one unit.
 
     Privacy:
-        That of `evaluation_privacy`, which it is given.
+        The guarantee is `privacy`, which `evaluation_privacy` returns.
     """
     features, targets = data.test
     known = "constant" in solution.stats
@@ -91,11 +91,12 @@ def evaluate(
     predicted = np.asarray(predictions_of(solution.params, features), np.float64)
     is_end = None
     if plan.loss_fn.has_log_link:
+        # Predictions are logarithms of means; the model's range bounds them.
         low, high = np.log(MEANS)
         is_end = (predicted <= low) | (predicted >= high)
         predicted = np.clip(predicted, low, high)
     if data.test_exposures is not None:
-        # Without exposure a record was not observed: it has no weight, as in training.
+        # A record without exposure was not observed: no weight, as in training.
         is_seen = data.test_exposures > 0
         offsets = np.log(np.where(is_seen, data.test_exposures, 1.0).astype(float))
         predicted, constant = predicted + offsets, constant + offsets

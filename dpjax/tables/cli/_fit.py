@@ -1,4 +1,4 @@
-"""Models of a file or a public set: planned from public facts alone, and fitted."""
+"""Plans models from public facts alone, and fits them to a file or a public set."""
 
 import dataclasses
 import functools
@@ -36,9 +36,9 @@ from dpjax.tables.cli._settings import (
 from dpjax.tables.cli._terminal import OnStep
 from dpjax.tables.models._terms import bending_features
 
-_TWEEDIE = 1.5  # by default, halfway between counts and amounts
-# Solvers take no infinite epsilon; at this one all noise is below every other error,
-# that of releases with a thousandth of the budget too.
+_TWEEDIE = 1.5  # the default, halfway between counts (1) and amounts (2)
+# Solvers take no infinite epsilon. At this one, the noise is below every other error,
+# even in releases with a thousandth of the budget.
 NO_PRIVACY = 1e12
 
 
@@ -56,8 +56,8 @@ class Plan:
     Attributes:
         loss: name of the loss.
         power: of the Tweedie loss; None for its default.
-        budget: privacy of the training, for a record.
-        arguments: of the solver; with `smooth` among them, the model is additive.
+        budget: privacy budget of the training, for one record.
+        arguments: arguments of the solver; the model is additive if one is `smooth`.
     """
 
     loss: LossName
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def loss_fn(self) -> LinearLoss:
-        """The loss, of targets in units of their scale."""
+        """The loss function, for targets in units of their scale."""
         return (
             _losses()[self.loss] if self.power is None else losses.log_link(self.power)
         )
@@ -91,9 +91,9 @@ def _losses() -> dict[LossName, LinearLoss]:
 
 
 def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
-    """Returns the plan, with defaults that depend on public sizes alone.
+    """Returns the plan of a training, with defaults that depend on public sizes alone.
 
-    Only the task, the name, the schema and the shapes of the data are used.
+    Only the task, the name, the schema and the shapes of `data` are used.
     """
     is_classification = data.task == "classification"
     loss = settings.find_loss(is_classification=is_classification)
@@ -112,6 +112,7 @@ def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
         arguments["max_features"] = settings.max_features
     plan = Plan(loss=loss, power=settings.power, budget=budget, arguments=arguments)
     if settings.may_bend:
+        # The columns have curves if the sizes and the budget allow knots.
         bending = list(bending_features(data.schema))
         multiplier = noise_multiplier(*budget, Sampling(num_steps=1))
         sizes = num_samples, num_features, len(bending)
@@ -124,8 +125,8 @@ class Score(NamedTuple):
     """Scores of a method on the test records, without any privacy.
 
     Attributes:
-        method: its name.
-        privacy: its guarantee, for the training records.
+        method: name of the method.
+        privacy: guarantee of the method, for the training records.
         risk: mean loss.
         score: accuracy for classification, else mean absolute error.
     """
@@ -169,7 +170,7 @@ def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solut
 
 
 def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
-    """Returns the training features and targets, and weights and exposures or None."""
+    """Returns training features and targets, and weights and exposures or None."""
     return *data.train, data.weights, data.exposures
 
 
@@ -192,7 +193,7 @@ def train_private(
 ) -> Solution:
     """Runs the planned private method on the training records.
 
-    With a run_folder, states are saved there, and the run resumes from them.
+    With a `run_folder`, states are saved there, and the run resumes from them.
     """
     name, num_shown = plan.method, 0
 
@@ -205,10 +206,10 @@ def train_private(
     on_step(name, 0, None)
     checkpoint = run_folder and Checkpoint(run_folder.states, 10)
     execution = Execution(callback=watch, checkpoint=checkpoint)
-    # As arrays of NumPy: a copy for the device is the solver's, which can free it.
+    # Rows are NumPy arrays: the solver then owns the device's copy, and can free it.
     solution = fit(plan, rows_of(data), key=key, execution=execution)
     jax.block_until_ready(solution.params)
-    jax.effects_barrier()  # every call of watch has returned
+    jax.effects_barrier()  # waits for all calls of watch
     num_steps = int(solution.stats.get("num_steps", 1))
     on_step(name, num_steps, num_steps)
     return solution
@@ -217,10 +218,10 @@ def train_private(
 def compare(
     plan: Plan, data: Dataset, private: Solution, *, key: Key, on_step: OnStep
 ) -> list[Score]:
-    """Scores the private model of public records, after what it is compared to.
+    """Scores models of a public data set, with the private model last.
 
-    That is the best constant and the linear model, both without privacy, and with the
-    guarantee of the private model the linear one, unless that is the model itself.
+    It is compared with the best constant and the linear model, both without privacy;
+    and, if the plan has arguments, with the linear model at the plan's budget.
     """
     linear = dataclasses.replace(plan, arguments={})
     exact = dataclasses.replace(linear, budget=Budget(NO_PRIVACY, plan.budget.delta))
@@ -257,7 +258,7 @@ def compare(
 
 
 def predictions_of(params: PyTree, features: ArrayLike) -> jax.Array:
-    """Returns the scores of a linear or an additive model, shape (n,)."""
+    """Returns predictions (n,), before the link, of a linear or an additive model."""
     if isinstance(params, Curves):
         return params.predict(features)
     return jnp.asarray(features) @ params

@@ -57,16 +57,16 @@ from dpjax.tables.cli._terminal import (
 from dpjax.tables.models._terms import bending_features
 
 _FILES = ["plan.json", "plan.md", "plan.png"]
-_NUM_DRAWS = 3  # of the noise, of which the median is shown
-_MOST_CELLS = 20_000_000  # of made records, rows by features
-_KNOTS = (-2.0, 0.0, 2.0), FINE  # of curves without privacy
-_MOST_FITS, _NEAR = 5, 0.1  # of the search for the least number of records
-# About so many records, divided by epsilon, have intervals: see `dp_linear_model`.
+_NUM_DRAWS = 3  # draws of the noise, of which the median is shown
+_MOST_CELLS = 20_000_000  # rows times features of simulated records
+_KNOTS = (-2.0, 0.0, 2.0), FINE  # knots of curves without privacy
+_MOST_FITS, _NEAR = 5, 0.1  # end the search for a number of records
+# Intervals need about this number of records / epsilon: see `dp_linear_model`.
 _WITH_INTERVALS = 5_000
-_RATES, _PRIOR = (0.001, 0.01, 0.1), 0.01  # false positives; of an attacker
-_MOST_OF = 0.9  # of the gain over the constant
+_RATES, _PRIOR = (0.001, 0.01, 0.1), 0.01  # false positive rates; an attacker's prior
+_MOST_OF = 0.9  # share of the gain over the constant
 _CURVE = np.geomspace(1e-4, 1.0, 200)
-# Colours of Okabe and Ito (2008), told apart by colour-blind readers too.
+# Colors of Okabe and Ito (2008), which color-blind readers can tell apart.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _UNITS = {
     "identity": "scales of the target",
@@ -80,14 +80,15 @@ _AMOUNTS_WITHIN = 3.0  # scales
 
 @dataclass(frozen=True)
 class Outcome:
-    """Measures how good models of simulated records are.
+    """The quality of models of simulated records at one epsilon.
 
     Attributes:
-        privacy: their guarantee; epsilon = inf without privacy.
-        loss: the mean loss on other records.
-        score: R2 there, or AUC for classes.
-        width: the median width of a coefficient's interval; inf: there is none.
-        least_rows: about how many records the requested width needs; None: unknown.
+        privacy: the models' guarantee; epsilon = inf without privacy.
+        loss: the mean loss on simulated test records.
+        score: R2 on these records, or AUC for classes.
+        width: the median width of a coefficient's interval; inf if there is none.
+        least_rows: about the number of records that the requested width needs; None if
+            it is unknown.
     """
 
     privacy: PrivacyGuarantee
@@ -97,7 +98,7 @@ class Outcome:
     least_rows: int | None = None
 
     def or_better(self, other: "Outcome") -> "Outcome":
-        """Returns the outcome with the better loss and the better score of both."""
+        """Returns an outcome with the better loss and the better score of the two."""
         loss, score = min(self.loss, other.loss), max(self.score, other.score)
         return dataclasses.replace(self, loss=loss, score=score)
 
@@ -109,14 +110,14 @@ class Outcome:
         return f"epsilon {rounded_up(self.privacy.epsilon, 4)}"
 
     def attacks(self) -> tuple[list[float], list[float]]:
-        """The largest true positive rates, and posteriors of 1 per cent."""
+        """Returns the largest true positive rates, and posteriors of a prior of 1%."""
         after = self.privacy.posterior(_PRIOR, _RATES)
         return self.privacy.tradeoff(_RATES).tolist(), after.tolist()
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """The cost of privacy: models without it and at each epsilon, and a constant."""
+    """Compares models at each epsilon with a model without privacy and a constant."""
 
     settings: ForecastSettings
     loss: LossName
@@ -133,11 +134,11 @@ class Forecast:
 
     @property
     def score(self) -> str:
-        """Names what `Outcome.score` measures."""
+        """The name of the measure in `Outcome.score`."""
         return "AUC" if self.loss == "logistic" else "R2"
 
     def tables(self) -> Iterator[list[list[str]]]:
-        """Yields tables: what privacy costs, and what an attacker can do."""
+        """Yields two tables: the cost of privacy, and what an attacker can do."""
         wanted = self.settings.width
         lines = [["model", f"{self.loss} loss", self.score, "95 % interval"]]
         lines[0] += [] if wanted is None else [f"records for {wanted:g}"]
@@ -159,7 +160,7 @@ class Forecast:
         yield lines
 
     def texts(self) -> list[str]:
-        """Returns the meaning of the numbers, and advice with reasons."""
+        """Returns paragraphs that explain the numbers and advise on epsilon."""
         asked, least, best = self.settings, self.constant.loss, self.ideal.loss
         goal = least - _MOST_OF * (least - best)
         enough = [x for x in self.outcomes if x.loss <= goal]
@@ -175,6 +176,7 @@ class Forecast:
             "delta": rounded_up(self.delta, 3),
             "share": digits(1 / asked.rows),
         }
+        # One of three paragraphs has all of its values, and is shown.
         if best >= least:
             values["no_gain"] = ""
         elif enough:
@@ -210,7 +212,7 @@ class Forecast:
 
 
 def forecast(settings: ForecastSettings) -> None:
-    """Prints what privacy would cost, and writes it to a folder."""
+    """Prints what privacy would cost, and writes it to --output if that is given."""
     folder = settings.output
     if folder is not None:
         _files.check_folder("--output", folder, names=_FILES)
@@ -239,7 +241,7 @@ def forecast(settings: ForecastSettings) -> None:
             ideal = ideal.or_better(outcomes[-1])
         on_step("Models of made records", total, total)
         if settings.width is not None:
-            # If that is more than can be made, a smaller epsilon needs even more.
+            # If too many records are needed, a smaller epsilon needs even more.
             for place in reversed(range(total - 1)):
                 on_step("Records for the width", total - 2 - place, total - 1)
                 asked = settings.epsilons[place], settings.width
@@ -262,7 +264,7 @@ def forecast(settings: ForecastSettings) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """Models of simulated records of a schema."""
+    """Fits models of records that are simulated from a schema."""
 
     settings: ForecastSettings
     schema: Schema
@@ -270,7 +272,7 @@ class _Made:
     seed: int
 
     def outcome(self, epsilon: float) -> Outcome:
-        """Returns how good models are at an epsilon."""
+        """Returns the median quality of models at an epsilon."""
         plan, data = self._plan(epsilon, self.settings.model)
         models = [self._fit(plan, data, draw) for draw in range(_NUM_DRAWS)]
         judged = [_judge(plan, data, x) for x in models]
@@ -278,10 +280,10 @@ class _Made:
         return Outcome(models[0].privacy, loss, score, self.width(epsilon))
 
     def without_privacy(self) -> tuple[Outcome, Outcome]:
-        """Returns the best of lines and of curves without noise, and the constant.
+        """Returns the best of lines and curves without noise, and the best constant.
 
-        An additive model bends only where its noise lets it see a gain. Here columns
-        bend for the sake of the loss alone.
+        A private additive model has curves only where a gain exceeds its noise. Here
+        all columns of numbers have them, and the better loss and score count.
         """
         plan, data = self._plan(NO_PRIVACY, "linear")
         nothing = PrivacyGuarantee.non_private()
@@ -299,7 +301,7 @@ class _Made:
         return ideal, constant
 
     def width(self, epsilon: float, rows: int | None = None) -> float:
-        """Returns the median width of a coefficient's interval; inf: there is none."""
+        """Returns the median width of a coefficient's interval; inf if none exists."""
         if self.loss == "tweedie":
             return math.inf
         plan, data = self._plan(epsilon, None, rows, intervals=True)
@@ -309,14 +311,14 @@ class _Made:
     def least_rows(
         self, epsilon: float, width: float, outcome: Outcome, ideal: Outcome
     ) -> int | None:
-        """Returns about how many records make an interval as narrow as requested.
+        """Returns about how many records make an interval as narrow as `width`.
 
-        A squared width is a / n for the sampling of records, which is that without
-        privacy, plus b / n^2 for the noise. So each fit says where to look next. The
-        last is within 10 per cent of what it says.
+        A squared width is modeled as a / n for the sampling of records, as without
+        privacy, plus b / n^2 for the noise. Each fit gives the next number to try,
+        until it is within 10 per cent of the last.
 
         Returns:
-            The number, of two digits, rounded up; None: more than are made here.
+            The number, rounded up to two digits; None if the search finds none.
         """
         rows, reached = self.settings.rows, outcome.width
         most = _MOST_CELLS // len(self.data(2).feature_names)
@@ -327,6 +329,7 @@ class _Made:
                 enough = min(enough, rows) if reached <= width else enough
                 a = min(sampling, reached**2 * rows)
                 b = (reached**2 * rows - a) * rows
+                # This solves a / n + b / n^2 = width^2 for n.
                 root = math.sqrt(a**2 + 4 * b * width**2)
                 guess = max(2.0, (a + root) / (2 * width**2))
                 if guess > most or abs(math.log(guess / rows)) < _NEAR:
@@ -362,7 +365,7 @@ class _Made:
 
     def _fit(self, plan: Plan, data: Dataset, draw: int = 0) -> Solution:
         rows = jax.tree.map(jnp.asarray, rows_of(data))
-        # Nothing is to be hidden.
+        # The seed may be known: simulated records need no protection.
         key = jax.random.fold_in(jax.random.key(self.seed), draw)
         return fit(plan, rows, key=key)
 
@@ -373,12 +376,12 @@ def _two_digits(number: float) -> int:
 
 
 def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
-    """Returns records that have hat functions of the columns that may bend, too."""
+    """Returns data with more features: hat functions of the columns that may bend."""
     columns = list(bending_features(data.schema))
 
     def bent(rows: np.ndarray) -> np.ndarray:
         values = jnp.asarray(rows[:, columns])
-        functions = np.asarray(hats(values, knots)[..., 1:])  # all of them add up to 1
+        functions = np.asarray(hats(values, knots)[..., 1:])  # they add up to 1
         return np.hstack([functions.reshape(len(rows), -1), rows])
 
     features, test_features = bent(data.features), bent(data.test_features)
@@ -395,7 +398,7 @@ def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float,
     targets, at = data.test_targets, jnp.asarray(predictions)
     loss = float(jnp.mean(plan.loss_fn.value(at, targets)))
     if data.task == "classification":
-        ranks = scipy.stats.rankdata(predictions)
+        ranks = scipy.stats.rankdata(predictions)  # AUC as a Mann-Whitney statistic
         above = ranks[targets > 0].mean() - ranks[targets <= 0].mean()
         return loss, float(0.5 + above / len(targets))
     errors = targets - np.asarray(plan.loss_fn.mean_of(at), np.float64)
@@ -416,14 +419,14 @@ def made_records(
 
     A column of numbers has Student's t-distribution, with the schema's center, a
     variance of scale^2, and values clipped to its limit. For amounts they are clipped
-    to three scales, because a model's means are exponentials of the columns. A column
-    of categories has each of them, or none, with equal probability. Every column has an
+    to three scales, because a model's means are exponential in the columns. A column of
+    categories takes each category, or none, with equal probability. Every column has an
     effect: tanh((x - center) / scale) for numbers, even steps for categories, with
     alternating signs. Their sum explains the share `signal` of the variance of the
     target, of its log odds (with logistic noise; McKelvey and Zavoina 1975), or of the
     logarithm of an amount. The noise is Student's in targets and lognormal in amounts.
-    The share `base_rate` of labels is positive, and with the tweedie loss of amounts.
-    Exposures are 1, and weights equal.
+    The share `base_rate` of labels is positive; with the tweedie loss, of amounts.
+    Exposures are 1, and weights are equal.
     """
     rng = np.random.default_rng(seed)
     size = num_samples + NUM_TEST
@@ -442,7 +445,7 @@ def made_records(
             added = np.tanh(features[-1][:, 0])
         else:
             number = len(kind.categories)
-            chosen = rng.integers(number + 1, size=size)  # the last is no category
+            chosen = rng.integers(number + 1, size=size)  # the last means no category
             features.append(chosen[:, None] == np.arange(number))
             added = np.r_[np.linspace(1.0, -1.0, number), 0.0][chosen]
         effect += (-1) ** place * added
@@ -492,7 +495,7 @@ def _contents(result: Forecast) -> list[bytes]:
 
 
 def _draw(result: Forecast) -> Figure:
-    """Draws the score against epsilon, and the attacks at each."""
+    """Draws the score against epsilon, and the bounds on attacks at each epsilon."""
     figure = Figure(figsize=(9.6, 4.2), dpi=200, layout="constrained")
     left, right = figure.subplots(1, 2)
     epsilons, scores = result.settings.epsilons, [x.score for x in result.outcomes]

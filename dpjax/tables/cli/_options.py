@@ -1,4 +1,4 @@
-"""Options as data: each is one field of a dataclass, with its type, help and check.
+"""Declares options as fields of a dataclass, each with its type, help and check.
 
 The help of a command and the checks before it starts are derived from these fields.
 """
@@ -19,7 +19,7 @@ from dpjax import _validate
 from dpjax.tables.cli._terminal import refusals, stage
 
 PRIVACY, DATA, METHOD, OUTPUT = "Privacy", "Data of a file", "Method", "Output"
-REQUIRED = dataclasses.MISSING  # as a default
+REQUIRED = dataclasses.MISSING  # the default of an option that must be given
 _NUMBERS = {float: "a number", int: "a whole number"}
 
 
@@ -28,10 +28,10 @@ class Option:
     """The declaration of an option, besides its name, type and default.
 
     Attributes:
-        panel: the section of the help that shows it.
-        help: its text in the help.
+        panel: the section of the help that shows the option.
+        help: the text of the option in the help.
         check: checks a value that is not None: `check(**{"--name": value})`.
-        metavar: the name of a positional argument in the help; else "".
+        metavar: the name of a positional argument in the help; "" for an option.
     """
 
     panel: str
@@ -56,7 +56,7 @@ def argument(metavar: str, help: str) -> Any:
 
 
 def flag(field: str) -> str:
-    """Returns the option of a field: "--batch-size"."""
+    """Returns the option of a field, such as "--batch-size" of `batch_size`."""
     return f"--{field.replace('_', '-')}"
 
 
@@ -72,14 +72,14 @@ class Options:
     """The options of a command; the class's docstring is the command's help."""
 
     def __post_init__(self) -> None:
-        """Checks every option by itself."""
+        """Checks each option alone."""
         for name, (_, option) in declared(type(self)).items():
             value = getattr(self, name)
             if option.check and value is not None:
                 option.check(**{flag(name): value})
 
     def require(self, name: str, is_fine: bool, rule: str) -> None:
-        """Requires a rule for an option that is given, which may depend on others."""
+        """Raises `ValueError` with `rule` if the option is given and not `is_fine`."""
         value = getattr(self, name)
         is_fine |= value is None or value is False
         shown = str(value) if isinstance(value, Path) else value
@@ -87,7 +87,7 @@ class Options:
 
 
 def required(is_fine: Callable[[Any], bool], rule: str) -> Callable[..., None]:
-    """Returns a check of an option for a rule."""
+    """Returns a check that raises `ValueError` with `rule` unless `is_fine(value)`."""
 
     def check(**values: Any) -> None:
         for name, value in values.items():
@@ -98,7 +98,7 @@ def required(is_fine: Callable[[Any], bool], rule: str) -> Callable[..., None]:
 
 check_seed = required(lambda seed: 0 <= seed < 2**32, "from 0 to 2^32 - 1")
 Generator = Literal["threefry", "chacha20"]
-# Where a key comes from, in the words of a report.
+# The source of each generator's key, as a report states it.
 FROM_SYSTEM: dict[Generator, str] = {
     "threefry": "from the operating system",
     "chacha20": "from the operating system, of 256 bits, for ChaCha20",
@@ -123,7 +123,7 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
         for name, (hint, option) in says.items()
     ]
     as_typed = {k: x.metavar or flag(k) for k, (_, x) in says.items()}
-    as_typed["table"] = as_typed.get("source", "table")  # as functions name it
+    as_typed["table"] = as_typed.get("source", "table")  # functions name it so
     module, name = place.split(".")
 
     def run(**given: Any) -> None:

@@ -24,27 +24,27 @@ from dpjax.tables.cli._sources import Table
 from dpjax.tables.columns._kinds import Numeric
 from dpjax.tables.io._texts import float32_of
 
-# A feature is clipped to so many released scales, so that few records do not make its
-# second moment large: the step sizes of most methods are for features of unit size.
+# Features are clipped to this many released scales, so that a few records do not make
+# second moments large: the step sizes of most methods are for features of unit size.
 _MOST_SCALES = 30.0
-# The features of more columns are scaled down, so that their second moments add up to
-# about this number, at which the default steps are stable for any correlation of the
-# columns: for the logistic loss, step size 1 times curvature 1/4 times 8 is 2.
+# If there are more features than this, they are scaled down: their second moments then
+# add up to about this number, and the default steps are stable for any correlation of
+# the columns. For the logistic loss, step size 1 times curvature 1/4 times 8 is 2.
 _LARGEST_SUM = 8
-_FEATURES_SHARE = 1 - 1 / 3  # of this budget, if the target is open too
+_FEATURES_SHARE = 1 - 1 / 3  # of this budget, if the target has none, too
 
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """Centers and scales that are to be released, or have been, and their cost.
+    """Centers and scales of columns, planned or released, and their cost.
 
     Attributes:
         num_samples: number of records.
-        columns: center and scale of each column, by its name, without features whose
-            scales would be noise; before the release, 0 and 1.
+        columns: center and scale of each column, by name; before the release, 0 and 1.
+            Features are left out if their scales would be noise.
         privacy: the guarantee for all of them.
-        least_seen: the number of records of about one size from which the scale of a
-            column exceeds the noise.
+        least_seen: the scale of a column exceeds the noise if this many records have
+            numbers of about one size.
         is_informative: whether `least_seen` is at most half of the records; if not,
             features are left out. Also False if the target's scale is unknown.
         noise: the noise of all releases together.
@@ -76,8 +76,8 @@ class Ranges:
 def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
     """Plans the release for the undeclared columns, from public facts alone.
 
-    If n and d show that the noise would exceed half of the records, features are left
-    out and the target gets the whole budget.
+    If the numbers of records and columns show that `least_seen` would exceed half of
+    the records, features are left out and the target gets the whole budget.
     """
     names, num_samples = table.open_columns(), table.num_samples
     rule = "left out where the schema leaves no center and scale open"
@@ -126,10 +126,9 @@ def release_ranges(
 ) -> Ranges:
     """Releases centers and scales from the training records, as planned.
 
-    `release_scales` computes them, as for the estimators of `dpjax.sklearn`. A target
-    that is not centered, as under a log link, is measured from zero. Features that may
-    have curves get scales such that most numbers are within two of them, as the knots
-    require.
+    `release_scales` computes them, as for the estimators of `dpjax.sklearn`. The scale
+    of the target is measured from zero unless `is_centered`, as with a log link. If
+    features `may_bend`, most of their numbers are within two scales, as knots require.
 
     Privacy:
         `planned.privacy` under replace-one: one Gaussian mechanism.
@@ -156,7 +155,7 @@ def release_ranges(
     if target is not None:
         if not is_centered:
             target = np.maximum(target, 0.0)
-        if shares is not None:  # targets in proportion to the largest exposure
+        if shares is not None:  # targets as of the largest exposure
             is_seen = shares > 0
             target = np.where(is_seen, target / np.where(is_seen, shares, 1), np.nan)
         standard = release_scales(
@@ -166,7 +165,7 @@ def release_ranges(
             is_centered=is_centered,
         )
         center, scale = standard.centers.item(), standard.scales.item()
-        if schema.exposure is not None:  # as a schema declares it
+        if schema.exposure is not None:  # a schema declares it for an exposure of one
             scale /= schema.exposure.max
         columns[table.target] = Numeric(center, scale)
         is_informative &= standard.is_known.item()
@@ -174,7 +173,7 @@ def release_ranges(
 
 
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
-    """Returns features of about unit size; many features without curves are smaller."""
+    """Returns kinds with features of about unit size, or less for many without curves."""
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)
     if may_bend:

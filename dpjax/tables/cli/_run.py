@@ -1,7 +1,7 @@
-"""A run on a table: planned and priced once from public facts, charged, then made.
+"""Plans a run on a table, prices it from public facts, and charges its ledger.
 
-Nothing here looks at a value of a record: a run is priced by the number of records, and
-is refused or entered into its ledger before a value of them is used.
+Nothing here looks at a value of a record: the price depends on the number of records,
+and the ledger refuses or enters the run before a value is used.
 """
 
 import dataclasses
@@ -34,18 +34,18 @@ from dpjax.tables.io._tables import column_names
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run before it begins; every entry is public.
+    """A run before it begins; every attribute is public.
 
     Attributes:
         settings: the options.
         table: the file that was read, without its cells; None for a public data set.
         asked: the budget for the file.
-        own: the budget for the records that were read: more if they are a sample.
-        budget: what a record may spend of it, of a unit or by itself, on the model or
-            the description.
-        parts: the guarantee of what is released of each part of the records that were
-            read; a record is in one of them.
-        plan: of a training; None for a description.
+        own: the budget for the records that were read; a sample may spend more.
+        budget: the part of `own` that one record (with units, one of several of a unit)
+            may spend on the model or the description.
+        parts: the guarantee of each release, by name, for the records that were read;
+            releases use disjoint parts of them.
+        plan: the plan of a training; None for a description.
         ranges: the centers and scales to release, if any.
     """
 
@@ -59,9 +59,10 @@ class Run:
     ranges: Ranges | None = None
 
     def of_file(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
-        """Returns the guarantee for the file, from that for records that were read.
+        """Returns the guarantee for the file, given one for the records that were read.
 
-        For disjoint records the largest guarantee holds for all, as without a sample.
+        The largest guarantee of releases of disjoint records holds for all of them, as
+        without a sample.
         """
         if self.table is None or self.table.sample is None:
             return privacy
@@ -70,17 +71,17 @@ class Run:
 
     @property
     def method(self) -> str:
-        """The name of what is released."""
+        """The name of the method, or of the description."""
         return "Description" if self.plan is None else self.plan.method
 
     @functools.cached_property
     def released(self) -> dict[str, PrivacyGuarantee]:
-        """The guarantee of each part for the file: what the ledger is charged."""
+        """The guarantee of each part for the file; the ledger is charged these."""
         return {name: self.of_file(part) for name, part in self.parts.items()}
 
     @functools.cached_property
     def privacy(self) -> PrivacyGuarantee:
-        """The guarantee for the file of all that is released."""
+        """The guarantee of all releases together, for the file."""
         first, *rest = self.parts.values()
         if not rest:
             return self.of_file(first)
@@ -89,7 +90,7 @@ class Run:
         joined = PrivacyGuarantee.of(
             max(part.epsilon for part in (first, *rest)),
             max(part.delta for part in (first, *rest)),
-            dp_event=ComposedDpEvent(events),  # more than in parallel, hence a bound
+            dp_event=ComposedDpEvent(events),  # more than in parallel, so a bound
             num_samples=len(self.table.is_test),
             unit=self.table.unit_words,
         )
@@ -97,7 +98,7 @@ class Run:
 
     @property
     def sample(self) -> dict[str, Any] | None:
-        """The sizes and budgets of a sample for JSON, if the records are one."""
+        """The sizes and budgets of the sample for JSON; None without a sample."""
         if self.table is None or self.table.sample is None:
             return None
         return {
@@ -122,6 +123,7 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
     _validate.require(is_fine, "--delta", None, rule)
     asked, own, budget = _budgets(settings, table)
     if (share := settings.private_ranges) is not None:
+        # The ranges take a share of the budget, and the model has the rest.
         part = Budget(share * own.epsilon, share * own.delta)
         ranges, budget = (
             plan_ranges(table, *part),
@@ -155,10 +157,7 @@ def _asked(settings: ReleaseOptions, num_samples: int) -> Budget:
 
 
 def _budgets(settings: ReleaseOptions, table: Table) -> tuple[Budget, Budget, Budget]:
-    """Returns what is asked, what the records that were read may spend, and a record.
-
-    Where neighbors differ in all records of a unit, it is a record's share of that.
-    """
+    """Returns the budgets of the file, of the records that were read, and of one."""
     sample = table.sample
     asked = _asked(settings, table.num_samples if sample is None else table.num_records)
     own = asked
@@ -168,10 +167,10 @@ def _budgets(settings: ReleaseOptions, table: Table) -> tuple[Budget, Budget, Bu
 
 
 def charge(run: Run, run_folder: RunFolder | None) -> str | None:
-    """Enters what a run releases into its --ledger, if one is given.
+    """Enters a run into its --ledger; returns the entry's id, or None without a ledger.
 
-    A run that goes on from its folder, with the same options, is there already: what
-    was entered pays for one release, which has not been.
+    A run that resumes from its folder, with the same options, has an entry already,
+    which pays for one release: that release has not been made yet.
     """
     settings, table, paid = run.settings, run.table, None
     if settings.ledger is None:

@@ -1,6 +1,6 @@
 """The options of all commands, each with the checks that need no data.
 
-Nothing here imports JAX: help, versions and wrong options wait for no command.
+Nothing here imports JAX, so that help and errors about options appear at once.
 """
 
 import math
@@ -34,18 +34,18 @@ FOR_NUMBERS = [name for name in get_args(LossName) if name != "logistic"]
 FOR_AMOUNTS: tuple[LossName, ...] = ("poisson", "gamma", "tweedie")
 AMOUNTS = "poisson, gamma or tweedie"
 _LARGEST_EPSILON = 1e4
-_RECORDS_PER_UNIT = 4  # by default; public, as the records must not choose it
+_RECORDS_PER_UNIT = 4  # the default; it must not depend on the records
 
 
 def link_of(name: LossName | None) -> "Link":
-    """Returns the link of a loss, between its predictions and the target."""
+    """Returns the link function of a loss."""
     if name in FOR_AMOUNTS:
         return "log"
     return "logit" if name == "logistic" else "identity"
 
 
 def public_name(data: str) -> str | None:
-    """Returns the name of a public data set, such as rand-hie; None for a file."""
+    """Returns the name of a public data set, such as rand_hie, or None for a file."""
     name = data.replace("-", "_")
     return name if name in PUBLIC_SETS else None
 
@@ -88,7 +88,7 @@ class TextOptions(Options):
 
     @property
     def text_format(self) -> TextFormat:
-        """Tells how the file is read."""
+        """The format in which the file is read."""
         return TextFormat(
             quoted=self.quoted or _is_quoted(getattr(self, "schema", None)),
             skip_lines=self.skip_lines or 0,
@@ -267,7 +267,7 @@ class Settings(ReleaseOptions):
 
     @property
     def may_bend(self) -> bool:
-        """Tells whether columns of numbers may have curves."""
+        """True if columns of numbers may have curves."""
         return self.model != "linear" and not self.max_features and not self.intervals
 
 
@@ -293,7 +293,7 @@ class SchemaSettings(TextOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ForecastSettings(Options):
-    """Estimates what privacy would cost from simulated records, before any real one.
+    """Estimates the cost of privacy from simulated records, before a real one is used.
 
     Shows loss and intervals at each epsilon and without privacy, and what an attacker
     could do.
@@ -384,8 +384,8 @@ class CheckSettings(TextOptions):
 class DescribeSettings(ReleaseOptions):
     """Releases counts, means, quantiles and histograms of a file's columns.
 
-    Each has an interval, in every group of --by: as a table, JSON, CSV, a page and a
-    picture. Intervals assume that the records of one --unit are independent.
+    Each statistic has an interval, in every group of --by. Writes JSON, CSV, a page and
+    pictures. Intervals assume that the records of one --unit are independent.
 
     Example: dpjax describe my.csv --schema schema.toml --epsilon 0.5 --by region
     """
@@ -409,7 +409,7 @@ class ModelOptions(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictSettings(ModelOptions, TextOptions):
-    """Predicts the target of every record of a file, in its own units.
+    """Predicts the target of every record of a file, in the units of the target.
 
     Example: dpjax predict out/model.npz new.csv --output predictions.csv
     """

@@ -1,4 +1,4 @@
-"""The terminal: progress, paths, tables, texts and error messages."""
+"""Prints progress, paths, tables, texts and error messages on the terminal."""
 
 import contextlib
 import importlib.resources
@@ -22,13 +22,13 @@ from rich.text import Text
 from dpjax import _files
 from dpjax.tables.io._untrusted import printable
 
-# The name of a run, its number of steps done, and the total if it is known.
+# Takes the name of a run, the number of steps done, and the total if it is known.
 OnStep = Callable[[str, int, int | None], None]
 _NOTHING: Mapping[str, str] = {}
 
 
 class SchemaNeeded(ValueError):
-    """The schema is missing; `template` is a schema to fill in."""
+    """Raised if no schema is given; `template` is a schema to fill in."""
 
     def __init__(self, message: str, template: str):
         super().__init__(message)
@@ -39,7 +39,7 @@ class _Terminal(Console):
     """A console that prints only visible characters, one line for each text."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        end_stage()  # its line would be broken by this text
+        end_stage()  # this text would break its line
         super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -47,7 +47,7 @@ class _Terminal(Console):
 
 
 def terminal(*, stderr: bool = False) -> Console:
-    """Returns a console that prints a text as it is, with its brackets and colons.
+    """Returns a console that prints brackets and colons as they are, not as markup.
 
     Control characters, which names in a file may contain, are escaped. Output to stderr
     is for the curator, and outside of the guarantee.
@@ -64,16 +64,13 @@ _stages: list[Progress] = []  # the stage that is shown, if any
 
 
 def stage(text: str) -> None:
-    """Shows the stage of a command and its time, until something else is printed.
-
-    It is shown only on a terminal, and then erased.
-    """
+    """Shows `text` and a clock on a terminal, until something else is printed."""
     end_stage()
     console = Console(stderr=True)
     if not console.is_terminal:
         return
     columns = SpinnerColumn(), "{task.description}", TimeElapsedColumn()
-    # One of the outputs may be a file.
+    # Standard output or error may be a file: neither is redirected.
     given: Any = {"redirect_stdout": False, "redirect_stderr": False}
     shown = Progress(*columns, console=console, transient=True, **given)
     shown.add_task(printable(text), total=None)
@@ -91,11 +88,12 @@ def end_stage() -> None:
 def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
     """Prints an error on one line, so that paths in it can be copied; exits with 2.
 
-    No error depends on the values of private records, except that of --strict.
+    No error depends on values of private records, except with --strict or --checkpoint.
     """
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
+        # An error begins with the name of an argument: the user typed an option for it.
         first, rest = (*str(error).split(" ", 1), "")[:2]
         first = as_typed.get(first, first) if rest.startswith("must ") else first
         line = f"{first} {rest}".rstrip()
@@ -109,16 +107,14 @@ def refusals(as_typed: Mapping[str, str] = _NOTHING) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bars(console: Console) -> Iterator[OnStep]:
-    """Shows a bar for each name, and yields the function that moves the bars.
-
-    A method compiles until its first step.
-    """
+    """Shows a bar for each name, and yields the function that moves the bars."""
     columns = "{task.description:30}", BarColumn(), MofNCompleteColumn()
     end_stage()
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         bars = {}
 
         def on_step(name: str, step: int, total: int | None) -> None:
+            # Until its first step, a method compiles.
             stage = name if step else f"{name} (compiling)"
             if name not in bars:
                 bars[name] = progress.add_task(stage, total=total)
@@ -129,13 +125,13 @@ def progress_bars(console: Console) -> Iterator[OnStep]:
 
 
 def show_paths(console: Console, paths: Iterable[Path]) -> None:
-    """Prints the paths of files, one a line, so that they can be copied."""
+    """Prints the paths of files, one per line, so that they can be copied."""
     for path in paths:
         console.print(f"wrote {path}", soft_wrap=True)
 
 
 def check_output(path: Path, inputs: Mapping[str, Path], suffix: str = "") -> None:
-    """Requires that --output can be written to, and is none of the files by option."""
+    """Requires that --output can be written, and is none of `inputs`, by option."""
     _files.check_file("--output", path, suffix=suffix)
     _files.check_spared("--output", [path], inputs)
 
@@ -151,7 +147,7 @@ def table_of(
     lines: Iterable[Iterable[str]],
     right: Container[str] = (),
 ) -> Table:
-    """Returns a table in which the columns with some titles are aligned right."""
+    """Returns a table with the titles `head`; columns named in `right` align right."""
     shown = Table()
     for title in head:
         side: Any = "right" if title in right else "left"
@@ -168,7 +164,7 @@ def chunks_of(name: str) -> list[str]:
 
 
 def filled(text: str, values: Mapping[str, Any]) -> str:
-    """Returns a text with its values, "" if one is not there."""
+    """Returns a text with its placeholders filled in; "" if a value is missing."""
     names = re.findall(r"{(\w+)", text)
     is_known = all(values.get(name) is not None for name in names)
     return " ".join(text.split()).format_map(values) if is_known else ""

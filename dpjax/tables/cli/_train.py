@@ -1,4 +1,4 @@
-"""`dpjax train`: reads, plans and prices once, charges, fits, writes and shows."""
+"""The `dpjax train` command: it reads, plans, charges, fits, writes and shows."""
 
 import jax
 
@@ -17,16 +17,16 @@ from dpjax.tables.cli._terminal import progress_bars, show_paths, stage, termina
 def train(settings: Settings) -> None:
     """Trains a private model, writes its files and prints what may be printed.
 
-    On a user's file the private method alone runs, and only what its guarantee covers
-    is shown and written.
+    On a user's file only the private method runs, and the command shows and writes only
+    what its guarantee covers. With --ledger the run is refused, or entered into the
+    ledger, before a value of a record is used.
 
-    A run that breaks off leaves --checkpoint as soon as there is a state to go on from.
-    It is refused with other options or records, which tells the curator of them,
-    outside the guarantee.
-
-    With --ledger a run is refused or entered before a value of a record is used.
+    A run that breaks off leaves the folder of --checkpoint if there is a state to
+    resume from. The command refuses this folder if options or records have changed; the
+    refusal is for the curator, outside the guarantee.
     """
     release = begin(settings, _outputs.NAMES)
+    # Each use has its own key, so that no noise is drawn twice.
     keys = jax.random.split(release.key, 5)
     key, baseline_key, ranges_key, test_key, sample_key = keys
     name, ranges, schema, entry = public_name(settings.source), None, None, None
@@ -46,10 +46,10 @@ def train(settings: Settings) -> None:
             ranges = release_ranges(run.ranges, table, **how)
             table = table.with_ranges(ranges.columns)
         data, schema = encode_table(table), table.schema
-        del table  # its cells take more memory than what trains
+        del table  # its cells take more memory than the features
     plan = run.plan
     assert plan is not None
-    # Standard output holds the results; progress and warnings go beside it.
+    # Standard output holds the results; progress and warnings go to stderr.
     _outputs.warn_of_weakness(ranges)
     scores = evaluation = None
     with progress_bars(terminal(stderr=True)) as on_step:
@@ -73,7 +73,7 @@ def train(settings: Settings) -> None:
 
 
 def warn_of_cells(table: Table, settings: Settings) -> None:
-    """Warns the curator of columns that can hardly be used; stops if that is asked."""
+    """Warns the curator of columns that can hardly be used; stops with --strict."""
     is_warned = warn_curator(table.schema, table.target, table.columns)
     if is_warned and settings.strict:
         nothing = "written" if settings.ledger else "spent or written"

@@ -1,8 +1,9 @@
-"""Units of privacy, such as persons: neighbors differ in all records of one unit.
+"""Units of privacy, such as persons: neighboring tables differ in one unit's records.
 
-Two tables are neighbors if they differ in the records of one name, which any others
-under the same name replace. Names are public. They are either those that occur, so
-that each is known to have a record, or those of a public list, where one may have none.
+Two tables are neighbors if they differ in the records of one name: any other records
+under the same name replace them. Names are public. They are either the names that
+occur, so that each is known to have a record, or a public list, where a name may have
+no record.
 
 The records are laid out as (units, k): k places for each name, in the order of the
 sorted names, so that the places of a name depend on no record. The first k records of
@@ -10,8 +11,8 @@ the unit are in its places. Further records are left out, and empty places are z
 all divisors are units times k, and the number of records stays private. Neighbors
 differ in up to k places of one unit, which is held out or trained on as a whole. A
 method that is private for one place is private for a unit by
-`dpjax.accounting.group_privacy`. A mean over k times as many places has k times the
-noise, as a mean of the units' means would have.
+`dpjax.accounting.group_privacy`. That costs k times the noise, but a mean has k times as
+many places: its noise is the same as for a mean of the units' means.
 """
 
 import re
@@ -37,9 +38,9 @@ class Units:
         column: the column with the names of units.
         size: k, the largest number of records of a unit that count.
         num_units: number of units; public.
-        index: index of each record's unit, shape (n,); -1 for a record of none.
-        rank: rank of each record among those of its unit, shape (n,).
-        is_listed: whether the names are those of a public list, not those that occur.
+        index: index of each record's unit, shape (n,); -1 for a record of no unit.
+        rank: rank of each record among the records of its unit, shape (n,).
+        is_listed: whether a public list has the names; else they are the names that occur.
     """
 
     column: str
@@ -51,7 +52,7 @@ class Units:
 
     @property
     def words(self) -> str:
-        """The difference between neighbors, in words."""
+        """The difference between neighboring tables, in words."""
         number = "or none" if self.is_listed else "at least one"
         return (
             f"group of records with one {self.column} by any others, {number}, with "
@@ -60,7 +61,7 @@ class Units:
 
     @property
     def public(self) -> str:
-        """Says what the guarantee does not protect."""
+        """A sentence on what is public about the units, and what is protected."""
         text = f"Which values of {self.column} have a record is public; how many "
         text += "records each has, and what they hold, is protected."
         if self.is_listed:
@@ -78,7 +79,7 @@ class Units:
         }
 
     def placed(self, rows: np.ndarray, is_chosen: np.ndarray, size: int) -> np.ndarray:
-        """Lays out the rows of some units; places without a record are zeros.
+        """Lays out the rows of chosen units, `size` places each; empty places are zeros.
 
         Returns:
             Shape (number of chosen units * size, ...).
@@ -104,14 +105,14 @@ def units_of(
         column: name of the column with the names of units.
         cells: its cells, one for each record.
         size: the largest number of records of a unit that count.
-        names: all units, as `name_of` writes them; other records belong to none. None:
-            the names that occur; records without a value are then one unit.
+        names: all units, as `name_of` writes them; other records belong to no unit.
+            None: the names that occur, with records without a value as one unit.
         order: the units that have places, in this order. None: all, sorted.
     """
     distinct, codes = named(cells)
     ordered = order or sorted(set(distinct if names is None else names))
     index_of = {name: index for index, name in enumerate(ordered)}
-    counts = [0] * (len(ordered) + 1)  # the last is of those that are no unit's
+    counts = [0] * (len(ordered) + 1)  # the last counts records of no unit
     index, rank = np.zeros((2, len(codes)), int)
     for row, code in enumerate(codes.tolist()):
         unit = index_of.get(distinct[code], -1)
@@ -121,7 +122,7 @@ def units_of(
 
 
 def check_unit(column: str | None, names: Sequence[str], used: Iterable[str]) -> None:
-    """Requires that the column of units, if given, is in the file and not used."""
+    """Requires that the column of units, if given, is in the file and has no other use."""
     rule = f"a column of {names} that is neither a feature nor the target"
     is_fine = column is None or (column in names and column not in used)
     _validate.require(is_fine, "--unit", column, rule)
@@ -140,10 +141,10 @@ def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
 
 
 def name_of(cell: Any) -> str:
-    """Returns a name in one spelling for all types of its column.
+    """Returns the name in a cell, in one spelling for all types of its column.
 
-    A column of integers becomes one of floats where a cell is missing, and that must
-    not rename the others.
+    A column of integers is read as floats if a cell is missing, which must not change
+    the names in the other cells.
     """
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
@@ -155,7 +156,7 @@ def name_of(cell: Any) -> str:
 
 
 def read_names(path: Path) -> list[str]:
-    """Returns the names of a public list, one a line."""
+    """Returns the names of a public list, one per line."""
     try:
         lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, ValueError) as why:
@@ -170,7 +171,7 @@ def read_names(path: Path) -> list[str]:
 def privacy_of_units(
     privacy: PrivacyGuarantee, units: Units | None
 ) -> PrivacyGuarantee:
-    """Returns the guarantee for units of a training with one for records."""
+    """Returns the guarantee for units, given one for records; the same without units."""
     if units is None:
         return privacy
     return group_privacy(
