@@ -1,4 +1,4 @@
-"""The commands for the owner of a table: `check` counts cells, `schema` proposes a schema.
+"""The commands for the owner of a table: `check`, and `schema`, which proposes one.
 
 No guarantee covers counts of cells, because they are computed from the records. They
 are only for somebody who may read the records anyway, and are written to no file. A
@@ -345,7 +345,7 @@ def say_to_curator(texts: Iterable[str]) -> None:
 
 
 def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
-    """Yields messages about lines of a text file that are perhaps not one record each."""
+    """Yields messages about lines of a text file that may not be one record each."""
     for name, lines in surveys(path, text_format).items():
         if lines.one_more >= _NEARLY_ALL * lines.records > 0:
             yield (
@@ -438,8 +438,8 @@ _HAS_TIMES = Guess(left_out="holds times or dates")
 _IS_INDEX = Guess(left_out="is an index without a name")
 _IS_CATEGORY = Guess(categories=())
 _IS_CODE = Guess(left_out="has too many categories")
-# Guesses for columns with these words in their names. The first match counts. Amounts of
-# money have no usual size, so there is no guess for them.
+# Guesses for columns with these words in their names. The first match counts. Amounts
+# of money have no usual size, so there is no guess for them.
 _WORDS: dict[str, Guess] = {
     "id ids uuid guid key index name surname firstname lastname email mail phone "
     "telephone ssn address street iban account": _NAMES_A_RECORD,

@@ -89,7 +89,7 @@ def describe(settings: DescribeSettings) -> None:
 
 
 def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]:
-    """Reads the columns of the schema in one pass, or of a sample by a key."""
+    """Reads the columns of the schema in one pass; `key` draws a sample."""
     source, text_format = Path(settings.source), settings.text_format
     declared, _ = declared_columns(
         source,
@@ -97,6 +97,7 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
         target=settings.target,
         text_format=text_format,
     )
+    # Exposures and weights are described as numbers from zero to their maximum.
     kinds: dict[str, Kind] = {
         name: Numeric(kind.max / 2, kind.max / 2, limit=1.0)
         if isinstance(kind, BoundedColumn)
@@ -121,7 +122,7 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
 def _contents(
     description: Description, content: dict, *, is_dark: bool
 ) -> dict[str, bytes]:
-    """Returns the files, by their names."""
+    """Returns the contents of the files by name."""
     figure, png = description.plot(is_dark=is_dark), io.BytesIO()
     figure.savefig(png, format="png")
     own = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

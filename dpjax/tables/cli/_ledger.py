@@ -1,8 +1,8 @@
-"""The ledger of a table: what all runs on it may spend, and what each has spent.
+"""The ledger of a table: the limit for all runs on it, and the price of each run.
 
 A ledger is a TOML file that people can read. Every run is entered before it releases
 anything of its records, so that a run which is killed counts too. A run is refused if
-it does not fit within the limit, or if its table is not that of the first run.
+it does not fit within the limit, or if its table is not the first run's table.
 `dpjax.accounting.PrivacyFilter` does the accounting.
 
 A ledger has dates without times, because the duration of a search reveals its number of
@@ -44,9 +44,9 @@ class Source:
     """Public facts that identify a table.
 
     Attributes:
-        name: name of its file.
-        num_records: number of its records, or of values of the ledger's unit.
-        columns: names of its columns.
+        name: name of the file.
+        num_records: number of records, or of values of the ledger's unit.
+        columns: names of the columns.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Entry:
-    """Records what a run has spent.
+    """A run and what it has spent.
 
     Attributes:
         id: random identifier of the run.
@@ -78,7 +78,7 @@ class Ledger:
     """A limit, and the runs so far.
 
     Attributes:
-        limit: the filter for all runs, before any of them.
+        limit: the filter before any run has spent.
         unit: the column whose values are protected, each with all its records; None:
             single records are protected.
         source: the table of the first run; None before it.
@@ -92,7 +92,7 @@ class Ledger:
 
     @property
     def filter(self) -> PrivacyFilter:
-        """The filter after all runs."""
+        """The filter after all runs have spent."""
         spent = tuple(entry.price for entry in self.entries)
         return dataclasses.replace(self.limit, spent=spent)
 
@@ -125,7 +125,7 @@ def _listed(texts: Iterable[str]) -> str:
 
 
 def open_new(settings: OpenLedgerSettings) -> None:
-    """Writes a ledger without runs, unless a file exists there."""
+    """Writes a ledger without runs; refuses a path that exists."""
     path, new = settings.path, PrivacyFilter(settings.epsilon, settings.delta)
     _files.check_file("LEDGER", path, suffix=".toml")
     with _files.locked(path):  # another process may have written one
@@ -135,7 +135,7 @@ def open_new(settings: OpenLedgerSettings) -> None:
 
 
 def show(settings: ShowLedgerSettings) -> None:
-    """Shows what is spent and what is left."""
+    """Prints the limit, the runs, and what is left."""
     console, read = terminal(), read_ledger(settings.path)
     limit = read.limit
     console.print(
@@ -192,7 +192,8 @@ def _said_spent(read: Ledger) -> str:
 def _one_run(
     filled: PrivacyFilter, divergence: float, rounded: Callable[[float, int], str]
 ) -> str:
-    """Returns the Gaussian run that has a Renyi divergence, in words."""
+    """Describes the Gaussian run that has a Renyi divergence, in words."""
+    # Gaussian noise has the divergence order / (2 multiplier^2).
     multiplier = math.sqrt((filled.order or 2) / (2 * max(divergence, 1e-300)))
     epsilon = gaussian_epsilon(multiplier, filled.delta, sensitivity=1.0)
     return (
@@ -202,7 +203,7 @@ def _one_run(
 
 
 def read_ledger(path: Path) -> Ledger:
-    """Reads a ledger."""
+    """Reads a ledger from its file."""
     rule = "a file; dpjax ledger open FILE --epsilon E --delta D writes one"
     _validate.require(path.is_file(), "--ledger", str(path), rule)
     try:
@@ -277,10 +278,10 @@ def charge(
 ) -> Entry:
     """Adds a run to a ledger, before it releases anything; waits for other runs.
 
-    Its parts are released from disjoint parts of the records. A run that is resumed may
-    be in the ledger as `paid`, and does not spend twice. The ledger stays unchanged if
-    the run does not fit within the limit, is of another table or unit, or is in it at
-    another price.
+    The `parts` are released from disjoint parts of the records. A resumed run may be in
+    the ledger as `paid`, and does not spend twice. A run is refused, and the ledger
+    stays unchanged, if the run does not fit within the limit, has another table or
+    unit, or is in the ledger at another price.
     """
     path = path.resolve()  # a symbolic link to the ledger is kept
     with _files.locked(path):

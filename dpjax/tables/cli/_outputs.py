@@ -1,4 +1,4 @@
-"""A training's files, model.npz and report.json, and what the terminal shows of it."""
+"""Writes a training's files, model.npz and report.json, and prints its results."""
 
 import dataclasses
 import json
@@ -34,16 +34,16 @@ NAMES = MODEL, REPORT = "model.npz", "report.json"
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A run that has been made: all its numbers are released, or of public sets.
+    """A finished training: its numbers are released, or come from public data sets.
 
     Attributes:
         run: the run as it was planned, and its guarantee.
-        data: its records, of which only names and sizes are shown.
+        data: the records; only the names of columns and the sizes are shown.
         solution: the private model.
-        schema: how the columns of a file are encoded, with released ranges.
+        schema: the schema of a file, with released ranges.
         ranges: the released centers and scales, if any.
         evaluation: the private scores, if any.
-        scores: of all methods on public records; none if the records are private.
+        scores: scores of all methods on public records; None for private records.
         entry: the run's entry in the ledger, if there is one.
     """
 
@@ -111,7 +111,7 @@ class Trained:
         return content | {name: x for name, x in more.items() if x is not None}
 
     def model(self) -> Model:
-        """Returns the model with the units of its table.
+        """Returns the model in the units of its table.
 
         A target of a public data set stays in the unit that the set states.
         """
@@ -145,9 +145,9 @@ class Trained:
 
 
 def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
-    """Returns the files of a run, by name; the model is the last to appear.
+    """Returns the contents of a run's files by name; the model is written last.
 
-    The report has the coefficients with their intervals, if there are some.
+    The report lists coefficients with their intervals, if the model has intervals.
     """
     if model.standard_errors is not None:
         table = model.summary()
@@ -173,7 +173,7 @@ def _statement(privacy: PrivacyGuarantee) -> dict[str, Any]:
 
 
 def _plain(entry: Any) -> Any:
-    """Returns arguments or numbers for JSON; None was left to the solver."""
+    """Returns arguments or numbers for JSON; None means that the solver decides."""
     if isinstance(entry, Mapping):
         return {name: _plain(x) for name, x in entry.items()}
     if hasattr(entry, "shape"):
@@ -252,7 +252,7 @@ def show(console: Console, trained: Trained) -> None:
 
 
 def show_units_and_sample(console: Console, run: Run) -> None:
-    """Prints what is public of units, and the sizes and budgets of a sample."""
+    """Prints what is public about units, and the sizes and budgets of a sample."""
     if run.table is not None and run.table.units is not None:
         console.print(run.table.units.public)
     if (sample := run.sample) is not None:
@@ -301,7 +301,7 @@ def _bounds(interval: Interval) -> str:
 
 
 def _steps_of(values: Mapping[str, Any]) -> str:
-    """Returns the hyperparameters of the run in words."""
+    """Describes the numbers of steps, curves, knots and features in words."""
     words = {
         "num_steps": "{:d} steps",
         "num_curves": "{:d} curves",

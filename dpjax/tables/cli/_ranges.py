@@ -173,7 +173,7 @@ def release_ranges(
 
 
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
-    """Returns kinds with features of about unit size, or less for many without curves."""
+    """Returns kinds with features of about unit size; many without curves are less."""
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)
     if may_bend:

@@ -1,4 +1,4 @@
-"""The begin and end of a private release: its key, its files, and what resumes it."""
+"""Begins and ends a private release: its key, its files, and its run folder."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,7 @@ from dpjax.tables.cli._sources import Table
 from dpjax.tables.cli._terminal import warn
 
 _KEY, _STATES, _PAID = "key.npz", "states", "paid.npz"
-# Also the partial files that a killed process leaves behind.
+# A killed process leaves partial files behind, which match too.
 _NAMES = r"(key|paid)\.npz"
 _FILE = re.compile(rf"{_NAMES}|\.{_NAMES}\.\d+\.part")
 
@@ -36,23 +36,23 @@ class RunFolder(NamedTuple):
     """A folder from which a killed run resumes: its key, states, and ledger entry.
 
     Only its owner can read it, because the key or a state is enough to subtract the
-    noise. It is removed before the run's release is written. A process that is killed
-    earlier leaves it behind, to resume from, and as secret as the data.
+    noise. The folder is removed before the run's release is written. A process that is
+    killed earlier leaves it behind, to resume from, and as secret as the data.
 
-    A key belongs to one command on one table, whose digest is saved with it. On other
+    A key belongs to one command on one table: their digest is saved with it. On other
     records the same key would draw the same noise, and the difference of the two
     releases would reveal the records.
 
     Attributes:
         path: path of the folder.
-        run: the digest of command and table, keyed by the run's key.
+        run: the digest of the command and the table, keyed by the run's key.
     """
 
     path: Path
     run: str = ""
 
     def checked(self) -> "RunFolder":
-        """Returns itself with its path resolved, if it may be removed later."""
+        """Returns the folder with its path resolved, if it may be removed later."""
         shown, is_link = str(self.path), self.path.is_symlink()
         rule = "a folder, no link to one, since it is removed in the end"
         _validate.require(not is_link, "--checkpoint", shown, rule)
@@ -82,25 +82,25 @@ class RunFolder(NamedTuple):
 
     @property
     def states(self) -> Path:
-        """Where a solver keeps its states."""
+        """The folder in which a solver keeps its states."""
         return self.path / _STATES
 
     def has_states(self) -> bool:
-        """Tells whether there is a state to resume from."""
+        """Returns whether there is a state to resume from."""
         return self.states.is_dir() and any(self.states.iterdir())
 
     def kept_key(self) -> Key | None:
-        """Returns the key of the run that was stopped, if there was one."""
+        """Returns the key of the run that was stopped, or None."""
         if not (self.path / _KEY).exists():
             return None
         _, content = _store.unpacked(self.path / _KEY)
         return key_of_words(content["key"])
 
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
-        """Returns itself as the folder of one run.
+        """Returns the folder bound to the digest of a run; refuses a folder of another run.
 
-        The error depends on the records. It is for the curator, whose secret the folder
-        is, and outside of the guarantee.
+        The error depends on the records. It is for the curator, who keeps the folder
+        secret, and outside of the guarantee.
         """
         words = np.asarray(jax.random.key_data(key))
         digest = hashlib.blake2b(words.tobytes(), digest_size=32)
@@ -141,7 +141,7 @@ class RunFolder(NamedTuple):
         """Removes the files of the run, the key first, before its release is written.
 
         Then removes the folder, unless it holds other files or cannot be removed, such
-        as a mounted one. When this returns, the files are gone from the disk even if
+        as a mount point. When this returns, the files are gone from the disk even if
         the machine stops.
         """
         whys = []
@@ -221,11 +221,10 @@ class Release(NamedTuple):
             raise
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Writes what was paid for, all files or none, before anything else can fail.
+        """Writes the released files, all or none, before anything else can fail.
 
-        They appear in their order, after the key is gone: a release whose key is left
-        could be made again, of other records with the same noise. A kill between the
-        two loses the run.
+        They appear in their order, after the key is gone: a key that is left could draw
+        the same noise for other records. A kill between the two loses the run.
         """
         forget = (lambda: None) if self.run_folder is None else self.run_folder.remove
         with _uninterrupted():
@@ -235,8 +234,8 @@ class Release(NamedTuple):
 def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
     """Checks the paths of a release, and draws its key or loads a saved one.
 
-    The folder of --checkpoint must be no link, and apart from the output and the files
-    that are read, because it is removed in the end.
+    The folder of --checkpoint must not be a link, and must be apart from the output and
+    the files that are read, because it is removed in the end.
     """
     name, source = public_name(settings.source), Path(settings.source)
     folder = settings.output or Path("dpjax-output", Path(name or source).stem)
@@ -274,11 +273,7 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
 
 
 def _system_key(generator: Generator) -> Key:
-    """Returns a key from the operating system: of 64 bits, or of 256 with ChaCha20.
-
-    Somebody who can guess the key can subtract the noise: a small seed such as
-    `jax.random.key(0)` is for public data only.
-    """
+    """Returns a key from the operating system; who guesses it can subtract the noise."""
     if generator == "chacha20":
         return secret_key()
     return key_of_words(np.frombuffer(os.urandom(8), np.uint32))
@@ -286,10 +281,8 @@ def _system_key(generator: Generator) -> Key:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Delays Ctrl-C and other signals to stop until the block has ended.
-
-    Only the main thread receives such signals.
-    """
+    """Delays Ctrl-C and other signals to stop until the block has ended."""
+    # Only the main thread receives such signals.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

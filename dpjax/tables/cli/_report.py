@@ -1,9 +1,9 @@
-"""The commands on what was released: `report`, `show`, `plot`, `export`, `predict`.
+"""The commands on released files: `report`, `show`, `plot`, `export`, `predict`.
 
-`report` writes a page for others. Its text is in `report.md`: titles, paragraphs,
-lists, warnings and, in brackets, tables and pictures. A sentence is left out if a value
-that it names is missing. All values follow from released files, public facts and the
-ledger.
+`report` writes a page to hand on. Its text is in `report.md`: titles, paragraphs,
+lists, warnings and, in brackets, tables and pictures. A paragraph or item is left out
+if a value that it names is missing. All values follow from released files, public facts
+and the ledger.
 """
 
 import csv
@@ -54,9 +54,9 @@ from dpjax.tables.models._file import load_model
 from dpjax.tables.models._model import Model
 
 Content = Mapping[str, Any]
-_MOST_NAMES, _MOST_LINES, _MOST_PANELS = 12, 200, 40  # that are shown
-_RATES = 0.001, 0.01, 0.1  # of false positives
-_SAID = "epsilon", "delta", "loss"  # beside the settings
+_MOST_NAMES, _MOST_LINES, _MOST_PANELS = 12, 200, 40  # the most to show
+_RATES = 0.001, 0.01, 0.1  # false positive rates
+_SAID = "epsilon", "delta", "loss"  # shown apart from the settings
 _DESCRIPTION = "description.json"
 _ENDS = {"value": math.nan, "low": -math.inf, "high": math.inf}  # that JSON lacks
 _UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
@@ -95,7 +95,7 @@ def report(settings: _settings.ReportSettings) -> None:
 
 
 def _same(content: Mapping[str, Any], model: Model) -> Model:
-    """Returns the model, if it is of the same run."""
+    """Returns the model, if it is from the same run."""
     own, privacy = content["privacy"], model.privacy
     names = content["method"], content["data"], content["feature_names"]
     is_same = names == (model.method, model.data, [*model.feature_names])
@@ -128,7 +128,7 @@ def _described(content: Mapping[str, Any]) -> Description:
 def blocks_of(
     content: Content, released: Model | Description, ledger: Ledger | None
 ) -> Iterator[Block]:
-    """Yields a report."""
+    """Yields the titles, paragraphs, tables and pictures of a report."""
     privacy = _with_event(content, released.privacy)
     values = _values(content, released, privacy, ledger)
     parts: dict[str, list[Block]] = {
@@ -159,7 +159,7 @@ def _values(
     privacy: PrivacyGuarantee,
     ledger: Ledger | None,
 ) -> dict[str, Any]:
-    """Returns what sentences name; what a sentence only depends on is ""."""
+    """Returns values for the template; a condition that holds is "", else missing."""
     terms, unit = content["privacy"] | content, content.get("unit")
     scores, is_model = content.get("evaluation", {}), isinstance(released, Model)
     budget = privacy.epsilon, privacy.delta
@@ -212,7 +212,7 @@ def _values(
 
 
 def _count(content: Content) -> int:
-    """Returns how many records, or units, the table has."""
+    """Returns the number of records, or units, of the table."""
     if (sample := content.get("sample")) is not None:
         return sample["num_records"]
     if (unit := content.get("unit")) is not None:
@@ -234,10 +234,10 @@ def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
 def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
     """Returns the guarantee with its event, if the run has Gaussian noise alone.
 
-    It has only that if the multiplier, of all steps or of each, costs exactly what the
+    This holds if the noise multiplier, of all steps or of each, costs exactly what the
     run states. The k records of a unit together move a mean k times as far as one
-    record. With a sample, delta(epsilon) is that of a batch without replacement,
-    whatever the run on the sample releases (Balle, Barthe, Gaboardi 2018, Theorem 9).
+    record. A sample has the delta(epsilon) of a batch without replacement, whatever the
+    run on it releases (Balle, Barthe, Gaboardi 2018, Theorem 9).
     """
     stats, sample = content.get("stats", {}), content.get("sample")
     multiplier, num_steps = stats.get("noise_multiplier"), stats.get("num_steps", 1)
@@ -246,7 +246,7 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
     if budget["delta"] <= 0:
         return privacy
     epsilon, delta = group_budget(budget["epsilon"], budget["delta"], size)
-    if "rows" in content:  # of a description
+    if "rows" in content:  # a description
         multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     for num in {1, num_steps} if multiplier else ():
         cost = noise_multiplier_to_epsilon(multiplier, delta, Sampling(num_steps=num))
@@ -434,7 +434,7 @@ def _figure_of(model: Model, *, is_dark: bool = False) -> Any:
 
 
 def _words_of(model: Model) -> tuple[str, str, str]:
-    """Returns the label of a curve, what a column does, and what is predicted."""
+    """Returns a curve's label, a column's effect, and a text on the prediction."""
     name = target = model.target_name
     number = "number" if model.curves.knots else "coefficient"
     if model.positive is not None:
@@ -453,7 +453,7 @@ def _words_of(model: Model) -> tuple[str, str, str]:
 
 
 def _meaning(model: Model) -> str:
-    """Returns sentences on what a model predicts, and what its numbers mean."""
+    """Returns sentences on the predictions of a model, and what its numbers mean."""
     text = _words_of(model)[2]
     if model.curves.knots:
         none = "factor of 1" if model.link == "log" else "value of 0"
@@ -462,7 +462,7 @@ def _meaning(model: Model) -> str:
 
 
 def _weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
-    """Returns coefficients, with intervals if the model has them, or curve values."""
+    """Returns the titles and rows of coefficients (with any intervals) or curves."""
     if model.standard_errors is not None:
         summary = model.summary()
         pairs = zip(summary.names, summary.rows, strict=True)
@@ -479,7 +479,7 @@ def _weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
 
 
 def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
-    """Yields columns, where they are, and coefficients."""
+    """Yields columns, the places of their coefficients, and the coefficients."""
     weights = model.coefficients()
     for key, kind in model.columns.items():
         for place, name in enumerate(kind.names(key)):
@@ -490,7 +490,7 @@ def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
 
 
 def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
-    """Yields columns, where they are, and values; for a curve first its range."""
+    """Yields columns, places and the values there; for a curve first its range."""
     curves = model.curves
     bent = {model.feature_names[index] for index in curves.smooth}
     for key, (grid, values) in model.shapes().items():
@@ -578,7 +578,7 @@ def predict(settings: _settings.PredictSettings) -> None:
     writer.writerow(map(harmless, [*copied, title]))
     cells = []
     for column in (columns[name] for name in copied):
-        blank = None if isinstance(column, Texts) else "nan"  # what is missing
+        blank = None if isinstance(column, Texts) else "nan"  # a missing cell
         texts = map(text_of, column.tolist())
         cells.append(harmless("" if x == blank else x) for x in texts)
     shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
@@ -587,7 +587,7 @@ def predict(settings: _settings.PredictSettings) -> None:
 
 
 def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
-    """Yields messages on cells that cannot be used as they are, by column."""
+    """Yields messages, by column, on cells that cannot be used as they are."""
     kinds: dict[str, Numeric | Categorical | BoundedColumn]
     kinds = {k: v for k, v in model.columns.items() if k in columns}
     if (exposure := model.exposure) is not None and exposure.column in columns:
@@ -605,7 +605,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
             problem, value = "match no category", "none of them"
             if 0 < cells.missing < count:
                 problem += f", {cells.missing:,} of them without a value"
-            if len(kind.categories) == 1:  # "no" is expected next to "yes"
+            if len(kind.categories) == 1:  # e.g. "yes": "no" is expected, too
                 problem, count = "hold no value", cells.missing
         elif isinstance(kind, BoundedColumn):
             problem, value = "hold no number from zero on", "zero"
@@ -618,7 +618,7 @@ def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]
 def _said_of_means(
     model: Model, columns: Mapping[str, Column], means: np.ndarray
 ) -> Iterator[str]:
-    """Yields a message on means at an end of the range that the model has."""
+    """Yields a message on means at an end of the model's range."""
     if model.mean_range is None:
         return
     exposure, shares = model.exposure, 1.0

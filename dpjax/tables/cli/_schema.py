@@ -5,25 +5,25 @@
     [columns.age]            # enters as (x - center) / scale
     center = 40
     scale = 10
-    limit = 4              # if numbers lie within so many scales: others are cut off
+    limit = 4                # optional; numbers beyond so many scales are clipped
 
     [columns.town]           # one-hot; other values are in no category
     categories = ["Ghent", "Lier"]
 
     [target]                 # like a column of numbers, or, for the logistic loss,
-    column = "sold"          # --target, unless that is given
-    positive = "yes"         # the value that counts as +1 (others as -1)
+    column = "sold"          # left out if --target names it
+    positive = "yes"         # this value counts as +1, any other value as -1
 
-    [exposure]               # for poisson, gamma and tweedie, whose target has a scale
-    column = "years"         # alone, for an exposure of one: means are in proportion
-    max = 1                  # larger ones count as this, what is no number as zero
+    [exposure]               # for poisson, gamma and tweedie: the target then has only
+    column = "years"         # a scale, for exposure 1; means are in proportion to it
+    max = 1                  # larger exposures count as this, no number as zero
 
-    [weight]                 # how much a record counts, likewise
+    [weight]                 # how much a record counts
     column = "claims"
-    max = 5
+    max = 5                  # as for an exposure
 
-A column without such constants cannot be used, because to compute them from the records
-costs privacy. `--private-ranges` does so for each section that is left empty.
+A column without such constants cannot be used, because computing them from the records
+costs privacy. `--private-ranges` pays for this in each section that is left empty.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ from dpjax.tables.io._untrusted import toml_content
 from dpjax.tables.models._terms import Link
 
 FILL_IN = "FILL IN"  # the placeholder for categories that are not guessed
-Kind = Numeric | Categorical | BoundedColumn | None  # None: of an open range
+Kind = Numeric | Categorical | BoundedColumn | None  # None: numbers of unknown range
 _NUMERIC, _CATEGORY = {"center", "scale"}, str | int | float
 _BOUNDED = {"exposure", "weight"}
 
@@ -53,10 +53,10 @@ class Schema:
     """Public facts about a file.
 
     Attributes:
-        columns: the features, by the name of their column; None for a column of numbers
-            whose center and scale are to be released privately.
-        target: the target: a number, or for classification the one positive category;
-            None as for a column.
+        columns: the features, by the name of their column; None for numbers with a
+            center and scale that are to be released privately.
+        target: a number, or for classification the only positive category; None as for
+            a column.
         target_column: the name of the target's column, if the schema has it.
         exposure: the column to which the target's mean is proportional, if any.
         weight: the column with the weights of records, if any.
@@ -81,7 +81,7 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
     Args:
         path: the file.
         link: link of the loss: for "logit" `[target]` needs `positive`, for "log"
-            `scale`, else `center` and `scale`. None accepts each, and no target.
+            `scale`, else `center` and `scale`. None accepts all, and no target.
         allows_empty: whether a section of numbers may be empty, for `--private-ranges`.
     """
     _require(path.is_file(), str(path), "a file that exists")
@@ -125,7 +125,7 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
 
 
 def for_largest(kind: Numeric, exposure: BoundedColumn | None) -> Numeric:
-    """Returns a target declared for an exposure of one in units of the largest."""
+    """Returns a target declared for an exposure of one, scaled to the largest."""
     largest = 1.0 if exposure is None else exposure.max
     return dataclasses.replace(kind, scale=kind.scale * largest)
 
@@ -133,7 +133,7 @@ def for_largest(kind: Numeric, exposure: BoundedColumn | None) -> Numeric:
 def declared_columns(
     path: Path, *, schema: Path, target: str | None, text_format: TextFormat = PLAIN
 ) -> tuple[dict[str, Kind], str | None]:
-    """Returns how each column is declared, whatever the task, and the target's name."""
+    """Returns the declared kind of each column, for any loss, and the target's name."""
     names = column_names(path, text_format)
     check_target(target, names)
     declared = read_schema(schema, link=None, allows_empty=True)
@@ -153,7 +153,7 @@ def check_target(target: str | None, names: list[str]) -> None:
 def check_columns(
     declared: Schema, target: str | None, path: Path, names: list[str]
 ) -> str | None:
-    """Returns the name of the target, and checks that the file has what is declared."""
+    """Checks that the file has the declared columns; returns the name of the target."""
     asked, stated, bounded = target, declared.target_column, [*declared.bounded]
     unknown = [x for x in (*declared.columns, *bounded) if x not in names]
     target = target or stated
@@ -195,7 +195,7 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
     _require(is_fine, categories, rule)
     try:
         return Categorical(tuple(map(_label, categories)))
-    except ValueError:  # two are one category, or there is none
+    except ValueError:  # two labels are equal, or there is none
         raise ValueError(f"--schema must be {rule}, got {categories!r}.") from None
 
 
@@ -254,6 +254,6 @@ def toml_key(name: str) -> str:
 
 
 def toml_text(text: str) -> str:
-    """Returns a text in quotes, as in JSON but for some control characters."""
+    """Returns a text in quotes, as in JSON, with more control characters escaped."""
     quoted = json.dumps(text, ensure_ascii=False)
     return re.sub("[\x7f-\x9f]", lambda one: f"\\u{ord(one[0]):04x}", quoted)

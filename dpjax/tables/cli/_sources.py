@@ -1,4 +1,4 @@
-"""The records of a user's file: read, perhaps sampled, and encoded."""
+"""Reads the records of a user's file, perhaps samples them, and encodes them."""
 
 import dataclasses
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -28,35 +28,34 @@ from dpjax.tables.io._texts import (
 )
 from dpjax.tables.models._terms import bending_features
 
-_FEWEST = 20  # records of an additive model that is asked for
-_PUBLIC_SEED = 2021  # of the split into training and test records
-# Of a sample, by default. A rule and no measurement: on a machine with more memory the
-# same command has the same guarantee.
+_FEWEST = 20  # records that --model additive needs
+_PUBLIC_SEED = 2021  # splits training and test records
+# The most cells of a sample by default. It does not depend on the machine's memory, so
+# the same command has the same guarantee everywhere.
 MOST_CELLS = 10**8
 
 
 class Sample(NamedTuple):
-    """Counts the records, or units, drawn, and those of the file; both are public."""
+    """The numbers of records, or units, in the sample and the file; both are public."""
 
     sample_size: int
     num_samples: int
 
 
 def default_size(num_columns: int, each: int) -> int:
-    """Returns how many records, or units of `each`, have `MOST_CELLS` at most."""
+    """Returns the most records, or units of `each` records, within `MOST_CELLS`."""
     return max(1, MOST_CELLS // (num_columns * each))
 
 
 class Draw(NamedTuple):
-    """Plans how a sample is drawn.
+    """The plan of how a sample is drawn.
 
     Attributes:
-        size: the most records; with a unit, the most of its values. None: those that
-            have `MOST_CELLS` in the columns which are read.
-        key: as secret as the key of the noise, which it must not be.
-        unit: the column that says whose a record is, if any.
-        each: the most records of a unit that count, the first ones.
-        listed: all units there are; None: those that occur.
+        size: the largest number of records, or of units; None: `default_size`.
+        key: random key, as secret as the key of the noise, and another one.
+        unit: the column with the names of units, if any.
+        each: only this many records of a unit count, the first ones.
+        listed: the names of all units; None: the names that occur.
     """
 
     size: int | None
@@ -73,17 +72,13 @@ class Draw(NamedTuple):
         *,
         numbers: Container[str] = (),
     ) -> tuple[dict[str, Column], Units | None, Sample | None]:
-        """Reads columns of a file in one pass, and keeps those of the sample.
+        """Reads columns of a file in one pass, and keeps the records of the sample.
 
-        Args:
-            path: the file.
-            names: the columns.
-            text_format: how text is encoded, and numbers are written.
-            numbers: columns that are kept in float32, a fraction of what text takes.
+        The columns `numbers` are kept in float32, which takes less memory than text.
 
         Returns:
-            The columns, whose they are, and the sample; None if there are no more
-            records, or units, than may be drawn, which are then as in the file.
+            The columns, the units of their records, and the sample; None without units,
+            and None if no more than `size` are there, then in the order of the file.
         """
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
@@ -113,13 +108,13 @@ class Draw(NamedTuple):
             _, *columns = reservoir.all()
         else:
             places, *columns = reservoir.records()
-            if sample is None:
+            if sample is None:  # back to the order of the file
                 columns = [column[np.argsort(places)] for column in columns]
         drawn = dict(zip(wanted, columns, strict=True))
         if self.unit is None:
             return drawn, None, sample
         order = None
-        if sample is not None:  # by the tags, as a place must not tell of a name
+        if sample is not None:  # by tags: a place must not reveal a name
             every = [*units]
             order = [every[i] for i in order_of(tags.of_names(every))[:size]]
         cells = drawn.pop(self.unit)
@@ -131,14 +126,14 @@ class Table:
     """A user's file, read but not yet encoded.
 
     Attributes:
-        name: of the file.
-        columns: the columns that the schema names, and the target's, each (n,).
-        schema: what is public about them.
+        name: the file's name.
+        columns: the columns of the schema and of the target, each of shape (n,).
+        schema: the public facts about the columns.
         target: the target's name.
-        is_test: which records are held out for testing, shape (n,); with units, which
-            of them are, shape (num_units,).
-        units: whose the records are, if neighbors differ in all records of one.
-        sample: of which table they are a sample, if they are none as a whole.
+        is_test: whether each record is held out for testing, shape (n,); with units,
+            whether each unit is, shape (num_units,).
+        units: the units of the records, if neighbors differ in all records of a unit.
+        sample: the sizes of the sample; None if it has all records of the file.
     """
 
     name: str
@@ -161,16 +156,16 @@ class Table:
 
     @property
     def unit_words(self) -> str:
-        """The difference between neighbors, in words."""
+        """The difference between neighboring tables, in words."""
         return "record" if self.units is None else self.units.words
 
     @property
     def places_per_unit(self) -> int:
-        """The number of records that count of each unit; 1 without units."""
+        """The number of records of each unit that count; 1 without units."""
         return 1 if self.units is None else self.units.size
 
     def by_unit(self, units: Units) -> "Table":
-        """Returns the table with records that are the units'."""
+        """Returns the table with `units`, none of them held out."""
         rule = "a file that stays as it is while it is read"
         is_same = len(units.index) == len(self.is_test)
         _validate.require(is_same, "DATA", self.name, rule)
@@ -178,7 +173,7 @@ class Table:
         return dataclasses.replace(self, units=units, is_test=is_test)
 
     def parts(self) -> Iterator[bytes]:
-        """Yields all that a run reads of the file, for a digest."""
+        """Yields the bytes of all that a run reads of the file, for a digest."""
         units = self.units
         report = units and units.report()
         public = self.schema, self.target, [*self.columns], report, self.sample
@@ -195,7 +190,7 @@ class Table:
     def held_out(self, share: float) -> "Table":
         """Returns the table with a share of its records held out for testing.
 
-        Which, a public seed and the number of records say: a table may be sorted.
+        A public seed and the number of records choose them: a table may be sorted.
         """
         words, size = "records" if self.units is None else "units", len(self.is_test)
         num_held_out = round(share * size)
@@ -206,19 +201,16 @@ class Table:
         return dataclasses.replace(self, is_test=order < num_held_out)
 
     def without_cells(self) -> "Table":
-        """Returns the public facts alone: cells take more memory than what trains."""
+        """Returns the public facts alone, because cells take much memory."""
         return dataclasses.replace(self, columns={})
 
     def open_columns(self) -> list[str]:
-        """Returns the columns of numbers whose center and scale the schema leaves open.
-
-        The target comes last.
-        """
+        """Returns the columns of numbers without center and scale, the target last."""
         kinds = {**self.schema.columns, self.target: self.schema.target}
         return [name for name, kind in kinds.items() if kind is None]
 
     def with_ranges(self, ranges: Mapping[str, Numeric]) -> "Table":
-        """Returns the table with what was open filled in, or else left out."""
+        """Returns the table with `ranges` for open columns; drops columns without them."""
         columns = {
             name: ranges.get(name, kind)
             for name, kind in self.schema.columns.items()
@@ -232,7 +224,7 @@ class Table:
 
 
 def load_public(name: str, settings: Settings) -> Dataset:
-    """Loads a public data set, with which options of a file are left out."""
+    """Loads a public data set; requires that options of files are left out."""
     own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
     own += ("max_records", "quoted", "skip_lines", "last_lines", "row_names")
     own += ("encoding", "decimal", "thousands", "currency")
@@ -244,9 +236,9 @@ def load_public(name: str, settings: Settings) -> Dataset:
 
 
 def read_private(settings: Settings, key: Key) -> Table:
-    """Reads the columns of a user's file that its schema names, and holds some out.
+    """Reads the columns of a schema from a user's file, and holds records out.
 
-    Of a file with more records a sample is drawn by a key. No value of a cell raises.
+    A sample is drawn with `key` if the file is too large. No value of a cell raises.
     """
     path, text_format = Path(settings.source), settings.text_format
     schema, target, link = settings.schema, settings.target, link_of(settings.loss)
@@ -297,13 +289,13 @@ def read_records(
     text_format: TextFormat,
     numbers: Container[str] = (),
 ) -> Table:
-    """Reads what a schema names of the columns of a file, as it is drawn."""
+    """Reads the columns of a schema from a file, as `draw` plans it."""
     targets = [target] if target else []
     used = [*schema.columns, *targets, *schema.bounded]
     check_unit(draw.unit, names, used)
     columns, units, sample = draw.read(path, used, text_format, numbers=numbers)
     num_records = len(columns[used[0]])
-    is_fine = num_records > 0 or draw.listed is not None  # their number is private then
+    is_fine = num_records > 0 or draw.listed is not None  # with a list, it is private
     rule = "a file with at least one record"
     _validate.require(is_fine, "DATA", str(path), rule)
     is_test = np.zeros(num_records, bool)
@@ -314,8 +306,8 @@ def read_records(
 def _check_model(
     settings: Settings, columns: Mapping[str, _schema.Kind], num_records: int
 ) -> None:
-    """Checks that an additive model that is asked for has records and columns."""
-    # A column that is still open is one of numbers.
+    """Requires enough records and a column of numbers for --model additive."""
+    # A column without declared range holds numbers.
     closed: Any = {name: kind or Numeric() for name, kind in columns.items()}
     for is_fine, where in (
         (num_records >= _FEWEST, f"below {_FEWEST} records, of {num_records}"),
@@ -326,7 +318,7 @@ def _check_model(
 
 
 def _has_target(kind: Numeric | Categorical, column: Column) -> np.ndarray:
-    """Returns which cells of the target hold a number, or any text of a label."""
+    """Returns which cells of the target hold a number, or for labels any text."""
     if not kind.categories:
         return kind.is_read(column)
     cells, codes = column.tolist(), slice(None)
@@ -338,14 +330,14 @@ def _has_target(kind: Numeric | Categorical, column: Column) -> np.ndarray:
 def encode_table(table: Table) -> Dataset:
     """Encodes a table by its schema; the last feature is an intercept of ones.
 
-    A number is standardized as the schema says, and one that does not parse lies at the
-    center; in classification, the positive value becomes +1 and anything else -1. A
-    record whose target is missing has the weight zero.
+    A number is standardized as the schema says; a cell without a number is at the
+    center. In classification, the positive value becomes +1 and any other value -1. A
+    record without a target has weight zero.
     """
     declared, target = _closed(table)
     cells = table.columns[table.target]
     features = np.zeros((len(cells), 0), np.float32)
-    if declared:  # all may have been left out, where the budget has no share for ranges
+    if declared:  # too small a budget for ranges may leave out all
         features, _ = datasets.encode(table.columns, declared)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     targets = target.encode(cells)[:, 0]
@@ -358,7 +350,7 @@ def encode_table(table: Table) -> Dataset:
     is_test, units = table.is_test, table.units
     has_target = _has_target(target, cells)
     weights = np.where(has_target, 1.0 if weights is None else weights, 0.0)
-    weights = weights.astype(np.float32)  # that of a place without a record is zero
+    weights = weights.astype(np.float32)  # empty places have weight zero
 
     def trained(rows: np.ndarray) -> np.ndarray:
         if units is None:
@@ -366,7 +358,7 @@ def encode_table(table: Table) -> Dataset:
         return units.placed(rows, ~is_test, units.size)
 
     def tested(rows: np.ndarray) -> np.ndarray:
-        # Of a unit the first record, so that a unit costs what a record does.
+        # Only a unit's first record is scored, so a unit costs as much as a record.
         return rows[is_test] if units is None else units.placed(rows, is_test, 1)
 
     return dataclasses.replace(
@@ -382,9 +374,9 @@ def encode_table(table: Table) -> Dataset:
 
 
 def blank_data(table: Table) -> Dataset:
-    """Returns what `encode_table` does, with zeros for all that is of the records.
+    """Returns the data of `encode_table` with zeros in place of the records' values.
 
-    The zeros take no memory: a run is planned by their shapes.
+    The zeros take no memory: a run is planned from their shapes.
     """
     declared, target = _closed(table)
     names = [name for key, kind in declared.items() for name in kind.names(key)]

@@ -11,8 +11,8 @@ the unit are in its places. Further records are left out, and empty places are z
 all divisors are units times k, and the number of records stays private. Neighbors
 differ in up to k places of one unit, which is held out or trained on as a whole. A
 method that is private for one place is private for a unit by
-`dpjax.accounting.group_privacy`. That costs k times the noise, but a mean has k times as
-many places: its noise is the same as for a mean of the units' means.
+`dpjax.accounting.group_privacy`. That costs k times the noise, but a mean has k times
+as many places: its noise is the same as for a mean of the units' means.
 """
 
 import re
@@ -40,7 +40,7 @@ class Units:
         num_units: number of units; public.
         index: index of each record's unit, shape (n,); -1 for a record of no unit.
         rank: rank of each record among the records of its unit, shape (n,).
-        is_listed: whether a public list has the names; else they are the names that occur.
+        is_listed: whether the names are a public list, not the names that occur.
     """
 
     column: str
@@ -79,7 +79,7 @@ class Units:
         }
 
     def placed(self, rows: np.ndarray, is_chosen: np.ndarray, size: int) -> np.ndarray:
-        """Lays out the rows of chosen units, `size` places each; empty places are zeros.
+        """Lays out rows of chosen units, `size` places each; empty places are zeros.
 
         Returns:
             Shape (number of chosen units * size, ...).
@@ -122,7 +122,7 @@ def units_of(
 
 
 def check_unit(column: str | None, names: Sequence[str], used: Iterable[str]) -> None:
-    """Requires that the column of units, if given, is in the file and has no other use."""
+    """Requires that the column of units, if given, is in the file and not used."""
     rule = f"a column of {names} that is neither a feature nor the target"
     is_fine = column is None or (column in names and column not in used)
     _validate.require(is_fine, "--unit", column, rule)
@@ -171,7 +171,7 @@ def read_names(path: Path) -> list[str]:
 def privacy_of_units(
     privacy: PrivacyGuarantee, units: Units | None
 ) -> PrivacyGuarantee:
-    """Returns the guarantee for units, given one for records; the same without units."""
+    """Returns the guarantee for units, given one for records."""
     if units is None:
         return privacy
     return group_privacy(
