@@ -55,7 +55,7 @@ class Plan:
 
     Attributes:
         loss: name of the loss.
-        power: of the Tweedie loss; None for its default.
+        power: power of the Tweedie loss; None for its default.
         budget: privacy budget of the training, for one record.
         arguments: arguments of the solver; the model is additive if one is `smooth`.
     """
@@ -138,7 +138,7 @@ class Score(NamedTuple):
 
 
 def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solution:
-    """Fits a linear model, or an additive one if some features are `smooth`.
+    """Fits a linear model, or an additive model if some features are `smooth`.
 
     The last feature is the constant 1. Weights and exposures are shares of their public
     maximum. A record without exposure has weight zero, because it was not observed.
@@ -221,7 +221,7 @@ def compare(
     """Scores models of a public data set, with the private model last.
 
     It is compared with the best constant and the linear model, both without privacy;
-    and, if the plan has arguments, with the linear model at the plan's budget.
+    and, if the plan has arguments, with a plain linear model at the same budget.
     """
     linear = dataclasses.replace(plan, arguments={})
     exact = dataclasses.replace(linear, budget=Budget(NO_PRIVACY, plan.budget.delta))

@@ -97,7 +97,7 @@ class RunFolder(NamedTuple):
         return key_of_words(content["key"])
 
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
-        """Returns the folder bound to the digest of a run; refuses a folder of another run.
+        """Returns the folder bound to a run; refuses a folder of another run.
 
         The error depends on the records. It is for the curator, who keeps the folder
         secret, and outside of the guarantee.
@@ -273,7 +273,7 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
 
 
 def _system_key(generator: Generator) -> Key:
-    """Returns a key from the operating system; who guesses it can subtract the noise."""
+    """Returns a key from the operating system; guessing it reveals the noise."""
     if generator == "chacha20":
         return secret_key()
     return key_of_words(np.frombuffer(os.urandom(8), np.uint32))

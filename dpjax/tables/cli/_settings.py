@@ -259,7 +259,7 @@ class Settings(ReleaseOptions):
             self.require(name, is_fine, f"left out {where}")
 
     def find_loss(self, *, is_classification: bool | None = None) -> LossName:
-        """Returns the chosen loss, or the one that suits the task, if that is known."""
+        """Returns the chosen loss, or the default of the task, if the task is known."""
         rule = f"given for a file: logistic, {', '.join(FOR_NUMBERS)}"
         is_fine = self.loss is not None or is_classification is not None
         _validate.require(is_fine, "--loss", None, rule)

@@ -210,7 +210,7 @@ class Table:
         return [name for name, kind in kinds.items() if kind is None]
 
     def with_ranges(self, ranges: Mapping[str, Numeric]) -> "Table":
-        """Returns the table with `ranges` for open columns; drops columns without them."""
+        """Fills open columns in from `ranges`; drops open columns that it lacks."""
         columns = {
             name: ranges.get(name, kind)
             for name, kind in self.schema.columns.items()

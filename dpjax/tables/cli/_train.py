@@ -17,9 +17,9 @@ from dpjax.tables.cli._terminal import progress_bars, show_paths, stage, termina
 def train(settings: Settings) -> None:
     """Trains a private model, writes its files and prints what may be printed.
 
-    On a user's file only the private method runs, and the command shows and writes only
-    what its guarantee covers. With --ledger the run is refused, or entered into the
-    ledger, before a value of a record is used.
+    On a user's file only the private method runs, and only what its guarantee covers is
+    written to files and standard output. With --ledger the run is refused, or entered
+    into the ledger, before a value of a record is used.
 
     A run that breaks off leaves the folder of --checkpoint if there is a state to
     resume from. The command refuses this folder if options or records have changed; the

@@ -103,7 +103,7 @@ def units_of(
 
     Args:
         column: name of the column with the names of units.
-        cells: its cells, one for each record.
+        cells: the cells of this column, one for each record.
         size: the largest number of records of a unit that count.
         names: all units, as `name_of` writes them; other records belong to no unit.
             None: the names that occur, with records without a value as one unit.
