@@ -123,7 +123,7 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
         for name, (hint, option) in says.items()
     ]
     as_typed = {k: x.metavar or flag(k) for k, (_, x) in says.items()}
-    as_typed["table"] = as_typed.get("source", "table")  # functions name it so
+    as_typed["table"] = as_typed.get("source", "table")  # errors may name it so
     module, name = place.split(".")
 
     def run(**given: Any) -> None:

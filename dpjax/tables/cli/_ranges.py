@@ -31,7 +31,7 @@ _MOST_SCALES = 30.0
 # add up to about this number, and the default steps are stable for any correlation of
 # the columns. For the logistic loss, step size 1 times curvature 1/4 times 8 is 2.
 _LARGEST_SUM = 8
-_FEATURES_SHARE = 1 - 1 / 3  # of this budget, if the target has none, too
+_FEATURES_SHARE = 1 - 1 / 3  # of the budget, if the target needs a share, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +155,7 @@ def release_ranges(
     if target is not None:
         if not is_centered:
             target = np.maximum(target, 0.0)
-        if shares is not None:  # targets as of the largest exposure
+        if shares is not None:  # targets for the largest exposure
             is_seen = shares > 0
             target = np.where(is_seen, target / np.where(is_seen, shares, 1), np.nan)
         standard = release_scales(
@@ -173,7 +173,7 @@ def release_ranges(
 
 
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
-    """Returns kinds with features of about unit size; many without curves are less."""
+    """Returns kinds for features of about unit size, or smaller if many are linear."""
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)
     if may_bend:

@@ -58,7 +58,7 @@ _MOST_NAMES, _MOST_LINES, _MOST_PANELS = 12, 200, 40  # the most to show
 _RATES = 0.001, 0.01, 0.1  # false positive rates
 _SAID = "epsilon", "delta", "loss"  # shown apart from the settings
 _DESCRIPTION = "description.json"
-_ENDS = {"value": math.nan, "low": -math.inf, "high": math.inf}  # that JSON lacks
+_ENDS = {"value": math.nan, "low": -math.inf, "high": math.inf}  # JSON lacks these
 _UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 _SUFFIXES = {"onnx": ".onnx", "sql": ".sql"}
 _WHERE = "where it is"
@@ -159,7 +159,7 @@ def _values(
     privacy: PrivacyGuarantee,
     ledger: Ledger | None,
 ) -> dict[str, Any]:
-    """Returns values for the template; a condition that holds is "", else missing."""
+    """Returns the placeholders' values; a condition that holds is "", else missing."""
     terms, unit = content["privacy"] | content, content.get("unit")
     scores, is_model = content.get("evaluation", {}), isinstance(released, Model)
     budget = privacy.epsilon, privacy.delta
@@ -248,6 +248,7 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
     epsilon, delta = group_budget(budget["epsilon"], budget["delta"], size)
     if "rows" in content:  # a description
         multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
+    # The multiplier may be for all steps together (num = 1) or for each step.
     for num in {1, num_steps} if multiplier else ():
         cost = noise_multiplier_to_epsilon(multiplier, delta, Sampling(num_steps=num))
         if math.isclose(cost, epsilon, rel_tol=1e-6):
@@ -479,7 +480,7 @@ def _weights_of(model: Model) -> tuple[list[str], list[list[str]]]:
 
 
 def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
-    """Yields columns, the places of their coefficients, and the coefficients."""
+    """Yields columns, the category or step of a coefficient, and the coefficient."""
     weights = model.coefficients()
     for key, kind in model.columns.items():
         for place, name in enumerate(kind.names(key)):
@@ -490,7 +491,7 @@ def _coefficients(model: Model) -> Iterator[tuple[str, str, list[float]]]:
 
 
 def _points(model: Model) -> Iterator[tuple[str, str, list[float]]]:
-    """Yields columns, places and the values there; for a curve first its range."""
+    """Yields columns, positions and the values there; first the range of a curve."""
     curves = model.curves
     bent = {model.feature_names[index] for index in curves.smooth}
     for key, (grid, values) in model.shapes().items():
@@ -557,6 +558,7 @@ def predict(settings: _settings.PredictSettings) -> None:
     read = [name for name in (*model.columns, *exposure) if name in names]
     wanted = list(dict.fromkeys([*read, *copied])) or names[:1]
     columns = read_columns(source, wanted, text_format=settings.text_format)
+    # The cells of a column that is not in the file count as missing.
     nothing = np.full(len(columns[wanted[0]]), np.nan)
     known = {name: columns[name] for name in read}
     given = known | dict.fromkeys(missing, nothing)

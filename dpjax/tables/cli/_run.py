@@ -157,7 +157,7 @@ def _asked(settings: ReleaseOptions, num_samples: int) -> Budget:
 
 
 def _budgets(settings: ReleaseOptions, table: Table) -> tuple[Budget, Budget, Budget]:
-    """Returns the budgets of the file, of the records that were read, and of one."""
+    """Returns the budgets of the file, of the records read, and of a single record."""
     sample = table.sample
     asked = _asked(settings, table.num_samples if sample is None else table.num_records)
     own = asked
