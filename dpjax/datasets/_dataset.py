@@ -67,7 +67,7 @@ class Dataset:
 
     @property
     def train(self) -> tuple[np.ndarray, np.ndarray]:
-        """The training pair (features, targets), which solvers take as `data`."""
+        """The training pair (features, targets), the `data` argument of a solver."""
         return self.features, self.targets
 
     @property
@@ -104,10 +104,7 @@ def assemble(
     is_test: np.ndarray,
     **about: Any,
 ) -> Dataset:
-    """Encodes the columns, appends the intercept and splits the records.
-
-    `about` has the other fields of `Dataset`, such as name, task and source.
-    """
+    """Encodes columns, appends an intercept and splits records; `about` has fields."""
     features, feature_names = encode(columns, schema)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     return Dataset(
@@ -145,11 +142,7 @@ def bundled(name: str) -> bytes:
 def read_columns(
     text: bytes, names: Iterable[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Reads comma-separated text in UTF-8 into columns of strings, by name.
-
-    Without `names`, the first row has them. Short rows are filled with empty cells,
-    cells beyond the names are left out, and blank lines are skipped.
-    """
+    """Reads comma-separated text into columns of strings; the first row has `names`."""
     lines = io.StringIO(text.decode("utf-8", "replace"), newline="")
     rows = filter(None, csv.reader(lines, skipinitialspace=True))
     header = list(next(rows, []) if names is None else names)

@@ -61,7 +61,6 @@ class LogLinkRegressor(WithExposure):
     _loss_name: ClassVar[str]
 
     def __sklearn_tags__(self):
-        """Returns tags which say that targets are positive."""
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = True
         return tags

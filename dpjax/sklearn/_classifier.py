@@ -69,7 +69,7 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
         places = _labels.indices(labels, classes)
         weights = np.where(places < 0, 0.0, weights)
         is_binary = len(classes) == 2
-        if len(classes) == 1:
+        if len(classes) == 1:  # a single class has no model
             self._set_zero(num_features)
         else:
             self._fit_scores(
@@ -93,7 +93,6 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
         return checked
 
     def _set_zero(self, num_features: int) -> None:
-        """Sets scores of zero, for a single class."""
         zeros = np.zeros(num_features)
         self._set_standard(Standard(zeros, zeros + 1, zeros, zeros, zeros > 0))
         self.coef_, self.intercept_ = zeros[None], np.zeros(1)

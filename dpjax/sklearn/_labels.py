@@ -26,11 +26,7 @@ def labels_share(num_samples: int, noise_multiplier: float) -> float:
 
 
 def canonical(label: Any) -> int | float | str | None:
-    """Returns a label as int, float or str by its value, or None if it is no label.
-
-    1, 1.0 and True all become the int 1, whatever container held them. NaN and numbers
-    beyond float64 are no labels.
-    """
+    """Returns a label as int (1, 1.0 and True), float or str, or None, as for NaN."""
     if isinstance(label, bytes):
         label = label.decode("latin-1")
     if isinstance(label, str):
@@ -48,10 +44,9 @@ def canonical(label: Any) -> int | float | str | None:
 
 
 def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
-    """Returns the distinct labels, and the index of each record's label among them.
+    """Returns the distinct labels, and the index of each label, -1 if it is missing.
 
-    Numbers and texts are in canonical form, and other hashable labels are wrapped as
-    (label,). A label that is None, unequal to itself or not hashable has index -1.
+    Numbers and texts are in canonical form, and other hashable labels are (label,).
     """
     if labels.dtype.kind in "biufUS":
         distinct, codes = np.unique(labels, return_inverse=True)

@@ -50,7 +50,6 @@ class PrivateEstimator(BaseEstimator):
     epsilon: float
 
     def __sklearn_clone__(self):
-        """Returns an unfitted estimator with the same parameters."""
         clone = super().__sklearn_clone__()
         number = _CLONES[clone] = _CLONES.setdefault(self, [0])
         number[0] += 1
@@ -81,7 +80,6 @@ class LinearEstimator(PrivateEstimator):
     bse_ = None  # standard errors, or None without `intervals`
 
     def __sklearn_tags__(self):
-        """Returns tags which say that features may be NaN and targets are required."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.target_tags.required = True
@@ -186,7 +184,6 @@ class LinearEstimator(PrivateEstimator):
         self.feature_ranges_ = np.stack([standard.low, standard.high], axis=1)
 
     def _linear(self, X: Any) -> np.ndarray:
-        """Returns the linear predictions, with cells clipped to their ranges."""
         check_is_fitted(self)
         features = self._standard.clipped(_tables.features_of(self, X, is_new=False))
         return features @ self.coef_.T + self.intercept_
@@ -236,7 +233,6 @@ class WithIntervals(LinearEstimator):
         return Summary(title, names, values, errors, text, factor, 1 - alpha, notes)
 
     def _estimates(self, alpha):
-        """Returns coefficients and their standard errors, the intercept last."""
         check_is_fitted(self)
         _validate.probability(alpha=alpha)
         if self.bse_ is None:
@@ -250,10 +246,6 @@ def total_noise(epsilon: float, delta: float) -> float:
 
 
 def guarantee(epsilon: float, delta: float, num_samples: int) -> PrivacyGuarantee:
-    """Returns the guarantee of Gaussian releases that share `total_noise`.
-
-    A release with a share s of the budget has the noise multiplier total / sqrt(s), and
-    the shares add up to 1.
-    """
+    """Returns the guarantee of releases by total_noise / sqrt(s), with sum of s = 1."""
     event = gaussian_event(total_noise(epsilon, delta))
     return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)

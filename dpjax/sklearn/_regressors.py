@@ -68,10 +68,7 @@ def in_unit(
     offsets: np.ndarray | None = None,
     **release: Any,
 ) -> tuple[np.ndarray, Unit]:
-    """Returns finite targets, standardized, and the unit that standardizes them.
-
-    A missing target becomes 0, and the caller gives it no weight.
-    """
+    """Returns standardized targets, 0 for missing ones, and the unit that was used."""
     if loss.has_log_link:
         return _amounts_in_unit(model, loss, targets, weights, offsets, **release)
     if model.target_range is None:
@@ -93,11 +90,9 @@ def _amounts_in_unit(
     offsets: np.ndarray | None,
     **release: Any,
 ) -> tuple[np.ndarray, Unit]:
-    """Returns targets as amounts of at least 0, divided by their unit, and the unit.
-
-    The unit is the scale of rates, which are amounts per share of the largest exposure.
-    A scale of amounts would bound the means of records with unusually large exposures.
-    """
+    """Returns targets as amounts of at least 0, divided by their unit, and the unit."""
+    # The unit is the scale of rates, not of amounts, which would bound the means of
+    # records with unusually large exposures.
     amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
     if model.target_range is None:
         with np.errstate(over="ignore"):  # a warning would tell of a record
@@ -219,9 +214,8 @@ class DPLinearRegression(_linear.WithIntervals, Regressor):
         intercept_: the prediction where all features are zero.
         bse_: standard errors of `coef_` and, last, of `intercept_`, shape (d + 1,).
             They are infinite where no finite interval is valid. None without intervals.
-        mean_weight_: the private mean of the weights, divided by max_weight; without
-            weights, the share of records with a target. None with a Huber loss or an
-            exposure.
+        mean_weight_: the private mean of weight / max_weight; without weights, the
+            share of records with a target. None with a Huber loss or an exposure.
         privacy_: the `PrivacyGuarantee` of one fit.
         feature_ranges_: the ranges, shape (d, 2), to which cells are clipped: as given,
             or a hundred scales around a released center. [-1, 1] if noise hides a
@@ -317,7 +311,6 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
     random_state: int | str | None = None
 
     def __sklearn_tags__(self):
-        """Returns tags which say that features may be NaN, because none is read."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags

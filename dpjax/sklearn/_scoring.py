@@ -43,10 +43,9 @@ def score_privately(
 ) -> tuple[PrivateScores, PrivacyGuarantee]:
     """Releases how good a fitted estimator is, on records that it has not seen.
 
-    The scores are those of `models.private_scores`; with a log link they include the
-    share of predicted means at an end of their range. Errors and losses are clipped.
-    Each score has a 95 per cent interval for sampling and noise, and stands next to
-    the score of a baseline.
+    `models.private_scores` lists the scores, of clipped errors and losses. With a log
+    link they include the share of means at an end of their range. Each has a 95 per
+    cent interval for sampling and noise, and stands next to a baseline's score.
 
     Args:
         model: a fitted estimator, or a pipeline that ends in a fitted estimator.
@@ -55,14 +54,11 @@ def score_privately(
         epsilon: privacy parameter of the scores, positive.
         delta: privacy parameter of the scores, in (0, 1). None: m^-1.1.
         baseline: a fitted estimator of the same kind, with the same classes, such as
-            `DPMeanRegressor`. None: a classifier is compared with the released shares
-            of the labels, and a regressor with zero, or with a log link with `scale`
-            for the largest exposure.
-        scale: the scale of a regressor's target, as for `private_scores`. None: the
-            model's `target_scale_`.
-        exposure: shape (m,), as for `predict`. The predictions of model and baseline
-            are proportional to it. A record without exposure has no weight. None: all
-            exposures are one.
+            `DPMeanRegressor`. None: the released shares of the labels for a classifier;
+            zero for a regressor, or with a log link `scale` for the largest exposure.
+        scale: for a regressor, as in `private_scores`. None: its `target_scale_`.
+        exposure: shape (m,), as for `predict` of model and baseline. A record without
+            exposure has no weight. None: all exposures are one.
         random_state: as for the estimators.
 
     Returns:
@@ -148,10 +144,7 @@ def score_privately(
 def _of_classes(
     model: Any, baseline: Any, targets: np.ndarray
 ) -> tuple[losses.LinearLoss, str, np.ndarray, Callable[[Any, Any], np.ndarray]]:
-    """Returns a classifier's loss, its name, labels for the loss, and a predictor.
-
-    For two classes the labels are -1 and +1, NaN for others; for more the index, or -1.
-    """
+    """Returns loss and its name, labels (-1 and +1, or indices), and a predictor."""
     classes = list(model.classes_)
     rule = "a classifier of two classes or more"
     _validate.require(len(classes) > 1, "model", classes, rule)

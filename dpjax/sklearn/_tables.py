@@ -54,10 +54,6 @@ def features_of(
     `fit` (`is_new`) stores the number and the names of the features, and later calls
     compare them. Each cell is converted by itself, to NaN if it holds no number. A
     column of categories becomes their indices, -1 for other cells.
-
-    Raises:
-        ValueError: If a shape or a name is wrong, or the type of a column declares that
-            it holds text or times.
     """
     categories = categories or {}
     if isinstance(X, list | tuple):
@@ -125,11 +121,7 @@ def types_of(X: Any) -> list[tuple[Any, Any]]:
 
 
 def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
-    """Returns the public categories of columns of X, by name, or by index in an array.
-
-    `given` is "from_dtype", a mapping from columns to their categories, or None. Only
-    names and types of the columns of X are read.
-    """
+    """Returns public categories by columns, from `given` or from types in X."""
     if isinstance(given, Mapping):
         names = names_of(X)
         for name in given:
@@ -167,7 +159,6 @@ def _refuse_kind(where: str, column: Any) -> None:
 
 
 def _as_numbers(cells: np.ndarray) -> np.ndarray:
-    """Returns cells (n,) in float64, NaN where a cell holds no number."""
     if cells.dtype.kind in "biuf":
         return cells.astype(np.float64)
     return np.fromiter(map(number_of, cells.tolist()), np.float64, len(cells))
@@ -211,10 +202,7 @@ def as_column(y: Any) -> np.ndarray:
 
 
 def as_numbers(name: str, given: Any, cells: np.ndarray | None = None) -> np.ndarray:
-    """Returns cells (n,) in float64, NaN where a cell holds no number.
-
-    A type of `given` that declares text or times raises `ValueError`.
-    """
+    """Returns cells (n,) in float64, NaN for others; refuses a type of `given`."""
     cells = as_column(given) if cells is None else cells
     if kind_of(given) in _ADVICE or cells.dtype.kind not in "biufO":
         dtype = getattr(given, "dtype", cells.dtype)
@@ -252,10 +240,7 @@ def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray
 
 
 def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
-    """Returns (n,) weights clipped to [0, max_weight], NaN as zero.
-
-    Without `sample_weight` all records have the largest weight.
-    """
+    """Returns (n,) weights in [0, max_weight], NaN as 0; by default all the largest."""
     if sample_weight is None:
         return np.full(len(X), float(largest_weight(model)))
     rule = "the largest weight, a public number, where sample_weight is given"

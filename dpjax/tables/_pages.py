@@ -299,7 +299,6 @@ def _draw(
 
 
 def dress(panel: Any, rule: str) -> None:
-    """Draws the left and bottom axes of a panel in the color `rule`."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color(rule)
 

@@ -238,7 +238,6 @@ def encode(
 
 
 def _number_of_category(cell: Any) -> int | float | None:
-    """Returns the number by which a cell in a column of numbers is compared."""
     known = _category(cell)
     return _texts.number_of(cell) if isinstance(known, str) else known
 

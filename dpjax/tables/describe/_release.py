@@ -298,10 +298,7 @@ class Groups(NamedTuple):
     def counted(
         self, cells: np.ndarray, num_cells: int, budget: Budget, key: Key
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
-        """Releases counts of records in each cell of each group, shape (num_cells, G).
-
-        Returns counts, their standard errors, and stddev and multiplier of the noise.
-        """
+        """Releases (num_cells, G) counts, their errors, noise stddev and multiplier."""
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
         total = len(self.names) * num_cells
         edges = np.arange(total + 1, dtype=np.float32) - 0.5
@@ -410,7 +407,6 @@ def _of_numbers(
 def _of_categories(
     kind: Categorical, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Statistics:
-    """Releases the count of each category in every group."""
     names = [*kind.categories, OTHER]
     cells = groups.place(_codes(kind, column))
     counts, errors, stddev, multiplier = groups.counted(cells, len(names), budget, key)
@@ -452,12 +448,9 @@ def _sizes_of(
     releases: Sequence[Statistics],
     own: Statistics | None,
 ) -> np.ndarray:
-    """Returns one number of records for each group, integers of shape (G,).
-
-    It is the mean of the noisy sizes from `releases`, and from the column of groups
-    itself (`own`), weighted by inverse variances. The numbers add up to the public
-    number of records, or at most to the number of places.
-    """
+    """Returns the number of records in each group, integers of shape (G,)."""
+    # Every column with these groups, and the column of groups itself (`own`), has noisy
+    # sizes, which are averaged with inverse variances as weights.
     counts = [(release.sizes, release.size_variance) for release in releases]
     if own is not None:
         counts.append((own.cells[:, 0], own.stddev**2))
@@ -465,6 +458,7 @@ def _sizes_of(
     values = np.array([value for value, _ in counts], float)
     mean = np.average(values, axis=0, weights=weights)
     most = len(groups.codes)
+    # The sizes add up to a public number of records, or at most to that of places.
     if groups.num_records is not None or np.sum(np.maximum(mean, 0.0)) > most:
         return _divided(mean, most)
     return np.rint(np.maximum(mean, 0.0)).astype(int)
@@ -502,13 +496,7 @@ def _rows_of(
     *,
     cells: np.ndarray | None = None,
 ) -> Iterator[Row]:
-    """Yields the rows of a column, by groups, with possible numbers and intervals.
-
-    An interval reaches z standard errors to either side of the released number, which
-    is first moved to the nearest possible number, no farther from the truth. It is
-    extended to the number in the row, which agrees with other rows. Counts of a sample
-    are multiplied by `scale`. `cells` are the counts of the column of groups.
-    """
+    """Yields the rows of a column, by groups, with possible numbers and intervals."""
     in_table = (0, len(groups.codes)), scale
     shares, share_errors = _shares(release, groups.num_records)
     for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):
@@ -532,6 +520,8 @@ def _rows_of(
                 about = shares[index], share_errors[index]
                 numbers.append(("share", of, share, about, (0, 1), 1.0))
         for statistic, of, value, (values, errors), within, times in numbers:
+            # An interval reaches z standard errors to either side of the nearest
+            # possible number, and is extended to the number that agrees with others.
             about, value = np.clip(np.array([values[group], value], float), *within)
             reach = z * float(errors[group])
             low, high = np.clip([about - reach, about + reach], *within)
@@ -542,15 +532,12 @@ def _rows_of(
 def _shares(
     release: Statistics, num_records: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares of counts (k, G) in their groups, and their standard errors.
-
-    If the number of records N is not public, N is the sum of the noisy counts. The
-    noise of a share p = c / N then has variance ((1 - p)^2 + (k - 1) p^2) stddev^2 /
-    N^2.
-    """
+    """Returns shares of counts (k, G) in their groups, and their standard errors."""
     counts, stddev = release.cells, release.stddev
     if num_records is not None:
         return counts / num_records, release.errors / num_records
+    # Else N is the sum of k noisy counts, and the noise of a share p = c / N has
+    # variance ((1 - p)^2 + (k - 1) p^2) stddev^2 / N^2.
     k = len(counts)
     total = np.sum(counts, axis=0, dtype=float)
     known = np.maximum(total, 1.0)

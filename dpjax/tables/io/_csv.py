@@ -127,7 +127,6 @@ def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterato
 
 
 def _names(header: str, delimiter: str) -> list[str]:
-    """Returns the names in a header, or [] if it is blank."""
     import polars as pl
 
     if _UNPRINTED.search(header):
@@ -163,7 +162,6 @@ def _cells(records: Any, delimiter: str) -> Any:
 
 
 def _column(cells: Any, place: int, delimiter: str) -> Any:
-    """Returns the cell at `place` of each record, blank if the record is shorter."""
     written = cells.list.get(place, null_on_oob=True).fill_null("")
     return _unquoted(written, delimiter)
 

@@ -138,11 +138,8 @@ def _place(devices: _sharding.Devices) -> int:
 def _of_all(
     tags: np.ndarray, columns: list[np.ndarray], size: int, devices: _sharding.Devices
 ) -> list[Any]:
-    """Returns the rows with the smallest tags of all processes, the same on each.
-
-    Tags are exchanged first, so that a process sends only rows that are drawn.
-    """
-    # The smallest tags of all processes are among the smallest tags of each process.
+    """Returns the rows with the smallest tags of all processes, the same on each."""
+    # Tags are exchanged first, so that a process sends only rows that are drawn.
     every = _gathered(tags, devices)
     owners = np.repeat(np.arange(len(every)), [len(rows) for rows in every])
     drawn = order_of(np.concatenate(every))[:size]

@@ -128,7 +128,7 @@ def batches(
     states = states(state)
 
     def batch(step: int) -> tuple[PyTree, jax.Array]:
-        # The keys are cloned, because a dataset may be read again, for the same batches.
+        # The keys are cloned, so that reading a dataset again gives the same batches.
         again = dataclasses.replace(
             states,
             key=jax.random.clone(states.key),

@@ -79,9 +79,8 @@ def surveys(path: Path, text_format: TextFormat) -> dict[str, _csv.Survey]:
 def declared_kinds(path: Path) -> dict[str, str]:
     """Returns the declared kinds of a Parquet file's columns, without reading records.
 
-    The kinds are "number", "text", "truth", "time" and "nested". A kind is returned if
-    all files of a folder agree on it; files of other formats declare none. Categories
-    in a column's type are not returned, because they usually come from the records.
+    The kinds are "number", "text", "truth", "time" and "nested"; all files of a folder
+    must agree. Categories in a type are left out: they usually come from the records.
     """
     declared = []
     for file in files_of(path):
@@ -126,10 +125,7 @@ def read_columns(
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat = PLAIN
 ) -> Iterator[dict[str, Column]]:
-    """Yields the columns as `read_columns` does, in one or more chunks of megabytes.
-
-    An NPZ file is one chunk.
-    """
+    """Yields the columns as `read_columns` does, in one or more chunks of megabytes."""
     for file in files_of(path):
         _, read = _READERS[_suffix(file)]
         with _readable(file):

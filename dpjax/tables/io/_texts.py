@@ -252,10 +252,7 @@ def is_mark(text: str) -> bool:
 
 
 def is_missing(text: str) -> bool:
-    """Returns whether a text means a missing value, even if a schema lists it.
-
-    These are blanks, the texts of NaN, NA and NaT, and bytes that do not decode.
-    """
+    """Returns whether a text means a missing value, even if a schema lists it."""
     return text.lower() in _NEVER or UNDECODED in text
 
 

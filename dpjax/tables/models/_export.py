@@ -289,7 +289,6 @@ def sql_file(parts: Parts) -> bytes:
 
 
 def _steps_of(part: Numbers | Levels) -> list[str]:
-    """Returns the expression that each step adds for a column."""
     if not _is_by_value(part):
         return [_STEPS[0]]
     return [*_STEPS, _OF_NUMBERS if isinstance(part, Numbers) else _OF_LEVELS]
@@ -467,10 +466,7 @@ class _Graph:
 
 
 def _odd_cells(part: Levels) -> str:
-    """Returns a pattern of texts that may be another spelling of a category.
-
-    ONNX compares texts, but neither removes blanks nor reads numbers in texts.
-    """
+    """Returns a pattern of texts that may be another spelling of a category."""
     blank = "".join(rf"\x{{{ord(character):x}}}" for character in _BLANKS)
     odd = [f"[{blank}]+[^{blank}].*", f".*[^{blank}][{blank}]+"]
     if part.numbers:

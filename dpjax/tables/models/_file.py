@@ -37,10 +37,7 @@ _ERRORS = "standard_errors", "correlations"  # entries that a file may lack
 
 
 def model_file(model: Model) -> bytes:
-    """Returns the content of a model's file, which `load_model` reads.
-
-    `dpjax train` writes it, and users can: `path.write_bytes(model_file(model))`.
-    """
+    """Returns the content of a model's file, which `load_model` reads."""
     terms, names = Terms.of(model.params), model.feature_names
     content = {
         "format": _FORMAT,

@@ -84,10 +84,8 @@ def interval_of(
     num_samples: int,
     stddev: float,
 ) -> Interval:
-    """Returns a statistic of noisy counts, with bounds by a parametric bootstrap.
-
-    The bootstrap uses released counts only, so it costs no privacy.
-    """
+    """Returns a statistic of released counts, with bounds; it costs no privacy."""
+    # The bounds are from a parametric bootstrap with the released counts as shares.
     rng = np.random.default_rng(0)
     # Counts that are mostly noise are set to zero. Clipped at zero, many of them would
     # have a large sum.
@@ -103,11 +101,9 @@ def interval_of(
 
 
 def num_seen(num_missing: float, num_samples: int, stddev: float) -> float:
-    """Returns the number of records with a target, from a noisy count without one.
-
-    A noisy count that may be noise alone counts as zero, so that a table without
-    missing targets gets no noise in this number.
-    """
+    """Returns the number of records with a target, from a noisy count of the rest."""
+    # A count that may be noise alone is taken as 0, so that a table without missing
+    # targets gets no noise here.
     is_clear = num_missing > WIDTH * stddev
     return max(num_samples - num_missing * is_clear, 1.0)
 

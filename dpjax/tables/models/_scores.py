@@ -95,31 +95,26 @@ def private_scores(
         scores: predictions in the form that the loss takes, shape (n,): log odds of the
             positive label, numbers in units of the target's scale, or logarithms of
             means in these units; for K classes log probabilities, shape (n, K).
-        targets: shape (n,): positive numbers for the positive label; indices of
-            classes; or numbers in units of the scale. A target that is NaN, or no
-            class, has no weight.
+        targets: shape (n,): positive for the positive label; the index of a class; or
+            numbers in units of the scale. NaN, or no class, has no weight.
         beside: a constant score, shape () or (K,), public or released; or the scores
-            of another model. None: the released shares of labels or classes, and 0 for
-            numbers.
+            of another model. None: the released shares of labels or classes; or 0.
         loss: the loss of a score and a target; `losses.softmax(K)` for K classes.
         loss_name: the name of the loss in the result.
-        scale: the public scale of the target. Errors are resolved from a hundredth of
-            it, or with a log link a ten-thousandth, up to a hundred scales. None:
-            targets are labels.
+        scale: the public scale of the target; errors are resolved from 0.01 scales
+            (0.0001 with a log link) to 100 scales. None: targets are labels.
         key: a typed key.
         noise_multiplier: the noise multiplier of each of two Gaussian mechanisms.
         is_end: with a log link, which means are at an end of the model's range, boolean
-            of shape (n,). Each entry must depend on its record alone. The share of
-            these means is released too.
+            of shape (n,), each by its record alone. Their share is released too.
 
     Returns:
         For labels, accuracy, area under the ROC curve and calibration; for classes,
-        accuracy and the mean area under the ROC curve of a class against the rest; for
-        both, the mean loss. For numbers, the median and the 90th percentile of the
-        absolute error; the mean loss, or for a log link the mean deviance, in the unit
-        of the target to the power 2 - p; the mean absolute error and the root mean
-        squared error. Means are of clipped values, and the result says to what they
-        are clipped. With `beside`, there is also R2 against it.
+        accuracy and the mean area of a class against the rest; for both, the mean loss.
+        For numbers, the median and 90th percentile of the absolute error, the mean loss
+        (with a log link the mean deviance, in the target's unit to the power 2 - p),
+        the mean absolute error and the root mean squared error, all three clipped, with
+        the bounds, and with `beside` R2 against it.
 
     Raises:
         ValueError: If the shapes do not fit, or the scale is not positive.
@@ -296,7 +291,6 @@ def _of_errors(
 
 
 def _losses(scores: np.ndarray, targets: np.ndarray, loss: LinearLoss) -> np.ndarray:
-    """Returns losses minus the smallest loss for each target, shape (2, n)."""
     known = np.broadcast_to(targets, (2, len(targets)))
     return np.asarray(_excess(loss, *arrays((scores, known))), np.float64)
 
@@ -502,7 +496,6 @@ def _area(counts: np.ndarray) -> float:
 
 
 def _is_class(targets: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns which targets are the index of a class."""
     return (targets >= 0) & (targets < num_classes)
 
 
