@@ -48,8 +48,8 @@ def l1_ball_params(key: Key, num_features: int) -> jax.Array:
     _validate.typed_key(key)
     _validate.count(num_features=num_features)
     size_key, sign_key = jax.random.split(key)
-    # Exponentials divided by their sum are uniform on the simplex. One entry more than
-    # there are features, which is dropped, makes the others uniform inside the ball.
+    # Exponentials divided by their sum are uniform on the simplex. One entry more is
+    # drawn and dropped, which makes the remaining entries uniform inside the ball.
     sizes = jax.random.exponential(size_key, (num_features + 1,))
     signs = jax.random.rademacher(sign_key, (num_features,), sizes.dtype)
     return signs * sizes[:-1] / jnp.sum(sizes)

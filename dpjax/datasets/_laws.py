@@ -122,8 +122,8 @@ class StudentT(Law):
     """Student's t law.
 
     Args:
-        degrees_of_freedom: upsilon in 004, positive. Moments of this order or a higher
-            one do not exist.
+        degrees_of_freedom: upsilon in 004, positive. Moments exist only of lower order
+            than this.
 
     Example:
         >>> StudentT(degrees_of_freedom=10.0).mean
@@ -157,9 +157,9 @@ class Pareto(Law):
     """Pareto law: P(X > x) = (scale / x)^tail_index for x >= scale.
 
     Args:
-        tail_index: exponent of the tail, positive. Moments of this order or a higher
-            one do not exist, so the (1 + v)-th moment that 003 assumes to be bounded
-            needs 1 + v < tail_index.
+        tail_index: exponent of the tail, positive. Moments exist only of lower order
+            than this, so 003, which bounds the (1 + v)-th moment, needs 1 + v <
+            tail_index.
         scale: the smallest value, positive.
 
     Example:

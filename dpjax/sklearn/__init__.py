@@ -12,7 +12,7 @@ have standard errors: `bse_`, `conf_int()`, and `summary()`, a table.
 
 All attributes that `fit` sets are (epsilon, delta)-DP under replace-one, for every
 input. The number of records and the number and names of columns are public. Values
-never raise errors: each estimator says what a missing or odd cell counts as. Wrong
+never raise errors: each estimator says how it counts a missing or odd cell. Wrong
 shapes, types and parameters raise `ValueError` before anything is computed. Encode text
 first, by a transformer with declared categories.
 

@@ -38,7 +38,7 @@ class _Additive(LinearEstimator):
     categorical_features: Any
     intervals: bool
     n_features_in_: int
-    _errors = _correlations = None  # of the curves, if `intervals` is True
+    _errors = _correlations = None  # None without `intervals`
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         self._categories = _tables.categories_of(self.categorical_features, X)
@@ -61,6 +61,7 @@ class _Additive(LinearEstimator):
         **release: Any,
     ) -> None:
         is_number = self._is_number
+        # Numbers are standardized; categories are one-hot and need no scale.
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))
         bends = self._bends[is_number]
         is_truth = ~bends & np.isnan(low)  # the type of these columns has 0 and 1 only

@@ -14,7 +14,7 @@ from dpjax.sklearn._regressors import Regressor, Unit
 
 
 def log_means(loss: LinearLoss, scale: float) -> np.ndarray:
-    """Returns logarithms of the smallest and largest mean of `loss`, times `scale`."""
+    """Returns log(mean * scale) for the smallest and the largest mean of `loss`."""
     ends = loss.mean_of(jnp.array([-jnp.inf, jnp.inf]))
     return np.log(np.asarray(ends, np.float64) * scale)
 

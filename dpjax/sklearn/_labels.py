@@ -20,7 +20,7 @@ _THRESHOLD = 4.0  # rough threshold of counts, in standard deviations of the noi
 
 def labels_share(num_samples: int, noise_multiplier: float) -> float:
     """Returns the share of the budget for the release of labels, in [0.01, 0.8]."""
-    # With it the count of a label that a seventh of the records have is clear of noise.
+    # It suffices to show a label of a seventh of the records.
     noise = 7 * _THRESHOLD * math.sqrt(2) * noise_multiplier / num_samples
     return min(max(noise**2, 0.01), 0.8)
 
@@ -96,9 +96,10 @@ def release_labels(
     the result follow from the released labels alone, not from other records.
 
     Privacy:
-        Let a Gaussian mechanism of mu = 1 / noise_multiplier, stddev over the counts'
-        l2 sensitivity of sqrt(2), with all later releases, be (epsilon, delta)-DP. Then
-        the labels and those releases are (epsilon, delta + e^epsilon p)-DP under
+        The noise multiplier is the standard deviation of the noise divided by the
+        counts' l2 sensitivity, sqrt(2). Suppose that a Gaussian mechanism with mu = 1 /
+        noise_multiplier is (epsilon, delta)-DP together with all later releases. Then
+        the labels and these releases are (epsilon, delta + e^epsilon p)-DP under
         replace-one: `docs/privacy/proofs/estimators.md`, 9.3.
     """
     distinct, codes = numbered(labels)
@@ -116,7 +117,7 @@ def release_labels(
 def passing(
     key: Key, counts: dict[Any, int], stddev: float, threshold: float
 ) -> list[Any]:
-    """Releases the labels whose noisy count passes the threshold."""
+    """Releases the labels with a noisy count above the threshold."""
     # Sizes are powers of 2, so that JAX compiles few programs.
     size = 2 ** math.ceil(math.log2(max(len(counts), 1)))
     padded = np.zeros(size)
@@ -135,10 +136,9 @@ def indices(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def _sorted(labels: np.ndarray) -> np.ndarray:
-    """Returns labels sorted by value, or by type and text if values do not compare."""
     try:
         return np.sort(labels)
-    except TypeError:
+    except TypeError:  # values that do not compare are sorted by type and text
         texts = [(type(label).__name__, str(label)) for label in labels]
         return labels[sorted(range(len(labels)), key=texts.__getitem__)]
 
@@ -147,5 +147,5 @@ def _is_known(label: Any) -> bool:
     try:
         hash(label)
         return label is not None and bool(label == label)
-    except (TypeError, ValueError):  # no hash, or neither equal nor unequal
+    except (TypeError, ValueError):  # it has no hash, or its comparison is an array
         return False

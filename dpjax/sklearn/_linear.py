@@ -45,7 +45,7 @@ parameters = dataclass(kw_only=True, eq=False, repr=False)
 
 
 class PrivateEstimator(BaseEstimator):
-    """Warns when it is cloned a second time in a process, whatever the data are."""
+    """Warns, for any data, when it is cloned a second time in a process."""
 
     epsilon: float
 
@@ -125,6 +125,7 @@ class LinearEstimator(PrivateEstimator):
             intervals=getattr(self, "intervals", False),
             **options,
         )
+        # <w, (x - center) / scale> + b is a linear function of x in the user's units.
         params = np.asarray(solution.params, np.float64)
         _tables.set_mean_weight(self, solution.stats, len(features))
         self._set_standard(standard)
@@ -149,7 +150,7 @@ class LinearEstimator(PrivateEstimator):
 
         Privacy:
             This release and a solver with these options are together as one Gaussian
-            mechanism of the noise multiplier.
+            mechanism with the noise multiplier.
         """
         _progress.say("scales of columns")
         key, scale_key = _keys.split(key)

@@ -27,7 +27,7 @@ _MOMENT = 4.0
 # The noisy mean weight is a divisor, so it is raised to so many standard deviations of
 # its noise, but at most to this share of the largest weight.
 _CLEAR_WEIGHT, _LEAST_WEIGHT = 3.0, 0.05
-_BEYOND = 1e40  # in any released unit above `_LARGEST`, and no division overflows
+_BEYOND = 1e40  # above `_LARGEST` in any released unit, and no division overflows
 
 
 class Unit(NamedTuple):
@@ -162,6 +162,7 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
         self._largest = None if offsets is None else float(self.max_exposure or 1.0)
         total = _linear.total_noise(epsilon, delta)
         _progress.say("unit of the target")
+        # The model gets the share of the budget that the unit of the target leaves.
         key, target_key = _keys.split(key)
         release: Any = {"key": target_key, "noise_multiplier": total}
         targets, unit = in_unit(self, loss, targets, weights, offsets, **release)

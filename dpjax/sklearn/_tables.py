@@ -202,7 +202,7 @@ def as_column(y: Any) -> np.ndarray:
 
 
 def as_numbers(name: str, given: Any, cells: np.ndarray | None = None) -> np.ndarray:
-    """Returns cells (n,) in float64, NaN for others; refuses a type of `given`."""
+    """Returns (n,) cells in float64, NaN for odd cells; refuses text and times."""
     cells = as_column(given) if cells is None else cells
     if kind_of(given) in _ADVICE or cells.dtype.kind not in "biufO":
         dtype = getattr(given, "dtype", cells.dtype)

@@ -36,7 +36,7 @@ def errors_of_sums(
     """Returns standard errors (m,) of weighted sums of d estimates.
 
     `matrix` (m, d) has the weights of the estimates in each sum. The error of a sum is
-    infinite if the error of one of its terms is.
+    infinite if an estimate with a nonzero weight has an infinite error.
 
     Example:
         >>> half = [[1.0, 0.5], [0.5, 1.0]]

@@ -99,8 +99,8 @@ def describe(
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input. Each column is released
-        by `dp_group_means` and `dp_histogram`, whose Gaussian mechanisms compose
-        exactly: their inverse squared noise multipliers add up to that of the budget.
+        by `dp_group_means` and `dp_histogram`. Their Gaussian mechanisms compose
+        exactly: their inverse squared noise multipliers add up to the budget's.
         `max_records` amplifies by sampling without replacement (Balle, Barthe, Gaboardi
         2018, Theorem 9).
 
@@ -458,7 +458,7 @@ def _sizes_of(
     values = np.array([value for value, _ in counts], float)
     mean = np.average(values, axis=0, weights=weights)
     most = len(groups.codes)
-    # The sizes add up to a public number of records, or at most to that of places.
+    # Sizes add up to a public number of records, or at most to the number of places.
     if groups.num_records is not None or np.sum(np.maximum(mean, 0.0)) > most:
         return _divided(mean, most)
     return np.rint(np.maximum(mean, 0.0)).astype(int)
@@ -521,7 +521,7 @@ def _rows_of(
                 numbers.append(("share", of, share, about, (0, 1), 1.0))
         for statistic, of, value, (values, errors), within, times in numbers:
             # An interval reaches z standard errors to either side of the nearest
-            # possible number, and is extended to the number that agrees with others.
+            # possible number, and is extended to the number in the row.
             about, value = np.clip(np.array([values[group], value], float), *within)
             reach = z * float(errors[group])
             low, high = np.clip([about - reach, about + reach], *within)

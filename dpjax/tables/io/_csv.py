@@ -109,6 +109,7 @@ def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterato
     """Returns the names, the delimiter, and the records in at least one block."""
     import polars as pl
 
+    # A first line such as "sep=;" names the delimiter, and is above the header.
     lines = _lines(path, text_format.encoding, is_quoted=text_format.quoted)
     block = next(lines, pl.Series([""]))
     directive = _SEPARATOR.fullmatch(block[0])
@@ -152,7 +153,7 @@ def _delimiter(path: Path, header: str) -> str:
 
 
 def _cells(records: Any, delimiter: str) -> Any:
-    """Returns a series of lists, the cells of each record as they are written."""
+    """Returns a series with a list of the cells of each record, as they are written."""
     d = re.escape(delimiter)
     records = records.str.strip_suffix("\r")
     if not records.str.contains('"', literal=True).any():
@@ -184,7 +185,7 @@ def _opened(cells: Any, delimiter: str) -> Any:
 
 
 def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any]:
-    """Yields the lines of a file in blocks, which are polars series of strings."""
+    """Yields blocks of lines, which are polars series of strings."""
     import polars as pl
 
     with _open(path) as file:

@@ -73,7 +73,7 @@ class TextFormat:
 
     @property
     def has_plain_numbers(self) -> bool:
-        """Whether numbers are written as in Python."""
+        """Returns whether numbers are written as in Python."""
         return (self.decimal, self.thousands, self.currency) == (".", None, None)
 
     def plain(self, cells: Any) -> Any:
@@ -165,7 +165,7 @@ class Texts:
 
         plain = self.text_format.plain(self.cells)
         numbers = plain.cast(pl.Float64, strict=False)
-        # The cast reads most cells; distinct texts of the rest are parsed one by one.
+        # The cast reads most cells. Texts that it does not read are parsed one by one.
         rest = numbers.is_null().arg_true()
         values = numbers.fill_null(np.nan).to_numpy(writable=True)
         if len(rest):

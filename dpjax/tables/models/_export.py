@@ -372,7 +372,7 @@ def onnx_file(parts: Parts) -> bytes:
         raise ImportError(message) from error
     _validate.require(len(parts.columns) > 0, "columns", [], "not empty, for ONNX")
     output = "prediction"
-    # Names of nodes begin with that of the output, which must differ from all inputs.
+    # Names of nodes begin with the name of the output, as no name of an input may.
     while any(name.startswith(output) for name in parts.inputs):
         output += "_"
     graph = _Graph(output)

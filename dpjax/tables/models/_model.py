@@ -136,7 +136,7 @@ class Model:
 
     @property
     def positive(self) -> str | None:
-        """The label whose probability is predicted, or None for a number."""
+        """The positive label, which the predicted probability is for, or None."""
         return next(iter(self.target.categories), None)
 
     @property
