@@ -26,7 +26,7 @@ def labels_share(num_samples: int, noise_multiplier: float) -> float:
 
 
 def canonical(label: Any) -> int | float | str | None:
-    """Returns a label as int (1, 1.0 and True), float or str, or None, as for NaN."""
+    """Returns a label as int (1 for 1.0 and True), float or str; None if missing."""
     if isinstance(label, bytes):
         label = label.decode("latin-1")
     if isinstance(label, str):

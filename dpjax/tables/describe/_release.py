@@ -496,7 +496,7 @@ def _rows_of(
     *,
     cells: np.ndarray | None = None,
 ) -> Iterator[Row]:
-    """Yields the rows of a column, by groups, with possible numbers and intervals."""
+    """Yields the rows of a column by groups; `scale` multiplies counts of a sample."""
     in_table = (0, len(groups.codes)), scale
     shares, share_errors = _shares(release, groups.num_records)
     for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):

@@ -101,7 +101,7 @@ def interval_of(
 
 
 def num_seen(num_missing: float, num_samples: int, stddev: float) -> float:
-    """Returns the number of records with a target, from the noisy count without it."""
+    """Returns the number of records with a target, from the noisy number without."""
     # A count that may be noise alone is taken as 0, so that a table without missing
     # targets gets no noise here.
     is_clear = num_missing > WIDTH * stddev

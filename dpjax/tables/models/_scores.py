@@ -332,7 +332,7 @@ def _means(
 
 
 def _mapped(function: Callable[[float], float], interval: Interval) -> Interval:
-    """Returns the interval of an increasing function of the value."""
+    """Returns the interval of an increasing `function` of the value."""
     return Interval(*map(function, interval))
 
 
