@@ -1,6 +1,7 @@
 """Heavy-tailed problems and real data sets, scaled by public constants only.
 
-`load` reads a real one by its name. Synthetic problems are pure functions of a JAX key.
+`load` reads a real data set by its name. Synthetic problems are pure functions of a JAX
+key.
 """
 
 from typing import TYPE_CHECKING

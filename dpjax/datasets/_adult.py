@@ -10,7 +10,7 @@ _FILE_COLUMNS = (
     *("occupation", "relationship", "race", "sex", "capital-gain", "capital-loss"),
     *("hours-per-week", "native-country", "income"),
 )
-# Those of the archive's adult.names; "?" is none of them.
+# The archive's file adult.names lists these categories; "?" is not among them.
 _CATEGORIES = {
     "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov "
     "State-gov Without-pay Never-worked",
@@ -31,10 +31,10 @@ _CATEGORIES = {
     "Scotland Thailand Yugoslavia El-Salvador Trinadad&Tobago Peru Hong "
     "Holand-Netherlands",
 }
-# Round numbers from general knowledge: the middle of a working life; the code for "some
-# college" (education-num runs from 1 to 16); the full-time week. Gains and losses, in
-# dollars, keep their tails: they are only divided. The sampling weight fnlwgt is left
-# out.
+# Centers and scales are round numbers from general knowledge: the middle of a working
+# life, the code for "some college" (education-num runs from 1 to 16), the full-time
+# week. Gains and losses, in dollars, are only divided, so that they keep their tails.
+# The sampling weight fnlwgt is left out.
 SCHEMA = {
     "age": Numeric(center=40, scale=15),
     "education-num": Numeric(center=10, scale=3),

@@ -1,4 +1,4 @@
-"""The real data sets: how they are loaded, read and split, in one form for all."""
+"""Loading, reading and splitting of the real data sets, in one form for all."""
 
 import csv
 import gzip
@@ -15,7 +15,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.tables.columns._kinds import Categorical, Numeric, encode
 
-PUBLIC_SETS = ("adult", "rand_hie")  # the package has the files of these
+PUBLIC_SETS = ("adult", "rand_hie")  # the package contains their files
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,17 +29,17 @@ class Dataset:
         features: training features, float32 of shape (n, d).
         targets: training targets, float32 of shape (n,).
         test_features: test features, float32 of shape (m, d).
-        test_targets: test targets, float32 of shape (m,), NaN where one is missing.
+        test_targets: test targets, float32 of shape (m,), NaN if missing.
         target_unit: the unit of the targets.
         licence: licence of the data.
         source: where the data come from.
         schema: how each column was encoded, by the column's name.
-        weights: of the training records, in [0, 1], float32 of shape (n,); None for
-            equal weights.
-        exposures: of the training records, divided by the largest exposure, in [0, 1],
-            float32 of shape (n,); a record's mean is proportional to its exposure.
-            None for equal exposures.
-        test_exposures: of the test records, float32 of shape (m,).
+        weights: weights of the training records, in [0, 1], float32 of shape (n,); None
+            for equal weights.
+        exposures: exposures of the training records, divided by the largest exposure,
+            in [0, 1], float32 of shape (n,); a record's mean is proportional to its
+            exposure. None for equal exposures.
+        test_exposures: exposures of the test records, float32 of shape (m,).
 
     Example:
         >>> from dpjax import datasets
@@ -67,7 +67,7 @@ class Dataset:
 
     @property
     def train(self) -> tuple[np.ndarray, np.ndarray]:
-        """The training pair (features, targets), the `data` of a solver."""
+        """The training pair (features, targets), the `data` argument of a solver."""
         return self.features, self.targets
 
     @property
@@ -79,13 +79,13 @@ class Dataset:
 def load(name: str) -> Dataset:
     """Loads a real data set, encoded with public constants only.
 
-    Both are in the package. `dpjax/datasets/_<name>.py` documents the target, the
-    scales and the source of each.
+    The package contains both data sets. `dpjax/datasets/_<name>.py` documents the
+    target, the scales and the source of each.
 
     Args:
-        name: "adult": who earns more than 50,000 dollars? 32,561 records for training;
-            or "rand_hie": the medical cost of a person's year; 16,190. Another one
-            raises `ValueError`.
+        name: "adult", whether a person earns more than 50,000 dollars, with 32,561
+            training records; or "rand_hie", the medical cost of a person in a year,
+            with 16,190. Another name raises `ValueError`.
 
     Example:
         >>> data = load("adult")
@@ -104,10 +104,7 @@ def assemble(
     is_test: np.ndarray,
     **about: Any,
 ) -> Dataset:
-    """Encodes the columns, appends the intercept and splits the records.
-
-    The rest of the form follows: name, task, target_unit, licence and source.
-    """
+    """Encodes columns, appends an intercept and splits records; `about` has fields."""
     features, feature_names = encode(columns, schema)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     return Dataset(
@@ -122,7 +119,7 @@ def assemble(
 
 
 def every_fifth(num_records: int, *, block_size: int = 1) -> np.ndarray:
-    """Marks every fifth block of consecutive records: a split by public index."""
+    """Marks every fifth block of consecutive records, for a split by public index."""
     return np.arange(num_records) // block_size % 5 == 4
 
 
@@ -145,11 +142,7 @@ def bundled(name: str) -> bytes:
 def read_columns(
     text: bytes, names: Iterable[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Reads comma-separated text in UTF-8 into columns of strings, by name.
-
-    The first row has the names if none are given. Short rows are filled with empty
-    cells; cells beyond the names are left out, and blank lines skipped.
-    """
+    """Reads comma-separated text into columns of strings; the first row has `names`."""
     lines = io.StringIO(text.decode("utf-8", "replace"), newline="")
     rows = filter(None, csv.reader(lines, skipinitialspace=True))
     header = list(next(rows, []) if names is None else names)

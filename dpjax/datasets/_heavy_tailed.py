@@ -30,7 +30,7 @@ class Synthetic(NamedTuple):
 
     @property
     def data(self) -> tuple[jax.Array, jax.Array]:
-        """The pair (features, targets), the `data` of a solver."""
+        """The pair (features, targets), which solvers take as `data`."""
         return self.features, self.targets
 
 
@@ -48,18 +48,19 @@ def l1_ball_params(key: Key, num_features: int) -> jax.Array:
     _validate.typed_key(key)
     _validate.count(num_features=num_features)
     size_key, sign_key = jax.random.split(key)
-    # Exponentials divided by their sum are uniform on the simplex; one more of them
-    # than features leaves room for the inside of the ball.
+    # Exponentials divided by their sum are uniform on the simplex. One entry more is
+    # drawn and dropped, which makes the remaining entries uniform inside the ball.
     sizes = jax.random.exponential(size_key, (num_features + 1,))
     signs = jax.random.rademacher(sign_key, (num_features,), sizes.dtype)
     return signs * sizes[:-1] / jnp.sum(sizes)
 
 
 def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
-    """Makes a sampler of w* with few nonzero entries, on the unit l2 sphere.
+    """Returns a sampler of w* with few nonzero entries, on the unit l2 sphere.
 
-    Normal entries, all but `sparsity` of them, taken at random, set to zero. The paper
-    projects entries of scale 100 onto the unit l2 ball, hence onto the sphere.
+    The entries are normal, and all but `sparsity` of them, chosen at random, are set to
+    zero. The paper projects entries of scale 100 onto the unit l2 ball, so they also
+    end up on the sphere.
 
     Args:
         sparsity: s*, the number of nonzero entries.
@@ -68,7 +69,8 @@ def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
         A function (key, num_features) -> w*, shape (num_features,).
 
     Raises:
-        ValueError: If the sparsity is no count, or exceeds the number of features.
+        ValueError: If `sparsity` is no positive integer, or, when the sampler is
+            called, exceeds the number of features.
 
     Example:
         >>> import jax
@@ -105,13 +107,13 @@ def linear_model(
 ) -> Synthetic:
     """Draws a linear regression problem.
 
-    y = <w*, x> + e, with independent features and noise.
+    The targets are y = <w*, x> + e, with independent features and noise.
 
-    The defaults are the experiment of 001, with n = 1e5 and d = 10: log-normal noise
-    (mu, sigma) = (1, 1), less its mean. That paper names neither the law of x nor w*:
-    standard normal features are taken, since the noise is what it makes heavy-tailed,
-    and w* from the unit l1 ball, as in 004. The experiments of 004 take their noise as
-    it comes, with its mean.
+    The defaults follow the experiment of 001, which has n = 1e5 and d = 10: log-normal
+    noise (mu, sigma) = (1, 1), minus its mean. That paper states neither the law of x
+    nor w*. Features are standard normal here, because in 001 the noise has the heavy
+    tail, and w* comes from the unit l1 ball, as in 004. The experiments of 004 do not
+    subtract the mean of the noise.
 
     Args:
         key: a typed JAX key.
@@ -125,7 +127,7 @@ def linear_model(
         The problem, with features (n, d), targets (n,) and true parameters (d,).
 
     Raises:
-        ValueError: If the key or a count is not of its kind.
+        ValueError: If the key is not a typed key, or a number not a positive integer.
 
     Example:
         >>> import jax
@@ -159,27 +161,28 @@ def logistic_model(
 ) -> Synthetic:
     """Draws a binary classification problem.
 
-    The target is the sign of sign·z, z = <w*, x> + e, and -1 where that is not above
-    zero. With sign = 1, as in 004, y = sign(sigmoid(z) - 1/2), and the logistic loss
-    falls along w*. With sign = -1, as 001 writes it, y = sign(1 / (1 + exp(z)) - 1/2),
-    and the loss falls along -w*.
+    The target is +1 if sign·z > 0, for z = <w*, x> + e, else -1. With sign = 1, as in
+    004, y = sign(sigmoid(z) - 1/2), and the logistic loss decreases along w*. With
+    sign = -1, as 001 writes it, y = sign(1 / (1 + exp(z)) - 1/2), and the loss
+    decreases along -w*.
 
-    The defaults are the experiment of 004's figure 2: log-normal features, no noise.
+    The defaults follow figure 2 of 004: log-normal features and no noise.
 
     Args:
         key: a typed JAX key.
         num_samples: n.
         num_features: d.
-        feature_law: as `noise_law` and `params_fn`, of `linear_model`.
-        noise_law: law of e.
-        params_fn: law of w*.
+        feature_law: law of every entry of x.
+        noise_law: law of e; None for no noise.
+        params_fn: (key, d) -> w*, shape (d,).
         sign: 1 or -1.
 
     Returns:
-        As `linear_model`, with targets in {-1, +1}.
+        The problem, as for `linear_model`, with targets in {-1, +1}.
 
     Raises:
-        ValueError: If the key, a count or the sign is not of its kind.
+        ValueError: If the key is not a typed key, a number not a positive integer, or
+            the sign neither 1 nor -1.
 
     Example:
         >>> import jax
@@ -213,7 +216,7 @@ def _latent_model(
     params_key, feature_key, noise_key = jax.random.split(key, 3)
     true_params = params_fn(params_key, num_features)
     features = feature_law.sample(feature_key, (num_samples, num_features))
-    # In full precision: the latent variable defines the targets.
+    # The product has full precision, because the latent variable defines the targets.
     latent = jnp.dot(features, true_params, precision="highest")
     if noise_law is not None:
         latent += noise_law.sample(noise_key, (num_samples,))

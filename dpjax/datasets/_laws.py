@@ -1,11 +1,12 @@
 """Laws of features and noise, most of them heavy-tailed.
 
-A law is a frozen dataclass of host numbers: it compares and hashes by its parameters,
+A law is a frozen dataclass of Python numbers. It compares and hashes by its parameters,
 so it may be a static argument of `jax.jit`. Its samples are a pure function of the key.
 
-Two limits of float32: a draw beyond its range is returned as its largest number, so
-samples are always finite; and uniform bits end near a tail probability of 1e-7. With
-`jax_enable_x64` both recede far beyond any data set.
+Samples in float32 are limited in two ways. A draw beyond the range of float32 becomes
+the largest number, so that samples are always finite, and no draw lies beyond the
+quantile with a tail probability of about 1e-7. With `jax_enable_x64` neither limit
+matters for data sets of any practical size.
 """
 
 import abc
@@ -24,13 +25,13 @@ class Law(abc.ABC):
 
     @property
     def mean(self) -> float:
-        """The mean in closed form; inf or nan where there is none."""
+        """The mean in closed form; inf or nan if there is no finite mean."""
         return self._mean()
 
     def sample(self, key: Key, shape: tuple[int, ...] = ()) -> jax.Array:
         """Draws independent samples, all finite, in JAX's default float type.
 
-        A key that is no single typed one raises `ValueError`.
+        A key that is not a single typed key raises `ValueError`.
         """
         _validate.typed_key(key)
         samples = self._sample(key, shape)
@@ -38,10 +39,11 @@ class Law(abc.ABC):
         return jnp.clip(samples, -largest, largest)
 
     def centered(self) -> "Law":
-        """Returns the law moved so that its mean is zero: 001, section 6.
+        """Returns the law shifted to mean zero, as in 001, section 6.
 
         Raises:
-            ValueError: If it has no finite mean, as a Pareto law with tail_index = 1.
+            ValueError: If the mean is not finite, as for a Pareto law with tail_index
+                1.
 
         Example:
             >>> LogNormal(location=1.0, scale=1.0).centered().mean
@@ -58,7 +60,7 @@ class Law(abc.ABC):
 
 @dataclass(frozen=True)
 class LocationScale(Law):
-    """A law of a location and a scale, whose mean is its location."""
+    """A law with a location, by default its mean, and a scale."""
 
     location: float = 0.0
     scale: float = 1.0
@@ -73,7 +75,7 @@ class LocationScale(Law):
 
 
 class Normal(LocationScale):
-    """Normal law; the N(0, v) of 004 has scale sqrt(v).
+    """Normal law; N(0, v) in 004 has scale sqrt(v).
 
     Args:
         location: the mean.
@@ -97,8 +99,8 @@ class LogNormal(LocationScale):
 
     Args:
         location: mean of log x, mu in 001.
-        scale: standard deviation of log x, sigma in 001, positive. The
-            Lognormal(0, 0.6) of 004 gives the variance: its scale is sqrt(0.6).
+        scale: standard deviation of log x, sigma in 001, positive. In 004 the second
+            number of Lognormal(0, 0.6) is the variance, so that scale is sqrt(0.6).
 
     Example:
         >>> round(LogNormal(location=1.0, scale=1.0).mean, 4)  # e^(1 + 1/2)
@@ -120,8 +122,8 @@ class StudentT(Law):
     """Student's t law.
 
     Args:
-        degrees_of_freedom: upsilon in 004, positive. Moments of this order and above
-            do not exist.
+        degrees_of_freedom: upsilon in 004, positive. Moments exist only of lower order
+            than this.
 
     Example:
         >>> StudentT(degrees_of_freedom=10.0).mean
@@ -140,8 +142,9 @@ class StudentT(Law):
         return 0.0 if self.degrees_of_freedom > 1 else math.nan
 
     def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
-        # A coordinate of the law on the plane: P(radius > r) = (1 + r^2/nu)^(-nu/2).
-        # Without rejection, and so many times faster than `jax.random.t`.
+        # A coordinate of the bivariate t law has Student's law, and its radius has the
+        # closed form P(radius > r) = (1 + r^2/nu)^(-nu/2). This needs no rejection, so
+        # it is many times faster than `jax.random.t`.
         radius_key, angle_key = jax.random.split(key)
         nu = self.degrees_of_freedom
         grown = jnp.expm1(2 / nu * jax.random.exponential(radius_key, shape))
@@ -154,8 +157,9 @@ class Pareto(Law):
     """Pareto law: P(X > x) = (scale / x)^tail_index for x >= scale.
 
     Args:
-        tail_index: exponent of the tail, positive. Moments of this order and above do
-            not exist, so 1 + v < tail_index gives the (1 + v)-th moment of 003.
+        tail_index: exponent of the tail, positive. Moments exist only of lower order
+            than this, so 003, which bounds the (1 + v)-th moment, needs 1 + v <
+            tail_index.
         scale: the smallest value, positive.
 
     Example:

@@ -12,13 +12,13 @@ from dpjax.tables.columns._kinds import Categorical, Numeric
 
 _FLAG = Numeric(limit=1.0)
 
-# What was known before the year: the insurance plan, the person, the baseline health.
-# Centers and scales are round numbers from the description: indices run from 0 to 100,
-# the family's income is near e^8.5 dollars, persons are aged 0 to 64. Left out are the
-# outcomes of the year (every expenditure and count of visits or admissions, and what
-# derives from them), the plan's number and the person's, and columns that repeat
-# another: family size, income, coinsurance and offers are here by their logarithms, the
-# health index with its gaps filled (xghindx).
+# The features were known before the year: the insurance plan, the person, the baseline
+# health. Centers and scales are round numbers from the description: indices run from 0
+# to 100, the family's income is near e^8.5 dollars, persons are aged 0 to 64. The
+# schema leaves out the outcomes of the year (expenditures, counts of visits and
+# admissions, and columns computed from them), the numbers of plan and person, and
+# columns that repeat another: family size, income, coinsurance and offers are features
+# by their logarithms, and the health index with its gaps filled (xghindx).
 SCHEMA = {
     "logc": Numeric(center=2, scale=2),
     "idp": _FLAG,
@@ -44,10 +44,11 @@ SCHEMA = {
 def load() -> Dataset:
     """Returns the RAND Health Insurance Experiment.
 
-    The target is `meddol`, the medical expenditure of a person in a year without
-    dental care and outpatient psychotherapy, in hundreds of dollars: a fifth are zero,
-    and the tail is heavy. A record is a person-year, and a person stays for up to five,
-    so a guarantee for a record is not one for a person.
+    The target is `meddol`, the medical expenditure of a person in a year, without
+    dental care and outpatient psychotherapy, in hundreds of dollars. A fifth of the
+    targets are zero, and the tail is heavy. A record is one year of a person, and a
+    person has up to five records, so a guarantee for a record is no guarantee for a
+    person.
 
     The records of a person stand together. To keep them on one side, the test set is
     every fifth block of 100 records; only persons at the edge of a block are split.

@@ -1,6 +1,6 @@
-"""Records in files, read by each process for its own devices.
+"""Reading of records from files, in each process for its own devices.
 
-If each device's shard fits into its memory, pass a solver all records, sharded:
+If each device's shard fits into its memory, pass all records, sharded, to a solver:
 
     source = loading.MemoryMapped(("features.npy", "targets.npy"))
     mesh = jax.make_mesh((jax.device_count(),), ("records",))
@@ -12,9 +12,9 @@ To hold one batch at a time in memory, write your own loop:
     for batch, is_padding_example in loading.batches(source, state, sharding=sharding):
         grads = grad_fn(params, batch, is_padding_example)
 
-with everything else as in `dpjax.batching`. To hold a random sample in memory, see
-`sample`. Of a file's metadata only the number of records, columns and types are used,
-which are public, and not the smallest and largest values that Parquet stores.
+Everything else is as in `dpjax.batching`. To hold a random sample in memory, see
+`sample`. Only public metadata of a file are used: the number of records, the columns
+and their types, and not the smallest and largest values that Parquet stores.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""A trained model as one file, in the units of its table, and its private scores."""
+"""Trained models, in the units of their tables: files, exports and private scores."""
 
 from typing import TYPE_CHECKING
 

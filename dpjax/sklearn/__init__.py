@@ -6,24 +6,26 @@
     model.predict(X_new), model.coef_, print(model.privacy_)
 
 Columns may be in any units, such as dollars and years. Their centers and scales are
-released with a share of the budget, unless `feature_ranges` and `target_range` give
-public ones. Coefficients are in your units. With `intervals=True` linear models have
-standard errors: `bse_`, `conf_int()`, and `summary()`, a table.
+released with a share of the privacy budget, unless `feature_ranges` and `target_range`
+give public ranges. Coefficients are in your units. With `intervals=True` linear models
+have standard errors: `bse_`, `conf_int()`, and `summary()`, a table.
 
 All attributes that `fit` sets are (epsilon, delta)-DP under replace-one, for every
 input. The number of records and the number and names of columns are public. Values
-never raise errors: each estimator says what a missing or odd cell counts as. Wrong
+never raise errors: each estimator says how it counts a missing or odd cell. Wrong
 shapes, types and parameters raise `ValueError` before anything is computed. Encode text
 first, by a transformer with declared categories.
 
 Every fit spends its budget again. `GridSearchCV` over k folds and m candidates costs
 k·m + 1 fits, and its choice and scores are not private at all: choose on public data.
 `score` is not private either; use `score_privately`, on records that were not trained
-on. Whoever guesses an int as `random_state` can subtract the noise: for tests only.
+on. An int as `random_state` is for tests only: whoever guesses it can subtract the
+noise.
 
 A pipeline is private only if its other steps are. `StandardScaler`, and `OneHotEncoder`
 without declared categories, release statistics without noise; steps that use one record
-at a time are fine. On Adult, who earns more than 50,000 dollars a year:
+at a time are fine. The example predicts who earns more than 50,000 dollars a year, on
+the Adult data set:
 
 Example:
     >>> from importlib.resources import files

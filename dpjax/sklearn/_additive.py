@@ -1,4 +1,4 @@
-"""Additive models: a curve of every column, for classes and for numbers."""
+"""Additive models for classes and for numbers, with a curve for every column."""
 
 import math
 from collections.abc import Iterator
@@ -33,12 +33,12 @@ _LOSSES = {
 
 
 class _Additive(LinearEstimator):
-    """Scores that are sums of curves; before the classes which say of what."""
+    """Fits scores that are sums of curves; subclasses map scores to targets."""
 
     categorical_features: Any
     intervals: bool
     n_features_in_: int
-    _errors = _correlations = None  # of the curves, where they are asked for
+    _errors = _correlations = None  # None without `intervals`
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
         self._categories = _tables.categories_of(self.categorical_features, X)
@@ -46,7 +46,7 @@ class _Additive(LinearEstimator):
         checked = super()._check(X)
         names = _tables.names_in(self)
         self._is_number = np.array([name not in self._categories for name in names])
-        # The functions of truth values are lines.
+        # A column of booleans has a straight line, because a curve needs more values.
         is_truth = [kinds.get(name, "").startswith("bool") for name in names]
         self._bends = ~np.array(is_truth)
         return checked
@@ -61,9 +61,10 @@ class _Additive(LinearEstimator):
         **release: Any,
     ) -> None:
         is_number = self._is_number
+        # Numbers are standardized; categories are one-hot and need no scale.
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))
         bends = self._bends[is_number]
-        is_truth = ~bends & np.isnan(low)  # of a type that holds 0 and 1 alone
+        is_truth = ~bends & np.isnan(low)  # the type of these columns has 0 and 1 only
         low[is_truth], high[is_truth] = 0.0, 1.0
         numbers = features[:, is_number]
         standard, options = self._prepared(numbers, weights, (low, high), **release)
@@ -84,7 +85,7 @@ class _Additive(LinearEstimator):
         )
 
     def _design(self, features: np.ndarray) -> np.ndarray:
-        """Returns numbers in their scales, 0 and 1 for each category, and ones."""
+        """Returns standardized numbers, one-hot categories and ones, shape (n, p)."""
         numbers = self._standard.of(features[:, self._is_number])
         codes = features[:, ~self._is_number].T
         dummies = [
@@ -103,7 +104,7 @@ class _Additive(LinearEstimator):
         return np.asarray(self._curves.predict(self._design(features)), np.float64)
 
     def _places(self) -> Iterator[tuple[Any, int | slice]]:
-        """Yields the columns with their features: one of a number, or of categories."""
+        """Yields each column with the index, or one-hot slice, of its features."""
         place, dummy = 0, int(self._is_number.sum())
         for name in _tables.names_in(self):
             if name in self._categories:
@@ -116,7 +117,7 @@ class _Additive(LinearEstimator):
 
     @property
     def shapes_(self) -> dict[Any, Shape]:
-        """Returns what each column adds to the score, by name or by index."""
+        """Returns the contribution of each column to the score, by name or index."""
         check_is_fitted(self)
         standard, curves, shapes = self._standard, self._curves, {}
         low, high = (standard.clipped(x) for x in (standard.low, standard.high))
@@ -138,22 +139,23 @@ class _Additive(LinearEstimator):
         return shapes
 
     def bands(self, alpha=0.05):
-        """Returns a band for each of `shapes_`, of a fit with `intervals`.
+        """Returns a band for each of `shapes_`, after a fit with `intervals`.
 
-        The level holds for each number of the grid alone. A band is for the difference
-        from the curve at the column's center, or from a category that is not in the
-        grid, so it has no width there. It costs no privacy. `dp_additive_model` says
-        what it covers.
+        The level holds at each number of the grid separately, not for all numbers
+        together. A band is for the difference from the curve at the column's center, or
+        from a category that is not in the grid, so it has no width there. It costs no
+        privacy. `dp_additive_model` says what it covers.
 
         Args:
-            alpha: the probability that one misses, in (0, 1).
+            alpha: the probability that a band misses the curve at a number of the grid,
+                in (0, 1).
 
         Returns:
-            A mapping from columns to `(grid, lower, upper)`, shapes (m,), infinite
-            where no finite band is valid.
+            A mapping from columns to `(grid, lower, upper)`, each of shape (m,). Bounds
+            are infinite where no finite band is valid.
 
         Raises:
-            ValueError: As `DPLinearRegression.conf_int`.
+            ValueError: As for `DPLinearRegression.conf_int`.
         """
         shapes, standard, bands = self.shapes_, self._standard, {}
         _validate.probability(alpha=alpha)
@@ -172,7 +174,7 @@ class _Additive(LinearEstimator):
         return bands
 
     def plot_shapes(self) -> Any:
-        """Draws `shapes_`, each in a panel, with its band; needs matplotlib.
+        """Draws each of `shapes_` in a panel, with its band; needs matplotlib.
 
         Returns:
             A `matplotlib.figure.Figure`, which has `savefig`.
@@ -182,37 +184,40 @@ class _Additive(LinearEstimator):
 
     @property
     def _axis(self) -> tuple[list[str], str]:
-        """The names of classes and of scores, for a plot."""
+        """The labels of the classes and of the score axis in a plot."""
         raise NotImplementedError
 
     def _in_units(self, values: np.ndarray) -> np.ndarray:
-        """Returns scores in the unit in which they are shown."""
+        """Returns values of the score in the unit of `shapes_`."""
         return values
 
 
 @parameters
 class DPAdditiveClassifier(_Additive, Classifier):
-    """A private additive model of classes: log odds are a sum of curves of columns.
+    """A private additive classifier: log odds are a sum of curves, one for each column.
 
     Args:
-        categorical_features: "from_dtype": columns of a frame whose type declares
-            public categories: `CategoricalDtype([...])` of pandas, `Enum` of polars
-            (`astype("category")` reads them from the data, which is not private). Or a
-            mapping from columns to lists of categories, or None: all are numbers.
-        intervals: whether curves have bands, for `classes` of two labels: see `bands`.
-            They cost a share of the budget, and curves then have at most five knots.
+        categorical_features: "from_dtype" takes the columns of a frame with a type that
+            declares public categories: `CategoricalDtype([...])` of pandas, `Enum` of
+            polars (`astype("category")` reads categories from the data, which is not
+            private). A mapping from columns to lists of categories declares them here.
+            None: all columns are numbers.
+        intervals: whether curves have bands, see `bands`. This needs `classes` of two
+            labels. Bands cost a share of the budget, and curves then have at most five
+            knots.
 
     Attributes:
-        shapes_: a mapping from columns to `(grid, values)`: what the column adds to the
-            log odds of `classes_[1]`, shape (m,), or to the score of each class, shape
-            (m, K), linear between numbers of the grid, or for all categories.
+        shapes_: a mapping from columns to `(grid, values)`. The values are what the
+            column adds to the log odds of `classes_[1]`, shape (m,), or to the score of
+            each class, shape (m, K). The grid holds numbers, between which the curve is
+            linear, or all categories.
         feature_ranges_: as for `DPLinearRegression`, for columns of numbers only.
 
     Other parameters and attributes are as for `DPLogisticRegression`.
 
     Privacy:
         As for `DPLogisticRegression`. Names, types and declared categories of columns
-        are public. A cell that is no declared category counts as none of them.
+        are public. A cell without a declared category counts as none of them.
 
     Example:
         >>> import numpy as np
@@ -254,26 +259,28 @@ class DPAdditiveClassifier(_Additive, Classifier):
 
 @parameters
 class DPAdditiveRegressor(_Additive, WithExposure):
-    """A private additive model of numbers: their mean is a sum of curves of columns.
+    """A private additive regressor: the mean is a sum of curves, one for each column.
 
     Args:
-        loss: "squared"; "huber", for targets with heavy tails; "poisson", for counts,
-            or "gamma", for positive amounts: of these two the sum is the logarithm of
-            the mean.
+        loss: "squared"; "huber", for targets with heavy tails; "poisson", for counts;
+            or "gamma", for positive amounts. With "poisson" and "gamma" the sum of the
+            curves is the logarithm of the mean.
         target_range: with "poisson" and "gamma", as for `DPPoissonRegressor`.
         max_exposure: as for `DPPoissonRegressor`, with "poisson" and "gamma" only.
         intervals: whether curves have bands, as for `DPAdditiveClassifier`.
 
     Attributes:
-        shapes_: as for `DPAdditiveClassifier`: what the column adds to the prediction
-            in the unit of the target, or to the logarithm of the mean, shape (m,).
+        shapes_: as for `DPAdditiveClassifier`, but values, shape (m,), are what the
+            column adds to the prediction, in the unit of the target, or to the
+            logarithm of the mean.
 
     Columns, their categories and ranges are as for `DPAdditiveClassifier`, other
     parameters and attributes as for `DPLinearRegression`.
 
     Privacy:
-        As for `DPLinearRegression`, or of `DPPoissonRegressor` with its losses. Names,
-        types and declared categories of columns are public.
+        As for `DPLinearRegression`, and with "poisson" and "gamma" as for
+        `DPPoissonRegressor`. Names, types and declared categories of columns are
+        public.
 
     Example:
         >>> import numpy as np
@@ -306,7 +313,10 @@ class DPAdditiveRegressor(_Additive, WithExposure):
         return values if self._loss().has_log_link else values * self._unit.scale
 
     def predict(self, X, exposure=None):
-        """Returns predictions in the unit of the target, as `DPPoissonRegressor`."""
+        """Returns predictions in the unit of the target, shape (n,).
+
+        `exposure` is as for `DPPoissonRegressor.predict`.
+        """
         scores = self._linear(X)
         if self._loss().has_log_link:
             logarithms = scores + math.log(self._unit.scale)

@@ -1,4 +1,4 @@
-"""Regression of counts and amounts, whose mean is the exponential of the prediction."""
+"""Regression of counts and amounts: the mean is the exponential of a linear score."""
 
 import math
 from typing import Any, ClassVar
@@ -14,14 +14,14 @@ from dpjax.sklearn._regressors import Regressor, Unit
 
 
 def log_means(loss: LinearLoss, scale: float) -> np.ndarray:
-    """Returns the least and the largest logarithm of a mean in the user's unit."""
+    """Returns log(mean * scale) for the smallest and the largest mean of `loss`."""
     ends = loss.mean_of(jnp.array([-jnp.inf, jnp.inf]))
     return np.log(np.asarray(ends, np.float64) * scale)
 
 
 @parameters
 class WithExposure(Regressor):
-    """Means that are proportional to an exposure, such as the years of a policy."""
+    """Fits means that are proportional to an exposure, such as a policy's years."""
 
     max_exposure: float | None = None
 
@@ -31,20 +31,21 @@ class WithExposure(Regressor):
         return super()._check(X)
 
     def fit(self, X, y, sample_weight=None, exposure=None):
-        """Fits the model, and spends the budget, as `DPLinearRegression.fit`.
+        """Fits the model and spends the budget, as `DPLinearRegression.fit` does.
 
         Args:
             X: shape (n, d), numbers in any units.
             y: shape (n,), numbers in any unit.
-            sample_weight: shape (n,), how much records count, or None.
-            exposure: shape (n,), to which means are proportional, such as the years
-                that a policy was in force; clipped to `max_exposure`. A record whose
-                exposure is zero, negative or NaN has no weight. None: one for all.
+            sample_weight: shape (n,), the weights of the records, or None.
+            exposure: shape (n,), such as the years that a policy was in force; means
+                are proportional to it. It is clipped to `max_exposure`. A record with
+                an exposure that is zero, negative or NaN has no weight. None: all
+                exposures are one.
         """
         return self._fit(X, y, sample_weight, exposure)
 
     def _means(self, logarithms: np.ndarray, unit: Unit, exposure: Any) -> np.ndarray:
-        """Returns means of logarithms for the largest exposure, in the unit."""
+        """Returns means for `exposure`, from log means for the largest exposure."""
         low, high = log_means(self._loss(), unit.scale)
         means = np.exp(np.clip(logarithms, low, high))
         if exposure is None:
@@ -55,12 +56,11 @@ class WithExposure(Regressor):
 
 
 class LogLinkRegressor(WithExposure):
-    """Means exp(coef·x + intercept); a subclass tells the loss, and its name."""
+    """Fits means exp(coef·x + intercept); a subclass defines the loss and its name."""
 
     _loss_name: ClassVar[str]
 
     def __sklearn_tags__(self):
-        """Amounts are positive; negative ones count as zero."""
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = True
         return tags
@@ -79,7 +79,8 @@ class LogLinkRegressor(WithExposure):
         """Returns means in the unit of the target, shape (n,).
 
         For the largest exposure they lie between a thousandth of `target_scale_` and
-        thirty times it. `exposure` is as for `fit`; negative ones and NaN are zero.
+        thirty times it. `exposure` is as for `fit`, but exposures that are negative or
+        NaN count as zero.
         """
         logarithms = self._linear(X) + math.log(self._largest or 1.0)
         return self._means(logarithms, self._unit, exposure)
@@ -90,14 +91,16 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     """Private Poisson regression with log link, for counts and rates.
 
     Args:
-        target_range: of the target, public, with an end above zero; with an exposure
-            per unit of it, and targets are clipped to so much for the largest exposure.
-            None: its scale is released.
-        max_exposure: the largest exposure, public; larger ones count as this, and
-            `target_scale_` is of a record with it. None: `fit` takes no exposures.
+        target_range: the public range (low, high) of the target, with high above zero.
+            With an exposure, high is per unit of exposure, and targets are clipped to
+            [0, high * max_exposure]. None: the scale of the target is released.
+        max_exposure: the largest exposure, public. Larger exposures count as this one,
+            and `target_scale_` is the scale of the target for it. None: `fit` takes no
+            exposures.
 
     Attributes:
-        coef_: what a unit of a feature adds to the logarithm of the mean, shape (d,).
+        coef_: the change of the logarithm of the mean if a feature grows by one unit,
+            shape (d,).
         intercept_: the logarithm of the mean if all features are zero, in the unit of
             the target and for an exposure of one.
 
@@ -106,7 +109,7 @@ class DPPoissonRegressor(WithIntervals, LogLinkRegressor):
     Privacy:
         As for `DPLinearRegression`, but negative targets count as zero, and targets
         above a thousand units as a thousand units. The logarithm of the exposure is an
-        offset of `dp_linear_model`, whose guarantee holds for every offset.
+        offset of `dp_linear_model`, and its guarantee holds for every offset.
 
     Example:
         >>> import numpy as np
@@ -160,10 +163,11 @@ class DPTweedieRegressor(LogLinkRegressor):
     """Private Tweedie regression with log link, for amounts that may be zero.
 
     Args:
-        power: the variance is proportional to the mean to this power, between 1, as for
-            `DPPoissonRegressor`, and 2, as for `DPGammaRegressor`.
+        power: the exponent p in (1, 2): the variance is proportional to the mean to the
+            power p. The ends 1 and 2 are `DPPoissonRegressor` and `DPGammaRegressor`.
 
-    All else, privacy included, is as for `DPPoissonRegressor`, without intervals.
+    Everything else, privacy included, is as for `DPPoissonRegressor`, but there are no
+    intervals.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Logistic regression for two classes and for more."""
+"""Logistic regression for two or more classes."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ from dpjax.tables import _progress
 
 @_linear.parameters
 class Classifier(ClassifierMixin, _linear.LinearEstimator):
-    """Classes of records, by scores which a subclass fits."""
+    """Predicts classes from scores that a subclass fits."""
 
     epsilon: float = 1.0
     delta: float | None = None
@@ -30,15 +30,15 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
 
     @_progress.shown("reading the records")
     def fit(self, X, y, sample_weight=None):
-        """Fits the model, and spends the budget, as `DPLinearRegression.fit`.
+        """Fits the model and spends the budget, as `DPLinearRegression.fit` does.
 
         Args:
             X: shape (n, d), numbers in any units.
-            y: shape (n,), labels: numbers or texts, and with `classes` any hashable
-                values, of a type that may match one of them. The guarantee starts here,
+            y: shape (n,), labels: numbers or texts; with `classes` any hashable values
+                of a type that may match one of the classes. The guarantee starts here,
                 not at the file: pandas reads a column of numbers as text if one cell is
                 text, so pass `classes`, or declare the types of columns.
-            sample_weight: shape (n,), how much records count, or None.
+            sample_weight: shape (n,), the weights of the records, or None.
         """
         features, epsilon, delta, key = self._check(X)
         num_samples, num_features = features.shape
@@ -51,6 +51,8 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
         noise_multiplier = _linear.total_noise(epsilon, left)
         privacy = _linear.guarantee(epsilon, left, num_samples)
         if classes is None:
+            # The labels and the model share one Gaussian mechanism, and a fifth of
+            # delta covers the chance that a label of a single record is released.
             _progress.say("labels")
             key, label_key = _keys.split(key)
             share = _labels.labels_share(num_samples, noise_multiplier)
@@ -67,7 +69,7 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
         places = _labels.indices(labels, classes)
         weights = np.where(places < 0, 0.0, weights)
         is_binary = len(classes) == 2
-        if len(classes) == 1:
+        if len(classes) == 1:  # a single class has no model
             self._set_zero(num_features)
         else:
             self._fit_scores(
@@ -91,14 +93,13 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
         return checked
 
     def _set_zero(self, num_features: int) -> None:
-        """Sets scores of zero, of a single class."""
         zeros = np.zeros(num_features)
         self._set_standard(Standard(zeros, zeros + 1, zeros, zeros, zeros > 0))
         self.coef_, self.intercept_ = zeros[None], np.zeros(1)
         self.mean_weight_ = None
 
     def decision_function(self, X):
-        """Returns log odds of `classes_[1]`, shape (n,), or scores (n, K) of K."""
+        """Returns log odds of `classes_[1]`, shape (n,); for K > 2 classes (n, K)."""
         scores = self._linear(X)
         return scores[:, 0] if len(self.classes_) <= 2 else scores
 
@@ -115,7 +116,7 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
         return np.exp(self.predict_log_proba(X))
 
     def predict(self, X):
-        """Returns the likeliest class of each record as in `classes_`, shape (n,)."""
+        """Returns the likeliest of `classes_` for each record, shape (n,)."""
         scores = self.decision_function(X)
         places = scores.argmax(axis=1) if scores.ndim == 2 else (scores > 0).astype(int)
         return self.classes_[places]
@@ -123,32 +124,32 @@ class Classifier(ClassifierMixin, _linear.LinearEstimator):
 
 @_linear.parameters
 class DPLogisticRegression(_linear.WithIntervals, Classifier):
-    """Private logistic regression, for two classes or more.
+    """Private logistic regression for two or more classes.
 
     Args:
-        classes: the public labels: a list of at least two, of any hashable type; others
-            are missing. Meta-estimators, such as `VotingClassifier`, number the labels:
-            then pass numbers from 0 on. None: labels, numbers or texts, are released
-            privately, and a class with few records is not found; 1, 1.0 and True are
-            the same label, the int 1.
-        intervals: as for `DPLinearRegression`, for `classes` of two labels.
+        classes: the public labels, a list of at least two, of any hashable type; other
+            labels count as missing. Meta-estimators, such as `VotingClassifier`, number
+            the labels: then pass numbers from 0 on. None: labels, numbers or texts, are
+            released privately, and a class with few records is not found; 1, 1.0 and
+            True are the same label, the int 1.
+        intervals: as for `DPLinearRegression`, but only for `classes` of two labels.
 
     Attributes:
-        classes_: the labels, sorted, `classes` or the released ones. If none is found,
-            the int 0.
-        coef_: coefficients in units of the features: of the log odds of `classes_[1]`,
-            shape (1, d), or of each class, shape (K, d).
+        classes_: `classes` or the released labels, sorted. If no label is found, the
+            int 0.
+        coef_: coefficients per unit of the features, of the log odds of `classes_[1]`,
+            shape (1, d), or of the score of each class, shape (K, d).
         intercept_: the log odds or scores if all features are zero, shape (1,) or (K,).
-        mean_weight_: the private share of records whose label is one of `classes_`,
-            else as for `DPLinearRegression`. None if only one label is found.
+        mean_weight_: the private share of records with a label in `classes_`; with
+            weights, as for `DPLinearRegression`. None if only one label is found.
 
     Other parameters and attributes are as for `DPLinearRegression`.
 
     Privacy:
         As for `DPLinearRegression`. If labels are released, their noisy counts take a
         share of the budget, and a fifth of delta covers the chance that a label of a
-        single record is shown. A record whose label is missing or none of `classes_`
-        has no weight.
+        single record is shown. A record with a label that is missing, or is none of
+        `classes_`, has no weight.
 
     Example:
         >>> import numpy as np

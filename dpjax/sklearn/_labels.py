@@ -1,4 +1,4 @@
-"""The labels of classes: looked up among declared ones, or released privately."""
+"""Labels of classes, which are declared or released privately."""
 
 import decimal
 import math
@@ -14,29 +14,23 @@ from dpjax._types import Key
 from dpjax.solvers.statistics._scales import released
 from dpjax.tables.io._tables import kind_of
 
-DELTA_SHARE = 0.2  # of delta, for a label that one record alone has
-_THRESHOLD = 4.0  # of the noise's standard deviation, about
+DELTA_SHARE = 0.2  # share of delta that covers a label which a single record has
+_THRESHOLD = 4.0  # rough threshold of counts, in standard deviations of the noise
 
 
 def labels_share(num_samples: int, noise_multiplier: float) -> float:
-    """Returns the part of the budget that lets labels be seen, from public numbers.
-
-    As much as shows one that a seventh of the records have, from 1 to 80 per cent.
-    """
+    """Returns the share of the budget for the release of labels, in [0.01, 0.8]."""
+    # It suffices to show a label of a seventh of the records.
     noise = 7 * _THRESHOLD * math.sqrt(2) * noise_multiplier / num_samples
     return min(max(noise**2, 0.01), 0.8)
 
 
 def canonical(label: Any) -> int | float | str | None:
-    """Returns the one form of a number or a text, None for what is neither.
-
-    1, 1.0 and True are one label, whatever type and container held it, and whole
-    numbers an int, to the last digit. NaN, and what float64 cannot hold, is no label.
-    """
+    """Returns a label as int (1 for 1.0 and True), float or str; None if missing."""
     if isinstance(label, bytes):
         label = label.decode("latin-1")
     if isinstance(label, str):
-        return str.__str__(label).rstrip("\0")  # as arrays of text do
+        return str.__str__(label).rstrip("\0")  # NumPy's arrays of text drop it too
     if not isinstance(label, numbers.Real | decimal.Decimal | np.bool_):
         return None
     try:
@@ -50,10 +44,9 @@ def canonical(label: Any) -> int | float | str | None:
 
 
 def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
-    """Returns the distinct labels and the index of each record's, -1 for a missing one.
+    """Returns the distinct labels, and the index of each label, -1 if it is missing.
 
-    Numbers and texts come in their canonical form. Others that have a hash come as
-    (label,). None, NaN, and all that does not equal itself or has no hash are missing.
+    Numbers and texts are in canonical form, and other hashable labels are (label,).
     """
     if labels.dtype.kind in "biufUS":
         distinct, codes = np.unique(labels, return_inverse=True)
@@ -70,7 +63,7 @@ def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
 
 
 def declared(classes: Any, name: str = "classes") -> np.ndarray:
-    """Returns public classes, sorted as scikit-learn has them."""
+    """Checks public classes and returns them sorted, as scikit-learn sorts them."""
     array = np.asarray(classes)
     is_list = array.ndim == 1 and not isinstance(classes, str)
     _validate.require(is_list, name, classes, "a list of labels, or None")
@@ -81,11 +74,7 @@ def declared(classes: Any, name: str = "classes") -> np.ndarray:
 
 
 def check_kind(y: Any, classes: np.ndarray) -> None:
-    """Refuses labels whose declared type can match none of the public classes.
-
-    Raises:
-        ValueError: If y is of numbers and no class is one, or of text likewise.
-    """
+    """Raises `ValueError` if y has numbers and no class is one, or text likewise."""
     forms = {"numbers": (int, float), "text": (str,)}.get(kind_of(y) or "")
     if forms and not any(isinstance(canonical(label), forms) for label in classes):
         places = [*range(len(classes))]
@@ -100,17 +89,17 @@ def check_kind(y: Any, classes: np.ndarray) -> None:
 def release_labels(
     key: Key, labels: np.ndarray, *, noise_multiplier: float, log_probability: float
 ) -> np.ndarray:
-    """Releases the labels of which more records than noise would show, sorted.
+    """Releases, sorted, the labels with a noisy count above a threshold; 0 if none.
 
-    Those whose count with Gaussian noise passes a threshold that a single record passes
-    with probability p only. If none does, it is 0. Labels are numbers and texts in
-    their canonical form, and others are missing: so the types of the result follow
-    from the released labels alone, not from those of the other records.
+    The count of a single record passes the threshold with probability p only, exp of
+    `log_probability`. Labels other than numbers and texts are missing, so the types of
+    the result follow from the released labels alone, not from other records.
 
     Privacy:
-        Let a Gaussian mechanism of mu = 1 / noise_multiplier, stddev over the counts'
-        l2 sensitivity of sqrt(2), with all later releases, be (epsilon, delta)-DP. Then
-        the labels and those releases are (epsilon, delta + e^epsilon p)-DP under
+        The noise multiplier is the standard deviation of the noise divided by the
+        counts' l2 sensitivity, sqrt(2). Suppose that a Gaussian mechanism with mu = 1 /
+        noise_multiplier is (epsilon, delta)-DP together with all later releases. Then
+        the labels and these releases are (epsilon, delta + e^epsilon p)-DP under
         replace-one: `docs/privacy/proofs/estimators.md`, 9.3.
     """
     distinct, codes = numbered(labels)
@@ -128,8 +117,9 @@ def release_labels(
 def passing(
     key: Key, counts: dict[Any, int], stddev: float, threshold: float
 ) -> list[Any]:
-    """Releases the labels whose noisy count passes the threshold."""
-    size = 2 ** math.ceil(math.log2(max(len(counts), 1)))  # few programs
+    """Releases the labels with a noisy count above the threshold."""
+    # Sizes are powers of 2, so that JAX compiles few programs.
+    size = 2 ** math.ceil(math.log2(max(len(counts), 1)))
     padded = np.zeros(size)
     padded[: len(counts)] = list(counts.values())
     noisy = released(key, padded, stddev)
@@ -137,19 +127,18 @@ def passing(
 
 
 def indices(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Returns the index of each record's class, -1 for a label that is none of them."""
+    """Returns the index of each label in `classes`, -1 if it is none of them."""
     forms, codes_of_classes = numbered(classes)
     places = {forms[code]: place for place, code in enumerate(codes_of_classes)}
     distinct, codes = numbered(labels)
     of_distinct = np.array([places.get(label, -1) for label in distinct] + [-1])
-    return of_distinct[codes]  # the last one for those that are missing
+    return of_distinct[codes]  # code -1 of a missing label reads the last entry, -1
 
 
 def _sorted(labels: np.ndarray) -> np.ndarray:
-    """Returns labels in their order, or in that of type and text."""
     try:
         return np.sort(labels)
-    except TypeError:
+    except TypeError:  # values that do not compare are sorted by type and text
         texts = [(type(label).__name__, str(label)) for label in labels]
         return labels[sorted(range(len(labels)), key=texts.__getitem__)]
 
@@ -158,5 +147,5 @@ def _is_known(label: Any) -> bool:
     try:
         hash(label)
         return label is not None and bool(label == label)
-    except (TypeError, ValueError):  # no hash, or neither equal nor unequal
+    except (TypeError, ValueError):  # it has no hash, or its comparison is an array
         return False

@@ -1,4 +1,4 @@
-"""What the estimators of linear models share: scales, a private fit, user's units."""
+"""The common base of linear estimators: scales, a private fit, and the user's units."""
 
 import math
 import warnings
@@ -33,24 +33,23 @@ from dpjax.solvers.statistics._scales import (
 from dpjax.tables import _progress
 from dpjax.tables._summary import Summary, errors_of_sums, interval_of, units_matrix
 
-# One for all fits, as each callback has a program of its own.
+# All fits share one callback, because JAX compiles a program for each callback.
 _SHOWN = Execution(callback=_progress.on_step, callback_every=10)
-_PART_DELTA = 1e-9  # of what a part alone would give, which nobody is told
-_LEAST_SHARE = 0.05  # of the budget, for the scales of features
-# How many clones there are of an estimator and its clones, which share one list.
+_PART_DELTA = 1e-9  # the solver's own guarantee needs a delta, and is not reported
+_LEAST_SHARE = 0.05  # smallest share of the budget for the scales of features
+# The number of clones. An estimator and all its clones share one list.
 _CLONES: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
 
-# scikit-learn's constructors set what they are given, and nothing else.
+# scikit-learn requires constructors that store their arguments and do nothing else.
 parameters = dataclass(kw_only=True, eq=False, repr=False)
 
 
 class PrivateEstimator(BaseEstimator):
-    """Warns when it is cloned a second time in a process, whatever the data are."""
+    """Warns, for any data, when it is cloned a second time in a process."""
 
     epsilon: float
 
     def __sklearn_clone__(self):
-        """Returns an estimator of the same parameters, which is not fitted."""
         clone = super().__sklearn_clone__()
         number = _CLONES[clone] = _CLONES.setdefault(self, [0])
         number[0] += 1
@@ -66,7 +65,7 @@ class PrivateEstimator(BaseEstimator):
 
 
 class LinearEstimator(PrivateEstimator):
-    """Fits a model of features in any units; a subclass maps its targets."""
+    """Fits a model of features in any units; subclasses transform the targets."""
 
     delta: float | None
     feature_ranges: Any
@@ -76,12 +75,11 @@ class LinearEstimator(PrivateEstimator):
     coef_: np.ndarray
     intercept_: Any
     privacy_: PrivacyGuarantee
-    _categories: Mapping[Any, np.ndarray] = MappingProxyType({})  # of no column
-    mean_weight_: float | None = None  # where it is released
-    bse_ = None  # standard errors, where a subclass has them and they are asked for
+    _categories: Mapping[Any, np.ndarray] = MappingProxyType({})
+    mean_weight_: float | None = None  # None if it is not released
+    bse_ = None  # standard errors, or None without `intervals`
 
     def __sklearn_tags__(self):
-        """NaN is taken, and by a rule that stands in each docstring."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.target_tags.required = True
@@ -89,11 +87,11 @@ class LinearEstimator(PrivateEstimator):
 
     @property
     def _factor(self) -> tuple[str | None, list[str]]:
-        """Names exponentials of coefficients, if they mean something."""
+        """The name of exponentials of coefficients, if they have one, and notes."""
         return None, []
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
-        """Returns the features, epsilon, delta and key, all parameters checked."""
+        """Checks all parameters, and returns the features, epsilon, delta and a key."""
         intervals = getattr(self, "intervals", False)
         _validate.require(isinstance(intervals, bool), "intervals", intervals, "a bool")
         checked = _tables.checked(self, X, self._categories)
@@ -112,7 +110,7 @@ class LinearEstimator(PrivateEstimator):
         """Fits coefficients (d, ...) and intercept in the user's units of features.
 
         Privacy:
-            As one Gaussian mechanism of the noise multiplier in `release`.
+            As one Gaussian mechanism with the noise multiplier in `release`.
         """
         standard, options = self._prepared(
             features, weights, _tables.ranges_of(self), **release
@@ -127,6 +125,7 @@ class LinearEstimator(PrivateEstimator):
             intervals=getattr(self, "intervals", False),
             **options,
         )
+        # <w, (x - center) / scale> + b is a linear function of x in the user's units.
         params = np.asarray(solution.params, np.float64)
         _tables.set_mean_weight(self, solution.stats, len(features))
         self._set_standard(standard)
@@ -147,10 +146,11 @@ class LinearEstimator(PrivateEstimator):
         key: Key,
         noise_multiplier: float,
     ) -> tuple[Standard, dict[str, Any]]:
-        """Returns centers and scales of all columns, and what a solver may spend then.
+        """Releases centers and scales, and returns them with the solver's options.
 
         Privacy:
-            Both together are as one Gaussian mechanism of the noise multiplier.
+            This release and a solver with these options are together as one Gaussian
+            mechanism with the noise multiplier.
         """
         _progress.say("scales of columns")
         key, scale_key = _keys.split(key)
@@ -185,7 +185,6 @@ class LinearEstimator(PrivateEstimator):
         self.feature_ranges_ = np.stack([standard.low, standard.high], axis=1)
 
     def _linear(self, X: Any) -> np.ndarray:
-        """Returns the linear predictions, with cells clipped to their ranges."""
         check_is_fitted(self)
         features = self._standard.clipped(_tables.features_of(self, X, is_new=False))
         return features @ self.coef_.T + self.intercept_
@@ -198,13 +197,13 @@ class WithIntervals(LinearEstimator):
     intervals: bool = False
 
     def conf_int(self, alpha=0.05):
-        """Returns intervals for `coef_`, and then `intercept_`, shape (d + 1, 2).
+        """Returns intervals for `coef_` and, last, `intercept_`, shape (d + 1, 2).
 
-        They cost no privacy, and are infinite where no finite one is valid.
+        They cost no privacy, and are infinite where no finite interval is valid.
         `dp_linear_model` says what they cover.
 
         Args:
-            alpha: the probability that one misses its coefficient, in (0, 1).
+            alpha: the probability that an interval misses its coefficient, in (0, 1).
 
         Raises:
             ValueError: If alpha is out of its range, or the fit had no intervals.
@@ -215,10 +214,10 @@ class WithIntervals(LinearEstimator):
     def summary(self, alpha=0.05):
         """Returns a table of the coefficients, which prints and shows in notebooks.
 
-        It has coefficients, standard errors and intervals in your units, for `alpha` as
-        in `conf_int`. With a log or a logit link it also has the factor by which one
-        unit of the feature multiplies the mean or the odds. Lines below say what
-        intervals cover, which columns have none and why, and the guarantee.
+        It has coefficients, standard errors and intervals in your units, with `alpha`
+        as in `conf_int`. With a log or a logit link it also has the factor by which one
+        unit of the feature multiplies the mean or the odds. Lines below the table say
+        what intervals cover, which columns have none and why, and state the guarantee.
         """
         values, errors = self._estimates(alpha)
         names = [x if isinstance(x, str) else f"x{x}" for x in _tables.names_in(self)]
@@ -235,7 +234,6 @@ class WithIntervals(LinearEstimator):
         return Summary(title, names, values, errors, text, factor, 1 - alpha, notes)
 
     def _estimates(self, alpha):
-        """Returns coefficients and their standard errors, the intercept last."""
         check_is_fitted(self)
         _validate.probability(alpha=alpha)
         if self.bse_ is None:
@@ -244,14 +242,11 @@ class WithIntervals(LinearEstimator):
 
 
 def total_noise(epsilon: float, delta: float) -> float:
-    """Returns the noise multiplier of all releases of a fit together."""
+    """Returns the noise multiplier of one mechanism that spends the whole budget."""
     return noise_multiplier(epsilon, delta, Sampling(num_steps=1))
 
 
 def guarantee(epsilon: float, delta: float, num_samples: int) -> PrivacyGuarantee:
-    """Returns the guarantee of Gaussian releases that share `total_noise`.
-
-    Each takes a share s by the multiplier total / sqrt(s), and shares add up to 1.
-    """
+    """Returns the guarantee of releases by total_noise / sqrt(s), with sum of s = 1."""
     event = gaussian_event(total_noise(epsilon, delta))
     return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)

@@ -19,24 +19,19 @@ from dpjax.solvers.statistics._scales import Noise, release_scales, scales_share
 from dpjax.tables import _progress
 from dpjax.transforms import privatize
 
-_LEAST_SHARE = 0.01  # of the budget, for the target's unit
-_LARGEST = 1e18  # targets are held within it: more than float32 can square
-# A guess at E z^2 of targets in their unit, for the truncation of the mean; laws of
-# heavy tails have more than the 0.7 of a normal one.
+_LEAST_SHARE = 0.01  # smallest share of the budget for the target's unit
+_LARGEST = 1e18  # bound of targets in their unit, so that float32 can square them
+# The truncation of the mean needs a guess at E z^2 of targets in their unit. It is 0.7
+# for a normal law, and larger for heavy tails.
 _MOMENT = 4.0
-# The least of the noisy mean weight, in stddevs of its noise, and in the largest one.
+# The noisy mean weight is a divisor, so it is raised to so many standard deviations of
+# its noise, but at most to this share of the largest weight.
 _CLEAR_WEIGHT, _LEAST_WEIGHT = 3.0, 0.05
-_BEYOND = 1e40  # in no released unit less than that, and no quotient by one overflows
+_BEYOND = 1e40  # above `_LARGEST` in any released unit, and no division overflows
 
 
 class Unit(NamedTuple):
-    """The zero and the unit of targets, and what they cost.
-
-    Attributes:
-        center: what counts as zero.
-        scale: what counts as one.
-        share: of the budget.
-    """
+    """The center and the scale of targets, with the share of the budget they cost."""
 
     center: float
     scale: float
@@ -51,7 +46,7 @@ def _released_unit(
     noise_multiplier: float,
     is_centered: bool,
 ) -> Unit:
-    """Releases the unit of the targets privately; without a center that is zero."""
+    """Releases the unit of the targets; its center is 0 unless `is_centered`."""
     share = scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE)
     if not share:
         return Unit(0.0, 1.0, 0.0)
@@ -73,10 +68,7 @@ def in_unit(
     offsets: np.ndarray | None = None,
     **release: Any,
 ) -> tuple[np.ndarray, Unit]:
-    """Returns finite targets in their unit, about their center, and that unit.
-
-    A missing target lies at the center, and is to have no weight.
-    """
+    """Returns standardized targets, 0 for missing ones, and the unit that was used."""
     if loss.has_log_link:
         return _amounts_in_unit(model, loss, targets, weights, offsets, **release)
     if model.target_range is None:
@@ -98,11 +90,9 @@ def _amounts_in_unit(
     offsets: np.ndarray | None,
     **release: Any,
 ) -> tuple[np.ndarray, Unit]:
-    """Returns amounts from zero on in their unit, and that unit.
-
-    Both are of amounts per unit of exposure, times the largest exposure: of amounts
-    they would bound the means of records with far more than usual exposure.
-    """
+    """Returns targets as amounts of at least 0, divided by their unit, and the unit."""
+    # The unit is the scale of rates, not of amounts, which would bound the means of
+    # records with unusually large exposures.
     amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
     if model.target_range is None:
         with np.errstate(over="ignore"):  # a warning would tell of a record
@@ -131,7 +121,7 @@ def targets_of(
 
 @_linear.parameters
 class Regressor(RegressorMixin, _linear.LinearEstimator):
-    """Numbers of records; a subclass tells the loss."""
+    """Predicts numbers; a subclass defines the loss."""
 
     epsilon: float = 1.0
     delta: float | None = None
@@ -139,19 +129,19 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
     target_range: tuple[float, float] | None = None
     max_weight: float | None = None
     random_state: int | str | None = None
-    max_exposure = None  # where a subclass takes none
+    max_exposure = None  # for subclasses without exposures
 
     def _loss(self) -> LinearLoss:
         return losses.squared
 
     def fit(self, X, y, sample_weight=None):
-        """Fits the model, and spends the budget.
+        """Fits the model and spends the budget.
 
         Args:
             X: shape (n, d), numbers in any units.
-            y: shape (n,), numbers in any unit. A record whose target is missing, NaN
-                or None, has no weight.
-            sample_weight: shape (n,), how much records count, or None.
+            y: shape (n,), numbers in any unit. A record with a missing target, NaN or
+                None, has no weight.
+            sample_weight: shape (n,), the weights of the records, or None.
 
         Returns:
             The estimator.
@@ -172,6 +162,7 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
         self._largest = None if offsets is None else float(self.max_exposure or 1.0)
         total = _linear.total_noise(epsilon, delta)
         _progress.say("unit of the target")
+        # The model gets the share of the budget that the unit of the target leaves.
         key, target_key = _keys.split(key)
         release: Any = {"key": target_key, "noise_multiplier": total}
         targets, unit = in_unit(self, loss, targets, weights, offsets, **release)
@@ -190,7 +181,7 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
         return self
 
     def _set_unit(self, unit: Unit) -> None:
-        """Turns coefficients for the unit into those of the user's."""
+        """Converts coefficients from `unit` to the user's unit of the target."""
         self.coef_ = self.coef_ * unit.scale
         self.intercept_ = float(self.intercept_) * unit.scale + unit.center
         if self.bse_ is not None:
@@ -203,40 +194,42 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
 
 @_linear.parameters
 class DPLinearRegression(_linear.WithIntervals, Regressor):
-    """Private least squares, of columns in any units.
+    """Private least squares regression on columns in any units.
 
     Args:
-        epsilon: privacy of all that `fit` sets, positive.
-        delta: privacy of all that `fit` sets, in (0, 1). None: n^-1.1.
+        epsilon: privacy parameter of everything that `fit` sets, positive.
+        delta: privacy parameter of everything that `fit` sets, in (0, 1). None: n^-1.1.
         feature_ranges: public ranges: a pair (low, high) for all columns, or a mapping
-            from names of columns, or indices if they have none, to pairs. Centers and
-            scales of the other columns are released.
-        target_range: of the target (low, high), public. None: its center and scale are
-            released.
-        max_weight: the largest sample weight, public, to which weights are clipped; NaN
-            is zero. None: `fit` takes no sample weights.
-        random_state: None, for a key from the operating system; "chacha20", for one of
-            256 bits (`mechanisms.secret_key`); or an int, for tests.
-        intervals: whether there are standard errors, for a share of the budget.
+            to such pairs from the names of columns, or from their indices if they have
+            no names. Centers and scales of the other columns are released.
+        target_range: the public range (low, high) of the target. None: its center and
+            scale are released.
+        max_weight: the largest sample weight, public. Weights are clipped to it, and a
+            NaN counts as zero. None: `fit` takes no sample weights.
+        random_state: None takes a key from the operating system, "chacha20" a key of
+            256 bits (`mechanisms.secret_key`), and an int, for tests, a fixed key.
+        intervals: whether to release standard errors, which cost a share of the budget.
 
     Attributes:
-        coef_: coefficients in units of target and features, shape (d,).
+        coef_: coefficients in units of the target per unit of a feature, shape (d,).
         intercept_: the prediction where all features are zero.
-        bse_: standard errors of `coef_`, then of `intercept_`, shape (d + 1,), infinite
-            where no finite interval is valid. None without intervals.
-        mean_weight_: the private mean of the weights in max_weight, or the share of
-            records with a target. None with a Huber loss or an exposure.
+        bse_: standard errors of `coef_` and, last, of `intercept_`, shape (d + 1,).
+            They are infinite where no finite interval is valid. None without intervals.
+        mean_weight_: the private mean of weight / max_weight; without weights, the
+            share of records with a target. None with a Huber loss or an exposure.
         privacy_: the `PrivacyGuarantee` of one fit.
-        feature_ranges_: shape (d, 2), to which cells are clipped: as given, or a
-            hundred scales around a released center. [-1, 1] if noise hides a scale.
+        feature_ranges_: the ranges, shape (d, 2), to which cells are clipped: as given,
+            or a hundred scales around a released center. [-1, 1] if noise hides a
+            scale.
         target_scale_: the unit of the target in the fit, public or released.
-        n_features_in_: d; and feature_names_in_ of columns, if all are strings.
+        n_features_in_: d. If all columns are named by strings, feature_names_in_ has
+            the names.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: centers, scales and
         `solvers.dp_linear_model` share one Gaussian mechanism. NaN counts as the center
-        of its column, and an infinity as the end of the range. A record whose target is
-        NaN has no weight (`docs/privacy/proofs/linear.md`, 8.3).
+        of its column, and an infinity as the end of the range. A record with a target
+        of NaN has no weight (`docs/privacy/proofs/linear.md`, 8.3).
 
     Example:
         >>> import numpy as np
@@ -258,9 +251,10 @@ class DPHuberRegressor(_linear.WithIntervals, Regressor):
     """Private regression with the Huber loss, for targets with heavy tails.
 
     Args:
-        threshold: where the loss becomes linear, in released scales of the residuals.
+        threshold: the size of a residual from which the loss is linear, in units of
+            the released scale of the residuals.
 
-    All else, privacy included, is as for `DPLinearRegression`.
+    Everything else, privacy included, is as for `DPLinearRegression`.
 
     Example:
         >>> import numpy as np
@@ -287,17 +281,17 @@ class DPHuberRegressor(_linear.WithIntervals, Regressor):
 class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
     """The private mean of the target: a baseline for other models.
 
-    Only the shape and the names of features are read. Parameters, and other attributes,
-    are as for `DPLinearRegression`.
+    Only the shape of X and the names of its columns are read. Parameters and other
+    attributes are as for `DPLinearRegression`.
 
     Attributes:
-        mean_: the mean, weighted if there are weights, in the unit of the target.
+        mean_: the mean of the target, weighted if there are weights, in its unit.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: the target's unit and a
         mean of smoothly truncated targets share one Gaussian mechanism. With a
         target_range, targets are clipped to it and their mean gets the whole budget.
-        Targets that are missing have no weight.
+        Missing targets have no weight.
 
     Example:
         >>> import numpy as np
@@ -318,14 +312,13 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
     random_state: int | str | None = None
 
     def __sklearn_tags__(self):
-        """NaN is taken: features are not read."""
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
 
     @_progress.shown("reading the records")
     def fit(self, X, y, sample_weight=None):
-        """Releases the mean of the targets; arguments as of `DPLinearRegression`."""
+        """Releases the mean of y; arguments are as for `DPLinearRegression.fit`."""
         features, epsilon, delta, key = _tables.checked(self, X)
         targets, weights = targets_of(self, y, sample_weight, features)
         total = _linear.total_noise(epsilon, delta)
@@ -334,7 +327,8 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         release: Any = {"key": target_key, "noise_multiplier": total}
         targets, unit = in_unit(self, losses.squared, targets, weights, **release)
         _progress.say("mean of the target")
-        limit, bounded = 1.0, targets.astype(np.float32)  # they are in a public range
+        limit, bounded = 1.0, targets.astype(np.float32)
+        # A public range has bounded the targets already.
         if self.target_range is None:
             truncation = SmoothedTruncation.for_moment(
                 _MOMENT,
@@ -344,6 +338,7 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
             )
             limit = float(truncation.limit)
             bounded = np.asarray(truncation.influence(bounded)) / np.float32(limit)
+        # One mechanism releases the sums of weighted targets and of weights.
         shares = (weights / _tables.largest_weight(self)).astype(np.float32)
         numbers = BESIDE_WEIGHT * shares * np.clip(bounded, -1.0, 1.0)
         samples = np.stack([numbers, shares], axis=1)
@@ -362,7 +357,7 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         return self
 
     def predict(self, X):
-        """Returns the mean for each record, shape (n,)."""
+        """Returns `mean_` for each record of X, shape (n,)."""
         check_is_fitted(self)
         features = _tables.features_of(self, X, is_new=False)
         return np.full(len(features), self.mean_)

@@ -1,4 +1,4 @@
-"""How good an estimator is, released privately."""
+"""Private scores of a fitted estimator."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ from dpjax.tables.models._scores import PrivateScores, private_scores
 
 _MOST_LOG_ODDS = 50.0
 _LEAST_MEAN = 1e-9  # in units of the target
-_ROUNDED = 1e-6  # of logarithms of means
+_ROUNDED = 1e-6  # tolerance for the rounding of logarithms of means
 
 
 @_progress.shown("reading the records")
@@ -43,22 +43,22 @@ def score_privately(
 ) -> tuple[PrivateScores, PrivacyGuarantee]:
     """Releases how good a fitted estimator is, on records that it has not seen.
 
-    Released are the scores of `models.private_scores`; with a log link also the share
-    of means at an end of their range. Errors and losses are clipped. Each number has a
-    95 per cent interval, of sampling and noise, and stands next to that of a baseline.
+    `models.private_scores` lists the scores, of clipped errors and losses. With a log
+    link they include the share of means at an end of their range. Each has a 95 per
+    cent interval for sampling and noise, and stands next to a baseline's score.
 
     Args:
-        model: a fitted estimator, or a pipeline that ends in one.
-        X: shape (m, d), as for its `predict`.
-        y: shape (m,), targets or labels. One that is missing has no weight.
-        epsilon: privacy of what is released, positive.
-        delta: in (0, 1). None: m^-1.1.
+        model: a fitted estimator, or a pipeline that ends in a fitted estimator.
+        X: shape (m, d), as for the model's `predict`.
+        y: shape (m,), targets or labels. A missing target or label has no weight.
+        epsilon: privacy parameter of the scores, positive.
+        delta: privacy parameter of the scores, in (0, 1). None: m^-1.1.
         baseline: a fitted estimator of the same kind, with the same classes, such as
-            `DPMeanRegressor`. None: for a classifier the released shares of the labels;
-            for a regressor zero, or with a log link `scale` for the largest exposure.
-        scale: of a regressor, as for `private_scores`. None: its `target_scale_`.
-        exposure: shape (m,), as for `predict`, to which the predictions of both are
-            proportional. A record without exposure has no weight. None: one for all.
+            `DPMeanRegressor`. None: the released shares of the labels for a classifier;
+            zero for a regressor, or with a log link `scale` for the largest exposure.
+        scale: for a regressor, as in `private_scores`. None: its `target_scale_`.
+        exposure: shape (m,), as for `predict` of model and baseline. A record without
+            exposure has no weight. None: all exposures are one.
         random_state: as for the estimators.
 
     Returns:
@@ -66,7 +66,7 @@ def score_privately(
 
     Raises:
         ValueError: If a shape or an argument is wrong, there is but one class, no scale
-            is known, or with an exposure a model has none.
+            is known, or exposure is given for a model fitted without one.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for the records of X and y, for a model
@@ -144,10 +144,7 @@ def score_privately(
 def _of_classes(
     model: Any, baseline: Any, targets: np.ndarray
 ) -> tuple[losses.LinearLoss, str, np.ndarray, Callable[[Any, Any], np.ndarray]]:
-    """Returns the loss of a classifier, its name, labels in its form, and predictions.
-
-    Labels are -1 and +1 of two classes, NaN for neither; of more the index, or -1.
-    """
+    """Returns loss and its name, labels (-1 and +1, or indices), and a predictor."""
     classes = list(model.classes_)
     rule = "a classifier of two classes or more"
     _validate.require(len(classes) > 1, "model", classes, rule)
@@ -171,7 +168,7 @@ def _loss_of(model: Any) -> tuple[losses.LinearLoss, str]:
 
 
 def _shares(exposure: Any, model: Any, baseline: Any, y: np.ndarray) -> np.ndarray:
-    """Returns (n,) exposures in the largest one, for models that take them."""
+    """Requires models fitted with an exposure, and returns (n,) relative exposures."""
     rule = "an estimator that was fitted with an exposure, where exposure is given"
     for name, estimator in {"model": model, "baseline": baseline or model}.items():
         is_fine = getattr(_last(estimator), "_largest", None) is not None

@@ -1,4 +1,4 @@
-"""What scikit-learn passes to `fit` and `predict`, as arrays; no value raises."""
+"""Arguments of `fit` and `predict` as arrays; no value of a cell raises an error."""
 
 import secrets
 import warnings
@@ -33,7 +33,7 @@ _READS_POLARS = tuple(map(int, sklearn.__version__.split(".")[:2])) >= (1, 9)
 def checked(
     model: Any, X: Any, categories: Mapping[Any, np.ndarray] | None = None
 ) -> tuple[np.ndarray, float, float, Key]:
-    """Returns the features of a fit, epsilon, delta and key, parameters checked."""
+    """Checks parameters, and returns the features, epsilon, delta and a key."""
     features = features_of(model, X, is_new=True, categories=categories)
     _validate.positive(epsilon=model.epsilon)
     delta = default_delta(len(features)) if model.delta is None else model.delta
@@ -51,13 +51,9 @@ def features_of(
 ) -> np.ndarray:
     """Returns (n, d) features in float64, NaN and infinities left as they are.
 
-    At `fit` (`is_new`) their number and names are kept, later they are compared. Cells
-    are converted one by one: one that holds no number is NaN. A column of categories
-    becomes their places, -1 for other cells.
-
-    Raises:
-        ValueError: If a shape or a name is wrong, or the type of a column declares that
-            it holds text or times.
+    `fit` (`is_new`) stores the number and the names of the features, and later calls
+    compare them. Each cell is converted by itself, to NaN if it holds no number. A
+    column of categories becomes their indices, -1 for other cells.
     """
     categories = categories or {}
     if isinstance(X, list | tuple):
@@ -70,7 +66,8 @@ def features_of(
     options: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": False}
     if columns is None:
         _refuse_kind("an array", X)
-        # Of objects scikit-learn sees the shape alone, which is wrong.
+        # The shape of an array of objects is wrong here. Zeros of this shape let
+        # scikit-learn raise its error without looking at a cell.
         is_objects = getattr(X, "dtype", None) == np.dtype(object)
         X = np.zeros(np.shape(X)) if is_objects else X
         return np.asarray(validated(model, X, reset=is_new, order="C", **options))
@@ -90,7 +87,7 @@ def features_of(
 
 
 def columns_of(X: Any) -> list[Any] | None:
-    """Returns the columns of a frame or an Arrow table, by place; None for others."""
+    """Returns the columns of a frame or an Arrow table in order, None for arrays."""
     if hasattr(X, "get_columns"):  # polars
         return X.get_columns()
     if hasattr(X, "itercolumns"):  # Arrow
@@ -100,7 +97,7 @@ def columns_of(X: Any) -> list[Any] | None:
 
 
 def names_of(X: Any) -> list[Any]:
-    """Returns the distinct names of columns where all are texts, else their places."""
+    """Returns the names of the columns if all are strings, else their indices."""
     if columns_of(X) is None:
         array = np.asarray(X)
         return list(range(array.shape[1] if array.ndim == 2 else 0))
@@ -112,7 +109,7 @@ def names_of(X: Any) -> list[Any]:
 
 
 def names_in(model: Any) -> list[Any]:
-    """Returns the names of the columns of a fit, or their places."""
+    """Returns the names of the columns that `model` was fitted on, or their indices."""
     return list(getattr(model, "feature_names_in_", range(model.n_features_in_)))
 
 
@@ -124,12 +121,7 @@ def types_of(X: Any) -> list[tuple[Any, Any]]:
 
 
 def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
-    """Returns the public categories of columns, by name, or by index in an array.
-
-    Args:
-        given: "from_dtype", or a mapping from columns to their categories, or None.
-        X: the table of a fit, of which names and types of columns are read.
-    """
+    """Returns public categories by columns, from `given` or from types in X."""
     if isinstance(given, Mapping):
         names = names_of(X)
         for name in given:
@@ -154,7 +146,7 @@ def categories_of(given: Any, X: Any) -> dict[Any, np.ndarray]:
 
 
 def _refuse_kind(where: str, column: Any) -> None:
-    """Refuses text, times and complex numbers by their type, and shows no cell."""
+    """Raises an error without cells if the type of a column is not of real numbers."""
     kind = kind_of(column)
     dtype = getattr(column, "dtype", getattr(column, "type", ""))
     if str(dtype).startswith("complex"):
@@ -167,14 +159,13 @@ def _refuse_kind(where: str, column: Any) -> None:
 
 
 def _as_numbers(cells: np.ndarray) -> np.ndarray:
-    """Returns cells (n,) in float64, NaN where one holds no number; none raises."""
     if cells.dtype.kind in "biuf":
         return cells.astype(np.float64)
     return np.fromiter(map(number_of, cells.tolist()), np.float64, len(cells))
 
 
 class _Named:
-    """The names of a frame, by the protocol in which old scikit-learn asks."""
+    """Tells scikit-learn before 1.9 the column names of a polars frame."""
 
     def __init__(self, frame: Any):
         self.shape = frame.shape
@@ -185,7 +176,7 @@ class _Named:
 
 
 def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
-    """Returns the targets as they are, shape (n,)."""
+    """Checks the shape of y, and returns its cells unchanged, shape (n,)."""
     name = type(model).__name__
     if y is None:
         raise ValueError(f"{name} requires y to be passed, but the target y is None.")
@@ -202,7 +193,7 @@ def column_of(model: BaseEstimator, y: Any, X: np.ndarray) -> np.ndarray:
 
 
 def as_column(y: Any) -> np.ndarray:
-    """Returns targets or labels as an array, shape (n,), each converted by itself."""
+    """Returns targets or labels as an array of shape (n,), each converted by itself."""
     columns = columns_of(y)
     cells = cells_of(columns[0] if columns is not None and len(columns) == 1 else y)
     rule = "of a real type: Complex data not supported"
@@ -211,11 +202,7 @@ def as_column(y: Any) -> np.ndarray:
 
 
 def as_numbers(name: str, given: Any, cells: np.ndarray | None = None) -> np.ndarray:
-    """Returns cells (n,) in float64, NaN where one holds no number.
-
-    Raises:
-        ValueError: If the declared type is of no numbers.
-    """
+    """Returns (n,) cells in float64, NaN for odd cells; refuses text and times."""
     cells = as_column(given) if cells is None else cells
     if kind_of(given) in _ADVICE or cells.dtype.kind not in "biufO":
         dtype = getattr(given, "dtype", cells.dtype)
@@ -224,17 +211,14 @@ def as_numbers(name: str, given: Any, cells: np.ndarray | None = None) -> np.nda
 
 
 def largest_weight(model: Any) -> Any:
-    """Returns the public bound of sample weights, 1 where there are none."""
+    """Returns the public bound of sample weights, 1 without weights."""
     return 1.0 if model.max_weight is None else model.max_weight
 
 
 def seen_by(
     model: Any, exposure: Any, weights: np.ndarray
 ) -> tuple[np.ndarray | None, np.ndarray]:
-    """Returns logarithms of exposures in the largest one, and weights, of a fit.
-
-    A record without exposure has no weight, because nothing could be seen of it.
-    """
+    """Returns log(exposure / max_exposure), and weights, zero without an exposure."""
     if exposure is None:
         return None, weights
     shares = shares_of(exposure, model.max_exposure, weights)
@@ -243,7 +227,7 @@ def seen_by(
 
 
 def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray:
-    """Returns (n,) exposures in the largest one, in [0, 1], NaN as zero."""
+    """Returns (n,) exposures divided by the largest, in [0, 1], NaN as zero."""
     if largest is None:
         rule = "the largest exposure, a public number, where exposure is given"
         raise ValueError(f"max_exposure must be {rule}, got None.")
@@ -251,15 +235,12 @@ def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray
     _validate.require(
         array.shape == shape, "exposure", array.shape, f"of shape {shape}"
     )
-    # Clipped before it is divided, because an overflow would warn of a record.
+    # Clipping comes first, because an overflow in the division would warn of a record.
     return np.clip(np.nan_to_num(array), 0.0, largest) / largest
 
 
 def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
-    """Returns (n,) weights from zero to the largest, which is that of all without any.
-
-    A weight that is NaN is zero.
-    """
+    """Returns (n,) weights in [0, max_weight], NaN as 0; by default all the largest."""
     if sample_weight is None:
         return np.full(len(X), float(largest_weight(model)))
     rule = "the largest weight, a public number, where sample_weight is given"
@@ -272,11 +253,11 @@ def weights_of(model: Any, sample_weight: Any, X: np.ndarray) -> np.ndarray:
 
 
 def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> None:
-    """Sets the released mean weight, and warns if by it many targets are missing."""
+    """Sets `mean_weight_` from released `stats`, and warns of many missing targets."""
     weight = stats.get("mean_weight")
     model.mean_weight_ = None if weight is None else float(weight)
     missing = missing_share(stats, num_samples)
-    if missing and model.max_weight is None:  # else weights may be the cause
+    if missing and model.max_weight is None:  # with weights, low weights may explain it
         rule = "no label of `classes_`" if is_classifier(model) else "no target"
         warnings.warn(
             f"About {missing:.0%} of the records have {rule}, by a private count of "
@@ -286,7 +267,7 @@ def set_mean_weight(model: Any, stats: Mapping[str, Any], num_samples: int) -> N
 
 
 def key_of(random_state: Any) -> Key:
-    """Returns a key from the operating system, or that of an int."""
+    """Returns a key from the operating system, or from an int."""
     if isinstance(random_state, str) and random_state == "chacha20":
         return secret_key()
     if random_state is None:
@@ -315,7 +296,7 @@ def interval(name: str, value: Any) -> tuple[float, float]:
 
 
 def ranges_of(model: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the public ranges of features, each of shape (d,), NaN where open."""
+    """Returns low and high ends of public ranges, each (d,), NaN without a range."""
     given, names = model.feature_ranges, names_in(model)
     low, high = np.full((2, len(names)), np.nan)
     if isinstance(given, Mapping):

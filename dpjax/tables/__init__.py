@@ -1,12 +1,12 @@
-"""Tables of people with a file: cells, columns, models, descriptions, and the command.
+"""Tables in files: cells, columns, models, private descriptions, and the command.
 
-Nothing but `dpjax.sklearn`, `dpjax.datasets` and public paths to what stands here
-(`dpjax.models`, `dpjax.loading`, `dpjax.describe`) imports this package.
+Only `dpjax.sklearn`, `dpjax.datasets` and the public paths to this package
+(`dpjax.models`, `dpjax.loading`, `dpjax.describe`) import it.
 """
 
 
 def default_delta(num_samples: int) -> float:
-    """Returns n^-1.1, at most 1/2: delta of a run, as n is public under replace-one.
+    """Returns the default delta n^-1.1, at most 1/2; n is public under replace-one.
 
     Example:
         >>> f"{default_delta(32_561):.3g}"

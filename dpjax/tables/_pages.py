@@ -20,9 +20,9 @@ import numpy as np
 from dpjax.tables.io._untrusted import harmless, printable
 
 _NUMBER = re.compile(r"-?\d|-?inf\b|hidden by noise|$")
-_FARTHEST = 4.0  # a grid ends at the last knots, or at the range's end
-# Of a plot, in inches: a panel of one column of four, what surrounds its axes, and
-# what a category's name takes.
+_FARTHEST = 4.0  # a grid ends so many scales from the center, or at the range's end
+# Sizes in a plot, in inches: a panel of one column of four, the space around its axes,
+# and the space for a category's name.
 _WIDTH, _HEIGHT, _GAP, _LEFT, _TITLE, _BELOW = 2.9, 1.7, 0.3, 0.9, 0.35, 0.35
 _NAME, _LETTER, _LINE = 0.17, 0.07, 0.2
 _MOST_NAMES, _MOST_LETTERS = 64, 24
@@ -119,7 +119,7 @@ def svg_of(figure: Any) -> bytes:
 
 
 def figures() -> Any:
-    """Returns the type of matplotlib's figures, or raises `ImportError`."""
+    """Returns matplotlib's `Figure`, or raises `ImportError` with advice."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -129,13 +129,14 @@ def figures() -> Any:
 
 
 class Shape(NamedTuple):
-    """Holds what a column adds to the score, up to a constant.
+    """The contribution of a column to the score, up to a constant.
 
     Attributes:
         grid: shape (m,): numbers of the column, between which the function is linear,
             or categories.
-        values: shape (m,), or (m, K) of K classes. Zero at the column's center, and
-            for a category that is none of the grid.
+        values: the contribution at each entry of the grid, shape (m,), or (m, K) for K
+            classes. It is zero at the column's center, and for a category that is not
+            in the grid.
     """
 
     grid: np.ndarray
@@ -151,10 +152,10 @@ class Shape(NamedTuple):
         scale: float,
         ends: tuple[float, float],
     ) -> "Shape":
-        """Returns that of a column of numbers.
+        """Returns the shape of a column of numbers.
 
-        The curve is of numbers in scales from the center, and so are its knots, () of a
-        straight line, and the column's ends; the center and the scale are the user's.
+        `curve`, its `knots` (() for a straight line) and `ends` are in scales from the
+        center; `center` and `scale` are in the user's units.
         """
         low, high = max(ends[0], -_FARTHEST), min(ends[1], _FARTHEST)
         grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
@@ -171,12 +172,12 @@ def plot(
     is_dark: bool = False,
     bands: Mapping[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> Any:
-    """Draws each shape in a panel of its own, by matplotlib; all share an axis.
+    """Draws each shape in a panel of its own with matplotlib; all share an axis.
 
-    Of many categories those are shown that add or take most. `outputs` are the names of
-    K classes, for a legend; lines of the title may be long; the axis may show
-    exponentials of the values (`is_factor`); bands are grids with lower and upper ends,
-    drawn where they are finite.
+    If there are too many categories, the panel shows those with the largest values.
+    `outputs` are the names of K classes, for a legend. With `is_factor` the axis shows
+    exponentials of the values. `bands` are grids with lower and upper ends, drawn where
+    they are finite.
     """
     figure_of = figures()
     paper, ink, rule, colors = DARK if is_dark else LIGHT
@@ -186,6 +187,7 @@ def plot(
     depths = [max(panel.depth for panel in row) for row in rows]
     width = _LEFT + _GAP + _WIDTH * max(sum(x.span for x in row) for row in rows)
     titles = [part for line in title for part in wrap(printable(line), int(12 * width))]
+    # The resolution falls with the height, because matplotlib limits the pixels.
     height = sum(depths) + len(rows) * (_TITLE + _HEIGHT) + 0.1 + _LINE * len(titles)
     dpi = min(150.0, _MOST_PIXELS / height)
     figure = figure_of(figsize=(width, height), dpi=dpi, facecolor=paper)
@@ -219,6 +221,7 @@ def plot(
             left += span * _WIDTH
         bottom -= depth
     if is_factor:
+        # Ticks stand at factors of 1, 2 and 5 times a power of ten.
         low, high = panels[0].get_ylim()
         ticks = np.log([digit * 10.0**k for k in range(-9, 10) for digit in (1, 2, 5)])
         ticks = ticks[(low < ticks) & (ticks < high)]
@@ -231,7 +234,7 @@ def plot(
 
 
 class _Panel(NamedTuple):
-    """A shape as it is drawn: its title, of how many columns, inches below, a band."""
+    """A drawn shape: title, width in columns, inches below the axes, and band."""
 
     title: str
     shape: Shape
@@ -269,7 +272,7 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
 def _draw(
     panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
 ) -> list[Any]:
-    """Draws a curve with its grid, or a point for each category, and its band."""
+    """Draws a curve, or a point for each category, with its band."""
     panel.set_prop_cycle(color=colors)
     is_known = np.zeros(len(shape.grid), bool)
     if band is not None:
@@ -296,13 +299,12 @@ def _draw(
 
 
 def dress(panel: Any, rule: str) -> None:
-    """Draws the axes of a panel in the color of rules, on two sides alone."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color(rule)
 
 
 def compact(number: float) -> str:
-    """Returns "25k" for 25,000.
+    """Returns a number as a short text, such as "25k" for 25,000.
 
     Example:
         >>> compact(-25_000.0), compact(0.5), compact(3e9)
@@ -315,6 +317,6 @@ def compact(number: float) -> str:
 
 
 def short(name: Any, most: int) -> str:
-    """Returns a printable name of so many characters at most."""
+    """Returns a printable name of at most `most` characters."""
     text = printable(str(name))
     return text if len(text) <= most else f"{text[: most - 1]}…"

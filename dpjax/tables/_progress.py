@@ -1,7 +1,7 @@
-"""What a call is at, in a notebook: its stage, its steps and the time, all public.
+"""A progress line in notebooks: the stage, the steps and the time, all public.
 
-A call that ends within a second shows nothing, and what was shown goes when it ends.
-Outside of notebooks nothing is shown.
+A call that ends within a second shows no line, and the line disappears when the call
+ends. Outside of notebooks no line is shown.
 """
 
 import contextlib
@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-_INTERVAL = 1.0  # seconds between two looks at what is done
+_INTERVAL = 1.0  # seconds between two updates of the line
 
 
 class _Line:
-    """A line below a cell, kept up to date from a thread of its own."""
+    """A line below a notebook cell, which a thread of its own keeps up to date."""
 
     def __init__(self, name: str, show: Any):
         self.said: tuple[str, int, int | None] = (name, 0, None)
@@ -52,18 +52,18 @@ class _Line:
             self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
 
 
-_LINES: list[_Line] = []  # one at most: calls within a call show none of their own
+_LINES: list[_Line] = []  # at most one line, because nested calls show none
 
 
 @contextlib.contextmanager
 def shown(name: str) -> Iterator[None]:
-    """Shows what runs within, or a function that this decorates, in a notebook.
+    """Shows progress in a notebook, within a `with` block or a decorated function.
 
     Example:
         >>> with shown("Fitting"):
         ...     say("training (compiling)")
     """
-    # Whoever is in a notebook has imported IPython.
+    # In a notebook IPython is imported already, so this needs no import.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if getattr(shell, "kernel", None) is None or _LINES:
         yield
@@ -76,17 +76,17 @@ def shown(name: str) -> Iterator[None]:
 
 
 def is_shown() -> bool:
-    """Tells whether somebody sees the messages."""
+    """Returns whether a progress line is active."""
     return bool(_LINES)
 
 
 def say(stage: str, done: int = 0, total: int | None = None) -> None:
-    """Says what a call is at: public names and numbers alone."""
+    """Sets the stage and the steps in the line; arguments must be public."""
     for line in _LINES:
         line.said = (stage, done, total)
 
 
 def on_step(step: Any, params: Any) -> None:
-    """Says how many steps are done; a callback of solvers, one for all programs."""
-    del params  # covered by the guarantee, and nobody asked for them
+    """Shows the number of steps done; a callback of solvers."""
+    del params  # the line shows public numbers only
     say("training", int(step))

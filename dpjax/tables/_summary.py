@@ -1,4 +1,4 @@
-"""Coefficients in a user's units: standard errors, intervals, and a table of them."""
+"""Coefficients in a user's units, with standard errors, intervals, and a table."""
 
 import math
 import statistics
@@ -16,7 +16,7 @@ from dpjax.tables.io._untrusted import printable
 
 
 def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
-    """Returns the matrix from weights of (x - center) / scale to those of x.
+    """Returns the matrix that turns weights of (x - center) / scale into weights of x.
 
     The last weight is the intercept.
 
@@ -33,9 +33,10 @@ def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
 def errors_of_sums(
     matrix: np.ndarray, errors: ArrayLike, correlations: ArrayLike
 ) -> np.ndarray:
-    """Returns standard errors (m,) of sums of estimates, infinite if a term's is.
+    """Returns standard errors (m,) of weighted sums of d estimates.
 
-    From the weights (m, d) of estimates in each sum, and their errors and correlations.
+    `matrix` (m, d) has the weights of the estimates in each sum. The error of a sum is
+    infinite if an estimate with a nonzero weight has an infinite error.
 
     Example:
         >>> half = [[1.0, 0.5], [0.5, 1.0]]
@@ -64,16 +65,16 @@ def interval_of(values: ArrayLike, errors: ArrayLike, level: float) -> np.ndarra
 class Summary:
     """A table of coefficients, which prints as text and shows as HTML in a notebook.
 
-    All of it is released or public.
+    Everything in it is released or public.
     """
 
     title: str
-    names: Sequence[str]  # the last one that of the intercept
+    names: Sequence[str]  # the intercept comes last
     coefficients: np.ndarray  # (m,), in the user's units
-    standard_errors: np.ndarray  # (m,), infinite where no honest interval can be had
-    guarantee: str  # of all of it, in words
+    standard_errors: np.ndarray  # (m,), infinite if no valid interval is finite
+    guarantee: str  # the guarantee of the whole table, in words
     factor: str | None = None  # the name of exponentials of coefficients, if any
-    level: float = 0.95  # of the intervals
+    level: float = 0.95  # the probability of each interval
     notes: Sequence[str] = ()  # more sentences
 
     @property
@@ -102,7 +103,7 @@ class Summary:
 
     @property
     def sentences(self) -> list[str]:
-        """Sentences on what intervals cover, on infinite ones, and the notes."""
+        """Sentences on what intervals cover and why some are infinite, then notes."""
         is_refused = np.isinf(self.standard_errors)
         notes = [
             "An interval is for the coefficient of the best predictor of this kind in "
@@ -156,7 +157,7 @@ class Summary:
 
 
 def _factor(logarithm: float) -> str:
-    """Returns the exponential, with digits of what it is more than 1 by.
+    """Returns the exponential of `logarithm`, with enough digits to differ from 1.
 
     Example:
         >>> _factor(2e-7), _factor(1.0), _factor(math.inf)

@@ -1,1 +1,1 @@
-"""The kinds of columns: what is public about each, and its features."""
+"""Kinds of columns, with their public constants and features."""

@@ -1,8 +1,9 @@
-"""The kinds of columns: what is public about each, and the features that it gives.
+"""Kinds of columns, which have public constants and encode cells as features.
 
-A schema gives what is public about each column: a center and a scale, or a list of
+A schema has the public constants of each column: a center and a scale, or a list of
 categories. Nothing is estimated from the data, and no value of a cell raises an error:
-a number that does not parse counts as the center, an unlisted category as none.
+a cell that does not parse counts as the center of a numeric column, and a cell that is
+not listed as no category.
 """
 
 import math
@@ -19,7 +20,8 @@ from dpjax.tables.io import _texts
 from dpjax.tables.io._texts import Texts
 
 _MOST_DIGITS = 300  # float's largest number has 309
-# Programs write a whole number as 1, 1.0, 1.0e+00 or 1e+05; 01234 and 1E5 are codes.
+# Programs write a whole number as 1, 1.0, 1.0e+00 or 1e+05, but 01234 and 1E5 are
+# codes, which are compared as texts.
 _PLAIN_NUMBER = re.compile(
     r"([+-]?(?:0|[1-9][0-9]*))(?:(\.0?)|(?:\.[0-9]*[eE]|e)[+-][0-9]{2,3})?"
 )
@@ -29,14 +31,15 @@ _PLAIN_NUMBER = re.compile(
 class Numeric:
     """A column of numbers, standardized by public constants.
 
-    (x - center) / scale, clipped to [-limit, limit]. A cell that is missing, does not
-    parse, is NaN or infinite, or leaves the range of float32 becomes 0, as if it lay at
-    the center.
+    The feature is (x - center) / scale, clipped to [-limit, limit]. A cell that is
+    missing, does not parse, is NaN or infinite, or leaves the range of float32 becomes
+    0, as if it lay at the center.
 
     Args:
         center: the value that becomes 0, in units of the column.
         scale: the distance that becomes 1, in units of the column, positive.
-        limit: the largest |feature|, in scales from the center, positive; inf: none.
+        limit: the largest |feature|, in scales from the center, positive; inf for no
+            limit.
 
     Raises:
         ValueError: If the center is not finite, the scale not positive and finite, or
@@ -53,7 +56,7 @@ class Numeric:
     center: float = 0.0
     scale: float = 1.0
     limit: float = math.inf
-    categories: ClassVar[tuple[str, ...]] = ()  # those of a column of numbers
+    categories: ClassVar[tuple[str, ...]] = ()  # so that all kinds have the field
 
     def __post_init__(self) -> None:
         _validate.within(-sys.float_info.max, sys.float_info.max, center=self.center)
@@ -62,18 +65,18 @@ class Numeric:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The ends of the limit in units of the column, infinite where it has none."""
+        """The smallest and largest number in units of the column; inf without limit."""
         reach = self.scale * self.limit
         low, high = self.center - reach, self.center + reach
         return (low, high) if reach < math.inf else (-math.inf, math.inf)
 
     def declared(self) -> dict[str, Any]:
-        """Returns the constants for JSON, without an infinite limit."""
+        """Returns the constants for JSON; an infinite limit is left out."""
         known = {"center": float(self.center), "scale": float(self.scale)}
         return known | ({"limit": float(self.limit)} if self.limit < math.inf else {})
 
     def names(self, column_name: str) -> tuple[str, ...]:
-        """Names the one feature that the column gives."""
+        """Returns the name of the column's single feature."""
         return (column_name,)
 
     def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
@@ -95,7 +98,7 @@ class BoundedColumn:
     """A column of amounts from zero to a public maximum: an exposure, or a weight.
 
     Args:
-        column: its name.
+        column: the name of the column.
         max: the largest amount, positive, public.
 
     Raises:
@@ -116,15 +119,15 @@ class BoundedColumn:
         _validate.positive(max=self.max)
 
     def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
-        """Returns which cells hold a finite number from zero on, shape (n,)."""
+        """Returns which cells hold a finite number of at least zero, shape (n,)."""
         known = _texts.float32_of(column)
         return np.asarray(np.isfinite(known) & (known >= 0), bool)
 
     def shares(self, column: np.ndarray | Texts) -> np.ndarray:
         """Returns cells (n,) divided by the maximum, float32 in [0, 1].
 
-        Larger cells count as the maximum; negative ones, and those that do not parse,
-        as zero.
+        Larger numbers count as the maximum, negative numbers and cells that do not
+        parse as zero.
         """
         return np.clip(Numeric(scale=self.max).encode(column)[:, 0], 0.0, 1.0)
 
@@ -137,7 +140,7 @@ class Categorical:
     are compared by value, to the last digit: 1, "1", "1.0", True and "true" are one
     category. Other texts are codes, such as "01", or "250.1" beside "250.10", except in
     a column of numbers, where all categories are numbers. A cell that is not listed
-    gives a row of zeros, and so does one without a value: None, NaN, NA, NaT or blank.
+    becomes a row of zeros, and so does a missing cell: None, NaN, NA, NaT or blank.
 
     Args:
         categories: the public list, distinct.
@@ -170,7 +173,7 @@ class Categorical:
         return {"categories": [*map(str, self.categories)]}
 
     def names(self, column_name: str) -> tuple[str, ...]:
-        """Names one feature a category."""
+        """Returns the names of the features, one for each category."""
         return tuple(f"{column_name}={category}" for category in self.categories)
 
     def is_read(self, column: np.ndarray | Texts) -> np.ndarray:
@@ -204,7 +207,8 @@ def encode(
 
     Args:
         columns: arrays of shape (n,), of text or numbers, by name.
-        schema: what is public about each column to encode; others are ignored.
+        schema: the public constants of each column to encode. Columns that it does not
+            name are ignored.
 
     Returns:
         The features, float32 of shape (n, d), and the names of the d features.
@@ -234,7 +238,6 @@ def encode(
 
 
 def _number_of_category(cell: Any) -> int | float | None:
-    """Returns the value by which a cell of a column of numbers is compared."""
     known = _category(cell)
     return _texts.number_of(cell) if isinstance(known, str) else known
 

@@ -1,7 +1,4 @@
-"""A released description of a table: rows, as JSON, CSV, HTML or a picture.
-
-The picture has a panel for each column.
-"""
+"""A released description of a table, with its forms: JSON, CSV, HTML and a picture."""
 
 import csv
 import io
@@ -28,31 +25,33 @@ from dpjax.tables.io._untrusted import harmless, printable
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
 _OF_CATEGORIES = ("count", "share")
 COUNTS = "count", "missing", "histogram"
-OTHER = "(other)"  # cells in none of the categories, missing ones included
-# Of a picture, in inches: a panel, and what surrounds it.
+OTHER = "(other)"  # cells in none of the categories, missing cells included
+# Sizes in the picture, in inches: a panel, a line, and the space around them.
 _WIDTH, _LINE, _AROUND, _HEAD = 4.2, 0.42, 0.75, 0.75
-_THIN, _TALL = 0.24, 1.7  # of a category; the least of a panel
+_THIN, _TALL = 0.24, 1.7  # height of a category, and smallest height of a panel
 _MOST_LETTERS, _MOST_LINES = 18, 40
-_MARKERS = "os^"  # of groups, one after the other where colors are used up
+_MARKERS = "os^"  # a group takes the next marker when all colors are used
 _POINTS = {"mean": ("o", 0), "median": ("D", 1), "quantile 0.9": ("^", 2)}
-_HIGH = 0.62  # of a group's line, which its histogram takes; points lie below it
+_HIGH = 0.62  # height of a histogram in its group's line; points lie below it
 
 
 class Row(NamedTuple):
     """One released number.
 
     Attributes:
-        column: of the table.
+        column: the name of the column.
         group: the name of the group, "(all)" without groups.
         statistic: "count", "missing", "mean", "median", "quantile 0.9", "share" or
             "histogram", which counts the records in a bin.
         of: the category or the bin, or "".
-        value: in the column's units, and within its limit. Counts are integers from 0
-            to n, those of a sample times n / m. They add up: those of a group's bins
-            to its count, this and missing cells to the group, and groups to n.
-        low: the lower end of the interval, of possible values; if noise hides the
-            value the least one, which is -inf for numbers without a limit.
-        high: the upper end.
+        value: the number, in the column's units and within its limit. Counts are
+            integers from 0 to n; counts of a sample are multiplied by n / m. Counts add
+            up: the bins of a group to its count, this count and the missing cells to
+            the size of the group, and the sizes of all groups to n.
+        low: the lower end of the interval, which holds possible values only. If noise
+            hides the value, it is the smallest possible value, or -inf for numbers
+            without a limit.
+        high: the upper end of the interval.
     """
 
     column: str
@@ -76,30 +75,32 @@ class Row(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The share of the budget of one part of a description."""
+    """The share of the privacy budget that one part of a description cost."""
 
     column: str
-    part: str  # the released statistics
-    share: float  # of the budget, in zCDP; all shares add up to 1
-    # Of this part alone, at the description's delta; these add up to more than its own.
+    part: str  # the names of the released statistics
+    share: float  # the share of the budget in zCDP; all shares add up to 1
+    # Epsilon of this part alone, at the description's delta. Epsilons of all parts add
+    # up to more than the epsilon of the description.
     epsilon: float
 
 
 @dataclass(frozen=True)
 class Description:
-    """A private description of a table; everything in it is released, or public.
+    """A private description of a table; everything in it is released or public.
 
     Attributes:
         rows: the released numbers, by column and group.
-        edges: of the histograms, by column; the outer bins are open.
-        num_samples: n; with units of privacy the number of places for their records.
-        sample_size: m, if a sample of m records was described.
-        by: the column of groups, if there are any.
+        edges: edges of the histograms, by column; the outer bins are open.
+        num_samples: n, the number of records. With units of privacy it is the number of
+            units times `records_per_unit`.
+        sample_size: m, if a sample of m records was described, or None.
+        by: the column of groups, or None.
         level: the probability of each interval.
-        shares: of the budget, in zCDP, by column and statistics.
+        shares: shares of the budget in zCDP, by column and statistics.
         privacy: the guarantee of the whole description.
-        unit: the column that names the units of privacy, such as persons, if there are.
-        records_per_unit: how many records of a unit count.
+        unit: the column that names the units of privacy, such as persons, or None.
+        records_per_unit: the largest number of records of a unit that count.
     """
 
     rows: tuple[Row, ...]
@@ -115,7 +116,7 @@ class Description:
 
     @property
     def size(self) -> str:
-        """Names the number of records, or units, of the table."""
+        """The number of records, or of units, in words."""
         if self.unit is None:
             return f"n = {self.num_samples:,}"
         number = self.num_samples // self.records_per_unit
@@ -123,7 +124,7 @@ class Description:
 
     @property
     def reading(self) -> str:
-        """Says in words how to read the numbers."""
+        """Sentences on how to read the numbers."""
         text = f"In brackets: {100 * self.level:g} % intervals, of sampling and noise."
         if any(row.of == OTHER for row in self.rows):
             text += f" {OTHER}: cells in none of the listed categories, be it another "
@@ -135,7 +136,7 @@ class Description:
 
     @property
     def costs(self) -> list[Cost]:
-        """Returns what each part costs."""
+        """The cost of each part."""
         given = self.privacy.epsilon, self.privacy.delta
         sizes = self.num_samples, self.sample_size or self.num_samples
         prob = sizes[1] / sizes[0]
@@ -150,9 +151,9 @@ class Description:
         return costs
 
     def tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        """Returns header and lines of tables of numbers, and of categories, if any.
+        """Returns headers and lines of a table for numbers and one for categories.
 
-        Histograms are left out.
+        A table without lines is left out, and so are histograms.
         """
         cells: dict[bool, dict[tuple[str, ...], dict[str, str]]] = {True: {}, False: {}}
         for row in self.rows:
@@ -202,7 +203,7 @@ class Description:
     def to_csv(self) -> str:
         """Returns the rows as CSV, with a header.
 
-        A name that a spreadsheet would run as a formula has an apostrophe before it.
+        A name that a spreadsheet would run as a formula gets an apostrophe before it.
         """
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
@@ -219,11 +220,12 @@ class Description:
         return _pages.html_of(title, [*blocks, "What each part cost", costs_of(self)])
 
     def plot(self, *, is_dark: bool = False) -> Any:
-        """Draws histograms, means and shares with their intervals, by matplotlib.
+        """Draws histograms, means and shares with their intervals, with matplotlib.
 
-        For a column of numbers every group has a line with its histogram, and below it
-        the mean, median and quantile. For categories the panel shows counts, or with
-        groups the shares in each. Of many groups or categories the first are shown.
+        Every column has a panel. For a column of numbers every group has a line with
+        its histogram and, below it, the mean, median and quantile. For categories the
+        panel shows counts, or with groups the shares in each group. If there are many
+        groups or categories, the first are shown.
 
         Args:
             is_dark: whether to draw light on dark.
@@ -276,7 +278,7 @@ class Description:
 
 
 def numbers_of(description: Description) -> list[_pages.Block]:
-    """Returns the released numbers, how to read them, and pictures by matplotlib."""
+    """Returns how to read the numbers, their tables, and a picture if possible."""
     blocks: list[_pages.Block] = [
         _pages.Text(
             f"{description.reading} Counts have noise, and then are moved to the "
@@ -294,7 +296,7 @@ def numbers_of(description: Description) -> list[_pages.Block]:
 
 
 def costs_of(description: Description) -> _pages.Rows:
-    """Returns what each part cost."""
+    """Returns a table of the cost of each part."""
     head = ["column", "what", "share of the budget", "epsilon by itself"]
     costs = [
         [cost.column, cost.part, rounded_up(cost.share, 3), rounded_up(cost.epsilon, 3)]
@@ -304,7 +306,7 @@ def costs_of(description: Description) -> _pages.Rows:
 
 
 def _by(rows: Iterable[Row], field: str) -> list[tuple[str, list[Row]]]:
-    """Returns the rows of each column, group or statistic, in their order."""
+    """Groups rows by a field, such as "column" or "group", in their order."""
     by_column: dict[str, list[Row]] = {}
     for row in rows:
         by_column.setdefault(getattr(row, field), []).append(row)
@@ -382,7 +384,7 @@ def _draw_categories(
 
 
 def _point(panel: Any, row: Row, at: float, color: str, marker: str) -> None:
-    """Draws a number with its interval, if that is finite."""
+    """Draws a number with its interval, if the interval is finite."""
     if math.isfinite(row.low) and math.isfinite(row.high):
         panel.hlines(at, row.low, row.high, color=color, linewidth=1.4)
         panel.plot(row.value, at, marker, color=color, markersize=3.5, zorder=3)

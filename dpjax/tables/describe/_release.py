@@ -1,6 +1,6 @@
-"""Releases a description: one budget, divided among columns and statistics.
+"""Releases a description with one budget, divided among columns and statistics.
 
-Noisy counts of one table are then made to agree: possible numbers, and rows of them.
+Noisy counts of one table are then moved to possible counts that agree with each other.
 """
 
 import itertools
@@ -34,22 +34,23 @@ from dpjax.tables.io._tables import Column, frame_columns, frame_names
 from dpjax.tables.io._texts import float32_of
 
 Kind = Numeric | Categorical | None
-MOST_RECORDS = 2**24  # that solvers count
-# A column of numbers has four times the budget of one of categories: quantiles need it.
+MOST_RECORDS = 2**24  # solvers count so many records
+# A column of numbers gets four times the budget of a column of categories, because
+# quantiles need it.
 _OF_NUMBERS, _OF_CATEGORIES = 4.0, 1.0
-_MOST_CELLS = 2**20  # of a column, with all groups
+_MOST_CELLS = 2**20  # largest number of counts of a column in all groups
 _ALL = "(all)"
 _NUM_BINS = 20
 Place = Callable[[np.ndarray], np.ndarray]
 
-_HISTOGRAM = 0.2  # of the budget of a column of numbers; quantiles need most
+_HISTOGRAM = 0.2  # share of the budget of a column of numbers; quantiles need more
 _QUANTILES = {"median": 0.5, "quantile 0.9": 0.9}
-_LARGEST, _BOUND = 1e30, 1e15  # of an edge, and of a bound of means
-_BLOCK = 2**16  # records whose categories are compared at once
-# The relative amount by which a solver's epsilon is lowered: its multiplier, computed
-# to 1e-9, is then at least the intended one.
+_LARGEST, _BOUND = 1e30, 1e15  # largest edge of a histogram, and bound of means
+_BLOCK = 2**16  # records with categories that are compared at once
+# A solver's epsilon is lowered by this relative amount, so that its noise multiplier,
+# computed to 1e-9, is at least the intended noise multiplier.
 _SLACK = 1e-8
-_LEAST_COUNT = 4.0  # stddevs of a noisy number, below which no share is known
+_LEAST_COUNT = 4.0  # below so many stddevs of its noise a count gives no share
 
 
 @_progress.shown("reading the columns")
@@ -68,27 +69,29 @@ def describe(
 
     A column of numbers has a count, the number of missing cells, the mean, the median,
     the 90 per cent quantile, and a histogram. A column of categories has the count and
-    the share of each category, and of all others together; all of these by groups.
+    the share of each category, and of all other cells together. With `by`, each group
+    has all of these.
 
     Args:
         frame: a pandas or polars data frame, an Arrow table, or a mapping of arrays of
             shape (n,), n public and at most 2^24. Cells are converted one by one, by
-            the declared type of their column. A mean is over those that hold a number.
-        schema: the columns to describe, and what is public about each: None for
+            the declared type of their column. A mean is over the cells with a number.
+        schema: the columns to describe, with the public constants of each: None for
             numbers, `datasets.Numeric` with a limit for numbers in a public range,
             which the bins of the histogram divide, or `datasets.Categorical`.
         key: a typed key.
         epsilon: privacy parameter of the whole description, positive.
         delta: privacy parameter in (0, 1); n^-1.1 by default.
-        by: a column of categories in the schema; others form one more group.
+        by: a column of categories in the schema, which are the groups. Records without
+            a listed category form one more group.
         level: the probability of each interval.
-        max_records: m, public. Of more, m are drawn without replacement and described
-            with the budget of `accounting.Sample.budget`; delta n / m must be below 1.
-            Their counts and intervals are multiplied by n / m. None: all.
+        max_records: m, public. If n > m, m records are drawn without replacement and
+            described with the budget of `accounting.Sample.budget`; delta n / m must be
+            below 1. Their counts and intervals are multiplied by n / m. None: all.
 
     Returns:
         A `Description` with `rows`, the guarantee `privacy`, and the `costs` of its
-        parts; `to_json`, `to_csv`, `to_html` and `plot` show them. Intervals count
+        parts; `to_json`, `to_csv`, `to_html` and `plot` show them. Intervals cover
         sampling and noise; they are infinite if noise hides a group.
 
     Raises:
@@ -96,8 +99,8 @@ def describe(
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input. Each column is released
-        by `dp_group_means` and `dp_histogram`, whose Gaussian mechanisms compose
-        exactly: their inverse squared noise multipliers add up to that of the budget.
+        by `dp_group_means` and `dp_histogram`. Their Gaussian mechanisms compose
+        exactly: their inverse squared noise multipliers add up to the budget's.
         `max_records` amplifies by sampling without replacement (Balle, Barthe, Gaboardi
         2018, Theorem 9).
 
@@ -159,14 +162,14 @@ def release(
 ) -> Description:
     """Releases a description of columns of one shape (n,), as `describe` does.
 
-    `place` may lay out the rows of a table at public places, with zeros where there is
-    no record. Neighbors then differ in one place, and n is the number of places.
+    `place` may move the records of a table to public places, with zeros at places
+    without a record. Neighbors then differ in one place, and n is the number of places.
 
-    The rows may be a sample of m records, drawn without replacement from `num_samples`.
-    They are as independent as those of the table, so n / m times an interval for m p is
-    an interval for n p. It also covers the count of the table itself: given the table,
-    the count of the sample has variance m p (1 - p) (n - m) / (n - 1), at most the m p
-    (1 - p) that is used. The guarantee is for the sample.
+    The records may be a sample of m records, drawn without replacement from
+    `num_samples` records. They are as independent as the records of the table, so n / m
+    times an interval for m p is an interval for n p. It also covers the count of the
+    table itself: given the table, the count of the sample has variance m p (1 - p) (n -
+    m) / (n - 1), at most the m p (1 - p) that is used. The guarantee is for the sample.
     """
     everyone = Groups.everyone(len(next(iter(columns.values()))), place)
     size = len(everyone.codes)
@@ -193,6 +196,7 @@ def release(
         releases[name] = release_column(kind, *arguments)
         for part_name, part in releases[name].shares.items():
             shares[name, part_name] = share * part
+    # Gaussian mechanisms compose exactly: sum_i 1 / z_i^2 is 1 / z^2 of the budget.
     multipliers = (x for result in releases.values() for x in result.multipliers)
     if math.fsum(x**-2 for x in multipliers) > budget.multiplier**-2:
         raise RuntimeError("The releases cost more than the budget.")
@@ -219,13 +223,13 @@ def release(
 
 
 def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarantee:
-    """Returns the guarantee of a description, from n and the budget."""
+    """Returns the guarantee of a description."""
     event = gaussian_event(noise_multiplier(epsilon, delta, Sampling(num_steps=1)))
     return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)
 
 
 def check(schema: Mapping[str, Kind], by: str | None) -> None:
-    """Requires kinds of columns, `by` of categories, and few cells in each column."""
+    """Requires kinds of columns, categories of `by`, and few counts in each column."""
     _validate.require(len(schema) > 0, "schema", schema, "at least one column long")
     kinds = _kinds_of(schema)
     for name, kind in kinds.items():
@@ -259,8 +263,9 @@ class Budget(NamedTuple):
 
     @property
     def pair(self) -> dict[str, float]:
-        """Epsilon and delta for which a solver's multiplier is at least this one."""
-        # With a multiplier of about 0.4 / delta, epsilon would be zero.
+        """Epsilon and delta that give a solver at least the noise `multiplier`."""
+        # Delta is lowered if necessary, because with a multiplier of about 0.4 / delta
+        # epsilon would be zero.
         delta = min(self.delta, 0.1 / self.multiplier)
         epsilon = noise_multiplier_to_epsilon(
             self.multiplier, delta, Sampling(num_steps=1)
@@ -272,8 +277,8 @@ class Groups(NamedTuple):
     """The group of each record."""
 
     names: tuple[str, ...]
-    codes: np.ndarray  # of records at their places, (n,); -1 where there is no record
-    place: Place  # as of `release`
+    codes: np.ndarray  # (n,), the group at each place, or -1 without a record
+    place: Place  # as for `release`
     num_records: int | None  # the size of a single group, if it is public
 
     @classmethod
@@ -284,7 +289,7 @@ class Groups(NamedTuple):
         return cls((_ALL,), codes, place, num_records if is_public else None)
 
     def divided(self, kind: Categorical, column: Column) -> "Groups":
-        """Returns a group for each category of a column, and a last one for others."""
+        """Returns a group for each category of a column, and one for other cells."""
         codes = np.where(self.codes < 0, -1, self.place(_codes(kind, column)))
         return self._replace(
             names=(*kind.categories, OTHER), codes=codes, num_records=None
@@ -293,10 +298,7 @@ class Groups(NamedTuple):
     def counted(
         self, cells: np.ndarray, num_cells: int, budget: Budget, key: Key
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
-        """Releases counts of records in each cell of each group, shape (num_cells, G).
-
-        Returns these and their standard errors, the noise's stddev and multiplier.
-        """
+        """Releases (num_cells, G) counts, their errors, noise stddev and multiplier."""
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
         total = len(self.names) * num_cells
         edges = np.arange(total + 1, dtype=np.float32) - 0.5
@@ -312,21 +314,22 @@ class Statistics(NamedTuple):
     """The releases of one column in G groups."""
 
     labels: list[str]  # the names of bins or categories
-    cells: np.ndarray  # records in each, and last of missing numbers, shape (k, G)
-    errors: np.ndarray  # their standard errors
-    stddev: float  # of the noise of one
-    shares: dict[str, float]  # of the column's budget, by statistics
+    cells: np.ndarray  # (k, G) counts of bins or categories, missing numbers last
+    errors: np.ndarray  # standard errors of the counts
+    stddev: float  # of the noise of one count
+    shares: dict[str, float]  # shares of the column's budget, by statistics
     multipliers: list[float]  # noise multipliers of all releases
-    # Of a column of numbers how many there are (G,), standard errors, noise's stddev.
+    # Counts of numbers (G,), their standard errors, and the stddev of their noise.
     counted: tuple[np.ndarray, np.ndarray, float] | None = None
-    # Its means and quantiles: names, values and standard errors.
+    # Names, values and standard errors of means and quantiles.
     statistics: Sequence[tuple[str, np.ndarray, np.ndarray]] = ()
     edges: tuple[float, ...] = ()  # of the histogram
-    within: tuple[float, float] = (-math.inf, math.inf)  # which numbers are possible
+    within: tuple[float, float] = (-math.inf, math.inf)  # the range of the numbers
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
-        """The number of cells with a number or a category, and its variance."""
+        """The number of cells with a number or a category, and its noise's variance."""
+        # Numbers are counted twice, so that the counts are weighted by their variances.
         cells, variance = self.cells[: len(self.labels)], self.stddev**2
         total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
         if self.counted is None:
@@ -346,7 +349,7 @@ class Statistics(NamedTuple):
         return self.known[1] + (0 if self.counted is None else self.stddev**2)
 
     def divided(self, group: int, size: int) -> tuple[int, int]:
-        """Returns how many records of a group of that size are known and missing."""
+        """Returns the numbers of known and missing cells in a group of `size` cells."""
         if self.counted is None:
             return size, 0
         excess = float(self.sizes[group]) - size
@@ -385,6 +388,7 @@ def _of_numbers(
     multipliers = [float(moments.stats["noise_multiplier"])]
 
     of_bins = budget.part(_HISTOGRAM)
+    # Without a public range a part of the histogram's budget finds the edges.
     if edges is None:
         inside = np.where(groups.codes < 0, np.float32(np.nan), numbers)
         released = private_edges(edge_key, jnp.asarray(inside), of_bins.multiplier)
@@ -403,7 +407,6 @@ def _of_numbers(
 def _of_categories(
     kind: Categorical, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Statistics:
-    """Releases the count of each category in every group."""
     names = [*kind.categories, OTHER]
     cells = groups.place(_codes(kind, column))
     counts, errors, stddev, multiplier = groups.counted(cells, len(names), budget, key)
@@ -411,7 +414,7 @@ def _of_categories(
 
 
 def _public_edges(within: tuple[float, float]) -> np.ndarray | None:
-    """Returns edges within a range, if it ends and they differ."""
+    """Returns equal bins' edges in a range, or None if it is infinite or too short."""
     if within[1] == math.inf:
         return None
     ends = np.clip(within, -_LARGEST, _LARGEST)
@@ -420,7 +423,7 @@ def _public_edges(within: tuple[float, float]) -> np.ndarray | None:
 
 
 def _codes(kind: Categorical, column: Column) -> np.ndarray:
-    """Returns the index of each cell's category, the last one for others."""
+    """Returns the index of each cell's category, the number of categories if none."""
     codes = np.full(len(column), len(kind.categories), np.int32)
     for start in range(0, len(column), _BLOCK):
         rows, places = np.nonzero(kind.encode(column[start : start + _BLOCK]))
@@ -429,7 +432,7 @@ def _codes(kind: Categorical, column: Column) -> np.ndarray:
 
 
 def _bins(edges: tuple[float, ...]) -> list[str]:
-    """Returns the names of bins; the outer ones are open.
+    """Returns the names of bins; the outer bins are open.
 
     Example:
         >>> _bins((0.0, 1.0, 2.5, 4.0))
@@ -445,12 +448,9 @@ def _sizes_of(
     releases: Sequence[Statistics],
     own: Statistics | None,
 ) -> np.ndarray:
-    """Returns one number of records for each group, integers of shape (G,).
-
-    It is the mean of what the columns with these groups say, and `own` that names them,
-    each by its inverse variance, such that all groups have the public number of records
-    together, or at most that of places.
-    """
+    """Returns the number of records in each group, integers of shape (G,)."""
+    # Every column with these groups, and the column of groups itself (`own`), has noisy
+    # sizes, which are averaged with inverse variances as weights.
     counts = [(release.sizes, release.size_variance) for release in releases]
     if own is not None:
         counts.append((own.cells[:, 0], own.stddev**2))
@@ -458,13 +458,14 @@ def _sizes_of(
     values = np.array([value for value, _ in counts], float)
     mean = np.average(values, axis=0, weights=weights)
     most = len(groups.codes)
+    # Sizes add up to a public number of records, or at most to the number of places.
     if groups.num_records is not None or np.sum(np.maximum(mean, 0.0)) > most:
         return _divided(mean, most)
     return np.rint(np.maximum(mean, 0.0)).astype(int)
 
 
 def _divided(counts: np.ndarray, total: int) -> np.ndarray:
-    """Returns the nearest counts that are not negative and have a sum, as integers.
+    """Returns the nearest nonnegative integers to `counts` that add up to `total`.
 
     Example:
         >>> _divided(np.array([60, 44, -20]), 100)
@@ -495,13 +496,7 @@ def _rows_of(
     *,
     cells: np.ndarray | None = None,
 ) -> Iterator[Row]:
-    """Yields the rows of a column, by groups: possible numbers, and their intervals.
-
-    An interval has z standard errors on either side of what was released, moved to the
-    nearest possible number, which is no farther from the truth, and holds the number
-    that agrees with the others. Counts are of a sample, to be multiplied by `scale`;
-    `cells` are those of a single group, where they are known.
-    """
+    """Yields the rows of a column by groups; `scale` multiplies counts of a sample."""
     in_table = (0, len(groups.codes)), scale
     shares, share_errors = _shares(release, groups.num_records)
     for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):
@@ -525,6 +520,8 @@ def _rows_of(
                 about = shares[index], share_errors[index]
                 numbers.append(("share", of, share, about, (0, 1), 1.0))
         for statistic, of, value, (values, errors), within, times in numbers:
+            # An interval reaches z standard errors to either side of the nearest
+            # possible number, and is extended to the number in the row.
             about, value = np.clip(np.array([values[group], value], float), *within)
             reach = z * float(errors[group])
             low, high = np.clip([about - reach, about + reach], *within)
@@ -535,14 +532,12 @@ def _rows_of(
 def _shares(
     release: Statistics, num_records: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares of counts (k, G) in their groups, and their standard errors.
-
-    If the number of records N is not public, it is the sum of the counts. The noise of
-    a share p = c / N then has variance ((1 - p)^2 + (k - 1) p^2) stddev^2 / N^2.
-    """
+    """Returns shares of counts (k, G) in their groups, and their standard errors."""
     counts, stddev = release.cells, release.stddev
     if num_records is not None:
         return counts / num_records, release.errors / num_records
+    # Else N is the sum of k noisy counts, and the noise of a share p = c / N has
+    # variance ((1 - p)^2 + (k - 1) p^2) stddev^2 / N^2.
     k = len(counts)
     total = np.sum(counts, axis=0, dtype=float)
     known = np.maximum(total, 1.0)

@@ -1,1 +1,1 @@
-"""Records in files: text and Parquet, in memory, sampled, or in shards."""
+"""Reading of records from text, Parquet and NumPy files, whole, sampled or sharded."""

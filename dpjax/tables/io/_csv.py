@@ -1,18 +1,18 @@
 """Reads text with a header into columns of strings.
 
-Nothing in a cell decides how many records there are, or what another record holds:
+No cell changes the number of records, or the content of another record:
 
-- The first line end of the file, that of its header, is the line end of the whole file:
-  LF, before which one CR is dropped, or CR. The other one is a character of a cell,
-  but for an LF right after the header's CR.
-- A line is a record. A quote is a character wherever it does not enclose a whole cell
-  of its line, next to delimiters or ends of the line, with quotes inside it doubled.
+- The line end of the header is the line end of the whole file: LF, before which one CR
+  is dropped, or CR. The other of these two characters is then part of a cell, except
+  for an LF right after the header's CR.
+- A line is a record. Quotes enclose a cell if they stand next to delimiters or ends of
+  the line and quotes inside are doubled. Elsewhere a quote is an ordinary character.
 - Missing cells of a line are empty, and surplus cells are ignored. Bytes that do not
-  decode stay in their line. UTF-16 is read in code units, of two bytes each.
+  decode stay in their line. UTF-16 is read in code units of two bytes each.
 
-`TextFormat.quoted` reads RFC 4180 instead: a line end within quotes is in its cell. A
-quote that does not close then takes the next lines with it, so the above holds for
-tables that a CSV writer wrote, which quotes all cells that have a quote.
+`TextFormat.quoted` reads RFC 4180 instead, in which a line end within quotes is part of
+a cell. A quote that does not close then takes the next lines with it, so the rules
+above hold for tables of a CSV writer, which quotes all cells that contain a quote.
 """
 
 import codecs
@@ -26,15 +26,15 @@ from typing import IO, Any, NamedTuple, cast
 
 from dpjax.tables.io._texts import UNDECODED, TextFormat, Texts
 
-_START = 1 << 22  # bytes, in which the header ends
-_BLOCK = 1 << 22  # bytes
+_START = 1 << 22  # the header must end within so many bytes
+_BLOCK = 1 << 22  # bytes that are read at once
 _DELIMITERS = ",;\t|"
 _INSIDE = r'"(?:[^"]|"")*"'  # a cell in quotes
-_PAIRED = '"[^"]*"'  # the same text in one piece or, at doubled quotes, in several
+_PAIRED = '"[^"]*"'  # text in quotes; doubled quotes divide it into several matches
 _LINE_END = re.compile(r"\n|\r(?=[^\n])")
 _SEPARATOR = re.compile(r'"?sep=([,;\t|])"?\r?', re.IGNORECASE)
 _UNPRINTED = re.compile(rf"[\0-\x08\x0b\x0c\x0e-\x1f\x7f{UNDECODED}]")
-# How files of other kinds begin.
+# The first bytes of files of other kinds.
 _OTHER_FILES = {
     b"\x1f\x8b": "a file compressed by gzip, whose name ends in .csv.gz or .tsv.gz",
     b"PK\x03\x04": "a zip archive, such as Excel's .xlsx: save the sheet as CSV",
@@ -52,11 +52,11 @@ class Survey(NamedTuple):
 
     records: int
     surplus: int  # records with more cells than the header has names
-    one_more: int  # of those with one cell more
+    one_more: int  # records with exactly one cell more
     opened: int  # cells with a quote at their start that does not close
     blank: int  # records without any text
     blank_at_end: int
-    total: str  # the first cell of the last record with text, if it is a word for a sum
+    total: str  # the last record's first cell, if it is a word for a sum, else ""
 
 
 def read_names(path: Path, text_format: TextFormat) -> list[str]:
@@ -67,7 +67,7 @@ def read_names(path: Path, text_format: TextFormat) -> list[str]:
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Any]]:
-    """Yields some columns block by block, at least once."""
+    """Yields the columns in `names` block by block, at least one block."""
     header, delimiter, blocks = _begin(path, text_format)
     if missing := set(names) - set(header):
         raise ValueError(f"its columns have changed: {missing} are not there")
@@ -81,7 +81,7 @@ def read_chunks(
 
 
 def survey(path: Path, text_format: TextFormat) -> Survey:
-    """Counts the lines of a file that its owner should look at."""
+    """Counts odd lines of a file, for the eyes of its owner only."""
     header, delimiter, blocks = _begin(path, text_format)
     counts, blank_at_end, last = Counter[str](), 0, ""
     for records in blocks:
@@ -106,9 +106,10 @@ def survey(path: Path, text_format: TextFormat) -> Survey:
 
 
 def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterator[Any]]:
-    """Returns the names, the delimiter, and the records in blocks, at least one."""
+    """Returns the names, the delimiter, and the records in at least one block."""
     import polars as pl
 
+    # A first line such as "sep=;" names the delimiter, and is above the header.
     lines = _lines(path, text_format.encoding, is_quoted=text_format.quoted)
     block = next(lines, pl.Series([""]))
     directive = _SEPARATOR.fullmatch(block[0])
@@ -127,7 +128,6 @@ def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterato
 
 
 def _names(header: str, delimiter: str) -> list[str]:
-    """Returns the names in a header; none if it is blank."""
     import polars as pl
 
     if _UNPRINTED.search(header):
@@ -146,30 +146,29 @@ def _names(header: str, delimiter: str) -> list[str]:
 
 
 def _delimiter(path: Path, header: str) -> str:
-    """Returns the tab of a .tsv file, else what the header has most outside quotes."""
+    """Returns a tab for a .tsv file, else the header's commonest delimiter."""
     is_tabbed = path.name.lower().removesuffix(".gz").endswith(".tsv")
     outside = re.sub(_PAIRED, "", header)
     return "\t" if is_tabbed else max(_DELIMITERS, key=outside.count)
 
 
 def _cells(records: Any, delimiter: str) -> Any:
-    """Returns the cells of each record, a series of lists, as they are written."""
+    """Returns a series with a list of the cells of each record, as they are written."""
     d = re.escape(delimiter)
     records = records.str.strip_suffix("\r")
     if not records.str.contains('"', literal=True).any():
         return records.str.split(delimiter)
-    # A quoted cell, or else what precedes the next delimiter.
+    # A cell is in quotes, or else ends at the next delimiter.
     return (records + delimiter).str.extract_all(rf" *{_INSIDE} *{d}|[^{d}]*{d}")
 
 
 def _column(cells: Any, place: int, delimiter: str) -> Any:
-    """Returns the cells at a place of each record, blank where there is none."""
     written = cells.list.get(place, null_on_oob=True).fill_null("")
     return _unquoted(written, delimiter)
 
 
 def _unquoted(written: Any, delimiter: str) -> Any:
-    """Returns what cells hold without a delimiter at their end, and without quotes."""
+    """Returns cells without a delimiter at their end or quotes around them."""
     written = written.str.strip_suffix(delimiter)
     if not written.str.contains('"', literal=True).any():
         return written
@@ -179,14 +178,14 @@ def _unquoted(written: Any, delimiter: str) -> Any:
 
 
 def _opened(cells: Any, delimiter: str) -> Any:
-    """Returns which cells begin with a quote that does not close, a flat series."""
+    """Returns a flat series: which cells begin with a quote that does not close."""
     written = cells.explode().str.strip_suffix(delimiter)
     begins = written.str.contains('^ *"')
     return begins & ~written.str.contains(rf"^ *{_INSIDE} *$")
 
 
 def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any]:
-    """Yields the lines of a file in blocks, polars series of strings."""
+    """Yields blocks of lines, which are polars series of strings."""
     import polars as pl
 
     with _open(path) as file:
@@ -195,8 +194,8 @@ def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any
             if start.startswith(begin):
                 raise ValueError(f"it is {kind}")
         codec = _codec(start, encoding)
-        # In these no other character has the code unit of a line end. The bytes of a
-        # line in other encodings are decoded alone, so that they take no other line.
+        # In these encodings no other character contains the code unit of a line end. In
+        # other encodings each line is decoded by itself, so that it affects no other.
         is_direct = codec in ("utf-8", "utf-16-le", "utf-16-be", "iso8859-1")
         decoder = codecs.getincrementaldecoder(codec if is_direct else "iso8859-1")
         decode = decoder("replace").decode
@@ -207,7 +206,7 @@ def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any
             chunk = file.read(_BLOCK)
             text += decode(chunk, not chunk)
             if text and not chunk:
-                text = text.removesuffix(end) + end  # which the last line may lack
+                text = text.removesuffix(end) + end  # the last line may lack its end
             lines, is_ended, text = text.rpartition(end)
             if is_ended and is_direct:
                 yield pl.Series([lines]).str.split(end).explode()
@@ -223,9 +222,9 @@ def _open(path: Path) -> IO[bytes]:
 
 
 def _codec(start: bytes, encoding: str | None) -> str:
-    """Returns the name of a file's codec; that of UTF-16 tells the order of bytes."""
+    """Returns the name of a file's codec, with the order of bytes for UTF-16."""
     codec = codecs.lookup(encoding or "utf-8").name
-    # UTF-16 by its mark, or by a zero byte beside a letter.
+    # UTF-16 begins with a mark, or has a zero byte beside each ASCII letter.
     is_little = start[:2] == b"\xff\xfe" or start[1:2] == b"\0"
     is_big = start[:2] == b"\xfe\xff" or start[:1] == b"\0"
     if codec == "utf-16" or (encoding is None and (is_little or is_big)):
@@ -234,16 +233,16 @@ def _codec(start: bytes, encoding: str | None) -> str:
 
 
 def _decoded(line: str, codec: str) -> str:
-    """Returns a line whose bytes are given as Latin-1; no byte of it raises."""
+    """Decodes a line that was read as Latin-1; no byte raises an error."""
     try:
         text = line.encode("iso8859-1").decode(codec, "replace")
-    except UnicodeError:  # of a codec that cannot replace
+    except UnicodeError:  # some codecs cannot replace bytes
         return UNDECODED
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _joined(blocks: Iterator[Any]) -> Iterator[Any]:
-    """Joins lines into records: a line goes on while its quotes are odd in number."""
+    """Joins lines into records; a record goes on while its number of quotes is odd."""
     import polars as pl
 
     rest = pl.Series([], dtype=pl.String)

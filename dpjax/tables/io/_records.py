@@ -1,4 +1,4 @@
-"""Records by number: those of memory-mapped arrays, and of Parquet files."""
+"""Records by number from memory-mapped arrays and from Parquet files."""
 
 import dataclasses
 import os
@@ -15,18 +15,18 @@ from dpjax._types import PyTree
 
 Rows = int | slice | np.ndarray
 Path = str | os.PathLike[str]
-Layout = tuple[np.dtype, tuple[int, ...]]  # of one value: its type and shape
+Layout = tuple[np.dtype, tuple[int, ...]]  # type and shape of one value
 
 
 class Records(Protocol):
-    """Records by number, 0 to len - 1, such as a random-access source of Grain."""
+    """Records by number, 0 to len - 1, such as a random-access source for Grain."""
 
     def __len__(self) -> int:
         """Returns n, which is public."""
         ...
 
     def __getitem__(self, rows: Any) -> PyTree:
-        """Returns one record, or those of a slice or an array: leaves (rows, ...)."""
+        """Returns one record, or for a slice or an array leaves (rows, ...)."""
         ...
 
 
@@ -34,12 +34,12 @@ class Records(Protocol):
 class MemoryMapped:
     """Memory-mapped arrays in .npy files.
 
-    Numbers are read in the type that JAX has for that of their file: without
-    `jax_enable_x64` integers beyond int32 or uint32 become the nearest one, and numbers
-    beyond float32 infinite. Store identifiers that are larger as smaller ones.
+    Numbers are read in the type that JAX uses for the type in the file. Without
+    `jax_enable_x64` integers beyond int32 or uint32 become the nearest number in range,
+    and numbers beyond float32 become infinite. Renumber identifiers that are larger.
 
     Attributes:
-        files: pytree of paths; each file has shape (n, ...).
+        files: a pytree of paths to arrays of shape (n, ...).
 
     Raises:
         ValueError: If an array has another type than real numbers or booleans, or if
@@ -83,15 +83,15 @@ class MemoryMapped:
 class Parquet:
     """Columns of Parquet files, read by row groups.
 
-    To read a row means to read its whole row group: for random batches use small row
+    Reading a row means reading its whole row group, so for random batches use small row
     groups, or `MemoryMapped`. A missing value is NaN in a column of floats (estimators
-    count NaN as zero), and 0 or False in other columns. Large numbers are read as by
+    count NaN as zero), and 0 or False in other columns. Large numbers are read as in
     `MemoryMapped`.
 
     Attributes:
-        files: a path, or several paths whose records are concatenated.
-        columns: pytree of names, of columns of numbers, booleans, or lists of one
-            fixed length.
+        files: a path, or several paths to files; their records are concatenated.
+        columns: a pytree of names of columns, which hold numbers, booleans, or lists of
+            one fixed length.
 
     Raises:
         ValueError: If a column is missing, or of another type.
@@ -135,6 +135,7 @@ class Parquet:
             numbers = np.atleast_1d(np.asarray(rows))
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(self):
             raise IndexError(f"rows must be 0 to {len(self) - 1}, got {rows!r}.")
+        # Each row group is read once, for all of its requested rows.
         read = {
             name: np.empty((len(numbers), *shape), dtype)
             for name, (dtype, shape) in self._layout.items()
@@ -184,7 +185,7 @@ class Parquet:
 
     def _read_group(self, number: int) -> Any:
         file, group = self._groups[number]
-        # Opened anew: threads must not share an open file.
+        # Each call opens the file, because threads must not share an open file.
         with _parquet().ParquetFile(
             self._paths[file], metadata=self._metadata[file]
         ) as opened:
@@ -201,7 +202,7 @@ def _parquet() -> Any:
 
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
-    """Returns the layout of each column; raises `ValueError` if it has no numbers."""
+    """Returns the layout of each column, or raises `ValueError` without numbers."""
     schema = metadata.schema.to_arrow_schema()
     types = {}
     for name in names:
@@ -217,7 +218,7 @@ def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
 
 
 def _numpy_type(arrow_type: Any) -> Layout | None:
-    """Returns the type and shape of a value, or None if it is not numeric."""
+    """Returns the NumPy type and shape of a value, or None if it is not numeric."""
     import pyarrow as pa
 
     if not isinstance(arrow_type, pa.DataType):

@@ -2,9 +2,9 @@
 
 Each record gets a random tag of 128 bits. The records with the smallest tags are the
 sample, in the order of tags: all orders of independent tags are equally likely. A tag
-depends only on the position of its record, or on the name of its unit, whose records
-share one tag; so the sample does not depend on how the stream is cut into chunks. Two
-tags are equal with probability below n^2 / 2^129. Tags are as secret as noise.
+depends only on the position of its record, or on the name of its unit (all records of a
+unit share one tag), so the sample does not depend on how the stream is cut into chunks.
+Two tags are equal with probability below n^2 / 2^129. Tags are as secret as noise.
 """
 
 import hashlib
@@ -26,30 +26,31 @@ def sample(
 ) -> tuple[PyTree, Sample]:
     """Draws records without replacement from a stream, in one pass.
 
-    At most 2 size records and a chunk are in memory, and as many again while processes
-    exchange records, or more. What is drawn depends on the key and the numbers of
+    At most 2 size records and a chunk are in memory, and at least as many again while
+    processes exchange records. The sample depends on the key and the numbers of
     records, not on how a stream is cut into chunks.
 
     Several processes draw one sample of all their streams if they pass a mesh. Each
-    streams its own records, such as those of its own files,
-    `files[jax.process_index() :: jax.process_count()]`: a record that two of them
+    process streams its own records, such as the records of its own files,
+    `files[jax.process_index() :: jax.process_count()]`. A record that two processes
     stream counts twice. All subsets of all records are equally likely.
 
     Args:
         chunks: pytrees of one structure with leaves (k, ...), k > 0, such as slices of
             `MemoryMapped`, or the arrays of the batches of `pyarrow.dataset`. With a
-            mesh, those of this process.
-        size: how many; of fewer records all are returned, as they are.
+            mesh, the chunks of this process.
+        size: the number of records to draw. If there are fewer, all are returned, in
+            their order.
         key: fresh for each run, and as secret as the key of its noise; the same on all
             processes.
-        mesh: of devices of all processes that draw together, such as
-            jax.make_mesh((jax.device_count(),), ("records",)). All must call. None:
-            this process draws from its own stream.
+        mesh: the devices of all processes that draw together, such as
+            jax.make_mesh((jax.device_count(),), ("records",)). All these processes must
+            call. None: this process draws from its own stream.
 
     Returns:
-        The records in a random order, with leaves (m, ...), and their `Sample`, of the
-        public numbers m = min(size, n) and n, the total; with a mesh the same on all
-        processes.
+        The records in a random order, with leaves (m, ...), and their `Sample`, which
+        has the public numbers m = min(size, n) and n, the total. With a mesh both are
+        the same on all processes.
 
     Raises:
         ValueError: If size is no integer of at least 1, the key is no typed key, there
@@ -57,10 +58,11 @@ def sample(
             different arguments or types of records, or arrays of Python objects.
 
     Privacy:
-        Which records were drawn must stay secret. `Sample.budget` is what all releases
-        of them may spend together, and `Sample.privacy` the one guarantee of them: to
+        Which records were drawn must stay secret. All releases from the sample may
+        spend `Sample.budget` together, and `Sample.privacy` is their one guarantee: to
         spend more, draw anew, with a fresh key. Processes exchange drawn records, and
-        the tags that order them, as all arrays of a mesh: on CPU over TCP, unencrypted.
+        the tags that order them, like all arrays of a mesh: on CPU over TCP,
+        unencrypted.
 
     Example:
         >>> import jax, numpy as np
@@ -78,10 +80,10 @@ def sample(
     stream = iter(chunks)
     start = [*islice(stream, 1)]
     if devices:
-        # Before anything is read at length: all of them raise, or none.
+        # The check comes before the stream is read: all processes raise, or none.
         same = {"size": size, "key": key, "chunks": _layout(start)}
         _sharding.digests(same, devices)
-        # Tags of different processes are independent, so that no record is favored.
+        # Each process has a key of its own, so that all tags are independent.
         key = jax.random.fold_in(key, _place(devices))
     tags, reservoir = Tags(key), Reservoir(size, np.concatenate)
     num_records, structure = 0, None
@@ -108,7 +110,7 @@ def sample(
 
 
 def _layout(chunks: list[PyTree]) -> str:
-    """Returns what must be the same of the records of all processes."""
+    """Returns paths, types and shapes of leaves, which all processes must share."""
     arrays = [
         (jax.tree_util.keystr(path), np.asarray(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(chunks)
@@ -129,18 +131,15 @@ def _one_of_each(mesh: Mesh) -> _sharding.Devices:
 
 
 def _place(devices: _sharding.Devices) -> int:
-    """Returns the place of this process among those of devices, from 0."""
+    """Returns the position of this process among the processes of `devices`."""
     return _sharding.processes_of(devices).index(jax.process_index())
 
 
 def _of_all(
     tags: np.ndarray, columns: list[np.ndarray], size: int, devices: _sharding.Devices
 ) -> list[Any]:
-    """Returns the rows of the least tags of all processes, the same on each.
-
-    The least of all are among the least of each. Tags are exchanged first, so that a
-    process sends only rows that are drawn.
-    """
+    """Returns the rows with the smallest tags of all processes, the same on each."""
+    # Tags are exchanged first, so that a process sends only rows that are drawn.
     every = _gathered(tags, devices)
     owners = np.repeat(np.arange(len(every)), [len(rows) for rows in every])
     drawn = order_of(np.concatenate(every))[:size]
@@ -153,10 +152,8 @@ def _of_all(
 
 
 def _gathered(own: np.ndarray, devices: _sharding.Devices) -> list[np.ndarray]:
-    """Returns the arrays (k, ...) of all processes, each with a k of its own.
-
-    They are exchanged as bytes of equal number, because JAX narrows types.
-    """
+    """Returns the arrays (k, ...) of all processes, each with a k of its own."""
+    # The exchange is in bytes, padded to one length, because JAX narrows types.
     count = np.array([len(own)], np.int64).view(np.uint8)
     counts = _sharding.rows_of_all(count, devices).view(np.int64)[:, 0].tolist()
     each = own.dtype.itemsize * int(np.prod(own.shape[1:]))  # bytes
@@ -169,7 +166,7 @@ def _gathered(own: np.ndarray, devices: _sharding.Devices) -> list[np.ndarray]:
 
 
 class Tags:
-    """Tags of a stream's records one after the other, or of names, shape (k, 2)."""
+    """Draws tags, shape (k, 2), of consecutive records, or hashes names to tags."""
 
     def __init__(self, key: Key):
         words = np.asarray(jax.random.bits(key, (8,), "uint32"))
@@ -177,11 +174,11 @@ class Tags:
         self._secret = words[4:].tobytes()
 
     def following(self, count: int) -> np.ndarray:
-        """Returns the tags of the next records."""
+        """Returns the tags of the next `count` records."""
         return self._bits.integers(0, 2**64, (count, 2), np.uint64)
 
     def of_names(self, names: Iterable[str]) -> np.ndarray:
-        """Returns the tags of names."""
+        """Returns the tags of names; equal names have equal tags."""
         texts = (name.encode("utf-8", "surrogatepass") for name in names)
         hashes = (hashlib.blake2b(x, key=self._secret, digest_size=16) for x in texts)
         digests = b"".join(state.digest() for state in hashes)
@@ -189,29 +186,29 @@ class Tags:
 
 
 def order_of(tags: np.ndarray) -> np.ndarray:
-    """Returns the order of tags; equal tags keep their order."""
+    """Returns the indices that sort tags; equal tags keep their order."""
     return np.lexsort((tags[:, 1], tags[:, 0]))
 
 
 class Reservoir:
-    """Keeps the rows of the least tags, of at most twice as many rows as it will give.
+    """Keeps the rows with the smallest tags, and at most twice as many rows in memory.
 
     Args:
-        size: how many tags.
+        size: the number of distinct tags to keep.
         join: concatenates the parts of a column, which take arrays of rows as index.
-        each: the most rows of one tag that are kept, the first ones.
+        each: how many rows of one tag to keep at most, the first of them.
     """
 
     def __init__(
         self, size: int, join: Callable[[list[Any]], Any], *, each: int = 1
     ) -> None:
         self._size, self._each, self._join = size, each, join
-        self._limit: np.uint64 | None = None  # of tags that can still be among them
+        self._limit: np.uint64 | None = None  # larger tags cannot be in the sample
         self._parts: list[list[Any]] = []  # the first column is the tags
         self._num_rows = 0
 
     def add(self, columns: Sequence[Any], tags: np.ndarray) -> None:
-        """Adds the next rows, without those that cannot be in the sample."""
+        """Adds the next rows, but not rows that cannot be in the sample."""
         part = [tags, *columns]
         if self._limit is not None:
             rows = np.flatnonzero(tags[:, 0] <= self._limit)
@@ -222,17 +219,18 @@ class Reservoir:
             self.records()
 
     def all(self) -> list[Any]:
-        """Returns the columns of a stream of `size` rows at most, in its order."""
+        """Returns the columns in the order of the stream, of at most `size` rows."""
         _, *columns = zip(*self._parts, strict=True)
         return [self._join([*parts]) for parts in columns]
 
     def records(self) -> list[Any]:
-        """Returns the columns of the rows that are kept, in the order of their tags."""
+        """Returns the columns of the sample, in the order of tags; drops other rows."""
         tags = np.concatenate([part[0] for part in self._parts])
         order = order_of(tags)
         tags = tags[order]
         is_first = np.ones(len(tags), bool)
         is_first[1:] = (tags[1:] != tags[:-1]).any(axis=1)
+        # `place` numbers the distinct tags, and `rank` the rows of each tag.
         place = np.cumsum(is_first) - 1
         rank = np.arange(len(tags)) - np.flatnonzero(is_first)[place]
         is_kept = (place < self._size) & (rank < self._each)

@@ -1,4 +1,4 @@
-"""Records sharded over devices: all of them, or batch by batch."""
+"""Records sharded over devices, all at once or batch by batch."""
 
 import dataclasses
 import math
@@ -20,14 +20,16 @@ from dpjax.tables.io._records import Records
 def load(source: Records, sharding: NamedSharding) -> PyTree:
     """Returns all records, sharded over devices, as solvers take them.
 
-    Each process reads the shards of its own devices, one after the other. All have the
-    same size: the last n mod devices records are left out, which is public, and so is
-    the leading size of the result, the n of all guarantees. Files must not change while
-    the arrays are in use, which may be memory-mapped on a CPU.
+    Each process reads the shards of its own devices, one after the other. All shards
+    have the same size: the last n mod devices records are left out. This is public, and
+    so is the leading size of the result, which is the n of all guarantees. Files must
+    not change while the arrays are in use, because on a CPU the arrays may be
+    memory-mapped.
 
     Args:
         source: the same on all processes, such as `MemoryMapped` or `Parquet`.
-        sharding: of the records, such as NamedSharding(mesh, PartitionSpec("records")).
+        sharding: the sharding of the records, such as NamedSharding(mesh,
+            PartitionSpec("records")).
 
     Raises:
         ValueError: If there are fewer records than devices, or if processes have
@@ -54,19 +56,20 @@ def load(source: Records, sharding: NamedSharding) -> PyTree:
 def batches(
     source: Records, state: BatchState, *, sharding: NamedSharding
 ) -> Iterable[tuple[PyTree, jax.Array]]:
-    """Returns the batches of a run and their padding masks, as a dataset of Grain's.
+    """Returns the batches of a run and their padding masks, as a Grain dataset.
 
     All processes draw the rows that `Batching.draw` draws from the same state, and each
     reads the rows of its own devices. One batch is prefetched. Padding rows are zeros;
     they also fill a batch up to a multiple of the number of devices. There is one batch
-    for each step that the state has left. `get_state()` of the dataset's iterator is
-    the number of batches read; after `set_state` the same ones follow.
+    for each step that the state has left. `get_state()` of the dataset's iterator
+    returns the number of batches read, and after `set_state` the same batches follow.
 
     Args:
         source: the same on all processes, such as `MemoryMapped` or `Parquet`.
         state: from `batching.init(key, len(source), T, ...)`, the same on all
-            processes; for these batches alone.
-        sharding: of a batch, such as NamedSharding(mesh, PartitionSpec("records")).
+            processes. Use it for these batches only.
+        sharding: the sharding of a batch, such as NamedSharding(mesh,
+            PartitionSpec("records")).
 
     Raises:
         ValueError: If an argument is out of its range, if the state was made for
@@ -75,8 +78,8 @@ def batches(
 
     Privacy:
         Which records enter a batch depends on the key alone, so the privacy cost of T
-        steps is that of `batching.sampling(len(source), T)`. Use each batch for one
-        step: a batch that two steps use is not two samples.
+        steps is the privacy cost of `batching.sampling(len(source), T)`. Use each batch
+        for one step: a batch that two steps use is not two samples.
 
     Example:
         >>> import tempfile, jax, numpy as np
@@ -120,12 +123,12 @@ def batches(
     def following(state: BatchState, _: None) -> tuple[BatchState, BatchState]:
         return drawn(state)[2], state
 
-    # The states of all steps, from which any batch can be drawn.
+    # The states of all steps are computed first, so that any batch can be drawn.
     states = jax.jit(lambda state: jax.lax.scan(following, state, length=num_steps)[1])
     states = states(state)
 
     def batch(step: int) -> tuple[PyTree, jax.Array]:
-        # A dataset that is read again has the same batches, by the same keys.
+        # The keys are cloned, so that reading a dataset again gives the same batches.
         again = dataclasses.replace(
             states,
             key=jax.random.clone(states.key),
@@ -133,6 +136,7 @@ def batches(
         )
         *drawn_rows, _ = drawn(jax.tree.map(lambda x: x[step], again))
         chosen, is_padding = map(np.asarray, drawn_rows)
+        # Padding rows, -1, fill the batch to a multiple of the number of shards.
         num_rows = math.ceil(chosen.size / num_shares) * num_shares
         rows = np.full(num_rows, -1)
         rows[: chosen.size] = np.where(is_padding, -1, chosen)
@@ -161,7 +165,7 @@ def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
 def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
-    """Returns arrays of num_rows, each shard read for its device."""
+    """Returns sharded arrays of `num_rows`; `read` returns the rows of one shard."""
     places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))
@@ -176,7 +180,7 @@ def _placed(
 
 
 def _num_shares(sharding: NamedSharding) -> int:
-    """Returns the number of shards, and requires a sharding of rows."""
+    """Requires a sharding of rows, and returns the number of shards."""
     is_named = isinstance(sharding, NamedSharding)
     rule = 'a NamedSharding of rows alone, such as one by PartitionSpec("records")'
     is_fine = is_named and len(sharding.spec) == 1 and sharding.spec[0] is not None
@@ -186,7 +190,7 @@ def _num_shares(sharding: NamedSharding) -> int:
 
 
 def _check_same(source: Records, sharding: NamedSharding, **others: Any) -> None:
-    """Requires the same records, by number and type, and arguments on all processes."""
+    """Requires that all processes have the same arguments and as many like records."""
     like = [(x.shape, str(x.dtype)) for x in jax.tree.leaves(source[:0])]
     arguments = {"source": repr((len(source), like)), **others}
     _sharding.digests(arguments, _sharding.spanning(sharding.device_set))

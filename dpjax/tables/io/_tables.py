@@ -1,10 +1,11 @@
 """Reads a user's CSV, Parquet or NPZ files, or a data frame, into columns.
 
-A folder stands for the files in it, one after the other by their names, which are all
-of these kinds; only names that begin with a dot or a low line are left out.
+A folder is read as its files, one after the other in the order of their names. All of
+them must be files of these kinds, except names that begin with a dot or an underscore,
+which are left out.
 
-Names, types and the number of records are public. No value of a cell raises, and none
-changes another record: `dpjax.tables.io._csv` defines the records of a text file.
+Names, types and the number of records are public. No value of a cell raises an error or
+changes another record; `dpjax.tables.io._csv` defines the records of a text file.
 """
 
 import contextlib
@@ -23,10 +24,10 @@ from dpjax.tables.io import _csv
 from dpjax.tables.io._texts import PLAIN, TextFormat, Texts
 
 Column = np.ndarray | Texts
-_ROWS = 1 << 16  # of a chunk of a Parquet file
+_ROWS = 1 << 16  # rows in a chunk of a Parquet file
 _NUMPY_KINDS = dict.fromkeys("biuf", "numbers") | dict.fromkeys("SUT", "text")
 _NUMPY_KINDS |= dict.fromkeys("mM", "times")
-# How the names of types of pandas, polars and Arrow begin, in small letters.
+# Names of types of pandas, polars and Arrow begin like this, in lowercase letters.
 _KINDS = {
     "numbers": r"(sparse\[)?(u?int\d|float|double|half|decimal|bool)",
     "text": r"(large_)?(str(?!uct)|utf8)|categorical",
@@ -37,7 +38,7 @@ _DECLARED |= {kind: kind for kind in ("text", "truth", "nested")}
 
 
 def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
-    """Returns the names of a file's columns; no record is looked at."""
+    """Returns the names of a file's columns, without reading records."""
     names: list[str] = []
     for file in files_of(path):
         read_names, _ = _READERS[_suffix(file)]
@@ -56,7 +57,7 @@ def column_names(path: Path, text_format: TextFormat = PLAIN) -> list[str]:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns the files of a path, at least one."""
+    """Returns the file at a path, or the files of a folder, at least one."""
     files = [path] if path.is_file() else []
     if path.is_dir():
         names = (x for x in path.iterdir() if not x.name.startswith((".", "_")))
@@ -70,7 +71,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def surveys(path: Path, text_format: TextFormat) -> dict[str, _csv.Survey]:
-    """Returns counts of lines of text files, by their names; no guarantee covers it."""
+    """Returns counts of odd lines by the names of text files, without a guarantee."""
     files = [file for file in files_of(path) if _READERS[_suffix(file)] is _CSV]
     return {file.name: _csv.survey(file, text_format) for file in files}
 
@@ -78,9 +79,8 @@ def surveys(path: Path, text_format: TextFormat) -> dict[str, _csv.Survey]:
 def declared_kinds(path: Path) -> dict[str, str]:
     """Returns the declared kinds of a Parquet file's columns, without reading records.
 
-    They are "number", "text", "truth", "time" or "nested", if all files of a folder
-    agree. Other files declare nothing. The categories of an enumeration are not
-    returned, because they usually were collected from the records.
+    The kinds are "number", "text", "truth", "time" and "nested"; all files of a folder
+    must agree. Categories in a type are left out: they usually come from the records.
     """
     declared = []
     for file in files_of(path):
@@ -96,13 +96,14 @@ def declared_kinds(path: Path) -> dict[str, str]:
 def read_columns(
     path: Path, names: list[str], *, text_format: TextFormat = PLAIN, least: int = 1
 ) -> dict[str, Column]:
-    r"""Reads some columns of a file, each of shape (n,), n at least 0 or 1.
+    r"""Reads the columns in `names`, each of shape (n,), with n at least `least`.
 
-    A file is a text file with a header (UTF-8, UTF-16 or as the format says; tabs in a
-    .tsv file, else commas, semicolons, tabs or bars, as the header has them; also
-    compressed by gzip), a Parquet file, an NPZ file with one array of shape (n,) a
-    column, or a folder of such files. Text becomes `Texts`, whole numbers of a Parquet
-    file too, to the last digit; booleans are 0 and 1, and a missing number is NaN.
+    The path is a text file with a header, a Parquet file, an NPZ file with one array of
+    shape (n,) for each column, or a folder of such files. Text files may be compressed
+    by gzip. They are in UTF-8, UTF-16 or the encoding of `text_format`, with tabs in a
+    .tsv file, else the commonest of comma, semicolon, tab and bar in the header. Text
+    becomes `Texts`, and whole numbers of a Parquet file too, which keeps the last
+    digit. Booleans are 0 and 1, and a missing number is NaN.
 
     Example:
         >>> import tempfile
@@ -124,10 +125,7 @@ def read_columns(
 def read_chunks(
     path: Path, names: list[str], text_format: TextFormat = PLAIN
 ) -> Iterator[dict[str, Column]]:
-    """Yields what `read_columns` returns in chunks of some megabytes, one or more.
-
-    An NPZ file is one chunk.
-    """
+    """Yields the columns as `read_columns` does, in one or more chunks of megabytes."""
     for file in files_of(path):
         _, read = _READERS[_suffix(file)]
         with _readable(file):
@@ -171,7 +169,7 @@ def joined(parts: Sequence[Column]) -> Column:
 
 
 def frame_names(frame: Any) -> list[str]:
-    """Returns the names of the columns of a frame, of an Arrow table or a mapping."""
+    """Returns the names of the columns of a frame, an Arrow table or a mapping."""
     names = getattr(frame, "column_names", getattr(frame, "columns", ()))
     names = [*(frame if isinstance(frame, Mapping) else names)]
     rule = "a data frame, a mapping of arrays, or the path of a file"
@@ -182,9 +180,9 @@ def frame_names(frame: Any) -> list[str]:
 
 
 def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
-    """Returns some columns of a frame of pandas or polars, an Arrow table or a mapping.
+    """Returns columns of a pandas or polars frame, an Arrow table or a mapping.
 
-    None may be declared to hold times.
+    A column with a type of times raises `ValueError`.
 
     Example:
         >>> frame_columns({"town": ["Ghent", 3], "rooms": np.arange(2)}, ["rooms"])
@@ -206,7 +204,7 @@ def _frame_column(name: str, column: Any) -> Column:
 
 
 def kind_of(column: Any) -> str | None:
-    """Returns "numbers", "text" or "times" if the type of a column declares it.
+    """Returns "numbers", "text" or "times" if a column's type declares it, else None.
 
     Example:
         >>> kind_of(np.arange(3)), kind_of(["a", 1]), kind_of(np.array([None]))
@@ -216,7 +214,7 @@ def kind_of(column: Any) -> str | None:
     if isinstance(kind, np.dtype):
         return _NUMPY_KINDS.get(kind.kind)
     categories = getattr(kind, "categories", None)
-    if hasattr(categories, "dtype"):  # of pandas, or an `Enum` of polars
+    if hasattr(categories, "dtype"):  # pandas' categories, or an `Enum` of polars
         return kind_of(categories)
     kind = getattr(kind, "pyarrow_dtype", kind)
     kind = str(getattr(kind, "value_type", kind)).lower()
@@ -226,9 +224,9 @@ def kind_of(column: Any) -> str | None:
 def cells_of(column: Any) -> np.ndarray:
     """Returns the cells of a column, each converted by itself.
 
-    NumPy's types are kept, and floats and truth values of other types are float64. Of
-    the rest cells are objects: a whole column would become floats for one missing cell,
-    which whole numbers from 2^53 on are not.
+    NumPy's types are kept, and floats and booleans of other types become float64. Other
+    cells become objects, because one missing cell would turn a whole column into
+    floats, which do not hold all whole numbers from 2^53 on.
 
     Example:
         >>> cells_of([2**53 + 1, None, "?"]).tolist()
@@ -274,7 +272,7 @@ def _read_parquet(
 
 
 def _parquet(path: Path) -> Any:
-    """Returns an open Parquet file; pyarrow checks no bytes of text, as polars does."""
+    # pyarrow reads texts that are not UTF-8, at which polars would raise an error.
     try:
         from pyarrow.parquet import ParquetFile
     except ImportError as why:
@@ -284,20 +282,20 @@ def _parquet(path: Path) -> Any:
 
 
 def _parquet_kind(field: Any) -> str | None:
-    """Returns "nested", "truth" or "bytes", else as `kind_of`."""
+    """Returns "nested", "truth" or "bytes", or else the result of `kind_of`."""
     from pyarrow import types
 
     if types.is_nested(field.type):
         return "nested"
     if types.is_boolean(field.type):
         return "truth"
-    # A column of no type holds missing cells alone.
+    # A column of the type null holds only missing cells.
     is_bytes = re.match("(large_|fixed_size_)?binary|null", str(field.type))
     return "bytes" if is_bytes else kind_of(field)
 
 
 def _valid(cells: Any) -> Any:
-    """Returns cells of Arrow, in texts a mark for bytes that are not UTF-8."""
+    """Returns Arrow cells, with a mark in texts for bytes that are not UTF-8."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(cells.type):
@@ -314,7 +312,7 @@ def _valid(cells: Any) -> Any:
 
 def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
     kind = cells.dtype
-    if kind.is_integer() or kind.is_decimal():  # floats would not tell them apart
+    if kind.is_integer() or kind.is_decimal():  # float64 would merge large numbers
         return Texts(cells.cast(pl.String), is_number=True)
     if kind.is_numeric() or kind in (pl.Boolean, pl.Null):
         return cells.cast(pl.Float64, strict=False).to_numpy()
@@ -354,7 +352,7 @@ def _suffix(path: Path) -> str:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turns the readers' errors about a file into `ValueError`."""
+    """Turns the readers' errors about a file into `ValueError`s that name the file."""
     try:
         yield
     except _UNREADABLE as why:

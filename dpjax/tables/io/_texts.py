@@ -1,6 +1,6 @@
-"""Cells of text, parsed once for a whole column, and the formats of their numbers.
+"""Columns of text, with numbers that are parsed once, and the formats of numbers.
 
-No cell raises, and what a cell is read as depends on that cell alone.
+No cell raises an error, and the value of a cell depends on that cell alone.
 """
 
 import functools
@@ -13,11 +13,11 @@ import numpy as np
 
 from dpjax import _validate
 
-UNDECODED = "\ufffd"  # what stands for bytes that do not decode
-# What people write where there is no value.
+UNDECODED = "\ufffd"  # the replacement for bytes that do not decode
+# People write these texts for a missing value.
 _MARKS = {*("", "na", "n/a", "#n/a", "nan", "nat", "<na>", "null", "none", "?", "-")}
 _MARKS |= {"--", "."}
-_NEVER = {"", "nan", "nat", "<na>"}  # and None: these are no category either
+_NEVER = {"", "nan", "nat", "<na>"}  # missing even if a schema lists them
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _TRUTH = {"true": 1.0, "false": 0.0}
 _SEPARATORS = {" ": "[ \u00a0\u202f]", "'": "['\u2019]", ".": r"\.", ",": ","}
@@ -32,13 +32,15 @@ class TextFormat:
         skip_lines: number of lines above the header.
         last_lines: number of lines at the end that are no records, such as sums.
         row_names: whether lines begin with a cell that has no name in the header.
-        encoding: of its bytes; None: UTF-8, or UTF-16 where it begins as that does.
-        decimal: what stands before the fraction of a number, "." or ",".
-        thousands: what stands between groups of three digits: one of . , ' and a blank.
+        encoding: the encoding of the file. None: UTF-16 if the file begins as UTF-16
+            does, else UTF-8.
+        decimal: the character before the fraction of a number, "." or ",".
+        thousands: the character between groups of three digits: one of . , ' and a
+            blank. None: groups are not separated.
         currency: text that numbers may have before or after them.
 
     Raises:
-        ValueError: if one is none of these.
+        ValueError: If an argument has another value.
 
     Example:
         >>> euros = TextFormat(decimal=",", thousands=".", currency="EUR")
@@ -75,7 +77,7 @@ class TextFormat:
         return (self.decimal, self.thousands, self.currency) == (".", None, None)
 
     def plain(self, cells: Any) -> Any:
-        """Returns numbers of a polars series in Python's notation; else null."""
+        """Returns a polars series of numbers in Python's notation; other cells null."""
         if self.has_plain_numbers:
             return cells
         import polars as pl
@@ -106,11 +108,11 @@ class Texts:
     """A column of texts, shape (n,): numbers and distinct texts are computed once.
 
     Args:
-        cells: a polars series of strings; null is no text. Blanks around texts are not
-            kept.
+        cells: a polars series of strings; null becomes "". Blanks around texts are
+            removed.
         text_format: how numbers are written.
-        is_number: whether its type says that it holds numbers, so that the category
-            "01" is the number 1.
+        is_number: whether the column's type declares numbers, so that the category "01"
+            is the number 1.
     """
 
     ndim = 1
@@ -125,7 +127,7 @@ class Texts:
 
     @classmethod
     def of(cls, cells: Iterable[Any], text_format: TextFormat = PLAIN) -> "Texts":
-        """Returns objects as texts."""
+        """Returns a column of the texts of any objects."""
         import polars as pl
 
         texts = (text_of(cell).encode("utf-8", "replace") for cell in cells)
@@ -137,7 +139,7 @@ class Texts:
 
     @property
     def shape(self) -> tuple[int]:
-        """The number of cells."""
+        """The shape (n,) of the column."""
         return (len(self),)
 
     def __getitem__(self, index: np.ndarray | slice) -> "Texts":
@@ -158,11 +160,12 @@ class Texts:
 
     @functools.cached_property
     def numbers(self) -> np.ndarray:
-        """The cells in float64, NaN where there is no finite number."""
+        """The cells in float64, NaN where a cell holds no finite number."""
         import polars as pl
 
         plain = self.text_format.plain(self.cells)
         numbers = plain.cast(pl.Float64, strict=False)
+        # The cast reads most cells. Texts that it does not read are parsed one by one.
         rest = numbers.is_null().arg_true()
         values = numbers.fill_null(np.nan).to_numpy(writable=True)
         if len(rest):
@@ -214,10 +217,10 @@ def float32_of(column: np.ndarray | Texts) -> np.ndarray:
 
 
 def number_of(cell: Any) -> float:
-    """Returns the number that a cell holds, or NaN; no cell raises."""
+    """Returns the number in a cell, or NaN; no cell raises an error."""
     if isinstance(cell, str | bytes):
         return _number_of_text(text_of(cell))
-    # Of these NumPy takes a part, with a warning.
+    # From arrays and complex numbers NumPy would take a part, with a warning.
     try:
         if getattr(cell, "ndim", 0) > 0 or isinstance(cell, np.complexfloating):
             return np.nan
@@ -227,7 +230,7 @@ def number_of(cell: Any) -> float:
 
 
 def text_of(cell: Any) -> str:
-    """Returns a cell as text without blanks around it; no cell raises.
+    """Returns a cell as text without blanks around it; no cell raises an error.
 
     Example:
         >>> text_of(b" Ghent"), text_of(None), text_of(10**5000)
@@ -239,20 +242,17 @@ def text_of(cell: Any) -> str:
         return cell.decode("utf-8", "replace").strip()
     try:
         return str(cell).strip()
-    except Exception:  # an integer of too many digits, or anything else
+    except Exception:  # an integer has too many digits, or an object has no text
         return f"<{type(cell).__name__}>"
 
 
 def is_mark(text: str) -> bool:
-    """Returns whether a text means a missing value, unless a schema lists it."""
+    """Returns whether a text means a missing value unless a schema lists it."""
     return text.lower() in _MARKS or UNDECODED in text
 
 
 def is_missing(text: str) -> bool:
-    """Returns whether a text means a missing value, whatever a schema lists.
-
-    That is a blank, what NaN, NA and NaT become as text, and what does not decode.
-    """
+    """Returns whether a text means a missing value, even if a schema lists it."""
     return text.lower() in _NEVER or UNDECODED in text
 
 
@@ -267,7 +267,7 @@ def _number_of_text(text: str) -> float:
 
 
 def _is_encoding(name: str) -> bool:
-    """Returns whether an encoding has the line breaks of ASCII or of UTF-16."""
+    """Returns whether an encoding writes line breaks as ASCII or as UTF-16 does."""
     try:
         encoded = "a,1\n".encode(name)
     except (LookupError, UnicodeError):

@@ -18,12 +18,12 @@ _UNSEEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories of Unicode
 
 
 def toml_content(path: Path) -> dict[str, Any]:
-    """Returns what a TOML file holds; editors may have put a byte order mark first."""
+    """Returns the content of a TOML file; a byte order mark may precede it."""
     return tomllib.loads(path.read_text("utf-8-sig"))
 
 
 def number(name: str, value: Any) -> float:
-    """Returns a number that float64 holds, infinity and NaN among them, as a float."""
+    """Returns a number, infinity and NaN included, as a float; else raises an error."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     _validate.require(is_number, name, value, "a number")
     try:
@@ -34,7 +34,7 @@ def number(name: str, value: Any) -> float:
 
 
 def of_type(kind: type, name: str, value: Any) -> Any:
-    """Returns a value that is of a type, such as `str`; another one is refused."""
+    """Returns `value` if it has the type `kind`, else raises `ValueError`."""
     _validate.require(isinstance(value, kind), name, value, f"a {kind.__name__}")
     return value
 
@@ -43,7 +43,7 @@ def printable(text: str) -> str:
     r"""Returns a text with all invisible and control characters escaped.
 
     A terminal obeys control characters: they move its cursor, rewrite lines, and change
-    its title. Others turn the direction of text, or are not seen.
+    its title. Some other characters reverse the direction of text, or are invisible.
 
     Example:
         >>> print(printable("price\x1b[2J"))
@@ -60,7 +60,8 @@ def printable(text: str) -> str:
 def harmless(cell: str) -> str:
     """Returns a cell of a table that no spreadsheet runs as a formula.
 
-    One that begins as a formula gets an apostrophe before it; numbers stay as they are.
+    A cell that begins as a formula gets an apostrophe before it; numbers stay as they
+    are.
 
     Example:
         >>> [harmless(cell) for cell in ("=1+1", "-inf", "-", "-2+A1|'x'!B")]

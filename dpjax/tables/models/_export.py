@@ -1,15 +1,17 @@
-"""A model as a file in another language: an expression of SQL, or an ONNX graph.
+"""Export of a model to an expression in SQL, or to an ONNX graph.
 
 With z = (x - center) / scale, a column of numbers x adds
 
     at_center + sum_j rate_j (clip(z, low_j, high_j) - clip(0, low_j, high_j)),
 
-a line or a curve, constant beyond its ends. A cell that is missing, no number, or
-beyond the range of float32 in z counts as z = 0. Of categories each adds its weight.
+to the score. This is a line or a curve, constant beyond its ends. A cell that is
+missing, no number, or beyond the range of float32 in z counts as z = 0. A category adds
+its weight.
 
-In SQL cells of any type are read as texts, as `predict` reads them: without the blanks
-around them, and by value where they are numbers. SQLite and DuckDB share few functions,
-and none that tests a pattern: a text is cut into its sign, its digits and the rest.
+SQL reads cells of any type as texts, as `predict` does: without the blanks around them,
+and by value if they are numbers. SQLite and DuckDB share few functions, and none of
+them matches patterns, so that the expression cuts a text into its sign, its digits and
+the rest.
 """
 
 import itertools
@@ -33,18 +35,19 @@ if TYPE_CHECKING:
 
 Format = Literal["onnx", "sql"]
 _FARTHEST = 3.4028235677973366e38  # from here on float32 rounds to infinity
-_BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001))))  # that are stripped
+_BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001))))  # as `str.strip` has
 _TRUTH = ("true", "false")
 _TRUTHS = {0.0: ("false", "False", "FALSE"), 1.0: ("true", "True", "TRUE")}
-_ONNX_VERSIONS = {"": 20, "ai.onnx.ml": 2}  # of operators; 20 has patterns of texts
+_ONNX_VERSIONS = {"": 20, "ai.onnx.ml": 2}  # operator sets; 20 has RegexFullMatch
 _IR_VERSION = 9
 _ONE = "1.0e0"
 _TABLE = "record"
 _DIGITS = "'0123456789'"
 _REALS = "'real', 'DOUBLE', 'FLOAT'"
 _INTEGERS = "'integer', 'BOOLEAN', 'TINYINT', 'SMALLINT', 'INTEGER', 'BIGINT'"
-# A column c#, of a place #, has the text t#, which is u# without its sign, r# after its
-# first digits, f# after those of a fraction; and the digits e# of an exponent.
+# For the column c# with the number #, t# is the text, u# the text without its sign, r#
+# the rest after the first digits, f# the rest after the digits of a fraction, and e#
+# the digits of an exponent.
 _STEPS = (
     "TRIM(CAST(c# AS VARCHAR), blanks) AS t#",
     "CASE WHEN SUBSTR(t#, 1, 1) IN ('+', '-') THEN SUBSTR(t#, 2) ELSE t# END AS u#",
@@ -68,8 +71,8 @@ _OF_NUMBERS = (
     f" WHEN LOWER(t#) = 'true' THEN {_ONE} WHEN LOWER(t#) = 'false' THEN 0.0e0"
     f" WHEN {_IS_NUMBER} THEN {_VALUE} END AS x#"
 )
-# Among categories a whole number is k, to the last digit, and x with an exponent. Other
-# texts are k: the codes 250.1 and 250.10 are two.
+# A category is compared by its text k#, and with an exponent by its value x#. A whole
+# number in k# is exact to the last digit; 250.1 and 250.10 are two codes.
 _HAS_INTEGER = (
     "LENGTH(r#) < LENGTH(u#) AND"
     " (SUBSTR(u#, 1, 1) <> '0' OR LENGTH(u#) = 1 + LENGTH(r#))"
@@ -93,7 +96,7 @@ _OF_LEVELS = (
 
 
 class Numbers(NamedTuple):
-    """Holds what a column of numbers adds: `ramps` are (low, high, rate)."""
+    """The term of a column of numbers; `ramps` are (low, high, rate)."""
 
     name: str
     center: float
@@ -102,7 +105,7 @@ class Numbers(NamedTuple):
     ramps: tuple[tuple[float, float, float], ...]
 
     def value(self, z: float) -> float:
-        """Returns what is added at a number, in scales from the center."""
+        """Returns the contribution to the score at z, in scales from the center."""
         return self.at_center + sum(
             rate * (min(max(z, low), high) - min(max(0.0, low), high))
             for low, high, rate in self.ramps
@@ -110,14 +113,15 @@ class Numbers(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """A column of categories, each with its weight, else 0."""
+    """The term of a column of categories: the weight of the category, else 0."""
 
     name: str
-    weights: dict[str, float]  # of usual spellings
-    texts: dict[str, float]  # of the categories that are compared as texts
-    # Of those that texts equal by value: whole numbers, and others with an exponent.
+    weights: dict[str, float]  # weights of the usual spellings
+    texts: dict[str, float]  # weights of categories that are compared as texts
+    # Weights of categories that texts may equal by value: whole numbers, and numbers
+    # written with an exponent.
     numbers: dict[int | float, float]
-    codes: dict[float, float]  # of 01 and 0.5, which numeric cells equal by value
+    codes: dict[float, float]  # of 01 and 0.5, which only numeric cells equal by value
 
 
 class Parts(NamedTuple):
@@ -127,19 +131,19 @@ class Parts(NamedTuple):
     intercept: float
     link: Link  # from score to mean
     exposure: Numbers | None
-    center: float  # and scale, of the target
-    scale: float
-    comments: list[str]  # two printable lines, of the target and the guarantee
+    center: float  # of the target
+    scale: float  # of the target
+    comments: list[str]  # two printable lines, on the target and the guarantee
 
     @property
     def inputs(self) -> dict[str, bool]:
-        """The columns that are read, and whether each holds numbers."""
+        """The names of the columns that are read, with whether each holds numbers."""
         read = [*self.columns, self.exposure]
         return {x.name: isinstance(x, Numbers) for x in read if x is not None}
 
 
 def parts_of(model: "Model", terms: Terms) -> Parts:
-    """Returns the parts of a model of finite weights, with names that all can write."""
+    """Returns the parts of a model; requires finite weights, and names in UTF-8."""
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
     _validate.require(is_finite, "params", numbers, "finite, of a model to export")
@@ -220,7 +224,7 @@ def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Lev
 
 
 def _spellings(kind: Numeric | Categorical) -> dict[str, int]:
-    """Returns all spellings of each category: 1 also as 1.0 and true."""
+    """Returns indices of categories by all their spellings, as 1.0 and true for 1."""
     texts: dict[str, None] = {}
     for category in kind.categories:
         text = category.strip()
@@ -243,12 +247,13 @@ def sql_file(parts: Parts) -> bytes:
     _validate.require(is_fine, "columns", names, "names that differ in any case in SQL")
     columns = {part.name: part for part in (parts.exposure, *parts.columns) if part}
     places = {name: place for place, name in enumerate(columns)}
-    # SQLite takes an unknown name in quotes for a text, unless its table is named.
+    # The table is named, because SQLite takes an unknown name in quotes for a text.
     cells = "".join(
         f",\n  {_TABLE}.{_quoted(name, chr(34))} AS c{place}"
         for name, place in places.items()
     )
     queries = [f"SELECT {_text(_BLANKS)} AS blanks{cells}"]
+    # Each step is a query that adds one expression for each column to the last query.
     of_columns = [
         [step.replace("#", str(places[name])) for step in _steps_of(part)]
         for name, part in columns.items()
@@ -276,7 +281,7 @@ def sql_file(parts: Parts) -> bytes:
     center, scale = _number(parts.center), _number(parts.scale)
     value = f"{center} + {scale} * factor * ({mean})"
     comments = "".join(f"-- {line}\n" for line in parts.comments)
-    # Else SQLite writes each step into the next, and computes it many times.
+    # Without MATERIALIZED SQLite would inline each step, and compute it many times.
     named = (f"step{i} AS MATERIALIZED ({query})" for i, query in enumerate(queries))
     steps = ",\n".join(named)
     last = f"step{len(queries) - 1}"
@@ -284,7 +289,6 @@ def sql_file(parts: Parts) -> bytes:
 
 
 def _steps_of(part: Numbers | Levels) -> list[str]:
-    """Returns what each step adds for a column."""
     if not _is_by_value(part):
         return [_STEPS[0]]
     return [*_STEPS, _OF_NUMBERS if isinstance(part, Numbers) else _OF_LEVELS]
@@ -295,7 +299,7 @@ def _is_by_value(part: Numbers | Levels) -> bool:
 
 
 def _added(part: Numbers | Levels, place: int) -> str:
-    """Returns what a column adds to the score."""
+    """Returns the contribution of a column to the score, in SQL."""
     x = f"x{place}"
     if isinstance(part, Levels):
         return _of_category(part, place)
@@ -308,7 +312,7 @@ def _added(part: Numbers | Levels, place: int) -> str:
     z = f"({x} - {_number(part.center)}) / {_number(part.scale)}"
     cases = [(start, _number(part.value(start)))] if start > -_FARTHEST else []
     for low, high, rate in part.ramps:
-        near = min(max(0.0, low), high)  # where digits are lost least
+        near = min(max(0.0, low), high)  # the base point that loses fewest digits
         moved = f"{z} - {_number(near)}" if near else z
         line = f"{_number(part.value(near))} + {_number(rate)} * ({moved})"
         cases.append((high, line))
@@ -318,7 +322,7 @@ def _added(part: Numbers | Levels, place: int) -> str:
             f"\n  WHEN {z} <= {_number(high)} THEN {line}" for high, line in cases
         )
         then = f"CASE{lines}\n  ELSE {then} END"
-    # NULL and NaN lie in no range.
+    # NULL and NaN lie in no range, so that they take the value at the center.
     ends = f"{_number(at(-_FARTHEST))} AND {_number(at(_FARTHEST))}"
     other = _number(part.at_center)
     return f"CASE WHEN {x} BETWEEN {ends} THEN {then} ELSE {other} END"
@@ -344,14 +348,14 @@ def _of_category(part: Levels, place: int) -> str:
 
 
 def _number(value: float) -> str:
-    """Returns a number that reads back as it is: with an exponent it is no decimal."""
+    """Returns a number with an exponent, which SQL reads as a double, not a decimal."""
     text = repr(float(value))
     text = text if "e" in text else f"{text}e0"
     return f"({text})" if text[0] == "-" else text
 
 
 def _text(text: str) -> str:
-    """Returns a literal of which no line begins with a formula of a spreadsheet."""
+    """Returns a literal in which no line begins as a spreadsheet's formula."""
     return re.sub(r"([\r\n])(?=[=+@-])", r"\1' || '", _quoted(text, "'"))
 
 
@@ -360,7 +364,7 @@ def _quoted(text: str, mark: str) -> str:
 
 
 def onnx_file(parts: Parts) -> bytes:
-    """Returns the file: an input of shape (n,) for each column, one output."""
+    """Returns an ONNX graph with an input of shape (n,) for each column, one output."""
     try:
         from onnx import TensorProto, checker, helper
     except ImportError as error:
@@ -368,6 +372,7 @@ def onnx_file(parts: Parts) -> bytes:
         raise ImportError(message) from error
     _validate.require(len(parts.columns) > 0, "columns", [], "not empty, for ONNX")
     output = "prediction"
+    # Names of nodes begin with the name of the output, as no name of an input may.
     while any(name.startswith(output) for name in parts.inputs):
         output += "_"
     graph = _Graph(output)
@@ -402,7 +407,7 @@ def onnx_file(parts: Parts) -> bytes:
 
 
 class _Graph:
-    """Nodes and constants, whose names begin with that of the output."""
+    """Nodes and constants; their names begin with the name of the output."""
 
     def __init__(self, output: str):
         self.output = output
@@ -452,7 +457,8 @@ class _Graph:
         is_other = node("Equal", index, self.constant(count, np.int64))
         is_odd = node("RegexFullMatch", part.name, pattern=_odd_cells(part))
         is_odd = node("Cast", node("And", is_other, is_odd), to=TensorProto.INT64)
-        # An odd cell is beyond the weights, so that the runtime stops with this name.
+        # The index of an odd cell is out of range, so that the runtime stops with an
+        # error that has this name.
         index = node("Add", index, is_odd)
         name = f"categories of {part.name} without blanks, as the model writes them"
         weights = self.constant([*part.weights.values(), 0.0])
@@ -460,10 +466,7 @@ class _Graph:
 
 
 def _odd_cells(part: Levels) -> str:
-    """Returns a pattern of texts that may be a category, but in other characters.
-
-    ONNX compares texts, but neither removes blanks nor reads numbers in texts.
-    """
+    """Returns a pattern of texts that may be another spelling of a category."""
     blank = "".join(rf"\x{{{ord(character):x}}}" for character in _BLANKS)
     odd = [f"[{blank}]+[^{blank}].*", f".*[^{blank}][{blank}]+"]
     if part.numbers:

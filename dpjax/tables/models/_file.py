@@ -1,13 +1,14 @@
-"""The file of a model: a NumPy archive of the numbers and one JSON text.
+"""The file of a model, a NumPy archive of numbers and one JSON text.
 
-Entries are `params`, a weight for each feature; `heights`, shape (k, m), of k curves at
-m knots; and `model`, a JSON text: `format`, the version of this format; `columns`, in
-order, each with center and scale or its categories; `knots`, m numbers in scales from
-the center; and `curves`, the k columns that have one. In a linear model k = m = 0. With
-intervals there are also `standard_errors` of params, shape (d,), and `correlations` of
-those, shape (d, d); who knows no intervals can read such a file without them.
+The entry `params` has a weight for each feature, shape (d,), and `heights`, shape (k,
+m), the heights of k curves at m knots. The entry `model` is a JSON text with `format`,
+the version of this format; `columns`, in order, each with center and scale or its
+categories; `knots`, m numbers in scales from the center; and `curves`, the names of the
+k features with a curve. In a linear model k = m = 0. A model with intervals also has
+the `standard_errors` of params, shape (d,), and their `correlations`, shape (d, d),
+which readers of the file may ignore.
 
-Reading it runs no code: no entry may have Python objects.
+Reading the file runs no code, because no entry may have Python objects.
 """
 
 import dataclasses
@@ -29,16 +30,14 @@ from dpjax.tables.models._model import Model
 from dpjax.tables.models._terms import Statement, Terms
 
 _FORMAT = 2
-# The members of `NeighboringRelation`, whose package takes a second to import.
+# The members of `NeighboringRelation`, listed here because its package takes a second
+# to import.
 _RELATIONS = "ADD_OR_REMOVE_ONE", "REPLACE_ONE", "REPLACE_SPECIAL"
 _ERRORS = "standard_errors", "correlations"  # entries that a file may lack
 
 
 def model_file(model: Model) -> bytes:
-    """Returns the content of a model's file for `load_model`, a function of the model.
-
-    It is written by `dpjax train`, and by users: `path.write_bytes(model_file(model))`.
-    """
+    """Returns the content of a model's file, which `load_model` reads."""
     terms, names = Terms.of(model.params), model.feature_names
     content = {
         "format": _FORMAT,
@@ -73,19 +72,20 @@ def model_file(model: Model) -> bytes:
 def load_model(path: str | os.PathLike[str]) -> Model:
     """Loads a model that `dpjax train` has written.
 
-    No code of the file is run. The file stores epsilon, delta, relation and description
-    of the guarantee; the loaded `dp_event` is one that no accountant supports.
+    Loading runs no code from the file. The file stores epsilon, delta, relation and
+    description of the guarantee, but not its `dp_event`: the loaded model has an
+    `UnsupportedDpEvent` in its place.
 
     Args:
-        path: of `model.npz`, or of its folder.
+        path: the path of `model.npz`, or of its folder.
 
     Returns:
         The model, whose `predict` takes a table.
 
     Raises:
         OSError: If there is no such file, or it cannot be read.
-        ValueError: If it is another file, incomplete, of an earlier or later format, or
-            has values of other types than `model_file` writes.
+        ValueError: If the file is no model, is incomplete, has an earlier or later
+            format, or has values of other types than `model_file` writes.
 
     Example:
         >>> import dpjax
@@ -104,7 +104,8 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         if not zipfile.is_zipfile(io.BytesIO(raw)):
             raise ValueError("it is no NumPy archive, or cut off")
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            # A few compressed bytes could fill the memory.
+            # `model_file` does not compress, and a few compressed bytes of a stranger
+            # could fill the memory.
             if any(entry.compress_type for entry in archive.infolist()):
                 raise ValueError("its entries are compressed")
         with np.load(io.BytesIO(raw), allow_pickle=False) as entries:
@@ -115,7 +116,7 @@ def load_model(path: str | os.PathLike[str]) -> Model:
         version = content.get("format")
         if type(version) is int and version == _FORMAT:
             return _model(params, heights, errors, content)
-    except Exception as why:  # whatever zipfile, NumPy and json raise for another file
+    except Exception as why:  # zipfile, NumPy and json raise errors of many types
         raise ValueError(
             "model must be a file that dpjax train has written (model.npz), whole, "
             f"got {str(path)!r}: {why}."

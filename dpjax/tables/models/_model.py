@@ -26,32 +26,33 @@ if TYPE_CHECKING:
 class Model:
     """A linear or additive model, with the public schema of the columns that it reads.
 
-    A record's features are its encoded columns, one after another, and a one at the
-    end.
+    The features of a record are its encoded columns, one after another, and a one at
+    the end.
 
     Attributes:
-        params: the weights of the features, shape (d,), the last of them the intercept;
-            for an additive model `Curves` of the features.
+        params: the weights of the features, shape (d,), the intercept last; for an
+            additive model `Curves` of the features.
         columns: how each column is encoded, by its name.
         target_name: the name of the target.
-        target: its center and scale in training; of a class, a `Categorical` of one
-            label, the positive one.
-        target_unit: its unit in training, in words.
+        target: the center and scale of the target in training; for labels, a
+            `Categorical` of the positive label.
+        target_unit: the unit of the target in training, in words.
         link: "identity" if the score, <w, x> or the sum of curves, predicts the target,
             "logit" if it is the log odds of the positive label, "log" if it is the
             logarithm of the target's mean.
         exposure: with the link "log", the column to which means are proportional; the
             score is then for the maximum exposure.
         privacy: the guarantee for the weights and the rest of the file.
-        method: how it was trained, in words.
+        method: how the model was trained, in words.
         data: the name of the training data.
-        versions: of the packages that trained it.
-        standard_errors: of the weights of a linear model, shape (d,), infinite if the
-            noise hides one; or None.
-        correlations: of those errors, shape (d, d), or None.
+        versions: the versions of the packages that trained the model.
+        standard_errors: standard errors of the weights of a linear model, shape (d,),
+            infinite where noise hides the error; or None.
+        correlations: correlations of the errors of the weights, shape (d, d), or None.
 
     Raises:
-        ValueError: If params do not fit the features, or link not target and exposure.
+        ValueError: If params do not fit the features, or the link does not fit target
+            and exposure.
 
     Example:
         >>> import math, numpy as np
@@ -122,10 +123,10 @@ class Model:
     def _numbers(self) -> _terms.Terms:
         return vars(self).get("_params") or _terms.Terms.of(self.params)
 
-    if not TYPE_CHECKING:  # where it would stand for any name
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Makes params or privacy, which need JAX, from the file on first use."""
+            """Creates params or privacy, which need JAX, from the file on first use."""
             given = vars(self).get(f"_{name}")
             if not isinstance(given, _terms.Terms | _terms.Statement):
                 text = f"{type(self).__name__!r} object has no attribute {name!r}"
@@ -135,14 +136,14 @@ class Model:
 
     @property
     def positive(self) -> str | None:
-        """The label whose probability is predicted, or None for a number."""
+        """The positive label, which the predicted probability is for, or None."""
         return next(iter(self.target.categories), None)
 
     @property
     def mean_range(self) -> tuple[float, float] | None:
         """The smallest and the largest mean that a log link predicts, else None.
 
-        In units of the target; with an exposure, for its maximum.
+        They are in units of the target, and with an exposure for its maximum.
         """
         if self.link != "log":
             return None
@@ -150,12 +151,12 @@ class Model:
         return self.target.scale * low, self.target.scale * high
 
     def predict(self, table: Any) -> np.ndarray:
-        """Predicts the target of every record, in its own units.
+        """Predicts the target of every record of `table`, in the target's units.
 
         As in training, a cell that does not parse counts as the center of its column,
-        and a cell that is no listed category as none of them. An exposure is clipped to
-        its maximum; a negative one, or one that does not parse, is zero. If the table
-        has no exposure column, all exposures are one.
+        and a cell without a listed category as none of them. An exposure is clipped to
+        its maximum, and is zero if it is negative or does not parse. If the table has
+        no exposure column, all exposures are one.
 
         Args:
             table: a data frame of pandas or polars, an Arrow table, a mapping of names
@@ -174,8 +175,8 @@ class Model:
     def read(self, table: Any) -> Mapping[str, _tables.Column]:
         """Returns the columns of a table that the model reads, as `predict` does.
 
-        Of a model that predicts a constant it is the first one, for the number of
-        records.
+        A model that predicts a constant reads no column. For such a model the first
+        column is returned, which tells the number of records.
         """
         path = Path(table) if isinstance(table, str | os.PathLike) else None
         names = _tables.column_names(path) if path else _tables.frame_names(table)
@@ -204,18 +205,18 @@ class Model:
     def export(self, format: _export.Format) -> bytes:
         """Returns the content of a file that predicts as the model does, without dpjax.
 
-        Predictions agree to the rounding of float32. ONNX compares texts alone: one
-        that may be a category in another spelling, as 1.0 and true for 1, stops the
-        runtime.
+        Predictions agree to the rounding of float32. ONNX compares texts as they are
+        written: a text that may be another spelling of a category, such as 1.0 or true
+        for 1, stops the runtime.
 
         Args:
-            format: "sql" for one expression of the columns, of any type of text or
-                numbers, of a table that is named record: `SELECT (...) FROM my_table AS
-                record`; "onnx" for an input of shape (n,) for each column, of float64
-                or text.
+            format: "sql" writes one expression of the columns, which may have any type
+                of text or numbers, for a table with the name record: `SELECT (...) FROM
+                my_table AS record`. "onnx" writes a graph with an input of shape (n,),
+                of float64 or text, for each column.
 
         Returns:
-            The content; of SQL, text in UTF-8. It states the guarantee.
+            The content, which states the guarantee. SQL is text in UTF-8.
 
         Raises:
             ValueError: If the format is unknown, a weight is not finite, or the format
@@ -229,10 +230,11 @@ class Model:
     def coefficients(self) -> dict[str, float]:
         """Returns the weight of every feature in the units of its column.
 
-        It is the change of the target (of the log odds, or of the logarithm of the
-        mean) if a numeric column grows by one within its limit, or a column has that
-        category. The intercept is the value at zero in all numeric columns, without a
-        listed category, for an exposure of one. An additive model raises `ValueError`.
+        A weight is the change of the target (or of the log odds, or of the logarithm of
+        the mean) if a numeric column grows by one within its limit, or a column has the
+        category. The intercept is the value if all numeric columns are zero, no column
+        has a listed category, and the exposure is one. An additive model raises
+        `ValueError`.
         """
         rule = "weights; an additive model has shapes"
         _validate.require(not self._numbers.knots, "params", "curves", rule)
@@ -242,7 +244,7 @@ class Model:
         return dict(zip(self.feature_names, values.tolist(), strict=True))
 
     def summary(self, level: float = 0.95) -> Summary:
-        """Returns what prints as a table of `coefficients`, with standard errors.
+        """Returns a printable table of `coefficients`, with standard errors.
 
         Args:
             level: the probability of each of its `intervals`, shape (d, 2), in (0, 1).
@@ -268,7 +270,7 @@ class Model:
         )
 
     def _in_units(self) -> np.ndarray:
-        """Returns the matrix from weights of features to those of their columns."""
+        """Returns the matrix from weights of features to weights of columns."""
         kinds = [kind for key, kind in self.columns.items() for _ in kind.names(key)]
         pairs = [(kind.center, kind.scale) for kind in kinds]
         return self._units()[0] * units_matrix(*np.reshape(pairs, (-1, 2)).T)
@@ -280,8 +282,9 @@ class Model:
         is zero at the center of a numeric column, and for an unlisted category.
 
         Returns:
-            `(grid, values)` by the names of columns, each of shape (m,): linear between
-            the numbers of a grid; a grid of categories lists them all.
+            `(grid, values)` by the names of columns, each of shape (m,). Contributions
+            are linear between the numbers of a grid. The grid of a column of categories
+            lists them all.
         """
         terms, (unit, _), shapes, place = self._numbers, self._units(), {}, 0
         for key, kind in self.columns.items():

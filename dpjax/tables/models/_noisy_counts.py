@@ -1,13 +1,14 @@
-"""Noisy counts of records, and statistics of them with intervals.
+"""Noisy counts of records, and statistics of the counts with intervals.
 
-Counts are integers, and so is their noise, in units of 2^-k: discrete Gaussian noise,
-exact in its tails and in its last bits, so these reveal nothing about a count. Sums in
-float64 are exact below 2^52 units.
+Counts are integers. Their noise is discrete Gaussian, an integer in units of 2^-k. It
+is exact in its tails and in its last bits, so these reveal nothing about a count. Sums
+in float64 are exact below 2^52 units.
 
-By (3) and (4) of `dpjax.accounting._discrete_gaussian` d counts cost as much as with a
-Gaussian of the same stddev (s counts, or S units), except for 2 eta in epsilon and
-e^eta in delta, eta = d z^2 / (8 S^2): beyond z = 30 the mass is below e^-420. So the
-stddev is raised by 2^-16 and by 4 eta multipliers of itself, which pays for both:
+By (3) and (4) of `dpjax.accounting._discrete_gaussian`, d counts cost as much as with
+Gaussian noise of the same standard deviation (s counts, or S units), except for 2 eta
+in epsilon and e^eta in delta, where eta = d z^2 / (8 S^2). The mass beyond z = 30 is
+below e^-420. The standard deviation is therefore multiplied by 1 + 2^-16 and by 1 + 4
+eta m, with the noise multiplier m, which pays for both terms:
 `docs/privacy/proofs/estimators.md`, 9.5.
 """
 
@@ -22,9 +23,9 @@ from dpjax._types import Key, RandomBytes
 from dpjax.mechanisms import discrete_gaussian
 
 _RAISED = 1 + 2.0**-16
-_FURTHEST = 30.0  # z
-_MOST_BITS = 20  # k
-_LARGEST_STDDEV = 2**25  # in units; more noise is a sum of several draws
+_FURTHEST = 30.0  # z in the module's docstring
+_MOST_BITS = 20  # the largest k
+_LARGEST_STDDEV = 2**25  # of one draw, in units; more noise is a sum of draws
 _NUM_RESAMPLES = 200
 WIDTH = 1.96  # standard deviations: 95 per cent of a normal law
 
@@ -49,6 +50,7 @@ class Release:
     ) -> tuple[np.ndarray, float]:
         """Returns the noisy sums, and the standard deviation of the noise."""
         stddev = self.multiplier * sensitivity * _RAISED
+        # The unit is the finest in which the noise is not above the largest draw.
         bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
         unit = 2.0 ** -min(max(bits, 0), _MOST_BITS)
         eta = sums.size * (_FURTHEST / max(stddev / unit, 1.0)) ** 2 / 8
@@ -62,7 +64,7 @@ class Release:
 
 
 def _random_bytes_of(key: Key) -> RandomBytes:
-    """Returns a source of random bytes, as secret as the key."""
+    """Returns a source of random bytes, which is as secret as the key."""
     left = b""
 
     def random_bytes(count: int) -> bytes:
@@ -82,12 +84,11 @@ def interval_of(
     num_samples: int,
     stddev: float,
 ) -> Interval:
-    """Returns a statistic of noisy counts, with bounds by a parametric bootstrap.
-
-    The bootstrap uses released counts only, so it costs no privacy.
-    """
+    """Returns a statistic of released counts, with bounds; it costs no privacy."""
+    # The bounds are from a parametric bootstrap with the released counts as shares.
     rng = np.random.default_rng(0)
-    # Counts that are mostly noise are set to zero: clipped at zero, they would add up.
+    # Counts that are mostly noise are set to zero. Clipped at zero, many of them would
+    # have a large sum.
     shares = np.where(counts > 2 * stddev, counts, 0.0).ravel()
     if shares.sum() <= 0:
         shares = np.ones(counts.size)
@@ -100,14 +101,13 @@ def interval_of(
 
 
 def num_seen(num_missing: float, num_samples: int, stddev: float) -> float:
-    """Returns the number of records with a target, from a noisy count of the others.
-
-    A count that may be noise alone is none: a table without such records pays nothing.
-    """
+    """Returns the number of records with a target, from the noisy number without."""
+    # A count that may be noise alone is taken as 0, so that a table without missing
+    # targets gets no noise here.
     is_clear = num_missing > WIDTH * stddev
     return max(num_samples - num_missing * is_clear, 1.0)
 
 
 def adding_up(counts: np.ndarray, num_samples: int) -> np.ndarray:
-    """Returns noisy counts that add up to the public number of records."""
+    """Returns noisy counts, shifted to add up to the public number of records."""
     return counts + (num_samples - counts.sum()) / counts.size

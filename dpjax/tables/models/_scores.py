@@ -1,17 +1,17 @@
 """Private scores of a model on records that it was not trained on.
 
-Two Gaussian mechanisms on sums of integers. The first releases a histogram: for two
-labels, of label and predicted probability. Replacing a record changes two counts by
-one, so the l2 sensitivity is sqrt 2, and 2 with the histogram of another model. For K
-labels, of label and whether the prediction is right, and of the probability of each
-label: see `_of_classes`. For numbers it releases two
-histograms of absolute errors, the model's and a constant's (sensitivity 2). The second
-mechanism releases sums, clipped to bounds from the first: of losses, and for numbers of
-absolute and squared errors. A record without a target is in a bin of its own of each
-histogram, and adds nothing to a sum; by that bin, means are of the others. Each of k
-sums grows by a whole number from 0 to 1000 for a record, and the number of means at
-an end of their range by 500, so that the l2 sensitivity is 1000 sqrt(k), or with that
-number 1000 sqrt(k + 1/4).
+Two Gaussian mechanisms release sums of integers. The first releases histograms. For two
+labels it counts pairs of label and binned probability. Replacing a record changes two
+counts by one, so the l2 sensitivity is sqrt 2, and 2 with the histogram of another
+model. For K labels see `_of_classes`. For numbers it releases two histograms of
+absolute errors, the model's and a constant's (sensitivity 2).
+
+The second mechanism releases sums of losses, and for numbers also sums of absolute and
+squared errors, clipped to bounds from the first. A record adds to each of k sums a
+whole number from 0 to 1000, and 0 or 500 to the number of means at an end of their
+range, so that the l2 sensitivity is 1000 sqrt(k), or with that number 1000 sqrt(k +
+1/4). A record without a target has a bin of its own in each histogram, and adds nothing
+to a sum; with the count of that bin, means are over the records with a target.
 """
 
 import math
@@ -40,22 +40,22 @@ from dpjax.tables.models._noisy_counts import (
 _MOST_NATS = 5.0
 # Edges of absolute errors, in scales of the target: eight a decade.
 _ERROR_EDGES = np.logspace(-2, 2, 33)
-# Of amounts, whose usual exposure may be far below the largest: six a decade.
+# Edges for amounts, which may have exposures far below the largest: six a decade.
 _AMOUNT_EDGES = np.logspace(-4, 2, 37)
-_BEYOND = 3.0  # times the 90th percentile: where errors are clipped for their means
+_BEYOND = 3.0  # errors are clipped to so many times their 90th percentile
 _STEPS = 1000  # losses and errors are rounded to multiples of bound / 1000: exact sums
 _LARGEST = 1e30
 _NOTHING = Interval(0.0, 0.0, 0.0)
-_MEANS = 1e-9, 1e9  # in scales: means of small exposures count as they are
-_SCORE_BINS = 20  # of probabilities; an edge lies at a half
+_MEANS = 1e-9, 1e9  # in scales; range of means in losses, wide enough for exposures
+_SCORE_BINS = 20  # bins of probabilities, with an edge at a half
 _CALIBRATION_BINS = 5
-# The smallest share of a label: noise may make it zero, and its logarithm is needed.
+# The smallest share of a label, because noise may make it zero before the logarithm.
 _LEAST_SHARE = 1e-3
-_COIN = Interval(0.5, 0.5, 0.5)  # the area of a constant
+_COIN = Interval(0.5, 0.5, 0.5)  # area under the ROC curve of a constant
 
 
 class Measure(NamedTuple):
-    """One measure, of the model and of a constant prediction, with its unit."""
+    """One measure of the model and of a constant prediction; the name has its unit."""
 
     name: str
     model: Interval
@@ -66,9 +66,9 @@ class PrivateScores(NamedTuple):
     """Released scores of a model.
 
     Attributes:
-        measures: released, or computed from released values.
-        calibration: for labels, the share of the positive one among records whose
-            predicted probability is in a range (low, high).
+        measures: released measures, or measures computed from released values.
+        calibration: for labels, triples (low, high, share): the share of the positive
+            label among records with a predicted probability from low to high.
         num_scored: the number of records with a target, by a noisy count.
     """
 
@@ -89,41 +89,41 @@ def private_scores(
     noise_multiplier: float,
     is_end: np.ndarray | None = None,
 ) -> PrivateScores:
-    """Releases scores of a model on records, next to those of a constant.
+    """Releases scores of a model on records, next to the scores of a constant.
 
     Args:
-        scores: predictions in the form of the loss, shape (n,): log odds of the
+        scores: predictions in the form that the loss takes, shape (n,): log odds of the
             positive label, numbers in units of the target's scale, or logarithms of
             means in these units; for K classes log probabilities, shape (n, K).
         targets: shape (n,): positive for the positive label; the index of a class; or
-            numbers in units of the scale. One that is NaN, or no class, has no weight.
+            numbers in units of the scale. NaN, or no class, has no weight.
         beside: a constant score, shape () or (K,), public or released; or the scores
-            of another model. None: the released shares of labels and classes; else 0.
-        loss: of a score and a target; `losses.softmax(K)` for K classes.
-        loss_name: in the result.
-        scale: of the target, public: errors are resolved from a hundredth of it, or
-            with a log link a ten-thousandth, to a hundred. None: targets are labels.
+            of another model. None: the released shares of labels or classes; or 0.
+        loss: the loss of a score and a target; `losses.softmax(K)` for K classes.
+        loss_name: the name of the loss in the result.
+        scale: the public scale of the target; errors are resolved from 0.01 scales
+            (0.0001 with a log link) to 100 scales. None: targets are labels.
         key: a typed key.
-        noise_multiplier: of each of two Gaussian mechanisms.
-        is_end: of a log link which means are an end of the model's range, boolean of
-            shape (n,), each by its record alone: their share is released too.
+        noise_multiplier: the noise multiplier of each of two Gaussian mechanisms.
+        is_end: with a log link, which means are at an end of the model's range, boolean
+            of shape (n,), each by its record alone. Their share is released too.
 
     Returns:
-        For labels accuracy, area under the ROC curve and calibration; for classes
-        accuracy and the mean area of a class against the rest; for both the mean loss.
-        For numbers the median and the 90th percentile of the absolute error; the mean
-        loss, or for a log link the mean deviance, in the unit of the target to the
-        power 2 - p; the mean absolute error and the root mean squared error, all three
-        clipped, and to what; and with a comparison R2 against it.
+        For labels, accuracy, area under the ROC curve and calibration; for classes,
+        accuracy and the mean area of a class against the rest; for both, the mean loss.
+        For numbers, the median and 90th percentile of the absolute error, the mean loss
+        (with a log link the mean deviance, in the target's unit to the power 2 - p),
+        the mean absolute error and the root mean squared error, all three clipped, with
+        the bounds, and with `beside` R2 against it.
 
     Raises:
         ValueError: If the shapes do not fit, or the scale is not positive.
 
     Privacy:
-        Under replace-one, n public, it costs as much as two Gaussian mechanisms of that
-        noise multiplier: `accounting.noise_multiplier(epsilon, delta, Sampling(2))`.
-        The noise is discrete and the sums are exact, so their last bits reveal nothing.
-        No value raises an error: a score that is NaN counts as zero.
+        Under replace-one, n public, it costs as much as two Gaussian mechanisms with
+        this noise multiplier: `accounting.noise_multiplier(epsilon, delta,
+        Sampling(2))`. The noise is discrete and the sums are exact, so their last bits
+        reveal nothing. No value raises an error: a score that is NaN counts as zero.
 
     Example:
         >>> import jax, numpy as np
@@ -171,7 +171,7 @@ def private_scores(
 
 
 def _clipped(scores: ArrayLike) -> np.ndarray:
-    """Returns scores without NaN and clipped, so no loss is NaN for any model."""
+    """Returns scores clipped and without NaN, so that no loss is NaN."""
     scores = np.nan_to_num(np.asarray(scores, np.float64))
     return np.clip(scores, -_LARGEST, _LARGEST)
 
@@ -187,6 +187,7 @@ def _of_numbers(
     is_end: np.ndarray | None,
 ) -> PrivateScores:
     kind, unit, factor = "loss", f"target in units of {scale:g}", 1.0
+    # With a log link the deviance, twice the loss above its least, is the usual score.
     if isinstance(loss, LogLink):
         loss = replace(loss, min_mean=_MEANS[0], max_mean=_MEANS[1])
         power = 2 - loss.power
@@ -194,6 +195,7 @@ def _of_numbers(
         unit = "in the unit of the target" if power else "without a unit"
         if power not in (0, 1):
             unit += f" to the power {power:g}"
+    # The first mechanism: quantiles of errors, which bound the means of the second.
     beside = np.broadcast_to(0.0 if other is None else other, scores.shape)
     both, is_known = np.stack([scores, beside]), ~np.isnan(targets)
     errors = np.abs(np.asarray(loss.mean_of(jnp.asarray(both)), float) - targets)
@@ -219,8 +221,9 @@ def _of_numbers(
         exact = (Interval(*[times * limit] * 3) for limit in limits)
         measures.append(Measure(f"{name}: clipped to", *exact))
     if other is not None:
-        # The ends that are furthest apart: the standard deviation of a difference is
-        # at most the sum of both, however they depend on each other.
+        # The interval takes the ends that are furthest apart, because the standard
+        # deviation of a difference is at most the sum of both, however they depend on
+        # each other.
         own, constant = squares
         pairs = zip((own.value, own.high, own.low), constant, strict=True)
         shares = (max(1 - x / max(y, 1e-12), -1.0) for x, y in pairs)
@@ -240,8 +243,7 @@ def _of_errors(
 ) -> tuple[list[Measure], list[float], list[float], float]:
     """Releases quantiles of absolute errors, shape (2, n), of a model and a constant.
 
-    Also returns where errors are clipped, where losses are, and the number of records
-    with a target.
+    Returns also the bounds of errors and of losses, and the number of known targets.
 
     Sensitivity:
         2, of two histograms, replace-one.
@@ -263,9 +265,10 @@ def _of_errors(
 
         return logarithm
 
-    # The count of both rows is one number, so that their mean has less noise.
+    # Both rows count the missing targets, so that the mean of both has less noise.
     seen = num_seen(counts[:, -1].mean(), num_samples, stddev)
-    # Amounts are mostly zero: use the furthest tail that the noise leaves visible.
+    # Amounts are often mostly zero, so that their bound is from the smallest tail that
+    # stands out from the noise.
     tail = min(max(0.01, 10 * stddev / seen), 0.1) if loss.has_log_link else 0.1
     sizes = {
         name: [
@@ -288,7 +291,6 @@ def _of_errors(
 
 
 def _losses(scores: np.ndarray, targets: np.ndarray, loss: LinearLoss) -> np.ndarray:
-    """Returns losses minus the least for each target, shape (2, n)."""
     known = np.broadcast_to(targets, (2, len(targets)))
     return np.asarray(_excess(loss, *arrays((scores, known))), np.float64)
 
@@ -300,14 +302,14 @@ def _means(
     seen: float,
     is_end: np.ndarray | None = None,
 ) -> tuple[list[list[Interval]], Interval | None]:
-    """Releases means of k/2 terms, shape (2, n), each clipped to [0, its two bounds].
+    """Releases means of k/2 terms, shape (2, n), each row clipped to [0, its bound].
 
-    They are over the records that are known, by their released number, and so is the
-    share of those that are marked.
+    Means, and the share of `is_end`, are over the `is_known` records, of which `seen`
+    is the released number.
 
     Sensitivity:
         1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one; with
-        that of whole numbers of 0 or 500 beside them, 1000 sqrt(k + 1/4).
+        the sum for `is_end`, of whole numbers 0 or 500, 1000 sqrt(k + 1/4).
     """
     bounds = np.maximum([bound for _, bound in terms], 1e-12)
     with np.errstate(invalid="ignore"):
@@ -315,12 +317,12 @@ def _means(
     shares = np.clip(np.nan_to_num(shares, nan=1.0), 0.0, 1.0) * is_known
     sums = np.rint(shares * _STEPS).sum(axis=2).ravel()
     steps, bounds = np.full(sums.size, _STEPS), bounds.ravel()
-    if is_end is not None:  # a smaller unit leaves nearly all noise as it is
+    if is_end is not None:  # with half the steps it adds little to the sensitivity
         steps, bounds = np.append(steps, _STEPS // 2), np.append(bounds, 1.0)
         sums = np.append(sums, np.count_nonzero(is_end & is_known) * steps[-1])
     sums, stddev = release(sums, _STEPS * math.sqrt(np.sum((steps / _STEPS) ** 2)))
     means = np.clip(sums / steps / seen, 0.0, 1.0)
-    # Of numbers in [0, 1] of mean m, the variance is m (1 - m) at most.
+    # Numbers in [0, 1] with mean m have a variance of at most m (1 - m).
     spread = (stddev / steps / seen) ** 2 + means * (1 - means) / seen
     wide = WIDTH * np.sqrt(spread)
     ends = [means, np.maximum(means - wide, 0.0), np.minimum(means + wide, 1.0)]
@@ -330,7 +332,7 @@ def _means(
 
 
 def _mapped(function: Callable[[float], float], interval: Interval) -> Interval:
-    """Returns an interval of an increasing function."""
+    """Returns the interval of an increasing `function` of the value."""
     return Interval(*map(function, interval))
 
 
@@ -339,9 +341,9 @@ def _times(factor: float, interval: Interval) -> Interval:
 
 
 def _excess(loss: LinearLoss, scores: jax.Array, targets: ArrayLike) -> jax.Array:
-    """Returns losses minus those of the best prediction for each target."""
+    """Returns losses minus the loss of the best prediction for each target."""
     if loss.num_outputs > 1:
-        return loss.value(scores, targets)  # and these are zero
+        return loss.value(scores, targets)  # the best loss of classes is zero
     known = loss.targets_of(jnp.asarray(targets, scores.dtype))
     best = loss.constant_prediction(known)
     return loss.value(scores, known) - loss.value(best, known)
@@ -350,17 +352,18 @@ def _excess(loss: LinearLoss, scores: jax.Array, targets: ArrayLike) -> jax.Arra
 def _of_labels(
     release: Release, scores: np.ndarray, targets: np.ndarray, beside: np.ndarray | None
 ) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray, float]:
-    """Releases counts of (label, bin of the probability) for two labels, and of none.
+    """Releases counts of (label, bin of the probability), and of missing labels.
 
-    Returns accuracy and area under the curve, the calibration, the comparison's scores,
-    and the number of records with a label.
+    Returns measures, the calibration, the scores of the comparison, and the number of
+    records with a label.
 
     Sensitivity:
         sqrt 2, replace-one, and 2 with the counts of another model.
     """
     num_samples, half = len(targets), _SCORE_BINS // 2
     sides = _sides(scores, beside)
-    tables = np.zeros((len(sides), 2 * _SCORE_BINS + 1))  # the last of no label
+    # The last bin counts the records without a label.
+    tables = np.zeros((len(sides), 2 * _SCORE_BINS + 1))
     for cells, side in zip(tables, sides, strict=True):
         shares = 1 / (1 + np.exp(-np.clip(side, -50, 50)))
         places = np.where(targets > 0, _SCORE_BINS, 0) + _bins(shares)
@@ -369,8 +372,6 @@ def _of_labels(
     counts = tables[0, :-1].reshape(2, _SCORE_BINS)
 
     def bounded(statistic, table=tables[0], is_mean=False):
-        """Returns a statistic of counts; a mean is over the records with a label."""
-
         def of_table(table):
             value = statistic(table[:-1].reshape(2, _SCORE_BINS))
             return (
@@ -382,6 +383,7 @@ def _of_labels(
     def right(counts):
         return counts[1, half:].sum() + counts[0, :half].sum()
 
+    # Without a comparison, the released share of the positive label predicts all.
     if beside is None:
         share = counts[1].sum() / max(counts.sum(), 1.0)
         share = min(max(share, _LEAST_SHARE), 1 - _LEAST_SHARE)
@@ -396,7 +398,7 @@ def _of_labels(
     width = _SCORE_BINS // _CALIBRATION_BINS
     for first in range(0, _SCORE_BINS, width):
         part = slice(first, first + width)
-        # Fewer records than this are mostly noise.
+        # A range with fewer records has a share that is mostly noise.
         if counts[:, part].sum() > 4 * stddev * math.sqrt(2 * width):
             share = bounded(
                 lambda counts, part=part: (
@@ -418,13 +420,14 @@ def _of_classes(
 ) -> tuple[list[Measure], list, np.ndarray, float]:
     """Releases counts of (label, whether it is predicted) for several classes.
 
-    And for each class counts of (whether it is the label, bin of its probability), for
-    the area under the curve of one class against the rest. A record is in one count of
-    the first kind, in units of w, and in K of the second. So the l2 sensitivity is
-    sqrt(2 w^2 + 2 K); with w about sqrt(K) each kind has half of the budget.
+    Releases also, for each class, counts of (whether it is the label, bin of its
+    probability), for the area under the ROC curve of one class against the rest. A
+    record is in one count of the first kind, in units of w, and in K of the second. So
+    the l2 sensitivity is sqrt(2 w^2 + 2 K), and with another model sqrt(2) times as
+    much; with w about sqrt(K) each kind has half of the budget.
 
-    Returns accuracy and area under the curve, the mean over classes by their shares; no
-    calibration; the comparison's scores; and the number of records with a class.
+    Returns measures, no calibration, the scores of the comparison, and the number of
+    records with a class.
     """
     num_samples, num_classes = scores.shape
     is_known = _is_class(targets, num_classes)
@@ -441,6 +444,7 @@ def _of_classes(
         is_label = (labels[:, None] == classes).astype(int)
         at = classes[None, :], is_label, places
         np.add.at(bins, at, is_known[:, None].astype(float))
+    # Both kinds of counts are released together, by one mechanism.
     sums = np.concatenate([unit * counts.ravel(), binned.ravel()])
     moved = math.sqrt(2 * (unit**2 + num_classes) * len(sides))
     sums, noise = release(sums, moved)
@@ -484,7 +488,7 @@ def _bins(shares: np.ndarray) -> np.ndarray:
 
 
 def _area(counts: np.ndarray) -> float:
-    """Returns the area under the curve of counts of (label, bin), shape (2, bins)."""
+    """Returns the area under the ROC curve, from counts of (label, bin) (2, bins)."""
     negative, positive = counts
     below = np.cumsum(negative) - negative / 2
     pairs = max(positive.sum(), 1.0) * max(negative.sum(), 1.0)
@@ -492,12 +496,11 @@ def _area(counts: np.ndarray) -> float:
 
 
 def _is_class(targets: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns which targets are the index of a class."""
     return (targets >= 0) & (targets < num_classes)
 
 
 def _sides(scores: np.ndarray, beside: np.ndarray | None) -> list[np.ndarray]:
-    """Returns the scores to count; a constant's counts follow from the labels'."""
+    # The counts of a constant follow from the counts of the labels.
     if beside is None or beside.shape != scores.shape:
         return [scores]
     return [scores, beside]

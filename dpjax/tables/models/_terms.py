@@ -1,4 +1,4 @@
-"""The numbers of a model in NumPy: it is loaded, and predicts, without JAX."""
+"""The numbers of a model in NumPy, so that it is loaded and predicts without JAX."""
 
 import math
 from collections.abc import Mapping
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     from dpjax.solvers import Curves
 
 Link = Literal["identity", "logit", "log"]
-LARGEST = 1e15  # scales: features of curves are clipped to it, as in `solvers.Curves`
-MEANS = 1e-3, 30.0  # in scales: the range of means of `losses.log_link`
-FAR = 700.0  # log odds, whose exponential is within the range of float64
+LARGEST = 1e15  # in scales; features of curves are clipped to it, as in `Curves`
+MEANS = 1e-3, 30.0  # in scales, the range of means of `losses.log_link`
+FAR = 700.0  # largest log odds, so that the exponential is finite in float64
 
 
 class Terms(NamedTuple):
     """The terms of a model's score, one for each feature."""
 
-    slopes: np.ndarray  # (d,), the last of them the intercept
-    heights: np.ndarray  # (k, m), of k curves at m knots; (0, 0) in a linear model
+    slopes: np.ndarray  # (d,), the intercept comes last
+    heights: np.ndarray  # (k, m), k curves at m knots; (0, 0) in a linear model
     knots: tuple[float, ...] = ()  # m numbers, ascending, in scales from the center
     smooth: tuple[int, ...] = ()  # the indices of the k features that have a curve
 
     @classmethod
     def of(cls, params: "np.ndarray | Curves") -> "Terms":
-        """Returns the terms of weights or curves."""
+        """Returns the terms of a linear (weights) or additive model (curves)."""
         if not hasattr(params, "slopes"):
             return cls(np.asarray(params), np.zeros((0, 0)))
         curves = cast("Curves", params)
@@ -50,7 +50,7 @@ class Terms(NamedTuple):
         return sum(bends, start=features @ slopes)
 
     def curve(self, index: int, grid: np.ndarray) -> np.ndarray:
-        """Returns what a feature adds at each number of a grid, shape (m,)."""
+        """Returns the contribution of a feature at numbers of `grid`, shape (m,)."""
         values = float(self.slopes[index]) * np.asarray(grid, np.float64)
         if index not in self.smooth:
             return values
@@ -58,7 +58,7 @@ class Terms(NamedTuple):
         return values + np.interp(grid, self.knots, heights)
 
     def made(self) -> "Curves":
-        """Returns curves, which need JAX."""
+        """Returns the terms as `Curves`, which need JAX."""
         from dpjax.solvers import Curves
 
         slopes, heights = cast(Any, self.slopes), cast(Any, self.heights)
@@ -66,7 +66,7 @@ class Terms(NamedTuple):
 
 
 def means_of(link: Link, scores: np.ndarray) -> np.ndarray:
-    """Returns the mean of the target at each score, as `mean_of` of the link's loss."""
+    """Returns the mean of the target at each score, as the loss's `mean_of` does."""
     if link == "logit":
         return 1 / (1 + np.exp(-np.clip(scores, -FAR, FAR)))
     if link == "log":
@@ -76,7 +76,7 @@ def means_of(link: Link, scores: np.ndarray) -> np.ndarray:
 
 
 class Statement(NamedTuple):
-    """The guarantee as a file states it."""
+    """The guarantee as a model's file states it."""
 
     epsilon: float
     delta: float
@@ -84,7 +84,7 @@ class Statement(NamedTuple):
     description: str
 
     def made(self) -> "PrivacyGuarantee":
-        """Returns the guarantee, with an event that no accountant supports."""
+        """Returns the guarantee, with an `UnsupportedDpEvent`."""
         from dp_accounting import NeighboringRelation, UnsupportedDpEvent
 
         from dpjax.accounting import PrivacyGuarantee
@@ -96,7 +96,7 @@ class Statement(NamedTuple):
 def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
     """Returns the indices of the features that may have a curve.
 
-    These are numeric features whose limit is above one scale; flags stay linear.
+    These are numeric features with a limit above one scale; flags stay linear.
 
     Example:
         >>> bending_features({"town": Categorical(("Ghent", "Lier")), "age": Numeric()})
@@ -124,7 +124,7 @@ def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
 
 
 def check_errors(size: int, errors: Any, correlations: Any) -> None:
-    """Requires positive standard errors of so many weights, and their correlations."""
+    """Requires positive standard errors of `size` weights, and their correlations."""
     errors, pairs = np.asarray(errors), np.asarray(correlations)
     is_pairs = pairs.shape == 2 * (size,) and pairs.dtype.kind == "f"
     is_pairs = is_pairs and bool(np.all(np.isfinite(pairs)))
