@@ -205,7 +205,7 @@ class PrivateStep(OptaxStep):
         )
 
     def stddev(self, num_coordinates: int) -> Scalar:
-        """Returns the stddev of independent noise with this effect on the steps' sum."""
+        """Returns the stddev of independent noise with the effect of the strategy's."""
         stddev = self.noise_parameters(num_coordinates)["stddev"]
         return stddev * _relative_noise(self.strategy)
 
