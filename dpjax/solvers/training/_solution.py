@@ -29,7 +29,7 @@ class Solution:
     Attributes:
         params: the released parameters.
         privacy: the guarantee of params. Under `vmap` over keys it holds for one run;
-            releasing k runs costs k times as much. Releasing only the best run of a
+            releasing k runs spends k such guarantees. Releasing only the best run of a
             sweep over hyperparameters costs more than one run: see
             `dpjax.tuning.dp_select`.
         stats: public numbers that were used: steps, noise, sensitivity, batch size.
