@@ -136,7 +136,7 @@ class Peeling(NamedTuple):
         return cls(sparsity, epsilon_to_rho(epsilon, delta), "gumbel", (epsilon, delta))
 
     def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
-        """Returns the stats of a `Solution`, with the scale of the last step's noise."""
+        """Returns the stats of a `Solution`, for the sensitivity of the last step."""
         rounds = 1.0 if self.noise == "gumbel" else 2.5
         scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
         return {
