@@ -51,8 +51,7 @@ def dp_frank_wolfe(
         delta: privacy of the whole run. If delta is 0, the steps use disjoint batches,
             as in the paper; otherwise each step uses all records.
         constraint: `L1Ball`, `Simplex` or `Polytope`.
-        estimator: the robust mean; by default `SmoothedTruncation` with the best scale
-            for moment_bound.
+        estimator: the robust mean; by default the best `SmoothedTruncation`.
         moment_bound: a public bound on the second moment of every coordinate of a
             gradient. Privacy holds even if the bound is wrong.
         num_steps: T; by default floor((n epsilon)^(1/3)) on disjoint batches, as in

@@ -64,12 +64,12 @@ def dp_gradient_descent(
     """Minimizes the mean loss by noisy steps along robust means of gradients.
 
     A step is w <- Proj(w - eta·(g + N(0, sigma^2 I))), where g is the robust mean of
-    per-example gradients. With `Clipping` this is DP-GD; with `SmoothedTruncation` it
-    is Algorithm 4 of paper 001, stochastic for `WithoutReplacement` or `Poisson`
-    batches; with `MedianOfMeans` around `Truncation` it is Algorithm 2 of paper 003,
-    with averaging=True for convex losses, and `Disjoint` batches for strongly convex
-    losses. `TrimmedMean` is Algorithm 3 of paper 001: its noise is proportional to the
-    smooth sensitivity, and its steps hold n gradients in memory.
+    per-example gradients. `Clipping` gives DP-GD; `SmoothedTruncation` Algorithm 4 of
+    paper 001, stochastic with `WithoutReplacement` or `Poisson` batches;
+    `MedianOfMeans` around `Truncation` Algorithm 2 of paper 003 (averaging=True for
+    convex losses, `Disjoint` batches for strongly convex losses); `TrimmedMean`
+    Algorithm 3 of paper 001, with noise proportional to the smooth sensitivity, and n
+    gradients in memory.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
@@ -79,8 +79,7 @@ def dp_gradient_descent(
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
         estimator: the robust mean, with a finite sensitivity; its scale is public.
-        learning_rate: eta, or an optax schedule of the step. A schedule is static, but
-            the arguments of a `jax.tree_util.Partial` are traced.
+        learning_rate: eta, or an optax schedule: static, unless in a `Partial` of JAX.
         num_steps: T; by default ceil(10 log n), for strongly convex losses.
         batching: the batch of each step; all records by default.
         projection_fn: maps parameters into the constraint set, as optax.projections do.

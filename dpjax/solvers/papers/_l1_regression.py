@@ -50,11 +50,10 @@ def dp_l1_regression(
 ) -> Solution:
     """Chooses a candidate w with a small mean of |y - <x, w>|, by truncated losses.
 
-    The truncated loss is L(w) = 1/(n iota) sum_i psi(iota |y_i - <x_i, w>|), where
-    psi(z) = -log(1 - z1 + z1^theta / theta), from 0 to log(theta), with z1 = min(z, 1)
-    and the moment order theta. Permute-and-flip chooses by the scores
-    -n iota epsilon L(w) / (2 log theta). With theta = 2 this is Algorithm 1 of paper
-    000, with theta below 2 Algorithm 2.
+    The loss is L(w) = 1/(n iota) sum_i psi(iota |y_i - <x_i, w>|), with z1 = min(z, 1),
+    moment order theta and psi(z) = -log(1 - z1 + z1^theta / theta) <= log(theta).
+    Permute-and-flip chooses by the scores -n iota epsilon L(w) / (2 log theta). With
+    theta = 2 this is Algorithm 1 of paper 000, with theta below 2 Algorithm 2.
 
     Args:
         features: x, shape (n, d), floating point; n is public, below 2^24.
@@ -63,29 +62,25 @@ def dp_l1_regression(
         epsilon: privacy parameter, positive.
         candidates: shape (N, d), floating point, N >= 2, chosen without the data: any
             array, for example from `dpjax.constraints.grid_net` or `halton_net`.
-        truncation: iota > 0; residuals above 1 / iota are truncated. By default iota
-            minimizes risk_bound.
+        truncation: iota > 0, for residuals above 1 / iota; by default the best.
         moment_order: theta in (1, 2]; scoring is about five times faster at 2.
         residual_moment_bound: a public bound M on E|y - <x, w>|^theta, for all
             candidates w. Privacy holds even if the bound is wrong.
         failure_prob: the probability with which risk_bound may fail.
-        chunk_size: how many candidates are scored at once; this changes speed and
-            memory, but not the distribution of the result.
+        chunk_size: how many candidates are scored at once, for speed and memory only.
 
     Returns:
         A `Solution` with one candidate as params, shape (d,). Its stats hold
-        truncation, num_candidates, num_chunks, sensitivity_slack (the factor that
-        covers rounding) and risk_bound: for i.i.d. records, with probability
-        1 - failure_prob, E|y - <x, w>| exceeds the smallest mean of all candidates by
-        less than risk_bound.
+        truncation, num_candidates, num_chunks, sensitivity_slack (the factor for
+        rounding) and risk_bound: for i.i.d. records, with probability 1 - failure_prob,
+        E|y - <x, w>| is less than risk_bound above its minimum over all candidates.
 
     Privacy:
         epsilon-DP under replace-one, for every input; a residual that is NaN counts as
         truncated. A replaced record moves a score by at most one unit, also in float32
-        (`FixedPoint`), so that the difference of two scores moves by at most two. The
-        paper's algorithms divide by one unit, and are 2 epsilon-DP. It is assumed that
-        the same compiled program runs on both neighboring data sets. No argument but
-        features and targets may depend on the records.
+        (`FixedPoint`), and differences of scores by two. The paper divides by one, and
+        has 2 epsilon-DP. It is assumed that the same compiled program runs on both
+        neighboring data sets. No argument but the data may depend on records.
 
     Example:
         >>> import jax, numpy as np

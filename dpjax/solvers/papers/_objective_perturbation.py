@@ -20,9 +20,9 @@ from dpjax.mechanisms import gaussian
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 
-# This share of epsilon and delta pays for the output noise, which hides the distance of
-# the computed minimizer from the exact minimizer. The distance is so small that even a
-# small share needs little noise.
+# This share of epsilon and delta pays for the output noise. It hides how far the
+# computed minimizer is from the exact minimizer, which is so little that any share will
+# do.
 OUTPUT_SHARE = 0.01
 
 
@@ -40,13 +40,13 @@ def dp_objective_perturbation(
     """Releases the minimizer of a regularized empirical risk with a random linear term.
 
     J(w) = sum_i phi(y_i <w, x_i>) + (N Lambda / 2) ||w||^2 + <eta, w>, with
-    eta ~ N(0, stddev^2 I). A point w with ||grad J(w)|| <= gamma is computed in float64,
-    and w + N(0, output_stddev^2 I) is released.
+    eta ~ N(0, stddev^2 I). A point w with ||grad J(w)|| <= gamma is computed in
+    float64, and w + N(0, output_stddev^2 I) is released.
 
     Args:
         features: rows x_i, shape (n, d); n is public. Rows are clipped to norm 1, so
             scale them by public constants first. An intercept is a column of ones.
-        labels: shape (n,); the class is +1 above zero, else -1. NaN drops the record.
+        labels: shape (n,); the class is +1 above zero, otherwise -1, or none for NaN.
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
@@ -57,25 +57,21 @@ def dp_objective_perturbation(
             of float64 requires it. The output noise is proportional to it.
 
     Returns:
-        A `Solution` with w as params, shape (d,). Its stats hold the stddev of eta,
-        regularization (Lambda), extra_regularization (Delta), gradient_norm (gamma) and
-        output_stddev.
+        A `Solution` with w as params, shape (d,). Its stats hold stddev, regularization
+        (Lambda), extra_regularization (Delta), gradient_norm (gamma), output_stddev.
 
     Raises:
-        ValueError: If an argument is out of its range, or the loss is not a
-            `MarginLoss`; never because of the values of features or labels.
+        ValueError: If an argument is invalid; never because of the data's values.
 
     Privacy:
         (epsilon, delta)-DP under replace-one. The exact minimizer has 99 per cent of
-        the budget (proof: `dpjax/accounting/_objective.py`). The output noise on the
-        difference of w and the exact minimizer is a Gaussian mechanism of sensitivity
-        2 gamma / (N Lambda), with the other 1 per cent (Iyengar et al. 2019).
-
-        A point without a certificate that ||grad J(w)|| <= gamma, with all rounding
-        counted, is never released; NaN is released instead. In exact arithmetic this
-        cannot happen; in float64 it is only observed that Newton steps reach gamma. The
-        running time depends on the data and is not protected. On a TPU, which emulates
-        float64 with fewer bits, nothing is claimed.
+        the budget (proof: `dpjax/accounting/_objective.py`). Its difference from w,
+        with output noise, is a Gaussian mechanism of sensitivity 2 gamma / (N Lambda),
+        with the other 1 per cent (Iyengar et al. 2019). If the computed w has no
+        certificate that ||grad J(w)|| <= gamma, with all rounding counted, NaN is
+        released. In exact arithmetic this cannot happen; that Newton steps reach gamma
+        in float64 is only observed. The running time depends on the data and is not
+        protected. Nothing is claimed for a TPU, which emulates float64 with fewer bits.
 
     Example:
         >>> import jax
@@ -89,9 +85,8 @@ def dp_objective_perturbation(
         0.99
 
     Reference:
-        Rajkumar, Agarwal (2012), Algorithm 4, Procedure 3 and Theorem 4.1; for the
-        approximate minimizer Iyengar et al. (2019), "Towards practical differentially
-        private convex optimization", Algorithm 1.
+        Rajkumar, Agarwal (2012), Algorithm 4, Procedure 3, Theorem 4.1; Iyengar et al.
+        (2019), "Towards practical differentially private convex optimization".
     """
     check_budget(epsilon, delta)
     check_key_of_rows(key, (features, labels))

@@ -54,8 +54,7 @@ def dp_sample_and_aggregate(
     the results. The noise is small if three quarters of the results agree.
 
     Args:
-        fit_fn: `fit_fn(subset) -> params`, any estimator, which need not be private;
-            the leaves of subset have shape (b, ...).
+        fit_fn: `fit_fn(subset) -> params`, not private; subset has b records.
         data: pytree, leaves of shape (n, ...); n is public.
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
@@ -73,22 +72,21 @@ def dp_sample_and_aggregate(
             NumPy arrays, center must be given, and `jit` and `vmap` are not possible.
 
     Returns:
-        A `Solution` with params in the shapes of a result. Its stats hold subset_size
-        (b), smoothness (beta), noise_multiplier (1 / gamma, standard deviation / S),
-        spread, and least_stddev, the noise if all results agree.
+        A `Solution` with params as a result. Its stats hold subset_size, smoothness,
+        noise_multiplier (stddev / S), spread, and least_stddev, if all results agree.
 
     Raises:
-        ValueError: If an argument is out of its range, or num_subsets is so small that
-            least_stddev would be the diameter or more; before fit_fn gets any data.
+        ValueError: If an argument is invalid, or num_subsets so small that least_stddev
+            is the diameter or more; before fit_fn gets any data.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every fit_fn that computes its result
-        from the subset alone: a record is in at most s subsets. The noise is Gaussian
-        and proportional to S, a smooth bound of the center's local sensitivity
-        (`solvers.papers._smooth_center`, `accounting._smooth`). S is as private as the
-        data. Output, running time and other side effects of fit_fn are not protected.
-        Without vectorize, an exception or a result of other shapes counts as not
-        finite: test fit_fn on public data first.
+        from the subset alone: a record is in at most s subsets. Gaussian noise is
+        proportional to S, a smooth bound of the center's local sensitivity, and S is as
+        private as the data (`solvers.papers._smooth_center`, `accounting._smooth`).
+        Output, running time and other side effects of fit_fn are not protected. Without
+        vectorize, exceptions and results of other shapes are hidden: they count as not
+        finite.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np

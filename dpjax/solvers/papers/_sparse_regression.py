@@ -63,8 +63,7 @@ def dp_sparse_linear_regression(
         threshold: K, in units of the features and of the targets, which should have
             similar scales; by default the best K for `fourth_moment_bound`.
         learning_rate: eta; by default 2/3 of the inverse mean square of the clipped
-            features, which costs 2 per cent of the budget. If features are correlated,
-            pass a smaller number.
+            features, for 2 per cent of the budget; pass less for correlated features.
         num_steps: T; by default the best trade-off of noise and convergence, at most
             floor(log n): a single step, unless n epsilon is large for s.
         fourth_moment_bound: a public bound on E x_j^4 and E y^4. Privacy holds even if
@@ -74,9 +73,8 @@ def dp_sparse_linear_regression(
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold,
-        learning_rate, num_steps, batch_size; linf_sensitivity, noise_scale (of an
-        entry) and noise_norm for the last step; and is_informative, which is
-        noise_norm < radius.
+        learning_rate, num_steps, batch_size; linf_sensitivity, noise_scale (per entry)
+        and noise_norm of the last step; and is_informative: noise_norm < radius.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
