@@ -65,11 +65,10 @@ def dp_gradient_descent(
 
     A step is w <- Proj(w - eta·(g + N(0, sigma^2 I))), where g is the robust mean of
     per-example gradients. `Clipping` gives DP-GD; `SmoothedTruncation` Algorithm 4 of
-    paper 001, stochastic with `WithoutReplacement` or `Poisson` batches;
-    `MedianOfMeans` around `Truncation` Algorithm 2 of paper 003 (averaging=True for
-    convex losses, `Disjoint` batches for strongly convex losses); `TrimmedMean`
-    Algorithm 3 of paper 001, with noise proportional to the smooth sensitivity, and n
-    gradients in memory.
+    paper 001; `MedianOfMeans` around `Truncation` Algorithm 2 of paper 003
+    (averaging=True for convex losses, `Disjoint` batches for strongly convex losses);
+    `TrimmedMean` Algorithm 3 of paper 001, with noise proportional to the smooth
+    sensitivity, and n gradients in memory.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.

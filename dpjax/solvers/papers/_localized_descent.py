@@ -13,15 +13,14 @@ sqrt(A) / lambda of the minimizer for the population, in mean square, for
 The first term is for the sampling of records. The second is the bias of clipping,
 b(C) = s G^k / C^(k-1) with s = (k-1)^(k-1) k^-k. The third is for the noise of T steps
 with stddev 2 C kappa sqrt(T) / m: with the step sizes
-2 / (lambda (t + 1) + 2 (lambda + beta)) the last iterate keeps the share
-4 / (3 lambda^2 T) of its variance. The clip norm C minimizes (2). The excess risk is at
-most
+2 / (lambda (t + 1) + 2 (lambda + beta)) the last iterate keeps 4 / (3 lambda^2 T) times
+its variance. The clip norm C minimizes (2). The excess risk is at most
 
     lambda_1 R^2 / 2 + sum_i lambda_(i+1) A_i / (2 lambda_i^2) + G sqrt(A_I) / lambda_I.
 
 This sum is least if lambda grows eightfold per phase: m_i halves, so A_i grows at most
 fourfold. Then lambda_1 = 4 sqrt(A_1) / R, and there are enough phases if the last term
-is no larger than the first. In the paper lambda grows 32-fold, for simpler constants.
+is no larger than the first. The paper's lambda grows 32-fold, to suit its constants.
 """
 
 import math
@@ -213,7 +212,7 @@ class Theory(NamedTuple):
         diameter: float,
         dimension: int,
     ) -> "Theory":
-        """Returns the assumptions that a solver's arguments state, if they are valid."""
+        """Returns the assumptions that a solver's arguments state, if valid."""
         _validate.positive(moment_bound=moment_bound, moment_order=moment_order)
         _validate.within(1e-20, 1e30, diameter=diameter)
         rule = "at least 2 and finite, because the theorem asks for a second moment"

@@ -50,8 +50,7 @@ def dp_objective_perturbation(
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
-        regularization: lambda >= 0, per record, public. If it is too small for epsilon,
-            it is raised to Lambda = lambda + Delta.
+        regularization: lambda >= 0, public; raised to Lambda if epsilon requires it.
         loss: phi with its bounds; by default `MarginLoss.logistic()`.
         gradient_norm: gamma, public; by default 1e-8 N Lambda, or more if the rounding
             of float64 requires it. The output noise is proportional to it.

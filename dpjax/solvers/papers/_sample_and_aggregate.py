@@ -50,8 +50,8 @@ def dp_sample_and_aggregate(
 ) -> Solution:
     """Applies any function to many subsets, and releases a center of the results.
 
-    The center is the result with the smallest ball around it that holds a majority of
-    the results. The noise is small if three quarters of the results agree.
+    The center is the result with the smallest ball that holds a majority of results.
+    The noise is small if three quarters of the results agree.
 
     Args:
         fit_fn: `fit_fn(subset) -> params`, not private; subset has b records.
@@ -66,27 +66,24 @@ def dp_sample_and_aggregate(
         overlap: s, how many subsets have the same record. With 1, subsets are disjoint
             ranges of records: shuffle them if their order matters. Larger s adds ranges
             of s - 1 random orders: subsets grow, but the least noise depends on m / s.
-        spread: a public guess of the largest distance of three quarters of the results
-            from each other, by default diameter / 100; it sets the smoothness of S.
+        spread: public guess of the diameter of 3/4 of the results; default Lambda / 100.
         vectorize: whether fit_fn can be traced under `vmap`. If not, it gets subsets as
             NumPy arrays, center must be given, and `jit` and `vmap` are not possible.
 
     Returns:
-        A `Solution` with params as a result. Its stats hold subset_size, smoothness,
-        noise_multiplier (stddev / S), spread, and least_stddev, if all results agree.
+        A `Solution` with params like a result. Its stats hold subset_size, smoothness,
+        spread, noise_multiplier (stddev / S) and least_stddev (if all results agree).
 
     Raises:
-        ValueError: If an argument is invalid, or num_subsets so small that least_stddev
-            is the diameter or more; before fit_fn gets any data.
+        ValueError: If an argument is invalid, or least_stddev is at least the diameter.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every fit_fn that computes its result
         from the subset alone: a record is in at most s subsets. Gaussian noise is
         proportional to S, a smooth bound of the center's local sensitivity, and S is as
         private as the data (`solvers.papers._smooth_center`, `accounting._smooth`).
-        Output, running time and other side effects of fit_fn are not protected. Without
-        vectorize, exceptions and results of other shapes are hidden: they count as not
-        finite.
+        Side effects of fit_fn, such as output and running time, are not protected. With
+        vectorize=False, an exception is hidden: it counts as a result of NaN.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
