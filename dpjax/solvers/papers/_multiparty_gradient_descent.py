@@ -54,10 +54,11 @@ def dp_multiparty_gradient_descent(
 ) -> Solution:
     """Minimizes the mean loss over all parties' records, which stay with their party.
 
-    The step is w <- Proj(w - eta/N·(sum over parties k of n_k·g_k + Z_k)), where g_k is
-    the robust mean of party k's gradients and Z_k fresh discrete Gaussian noise. Every
-    party calls this function with its own data and otherwise equal arguments, and gets
-    the same solution. Masks hide n_k·g_k + Z_k; only the sum can be read.
+    A step is w <- Proj(w - eta/N·sum_k (n_k·g_k + Z_k)), where g_k is the robust mean
+    of party k's gradients, and Z_k is fresh discrete Gaussian noise. Every party calls
+    this function with its own data and otherwise equal arguments, and gets the same
+    solution. Masks hide each party's term, and cancel in the sum. For a trusted
+    aggregator use `dp_multiparty_objective_perturbation`.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
@@ -82,9 +83,9 @@ def dp_multiparty_gradient_descent(
     Raises:
         ValueError: If an argument is out of its range.
         PartyError: If another party's arguments differ (see `SecureSum.agree`), before
-            any record is used; `execution` and the values of records may differ. Later,
-            if more than D parties send nothing or a wrong size; nothing of that round
-            is released.
+            any record is used; only `execution` and the records may differ. Later, if
+            more than D parties send nothing or a wrong size; nothing of that round is
+            released.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for each record of the parties that do

@@ -66,7 +66,7 @@ def dp_sample_and_aggregate(
         overlap: s, how many subsets have the same record. With 1, subsets are disjoint
             ranges of records: shuffle them if their order matters. Larger s adds ranges
             of s - 1 random orders: subsets grow, but the least noise depends on m / s.
-        spread: public guess of the diameter of 3/4 of the results; default Lambda / 100.
+        spread: public guess of the diameter of 3/4 of the results, or Lambda / 100.
         vectorize: whether fit_fn can be traced under `vmap`. If not, it gets subsets as
             NumPy arrays, center must be given, and `jit` and `vmap` are not possible.
 
