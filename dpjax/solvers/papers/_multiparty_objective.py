@@ -1,4 +1,11 @@
-"""Objective perturbation for parties with a trusted aggregator (002, Algorithm 1)."""
+"""Objective perturbation for parties with a trusted aggregator (002, Algorithm 1).
+
+Given C noise shares, the sum of the other shares has at least the stddev that
+`dp_objective_perturbation` needs, so the proof there applies, with discrete Gaussian
+shares on a grid for the output noise. Its certificate counts the rounding of the
+parties' gradients to their grid as an error. Theorem 4.2 of the paper holds only for
+the exact minimizer, and not for the view of a third party.
+"""
 
 import math
 from collections.abc import Sequence
@@ -49,18 +56,15 @@ def dp_multiparty_objective_perturbation(
 
     J(w) = sum over all parties' records of phi(y <w, x>) + (N Lambda / 2) ||w||^2
     + <sum_k eta_k, w>, where party k draws eta_k ~ N(0, stddev^2 / (K - C) I) once.
-    Party 0, the aggregator, finds the minimizer from sums of gradients and Hessians at
-    points that it chooses. Only this point, with output noise, is released.
-
-    Every party has the transcript. It distinguishes neighboring data sets, because the
-    difference of two rounds' sums is a difference of gradients without noise. If the
-    parties do not trust each other, use `dp_multiparty_gradient_descent`.
+    Party 0, the aggregator, finds the minimizer from sums of gradients and Hessians.
+    Only this point, with output noise, is released. Every party has the transcript. It
+    distinguishes neighboring data sets, because the difference of two rounds' sums has
+    no noise. Without mutual trust, use `dp_multiparty_gradient_descent`.
 
     Args:
         features: this party's rows, shape (n_k, d), clipped to norm 1. n_k is public.
         labels: shape (n_k,), as in `dp_objective_perturbation`.
-        secure_sum: `parties.SecureSum(transport)` of this party, without dropouts. The
-            recipients of the result may know the noise shares of C parties.
+        secure_sum: `parties.SecureSum(transport)`, without dropouts; C shares may leak.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         regularization: lambda >= 0, per record, public.
@@ -77,11 +81,8 @@ def dp_multiparty_objective_perturbation(
 
     Privacy:
         (epsilon, delta)-DP under replace-one for everyone who gets only the released
-        parameters and C noise shares. Given these, the sum of the other shares has at
-        least the stddev, and the proof of `dp_objective_perturbation` applies, with
-        discrete Gaussian shares on a grid for the output noise. Its certificate counts
-        the rounding of the parties' gradients to their grid. Without a certificate NaN
-        is released. The transcript, including the number of rounds, is not private. The
+        parameters and C noise shares. The transcript, including the number of rounds,
+        is not private. A point without its certificate is never released, but NaN. The
         noise eta is floating point: no claim is made against attacks on its last bits.
 
     Example:
@@ -99,8 +100,7 @@ def dp_multiparty_objective_perturbation(
         True
 
     Reference:
-        Rajkumar, Agarwal (2012), Algorithm 1 and Theorem 4.2, which is only for the
-        exact minimizer; Iyengar et al. (2019), for the approximate minimizer.
+        Rajkumar, Agarwal (2012), Algorithm 1 and Theorem 4.2; Iyengar et al. (2019).
     """
     check_budget(epsilon, delta)
     loss = checked_loss(loss, regularization)
@@ -166,7 +166,7 @@ def _with_noise(
     """Returns the minimizer with noise, and stddev of the noise that stays secret."""
     (objective, convexity), num_shares = plan[:2], secure_sum.num_secret_shares
     num_samples, num_features = objective.num_samples, objective.num_features
-    # Each computed minimizer is within gradient_norm / convexity of the exact one.
+    # A computed minimizer is within gradient_norm / convexity of the exact minimizer.
     sensitivity = 2 * gradient_norm / convexity
     epsilon, delta = (OUTPUT_SHARE * part for part in budget)
     continuous = gaussian_stddev(epsilon, delta, sensitivity=sensitivity)

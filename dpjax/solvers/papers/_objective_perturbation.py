@@ -200,7 +200,7 @@ class Perturbation(NamedTuple):
 
 
 def checked_loss(loss: MarginLoss | None, regularization: float) -> MarginLoss:
-    """Returns the loss, by default the logistic one."""
+    """Returns the loss, by default the logistic loss."""
     _validate.non_negative(regularization=regularization)
     loss = MarginLoss.logistic() if loss is None else loss
     rule = "a MarginLoss, which declares the bounds that the noise rests on"

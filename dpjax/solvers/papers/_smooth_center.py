@@ -49,7 +49,7 @@ def num_steps(num_points: int, overlap: int) -> int:
 
 
 def least_num_points(num_steps: int, overlap: int) -> int:
-    """Returns the smallest m whose K is at least `num_steps`."""
+    """Returns the smallest number of points with a K of at least num_steps."""
     # This solves K = floor((m - t_0) / s), with m - t_0 = ceil((m - s) / 2) - 1.
     return 2 * overlap * num_steps + overlap + 1
 

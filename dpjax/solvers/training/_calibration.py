@@ -77,7 +77,7 @@ def calibrated_noise(
         epsilon,
         delta,
         dp_event=gaussian_event(multiplier, sampling),
-        # n is public: no record is added or removed, but one may count as padding.
+        # n is public, so no record is added or removed, but one record may be blanked.
         relation=relation if relation is REPLACE_ONE else REPLACE_SPECIAL,
         num_samples=num_samples,
         unit=unit,

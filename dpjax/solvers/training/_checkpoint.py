@@ -44,13 +44,13 @@ class Checkpoint(NamedTuple):
     Raises:
         ValueError: From a solver, if the folder cannot be written to or made, is a link
             to nowhere, is open in another process, is not the same for all processes,
-            holds other files, or belongs to another run. A run is another one if its
-            program (loss, steps, batching), compiler (XLA_FLAGS included), device or
-            processor, number of devices or processes, data, key or a numeric argument
-            differs. With the same key and other data or other rounding, the difference
-            of two releases would show the data without noise. Whether this error is
-            raised depends on the data: only the owner of the folder may see it, and the
-            guarantee does not cover it.
+            holds other files, or belongs to another run. Runs differ if their program
+            (loss, steps, batching), compiler (XLA_FLAGS included), device or processor,
+            number of devices or processes, data, key or any number differs. With the
+            same key and other data or other rounding, the difference of two releases
+            would show the data without noise. Whether this error is raised depends on
+            the data: only the owner of the folder may see it, and the guarantee does
+            not cover it.
 
     Example:
         >>> import tempfile

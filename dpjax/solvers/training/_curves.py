@@ -37,7 +37,7 @@ class Curves:
             is zero the model is linear.
         knots: m public numbers, ascending, in units of the columns.
         smooth: the indices of the k columns with curves.
-        intercept: the index of the column of ones, whose values are not read, or None.
+        intercept: index of the column of ones, or None. Its values are not read.
 
     Example:
         >>> import jax.numpy as jnp

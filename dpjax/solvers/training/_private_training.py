@@ -75,7 +75,7 @@ class TrainingState(NamedTuple):
 
 
 class PrivateTraining:
-    """A private training run: its noise, batches and steps from one budget.
+    """A private training run, with noise that is calibrated to one budget.
 
     Each step adds noise to the robust mean of a batch's per-example gradients, and
     passes the result to the optimizer. `recommend` describes the defaults.
