@@ -78,9 +78,9 @@ def dp_l1_regression(
     Privacy:
         epsilon-DP under replace-one, for every input; a residual that is NaN counts as
         truncated. A replaced record moves a score by at most one unit, also in float32
-        (`FixedPoint`), and differences of scores by two. The paper divides by one, and
-        has 2 epsilon-DP. It is assumed that the same compiled program runs on both
-        neighboring data sets. No argument but the data may depend on records.
+        (`FixedPoint`), and a difference of scores by two. The paper's algorithms divide
+        by one, and are 2 epsilon-DP. It is assumed that the same compiled program runs
+        on both neighboring data sets. No argument but the data may depend on records.
 
     Example:
         >>> import jax, numpy as np

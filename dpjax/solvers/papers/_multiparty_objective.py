@@ -64,7 +64,7 @@ def dp_multiparty_objective_perturbation(
     Args:
         features: this party's rows, shape (n_k, d), clipped to norm 1. n_k is public.
         labels: shape (n_k,), as in `dp_objective_perturbation`.
-        secure_sum: `parties.SecureSum(transport)`, without dropouts; C shares may leak.
+        secure_sum: this party's `SecureSum`, without dropouts; C noise shares may leak.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         regularization: lambda >= 0, per record, public.
@@ -82,7 +82,7 @@ def dp_multiparty_objective_perturbation(
     Privacy:
         (epsilon, delta)-DP under replace-one for everyone who gets only the released
         parameters and C noise shares. The transcript, including the number of rounds,
-        is not private. A point without its certificate is never released, but NaN. The
+        is not private. If the computed point has no certificate, NaN is released. The
         noise eta is floating point: no claim is made against attacks on its last bits.
 
     Example:

@@ -54,7 +54,7 @@ def dp_sample_and_aggregate(
     The noise is small if three quarters of the results agree.
 
     Args:
-        fit_fn: `fit_fn(subset) -> params`, not private; subset has b records.
+        fit_fn: `fit_fn(subset) -> params`, for b records; it need not be private.
         data: pytree, leaves of shape (n, ...); n is public.
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
@@ -66,13 +66,13 @@ def dp_sample_and_aggregate(
         overlap: s, how many subsets have the same record. With 1, subsets are disjoint
             ranges of records: shuffle them if their order matters. Larger s adds ranges
             of s - 1 random orders: subsets grow, but the least noise depends on m / s.
-        spread: public guess of the diameter of 3/4 of the results, or Lambda / 100.
+        spread: guessed diameter of 3/4 of the results, public; Lambda / 100 by default.
         vectorize: whether fit_fn can be traced under `vmap`. If not, it gets subsets as
             NumPy arrays, center must be given, and `jit` and `vmap` are not possible.
 
     Returns:
-        A `Solution` with params like a result. Its stats hold subset_size, smoothness,
-        spread, noise_multiplier (stddev / S) and least_stddev (if all results agree).
+        A `Solution` with params shaped as a result. Its stats hold subset_size, spread,
+        smoothness, noise_multiplier (stddev / S), least_stddev (if all results agree).
 
     Raises:
         ValueError: If an argument is invalid, or least_stddev is at least the diameter.
@@ -83,7 +83,7 @@ def dp_sample_and_aggregate(
         proportional to S, a smooth bound of the center's local sensitivity, and S is as
         private as the data (`solvers.papers._smooth_center`, `accounting._smooth`).
         Side effects of fit_fn, such as output and running time, are not protected. With
-        vectorize=False, an exception is hidden: it counts as a result of NaN.
+        vectorize=False, exceptions and results of other shapes count as not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
