@@ -98,6 +98,7 @@ def dp_frank_wolfe(
     batching, power = (Disjoint(), 1 / 3) if delta == 0 else (Full(), 2 / 5)
     num_steps = checked_num_steps(num_steps, num_samples, epsilon, power)
     batches = Batches.of(data, num_steps, batching, execution)
+    # A record affects one choice on disjoint batches, otherwise all T choices.
     num_composed = batching.sampling(num_samples, num_steps).num_steps
     choices = Choices.tight(num_composed, epsilon, delta)
     stats: dict[str, Scalar] = {}

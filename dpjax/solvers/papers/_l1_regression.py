@@ -311,7 +311,7 @@ def chunk_scores(
 
 
 def _products(features: jax.Array, columns: jax.Array) -> jax.Array:
-    """Returns <x, w> for all rows and columns, shape (..., length, size)."""
+    """Returns the predictions <x, w>, shape (..., length, size)."""
     num_features = columns.shape[0]
     if num_features > _FEW_FEATURES:
         return jnp.matmul(features, columns, precision=jax.lax.Precision.HIGHEST)

@@ -92,6 +92,8 @@ def dp_lasso(
             choices, num_samples, num_features, fourth_moment_bound
         )
     _validate.within(1e-8, 1e12, threshold=threshold)
+    # The gradients of `_scaled_squared` on clipped data are within K^2, so that the
+    # Winsorization changes none of them: it only states their sensitivity.
     params, released = choose_vertices(
         _scaled_squared,
         jnp.zeros(num_features, features.dtype),
@@ -119,7 +121,7 @@ def _scaled_squared(params: PyTree, example: PyTree) -> jax.Array:
 def _best_threshold(
     choices: Choices, num_samples: int, num_features: int, fourth_moment_bound: float
 ) -> float:
-    """Returns the K that minimizes the error of a choice's score."""
+    """Returns the clipping bound K that minimizes the error of a choice's score."""
     # Per unit of 2 r (1 + ||w||_1) and with probability 1 - zeta, clipping biases a
     # score by at most 2 M / K^2, since E |x_j x_k| 1(|x_j| > K) <= M / K^2; the choice
     # and outliers (Bernstein) move it by K^2 (2 / epsilon_0 + 4/3) log(2dT/zeta) / n.

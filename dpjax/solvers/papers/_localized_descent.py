@@ -240,7 +240,7 @@ class Theory(NamedTuple):
 
 
 def phase_sizes(num_samples: int, num_phases: int) -> list[int]:
-    """Returns the size of each phase, half of the records that are left."""
+    """Returns the size of each phase: half of the records left, all for the last."""
     shares = [2 ** min(i, num_phases - 1) for i in range(1, num_phases + 1)]
     return [num_samples // share for share in shares]
 
@@ -268,7 +268,7 @@ class Phase(NamedTuple):
 
 
 def clip_norm(theory: Theory, num_samples: int) -> float:
-    """Returns the C that minimizes (2)."""
+    """Returns the clip norm C that minimizes the variance (2)."""
     k = theory.order
     # The derivative of (2) is zero at (k - 1) s^2 G^(2k) = _noise C^(2k).
     ratio = theory.excess * math.sqrt((k - 1) / _noise(theory, num_samples))
@@ -276,7 +276,7 @@ def clip_norm(theory: Theory, num_samples: int) -> float:
 
 
 def variance(theory: Theory, num_samples: int) -> float:
-    """Returns A of (2), with the best C; infinite without records."""
+    """Returns the variance A of (2), with the best C; infinite without records."""
     if num_samples == 0:
         return math.inf
     norm = clip_norm(theory, num_samples)
@@ -371,7 +371,7 @@ def _end(
     keys: Sequence[Key],
     execution: Execution,
 ) -> PyTree:
-    """Returns the result of a phase: the last iterate, or the middle of its groups'."""
+    """Returns the last iterate of a phase, for several groups the middle of theirs."""
     points, size = [], phase.num_samples
     for i, key in enumerate(keys):
         rows = slice(first + i * size, first + (i + 1) * size)
@@ -384,7 +384,7 @@ def _end(
 
 @jax.jit
 def _middle(points: list[PyTree]) -> PyTree:
-    """Returns the point that is nearest to a majority of them (Algorithm 2)."""
+    """Returns the point with the smallest ball that holds a majority (Algorithm 2)."""
     vectors = jnp.stack([flatten(point, "params")[0] for point in points])
     unflatten = flatten(points[0], "params")[1]
     return unflatten(smooth_center(vectors, jnp.ones(2), overlap=1)[0])

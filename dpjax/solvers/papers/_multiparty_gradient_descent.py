@@ -138,6 +138,7 @@ def dp_multiparty_gradient_descent(
     budget = {"epsilon": float(epsilon), "delta": float(delta)}
     settings = budget | {"num_steps": num_steps}
     settings |= _programs(method, params, data, estimator, step_size)
+    # `agree` raises if settings differ between parties, before any record is used.
     num_records = secure_sum.agree(settings, num_mine)
     if num_steps is None:
         num_steps = default_num_steps(sum(num_records))

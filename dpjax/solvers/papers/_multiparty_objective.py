@@ -124,6 +124,7 @@ def dp_multiparty_objective_perturbation(
         (1 - OUTPUT_SHARE) * epsilon,
         (1 - OUTPUT_SHARE) * delta,
     )
+    # The secret shares alone have plan.stddev; the shares of all parties have more.
     all_noise = plan.stddev * math.sqrt(num_parties / num_shares)
     least = plan.least_gradient_norm(all_noise)
     gradient_norm = max(1e-8 * plan.convexity, 2 * least)

@@ -178,7 +178,7 @@ class Phase(NamedTuple):
 
 
 def clip_norm(theory: Theory, num_samples: int) -> float:
-    """Returns the C that minimizes (3)."""
+    """Returns the clip norm C that minimizes the risk bound (3)."""
     # With the best eta, the terms of (3) with C are 8 R kappa sqrt(d) C / m + R b(C).
     k = theory.order
     cost = 8 * theory.noise_multiplier * math.sqrt(theory.dimension) / num_samples
@@ -186,12 +186,12 @@ def clip_norm(theory: Theory, num_samples: int) -> float:
 
 
 def learning_rate(theory: Theory, num_samples: int) -> float:
-    """Returns the eta that minimizes (3)."""
+    """Returns the step size eta that minimizes the risk bound (3)."""
     return theory.radius / math.sqrt(2 * num_samples * _spread(theory, num_samples))
 
 
 def risk(theory: Theory, num_samples: int) -> float:
-    """Returns the bound (3) with the best C and eta; infinite without records."""
+    """Returns the risk bound (3) with the best C and eta; infinite without records."""
     if num_samples == 0:
         return math.inf
     bias = theory.bias(clip_norm(theory, num_samples))
@@ -200,7 +200,7 @@ def risk(theory: Theory, num_samples: int) -> float:
 
 
 def _spread(theory: Theory, num_samples: int) -> float:
-    """Returns the factor of eta in (3), with the best C."""
+    """Returns the factor of eta in the risk bound (3), with the best C."""
     noise = theory.noise_multiplier * clip_norm(theory, num_samples)
     return 2 / 3 * theory.bound**2 + 32 * theory.dimension * noise**2 / num_samples
 

@@ -63,7 +63,7 @@ def smooth_weights(smoothness: float, num_steps: int) -> np.ndarray:
 def smooth_center(
     points: jax.Array, weights: ArrayLike, *, overlap: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns g, shape (d,), and S of (1) for points of shape (m, d)."""
+    """Returns the center g, shape (d,), and its bound S of (1), for m points (m, d)."""
     num_points, num_coordinates = points.shape
     first = majority(num_points, overlap) - 1  # r_i(t_0) has this index, from zero
 

@@ -155,7 +155,7 @@ class _Design(NamedTuple):
     radius: float
 
     def best_threshold(self, num_steps: int) -> float:
-        """Returns the K that minimizes the error of an entry of the gradient."""
+        """Returns the clipping bound K with the least error in a gradient's entry."""
         # Per unit of 1 + ||w||_1 and with probability 1 - zeta, clipping biases an
         # entry by at most 2 M / K^2, because E |x_j x_k| 1(|x_j| > K) <= M / K^2. Noise
         # and outliers (Bernstein) move it by K^2 c / m with
@@ -167,7 +167,7 @@ class _Design(NamedTuple):
         return (2 * self.fourth_moment_bound * batch_size / cost) ** 0.25
 
     def best_num_steps(self) -> int:
-        """Returns the T with the smallest squared error of the weights, in a model."""
+        """Returns the number of steps with the least modeled error of the weights."""
         # With eta = 2/3 of the inverse curvature (with moments at their bound, sqrt(M))
         # each step leaves a third of the distance, and adds noise of stddev b to each
         # of s entries. The choice among d noisy entries loses entries of up to
@@ -236,7 +236,7 @@ def _learning_rate(
     key: Key,
     rho: Scalar,
 ) -> Scalar:
-    """Returns 2/3 of the inverse mean square of clipped features, for rho-zCDP."""
+    """Releases 2/3 of the inverse mean square of clipped features, with rho-zCDP."""
     # Squares are in [0, K^2]; minus K^2 / 2 they are within ±K^2 / 2.
     half = like(threshold, features) ** 2 / 2
     estimator = Winsorization(half)

@@ -46,7 +46,7 @@ def check_noise(
 
 
 def unit_of(data: PyTree) -> Unit:
-    """Returns the unit of privacy, which a row of the data is."""
+    """Returns the unit of privacy: "user" for data by user, otherwise "record"."""
     return "user" if isinstance(data, UserRecords) else "record"
 
 

@@ -205,7 +205,7 @@ class PrivateStep(OptaxStep):
         )
 
     def stddev(self, num_coordinates: int) -> Scalar:
-        """Returns the stddev of independent noise with the effect of the strategy's."""
+        """Returns the stddev of independent noise that has the effect of this noise."""
         stddev = self.noise_parameters(num_coordinates)["stddev"]
         return stddev * _relative_noise(self.strategy)
 
@@ -228,7 +228,7 @@ def measured(estimator: Mean) -> Estimator:
 
 @functools.lru_cache(maxsize=32)
 def _relative_noise(strategy: Strategy | None) -> float:
-    """Returns |C^-T 1| / sqrt(T): the sum of C^-1 z over T steps, relative to z's."""
+    """Returns |C^-T 1| / sqrt(T), the stddev ratio of the sums of C^-1 z and of z."""
     if strategy is None:
         return 1.0
     ones = np.ones(strategy.num_steps)

@@ -190,6 +190,8 @@ class PrivateTraining:
         self._seen = ["gradient_norm"] + ["noise_norm"] * (noisy.noise == "gaussian")
         if monitor is not None:
             self._seen += ["loss", "loss_bound", "loss_stddev"]
+        # The monitor's mean loss has the multiplier z / sqrt(monitor). Together with
+        # the gradients' multiplier below, a step has z = noise_multiplier.
         self._base = PrivateStep(
             loss_fn=(lambda *args: loss_fn(*args)[0]) if has_aux else loss_fn,
             batches=batches,
