@@ -1,1 +1,1 @@
-"""The algorithms of the papers, one a file."""
+"""The algorithms of the papers, each in its own file."""

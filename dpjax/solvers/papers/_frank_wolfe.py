@@ -38,32 +38,32 @@ def dp_frank_wolfe(
 ) -> Solution:
     """Minimizes the mean loss over a polytope, by private choices of its vertices.
 
-    w <- w + eta_t (v - w), with the vertex v chosen by its score -<v, g> under noise,
-    g the robust mean of per-sample gradients. The error grows with the logarithm of the
-    number of vertices, not with the dimension.
+    A step is w <- w + eta_t (v - w), where the vertex v is chosen by its noisy score
+    -<v, g>, and g is the robust mean of per-example gradients. The error grows with the
+    logarithm of the number of vertices, not with the dimension.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
-        params: where to start, in the set; public.
+        params: where to start, in constraint; public.
         data: pytree, leaves of shape (n, ...); n is public.
         key: a typed key.
         epsilon: privacy of the whole run, positive.
-        delta: privacy of the whole run. With 0 steps use disjoint batches, as in the
-            paper; otherwise each step uses all records.
+        delta: privacy of the whole run. If delta is 0, the steps use disjoint batches,
+            as in the paper; otherwise each step uses all records.
         constraint: `L1Ball`, `Simplex` or `Polytope`.
-        estimator: the robust mean; by default the best smoothed truncation.
+        estimator: the robust mean; by default the best `SmoothedTruncation`.
         moment_bound: a public bound on the second moment of every coordinate of a
             gradient. Privacy holds even if the bound is wrong.
         num_steps: T; by default floor((n epsilon)^(1/3)) on disjoint batches, as in
             the paper, and floor((n epsilon)^(2/5)) on all records.
         learning_rate: eta, or a schedule of the step 0, 1, ...; by default 2 / (t + 3).
-        execution: how it runs: microbatches, callback, checkpoint.
+        execution: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, selection_epsilon (of one
         choice), linf_sensitivity, and the default estimator's scale and beta. With
         probability 0.99 the score of each choice is at most selection_error below the
-        best one; is_informative is false if that error exceeds all differences of
+        best score. If is_informative is false, this error exceeds all differences of
         scores that moment_bound allows, so that any start may be as good.
 
     Privacy:
@@ -71,7 +71,7 @@ def dp_frank_wolfe(
         together. On disjoint batches a replaced record affects one choice, made by
         permute-and-flip with the whole epsilon. On all records T choices share the
         budget (`accounting.selection_epsilon`). For the sensitivity of the scores see
-        `transforms.frank_wolfe`. No argument but the data may depend on them.
+        `transforms.frank_wolfe`. No argument but data may depend on the records.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -98,6 +98,7 @@ def dp_frank_wolfe(
     batching, power = (Disjoint(), 1 / 3) if delta == 0 else (Full(), 2 / 5)
     num_steps = checked_num_steps(num_steps, num_samples, epsilon, power)
     batches = Batches.of(data, num_steps, batching, execution)
+    # A record affects one choice on disjoint batches, otherwise all T choices.
     num_composed = batching.sampling(num_samples, num_steps).num_steps
     choices = Choices.tight(num_composed, epsilon, delta)
     stats: dict[str, Scalar] = {}
@@ -129,7 +130,7 @@ def dp_frank_wolfe(
 @register("estimator", "constraint", "epsilon", "learning_rate", "key")
 @dataclass(frozen=True, kw_only=True)
 class VertexStep(OptaxStep):
-    """w <- w + eta_t (v_t - w), v_t a privately chosen vertex (004, Alg. 1 and 2)."""
+    """Step w <- w + eta_t (v_t - w) to a private vertex v_t (004, Alg. 1 and 2)."""
 
     estimator: Estimator
     constraint: VertexConstraint
@@ -138,7 +139,7 @@ class VertexStep(OptaxStep):
     mechanism: SelectionName
 
     def sensitivity_at(self, params: PyTree) -> Scalar:
-        """Returns the linf sensitivity of a gradient's mean."""
+        """Returns the linf sensitivity of the mean gradient."""
         size = num_coordinates(params)
         return self.estimator.sensitivity(self.batches.divisor, size).linf
 
@@ -171,7 +172,7 @@ def choose_vertices(
     learning_rate: optax.ScalarOrSchedule | None = None,
 ) -> tuple[PyTree, dict[str, Scalar]]:
     """Returns the last iterate of steps to private vertices, and the run's stats."""
-    # A number of float32: what is beyond it gets more noise than it needs.
+    # epsilon must be finite in float32; a larger one gets more noise than it needs.
     epsilon = min(choices.epsilon, LARGEST)
     rate = Static(learning_rate) if callable(learning_rate) else learning_rate
     step = VertexStep(
@@ -185,7 +186,8 @@ def choose_vertices(
     )
     params, (_, state) = iterate(step, params, data, key=key, execution=execution)
     num_steps = batches.start.num_steps
-    # Both mechanisms: Pr[score < best - (range / epsilon) log(|V| / p)] <= p.
+    # For both mechanisms Pr[score < best - (range / epsilon) log(|V| / p)] <= p, with
+    # p = FAILURE_PROB / T for each of T choices.
     num_choices = constraint.num_vertices(num_coordinates(params)) * num_steps
     unit = state.sensitivity_range / epsilon
     stats = {
@@ -201,18 +203,18 @@ def choose_vertices(
 def checked_num_steps(
     num_steps: int | None, num_samples: int, epsilon: float, power: float
 ) -> int:
-    """Returns T, by default floor((n epsilon)^power), within 1 and n."""
+    """Returns T in [1, n], by default floor((n epsilon)^power)."""
     if num_steps is None:
         return min(num_samples, max(1, math.floor((num_samples * epsilon) ** power)))
     _validate.count(num_steps=num_steps)
-    # With more choices than records they would be blind.
+    # With more choices than records, each choice would be nearly random.
     rule = f"at most the {num_samples} samples"
     _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
     return num_steps
 
 
 def _check_start(constraint: VertexConstraint, params: PyTree) -> None:
-    """Requires a set with vertices, and a start in it if both are concrete."""
+    """Requires a constraint with vertices, which contains params if it is concrete."""
     rule = "a set with vertices: L1Ball, Simplex or Polytope"
     is_fine = isinstance(constraint, VertexConstraint)
     _validate.require(is_fine, "constraint", constraint, rule)
@@ -230,17 +232,13 @@ def _best_estimator(
     num_coordinates: int,
     num_vertices: int,
 ) -> SmoothedTruncation:
-    """Returns the scale that minimizes the bound of a choice's error.
-
-    With probability 1 - zeta, and M the largest |h_beta|, all scores of all T steps err
-    by at most the l1 diameter times
-
-        tau (1 + 1/beta) / (2 s) + (s/m) (beta/2 + log(2dT/zeta)
-                                          + 2 M log(|V|T/zeta) / epsilon_0),
-
-    the error of the smoothed truncation (001, Lemma 3) and of a selection whose scores
-    range over 2 s M / m per unit of the diameter.
-    """
+    """Returns the estimator that minimizes a bound on the error of the choices."""
+    # With probability 1 - zeta, and M the largest |h_beta|, all scores of all T steps
+    # err by at most the l1 diameter times
+    #     tau (1 + 1/beta) / (2 s) + (s/m) (beta/2 + log(2dT/zeta)
+    #                                       + 2 M log(|V|T/zeta) / epsilon_0).
+    # These are the errors of the smoothed truncation (001, Lemma 3) and of a selection
+    # by scores with a range of 2 s M / m per unit of the diameter.
     num_steps, batch_size = batches.start.num_steps, int(batches.divisor)
     beta = 2 * math.log(1 / FAILURE_PROB)  # as in 001, Algorithm 4
     supremum = float(SmoothedTruncation(1.0, beta).limit)

@@ -29,7 +29,7 @@ ProjectionFn = Callable[[PyTree], PyTree]
 
 
 class Descent(NamedTuple):
-    """Steps of gradient descent into a set, for a rate: w <- Proj(w - eta·mean)."""
+    """Makes projected gradient descent for a learning rate: w <- Proj(w - eta·mean)."""
 
     projection_fn: ProjectionFn | None
     averaging: bool
@@ -63,12 +63,12 @@ def dp_gradient_descent(
 ) -> Solution:
     """Minimizes the mean loss by noisy steps along robust means of gradients.
 
-    w <- Proj(w - eta·(robust mean of per-example gradients + N(0, sigma^2 I))).
-    `Clipping` makes it DP-GD; `SmoothedTruncation` Algorithm 4 of paper 001, stochastic
-    with `WithoutReplacement` or `Poisson` batches; `MedianOfMeans` around `Truncation`
-    Algorithm 2 of paper 003, with averaging=True for convex losses and `Disjoint`
-    batches for strongly convex ones; `TrimmedMean` Algorithm 3 of paper 001, whose
-    noise is proportional to the smooth sensitivity, and whose steps hold n gradients.
+    A step is w <- Proj(w - eta·(g + N(0, sigma^2 I))), where g is the robust mean of
+    per-example gradients. `Clipping` gives DP-GD; `SmoothedTruncation` Algorithm 4 of
+    paper 001; `MedianOfMeans` around `Truncation` Algorithm 2 of paper 003
+    (averaging=True for convex losses, `Disjoint` batches for strongly convex losses);
+    `TrimmedMean` Algorithm 3 of paper 001, with noise proportional to the smooth
+    sensitivity, and n gradients in memory.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
@@ -78,17 +78,17 @@ def dp_gradient_descent(
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
         estimator: the robust mean, with a finite sensitivity; its scale is public.
-        learning_rate: step size eta, or an optax schedule of the step. A schedule is
-            static, but the arguments of a `jax.tree_util.Partial` are traced.
+        learning_rate: eta, or an optax schedule: static, unless in a `Partial` of JAX.
         num_steps: T; by default ceil(10 log n), for strongly convex losses.
         batching: the batch of each step; all records by default.
         projection_fn: maps parameters into the constraint set, as optax.projections do.
         averaging: whether to release the mean of the iterates instead of the last one.
-        execution: how it runs: microbatches, callback, checkpoint.
+        execution: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, noise_multiplier,
-        l2_sensitivity, and stddev; with `TrimmedMean` rho of a step for the last two.
+        l2_sensitivity and stddev. With `TrimmedMean`, rho of one step (zCDP) replaces
+        the last two.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
@@ -147,24 +147,24 @@ def robust_gradient_descent(
 ) -> Solution:
     """Minimizes the mean loss along robust means of gradients, WITHOUT privacy.
 
-    The baseline RGD of paper 001, full or stochastic: `dp_gradient_descent` without its
-    noise. With `Mean` it is plain gradient descent.
+    This is `dp_gradient_descent` without noise, the baseline RGD of paper 001. With the
+    estimator `Mean` it is plain gradient descent.
 
     Args:
-        loss_fn: as in `dp_gradient_descent`, like all that follow.
+        loss_fn: `loss_fn(params, example) -> scalar`.
         params: where to start.
         data: pytree, leaves of shape (n, ...).
         estimator: the robust mean.
         learning_rate: step size, or an optax schedule of the step.
         num_steps: T; by default ceil(10 log n).
         batching: the batch of each step; all records by default.
-        key: a typed key; needed where batching draws at random.
+        key: a typed key; needed if batching draws at random.
         projection_fn: maps parameters into the constraint set.
         averaging: whether to return the mean of the iterates instead of the last.
-        execution: how it runs: microbatches, callback, checkpoint.
+        execution: microbatches, callback, checkpoint.
 
     Returns:
-        A `Solution` whose guarantee says epsilon = inf.
+        A `Solution` with a guarantee of epsilon = inf, which is no privacy.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -183,11 +183,12 @@ def robust_gradient_descent(
     """
     check_descent(loss_fn, learning_rate, projection_fn)
     _validate.estimator(estimator)
-    # No budget tells how rare the overflow of a Poisson batch must be: as of this.
+    # The capacity of a Poisson batch depends on a budget. There is none here, so this
+    # uses epsilon = 1 and delta = 1e-5.
     data, batches = _batches(data, num_steps, batching, execution, 1.0, 1e-5)
     rule = f"given where batches are drawn, as by {batching}"
     _validate.require(key is not None or not batches.is_sampled, "key", key, rule)
-    key = jax.random.key(0) if key is None else key  # draws nothing
+    key = jax.random.key(0) if key is None else key  # nothing is drawn with it
     check_key_of_rows(key, data)
     descent = Descent(projection_fn, bool(averaging))
     step = _step(loss_fn, batches, estimator, None, learning_rate, descent)
@@ -198,7 +199,7 @@ def robust_gradient_descent(
 def check_descent(
     loss_fn: Any, learning_rate: optax.ScalarOrSchedule, projection_fn: Any
 ) -> None:
-    """Refuses what is no loss, step size, schedule or projection."""
+    """Raises unless the arguments are a loss, a step size or schedule, a projection."""
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     is_fine = projection_fn is None or callable(projection_fn)
     _validate.require(is_fine, "projection_fn", projection_fn, "callable")
@@ -219,7 +220,7 @@ def _batches(
     epsilon: float,
     delta: float,
 ) -> tuple[PyTree, Batches]:
-    """Returns the data as arrays, and their batches; by default all records."""
+    """Returns data as arrays, and the batches; by default each has all records."""
     data = arrays(data)
     if num_steps is None:
         num_steps = default_num_steps(_validate.leading_size(data, "data"))
@@ -236,7 +237,7 @@ def _step(
     learning_rate: Any,
     descent: Descent,
 ) -> PrivateStep:
-    """Returns the step of a descent, whose schedule is static if it is no `Partial`."""
+    """Returns the step of a descent; a schedule is static unless it is a `Partial`."""
     if callable(learning_rate) and not isinstance(learning_rate, Partial):
         learning_rate = Static(learning_rate)
     return PrivateStep(
@@ -252,7 +253,7 @@ def _step(
 def _run(
     step: PrivateStep, params: PyTree, data: PyTree, key: Key, execution: Execution
 ) -> tuple[PyTree, dict[str, Scalar]]:
-    """Returns the released iterate, and the numbers of the run."""
+    """Returns the released iterate, and the stats of the run."""
     params, state = iterate(step, params, data, key=key, execution=execution)
     batches = step.batches
     stats = {"num_steps": batches.start.num_steps, "batch_size": batches.divisor}

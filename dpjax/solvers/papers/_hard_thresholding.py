@@ -38,10 +38,10 @@ def dp_iterative_hard_thresholding(
 ) -> Solution:
     """Minimizes the mean loss over sparse parameters, with private hard thresholding.
 
-    w <- the s largest entries of w - eta g, chosen and released with noise
-    (`mechanisms.peeling`), g the robust mean of per-sample gradients on the step's own
-    batch of floor(n / T) records. With `SmoothedTruncation` this is Algorithm 5 of
-    paper 004, with `Truncation` Algorithm 5 of paper 003.
+    A step replaces w by the s largest entries of w - eta g, which are chosen and
+    released with noise (`mechanisms.peeling`). g is the robust mean of per-example
+    gradients on the step's own batch of floor(n / T) records. With `SmoothedTruncation`
+    this is Algorithm 5 of paper 004, with `Truncation` Algorithm 5 of paper 003.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
@@ -51,23 +51,23 @@ def dp_iterative_hard_thresholding(
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in [0, 1); 0 gives pure epsilon-DP, with
             Laplace noise that grows with s instead of sqrt(s).
-        sparsity: s, the number of nonzero parameters. The theory uses more than the
-            truth has; the papers' experiments use twice as many.
+        sparsity: s, the number of nonzero parameters. The theory asks for a larger
+            number than the true parameters have; the papers' experiments use twice it.
         estimator: the robust mean, with a finite sensitivity; its scale is public.
         learning_rate: eta, in theory 2 / (3 times the loss's smoothness).
         num_steps: T; by default floor(log n), as in the papers.
-        execution: how it runs: microbatches, callback, checkpoint.
+        execution: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, linf_sensitivity (of eta g),
-        noise_scale, of each released entry, and noise_norm = noise_scale sqrt(s): the
-        noise of the last step hides parameters with a smaller l2 norm than that.
+        noise_scale (of each released entry), and noise_norm = noise_scale sqrt(s).
+        Parameters with an l2 norm below noise_norm are hidden by the last step's noise.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
-        together: a replaced record lies in one batch, whose peeling has the whole
-        budget (`transforms.peel`). The loss function, params, eta, s and T must not
-        depend on the data.
+        together: a replaced record lies in one batch, and the peeling of this batch has
+        the whole budget (`transforms.peel`). The loss function, params, eta, s and T
+        must not depend on the data.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -112,13 +112,13 @@ def dp_iterative_hard_thresholding(
 
 
 class Peeling(NamedTuple):
-    """Chooses and releases the entries of a step, and prices them.
+    """The peeling of a step, which chooses and releases s entries, and its privacy.
 
     Attributes:
         sparsity: s.
         rho: zCDP cost of one peeling.
         noise: "gumbel", or "laplace" as in the papers.
-        privacy: (epsilon, delta) of one peeling, hence of all on disjoint batches.
+        privacy: (epsilon, delta) of one peeling, and so of all on disjoint batches.
     """
 
     sparsity: int
@@ -130,12 +130,13 @@ class Peeling(NamedTuple):
     def tight(cls, sparsity: int, epsilon: float, delta: float) -> "Peeling":
         """Returns the peeling with the least noise that a budget affords."""
         if delta == 0:
+            # The scale of the noise is then 3 s / epsilon times the sensitivity.
             rho = 5 * epsilon**2 / (18 * sparsity)
             return cls(sparsity, rho, "laplace", (epsilon, delta))
         return cls(sparsity, epsilon_to_rho(epsilon, delta), "gumbel", (epsilon, delta))
 
     def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
-        """Returns what was taken, and how large the noise of the last step is."""
+        """Returns the stats of a `Solution`, for the sensitivity of the last step."""
         rounds = 1.0 if self.noise == "gumbel" else 2.5
         scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
         return {
@@ -156,7 +157,7 @@ class Peeling(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PeeledStep(OptaxStep):
-    """w <- peeling of w - eta g, g a mean of gradients whose bound may depend on w."""
+    """Step to the peeling of w - eta g; the bound on gradients may depend on w."""
 
     learning_rate: Scalar
     rho: Scalar
@@ -207,7 +208,7 @@ def papers_num_steps(num_samples: int) -> int:
 
 
 def check_sparsity(sparsity: int, params: PyTree) -> None:
-    """Requires 1 <= sparsity <= the entries of all leaves together."""
+    """Requires 1 <= sparsity <= the number of entries of params."""
     _validate.count(sparsity=sparsity)
     num_params = num_coordinates(params)
     rule = f"at most the {num_params} entries of the parameters"

@@ -1,7 +1,7 @@
 """Private l1 regression: a selection among public candidates (paper 000).
 
-A candidate's score is the number of records that it fits: a record counts 1 where its
-residual is zero, 0 where the loss is truncated, and in between by the paper's psi.
+A candidate's score is the number of records that it fits. A record counts 1 if its
+residual is zero, 0 if its loss is truncated, and otherwise as psi of the paper says.
 """
 
 import math
@@ -29,8 +29,8 @@ from dpjax.solvers.training._solution import Solution
 _MOST_SAMPLES, _MOST_CANDIDATES = 2**24, 2**30
 _CHUNK_SIZE = 4096
 _BLOCK_LENGTH = 64  # products of so many factors up to 2 stay below 2^127
-_BLOCKS_AT_ONCE = 64  # where a device has threads for them
-_FEW_FEATURES = 8  # up to here, products fused into the scores beat a matrix product
+_BLOCKS_AT_ONCE = 64  # blocks in parallel on a device that has threads for them
+_FEW_FEATURES = 8  # up to this number, fused products are faster than a matrix product
 
 Blocks = tuple[jax.Array, jax.Array]
 
@@ -50,8 +50,8 @@ def dp_l1_regression(
 ) -> Solution:
     """Chooses a candidate w with a small mean of |y - <x, w>|, by truncated losses.
 
-    L(w) = 1/(n iota) sum_i psi(iota |y_i - <x_i, w>|), and with z1 = min(z, 1) and
-    moment order theta, psi(z) = -log(1 - z1 + z1^theta / theta), from 0 to log(theta).
+    The loss is L(w) = 1/(n iota) sum_i psi(iota |y_i - <x_i, w>|), with z1 = min(z, 1),
+    moment order theta and psi(z) = -log(1 - z1 + z1^theta / theta) <= log(theta).
     Permute-and-flip chooses by the scores -n iota epsilon L(w) / (2 log theta). With
     theta = 2 this is Algorithm 1 of paper 000, with theta below 2 Algorithm 2.
 
@@ -61,26 +61,26 @@ def dp_l1_regression(
         key: a typed key.
         epsilon: privacy parameter, positive.
         candidates: shape (N, d), floating point, N >= 2, chosen without the data: any
-            array, or one from `dpjax.constraints.grid_net` or `halton_net`.
-        truncation: iota > 0, of residuals above 1 / iota; by default the best bound's.
+            array, for example from `dpjax.constraints.grid_net` or `halton_net`.
+        truncation: iota > 0, for residuals above 1 / iota; by default the best.
         moment_order: theta in (1, 2]; scoring is about five times faster at 2.
         residual_moment_bound: a public bound M on E|y - <x, w>|^theta, for all
             candidates w. Privacy holds even if the bound is wrong.
         failure_prob: the probability with which risk_bound may fail.
-        chunk_size: number of candidates scored at once: speed and memory, not the law.
+        chunk_size: how many candidates are scored at once, for speed and memory only.
 
     Returns:
-        A `Solution` whose params are one candidate, shape (d,). Its stats hold
-        truncation, num_candidates, num_chunks, sensitivity_slack (the factor that
-        covers rounding) and risk_bound: for i.i.d. records, with probability
-        1 - failure_prob, E|y - <x, w>| exceeds that of the best candidate by less.
+        A `Solution` with one candidate as params, shape (d,). Its stats hold
+        truncation, num_candidates, num_chunks, sensitivity_slack (the factor for
+        rounding) and risk_bound: for i.i.d. records, with probability 1 - failure_prob,
+        E|y - <x, w>| is less than risk_bound above its minimum over all candidates.
 
     Privacy:
         epsilon-DP under replace-one, for every input; a residual that is NaN counts as
         truncated. A replaced record moves a score by at most one unit, also in float32
-        (`FixedPoint`), so that scores range over two; the paper's algorithms divide by
-        one, and are 2 epsilon-DP. It is assumed that the same compiled program runs on
-        both neighbors. No argument but the data may depend on them.
+        (`FixedPoint`), and a difference of scores by two. The paper's algorithms divide
+        by one, and are 2 epsilon-DP. It is assumed that the same compiled program runs
+        on both neighboring data sets. No argument but the data may depend on records.
 
     Example:
         >>> import jax, numpy as np
@@ -112,16 +112,19 @@ def dp_l1_regression(
     _validate.count(chunk_size=chunk_size)
     chunk_size = min(chunk_size, num_candidates)
     fixed_point = FixedPoint.of(num_samples, moment_order)
-    # Lemma 4 (7) for all candidates, Lemma 5 (8) for the best one, and the choice, for
-    # which Pr[score < max - 2t/epsilon] <= N exp(-t), each with eta/3: the bound is
-    # 2 M iota^(theta-1)/theta + ((1 + 2 U/epsilon) log(3N/eta) + log(3/eta))/(n iota),
-    # but for the rounding of scores. (14) and (26) are larger.
+    # The bound uses Lemma 4 (7) for all candidates, Lemma 5 (8) for the best candidate,
+    # and Pr[score < max - 2t/epsilon] <= N exp(-t) for the choice, each with failure
+    # probability eta/3. Except for the rounding of scores, it is
+    # 2 M iota^(theta-1)/theta + ((1 + 2 U/epsilon) log(3N/eta) + log(3/eta))/(n iota).
+    # The paper's bounds (14) and (26) are larger.
     log_term = math.log(3 / failure_prob)
     every = log_term + math.log(num_candidates)
     sharpness = fixed_point.unit / epsilon
     deviation = ((1 + 2 * sharpness) * every + log_term) / num_samples
     bias = 2 * residual_moment_bound / moment_order
-    if truncation is None:  # (theta - 1) A iota^(theta - 2) = B / iota^2
+    if truncation is None:
+        # The best iota for A iota^(theta - 1) + B / iota, with A = bias, B = deviation,
+        # solves (theta - 1) A iota^(theta - 2) = B / iota^2.
         ratio = deviation / ((moment_order - 1) * bias)
         truncation = cast(Scalar, ratio ** (1 / moment_order))
     _validate.positive(truncation=truncation)
@@ -152,6 +155,8 @@ def _choose(
     candidates: jax.Array,
 ) -> jax.Array:
     """Chooses a candidate; records and candidates may both be sharded."""
+    # `on_records` runs on each shard of the records, and `among` on each shard of the
+    # candidates; the index that `permute_and_flip` returns counts over all shards.
     fixed_point, size, record_axes, axes = static
 
     def among(replicated: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
@@ -194,7 +199,7 @@ def _choose(
 def _arrays(
     features: ArrayLike, targets: ArrayLike, candidates: ArrayLike
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns checked arrays; the data in float64 if one of them is."""
+    """Returns checked arrays; all data are float64 if one array is."""
     x, y = linear_data(features, targets)
     is_fine, rule = len(x) < _MOST_SAMPLES, "of fewer than 2^24 rows"
     _validate.require(is_fine, "features", x.shape, rule)
@@ -212,18 +217,19 @@ def _arrays(
 class FixedPoint(NamedTuple):
     """Writes scores as integers, which makes their sensitivity exact.
 
-    Let f_i = theta exp(-psi_i), computed from record i alone and clipped to
-    [1, theta]. At most K of them are multiplied; a product has one logarithm, which is
-    rounded to q = round(2^g log(f_1 ... f_K) / U), and these integers are added. Their
-    sum is rounded to a multiple of 2^(g - h): divided by 2^g, that is the score.
+    A score stands for sum_i log(f_i) / U, where f_i = theta exp(-psi_i) is computed
+    from record i alone and clipped to [1, theta]. Records are in blocks of at most K.
+    The product of a block's f_i has one logarithm, which is rounded to the integer
+    q = round(2^g log(f_1 ... f_K) / U). The sum of these integers is rounded to a
+    multiple of 2^(g - h) and divided by 2^g, which gives the score.
 
     Before it is rounded, q has an error of at most 2^g e / U with
-    e = K 2^-23 + 2^-17 max(1, K log theta): K roundings of a product, a logarithm that
-    is right to 2^-18 of the larger of itself and 1 (a test tries all float32 mantissas
-    on the device where it runs), its scaling. With U = (log(theta) + 2 e) / (1 - 2^-g)
-    one record moves q by at most 2^g, and so any score, exact in float32, by at most 1,
-    where a score stands for sum_i log(f_i) / U (`docs/privacy/proofs/solvers.md`, 4.5).
-    The slack U / log(theta) is 1.0011 for theta = 2 and n = 100,000, and below 1.01 for
+    e = K 2^-23 + 2^-17 max(1, K log theta). This covers K roundings of a product, its
+    scaling, and its logarithm, which is right to 2^-18 of the larger of itself and 1 (a
+    test tries all float32 mantissas on the device where it runs). With
+    U = (log(theta) + 2 e) / (1 - 2^-g) one record moves q by at most 2^g, and so any
+    score, exact in float32, by at most 1 (`docs/privacy/proofs/solvers.md`, 4.5). The
+    slack U / log(theta) is 1.0011 for theta = 2 and n = 100,000, and below 1.01 for
     n < 2^24 and theta >= 1.1.
 
     Attributes:
@@ -254,15 +260,13 @@ class FixedPoint(NamedTuple):
 def row_blocks(
     features: jax.Array, targets: jax.Array, truncation: Scalar, fixed_point: FixedPoint
 ) -> Blocks:
-    """Returns iota x, (steps, blocks, length, d), and iota y, (steps, blocks, length).
-
-    Rows that fill them up have infinite residuals, so they count for nothing.
-    """
+    """Returns iota x and iota y, with shapes that begin (steps, blocks, length)."""
     length = fixed_point.block_length
     num_blocks = -(-targets.size // length)
     num_steps = -(-num_blocks // _BLOCKS_AT_ONCE)
     shape = (num_steps, -(-num_blocks // num_steps), length)
     padding = math.prod(shape) - targets.size
+    # Padding rows have infinite residuals, so they add 0 to each score.
     truncation = like(truncation, features)
     features = jnp.pad(features * truncation, ((0, padding), (0, 0)))
     targets = jnp.pad(targets * truncation, (0, padding), constant_values=jnp.inf)
@@ -275,10 +279,10 @@ def chunk_scores(
     fixed_point: FixedPoint,
     axes: tuple[str, ...] = (),
 ) -> jax.Array:
-    """Scores candidates, the columns of a (d, size) matrix: sums of log(f_i) / U.
+    """Scores the candidates in columns, shape (d, size), by sums of log(f_i) / U.
 
-    Of rows that are sharded over Manual mesh axes a psum adds the integers: a block has
-    rows of one device, and every bound holds as it is.
+    If rows are sharded over mesh axes, a psum adds the integers. A block has rows of
+    one device, so every bound of `FixedPoint` holds.
     """
     grid = 2.0**fixed_point.fine_bits / fixed_point.unit
 
@@ -297,16 +301,17 @@ def chunk_scores(
     def one_by_one() -> jax.Array:
         return run(jax.tree.map(lambda x: x.reshape(-1, 1, *x.shape[2:]), blocks))
 
-    # CPU: a block's product stays in cache. Elsewhere: many blocks in parallel.
+    # On a CPU one block at a time stays in cache; other devices run many in parallel.
     total = jax.lax.platform_dependent(cpu=one_by_one, default=lambda: run(blocks))
     total = psum(total, axes)
+    # Adding half a unit before the shift rounds to the nearest multiple.
     dropped = fixed_point.fine_bits - fixed_point.score_bits
     rounded = (total + (1 << dropped >> 1)) >> dropped
     return rounded.astype(columns.dtype) * 2.0**-fixed_point.score_bits
 
 
 def _products(features: jax.Array, columns: jax.Array) -> jax.Array:
-    """Returns <x, w> for all rows and columns, shape (..., length, size)."""
+    """Returns the predictions <x, w>, shape (..., length, size)."""
     num_features = columns.shape[0]
     if num_features > _FEW_FEATURES:
         return jnp.matmul(features, columns, precision=jax.lax.Precision.HIGHEST)
@@ -316,9 +321,9 @@ def _products(features: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def _factor(residuals: jax.Array, moment_order: float) -> jax.Array:
-    """Returns theta exp(-psi(|r|)) in [1, theta]: 1 where r is beyond 1, or NaN."""
+    """Returns theta exp(-psi(|r|)) in [1, theta]: 1 if |r| >= 1, or r is NaN."""
     size = jnp.abs(residuals)
-    rest = jnp.where(size < 1, 1 - size, 0)  # (6), (16): 1 - z1
+    rest = jnp.where(size < 1, 1 - size, 0)  # 1 - z1 of the paper's (6) and (16)
     if moment_order == 2:
         return 1 + rest * rest
     power = jnp.exp(moment_order * jnp.log(1 - rest))  # faster than a power

@@ -33,9 +33,9 @@ def dp_lasso(
 ) -> Solution:
     """Fits a linear model in an l1 ball by Frank-Wolfe, on clipped data.
 
-    Features and targets are clipped to ±K; then, from w = 0 on,
-    w <- w + eta_t (v - w), eta_t = 2 / (t + 2), with the vertex v of the ball chosen by
-    the exponential mechanism on -<v, g>, g = (1/n) sum x (<x, w> - y).
+    Features and targets are clipped to ±K. From w = 0 on, a step is
+    w <- w + eta_t (v - w) with eta_t = 2 / (t + 2). The vertex v of the ball is chosen
+    privately by its score -<v, g>, g = (1/n) sum x (<x, w> - y).
 
     Args:
         features: shape (n, d); n is public.
@@ -43,27 +43,27 @@ def dp_lasso(
         key: a typed key.
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in [0, 1).
-        radius: r, of the l1 ball, in units of the weights.
+        radius: r, the radius of the l1 ball, in units of the weights.
         threshold: K, in units of the features and of the targets, which should have
-            similar scales; by default the best for `fourth_moment_bound`.
+            similar scales; by default the best K for `fourth_moment_bound`.
         num_steps: T; by default floor((n epsilon)^(2/5)), as in the paper.
         fourth_moment_bound: a public bound on E x_j^4 and E y^4. Privacy holds even if
             the bound is wrong.
-        execution: how it runs: microbatches, callback, checkpoint.
+        execution: microbatches, callback, checkpoint.
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold, num_steps,
-        batch_size, selection_epsilon (of one choice), linf_sensitivity and
-        selection_error, the last two for g / (1 + ||w||_1); and is_informative, false
-        if that error exceeds all differences of scores that fourth_moment_bound allows,
-        so that zero may be as good as the result.
+        batch_size, selection_epsilon (of one choice), and linf_sensitivity and
+        selection_error for g / (1 + ||w||_1). If is_informative is false, this error
+        exceeds all differences of scores that fourth_moment_bound allows, so that zero
+        may be as good as the result.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
-        together. On clipped data an entry of g / (1 + ||w||_1) lies within K^2, and w
-        has been released: its linf sensitivity is 2 K^2 / n, the scores range over
-        2 r times that, and T choices share the budget
-        (`accounting.selection_epsilon`).
+        together. w has been released, and on clipped data each entry of
+        g / (1 + ||w||_1) lies within K^2. So the linf sensitivity of g / (1 + ||w||_1)
+        is 2 K^2 / n, the scores range over 2 r times as much, and T choices share the
+        budget (`accounting.selection_epsilon`).
 
     Example:
         >>> import jax, numpy as np
@@ -92,6 +92,8 @@ def dp_lasso(
             choices, num_samples, num_features, fourth_moment_bound
         )
     _validate.within(1e-8, 1e12, threshold=threshold)
+    # The gradients of `_scaled_squared` on clipped data are within K^2, so that the
+    # Winsorization changes none of them: it only states their sensitivity.
     params, released = choose_vertices(
         _scaled_squared,
         jnp.zeros(num_features, features.dtype),
@@ -110,10 +112,8 @@ def dp_lasso(
 
 
 def _scaled_squared(params: PyTree, example: PyTree) -> jax.Array:
-    """The squared loss with its gradient divided by 1 + ||w||_1.
-
-    That changes no choice, and bounds the gradient by K^2 wherever w is.
-    """
+    """Returns the squared loss over 1 + ||w||_1, with gradients within K^2."""
+    # The factor is the same for all vertices, so it changes no choice.
     size = jax.lax.stop_gradient(jnp.sum(jnp.abs(params)))
     return losses.squared(params, example) / (1 + size)
 
@@ -121,12 +121,10 @@ def _scaled_squared(params: PyTree, example: PyTree) -> jax.Array:
 def _best_threshold(
     choices: Choices, num_samples: int, num_features: int, fourth_moment_bound: float
 ) -> float:
-    """Returns the K that minimizes the error of a choice's score.
-
-    Per unit of 2 r (1 + ||w||_1) and with probability 1 - zeta, clipping biases it by
-    at most 2 M / K^2, since E |x_j x_k| 1(|x_j| > K) <= M / K^2; the choice and
-    outliers (Bernstein) move it by K^2 (2 / epsilon_0 + 4/3) log(2dT/zeta) / n.
-    """
+    """Returns the clipping bound K that minimizes the error of a choice's score."""
+    # Per unit of 2 r (1 + ||w||_1) and with probability 1 - zeta, clipping biases a
+    # score by at most 2 M / K^2, since E |x_j x_k| 1(|x_j| > K) <= M / K^2; the choice
+    # and outliers (Bernstein) move it by K^2 (2 / epsilon_0 + 4/3) log(2dT/zeta) / n.
     num_choices = 2 * num_features * choices.num_composed
     cost = (2 / choices.epsilon + 4 / 3) * math.log(num_choices / FAILURE_PROB)
     return (2 * fourth_moment_bound * num_samples / cost) ** 0.25

@@ -1,25 +1,26 @@
 """Localized stochastic convex optimization under heavy tails (Asi, Liu, Tian 2024).
 
-Phase i has m_i records that no other phase has, and minimizes, to within r_i,
+Phase i uses m_i records that no other phase uses. Around the result w_(i-1) of the last
+phase it minimizes
 
-    F_i(w) = mean gradient of the clipped losses + lambda_i / 2 ||w - w_(i-1)||^2   (1)
+    F_i(w) = mean loss with clipped gradients + lambda_i / 2 ||w - w_(i-1)||^2      (1)
 
-around the last center. With E sup_w ||grad f||^k <= G^k, the minimizer on m records is
-within sqrt(A) / lambda of that of the population, in mean square, for
+by T steps. With E sup_w ||grad f||^k <= G^k, the result on m records is within
+sqrt(A) / lambda of the minimizer for the population, in mean square, for
 
-    A(C) = G^2 / m + b(C)^2 + (16/3) d (kappa C / m)^2,                             (2)
+    A(C) = G^2 / m + b(C)^2 + (16/3) d (kappa C / m)^2.                             (2)
 
-the sampling of records, the bias of clipping, b(C) = s G^k / C^(k-1) with
-s = (k-1)^(k-1) k^-k, and the noise of T steps of stddev 2 C kappa sqrt(T) / m, of whose
-variance the last iterate keeps 4 / (3 lambda^2 T) with the step sizes
-2 / (lambda (t + 1) + 2 (lambda + beta)).
-C minimizes (2). The excess risk is at most
+The first term is for the sampling of records. The second is the bias of clipping,
+b(C) = s G^k / C^(k-1) with s = (k-1)^(k-1) k^-k. The third is for the noise of T steps
+with stddev 2 C kappa sqrt(T) / m: with the step sizes
+2 / (lambda (t + 1) + 2 (lambda + beta)) the last iterate keeps 4 / (3 lambda^2 T) times
+its variance. The clip norm C minimizes (2). The excess risk is at most
 
-    lambda_1 R^2 / 2 + sum_i lambda_(i+1) A_i / (2 lambda_i^2) + G sqrt(A_I) / lambda_I,
+    lambda_1 R^2 / 2 + sum_i lambda_(i+1) A_i / (2 lambda_i^2) + G sqrt(A_I) / lambda_I.
 
-whose sum is least where lambda grows eightfold: m_i halves, so that A_i grows at most
-fourfold. Then lambda_1 = 4 sqrt(A_1) / R, and the phases end where the last term is no
-larger than the first. The paper's lambda grows 32-fold, which serves its constants.
+This sum is least if lambda grows eightfold per phase: m_i halves, so A_i grows at most
+fourfold. Then lambda_1 = 4 sqrt(A_1) / R, and there are enough phases if the last term
+is no larger than the first. The paper's lambda grows 32-fold, to suit its constants.
 """
 
 import math
@@ -57,7 +58,7 @@ from dpjax.solvers.training._loop import (
 from dpjax.solvers.training._solution import Solution
 from dpjax.transforms import chain, project
 
-_GROWTH = 8  # of lambda from one phase to the next
+_GROWTH = 8  # growth of lambda from one phase to the next
 
 
 def dp_localized_sco(
@@ -78,47 +79,45 @@ def dp_localized_sco(
 ) -> Solution:
     """Minimizes a convex population risk over a ball, at the optimal rate in n.
 
-    Each phase uses half of the remaining records and starts where the last one ended. A
-    penalty on the distance from there grows, so the distance to the optimum, and with
-    it the effect of the noise, shrinks. A phase is gradient descent with clipped
-    gradients; clip norms, penalties, steps and phases follow from the arguments.
+    Each phase uses half of the remaining records for gradient descent with clipped
+    gradients, and a penalty on the distance from the last phase's result. The penalty
+    grows, so the effect of the noise shrinks. All settings follow from the arguments.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, convex in params.
         params: the center of the ball, and the start; public.
-        data: pytree, leaves of shape (n, ...); n is public. Records are divided by
-            their index: their order must not depend on their values.
+        data: pytree, leaves of shape (n, ...); n is public. Phases and groups are
+            ranges of records, so their order must not depend on their values.
         key: a typed key.
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
-        moment_bound: a public bound on E[sup ||gradient||^k], over the ball, of one
-            record; privacy holds even if it is wrong.
-        diameter: of the ball in which the optimum is sought, in units of params.
-        smoothness: beta, a public bound on the largest eigenvalue of the risk's second
-            derivative. For a loss with kinks: G^2 / (2 alpha), alpha a small error.
+        moment_bound: public bound G^k on E[sup ||gradient||^k] of one record over the
+            ball. Privacy holds even if the bound is wrong.
+        diameter: diameter of the ball in which the optimum is sought.
+        smoothness: beta, a public bound on the risk's largest curvature; for a loss
+            with kinks G^2 / (2 alpha), alpha a small error.
         moment_order: k, at least 2; it may be large for light tails.
-        num_steps: of each phase; by default 9 + 6 beta / lambda, which reduces the
-            squared distance to a 256th.
-        num_groups: J groups of records in each phase, of whose iterates the one in the
-            middle of a majority is used. With 1 the rate holds in expectation; with
-            8 log(phases / xi) with probability 1 - xi.
-        execution: microbatches and a callback; a checkpoint is rejected.
+        num_steps: steps of a phase; by default 9 + 6 beta / lambda.
+        num_groups: how many groups of records run each phase; a center of their results
+            is used. With 1 the rate holds in expectation, with 8 log(phases / xi) with
+            probability 1 - xi.
+        execution: microbatches and a callback; no checkpoint.
 
     Returns:
-        A `Solution`. Its stats hold num_phases, num_steps (of all phases),
-        l2_clip_norm, penalty and noise_multiplier of the first phase, and risk_scale,
-        4 sqrt(A_1) R: the file's bound to leading order, with R half the diameter. It
-        is, up to logarithms, R (G / sqrt(n) + G (sqrt(d) / (n epsilon))^(1 - 1/k)).
+        A `Solution`. Its stats hold num_phases, num_steps (of all phases);
+        l2_clip_norm, penalty and noise_multiplier of the first phase; and risk_scale,
+        the leading order of a bound on the excess risk. Up to logarithms it is
+        R (G / sqrt(n) + G (sqrt(d) / (n epsilon))^(1 - 1/k)), R half the diameter.
 
     Raises:
-        ValueError: If an argument is out of its range, or n is too small: risk_scale
-            must be at most G R, the risk of staying in the center.
+        ValueError: If an argument is out of its range, or n is so small that risk_scale
+            exceeds G R, the risk of staying in the center.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
-        together. A record is in one group of one phase, whose steps are Gaussian
-        mechanisms on clipped means; everything after is post-processing of them and of
-        other records. No argument but the data may depend on them.
+        together. A record is in one group of one phase, and the steps of this phase are
+        Gaussian mechanisms on clipped means. All later steps are post-processing of
+        them and of other records. No argument but the data may depend on records.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -136,8 +135,8 @@ def dp_localized_sco(
 
     Reference:
         Asi, Liu, Tian (2024), "Private stochastic convex optimization with heavy tails:
-        near-optimality from simple reductions", arXiv 2406.02789, Algorithms 1 to 3.
-        The lower bound: Lowy, Razaviyayn (2023).
+        near-optimality from simple reductions", arXiv 2406.02789, Algorithms 1 to 3;
+        Lowy, Razaviyayn (2023), for the lower bound.
     """
     check_budget(epsilon, delta)
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
@@ -168,7 +167,8 @@ def dp_localized_sco(
         )
         start = _end(step_of, phase, start, data, first, group_keys, execution)
         first += num_groups * phase.num_samples
-    # Records of other phases and groups meet noise of the same Gaussian guarantee.
+    # Each record is in one group of one phase. All of these have noise with the same
+    # guarantee, as one Gaussian release.
     event = gaussian_event(theory.noise_multiplier)
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit_of(data)
@@ -190,10 +190,10 @@ class Theory(NamedTuple):
     Attributes:
         bound: G.
         order: k.
-        radius: R, of the ball.
+        radius: R, the radius of the ball.
         dimension: d.
-        noise_multiplier: kappa, of one Gaussian release at the whole budget; with
-            delta = 0 of one release of Laplace noise in the l2 norm, see `_one_pass`.
+        noise_multiplier: kappa, for one Gaussian release at the whole budget; for
+            delta = 0 one release of Laplace noise in the l2 norm, see `_one_pass`.
     """
 
     bound: float
@@ -212,7 +212,7 @@ class Theory(NamedTuple):
         diameter: float,
         dimension: int,
     ) -> "Theory":
-        """Returns the assumptions of a solver's arguments, or raises `ValueError`."""
+        """Returns the assumptions that a solver's arguments state, if valid."""
         _validate.positive(moment_bound=moment_bound, moment_order=moment_order)
         _validate.within(1e-20, 1e30, diameter=diameter)
         rule = "at least 2 and finite, because the theorem asks for a second moment"
@@ -230,25 +230,23 @@ class Theory(NamedTuple):
 
     @property
     def excess(self) -> float:
-        """S = (k - 1)^(k - 1) / k^k, of `bias`."""
+        """Returns the factor s = (k - 1)^(k - 1) / k^k of `bias`."""
         return (1 - 1 / self.order) ** (self.order - 1) / self.order
 
     def bias(self, clip_norm: float) -> float:
-        """Returns b(C) = s G^k / C^(k - 1), at least E max(||gradient|| - C, 0).
-
-        The largest (x - C) / x^k is at x = k C / (k - 1).
-        """
+        """Returns b(C) = s G^k / C^(k - 1), at least E max(||gradient|| - C, 0)."""
+        # The largest (x - C) / x^k is at x = k C / (k - 1).
         return self.bound * self.excess * (self.bound / clip_norm) ** (self.order - 1)
 
 
 def phase_sizes(num_samples: int, num_phases: int) -> list[int]:
-    """Returns the records of each phase: half of what is left, or the rest of it."""
+    """Returns the size of each phase: half of the records left, all for the last."""
     shares = [2 ** min(i, num_phases - 1) for i in range(1, num_phases + 1)]
     return [num_samples // share for share in shares]
 
 
 def check_size(relative_risk: Callable[[int], float], data: Any) -> int:
-    """Returns n, where the theorem's risk is at most the center's."""
+    """Returns n, or raises if the theorem's risk is above the risk of the center."""
     num_samples = enough = _validate.leading_size(data, "data")
     while relative_risk(enough) > 1:
         enough = math.ceil(1.1 * enough)
@@ -261,7 +259,7 @@ def check_size(relative_risk: Callable[[int], float], data: Any) -> int:
 
 
 class Phase(NamedTuple):
-    """One phase: its records in each group, clip norm C, lambda, and steps."""
+    """One phase: the size of each group, clip norm C, penalty lambda, and steps."""
 
     num_samples: int
     l2_clip_norm: float
@@ -270,15 +268,15 @@ class Phase(NamedTuple):
 
 
 def clip_norm(theory: Theory, num_samples: int) -> float:
-    """Returns the C that minimizes (2)."""
+    """Returns the clip norm C that minimizes the variance (2)."""
     k = theory.order
-    # (k - 1) s^2 G^(2k) = cost C^(2k)
+    # The derivative of (2) is zero at (k - 1) s^2 G^(2k) = _noise C^(2k).
     ratio = theory.excess * math.sqrt((k - 1) / _noise(theory, num_samples))
     return theory.bound * ratio ** (1 / k)
 
 
 def variance(theory: Theory, num_samples: int) -> float:
-    """Returns A of (2), with the best C; infinite without records."""
+    """Returns the variance A of (2), with the best C; infinite without records."""
     if num_samples == 0:
         return math.inf
     norm = clip_norm(theory, num_samples)
@@ -287,7 +285,7 @@ def variance(theory: Theory, num_samples: int) -> float:
 
 
 def _risk(theory: Theory, num_samples: int) -> float:
-    """Returns risk_scale over that of the center."""
+    """Returns risk_scale over G R, the risk of the center."""
     return 4 * math.sqrt(variance(theory, num_samples // 2)) / theory.bound
 
 
@@ -298,15 +296,17 @@ def _noise(theory: Theory, num_samples: int) -> float:
 def phases_of(
     theory: Theory, num_samples: int, smoothness: float, num_steps: int | None
 ) -> list[Phase]:
-    """Returns the phases for n records, or for those of a group."""
+    """Returns the phases for num_samples records, of all data or of one group."""
     penalty = 4 * math.sqrt(variance(theory, num_samples // 2)) / theory.radius
-    # G sqrt(A_I) / lambda_I <= lambda_1 R^2 / 2, if A_i grows fourfold a phase.
+    # If A_i grows fourfold per phase, so many phases reach
+    # G sqrt(A_I) / lambda_I <= lambda_1 R^2 / 2.
     ratio = theory.bound / (2 * theory.radius * penalty)
     num_phases = 1 + max(0, math.ceil(math.log(ratio, _GROWTH / 2)))
     phases = []
     for i, size in enumerate(phase_sizes(num_samples, num_phases)):
         strength = penalty * _GROWTH**i
-        # (s / (T + s))^4 of the first squared distance is left, with T = 3 s.
+        # With s = 3 + 2 beta / lambda and T = 3 s, (s / (T + s))^4, a 256th, of the
+        # first squared distance is left.
         steps = num_steps
         if steps is None:
             steps = math.ceil(3 * (3 + 2 * smoothness / strength))
@@ -329,7 +329,7 @@ def phases_of(
 )
 @dataclass(frozen=True, kw_only=True)
 class _Step(OptaxStep):
-    """A step on (1) with the center w_(i-1): noisy mean, penalty's gradient, ball."""
+    """A projected step on (1), along the noisy mean gradient plus the penalty's."""
 
     estimator: Clipping
     noise_multiplier: Scalar
@@ -371,7 +371,7 @@ def _end(
     keys: Sequence[Key],
     execution: Execution,
 ) -> PyTree:
-    """Returns the last iterate of a phase, in the middle of those of its groups."""
+    """Returns the last iterate of a phase, for several groups the middle of theirs."""
     points, size = [], phase.num_samples
     for i, key in enumerate(keys):
         rows = slice(first + i * size, first + (i + 1) * size)
@@ -384,7 +384,7 @@ def _end(
 
 @jax.jit
 def _middle(points: list[PyTree]) -> PyTree:
-    """Returns the point that is nearest to a majority of them (Algorithm 2)."""
+    """Returns the point with the smallest ball that holds a majority (Algorithm 2)."""
     vectors = jnp.stack([flatten(point, "params")[0] for point in points])
     unflatten = flatten(points[0], "params")[1]
     return unflatten(smooth_center(vectors, jnp.ones(2), overlap=1)[0])

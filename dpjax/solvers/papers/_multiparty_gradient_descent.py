@@ -54,23 +54,22 @@ def dp_multiparty_gradient_descent(
 ) -> Solution:
     """Minimizes the mean loss over all parties' records, which stay with their party.
 
-    w <- Proj(w - eta/N·sum over k of (n_k·(robust mean of party k's gradients) + Z_k)),
-    with fresh discrete Gaussian noise Z_k in every round. Every party calls this with
-    its own data and otherwise equal arguments, and all get the same solution. In each
-    round a party rounds its contribution to a grid, adds its share of the noise and a
-    mask modulo 2^64, and sends the result. The masks cancel in the sum, which alone can
-    be read.
+    A step is w <- Proj(w - eta/N·sum_k (n_k·g_k + Z_k)), where g_k is the robust mean
+    of party k's gradients, and Z_k is fresh discrete Gaussian noise. Every party calls
+    this function with its own data and otherwise equal arguments, and gets the same
+    solution. Masks hide each party's term, and cancel in the sum. For a trusted
+    aggregator use `dp_multiparty_objective_perturbation`.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`.
-        params: initial parameters; public, the same for all parties.
+        params: where to start; public.
         data: this party's records, leaves of shape (n_k, ...); all n_k are public.
         secure_sum: `parties.SecureSum(transport)` of this party, with the number of
             parties that may collude (C) and drop out (D).
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
         estimator: the robust mean, with a finite sensitivity; its scale is public.
-        learning_rate: step size eta, or an optax schedule of the step.
+        learning_rate: eta, or an optax schedule of the step.
         num_steps: T; by default ceil(10 log N), N the number of all records.
         projection_fn: maps parameters into the constraint set.
         averaging: whether to release the mean of the iterates instead of the last.
@@ -78,33 +77,26 @@ def dp_multiparty_gradient_descent(
 
     Returns:
         A `Solution`. Its stats hold num_steps, num_samples (N), num_parties, num_live
-        (parties that did not drop out), l2_sensitivity and stddev of the noise that is
-        certainly secret, both of the sum, and noise_multiplier, their quotient.
+        (parties that did not drop out); l2_sensitivity of the sum, stddev of the
+        sum's noise that is certainly secret, and noise_multiplier, their quotient.
 
     Raises:
         ValueError: If an argument is out of its range.
-        PartyError: If another party's arguments differ, before any record is used; it
-            names them. Functions are compared by their programs (see
-            `SecureSum.agree`), estimators by class names and fields, records by shapes
-            and dtypes, `execution` not at all. Later, if more than D parties send
-            nothing, or a wrong size; nothing of that round is released.
+        PartyError: If another party's arguments differ (see `SecureSum.agree`), before
+            any record is used; only `execution` and the records may differ. Later, if
+            more than D parties send nothing or a wrong size; nothing of that round is
+            released.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for each record of the parties that do
         not collude, against C parties that share all messages and all they know, and
         hence against everybody with the transcript. They get at most T + D sums, each
-        with the exact discrete Gaussian shares of at least K - C - D others. Replacing
-        a record of party k moves the sum by n_k times the sensitivity of its mean, and
-        the grid adds 2 sqrt(d) steps: no last bits of floats can leak
-        (`accounting.discrete_gaussian_stddev`).
-
-        The masks rely on cryptography: nothing is claimed against unbounded
-        adversaries, or against parties that break the protocol. Dropouts, and all
-        arguments but the records, must not depend on the records.
-
-        The paper adds the SAME noise in every round, so that differences of its sums
-        distinguish neighboring data sets with certainty. For a trusted aggregator use
-        `dp_multiparty_objective_perturbation`.
+        with the exact discrete Gaussian shares of at least K - C - D other parties (of
+        K). Replacing a record of party k moves the sum by n_k times the sensitivity of
+        its mean, and the grid adds 2 sqrt(d) steps: no last bits of floats can leak
+        (`accounting.discrete_gaussian_stddev`). The masks rely on cryptography: nothing
+        is claimed against unbounded adversaries, or against parties that break the
+        protocol. Dropouts, and all arguments but data, must not depend on the records.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -123,10 +115,11 @@ def dp_multiparty_gradient_descent(
         [1. 2.]
 
     Reference:
-        Rajkumar, Agarwal (2012), A differentially private stochastic gradient descent
-        algorithm for multiparty classification, Algorithm 1 and Proposition 3.1, with
-        fresh noise. Kairouz, Liu, Steinke (2021), The distributed discrete Gaussian
-        mechanism for federated learning with secure aggregation, Theorem 1.
+        Rajkumar, Agarwal (2012), Algorithm 1 and Proposition 3.1, but with fresh noise
+        in each round: with the paper's noise, which stays the same, differences of sums
+        distinguish neighboring data sets with certainty. Kairouz, Liu, Steinke (2021),
+        "The distributed discrete Gaussian mechanism for federated learning with secure
+        aggregation", Theorem 1.
     """
     check_budget(epsilon, delta)
     check_descent(loss_fn, learning_rate, projection_fn)
@@ -145,6 +138,7 @@ def dp_multiparty_gradient_descent(
     budget = {"epsilon": float(epsilon), "delta": float(delta)}
     settings = budget | {"num_steps": num_steps}
     settings |= _programs(method, params, data, estimator, step_size)
+    # `agree` raises if settings differ between parties, before any record is used.
     num_records = secure_sum.agree(settings, num_mine)
     if num_steps is None:
         num_steps = default_num_steps(sum(num_records))
@@ -175,7 +169,7 @@ def dp_multiparty_gradient_descent(
 
 
 class _Method(NamedTuple):
-    """The static part of a descent: another one is compiled again."""
+    """The static arguments of a descent, for which its functions are compiled."""
 
     loss_fn: LossFn
     microbatch_size: int | None
@@ -186,7 +180,7 @@ class _Method(NamedTuple):
         return self.descent(self.schedule or step_size)
 
 
-# The parties compare the programs of these two; nobody runs them.
+# The parties compare the programs of `_call` and `_grad`; nobody runs them.
 @partial(jax.jit, static_argnums=0)
 def _call(fn: Callable[[PyTree], PyTree], argument: PyTree) -> PyTree:
     return fn(argument)
@@ -204,7 +198,7 @@ def _programs(
     estimator: Estimator,
     step_size: float | None,
 ) -> dict[str, PyTree]:
-    """Returns what parties compare of functions, and what these are traced for."""
+    """Returns the settings that parties compare, with functions as traced programs."""
     start, record = jax.eval_shape(
         lambda params, data: (params, jax.tree.map(lambda x: x[0], data)), params, data
     )
@@ -235,7 +229,7 @@ def _noisy_mean(
     mean_fn: Callable[[PyTree], PyTree],
     params: PyTree,
 ) -> Callable[[PyTree], PyTree]:
-    """Returns a round of all parties: from released params to the noisy mean."""
+    """Returns the function of one round, from released params to the noisy mean."""
     num_mine = num_records[secure_sum.transport.party]
     shapes = jax.eval_shape(mean_fn, params)
 
@@ -259,7 +253,7 @@ def _descend(
     num_steps: int,
     execution: Execution,
 ) -> PyTree:
-    """Returns the last iterate, or the mean of all."""
+    """Returns the last iterate, or the mean of all iterates."""
     state = method.optimizer(step_size).init(params)
     for step in range(1, num_steps + 1):
         params, state = _move(method, params, state, mean(params), step_size)
@@ -282,9 +276,9 @@ class _Noise(NamedTuple):
 
     Attributes:
         grid: the grid of the sum of gradients.
-        share: stddev of a party's share, in steps.
-        stddev: stddev of the noise that is certainly secret, in units of the sum.
-        l2_sensitivity: that of the sum, in its units, with rounding to the grid.
+        share: stddev of a party's share, in steps of the grid.
+        stddev: stddev of the sum of all shares that are certainly secret.
+        l2_sensitivity: sensitivity of the sum, with rounding to the grid.
         num_params: d.
     """
 
@@ -307,8 +301,8 @@ class _Noise(NamedTuple):
         delta: float,
     ) -> "_Noise":
         """Returns the smallest noise for the budget, on a much finer grid."""
-        # A replaced record moves only its party's contribution. A float32 sensitivity
-        # has been rounded a few times, by 2^-24 each.
+        # A replaced record moves only its party's contribution. The factor covers a few
+        # roundings of a float32 sensitivity, by 2^-24 each.
         sensitivity = (1 + 2.0**-21) * max(
             n * float(estimator.sensitivity(n, num_params).l2) for n in num_records
         )
@@ -331,7 +325,7 @@ class _Noise(NamedTuple):
         return self.stddev / self.l2_sensitivity
 
     def stats(self) -> dict[str, float]:
-        """Returns the public numbers of the noise, all in units of the sum."""
+        """Returns the stats of the noise, in units of the sum."""
         return {
             "l2_sensitivity": self.l2_sensitivity,
             "stddev": self.stddev,

@@ -1,4 +1,11 @@
-"""Objective perturbation for parties with a trusted aggregator (002, Algorithm 1)."""
+"""Objective perturbation for parties with a trusted aggregator (002, Algorithm 1).
+
+Given C noise shares, the sum of the other shares has at least the stddev that
+`dp_objective_perturbation` needs, so the proof there applies, with discrete Gaussian
+shares on a grid for the output noise. Its certificate counts the rounding of the
+parties' gradients to their grid as an error. Theorem 4.2 of the paper holds only for
+the exact minimizer, and not for the view of a third party.
+"""
 
 import math
 from collections.abc import Sequence
@@ -30,8 +37,8 @@ from dpjax.solvers.papers._objective_perturbation import (
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 
-_OUTPUT_STEPS = 2**14  # of the output's grid, in a stddev of its noise
-_LENGTHS = 2.0 ** -np.arange(8)  # of Newton's step; a gradient step is the ninth point
+_OUTPUT_STEPS = 2**14  # steps of the output's grid in one stddev of its noise
+_LENGTHS = 2.0 ** -np.arange(8)  # Newton step lengths; the ninth is a gradient step
 _STOP, _GRADIENTS, _HESSIAN = 0.0, 1.0, 2.0
 
 
@@ -45,51 +52,38 @@ def dp_multiparty_objective_perturbation(
     regularization: float,
     loss: MarginLoss | None = None,
 ) -> Solution:
-    """Objective perturbation for a trusted aggregator; its transcript is NOT private.
+    """Fits a classifier for a trusted aggregator; its transcript is NOT private.
 
     J(w) = sum over all parties' records of phi(y <w, x>) + (N Lambda / 2) ||w||^2
-    + <sum of eta_k, w>, where party k draws eta_k ~ N(0, stddev^2 / (K - C) I) once.
-    Party 0, the aggregator, computes the minimizer from sums of gradients and Hessians
-    at points that it chooses. Only this point, with output noise, is released.
-
-    Secure sums hide the contribution of each party, but the difference of the sums of
-    two rounds is a difference of gradients without noise: the transcript, which every
-    party has, distinguishes neighboring data sets. Use `dp_multiparty_gradient_descent`
-    if the parties do not trust each other.
+    + <sum_k eta_k, w>, where party k draws eta_k ~ N(0, stddev^2 / (K - C) I) once.
+    Party 0, the aggregator, finds the minimizer from sums of gradients and Hessians.
+    Only this point, with output noise, is released. Every party has the transcript. It
+    distinguishes neighboring data sets, because the difference of two rounds' sums has
+    no noise. Without mutual trust, use `dp_multiparty_gradient_descent`.
 
     Args:
-        features: this party's rows, shape (n_k, d); all n_k are public. Rows are
-            clipped to norm 1.
+        features: this party's rows, shape (n_k, d), clipped to norm 1. n_k is public.
         labels: shape (n_k,), as in `dp_objective_perturbation`.
-        secure_sum: `parties.SecureSum(transport)` of this party. Those who get the
-            result may know the noise shares of C parties, but not their transcript. No
-            party may drop out.
+        secure_sum: this party's `SecureSum`, without dropouts; C noise shares may leak.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         regularization: lambda >= 0, per record, public.
         loss: phi with its bounds; by default `MarginLoss.logistic()`.
 
     Returns:
-        A `Solution`, the same for all parties. Its stats are those of
-        `dp_objective_perturbation`, and num_samples and num_parties.
+        A `Solution`, the same for all parties, with the stats of
+        `dp_objective_perturbation`, num_samples and num_parties.
 
     Raises:
-        ValueError: If an argument is out of its range; never because of the values of
-            features or labels.
-        PartyError: If another party's arguments differ, before any record is used; it
-            names them. The loss is compared by its bounds and its program (see
-            `SecureSum.agree`), features by d and the dtype of the result. Later, if a
-            party sends nothing, or a wrong size.
+        ValueError: If an argument is invalid; never because of the data's values.
+        PartyError: If another party's arguments differ (see `SecureSum.agree`), before
+            any record is used; or if a party sends nothing, or a wrong size.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one for those who get only the released
-        parameters and C noise shares. Given these, the sum of the other shares has at
-        least the stddev, and the proof is that of `dp_objective_perturbation`, with
-        discrete Gaussian shares on a grid for the output noise. Rounding the parties'
-        gradients to their grid counts as an error in the certificate. A point without
-        it is never released; NaN is released instead. The transcript, including the
-        number of rounds, is not private. The noise eta is floating point, and no claim
-        is made against attacks on its last bits.
+        (epsilon, delta)-DP under replace-one for everyone who gets only the released
+        parameters and C noise shares. The transcript, including the number of rounds,
+        is not private. If the computed point has no certificate, NaN is released. The
+        noise eta is floating point: no claim is made against attacks on its last bits.
 
     Example:
         >>> import jax
@@ -106,9 +100,7 @@ def dp_multiparty_objective_perturbation(
         True
 
     Reference:
-        Rajkumar, Agarwal (2012), Algorithm 1 and Theorem 4.2, which holds only for the
-        exact minimizer and not for the view of a third party. Iyengar et al. (2019),
-        for the approximate one.
+        Rajkumar, Agarwal (2012), Algorithm 1 and Theorem 4.2; Iyengar et al. (2019).
     """
     check_budget(epsilon, delta)
     loss = checked_loss(loss, regularization)
@@ -132,6 +124,7 @@ def dp_multiparty_objective_perturbation(
         (1 - OUTPUT_SHARE) * epsilon,
         (1 - OUTPUT_SHARE) * delta,
     )
+    # The secret shares alone have plan.stddev; the shares of all parties have more.
     all_noise = plan.stddev * math.sqrt(num_parties / num_shares)
     least = plan.least_gradient_norm(all_noise)
     gradient_norm = max(1e-8 * plan.convexity, 2 * least)
@@ -154,7 +147,7 @@ def dp_multiparty_objective_perturbation(
 
 
 def _described(loss: MarginLoss) -> PyTree:
-    """Returns what parties compare of a loss: its bounds, and its programs."""
+    """Returns the bounds and the programs of a loss, which the parties compare."""
     row = jnp.zeros((1, 1, 1))
     return (
         (loss.derivative_bound, loss.curvature_bound, loss.is_non_increasing),
@@ -171,10 +164,10 @@ def _with_noise(
     gradient_norm: float,
     budget: tuple[float, float],
 ) -> tuple[np.ndarray, float]:
-    """Returns the minimizer with output noise, and the stddev that is surely secret."""
+    """Returns the minimizer with noise, and stddev of the noise that stays secret."""
     (objective, convexity), num_shares = plan[:2], secure_sum.num_secret_shares
     num_samples, num_features = objective.num_samples, objective.num_features
-    # The largest distance of the computed minimizers of neighbors.
+    # A computed minimizer is within gradient_norm / convexity of the exact minimizer.
     sensitivity = 2 * gradient_norm / convexity
     epsilon, delta = (OUTPUT_SHARE * part for part in budget)
     continuous = gaussian_stddev(epsilon, delta, sensitivity=sensitivity)
@@ -204,7 +197,7 @@ def _with_noise(
 
 
 class _Party:
-    """One party's side of the search that the aggregator, party 0, directs."""
+    """The part of one party in the search for the minimizer, which party 0 directs."""
 
     def __init__(
         self,
@@ -221,7 +214,7 @@ class _Party:
         self.most_rounding = gradient_norm / 8
         root = math.sqrt(self.objective.num_features)
         step = self.most_rounding / (len(num_records) * root)
-        # Noise beyond 40 stddevs would be clipped; its probability is e^-800.
+        # The grid would clip noise beyond 40 stddevs, with probability e^-800.
         slopes = most * loss.derivative_bound + 40 * self.share_stddev
         fine = 2.0**-44 * self.objective.num_samples * loss.curvature_bound
         curvature = most * loss.curvature_bound
@@ -231,7 +224,7 @@ class _Party:
         }
 
     def minimizer(self, features: jax.Array, labels: jax.Array) -> np.ndarray:
-        """Returns the minimizer for noise eta_k of this party, or NaN."""
+        """Draws this party's noise eta_k; returns the minimizer, or NaN."""
         words = np.frombuffer(self.secure_sum.random_bytes(8), np.uint32)
         with jax.enable_x64(True):
             key = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
@@ -243,11 +236,9 @@ class _Party:
             return self._direct() if is_aggregator else self._serve()
 
     def _direct(self) -> np.ndarray:
-        """Directs the search; returns w with a certified gradient, or NaN.
-
-        As in `dp_objective_perturbation`, each round tries Newton's step at several
-        lengths and a gradient step, and keeps the point with the smallest gradient.
-        """
+        """Directs the search; returns w with a certified gradient, or NaN."""
+        # As in `dp_objective_perturbation`, each round tries Newton steps of several
+        # lengths and a gradient step, and keeps the point with the shortest gradient.
         objective, convexity = self.objective, self.convexity
         smoothness = convexity + objective.num_samples * objective.loss.curvature_bound
         params, eye = np.zeros(objective.num_features), np.eye(objective.num_features)
@@ -270,7 +261,7 @@ class _Party:
         return params
 
     def _serve(self) -> np.ndarray:
-        """Takes part in the sums until the aggregator sends the result; returns it."""
+        """Takes part in sums until the aggregator sends the result, and returns it."""
         while True:
             kind, points = self._broadcast()
             if kind == _STOP:
@@ -278,7 +269,8 @@ class _Party:
             self._add(kind, points)
 
     def _is_certified(self, params: np.ndarray, norm: float) -> bool:
-        # The noise is rounded only with the gradients, to their grid.
+        # The noise norm is 0.0 here: noise is rounded only with the gradients, to their
+        # grid, as most_rounding counts.
         length = np.linalg.norm(params)
         rounding = self.objective.rounding(self.convexity, length, 0.0)
         norm *= 1 + (self.objective.num_features + 8) * 2.0**-52
@@ -288,14 +280,15 @@ class _Party:
         return self._sum(_GRADIENTS, points, points.shape) + self.convexity * points
 
     def _sum(self, kind: float, points: np.ndarray, shape: tuple) -> np.ndarray:
-        """Asks for a sum over all parties, and takes part in it."""
+        """Asks all parties for a sum at points, and takes part in it."""
         self._broadcast(kind, points)
         return self.grids[kind].to_reals(self._add(kind, points)).reshape(shape)
 
     def _broadcast(
         self, kind: float = _STOP, points: np.ndarray | None = None
     ) -> tuple[float, np.ndarray]:
-        """Sends the aggregator's message to all, padded with zeros to one size."""
+        """Sends the aggregator's message to all parties, and returns it."""
+        # Messages of all kinds have one size, so short ones are padded with zeros.
         words = np.zeros(1 + (len(_LENGTHS) + 1) * self.objective.num_features)
         if points is not None:
             words[: 1 + points.size] = [kind, *points.reshape(-1)]
@@ -331,5 +324,5 @@ def _hessian(loss: MarginLoss, chunks: jax.Array, point: jax.Array) -> jax.Array
 
 
 def _power_of_two(value: float) -> float:
-    """The largest power of two that is not above a value."""
+    """Returns the largest power of two that is not above value."""
     return math.ldexp(0.5, math.frexp(value)[1])

@@ -20,8 +20,9 @@ from dpjax.mechanisms import gaussian
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 
-# The share of epsilon and of delta that hides how far the computed minimizer is from
-# the exact one. That distance is so small that any share costs next to nothing.
+# This share of epsilon and delta pays for the output noise. It hides how far the
+# computed minimizer is from the exact minimizer, which is so little that any share will
+# do.
 OUTPUT_SHARE = 0.01
 
 
@@ -39,48 +40,37 @@ def dp_objective_perturbation(
     """Releases the minimizer of a regularized empirical risk with a random linear term.
 
     J(w) = sum_i phi(y_i <w, x_i>) + (N Lambda / 2) ||w||^2 + <eta, w>, with
-    eta ~ N(0, stddev^2 I): w minimizes J up to a gradient of norm gamma, and w + N(0,
-    output_stddev^2 I) is released. The paper's noise protects the exact minimizer,
-    which no solver finds; the computed one is within gamma / (N Lambda) of it, and the
-    small output noise hides the difference. It is computed in float64, in steps that
-    cost n d^2 + d^3.
+    eta ~ N(0, stddev^2 I). A point w with ||grad J(w)|| <= gamma is computed in
+    float64, and w + N(0, output_stddev^2 I) is released.
 
     Args:
         features: rows x_i, shape (n, d); n is public. Rows are clipped to norm 1, so
-            scale them by public constants first. A column of ones serves as the
-            intercept, and counts in the norm.
-        labels: shape (n,); above zero is the class +1, anything else the class -1,
-            and a record of the label NaN has no gradient.
+            scale them by public constants first. An intercept is a column of ones.
+        labels: shape (n,); the class is +1 above zero, otherwise -1, or none for NaN.
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
-        regularization: lambda >= 0, per record, public. The theory raises it to
-            Lambda = lambda + Delta where it is too small for epsilon.
+        regularization: lambda >= 0, public; raised to Lambda if epsilon requires it.
         loss: phi with its bounds; by default `MarginLoss.logistic()`.
         gradient_norm: gamma, public; by default 1e-8 N Lambda, or more if the rounding
             of float64 requires it. The output noise is proportional to it.
 
     Returns:
-        A `Solution` whose params are w, shape (d,). Its stats hold the stddev of eta,
-        regularization (Lambda), extra_regularization (Delta), gradient_norm (gamma, the
-        bound and never the norm itself) and output_stddev.
+        A `Solution` with w as params, shape (d,). Its stats hold stddev, regularization
+        (Lambda), extra_regularization (Delta), gradient_norm (gamma), output_stddev.
 
     Raises:
-        ValueError: If an argument is out of its range, or the loss is not a
-            `MarginLoss`; never because of the values of features or labels.
+        ValueError: If an argument is invalid; never because of the data's values.
 
     Privacy:
         (epsilon, delta)-DP under replace-one. The exact minimizer has 99 per cent of
-        the budget (proof: `dpjax/accounting/_objective.py`); releasing w less that one,
-        with noise, is a Gaussian mechanism of sensitivity 2 gamma / (N Lambda), with
-        the other 1 per cent (Iyengar et al. 2019).
-
-        A point without its certificate is never released; NaN is released instead. In
-        exact arithmetic that cannot happen. In float64 the certificate counts every
-        rounding, and gamma is 8 times the largest rounding at the largest possible w,
-        but that Newton steps reach it is only observed. The number of steps depends on
-        the data: the running time is not protected. On a TPU, which emulates float64
-        with fewer bits, nothing is claimed.
+        the budget (proof: `dpjax/accounting/_objective.py`). Its difference from w,
+        with output noise, is a Gaussian mechanism of sensitivity 2 gamma / (N Lambda),
+        with the other 1 per cent (Iyengar et al. 2019). If the computed w has no
+        certificate that ||grad J(w)|| <= gamma, with all rounding counted, NaN is
+        released. In exact arithmetic this cannot happen; that Newton steps reach gamma
+        in float64 is only observed. The running time depends on the data and is not
+        protected. Nothing is claimed for a TPU, which emulates float64 with fewer bits.
 
     Example:
         >>> import jax
@@ -94,9 +84,8 @@ def dp_objective_perturbation(
         0.99
 
     Reference:
-        Rajkumar, Agarwal (2012), Algorithm 4, Procedure 3 and Theorem 4.1; Iyengar,
-        Near, Song, Thakkar, Thakurta, Wang (2019), "Towards practical differentially
-        private convex optimization", Algorithm 1, for the approximate minimizer.
+        Rajkumar, Agarwal (2012), Algorithm 4, Procedure 3, Theorem 4.1; Iyengar et al.
+        (2019), "Towards practical differentially private convex optimization".
     """
     check_budget(epsilon, delta)
     check_key_of_rows(key, (features, labels))
@@ -123,7 +112,7 @@ def dp_objective_perturbation(
     with jax.enable_x64(True):
         numbers = np.array([plan.convexity, plan.stddev, gradient_norm, output_stddev])
         params = _release(plan.objective, dtype, features, labels, key, numbers)
-    # No event of dp_accounting describes it, and accountants refuse this one.
+    # No event of dp_accounting describes this mechanism; accountants reject this one.
     event, num_samples = UnsupportedDpEvent(), len(features)
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
@@ -132,7 +121,7 @@ def dp_objective_perturbation(
 
 
 class Objective(NamedTuple):
-    """The static part of an objective."""
+    """The loss and the sizes of an objective; all fields are static."""
 
     loss: MarginLoss
     num_samples: int
@@ -145,14 +134,12 @@ class Objective(NamedTuple):
         return rows.reshape(-1, size, self.num_features)
 
     def rounding(self, convexity: Any, params_norm: Any, noise_norm: Any) -> Any:
-        """Bounds ||computed grad J(w) - grad J(w)||, at ||w|| and ||eta||, in float64.
-
-        In units of the last place: a margin errs by d ||w||, which phi' multiplies by
-        c; phi' itself by 16 L + 16 c (1 + ||w||), as `MarginLoss` asks; a sum over
-        chunks by its chunk and their number, times the sum N L of all |terms|; the
-        other two terms by a few. Taking 2^-52 for the unit 2^-53 covers products of
-        errors.
-        """
+        """Bounds the float64 error of grad J(w), where ||w|| is params_norm."""
+        # Errors in units of the last place: d ||w|| in a margin, which phi' multiplies
+        # by c; 16 L + 16 c (1 + ||w||) in phi' itself, as `MarginLoss` requires; in the
+        # sum over chunks N L, the sum of all |terms|, times the size and number of
+        # chunks; a few in the other two terms. Taking 2^-52 for the unit 2^-53 covers
+        # products of errors.
         loss = self.loss
         chunk_size = math.isqrt(self.num_samples - 1) + 1
         num_chunks = -(-self.num_samples // chunk_size)
@@ -175,7 +162,7 @@ class Perturbation(NamedTuple):
     def of(
         cls, objective: Objective, regularization: float, epsilon: float, delta: float
     ) -> "Perturbation":
-        """Returns the noise that a budget needs, for the exact minimizer."""
+        """Returns the perturbation that makes the exact minimizer private."""
         loss = objective.loss
         noise = objective_noise(
             epsilon,
@@ -192,9 +179,9 @@ class Perturbation(NamedTuple):
         return cls(objective, convexity, noise.stddev, total, extra)
 
     def least_gradient_norm(self, stddev: float) -> float:
-        """Returns eight times the rounding at the largest minimizer there can be."""
-        # grad J(w) = 0 bounds ||w||. A larger norm of eta has probability e^-32, and
-        # would cost some of the factor of eight, no privacy.
+        """Returns eight times the rounding at the largest possible minimizer."""
+        # grad J(w) = 0 bounds ||w||. A norm of eta above noise_norm has probability
+        # e^-32, and would use up some of the factor of eight, but no privacy.
         objective = self.objective
         noise_norm = stddev * (math.sqrt(objective.num_features) + 8)
         slopes = objective.num_samples * objective.loss.derivative_bound
@@ -213,7 +200,7 @@ class Perturbation(NamedTuple):
 
 
 def checked_loss(loss: MarginLoss | None, regularization: float) -> MarginLoss:
-    """Returns the loss, by default the logistic one."""
+    """Returns the loss, by default the logistic loss."""
     _validate.non_negative(regularization=regularization)
     loss = MarginLoss.logistic() if loss is None else loss
     rule = "a MarginLoss, which declares the bounds that the noise rests on"
@@ -234,25 +221,22 @@ def check_data(features: jax.Array, labels: jax.Array) -> None:
 
 
 def released_dtype(features: jax.Array) -> np.dtype:
-    """Returns the dtype of features, float32 where it is no float or x64 is off."""
+    """Returns the dtype of features, or float32 if it is no float or x64 is off."""
     is_float = jnp.issubdtype(features.dtype, jnp.floating)
     return jax.dtypes.canonicalize_dtype(features.dtype if is_float else "float32")
 
 
 def signed_rows(features: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns y_i x_i in float64, each row scaled down to norm 1 where it is longer.
-
-    A row without a label is zero.
-    """
-    # An infinity dominates the direction of its row. It does not become the largest
-    # number, whose reciprocal is subnormal and may be flushed to zero.
+    """Returns y_i x_i in float64 with rows clipped to norm 1; zero if y_i is NaN."""
+    # An infinity dominates the direction of its row. It becomes 1e300, because the
+    # reciprocal of the largest float is subnormal and may be flushed to zero.
     rows = features.astype(jnp.float64)
     rows = jnp.clip(jnp.where(jnp.isnan(rows), 0.0, rows), -1e300, 1e300)
     largest = jnp.maximum(jnp.abs(rows).max(axis=1, keepdims=True), 1.0)
     rows = rows / largest  # no square overflows
     norms = jnp.linalg.norm(rows, axis=1, keepdims=True)
     rows = rows / jnp.maximum(norms, 1 / largest)
-    # Rounding errs by less than this; with it no row is longer than 1, exactly.
+    # The shrinkage is more than all rounding, so that no exact norm exceeds 1.
     shrinkage = 1 - (features.shape[1] + 4) * 2.0**-52
     labels = labels.astype(jnp.float64)
     signs = jnp.where(labels > 0, shrinkage, -shrinkage)
@@ -273,12 +257,11 @@ def minimize(
     eta: jax.Array,
     gradient_norm: Scalar,
 ) -> jax.Array:
-    """Returns w with ||grad J(w)|| <= gradient_norm for certain, or NaN.
-
-    Each round tries Newton's step at several lengths and a gradient step, which alone
-    shortens the gradient by a factor of 1 - 1/kappa at least, and keeps the point with
-    the shortest one. Where no candidate is shorter, rounding has been reached.
-    """
+    """Returns w with a certificate that ||grad J(w)|| <= gradient_norm, or NaN."""
+    # Each round tries Newton steps of several lengths and a gradient step, and keeps
+    # the point with the shortest gradient. The gradient step alone shortens it by a
+    # factor of 1 - 1/kappa at least, kappa the condition number of J. If no gradient is
+    # shorter, only rounding is left.
     loss = objective.loss
     lengths = 2.0 ** -jnp.arange(8, dtype=jnp.float64)
     smoothness = convexity + objective.num_samples * loss.curvature_bound
@@ -300,7 +283,7 @@ def minimize(
         return jax.lax.scan(add, convexity * jnp.eye(point.size), chunks)[0]
 
     def is_certified(step: _Step) -> jax.Array:
-        # The norm is a sum of d squares, so it errs too.
+        # The norm is computed from a sum of d squares, which is rounded too.
         norm = step.norm * (1 + (objective.num_features + 8) * 2.0**-52)
         params_norm = jnp.linalg.norm(step.params)
         error = objective.rounding(convexity, params_norm, noise_norm)
@@ -315,8 +298,8 @@ def minimize(
         points = step.params[None] - moves
         slopes = gradients(points)
         norms = jnp.linalg.norm(slopes, axis=1)
-        # By the mark of the smallest: under a caller's jit, where float64 is off again
-        # when this is lowered, argmin of float64 would not lower.
+        # This is argmin by a mask: under a caller's jit, float64 is off again when this
+        # is lowered, and then argmin of float64 fails to lower.
         best = jax.lax.argmax(norms == jnp.nanmin(norms), 0, jnp.int32)
         return _Step(points[best], slopes[best], norms[best], norms[best] < step.norm)
 

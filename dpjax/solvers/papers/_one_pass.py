@@ -1,40 +1,40 @@
 """Localized one-pass descent for smooth linear losses (Asi, Liu, Tian 2024).
 
-Phase i passes once over m_i records that no other phase has. With z = <w, x>,
+Phase i passes once over m_i records that no other phase uses. With z = <w, x> and c the
+bound on the loss's curvature, a step is
 
     w <- Proj(w - eta rho h(z) x),    h(z) = clip(phi'(z, y), -+ C / ||x||),         (1)
-    rho = min(1, 2 / (eta c ||x||^2)),
+    rho = min(1, 2 / (eta c ||x||^2)).
 
-c the loss's bound on its curvature; it releases the mean of the iterates plus
-N(0, (kappa 2 eta C)^2 I), and the next phase starts there with eta / 4. A loss with the
-derivative h is C-Lipschitz and convex: where the loss has a Lipschitz extension, it is
-that. With delta = 0 the noise has the density exp(-epsilon ||z|| / (2 eta C)), whose
-kappa, the root mean square of a coordinate over the sensitivity, is
-sqrt(d + 1) / epsilon.
+The phase releases the mean of its iterates plus N(0, (kappa 2 eta C)^2 I), and the next
+phase starts there with eta / 4. A loss with the derivative h is C-Lipschitz and convex:
+it is the Lipschitz extension of the loss, if there is one. With delta = 0 the noise has
+the density exp(-epsilon ||z|| / (2 eta C)). Then kappa, the root mean square of a
+coordinate over the sensitivity, is sqrt(d + 1) / epsilon.
 
-Sensitivity: the map in (1) moves no two points apart, and a replaced record moves its
-own iterate by eta C at most, in either run: the runs, and their means, are 2 eta C
-apart from there on (`docs/privacy/proofs/solvers.md`, 4.6).
+Sensitivity. The map in (1) moves no two points apart, and a replaced record moves its
+own iterate by eta C at most in each of two neighboring runs. So the iterates, and their
+means, are at most 2 eta C apart (`docs/privacy/proofs/solvers.md`, 4.6).
 
-Rounding is in float64, u = 2^-53, for v = w - center. <v, x> + <center, x> is wrong by
-(d + 2) u (R + ||center||) ||x||, which (1) turns into at most twice that over ||x||,
-because eta rho c ||x||^2 <= 2. The derivative is taken to be accurate to 2^-44 of
-C / ||x||, of c (R + ||center||) ||x|| or of its bound L, where that is finite; the last
-moves a step by 2^-44 L sqrt(2 eta / c) at most, the geometric mean of both bounds on
-eta rho ||x||. A product, a difference, a projection and a mean add some
-u d (R + eta C). Altogether a step is off by less than
+Rounding. Steps are computed in float64, u = 2^-53, for v = w - center. The error of
+<v, x> + <center, x> is (d + 2) u (R + ||center||) ||x||. It moves a step by at most
+twice this over ||x||, because eta rho c ||x||^2 <= 2. The derivative is assumed to be
+accurate to 2^-44 of C / ||x||, of c (R + ||center||) ||x|| or of its bound L, if L is
+finite. The error of 2^-44 L moves a step by 2^-44 L sqrt(2 eta / c) at most, as
+eta rho ||x|| is at most the geometric mean of its two bounds. A product, a difference,
+a projection and a mean add some u d (R + eta C). Altogether a step is off by less than
 
     2^-43 (1 + d / 64) (R + ||center|| + eta C + L sqrt(2 eta / c)) ,                (2)
 
-in either run, and m times twice that is added to the sensitivity; so is what is lost
-where a mean is rounded to the type that is released. A record whose numbers are not
-finite, or overflow in (1), moves nothing.
+in each run, and m times twice this is added to the sensitivity. So is the error of
+rounding a mean to the released type. A record with numbers that are not finite, or that
+overflow in (1), moves nothing.
 
 Theory. With G^k >= E sup ||grad||^k, the excess risk is at most, to leading order,
 
     R^2 / (2 eta m) + eta (2 G^2 / 3 + 32 d (kappa C)^2 / m) + R b(C),   m = n / 2,  (3)
 
-b as in `_localized_descent`; C and eta minimize that.
+with b as in `_localized_descent`. C and eta minimize (3).
 """
 
 import math
@@ -56,7 +56,7 @@ from dpjax.mechanisms import gaussian, laplace
 from dpjax.solvers.papers._localized_descent import Theory, check_size, phase_sizes
 from dpjax.solvers.training._solution import Solution
 
-_DECAY = 4  # of eta from one phase to the next
+_DECAY = 4  # eta is divided by this from one phase to the next
 
 
 def dp_one_pass_sco(
@@ -73,36 +73,36 @@ def dp_one_pass_sco(
 ) -> Solution:
     """Minimizes a smooth convex linear risk over a ball, in one pass over the data.
 
-    The linear-time form of `dp_localized_sco`, at the same rate: each record is used in
-    one step, so that n steps cost about as much as one step on all records.
+    The solver is the linear-time form of `dp_localized_sco`, at the same rate. Each
+    record is used in one step, so the run costs about as much as one full gradient.
 
     Args:
-        loss: convex, of one prediction, with a finite curvature bound, as
+        loss: a convex loss of one prediction with a finite curvature bound, such as
             `losses.squared`, `losses.logistic`, `losses.huber(1.0)`.
         params: the center of the ball, shape (d,), and the start; public.
         data: features, shape (n, d), and targets, shape (n,); n is public. Records are
             used in their order, which must not depend on their values.
         key: a typed key.
         epsilon: privacy of the whole run, positive.
-        delta: privacy of the whole run, in [0, 1); 0 is pure epsilon-DP, whose noise
-            grows with d instead of sqrt(d).
-        moment_bound: as in `dp_localized_sco`, like the next two.
-        diameter: of the ball in which the optimum is sought, in units of params.
+        delta: privacy of the whole run, in [0, 1); 0 is pure epsilon-DP, with noise
+            that grows with d instead of sqrt(d).
+        moment_bound: public bound G^k, as in `dp_localized_sco`.
+        diameter: diameter of the ball in which the optimum is sought.
         moment_order: k, at least 2.
 
     Returns:
-        A `Solution`. Its stats hold num_phases, l2_clip_norm, learning_rate and stddev
-        of the first phase, and risk_scale, the bound (3) of the file.
+        A `Solution`. Its stats hold num_phases; l2_clip_norm, learning_rate and stddev
+        of the first phase; and risk_scale, a bound on the excess risk.
 
     Raises:
         ValueError: As `dp_localized_sco`, and if the loss is not convex or not smooth.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input. A record is used in one
-        phase, whose mean of iterates has the sensitivity 2 eta C, because steps along a
-        smooth convex function of one prediction do not move two points apart, for any
-        norm of x; the rounding of float64 is counted. It is assumed that the loss's
-        derivative does not decrease and keeps its declared curvature bound.
+        phase. The phase's mean of iterates has the sensitivity 2 eta C, because steps
+        along a smooth convex function of one prediction do not move two points apart,
+        for any norm of x; the rounding of float64 is counted. It is assumed that the
+        loss's derivative does not decrease and keeps its declared curvature bound.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -152,7 +152,8 @@ def dp_one_pass_sco(
         )
     event = gaussian_event(theory.noise_multiplier)
     if delta == 0:
-        # No event of dp_accounting has this noise; all that is pure is below this one.
+        # No event of dp_accounting has this noise. Randomized response dominates every
+        # epsilon-DP mechanism, so its event is an upper bound.
         flips = 2 / (1 + math.exp(epsilon)) if epsilon < 700 else 0.0
         event = RandomizedResponseDpEvent(flips, 2)
     stats: dict[str, Scalar] = {
@@ -177,19 +178,20 @@ class Phase(NamedTuple):
 
 
 def clip_norm(theory: Theory, num_samples: int) -> float:
-    """Returns the C that minimizes (3)."""
-    k = theory.order  # at the best eta (3) has 8 R kappa sqrt(d) C / m + R b(C)
+    """Returns the clip norm C that minimizes the risk bound (3)."""
+    # With the best eta, the terms of (3) with C are 8 R kappa sqrt(d) C / m + R b(C).
+    k = theory.order
     cost = 8 * theory.noise_multiplier * math.sqrt(theory.dimension) / num_samples
     return theory.bound * ((k - 1) * theory.excess / cost) ** (1 / k)
 
 
 def learning_rate(theory: Theory, num_samples: int) -> float:
-    """Returns the eta that minimizes (3)."""
+    """Returns the step size eta that minimizes the risk bound (3)."""
     return theory.radius / math.sqrt(2 * num_samples * _spread(theory, num_samples))
 
 
 def risk(theory: Theory, num_samples: int) -> float:
-    """Returns (3) with the best C and eta; infinite without records."""
+    """Returns the risk bound (3) with the best C and eta; infinite without records."""
     if num_samples == 0:
         return math.inf
     bias = theory.bias(clip_norm(theory, num_samples))
@@ -198,13 +200,13 @@ def risk(theory: Theory, num_samples: int) -> float:
 
 
 def _spread(theory: Theory, num_samples: int) -> float:
-    """Returns what eta multiplies in (3)."""
+    """Returns the factor of eta in the risk bound (3), with the best C."""
     noise = theory.noise_multiplier * clip_norm(theory, num_samples)
     return 2 / 3 * theory.bound**2 + 32 * theory.dimension * noise**2 / num_samples
 
 
 def phases_of(theory: Theory, num_samples: int) -> list[Phase]:
-    """Returns the phases, until the last one's noise is no dearer than (3)."""
+    """Returns the phases; the noise of the last phase adds no more risk than (3)."""
     half = num_samples // 2
     first, clipped = learning_rate(theory, half), clip_norm(theory, half)
     noise = 2 * theory.noise_multiplier * math.sqrt(theory.dimension) * first * clipped
@@ -225,18 +227,18 @@ def _release(
     numbers: jax.Array,
     scalars: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the last phase's point in the center's dtype, and the first's stddev."""
+    """Returns the last phase's result in the dtype of center, and the first stddev."""
     (loss, is_pure, sizes), (radius, noise_multiplier) = static, scalars
     wide = center.astype(jnp.float64)
     dtype = jnp.float64 if center.dtype == jnp.float64 else jnp.float32
-    roundoff = float(jnp.finfo(dtype).eps)  # of the mean, which is at most R long
+    roundoff = float(jnp.finfo(dtype).eps)  # for the mean, which has norm R at most
     moved, first, stddevs = jnp.zeros_like(wide), 0, []
     keys = jax.random.split(key, len(sizes))
     for i, size in enumerate(sizes):
         clipped, rate = numbers[i]
         rows = jax.tree.map(lambda x, at=first, n=size: x[at : at + n], data)
         mean = _one_pass(loss, rows, wide, moved, radius, clipped, rate)
-        # (2), twice in each of the steps.
+        # This adds the rounding (2) of each step, in each of two neighboring runs.
         reach = radius + jnp.linalg.norm(wide) + rate * clipped
         if loss.derivative_bound < math.inf:
             curvature = loss.curvature_bound
@@ -263,18 +265,20 @@ def _one_pass(
     clipped: jax.Array,
     rate: jax.Array,
 ) -> jax.Array:
-    """Returns the mean of the iterates of (1), less the center."""
+    """Returns the mean of the iterates of (1), relative to the center."""
 
     def step(carry, row):
         moved, mean, count = carry
         x, y = (part.astype(jnp.float64) for part in row)
         square, shift = jnp.dot(x, x), jnp.dot(x, center)
-        # Below 1e-150 a square may underflow; the step is short there all the same.
+        # If ||x|| is below 1e-150, its square may underflow. The floor keeps the
+        # quotient finite, and the step stays short.
         limit = clipped / jnp.maximum(jnp.sqrt(square), 1e-150)
         slope = rate * loss.curvature_bound * square
         rho = jnp.minimum(1.0, 2 * (1 - 2.0**-40) / slope)
         h = jnp.clip(loss.derivative(jnp.dot(x, moved) + shift, y), -limit, limit)
-        # What may not be used is the same wherever the iterate is.
+        # Whether a record is used must not depend on the iterate, so that a replaced
+        # record has no effect on other records' steps.
         is_used = jnp.isfinite(square) & jnp.isfinite(shift) & ~jnp.isnan(y)
         along = jnp.where(is_used, rate * rho * h, 0.0) * jnp.where(is_used, x, 0.0)
         moved = _into_ball(moved - along, radius)

@@ -50,51 +50,40 @@ def dp_sample_and_aggregate(
 ) -> Solution:
     """Applies any function to many subsets, and releases a center of the results.
 
-    The center is the result with the smallest ball around it that holds a majority of
-    the results. It is released with Gaussian noise proportional to S, a smooth bound of
-    its local sensitivity, which is small if three quarters of the results agree.
+    The center is the result with the smallest ball that holds a majority of results.
+    The noise is small if three quarters of the results agree.
 
     Args:
-        fit_fn: `fit_fn(subset) -> params`, any estimator, which need not be private;
-            the leaves of the subset have shape (b, ...).
+        fit_fn: `fit_fn(subset) -> params`, for b records; it need not be private.
         data: pytree, leaves of shape (n, ...); n is public.
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
         num_subsets: m. A subset has b = floor(n / ceil(m / overlap)) records.
-        diameter: Lambda. Results, with all leaves as one vector, are projected onto the
-            ball of this l2 diameter.
-        center: public center of this ball, with the structure and shapes of a result;
-            zero by default. It replaces the entries of a result that are not finite.
-        overlap: s, the number of subsets that a record is in. By default subsets are
-            disjoint ranges of records: shuffle records whose order matters. For s > 1,
-            ranges of s - 1 random orders are subsets too: s times larger ones, but the
-            smallest noise depends on m / s. The paper uses sqrt(m).
-        spread: a public guess of the largest distance of three quarters of the results
-            from each other, by default diameter / 100; it sets the smoothness of S.
-        vectorize: whether fit_fn can be traced under `vmap`. If not, it is called for
-            one subset of NumPy arrays after the other, `center` must be given, and the
-            solver does not run under `jit` or `vmap`.
+        diameter: Lambda, the l2 diameter of a ball. Results are projected onto it.
+        center: public center of this ball, in the shapes of a result; by default zero.
+            It replaces entries of a result that are not finite.
+        overlap: s, how many subsets have the same record. With 1, subsets are disjoint
+            ranges of records: shuffle them if their order matters. Larger s adds ranges
+            of s - 1 random orders: subsets grow, but the least noise depends on m / s.
+        spread: guessed diameter of 3/4 of the results, public; Lambda / 100 by default.
+        vectorize: whether fit_fn can be traced under `vmap`. If not, it gets subsets as
+            NumPy arrays, center must be given, and `jit` and `vmap` are not possible.
 
     Returns:
-        A `Solution` whose params have the shapes of a result. Its stats hold
-        subset_size; smoothness (beta); noise_multiplier (1 / gamma, standard deviation
-        / S); least_stddev, the noise if all results agree, in units of the parameters;
-        and spread. S and the actual noise are as private as the data.
+        A `Solution` with params shaped as a result. Its stats hold subset_size, spread,
+        smoothness, noise_multiplier (stddev / S), least_stddev (if all results agree).
 
     Raises:
-        ValueError: If an argument is out of its range, or num_subsets is so small that
-            least_stddev would be the diameter or more; before fit_fn gets any data.
+        ValueError: If an argument is invalid, or least_stddev is at least the diameter.
 
     Privacy:
-        (epsilon, delta)-DP under replace-one, for every fit_fn whose result is a
-        function of its subset, because a record is in at most s subsets.
-        `dpjax.solvers.papers._smooth_center` has S, which bounds the movement of the
-        center and is smooth; `dpjax.accounting._smooth` proves the noise.
-
-        Side effects of fit_fn, such as its output and running time, are not protected.
-        Without `vectorize` an exception, or a result of other shapes, counts as not
-        finite, because it may depend on the records: test fit_fn on public data first.
+        (epsilon, delta)-DP under replace-one, for every fit_fn that computes its result
+        from the subset alone: a record is in at most s subsets. Gaussian noise is
+        proportional to S, a smooth bound of the center's local sensitivity, and S is as
+        private as the data (`solvers.papers._smooth_center`, `accounting._smooth`).
+        Side effects of fit_fn, such as output and running time, are not protected. With
+        vectorize=False, exceptions and results of other shapes count as not finite.
 
     Example:
         >>> import jax, jax.numpy as jnp, numpy as np
@@ -106,9 +95,8 @@ def dp_sample_and_aggregate(
         [ True  True]
 
     Reference:
-        Wang, Xiao, Devadas, Xu (2020), Algorithm 1 and Theorem 1; Nissim,
-        Raskhodnikova, Smith (2007), Smooth sensitivity and sampling in private data
-        analysis, Section 4. S and the noise differ from the printed ones.
+        Wang, Xiao, Devadas, Xu (2020), Algorithm 1 and Theorem 1, with another S and
+        other noise; Nissim, Raskhodnikova, Smith (2007), Section 4.
     """
     _validate.require(callable(fit_fn), "fit_fn", fit_fn, "callable")
     check_budget(epsilon, delta)
@@ -135,7 +123,7 @@ def dp_sample_and_aggregate(
     params = _release(
         overlap, results, noise_key, origin, diameter, weights, multiplier
     )
-    # No event of dp_accounting describes it, and accountants reject this one.
+    # No event of dp_accounting describes this mechanism; accountants reject this one.
     event, num_samples = UnsupportedDpEvent(), subsets.num_samples
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=num_samples
@@ -151,7 +139,7 @@ def dp_sample_and_aggregate(
 
 
 class _Subsets(NamedTuple):
-    """The static part: the indices of the records of each subset."""
+    """Chooses the records of each subset; all fields are static."""
 
     num_samples: int
     number: int
@@ -159,12 +147,12 @@ class _Subsets(NamedTuple):
 
     @property
     def per_order(self) -> int:
-        """The number of disjoint subsets of one order of the records."""
+        """Returns the number of disjoint subsets from one order of the records."""
         return -(-self.number // self.overlap)
 
     @property
     def size(self) -> int:
-        """The number of records of a subset; the last few of each order are in none."""
+        """Returns the number of records of a subset, rounded down."""
         return self.num_samples // self.per_order
 
     def rows(self, key: Key) -> jax.Array:
@@ -181,7 +169,7 @@ class _Subsets(NamedTuple):
 def _template(
     fit_fn: FitFn, data: PyTree, subsets: _Subsets, center: PyTree, vectorize: bool
 ) -> PyTree:
-    """Returns the center of the ball, shaped as a result, from shapes of the data."""
+    """Returns the center of the ball in the shapes of a result; no data are read."""
     if not vectorize:
         rule = "given if vectorize is false"
         _validate.require(center is not None, "center", center, rule)
@@ -208,14 +196,10 @@ def _shapes(tree: PyTree) -> PyTree:
 def _noise(
     setting: tuple[float, float, int], subsets: _Subsets, relative_spread: float
 ) -> tuple[float, float]:
-    """Returns the smoothness and standard deviation / S, from public numbers only.
-
-    If three quarters of the results are within a spread, S is about the larger of it
-    and the weight after K/2 records; this times the multiplier is minimized.
-    """
+    """Returns the smoothness and standard deviation / S, from public numbers only."""
     pairs = _tight_pairs(*setting)
     steps = num_steps(subsets.number, subsets.overlap)
-    # With that many steps the noise of the last weight is less than the diameter.
+    # With K at least enough, the least noise c e^(-beta K) is below the diameter.
     enough = [max(0, math.floor(math.log(c) / beta) + 1) for beta, c in pairs]
     needed = least_num_points(min(enough), subsets.overlap)
     epsilon, delta, size = setting
@@ -227,6 +211,8 @@ def _noise(
     _validate.require(subsets.number >= needed, "num_subsets", subsets.number, rule)
 
     def expected(pair: tuple[float, float]) -> float:
+        # If three quarters of the results are within the spread, S is about the larger
+        # of the spread and the weight after K/2 records.
         beta, multiplier = pair
         return multiplier * max(relative_spread, math.exp(-beta * steps / 2))
 
@@ -238,7 +224,7 @@ def _noise(
 def _tight_pairs(
     epsilon: float, delta: float, num_coordinates: int
 ) -> tuple[tuple[float, float], ...]:
-    """Returns smoothnesses, from 2 to 98 per cent of the largest, and multipliers."""
+    """Returns pairs of smoothness, 2 to 98 per cent of the largest, and multiplier."""
     how = {"num_coordinates": num_coordinates}
     most = largest_smoothness(epsilon, delta, **how)
     betas = [most * float(share) for share in np.geomspace(0.02, 0.98, 24)]
@@ -262,7 +248,7 @@ def _fit_vectorized(
 def _fit_on_host(
     fit_fn: FitFn, subsets: _Subsets, data: PyTree, key: Key, template: PyTree
 ) -> jax.Array:
-    """As `_fit_vectorized`; NaN for an exception or a result of other shapes."""
+    """Returns the results as vectors, NaN for an exception or for other shapes."""
     arrays = jax.tree.map(np.asarray, data)
     origin, _ = flatten(template, "center")
 
@@ -273,7 +259,7 @@ def _fit_on_host(
                 leaves = [np.ravel(leaf) for leaf in jax.tree.leaves(result)]
                 with np.errstate(all="ignore"):
                     return np.concatenate(leaves).astype(origin.dtype)
-        except Exception:  # It may depend on private records, so it must be hidden.
+        except Exception:  # an exception may depend on records, so it must be hidden
             pass
         return np.full(origin.size, np.nan, origin.dtype)
 
@@ -283,7 +269,7 @@ def _fit_on_host(
 @partial(jax.jit, static_argnums=0)
 def _release(overlap, results, key, origin, diameter, weights, multiplier):
     def point_of(result: jax.Array) -> jax.Array:
-        # In units of the diameter, relative to the center.
+        # `smooth_center` needs points in a set of diameter 1.
         offset = (result - origin) / like(diameter, origin)
         return L2Ball(0.5).project(jnp.where(jnp.isfinite(offset), offset, 0))
 

@@ -1,24 +1,25 @@
 """The center of a majority of points, and how far one record can move it.
 
-m points z_i lie in a set of l2 diameter 1; a record changes at most s of them. Let
-r_i(t) be the least radius of a ball round z_i that holds t points, itself included, and
+m points z_i lie in a set of l2 diameter 1, and a record changes at most s of them. Let
+r_i(t) be the least radius of a ball around z_i that holds t points, z_i included, and
 
     t_0 = floor((m + s) / 2) + 1,     g = z_i for the i with the least r_i(t_0),
     K = floor((m - t_0) / s),         V_k = the (ks + 1)-th smallest r_i(t_0 + ks),
     S = max over 0 <= k <= K of w_k L_k,   L_k = min(1, V_k + V_(k+1)),              (1)
 
-with V_(K+1) = inf and public weights 1 = w_0 >= w_k >= w_(k+1) >= e^(-B) w_k. For z'
-that differs from z in s points |g - g'| <= min(S, S') and S <= e^B S', because
-V_k <= V'_(k+1): each ball of z' holds s more points than that of z needs. Proof:
-`docs/privacy/proofs/solvers.md`, 4.3.
+with V_(K+1) = inf and public weights 1 = w_0 >= w_k >= w_(k+1) >= e^(-B) w_k. If z'
+differs from z in s points, then |g - g'| <= min(S, S') and S <= e^B S', because
+V_k <= V'_(k+1): each ball of z' holds s more points than the ball of z needs. The proof
+is in `docs/privacy/proofs/solvers.md`, 4.3.
 
-Rounding. That argument compares radii of unchanged centers and counts: it holds for
-computed distances, which are the same for the same two points. Sums, minima and maxima
-keep an order. Only the sensitivity takes distances for exact. A computed one is too
-small by a share of (d/2 + 10) u at most, u = 2^-24 in float32, and by sqrt(d) 2^-63 for
-squares that underflow; S is at least w_K >= 2^-40, so that (2d + 32) u of it covers
-both, and a set that is larger by the rounding of a projection. `smooth_weights` keeps
-2^-20 of B for the products in (1).
+Rounding. The proof of smoothness compares counts, and radii around unchanged centers.
+It holds for computed distances, because they are the same for the same two points, and
+because computed sums, minima and maxima keep an order. Only the bound on |g - g'|
+needs exact distances. A computed distance is too small by a share of (d/2 + 10) u at
+most, u = 2^-24 in float32, and by sqrt(d) 2^-63 for squares that underflow. S is at
+least w_K >= 2^-40, so adding the share (2d + 32) u to S covers both errors, and a set
+that is larger by the rounding of a projection. `smooth_weights` leaves 2^-20 of B
+unused, for the rounding of the products in (1).
 
 Paper 001 prints 2 e^(-beta k) times the mean of the top ceil(s/2) of r_i(t_0 + (k+1)s)
 in place of (1), which is not smooth: `docs/privacy/proofs/papers.md`, 5.2.
@@ -38,18 +39,18 @@ _SLACK = 2.0**-20
 
 
 def majority(num_points: int, overlap: int) -> int:
-    """Returns t_0, so many of m points that two such sets share an unchanged one."""
+    """Returns t_0: any two sets of t_0 of m points share a point that is unchanged."""
     return (num_points + overlap) // 2 + 1
 
 
 def num_steps(num_points: int, overlap: int) -> int:
-    """Returns K, how many records must change before nothing but w_K remains."""
+    """Returns K, the largest number of changed records that S of (1) looks at."""
     return (num_points - majority(num_points, overlap)) // overlap
 
 
 def least_num_points(num_steps: int, overlap: int) -> int:
-    """Returns the smallest m whose K is at least `num_steps`."""
-    # m - t_0 = ceil((m - s) / 2) - 1
+    """Returns the smallest number of points with a K of at least num_steps."""
+    # This solves K = floor((m - t_0) / s), with m - t_0 = ceil((m - s) / 2) - 1.
     return 2 * overlap * num_steps + overlap + 1
 
 
@@ -62,12 +63,12 @@ def smooth_weights(smoothness: float, num_steps: int) -> np.ndarray:
 def smooth_center(
     points: jax.Array, weights: ArrayLike, *, overlap: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns g, shape (d,), and S of (1) for points of shape (m, d)."""
+    """Returns the center g, shape (d,), and its bound S of (1), for m points (m, d)."""
     num_points, num_coordinates = points.shape
     first = majority(num_points, overlap) - 1  # r_i(t_0) has this index, from zero
 
     def radii(point: jax.Array) -> jax.Array:
-        # As differences: |x|^2 - 2 <x, y> + |y|^2 would cancel.
+        # Differences come first, because |x|^2 - 2 <x, y> + |y|^2 would cancel.
         squares = jnp.square(points - point[None])
         return jnp.sort(jnp.sqrt(jnp.sum(squares, axis=1)))[first::overlap]
 

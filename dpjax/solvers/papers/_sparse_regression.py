@@ -29,7 +29,7 @@ from dpjax.solvers.training._loop import Batches, Execution, iterate
 from dpjax.solvers.training._solution import Solution
 from dpjax.transforms import project
 
-_MEAN_SQUARE_SHARE = 0.02  # of rho, for the mean square that sets the step size
+_MEAN_SQUARE_SHARE = 0.02  # share of rho for the mean square that sets the step size
 
 
 def dp_sparse_linear_regression(
@@ -49,9 +49,9 @@ def dp_sparse_linear_regression(
 ) -> Solution:
     """Fits a linear model with few nonzero weights, on clipped data.
 
-    Features and targets are clipped to ±K. Each step uses its own batch of floor(n / T)
-    records: w <- w - (eta/m) sum x (<x, w> - y), peeled to s entries
-    (`mechanisms.peeling`) and projected onto the l2 ball.
+    Features and targets are clipped to ±K. Each step uses its own batch of
+    m = floor(n / T) records: it computes w - (eta/m) sum x (<x, w> - y), peels this to
+    s entries (`mechanisms.peeling`), and projects them onto the l2 ball.
 
     Args:
         features: shape (n, d); n is public.
@@ -61,11 +61,11 @@ def dp_sparse_linear_regression(
         delta: privacy of the whole run, in (0, 1).
         sparsity: s, the number of nonzero weights.
         threshold: K, in units of the features and of the targets, which should have
-            similar scales; by default the best for `fourth_moment_bound`.
+            similar scales; by default the best K for `fourth_moment_bound`.
         learning_rate: eta; by default 2/3 of the inverse mean square of the clipped
-            features, for 2 per cent of the budget; with correlated ones pass less.
-        num_steps: T; by default at most floor(log n), the best for noise and
-            convergence: a single step, unless n epsilon is large for s.
+            features, for 2 per cent of the budget; pass less for correlated features.
+        num_steps: T; by default the best trade-off of noise and convergence, at most
+            floor(log n): a single step, unless n epsilon is large for s.
         fourth_moment_bound: a public bound on E x_j^4 and E y^4. Privacy holds even if
             the bound is wrong.
         radius: radius of the l2 ball onto which the weights are projected.
@@ -73,16 +73,16 @@ def dp_sparse_linear_regression(
 
     Returns:
         A `Solution` with weights of shape (d,). Its stats hold threshold,
-        learning_rate, num_steps, batch_size; of the last step linf_sensitivity,
-        noise_scale of an entry and noise_norm; and is_informative: noise_norm < radius.
+        learning_rate, num_steps, batch_size; linf_sensitivity, noise_scale (per entry)
+        and noise_norm of the last step; and is_informative: noise_norm < radius.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
-        together. On clipped data an entry of the gradient is within
-        K^2 (1 + ||w||_1), and w is released: replacing one of m records moves eta g by
-        at most 2 eta K^2 (1 + ||w||_1) / m in the linf norm (the paper has 1 + sqrt(s)
-        for 1 + ||w||_1). A replaced record is in one batch, and affects the mean
-        square, a Gaussian mechanism.
+        together. w is released, and on clipped data an entry of the gradient g is
+        within K^2 (1 + ||w||_1). So replacing one of m records moves eta g by at most
+        2 eta K^2 (1 + ||w||_1) / m in the linf norm (the paper has 1 + sqrt(s) for
+        1 + ||w||_1). A replaced record is in one batch, and also affects the mean
+        square, which a Gaussian mechanism releases.
 
     Example:
         >>> import jax, numpy as np
@@ -95,7 +95,7 @@ def dp_sparse_linear_regression(
         [7 9]
 
     Reference:
-        Hu, Ni, Xiao, Wang (2022), Algorithm 3, Theorems 6 and 7; K, T, eta differ.
+        Hu, Ni, Xiao, Wang (2022), Algorithm 3, Theorems 6 and 7, with other K, T, eta.
     """
     _validate.positive(
         epsilon=epsilon, fourth_moment_bound=fourth_moment_bound, radius=radius
@@ -155,13 +155,11 @@ class _Design(NamedTuple):
     radius: float
 
     def best_threshold(self, num_steps: int) -> float:
-        """Returns the K that minimizes the error of an entry of the gradient.
-
-        Per unit of 1 + ||w||_1 and with probability 1 - zeta, clipping biases it by at
-        most 2 M / K^2, because E |x_j x_k| 1(|x_j| > K) <= M / K^2. Noise and outliers
-        (Bernstein) move it by K^2 c / m, c = 2 sqrt(s/rho) sqrt(2 log) + (4/3) log,
-        with the logarithm of 2 d T / zeta.
-        """
+        """Returns the clipping bound K with the least error in a gradient's entry."""
+        # Per unit of 1 + ||w||_1 and with probability 1 - zeta, clipping biases an
+        # entry by at most 2 M / K^2, because E |x_j x_k| 1(|x_j| > K) <= M / K^2. Noise
+        # and outliers (Bernstein) move it by K^2 c / m with
+        # c = 2 sqrt(s/rho) sqrt(2 l) + (4/3) l and l = log(2 d T / zeta).
         log_failure = math.log(2 * self.num_features * num_steps / FAILURE_PROB)
         noise = math.sqrt(self.sparsity / self.rho)
         cost = 2 * noise * math.sqrt(2 * log_failure) + 4 / 3 * log_failure
@@ -169,14 +167,12 @@ class _Design(NamedTuple):
         return (2 * self.fourth_moment_bound * batch_size / cost) ** 0.25
 
     def best_num_steps(self) -> int:
-        """Returns the T with the smallest squared error of the weights, in a model.
-
-        Each step leaves a third of the distance, at eta = 2/3 of the inverse curvature
-        (with moments at their bound, sqrt(M)), and adds noise of deviation b to each of
-        s entries. The choice among d noisy ones loses entries of up to
-        b sqrt(2 log(d/s)), at worst all s. b grows with 1 + ||w||_1, which is 1 in the
-        first step and up to 1 + R sqrt(s) in later ones, so later steps are expensive.
-        """
+        """Returns the number of steps with the least modeled error of the weights."""
+        # With eta = 2/3 of the inverse curvature (with moments at their bound, sqrt(M))
+        # each step leaves a third of the distance, and adds noise of stddev b to each
+        # of s entries. The choice among d noisy entries loses entries of up to
+        # b sqrt(2 log(d/s)), at worst all s. b grows with 1 + ||w||_1, which is 1 in
+        # the first step and up to 1 + R sqrt(s) later, so later steps are expensive.
         rate = 2 / 3 / math.sqrt(self.fourth_moment_bound)
         largest_l1 = self.radius * math.sqrt(self.sparsity)
         spread = 1 + 2 * math.log(self.num_features / self.sparsity)
@@ -196,7 +192,7 @@ class _Design(NamedTuple):
 
 
 class ShrunkenState(NamedTuple):
-    """State of the chain, and the linf sensitivity of its last noise."""
+    """State of the optax chain, and the linf sensitivity of its last step."""
 
     chain_state: optax.OptState
     sensitivity: Scalar
@@ -205,7 +201,7 @@ class ShrunkenState(NamedTuple):
 @register("threshold", "radius", "learning_rate", "rho", "key")
 @dataclass(frozen=True, kw_only=True)
 class ShrunkenStep(PeeledStep):
-    """w <- Proj(peeling of w - (eta/m) sum x (<x, w> - y)), on clipped data."""
+    """Step to Proj(peeling of w - (eta/m) sum x (<x, w> - y)), on clipped data."""
 
     threshold: Scalar
     radius: Scalar
@@ -214,7 +210,7 @@ class ShrunkenStep(PeeledStep):
         return ShrunkenState(super().init(params), self.sensitivity_at(params))
 
     def __call__(self, params, state, batch, is_padding_example):
-        # Clipped here, without a separate pass over the data.
+        # The batch is clipped here, so that no separate pass over the data is needed.
         batch = clip(batch, self.threshold)
         moved, chain_state = super().__call__(
             params, state.chain_state, batch, is_padding_example
@@ -226,7 +222,8 @@ class ShrunkenStep(PeeledStep):
         return optax.chain(super().optimizer(params), into_ball)
 
     def estimator_at(self, params: jax.Array) -> Winsorization:
-        # |x_j (<x, w> - y)| <= K (K ||w||_1 + K); line 6 has sqrt(s) for ||w||_1.
+        # |x_j (<x, w> - y)| <= K (K ||w||_1 + K); the paper's line 6 has sqrt(s) in
+        # place of ||w||_1.
         size = jnp.sum(jnp.abs(params))
         return Winsorization(like(self.threshold, params) ** 2 * (1 + size))
 
@@ -239,13 +236,14 @@ def _learning_rate(
     key: Key,
     rho: Scalar,
 ) -> Scalar:
-    """Returns 2/3 of the inverse mean square of clipped features, for rho-zCDP."""
-    # Squares are in [0, K^2], so that less half of it they are within half of it.
+    """Releases 2/3 of the inverse mean square of clipped features, with rho-zCDP."""
+    # Squares are in [0, K^2]; minus K^2 / 2 they are within ±K^2 / 2.
     half = like(threshold, features) ** 2 / 2
     estimator = Winsorization(half)
     multiplier = jnp.sqrt(0.5 / rho)
     squares = jnp.mean(clip(features, threshold) ** 2, axis=1) - half
     noisy = noisy_mean(estimator, squares, multiplier, key, axis_name) + half
     stddev = estimator.noise_parameters(multiplier, len(features), 1)["stddev"]
-    # Noise may make it nearly zero or negative: use at least four deviations.
+    # Noise may make the mean square nearly zero or negative, so it is raised to at
+    # least four standard deviations of the noise.
     return 2 / 3 / jnp.maximum(noisy, like(4 * stddev, noisy))

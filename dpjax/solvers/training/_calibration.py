@@ -24,11 +24,11 @@ from dpjax.estimators import Estimator
 from dpjax.gradients._users import UserRecords
 from dpjax.mechanisms import Strategy
 
-FAILURE_PROB = 0.01  # of the error bounds in defaults and stats
+FAILURE_PROB = 0.01  # probability with which error bounds in stats and defaults fail
 
 
 def check_budget(epsilon: float, delta: float) -> None:
-    """Requires what Gaussian noise needs: 0 < epsilon < inf and 0 < delta < 1."""
+    """Requires 0 < epsilon < inf and 0 < delta < 1, as Gaussian noise does."""
     _validate.positive(epsilon=epsilon)
     _validate.probability(delta=delta)
 
@@ -36,7 +36,7 @@ def check_budget(epsilon: float, delta: float) -> None:
 def check_noise(
     epsilon: float | None, delta: float, noise_multiplier: float | None
 ) -> None:
-    """Refuses a budget, or a noise multiplier in place of epsilon, out of its range."""
+    """Requires a valid budget, with either epsilon or noise_multiplier given."""
     rule = "given where noise_multiplier is not"
     is_fine = (epsilon is None) != (noise_multiplier is None)
     _validate.require(is_fine, "epsilon", epsilon, rule)
@@ -46,7 +46,7 @@ def check_noise(
 
 
 def unit_of(data: PyTree) -> Unit:
-    """Returns what a row of the data is."""
+    """Returns the unit of privacy: "user" for data by user, otherwise "record"."""
     return "user" if isinstance(data, UserRecords) else "record"
 
 
@@ -64,7 +64,7 @@ def calibrated_noise(
 ) -> tuple[float, PrivacyGuarantee]:
     """Returns the noise multiplier of one step, and the guarantee of all steps.
 
-    With a strategy it is that of the independent noise which the strategy correlates.
+    With a strategy, the multiplier is for the noise before strategy correlates it.
     """
     _validate.bounded_estimator(estimator)
     is_fine = not (estimator.groups_by_index and batching.is_sampled)
@@ -77,7 +77,7 @@ def calibrated_noise(
         epsilon,
         delta,
         dp_event=gaussian_event(multiplier, sampling),
-        # n is public: no record is added or removed, but one may count as padding.
+        # n is public, so no record is added or removed, but one record may be blanked.
         relation=relation if relation is REPLACE_ONE else REPLACE_SPECIAL,
         num_samples=num_samples,
         unit=unit,
@@ -87,9 +87,9 @@ def calibrated_noise(
 def traceable(
     estimator: Estimator, noise_multiplier: float | None
 ) -> float | Static | None:
-    """Returns the multiplier for a jitted call: a leaf, or static where it must be.
+    """Returns noise_multiplier for a jitted call: static if the noise is not Gaussian.
 
-    Other noise than Gaussian is fitted to its multiplier on the host.
+    Such noise is fitted to its multiplier on the host, which needs a concrete number.
     """
     if noise_multiplier is None or estimator.noise == "gaussian":
         return noise_multiplier
@@ -97,13 +97,13 @@ def traceable(
 
 
 class Choices(NamedTuple):
-    """Makes the choices of a run, and prices them together.
+    """Private choices of a run: their mechanism, and the guarantee of all together.
 
     Attributes:
         mechanism: "exponential" or "permute_and_flip".
-        epsilon: of one choice.
-        num_composed: how many choices one record meets.
-        privacy: (epsilon, delta) of all of them.
+        epsilon: privacy of one choice.
+        num_composed: how many choices one record affects.
+        privacy: (epsilon, delta) of all these choices together.
     """
 
     mechanism: SelectionName
@@ -113,13 +113,7 @@ class Choices(NamedTuple):
 
     @classmethod
     def tight(cls, num_composed: int, epsilon: float, delta: float) -> "Choices":
-        """Returns the choices that a budget affords, exponential only where it wins.
-
-        Args:
-            num_composed: how many choices one record meets; the best is found for it.
-            epsilon: of all of them together.
-            delta: of all of them together.
-        """
+        """Returns choices with the largest epsilon for each that a budget affords."""
         if num_composed == 1:
             return cls("permute_and_flip", epsilon, 1, (epsilon, 0.0))
         by_name: dict[SelectionName, float] = {
@@ -128,7 +122,8 @@ class Choices(NamedTuple):
             )
             for name in ("permute_and_flip", "exponential")
         }
-        # At the same epsilon permute-and-flip, the first of them, is never worse.
+        # At the same epsilon permute-and-flip is never worse, so it comes first: `max`
+        # returns the first name of a tie.
         name = max(by_name, key=lambda name: by_name[name])
         return cls(name, by_name[name], num_composed, (epsilon, delta))
 

@@ -1,4 +1,4 @@
-"""Runs that outlive their process: saved every so many steps, and resumed."""
+"""Checkpoints: a run saves its state every few steps, and can resume from it."""
 
 import contextlib
 import os
@@ -21,21 +21,21 @@ from dpjax._types import PyTree
 
 
 class Checkpoint(NamedTuple):
-    """Where a run saves its state, and how often.
+    """Sets in which folder a run saves its state, and how often.
 
     A run that finds its own state in the folder resumes from it: after a kill the same
     call returns the same parameters, bit for bit on the same machine, and draws its
-    noise once. From before its first step the folder belongs to one run, and to one
-    process at a time. A new state is written completely before the last one is removed.
-    The state of a finished run stays, and the same call returns the same release from
-    it.
+    noise once. Even before its first step a run claims the folder, which then belongs
+    to this run alone, and to one process at a time. A new state is written completely
+    before the last state is removed. The state of a finished run stays, and the same
+    call returns the same release from it.
 
     Several processes of `jax.distributed` save together, into one folder that all of
-    them see. A run resumes on as many processes and devices as it had.
+    them see. A run resumes only on as many processes and devices as it had.
 
     The folder is as SECRET as the data, because it holds the random keys: anyone who
     knows them can subtract the noise. Only its owner may read it. Keep it apart from
-    what you publish, and remove it after the last use; dpjax does not remove it.
+    published files, and remove it after the last use; dpjax does not remove it.
 
     Attributes:
         folder: a folder of this run alone; it is made if it is missing.
@@ -44,12 +44,13 @@ class Checkpoint(NamedTuple):
     Raises:
         ValueError: From a solver, if the folder cannot be written to or made, is a link
             to nowhere, is open in another process, is not the same for all processes,
-            holds other files, or belongs to another run: one with another program
+            holds other files, or belongs to another run. Runs differ if their program
             (loss, steps, batching), compiler (XLA_FLAGS included), device or processor,
-            number of devices or processes, data, key or number. With the same key and
-            other data or other rounding, the difference of two releases would show the
-            data without noise. The refusal itself depends on the data: it is for the
-            holder of the folder, and the guarantee does not cover it.
+            number of devices or processes, data, key or any number differs. With the
+            same key and other data or other rounding, the difference of two releases
+            would show the data without noise. Whether this error is raised depends on
+            the data: only the owner of the folder may see it, and the guarantee does
+            not cover it.
 
     Example:
         >>> import tempfile
@@ -86,7 +87,7 @@ class Checkpoint(NamedTuple):
 def opened(
     checkpoint: Checkpoint, run: Mapping[str, str], devices: _sharding.Devices
 ) -> AbstractContextManager[Store]:
-    """Opens a folder of states, and refuses those of another run than `identity`'s."""
+    """Opens the folder of a checkpoint, and raises if it belongs to another run."""
     rule = f"None where not all {jax.process_count()} processes take part in the run"
     is_fine = len(_sharding.processes_of(devices)) == jax.process_count()
     _validate.require(is_fine, "checkpoint", checkpoint, rule)
@@ -94,7 +95,7 @@ def opened(
 
 
 def latest(store: Store, like: PyTree) -> tuple[int, PyTree]:
-    """Returns the last step that is saved and its state; (0, like) before it."""
+    """Returns the last saved step and its state; (0, like) if none is saved."""
     if not store.step:
         return 0, like
     arrays = store.latest()
@@ -104,7 +105,7 @@ def latest(store: Store, like: PyTree) -> tuple[int, PyTree]:
 
 
 def save(store: Store, step: int, state: PyTree) -> None:
-    """Saves a state, whole or not at all, and then removes the one before it."""
+    """Saves a state, completely or not at all, and then removes the state before it."""
     pieces = {
         f"{i}.{j}": np.asarray(piece)
         for i, leaf in enumerate(jax.tree.leaves(state))
@@ -116,10 +117,7 @@ def save(store: Store, step: int, state: PyTree) -> None:
 def identity(
     program: str, arguments: Mapping[str, PyTree], devices: _sharding.Devices
 ) -> dict[str, str]:
-    """Returns digests that tell a run from others: of its program and its arguments.
-
-    The bits of all leaves, their shapes, types and places count.
-    """
+    """Returns digests that identify a run by its program, arguments and machine."""
     used = {
         device
         for leaf in jax.tree.leaves(dict(arguments))
@@ -133,19 +131,17 @@ def identity(
     return {
         **_sharding.digests({"program": program, **arguments}, devices),
         "compiler or device": " ".join((*versions, flags, *kinds)),
-        # With another number the same sums would be rounded otherwise.
+        # With another number of devices the same sums would be rounded otherwise.
         "number of processes or devices": str([of.count(i) for i in sorted(set(of))]),
     }
 
 
 def _kind(device: Any) -> str:
-    """Returns what kind of device this is; of a CPU, with what it can do.
-
-    The compiler takes the widest instructions there are, and each width adds up in
-    another order.
-    """
+    """Returns the kind of a device, for a CPU with its model and instruction sets."""
     if device.platform != "cpu":
         return device.device_kind
+    # The compiler uses the widest instructions of a CPU, and the order in which
+    # numbers are added depends on this width.
     text = ""
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text()
@@ -164,7 +160,7 @@ def _without_key(leaf: Any) -> Any:
 
 
 def _pieces(leaf: jax.Array) -> list[Any]:
-    """Returns what this process has of an array: all of it, or its shards."""
+    """Returns the pieces of leaf that this process holds: all of it, or its shards."""
     if leaf.is_fully_addressable or leaf.is_fully_replicated:
         return [leaf]
     return [shard.data for shard in _shards(leaf)]
@@ -175,7 +171,7 @@ def _shards(leaf: jax.Array) -> list[Any]:
 
 
 def _as(like: Any, arrays: _store.Arrays, i: int) -> Any:
-    """Returns what was saved as leaf i of the run: a key, bound to devices or not."""
+    """Returns the saved leaf i, with the type and the sharding of like."""
     bits = _without_key(like)
     pieces = [arrays[f"{i}.{j}"] for j, _ in enumerate(_pieces(bits))]
     joined = pieces[0]

@@ -1,4 +1,4 @@
-"""A sum of curves, each of one column: what an additive model releases."""
+"""The parameters of an additive model, which is a sum of curves of single columns."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +17,7 @@ LARGEST = 1e15  # larger numbers are clipped to it, so that their squares stay f
 
 @jax.jit
 def bounded(x: jax.Array) -> jax.Array:
-    """Returns finite numbers; NaN is zero."""
+    """Returns x with finite numbers: NaN becomes zero, large numbers are clipped."""
     return jnp.clip(jnp.nan_to_num(x), -LARGEST, LARGEST)
 
 
@@ -27,17 +27,17 @@ class Curves:
     """A prediction that is a sum of functions of single columns.
 
     A column x_j adds slopes[j]·x_j. A column with a curve also adds a function that is
-    linear between knots and constant beyond them. NaN counts as zero. A pytree: slopes
-    and heights are released, all else is public.
+    linear between knots and constant beyond them. NaN counts as zero. The class is a
+    pytree: slopes and heights are released, all other fields are public.
 
     Attributes:
         slopes: shape (d,), or (d, K) with K outputs. The slope of the intercept's
             column is the intercept.
-        heights: shape (k, m) or (k, m, K): the values of k functions at m knots. Where
-            m is zero the model is linear.
+        heights: shape (k, m) or (k, m, K): the values of k functions at m knots. If m
+            is zero the model is linear.
         knots: m public numbers, ascending, in units of the columns.
         smooth: the indices of the k columns with curves.
-        intercept: the index of the column of ones, whose values are not read, or None.
+        intercept: index of the column of ones, or None. Its values are not read.
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,11 +80,11 @@ class Curves:
         return jax.lax.scan(add, total, bent)[0]
 
     def curve(self, column: int, grid: ArrayLike) -> jax.Array:
-        """Returns what a column adds to the prediction, shape (m,) or (m, K).
+        """Returns the part of the prediction that a column adds, shape (m,) or (m, K).
 
         Args:
-            column: its index.
-            grid: shape (m,), numbers in the units of the fit.
+            column: the index of the column.
+            grid: shape (m,), values of the column in the units of the fit.
 
         Raises:
             ValueError: If the index or the shape does not fit.
@@ -102,10 +102,10 @@ class Curves:
         return line + self._bend(values, self.heights[self.smooth.index(column)])
 
     def shapes(self) -> dict[int, tuple[jax.Array, jax.Array]]:
-        """Returns the grid and the curve of each column but the intercept's.
+        """Returns a grid and the curve on it for each column but the intercept's.
 
-        The grid has the knots and four units beyond them, on both sides. Between its
-        numbers, and further out, a curve is a straight line.
+        The grid has the knots, and one number four units beyond them on each side.
+        Between the numbers of the grid, and beyond them, a curve is a straight line.
 
         Returns:
             A mapping from indices to `(grid, values)`, shapes (m,), and (m,) or (m, K).
@@ -125,16 +125,18 @@ class Curves:
     ) -> jax.Array:
         """Returns the standard errors of `curve`, shape (m,).
 
-        A curve is a sum of slope and heights times known numbers. Where one of those
-        that it reads has no finite error, neither has the curve.
+        A curve is a sum of its slope and heights times known numbers. At a number of
+        the grid where a slope or height without a finite error is used, the standard
+        error is infinite.
 
         Args:
-            errors: of slopes and heights, of one output.
-            correlations: of all slopes, and then of all heights.
-            column: as for `curve`, with its errors.
+            errors: standard errors of slopes and heights; there is one output.
+            correlations: correlations of all slopes, followed by all heights.
+            column: as for `curve`, and it raises the same errors.
             grid: as for `curve`.
         """
-        self.curve(column, grid)
+        self.curve(column, grid)  # raises if column or grid do not fit
+        # Each row of parts has the factors of this column's slope and heights.
         values = bounded(jnp.asarray(grid).astype(self.slopes.dtype))
         places, parts = [column], values[:, None]
         if self.knots and column in self.smooth:
@@ -146,18 +148,19 @@ class Curves:
         is_known = jnp.isfinite(stddevs)
         is_hidden = jnp.any((parts != 0) & ~is_known[None, :], axis=1)
         parts = parts * jnp.where(is_known, stddevs, 0.0)[None, :]
-        size = jnp.max(jnp.abs(parts), axis=1)  # so that squares do not vanish
+        # Each row is divided by its largest entry, so that no square underflows.
+        size = jnp.max(jnp.abs(parts), axis=1)
         parts = parts / jnp.where(size > 0, size, 1.0)[:, None]
         matrix = correlations[own][:, own]
         products = jnp.matmul(parts, matrix, precision=jax.lax.Precision.HIGHEST)
-        # Never below the rounding of that sum, which may cancel.
+        # The terms may cancel, so the variance is at least the sum's rounding error.
         rounding = len(places) * jnp.finfo(parts.dtype).eps
         least = rounding * jnp.sum(jnp.abs(parts), axis=1) ** 2
         variances = jnp.maximum(jnp.sum(products * parts, axis=1), least)
         return jnp.where(is_hidden, jnp.inf, size * jnp.sqrt(variances))
 
     def _bend(self, values: jax.Array, heights: jax.Array) -> jax.Array:
-        """Returns a function of values, from its heights (m,) or (m, K) at knots."""
+        """Interpolates heights, shape (m,) or (m, K), linearly at values."""
         knots = jnp.asarray(self.knots, values.dtype)
         if heights.ndim == 1:
             return jnp.interp(values, knots, heights)
@@ -166,17 +169,17 @@ class Curves:
 
 
 def check_columns(columns: jax.Array, num_columns: int) -> None:
-    """Requires features of so many columns."""
+    """Requires an array of num_columns columns."""
     is_fine = columns.ndim == 2 and columns.shape[1] == num_columns
     rule = f"an array of {num_columns} columns"
     _validate.require(is_fine, "features", columns.shape, rule)
 
 
 def hats(values: jax.Array, knots: tuple[float, ...]) -> jax.Array:
-    """Returns hat functions of numbers, shape (..., m), in [0, 1] and of sum 1.
+    """Returns the m hat functions at values, shape (..., m), in [0, 1] with sum 1.
 
-    Each is 1 at its knot, 0 at the others, and linear between them. The first and the
-    last are constant beyond their knots.
+    A hat function is the linear B-spline of one knot: 1 at this knot, 0 at all other
+    knots, linear between knots, and constant beyond the first and the last knot.
     """
     rises = [
         jnp.clip((values - low) / (high - low), 0.0, 1.0)

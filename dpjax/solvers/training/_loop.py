@@ -1,7 +1,7 @@
-"""The loop of all iterative solvers: batch, step, batch, step, in one compiled scan.
+"""The compiled loop of all iterative solvers, which draws a batch and makes a step.
 
-`PrivateStep` is the step of `dp_gradient_descent` and `PrivateTraining`: a batch's
-gradients, their robust mean, noise, an optimizer.
+`dp_gradient_descent` and `PrivateTraining` use `PrivateStep`, which passes the noisy
+robust mean of a batch's gradients to an optimizer.
 """
 
 import abc
@@ -56,11 +56,11 @@ Mean = Estimator | AdaptiveThreshold | Scaled
 
 
 class Batches(NamedTuple):
-    """Holds what a step knows of its batches; all of it is static.
+    """Public facts about a run's batches; all of them are static.
 
     Attributes:
         start: the state before the first batch, without keys and step.
-        microbatch_size: per-example gradients computed at once; None chooses.
+        microbatch_size: how many per-example gradients are computed at once, or None.
         axis_name: the mesh axes over which rows are sharded.
     """
 
@@ -79,16 +79,13 @@ class Batches(NamedTuple):
         epsilon: float | None = None,
         delta: float | None = None,
     ) -> "Batches":
-        """Checks how a run goes, and returns the facts of its batches of the data.
-
-        epsilon and delta are the budget of the run, if the batching depends on it.
-        """
+        """Returns the batches of a run on data; some batchings depend on its budget."""
         check_execution(execution)
         num_samples = _validate.leading_size(data, "data")
         rule = "Full(), Poisson(...) or another of dpjax.batching"
         _validate.require(isinstance(batching, Batching), "batching", batching, rule)
         _validate.count(num_steps=num_steps)
-        batching.divisor(num_samples, num_steps)  # refuses what does not fit
+        batching.divisor(num_samples, num_steps)  # raises if the batching does not fit
         start = jax.eval_shape(
             lambda: batching.init(
                 jax.random.key(0), num_samples, num_steps, epsilon=epsilon, delta=delta
@@ -99,7 +96,7 @@ class Batches(NamedTuple):
 
     @property
     def divisor(self) -> float:
-        """The public number by which a sum over a batch is divided."""
+        """Returns the public number by which a sum over a batch is divided."""
         return self.start.batching.divisor(self.start.num_samples, self.start.num_steps)
 
     @property
@@ -110,7 +107,7 @@ class Batches(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OptaxStep(abc.ABC):
-    """One step of an algorithm: per-example gradients, and an optax chain for them.
+    """One step of an algorithm, which passes per-example gradients to an optax chain.
 
     A subclass is registered as a pytree. Its leaves are traced, so that a sweep over
     them compiles once; all other fields are static. `iterate` sets `key`.
@@ -123,7 +120,7 @@ class OptaxStep(abc.ABC):
     def mean(
         self, estimator: Any, noise_multiplier: Any = None, **options: Any
     ) -> optax.GradientTransformation:
-        """Returns the first link of a chain: the robust mean, or `privatize`."""
+        """Returns the first link of a chain: `aggregate`, or with noise `privatize`."""
         batches = self.batches
         how = {"normalize_by": batches.divisor, "axis_name": batches.axis_name}
         if noise_multiplier is None:
@@ -139,7 +136,7 @@ class OptaxStep(abc.ABC):
 
     @abc.abstractmethod
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """Returns the chain that makes a step from these parameters."""
+        """Returns the optax chain of a step from params."""
 
     def init(self, params: PyTree) -> PyTree:
         """Returns the state before the first step."""
@@ -153,7 +150,7 @@ class OptaxStep(abc.ABC):
         is_padding_example: jax.Array | None,
     ) -> tuple[PyTree, PyTree]:
         """Returns the next iterate and state."""
-        # Of all data; `streamed_grad` warns of the batch.
+        # `streamed_grad` warns of arrays with a batch's rows, this of arrays with all.
         warn_of_rows(self.loss_fn, params, batch, self.batches.start.num_samples)
         size = self.batches.microbatch_size
         grad_fn = streamed_grad(self.loss_fn, microbatch_size=size)
@@ -173,12 +170,13 @@ class PrivateStep(OptaxStep):
 
     Attributes:
         estimator: the robust mean.
-        noise_multiplier: of the mean; None is no noise, and no privacy.
+        noise_multiplier: noise multiplier of the mean; None adds no noise, which gives
+            no privacy.
         optimizer_fn: takes the learning rate, and returns the optimizer of the mean.
-        learning_rate: a number, or a schedule: static, or a `Partial`, whose arguments
-            are traced.
+        learning_rate: a number or a schedule. A schedule is static, but the arguments
+            of a `Partial` are traced.
         relation: the neighboring relation.
-        strategy: of correlated noise, or None.
+        strategy: the strategy of correlated noise, or None.
     """
 
     estimator: Mean
@@ -207,22 +205,22 @@ class PrivateStep(OptaxStep):
         )
 
     def stddev(self, num_coordinates: int) -> Scalar:
-        """Returns the stddev of independent noise that moves the sum of steps alike."""
+        """Returns the stddev of independent noise that has the effect of this noise."""
         stddev = self.noise_parameters(num_coordinates)["stddev"]
         return stddev * _relative_noise(self.strategy)
 
     def relative_norm(self, num_coordinates: int) -> Scalar:
-        """Returns the norm of a step's noise over that of one gradient at most."""
+        """Returns the norm of a step's noise over the largest norm of one gradient."""
         estimator, divisor = self.estimator, self.batches.divisor
         if isinstance(estimator, AdaptiveThreshold):
-            estimator = estimator.estimator  # counts left out
+            estimator = estimator.estimator  # the gradient alone, without its counts
         replaced = measured(estimator).sensitivity(divisor, num_coordinates).l2
         norm = math.sqrt(num_coordinates) * self.stddev(num_coordinates)
         return norm / (replaced * divisor / 2)
 
 
 def measured(estimator: Mean) -> Estimator:
-    """Returns the estimator whose sensitivity the noise has."""
+    """Returns the estimator with the sensitivity that the noise is scaled to."""
     if isinstance(estimator, Scaled):
         return estimator.measured
     return estimator.counting if isinstance(estimator, AdaptiveThreshold) else estimator
@@ -230,10 +228,7 @@ def measured(estimator: Mean) -> Estimator:
 
 @functools.lru_cache(maxsize=32)
 def _relative_noise(strategy: Strategy | None) -> float:
-    """Returns |C^-T 1| / sqrt(T), by which C^-1 z moves the sum of steps more than z.
-
-    It is 1 without a strategy.
-    """
+    """Returns |C^-T 1| / sqrt(T), the stddev ratio of the sums of C^-1 z and of z."""
     if strategy is None:
         return 1.0
     ones = np.ones(strategy.num_steps)
@@ -242,7 +237,7 @@ def _relative_noise(strategy: Strategy | None) -> float:
 
 
 class Observed(NamedTuple):
-    """State of an optimizer, and what may be seen of the last mean that it took.
+    """State of an optimizer, and public norms of the last mean that it took.
 
     Attributes:
         optimizer: state of the optimizer.
@@ -258,15 +253,15 @@ class Observed(NamedTuple):
 def observed(
     optimizer: optax.GradientTransformation, stddev: Scalar | None
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer of a private mean with the state `Observed`.
+    """Returns optimizer with the state `Observed`, and noise_norm as a keyword.
 
-    It gets the norm of the noise as the keyword noise_norm; stddev is that of the noise
-    where the chain does not tell it.
+    Unless it is None, stddev replaces the noise_stddev that the chain passes.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
     def init(params):
-        unseen = (jnp.zeros((), jnp.float32) for _ in range(2))  # may be donated
+        # Two arrays, not one twice, because the state may be donated.
+        unseen = (jnp.zeros((), jnp.float32) for _ in range(2))
         return Observed(optimizer.init(params), *unseen)
 
     def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
@@ -285,7 +280,7 @@ def _norm(tree: PyTree) -> jax.Array:
 
 
 def _norm_of_noise(stddev: PyTree | None, mean: PyTree) -> jax.Array:
-    """Returns the root of the sum of all coordinates' variances; 0 if not public."""
+    """Returns the root of the sum of all coordinates' variances; 0 for stddev None."""
     if stddev is None:
         return jnp.zeros((), jnp.float32)
     stddevs = broadcast(stddev, mean, "stddev")
@@ -296,7 +291,7 @@ def _norm_of_noise(stddev: PyTree | None, mean: PyTree) -> jax.Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """Sets how an iterative solver runs. None of it changes the privacy.
+    """Sets how an iterative solver runs. No setting changes the privacy.
 
     Attributes:
         microbatch_size: how many per-example gradients are computed at once; this
@@ -304,7 +299,7 @@ class Execution:
         callback: `callback(step, params)`, called on the host with step = 1, 2, ...
             while the compiled loop runs. It gets released numbers only, and its result
             is ignored. A resumed run may call it again for a step, with the same
-            numbers. With several processes, the first one calls it.
+            numbers. If there are several processes, the first process calls it.
         callback_every: number of steps between two calls. The last step is always
             shown.
         checkpoint: where the run is saved, so that it can resume if its process ends.
@@ -332,7 +327,7 @@ class Execution:
 
 
 def check_execution(execution: Execution, no_checkpoint: str | None = None) -> None:
-    """Requires an `Execution`, and one without a checkpoint if a rule says so."""
+    """Requires an `Execution`; with the rule no_checkpoint, without a checkpoint."""
     rule = "an Execution(microbatch_size=, callback=, checkpoint=)"
     _validate.require(isinstance(execution, Execution), "execution", execution, rule)
     if no_checkpoint is not None and execution.checkpoint is not None:
@@ -343,10 +338,7 @@ def check_execution(execution: Execution, no_checkpoint: str | None = None) -> N
 def iterate(
     step: OptaxStep, params: PyTree, data: PyTree, *, key: Key, execution: Execution
 ) -> tuple[PyTree, PyTree]:
-    """Returns the last iterate and state of all steps, each on its own batch.
-
-    The key is for the step's draws and for drawing batches. Data may be sharded.
-    """
+    """Returns the last iterate and state of all steps, each on its own batch."""
     traced = {"params": params, "data": data, "key": key}
     fields, _ = jax.tree_util.tree_flatten_with_path(
         step, is_leaf=lambda x: x is not step
@@ -357,7 +349,7 @@ def iterate(
         start = step.batches.start
         settings = {"batching": repr(start.batching), "num_steps": start.num_steps}
         own = {x: y for x, y in arguments.items() if x != "data" and _is_concrete(y)}
-        digests(own | settings, devices)  # refuses those that differ
+        digests(own | settings, devices)  # raises if the processes' arguments differ
     if execution.checkpoint is not None:
         return _saved(execution, step, traced, arguments, devices)
     params, state, _ = _run(execution, step, part=None, **traced)
@@ -365,10 +357,7 @@ def iterate(
 
 
 class _Part(NamedTuple):
-    """Steps `start` + 1 to `stop` of a run, from the carry of the steps before.
-
-    Where that is None no step is made, and the initial carry is returned.
-    """
+    """Steps `start` + 1 to `stop` of a run; carry is None before the first step."""
 
     start: Scalar
     stop: Scalar
@@ -384,8 +373,8 @@ def _run(
     key: Key,
     part: _Part | None,
 ) -> tuple[PyTree, PyTree, BatchState | None]:
-    """Returns iterate, states after a part of the steps; None is all of them."""
-    # Keys are made in here, so that a run is one program.
+    """Returns iterate and states after a part of the steps, or after all for None."""
+    # The keys are split in here, so that a run is one program.
     step_key, batch_key = jax.random.split(key)
     step = replace(step, key=step_key)
     start = step.batches.start
@@ -407,7 +396,7 @@ def _run(
         return (params, state, batches), None
 
     if part is not None and part.carry is not None:
-        # Traced bounds: one program for all parts.
+        # The bounds are traced, so that one program runs all parts.
         return jax.lax.fori_loop(
             part.start, part.stop, lambda i, carry: one_step(carry, i)[0], part.carry
         )
@@ -415,22 +404,25 @@ def _run(
     if part is not None:
         return carry
     params, state, _ = jax.lax.scan(one_step, carry, jnp.arange(start.num_steps))[0]
-    # Without the batches: where these draw nothing, their keys are not compiled.
+    # The state of the batches is not returned: if they draw nothing, the compiler can
+    # remove their keys.
     return params, state, None
 
 
 def _saved(execution, step, traced, arguments, devices):
-    """Runs part by part, saves the carry after each, and goes on from one saved."""
+    """Runs part by part, saves the carry after each, and resumes from a saved carry."""
     checkpoint, callback = execution.checkpoint, execution.callback
     num_steps = step.batches.start.num_steps
     rule = "None under jit, vmap and grad, where nothing can be saved"
     _validate.require(_is_concrete(arguments), "checkpoint", checkpoint, rule)
-    # Shown from here: a callback would make every process's program another one.
+    # The host calls the callback: inside the program, it would change the run's
+    # identity, and differently for every process.
     compiled = replace(execution, callback=None, checkpoint=None)
     intervals = [checkpoint.every] + [execution.callback_every] * (callback is not None)
 
     def run_part(start, stop, carry):
-        # The parts are one release: each goes on with the keys where they stand.
+        # All parts are one release and use the same keys, which JAX's check of key
+        # reuse would refuse without a clone.
         again = jax.tree.map(
             lambda x: jax.random.clone(x) if is_key(x) else x, (step, traced)
         )
@@ -438,18 +430,19 @@ def _saved(execution, step, traced, arguments, devices):
 
     carry = run_part(0, 0, None)
     program = _run.lower(compiled, step, part=_Part(0, 0, carry), **traced)
-    # The program runs any part of the steps: how many there are is said besides.
+    # The program runs any part of the steps, so the text adds their number.
     text = f"{program.as_text()}\n{num_steps} steps of {step.batches.start.batching!r}"
     run_identity = identity(text, arguments, devices)
     with opened(checkpoint, run_identity, devices) as store:
-        store.claim()  # nobody else may start with these keys
+        store.claim()  # from now on no other run may use the folder
         done, carry = latest(store, carry)
         while True:
             cuts = [done - done % every + every for every in intervals]
             stop = min(num_steps, *cuts)
             carry = run_part(done, stop, carry)
             is_last = stop == num_steps
-            # Shown before it is saved: twice after a kill, but never not at all.
+            # The callback comes before the save: after a kill it may be called twice
+            # for a step, but no step is left out.
             is_due = callback and (is_last or stop % execution.callback_every == 0)
             if callback and is_due and is_first_process(devices):
                 callback(stop, carry[0])

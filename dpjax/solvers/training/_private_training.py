@@ -1,8 +1,8 @@
-"""Private training of any model, step by step: one object for the whole mechanism.
+"""Private training of any model, step by step, in one object.
 
 Its defaults follow from public numbers: n, the number of steps, the size of the model,
-and the noise that the budget needs. The constants are those of "adaptive clipping,
-quantile by the noise" in benchmarks/DEEP.md, which describes the trials behind them.
+and the noise that the budget needs. benchmarks/DEEP.md describes the trials that found
+their constants, as "adaptive clipping, quantile by the noise".
 """
 
 import math
@@ -43,24 +43,28 @@ from dpjax.solvers.training._loop import (
 )
 
 _NUM_STEPS = 200
-_BATCHES = 16  # expected batches to an epoch
+_BATCHES = 16  # expected batches in an epoch
 _FIRST, _SPEED = 0.03, 0.3  # the first clip norm; how fast its logarithm moves
-_LOWER, _UPPER = 1e-4, 1e4  # of clip norms
-_LEAST_CLIPPED, _MOST_CLIPPED = 0.05, 0.5  # shares of gradients, by the noise
-_PEAK, _LEAST_NOISE = 1.3, 0.1  # of the rate: one over the other and the noise's norm
+_LOWER, _UPPER = 1e-4, 1e4  # the range of clip norms
+_LEAST_CLIPPED, _MOST_CLIPPED = 0.05, 0.5  # range of the share of clipped gradients
+_PEAK, _LEAST_NOISE = 1.3, 0.1  # the peak rate is _PEAK / (_LEAST_NOISE + noise_norm)
 _RISE = 0.1  # share of the steps in which the rate rises
-_LOSS_QUANTILE = 0.9  # of the losses within the bound of the monitor
+_LOSS_QUANTILE = 0.9  # share of the losses that the monitor does not clip
 
 
 class TrainingState(NamedTuple):
-    """State of a training run. Params are released; keep the rest as secret as keys.
+    """State of a training run. Params are released; all other fields are secret.
+
+    The other fields hold random keys: anyone who knows them can subtract the noise. A
+    run that is restored from an older state repeats its steps with the same noise,
+    which is private only if data, program and kind of machine are the same.
 
     Attributes:
         params: the model after the steps made so far.
         optimizer: states of the private mean, with the key of its noise, and of the
             optimizer.
         batches: state of the batches.
-        monitor: state of the private mean loss; None without.
+        monitor: state of the private mean loss; None without a monitor.
     """
 
     params: PyTree
@@ -71,45 +75,41 @@ class TrainingState(NamedTuple):
 
 
 class PrivateTraining:
-    """A private training run: its noise, batches and steps from one budget.
+    """A private training run, with noise that is calibrated to one budget.
 
-    Each step draws a batch, computes the robust mean of per-example gradients, adds
-    noise, and passes the private mean to the optimizer. The noise is calibrated once,
-    for num_steps steps; a step after them changes nothing. No hyperparameter needs to
-    be given: `recommend` describes the defaults.
+    Each step adds noise to the robust mean of a batch's per-example gradients, and
+    passes the result to the optimizer. `recommend` describes the defaults.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
-        optimizer: an optax transformation of the private mean gradient, such as
-            `optax.adam(1e-3)`; post-processing, which costs nothing.
-        num_samples: public number of rows of the data: records, or users if the data
-            are from `dpjax.gradients.by_user`.
+        optimizer: an optax transformation of the private mean gradient; it costs no
+            privacy.
+        num_samples: public number of rows: records, or users of `gradients.by_user`.
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
-        estimator: the robust mean, as for `transforms.privatize`.
-        batching: how batches are drawn; Poisson batches of n / 16 rows by default.
-        num_steps: T; by default 200, or that of the strategy of `noise`.
-        noise: a strategy of correlated noise, such as `mechanisms.BandedToeplitz`, for
-            an estimator. Batches are by default `CyclicPoisson`, as many as its bands.
-        monitor: the share of the budget, in (0, 1), for a private mean loss in every
-            step. The noise of gradients becomes 1 / sqrt(1 - monitor) times as large.
-        has_aux: whether loss_fn returns auxiliary values, exact functions of single
-            records, which no step returns.
+        estimator: the robust mean, as in `transforms.privatize`.
+        batching: how batches are drawn; by default `Poisson`, n / 16 rows expected.
+        num_steps: T; by default 200, or the number of steps of the `noise` strategy.
+        noise: a strategy of correlated noise, such as `mechanisms.BandedToeplitz`. It
+            needs an estimator; the default batching is then `CyclicPoisson`, with a
+            cycle of as many steps as the strategy has bands.
+        monitor: share of the budget, in (0, 1), for a private mean loss in every step.
+            The noise of gradients becomes 1 / sqrt(1 - monitor) times as large.
+        has_aux: whether loss_fn also returns auxiliary values, which are not released.
         microbatch_size: as in `Execution`.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE with `Full`, `Poisson` or
-            `BallsInBins` batches. Because num_samples is public, what is then proved,
-            and what privacy states, is REPLACE_SPECIAL: any one row may be blanked.
+            `BallsInBins`. ADD_OR_REMOVE_ONE proves REPLACE_SPECIAL, as privacy states:
+            any one row may be blanked, because num_samples is public.
 
     Attributes:
         privacy: the `PrivacyGuarantee` of the whole run, known before it begins.
         noise_multiplier: stddev / l2 sensitivity of everything that one step releases;
-            with correlated noise that of the independent noise.
+            with correlated noise, stddev is for the independent noise behind it.
         batching: as given, or the default.
         num_steps: as given, or the default.
 
     Raises:
-        ValueError: If an argument is out of its range, or parts are incompatible;
-            before any data are used.
+        ValueError: If arguments are out of range or incompatible; no data are read.
 
     Privacy:
         The parameters and metrics of all steps together are (epsilon, delta)-DP under
@@ -118,11 +118,8 @@ class PrivateTraining:
         the sampling of the batching. With `TrimmedMean` a step is zCDP
         (`transforms.privatize`). The mean loss is one more coordinate of the same
         mechanism: z^-2 = z_gradient^-2 + z_loss^-2, z the noise multipliers. loss_fn,
-        optimizer and the first params must not depend on the data.
-
-        Params and metrics are released; the state is secret, because it holds keys. A
-        run that is restored from an older state repeats its steps with the same noise,
-        which is private only if data, program and kind of machine are the same.
+        optimizer and the first params must not depend on the data. A `TrainingState`
+        is secret, except for its params.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -142,10 +139,8 @@ class PrivateTraining:
         event to at most e^1 = 2.72 times what it was, plus 1e-06.
 
     Reference:
-        Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), "Deep learning
-        with differential privacy"; Andrew, Thakkar, McMahan, Ramaswamy (2021),
-        "Differentially private learning with adaptive clipping". The defaults were
-        found by the trials of benchmarks/DEEP.md.
+        Abadi et al. (2016), "Deep learning with differential privacy"; Andrew et al.
+        (2021), "Differentially private learning with adaptive clipping".
     """
 
     def __init__(
@@ -195,6 +190,8 @@ class PrivateTraining:
         self._seen = ["gradient_norm"] + ["noise_norm"] * (noisy.noise == "gaussian")
         if monitor is not None:
             self._seen += ["loss", "loss_bound", "loss_stddev"]
+        # The monitor's mean loss has the multiplier z / sqrt(monitor). Together with
+        # the gradients' multiplier below, a step has z = noise_multiplier.
         self._base = PrivateStep(
             loss_fn=(lambda *args: loss_fn(*args)[0]) if has_aux else loss_fn,
             batches=batches,
@@ -203,16 +200,17 @@ class PrivateTraining:
             optimizer_fn=lambda _: optax.identity() if optimizer is None else optimizer,
             relation=relation,
             strategy=noise,
-            key=jax.random.key(0),  # `init` has another, and puts it into the state
+            key=jax.random.key(0),  # unused: `init` puts its own key into the state
         )
-        self._base.optimizer(())  # refuses what does not fit
+        self._base.optimizer(())  # raises if the parts do not fit each other
         self._jitted = jax.jit(self._step, static_argnums=2)
 
     def init(self, params: PyTree, key: Key) -> TrainingState:
         """Returns the state before the first step.
 
         Args:
-            params: where to start; public, and copied: the state may be donated.
+            params: where to start; public. They are copied, so the state may be
+                donated.
             key: a typed key, used for this run only. Anyone who knows it can subtract
                 the noise.
 
@@ -231,7 +229,8 @@ class PrivateTraining:
         optimizer = replace(step, key=noise_key).init(params)
         batches = self._base.batches.start.started(batch_key)
         state = TrainingState(params, optimizer, batches, monitor)
-        # Arrays of its own, so that to donate it deletes no others, and none twice.
+        # The state gets its own copies: donating it must not delete the caller's
+        # arrays, nor one array twice.
         return jax.tree.map(lambda x: x if is_key(x) else jnp.copy(x), state)
 
     def step(
@@ -239,30 +238,31 @@ class PrivateTraining:
     ) -> tuple[TrainingState, dict[str, jax.Array]]:
         """Returns the state after one more step, and public numbers about the step.
 
-        A pure function, compiled at its first call; it may be part of `jax.jit` (with
-        the state donated), `lax.scan`, `vmap` over states, and `shard_map`.
+        The method is a pure function, compiled at its first call. It may be part of
+        `jax.jit` (with the state donated), `lax.scan`, `vmap` over states, and
+        `shard_map`.
 
         Args:
-            state: from `init`, or the last step; used once.
+            state: from `init`, or from the last step; use each state once.
             data: pytree, leaves of shape (num_samples, ...); the same in all steps.
             axis_name: the mesh axes over which data are sharded, if the arrays do not
                 show it; see `dpjax.robust_grad`.
 
         Returns:
-            The state, unchanged after num_steps steps; and a dict of scalars that may
-            be published. If no step is made, all but `step` are 0:
+            The state, which no longer changes after num_steps steps; and a dict of
+            scalars that may be published. If no step is made, all but `step` are 0:
 
             * step: how many steps were made.
             * gradient_norm: l2 norm of the private mean gradient, noise included.
-            * noise_norm: sqrt(d) times the standard deviation of its noise in each of d
-              coordinates, the norm of the noise alone; for correlated noise that of
-              independent noise with the same effect on the sum of all steps. Not with
-              `TrimmedMean`, whose noise depends on the data.
-            * loss, loss_bound, loss_stddev, with a monitor: the private mean loss of
-              the batch before the step; the bound at which losses were clipped, which
-              follows the 0.9 quantile of the losses from 0.03 on, so that the first
-              means, and those of losses with a long tail, are too small; and the
-              standard deviation of the noise of the mean.
+            * noise_norm: the norm of the noise alone, sqrt(d) times its standard
+              deviation in each of d coordinates. If the noise is correlated, this is
+              the norm of independent noise with the same effect on the sum of all
+              steps. Not with `TrimmedMean`, whose noise depends on the data.
+            * loss, with a monitor: the private mean loss of the batch before the step.
+            * loss_bound, with a monitor: the bound at which losses were clipped. It
+              starts at 0.03 and follows the 0.9 quantile of the losses, so loss is too
+              small in the first steps, and if the losses have a long tail.
+            * loss_stddev, with a monitor: the standard deviation of the noise in loss.
 
         Raises:
             ValueError: If the leading size of the data is not num_samples.
@@ -296,8 +296,8 @@ class PrivateTraining:
     def relative_noise(self, num_params: int) -> float:
         """Returns the norm of one step's noise over the largest norm of one gradient.
 
-        A public number, from the budget, the batches and the size of the model. Above 1
-        a step is mostly noise.
+        The ratio is public: it depends on the budget, the batches and the size of the
+        model. Above 1 a step is mostly noise.
 
         Args:
             num_params: how many parameters are trained.
@@ -308,11 +308,12 @@ class PrivateTraining:
     def _gradient_step(
         self, params: PyTree, axis_name: AxisName | None = None
     ) -> PrivateStep:
-        """Returns the step from such parameters, with a state that can be observed."""
+        """Returns the step from params; its state holds the norms that are shown."""
         batches = self._base.batches._replace(axis_name=axis_name)
         step, size = replace(self._base, batches=batches), num_coordinates(params)
         if self._estimator is None:
-            # The norm of the noise does not depend on the quantile of the base.
+            # The noise in units of the clip norm does not depend on the quantile, so
+            # it can be computed before the quantile is chosen.
             clipping = _adaptive(_quantile(step.relative_norm(size)))
             step = replace(step, estimator=clipping)
         optimizer = self._optimizer
@@ -322,13 +323,13 @@ class PrivateTraining:
         return replace(step, optimizer_fn=lambda _: observed(optimizer, stddev))
 
     def _loss_mean(self, step: PrivateStep) -> Any:
-        """Returns the private mean of losses, for the batches of a step."""
+        """Returns the transformation of a batch's losses to their private mean."""
         multiplier = self.noise_multiplier / math.sqrt(self._monitor or 0.0)
         return step.mean(_adaptive(_LOSS_QUANTILE), multiplier, relation=step.relation)
 
     def _monitored(self, step, state, batch, is_padding_example):
         """Returns the next state of the monitor, and the private mean loss."""
-        # The losses of a batch are read as its gradients are; the gradients are unused.
+        # `robust_grad` reads the batch in microbatches; only its losses are used here.
         values_fn = robust_grad(
             step.loss_fn,
             Mean(),
@@ -346,7 +347,7 @@ class PrivateTraining:
 
 
 def _check_parts(noise: Any, estimator: Any, monitor: Any, optimizer: Any) -> None:
-    """Refuses parts of a run that do not fit each other."""
+    """Raises if parts of a run do not fit each other."""
     if estimator is not None:
         _validate.estimator(measured(estimator))
     if noise is not None:
@@ -370,7 +371,7 @@ def _schedule(
     noise: Strategy | None,
     relation: NeighboringRelation,
 ) -> tuple[Batching, int]:
-    """Returns how batches are drawn, and how often; by default as described above."""
+    """Returns the batching and number of steps, with defaults for None."""
     if num_steps is None:
         num_steps = _NUM_STEPS if noise is None else noise.num_steps
     size = max(1, num_samples // _BATCHES)
@@ -388,17 +389,17 @@ def _schedule(
 
 
 def _quantile(noise_norm: Scalar) -> Scalar:
-    """Returns the quantile of norms that the clip norm follows: 1 - nu, nearly."""
+    """Returns the quantile of gradient norms that the clip norm follows."""
     return 1 - jnp.clip(noise_norm, _LEAST_CLIPPED, _MOST_CLIPPED)
 
 
 def _peak_rate(noise_norm: Scalar) -> Scalar:
-    """Returns the largest rate, of steps in units of the clip norm."""
+    """Returns the peak learning rate, for gradients in units of the clip norm."""
     return _PEAK / (_LEAST_NOISE + noise_norm)
 
 
 def _adaptive(quantile: Scalar) -> AdaptiveThreshold:
-    """Returns clipping at a private quantile of sizes."""
+    """Returns clipping at a private quantile of the norms."""
     first, how = Clipping(_FIRST), {"quantile": quantile, "learning_rate": _SPEED}
     return AdaptiveThreshold(first, lower=_LOWER, upper=_UPPER, **how)
 
@@ -406,10 +407,10 @@ def _adaptive(quantile: Scalar) -> AdaptiveThreshold:
 def _descend(
     num_steps: int, relative_norm: Scalar
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns steps whose rate rises in the first tenth, then falls to zero.
+    """Returns gradient descent with a rate that rises in the first tenth, then falls.
 
-    The rate is for updates in units of a gradient's largest norm, of which the noise
-    has relative_norm; the update gets the norm of the noise as the keyword noise_norm.
+    The rate is for gradients in units of their largest norm, noise_norm /
+    relative_norm; `update` gets noise_norm as a keyword.
     """
 
     def init(params):
@@ -437,11 +438,11 @@ class Recommendation(NamedTuple):
         noise_multiplier: standard deviation of the noise over the l2 sensitivity.
         relative_noise: nu, the norm of the noise in one step over the clip norm. Above
             1 a step is mostly noise: fewer parameters, or more records, will help.
-        quantile: of the norms of gradients, which the clip norm follows from 0.03 on:
-            1 - nu, within [0.5, 0.95].
-        learning_rate: the peak, 1.3 / (0.1 + nu), for gradients divided by the clip
-            norm. The rate rises over the first tenth of the steps and then falls to
-            zero.
+        quantile: the quantile of gradient norms that the clip norm follows, starting
+            from 0.03: 1 - nu, within [0.5, 0.95].
+        learning_rate: the peak rate, 1.3 / (0.1 + nu), for gradients divided by the
+            clip norm. The rate rises over the first tenth of the steps and then falls
+            to zero.
     """
 
     batch_size: int
@@ -464,16 +465,16 @@ def recommend(
     """Returns the settings of a network's training, for public sizes and a budget.
 
     They are the defaults of `PrivateTraining`, for a loop of your own. No data are
-    read, and nothing is spent.
+    read, and no budget is spent.
 
-    For a table try `solvers.dp_linear_model` and `solvers.dp_additive_model` before a
-    network: on Adult at epsilon 3 their log losses are .319 and .306, and that of a
-    small network with these settings is .317. If features come from a frozen public
-    network, train only the last layer, because fewer parameters have less noise. For a
-    regression use `dp_linear_model` for it.
+    For a table, try `solvers.dp_linear_model` and `solvers.dp_additive_model` before a
+    network: on Adult at epsilon 3 their log losses are .319 and .306, and a small
+    network with these settings has .317. If features come from a frozen public network,
+    train only the last layer, because fewer parameters have less noise; for a
+    regression, `dp_linear_model` fits this layer.
 
     Args:
-        num_samples: n, public: records, or users.
+        num_samples: n, the public number of records, or of users.
         num_params: how many parameters are trained.
         epsilon: privacy of the whole run under replace-one, positive.
         delta: privacy of the whole run, in (0, 1).

@@ -1,4 +1,4 @@
-"""What a solver returns."""
+"""The result of a solver: its released parameters and their guarantee."""
 
 import dataclasses
 import statistics
@@ -20,23 +20,25 @@ from dpjax.solvers.training._curves import Curves, check_columns
 )
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """Released parameters, and what they cost.
+    """Released parameters, and their privacy guarantee.
 
-    A pytree: the guarantee is static metadata, so that a solver may be called under
-    `jit` and `vmap`. Everything in it is released under the guarantee or public.
+    The class is a pytree with the guarantee as static metadata, so that a solver may be
+    called under `jit` and `vmap`. All fields are public, or released under the
+    guarantee.
 
     Attributes:
         params: the released parameters.
-        privacy: their guarantee. Under `vmap` over keys it is that of one run;
-            releasing k runs costs k of them. Releasing only the best run of a sweep
-            over hyperparameters costs more than one run: see `dpjax.tuning.dp_select`.
+        privacy: the guarantee of params. Under `vmap` over keys it holds for one run;
+            releasing k runs spends k such guarantees. Releasing only the best run of a
+            sweep over hyperparameters costs more than one run: see
+            `dpjax.tuning.dp_select`.
         stats: public numbers that were used: steps, noise, sensitivity, batch size.
-        standard_errors: of params, in their shape, if the solver computes intervals;
-            infinite where there is no finite one. Otherwise None.
-        correlations: of the errors of a linear model's params, shape (d, d), or of the
-            slopes and then the heights of `Curves`, if there are errors; zero for an
-            infinite error. They give the standard errors of sums of params, such as
-            params in other units.
+        standard_errors: standard errors of params, in their shape, if the solver
+            computes intervals; infinite if there is no finite error. Otherwise None.
+        correlations: correlations of the errors of params if there are standard_errors:
+            shape (d, d) for a linear model; for `Curves`, slopes come before heights.
+            They are zero for an infinite error. They give the standard errors of sums
+            of params, such as params in other units.
     """
 
     params: PyTree
@@ -48,8 +50,8 @@ class Solution:
     def predict(self, features: ArrayLike) -> jax.Array:
         """Returns predictions of a linear or an additive model, without offsets.
 
-        For a loss with a link, such as logistic or Poisson, they are log odds, or the
-        logarithm of a mean.
+        For a loss with a link, predictions are on the scale of the link: log odds for
+        the logistic loss, the logarithm of the mean for the Poisson loss.
 
         Args:
             features: shape (n, d), in the units of the fit.
@@ -58,7 +60,8 @@ class Solution:
             Shape (n,), or (n, K) with K outputs.
 
         Raises:
-            ValueError: If params are of another model, or the shape does not fit.
+            ValueError: If params are not from a linear or additive model, or the shape
+                of features does not fit.
 
         Example:
             >>> import jax.numpy as jnp
@@ -81,15 +84,16 @@ class Solution:
     def interval(self, level: float = 0.95) -> PyTree:
         """Returns an interval for each of the params, from their standard errors.
 
-        params -+ z standard_errors, with z a quantile of the normal distribution. It
-        costs no privacy. The docstring of the solver says what it covers.
+        The interval is params -+ z standard_errors, with z a quantile of the normal
+        distribution. It costs no privacy. The docstring of the solver says which errors
+        the interval covers.
 
         Args:
             level: the probability of each interval, in (0, 1).
 
         Returns:
             Lower and upper ends, shape (2, ...) in each leaf. An interval is infinite
-            if no finite one is valid.
+            if no finite interval is valid.
 
         Raises:
             ValueError: If the level is out of its range, or there are no standard
@@ -117,10 +121,10 @@ class Solution:
         """Returns the grid and the curve of each column of an additive model.
 
         Returns:
-            As for `Curves.shapes`.
+            A mapping as from `Curves.shapes`.
 
         Raises:
-            ValueError: If params are of another kind.
+            ValueError: If params are not `Curves`.
         """
         rule = "those of an additive model, which have shapes"
         is_fine = isinstance(self.params, Curves)
@@ -132,9 +136,9 @@ class Solution:
     ) -> dict[int, tuple[jax.Array, jax.Array, jax.Array]]:
         """Returns a band for each curve of an additive model with intervals.
 
-        curve -+ z standard errors at each number of the grid of `shapes`, as for
-        `interval`: the level holds for each number alone, not for all together. A band
-        is for the difference from the curve at zero, so it has no width there, and
+        The band is curve -+ z standard errors, as in `interval`, at each number of the
+        grid of `shapes`: the level holds for each number alone, not for all together. A
+        band is for the difference from the curve at zero, so it has no width there. It
         costs no privacy. Interpolate linearly between numbers of the grid, which only
         widens the band.
 
@@ -142,12 +146,12 @@ class Solution:
             level: the probability at each number, in (0, 1).
 
         Returns:
-            A mapping from columns to `(grid, lower, upper)`, each of shape (m,);
-            infinite where no finite band is valid.
+            A mapping from columns to `(grid, lower, upper)`, each of shape (m,). The
+            band is infinite at numbers where no finite band is valid.
 
         Raises:
-            ValueError: If the level is out of its range, params are of another kind,
-                or there are no errors.
+            ValueError: If the level is out of its range, params are not `Curves`, or
+                there are no standard errors.
 
         Example:
             >>> import jax.numpy as jnp
@@ -174,7 +178,7 @@ class Solution:
 
 
 def _half_width(level: float, *errors: PyTree | None) -> float:
-    """Returns z, half the width of an interval in standard errors, which are needed."""
+    """Returns z, half of an interval's width in standard errors; errors must exist."""
     _validate.probability(level=level)
     if any(part is None for part in errors):
         rule = "it must be those of a solver that was asked for intervals"
