@@ -450,8 +450,7 @@ def _bisected_quantiles(
     ordered = _ordered(num_groups, groups)
 
     def end_of(key: Key, start: jax.Array, ends_of: Any, is_higher: Any) -> Any:
-        """Returns where a bisection near `start` ends, and half its last step, (Q, G).
-        """
+        """Returns where a bisection near `start` ends, and half its last step."""
         return bisected(
             key,
             (start, jnp.asarray(bound, start.dtype) / 2),

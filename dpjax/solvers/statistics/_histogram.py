@@ -121,8 +121,7 @@ def count_errors(counts: jax.Array, stddev: Scalar, num_samples: int) -> jax.Arr
 
 
 def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
-    """Releases 21 increasing round edges, for `EDGES_SHARE` of a multiplier's budget.
-    """
+    """Releases 21 increasing round edges, for `EDGES_SHARE` of the budget."""
     size_key, median_key, distance_key = _keys.split(key, 3)
     known = ~jnp.isnan(gathered(samples))
     values = jnp.where(known, gathered(samples), 0.0)
