@@ -112,7 +112,7 @@ def dp_additive_model(
 
     Raises:
         ValueError: if an argument is out of its range, or shapes do not fit; before the
-        choice, and never because of the values of the data.
+            choice, and never because of the values of the data.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input, stats and all iterates

@@ -44,8 +44,9 @@ def best_constant(
     The constant is zero without an intercept. It is zero for robust losses too, because
     their targets are already centered at a median.
 
-    Privacy: Under replace-one as two Gaussian mechanisms, with the multipliers
-        `target_size` and `mean`; labels need no bound.
+    Privacy:
+        Under replace-one as two Gaussian mechanisms, with the multipliers `target_size`
+        and `mean`; labels need no bound.
     """
     size_key, mean_key = keys
     examples = records.examples

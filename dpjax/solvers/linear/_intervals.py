@@ -160,10 +160,11 @@ def fit_with_errors(
     covariances by noise of the mean, by noise of H, and of the estimated bias. All are
     computed from released numbers.
 
-    Privacy: One Gaussian mechanism of the noise multiplier under replace-one: four
-        noisy bounds, two pairs of noisy counts, three noisy second moments, a fit, and
-        a mean of sensitivity 2 / n in units of its bounds. Without an intercept there
-        is one bound and one pair less. All else is a function of released numbers.
+    Privacy:
+        One Gaussian mechanism of the noise multiplier under replace-one: four noisy
+        bounds, two pairs of noisy counts, three noisy second moments, a fit, and a mean
+        of sensitivity 2 / n in units of its bounds. Without an intercept there is one
+        bound and one pair less. All else is a function of released numbers.
     """
     num_samples = len(examples.targets)
     shares = _shares(examples.features.shape, noise_multiplier)

@@ -123,7 +123,7 @@ def dp_linear_model(
 
     Raises:
         ValueError: if an argument is out of its range, or shapes do not fit; before any
-        computation, and never because of the values of the data.
+            computation, and never because of the values of the data.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input, stats and all iterates

@@ -65,9 +65,8 @@ def dp_group_means(
     """Releases the count and the mean of each group, and optionally quantiles.
 
     As in `dp_mean`, samples are clipped around a private median, in layers at distances
-    from a private histogram; all groups share these. The outer layers of all groups
-    together are shrunk toward zero, and each group's outer layers toward its part of
-    them.
+    from a private histogram; all groups share these. Sums of outer layers shrink: over
+    all groups toward zero, in a group toward its part.
 
     Args:
         samples: shape (n,), real; n is public, at most 2^24. A record with NaN is

@@ -49,8 +49,9 @@ def dp_histogram(
             is (edges[j], edges[j + 1]]. By default 21 round numbers around a private
             median, which enclose most samples; they cost a tenth of the budget.
 
-    Returns: A `Solution` whose params are the counts, int32 of shape (k,); noise may
-        make some negative. Its standard_errors, and so `interval`, are for n times the
+    Returns:
+        A `Solution` whose params are the counts, int32 of shape (k,); noise may make
+        some negative. Its standard_errors, and so `interval`, are for n times the
         probability of each bin, and count sampling and noise. Its stats hold edges, the
         stddev of the noise, and noise_multiplier.
 

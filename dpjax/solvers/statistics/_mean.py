@@ -49,15 +49,14 @@ def dp_mean(
     """Releases the mean of heavy-tailed samples with Gaussian noise.
 
     There are no hyperparameters. Medians, scales and second moments are released first.
-    Rows are then clipped around the medians, in coordinates whitened by the second
-    moments, at norms that few rows exceed. For distributions with two and a half
-    moments or more, the error is about as small as with the best clip norm in
-    hindsight. With an estimator it is an algorithm of the papers: see Reference.
+    Rows are then clipped around the medians, in whitened coordinates, at norms that few
+    rows exceed. With two and a half moments or more, the error is about that of the
+    best clip norm in hindsight. With an estimator it is an algorithm of the papers: see
+    Reference.
 
     Args:
         samples: pytree, leaves of shape (n, ...); n is public. Without an estimator NaN
-            counts as zero, and scales below 1e-6 or above 1e13 are not found: rescale
-            by a public unit before.
+            counts as zero, and scales must be from 1e-6 to 1e13, in a public unit.
         key: a typed key.
         epsilon: privacy parameter, positive, any size.
         delta: privacy parameter in (0, 1).
@@ -74,9 +73,9 @@ def dp_mean(
         also has l2_clip_norms, in whitened coordinates, left_out, an estimate of the
         mean length beyond them, and standard_errors in the shape of params, so
         `interval` works. The errors count sampling, noise and clipping, by the central
-        limit theorem and a Pareto tail beyond the clip norms, and are infinite if noise
-        hides the samples. An interval may miss if a few records, hidden by the noise,
-        carry much of the mean.
+        limit theorem and a Pareto tail beyond the clip norms; they are infinite if
+        noise hides the samples, and too small if a few records, hidden by noise, carry
+        much of the mean.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: Gaussian mechanisms on

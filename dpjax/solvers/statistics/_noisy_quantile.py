@@ -319,9 +319,10 @@ def noisy_median(
     Records of weight zero do not count; all other records count once. The bound is
     public or released.
 
-    Privacy: A Gaussian mechanism of the noise multiplier under replace-one, of 20
-        adaptive counts for a column: the number of records above a middle, less the
-        number below it. Replacing a record moves each by at most 2. Counts are exact.
+    Privacy:
+        A Gaussian mechanism of the noise multiplier under replace-one, of 20 adaptive
+        counts for a column: the number of records above a middle, less the number below
+        it. Replacing a record moves each by at most 2. Counts are exact.
     """
     num_counts = NUM_MEDIAN_HALVINGS * math.prod(values.shape[1:])
     stddev = 2 * math.sqrt(num_counts) * ROUNDED_UP * noise_multiplier
@@ -340,9 +341,10 @@ def median_and_bound(
 
     A bound is four times the 75 per cent quantile of the absolute values.
 
-    Privacy: Two Gaussian mechanisms under both multipliers: one for all bounds
-        together, one for all medians. Bounds of d columns are d releases of sqrt(d)
-        times theirs.
+    Privacy:
+        Two Gaussian mechanisms under both multipliers: one for all bounds together, one
+        for all medians. Bounds of d columns are d releases of sqrt(d) times their
+        multiplier.
     """
     quantile = partial(noisy_quantile, share_above=_WITHIN)
     absolute = jnp.abs(values)

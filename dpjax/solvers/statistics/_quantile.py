@@ -48,15 +48,15 @@ def dp_quantile(
     minus the smallest number of records to replace for the r-th smallest to lie in it.
     Permute-and-flip chooses a bin and releases its midpoint. For any distribution, the
     error in rank grows with the logarithm of the number of bins. A second choice, with
-    the same epsilon, gives the interval: a distance from that midpoint that covers the
-    samples whose ranks are two standard errors below and above the quantile. If samples
-    repeat a few numbers, as ages do, it reaches the next number.
+    the same epsilon, gives the interval: a distance from that midpoint that covers two
+    standard errors of the rank on both sides. If samples repeat a few numbers, as ages
+    do, it reaches the next number.
 
     Args:
-        samples: shape (n,), real; n is public. Values beyond the edges, including
-            infinities, count in the first or the last bin. NaN is a missing value: a
-            share `quantile` of the indices counts it as the lowest, the other indices
-            as the highest, which does not change the quantile of the other samples.
+        samples: shape (n,), real; n is public. Values beyond the edges count in the
+            first or the last bin. NaN is missing: it counts as the lowest value at a
+            share `quantile` of the indices, else as the highest, which does not change
+            the quantile of the other samples.
         key: a typed key.
         epsilon: privacy parameter, positive, any size.
         quantile: from 0, the smallest, to 1, the largest.
@@ -91,8 +91,8 @@ def dp_quantile(
 
     Reference:
         Smith (2011), "Privacy-preserving statistical estimation with optimal
-        convergence rates", Algorithm 2. Scores: Asi, Duchi (2020), "Instance-optimality
-        in differential privacy via approximate inverse sensitivity mechanisms".
+        convergence rates", Algorithm 2. Scores: Asi, Duchi (2020),
+        "Instance-optimality".
     """
     _validate.positive(epsilon=epsilon)
     check_key_of_rows(key, samples)

@@ -32,13 +32,12 @@ _BEYOND = 2.0**60  # numbers are clipped to it, so that no quotient overflows
 _WINDOW = 3  # adjacent bins, which hold 3/4 of a normal distribution
 # The probability that some window without records seems to have some.
 _FALSE = 0.05
-# The size is a quantile of the numbers in that window and in bins that exceed the
-# noise, because the window alone could be an atom near the center. This is the
-# probability that some bin without records exceeds the noise: it might be far from all
-# others.
+# The size is a quantile of the numbers in that window, which could be an atom near the
+# center, and in bins that exceed the noise. This is the probability that some bin
+# without records exceeds the noise: it might be far from all other bins.
 _FALSE_BIN = 0.001
-# The quantile of numbers, and of distances from a mean: a twentieth of a dummy's are
-# far from it.
+# The quantiles of numbers, and of distances from a mean: a twentieth of the numbers of
+# a one-hot column are far from its mean.
 _QUANTILE, _QUANTILE_AWAY = 0.75, 0.97
 _MOST_MEAN = 1.5  # numbers are clipped to this many sizes for their mean
 _RECENTERED = 0.5  # in sizes; columns with a larger mean are centered
@@ -173,10 +172,11 @@ def dp_center_and_scale(
         least_seen, the number of records of one size that the noise does not hide, from
         n, k and the budget alone; and noise_multiplier.
 
-    Privacy: (epsilon, delta)-DP under replace-one, for every input: six adaptive
-        Gaussian mechanisms on counts and clipped means, which compose exactly. A row
-        with many cells that are not zero counts less in each histogram, so that it
-        moves all of them by no more than a row of few cells does.
+    Privacy:
+        (epsilon, delta)-DP under replace-one, for every input: six adaptive Gaussian
+        mechanisms on counts and clipped means, which compose exactly. A row with many
+        cells that are not zero counts less in each histogram, so that it moves all of
+        them by no more than a row of few cells does.
 
     Example:
         >>> import jax, numpy as np
@@ -187,7 +187,8 @@ def dp_center_and_scale(
         >>> print(np.round(samples.std(axis=0) / scales, 1))
         [0.4 0.4]
 
-    Reference: Karwa, Vadhan (2018), "Finite sample differentially private confidence
+    Reference:
+        Karwa, Vadhan (2018), "Finite sample differentially private confidence
         intervals", for sizes by a noisy histogram of exponents; Biswas, Dong, Kamath,
         Ullman (2020), "CoinPress", for rounds of clipping about a released center.
     """
@@ -285,13 +286,14 @@ def _released(
        is in proportion to the clipping size: if a column's spread is far below its
        mean, the first distances are mostly that error.
 
-    Privacy: One Gaussian mechanism of the noise multiplier under replace-one. A row
-        with m cells counts at most sqrt(min(1, b/m)) in the histogram of each: sqrt(b)
-        in the norm, and sqrt(2b) if another row replaces it. The number of records that
-        count is released too. If a row replaces a row that does not count, all of these
-        move by sqrt(b + 1) together, at most sqrt(2b). Counts are exact. A row of a
-        numbers within 1.5 has a norm of at most 1.5 sqrt(a). The columns of each step,
-        centers, sizes and b come from earlier releases.
+    Privacy:
+        One Gaussian mechanism of the noise multiplier under replace-one. A row with m
+        cells counts at most sqrt(min(1, b/m)) in the histogram of each: sqrt(b) in the
+        norm, and sqrt(2b) if another row replaces it. The number of records that count
+        is released too. If a row replaces a row that does not count, all of these move
+        by sqrt(b + 1) together, at most sqrt(2b). Counts are exact. A row of a numbers
+        within 1.5 has a norm of at most 1.5 sqrt(a). The columns of each step, centers,
+        sizes and b come from earlier releases.
     """
     dense, first, *rounds = (multiplier / math.sqrt(share) for share in _SHARES)
     first_key, *keys = _keys.split(key, 3)

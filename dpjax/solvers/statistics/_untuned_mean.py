@@ -102,7 +102,7 @@ class Shares(NamedTuple):
         return self.lengths if self.scales is None else self.scales
 
     def multipliers(self, noise_multiplier: float) -> "Shares":
-        """Returns the noise multiplier of each release, from that of all together."""
+        """Returns the noise multiplier of each release, from their total."""
         return jax.tree.map(
             lambda share: noise_multiplier / math.sqrt(share) if share else 0.0, self
         )
@@ -134,7 +134,8 @@ def untuned_mean(
        are longer than C_1, and few are than C_3. Outer layers have most of the noise,
        and often a mean near zero, so they are shrunk toward zero (James and Stein).
 
-    Privacy: As one Gaussian mechanism of the noise multiplier, under replace-one. Each
+    Privacy:
+        As one Gaussian mechanism of the noise multiplier, under replace-one. Each
         release is a `noisy_quantile`, `noisy_median`, `noisy_second_moments` or clipped
         mean, with parameters that were released before. Quantiles of d columns are d
         releases of sqrt(d) times the multiplier. Layers are one vector clipped to norm
