@@ -39,7 +39,7 @@ class Threshold(NamedTuple):
 
     Attributes:
         records: a factor of (noise multiplier + 1) / n: with less noise and more
-        records, a smaller gain suffices.
+            records, a smaller gain suffices.
         most: the largest threshold.
     """
 
@@ -71,9 +71,9 @@ class Rule(NamedTuple):
 
     Attributes:
         records: the number of records that coarse and fine knots need, for each weight
-        of the model and each unit of the noise multiplier.
+            of the model and each unit of the noise multiplier.
         tail: the unit of lines beyond the fine knots. With a small unit, far tails use
-        less of a record's clip norm, but are fitted later.
+            less of a record's clip norm, but are fitted later.
         threshold: the least gain for curves, if a gain is released.
         bends_unseen: whether columns bend if the noise would hide the gain.
     """

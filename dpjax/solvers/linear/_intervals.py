@@ -100,9 +100,9 @@ class Curvatures(NamedTuple):
 
     Attributes:
         root: shape (k, k). Each column is a direction of curvature 1, or zeros if the
-        noise hides it. With an intercept the last direction is the level.
+            noise hides it. With an intercept the last direction is the level.
         hidden: shape (k, k), with the hidden directions in the columns that root has
-        zero.
+            zero.
         num_hidden: the number of hidden directions.
         stddev: the stddev of the noise on the diagonal of the second derivatives.
     """

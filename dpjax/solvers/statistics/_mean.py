@@ -50,9 +50,8 @@ def dp_mean(
 
     There are no hyperparameters. Medians, scales and second moments are released first.
     Rows are then clipped around the medians, in whitened coordinates, at norms that few
-    rows exceed. With two and a half moments or more, the error is about that of the
-    best clip norm in hindsight. With an estimator it is an algorithm of the papers: see
-    Reference.
+    rows exceed. With two and a half moments or more, the error is about as with the
+    best clip norm in hindsight. Estimators give the papers' algorithms.
 
     Args:
         samples: pytree, leaves of shape (n, ...); n is public. Without an estimator NaN
@@ -74,14 +73,13 @@ def dp_mean(
         mean length beyond them, and standard_errors in the shape of params, so
         `interval` works. The errors count sampling, noise and clipping, by the central
         limit theorem and a Pareto tail beyond the clip norms; they are infinite if
-        noise hides the samples, and too small if a few records, hidden by noise, carry
-        much of the mean.
+        noise hides the samples, and may be too small if noise hides a few records that
+        carry much of the mean.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: Gaussian mechanisms on
         counts, medians, second moments and a clipped mean, which compose exactly; or
-        one Gaussian mechanism on a mean of known sensitivity, or the guarantee of
-        `transforms.privatize`.
+        one on a mean of known sensitivity, or the guarantee of `transforms.privatize`.
 
     Example:
         >>> import jax, numpy as np

@@ -41,16 +41,13 @@ def dp_quantile(
 ) -> Solution:
     """Releases a quantile of heavy-tailed samples, to the width of a public bin.
 
-    With r = ceil(quantile n), bin j has the score
-
-        u(j) = -max(0, #{x <= lower edge} + 1 - r, r - #{x <= upper edge}),
-
-    minus the smallest number of records to replace for the r-th smallest to lie in it.
-    Permute-and-flip chooses a bin and releases its midpoint. For any distribution, the
-    error in rank grows with the logarithm of the number of bins. A second choice, with
-    the same epsilon, gives the interval: a distance from that midpoint that covers two
-    standard errors of the rank on both sides. If samples repeat a few numbers, as ages
-    do, it reaches the next number.
+    Bin j has, for r = ceil(quantile n), the score u(j) = -max(0, #{x <= lower edge} + 1
+    - r, r - #{x <= upper edge}): minus the number of records to replace for the r-th
+    smallest to lie in it. Permute-and-flip chooses a bin and releases its midpoint. For
+    any distribution, the error in rank grows with the logarithm of the number of bins.
+    A second choice gives the interval: a distance from that midpoint that covers two
+    standard errors of the rank on both sides, and reaches the next number if samples
+    repeat a few.
 
     Args:
         samples: shape (n,), real; n is public. Values beyond the edges count in the
@@ -91,8 +88,7 @@ def dp_quantile(
 
     Reference:
         Smith (2011), "Privacy-preserving statistical estimation with optimal
-        convergence rates", Algorithm 2. Scores: Asi, Duchi (2020),
-        "Instance-optimality".
+        convergence rates", Algorithm 2. Asi, Duchi (2020): scores.
     """
     _validate.positive(epsilon=epsilon)
     check_key_of_rows(key, samples)
