@@ -24,7 +24,7 @@ _SHARES, _SLOPE_MEAN = {"bend_moments": 0.01, "bend_size": 0.005}, 0.002
 # The linear model that is tested has the same share as the mean of products, but at
 # least this.
 _LEAST = 0.02
-_NOISE = 0.05  # of a gain, in thresholds, is precise enough
+_NOISE = 0.05  # of a gain, in thresholds: more precision is useless
 _LINE, _HAT = 4.0, 2.0  # the ends of the tested line and hats
 _CLIPPED = 0.05  # share of the records with clipped products
 # Added to the eigenvalues of moments, and to the moments of bends, in mean weights, so

@@ -64,13 +64,8 @@ def dp_additive_model(
     `smooth` adds a curve: linear between public knots, zero at zero and constant beyond
     the last knots. A curve is a sum of hat functions, which `dp_linear_model` fits as
     features of the record. Public numbers determine the knots: 11 in most models, none
-    at a small budget, where the model is linear.
-
-    All columns of `smooth` bend, or none: this is a private choice by what curves would
-    gain, for 4 to 12 per cent of the budget. If noise would hide the gain (a public
-    rule), models of labels bend and others do not. At a large budget, models of labels
-    also have narrow functions of at most two columns that are mostly near zero, such as
-    capital gains: a private choice for 0.5 per cent.
+    at a small budget, where the model is linear. Whether columns bend is a private
+    choice, for 4 to 12 per cent of the budget: `docs/guides/curves.md` has its rule.
 
     With `intervals` curves have bands: see `Solution.bands`. Bands would not count a
     choice, so there is none: all columns of `smooth` have five, three or no knots, by a

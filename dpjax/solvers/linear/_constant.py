@@ -102,7 +102,7 @@ def _constant(
     else:
         is_alone = kind.has_exposures or kind.loss.target_range[0] >= 0
         unit = divisor * (1.0 if is_alone else BESIDE_WEIGHT)
-        end = math.inf if kind.has_exposures else 1.0  # of small exposures
+        end = math.inf if kind.has_exposures else 1.0  # large for small exposures
         if kind.has_labels:
             end = jnp.maximum(1 - _FROM_ENDS * stddevs[0] / unit, 0.0)
         mean = jnp.clip(noisy[0] / unit, -end, end) * like(size, noisy)

@@ -128,7 +128,8 @@ class SizeHistogram(NamedTuple):
         noisy: the counts with noise, in ascending order of bins.
         stddev: the stddev of the noise.
         top: the highest bin that is known to hold records, -1 if there is none.
-        above: the noisy number of records in a bin and those above it, up to the top.
+        above: the noisy number of records in a bin and the bins above it, up to the
+            top.
     """
 
     noisy: jax.Array

@@ -41,13 +41,12 @@ def dp_quantile(
 ) -> Solution:
     """Releases a quantile of heavy-tailed samples, to the width of a public bin.
 
-    Bin j has, for r = ceil(quantile n), the score u(j) = -max(0, #{x <= lower edge} + 1
-    - r, r - #{x <= upper edge}): minus the number of records to replace for the r-th
-    smallest to lie in it. Permute-and-flip chooses a bin and releases its midpoint. For
-    any distribution, the error in rank grows with the logarithm of the number of bins.
-    A second choice gives the interval: a distance from that midpoint that covers two
-    standard errors of the rank on both sides, and reaches the next number if samples
-    repeat a few.
+    For r = ceil(quantile n), bin j has the score
+    u(j) = -max(0, #{x <= lower edge} + 1 - r, r - #{x <= upper edge}), minus the number
+    of records to replace for the r-th smallest to lie in it. Permute-and-flip chooses a
+    bin and releases its midpoint. For any distribution, the error in rank grows with
+    the logarithm of the number of bins. A second choice gives the interval: a distance
+    from the midpoint that covers two standard errors of the rank on both sides.
 
     Args:
         samples: shape (n,), real; n is public. Values beyond the edges count in the
