@@ -523,8 +523,8 @@ def recalibration(
     """Releases the factor of the scores, from 0 to 3, and the change of the level.
 
     If `is_at_mean`, the loss is half the square, and the level a mean of the targets,
-    without offsets. The change then only subtracts the mean of the scores, because
-    scores are smaller than slopes.
+    without offsets. The change then only subtracts the mean of the scores, which has
+    less noise than the mean of the slopes, because scores are smaller.
 
     Privacy:
         Under replace-one as two Gaussian mechanisms: two noisy quantiles of

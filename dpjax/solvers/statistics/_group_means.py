@@ -65,8 +65,8 @@ def dp_group_means(
     """Releases the count and the mean of each group, and optionally quantiles.
 
     As in `dp_mean`, samples are clipped around a private median, in layers at distances
-    from a private histogram; all groups share these. Sums of outer layers shrink: over
-    all groups toward zero, in a group toward its part.
+    from a private histogram; all groups share these. Sums of outer layers shrink: the
+    total toward zero, and each group's sum toward its part of the total.
 
     Args:
         samples: shape (n,), real; n is public, at most 2^24. A record with NaN is
@@ -275,7 +275,8 @@ def _sums(
     is_seen = (seen.top >= 0) & (is_bounded | (bound > LEAST_BOUND))
 
     def noise(radius: Any, of_squares: Any) -> jax.Array:
-        """Returns the noise variance of a sum, and of a sum of squares as its error."""
+        """Returns the variance of a sum, from its noise and the noise of its squares.
+        """
         variances = 4 * multipliers[0] ** 2, 2 * multipliers[1]
         return variances[0] * radius**2 + variances[1] * of_squares**2
 

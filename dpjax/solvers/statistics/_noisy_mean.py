@@ -50,7 +50,8 @@ class SetClipping(Clipping):
 
     @property
     def diameter(self) -> float:
-        """See `NormBounded.diameter`; larger than rounding may make it."""
+        """Returns the diameter of the set in clip norms, rounded up: see `NormBounded`.
+        """
         return self.relative_diameter * ROUNDED_UP
 
 

@@ -63,7 +63,8 @@ def noisy_quantile(
         A Gaussian mechanism of the noise multiplier under replace-one: replacing a
         record moves two counts by 1, sqrt(2) in the l2 norm. Counts are exact.
     """
-    # There are three programs, so that the long one serves any number of records.
+    # There are three programs, so that the long program for noise is compiled once for
+    # all numbers of records.
     counts, stddevs = _counts(magnitudes, noise_multiplier)
     noisy = gaussian_of_padded(key, counts, stddevs)
     return _quantile(magnitudes.dtype, noisy, stddevs, num_above, share_above)
