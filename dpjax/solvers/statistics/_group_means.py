@@ -275,8 +275,7 @@ def _sums(
     is_seen = (seen.top >= 0) & (is_bounded | (bound > LEAST_BOUND))
 
     def noise(radius: Any, of_squares: Any) -> jax.Array:
-        """Returns the variance of a sum, from its noise and the noise of its squares.
-        """
+        """Returns a sum's variance by its noise and by the noise of its squares."""
         variances = 4 * multipliers[0] ** 2, 2 * multipliers[1]
         return variances[0] * radius**2 + variances[1] * of_squares**2
 

@@ -50,8 +50,7 @@ class SetClipping(Clipping):
 
     @property
     def diameter(self) -> float:
-        """Returns the diameter of the set in clip norms, rounded up: see `NormBounded`.
-        """
+        """Returns the set's diameter in clip norms, rounded up: see `NormBounded`."""
         return self.relative_diameter * ROUNDED_UP
 
 
