@@ -18,20 +18,22 @@ from dpjax.solvers.linear._kind import Examples, ModelKind
 from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 
-# Of the budget: the moments of the tested functions and the size of what is averaged;
-# and the mean of slopes that are no labels'.
+# Shares of the budget: the moments of the tested functions and the bound of products;
+# and the mean of slopes, except for labels.
 _SHARES, _SLOPE_MEAN = {"bend_moments": 0.01, "bend_size": 0.005}, 0.002
-# The linear model that is tested has as much as the average of products, but at least:
+# The linear model that is tested has the same share as the mean of products, but at
+# least this.
 _LEAST = 0.02
-_NOISE = 0.05  # of a gain, in thresholds: more precision says no more
-_LINE, _HAT = 4.0, 2.0  # where the tested line and hats reach their ends
-_CLIPPED = 0.05  # of the records: those whose test functions are clipped
-# Of the mean weight, what is added to the eigenvalues of moments, and of the moments
-# of bends: few records are no gain.
+_NOISE = 0.05  # of a gain, in thresholds: more precision is useless
+_LINE, _HAT = 4.0, 2.0  # the ends of the tested line and hats
+_CLIPPED = 0.05  # share of the records with clipped products
+# Added to the eigenvalues of moments, and to the moments of bends, in mean weights, so
+# that few records make no gain.
 _FLOOR, _RARE = 1e-3, 0.01
-RARE_SHARE = 0.005  # of the budget, for which columns are mostly zero
-# So few records beside zero that functions of them cost little where they gain nothing.
-# Of capital gains and losses 5 to 9 in 100 are not zero, of most columns half or more.
+RARE_SHARE = 0.005  # of the budget, for choosing columns that are mostly zero
+# The share of records beside zero below which functions of them cost little even if
+# they gain nothing. Of capital gains and losses 5 to 9 in 100 are not zero, of most
+# columns half or more.
 _FEW = 0.15
 
 
@@ -44,7 +46,7 @@ def shares_of(
 ) -> dict[str, float]:
     """Returns the shares of the budget that a choice costs, by public numbers.
 
-    The threshold is the gain that is enough; other arguments are those of `is_seen`.
+    `threshold` is the least gain for curves; other arguments are as in `is_seen`.
     """
     noise = gain_noise(num_samples, num_functions, noise_multiplier)
     if kind.has_labels:
@@ -63,23 +65,19 @@ def released_gain(
     noise_multiplier: float,
     shares: Mapping[str, float],
 ) -> jax.Array:
-    """Releases what curves would gain over a linear model, in squares of a norm.
+    """Releases the gain of curves over a linear model, in squares of a clip norm.
 
-    Each column that may bend has two hat functions of its size, one on either side of
-    zero. By their released second moments with a constant and a bounded line, what
-    these explain is taken off, and the rest gets about unit spread. The mean of
-    function times slope of the loss is then zero where a straight line is best, and
-    half its square, over the curvature, is what a small bend gains. The squares are
-    summed over columns, and the expected square of the noise is taken off.
-
-    Clipped slopes of skewed targets have a mean, of which functions that noisy moments
-    straighten would take a part for a gain. So it is released, and taken off. Those of
-    labels are bounded, and have next to none.
+    Each column that may bend has two hat functions, one on either side of zero. Their
+    parts explained by a constant and a bounded line are removed by released second
+    moments, and the rest has about unit spread. The mean of function times slope of the
+    loss is then zero where a straight line is best, and half its square, over the
+    curvature, is the gain of a small bend. The squares are summed, less the expected
+    square of the noise.
 
     Privacy:
         Under replace-one as up to four Gaussian mechanisms, of the noise multiplier
         over the roots of their shares. Moments are means of vectors clipped to a public
-        norm, slopes and products are so to a released one, a noisy quantile.
+        norm; slopes and products are clipped to a released norm, a noisy quantile.
     """
     moments_key, size_key, mean_key = _keys.split(key, 3)
     multipliers = {
@@ -96,6 +94,9 @@ def released_gain(
         num_above=_CLIPPED * len(slopes),
         noise_multiplier=multipliers["bend_size"],
     )
+    # Clipped slopes of skewed targets have a mean, part of which would seem a gain
+    # where noisy moments straighten the functions. It is released and subtracted.
+    # Slopes of labels are bounded, with a mean near zero.
     if multiplier := multipliers.get("slope_mean"):
         mean_key, slope_key = _keys.split(mean_key)
         # The norm of bends of unit spread is about the root of their number.
@@ -135,11 +136,11 @@ def _straightened(
     key: Key,
     multiplier: Scalar,
 ) -> jax.Array:
-    """Releases how hats are combined with ones and lines, shape (k, 2, 4).
+    """Releases combinations of hats, ones and lines without straight parts, (k, 2, 4).
 
-    What is averaged of a record are the squares and products of its four functions,
-    each column's times the curvature. No two records are at an obtuse angle: their
-    inner product is a sum of squares of those of functions.
+    The mean is of squares and products of a record's four functions, each column's
+    times the curvature. No two records are at an obtuse angle: their inner product is a
+    sum of squares of inner products of functions.
     """
     num_columns = functions.shape[1]
     rows, columns = jnp.triu_indices(4)
@@ -154,7 +155,7 @@ def _straightened(
     args = clipping, (functions, curvatures), multiplier, key, axis_name
     means = noisy_mean(*args, product=products, weights=shape)
     noise = clipping.noise_parameters(multiplier, len(functions), shape.size)["stddev"]
-    # From here on only released numbers.
+    # All numbers below are released.
     moments = jnp.zeros((num_columns, 4, 4), means.dtype)
     moments = moments.at[:, rows, columns].set(means)
     moments = moments.at[:, columns, rows].set(means)
@@ -165,7 +166,7 @@ def _straightened(
     factor = jnp.linalg.cholesky(moments)
     ones = jnp.broadcast_to(jnp.eye(4, dtype=factor.dtype), factor.shape)
     inverse = jax.scipy.linalg.solve_triangular(factor, ones, lower=True)
-    # The last two rows have unit spread. Bends of few records get less.
+    # The last two rows have unit spread. Bends of few records have less.
     bends = factor[:, 2:, 2:]
     spread = jnp.einsum("kij,klj->kil", bends, bends) + _RARE * mean * ones[:, :2, :2]
     straight = jnp.einsum("kij,kjl->kil", bends, inverse[:, 2:])
@@ -185,7 +186,7 @@ def _bends(functions: jax.Array, matrix: jax.Array) -> jax.Array:
 def _centered(
     axis_name: Any, slopes: jax.Array, norm: jax.Array, key: Key, multiplier: Scalar
 ) -> jax.Array:
-    """Returns slopes clipped to a norm, less their mean, which is released."""
+    """Returns slopes clipped to a norm, minus their mean, which is released."""
 
     def products(weights, slope):
         return jnp.sum(weights * slope)
@@ -224,10 +225,10 @@ def _gain(
 def rare_columns(
     axis_name: Any, examples: Examples, key: Key, multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases which columns are mostly zero: their places, and how many these are.
+    """Releases the places of columns that are mostly zero, and their number.
 
-    Of more than `MOST_FINEST` those with the most records beside zero, which have the
-    most to gain. Places are as many as that, or as columns; the first are mostly zero.
+    At most `MOST_FINEST` places are returned, columns with more records beside zero
+    first, because they have the most to gain. Only the first ones are mostly zero.
 
     Privacy:
         Under replace-one one Gaussian mechanism of the multiplier. A record gives its
@@ -240,7 +241,7 @@ def rare_columns(
         beside, weight = record
         return weight * jnp.sum(sums * (beside - _FEW))
 
-    # Zero is what the narrowest functions do not tell from it.
+    # The narrowest functions cannot tell smaller numbers from zero.
     beside = (jnp.abs(features) > STEP / 2).astype(features.dtype)
     shape = jnp.zeros(features.shape[1], features.dtype)
     clipping = SetClipping((1 - _FEW) * math.sqrt(features.shape[1]), 1 / (1 - _FEW))

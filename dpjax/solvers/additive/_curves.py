@@ -1,4 +1,4 @@
-"""Knots of curves, by public numbers, and the hat functions that curves are sums of."""
+"""Knots of curves, from public numbers, and the hat functions that curves add up."""
 
 import math
 from dataclasses import dataclass
@@ -15,39 +15,39 @@ from dpjax.solvers.training._curves import Curves, bounded, hats
 _COARSE = (-2.0, 0.0, 2.0)
 _BANDED = (_COARSE, (-2.0, -1.0, 0.0, 1.0, 2.0))  # with intervals
 FINE = (-4.0, -2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-# Hat functions that columns of few numbers beside zero have as well, and how many of
-# these columns there may be, because each needs many weights.
+# The spacing of narrow hat functions, and the number of columns that may have them:
+# each of these needs many weights.
 STEP, MOST_FINEST = 1 / 16, 2
 FINEST = tuple(sorted({*FINE, *(STEP * step for step in range(-32, 33))}))
 NARROW = tuple(place for place, knot in enumerate(FINEST) if knot not in FINE)
-# Records for each weight then, and each unit of the noise multiplier.
+# The number of records for each weight and unit of the noise multiplier that they need.
 _FINEST_RECORDS = 60.0
 # The units of lines and hat functions. Steps that are equal in all weights move a
 # function by the square of its unit.
 LINE, HEIGHT = 0.5, 2.0
-# Records that w weights need, over the noise multiplier and w^1.5, if noise is not to
-# hide second derivatives: the edge of its spectrum is that of squares of w, times w^.5.
+# With w weights, noise hides no second derivative if the records, over the noise
+# multiplier and w^1.5, are at least this many.
 _CLEAR_RECORDS = 190.0
-_TAIL = 0.05  # of lines beyond the fine knots, in models of labels
+_TAIL = 0.05  # unit of lines beyond the fine knots, for labels
 # The largest share of the budget for a gain, and the largest noise of a gain by which
 # it is still chosen. Gains of real sets are 5 to 20 times 1e-4 in these units.
 MOST_SHARE, _MOST_NOISE = 0.05, 3e-4
 
 
 class Threshold(NamedTuple):
-    """Which gain is enough, in squares of the clip norm.
+    """Holds the rule for the least gain of curves, in squares of the clip norm.
 
     Attributes:
-        records: a factor of (noise multiplier + 1) / n: the more weights there are for
-            noise, and for records, the less they gain.
-        most: the largest.
+        records: a factor of (noise multiplier + 1) / n: with less noise and more
+            records, a smaller gain suffices.
+        most: the largest threshold.
     """
 
     records: float
     most: float
 
     def of(self, num_samples: int, noise_multiplier: float) -> float:
-        """Returns the gain that is enough, by public numbers."""
+        """Returns the least gain for curves, by public numbers."""
         return min(self.records * (noise_multiplier + 1) / num_samples, self.most)
 
 
@@ -61,21 +61,21 @@ def is_seen(num_samples: int, num_functions: int, noise_multiplier: float) -> bo
 
 
 def gain_noise(num_samples: int, num_functions: int, noise_multiplier: float) -> float:
-    """Returns the noise of a gain that has the whole budget, its standard deviation."""
+    """Returns the standard deviation of a gain released with the whole budget."""
     stddev = 2 * noise_multiplier / num_samples
     return stddev**2 * math.sqrt(2 * num_functions)
 
 
 class Rule(NamedTuple):
-    """When columns bend, of a loss.
+    """Holds the rule for when columns bend, for a loss.
 
     Attributes:
-        records: what coarse and fine knots need: so many records for each weight of
-            the model and each unit of the noise multiplier.
-        tail: the unit of lines beyond the fine knots. If it is small, far tails take
-            less of what clipping leaves of a record, but are fitted later.
-        threshold: which gain is enough, where it is released.
-        bends_unseen: whether they bend where the noise would hide the gain.
+        records: the number of records that coarse and fine knots need, for each weight
+            of the model and each unit of the noise multiplier.
+        tail: the unit of lines beyond the fine knots. With a small unit, far tails use
+            less of a record's clip norm, but are fitted later.
+        threshold: the least gain for curves, if a gain is released.
+        bends_unseen: whether columns bend if the noise would hide the gain.
     """
 
     records: tuple[float, float]
@@ -85,10 +85,10 @@ class Rule(NamedTuple):
 
     @classmethod
     def of(cls, loss: LinearLoss) -> "Rule":
-        """Returns that of a loss.
+        """Returns the rule of a loss.
 
-        Labels bound what a record says. Other targets may be nearly all noise, with
-        heavy tails, which curves follow sooner than lines do.
+        Labels bound the influence of a record. Other targets may be nearly all noise,
+        with heavy tails, which curves follow sooner than lines do.
         """
         if loss.num_outputs > 1 or loss.target_range == (-1.0, 1.0):
             threshold = Threshold(2.0, 4e-4)
@@ -130,7 +130,7 @@ def knots_of(
 def may_be_finest(knots: tuple[float, ...], num_clear: float, num_weights: int) -> bool:
     """Returns whether columns that are mostly zero may have narrow functions.
 
-    `num_clear` is as in `Rule.knots`, `num_weights` of the model without them.
+    `num_clear` is as in `Rule.knots`; `num_weights` does not count these functions.
     """
     num_weights += MOST_FINEST * len(NARROW)
     return knots == FINE and num_clear >= _FINEST_RECORDS * num_weights
@@ -139,12 +139,12 @@ def may_be_finest(knots: tuple[float, ...], num_clear: float, num_weights: int) 
 def banded_knots_of(
     num_samples: int, num_columns: int, num_smooth: int, noise_multiplier: float
 ) -> tuple[float, ...]:
-    """Returns the knots of curves that are to have bands, () for a linear model.
+    """Returns the knots of curves that have bands, () for a linear model.
 
-    The most knots by which the noise hides no direction of usual columns.
+    These are the most knots for which the noise hides no direction of usual columns.
     """
     for knots in reversed(_BANDED):
-        num_weights = num_columns + num_smooth * (len(knots) - 2)  # and no lines
+        num_weights = num_columns + num_smooth * (len(knots) - 2)  # without lines
         num_needed = _CLEAR_RECORDS * noise_multiplier * num_weights**1.5
         if num_smooth and num_samples >= num_needed:
             return knots
@@ -153,13 +153,13 @@ def banded_knots_of(
 
 @dataclass(frozen=True)
 class Hats:
-    """Lines and hat functions of columns (n, c), each record by itself.
+    """Makes lines and hat functions of columns (n, c), each record by itself.
 
-    Lines have another unit, the tail, beyond the last knots. With the hat functions
-    they still add up to straight lines. With a tail of zero they would be sums of hat
-    functions alone, and are left out. The last `num_finest` columns may be others once
-    more: hat functions of the finest knots, which stand beside the wider ones, because
-    what is smooth is still the sum of few functions.
+    Beyond the last knots lines have another unit, the tail; with the hat functions they
+    still add up to straight lines. With a tail of zero, lines are left out, because
+    they would be sums of hat functions. The last `num_finest` columns may repeat
+    columns: they get narrow hat functions beside the wider ones, so that smooth curves
+    are still sums of few functions.
     """
 
     smooth: tuple[int, ...]
@@ -194,7 +194,7 @@ def curves_of(
     knots: tuple[float, ...],
     intercept: int | None,
 ) -> Curves:
-    """Returns the curves of the weights of `Hats`; without tail, of lines."""
+    """Returns the curves with the weights of `Hats`; without tail, only their lines."""
     outputs = weights.shape[1:]
     if tail == 0:
         straight = np.delete(np.arange(num_columns), smooth)
@@ -217,12 +217,12 @@ def curves_of(
 
 @jax.jit
 def at_finest(curves: Curves, places: jax.Array, weights: jax.Array) -> Curves:
-    """Returns curves at the finest knots, with narrow functions of some of them.
+    """Returns curves at the finest knots, some of them with narrow functions.
 
     Args:
-        curves: at `FINE` knots.
-        places: shape (c,), those curves.
-        weights: of narrow functions, shape (c·m,) or (c·m, K).
+        curves: curves at `FINE` knots.
+        places: shape (c,), the places of curves with narrow functions.
+        weights: weights of narrow functions, shape (c·m,) or (c·m, K).
     """
     between = hats(jnp.asarray(FINEST, weights.dtype), FINE)
     heights = jnp.einsum(

@@ -1,4 +1,4 @@
-"""A sum of curves of columns, from data and a budget, without hyperparameters."""
+"""Fits a sum of curves of columns to data and a budget, without hyperparameters."""
 
 import math
 from collections.abc import Sequence
@@ -60,69 +60,62 @@ def dp_additive_model(
 ) -> Solution:
     """Fits a sum of functions of single columns, without hyperparameters.
 
-    Minimizes the mean of weight·loss(f(x) + offset, y). f is linear, but that each
-    column of `smooth` also adds a function of its own: linear between public knots,
-    zero at zero and constant beyond the last knots, so that it is bounded. Functions
-    are sums of hat functions, one for each knot but zero, so `dp_linear_model` fits the
-    model to features that each record gives by itself. The number of knots, 11 in most
-    models, follows from public numbers; at a small budget there are none, and the model
-    is the linear one.
+    Minimizes the mean of weight·loss(f(x) + offset, y). f is linear, and each column of
+    `smooth` adds a curve: linear between public knots, zero at zero and constant beyond
+    the last knots. A curve is a sum of hat functions, which `dp_linear_model` fits as
+    features of the record. Public numbers determine the knots: 11 in most models, none
+    at a small budget, where the model is linear. Whether columns bend is a private
+    choice, for 4 to 12 per cent of the budget: `docs/guides/curves.md` has its rule.
 
-    Whether columns bend at all is a private choice, because curves that gain nothing
-    cost more than lines. A noisy mean of the slopes of a linear model times bends of
-    all columns says what curves would gain, for 4 to 12 per cent of the budget. If that
-    is enough all columns of `smooth` bend, else none. If the noise would hide the gain
-    (a public rule) there is no such test: models of labels bend, others do not. At a
-    large budget, models of labels have narrow functions too, of at most two columns
-    that are mostly near zero, such as capital gains: a private choice for 0.5 per cent.
-
-    With `intervals` curves have bands: see `Solution.bands`. There is no choice then,
-    which a band would not count: all columns of `smooth` have five, three or no knots,
-    by a public rule, and no line beyond the last ones, at ±2. What bands are of, and
-    where they are infinite or too narrow: `docs/guides/intervals.md`.
+    With `intervals` curves have bands: see `Solution.bands`. Bands would not count a
+    choice, so there is none: all columns of `smooth` have five, three or no knots, by a
+    public rule, and no line beyond the last knots, at ±2. `docs/guides/intervals.md`
+    says what bands cover, and where they are infinite or too narrow.
 
     Args:
         loss: as in `dp_linear_model`.
         data: (features, targets), shapes (n, d) and (n,); n is public. The columns of
-            `smooth` should be in public units: zero a usual value, and most values
-            within ±2. NaN counts as zero. Targets as in `dp_linear_model`.
+            `smooth` should be in public units in which zero is a usual value and most
+            values are within ±2. NaN counts as zero. Targets are as in
+            `dp_linear_model`.
         key: a typed key.
         epsilon: privacy of all that is released, positive.
         delta: privacy of all that is released, in (0, 1).
         noise_multiplier: in place of epsilon, as in `dp_linear_model`.
         smooth: the public indices of the columns that may bend. A column of two values
-            needs no more than its line.
+            needs only its line.
         intercept: as in `dp_linear_model`, as are offsets, weights and max_weight.
         offsets: shape (n,), or None.
         weights: shape (n,), or None.
         max_weight: the largest weight, public, positive.
         max_records: as in `dp_linear_model`; knots follow from m and its budget.
-        intervals: whether the solution has standard errors and bands. With the losses
-            of which `dp_linear_model` has intervals.
-        execution: as in `dp_linear_model`; callback and checkpoint are of the last fit.
-            Under jit or vmap there is no callback where a choice is made, because all
-            models are then computed.
+        intervals: whether to release standard errors and bands, for losses that have
+            intervals in `dp_linear_model`.
+        execution: as in `dp_linear_model`; callback and checkpoint see the last fit.
+            Under jit or vmap a private choice allows no callback, because all models
+            are computed.
 
     Returns:
         A `Solution`, which has `predict` and `shapes`, the curve of each column. Its
-        params are `Curves`, with heights of zero where no column bends. Its stats are
-        those of the last `dp_linear_model`, for the features of lines and hat
-        functions; shares count both choices, and gain is what was released of the
-        first, in squares of a clip norm. With `intervals` also standard errors, as
-        `Curves` whose slopes and heights they are of (heights at zero, and slopes of
-        columns with knots, are no estimates: zero, with no error), and the correlations
-        of both, slopes first.
+        params are `Curves`, with heights of zero if no column bends. Its stats are
+        those of the last `dp_linear_model`, fitted to lines and hat functions; shares
+        count both choices, and gain is the released gain of curves, in squares of a
+        clip norm. With `intervals` there are also standard errors, as `Curves` of the
+        errors of slopes and heights, and the correlations of all errors, slopes first.
+        Heights at zero, and slopes of columns with knots, are no estimates: they are
+        zero, with no error.
 
     Raises:
-        ValueError: where an argument is out of its range, or shapes do not fit; before
-            the choice, never because of the values of the data.
+        ValueError: if an argument is out of its range, or shapes do not fit; before the
+            choice, and never because of the values of the data.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input, stats and all iterates
         included. Features of a record are a function of this record alone, and knots
         follow from public numbers. Two models and both choices are adaptive Gaussian
-        mechanisms, which cost exactly as much as the one of `dp_linear_model`. The
-        loss, smooth and the intercept's index must not depend on the data.
+        mechanisms, which cost exactly as much as the one mechanism of
+        `dp_linear_model`. The loss, smooth and the intercept's index must not depend on
+        the data.
 
     Example:
         >>> import jax, numpy as np
@@ -139,8 +132,8 @@ def dp_additive_model(
     Reference:
         Hastie, Tibshirani (1986), Generalized additive models; Nori, Caruana, Bu, Shen,
         Kulkarni (2021), Accuracy, interpretability, and differential privacy via
-        explainable boosting. The choice: Rao (1948), Large sample tests of statistical
-        hypotheses. The fit: as in `dp_linear_model`.
+        explainable boosting; Rao (1948), Large sample tests of statistical hypotheses:
+        the choice.
     """
     check_noise(epsilon, delta, noise_multiplier)
     check_key_of_rows(key, data)
@@ -179,7 +172,7 @@ def dp_additive_model(
 def _smooth(
     smooth: Sequence[int], num_columns: int, intercept: int | None
 ) -> tuple[int, ...]:
-    """Returns the indices of columns that may bend, from zero on."""
+    """Returns the indices of columns that may bend, counted from zero."""
     is_fine = isinstance(smooth, Sequence | np.ndarray) and not isinstance(smooth, str)
     _validate.require(is_fine, "smooth", smooth, "a sequence of indices of columns")
     bent = tuple(column_index("smooth", index, num_columns) for index in smooth)
@@ -190,14 +183,14 @@ def _smooth(
 
 
 class Terms(NamedTuple):
-    """The terms of a sum, static.
+    """Holds the static description of the terms of a sum.
 
     Attributes:
-        kind: of the `problem` of the columns.
-        num_columns: how many there are, with the intercept's.
-        bent: those that may bend.
-        intercept: the index of the intercept's column, not in examples; or None.
-        knots: of the curves; () for lines alone.
+        kind: the kind of model that `problem` returns.
+        num_columns: the number of columns, with the intercept's.
+        bent: the indices of columns that may bend.
+        intercept: the index of the intercept's column, which examples lack; or None.
+        knots: the knots of every curve; () for lines alone.
         intervals: whether errors are released. Curves then have no line beside them.
     """
 
@@ -210,21 +203,21 @@ class Terms(NamedTuple):
 
     @property
     def tail(self) -> float:
-        """The unit of lines beyond the last knots."""
+        """Returns the unit of lines beyond the last knots."""
         if self.intervals and self.knots:
             return 0.0
         return Rule.of(self.kind.loss).tail if self.knots == FINE else LINE
 
     @property
     def own(self) -> tuple[int, ...]:
-        """The places among the columns of examples of those that may bend."""
+        """Returns the places of the columns that may bend, among those of examples."""
         if self.intercept is None:
             return self.bent
         return tuple(place - (place > self.intercept) for place in self.bent)
 
     @property
     def num_functions(self) -> int:
-        """Counts the bends that the choice looks at, for all outputs."""
+        """Counts the functions that the choice tests, for all outputs."""
         return 2 * len(self.bent) * self.kind.loss.num_outputs
 
     def may_be_finest(self, num_samples: int, noise_multiplier: float) -> bool:
@@ -242,13 +235,13 @@ class Terms(NamedTuple):
         execution: Execution,
         finest: jax.Array | None = None,
     ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
-        """Returns what `fit_columns` does, of lines and hat functions.
+        """Fits lines and hat functions, and returns the result of `fit_columns`.
 
-        Those of `bent` that are `finest` also have narrow functions.
+        The columns of `bent` at the places `finest` also have narrow functions.
         """
         num_finest = 0 if finest is None else len(finest)
         if finest is not None and num_finest:
-            # Once more, behind the others, for narrow functions to be made of.
+            # The narrow functions are made of a second copy of these columns.
             columns = examples.features
             again = columns[:, jnp.asarray(self.own)[finest]]
             examples = examples._replace(features=jnp.append(columns, again, axis=1))
@@ -263,14 +256,14 @@ class Terms(NamedTuple):
             examples,
             self.num_columns + num_finest,
             intercept,
-            key=_keys.split(key)[0],  # as of `dp_linear_model`
+            key=_keys.split(key)[0],  # the key that `dp_linear_model` uses
             noise_multiplier=noise_multiplier,
             intervals=self.intervals,
             execution=execution,
         )
 
     def curves(self, weights: jax.Array, has_bends: bool = True) -> Curves:
-        """Returns the curves of the weights of a fit; without bends, of lines alone."""
+        """Returns the curves of fitted weights, or only their lines."""
         unit = self.tail if has_bends and self.knots else None
         return curves_of(
             weights, self.num_columns, self.bent, unit, self.knots, self.intercept
@@ -287,7 +280,7 @@ def _all_terms(
     params = terms.curves(fitted)
     if errors is None or correlations is None:
         return params, stats, None, None
-    # A slope and a height are each one weight in a unit, or no weight: zero.
+    # Every slope and height is one weight in another unit, or zero and without error.
     at_zero = len(terms.bent) * [knot == 0 for knot in terms.knots]
     zeros = terms.num_columns + np.flatnonzero(at_zero)
     known = *(terms.bent if terms.knots else ()), *zeros.tolist()
@@ -301,10 +294,7 @@ def _chosen_terms(
     noise_multiplier: float,
     execution: Execution,
 ) -> tuple[Curves, dict[str, Any]]:
-    """Returns lines, or curves, or those with narrow functions, and the stats.
-
-    A released gain chooses. Where labels and budget allow narrow functions, released
-    counts choose their columns.
+    """Releases lines, curves, or curves with narrow functions, and returns the stats.
 
     Privacy:
         One Gaussian mechanism of the noise multiplier under replace-one: a linear
@@ -336,7 +326,7 @@ def _chosen_terms(
         return final(key, int(choice.which))
     rule = "without a callback under jit or vmap, where a release says what is fitted"
     _validate.require(execution.callback is None, "execution", execution, rule)
-    # Only one of them is released, so that their noise may be the same.
+    # Only one of these models is released, so that they may share their noise.
     last = 1 if choice.rare is None else 1 + len(choice.rare)
     fits = [final(jax.random.clone(key), index) for index in range(last)]
     fits.append(final(key, last))
@@ -344,13 +334,13 @@ def _chosen_terms(
 
 
 class _Choice(NamedTuple):
-    """A released choice of terms.
+    """Holds a released choice of terms.
 
     Attributes:
-        which: 0 for lines, 1 for curves, more for narrow functions in columns too.
-        gain: what was released of it, a scalar.
+        which: 0 for lines, 1 for curves, 1 + k with narrow functions in k columns.
+        gain: the released gain, a scalar.
         rare: the columns that may have narrow functions; None: no such choice.
-        shares: what it costs of the budget.
+        shares: the shares of the budget that the choice costs.
     """
 
     which: jax.Array
@@ -366,7 +356,7 @@ def _released_choice(
     noise_multiplier: float,
     execution: Execution,
 ) -> _Choice:
-    """Releases which terms a model gets, by a gain over a linear model, and counts."""
+    """Releases the choice of terms, by the gain over a linear model and by counts."""
     kind, num_samples = terms.kind, len(examples.targets)
     first_key, gain_key, *rare_key = keys
     threshold = Rule.of(kind.loss).threshold.of(num_samples, noise_multiplier)
@@ -401,11 +391,9 @@ def _released_choice(
 def _residual_problem(
     terms: Terms, examples: Examples, line: jax.Array, scale: jax.Array | None
 ) -> tuple[Examples, jax.Array]:
-    """Returns the columns that may bend, and a linear model's predictions.
-
-    With a scale, of residuals, those are in its units.
-    """
+    """Returns the columns that may bend, and a linear model's predictions."""
     predictions = _lines(examples.features, line, terms.intercept)
+    # The Huber loss has its threshold in units of the residuals' scale.
     if scale is not None:
         predictions, (targets, offsets) = (
             predictions / scale,
@@ -418,7 +406,7 @@ def _residual_problem(
 
 @partial(jax.jit, static_argnums=2)
 def _lines(features: jax.Array, weights: jax.Array, intercept: int | None) -> jax.Array:
-    """Returns the predictions of a linear model, of which features have no ones."""
+    """Returns the predictions of a linear model; `features` has no column of ones."""
     level = jnp.zeros((), weights.dtype)
     if intercept is not None:
         level = weights[intercept]
@@ -429,7 +417,7 @@ def _lines(features: jax.Array, weights: jax.Array, intercept: int | None) -> ja
 
 @partial(jax.jit, static_argnums=1)
 def _with_known(correlations: jax.Array, places: tuple[int, ...]) -> jax.Array:
-    """Returns correlations with rows and columns for what has no error."""
+    """Adds to `correlations` the rows and columns of params that have no error."""
     size = len(correlations) + len(places)
     remaining = jnp.asarray([i for i in range(size) if i not in places])
     full = jnp.eye(size, dtype=correlations.dtype)

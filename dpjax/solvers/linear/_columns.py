@@ -1,4 +1,4 @@
-"""From a user's data to a fit, on a sample if asked, and back to a weight a column."""
+"""Steps around a fit: draws a sample, cleans records, and returns weights by column."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,11 +35,11 @@ def on_sample(
     delta: float,
     **by_record: ArrayLike | None,
 ) -> Solution | None:
-    """Returns a fit on m records of all, with its guarantee for all of them.
+    """Returns a fit on `max_records` of the records, with its guarantee for them all.
 
-    The fit takes data, key, epsilon, delta and what else each record has, by name. None
-    is returned if there are no more than m records, which are then no sample. Epsilon
-    must be given, not a noise multiplier.
+    `fit` takes data, key, epsilon, delta, and `by_record` by name. If there are no more
+    than `max_records` records, None is returned. Epsilon must be given, not a noise
+    multiplier.
     """
     num_samples = len(data[1])
     if max_records is not None:
@@ -65,10 +65,10 @@ def on_sample(
 def per_record(
     name: str, values: ArrayLike | None, targets: jax.Array, default: float
 ) -> jax.Array:
-    """Returns one number for each record: the default if there are none."""
+    """Returns one number for each record, the default without values."""
     if values is None:
         if _validate.is_concrete(targets) and not row_axes(targets, None):
-            # An array of the host: for one of JAX a program would be compiled.
+            # A NumPy array needs no compiled program; a JAX array would.
             return cast(Any, np.full(targets.shape, default, targets.dtype))
         return jnp.full_like(targets, default)
     array = jnp.asarray(with_auto_axes(arrays(values)))
@@ -84,16 +84,13 @@ def problem(
     weights: ArrayLike | None,
     max_weight: Scalar,
 ) -> tuple[ModelKind, Examples]:
-    """Returns what is static, and the cleaned records, without the intercept's column.
-
-    Arguments are as of `dp_linear_model`.
-    """
+    """Returns the static kind, and cleaned records without the intercept's column."""
     loss, features, targets, intercept = table
     deleted = intercept
     is_alone = intercept is not None and features.shape[1] == 1
     if is_alone and (offsets is not None or isinstance(loss, Huber)):
         # With offsets, or the Huber loss, the best intercept is not a mean of targets,
-        # so that it is fitted by steps, with a column of zeros in place of the ones.
+        # so it is fitted by steps, with a column of zeros in place of the ones.
         features, deleted = jnp.zeros_like(features), None
     examples = Examples(
         features,
@@ -114,14 +111,12 @@ def problem(
 def cleaned(
     loss: LinearLoss, column: int | None, examples: Examples, max_weight: Scalar
 ) -> Examples:
-    """Returns finite records without the column, from each record alone.
-
-    A record whose target is missing has the weight zero.
-    """
+    """Returns finite records without the column, each from that record alone."""
     features = examples.features
     if column is not None:
         features = jnp.delete(features, column, axis=1, assume_unique_indices=True)
     weights = jnp.clip(jnp.nan_to_num(examples.weights), 0.0, max_weight)
+    # A record without a target has weight zero.
     weights = jnp.where(jnp.isnan(examples.targets), 0.0, weights)
     return Examples(
         bounded(features),
@@ -143,10 +138,10 @@ def fit_columns(
     execution: Execution,
     intervals: bool,
 ) -> tuple[jax.Array, dict[str, Any], jax.Array | None, jax.Array | None]:
-    """Returns weights of all columns, stats, standard errors and their correlations.
+    """Releases weights of all columns, stats, standard errors and their correlations.
 
-    The `problem` was of so many columns, with the intercept's, whose index is among the
-    weights; its examples have the selected ones, or all. Without `intervals` errors and
+    `num_columns` counts the intercept's column, which has the index `intercept`;
+    examples have the selected columns, or all. Without `intervals` errors and
     correlations are None.
     """
     release = {"key": key, "noise_multiplier": noise_multiplier, "execution": execution}
@@ -177,7 +172,7 @@ def _by_column(
     indices: jax.Array,
     params: dict[str, jax.Array],
 ) -> jax.Array:
-    """Returns one weight for each column, zero for those that were not chosen."""
+    """Returns one weight for each column, zero for columns that were not chosen."""
     weights = params["weights"]
     full = jnp.zeros((num_columns, *weights.shape[1:]), weights.dtype)
     full = full.at[indices].set(weights)

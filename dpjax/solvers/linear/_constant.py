@@ -25,12 +25,12 @@ from dpjax.solvers.statistics._noisy_mean import (
 )
 from dpjax.solvers.statistics._noisy_quantile import noisy_quantile
 
-_BEYOND_TARGETS = 2.0  # the bound of targets over their noisy quantile
-_MANY_MISSING = 0.05  # of the records, without a target
-_FROM_ENDS = 0.5  # the distance of shares of labels from their ends, in stddevs
-_CLEAR_WEIGHT = 3.0  # the least mean weight, in stddevs of its noise
-# Records w e_k; w (t, r) and w (c t, 1), with w and r in [0, 1] and t in [-1, 1]; and
-# w (t, 1) and w (t, r) with t in [0, 1]: `docs/privacy/proofs/linear.md`, 8.3.
+_BEYOND_TARGETS = 2.0  # the bound of targets, over their noisy quantile
+_MANY_MISSING = 0.05  # share of the records without a target
+_FROM_ENDS = 0.5  # least distance of label shares from 0 and 1, in stddevs
+_CLEAR_WEIGHT = 3.0  # least mean weight, in stddevs of its noise
+# Sets of records: w e_k; w (t, r) and w (c t, 1), with w and r in [0, 1] and t in [-1,
+# 1]; and w (t, 1) and w (t, r) with t in [0, 1]: `docs/privacy/proofs/linear.md`, 8.3.
 _CLASSES = SetClipping(1.0, math.sqrt(2))
 _EXPOSED = SetClipping(math.sqrt(2), math.sqrt(5 / 2))
 _NON_NEGATIVE = SetClipping(math.sqrt(2), 1.0)
@@ -41,11 +41,11 @@ def best_constant(
 ) -> tuple[jax.Array, Scalar, dict[str, jax.Array]]:
     """Releases the best constant, () or (K,), a bound of the targets, and stats.
 
-    Without an intercept the constant is zero. For robust losses too, because their
-    targets are already centered at a median.
+    The constant is zero without an intercept. It is zero for robust losses too, because
+    their targets are already centered at a median.
 
     Privacy:
-        Under replace-one as two Gaussian mechanisms, of the multipliers `target_size`
+        Under replace-one as two Gaussian mechanisms, with the multipliers `target_size`
         and `mean`; labels need no bound.
     """
     size_key, mean_key = keys
@@ -63,7 +63,7 @@ def best_constant(
             noise_multiplier=multipliers.target_size,
         )
     mean, stddevs, size = _mean(kind, examples, quantile, multipliers.mean)
-    # The second of two keys, as `privatize` does, so that its draws and these agree.
+    # The key is the second of two, so that the draws agree with `privatize`.
     noisy = gaussian_of_padded(_keys.split(mean_key)[1], mean, stddevs)
     constant, mean_weight = _constant(kind, noisy, stddevs, size)
     stats = {"constant": constant}
@@ -76,15 +76,12 @@ def best_constant(
 def _mean(
     kind: ModelKind, examples: Examples, quantile: jax.Array | None, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array, jax.Array]:
-    """Returns the mean of `_samples`, padded, the stddevs of its noise, and the bound.
-
-    The means of weighted targets and of weights are released together, because records
-    without a target have no weight. Exposures count like weights: the best constant is
-    then that of a unit of exposure. An exposure above 1 counts as 1.
-    """
+    """Returns the padded mean of `_samples`, stddevs of its noise, and the bound."""
     size = jnp.ones((), examples.features.dtype)
     if quantile is not None:
         size = _BEYOND_TARGETS * quantile
+    # Targets and weights are averaged together, because a record without a target has
+    # no weight.
     samples, estimator = _samples(kind, examples, size)
     return *mean_and_stddevs(estimator, samples, multiplier, kind.axis_name), size
 
@@ -93,15 +90,11 @@ def _mean(
 def _constant(
     kind: ModelKind, noisy: jax.Array, stddevs: jax.Array, size: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the constant prediction of noisy means, and the mean weight in [0, 1].
-
-    The mean weight by which is divided is at least three stddevs of its noise, or 0.05
-    where that is less, because noise could otherwise make the ratio large. A share of a
-    class is at least half a stddev from zero: noise alone must not say that a class is
-    impossible.
-    """
+    """Returns the constant prediction of noisy means, and the mean weight in [0, 1]."""
     classes = kind.loss.num_outputs
     total = jnp.sum(noisy[:classes]) if classes > 1 else noisy[1]
+    # Noise near a divisor of zero could make the ratio large. It must not say that a
+    # class is impossible either, so a class has a share above zero.
     least = jnp.minimum(_CLEAR_WEIGHT * stddevs[0], 0.05)
     divisor = jnp.maximum(total, least)
     if classes > 1:
@@ -109,7 +102,7 @@ def _constant(
     else:
         is_alone = kind.has_exposures or kind.loss.target_range[0] >= 0
         unit = divisor * (1.0 if is_alone else BESIDE_WEIGHT)
-        end = math.inf if kind.has_exposures else 1.0  # a record may have a small one
+        end = math.inf if kind.has_exposures else 1.0  # large for small exposures
         if kind.has_labels:
             end = jnp.maximum(1 - _FROM_ENDS * stddevs[0] / unit, 0.0)
         mean = jnp.clip(noisy[0] / unit, -end, end) * like(size, noisy)
@@ -119,7 +112,7 @@ def _constant(
 def _samples(
     kind: ModelKind, examples: Examples, size: Scalar
 ) -> tuple[jax.Array, Estimator]:
-    """Returns what is averaged, (n, k), and the estimator."""
+    """Returns the pairs or classes (n, k) to average, and the estimator."""
     targets, weights = examples.targets, examples.weights
     if kind.loss.num_outputs > 1:
         classes = kind.loss.num_outputs
@@ -128,6 +121,8 @@ def _samples(
     lowest = -1.0 if kind.loss.target_range[0] < 0 else 0.0
     samples = weights * jnp.clip(targets / like(size, targets), lowest, 1.0)
     if kind.has_exposures:
+        # Exposures count like weights, so that the constant is the mean per unit of
+        # exposure. An exposure above 1 counts as 1.
         exposures = jnp.exp(jnp.minimum(examples.offsets, 0.0))
         pairs, estimator = (samples, weights * exposures), _EXPOSED
     else:
@@ -138,14 +133,15 @@ def _samples(
 
 
 def missing_share(stats: Mapping[str, Any], num_samples: int) -> float:
-    """Returns the share of records without a target, of a fit without weights.
+    """Returns the share of records without a target, for a fit without weights.
 
-    From released numbers alone; 0 where it may be small, or was not released.
+    It uses released numbers alone, and is 0 if the share may be small or was not
+    released.
     """
     if "mean_weight" not in stats:
         return 0.0
     classes = np.size(stats["constant"])
-    estimator = _NON_NEGATIVE if classes == 1 else _CLASSES  # the noisier of two
+    estimator = _NON_NEGATIVE if classes == 1 else _CLASSES  # the noisier choice
     of_one = estimator.sensitivity(num_samples, max(classes, 2)).l2
     multiplier = stats["noise_multiplier"] / math.sqrt(stats["shares"]["mean"])
     missing = 1 - float(stats["mean_weight"])

@@ -1,7 +1,7 @@
 """A fit to finite records: second moments and norms, steps, and one Newton step.
 
-With the Huber loss two such fits are made: to targets about a private median, in a
-private scale, and to the residuals of the first.
+With the Huber loss two such fits are made: the first to centered and scaled targets,
+the second to the residuals of the first.
 """
 
 import math
@@ -44,35 +44,37 @@ from dpjax.solvers.training._loop import Batches, Execution, iterate
 from dpjax.transforms import average_params
 
 _FEWEST_STEPS, _MOST_STEPS = 50, 150  # in between, three for every two weights
-# Bias and noise of clipping are assumed to be equal if this times 2 sqrt(d) multipliers
-# of records are clipped, d the number of weights; never more than half of them.
+# The number of clipped records, in 2 sqrt(d) multipliers, d the number of weights:
+# there bias and noise of clipping are assumed to be equal. At most half of the records
+# are clipped.
 _CLIPPED, _MOST_CLIPPED = 1.0, 0.5
-# Rows that second moments clip: this times the edge of their noise, in multipliers of
-# one record, and never more than a tenth of all.
+# The number of rows that second moments clip, in edges of their noise (in multipliers
+# of one record), and at most a tenth of all rows.
 _BEYOND_RADIUS, _MOST_BEYOND = 20.0, 0.1
 # Rows are clipped to a radius R and get a column of the constant t R. The noise of
-# second moments is then proportional to R^2 (1 + t^2), and that of the center to
-# R (1 + t^2) / t. A half makes the first a quarter larger than 0 does, and the second
+# second moments is then proportional to R^2 (1 + t^2), and the noise of the center to R
+# (1 + t^2) / t. At t = 1/2 the first is a quarter larger than at 0, and the second is
 # near its minimum. With ones instead, if R is large, the center would be mostly noise.
 _ONES = 0.5
-_NO_ROWS = 2.0**-19  # the end of the bin of rows that are zero
-# The norm of the first step, in threshold / sqrt(d), the size of a weight that matters.
-# So few steps must begin with a large one, unless n is this times a gradient's noise.
+_NO_ROWS = 2.0**-19  # upper end of the lowest bin, which holds zeros
+# The norm of the first step, in clip norm / sqrt(d), the size of a weight that matters.
+# Few steps must begin with a large one, unless n is this multiple of a gradient's
+# noise.
 _FIRST_DISTANCE, _CLEAR_FIRST_DISTANCE, _CLEAR = 0.3, 0.1, 700
 _MOST_SCALE = 3.0
-_PRIOR = 0.1  # the stddev of the errors of scale and level, a priori
-_LEAST_CURVATURE = 0.05  # of the loss's bound, on average
+_PRIOR = 0.1  # prior stddev of the errors of scale and level
+_LEAST_CURVATURE = 0.05  # least mean curvature, over its bound
 # Records are (t u, t, c, c u, c u^2) with t and u in [-1, 1] and c in [0, 1]:
 # `docs/privacy/proofs/linear.md`, 8.4.
 _RECORDS = SetClipping(math.sqrt(5), math.sqrt(11 / 5))
-# Of the Huber loss, shares of three scales, the median, and the first of two fits. The
-# second has the rest.
+# Shares of the Huber loss's three scales, its median, and the first of two fits. The
+# second fit has the rest.
 _SCALE, _MEDIAN, _FIRST_FIT = 0.02, 0.03, 0.25
-# A threshold of more scales of the targets counts as this, because bins of magnitudes
-# begin at 2^-20 units.
+# A larger threshold, in scales of the targets, counts as this, because bins of
+# magnitudes begin at 2^-20 units.
 _MOST_SCALES = 1e4
-_THRESHOLD = 1.345  # of both fits, in their units: one program serves all thresholds
-_TO_STDDEV = 1.4826  # of a normal law, over the median of its absolute values
+_THRESHOLD = 1.345  # in units of the fits: one program serves all thresholds
+_TO_STDDEV = 1.4826  # a normal stddev over the median absolute value
 
 Params = dict[str, jax.Array]
 
@@ -85,16 +87,16 @@ def fit(
     noise_multiplier: float,
     execution: Execution,
 ) -> tuple[Params, dict[str, Any]]:
-    """Returns released weights and intercept, and the stats.
+    """Releases weights and intercept, and returns them and the stats.
 
     With the Huber loss:
 
-    1. With an intercept, the median of targets, by bisection. It is searched within
-       twice the median absolute value of the targets.
-    2. The median distance from it: the unit of a first fit, which has a quarter of the
-       budget, without callback and checkpoint.
-    3. The median absolute value of the residuals of that fit. In that unit, or in that
-       of the loss's own threshold, a second fit to the residuals corrects the first.
+    1. With an intercept, the median of targets is released by bisection within twice
+       their median absolute value.
+    2. The median distance from it is the unit of a first fit, which has a quarter of
+       the budget, and no callback and checkpoint.
+    3. The median absolute value of the residuals, or the loss's own threshold, is the
+       unit of a second fit, which corrects the first.
 
     However large a few targets are, medians depend on their number alone, and slopes
     are at most the threshold.
@@ -155,7 +157,7 @@ def _robust_fit(
         )
     size = median_size("target_scale", scale_key, _less(targets, center, 1.0))
     unit = _TO_STDDEV * size
-    if not loss.in_scales:  # A unit below the threshold gains nothing.
+    if not loss.in_scales:  # a unit below the threshold gains nothing
         threshold = jnp.minimum(threshold, _MOST_SCALES * unit)
         unit = jnp.maximum(threshold, unit)
     targets = _less(targets, center, unit)
@@ -176,7 +178,7 @@ def _robust_fit(
 
 @jax.jit
 def _less(targets: jax.Array, center: jax.Array | Scalar, unit: Scalar) -> jax.Array:
-    """Returns targets less a center, or one of each, in a unit."""
+    """Returns targets minus the center, in the unit."""
     unit = jnp.asarray(unit, targets.dtype)
     return jnp.clip((targets - center) / unit, -LARGEST, LARGEST)
 
@@ -201,7 +203,7 @@ def _residuals(
 def _sum(
     center: jax.Array, unit: Scalar, first: Params, rescale: Scalar, second: Params
 ) -> Params:
-    """Returns the params of both fits together, in the unit of the target."""
+    """Returns the summed params of both fits, in the unit of the target."""
     params = jax.tree.map(lambda x, y: unit * (x + rescale * y), first, second)
     if "intercept" in params:
         params["intercept"] = params["intercept"] + center
@@ -209,14 +211,14 @@ def _sum(
 
 
 class Coordinates(NamedTuple):
-    """The coordinates of the steps, and the clipping thresholds of their gradients.
+    """Holds the coordinates of the steps, and the clip norms of their gradients.
 
     Attributes:
         rows: (z, offset, target, weight), z of shape (n, d).
         whitening: the map from features to z.
-        constant: the intercept of the best constant, () or (K,).
+        constant: the best constant as intercept, () or (K,).
         params: where the steps start.
-        norms: clipping thresholds of the leaves of params.
+        norms: clip norms of the leaves of params.
         stats: released numbers.
     """
 
@@ -235,7 +237,7 @@ def _fit_once(
     noise_multiplier: float,
     execution: Execution,
 ) -> tuple[Params, dict[str, Any]]:
-    """See `fit`. Targets of robust losses are about zero, of about unit scale."""
+    """Fits once; see `fit`. Targets of robust losses are centered and scaled."""
     num_samples, num_features = shape = kind.shape(examples.features)
     shares = Shares.of(kind, shape, noise_multiplier)
     multipliers = shares.multipliers(noise_multiplier)
@@ -252,6 +254,7 @@ def _fit_once(
     num_steps = min(max(3 * num_weights // 2, _FEWEST_STEPS), _MOST_STEPS)
     start_key, step_key, end_key = _keys.split(key, 3)
     start = _coordinates(kind, num_steps, records, start_key, multipliers)
+    # All steps together are one Gaussian mechanism with the share `steps`.
     step = DistanceOverGradientsStep(
         loss_fn=ExampleLoss(kind.loss),
         batches=Batches.of(start.rows, num_steps, Full(), execution),
@@ -265,6 +268,8 @@ def _fit_once(
     params, stats = average_params(state), start.stats
     if kind.has_intercept:
         params = {"intercept": start.constant} | params
+    # Clipped gradients of skewed targets leave the weights too small; one Newton step
+    # on scale and level corrects that.
     correction, white = None, start.whitening
     if kind.loss.num_outputs == 1:
         scores, level = _predicted(start.rows[0], params)
@@ -286,10 +291,8 @@ def _fit_once(
 
 
 def _prepared(kind: ModelKind, examples: Examples) -> Records:
-    """Returns all that the releases need of each record by itself.
-
-    Columns stay outside the program, because it would return a copy of them.
-    """
+    """Returns the numbers that the releases need of each record by itself."""
+    # Columns stay outside the program, because it would return a copy of them.
     shifted, sizes, norms = _of_records(kind, examples)
     return Records(examples._replace(**shifted), sizes, norms)
 
@@ -298,7 +301,7 @@ def _prepared(kind: ModelKind, examples: Examples) -> Records:
 def _of_records(
     kind: ModelKind, examples: Examples
 ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
-    """Returns targets less offsets if the start is a mean, and sizes and norms."""
+    """Returns targets minus offsets if the start is a mean, and sizes and norms."""
     shifted = {}
     if kind.starts_at_mean:
         targets, offsets = examples.targets, examples.offsets
@@ -311,8 +314,8 @@ def _of_records(
 def _coordinates(
     kind: ModelKind, num_steps: int, records: Records, key: Key, multipliers: Shares
 ) -> Coordinates:
-    """Releases constant, scales and second moments, each after those before it."""
-    # One program after the other, so that that of noisy quantiles is compiled once.
+    """Releases constant, scales and second moments, in this order."""
+    # The programs are separate, so that noisy quantiles are compiled once.
     examples = records.examples
     num_samples, num_features = kind.shape(examples.features)
     size_key, mean_key, radius_key, moments_key, norm_key = _keys.split(key, 5)
@@ -326,7 +329,7 @@ def _coordinates(
         num_above=min(num_beyond, _MOST_BEYOND * num_samples),
         noise_multiplier=multipliers.radius,
     )
-    # Without it noise in columns that are zero would be weights of a million.
+    # Otherwise noise in columns of zeros would become weights of a million.
     radius = jnp.where(radius <= _NO_ROWS, 1.0, radius)
     white, z = whitened(kind, examples, radius, moments_key, multipliers.moments)
     offsets, params, gradient_norms, largest = _first(kind, examples, z, constant, size)
@@ -350,10 +353,7 @@ def _coordinates(
 
 
 def _weighted(kind: ModelKind, columns: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns features times the roots of the weights.
-
-    The second moments are then weighted means.
-    """
+    """Returns features times the roots of the weights: moments are weighted means."""
     return kind.basis(columns) * jnp.sqrt(weights)[:, None]
 
 
@@ -391,7 +391,7 @@ def _moments(
     radius: jax.Array,
     multiplier: Scalar,
 ) -> tuple[Unrounded, jax.Array, jax.Array | None]:
-    """Returns what is released of the second moments, and the constant in the rows."""
+    """Returns the second moments to release, their stddevs, and the rows' constant."""
     columns, weights = examples.features, examples.weights
     ones = constants = None
     if kind.has_intercept:
@@ -433,9 +433,10 @@ def _whitened(
 def _first(
     kind: ModelKind, examples: Examples, z: jax.Array, constant: jax.Array, size: Scalar
 ) -> tuple[jax.Array, dict[str, jax.Array], jax.Array, jax.Array | None]:
-    """Returns offsets and first params of the steps, and norms of the first gradients.
+    """Returns offsets and first params of the steps, and bounds of the first gradients.
 
-    Of weights for each record, and of an intercept that takes steps the largest.
+    These are norms of each record's gradient in the weights, and the largest slope of
+    an intercept that takes steps.
     """
     _, targets, offsets, weights = examples
     outputs = constant.shape
@@ -454,7 +455,7 @@ def _first(
 
 
 def slope_norms(slopes: jax.Array) -> jax.Array:
-    """Returns the norms of derivatives in the prediction, (n,) or (n, K)."""
+    """Returns the norms of derivatives (n,) or (n, K) in the prediction."""
     return jnp.abs(slopes) if slopes.ndim == 1 else row_norms(slopes)
 
 
@@ -476,7 +477,7 @@ def _predicted(
 
 @jax.jit
 def product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Returns the product of matrices, to the precision of their type."""
+    """Returns the product of matrices in full precision."""
     return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -486,9 +487,9 @@ def _in_features(
     params: dict[str, jax.Array],
     correction: tuple[jax.Array, jax.Array] | None,
 ) -> dict[str, jax.Array]:
-    """Returns weights and intercept for features, from those for z.
+    """Returns weights and intercept for features, from weights and intercept for z.
 
-    A correction is the factor of the weights, and the change of the intercept.
+    `correction` is the factor of the weights, and the change of the intercept.
     """
     scale, change = (1.0, 0.0) if correction is None else correction
     weights = product(white.matrix, scale * params["weights"])
@@ -499,12 +500,7 @@ def _in_features(
 
 
 class Predictor(NamedTuple):
-    """Released scores (n,) and level of predictions, and the records they are of.
-
-    With clipped gradients of skewed targets, steps stop before the best weights: the
-    direction is right, the norm is too small. Scale and level are two numbers only, so
-    that one Newton step corrects them with little noise.
-    """
+    """Holds released scores (n,) and level of predictions, and the records."""
 
     scores: jax.Array
     level: jax.Array
@@ -527,8 +523,8 @@ def recalibration(
     """Releases the factor of the scores, from 0 to 3, and the change of the level.
 
     If `is_at_mean`, the loss is half the square, and the level a mean of the targets,
-    without offsets. Then only the mean of the scores is subtracted from it, because
-    they are smaller than slopes.
+    without offsets. The change then only subtracts the mean of the scores, which has
+    less noise than the mean of the slopes, because scores are smaller.
 
     Privacy:
         Under replace-one as two Gaussian mechanisms: two noisy quantiles of
@@ -546,7 +542,7 @@ def recalibration(
         for quantile_key, x in zip(keys[:2], _magnitudes(loss, predictor), strict=True)
     ]
     means, stddevs = _means(loss, axis_name, predictor, bounds, multiplier)
-    # The second of two keys, as `privatize` does, so that its draws and these agree.
+    # The key is the second of two, so that the draws agree with `privatize`.
     noisy = gaussian_of_padded(_keys.split(keys[2])[1], means, stddevs)
     noise = math.sqrt(11) * multiplier / len(predictor.scores)
     return _newton_step(
@@ -569,10 +565,10 @@ def _magnitudes(loss: LinearLoss, predictor: Predictor) -> list[jax.Array]:
 def _records(
     loss: LinearLoss, predictor: Predictor, bounds: tuple[jax.Array, jax.Array]
 ) -> jax.Array:
-    """Returns five numbers of each record, shape (n, 5), in the set of `_RECORDS`."""
+    """Returns five numbers for each record, shape (n, 5), in the set of `_RECORDS`."""
     scores, level, targets, offsets, weights = predictor
     spread, height = bounds
-    # All factors are within their ranges before they are multiplied.
+    # All factors are clipped before they are multiplied.
     unit = jnp.clip(scores / spread, -1.0, 1.0)
     slopes = jnp.clip(_slopes(loss, predictor) / height, -1.0, 1.0)
     curvatures = loss.curvature(level + scores + offsets, targets)
@@ -606,11 +602,11 @@ def _newton_step(
     means: jax.Array,
     noise: Scalar,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns scale and shift, from released bounds and means, and their noise.
+    """Returns the factor and the change of `recalibration`, from released numbers.
 
-    The means are gradient and Hessian of the mean loss in (spread·scale, level), and
-    this is Newton's step by elimination of the level. Both parts of the gradient have
-    the same clipped slopes, so an error of the level cancels.
+    The means are gradient and Hessian of the mean loss in (spread·scale, level). The
+    level is eliminated. Both parts of the gradient have the same clipped slopes, so an
+    error of the level cancels.
     """
     spread, height = bounds
     bound = loss.curvature_bound

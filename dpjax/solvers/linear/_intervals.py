@@ -1,4 +1,4 @@
-"""Standard errors of a linear model: one noisy Newton step after a fit, a sandwich.
+"""Standard errors of a linear model: a fit, one noisy Newton step, and a sandwich.
 
 With scores s = w loss'(prediction, y) and second derivatives H of the mean loss at the
 fit, theta = fit - H^-1 mean(x s) has the covariance H^-1 (S / n) H^-1 for S the second
@@ -39,7 +39,7 @@ from dpjax.solvers.statistics._noisy_quantile import (
 from dpjax.solvers.training._curves import bounded
 from dpjax.solvers.training._loop import Execution
 
-# Of the budget, the scores take the rest: see `fit_with_errors`.
+# Shares of the budget; scores have the rest: see `fit_with_errors`.
 _FIT_SHARE = 0.15
 _SHARES = {
     "row_lengths": 0.02,
@@ -50,41 +50,43 @@ _SHARES = {
     "score_tails": 0.05,
     "score_moments": 0.04,
 }
-# Records for a unit of the noise multiplier, beyond which those take less: their noise
-# still falls as n^-1/2, and that of scores is what makes intervals wide. Of the fit the
-# root of that, because its squared error counts. With more features than so many it is
-# as the root of their number: the fit's error times the noise of second derivatives
-# grows faster with them than the noise of scores.
+# With more records for a unit of the noise multiplier, these releases take smaller
+# shares: their noise still falls as n^-1/2, and the noise of scores is what makes
+# intervals wide. The fit's share falls as the root, because its squared error counts.
+# With more features than `_MANY_FEATURES` the number grows as their root: the fit's
+# error times the noise of second derivatives grows faster with them than the noise of
+# scores.
 _MANY_RECORDS, _MANY_FEATURES = 6_000, 10
-# Floors of a first, rough whitening, after which the second moments of correlated
-# features are above their noise: only the edge of the noise is added to eigenvalues.
+# Floors of a first, rough whitening, which puts the second moments of correlated
+# features above their noise: only the edge of the noise is added to eigenvalues.
 _FLOORS = (1.0, 0.0)
-# Eigenvalues below this times the edge of the noise's spectrum are hidden by it.
+# The noise hides eigenvalues below this multiple of the edge of its spectrum.
 _CLEAR = 2.0
-# Squared loadings on hidden directions count as zero below this times their noise.
+# Squared loadings on hidden directions count as zero below this multiple of their
+# noise.
 _NO_LOADING = 9.0
-# All intervals are infinite if a noisy bound would clip more than this share, or if
-# records are fewer: the mean of 2,000 of a skewed law is not yet normal.
+# All intervals are infinite if a noisy bound would clip a larger share, or if there are
+# fewer records: the mean of 2,000 skewed records is not yet normal.
 _MOST_ABOVE = 0.05
 _FEWEST_RECORDS = 4_000
 
 _LEVEL_SHARE = 0.15  # of the scores' budget, for the score of the intercept
-# Bounds of scores, in a number that few records exceed. That of the intercept is
-# larger, because its tail may be on one side only.
+# Bounds of scores, over a number that few records exceed. The bound for the intercept
+# is larger, because its tail may be on one side only.
 _BEYOND = {"weights": 1.2, "intercept": 2.0}
-# Records beyond that of the weights, if noise would let fewer: a share, or so many for
-# each unit of the noise and root of their number. Clipping more makes less noise, and
-# its bias is estimated, but not as well as the root of many records asks.
+# The bound of the weights' scores clips at least this many records: the smaller of a
+# share, and a number for each multiplier and root of n. Clipping more makes less noise,
+# and its bias is estimated, but not well enough for the root of many records.
 _MOST_CUT, _PER_ROOT = 0.011, 0.8
-# Of a block's budget, for the part of scores beyond half of their bound.
+# The share of a block's budget for the part of scores beyond half of their bound.
 _OUTER_SHARE = 0.6
-_OUTER = "_beyond"  # ends the name of that part
-# The error of the estimated bias over the estimate, besides the noise of counts.
+_OUTER = "_beyond"  # suffix of the name of that part
+# The relative error of the estimated bias, besides the noise of counts.
 _MODEL_ERROR = 0.25
 
 
 def _shares(shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]:
-    """Returns the shares of the budget, 1 in all, by public numbers."""
+    """Returns the shares of the budget, which add up to 1, from public numbers."""
     num_samples, num_features = shape
     many = _MANY_RECORDS * math.sqrt(max(1, num_features / _MANY_FEATURES))
     less = min(1.0, many * noise_multiplier / num_samples)
@@ -94,16 +96,15 @@ def _shares(shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]
 
 
 class Curvatures(NamedTuple):
-    """Released second derivatives, and the coordinates in which they are the identity.
-
-    They are those of rows (z, 1), or of z without an intercept, with k coordinates.
+    """Holds released second derivatives for rows (z, 1), or z without an intercept.
 
     Attributes:
-        root: shape (k, k), of which each column is a direction of curvature 1, or zeros
-            if the noise hides it. With an intercept the last one is the level.
-        hidden: shape (k, k), the hidden directions in the columns that are zero there.
-        num_hidden: how many there are.
-        stddev: of the noise on the diagonal of the second derivatives.
+        root: shape (k, k). Each column is a direction of curvature 1, or zeros if the
+            noise hides it. With an intercept the last direction is the level.
+        hidden: shape (k, k), with the hidden directions in the columns that root has
+            zero.
+        num_hidden: the number of hidden directions.
+        stddev: the stddev of the noise on the diagonal of the second derivatives.
     """
 
     root: jax.Array
@@ -113,15 +114,15 @@ class Curvatures(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Released scores of the directions of `Curvatures`, in units of their bounds.
+    """Holds released scores in directions of `Curvatures`, in units of their bounds.
 
     Attributes:
         mean: shape (k,), corrected by an estimate of the bias of clipping.
-        stddev: of its noise, shape (k,).
+        stddev: the stddev of the mean's noise, shape (k,).
         moments: noisy second moments, shape (k, k).
-        bias: the stddev of that estimate, of each block, shape (k, blocks).
+        bias: the stddev of the estimated bias, for each block, shape (k, blocks).
         units: shape (k,).
-        is_heavy: whether their tail is too heavy for that estimate.
+        is_heavy: whether the scores' tail is too heavy for that estimate.
     """
 
     mean: jax.Array
@@ -140,31 +141,30 @@ def fit_with_errors(
     noise_multiplier: float,
     execution: Execution,
 ) -> tuple[Params, Params, jax.Array, dict[str, Any]]:
-    """Returns released weights and intercept, their errors, correlations, and stats.
+    """Releases weights and intercept, their standard errors, correlations, and stats.
 
-    Correlations are those of the errors, weights before the intercept.
+    The errors' correlations have the weights before the intercept.
 
-    1. A bound of row norms, and second moments of rows, which give coordinates z for
-       all below. If features are correlated, noise hides less of the second derivatives
-       in z than of those in features.
-    2. A fit.
-    3. A bound of the norms of rows times the root of the loss's second derivative,
-       and the second moments of those: H. Directions of curvature below twice the edge
-       of the noise's spectrum are hidden.
-    4. Bounds of the scores in the other directions, in which H is the identity, and of
-       the score of the intercept, with noisy counts of those near and above it.
-    5. The mean of clipped scores, corrected by an estimate of the bias of clipping, and
-       the second moments S of the corrected scores.
+    1. A bound of row norms, and second moments of rows, give coordinates z. If features
+       are correlated, noise hides fewer directions of H in z than in features.
+    2. A fit in z is the first estimate.
+    3. H is the second moments of rows times the root of the loss's second derivative,
+       clipped to a bound. Directions of curvature below twice the edge of the noise's
+       spectrum are hidden.
+    4. Scores in the other directions, in which H is the identity, and the score of the
+       intercept get bounds, with noisy counts of scores near and above them.
+    5. The mean of clipped scores is corrected by an estimate of the bias of clipping; S
+       is the second moments of the corrected scores.
 
-    The step is H^-1 times the mean. The covariance is the sum of H^-1 (S / n) H^-1 and
-    of those of the noise of the mean, of the step by the noise of H, and of the
-    estimate of the bias of clipping. All are computed from released numbers.
+    The step is H^-1 times the mean. The covariance adds to H^-1 (S / n) H^-1 the
+    covariances by noise of the mean, by noise of H, and of the estimated bias. All are
+    computed from released numbers.
 
     Privacy:
         One Gaussian mechanism of the noise multiplier under replace-one: four noisy
         bounds, two pairs of noisy counts, three noisy second moments, a fit, and a mean
-        of sensitivity 2 / n in units of its bounds. Without an intercept one bound and
-        one pair less. Everything else is a function of what they released.
+        of sensitivity 2 / n in units of its bounds. Without an intercept there is one
+        bound and one pair less. All else is a function of released numbers.
     """
     num_samples = len(examples.targets)
     shares = _shares(examples.features.shape, noise_multiplier)
@@ -183,7 +183,7 @@ def fit_with_errors(
         noise_multiplier=multipliers["fit"],
         execution=execution,
     )
-    # With a Huber loss in scales, all below is in units of the scale.
+    # With a Huber loss in scales, all numbers below are in units of the scale.
     unit = fit_stats.get("residual_scale", jnp.ones((), examples.targets.dtype))
     first, rows, slopes = _linearized(kind, examples, first, unit)
     radius = noisy_bound(
@@ -224,7 +224,7 @@ def _in_rough_coordinates(
     keys: tuple[Key, ...],
     multipliers: dict[str, float],
 ) -> tuple[Whitening, Examples]:
-    """Releases a whitening of the rows, and returns examples of whitened features."""
+    """Releases a whitening of the rows, and returns examples with whitened features."""
     radius = noisy_bound(
         keys[0],
         gathered(norms_of_rows(kind, examples)),
@@ -240,7 +240,7 @@ def _in_rough_coordinates(
 def _linearized(
     kind: ModelKind, examples: Examples, params: Params, unit: Scalar
 ) -> tuple[Params, jax.Array, jax.Array]:
-    """Returns the fit in a unit, rows whose second moments are H, and the slopes.
+    """Returns the fit in a unit, rows with second moments H, and the slopes.
 
     H is in units of the largest second derivative of the loss.
     """
@@ -265,7 +265,7 @@ def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curv
     least = _CLEAR * math.sqrt(2 * size) * stddev  # the edge of the spectrum of noise
     if not has_intercept:
         return Curvatures(*_directions(moments, least), stddev)
-    # The level is the last direction. The others are those of centered rows.
+    # The level is the last direction. The other directions are found for centered rows.
     level, means = moments[-1, -1], moments[:-1, -1]
     is_clear = (level > least).astype(level.dtype)
     level = jnp.maximum(level, least)
@@ -281,7 +281,7 @@ def _curvatures(has_intercept: bool, moments: jax.Array, stddev: Scalar) -> Curv
 
 
 def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
-    """Returns a matrix with a last row, and a last column of zeros and the corner."""
+    """Returns `inner` with the last row, and a last column of zeros and the corner."""
     size = len(inner)
     padded = jnp.pad(inner, ((0, 1), (0, 1)))
     return padded.at[size, :size].set(row).at[size, size].set(corner)
@@ -290,7 +290,7 @@ def _with_level(inner: jax.Array, row: jax.Array, corner: Scalar) -> jax.Array:
 def _directions(
     moments: jax.Array, least: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns clear directions, of unit curvature, hidden ones, and their number."""
+    """Returns clear directions of curvature 1, hidden directions, and their number."""
     values, vectors = jnp.linalg.eigh(moments)
     is_clear = values > least
     scale = jnp.where(is_clear, jnp.sqrt(1 / jnp.maximum(values, least)), 0.0)
@@ -302,7 +302,7 @@ def _directions(
 def _scores(
     has_intercept: bool, z: jax.Array, slopes: jax.Array, root: jax.Array
 ) -> Params:
-    """Returns each record's scores in the clear directions, and that of the level."""
+    """Returns each record's scores in the clear directions, and for the level."""
     slopes = slopes[:, None]
     if not has_intercept:
         return {"weights": slopes * product(z, root)}
@@ -320,19 +320,16 @@ def _newton_step(
     curvatures: Curvatures,
     scores: Scores,
 ) -> tuple[Params, Params, jax.Array]:
-    """Returns params, their standard errors, and the correlations of those.
-
-    All are functions of released numbers.
-    """
+    """Returns params, standard errors and correlations, from released numbers."""
     root, hidden, num_hidden, noise = curvatures
     units = scores.units / kind.loss.curvature_bound
-    scale = jnp.max(units)  # so that squares neither overflow nor vanish
+    scale = jnp.max(units)  # so that squares neither overflow nor underflow
     start = (
         jnp.hstack([first[x] for x in ("weights", "intercept") if x in first]) / scale
     )
     identity = jnp.eye(len(root), dtype=root.dtype)
 
-    slope = -root * (units / scale)[None, :]  # of the step, in the mean
+    slope = -root * (units / scale)[None, :]  # derivative of the step in the mean
     step = slope @ scores.mean
     values, vectors = jnp.linalg.eigh(scores.moments)
     spread = (vectors * jnp.maximum(values, 0)[None, :]) @ vectors.T / num_samples
@@ -346,11 +343,11 @@ def _newton_step(
     doubt = inverse @ (noise**2 / 2 * doubt) @ inverse
     covariance = slope @ spread @ slope.T + doubt
     if kind.has_intercept and not (kind.is_robust or kind.loss == squared):
-        # The third derivative is at most the second (Bach 2010), so that the error of
-        # the level is at most half the mean of (H-weighted) squared changes.
+        # The third derivative is at most the second (Bach 2010), so the error of the
+        # level is at most half the H-weighted mean of squared changes.
         turn = jnp.sum((units / scale * scores.mean) ** 2) * scale * root[-1, -1] ** 2
         covariance = covariance.at[-1, -1].add(turn**2 / 4)
-    # Back to features: weights A w, and the intercept less <center, A w>.
+    # In features the weights are A w, and the intercept decreases by <center, A w>.
     back = white.matrix
     if kind.has_intercept:
         back = _with_level(back, -white.center @ back, 1.0)
@@ -386,10 +383,10 @@ def released_scores(
 ) -> Scores:
     """Releases the mean of scores, corrected for clipping, and their second moments.
 
-    Each block is clipped to a noisy bound C, and is released in two parts: clipped to
-    the norm C / 2, and the remainder. With a Pareto tail from C / 2 on, clipping to C
-    cuts rho times the second part. A factor rho from two noisy counts thus corrects the
-    mean, and makes the interval wider.
+    Each block is clipped to a noisy bound C, and released in two parts: clipped to C /
+    2, and the remainder. With a Pareto tail from C / 2 on, clipping to C removes rho
+    times the second part. Two noisy counts give rho, which corrects the mean and widens
+    the interval.
     """
     shares = {"weights": 1.0}
     if kind.has_intercept:
@@ -454,9 +451,9 @@ def _corrected(
     excess: dict[str, Excess],
     halves: Params,
 ) -> tuple[jax.Array, Scores]:
-    """Returns rows of norm 1 of which the scores are means, and the scores.
+    """Returns the rows of norm 1 that have the scores as their mean, and the scores.
 
-    Their noise is in units of that of the parts, and their moments are zeros.
+    The stddevs are in units of the noise of the parts, and the moments are zeros.
     """
     means, noises, biases, units, rows = [], [], [], [], []
     is_heavy = jnp.zeros((), bool)

@@ -1,4 +1,4 @@
-"""What a linear model is fitted to: its features, records and shares of the budget."""
+"""The kind of a linear model, its records, and the shares of its budget."""
 
 import math
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from dpjax._types import PyTree
 from dpjax.losses import LinearLoss, squared
 from dpjax.losses._residual_losses import Huber
 
-# Functions of each of n records, (n, c) to (n, d), of this record alone.
+# Makes features (n, d) of columns (n, c), each record by itself.
 Basis = Callable[[jax.Array], jax.Array]
-_MOST_NUMBERS = 2**20  # of the features of a block of records
+_MOST_NUMBERS = 2**20  # numbers of a block of records in memory
 
 
 def themselves(columns: jax.Array) -> jax.Array:
-    """Returns the features of a linear model."""
+    """Returns `columns`, the features of a linear model."""
     return columns
 
 
@@ -31,9 +31,9 @@ def by_block(
     width: int,
     axis_name: AxisName | None,
 ) -> jax.Array:
-    """Returns `function(replicated, rows)`, made of each row by itself, some at a time.
+    """Returns `function(replicated, rows)`, computed for a block of rows at a time.
 
-    About `width` numbers of a row are in memory at a time, only the result of all rows.
+    Each row makes about `width` numbers; only the result is in memory for all rows.
     """
     most = max(_MOST_NUMBERS // max(width, 1), 1)
 
@@ -65,14 +65,14 @@ _INTERCEPT_SHARE = 0.1  # of the steps' budget
 
 
 class ModelKind(NamedTuple):
-    """Holds what is static about a model.
+    """Holds the static description of a model.
 
     Attributes:
-        loss: of a prediction.
+        loss: the loss of a prediction.
         has_intercept: whether an intercept is fitted.
         has_exposures: whether offsets are logarithms of exposures.
         axis_name: the mesh axes over which records are sharded.
-        basis: what makes features of the columns of a record.
+        basis: the function that makes features of the columns of a record.
     """
 
     loss: LinearLoss
@@ -82,7 +82,7 @@ class ModelKind(NamedTuple):
     basis: Basis = themselves
 
     def shape(self, columns: jax.Array) -> tuple[int, int]:
-        """Returns that of the features, (n, d)."""
+        """Returns the shape (n, d) of the features."""
         return len(columns), jax.eval_shape(self.basis, columns).shape[1]
 
     @property
@@ -97,21 +97,21 @@ class ModelKind(NamedTuple):
 
     @property
     def starts_at_mean(self) -> bool:
-        """Tells whether the best constant is a mean, which steps leave as it is."""
+        """Tells whether the best constant is a mean, which steps do not change."""
         return self.has_intercept and self.loss == squared
 
     @property
     def block_shares(self) -> dict[str, float]:
-        """The share of the steps' budget of each leaf of params."""
+        """Returns each leaf's share of the steps' budget."""
         if not self.has_intercept or self.starts_at_mean:
             return {"weights": 1.0}
         return {"weights": 1 - _INTERCEPT_SHARE, "intercept": _INTERCEPT_SHARE}
 
 
 class Examples(NamedTuple):
-    """Finite columns (n, c), and targets, offsets and weights in [0, 1], (n,).
+    """Holds finite columns (n, c), and targets, offsets and weights in [0, 1], (n,).
 
-    Features are the columns, or what `ModelKind.basis` makes of them.
+    Features are the columns, or the functions of them that `ModelKind.basis` makes.
     """
 
     features: jax.Array
@@ -121,7 +121,7 @@ class Examples(NamedTuple):
 
 
 class CheckedData(NamedTuple):
-    """A loss and records that fit to it, and the intercept's column from zero on."""
+    """Holds a loss, records that suit it, and the intercept's column from zero on."""
 
     loss: LinearLoss
     features: jax.Array
@@ -135,10 +135,10 @@ class CheckedData(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Holds what releases need of each record by itself.
+    """Holds the numbers that releases need of each record by itself.
 
     Attributes:
-        examples: with targets less offsets where these are a shift.
+        examples: the examples; targets are less offsets where these are a shift.
         target_sizes: absolute values of targets, zero where the weight is zero, (n,).
         row_norms: see `norms_of_rows`, shape (n,).
     """
@@ -149,14 +149,14 @@ class Records(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """The share of the budget of each release; they add up to 1.
+    """Holds the share of the budget of each release; all add up to 1.
 
     Attributes:
         target_size: a bound of the targets.
         mean: the mean of the targets.
-        radius: the clipping threshold of rows.
+        radius: the clip norm of rows.
         moments: the second moments of features.
-        gradient_size: the clipping threshold of gradients.
+        gradient_size: the clip norm of gradients.
         steps: all steps together.
         score_sizes: bounds of scores and slopes at the end.
         recalibration: scale and level of the scores.
@@ -177,9 +177,9 @@ class Shares(NamedTuple):
     ) -> "Shares":
         """Returns the shares of a model of features of that shape.
 
-        Shares that are not needed are added to that of the steps. Without features the
-        constant has the whole budget. With features it has more if there is more noise,
-        so that it is no worse than that of a model without features.
+        Shares that are not needed go to the steps. Without features the constant has
+        the whole budget. With features its share grows with the noise, so that the
+        model is no worse than one without features.
         """
         num_samples, num_features = shape
         size = 0.0 if kind.has_labels else 0.4
@@ -196,8 +196,6 @@ class Shares(NamedTuple):
         return cls(*before, 1 - math.fsum(before + after), *after)
 
     def multipliers(self, noise_multiplier: float) -> "Shares":
-        """Returns the noise multiplier of each release, from that of all together.
-
-        Inverse squares of multipliers add up, and these are shares of them.
-        """
+        """Returns the noise multiplier of each release, from their total."""
+        # Inverse squares of multipliers add up.
         return Shares(*(noise_multiplier / math.sqrt(x) if x else 0.0 for x in self))

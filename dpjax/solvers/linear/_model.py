@@ -36,9 +36,9 @@ from dpjax.solvers.training._loop import Execution, check_execution
 from dpjax.solvers.training._solution import Solution
 from dpjax.transforms import aggregate
 
-_MODEL_SHARE = 0.55  # of the budget, if features are chosen with the rest
-# Shares of that rest, in each of two rounds of choices: the norm of products, and the
-# choices. The model between the rounds has what they leave.
+_MODEL_SHARE = 0.55  # of the budget; the rest pays for choosing features
+# Shares of the rest, in each of two rounds: the bound of products, and the choices. The
+# model between the two rounds has what they leave.
 _SIZE, _CHOICES = 0.04, 0.26
 _CLIPPED, _BEYOND_SIZE = 0.1, 3.0  # share of records above a norm, and bound / norm
 
@@ -62,28 +62,14 @@ def dp_linear_model(
 ) -> Solution:
     """Fits a generalized linear model to data and a budget, without hyperparameters.
 
-    Minimizes the mean of weight·loss(<w, x> + offset, y). What other solvers need as
-    hyperparameters is released privately, with shares of the budget (see `stats`):
-
-    1. With an intercept, the best constant prediction: a private mean of the targets,
-       clipped at a private bound, over that of the weights. With a log link it is the
-       mean per unit of exposure, where offsets are logarithms of the exposure.
-    2. Second moments of clipped rows. They define coordinates z = A^T (x - center) in
-       which all directions with more signal than noise have equal spread.
-    3. The norm of gradients at the best constant: it sets the clip norm of the steps.
-    4. 50 to 150 steps of clipped noisy gradients in z, starting at the best constant.
-       A step size is the distance moved so far, divided by the root of the sum of
-       squared gradient norms. The result is a weighted mean of the iterates. With the
-       squared loss the intercept stays as it is, because it is a mean.
-    5. One noisy Newton step on the scale and the level of the predictions, because
-       clipped gradients of skewed targets stop before the best weights.
-
-    The Huber loss is robust to targets of any size: no release is a mean of them. They
-    are first centered at a private median and divided by the median distance from it; a
-    second fit, to residuals in units of their median size, corrects the first. With
-    `max_features`, features are chosen first, by their correlations with derivatives of
-    the loss at zero, and at a model of half of them. With `intervals`, a fit with a
-    part of the budget is followed by one noisy Newton step, and the params have
+    Minimizes the mean of weight·loss(<w, x> + offset, y). All numbers that other
+    solvers need as hyperparameters are released with shares of the budget: the best
+    constant prediction, second moments that give coordinates z = A^T (x - center) of
+    equal spread, clip norms, 50 to 150 noisy gradient steps, and one Newton step on the
+    scale and level of the predictions. With a log link the constant is the mean per
+    unit of exposure. The Huber loss is robust to targets of any size, because no
+    release is a mean of them. With `max_features`, features are chosen first by their
+    correlations with derivatives of the loss. With `intervals`, the params have
     standard errors: `docs/guides/intervals.md` says when they are valid, or infinite.
 
     Args:
@@ -93,18 +79,19 @@ def dp_linear_model(
             10,000 scales of the targets, whichever is less.
         data: (features, targets), shapes (n, d) and (n,); n is public. Features should
             be of comparable size, such as standardized ones; NaN counts as zero.
-            Targets outside the loss's range are mapped by `loss.targets_of`. For
-            classes, y > 0 is the positive one. NaN has no weight.
+            Targets outside the loss's range are mapped by `loss.targets_of`. For two
+            classes, y > 0 is the positive class. A record whose target is NaN has no
+            weight.
         key: a typed key.
         epsilon: privacy of all that is released, positive.
         delta: privacy of all that is released, in (0, 1).
         noise_multiplier: in place of epsilon, positive: stddev / l2 sensitivity of the
-            one Gaussian mechanism that all releases of the model are together. Inverse
-            squares of the multipliers of models that share a budget add up.
-            `Solution.privacy` then states the epsilon of the model alone.
-        intercept: the public index of a column of ones, whose values are not read. If
-            it is the only column, the constant gets the whole budget. None: there is no
-            intercept.
+            one Gaussian mechanism to which all releases compose. If models share a
+            budget, the inverse squares of their multipliers add up. `Solution.privacy`
+            then states the epsilon of this model alone.
+        intercept: the public index of a column of ones, whose values are not read;
+            None: no intercept. If it is the only column, the constant gets the whole
+            budget.
         max_features: how many features, without the intercept, may have a weight. None:
             all.
         offsets: shape (n,), added to predictions, such as the logarithm of the exposure
@@ -112,30 +99,31 @@ def dp_linear_model(
         weights: shape (n,), of records, clipped to [0, max_weight]; NaN is zero. A
             record of weight zero changes no release. None: ones.
         max_weight: the largest weight, public, positive.
-        max_records: m, public. Of more records m are drawn without replacement, by the
-            key, and the fit spends `accounting.Sample.budget`; delta n / m must be
-            below 1. None: all.
-        intervals: whether the solution has standard errors and intervals: with the
-            squared, logistic, Huber, Poisson or gamma loss, at least one feature beside
-            the intercept, and without `max_features`.
-        execution: how it runs: microbatches, callback, checkpoint. A callback sees the
-            weights in z; with the Huber loss, those of the second fit.
+        max_records: m, public. If there are more records, m of them are drawn by the
+            key without replacement, and the fit spends `accounting.Sample.budget`;
+            delta n / m must be below 1. None: all.
+        intervals: whether to release standard errors. They need the squared, logistic,
+            Huber, Poisson or gamma loss, a feature beside the intercept, and no
+            `max_features`.
+        execution: microbatches, callback, checkpoint. The callback sees the weights in
+            z; with the Huber loss it sees the second of two fits.
 
     Returns:
         A `Solution` with params of shape (d,), or (d, K) where the loss has K outputs.
-        Its stats are public, or were released privately: num_steps, noise_multiplier of
-        all releases together, shares of the budget, radius (the clip norm of rows),
-        share_kept of the correlations, l2_clip_norms of weights and intercept in z, and
-        scale, the factor of the Newton step. With an intercept also constant,
-        mean_weight (in the largest; without exposures), and target_size unless targets
-        are labels. With the Huber loss these are of the second fit, constant is the
-        median, and residual_scale is what "huber" measures residuals in. With
-        `max_features` also selected, the indices of the chosen columns, ascending; with
-        `intervals` num_hidden, the directions whose second derivatives the noise hides.
+        Its stats are public or released: num_steps, noise_multiplier of all releases
+        together, shares of the budget, radius (the clip norm of rows), share_kept of
+        the correlations, l2_clip_norms of weights and intercept in z, and scale, the
+        factor of the Newton step. With an intercept there are also constant,
+        mean_weight (over the largest; without exposures), and target_size unless
+        targets are labels. With the Huber loss these are from the second fit, constant
+        is the median, and residual_scale is the unit of the residuals of "huber".
+        `max_features` adds selected, the indices of the chosen columns, ascending;
+        `intervals` adds num_hidden, the number of directions in which noise hides the
+        second derivative.
 
     Raises:
-        ValueError: where an argument is out of its range, or shapes do not fit; before
-            any computation, never because of the values of the data.
+        ValueError: if an argument is out of its range, or shapes do not fit; before any
+            computation, and never because of the values of the data.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input, stats and all iterates
@@ -157,13 +145,12 @@ def dp_linear_model(
         True
 
     Reference:
-        Clipping from a private quantile: Andrew et al. (2021). Second moments as
-        preconditioner: Wang (2018); Ganesh et al. (2023). Steps: Ivgi, Hinder, Carmon
-        (2023). Choices: Durfee, Rogers (2019). Composition: Dong, Roth, Su (2022).
-        Sampling: Balle, Barthe, Gaboardi (2018), Theorem 9. Intervals: van der Vaart
-        (1998), chapter 5.7; White (1980); Avella-Medina, Bradshaw, Loh (2023); Lin,
-        Slavkovic, Bhoomireddy (2026). The first whitening: Kamath, Li, Singhal, Ullman
-        (2019).
+        Andrew et al. (2021): clip norms from quantiles. Wang (2018); Ganesh et al.
+        (2023); Kamath, Li, Singhal, Ullman (2019): second moments as preconditioner.
+        Ivgi, Hinder, Carmon (2023): steps. Durfee, Rogers (2019): choices. Dong, Roth,
+        Su (2022): composition. Balle, Barthe, Gaboardi (2018), Theorem 9: sampling. van
+        der Vaart (1998), chapter 5.7; White (1980); Avella-Medina, Bradshaw, Loh
+        (2023); Lin, Slavkovic, Bhoomireddy (2026): intervals.
     """
     check_noise(epsilon, delta, noise_multiplier)
     check_key_of_rows(key, data)
@@ -216,7 +203,7 @@ def checked(
     intervals: bool,
     max_features: int | None = None,
 ) -> CheckedData:
-    """Returns the loss of a name, and features (n, d) and targets (n,) as floats.
+    """Returns the named loss, and features (n, d) and targets (n,) as floats.
 
     Refuses losses that are not convex, and models that have no intervals.
     """
@@ -282,7 +269,7 @@ def noise_of(
 
 
 def column_index(name: str, index: int, num_columns: int) -> int:
-    """Returns the index of a column, from zero on."""
+    """Returns the index of a column, counted from zero."""
     is_index = isinstance(index, int | np.integer) and not isinstance(index, bool)
     rule = f"the index of one of {num_columns} columns"
     is_fine = is_index and -num_columns <= index < num_columns
@@ -298,12 +285,7 @@ def _chosen_features(
     noise_multiplier: float,
     execution: Execution,
 ) -> jax.Array:
-    """Releases a set of features: their indices in ascending order, (num_chosen,).
-
-    The score of a feature is the absolute value of its gradient: the mean of feature
-    times slope of the loss, clipped. The first half is chosen at zero weights, the rest
-    at a model of the first half, because some features matter only together with
-    others.
+    """Releases the ascending indices of `num_chosen` features.
 
     Privacy:
         1 / (2 noise_multiplier^2)-zCDP under replace-one.
@@ -316,6 +298,8 @@ def _chosen_features(
         size_multiplier=noise_multiplier / math.sqrt(_SIZE),
         rho=_CHOICES / (2 * noise_multiplier**2),
     )
+    # The first half is chosen at zero weights, the rest at a model of the first half,
+    # because some features matter only together with others.
     zeros = jnp.zeros_like(examples.targets)
     outputs = (kind.loss.num_outputs,) if kind.loss.num_outputs > 1 else ()
     predictions = jnp.zeros((len(zeros), *outputs), zeros.dtype)
@@ -349,9 +333,7 @@ def _choose(
     size_multiplier: Scalar,
     rho: Scalar,
 ) -> jax.Array:
-    """Releases which features, of those not yet chosen, have the largest mean products.
-
-    Their indices are in ascending order.
+    """Releases the ascending indices of the features with the largest mean products.
 
     Scores move by at most D, and Gumbel noise has the scale D sqrt(k / (2 rho)):
     `docs/privacy/proofs/linear.md`, 8.6.
@@ -365,6 +347,8 @@ def _choose(
         offsets = jnp.broadcast_to(offsets[:, None], shape)
         weights = jnp.broadcast_to(weights[:, None], shape)
     slopes = weights * loss.derivative(predictions + offsets, targets)
+    # The products of a record are bounded by a noisy quantile of their sizes, so that
+    # the sensitivity of each score is known.
     row_norms = jnp.sqrt(jnp.mean(features**2, axis=1))  # one number for each record
     size = noisy_quantile(
         size_key,
@@ -391,6 +375,6 @@ def _choose(
         scores[free],
         sparsity=num_chosen,
         selection_scale=bound * jnp.sqrt(num_chosen / (2 * rho)) * ROUNDED_UP,
-        release_stddev=jnp.inf,  # the set alone
+        release_stddev=jnp.inf,  # only the set is used
     )
     return free[jnp.flatnonzero(noisy, size=num_chosen)]

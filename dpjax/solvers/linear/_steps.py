@@ -1,4 +1,4 @@
-"""Noisy steps of a linear predictor, without a step size to set."""
+"""Noisy steps of a linear predictor, which need no step size."""
 
 import math
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from dpjax.losses import LinearLoss
 from dpjax.solvers.training._loop import OptaxStep
 from dpjax.transforms import average_iterates
 
-# The released params are a mean in which the weight of iterate k is about k.
+# The released params are a mean in which iterate k has a weight of about k.
 _AVERAGING_POWER = 1.0
-_MOST_LOGS = 4.0  # in place of a larger threshold, with a log link
+_MOST_LOGS = 4.0  # replaces a larger clip norm, with a log link
 
 
 @dataclass(frozen=True)
 class ExampleLoss:
-    """The loss of a weighted example, as a function of weights and intercept."""
+    """Computes the loss of a weighted example from weights and intercept."""
 
     loss: LinearLoss
 
@@ -42,16 +42,16 @@ class ExampleLoss:
 @register("l2_clip_norms")
 @dataclass(frozen=True)
 class BlockClipping(Estimator):
-    """The mean of samples whose every leaf is clipped to a norm of its own.
+    """Averages samples whose leaves are each clipped to a norm of its own.
 
-    Each leaf is returned in units of its threshold, times the root of its share. The
+    Each leaf is returned in units of its clip norm, times the root of its share. The
     norm of all leaves together is then at most 1, and equal noise on every coordinate
-    gives each leaf its share of the budget: noise of stddev s is
-    s·threshold / sqrt(share) in the units of the samples.
+    gives each leaf its share of the budget: noise of stddev s is s·clip norm /
+    sqrt(share) in the units of the samples.
 
     Attributes:
         l2_clip_norms: a norm for each leaf, a dict.
-        shares: of the budget, a dict as pairs; static, 1 in all.
+        shares: shares of the budget, a dict as pairs; static, 1 in all.
     """
 
     l2_clip_norms: dict[str, Scalar]
@@ -59,7 +59,8 @@ class BlockClipping(Estimator):
 
     def influence(self, sample: PyTree) -> PyTree:
         """Returns the clipped leaves, in units of norm and share."""
-        # Each may exceed its norm by a rounding of clip_to_norm and of two products.
+        # A leaf may exceed its norm by the rounding of clip_to_norm and of two
+        # products.
         return {
             name: clip_to_norm(sample[name], self.l2_clip_norms[name])
             / like(self.l2_clip_norms[name], sample[name])
@@ -69,11 +70,11 @@ class BlockClipping(Estimator):
 
     @property
     def limit(self) -> Scalar:
-        """The largest l2 norm of an influence."""
+        """Returns the largest l2 norm of an influence."""
         return 1.0
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns that of `Clipping(1.0)`, by `docs/privacy/proofs/linear.md`, 8.2."""
+        """Returns it for `Clipping(1.0)`: `docs/privacy/proofs/linear.md`, 8.2."""
         args = num_samples, num_coordinates, relation
         return Clipping(1.0).sensitivity(*args, rounded=rounded)
 
@@ -81,16 +82,15 @@ class BlockClipping(Estimator):
 @register("estimator", "noise_multiplier", "first_distance", "key")
 @dataclass(frozen=True, kw_only=True)
 class DistanceOverGradientsStep(OptaxStep):
-    """w <- w - (largest distance so far / root of summed squares) · noisy gradient.
+    """Takes steps of (largest distance / root of summed squares) · noisy gradient.
 
     Weights and intercept have a step size each (Ivgi, Hinder, Carmon 2023). Distances
-    and gradients are computed from what is released, so that step sizes cost nothing.
+    and gradients are released numbers, so step sizes cost nothing.
 
     Attributes:
         estimator: the robust mean.
-        noise_multiplier: of each step.
-        first_distance: in place of the distance at the first step, in clipping
-            thresholds of the weights.
+        noise_multiplier: the noise multiplier of each step.
+        first_distance: the distance at the first step, in clip norms of the weights.
     """
 
     estimator: BlockClipping
@@ -101,7 +101,8 @@ class DistanceOverGradientsStep(OptaxStep):
         names = {name: name for name in params}
         distance = self.first_distance * self.estimator.l2_clip_norms["weights"]
         if cast(ExampleLoss, self.loss_fn).loss.has_log_link:
-            # It is one of logarithms, but the threshold is in the unit of the targets.
+            # The distance is one of logarithms, but the clip norm is in units of the
+            # targets.
             distance = jnp.minimum(distance, _MOST_LOGS * self.first_distance)
         # Gradients are in units of their noise: any of them is above 1e-30.
         steps = {

@@ -40,15 +40,15 @@ from dpjax.solvers.statistics._untuned_mean import (
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 
-# Of the budget; quantiles take theirs from the rest in proportion.
+# Shares of the budget of counts and means. Quantiles reduce all of these in proportion.
 _COUNTS, _SIZE, _MEDIAN, _LENGTHS, _SQUARES = 0.2, 0.02, 0.03, 0.1, 0.1
 _QUANTILES = 0.4
-_LARGEST = 1e15  # samples are held within it: their squares stay finite
-_NARROWEST = 2.0**-20  # of the middle of bounds, which are farther apart than that
+_LARGEST = 1e15  # samples are clipped to it, so that their squares are finite
+_NARROWEST = 2.0**-20  # least half width of bounds, over their middle
 _NO_LAYER = 1e15  # the weight of a layer without samples, whose noise then vanishes
-_LEAST_COUNT = 4.0  # stddevs of a noisy count, below which a group says nothing
-_HIDDEN = 3.0  # stddevs that a group's squares may have more than is released
-_BOUND = 0.02  # of the quantiles' budget, for a bound of all samples
+_LEAST_COUNT = 4.0  # in stddevs of its noise; smaller groups have infinite errors
+_HIDDEN = 3.0  # stddevs by which a group's squares may exceed the release
+_BOUND = 0.02  # share of the quantiles' budget for a bound of all samples
 
 
 def dp_group_means(
@@ -65,8 +65,8 @@ def dp_group_means(
     """Releases the count and the mean of each group, and optionally quantiles.
 
     As in `dp_mean`, samples are clipped around a private median, in layers at distances
-    from a private histogram; all groups share these. Outer layers of all groups
-    together are shrunk toward zero, and those of each group toward its part of them.
+    from a private histogram; all groups share these. Sums of outer layers shrink: the
+    total toward zero, and each group's sum toward its part of the total.
 
     Args:
         samples: shape (n,), real; n is public, at most 2^24. A record with NaN is
@@ -77,28 +77,27 @@ def dp_group_means(
         delta: privacy parameter in (0, 1).
         num_groups: G, public.
         quantiles: public, each in (0, 1).
-        bounds: public ends, to which samples are clipped: statistics are of clipped
-            samples, and lie between the ends. None: no bounds are known.
+        bounds: public ends, to which samples are clipped: statistics are computed from
+            clipped samples, and lie between the ends. None: no bounds are known.
 
     Returns:
         A `Solution` whose params are a dict of counts, integers of shape (G,), means,
         shape (G,), and quantiles, shape (G, len(quantiles)). Its standard_errors have
-        the same structure, so `interval` works (`benchmarks/COVERAGE.md`): they count
-        sampling and noise, and for means also the bias of shrinking and clipping of all
-        groups together, as far as noise hides which group has it. A group with few
-        samples has wide or infinite ones. Its stats hold noise_multiplier, and
-        count_stddev of the noise of a count.
+        the same structure, so `interval` works (`benchmarks/COVERAGE.md`). They count
+        sampling and noise, and for means the bias of shrinking and clipping, as far as
+        noise hides which group has it; small groups have wide or infinite errors. Its
+        stats hold noise_multiplier, and count_stddev, the stddev of the noise of a
+        count.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input; a replaced record may
         also change its group, which is private. Counts move by sqrt(2) in the l2 norm.
-        A record adds a vector of norm 1 to the sums of its group, so they move by 2,
-        and those of squares by sqrt(2).
-        Quantiles take 40 bisection steps, each with the numbers of samples below,
-        between and above two ends in every group, which move by sqrt(2). All are
-        Gaussian mechanisms, and compose exactly. Where bounds are narrow, a sum is that
-        of distances from their middle over the largest one, also in [-1, 1]; which sum
-        is made follows from released numbers.
+        A record adds a vector of norm 1 to the sums of its group, so sums move by 2,
+        and sums of squares by sqrt(2). Quantiles take 40 bisection steps, each with the
+        numbers of samples below, between and above two ends in every group, which move
+        by sqrt(2). All are Gaussian mechanisms, and compose exactly. Where bounds are
+        narrow, a sum adds up distances from their middle over the largest distance,
+        also in [-1, 1]; released numbers determine which sum is made.
 
     Example:
         >>> import jax, numpy as np
@@ -153,7 +152,7 @@ def dp_group_means(
 
 
 def _middle(bounds: tuple[float, float] | None) -> tuple[float, float]:
-    """Returns the middle of bounds, and the distance of their ends from it."""
+    """Returns the middle of `bounds`, and half of their distance."""
     low, high = bounds or (-_LARGEST, _LARGEST)
     middle, reach = low / 2 + high / 2, high / 2 - low / 2
     is_fine = low >= -_LARGEST and high <= _LARGEST and reach > _NARROWEST * abs(middle)
@@ -163,7 +162,7 @@ def _middle(bounds: tuple[float, float] | None) -> tuple[float, float]:
 
 
 class Groups(NamedTuple):
-    """Samples (n,), zero if they do not count, and their groups, then G."""
+    """Holds samples and group indices, (n,): zero and G if a record does not count."""
 
     values: jax.Array
     indices: jax.Array
@@ -199,7 +198,7 @@ def _means(
     budget: tuple[float, float],
     reach: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases the mean of each group, and returns its standard errors."""
+    """Releases the mean of each group, and returns standard errors."""
     groups, counts, count_stddev = counted
     size_key, median_key, length_key, sum_key, square_key = _keys.split(key, 5)
 
@@ -234,16 +233,15 @@ def _centered(num_groups: int, groups: Groups, center: jax.Array) -> jax.Array:
 
 
 class _Sums(NamedTuple):
-    """Released sums of the groups, each of shape (G,), about the center.
+    """Holds released sums of distances from the center, each of shape (G,).
 
     Attributes:
         center: a scalar.
-        is_seen: whether the noise lets see any length.
-        values: of clipped samples.
-        variance: of their noise, and the squares of what shrinking took off and of what
-            noise may hide.
-        squares: of clipped samples squared.
-        left_out: what the group's samples may have beyond the last radius.
+        is_seen: whether the noise shows any length.
+        values: sums of clipped samples.
+        variance: squared errors by noise, shrinking, and records that noise may hide.
+        squares: sums of squares of clipped samples.
+        left_out: a bound on what the group has beyond the last radius.
     """
 
     center: jax.Array
@@ -266,8 +264,8 @@ def _sums(
     center, bound, counts, reach, count_stddev = place
     num_samples = groups.values.size
     radii, left_out = radii_of(seen, multipliers[0], num_samples, 1)
-    # Where all samples seem to be one number, noise may hide a few far from it.
-    # Where this is zero, and no bounds are known, nothing tells how far.
+    # If all samples seem to be one number, noise may hide a few records far from it. If
+    # that number is zero, and no bounds are known, no unit tells how far.
     is_bounded = reach < _LARGEST
     bound = bound.astype(radii.dtype)
     farthest = jnp.where(is_bounded, 2 * reach, bound)
@@ -277,11 +275,11 @@ def _sums(
     is_seen = (seen.top >= 0) & (is_bounded | (bound > LEAST_BOUND))
 
     def noise(radius: Any, of_squares: Any) -> jax.Array:
-        """Returns the variance of a sum, and what its error has from squares."""
+        """Returns a sum's variance by its noise and by the noise of its squares."""
         variances = 4 * multipliers[0] ** 2, 2 * multipliers[1]
         return variances[0] * radius**2 + variances[1] * of_squares**2
 
-    # Between narrow bounds no layers are needed: all lie within reach of the middle.
+    # Narrow bounds need no layers, because all samples are within reach of the middle.
     of_layers = noise(radii[-1], radii[-1] / 2)
     of_layers += (num_samples * left_out) ** 2 + hidden**2
     of_all = noise(reach, reach) + (count_stddev * like(center, radii)) ** 2
@@ -303,9 +301,11 @@ def _sums(
     values, taken_off = _shrunk(noisy, counts, variances)
 
     last = jnp.where(is_narrow, reach, radii[-1]).astype(z.dtype)
-    # Beyond half of it squares of layers are read from the histogram, for less noise.
+    # Squares beyond half of the last radius are read from the histogram, for less
+    # noise.
     radius = jnp.where(is_narrow, 1.0, 0.5) * last
-    # Layers lie about a median, and the middle of bounds is not where the mean is.
+    # Without layers the center is the middle of the bounds, which may be far from the
+    # mean: squares are then reduced by the squared mean.
     known = jnp.maximum(jnp.abs(values) - jnp.sqrt(jnp.sum(variances)), 0.0)
     squares_of_mean = known**2 / jnp.maximum(counts, 1).astype(z.dtype)
     of_mean = jnp.where(is_narrow, squares_of_mean, 0.0)
@@ -314,8 +314,8 @@ def _sums(
     )
     squares = jnp.maximum(squares - of_mean, stddev)
     total = jnp.maximum(seen.sum_of_squares(0.0, radius), stddev)
-    # What all groups have beyond the last radius falls into one no more than squares
-    # may: a few long samples are seldom spread evenly.
+    # A group may have all that lies beyond the last radius, as far as its squares
+    # allow, because a few long samples are seldom spread evenly.
     share = jnp.minimum((squares + (_HIDDEN - 1) * stddev) / total, 1.0)
     beyond = jnp.clip(seen.sum_of_squares(0.0, last) / total, 1.0, (last / radius) ** 2)
     return _Sums(
@@ -336,7 +336,7 @@ def _squares(
     radius: jax.Array,
     multiplier: float,
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases sums of squares of clipped lengths, and returns their noise."""
+    """Releases sums of squares of clipped lengths, and returns the noise's stddev."""
     short = (jnp.minimum(lengths, radius) / radius) ** 2
     clipping = SetClipping(1.0, math.sqrt(min(num_groups, 2)))
     squares, stddev = _noisy_sums(
@@ -349,14 +349,14 @@ def _squares(
 def _shrunk(
     layers: jax.Array, counts: jax.Array, variances: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the sums of layers (3, G), outer ones shrunk, and what that takes off.
+    """Returns the sums of layers (3, G) with shrunk outer layers, and the part removed.
 
-    Outer layers of all groups together are shrunk towards zero as those of one mean,
-    and those of each group towards its part of them, by its count: skewed groups share
-    a tail. What is taken off is a bias at worst, where a group is unlike others.
+    The part removed is at worst a bias, in a group that is unlike the other groups.
     """
     num_groups = counts.size
     sizes = jnp.maximum(counts, 1).astype(layers.dtype)
+    # Skewed groups share a tail: the total shrinks toward zero, as in one mean, and
+    # each group toward its part of the total, by its count.
     total = jnp.sum(layers, axis=1, keepdims=True)
     total = total[1:] * kept_of(total, num_groups * variances)[:, None]
     apart = layers.at[1:].add(-total * (sizes / jnp.sum(sizes))[None])
@@ -412,14 +412,12 @@ def _quantiles(
 ) -> tuple[jax.Array, jax.Array]:
     """Releases quantiles of each group (G, Q), and returns their standard errors.
 
-    About each a width is found that reaches two standard errors of its rank both ways.
-    If there is no public reach of all samples, one is released.
-
     Privacy:
         Under replace-one Gaussian mechanisms that compose to one of the multiplier:
         `noisy_quantile`, and the counts of each step. A record is in one of them, so
         that they move by sqrt(2) in the l2 norm.
     """
+    # Without a public reach, a bound of all samples is released.
     bound_key, key = _keys.split(key)
     values = counted[0].values
     if reach is not None:
@@ -451,7 +449,7 @@ def _bisected_quantiles(
     ordered = _ordered(num_groups, groups)
 
     def end_of(key: Key, start: jax.Array, ends_of: Any, is_higher: Any) -> Any:
-        """Returns where a bisection within the bound of the start ends, (Q, G)."""
+        """Returns where a bisection near `start` ends, and half its last step."""
         return bisected(
             key,
             (start, jnp.asarray(bound, start.dtype) / 2),
@@ -471,12 +469,13 @@ def _bisected_quantiles(
     )
 
     def is_short(below: jax.Array, between: jax.Array, above: jax.Array) -> jax.Array:
-        # On either side: where samples repeat numbers, the quantile of the law may be
-        # the next number on one side alone.
+        # Both sides must reach: where samples repeat numbers, the quantile of the
+        # distribution may be the next number on one side alone.
         total = below + between + above
         least = requested - apart, 1 - requested - apart
         return (below > least[0] * total) | (above > least[1] * total)
 
+    # The width about each quantile reaches two standard errors of its rank both ways.
     width, _ = end_of(
         width_key,
         zeros + jnp.asarray(bound, zeros.dtype),
@@ -485,13 +484,13 @@ def _bisected_quantiles(
     )
     is_inside = apart < jnp.minimum(requested, 1 - requested)
     is_seen = is_inside & (sizes > _LEAST_COUNT * count_stddev)[None]
-    off = 2 * off  # the last step that was made
+    off = 2 * off  # the last step of the bisection
     errors = (width + off) / APART + off
     return center.T, jnp.where(is_seen, errors, jnp.inf).T
 
 
 def _ordered(num_groups: int, groups: Groups) -> tuple[jax.Array, jax.Array]:
-    """Returns samples, those of a group in their order, and where groups begin."""
+    """Returns samples sorted within groups, and the index where each group begins."""
     indices, values = jax.lax.sort((groups.indices, groups.values), num_keys=2)
     ends = jnp.searchsorted(indices, jnp.arange(num_groups + 1, dtype="int32"))
     return values, ends.astype("int32")
@@ -500,10 +499,7 @@ def _ordered(num_groups: int, groups: Groups) -> tuple[jax.Array, jax.Array]:
 def _beside(
     values: jax.Array, ends: jax.Array, lows: jax.Array, highs: jax.Array
 ) -> jax.Array:
-    """Returns how many of a group are below, between and above bounds (..., G).
-
-    Integers, shape (..., 3, G): exact, as if each sample were compared.
-    """
+    """Counts the samples of each group below, between and above bounds: (..., 3, G)."""
     start, end = (jnp.broadcast_to(x, lows.shape) for x in (ends[:-1], ends[1:]))
 
     def first(is_before: Callable[..., jax.Array], bounds: jax.Array) -> jax.Array:

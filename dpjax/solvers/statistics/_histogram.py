@@ -1,4 +1,4 @@
-"""A private histogram, with edges that are public or private."""
+"""A private histogram, with public or private edges."""
 
 import math
 
@@ -20,12 +20,13 @@ from dpjax.solvers.statistics._quantile import checked_edges, checked_samples
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 
-# Of the budget, for edges: how large numbers are, their median, and distances from it.
+# Shares of the budget for edges: the size of numbers, their median, and distances from
+# it.
 _SIZE, _MEDIAN, _DISTANCE = 0.02, 0.04, 0.04
 EDGES_SHARE = _SIZE + _MEDIAN + _DISTANCE
-_BEYOND = 0.05  # of the records, which are farther from the median than edges go
+_BEYOND = 0.05  # share of the records beyond the edges
 _NUM_BINS, _STEPS_APART = 20, 8.0
-_LEAST_VARIANCE = 1 / 12  # of noise that is rounded to integers
+_LEAST_VARIANCE = 1 / 12  # of rounding to integers
 
 
 def dp_histogram(
@@ -46,12 +47,12 @@ def dp_histogram(
         delta: privacy parameter in (0, 1).
         edges: increasing, shape (k + 1,) with k >= 2, chosen without the samples; bin j
             is (edges[j], edges[j + 1]]. By default 21 round numbers around a private
-            median, between which most samples lie; they cost a tenth of the budget.
+            median, which enclose most samples; they cost a tenth of the budget.
 
     Returns:
         A `Solution` whose params are the counts, int32 of shape (k,); noise may make
         some negative. Its standard_errors, and so `interval`, are for n times the
-        probability of each bin, and count sampling and noise. Its stats hold edges,
+        probability of each bin, and count sampling and noise. Its stats hold edges, the
         stddev of the noise, and noise_multiplier.
 
     Privacy:
@@ -89,7 +90,7 @@ def dp_histogram(
 
 
 def check_countable(num_samples: int) -> None:
-    """Requires so few samples that float32 holds each count of them."""
+    """Requires at most 2^24 samples, so that float32 holds every count."""
     is_fine = num_samples <= MOST_RECORDS
     _validate.require(is_fine, "samples", num_samples, "at most 2^24")
 
@@ -108,23 +109,20 @@ def _counted(
 
 
 def noisy_integers(key: Key, counts: jax.Array, stddev: Scalar) -> jax.Array:
-    """Returns counts, which float32 holds exactly, with noise, rounded to integers."""
+    """Releases counts, which are exact in float32, with noise rounded to integers."""
     noisy = gaussian(key, counts.astype("float32"), stddev=stddev)
     return jnp.rint(jnp.clip(noisy, -(2.0**30), 2.0**30)).astype("int32")
 
 
 def count_errors(counts: jax.Array, stddev: Scalar, num_samples: int) -> jax.Array:
-    """Returns standard errors of noisy counts, as of n times a probability."""
+    """Returns standard errors of noisy counts as estimates of n times a probability."""
     share = jnp.clip(counts.astype("float32") / num_samples, 0.0, 1.0)
     sampling = num_samples * share * (1 - share)
     return jnp.sqrt(sampling + stddev**2 + _LEAST_VARIANCE)
 
 
 def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
-    """Releases round edges about a median, for `EDGES_SHARE` of a multiplier's budget.
-
-    They increase, shape (21,).
-    """
+    """Releases 21 increasing round edges, for `EDGES_SHARE` of the budget."""
     size_key, median_key, distance_key = _keys.split(key, 3)
     known = ~jnp.isnan(gathered(samples))
     values = jnp.where(known, gathered(samples), 0.0)
@@ -146,9 +144,9 @@ def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:
 
 @jax.jit
 def _round_edges(median: jax.Array, reach: jax.Array) -> jax.Array:
-    """Returns multiples of 1, 2 or 5 times a power of ten, from below to above."""
+    """Returns ascending multiples of 1, 2 or 5 times a power of ten."""
     least = 2 * reach / (_NUM_BINS - 1)  # so that a first edge may be rounded down
-    apart = _STEPS_APART * jnp.finfo(least.dtype).eps  # edges are to differ
+    apart = _STEPS_APART * jnp.finfo(least.dtype).eps  # so that edges differ
     least = jnp.maximum(least, apart * jnp.abs(median))
     power = 10.0 ** jnp.floor(jnp.log10(least))
     steps = power * jnp.array([1.0, 2.0, 5.0, 10.0], least.dtype)

@@ -32,7 +32,8 @@ from dpjax.solvers.training._solution import Solution
 from dpjax.transforms import privatize
 
 MeanMethod = Literal["clipped", "geometric_median"]
-# Steps of the geometric median, and those before their sizes begin to fall as 1/t.
+# The steps of the geometric median, and the first of them, whose sizes are constant:
+# later sizes fall as 1/t.
 _NUM_STEPS, _CONSTANT = 20, 4
 
 
@@ -47,17 +48,14 @@ def dp_mean(
 ) -> Solution:
     """Releases the mean of heavy-tailed samples with Gaussian noise.
 
-    There are no hyperparameters. Shares of the budget release medians, scales and
-    second moments first. Rows are then clipped around the private medians, in
-    coordinates whitened by the second moments, at norms that few rows exceed. The error
-    is about that of the best clipping norm in hindsight, for distributions with two and
-    a half moments or more. With an estimator it is an algorithm of the papers: see
-    Reference.
+    There are no hyperparameters. Medians, scales and second moments are released first.
+    Rows are then clipped around the medians, in whitened coordinates, at norms that few
+    rows exceed. With two and a half moments or more, the error is about as with the
+    best clip norm in hindsight. Estimators give the papers' algorithms.
 
     Args:
         samples: pytree, leaves of shape (n, ...); n is public. Without an estimator NaN
-            counts as zero, and scales below 1e-6 or above 1e13 are not found: rescale
-            by a public unit before.
+            counts as zero, and scales must be from 1e-6 to 1e13, in a public unit.
         key: a typed key.
         epsilon: privacy parameter, positive, any size.
         delta: privacy parameter in (0, 1).
@@ -69,19 +67,19 @@ def dp_mean(
 
     Returns:
         A `Solution` whose params are the mean, leaves of shape (...). Its stats hold
-        noise_multiplier; without an estimator also l2_clip_norms, radii in whitened
-        coordinates, and left_out, an estimate of the mean length beyond them; with an
-        estimator l2_sensitivity and stddev, or rho in place of both with `TrimmedMean`,
-        whose noise depends on the data. Without an estimator, "clipped" has
-        standard_errors in the shape of params, so `interval` works. They count
-        sampling, noise and clipping, by the central limit theorem and a Pareto tail
-        beyond the released norms, and are infinite if noise hides the samples. If a few
-        records, hidden by the noise, carry much of the mean, an interval may miss.
+        noise_multiplier; with an estimator l2_sensitivity and stddev, or only rho with
+        `TrimmedMean`, whose noise depends on the data. Without an estimator, "clipped"
+        also has l2_clip_norms, in whitened coordinates, left_out, an estimate of the
+        mean length beyond them, and standard_errors in the shape of params, so
+        `interval` works. The errors count sampling, noise and clipping, by the central
+        limit theorem and a Pareto tail beyond the clip norms; they are infinite if
+        noise hides the samples, and may be too small if noise hides a few records that
+        carry much of the mean.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: Gaussian mechanisms on
         counts, medians, second moments and a clipped mean, which compose exactly; or
-        one on a mean of known sensitivity, or that of `transforms.privatize`.
+        one on a mean of known sensitivity, or the guarantee of `transforms.privatize`.
 
     Example:
         >>> import jax, numpy as np
@@ -93,10 +91,10 @@ def dp_mean(
     Reference:
         Without an estimator: Biswas, Dong, Kamath, Ullman (2020), "CoinPress", and
         James, Stein (1961); the geometric median: Haghifam, Steinke, Ullman (2024),
-        arXiv 2406.07407. With `Truncation` Algorithm 1 of paper 003 (Tao, Wu, Cheng,
-        Wang 2022), with `MedianOfMeans` around it Algorithm 3; with
-        `SmoothedTruncation.for_moment` equation (12) of paper 001 (Wang, Xiao, Devadas,
-        Xu 2020), and with `TrimmedMean` its Algorithm 2.
+        arXiv 2406.07407. `Truncation`: Algorithm 1 of paper 003 (Tao, Wu, Cheng, Wang
+        2022), with `MedianOfMeans` around it Algorithm 3.
+        `SmoothedTruncation.for_moment`: (12) of paper 001 (Wang, Xiao, Devadas, Xu
+        2020); `TrimmedMean`: its Algorithm 2.
     """
     check_budget(epsilon, delta)
     check_key_of_rows(key, samples)
@@ -140,7 +138,7 @@ def _untuned(
     if method == "geometric_median":
         rule = "at least two numbers each; the median of one is that of `dp_quantile`"
         _validate.require(rows.shape[1] > 1, "samples", samples, rule)
-        # The steps have what would be the share of a mean's squares.
+        # The steps get the share that a mean spends on squares.
         shares = shares._replace(squares=0.0, mean=shares.mean + shares.squares)
         multipliers = shares.multipliers(multiplier)
         point = _geometric_median(axis_name, rows, key, multipliers)
@@ -151,7 +149,7 @@ def _untuned(
 
 
 def _rows(samples: PyTree) -> jax.Array:
-    """Returns all leaves beside each other, shape (n, d), in float32 or float64."""
+    """Returns all leaves side by side, shape (n, d), in float32 or float64."""
     leaves = [as_float(leaf) for leaf in jax.tree.leaves(samples)]
     return jnp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
@@ -177,12 +175,7 @@ def _release(axis_name, samples, key, estimator, noise_multiplier):
 def _geometric_median(
     axis_name: AxisName | None, samples: jax.Array, key: Key, multipliers: Shares
 ) -> jax.Array:
-    """Releases the point of the least mean distance, in round coordinates, for d >= 2.
-
-    From private medians it goes T steps along the mean of the unit vectors that point
-    from it to the records, theta <- theta + eta_t L (mean + noise), where L is a
-    private median of distances: the Hessian of the mean distance is about 1 / L. eta_t
-    falls as 1/t after a few steps, so that the noise of all of them is averaged.
+    """Releases the point of least mean distance, in whitened coordinates, for d >= 2.
 
     Privacy:
         As one Gaussian mechanism of the noise multiplier, under replace-one: unit
@@ -200,6 +193,9 @@ def _geometric_median(
         axis_name=axis_name,
     )
 
+    # theta <- theta + eta_t L (mean of unit vectors from theta + noise). The Hessian of
+    # the mean distance is about 1 / L, for L the median distance. eta_t falls as 1/t in
+    # the end, which averages the noise.
     def step(carry, count):
         theta, state = carry
         away = place.rows - theta[None]

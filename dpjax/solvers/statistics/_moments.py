@@ -1,4 +1,4 @@
-"""Private second moments of features, and a whitening from them."""
+"""Private second moments of features, and a whitening computed from them."""
 
 import math
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from dpjax.estimators import Clipping
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms._additive import gaussian_of_padded, padded
 
-# Multiples of the edge of the noise's spectrum, and of the mean eigenvalue, that are
-# added to every eigenvalue, so that directions hidden by noise are not scaled up.
+# Floors that are added to every eigenvalue, so that directions hidden by noise are not
+# scaled up: multiples of the edge of the noise's spectrum, and of the mean eigenvalue.
 FLOORS, _LEAST = (3.0, 0.1), 1e-6
-_CLEAR_WEIGHT = 2.0  # the minimum of the mean weight, in its stddevs
+_CLEAR_WEIGHT = 2.0  # least mean weight, in stddevs of its noise
 
 
 class Whitening(NamedTuple):
-    """A linear map to coordinates in which second moments are about the identity.
+    """Holds a linear map to coordinates in which second moments are about the identity.
 
     Attributes:
         center: subtracted from features, shape (d,); zeros without an intercept.
@@ -68,9 +68,9 @@ def second_moments(
     noise_multiplier: Scalar,
     row_of: Callable[[PyTree], jax.Array] = lambda row: row,
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns what `noisy_second_moments` adds noise to, padded, and its stddevs.
+    """Returns the moments that `noisy_second_moments` releases, padded, and stddevs.
 
-    `row_of` makes the row (d,) of one record, as it is read.
+    `row_of` makes the row (d,) of one record when it is read.
     """
 
     def product(moments: jax.Array, record: PyTree) -> jax.Array:
@@ -91,7 +91,8 @@ def second_moments(
     stddev = noise_multiplier * sensitivity * ROUNDED_UP
     rows, columns = _entries(num_features)
     entries = padded(moments.map(lambda x: x[rows, columns]))
-    # Noise is divided by sqrt(2), not entries multiplied: products would round again.
+    # The noise is divided by sqrt(2), because products of the entries would round
+    # again.
     above = (np.arange(entries.high.size) >= num_features) * (2**0.5 - 1) + 1
     return entries, like(stddev, row) / above.astype(row.dtype)
 
@@ -100,7 +101,7 @@ _second_moments = jax.jit(second_moments, static_argnums=0)
 
 
 def _entries(num_features: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows and columns of the entries that are released, the diagonal first."""
+    """Returns the rows and columns of the released entries, the diagonal first."""
     both = np.diag_indices(num_features), np.triu_indices(num_features, 1)
     rows, columns = (np.concatenate(x) for x in zip(*both, strict=True))
     return rows, columns
@@ -109,7 +110,7 @@ def _entries(num_features: int) -> tuple[np.ndarray, np.ndarray]:
 def symmetric(
     num_features: int, entries: jax.Array, stddevs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the moments of the entries of `second_moments`, and their stddev."""
+    """Returns the moments with the entries of `second_moments`, and their stddev."""
     rows, columns = _entries(num_features)
     place = np.zeros((num_features, num_features), "int32")
     place[rows, columns] = place[columns, rows] = np.arange(len(rows))
@@ -128,27 +129,25 @@ def whitening(
 ) -> Whitening:
     """Returns a whitening, from released moments (d, d) and their stddev alone.
 
-    Entries off the diagonal are multiplied by the share of their energy that is not
-    noise, and so is the spread of the diagonal (James and Stein 1961). If all is noise,
-    all coordinates get the same scale. Floors are added to the eigenvalues: multiples
-    of the edge of the noise that is kept, and of the mean eigenvalue.
-
-    With `ones`, the last row and column are those of a column of that constant, and the
-    center is the released mean of the features over the released mean weight. The
-    latter is at least two standard deviations of its noise, because a center too near
-    to zero does little harm, and one too far from it a lot.
+    With `ones`, the last row and column belong to a column of that constant, and the
+    center is the released mean of the features over the released mean weight. `floors`
+    are multiples of the edge of the remaining noise and of the mean eigenvalue.
     """
     unit = jnp.maximum(jnp.max(jnp.abs(moments)), jnp.asarray(stddev, moments.dtype))
-    moments, stddev = moments / unit, stddev / unit  # so that squares are finite
+    moments, stddev = moments / unit, stddev / unit  # squares are finite
     num_features = len(moments) - (ones is not None)
     center = jnp.zeros(num_features, moments.dtype)
     if ones is not None:
-        # Both are in units of the constant, and so is the center until the end.
+        # Both are in units of the constant, and so is the center until the end. The
+        # weight is at least two stddevs of its noise: a center too near to zero does
+        # little harm, and a center too far from it a lot.
         means, weight = moments[:-1, -1], moments[-1, -1]
         weight = jnp.maximum(weight, _CLEAR_WEIGHT * stddev)
         noise = num_features * stddev**2 / 2
         center = _above_noise(noise, means) * means / weight
         moments = moments[:-1, :-1] - weight * jnp.outer(center, center)
+    # The entries off the diagonal, and the spread of the diagonal, shrink by the share
+    # of their energy that is not noise (James and Stein 1961).
     diagonal = jnp.diag(moments)
     rest = moments - jnp.diag(diagonal)
     num_pairs = num_features * (num_features - 1) / 2
@@ -159,7 +158,7 @@ def whitening(
     values, vectors = jnp.linalg.eigh(
         jnp.diag(mean + kept_spread * spread) + shrunk * rest
     )
-    edge = math.sqrt(2 * num_features) * stddev  # of the spectrum of the noise
+    edge = math.sqrt(2 * num_features) * stddev  # of the noise's spectrum
     left = shrunk * edge + (1 - shrunk) * kept_spread * 2 * stddev
     values = jnp.maximum(values, 0) + floors[0] * left + floors[1] * mean
     values = values + _LEAST * jnp.max(values)
@@ -168,6 +167,6 @@ def whitening(
 
 
 def _above_noise(noise: Scalar, x: jax.Array) -> jax.Array:
-    """Returns the share of a sum of squares that is not noise, 0 to 1."""
+    """Returns the share of the sum of squares of `x` that is not noise, 0 to 1."""
     energy = jnp.sum(x**2)
     return jnp.maximum(0.0, 1 - noise / jnp.maximum(energy, jnp.finfo(x.dtype).tiny))

@@ -24,16 +24,16 @@ from dpjax.gradients import streamed_grad
 from dpjax.mechanisms._additive import padded
 from dpjax.transforms import privatize
 
-# In w (c t, 1), with w in [0, 1] and t in [-1, 1], the weight beside the number costs
-# nothing for c up to 1 / sqrt(3): the set is a triangle, whose longest side has two
-# opposite numbers at its ends.
+# Records are w (c t, 1), with w in [0, 1] and t in [-1, 1]. At c = 1 / sqrt(3) the
+# second entry costs nothing: the set is an equilateral triangle, and opposite numbers t
+# are as far apart as any two vectors of it.
 BESIDE_WEIGHT = 0.577
 
 
 @register("l2_clip_norm")
 @dataclass(frozen=True)
 class SetClipping(Clipping):
-    """The mean of clipped vectors from a set that holds what lies between it and zero.
+    """Averages clipped vectors from a set that contains all points between it and zero.
 
     Sensitivity: replacing one of n records moves the mean by at most the diameter / n
     in the l2 norm, adding or removing one by l2_clip_norm / n; rounding is added as for
@@ -42,15 +42,15 @@ class SetClipping(Clipping):
     Attributes:
         l2_clip_norm: see `Clipping`.
         relative_diameter: the largest l2 distance of two vectors of the set within the
-            clip norm, in clip norms, at least 1. Of a set of vectors without negative
-            entries it is the root of two, and 1 for numbers.
+            clip norm, in clip norms, at least 1. It is sqrt(2) for vectors without
+            negative entries, and 1 for numbers that are not negative.
     """
 
     relative_diameter: float = math.sqrt(2)
 
     @property
     def diameter(self) -> float:
-        """See `NormBounded.diameter`; more than what vectors may be off by rounding."""
+        """Returns the set's diameter in clip norms, rounded up: see `NormBounded`."""
         return self.relative_diameter * ROUNDED_UP
 
 
@@ -63,7 +63,7 @@ def one_gaussian(
 ) -> tuple[float, PrivacyGuarantee]:
     """Returns the multiplier and guarantee of Gaussian releases that share a budget.
 
-    Each takes a share s by the multiplier total / sqrt(s), and shares add up to 1.
+    A release with share s has the multiplier total / sqrt(s), and shares add up to 1.
     """
     multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     event = gaussian_event(multiplier)
@@ -83,10 +83,10 @@ def noisy_mean(
     product: Callable[[Any, Any], Any] | None = None,
     weights: PyTree = None,
 ) -> Any:
-    """Returns the mean of records (n, ...), each bounded, with Gaussian noise.
+    """Releases the mean of records (n, ...), each bounded, with Gaussian noise.
 
     With `product(weights, record)`, linear in the weights, its gradients are averaged
-    in place of the records, without being all in memory; weights are zeros of their
+    instead of the records, without being all in memory; weights are zeros of their
     shape.
     """
     samples, start = records, records

@@ -2,9 +2,9 @@
 
 A histogram is one release for quantiles of all sizes, to a factor of two. Bisection is
 finer: it costs one release for each of its steps. Both add Gaussian noise, so that they
-compose exactly with other Gaussian releases, as the choices of `_quantile` do not.
+compose exactly with other Gaussian releases; the choices of `_quantile` do not.
 
-What the counts cost: `docs/privacy/proofs/counts.md`, 7.3.
+`docs/privacy/proofs/counts.md`, 7.3, proves the sensitivity of the counts.
 """
 
 import math
@@ -20,23 +20,23 @@ from dpjax._types import Key, Scalar
 from dpjax.mechanisms import gaussian
 from dpjax.mechanisms._additive import gaussian_of_padded, padded
 
-# Bins [2^j, 2^(j+1)); the first also has all below 1e-6, the last all above 1e13.
+# Bins are [2^j, 2^(j+1)). The first also has all numbers below 1e-6, the last all above
+# 1e13.
 _FIRST, _LAST = -20, 43
 _NUM_BINS = _LAST - _FIRST + 1
 MOST_RECORDS = 2**24  # integers up to here are exact in float32
-# The least count, in stddevs of its noise, of a bin that is known to hold records: an
-# empty one has it once in 50,000 runs. Next to such bins the second is enough.
+# A bin is known to hold records if its count exceeds this, in stddevs of its noise: an
+# empty bin does so once in 50,000 runs. Next to such bins the second number is enough.
 _SIGNIFICANT, _LIKELY = 5.0, 2.5
-_HIDDEN = 2.0  # stddevs that a bin may hold more than its noisy count
-_LEAST_INDEX = 1.5  # of a tail, so that its mean is finite
+_HIDDEN = 2.0  # stddevs by which a bin may exceed its noisy count
+_LEAST_INDEX = 1.5  # of a Pareto tail, so that its mean is finite
 
 # A bound by bisection is from 2^-20 to 2^44; its exponent is exact to an eighth.
 _LOWEST, _HIGHEST, _NUM_HALVINGS = -20.0, 44.0, 9
-# Records above the bound, in stddevs of the noise of a count: at the last steps, and
-# before, where noise alone exceeds it once in 300,000 times.
+# The number of records above the bound, in stddevs of the noise of a count: at the last
+# steps, and before, where noise alone exceeds it once in 300,000 times.
 _ABOVE, _CLEARLY_ABOVE, _NUM_LAST = 3.0, 4.5, 3
-# If this share of the records above half the bound is above it, a Pareto tail has index
-# 1.6.
+# The share of the records above C / 2 that are above C, in a Pareto tail of index 1.6.
 _MOST_SHARE, _CLEAR = 1 / 3, 2.0
 NUM_MEDIAN_HALVINGS = 20
 _WITHIN, _RANGE = 0.25, 4.0  # see `median_and_bound`
@@ -50,12 +50,12 @@ def noisy_quantile(
     share_above: Scalar = 0.0,
     noise_multiplier: Scalar,
 ) -> jax.Array:
-    """Releases a number that about `num_above` magnitudes exceed, shape (n,).
+    """Releases a number that about `num_above` of the magnitudes (n,) exceed.
 
-    Records are counted in bins of a factor of two; NaN counts as zero. The highest bin
-    whose noisy count is significant ends the data. From there down noisy counts are
-    added until they reach `num_above`, or the share of the records in all bins but the
-    first, and within that bin the number is interpolated. If the noise hides so few
+    Records are counted in bins of a factor of two; NaN counts as zero. The data end at
+    the highest bin with a significant noisy count. Noisy counts are added from there
+    down until they reach `num_above`, or the share of the records in all bins but the
+    first, and the number is interpolated within that bin. If the noise hides so few
     records, the number is the end of the data; it is 1 if no bin is significant, as for
     standardized data.
 
@@ -63,7 +63,8 @@ def noisy_quantile(
         A Gaussian mechanism of the noise multiplier under replace-one: replacing a
         record moves two counts by 1, sqrt(2) in the l2 norm. Counts are exact.
     """
-    # Three programs: the long ones are the same for any number of records.
+    # There are three programs, so that the long program for noise is compiled once for
+    # all numbers of records.
     counts, stddevs = _counts(magnitudes, noise_multiplier)
     noisy = gaussian_of_padded(key, counts, stddevs)
     return _quantile(magnitudes.dtype, noisy, stddevs, num_above, share_above)
@@ -71,7 +72,7 @@ def noisy_quantile(
 
 @jax.jit
 def magnitudes(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Returns absolute values, zeros where the weight is zero."""
+    """Returns absolute values, and zeros for records of weight zero."""
     return jnp.where(weights > 0, jnp.abs(values), 0.0)
 
 
@@ -79,7 +80,7 @@ def magnitudes(values: jax.Array, weights: jax.Array) -> jax.Array:
 def _counts(
     magnitudes: jax.Array, noise_multiplier: Scalar
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns how many records lie in each bin, padded, and the stddevs of noise."""
+    """Returns the numbers of records in the bins, padded, and the stddevs of noise."""
     known = jnp.nan_to_num(magnitudes, posinf=jnp.finfo(magnitudes.dtype).max)
     exponents = jnp.frexp(jnp.abs(known))[1].astype("int32") - 1
     bins = jnp.clip(jnp.where(known == 0, _FIRST, exponents), _FIRST, _LAST) - _FIRST
@@ -105,9 +106,10 @@ def _quantile(
 def noisy_size_histogram(
     key: Key, magnitudes: jax.Array, noise_multiplier: Scalar, *, num_skipped: int = 0
 ) -> "SizeHistogram":
-    """Releases the counts of all bins; arguments and privacy as of `noisy_quantile`.
+    """Releases the counts of all bins, with arguments and privacy of `noisy_quantile`.
 
-    So many bins that seem to be empty do not end the data where one beyond does not.
+    Up to `num_skipped` bins in a row that seem empty do not end the data, if the next
+    bin does not seem so.
     """
     counts, stddevs = _counts(magnitudes, noise_multiplier)
     return _histogram(gaussian_of_padded(key, counts, stddevs), stddevs, num_skipped)
@@ -121,13 +123,14 @@ def _histogram(
 
 
 class SizeHistogram(NamedTuple):
-    """Released counts of records in bins of a factor of two, and where they end.
+    """Holds released counts of records in bins of a factor of two.
 
     Attributes:
         noisy: the counts with noise, in ascending order of bins.
-        stddev: of their noise.
+        stddev: the stddev of the noise.
         top: the highest bin that is known to hold records, -1 if there is none.
-        above: the noisy number of records in a bin and those above it, up to the top.
+        above: the noisy number of records in a bin and the bins above it, up to the
+            top.
     """
 
     noisy: jax.Array
@@ -149,12 +152,12 @@ class SizeHistogram(NamedTuple):
         end = jnp.min(jnp.where(likely, noisy.size, index))  # the first empty bin
         top = jnp.where(top < 0, -1, end - 1)
         counted = jnp.where(index <= top, noisy, 0.0)
-        # Sums of rows of a table: cumulative ones take long to compile.
+        # The rows of a table are summed, because cumulative sums take long to compile.
         above = jnp.sum(jnp.triu(jnp.broadcast_to(counted, (noisy.size,) * 2)), axis=1)
         return cls(noisy, stddev, top, above)
 
     def quantile(self, num_above: Scalar, share_above: Scalar = 0.0) -> jax.Array:
-        """Returns what `noisy_quantile` does, in float32."""
+        """Returns the number that `noisy_quantile` releases, in float32."""
         num_above, share_above = jnp.float32(num_above), jnp.float32(share_above)
         index = jnp.arange(self.noisy.size, dtype="int32")
         counted = jnp.where(index <= self.top, self.noisy, 0.0)
@@ -169,8 +172,8 @@ class SizeHistogram(NamedTuple):
     def tail(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns s, c and index of a Pareto tail: c (s / x)^index records exceed x.
 
-        It begins where the top bin does. The next bin is assumed to hold two standard
-        deviations more than its noisy count.
+        The tail begins at the top bin. The next bin is assumed to exceed its noisy
+        count by two standard deviations.
         """
         top = jnp.maximum(self.top, 0)
         beyond = self.noisy[jnp.minimum(top + 1, self.noisy.size - 1)]
@@ -181,10 +184,7 @@ class SizeHistogram(NamedTuple):
         return size, number, jnp.maximum(index, _LEAST_INDEX)
 
     def sum_of_squares(self, low: Scalar, high: Scalar) -> jax.Array:
-        """Returns about the sum of the squares of clip(x, low, high) - low.
-
-        It has the dtype of the bounds.
-        """
+        """Estimates the sum of squares of clip(x, low, high) - low, in their dtype."""
         low, high = jnp.asarray(low), jnp.asarray(high)
         dtype = high.dtype
         low, high = low.astype("float32"), high.astype("float32")
@@ -205,10 +205,8 @@ def noisy_bound(
 ) -> jax.Array:
     """Releases a bound that about `num_above(noise_multiplier)` magnitudes exceed.
 
-    Its exponent of 2 is found by bisection, and is above the middle if the noisy number
-    of records above that is larger than requested, and than `least`. An error where
-    there are no records makes the bound too large, so that intervals are wider but
-    cover.
+    An error of the noise where no records are makes the bound too large: intervals are
+    then wider, but cover.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 9 adaptive
@@ -226,6 +224,7 @@ def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> ja
     def above(middle: jax.Array) -> jax.Array:
         return jnp.sum((magnitudes > jnp.exp2(middle).astype(dtype)).astype("int32"))
 
+    # The exponent of 2 is above the middle if enough records are.
     def is_higher(noisy: jax.Array, step: Any) -> jax.Array:
         is_last = step >= _NUM_HALVINGS - _NUM_LAST
         requested = stddev * jnp.where(is_last, _ABOVE, _CLEARLY_ABOVE)
@@ -236,7 +235,7 @@ def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> ja
     middle, half = bisected(
         key, (middle, half), above, is_higher, _NUM_HALVINGS, stddev
     )
-    return jnp.exp2(middle + half).astype(dtype)  # in its upper half
+    return jnp.exp2(middle + half).astype(dtype)  # within the upper half
 
 
 def bisected(
@@ -247,11 +246,10 @@ def bisected(
     num_steps: int,
     stddev: Scalar,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the middle after so many steps, and half of what is left on either side.
+    """Returns the middle after `num_steps` steps, and half of the last step.
 
-    Each step releases `counts_at(middle)`, integers, with noise from a part of the key,
-    and goes up if `is_higher(noisy, step)`. It starts at (middle, distance of the
-    next).
+    `start` is the first middle and the first step. Each step releases
+    `counts_at(middle)`, integers, with noise, and goes up if `is_higher(noisy, step)`.
     """
 
     def halve(step: Any, state: tuple[jax.Array, jax.Array]) -> Any:
@@ -269,7 +267,7 @@ class Excess(NamedTuple):
 
     Attributes:
         ratio: the sum of (x - C)+ over the sum of clip(x, C / 2, C) - C / 2.
-        error: its standard error, from the noise of the counts.
+        error: the standard error of the ratio, from the noise of the counts.
         is_heavy: whether the tail is too heavy for a ratio, beyond doubt by noise.
     """
 
@@ -283,8 +281,8 @@ def noisy_excess(
 ) -> Excess:
     """Releases how much magnitudes exceed a bound C, for a Pareto tail from C / 2 on.
 
-    If a share r of those above C / 2 is above C, the index is log2(1 / r), and the mean
-    of (x - C)+ is 2 r / (1 - 2 r) times that of clip(x, C / 2, C) - C / 2.
+    If a share r of the magnitudes above C / 2 is above C, the index is log2(1 / r), and
+    the mean of (x - C)+ is 2 r / (1 - 2 r) times the mean of clip(x, C / 2, C) - C / 2.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of the numbers
@@ -320,13 +318,13 @@ def noisy_median(
 ) -> jax.Array:
     """Releases the median of values within ±bound, (n,), or of each column, (n, d).
 
-    Records of weight zero do not count, all others once. The bound is public or
-    released.
+    Records of weight zero do not count; all other records count once. The bound is
+    public or released.
 
     Privacy:
         A Gaussian mechanism of the noise multiplier under replace-one, of 20 adaptive
-        counts for a column: the number of records above a middle, less that of those
-        below it. Replacing a record moves each by at most 2. Counts are exact.
+        counts for a column: the number of records above a middle, less the number below
+        it. Replacing a record moves each by at most 2. Counts are exact.
     """
     num_counts = NUM_MEDIAN_HALVINGS * math.prod(values.shape[1:])
     stddev = 2 * math.sqrt(num_counts) * ROUNDED_UP * noise_multiplier
@@ -346,8 +344,9 @@ def median_and_bound(
     A bound is four times the 75 per cent quantile of the absolute values.
 
     Privacy:
-        Two Gaussian mechanisms of both multipliers, that of all bounds together and
-        that of all medians. Bounds of d columns are d releases of sqrt(d) times theirs.
+        Two Gaussian mechanisms under both multipliers: one for all bounds together, one
+        for all medians. Bounds of d columns are d releases of sqrt(d) times their
+        multiplier.
     """
     quantile = partial(noisy_quantile, share_above=_WITHIN)
     absolute = jnp.abs(values)

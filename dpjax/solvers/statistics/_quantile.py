@@ -1,4 +1,4 @@
-"""A private quantile, and its interval: choices among public bins by ranks."""
+"""Private quantiles and their intervals: choices among public bins by ranks."""
 
 import math
 from functools import partial
@@ -15,18 +15,19 @@ from dpjax.solvers.statistics._noisy_quantile import MOST_RECORDS
 from dpjax.solvers.training._calibration import FAILURE_PROB, Choices
 from dpjax.solvers.training._solution import Solution
 
-RANGE = 2.0  # of the scores' change, when one record is replaced
-APART = 1.959964  # standard errors of a rank at which an interval is seen: 95 per cent
-# Widths are preferred as their square, as far as this share of the ranks beyond allows.
+RANGE = 2.0  # of the scores' changes when a record is replaced
+APART = 1.959964  # half an interval, in standard errors of a rank: 95 per cent
+# The power of the width in its public weight, and the share of the ranks beyond that
+# the weight may cost.
 _WIDE, _SPARE = 2.0, 0.25
-_HALF_BINS = 0.8  # with 1.28 standard errors, at level 0.8, all of a half bin
+_HALF_BINS = 0.8  # at level 0.8, 1.28 of these errors cover a half bin
 _GOLDEN = 2_654_435_769  # 2^32 / 1.618...: its multiples spread evenly modulo 2^32
 
-# Bins of the default: 50 a decade from 1e-6 to 1e9 on both sides, and one at zero.
-# Powers of ten are edges to the bit, in float32 too.
+# Edges of the default bins: 50 a decade from 1e-6 to 1e9 on both sides, and a bin at
+# zero. Powers of ten are edges to the bit, in float32 too.
 _SIZES = np.array([float(f"{x:.12g}") for x in np.logspace(-6, 9, 15 * 50 + 1)])
 EDGES = np.concatenate([-_SIZES[::-1], _SIZES])
-# In half bins, below which a width says nothing.
+# Edges of widths, in half bins: a width below one half bin has no meaning.
 _WIDTH_EDGES = np.concatenate([[0.0], _SIZES[_SIZES >= 1]])
 
 
@@ -40,23 +41,18 @@ def dp_quantile(
 ) -> Solution:
     """Releases a quantile of heavy-tailed samples, to the width of a public bin.
 
-    With r = ceil(quantile n), bin j has the score
-
-        u(j) = -max(0, #{x <= lower edge} + 1 - r, r - #{x <= upper edge}),
-
-    minus the smallest number of records to replace for the r-th smallest to lie in it.
-    Permute-and-flip chooses a bin, whose midpoint is released. For any distribution of
-    the samples, the error in rank grows with the logarithm of the number of bins. A
-    second choice, with the same epsilon, gives the interval: a distance from that
-    midpoint within which the two samples lie whose ranks are two standard errors below
-    and above the quantile. It reaches the next number if samples repeat a few, as ages
-    do: wide distances are preferred by public weights.
+    For r = ceil(quantile n), bin j has the score
+    u(j) = -max(0, #{x <= lower edge} + 1 - r, r - #{x <= upper edge}), minus the number
+    of records to replace for the r-th smallest to lie in it. Permute-and-flip chooses a
+    bin and releases its midpoint. For any distribution, the error in rank grows with
+    the logarithm of the number of bins. A second choice gives the interval: a distance
+    from the midpoint that covers two standard errors of the rank on both sides.
 
     Args:
-        samples: shape (n,), real; n is public. Values beyond the edges, including
-            infinities, count in the first or the last bin. NaN is a missing value: at a
-            share `quantile` of the indices it counts as the lowest, at the others as
-            the highest, which does not change the quantile of the other samples.
+        samples: shape (n,), real; n is public. Values beyond the edges count in the
+            first or the last bin. NaN is missing: it counts as the lowest value at a
+            share `quantile` of the indices, else as the highest, which does not change
+            the quantile of the other samples.
         key: a typed key.
         epsilon: privacy parameter, positive, any size.
         quantile: from 0, the smallest, to 1, the largest.
@@ -66,21 +62,20 @@ def dp_quantile(
 
     Returns:
         A `Solution` whose params are a scalar, with standard_errors and `interval` for
-        the quantile of the distribution of the samples. They count sampling, both
-        choices and the width of a bin, at levels of 0.8 or more (measured in
-        `benchmarks/COVERAGE.md`), and are infinite in the first or the last bin, and if
-        the rank may be that of an extreme. Its stats hold rank, num_bins, and
-        rank_error: with probability 0.99 at most rank_error records lie between the bin
-        and the r-th smallest.
+        the quantile of the distribution. They count sampling, both choices and the
+        width of a bin, at levels of 0.8 or more (`benchmarks/COVERAGE.md`), and are
+        infinite in the first or the last bin, or if the rank may be an extreme. Its
+        stats hold rank, num_bins, and rank_error: with probability 0.99 at most
+        rank_error records lie between the bin and the r-th smallest.
 
     Privacy:
         epsilon-DP under replace-one, for every input: two choices with half of epsilon
         each, the second one from the distances to the first result. The bin of a record
-        depends only on the record and its public index; -u(j) is a number of records to
-        replace, so one more replaced record moves it by at most 1. The difference of
-        two scores thus moves by at most 2, which a record that jumps over the r-th
-        smallest attains. Counts and scores are integers, cut at -2^24, so they are
-        exact in float32. Quantile and edges must not depend on the samples.
+        depends only on the record and its public index. -u(j) is a number of records to
+        replace, so replacing a record moves it by at most 1, and the difference of two
+        scores by at most 2, which a record that jumps over the r-th smallest attains.
+        Counts and scores are integers, cut at -2^24, so they are exact in float32.
+        Quantile and edges must not depend on the samples.
 
     Example:
         >>> import jax, numpy as np
@@ -92,8 +87,7 @@ def dp_quantile(
 
     Reference:
         Smith (2011), "Privacy-preserving statistical estimation with optimal
-        convergence rates", Algorithm 2. Scores: Asi, Duchi (2020), "Instance-optimality
-        in differential privacy via approximate inverse sensitivity mechanisms".
+        convergence rates", Algorithm 2. Asi, Duchi (2020): scores.
     """
     _validate.positive(epsilon=epsilon)
     check_key_of_rows(key, samples)
@@ -129,8 +123,8 @@ def _with_error(
     index = choose(mechanism, center_key, scores, epsilon)
     center = edges[index] / 2 + edges[index + 1] / 2
     half = edges[index + 1] / 2 - edges[index] / 2
-    # A choice errs about as a Laplace law of scale 2 / epsilon does, and that of the
-    # width as two: all widths between two samples have one score.
+    # A choice errs about as a Laplace variable of scale 2 / epsilon, and the choice of
+    # the width as two of them: all widths between two samples have one score.
     num_samples, epsilon = samples.size, jnp.asarray(epsilon, "float32")
     sampling = num_samples * quantile * (1 - quantile)
     rank_error = jnp.sqrt(sampling + 4 * (RANGE / epsilon) ** 2)
@@ -166,7 +160,9 @@ def scores_of(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Arra
 
 
 def num_up_to(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Array:
-    """Returns how many samples each bin and those before it hold, (num_bins,)."""
+    """Counts the samples in each bin and the bins before it, shape (num_bins,)."""
+    # The public index of a missing value determines its side, so that each record still
+    # counts by itself alone.
     multiples = jnp.arange(samples.size, dtype="uint32") * jnp.uint32(_GOLDEN)
     is_low = multiples < jnp.uint32(min(int(quantile * 2**32), 2**32 - 1))
     missing = jnp.where(is_low, -jnp.inf, jnp.inf).astype(samples.dtype)
@@ -177,16 +173,16 @@ def num_up_to(samples: jax.Array, edges: jax.Array, quantile: float) -> jax.Arra
 
 
 def _scores(lower: jax.Array, upper: jax.Array) -> jax.Array:
-    """Returns minus the number of records to replace for a count to reach zero.
+    """Returns minus the number of records to replace for a growing count to reach zero.
 
-    The count grows from bin to bin; given are those at the ends of each bin.
+    `lower` and `upper` are the counts at the ends of each bin.
     """
     distances = jnp.maximum(jnp.maximum(lower + 1, -upper), 0)
     return -jnp.minimum(distances, MOST_RECORDS).astype("float32")
 
 
 def _rank(quantile: float, num_samples: int) -> int:
-    """Returns r of the r-th smallest sample, from 1 on."""
+    """Returns the rank r of the quantile, counted from 1."""
     return max(1, math.ceil(quantile * num_samples))
 
 
@@ -195,39 +191,39 @@ def _width_scores(
 ) -> jax.Array:
     """Returns the scores of distances from zero, by the ranks that lie within.
 
-    Within -d to d are to lie the samples of ranks r - apart and r + apart. Both ends
-    are looked at, because where samples repeat a number that number alone may hold
-    2 apart of them, and the quantile of the law be its neighbor. Each of the counts,
-    and so their least, moves by 1 where a record is replaced.
+    The samples of ranks r - apart and r + apart are to lie within -d to d. If a record
+    is replaced, each of the two counts, and so the smaller one, moves by 1.
     """
     rank = _rank(quantile, samples.size)
     up_to = num_up_to(samples, edges, quantile)
     down_to = num_up_to(-samples, edges, 1 - quantile)
+    # Both ends are checked: a number that samples repeat may alone cover 2 apart ranks,
+    # while the quantile of the distribution is the number next to it.
     above = up_to - (rank + apart)
     below = down_to - (samples.size - rank + apart + 1)
     spare = jnp.minimum(above, below)
-    first = jnp.full((1,), -samples.size, "int32")  # nothing lies within less than zero
+    first = jnp.full((1,), -samples.size, "int32")  # no distance is negative
     return _scores(jnp.concatenate([first, spare[:-1]]), spare)
 
 
 def _preference(sizes: jax.Array, most: Scalar, scale: Scalar) -> jax.Array:
-    """Returns what scores lose in each bin of widths, integers; wide ones nothing.
+    """Returns the penalty of each bin of widths, integers; zero for the widest.
 
-    Between numbers that samples repeat all widths have one score, and those are many
-    times as many as the bin that reaches the next number. Weights proportional to a
-    power of the width make those too short count as about ten. The loss is at most
-    `most`, or wide intervals would cost less than the ranks that they hold beyond those
-    requested; `scale` is that of the noise of scores.
+    The penalty is at most `most`, so that wide intervals cost no more than the ranks
+    beyond those requested; `scale` is the scale of the noise of scores.
     """
+    # Between repeated numbers many widths have the same score, and only one bin reaches
+    # the next number. With weights proportional to a power of the width, all widths
+    # that are too short count as about ten.
     sizes = jnp.log(jnp.maximum(sizes[1:], 1.0)).astype("float32")
-    scale = jnp.clip(scale, 1e-30, 1e30)  # zero or infinite for the wildest epsilons
+    scale = jnp.clip(scale, 1e-30, 1e30)  # zero or infinite at extreme epsilons
     power = jnp.clip(most / (scale * sizes[-1]), 0.0, _WIDE)
     lost = jnp.round(power * scale * (sizes[-1] - sizes))
     return jnp.minimum(lost, MOST_RECORDS)
 
 
 def checked_samples(samples: ArrayLike, *, num_axes: int) -> jax.Array:
-    """Returns samples as floats of so many axes, with the rows of all devices."""
+    """Returns samples as floats with `num_axes` axes, gathered from all devices."""
     x = jnp.asarray(gathered(arrays(samples)))
     rule = f"a real array with {num_axes} axes and at least one entry"
     is_fine = x.ndim == num_axes and 0 < x.size < 2**31 and not jnp.iscomplexobj(x)

@@ -1,8 +1,8 @@
 """Private centers and scales of columns, also for the estimators and for the command.
 
-All releases add Gaussian noise to counts and means. They compose exactly, together with
-a Gaussian model, to one Gaussian mechanism; selections by the exponential mechanism
-would compose as zCDP and lose a third of the budget.
+All releases add Gaussian noise to counts and means. Together with a Gaussian model they
+compose exactly to one Gaussian mechanism; selections by the exponential mechanism would
+compose as zCDP and lose a third of the budget.
 """
 
 import math
@@ -28,18 +28,19 @@ from dpjax.solvers.training._solution import Solution
 # Bins [2^j, 2^(j+1)) of |x|; numbers outside count in the nearest bin.
 _FIRST, _LAST = -30, 50
 _NUM_BINS = _LAST - _FIRST + 1
-_BEYOND = 2.0**60  # numbers are clipped to this: no quotient by a size overflows
-_WINDOW = 3  # adjacent bins: three hold three quarters of a normal distribution
+_BEYOND = 2.0**60  # numbers are clipped to it, so that no quotient overflows
+_WINDOW = 3  # adjacent bins, which hold 3/4 of a normal distribution
 # The probability that some window without records seems to have some.
 _FALSE = 0.05
-# The size is a quantile of the numbers in that window and in bins that exceed the
-# noise. The window alone could be an atom near the center. This is the probability that
-# some bin without records exceeds the noise: it might be far from all others.
+# The size is a quantile of the numbers in that window, which could be an atom near the
+# center, and in bins that exceed the noise. This is the probability that some bin
+# without records exceeds the noise: it might be far from all other bins.
 _FALSE_BIN = 0.001
-# Of numbers, and of distances from a mean: a twentieth of a dummy's are far from it.
+# The quantiles of numbers, and of distances from a mean: a twentieth of the numbers of
+# a one-hot column are far from its mean.
 _QUANTILE, _QUANTILE_AWAY = 0.75, 0.97
-_MOST_MEAN = 1.5  # numbers are clipped to so many sizes for their mean
-_RECENTERED = 0.5  # columns with means of more sizes than this are centered
+_MOST_MEAN = 1.5  # numbers are clipped to this many sizes for their mean
+_RECENTERED = 0.5  # in sizes; columns with a larger mean are centered
 _LEAST_SPREAD = 2.0**-20  # in sizes: about what float32 resolves
 # Shares for the number of nonzero cells, sizes, and two rounds of means and distances.
 _SHARES = (0.05, 0.45, 0.15, 0.1, 0.05, 0.2)
@@ -48,7 +49,7 @@ _MOST_DENSE = 0.05  # share of rows that may have more nonzero cells
 _MOST_SHARE = 0.35  # largest share of the budget
 _FEWEST_RELEASED = 1024  # numbers are padded to this many with zeros
 _MOST_SCALES = 100.0  # cells are clipped to so many scales from the center
-_MOST_UNITS = 2**14  # of a cell that counts as one, where so many records have room
+_MOST_UNITS = 2**14  # of a whole cell, if counts of all records fit in int32
 
 
 class Noise(NamedTuple):
@@ -59,13 +60,13 @@ class Noise(NamedTuple):
     def part(self, share: float) -> "Noise":
         """Returns the noise of a release with a share of the budget.
 
-        Shares add up to 1, because inverse squares of multipliers add up.
+        Inverse squares of multipliers add up, so shares add up to 1.
         """
         return Noise(self.multiplier / math.sqrt(share))
 
 
 class Standard(NamedTuple):
-    """Centers, scales and ranges of columns; public, or released.
+    """Holds centers, scales and ranges of columns; public, or released.
 
     Attributes:
         centers: shape (k,); NaN counts as the center.
@@ -97,7 +98,7 @@ class Standard(NamedTuple):
         """Returns scales such that most numbers of a column are within two of them.
 
         A scale is halved if it is half of a range, or covers nearly all numbers about a
-        released center. So all columns extend beyond one scale.
+        released center, so that all columns extend beyond one scale.
         """
         is_wide = np.asarray(is_public) | (self.centers != 0) | ~self.is_known
         return self._replace(scales=self.scales * np.where(is_wide, 0.5, 1.0))
@@ -117,8 +118,8 @@ def scales_share(
 ) -> float:
     """Returns the share of the budget for scales, from public numbers.
 
-    Enough to detect a size that a quarter of the records have, from `least` to 0.35;
-    zero if 0.35 could not detect one that half of them have.
+    It suffices to detect a size that a quarter of the records have, from `least` to
+    0.35; it is zero if 0.35 could not detect a size that half of them have.
     """
     if num_columns == 0:
         return 0.0
@@ -139,7 +140,7 @@ def _least_seen(num_columns: int, multiplier: float) -> float:
 
 
 def _largest(stddev: Any, log_sums: Any, num_terms: int, prob: float) -> Any:
-    """Returns what the largest of many sums of noise exceeds with a probability."""
+    """Returns a bound that some noisy sum exceeds with probability `prob`."""
     return stddev * (2 * num_terms * (log_sums - math.log(prob))) ** 0.5
 
 
@@ -152,14 +153,14 @@ def dp_center_and_scale(
     of the records have about that size and their clipped mean is far from zero, that
     mean is the center, and the scale is a 97 per cent quantile of distances from it,
     2.5 standard deviations of a normal distribution. Other columns, such as amounts,
-    dummies, and what is mostly zero, keep the center zero, and their scale is a 75 per
-    cent quantile of |x| without zeros. So divided columns are of about unit size, which
-    is what steps need. The errors are those of a mean, not of a median: see
-    `dp_quantile` for that. The budget is spent once, whatever the number of columns is.
+    dummies, and columns that are mostly zero, keep the center zero, and their scale is
+    a 75 per cent quantile of |x| without zeros. The scaled columns are of about unit
+    size, as steps need. A center has the errors of a mean; `dp_quantile` releases a
+    median. The budget is spent once for any number of columns.
 
     Args:
         samples: shape (n, k), real; n is public. Missing values are NaN. Zeros count
-            for nothing but a center.
+            only for a center.
         key: a typed key.
         epsilon: privacy of all columns together, positive.
         delta: privacy of all columns together, in (0, 1).
@@ -174,8 +175,8 @@ def dp_center_and_scale(
     Privacy:
         (epsilon, delta)-DP under replace-one, for every input: six adaptive Gaussian
         mechanisms on counts and clipped means, which compose exactly. A row with many
-        cells that are not zero counts less in each histogram, so that a row moves all
-        of them by no more than one of few cells does.
+        cells that are not zero counts less in each histogram, so that it moves all of
+        them by no more than a row of few cells does.
 
     Example:
         >>> import jax, numpy as np
@@ -189,7 +190,7 @@ def dp_center_and_scale(
     Reference:
         Karwa, Vadhan (2018), "Finite sample differentially private confidence
         intervals", for sizes by a noisy histogram of exponents; Biswas, Dong, Kamath,
-        Ullman (2020), "CoinPress", for rounds of clipping about what is known.
+        Ullman (2020), "CoinPress", for rounds of clipping about a released center.
     """
     check_budget(epsilon, delta)
     check_key_of_rows(key, samples)
@@ -212,7 +213,7 @@ def release_scales(
     weights: np.ndarray | None = None,
     is_centered: bool = True,
 ) -> Standard:
-    """Releases the standard of columns of a table, as `dp_center_and_scale` does.
+    """Releases the `Standard` of a table's columns, as `dp_center_and_scale` does.
 
     Columns whose size the noise hides are clipped to [-1, 1]: this keeps dummies, and
     the signs of amounts.
@@ -220,7 +221,7 @@ def release_scales(
     Args:
         key: a typed key.
         columns: shape (n, k), float64, k at least 1.
-        noise: the noise of all releases together.
+        noise: the budget of all releases together.
         weights: shape (n,), or None. A record of weight zero does not count in any
             release.
         is_centered: whether to release centers; otherwise all are zero.
@@ -240,15 +241,15 @@ def release_scales(
 
 
 class _Scales(NamedTuple):
-    """Released numbers of columns, each of shape (k,) but the last two.
+    """Holds released numbers of columns, each of shape (k,) but the last two.
 
     Attributes:
-        centers: what is subtracted first.
-        scales: what differences are divided by.
+        centers: numbers that are subtracted first.
+        scales: divisors of the differences.
         sizes: the scales about zero.
         is_known: whether the noise shows a size.
         is_away: whether the column may have a center other than zero.
-        num_counted: how many records count, a scalar.
+        num_counted: the number of records that count, a scalar.
         most_cells: b, a number of cells that few rows exceed, a scalar.
     """
 
@@ -271,28 +272,28 @@ def _released(
 ) -> _Scales:
     """Releases a center and a scale of every column.
 
-    1. A histogram of the number of nonzero cells of a row gives b, which nearly all
-       rows do not exceed. Rows with more cells count less.
-    2. A histogram of binary exponents of each column, without zeros and NaN. The column
-       has a size if three adjacent bins exceed the noise: the 75 per cent quantile of
+    1. A histogram of the number of nonzero cells of a row gives b, which few rows
+       exceed. Rows with more cells count less.
+    2. A histogram of binary exponents of each column, without zeros and NaN. If three
+       adjacent bins exceed the noise, the column's size is the 75 per cent quantile of
        the bins that do.
-    3. For columns in which half of the records have about that size, the mean of
-       numbers clipped to 1.5 sizes. Other columns, and those whose mean is within half
-       a size of zero, have the center zero and the size as their scale.
-    4. For the rest, the size of the differences from the mean, with the 97 per cent
-       quantile.
-    5. Steps 3 and 4 again, about their center and in their size. The error of a mean is
-       in proportion to the size that numbers are clipped to: of a column whose spread
-       is far below its mean the first distances are mostly that error.
+    3. If half of the records have about that size, the mean of numbers clipped to 1.5
+       sizes is the center. Other columns, and columns with a mean within half a size of
+       zero, have the center zero and the size as their scale.
+    4. Centered columns have the 97 per cent quantile of differences from the mean as
+       their scale.
+    5. Steps 3 and 4 are repeated about the center and in the scale. The error of a mean
+       is in proportion to the clipping size: if a column's spread is far below its
+       mean, the first distances are mostly that error.
 
     Privacy:
         One Gaussian mechanism of the noise multiplier under replace-one. A row with m
         cells counts at most sqrt(min(1, b/m)) in the histogram of each: sqrt(b) in the
         norm, and sqrt(2b) if another row replaces it. The number of records that count
-        is released too. If a row replaces one that does not, all of these move by
-        sqrt(b + 1) together, at most sqrt(2b). Counts are exact. A row
-        of a numbers within 1.5 has at most the norm 1.5 sqrt(a). The columns of each
-        step, centers, sizes and b come from earlier releases.
+        is released too. If a row replaces a row that does not count, all of these move
+        by sqrt(b + 1) together, at most sqrt(2b). Counts are exact. A row of a numbers
+        within 1.5 has a norm of at most 1.5 sqrt(a). The columns of each step, centers,
+        sizes and b come from earlier releases.
     """
     dense, first, *rounds = (multiplier / math.sqrt(share) for share in _SHARES)
     first_key, *keys = _keys.split(key, 3)
@@ -322,7 +323,7 @@ def _released(
 
 
 class _Sizes(NamedTuple):
-    """Released sizes of columns, how many records have them, and how many count."""
+    """Holds released sizes of columns, and the numbers of their records and of all."""
 
     sizes: jax.Array
     num_seen: jax.Array
@@ -333,7 +334,7 @@ class _Sizes(NamedTuple):
 def _start(
     columns: jax.Array, is_counted: jax.Array | None
 ) -> tuple[jax.Array, _Scales]:
-    """Returns clipped cells, NaN where they do not count, and columns about zero."""
+    """Returns clipped cells, NaN if they do not count, and scales of 1 about zero."""
     columns = jnp.clip(columns, -_BEYOND, _BEYOND)
     if is_counted is not None:
         columns = jnp.where(is_counted[:, None], columns, jnp.nan)
@@ -356,7 +357,7 @@ def _num_away(scales: _Scales) -> jax.Array:
 def _entries(
     counts: jax.Array, unit: int, sensitivity: Scalar, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns integers over a power of two, exact and padded, and stddevs of noise."""
+    """Returns exact padded integers over `unit`, and the stddevs of their noise."""
     parts = (x.astype("float32") / unit for x in (counts >> 12 << 12, counts & 4095))
     entries = Unrounded(*map(padded, two_sum(*parts)))
     stddev = ROUNDED_UP * jnp.asarray(multiplier, "float32") * sensitivity
@@ -373,7 +374,7 @@ def _edges_of(num_columns: int) -> jax.Array:
 def _numbers_of_cells(
     columns: jax.Array, multiplier: Scalar
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns a histogram of the numbers of nonzero cells of rows."""
+    """Returns a histogram of the numbers of nonzero cells of rows, and stddevs."""
     edges = _edges_of(columns.shape[1])
     is_cell = (columns != 0) & ~jnp.isnan(columns)
     num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
@@ -402,10 +403,7 @@ def _exponents(
     scales: _Scales,
     multiplier: Scalar,
 ) -> tuple[Unrounded, jax.Array]:
-    """Returns histograms of exponents of differences, and the stddevs of their noise.
-
-    Shares of rows with many cells are rounded down to units, so that sums are exact.
-    """
+    """Returns histograms of exponents of differences, and stddevs of their noise."""
     num_samples, num_columns = columns.shape
     most_cells = scales.most_cells
     differences = _differences(columns, scales)
@@ -414,6 +412,8 @@ def _exponents(
     bins = bins + _NUM_BINS * jnp.arange(num_columns, dtype="int32")[None]
     is_cell = differences != 0
     num_cells = jnp.sum(is_cell, axis=1, dtype="float32")
+    # A row with many cells counts less: its share is rounded down to units of a power
+    # of two, so that sums are exact.
     unit = 1 << int(math.log2(min(_MOST_UNITS, (2**31 - 1) // num_samples)))
     share = jnp.floor(unit * (jnp.sqrt(most_cells / num_cells) / ROUNDED_UP))
     share = jnp.where(num_cells > most_cells, share, unit).astype("int32")
@@ -430,10 +430,7 @@ def _exponents(
 def _sizes(
     scales: _Scales, noisy: jax.Array, stddevs: jax.Array, quantile: Scalar
 ) -> _Sizes:
-    """Returns a size of each column, and the number of records of that size.
-
-    They are 1 and 0 if no size is detected.
-    """
+    """Returns each column's size and number of records; 1 and 0 if none is clear."""
     num_cells = scales.centers.size * _NUM_BINS
     num_counted, noisy = noisy[num_cells], noisy[:num_cells].reshape(-1, _NUM_BINS)
     sums = noisy[:, :-2] + noisy[:, 1:-1] + noisy[:, 2:]
@@ -444,6 +441,7 @@ def _sizes(
     stands_out = noisy > _largest(stddev, log_bins, 1, _FALSE_BIN)
     bins = jnp.arange(_NUM_BINS)
     is_near = jnp.abs(bins[None] - best[:, None] - 1) <= 1  # in the window
+    # The quantile is interpolated in the logarithm of the size, within its bin.
     counted = jnp.where(is_near | stands_out, jnp.maximum(noisy, 0.0), 0.0)
     below = counted @ (bins[:, None] <= bins[None]).astype("float32")
     requested = jnp.asarray(quantile, "float32") * below[:, -1:]
@@ -496,19 +494,19 @@ def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
 
 @jax.jit
 def _rescaled(scales: _Scales, seen: _Sizes) -> _Scales:
-    """Returns scales of differences from centers."""
+    """Returns scales of the differences from centers."""
     sizes = jnp.where(seen.num_seen > 0, seen.sizes, scales.scales)
     sizes = jnp.maximum(sizes, _LEAST_SPREAD * scales.sizes)
     return scales._replace(scales=jnp.where(scales.is_away, sizes, scales.scales))
 
 
 def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:
-    """Returns values with Gaussian noise of that standard deviation.
+    """Releases values with Gaussian noise of that standard deviation.
 
-    Counts are clipped to 2^24, up to which float32 is exact.
+    Values are clipped to 2^24, up to which float32 is exact for counts.
     """
     size = max(_FEWEST_RELEASED, 1 << (values.size - 1).bit_length())
-    padded = np.zeros(size, np.float32)  # compiled once for all numbers of labels
+    padded = np.zeros(size, np.float32)  # one program serves all numbers of labels
     padded[: values.size] = np.minimum(values, 2.0**24).ravel()
     stddevs = np.full_like(padded, stddev * ROUNDED_UP)
     noisy = gaussian_of_padded(key, padded, stddevs)

@@ -22,33 +22,35 @@ from dpjax.solvers.statistics._noisy_quantile import (
     noisy_size_histogram,
 )
 
-# The noise that a release may have, in records: so many of n make up its share.
+# The noise that a release may have, as a share of the n records. It determines the
+# release's share of the budget.
 _SIZE_NOISE, _CENTER_NOISE, _SCALE_NOISE = 1 / 100, 1 / 30, 1 / 100
-_LEAST, _MOST, _MOST_CENTER = 0.005, 0.05, 0.1  # the share itself
+_LEAST, _MOST, _MOST_CENTER = 0.005, 0.05, 0.1  # limits of the shares of the budget
 _RADIUS, _MOMENTS, _LENGTHS, _SQUARES = 0.025, 0.08, 0.06, 0.04
-_LENGTHS_ALONE = 0.2  # of a single column, whose tail is all there is to know
-_NUM_SKIPPED = 2  # empty bins of such a tail, before one that holds much of the mean
+_LENGTHS_ALONE = 0.2  # for a single column, which needs no moments
+_NUM_SKIPPED = 2  # bins that seem empty, below one with much of the mean
 _NUM_HALVINGS = 20
-_SCALED_BEYOND = 0.02  # of the records, which are larger than the scale of a column
-_BEYOND_RADIUS = 0.5  # of the records: second moments are to show a shape alone
-# Records beyond the first layer, and beyond the last in 2 sqrt(d) multipliers: there
-# bias and noise are alike if all of those records lie on one side.
+_SCALED_BEYOND = 0.02  # share of the records beyond the scale of a column
+_BEYOND_RADIUS = 0.5  # share of the records; second moments need only show a shape
+# The share of records beyond the first layer, and the number beyond the last layer, in
+# 2 sqrt(d) multipliers: there bias and noise are alike if all of those records lie on
+# one side.
 _BEYOND_FIRST, _BEYOND_LAST = 0.2, 0.5
 _FARTHEST = 4.0  # the end of the last layer, in the size where its tail begins
 _NUM_LAYERS = 3
 _WIDTH_POWER = 0.5  # a layer's share is in proportion to this power of its width
-_HIDDEN = 3.0  # eigenvalues, of 1 on average, by which noise hides what is not round
-ONE_NUMBER, HIDDEN_RECORDS = 2.0**-19, 2.0  # of a bound, and in stddevs of counts
-LEAST_BOUND = 1e-5  # what is below 2^-19 shows no size, and four of those no bound
-_ROUNDED = 4.0  # steps of a center, of which a standard error is at least so many
-_LARGEST = 1e15  # numbers are held within it: squares of quotients stay finite
+_HIDDEN = 3.0  # a larger edge of the noise hides eigenvalues, 1 on average
+ONE_NUMBER, HIDDEN_RECORDS = 2.0**-19, 2.0  # in bounds, and in stddevs of counts
+LEAST_BOUND = 1e-5  # sizes below 2^-19 are not seen, nor bounds below four of them
+_ROUNDED = 4.0  # least standard error, in units of the center's last place
+_LARGEST = 1e15  # numbers are clipped to it, so that squares are finite
 
 
 class Shares(NamedTuple):
-    """The share of the budget of each release; all add up to 1.
+    """Holds the share of the budget of each release; all add up to 1.
 
     Attributes:
-        sizes: the size of the numbers of each column.
+        sizes: the sizes of the columns' numbers.
         centers: medians of the columns.
         scales: distances of numbers from the medians.
         radius: norms of rows.
@@ -71,7 +73,7 @@ class Shares(NamedTuple):
     def of(cls, shape: tuple[int, ...], noise_multiplier: float) -> "Shares":
         """Returns the shares for (n, d) samples: enough for a center and a scale.
 
-        Second moments are released where noise lets see some of them; None is none.
+        A share is None if there is no such release.
         """
         num_samples, d = shape
         unit = noise_multiplier / num_samples
@@ -83,8 +85,9 @@ class Shares(NamedTuple):
         sizes = needed(d, _SIZE_NOISE, _MOST)
         centers = needed(2 * _NUM_HALVINGS * d, _CENTER_NOISE, _MOST_CENTER)
         scales = needed(d, _SCALE_NOISE, _MOST) if d > 1 else None
+        # Second moments are released only if the edge of their noise would show some.
         edge = math.sqrt(2 * d) * math.sqrt(2) * d * unit / math.sqrt(_MOMENTS)
-        is_round = d == 1 or edge > _HIDDEN  # for all one would see
+        is_round = d == 1 or edge > _HIDDEN
         radius, moments = (None, None) if is_round else (_RADIUS, _MOMENTS)
         lengths = _LENGTHS_ALONE if d == 1 else _LENGTHS
         before = sizes, centers, scales, radius, moments, lengths, _SQUARES
@@ -99,14 +102,14 @@ class Shares(NamedTuple):
         return self.lengths if self.scales is None else self.scales
 
     def multipliers(self, noise_multiplier: float) -> "Shares":
-        """Returns the noise multiplier of each release, from that of all together."""
+        """Returns the noise multiplier of each release, from their total."""
         return jax.tree.map(
             lambda share: noise_multiplier / math.sqrt(share) if share else 0.0, self
         )
 
 
 class Estimate(NamedTuple):
-    """A released mean, its standard errors, and released numbers beside them."""
+    """Holds a released mean, its standard errors, and further released numbers."""
 
     mean: jax.Array
     standard_errors: jax.Array
@@ -119,24 +122,24 @@ def untuned_mean(
 ) -> Estimate:
     """Releases the mean of rows, for any distribution and any center.
 
-    1. Of each column the size of its numbers, by a histogram of exponents, its median
-       within four of those, and the scale of distances from it.
-    2. Second moments of rows in those units, which give round coordinates z.
-    3. The mean of z in layers: with |z| the length of a row, and radii 0 = C_0 < C_1 <
-       C_2 < C_3 from a histogram of lengths, layer j adds the part
+    1. Each column gets a size, from a histogram of exponents, a median within four
+       sizes, and a scale of the distances from the median.
+    2. Second moments of rows in those units give coordinates z of equal spread.
+    3. The mean of z is released in layers. With |z| the length of a row, and radii 0 =
+       C_0 < C_1 < C_2 < C_3 from a histogram of lengths, layer j adds the part
 
            z / |z| · min(max(|z| - C_(j-1), 0), C_j - C_(j-1)),
 
        and all layers together make the row clipped to length C_3. A fifth of all rows
        are longer than C_1, and few are than C_3. Outer layers have most of the noise,
-       and often a mean near zero, which is then shrunk towards it (James and Stein).
+       and often a mean near zero, so they are shrunk toward zero (James and Stein).
 
     Privacy:
         As one Gaussian mechanism of the noise multiplier, under replace-one. Each
-        release is that of `noisy_quantile`, `noisy_median`, `noisy_second_moments` or
-        of a clipped mean, and what it is made with is released before. Quantiles of d
-        columns are d releases of sqrt(d) times the multiplier. Layers are one vector
-        clipped to norm 1: layer j, over its width, times the root of its share.
+        release is a `noisy_quantile`, `noisy_median`, `noisy_second_moments` or clipped
+        mean, with parameters that were released before. Quantiles of d columns are d
+        releases of sqrt(d) times the multiplier. Layers are one vector clipped to norm
+        1: layer j, over its width, times the root of its share.
     """
     num_samples, d = samples.shape
     *round_keys, length_key, mean_key, square_key = _keys.split(key, 5)
@@ -162,14 +165,14 @@ def untuned_mean(
     if place.inverse is not None:
         variance = jnp.matmul(place.inverse**2, variance, precision="highest")
     errors = scale * jnp.sqrt(variance)
-    # Of a column whose numbers all seem to be one, noise may hide a few others.
+    # If all numbers of a column seem to be one number, noise may hide a few records.
     spread = scale if d > 1 else radii[1] * jnp.ones_like(scale)
     num_hidden = HIDDEN_RECORDS * math.sqrt(2 * d) * multipliers.hiding
     hidden = jnp.minimum(num_hidden / num_samples, 1.0) * bounds
     errors = errors + jnp.where(spread < ONE_NUMBER * bounds, hidden, 0.0)
-    # An interval in these floats is no point.
+    # Rounding must not make an interval a single point.
     errors = errors + _ROUNDED * jnp.finfo(z.dtype).eps * jnp.abs(center)
-    # Where all is about zero, no unit is known in which noise may hide others.
+    # If all numbers are about zero, no unit is known for records that noise may hide.
     is_seen = (seen.top >= 0) & (bounds > LEAST_BOUND)
     errors = jnp.where(is_seen, errors, jnp.inf)
     stats: dict[str, Scalar] = {"l2_clip_norms": radii[1:], "left_out": left_out}
@@ -177,7 +180,7 @@ def untuned_mean(
 
 
 class Place(NamedTuple):
-    """Where columns lie: medians, distances from them, and bounds of most numbers."""
+    """Holds the columns' medians, scales of distances from them, and bounds."""
 
     centers: jax.Array
     scales: jax.Array
@@ -185,12 +188,12 @@ class Place(NamedTuple):
 
 
 class Round(NamedTuple):
-    """Rows in coordinates in which they are about round, z = A^T (x - center) / scale.
+    """Holds rows in coordinates of about equal spread, z = A^T (x - center) / scale.
 
     Attributes:
         rows: z, shape (n, d).
-        place: where the columns lie.
-        inverse: of A^T, or None where A is no matrix but one.
+        place: centers, scales and bounds of the columns.
+        inverse: the inverse of A^T; None if A is the identity.
     """
 
     rows: jax.Array
@@ -205,7 +208,7 @@ class Round(NamedTuple):
         multipliers: Shares,
         axis_name: AxisName | None,
     ) -> "Round":
-        """Releases where columns lie, and A where there is a share for it."""
+        """Releases the place of the columns, and A if it has a share of the budget."""
         place_key, moments_key = keys
         samples = jnp.where(jnp.isnan(samples), 0.0, samples)
         place = _standard(place_key, samples, multipliers)
@@ -219,14 +222,14 @@ class Round(NamedTuple):
         return cls(rows, place, jnp.linalg.inv(matrix.T))
 
     def back(self, row: jax.Array) -> jax.Array:
-        """Returns a row in the units of the columns."""
+        """Returns `row` in the units of the columns."""
         if self.inverse is not None:
             row = jnp.matmul(self.inverse, row, precision="highest")
         return self.place.centers + self.place.scales * row
 
 
 def _standard(key: Key, samples: jax.Array, multipliers: Shares) -> Place:
-    """Releases a center and a scale of every column; of a single one the unit stays."""
+    """Releases a center and a scale for every column; a single column has scale 1."""
     num_samples, d = samples.shape
     size_key, median_key, scale_key = _keys.split(key, 3)
     columns = gathered(samples)
@@ -253,13 +256,9 @@ def _standard(key: Key, samples: jax.Array, multipliers: Shares) -> Place:
 def _round(
     key: Key, z: jax.Array, noise: tuple[float, float], axis_name: AxisName | None
 ) -> jax.Array:
-    """Releases a matrix A for which A^T z is round, as far as noise lets see.
+    """Releases a matrix A, such that A^T z has about equal spread.
 
-    Args:
-        key: a typed key.
-        z: rows in units of their columns, shape (n, d).
-        noise: multipliers of a radius, to which rows are clipped, and of the moments.
-        axis_name: the mesh axes over which rows are sharded.
+    `noise` holds the multipliers of the radius and of the moments.
     """
     radius_key, moments_key = _keys.split(key)
     radius = noisy_quantile(
@@ -277,8 +276,9 @@ def _round(
 def radii_of(
     seen: SizeHistogram, multiplier: float, num_samples: int, d: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns where layers end, with zero before, and what lies beyond on average."""
+    """Returns the ends of layers, zero first, and the mean length beyond the last."""
     first = seen.quantile(0.0, _BEYOND_FIRST)
+    # The last radius follows from a Pareto tail, because few records are beyond it.
     size, number, index = seen.tail()
     wanted = _BEYOND_LAST * 2 * multiplier * math.sqrt(d)
     reach = jnp.maximum(number / wanted, 1.0) ** (1 / index)
@@ -292,9 +292,10 @@ def radii_of(
 def layers_of(
     z: jax.Array, lengths: jax.Array, radii: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns each row's layers, shape (n, 3, d), which have norm 1 at most together.
+    """Returns each row's weighted layers, shape (n, 3, d), and the weights, shape (3,).
 
-    Each is multiplied by its weight, and divided by it in the end: second, shape (3,).
+    The layers of a row have at most norm 1 together. Their mean is divided by the
+    weights.
     """
     widths = radii[1:] - radii[:-1]
     shares = widths**_WIDTH_POWER / jnp.sum(widths**_WIDTH_POWER)
@@ -305,13 +306,13 @@ def layers_of(
 
 
 def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
-    """Returns which parts of outer layers are kept where these shrink towards zero.
+    """Returns the factors by which outer layers shrink toward zero (James and Stein).
 
-    The share of their energy that is more than their variance (James and Stein).
+    A factor is the share of the layer's energy that exceeds its variance.
 
     Args:
         layers: noisy sums or means, shape (3, k).
-        variances: shape (3,), of each coordinate of a layer, by noise and sampling.
+        variances: shape (3,), the variance of each coordinate by noise and sampling.
     """
     energy = jnp.sum(layers[1:] ** 2, axis=1)
     noise = layers.shape[1] * variances[1:]
@@ -327,9 +328,9 @@ def _layered(
     multiplier: float,
     axis_name: AxisName | None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Releases the mean of clipped rows by layers; returns it and its noise variance.
+    """Releases the mean of clipped rows by layers, and returns the noise variance too.
 
-    The variance is that of the layers without shrinking.
+    The variance does not count shrinking.
     """
     num_samples, d = z.shape
     layers, weights = layers_of(z, lengths, radii)
@@ -352,12 +353,10 @@ def _squares(
     multipliers: Shares,
     axis_name: AxisName | None,
 ) -> jax.Array:
-    """Releases second moments of every coordinate of rows clipped to the last radius.
-
-    Rows are clipped to the middle radius first. What that takes off is read from the
-    histogram of lengths, and falls on all coordinates alike.
-    """
+    """Releases second moments of the coordinates of rows clipped to the last radius."""
     num_samples, d = z.shape
+    # Rows are clipped to the middle radius, for less noise. The histogram of lengths
+    # gives the rest, and all coordinates an equal part of it.
     middle, last = radii[-2], radii[-1]
     short = z * jnp.minimum(1.0, middle / jnp.maximum(lengths, middle))[:, None]
     clipping = SetClipping(1.0, math.sqrt(min(d, 2)))
