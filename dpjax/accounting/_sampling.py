@@ -183,7 +183,7 @@ class Sampling:
 
 
 def independent(sampling: Sampling) -> tuple[Sampling, float]:
-    """Returns an equally costly run of independent noise, and the multiplier's ratio."""
+    """Returns a run of independent noise at equal cost, and the multipliers' ratio."""
     # Batches of fixed size that hold all records, and a single bin, are full batches.
     is_whole = sampling.batch_size == sampling.num_samples
     run = dataclasses.replace(

@@ -336,7 +336,7 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
 
 
 def _envelope(slopes: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    """Returns, by slope, indices of lines that exceed 0 and all other lines somewhere."""
+    """Returns, by slope, the indices of lines that are the largest above 0 somewhere."""
     order = np.lexsort((roots, slopes))
     hull: list[int] = []
     for i in order.tolist():
