@@ -18,7 +18,7 @@ and Q and P', are pairs as above, with half of the sensitivity under replacement
 
     P(S) <= e^e1 Q(S) + d1 <= e^(e1 + e2) P'(S) + e^e1 d2 + d1.                    (2)
 
-Groups. A Poisson step that k records enter is dominated by the pair of
+Groups. A Poisson step that k records may enter is dominated by the pair of
 
     P* = sum over i of Pr[Bin(k, q) = i] N(i C, 1)                                  (3)
 
@@ -419,7 +419,7 @@ def step_law(
 
 
 def _log_density(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns the log of a mixture of densities of N(move, 1), over that of N(0, 1)."""
+    """Returns the log likelihood ratio of a mixture of N(move, 1) and N(0, 1)."""
     with np.errstate(divide="ignore"):
         logs = np.log(weights) - moves**2 / 2
     terms = (log + x * move for log, move in zip(logs, moves, strict=True))

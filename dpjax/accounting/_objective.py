@@ -64,15 +64,9 @@ def objective_noise(
     record only through <w, x>. Chaudhuri, Monteleoni, Sarwate (2011), Theorem 9, have
     the Jacobian.
 
-    Args:
-        epsilon: privacy parameter, positive and finite.
-        delta: privacy parameter in (0, 1).
-        num_samples: N, public.
-        regularization: lambda >= 0, per record: the objective is the *sum* of losses
-            plus (N lambda / 2) ||w||^2.
-        curvature_bound: c > 0, a Lipschitz constant of phi'.
-        derivative_bound: L > 0, a bound on |phi'|; 1 in the paper.
-        is_non_increasing: whether phi' <= 0 everywhere.
+    `num_samples` is N, public; `regularization` is lambda >= 0, in the objective
+    (N lambda / 2) ||w||^2 plus the *sum* of losses; `curvature_bound` is c, and
+    `derivative_bound` is L; with `is_non_increasing`, phi' <= 0 everywhere.
     """
     _check(delta, num_samples, curvature_bound, derivative_bound)
     _validate.positive(epsilon=epsilon)
@@ -80,6 +74,7 @@ def objective_noise(
     budget = min(epsilon / 2, _LARGEST_JACOBIAN)
     least = curvature_bound / (num_samples * math.expm1(budget))
     extra = max(0.0, least - regularization)
+    # The budget that j leaves calibrates sigma.
     remaining = epsilon - _jacobian(
         num_samples, regularization + extra, curvature_bound
     )

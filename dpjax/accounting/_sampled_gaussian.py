@@ -178,7 +178,7 @@ def run_losses(
     interval: float,
     other_multiplier: float,
 ) -> PrivacyLossDistribution:
-    """Returns the losses of T steps and, if its multiplier is finite, of the other."""
+    """Returns the losses of T steps, and of the other release if there is one."""
     losses = step.self_compose(num_steps)
     if other_multiplier == math.inf:
         return losses
@@ -410,8 +410,8 @@ def _full_batch_epsilon(multiplier: float, delta: float, run: Sampling) -> float
         )
     if min(multiplier, other) == 0:
         return math.inf
-    # Several Gaussian releases cost as much as one, whose precision (inverse
-    # variance) is the sum of their precisions.
+    # Several Gaussian releases cost as much as one release with the sum of their
+    # precisions (inverse variances).
     precision = num_releases(run) / multiplier**2 + 1 / other**2
     together = 1 / math.sqrt(precision) * (1 - ROUNDED_UP)
     return gaussian_epsilon(together, delta, sensitivity=sensitivity)
@@ -464,7 +464,7 @@ def poisson_capacity(
     epsilon: float,
     delta: float,
 ) -> int:
-    """Returns the capacity of Poisson batches whose overflow the accounting covers.
+    """Returns the capacity of Poisson batches at which the accounting covers overflow.
 
     It is the smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000,
     for T batches that each of n records enters with probability q; or n, if that tail

@@ -110,6 +110,7 @@ class Sampling:
         if num_samples is not None and batch_size is not None:
             is_fine = batch_size <= num_samples
             self._require(batch_size=(is_fine, f"at most {num_samples} records"))
+        # Every pair of fields is refused unless a gain from sampling is proved for it.
         sized, bins = batch_size is not None, self.num_bins is not None
         poisson, added = self.sampling_prob < 1, self.relation is ADD_OR_REMOVE_ONE
         known = self.relation is REPLACE_ONE or (added and not sized)
@@ -200,6 +201,7 @@ def independent(sampling: Sampling) -> tuple[Sampling, float]:
     if sampling.strategy is None:
         return run, 1.0
     most, apart = sampling.max_participations, sampling.min_separation
+    # Without sampling the run costs one release of C g, else a record's own steps.
     if sampling.sampling_prob == 1:
         scale = sampling.strategy.sensitivity(
             max_participations=most, min_separation=apart

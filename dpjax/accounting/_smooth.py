@@ -30,7 +30,7 @@ for 0 <= e <= epsilon, with delta_G the exact delta of a Gaussian release of sen
     D(r, min(1, r) / c) <= max over r = e^(+-b) of D_e(r, 0)
                            + e^e delta_G(epsilon - e).                              (5)
 
-Let x be the first coordinate. The log of dP/dQ is l(x) plus the log ratio of the other
+Let x be the first coordinate. The log of dP/dQ is l(x) plus the log ratio of the last
 d - 1 coordinates, which differ in scale alone, so
 
     D(r, s) = E_x D'_(epsilon - l(x)),  l(x) = log r - x^2/2 + (x-s)^2/(2r^2),      (6)

@@ -274,7 +274,7 @@ def _price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 
 def _pure_price(epsilon: float, law: TrialCount) -> float:
-    """Returns the pure epsilon of the best of runs that have the pure epsilon."""
+    """Returns the pure epsilon of the best of runs with a pure epsilon each."""
     if epsilon in (0.0, math.inf):
         return epsilon
     z = np.exp(-np.logaddexp(0.0, np.array([epsilon, -epsilon])))
@@ -336,7 +336,7 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
 
 
 def _envelope(slopes: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    """Returns, by slope, the indices of lines that are the largest above 0 somewhere."""
+    """Returns indices, by slope, of lines that are the largest above 0 somewhere."""
     order = np.lexsort((roots, slopes))
     hull: list[int] = []
     for i in order.tolist():

@@ -64,7 +64,7 @@ def rho_to_epsilon(rho: float, delta: float) -> float:
         upper=min(math.sqrt(log_inverse / rho), _largest_b(log_inverse)),
     )
     epsilon = (1 + b) * rho + (log_inverse - math.log1p(b)) / b - math.log1p(1 / b)
-    return max(0.0, epsilon)  # A bound below zero implies the one at zero.
+    return max(0.0, epsilon)  # A bound below zero implies a bound of zero.
 
 
 def epsilon_to_rho(epsilon: float, delta: float) -> float:

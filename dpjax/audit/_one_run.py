@@ -115,6 +115,7 @@ def one_run(
     rule = "different from data in some record"
     _validate.require(bool(is_canary.any()), "neighbor", neighbor, rule)
 
+    # Coins mix the two data sets, and the release of the mixture must reveal the coins.
     coin_key, release_key = jax.random.split(key)
     coins = jax.random.bernoulli(coin_key, shape=(num_records,))
 

@@ -243,6 +243,7 @@ class SecureSum:
                 message = (vector.reshape(-1) + mask).tobytes()
             messages = self.transport.exchange(message, 8 * size)
             missing = [i for i in self.live if messages[i] is None]
+            # Masks cancel only if every live party has sent its vector.
             if not missing:
                 vectors = [
                     np.frombuffer(message, "<u8")

@@ -13,7 +13,7 @@ from dpjax import _validate
 
 
 class Transport(Protocol):
-    """A party's connection to all others.
+    """A party's connection to all other parties.
 
     Attributes:
         party: the number of this party, from 0.
@@ -38,7 +38,7 @@ class JaxTransport:
     Call `jax.distributed.initialize` first; the process index is the party's number. On
     CPU the collectives run over TCP (Gloo), unencrypted: secrets in a message must be
     masked. Every process takes part in every exchange, even with nothing to send. If a
-    process dies, JAX stops the others.
+    process dies, JAX stops the other processes.
 
     Raises:
         ValueError: If fewer than two processes run.

@@ -52,8 +52,7 @@ def dp_select(
     A run trains with a random candidate; `accounting.tuning_budget` is its budget.
 
     Args:
-        train_fn: `train_fn(candidate, key)` returns a `Solution`; its guarantee must
-            not depend on traced values.
+        train_fn: `train_fn(candidate, key)` returns a `Solution` of static `privacy`.
         candidates: public first arguments of train_fn: a list or tuple; or a pytree of
             arrays of shape (N, ...), with a candidate in each row.
         key: a typed key.
@@ -146,6 +145,8 @@ def _released_guarantee(
     is_fine = relation is REPLACE_ONE or score.records == "training"
     _validate.require(is_fine, "the relation of a score on a holdout", relation, rule)
     distinct = list(dict.fromkeys(guarantees))
+    # A record of a holdout changes either the run or its score, so the larger cost
+    # counts; a record of training data may change both.
     if score.records == "training":
         price = mixture_epsilon([_both(x, score.privacy) for x in distinct], delta, law)
     else:
