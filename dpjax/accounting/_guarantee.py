@@ -148,7 +148,7 @@ class PrivacyGuarantee:
         return cls.of(math.inf, 0.0, dp_event=NonPrivateDpEvent())
 
     def tradeoff(self, false_positive_rates: ArrayLike) -> np.ndarray:
-        """Returns the largest true positive rate of any attack, for each false one.
+        """Returns the largest true positive rate of any attack by false positive rate.
 
         An attack sees the release, and knows all records except one. For that record it
         knows two candidates (under add/remove: the record, or no record), and answers
@@ -455,5 +455,5 @@ def _event(event: DpEvent, group_size: int) -> DpEvent:
     if isinstance(event, ComposedDpEvent):
         parts: Any = tuple(_event(part, group_size) for part in event.events)
         return ComposedDpEvent(parts)
-    # The event of a sample keeps the sample's identity, which has one release still.
+    # The event of a sample keeps its identity: the sample still has a single release.
     return event if isinstance(event, SampleDpEvent) else UnsupportedDpEvent()

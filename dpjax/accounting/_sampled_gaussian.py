@@ -232,7 +232,7 @@ def losses_where_removed(
 
 
 def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
-    """Returns (order - 1) times the divergence of a Poisson step: REPLACE_ONE."""
+    """Returns (order - 1) times a Poisson step's divergence under REPLACE_ONE."""
     bound = 0.5 / multiplier
     step = min(1 / 8, 0.1 / (bound * math.sqrt(order)))
     count = math.ceil((2 * order * bound + 40) / step)

@@ -131,7 +131,7 @@ def epsilon_lower_bound(
         vectorize: False calls release on the host, for one key after the other.
 
     Returns:
-        An `Audit`, the same for the same key; with is_gaussian, 0 below 1e-4.
+        An `Audit`, the same for the same key. With is_gaussian, epsilon < 1e-4 is 0.
 
     Raises:
         ValueError: If an argument is out of its range, the data sets differ in

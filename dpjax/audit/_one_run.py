@@ -52,8 +52,8 @@ def one_run(
 
     For each record a fair coin chooses between its values in data and in neighbor. The
     attack ranks the records by a statistic of the release, and guesses "neighbor" for
-    the k/2 highest and "data" for the k/2 lowest. The number of correct guesses is
-    hardly above a binomial count with probability e^epsilon / (1 + e^epsilon).
+    the k/2 highest and "data" for the k/2 lowest. If release is epsilon-DP, the right
+    guesses are hardly more than binomial, of probability e^epsilon / (1 + e^epsilon).
 
     Args:
         release: `release(key, data)`, called once, without tracing.
@@ -80,8 +80,8 @@ def one_run(
     Privacy:
         If release is (epsilon, delta)-DP under REPLACE_ONE, then audit.epsilon <=
         epsilon with probability `confidence` over coins and release, for any statistic.
-        All values of k share 1 - confidence equally. The bound of `epsilon_lower_bound`
-        is far higher, unless m is large and records are nearly independent.
+        The values of k divide 1 - confidence equally. `epsilon_lower_bound` is far
+        higher, unless m is large and records are nearly independent.
 
     Example:
         >>> import jax, jax.numpy as jnp

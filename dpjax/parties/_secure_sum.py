@@ -73,7 +73,7 @@ class SecureSum:
 
     Privacy:
         In each attempt C colluding parties learn either nothing about the contributions
-        of the other live parties, at least K - C - D, or only the sum of these
+        of the other live parties (at least K - C - D), or only the sum of these
         contributions (see `PairwiseMasks`): if one is missing, the masks do not cancel.
         A failed attempt drops a party, so T calls reveal at most T + D sums, including
         the last attempt of an aborted job: contributions carry noise for K - C - D

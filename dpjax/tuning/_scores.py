@@ -62,7 +62,7 @@ def clipped_loss(
     delta: float,
     records: ScoredRecords = "holdout",
 ) -> Score:
-    """Returns a score: minus the private mean of losses, clipped to [0, limit].
+    """Returns a score: minus the private mean of losses that are clipped to [0, limit].
 
     Args:
         loss_fn: `loss_fn(params, example)`, a scalar, zero or above. NaN counts as the

@@ -77,8 +77,8 @@ def dp_select(
     Privacy:
         (epsilon', delta)-DP for the returned epsilon' <= epsilon, under the relation of
         the runs: the cost if every run had the largest delta of any candidate at every
-        epsilon, or the cost of a score on a holdout, if more. Keep the number of runs
-        secret: hide the time of a search, its memory, logs, programs, dates of files.
+        epsilon, or the cost of a score on a holdout, if that is more. Keep the number
+        of runs secret: hide a search's time, memory, logs, programs and dates of files.
 
     Example:
         >>> from dpjax import solvers, tuning
