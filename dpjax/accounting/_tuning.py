@@ -323,7 +323,7 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
     reach = np.minimum(reach * (1 + _SLACK), 1.0)
     low, high = reach[:-1].copy(), reach[1:]
     low[[0, 1, -1]] = high[[0, 1, -1]]
-    # g is convex, so its tangent in the middle bounds it; g(high) serves elsewhere.
+    # The tangent of the convex g is a lower bound; where it is poor, g(high) serves.
     middle = (low + high) / 2
     tangent = -g(middle) * law.steepness(middle)
     ends = [g(middle) + tangent * (end - middle) for end in (low, high)]
