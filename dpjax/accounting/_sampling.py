@@ -34,8 +34,8 @@ class Strategy(Protocol):
 class Sampling:
     """The batches of a run, and everything else that its epsilon depends on.
 
-    A batching returns its own: `Poisson(256).sampling(num_samples, num_steps)`. Without
-    more, `Sampling(num_steps)` is that many Gaussian releases of all records; other
+    A batching returns its `Sampling`: `Poisson(256).sampling(num_samples, num_steps)`.
+    `Sampling(num_steps)` alone is that many Gaussian releases of all records; other
     fields describe other batches:
 
     * `sampling_prob` < 1: a record enters each batch with that probability.
