@@ -34,7 +34,7 @@ _PER_HALVING = 1024
 _LARGEST_HALVINGS = 1000
 _LEAST, _MOST = 1e-9, 1e9  # epsilons are clipped to this range before a comparison
 _LARGEST = 1e6  # a larger epsilon gets the noise of this one, which is more
-# This slope of log epsilon in k, the first guess, doubles epsilon per halved multiplier.
+# It is the first guess of the slope of log epsilon in k: halving doubles epsilon.
 _RISE = math.log(2) / _PER_HALVING
 # A grid of privacy losses that is coarser by this factor gives epsilon to some
 # thousandths in a tenth of the time.
