@@ -1,4 +1,4 @@
-"""Sums of discrete Gaussian shares: their noise, their epsilon.
+"""Sums of discrete Gaussian shares: the stddev for an epsilon, and the reverse.
 
 Each of K parties adds an integer share Z_k with Pr[z] proportional to
 exp(-z^2 / (2 s^2)). The sum is nearly a discrete Gaussian of sigma = sqrt(K) s: for
@@ -45,7 +45,7 @@ def discrete_gaussian_stddev(
     num_coordinates: int,
     num_releases: int = 1,
 ) -> int:
-    """The smallest integer stddev of a share that makes the sum of shares private.
+    """Returns the smallest integer stddev of the shares that makes their sum private.
 
     Args:
         epsilon: privacy parameter, positive and finite.
@@ -85,8 +85,8 @@ def discrete_gaussian_stddev(
         spent = discrete_gaussian_epsilon(stddev, delta, **setting, **gaussian)
         return spent <= epsilon
 
-    # Start from what the continuous Gaussian needs at least (it is rounded up by 1e-9),
-    # double the step until private, then bisect.
+    # The search starts below the stddev of the continuous Gaussian (rounded up by
+    # 1e-9), doubles its step until the sum is private, and then bisects.
     continuous = gaussian_stddev(epsilon, delta, **gaussian)
     low = max(0, math.floor(continuous * (1 - 1e-8) / math.sqrt(num_shares)) - 1)
     step = 1
@@ -108,11 +108,9 @@ def discrete_gaussian_epsilon(
     num_coordinates: int,
     num_releases: int = 1,
 ) -> float:
-    """The epsilon of releasing integers under a sum of discrete Gaussian shares.
+    """Returns the epsilon of integers released with a sum of discrete Gaussian shares.
 
-    The smaller of (2) and (4) of this module, which hold for every stddev of at least
-    1; the other arguments are those of `discrete_gaussian_stddev`. For a stddev of
-    several hundred or more it is the epsilon of the continuous Gaussian.
+    It is the smaller of (2) and (4) of this module, which hold for every stddev >= 1.
     """
     _validate.count(stddev=stddev)
     _validate.probability(delta=delta)

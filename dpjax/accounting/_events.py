@@ -1,6 +1,6 @@
-"""Events of `dp_accounting`, and two more: their parts, which are valid, their epsilon.
+"""Events of `dp_accounting`, and two more: their parts, checks and pure epsilons.
 
-An accountant reads an invalid event as another one: noise of multiplier -1 as of 1.
+Accountants do not reject invalid events: they read a noise multiplier of -1 as 1.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ from dp_accounting import dp_event
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
 
-ROUNDOFF = 1e-14  # of float64 formulas
+ROUNDOFF = 1e-14  # bounds the relative errors of float64 formulas
 
-# Of fields that are numbers, by their names, the same in all events.
+# Fields that hold numbers are checked by name: a name means the same in all events.
 _COUNTS = (
     *("count", "num_buckets", "num_bins", "num_steps", "sensitivity"),
     *("source_dataset_size", "sample_size", "dataset_size", "truncated_batch_size"),
@@ -36,19 +36,19 @@ _RANGES = {
 
 
 class BoundedRangeDpEvent(dpa.ZCDpEvent):
-    """A choice whose log probability ratios have a range of epsilon = sqrt(8 rho).
+    """A selection with log probability ratios of range epsilon = sqrt(8 rho).
 
-    So it is epsilon-DP. Accountants of `dp_accounting` read that it is rho-zCDP.
+    It is therefore epsilon-DP. Accountants of `dp_accounting` read it as rho-zCDP.
     """
 
     @classmethod
     def of(cls, epsilon: float) -> "BoundedRangeDpEvent":
-        """Returns the event of an epsilon, whose square may underflow."""
+        """Returns the event of an epsilon; rho > 0 even if the square underflows."""
         return cls(max(epsilon * epsilon / 8, 1e-300) if epsilon > 0 else 0.0)
 
     @property
     def epsilon(self) -> float:
-        """The pure epsilon, rounded up."""
+        """Returns the pure epsilon, rounded up."""
         return math.sqrt(8 * self.rho) * (1 + ROUNDOFF)
 
 
@@ -59,7 +59,7 @@ class SampleDpEvent(dpa.DpEvent):
     No accountant reads it.
 
     Attributes:
-        samples: the identities of the sample, and of those that it was drawn from.
+        samples: identities of the sample, and of the samples that it was drawn from.
     """
 
     samples: frozenset[str]
@@ -77,7 +77,7 @@ def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, in
 
 
 def with_tuples(event: dpa.DpEvent) -> dpa.DpEvent:
-    """Returns the same event, which can be hashed: it may be composed of lists."""
+    """Returns the event with tuples in place of lists, so that it can be hashed."""
     if isinstance(event, dpa.ComposedDpEvent):
         parts: Any = tuple(map(with_tuples, event.events))
         return dpa.ComposedDpEvent(parts)
@@ -87,7 +87,7 @@ def with_tuples(event: dpa.DpEvent) -> dpa.DpEvent:
 
 
 def samples_of(*events: dpa.DpEvent) -> Counter[str]:
-    """Returns how many releases there are of each sample that events know."""
+    """Returns the number of releases of each sample in the events."""
     counts: Counter[str] = Counter()
     for event in events:
         for leaf, count in leaves(event):
@@ -100,10 +100,7 @@ def samples_of(*events: dpa.DpEvent) -> Counter[str]:
 
 
 def check_event(name: str, event: Any) -> None:
-    """Requires an event all of whose numbers are in their ranges.
-
-    A field of another name than those of `dp_accounting` is not checked.
-    """
+    """Requires an event with numbers in their ranges; fields of new names pass."""
     _validate.require(isinstance(event, dpa.DpEvent), name, event, "a DpEvent")
     parts = getattr(event, "events", [getattr(event, "event", None)])
     for part in parts:
@@ -128,7 +125,7 @@ def _is_between(kind: type, value: Any, low: float, high: float) -> bool:
 
 
 def has_no_noise(event: dpa.DpEvent) -> bool:
-    """Returns whether an event releases records, or some of them, as they are."""
+    """Returns whether an event releases some or all records without noise."""
     amounts = ("noise_multiplier", "noise_parameter", "standard_deviation")
     inner = getattr(event, "event", None)
     return (
@@ -148,7 +145,7 @@ def pure_epsilon(event: dpa.DpEvent, relation: NeighboringRelation) -> float:
         return 1 / event.noise_multiplier
     if isinstance(event, dp_event.DiscreteLaplaceDpEvent):
         return event.noise_parameter * event.sensitivity
-    # There is one answer less where a record is removed.
+    # If a record is removed, its answer is missing, so that epsilon is inf.
     if isinstance(event, dpa.RandomizedResponseDpEvent) and relation is REPLACE_ONE:
         noise, buckets = event.noise_parameter, event.num_buckets
         return math.log1p(buckets * (1 - noise) / noise)
@@ -158,8 +155,8 @@ def pure_epsilon(event: dpa.DpEvent, relation: NeighboringRelation) -> float:
 def read_under(relation: NeighboringRelation) -> NeighboringRelation:
     """Returns the relation under which accountants read the events of a guarantee.
 
-    A record that is blanked contributes zero, as one that is removed does. Under
-    REPLACE_SPECIAL they read randomized response as an answer or pure noise, which is
-    less than what `selection_event` means.
+    A blanked record contributes zero, as a removed record does. Under REPLACE_SPECIAL
+    accountants compare an answer of randomized response with pure noise, which costs
+    less than the two answers that `selection_event` means.
     """
     return REPLACE_ONE if relation is REPLACE_ONE else ADD_OR_REMOVE_ONE

@@ -1,13 +1,14 @@
 """A privacy filter: a limit on the total cost of releases that are chosen adaptively.
 
-The analyst who chooses the next release has seen the earlier ones, and may choose its
-budget by them. Composition theorems for budgets that are fixed beforehand do not cover
-this. A filter does: if Renyi divergences of one order, fixed with the limit, add up to
-at most R for all outcomes, all releases together have one of at most R:
-`docs/privacy/proofs/choices.md`, 6.1. Deltas of releases, and the overflow probability
-tau of padded Poisson batches, cost the sum of delta and (1 + e^epsilon) tau:
-`docs/privacy/proofs/choices.md`, 6.2. Half of delta is for these, half for the
-divergence. At delta = 0 the order is infinite: pure epsilons add up.
+The analyst chooses each release, and its budget, after seeing the earlier releases.
+Composition theorems for budgets that are fixed beforehand do not cover this; a filter
+does. If the Renyi divergences of the releases, at one order that is fixed with the
+limit, add up to at most R for all outcomes, then the divergence of all releases
+together is at most R: `docs/privacy/proofs/choices.md`, 6.1. A release with a delta
+adds delta to the total delta, and padded Poisson batches with overflow probability tau
+add (1 + e^epsilon) tau: `docs/privacy/proofs/choices.md`, 6.2. Half of the filter's
+delta pays for these; the other half converts the divergence to epsilon. At delta = 0
+the order is infinite, and pure epsilons add up.
 """
 
 import dataclasses
@@ -28,13 +29,13 @@ from dpjax.accounting._events import read_under, samples_of
 from dpjax.accounting._guarantee import PrivacyGuarantee, check_relation
 from dpjax.accounting._profiles import overflow_of
 
-# Of dp_accounting's divergences, whose float64 errors are below.
+# These exceed the float64 errors of the divergences that dp_accounting computes.
 _RELATIVE, _ABSOLUTE = 1e-9, 1e-12
 _LARGEST_ORDER = 10**5
 
 
 class Spending(NamedTuple):
-    """Holds what a release costs in a filter.
+    """The cost of a release in a filter.
 
     Attributes:
         divergence: an upper bound of its Renyi divergence of the filter's order.
@@ -48,7 +49,7 @@ class Spending(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyFilter:
-    """A limit for all releases of one data set, and what they have spent of it.
+    """A limit for all releases of one data set, and the costs of the releases so far.
 
     The releases, their mechanisms and their budgets may be chosen adaptively. A filter
     is immutable: `spend` takes the `PrivacyGuarantee` that a release will have, and
@@ -57,22 +58,22 @@ class PrivacyFilter:
     Args:
         epsilon: privacy of all releases together, positive and finite.
         delta: privacy of all releases together, in [0, 1). Half of it converts
-            divergences to epsilon; half is for releases of which only (epsilon, delta)
-            is known. At 0, only releases of pure epsilon are within the limit.
+            divergences to epsilon; half pays for releases of which only (epsilon,
+            delta) is known. At 0, only releases of pure epsilon are within the limit.
         relation: the neighboring relation of all guarantees.
         order: order of the Renyi divergence, an integer from 2 to 1e5, or inf at
             delta = 0. None: the order at which the limit allows the most zCDP.
         spent: the costs of the releases so far.
-        samples: the identities of the samples (`Sample`) that were released from.
+        samples: the identities of the samples (`Sample`) that the releases used.
 
     Raises:
         ValueError: If an argument is out of its range.
 
     Privacy:
         If every release is spent before it is made, all releases together are
-        (epsilon, delta)-DP under `relation`. Of one random sample there is one
-        guarantee, for all that is released of it (`Sample.privacy`): a second one is
-        refused, because amplification does not hold of a sample that is partly known.
+        (epsilon, delta)-DP under `relation`. All releases of one random sample have one
+        guarantee (`Sample.privacy`): the filter refuses a second guarantee, because
+        amplification does not hold for a sample that is partly known.
 
     Example:
         Twelve releases with Gaussian noise of epsilon = 1 each fit into epsilon = 4.
@@ -113,7 +114,7 @@ class PrivacyFilter:
 
     @property
     def limit(self) -> Spending:
-        """Returns what all releases together may spend."""
+        """Returns the most that all releases together may spend."""
         if self.order == math.inf:
             return Spending(self.epsilon, 0.0)
         divergence = _affordable(self.epsilon, self.delta / 2, np.array([self.order]))
@@ -121,25 +122,26 @@ class PrivacyFilter:
 
     @property
     def total(self) -> Spending:
-        """Returns what the releases so far have spent, as decimals and rounded up."""
+        """Returns the sum of the costs so far, added as decimals and rounded up."""
         divergences, deltas = zip((0.0, 0.0), *self.spent, strict=True)
         return Spending(_sum_up(divergences), _sum_up(deltas))
 
     def price(self, *parts: PrivacyGuarantee) -> Spending:
-        """Returns what a release would cost.
+        """Returns the cost that a release would have.
 
-        The divergence comes from the event of the guarantee if `dp_accounting` can
-        compute one, else from epsilon and delta: that of randomized response, except
-        with probability delta. For a pure epsilon it is the smaller of the two.
+        The divergence is computed from the event of the guarantee, if `dp_accounting`
+        can do so. Otherwise it is the divergence of randomized response at epsilon,
+        which bounds the release except with probability delta. For a pure epsilon it is
+        the smaller of the two.
 
         Args:
-            parts: one guarantee; or one for each of several disjoint subsets of the
-                records, fixed by a public index, if each part of the release uses one
-                subset: the release then costs their maximum.
+            parts: one guarantee; or one for each part of the release, if each part uses
+                one of several disjoint subsets of the records that are fixed by a
+                public index: the release then costs the maximum.
 
         Raises:
-            ValueError: If there is no guarantee, one is under another relation, or
-                there are several under another relation than REPLACE_ONE.
+            ValueError: If no guarantee is given, a guarantee has another relation than
+                the filter, or several are given under another one than REPLACE_ONE.
         """
         _validate.require(len(parts) > 0, "parts", parts, "one guarantee or more")
         for part in parts:
@@ -159,8 +161,8 @@ class PrivacyFilter:
             parts: as for `price`.
 
         Raises:
-            ValueError: As for `price`, and if the release would exceed the limit or is
-                of a sample that was released from.
+            ValueError: As for `price`, and if the release would exceed the limit or
+                uses a sample that an earlier release used.
 
         Example:
             >>> from dpjax.accounting import selection_event
@@ -195,7 +197,7 @@ class PrivacyFilter:
 
     @property
     def left(self) -> Spending:
-        """Returns what may still be spent."""
+        """Returns the part of the limit that may still be spent."""
         pairs = zip(self.limit, self.total, strict=True)
         return Spending(*(max(0.0, limit - spent) for limit, spent in pairs))
 
@@ -207,7 +209,7 @@ class PrivacyFilter:
         if part.delta > 0 and known < math.inf:
             grown = 1 + math.exp(min(self.epsilon, 700.0))
             return Spending(known, grown * overflow_of(part.epsilon, part.delta, event))
-        # With probability lies / 2 the answer is the wrong one of the two.
+        # An answer is uniform with probability `flips`, and so is wrong half as often.
         flips = 2 / (1 + math.exp(part.epsilon)) if part.epsilon < 700 else 0.0
         response = self._divergence(RandomizedResponseDpEvent(flips, 2), REPLACE_ONE)
         return Spending(min(known, response), part.delta)
@@ -218,17 +220,15 @@ class PrivacyFilter:
         if not accountant.supports(event):
             return math.inf
         accountant.compose(event)
-        # Proposition 12 at this delta, where its terms in delta are 40 / (order - 1).
+        # The accountant returns an epsilon, which Proposition 12 turns back into the
+        # divergence. At this delta its terms in delta are 40 / (order - 1).
         known = float(accountant.get_epsilon(math.exp(-40.0) / order))
         divergence = known - 40.0 / (order - 1) - math.log1p(-1 / order)
         return max(0.0, divergence) * (1 + _RELATIVE) + _ABSOLUTE
 
 
 def _sum_up(numbers: Sequence[float]) -> float:
-    """Returns the least float that is no smaller than the sum, all read as decimals.
-
-    So ten releases of 0.1 are 1, and eleven are not: in binary 0.1 is a little more.
-    """
+    """Returns the sum of the numbers as decimals, rounded up: ten times 0.1 is 1."""
     if math.inf in numbers:
         return math.inf
     exact = sum(Fraction(as_decimal(x)) for x in numbers)
@@ -239,9 +239,9 @@ def _sum_up(numbers: Sequence[float]) -> float:
 
 
 def _affordable(epsilon: float, delta: float, orders: np.ndarray) -> np.ndarray:
-    """Returns the largest divergence of each order that gives (epsilon, delta).
+    """Returns the largest divergence R of each order a that implies (epsilon, delta).
 
-    delta = exp((a - 1) (R - epsilon)) (1 - 1/a)^a / (a - 1), solved for R.
+    R solves delta = exp((a - 1) (R - epsilon)) (1 - 1/a)^a / (a - 1).
     """
     return (
         epsilon

@@ -16,30 +16,30 @@ from dp_accounting import gaussian_mechanism
 from dpjax import _validate
 from dpjax.accounting._zcdp import epsilon_to_rho, rho_to_epsilon
 
-# Roots are computed to about 1e-12. The stddev is rounded up by the first share,
-# epsilon by the second, smaller one: the stddev for an epsilon never costs more than
-# it.
+# Roots are computed to about 1e-12. The stddev is rounded up by the first share and
+# epsilon by the second, smaller share, so that the stddev for an epsilon never costs
+# more than that epsilon.
 _STDDEV_SLACK = 1e-9
 _EPSILON_SLACK = 1e-10
 
-_ROUNDOFF = 1e-14  # of log_ndtr and what follows it
+_ROUNDOFF = 1e-14  # bounds the relative errors of log_ndtr and of later operations
 
 # Below this epsilon the two terms of (1) agree to so many digits that double precision
 # cannot separate them; two closed-form upper bounds replace it.
 _SMALLEST_ANALYTIC_EPSILON = 1e-4
-# From these on, of stddev and of epsilon, the second term of (1) is left out: the
-# delta of noise of s sensitivities is at most Phi(1 / (2 s) - epsilon s). What that
-# adds to epsilon, a share of about 1 / epsilon, is below the slack of the stddev.
+# Above these epsilons (of the search for stddev, and for epsilon) the second term of
+# (1) is left out: noise of s sensitivities has delta <= Phi(1 / (2 s) - epsilon s).
+# This raises epsilon by a share of about 1 / epsilon, less than the stddev's slack.
 _LARGEST_ANALYTIC_EPSILON, _LARGEST_SEARCHED = 1e12, 1e10
 
 
 def gaussian_stddev(
     epsilon: float, delta: float, *, sensitivity: float, num_releases: int = 1
 ) -> float:
-    """The smallest standard deviation that makes Gaussian releases private.
+    """Returns the smallest standard deviation that makes Gaussian releases private.
 
-    Solves equation (1) of this module, delta(epsilon) = delta, for the stddev. It holds
-    for every epsilon > 0; the classical sqrt(2 log(1.25/delta)) / epsilon does not.
+    The stddev solves equation (1) of this module, delta(epsilon) = delta. It is valid
+    for every epsilon > 0; the classical sqrt(2 log(1.25/delta)) / epsilon is not.
 
     Args:
         epsilon: privacy parameter, 0 < epsilon <= inf.
@@ -94,10 +94,10 @@ def gaussian_stddev(
 def gaussian_epsilon(
     stddev: float, delta: float, *, sensitivity: float, num_releases: int = 1
 ) -> float:
-    """The epsilon that Gaussian releases of a given standard deviation cost.
+    """Returns the epsilon of Gaussian releases with noise of a given stddev.
 
-    Solves equation (1) of this module, delta(epsilon) = delta, for epsilon. The stddev
-    of the noise is from 0 to inf; the other arguments are those of `gaussian_stddev`.
+    Epsilon solves equation (1) of this module, delta(epsilon) = delta. The stddev of
+    the noise is from 0 to inf; the other arguments are as for `gaussian_stddev`.
 
     Returns:
         epsilon >= 0, rounded up by one part in 1e10; never above the epsilon for which
@@ -136,7 +136,7 @@ def gaussian_epsilon(
 
 
 def gaussian_delta(mu: float, epsilon: np.ndarray) -> np.ndarray:
-    """Returns (1) at each epsilon, rounded up."""
+    """Returns delta(epsilon) of equation (1), rounded up."""
     first = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
     second = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
     slack = _ROUNDOFF * (1 + np.abs(first) + np.abs(second) + epsilon)

@@ -1,4 +1,4 @@
-"""The guarantee of a released value, for programs and for people; and for groups."""
+"""Privacy guarantees of releases, in numbers and in words, for records and groups."""
 
 import dataclasses
 import math
@@ -28,13 +28,13 @@ from dpjax._types import (
 from dpjax.accounting._events import SampleDpEvent, check_event, samples_of
 from dpjax.accounting._profiles import Profile, profile_of_release, readable
 
-_ROUNDED_UP = 1 + 1e-14  # more than what follows a `Profile` loses
-_SLACK = 1e-12  # more than the rounding of float64 for groups
+_ROUNDED_UP = 1 + 1e-14  # exceeds the rounding error of Bayes' rule
+_SLACK = 1e-12  # exceeds the float64 rounding error of the formulas for groups
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyGuarantee:
-    """An (epsilon, delta) guarantee, the relation it holds for, and how to say it.
+    """An (epsilon, delta) guarantee, its neighboring relation, and its description.
 
     For every two neighboring data sets and every set S of outcomes,
     Pr[S] <= e^epsilon Pr'[S] + delta. Immutable and hashable, so that it can be static
@@ -99,16 +99,16 @@ class PrivacyGuarantee:
         num_samples: int | None = None,
         unit: str = "record",
     ) -> "PrivacyGuarantee":
-        """A guarantee that writes its own description.
+        """Returns a guarantee, and writes its description from its numbers.
 
-        With the number of units `num_samples`, if it is public and should be named, and
-        `unit`, a noun for what neighbors differ in: "record", "user" (one with all its
-        records, see `dpjax.gradients.by_user`), or another noun with its description,
-        such as "group of records with one postcode".
+        `num_samples` is the number of units, if it is public and the description should
+        name it. `unit` is a noun for what neighbors differ in: "record", "user" (with
+        all records of the user, see `dpjax.gradients.by_user`), or a noun with more
+        words, such as "group of records with one postcode".
 
         Raises:
-            ValueError: As for the class, and if the unit is not a text, or a public
-                number is given under ADD_OR_REMOVE_ONE.
+            ValueError: As for the class; if the unit is not a text; or if `num_samples`
+                is given under ADD_OR_REMOVE_ONE.
 
         Example:
             >>> from dpjax.accounting import gaussian_event
@@ -139,7 +139,7 @@ class PrivacyGuarantee:
 
     @classmethod
     def non_private(cls) -> "PrivacyGuarantee":
-        """The guarantee of a method that is not private: epsilon = inf.
+        """Returns the guarantee of a method that is not private: epsilon = inf.
 
         Example:
             >>> print(PrivacyGuarantee.non_private())
@@ -148,32 +148,34 @@ class PrivacyGuarantee:
         return cls.of(math.inf, 0.0, dp_event=NonPrivateDpEvent())
 
     def tradeoff(self, false_positive_rates: ArrayLike) -> np.ndarray:
-        """The largest true positive rate of any attack, at each false positive rate.
+        """Returns the largest true positive rate of any attack by false positive rate.
 
-        An attack sees the release, and knows all records but one, and two candidates
-        for that one (under add/remove: the record, or none). It says "yes" or "no" to
-        the first candidate: falsely if the second is there. With the privacy profile
-        delta(epsilon), tradeoff(a) = inf over epsilon of e^epsilon a + delta(epsilon).
+        An attack sees the release, and knows all records except one. For that record it
+        knows two candidates (under add/remove: the record, or no record), and answers
+        "yes" or "no" to the first. A "yes" is false if the second is in the data. With
+        the privacy profile delta(epsilon), tradeoff(a) = inf over epsilon of e^epsilon
+        a + delta(epsilon).
 
         Args:
             false_positive_rates: probabilities, of any shape.
 
         Returns:
-            float64 probabilities of that shape, rounded up: increasing to 1, concave.
-            They are exact where `dp_event` consists of Gaussian mechanisms on all
-            records; within about 1e-6 where its privacy loss distribution is known;
-            else from Renyi divergences, or from epsilon and delta:
+            float64 probabilities of the same shape, rounded up; a concave function of
+            the rate that increases to 1. They are exact if `dp_event` consists of
+            Gaussian mechanisms on all records, and within about 1e-6 if its privacy
+            loss distribution is known. Otherwise they follow from Renyi divergences, or
+            from epsilon and delta:
             min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)).
 
         Raises:
             ValueError: If a rate is not in [0, 1].
 
         Privacy:
-            No attack is better, whatever it knows and computes. It needs `dp_event` to
-            hold all that was released, in the convention of `relation`.
+            No attack exceeds these rates, whatever it knows and computes. `dp_event`
+            must describe everything that was released, in the convention of `relation`.
 
         Example:
-            What (1, 1e-5) means with Gaussian noise, and from epsilon and delta alone:
+            The rates at (1, 1e-5), for Gaussian noise and from epsilon and delta alone:
 
             >>> from dp_accounting import UnsupportedDpEvent
             >>> from dpjax.accounting import gaussian_event
@@ -194,32 +196,33 @@ class PrivacyGuarantee:
         return self._profile.reach(rates.ravel()).reshape(rates.shape)
 
     def posterior(self, prior: float, false_positive_rates: ArrayLike) -> np.ndarray:
-        """The largest probability of the first candidate after an attack says "yes".
+        """Returns the largest probability of the first candidate, given a "yes".
 
         By Bayes' rule, with p the prior and b = tradeoff(a),
 
             posterior = p b / (p b + (1 - p) a).
 
         Args:
-            prior: the probability, for the attacker, that the record is the first
-                candidate, before the release is seen; in (0, 1).
+            prior: the attacker's probability, before the release, that the record is
+                the first candidate; in (0, 1).
             false_positive_rates: as for `tradeoff`.
 
         Returns:
-            float64 probabilities of that shape, rounded up. They fall as the rate
-            grows. At rate 0 it is the limit, which bounds all outcomes together: 1 in
-            general with a delta, because of outcomes that are seldom seen.
+            float64 probabilities of the shape of the rates, rounded up. They fall as
+            the rate grows. The value at rate 0 is the limit, which bounds the posterior
+            after every outcome: with delta > 0 it is in general 1, because rare
+            outcomes may reveal the record.
 
         Raises:
             ValueError: If the prior is not in (0, 1), or a rate not in [0, 1].
 
         Privacy:
-            It bounds every attack that says "yes" with at least this false positive
-            rate, because tradeoff is concave and so tradeoff(a) / a falls.
+            The bound holds for every attack that has at least this false positive rate,
+            because tradeoff is concave and so tradeoff(a) / a falls.
 
         Example:
-            From 1 per cent to at most 9, if the attack mistakes one of a thousand
-            others for the person.
+            A prior of 1 per cent rises to at most 9 per cent, if the attack says "yes"
+            falsely for one person in a thousand.
 
             >>> from dpjax.accounting import gaussian_event
             >>> noisy = PrivacyGuarantee.of(3.0, 1e-5, dp_event=gaussian_event(1.4))
@@ -229,7 +232,7 @@ class PrivacyGuarantee:
         _validate.probability(prior=prior)
         true = self.tradeoff(false_positive_rates)
         false = np.asarray(false_positive_rates, dtype=np.float64)
-        # In the limit at rate 0 they are as 1 to e^-epsilon.
+        # As the rate tends to 0, true and false positives are as 1 to e^-epsilon.
         is_limit = (false == 0) & (true == 0)
         yes = prior * np.where(is_limit, 1.0, true)
         no = (1 - prior) * np.where(is_limit, math.exp(-self._profile.pure), false)
@@ -245,31 +248,31 @@ class PrivacyGuarantee:
 def epsilon_of(
     event: DpEvent, delta: float, *, relation: NeighboringRelation = REPLACE_ONE
 ) -> float:
-    """The epsilon of the release that an event describes.
+    """Returns the epsilon of the release that an event describes.
 
     Args:
-        event: of `dp_accounting`, in the conventions of `gaussian_event`, or of
-            `selection_event`; compositions of several too.
+        event: a `dp_accounting` event in the conventions of `gaussian_event` or
+            `selection_event`, or a composition of such events.
         delta: privacy parameter in [0, 1).
         relation: the neighboring relation.
 
     Returns:
         epsilon >= 0, rounded up: the smallest that the privacy loss distribution, the
         Renyi divergences or the pure epsilon of the event prove. At delta = 0 it is the
-        sum of pure epsilons. inf without privacy, or where the event has no finite one.
+        sum of pure epsilons. It is inf without privacy, or if no bound is finite.
 
     Raises:
         ValueError: If delta is out of its range, the relation is not a
-            `NeighboringRelation`, a number of the event is out of its range, or nothing
-            here reads it under that relation.
+            `NeighboringRelation`, a number of the event is out of its range, or no
+            accountant reads the event under that relation.
 
     Privacy:
-        The release is (epsilon, delta)-DP under the relation. An event does not tell
-        how batches are padded: what padded Poisson batches drop is counted by the
-        guarantee of a run, and by `noise_multiplier_to_epsilon`, not here.
+        The release is (epsilon, delta)-DP under the relation. An event does not say how
+        batches are padded: the guarantee of a run, and `noise_multiplier_to_epsilon`,
+        count the records that padded Poisson batches drop; this function does not.
 
     Example:
-        Three choices of epsilon 0.1, and Gaussian noise of multiplier 8:
+        Three selections with epsilon 0.1, and Gaussian noise of multiplier 8:
 
         >>> from dp_accounting import ComposedDpEvent
         >>> from dpjax.accounting import gaussian_event, selection_event
@@ -292,10 +295,10 @@ def epsilon_of(
 def delta_of(
     event: DpEvent, epsilon: float, *, relation: NeighboringRelation = REPLACE_ONE
 ) -> float:
-    """The delta of the release that an event describes, at a given epsilon.
+    """Returns the delta of the release that an event describes, at a given epsilon.
 
-    The inverse of `epsilon_of`, with its event, relation, errors and guarantee; epsilon
-    is 0 or more.
+    It is the inverse of `epsilon_of`, with the same arguments and guarantee; epsilon is
+    0 or more.
 
     Returns:
         delta in [0, 1], rounded up.
@@ -346,10 +349,10 @@ def _describe(
     # Rounded up: the text never claims more than is proved.
     shown = rounded_up(epsilon, 4)
     factor = f"e^{shown}"
-    # Otherwise e^epsilon leaves the float range, or has too many digits to be read.
+    # Outside this range e^epsilon overflows, or has too many digits to be read.
     if epsilon == 0 or 1e-6 <= float(shown) < 700:
         factor += f" = {factor_up(float(shown))}"
-    # Not "with probability 1 - delta": the loss exceeds epsilon more often than that.
+    # "With probability 1 - delta" would be wrong: the loss exceeds epsilon more often.
     more = f", plus {rounded_up(delta, 6)}" if delta > 0 else ""
     return (
         f"{neighbours} changes the probability of any event to at most {factor} times "
@@ -364,29 +367,29 @@ def group_privacy(
     num_groups: int | None = None,
     unit: str | None = None,
 ) -> PrivacyGuarantee:
-    """The guarantee of a release for neighbors that differ in up to k records.
+    """Returns the guarantee of a release for neighbors that differ in up to k records.
 
-    What is (epsilon, delta)-DP for one record is (k epsilon, delta (e^(k epsilon) - 1)
-    / (e^epsilon - 1))-DP for k.
+    A release that is (epsilon, delta)-DP for one record is (k epsilon, delta
+    (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for k records.
 
     Args:
-        guarantee: for one record.
+        guarantee: the guarantee for one record.
         group_size: k, at least 1.
         num_groups: the number of groups, if it is public and should be named.
         unit: a noun for a group, as for `PrivacyGuarantee.of`. None: "group of up to k
             records".
 
     Returns:
-        The guarantee. It has an event if the event for one record consists of Gaussian
-        mechanisms (their noise multiplier is divided by k) and zCDP (its rho is
-        multiplied by k^2).
+        The guarantee for groups. It has an event if the event for one record consists
+        of Gaussian mechanisms (their noise multiplier is divided by k) and zCDP
+        mechanisms (their rho is multiplied by k^2).
 
     Raises:
         ValueError: If group_size is below 1.
 
     Privacy:
-        A chain of k neighbors of the given relation connects two such data sets. If
-        the number of records is public, pad people with fewer than k records.
+        A chain of k steps of the given relation connects two such data sets. If the
+        number of records is public, pad the records of people who have fewer than k.
 
     Example:
         >>> from dpjax.accounting import gaussian_event
@@ -418,11 +421,10 @@ def group_privacy(
 
 
 def group_budget(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
-    """Returns the budget for one record that implies a given one for up to k records.
+    """Returns the budget for one record that implies (epsilon, delta) for k records.
 
-    The inverse of `group_privacy`, rounded down: (epsilon / k, delta (e^(epsilon/k) -
-    1) / (e^epsilon - 1)). At epsilon = 1 its Gaussian noise is only 0.2 per cent more
-    than the exact one, k times the noise for one record.
+    It inverts `group_privacy`, rounded down: (epsilon / k, delta (e^(epsilon/k) - 1) /
+    (e^epsilon - 1)).
     """
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)
@@ -447,11 +449,11 @@ def _event(event: DpEvent, group_size: int) -> DpEvent:
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(event.noise_multiplier / group_size)
     if isinstance(event, ZCDpEvent) and event.xi == 0:
-        return type(event)(event.rho * group_size**2)  # of the range, too
+        return type(event)(event.rho * group_size**2)  # keeps a bounded range
     if isinstance(event, SelfComposedDpEvent):
         return SelfComposedDpEvent(_event(event.event, group_size), event.count)
     if isinstance(event, ComposedDpEvent):
         parts: Any = tuple(_event(part, group_size) for part in event.events)
         return ComposedDpEvent(parts)
-    # It knows its sample, of which there is still only one release.
+    # The event of a sample keeps its identity: the sample still has a single release.
     return event if isinstance(event, SampleDpEvent) else UnsupportedDpEvent()

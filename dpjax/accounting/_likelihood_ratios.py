@@ -1,42 +1,43 @@
 """Laws of likelihood ratios on a grid: random allocation, groups in Poisson batches.
 
 Random allocation. An epoch is c steps with Gaussian noise of stddev 1. A record enters
-one of them, chosen uniformly and independently of all else, and moves its sum by a
-vector of norm at most C, which may depend on the outcomes of the earlier steps. Every
-hockey-stick divergence between the laws with the record and without is at most that of
+one step, chosen uniformly and independently of all else, and moves the sum of that step
+by a vector of norm at most C, which may depend on the outcomes of the earlier steps.
+Every hockey-stick divergence between the laws with the record and without it is at most
+the divergence of
 
     P* = mean over i of N(C e_i, I) and Q* = N(0, I), in c dimensions,             (1)
 
 in both directions: `docs/privacy/proofs/composition.md`, 3.8. The same holds after
-r < c steps, where the likelihood ratio under Q is (1 - r/c) + (Y_1 + .. + Y_r) / c,
-with Y_i that of step i. Epochs, and other Gaussian releases, compose adaptively.
+r < c steps, where the likelihood ratio under Q is (1 - r/c) + (Y_1 + .. + Y_r) / c, and
+Y_i is the ratio of step i. Epochs, and other Gaussian releases, compose adaptively.
 
 If the record is replaced, let Q be the run in which it enters no step, and in which
-each other release has its noise around the midpoint of its two values. P and Q, and Q
-and P', are pairs as above, with half of the sensitivity to replacing the record. Hence
+the noise of each other release is around the midpoint of its two values. Then P and Q,
+and Q and P', are pairs as above, with half of the sensitivity under replacement. Hence
 
     P(S) <= e^e1 Q(S) + d1 <= e^(e1 + e2) P'(S) + e^e1 d2 + d1.                    (2)
 
-Groups. A Poisson step that k records enter is dominated by the pair of
+Groups. A Poisson step that k records may enter is dominated by the pair of
 
     P* = sum over i of Pr[Bin(k, q) = i] N(i C, 1)                                  (3)
 
 and N(0, 1), in both directions, if the k records are added or removed; if they are
-replaced, by P* and its mirror image. The same pair dominates a cycle of steps of which
-each record enters its own (`batching.CyclicPoisson`). Steps compose adaptively:
+replaced, by P* and its mirror image. The same pair dominates a cycle of steps in which
+each record may enter only its own (`batching.CyclicPoisson`). Steps compose adaptively:
 `docs/privacy/proofs/composition.md`, 3.7.
 
-Numbers. If a law of the likelihood ratio under Q is replaced by a larger one in convex
-order, all divergences increase. Every rounding here is of that kind: mass at a point,
-or in a cell of the line, goes to its two neighbors on a grid in proportions that
-preserve the mean. Mass below the grid goes to zero and to the lowest point. Above, mass
-goes to the highest point and to infinity: a ratio that is infinite under P. So the laws
-of means of 1, 2, 4, .. terms are discrete, bounds in both directions, and have errors
-of second order in the spacing. Their float64 operations are sums of positive terms,
-whose relative error is below 1e-11. Feldman and Shenfeld (2025, "Privacy amplification
-by random allocation"; 2026, "Efficient privacy loss accounting for subsampling and
-random allocation") have the pair (1), and compute the law by rounding all losses to one
-side.
+Numbers. A law is above another law if it is larger in convex order. If a law above the
+law of the likelihood ratio under Q replaces it, all divergences increase. Every
+rounding here does this: mass at a point, or in a cell of the line, goes to the two
+neighboring points of a grid, in proportions that preserve the mean. Mass below the grid
+goes to zero and to the lowest point, mass above it to the highest point and to
+infinity, which has a probability under P alone. So the laws of means of 1, 2, 4, ..
+terms are discrete, are bounds in both directions, and have errors of second order in
+the spacing. Their float64 operations are sums of positive terms, with relative errors
+below 1e-11. Feldman and Shenfeld (2025, "Privacy amplification by random allocation";
+2026, "Efficient privacy loss accounting for subsampling and random allocation") have
+the pair (1), and compute the law by rounding all losses to one side.
 """
 
 import dataclasses
@@ -60,36 +61,36 @@ from dpjax.accounting._sampling import Sampling
 # lower end, and the laws span hundreds of units of the logarithm below it.
 _LEAST_STDDEV, _LARGEST_STDDEV = 0.2, 1e6
 
-# The spacing of losses: over their standard deviation, and at most. The variance of the
-# losses grows by about the square of the first: half as much does the noise. A spacing
-# for rare large losses is wider, so that an epoch has at most about so many cells.
+# The spacing of losses is the first share of their standard deviation, and at most the
+# second number. It raises the variance of the losses by about the square of the share,
+# and the noise by half as much. Rare large losses get a wider spacing, so that an epoch
+# has at most about `_MOST_LOSSES` cells.
 _FINENESS, _WIDEST, _MOST_LOSSES = 0.02, 0.01, 20_000
 
-# The mass that is moved at each end of a law, and the reach of a normal variable.
+# So much mass is moved at each end of a law; grids reach so many standard deviations.
 _UNSEEN, _REACH = 1e-18, 9.0
 
-# Of float64, and of the bins' probabilities (`batching.BallsInBins`), in epsilon.
+# This covers the errors in epsilon of float64 and of the bins (`batching.BallsInBins`).
 _ROUNDOFF = 1e-9
 _LARGEST_EPSILON = 300.0
 
-# Of groups. Beyond these no gain is claimed: the largest k C, of other releases too,
-# and how many terms of (3) have a probability that is seen. Others move to the next
-# larger shift.
+# No gain is claimed for groups with a larger k C (of other releases too), or with more
+# terms of (3) above `_UNSEEN_TERM`. The terms below it move to the next larger shift.
 _LARGEST_SHIFT, _MOST_TERMS, _UNSEEN_TERM = 10.0, 500, 1e-20
 _GROUP_FINENESS, _CELLS_PER_LOSS = 0.01, 8
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocationDpEvent(DpEvent):
-    """Steps of which each record enters one in every c, uniformly and independently.
+    """Steps in which each record enters one of every c, uniformly and independently.
 
-    No accountant of `dp_accounting` 0.6 reads it: they reject it. The last c steps may
-    be fewer. `noise_multiplier_to_epsilon` with `num_bins` computes its cost.
+    The accountants of `dp_accounting` 0.6 reject it. The last epoch may be shorter.
+    `noise_multiplier_to_epsilon` with `num_bins` computes the cost.
 
     Attributes:
         num_bins: c.
         num_steps: T, the number of steps.
-        event: what a step does with the records that enter it; its noise multiplier is
+        event: the release of the records that enter a step; its noise multiplier is
             stddev / norm bound of a record, under both relations.
 
     Example:
@@ -112,7 +113,7 @@ class Law:
         first: the integer of the first point.
         masses: probabilities of the points.
         zero: probability of zero.
-        lost: what the mean lacks to one: the probability of infinity under P.
+        lost: one minus the mean, which is the probability of infinity under P.
     """
 
     spacing: float
@@ -152,7 +153,7 @@ def allocation_epsilon(
     top = max(x.get_epsilon_for_delta(smallest) for x in (removed, added))
     if top > _LARGEST_EPSILON:
         return math.inf
-    # Equation (2). Chords of a delta, which is convex in e^epsilon, are above it.
+    # This is (2). Chords of a delta, which is convex in e^epsilon, are above it.
     first = np.linspace(0.0, float(top) + _ROUNDOFF, 1_000)
     grown = np.exp(first)
     of_first, of_second = (
@@ -170,7 +171,7 @@ def allocation_delta(
     relation: NeighboringRelation,
     fft_error: float,
 ) -> np.ndarray:
-    """Returns upper bounds of delta at epsilons >= 0, as of `allocation_epsilon`."""
+    """Returns upper bounds of delta at epsilons >= 0."""
     stddev = event.event.noise_multiplier
     if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
         return np.ones_like(epsilons)
@@ -180,7 +181,7 @@ def allocation_delta(
     if relation is not REPLACE_ONE:
         delta = np.maximum(added(exact), other(exact)) + fft_error
     else:
-        # Equation (2), whose two parts take all pairs of these shares of epsilon.
+        # The two epsilons of (2) take all pairs of these shares that add up to epsilon.
         first = exact[:, None] * np.linspace(0.0, 1.0, 101)
         values, places = np.unique(first, return_inverse=True)
         of_first = added(values)[places].reshape(first.shape) + fft_error
@@ -193,12 +194,10 @@ def allocation_delta(
 def run_losses(
     stddev: float, num_steps: int, num_bins: int, other_multiplier: float
 ) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
-    """Returns privacy losses of a run, from P to Q and from Q to P.
-
-    The arguments are those of `allocation_epsilon`.
-    """
+    """Returns privacy losses of a run, from P to Q and from Q to P."""
     shift = 1 / stddev
     epochs, last = divmod(num_steps, num_bins)
+    # The variance of the losses, and the largest loss of an epoch, set the spacing.
     spread = math.expm1(shift**2) * (epochs + last / num_bins) / num_bins
     num_composed = epochs + (last > 0)
     if other_multiplier < math.inf:
@@ -240,7 +239,7 @@ def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
 
     @functools.cache
     def mean_of(count: int, depth: int) -> Law:
-        # A term of weight 2^-depth in the whole may be rounded 2^(depth/2) times wider.
+        # A term of weight 2^-depth in the mean may be rounded 2^(depth/2) times wider.
         wider = spacing * 2 ** (depth // 2)
         if count == 1:
             return _lognormal(shift, wider)
@@ -256,7 +255,7 @@ def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
 
 
 def _lognormal(shift: float, spacing: float) -> Law:
-    """Returns a law above that of exp(shift z - shift^2/2), z standard normal."""
+    """Returns a law above exp(shift z - shift^2/2) for a standard normal z."""
     reach = math.ceil((_REACH * shift + shift**2 / 2) / spacing)
     z = spacing * np.arange(-reach, reach + 1) / shift + shift / 2
     points = np.exp(spacing * np.arange(-reach, reach + 1))
@@ -273,17 +272,15 @@ def _lognormal(shift: float, spacing: float) -> Law:
 
 
 def normal_masses(z: np.ndarray) -> np.ndarray:
-    """Returns the normal probabilities between neighbors, from the nearer tail."""
+    """Returns normal probabilities between neighboring z, from the nearer tail."""
     upper = ndtr(-z[:-1]) - ndtr(-z[1:])
     return np.where(z[:-1] > 0, upper, ndtr(z[1:]) - ndtr(z[:-1]))
 
 
 def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
-    """Returns a law above that of weight A + (1 - weight) B, A and B independent.
-
-    The laws of A and B have one spacing, a multiple of the new one. Up to a shift, the
-    place of a sum on the grid depends only on the difference of the two integers.
-    """
+    """Returns a law above weight A + (1 - weight) B, for independent A and B."""
+    # The laws of A and B have one spacing, a multiple of the new spacing. Up to a
+    # shift, the place of a sum on the grid depends only on the gap of the two integers.
     factor = round(first.spacing / spacing)
     size, other_size = len(first.masses), len(second.masses)
     gaps = np.arange(
@@ -314,6 +311,7 @@ def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
             * second.masses[begin + gap - second.first : end + gap - second.first]
         )
         put(factor * begin + place, above, products)
+    # These are the sums in which B or A is zero.
     put(factor * first.first + of_one, alone_above[0], first.masses * second.zero)
     put(factor * second.first + of_two, alone_above[1], second.masses * first.zero)
     lost = weight * first.lost + (1 - weight) * second.lost
@@ -321,7 +319,7 @@ def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
 
 
 def _place(logs: np.ndarray, spacing: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the grid's integers below, and the shares that go to the next one."""
+    """Returns the grid's integers below logs, and the shares of the next integers."""
     places = np.floor(logs / spacing).astype(int)
     above = np.expm1(logs - places * spacing) / math.expm1(spacing)
     return places, np.clip(above, 0.0, 1.0)
@@ -332,7 +330,7 @@ def _points(law: Law) -> np.ndarray:
 
 
 def _trimmed(law: Law) -> Law:
-    """Returns a law above the given one, without the points of its far ends."""
+    """Returns a law above the given law, without the points of its far ends."""
     points, masses = _points(law), law.masses
     low = int(np.searchsorted(np.cumsum(masses), _UNSEEN))
     beyond = int(np.searchsorted(np.cumsum((masses * points)[::-1]), _UNSEEN))
@@ -349,7 +347,8 @@ def _trimmed(law: Law) -> Law:
 def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
     """Returns an upper bound of epsilon of Poisson steps for a group of records.
 
-    `stddev` is over the norm bound of a record, and `delta` without the FFT's error.
+    `stddev` is in units of the norm bound of a record, and `delta` is already reduced
+    by the FFT's error.
     """
     group_size, other_multiplier = run.group_size, run.other_multiplier
     if group_size > _LARGEST_SHIFT * min(stddev, other_multiplier):
@@ -376,9 +375,9 @@ def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
 def step_law(
     moves: np.ndarray, weights: np.ndarray, relation: NeighboringRelation
 ) -> Law:
-    """Returns a law above that of the likelihood ratio of the pair (3).
+    """Returns a law above the likelihood ratio of the pair (3).
 
-    `moves` are the i C of its terms, increasing, in standard deviations of the noise.
+    `moves` are the increasing i C of the terms, in standard deviations of the noise.
     """
     law = moves, weights
     other = (-moves, weights) if relation is REPLACE_ONE else (np.zeros(1), np.ones(1))
@@ -387,6 +386,7 @@ def step_law(
         return _log_density(x, *law) - _log_density(x, *other)
 
     end = _REACH + moves[-1]
+    # A rough grid measures the spread of the losses, which sets the spacing.
     rough, width = np.linspace(-end, end, 2_000, retstep=True)
     losses = log_ratio(rough)
     spread = width * float(np.exp(-(rough**2) / 2) @ losses**2) / math.sqrt(2 * math.pi)
@@ -397,6 +397,7 @@ def step_law(
     num_losses = 2 * end * float(np.max(np.diff(losses))) / width / spacing
     x = np.linspace(-end, end, math.ceil(_CELLS_PER_LOSS * num_losses) + 2)
     losses = log_ratio(x) / spacing
+    # The mass of a cell of x goes to two points around its losses, and keeps its mean.
     low = np.floor(losses[:-1]).astype(int)
     high = np.maximum(np.ceil(losses[1:]).astype(int), low + 1)
     mass = _masses(x, *other)
@@ -406,7 +407,7 @@ def step_law(
     masses = np.zeros(high[-1] - first + 1)
     np.add.at(masses, low - first, mass - above)
     np.add.at(masses, high - first, above)
-    # The ends: to zero and the next point, and to the last point and infinity.
+    # Mass beyond the ends goes to zero and the first point, or the last and infinity.
     begin, last = math.ceil(losses[0]), math.floor(losses[-1])
     lifted = _below(x[0], *law) * math.exp(-begin * spacing)
     left = _below(-x[-1], -other[0], other[1])
@@ -418,7 +419,7 @@ def step_law(
 
 
 def _log_density(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns log densities of a mixture of N(move, 1), over that of N(0, 1)."""
+    """Returns the log likelihood ratio of a mixture of N(move, 1) and N(0, 1)."""
     with np.errstate(divide="ignore"):
         logs = np.log(weights) - moves**2 / 2
     terms = (log + x * move for log, move in zip(logs, moves, strict=True))
@@ -426,7 +427,7 @@ def _log_density(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.nd
 
 
 def _masses(x: np.ndarray, moves: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Returns the probabilities of a mixture between neighbors."""
+    """Returns the probabilities of a mixture between neighboring x."""
     terms = zip(weights, moves, strict=True)
     return sum((w * normal_masses(x - move) for w, move in terms), np.zeros(len(x) - 1))
 

@@ -17,7 +17,7 @@ replace-one and in any dimension,
 The proof, `docs/privacy/proofs/solvers.md`, 4.1: the determinants' ratio is at most
 e^j; the difference of the two eta of one outcome depends on eta, but stays in a fixed
 parallelogram of sides 2L, and the log ratio is convex in it: so the delta is at most
-the sum of those of the four vertices.
+the sum of the deltas at the four vertices.
 """
 
 import math
@@ -26,8 +26,8 @@ from typing import NamedTuple
 from dpjax import _validate
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 
-# The share of delta for the two smaller terms of (3). Any share is valid; this one
-# raises sigma by about one part in 1e4, and is enough for those terms at usual budgets.
+# The two smaller terms of (3) get this share of delta. Any share is valid; this share
+# raises sigma by about one part in 1e4, and is enough for the terms at usual budgets.
 _SMALL_TERMS = 1e-3
 
 # Jacobian terms above this do not help: N Lambda is then below c / 146.
@@ -58,21 +58,15 @@ def objective_noise(
 ) -> ObjectiveNoise:
     """Returns the noise that makes the minimizer of a perturbed objective private.
 
-    Solves (2) of this module, or (3) for a loss that never increases, for sigma. If j
-    would exceed epsilon/2, regularization is raised until j = epsilon/2. The exact
-    minimizer of (1) is then (epsilon, delta)-DP under replace-one, for predictors that
-    use a record only through <w, x>. The Jacobian is by Chaudhuri, Monteleoni, Sarwate
-    (2011), Theorem 9.
+    Sigma solves (2) of this module, or (3) for a loss that never increases. If j would
+    exceed epsilon/2, regularization is raised until j = epsilon/2. The exact minimizer
+    of (1) is then (epsilon, delta)-DP under replace-one, for predictors that use a
+    record only through <w, x>. Chaudhuri, Monteleoni, Sarwate (2011), Theorem 9, have
+    the Jacobian.
 
-    Args:
-        epsilon: privacy parameter, positive and finite.
-        delta: privacy parameter in (0, 1).
-        num_samples: N, public.
-        regularization: lambda >= 0, per record: the objective is the *sum* of losses
-            plus (N lambda / 2) ||w||^2.
-        curvature_bound: c > 0, a Lipschitz constant of phi'.
-        derivative_bound: L > 0, a bound on |phi'|; 1 in the paper.
-        is_non_increasing: whether phi' <= 0 everywhere.
+    `num_samples` is N, public; `regularization` is lambda >= 0, in the objective
+    (N lambda / 2) ||w||^2 plus the *sum* of losses; `curvature_bound` is c, and
+    `derivative_bound` is L; with `is_non_increasing`, phi' <= 0 everywhere.
     """
     _check(delta, num_samples, curvature_bound, derivative_bound)
     _validate.positive(epsilon=epsilon)
@@ -80,6 +74,7 @@ def objective_noise(
     budget = min(epsilon / 2, _LARGEST_JACOBIAN)
     least = curvature_bound / (num_samples * math.expm1(budget))
     extra = max(0.0, least - regularization)
+    # The budget that j leaves calibrates sigma.
     remaining = epsilon - _jacobian(
         num_samples, regularization + extra, curvature_bound
     )
@@ -106,8 +101,8 @@ def objective_epsilon(
 ) -> float:
     """Returns the epsilon that a perturbed objective of given noise costs.
 
-    That is the epsilon of (2) of this module, or of (3) for a loss that never
-    increases. Here regularization is the total Lambda > 0, the extra one included.
+    It solves (2) of this module, or (3) for a loss that never increases. Here
+    regularization is the total Lambda > 0, which includes the extra regularization.
     """
     _check(delta, num_samples, curvature_bound, derivative_bound)
     _validate.positive(stddev=stddev, regularization=regularization)

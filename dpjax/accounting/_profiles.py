@@ -1,4 +1,4 @@
-"""Privacy profiles: delta as a function of every epsilon, of one run of a mechanism.
+"""Privacy profiles: the delta of one run of a mechanism, as a function of epsilon.
 
     delta(epsilon) = max over neighbors and sets S of Pr[S] - e^epsilon Pr'[S],     (1)
 
@@ -8,7 +8,7 @@ neighbor, a set of probability z has at most the probability
 
     frontier(z) = min(1, inf over epsilon of e^epsilon z + delta(epsilon)).          (2)
 
-Here both are upper bounds; the minimum of several bounds of one mechanism is a bound.
+This module has upper bounds of both; the minimum of several bounds is a bound.
 """
 
 import dataclasses
@@ -48,11 +48,11 @@ from dpjax.accounting._sampled_gaussian import (
 
 Curve = Callable[[np.ndarray], np.ndarray]
 
-_FFT_ERROR = 1e-15  # of a PLD, a step: see `_sampled_gaussian`
-# Between these the minimum (2) is not sought: it costs less than 1e-6 of a probability.
+_FFT_ERROR = 1e-15  # the error of a PLD for each step: see `_sampled_gaussian`
+# The minimum (2) is over this grid, which costs less than 1e-6 of a probability.
 _EPSILONS = np.r_[0.0, np.geomspace(1e-4, 200.0, 20_000)]
 _ORDERS = np.r_[1 + np.geomspace(1e-3, 1e4, 300)]
-_SAMPLED_ORDERS = np.r_[2:64, 64:513:32]  # integers: others cost seconds
+_SAMPLED_ORDERS = np.r_[2:64, 64:513:32]  # orders between integers cost seconds
 _LARGEST_EPSILON = 700.0
 _ROOT_SLACK, _LARGEST_ROOT = 1e-9, 1e4
 
@@ -62,7 +62,7 @@ class Profile:
     """The known privacy bounds of one run of a mechanism.
 
     Attributes:
-        pure: its epsilon at delta = 0; inf if there is none.
+        pure: the epsilon at delta = 0; inf if none is known.
         delta: upper bound of (1) for epsilon >= 0; None: computed from `renyi`.
         frontier: upper bound of (2); None: computed from `delta` and `renyi`.
         renyi: orders above 1 and bounds of the Renyi divergences there, or None.
@@ -74,7 +74,7 @@ class Profile:
     renyi: tuple[np.ndarray, np.ndarray] | None = None
 
     def delta_at(self, epsilon: np.ndarray) -> np.ndarray:
-        """An upper bound of (1) at any real epsilons."""
+        """Returns an upper bound of (1) at any real epsilons."""
         size = np.abs(epsilon)
         bounds = [np.ones_like(size)]
         if math.isfinite(self.pure):
@@ -88,7 +88,7 @@ class Profile:
         return np.where(epsilon >= 0, delta, negative)
 
     def reach(self, z: np.ndarray) -> np.ndarray:
-        """An upper bound of (2) for probabilities z."""
+        """Returns an upper bound of (2) at probabilities z."""
         bounds = [np.ones_like(z)]
         if self.frontier is not None:
             bounds.append(self.frontier(z))
@@ -100,7 +100,7 @@ class Profile:
         if math.isfinite(self.pure):
             bounds.append(_pure_frontier(self.pure, 0.0)(z))
         if self.renyi is not None:
-            # z' (z'/z)^(a-1) <= e^((a-1) renyi), by data processing.
+            # Data processing implies z' (z'/z)^(a-1) <= e^((a-1) renyi).
             orders, values = (part[:, None] for part in self.renyi)
             with np.errstate(divide="ignore"):
                 logs = (1 - 1 / orders) * (values + np.log(z))
@@ -108,17 +108,15 @@ class Profile:
         return np.clip(np.minimum.reduce(bounds) * (1 + ROUNDOFF), 0.0, 1.0)
 
     def epsilon_at(self, delta: float) -> float:
-        """Returns the smallest epsilon of a positive delta, rounded up."""
+        """Returns the smallest epsilon for a positive delta, rounded up."""
         return min(
             self.pure, root(lambda x: float(self.delta_at(np.array([x]))[0]) - delta)
         )
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """Slopes e^epsilon and intercepts delta of the lines that are lowest somewhere.
-
-        These are the vertices of the lower convex hull of the curve (1).
-        """
+        """Returns slopes e^epsilon and intercepts delta of lines lowest somewhere."""
+        # They are the vertices of the lower convex hull of the curve (1).
         epsilons = np.r_[-_EPSILONS[:0:-1], _EPSILONS]
         hull: list[tuple[float, float]] = []
         points = np.exp(epsilons).tolist(), self.delta_at(epsilons).tolist()
@@ -156,7 +154,7 @@ def profile_of_release(
 ) -> Profile:
     """Returns the profile of a guarantee, from its event where one can be read."""
     claimed = approximate(epsilon, delta)
-    # No event says more than a pure epsilon.
+    # A guarantee of a pure epsilon is used as it is, without its event.
     profile = _of_event(event, relation) if delta > 0 else None
     if profile is None:
         return claimed
@@ -182,7 +180,7 @@ def profile_of_release(
 def approximate(epsilon: float, delta: float) -> Profile:
     """Returns the profile of a mechanism of which only (epsilon, delta)-DP is known.
 
-    It leaks at most this: everything with probability delta, else one answer of
+    It leaks at most everything, with probability delta, and otherwise one answer of
     randomized response (Kairouz, Oh, Viswanath 2015).
     """
     if epsilon == math.inf:
@@ -192,7 +190,7 @@ def approximate(epsilon: float, delta: float) -> Profile:
 
 
 def root(excess: Callable[[float], float]) -> float:
-    """Returns the zero of a decreasing function, rounded up; 0 if it starts below."""
+    """Returns the zero of a decreasing function, rounded up; 0 if excess(0) <= 0."""
     if excess(0.0) <= 0:
         return 0.0
     lower, upper = 0.0, 1.0
@@ -218,10 +216,10 @@ def gaussian(mu: float) -> Profile:
 
 
 def worst(profiles: Sequence[Profile]) -> Profile:
-    """Returns a profile of any mixture of mechanisms, of weights without the data.
+    """Returns a profile of any mixture of mechanisms by weights that ignore the data.
 
-    The largest (1) at every epsilon; prices of each are not enough:
-    `docs/privacy/proofs/choices.md`, 6.6.
+    It is the largest (1) at every epsilon; the largest price of a single mechanism
+    would not be enough: `docs/privacy/proofs/choices.md`, 6.6.
     """
     if len(profiles) == 1:
         return profiles[0]
@@ -233,11 +231,9 @@ def worst(profiles: Sequence[Profile]) -> Profile:
 
 
 def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
-    """Returns the probability that padded batches drop a record.
-
-    Events do not hold it. `poisson_capacity` bounds it by the epsilon of the run, which
-    is known if the event is of one run and no other release.
-    """
+    """Returns a bound of the probability that padded batches drop a record."""
+    # `poisson_capacity` bounds it by the epsilon of the run, which is known if the
+    # event has no other part.
     parts = [part for part, _ in leaves(event)]
     padded = (dpa.PoissonSampledDpEvent, RandomAllocationDpEvent)
     if not any(isinstance(part, padded) for part in parts):
@@ -259,7 +255,8 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
     num_steps = sum(count for _, count in parts)
     delta = None
     # Noise on values of a known sensitivity has no relation of its own. The PLD
-    # accountant of dp_accounting 0.6 counts composed randomized response once.
+    # accountant of dp_accounting 0.6 counts composed randomized response only once, so
+    # it does not read such events here.
     has_none = kinds <= {
         *(dpa.GaussianDpEvent, dpa.LaplaceDpEvent),
         *(DiscreteLaplaceDpEvent, dpa.NoOpDpEvent),
@@ -267,6 +264,8 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
     accountant = PLDAccountant(ADD_OR_REMOVE_ONE if has_none else relation)
     if dpa.RandomizedResponseDpEvent not in kinds and accountant.supports(event):
         delta = _chords(accountant.compose(event).get_delta, num_steps)
+    # Batches of fixed size, with Gaussian releases beside them, have losses by (1) of
+    # `_sampled_gaussian`, which are below the Renyi bounds of dp_accounting.
     fixed_size = [
         (x.event.noise_multiplier, x.sample_size / x.source_dataset_size, count)
         for x, count in parts
@@ -304,7 +303,7 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
 
 
 def _mu(parts: list[tuple[dpa.DpEvent, int]]) -> float:
-    """Returns 1 / noise multiplier of one Gaussian event that costs as much as all."""
+    """Returns 1 / noise multiplier of one Gaussian event as costly as all of parts."""
     squares = (
         count / part.noise_multiplier**2
         for part, count in parts
@@ -314,7 +313,7 @@ def _mu(parts: list[tuple[dpa.DpEvent, int]]) -> float:
 
 
 def _chords(get_delta: Callable, num_steps: int) -> Curve:
-    """Interpolates the convex function delta(log x) by chords: never below it."""
+    """Returns chords of delta, convex in e^epsilon, which are never below it."""
     deltas = get_delta(_EPSILONS)
     deltas = np.broadcast_to(np.asarray(deltas, float), _EPSILONS.shape)
     known = np.minimum(deltas + _FFT_ERROR * num_steps, 1.0)
@@ -333,7 +332,7 @@ def _chords(get_delta: Callable, num_steps: int) -> Curve:
 
 
 def _renyi_delta(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray):
-    """Canonne, Kamath, Steinke (2020), Proposition 12, at the best of the orders."""
+    """Returns the least delta of Canonne, Kamath, Steinke (2020), Proposition 12."""
     least = np.zeros_like(epsilon)
     for order, value in zip(orders, values, strict=True):
         log = (order - 1) * (value - epsilon + math.log1p(-1 / order))
@@ -355,7 +354,7 @@ def _pure_frontier(epsilon: float, delta: float) -> Curve:
     grown = math.exp(epsilon)
 
     def curve(z: np.ndarray) -> np.ndarray:
-        # 1 - e^-epsilon (1 - delta - z), without cancellation.
+        # This is 1 - e^-epsilon (1 - delta - z), without cancellation.
         last = -math.expm1(-epsilon) + (z + delta) / grown
         return np.minimum(grown * z + delta, last)
 

@@ -1,17 +1,17 @@
-"""A random sample of the records: what may be spent on it, and what it costs.
+"""A random sample of the records: its budget, and the guarantee of its releases.
 
-Let a sample have m places, which hold different ones of the n records, each of the
-n! / (n - m)! ways with the same probability, and q = m / n. Let whatever runs on the
-sample be (epsilon', delta')-DP where the record in one place is replaced. Then it is
-(epsilon, q delta')-DP for the table, e^epsilon = 1 + q (e^epsilon' - 1):
-`docs/privacy/proofs/composition.md`, 3.4. The order of the places matters: sorted by
-their numbers in the table, records would move where another takes a place, and whatever
-treats places differently, such as a part that is held out, would see several records
-change.
+A sample has m places, which hold m different records out of n. All n! / (n - m)!
+arrangements have the same probability; let q = m / n. If the releases of the sample are
+together (epsilon', delta')-DP when the record in one place is replaced, then they are
+(epsilon, q delta')-DP for the table, with e^epsilon = 1 + q (e^epsilon' - 1):
+`docs/privacy/proofs/composition.md`, 3.4. The random order of the places matters. If
+the records were sorted as in the table, a replaced record could move other records to
+other places, and a release that treats places differently, such as one with a holdout,
+would see several records change.
 
-All that runs on one sample is one run. Amplified one by one, twenty releases of one
-sample would be counted as releases of twenty samples, which cost less: an attacker who
-has seen the first knows more of which records were drawn than q says.
+The releases of a sample are amplified once, together. Amplified one by one, twenty
+releases of one sample would count as releases of twenty samples, which cost less: after
+the first, an attacker knows more about which records were drawn than q says.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from dpjax.accounting._sampled_gaussian import (
 def sample_budget(
     epsilon: float, delta: float, *, num_samples: int, sample_size: int
 ) -> tuple[float, float]:
-    """Returns `Sample.budget` of a sample of which there is one release."""
+    """Returns `Sample.budget` for a sample of these sizes."""
     _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)
     prob = sampling_prob(num_samples, sample_size)
@@ -60,25 +60,26 @@ def sampling_prob(num_samples: int, sample_size: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A random sample of the records: what may be spent on it, and what that costs.
+    """A random sample of the records: its budget, and the guarantee of its releases.
 
-    Let `sample` be (records, Sample) of `dpjax.loading.sample`. The releases of one
-    sample are amplified once, all together: fix their budgets within `budget` before
-    the first, state them by `privacy`, and spend that guarantee.
+    `dpjax.loading.sample` returns records and their `Sample`. All releases of one
+    sample are amplified once, together: fix their budgets within `budget` before the
+    first release, compose them by `privacy`, and spend that guarantee.
 
     Args:
         num_samples: public number n of records of the table.
         sample_size: public number m of records of the sample; q = m / n.
 
     Raises:
-        ValueError: If a number is no count, or the sample is larger than the table.
+        ValueError: If a number is not a positive integer, or the sample is larger than
+            the table.
 
     Privacy:
-        Holds if the sample is drawn without replacement in a random order, by secret
-        randomness, and which records were drawn stays secret. Each draw is another
-        `Sample`, even of the same sizes: guarantees know which one they are of, and a
-        `PrivacyFilter`, a search or another guarantee refuses a second one of it.
-        Guarantees that are read from files do not know it.
+        The guarantee holds if the sample is drawn without replacement in a random
+        order, by secret randomness, and the choice of records stays secret. Each draw
+        is another `Sample`, even of the same sizes. A guarantee of `privacy` knows its
+        sample: a `PrivacyFilter`, a search or another guarantee refuses a second
+        guarantee of the same sample. Guarantees from files do not know their sample.
 
     Example:
         Two releases of one sample:
@@ -110,7 +111,7 @@ class Sample:
         sampling_prob(self.num_samples, self.sample_size)
 
     def budget(self, epsilon: float, delta: float) -> tuple[float, float]:
-        """Returns the budget of all releases of the sample, from that of all records.
+        """Returns the budget of all releases of the sample, for a budget of the table.
 
         Args:
             epsilon: privacy parameter for the table, 0 < epsilon <= inf.
@@ -129,20 +130,20 @@ class Sample:
     def privacy(
         self, *releases: PrivacyGuarantee, unit: str = "record"
     ) -> PrivacyGuarantee:
-        """Returns the guarantee for all records of all releases of the sample.
+        """Returns the guarantee of all releases of the sample, for the whole table.
 
-        They are composed first, and amplified once. It composes as an (epsilon, delta):
-        of so little noise as a sample needs, a bound of Renyi divergences would hardly
-        be smaller than without sampling.
+        The releases are composed first, and amplified once. The result composes by its
+        epsilon and delta alone: a sample needs so little noise that a Renyi bound would
+        hardly be smaller than without sampling.
 
         Args:
-            releases: the guarantee of each release, where a record of the sample is
-                replaced; their budgets must be fixed before the first is made.
+            releases: the guarantee of each release, for a replaced record of the
+                sample; the budgets must be fixed before the first release.
             unit: a noun for a record, as for `PrivacyGuarantee.of`.
 
         Raises:
             ValueError: If there is no release, a relation is not REPLACE_ONE, or two
-                of them are of one sample that was drawn from this one.
+                guarantees are of one sample that was drawn from this sample.
         """
         _validate.require(len(releases) > 0, "releases", releases, "one or more")
         first, *later = releases
@@ -169,10 +170,7 @@ class Sample:
 def sample_privacy(
     release: PrivacyGuarantee, *, num_samples: int, sample_size: int, unit: str
 ) -> PrivacyGuarantee:
-    """Returns `Sample.privacy` of a sample of which there is one release.
-
-    It does not know the sample, which nothing else can be released from.
-    """
+    """Returns `Sample.privacy` of the only release of a sample, without its name."""
     check_sampled(release)
     prob = sampling_prob(num_samples, sample_size)
     epsilon, delta = subsampled_epsilon(release.epsilon, prob), release.delta
@@ -185,6 +183,6 @@ def sample_privacy(
 
 
 def check_sampled(release: PrivacyGuarantee) -> None:
-    """Requires a guarantee for records that are replaced."""
+    """Requires a guarantee under REPLACE_ONE."""
     rule, relation = "REPLACE_ONE, for a sample of fixed size", release.relation
     _validate.require(relation is REPLACE_ONE, "relation", relation.name, rule)

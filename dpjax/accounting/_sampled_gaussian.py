@@ -17,10 +17,10 @@ them dominate T adaptive steps: `docs/privacy/proofs/composition.md`, 3.5. Chord
 between points of the curve lie above it, and are the curve of discrete distributions,
 which are composed (Doroshenko et al. 2022).
 
-Poisson batches. The pair that dominates a step is `docs/privacy/proofs/composition.md`,
-3.7. A record is replaced: let a = mu / 2. The pair is P = (1 - q) phi_0 + q phi_a and
-Q = (1 - q) phi_0 + q phi_-a. The log of P / Q increases in x, and is epsilon at the tau
-of
+Poisson batches. The pairs that dominate a step are in
+`docs/privacy/proofs/composition.md`, 3.7. If a record is replaced, let a = mu / 2. The
+pair is P = (1 - q) phi_0 + q phi_a and Q = (1 - q) phi_0 + q phi_-a. The log of P / Q
+increases in x, and is epsilon at the tau that solves
 
     sinh(a tau - epsilon / 2) = (1 - q)/q e^(a^2 / 2) sinh(epsilon / 2),           (2)
 
@@ -29,15 +29,15 @@ So the divergence of P and Q is
 
     q (Phi(a - tau) - e^epsilon Phi(-a - tau)) - (1 - q)(e^epsilon - 1) Phi(-tau). (3)
 
-A record is removed: now a = mu, and Q = phi_0. The divergence is
+If a record is removed, let a = mu and Q = phi_0. The divergence is
 
     q d_a(log(1 + (e^epsilon - 1) / q)),    epsilon > log(1 - q),                  (4)
 
 and 1 - e^epsilon below. If it is added, P and Q change places. `dp_accounting` has the
-same curves, evaluated at one epsilon after the other, which took most of the time.
+same curves, but evaluates them at one epsilon after the other, which is slow.
 
-Renyi divergences, where a record is replaced: for a tiny delta, because losses are
-composed by an FFT, whose error is absolute. With phi the density of N(0, 1) and the
+Renyi divergences serve for a tiny delta if a record is replaced, because losses are
+composed by an FFT, which has an absolute error. With phi the density of N(0, 1) and the
 order a > 1, a Poisson step has, with m = mu / 2,
 
     log(int phi(x) p(x)^a p(-x)^(1-a) dx) / (a - 1),  p(x) = 1 - q + q e^(m x - m^2/2),
@@ -46,8 +46,8 @@ and a step of fixed size, with r = 1 - q + q e^(mu x - mu^2/2),
 
     log(1 + int_{x > mu/2} phi(x) (r^a + r^(1-a) - 1 - r) dx) / (a - 1).
 
-The sums below leave less than e^-80 of them: `docs/privacy/proofs/composition.md`, 3.5
-and 3.7.
+The sums that replace these integrals omit less than e^-80 of them:
+`docs/privacy/proofs/composition.md`, 3.5 and 3.7.
 
 Compiled training pads every Poisson batch to one capacity and drops the records beyond
 it, by any rule. With tau = T Pr[Binomial(n, q) > capacity], a run that is
@@ -94,12 +94,12 @@ from dpjax.accounting._zcdp import rho_to_epsilon
 
 LogMoment = Callable[[float, float, float], float]
 
-SLACK = 1e-12  # more than the rounding of float64 in `subsampled_epsilon`
-# The probability of losses beyond the last cell, and the largest number of cells.
+SLACK = 1e-12  # exceeds the float64 rounding error of `subsampled_epsilon`
+# These are the probability of losses beyond the last cell, and the most cells.
 _UNSEEN, _UNSEEN_OF_POISSON, _MOST_LOSSES = 1e-18, 1e-22, 100_000
 
 _ORDERS = 1 + np.geomspace(0.1, 4_000.0, 60)
-_LARGEST_SHIFT = 200.0  # of the orders used
+_LARGEST_SHIFT = 200.0  # the largest order / multiplier that is used
 _ROUNDOFF = 1e-11
 
 # Outside this range of noise multipliers no sampled step is analyzed: below, epsilon
@@ -112,14 +112,14 @@ _LARGEST_MULTIPLIER = 1e6
 # is 5 times that.
 _FFT_ERROR = 1e-15
 
-# If delta is this many times larger, setting the error aside costs a thousandth of
-# epsilon at most, and Renyi divergences cost some hundredths.
+# If delta is this many times larger than the FFT's error, subtracting the error costs a
+# thousandth of epsilon at most, and Renyi divergences cost some hundredths.
 _FAR_ABOVE = 100
 
-# A square root and a quotient, so that 1 / (2 z^2) is never above the budget's rho.
+# It covers a square root and a quotient: 1 / (2 z^2) is never above the budget's rho.
 ROUNDED_UP = 2.0**-50
 
-# Share of delta that covers overflow: it changes the noise by about 1e-4 of itself.
+# This share of delta covers overflow. It changes the noise by a share of about 1e-4.
 _OVERFLOW_SHARE = 1e-3
 
 # Smallest tail probability that a float64 binomial tail can still resolve.
@@ -127,7 +127,7 @@ _SMALLEST_TAIL = 1e-290
 
 
 def one_step_epsilon(noise_multiplier: float, delta: float, prob: float) -> float:
-    """Returns the epsilon of one step with Gaussian noise: (1), solved for it."""
+    """Returns the epsilon of one step of fixed batch size: (1), solved for it."""
     if delta >= prob:
         return 0.0
     inner = gaussian_epsilon(noise_multiplier, delta / prob, sensitivity=1.0)
@@ -137,7 +137,7 @@ def one_step_epsilon(noise_multiplier: float, delta: float, prob: float) -> floa
 def fixed_size_losses(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
-    """Returns losses of the pair that dominates a step: (1), at this interval."""
+    """Returns the losses of the pair that dominates a step of fixed size: (1)."""
     largest = one_step_epsilon(noise_multiplier, _UNSEEN, prob)
     count = max(1, math.ceil(largest / interval))
     epsilons = interval * np.arange(count + 1)
@@ -147,11 +147,8 @@ def fixed_size_losses(
 
 
 def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribution:
-    """Returns the losses of a symmetric pair, of its divergences.
-
-    `above` has them at epsilon = 0, interval, 2 interval and so on. Chords lie above
-    the curve.
-    """
+    """Returns losses of a symmetric pair with divergences `above` at 0, interval, .."""
+    # The divergences of the result are chords, which lie above the curve.
     last = len(above) - 1
     epsilons = interval * np.arange(last + 1)
     below = -np.expm1(-epsilons) + np.exp(-epsilons) * above
@@ -164,7 +161,7 @@ def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribut
 def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> float:
     """Returns a spacing of the losses of a run: a wider one rounds up more."""
     # The loss of a release spans about 1 / multiplier^2: this bounds time and memory.
-    # The loss of a sampled step may be much smaller: on average, q of this.
+    # The loss of a sampled step may be much smaller: on average it is q of this.
     least = min(noise_multiplier, other_multiplier)
     widest = 1e-4 * max(1.0, (0.5 / least) ** 2)
     spread = prob * math.sqrt(math.expm1(min(noise_multiplier**-2, 700.0)))
@@ -181,7 +178,7 @@ def run_losses(
     interval: float,
     other_multiplier: float,
 ) -> PrivacyLossDistribution:
-    """Returns the privacy losses of T steps, and of another release unless at inf."""
+    """Returns the losses of T steps, and of the other release if there is one."""
     losses = step.self_compose(num_steps)
     if other_multiplier == math.inf:
         return losses
@@ -202,7 +199,8 @@ def losses_where_replaced(
     epsilons = interval * np.arange(max(1, math.ceil((more - less) / interval)) + 1)
     half = epsilons[1:] / 2
     log = bound**2 / 2 + math.log1p(-prob) - math.log(prob)
-    log += half + np.log(-np.expm1(-2 * half)) - math.log(2)  # of (2)
+    log += half + np.log(-np.expm1(-2 * half)) - math.log(2)  # the right side of (2)
+    # By (2), tau is (epsilon / 2 + arsinh e^log) / a.
     tau = (half + np.logaddexp(np.logaddexp(0, 2 * log) / 2, log)) / bound
     tau = np.r_[0.0, tau]
     upper = scipy.special.ndtr(bound - tau)
@@ -234,7 +232,7 @@ def losses_where_removed(
 
 
 def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
-    """Returns (order - 1) times the divergence of a Poisson step under REPLACE_ONE."""
+    """Returns (order - 1) times a Poisson step's divergence under REPLACE_ONE."""
     bound = 0.5 / multiplier
     step = min(1 / 8, 0.1 / (bound * math.sqrt(order)))
     count = math.ceil((2 * order * bound + 40) / step)
@@ -259,7 +257,7 @@ def fixed_size_log_moment(order: float, multiplier: float, prob: float) -> float
 
 
 def log_ratio(log: np.ndarray, prob: float) -> np.ndarray:
-    """Returns log(1 - q + q e^log), also of an e^log that overflows."""
+    """Returns log(1 - q + q e^log), also if e^log overflows."""
     small = np.log1p(prob * np.expm1(np.minimum(log, 500.0)))
     rest = (1 - prob) * np.exp(-np.maximum(log, 500.0))
     return np.where(log < 500, small, log + np.log(prob + rest))
@@ -273,7 +271,7 @@ def renyi_epsilon(
     num_steps: int,
     other_multiplier: float,
 ) -> float:
-    """Returns an epsilon of T steps where a record is replaced, and another release."""
+    """Returns an epsilon, under REPLACE_ONE, of T steps and the other release."""
     orders, step = _step_divergences(log_moment, multiplier, prob)
     if orders.size == 0:
         return math.inf
@@ -286,10 +284,8 @@ def renyi_epsilon(
 def _step_divergences(
     log_moment: LogMoment, multiplier: float, prob: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns orders, and bounds of the divergences of a step: they hold for any delta.
-
-    The largest orders are left out: they take long, and gain little.
-    """
+    """Returns orders, and bounds of the Renyi divergences of a step."""
+    # The largest orders are left out: they take long, and gain little.
     orders = _ORDERS[_ORDERS / multiplier <= _LARGEST_SHIFT]
     logs = np.array([log_moment(order, multiplier, prob) for order in orders])
     return orders, (logs * (1 + _ROUNDOFF) + _ROUNDOFF) / (orders - 1)
@@ -301,13 +297,13 @@ def _log_sum(logs: np.ndarray) -> float:
 
 
 def without_sampling(epsilons: ArrayLike, prob: float) -> np.ndarray:
-    """Returns log(1 + (e^epsilon - 1) / q), of epsilons above log(1 - q)."""
+    """Returns log(1 + (e^epsilon - 1) / q), for epsilons above log(1 - q)."""
     epsilons = np.asarray(epsilons)
     with np.errstate(over="ignore"):
         return np.where(
             epsilons < 1,
             np.log1p(np.expm1(epsilons) / prob),
-            # Without e^epsilon, which may overflow.
+            # This form avoids e^epsilon, which may overflow.
             epsilons + np.log1p((prob - 1) * np.exp(-epsilons)) - math.log(prob),
         )
 
@@ -345,7 +341,7 @@ def _unit(run: Sampling) -> int:
 
 
 def event_of(multiplier: float, run: Sampling) -> DpEvent:
-    """Returns the steps, in the convention of the accountant that reads them."""
+    """Returns the event of the steps, in the convention of an accountant for it."""
     if run.noise != "gaussian":
         rho = 0.5 / multiplier**2 if multiplier > 0 else math.inf
         return SelfComposedDpEvent(ZCDpEvent(rho), run.num_steps)
@@ -365,7 +361,7 @@ def epsilon_of_run(
 ) -> float:
     """Returns an upper bound of epsilon at `delta` of a run with independent noise.
 
-    With privacy losses so many times as far apart it is larger, and takes less time.
+    With a larger coarseness of the privacy losses it is larger, and takes less time.
     """
     other = run.other_multiplier
     if run.noise != "gaussian":
@@ -375,8 +371,8 @@ def epsilon_of_run(
         return rho_to_epsilon(run.group_size**2 * rho, delta)
     if has_coins(run):
         delta = without_overflow(delta)
-    # Batches do not depend on the data, so a sampled run is a mixture of runs that
-    # are each as private as full batches. So is the mixture (joint convexity).
+    # Batches do not depend on the data, so a sampled run is a mixture of runs that are
+    # each as private as full batches. By joint convexity the mixture is too.
     full_batch = _full_batch_epsilon(multiplier, delta, run)
     if (
         is_full_batch(run)
@@ -414,8 +410,8 @@ def _full_batch_epsilon(multiplier: float, delta: float, run: Sampling) -> float
         )
     if min(multiplier, other) == 0:
         return math.inf
-    # Several Gaussian releases cost as much as one, whose precision (inverse
-    # variance) is the sum of their precisions.
+    # Several Gaussian releases cost as much as one release with the sum of their
+    # precisions (inverse variances).
     precision = num_releases(run) / multiplier**2 + 1 / other**2
     together = 1 / math.sqrt(precision) * (1 - ROUNDED_UP)
     return gaussian_epsilon(together, delta, sensitivity=sensitivity)
@@ -443,7 +439,7 @@ def _by_losses(
         step = losses_where_removed
     single = step(multiplier, _prob(run), interval)
     losses = run_losses(single, run.num_steps, interval, other)
-    with np.errstate(over="ignore"):  # of an epsilon beyond 700: inf
+    with np.errstate(over="ignore"):  # an epsilon beyond 700 is inf
         return float(losses.get_epsilon_for_delta(delta))
 
 
@@ -468,12 +464,12 @@ def poisson_capacity(
     epsilon: float,
     delta: float,
 ) -> int:
-    """Returns the capacity of Poisson batches whose overflow the accounting covers.
+    """Returns the capacity of Poisson batches at which the accounting covers overflow.
 
-    The smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000, for T
-    batches into which each of n records enters with probability q; n where that tail is
-    zero or too small for float64. Under add/remove n is an upper bound on the size of
-    both neighboring data sets. A thousandth of delta is reserved for every Poisson
+    It is the smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000,
+    for T batches that each of n records enters with probability q; or n, if that tail
+    is zero or too small for float64. Under add/remove n is an upper bound on the size
+    of both neighboring data sets. A thousandth of delta is reserved for every Poisson
     scheme, so padded batches of at least this capacity need no further accounting, by
     (5) of this module, for any rule that chooses the records to drop.
     """
@@ -501,5 +497,5 @@ def without_overflow(delta: float) -> float:
 
 
 def overflow_probability(epsilon: float, delta: float) -> float:
-    """Returns the largest tau of equation (5) in a run with that guarantee."""
+    """Returns the largest tau of equation (5) in a run with this guarantee."""
     return _OVERFLOW_SHARE * delta / (1 + math.exp(min(epsilon, 700.0)))

@@ -1,10 +1,11 @@
-"""The record of a run's batches, and of what else its price depends on.
+"""The batches of a run, and everything else that its epsilon depends on.
 
-Correlated noise costs one Gaussian release of C g, or the Poisson-sampled steps of one
-record, if they are at least as far apart as there are bands:
-`docs/privacy/proofs/composition.md`, 3.9. Nothing is claimed where a record's steps are
-closer, because known estimates hold with a confidence alone (Choquette-Choo, Ganesh,
-Steinke, Thakurta 2024), or for groups, whose steps may be closer than one record's.
+A run with correlated noise costs as much as one Gaussian release of C g, or, if the
+steps of a record are at least as far apart as there are bands, as the Poisson-sampled
+steps of one record: `docs/privacy/proofs/composition.md`, 3.9. No gain is claimed if
+these steps are closer, because known estimates hold only with a confidence
+(Choquette-Choo, Ganesh, Steinke, Thakurta 2024), or for groups, because two records of
+a group may enter steps that are closer.
 """
 
 import dataclasses
@@ -31,46 +32,48 @@ class Strategy(Protocol):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Sampling:
-    """Describes the batches of a run, and whatever else its price depends on.
+    """The batches of a run, and everything else that its epsilon depends on.
 
-    A batching returns its record: `Poisson(256).sampling(num_samples, num_steps)`. By
-    itself `Sampling(num_steps)` is that many Gaussian releases of all records; other
+    A batching returns its `Sampling`: `Poisson(256).sampling(num_samples, num_steps)`.
+    `Sampling(num_steps)` alone is that many Gaussian releases of all records; other
     fields describe other batches:
 
     * `sampling_prob` < 1: a record enters each batch with that probability.
     * `num_samples` and `batch_size`: batches of fixed size, drawn without replacement
       anew in each step. Replace-one only.
     * `num_bins`: a record enters one of every `num_bins` steps, chosen uniformly,
-      independently and anew. In all cases tried the multiplier was at most that of
-      Poisson batches under ADD_OR_REMOVE_ONE, and above it by up to 15 per cent under
-      REPLACE_ONE and epsilon at most 3 (26 at 20): a looser bound is used.
-    * disjoint batches, each used once: one step, because a record is in one of them.
+      independently and anew. In all cases tried, the multiplier was no larger than for
+      Poisson batches under ADD_OR_REMOVE_ONE. Under REPLACE_ONE, where the bound is
+      looser, it was larger by up to 15 per cent at epsilon at most 3 (26 at 20).
+    * `num_steps` = 1: disjoint batches, each used once: a record enters one of them.
 
     Attributes:
         num_steps: number of noisy steps T; each may depend on the earlier ones.
-        sampling_prob: in (0, 1]; with a strategy, of each of a record's own steps.
+        sampling_prob: the probability that a record enters a step, in (0, 1]; with a
+            strategy, that it enters each of its own steps.
         num_samples: public number of records.
         batch_size: number of records in every batch.
         num_bins: number of steps of an epoch; the last epoch may be shorter.
         relation: REPLACE_ONE or ADD_OR_REMOVE_ONE.
         noise: the `noise` of an estimator. For other noise than "gaussian" a multiplier
-            z means that a step is 1 / (2 z^2)-zCDP, as with Gaussian noise of it.
+            z means that a step is 1 / (2 z^2)-zCDP, as Gaussian noise of z is.
         other_multiplier: noise multiplier of another Gaussian release, on all records,
             that shares the budget, such as `stats["noise_multiplier"]` of
-            `dp_linear_model`; several count as one of (sum of z^-2)^(-1/2). inf: none.
-        group_size: the most records that change at once: all that one person has.
+            `dp_linear_model`; several releases count as one with multiplier (sum of
+            z^-2)^(-1/2). inf: no other release.
+        group_size: the most records that change at once, such as all of one person.
             Under ADD_OR_REMOVE_ONE they are added or removed together. The multiplier
-            stays that of one record. Each record is drawn by itself.
-        strategy: one of `dpjax.mechanisms`, such as `BandedToeplitz`, whose noise is
-            correlated over at least `num_steps` steps. None: independent noise.
+            still refers to one record. Each record is drawn by itself.
+        strategy: a strategy of `dpjax.mechanisms`, such as `BandedToeplitz`, for
+            correlated noise of at least `num_steps` steps. None: independent noise.
         max_participations: with a strategy, the most steps that a record may enter.
-        min_separation: with a strategy, the least distance of two of these steps.
+        min_separation: with a strategy, the least distance between two of these steps.
 
     Raises:
         ValueError: If a field is out of range, two kinds of batches are described, or
-            no gain from sampling is proved: for batches of fixed size under another
-            relation, for other noise, for a strategy with more bands than
-            min_separation, and for groups with bins, a batch size, or a strategy.
+            no gain from sampling is proved: for batches of fixed size except under
+            REPLACE_ONE, for noise that is not Gaussian, for a strategy with more bands
+            than min_separation, and for groups with bins, a batch size or a strategy.
 
     Example:
         >>> Sampling(num_steps=100)
@@ -107,6 +110,7 @@ class Sampling:
         if num_samples is not None and batch_size is not None:
             is_fine = batch_size <= num_samples
             self._require(batch_size=(is_fine, f"at most {num_samples} records"))
+        # Every pair of fields is refused unless a gain from sampling is proved for it.
         sized, bins = batch_size is not None, self.num_bins is not None
         poisson, added = self.sampling_prob < 1, self.relation is ADD_OR_REMOVE_ONE
         known = self.relation is REPLACE_ONE or (added and not sized)
@@ -180,10 +184,8 @@ class Sampling:
 
 
 def independent(sampling: Sampling) -> tuple[Sampling, float]:
-    """Returns releases of independent noise of equal cost, and the run's noise over it.
-
-    All kinds of batches that are of all records become one.
-    """
+    """Returns a run of independent noise at equal cost, and the multipliers' ratio."""
+    # Batches of fixed size that hold all records, and a single bin, are full batches.
     is_whole = sampling.batch_size == sampling.num_samples
     run = dataclasses.replace(
         sampling,
@@ -199,6 +201,7 @@ def independent(sampling: Sampling) -> tuple[Sampling, float]:
     if sampling.strategy is None:
         return run, 1.0
     most, apart = sampling.max_participations, sampling.min_separation
+    # Without sampling the run costs one release of C g, else a record's own steps.
     if sampling.sampling_prob == 1:
         scale = sampling.strategy.sensitivity(
             max_participations=most, min_separation=apart

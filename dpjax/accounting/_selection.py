@@ -1,15 +1,15 @@
-"""Private selections: the cost of T adaptive choices, and the epsilon of each.
+"""Private selections: the cost of T adaptive selections, and the epsilon of each.
 
-A choice with epsilon_0 is epsilon_0-DP by either mechanism. T choices that are
+A selection with epsilon_0 is epsilon_0-DP by either mechanism. T selections that are
 epsilon_0-DP leak at most as much as T answers of randomized response (Kairouz, Oh and
-Viswanath 2015). With p = 1 / (1 + e^epsilon_0), such answers have
+Viswanath 2015). With p = 1 / (1 + e^epsilon_0), these answers have
 
     delta(epsilon) = sum_l Bin(l; T, p) (1 - e^(epsilon - (T - 2l) epsilon_0))_+     (1)
 
-where l counts the false answers. This is basic composition, T epsilon_0, at delta = 0,
-and never more than advanced composition. The exponential mechanism leaks less: its log
-probability ratio has a range of epsilon_0 in all, so it is (epsilon_0^2/8)-zCDP, which
-gives a smaller epsilon for large T.
+where l counts the false answers. At delta = 0 this is basic composition, T epsilon_0;
+it is never more than advanced composition. The exponential mechanism leaks less: its
+log probability ratio has a range of epsilon_0 in all, so it is (epsilon_0^2/8)-zCDP,
+which gives a smaller epsilon for large T.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from dpjax.accounting._events import BoundedRangeDpEvent
 from dpjax.accounting._zcdp import rho_to_epsilon
 
 # Roots are computed to about 1e-12. A total epsilon is rounded up by the first share,
-# the epsilon of each down by the second, larger one: together they never exceed
-# epsilon.
+# and the epsilon of each selection is rounded down by the second, larger share, so that
+# the selections together never exceed the budget.
 _TOTAL_SLACK = 1e-10
 _EACH_SLACK = 1e-9
 
@@ -39,9 +39,9 @@ def selection_epsilon(
     num_selections: int,
     mechanism: SelectionName = "exponential",
 ) -> float:
-    """The epsilon of each of T adaptive selections that together keep a budget.
+    """Returns the epsilon of each of T adaptive selections that share a budget.
 
-    The largest epsilon_0 such that T selections together cost at most epsilon.
+    It is the largest epsilon_0 with which T selections together cost at most epsilon.
 
     Args:
         epsilon: privacy of all selections together, positive and finite.
@@ -85,7 +85,7 @@ def selection_epsilon(
         return total - epsilon
 
     upper = epsilon
-    while excess(upper) < 0:  # only at a large delta
+    while excess(upper) < 0:  # this happens only at a large delta
         upper *= 2
     return max(basic, _root(excess, upper) * (1 - _EACH_SLACK))
 
@@ -99,10 +99,9 @@ def total_selection_epsilon(
 ) -> float:
     """Returns the epsilon of T adaptive selections of a given epsilon, rounded up.
 
-    The smallest of basic composition, optimal advanced composition (equation (1) of
-    this module), and for the exponential mechanism zCDP with rho = T epsilon_0^2 / 8.
-    Permute-and-flip has no bounded range: zCDP would need epsilon_0^2 / 2, and (1) is
-    never more.
+    It is the smallest of basic composition, equation (1) of this module, and for the
+    exponential mechanism zCDP with rho = T epsilon_0^2 / 8. Permute-and-flip has no
+    bounded range: its zCDP bound, with epsilon_0^2 / 2, is never below (1).
     """
     _validate.non_negative(epsilon=epsilon)
     _check(delta, num_selections, mechanism)
@@ -119,17 +118,17 @@ def total_selection_epsilon(
 def selection_event(
     epsilon: float, *, num_selections: int = 1, mechanism: SelectionName = "exponential"
 ) -> SelfComposedDpEvent:
-    """The `dp_accounting` event of T adaptive selections.
+    """Returns the `dp_accounting` event of T adaptive selections.
 
     Args:
         epsilon: epsilon_0 of each selection, zero or above and finite.
         num_selections: T.
         mechanism: "exponential" gives a `ZCDpEvent(epsilon_0^2 / 8)` that also knows
-            epsilon_0, "permute_and_flip" randomized response between two values, the
-            worst of all epsilon_0-DP mechanisms.
+            epsilon_0. "permute_and_flip" gives randomized response between two values,
+            the worst of all epsilon_0-DP mechanisms.
 
     Returns:
-        T-fold composition of the event.
+        The T-fold composition of the event of one selection.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -154,7 +153,7 @@ def selection_event(
 
 
 def _optimal_epsilon(epsilon: float, delta: float, num_selections: int) -> float:
-    """Solves equation (1) for epsilon: zero where delta(0) <= delta already."""
+    """Solves equation (1) for epsilon; the result is 0 if delta(0) <= delta."""
     flips = np.arange(num_selections // 2 + 1)  # with more, the loss is negative
     losses = (num_selections - 2 * flips) * epsilon
     masses = scipy.stats.binom.pmf(flips, num_selections, scipy.special.expit(-epsilon))
@@ -165,7 +164,7 @@ def _optimal_epsilon(epsilon: float, delta: float, num_selections: int) -> float
 
     if excess(0.0) <= 0:
         return 0.0
-    basic = float(losses[0])  # where the sum is zero
+    basic = float(losses[0])  # at this epsilon the sum of (1) is zero
     return min(basic, _root(excess, basic) * (1 + _TOTAL_SLACK))
 
 

@@ -1,16 +1,17 @@
 """Noise scaled to a smooth sensitivity: its cost, and how to split a budget.
 
 A release f(x) + b S(x) Z adds noise Z in units of S, a t-smooth bound of the local
-sensitivity: |f(x) - f(x')| <= min(S(x), S(x')) and S(x) <= e^t S(x') for neighbors.
-With s = 1/b it is (1/2)epsilon^2-zCDP. With Y standard normal and L standard Laplace,
+sensitivity: |f(x) - f(x')| <= min(S(x), S(x')) and S(x) <= e^t S(x') for neighbors. It
+is (1/2)epsilon^2-zCDP, where, with s = 1/b, Y standard normal and L standard Laplace,
 
     Z = L exp(sigma Y):       epsilon = t/sigma + e^(1.5 sigma^2) s,               (1)
     Z = sinh(sigma Y)/sigma:  epsilon = sqrt(t (t/sigma^2 + 1/sigma + 2))
                                         + s (2/(3 sigma) + sigma/2),               (2)
 
-where (2) needs sigma >= 0.3. Both are due to Bun and Steinke (2019). A change of the
-scale by e^t costs the first term; the second is s times a bound of the slope of the log
-density, of a shift. Proof: `docs/privacy/proofs/mechanisms.md`, 2.6.
+where (2) needs sigma >= 0.3. Both are due to Bun and Steinke (2019). The first term is
+the cost of a change of the scale by e^t. The second is the cost of a shift: s times a
+bound of the slope of the log density. `docs/privacy/proofs/mechanisms.md`, 2.6, proves
+both.
 
 Gaussian noise. The release f + c S N(0, I) in d dimensions is (epsilon, delta)-DP if
 
@@ -29,18 +30,20 @@ for 0 <= e <= epsilon, with delta_G the exact delta of a Gaussian release of sen
     D(r, min(1, r) / c) <= max over r = e^(+-b) of D_e(r, 0)
                            + e^e delta_G(epsilon - e).                              (5)
 
-With the first coordinate apart, x, the log of dP/dQ is l(x) plus that of the other
-d - 1 coordinates, of scale alone, so
+Let x be the first coordinate. The log of dP/dQ is l(x) plus the log ratio of the last
+d - 1 coordinates, which differ in scale alone, so
 
     D(r, s) = E_x D'_(epsilon - l(x)),  l(x) = log r - x^2/2 + (x-s)^2/(2r^2),      (6)
 
-where D'_t is (3) at s = 0, d - 1 and t: a difference of chi-square probabilities.
+where D'_t is (3) at s = 0 and epsilon = t, in d - 1 dimensions: a difference of
+chi-square probabilities.
 
 In all experiments D(r, min(1, r) / c) is largest at an end of [e^-B, e^B]. This is not
-proved, so it is not used: (5) covers a neighborhood of r = 1, and (4) the rest in
-finitely many pieces, split until each is at most delta. This costs 1 per cent of noise.
-(4) and (5) are inequalities; (6) is evaluated by Gauss-Legendre quadrature in double
-precision, whose error is far below that per cent in comparisons, but is not proved.
+proved, so it is not used: (5) covers a neighborhood of r = 1, and (4) covers the rest
+in finitely many pieces, split until each bound is at most delta. This costs 1 per cent
+of noise. (4) and (5) are inequalities; (6) is evaluated by Gauss-Legendre quadrature in
+double precision. In comparisons its error is far below that per cent, but this is not
+proved.
 """
 
 import math
@@ -58,15 +61,13 @@ from dpjax.accounting._gaussian import gaussian_stddev
 SmoothNoiseName = Literal["laplace_log_normal", "arsinh_normal"]
 
 _LEAST_SIGMA = {"laplace_log_normal": 1e-3, "arsinh_normal": 0.3}
-_LARGEST_SIGMA = 8.0  # the largest that the mechanisms draw
+_LARGEST_SIGMA = 8.0  # the largest sigma of the mechanisms
 
-# Multipliers are rounded up by the first share, rho by the second, smaller one.
+# Multipliers are rounded up by the first share, rho by the second, smaller share.
 _MULTIPLIER_SLACK = 1e-9
 _RHO_SLACK = 1e-10
 
-# Of Gaussian noise: a multiplier, or an epsilon, is raised by this factor until all
-# pieces are covered.
-_MARGIN = 1.01
+_MARGIN = 1.01  # raises a Gaussian multiplier until all pieces are covered
 # A piece this narrow is not split again: the margin is wider.
 _NARROWEST = 1.0005
 _LARGEST_EXPONENT = 700.0  # e^t stays finite; a smaller e^t only enlarges delta
@@ -77,7 +78,7 @@ _END = 38  # standard deviations: beyond, no mass is left in double precision
 
 
 class SmoothNoise(NamedTuple):
-    """Scales noise to a smooth sensitivity.
+    """The parameters of noise that is scaled to a smooth sensitivity.
 
     Attributes:
         smoothness: t of the smooth sensitivity.
@@ -97,9 +98,10 @@ def smooth_noise_multiplier(
     sigma: float,
     mechanism: SmoothNoiseName = "laplace_log_normal",
 ) -> float:
-    """The smallest scale / smooth sensitivity within a zCDP budget.
+    """Returns the smallest scale / smooth sensitivity within a zCDP budget.
 
-    Equation (1) or (2) of this module solved for b = 1/s, with epsilon = sqrt(2 rho).
+    The result solves equation (1) or (2) of this module for b = 1/s, with epsilon =
+    sqrt(2 rho).
 
     Args:
         rho: zCDP cost of releasing one number, positive and finite.
@@ -146,8 +148,8 @@ def smooth_noise_rho(
 ) -> float:
     """Returns the zCDP cost of noise of a given scale / smooth sensitivity, rounded up.
 
-    rho = epsilon^2 / 2 of equation (1) or (2) of this module, with s = 1 / multiplier,
-    of one number; costs add up over coordinates and steps.
+    It is epsilon^2 / 2 of equation (1) or (2) with s = 1 / multiplier, for one number;
+    costs add up over coordinates and steps.
     """
     _validate.positive(multiplier=multiplier, smoothness=smoothness)
     _check(sigma, mechanism)
@@ -166,13 +168,11 @@ def calibrate_smooth_noise(
 ) -> SmoothNoise:
     """Splits a zCDP budget between smoothness and noise for a trimmed mean.
 
-    Minimizes the standard deviation of the noise over t and sigma (Bun, Steinke 2019,
-    Section 3.1.1), for the expected smooth sensitivity: in units of upper - lower
-
-        max(relative_spread / (n - 2m), e^(-mt)),
-
-    where relative_spread is a public guess of (x_(n) - x_(1)) / (upper - lower), and m
-    is trim_count. `smooth_noise_rho` of the result is at most rho, for every guess.
+    It minimizes the standard deviation of the noise over t and sigma (Bun, Steinke
+    2019, Section 3.1.1), for the expected smooth sensitivity max(relative_spread /
+    (n - 2m), e^(-mt)), in units of upper - lower, where relative_spread is a public
+    guess of (x_(n) - x_(1)) / (upper - lower), and m is trim_count. `smooth_noise_rho`
+    of the result is at most rho, for every guess.
     """
     _validate.positive(rho=rho, relative_spread=relative_spread)
     _validate.count(num_samples=num_samples, trim_count=trim_count)
@@ -185,7 +185,8 @@ def calibrate_smooth_noise(
     enough = max(-math.log(floor), 0.0) / trim_count
 
     sigma = np.geomspace(max(_LEAST_SIGMA[mechanism], 0.01), 3.0, 200)[:, None]
-    # Shares of the t that would cost all of epsilon: from a millionth to nearly 1.
+    # The grid of t has shares, from a millionth to nearly 1, of the t that would cost
+    # all of epsilon.
     share = scipy.special.expit(np.linspace(-14, 6, 200))
     affordable = _largest_smoothness(epsilon, sigma, mechanism)
     smoothness = np.clip(share * affordable, None, max(enough, 1e-9))
@@ -206,14 +207,14 @@ def calibrate_smooth_noise(
 
 
 def _scale_cost(t, sigma, mechanism):
-    """Epsilon of a change of the scale by e^t: first terms of (1) and (2)."""
+    """Returns the epsilon of a change of the scale by e^t: a first term of (1), (2)."""
     if mechanism == "laplace_log_normal":
         return t / sigma
     return np.sqrt(t * (t / sigma**2 + 1 / sigma + 2))
 
 
 def _largest_smoothness(epsilon, sigma, mechanism):
-    """The t at which `_scale_cost` is epsilon."""
+    """Returns the t at which `_scale_cost` is epsilon."""
     if mechanism == "laplace_log_normal":
         return epsilon * sigma
     linear = 1 / sigma + 2  # t^2/sigma^2 + linear t = epsilon^2
@@ -221,14 +222,14 @@ def _largest_smoothness(epsilon, sigma, mechanism):
 
 
 def _slope(sigma, mechanism):
-    """K, which bounds the slope of the log density: factors of s in (1) and (2)."""
+    """Returns the bound of the slope of the log density: a factor of s in (1), (2)."""
     if mechanism == "laplace_log_normal":
         return np.exp(1.5 * sigma**2)
     return 2 / (3 * sigma) + sigma / 2
 
 
 def _stddev(sigma, mechanism):
-    """The standard deviation of Z."""
+    """Returns the standard deviation of Z."""
     if mechanism == "laplace_log_normal":
         return math.sqrt(2) * np.exp(sigma**2)
     return np.sqrt(np.expm1(2 * sigma**2) / 2) / sigma
@@ -244,11 +245,9 @@ def smooth_gaussian_multiplier(
 ) -> float:
     """Returns the multiplier c of Gaussian noise on a B-smooth sensitivity S.
 
-    value + c S N(0, I), in d dimensions, is (epsilon, delta)-DP under the relation of
-    S: S must bound the l2 distance of the values of any two neighbors, and be B-smooth.
-    c is inf from about `largest_smoothness` on. The multiplier of Nissim,
-    Raskhodnikova, Smith (2007) is 5 sqrt(2 log(2/delta)) / epsilon at smoothness
-    epsilon / (4 (d + log(2/delta))), as paper 001 prints it.
+    The release value + c S N(0, I), in d dimensions, is (epsilon, delta)-DP under the
+    relation of S, if S bounds the l2 distance of the values of any two neighbors, and
+    is B-smooth. c is inf from about `largest_smoothness` on.
     """
     _validate.positive(epsilon=epsilon)
     _check_gaussian(delta, smoothness, num_coordinates)
@@ -261,6 +260,8 @@ def smooth_gaussian_multiplier(
         epsilon, delta, num_coordinates=num_coordinates
     ):
         return math.inf
+    # The largest shift 1/c that both ends of [e^-B, e^B] allow is the start: it shrinks
+    # until (4) and (5) cover the whole interval.
     shift = most = 1 / gaussian_stddev(epsilon, delta, sensitivity=1)
     if excess(most) > 0:
         shift = _root(excess, 0.0, most)
@@ -272,11 +273,10 @@ def smooth_gaussian_multiplier(
 
 
 def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) -> float:
-    """Returns the smoothness at which Gaussian noise would have to be infinite.
+    """Returns the largest B with D(e^-B, 0) and D(e^B, 0) at most delta.
 
-    Even if the values of two neighbors agree and only S differs, the release reveals
-    the scale of its noise: this is the largest B with D(e^-B, 0) and D(e^B, 0) at most
-    delta. It decreases as 1 / sqrt(d) in high dimension.
+    Here Gaussian noise would have to be infinite: even if the values of two neighbors
+    agree and only S differs, the release reveals the scale of its noise.
     """
     _validate.positive(epsilon=epsilon)
     _check_gaussian(delta, 1.0, num_coordinates)
@@ -302,6 +302,7 @@ def _is_enough(
     epsilon: float, delta: float, smoothness: float, num_coordinates: int, shift: float
 ) -> bool:
     """Returns whether D(r, min(1, r) shift) <= delta on [e^-B, e^B], by (4), (5)."""
+    # (5) covers [e^-near, e^near]; (4) then covers both sides in pieces.
     near = smoothness
     while not _by_two_steps(epsilon, delta, near, num_coordinates, shift):
         near /= 2
@@ -374,7 +375,7 @@ def _delta(
     x = (edges[:-1, None] + half_widths * (1 + _NODES)).ravel()
     weights = (half_widths * _NODE_WEIGHTS).ravel()
     density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    # l(x), with (x - s)^2/r^2 - x^2 = curvature x^2 - 2 slope x + slope s.
+    # This is l(x), by (x - s)^2/r^2 - x^2 = curvature x^2 - 2 slope x + slope s.
     loss = log_ratio + curvature * x**2 / 2 - slope * x + slope * shift / 2
     rest = _scale_delta(epsilon - loss, log_ratio, num_coordinates - 1)
     return float(np.sum(weights * density * rest))
@@ -388,7 +389,7 @@ def _scale_delta(
     growth = np.exp(np.minimum(t, _LARGEST_EXPONENT))
     if num_coordinates == 0:
         return np.maximum(0.0, 1 - growth)
-    # A: |x|^2 > level for r < 1, and |x|^2 < level for r > 1.
+    # The best A is |x|^2 > level for r < 1, and |x|^2 < level for r > 1.
     level = 2 * (t - num_coordinates * log_ratio) / math.expm1(-2 * log_ratio)
     level = np.maximum(level, 0.0) / 2
     tail = scipy.special.gammaincc if log_ratio < 0 else scipy.special.gammainc

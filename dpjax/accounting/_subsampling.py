@@ -29,37 +29,36 @@ from dpjax.accounting._sampled_gaussian import (
 from dpjax.accounting._sampling import Sampling, independent
 from dpjax.accounting._zcdp import epsilon_to_rho
 
-# Multipliers base 2^(-k / 1024): the smallest of them is too large by 7e-4 at most.
+# The search tries multipliers base 2^(-k / 1024): each is 7e-4 larger than the next.
 _PER_HALVING = 1024
 _LARGEST_HALVINGS = 1000
-# Epsilons between these are compared. If a multiplier is halved they at least double,
-# where amplification is not lost: the first guess of their slope.
-_LEAST, _MOST = 1e-9, 1e9
-_LARGEST = 1e6  # an epsilon beyond it gets this one's noise, which is more
+_LEAST, _MOST = 1e-9, 1e9  # epsilons are clipped to this range before a comparison
+_LARGEST = 1e6  # a larger epsilon gets the noise of this one, which is more
+# It is the first guess of the slope of log epsilon in k: halving doubles epsilon.
 _RISE = math.log(2) / _PER_HALVING
-# Privacy losses so many times as far apart tell epsilon to some thousandths, in a
-# tenth of the time.
+# A grid of privacy losses that is coarser by this factor gives epsilon to some
+# thousandths in a tenth of the time.
 _COARSENESS = 16
-_MOST_GUESSES = 12  # of the evaluations of one search, before a plain bisection
+_MOST_GUESSES = 12  # after so many evaluations a search bisects
 
 
 def noise_multiplier(epsilon: float, delta: float, sampling: Sampling) -> float:
-    """The smallest stddev / l2 sensitivity that keeps a training run within budget.
+    """Returns the smallest stddev / l2 sensitivity that keeps a run within its budget.
 
     Args:
         epsilon: privacy parameter, 0 < epsilon <= inf.
         delta: privacy parameter in [0, 1).
-        sampling: of the run, such as `Sampling(num_steps=100)` for T releases of all
-            records, or `batching.sampling(num_samples, num_steps)`.
+        sampling: the batches of the run, such as `Sampling(num_steps=100)` for T
+            releases of all records, or `batching.sampling(num_samples, num_steps)`.
 
     Returns:
         Standard deviation of each step's noise (with a strategy: of the independent
         noise that it correlates), divided by the l2 sensitivity of the step under the
         relation; rounded up, with sampling or other releases by at most 0.1 per cent.
         It is inf at delta = 0 and 0.0 at epsilon = inf. With sampling it is the
-        smallest of three: of full batches, of privacy loss distributions, and of Renyi
-        divergences, because for delta below 1e-15 num_steps the second is infinite;
-        with `num_bins`, and for groups, of the first two.
+        smallest of three bounds: by full batches, by privacy loss distributions
+        (infinite for delta below 1e-15 num_steps), and by Renyi divergences; with
+        `num_bins`, and for groups, it is the smaller of the first two.
 
     Raises:
         ValueError: If an argument is out of range, or `other_multiplier` alone costs
@@ -72,12 +71,13 @@ def noise_multiplier(epsilon: float, delta: float, sampling: Sampling) -> float:
         never by the realized batch size. With `sampling_prob` or `num_bins`,
         REPLACE_ONE also needs the norm of each record's contribution to be at most half
         the sensitivity, because a record outside the batch contributes zero: a value in
-        [0, 1] has sensitivity 1, but counts as 2 here. There one thousandth of delta is
-        reserved for batches that exceed their capacity (`batching.Poisson`), which must
-        be one for this epsilon and delta, those of the group.
+        [0, 1] has sensitivity 1, but counts as 2 here. With these two fields one
+        thousandth of delta is reserved for batches that exceed their capacity
+        (`batching.Poisson`): compute the capacity for this epsilon and delta, which
+        for groups are the epsilon and delta of the group.
 
     Example:
-        One record in a hundred per step, and all of them:
+        Steps on one record in a hundred, then on all records:
 
         >>> from dpjax.batching import Poisson
         >>> sampling = Poisson(1_000).sampling(num_samples=100_000, num_steps=1000)
@@ -87,7 +87,7 @@ def noise_multiplier(epsilon: float, delta: float, sampling: Sampling) -> float:
         117.97
 
     Reference:
-        Full batches: Balle, Wang (2018), Theorem 8. Sampled ones, groups, strategies:
+        Full batches: Balle, Wang (2018), Theorem 8. Sampling, groups, strategies:
         `docs/privacy/proofs/composition.md`, 3.5 to 3.9.
     """
     _validate.above_zero(epsilon=epsilon)
@@ -99,11 +99,11 @@ def noise_multiplier(epsilon: float, delta: float, sampling: Sampling) -> float:
 def noise_multiplier_to_epsilon(
     noise_multiplier: float, delta: float, sampling: Sampling
 ) -> float:
-    """The epsilon that a training run with a given noise multiplier costs.
+    """Returns the epsilon of a training run with a given noise multiplier.
 
-    The inverse of the function `noise_multiplier`, whose conditions hold here too. The
-    multiplier is stddev / l2 sensitivity under the relation, from 0 to inf, and delta a
-    privacy parameter in [0, 1).
+    It is the inverse of the function `noise_multiplier`, under the same conditions. The
+    multiplier is stddev / l2 sensitivity under the relation, from 0 to inf, and delta
+    is in [0, 1).
 
     Returns:
         epsilon >= 0, an upper bound; inf without noise or at delta = 0.
@@ -132,19 +132,19 @@ def noise_multiplier_to_epsilon(
 def gaussian_event(
     noise_multiplier: float, sampling: Sampling | None = None
 ) -> DpEvent:
-    """The `dp_accounting` event of Gaussian releases of a given noise multiplier.
+    """Returns the `dp_accounting` event of Gaussian releases of a noise multiplier.
 
     Args:
         noise_multiplier: as for `noise_multiplier_to_epsilon`.
-        sampling: of the run; None: one release of all records. With a strategy the
-            event is of releases with independent noise that cost as much.
+        sampling: the batches of the run; None: one release of all records. With a
+            strategy the event describes equally costly releases of independent noise.
 
     Returns:
-        The event, in the convention of the one accountant that reads it correctly:
+        The event, in the convention of the accountant that reads it correctly:
 
         * Poisson: `PLDAccountant(relation)`. The Gaussian event inside holds stddev /
           norm bound, which is twice the multiplier under REPLACE_ONE.
-        * bins: none of `dp_accounting`. The Gaussian event inside is as for Poisson.
+        * bins: no accountant of `dp_accounting`. The Gaussian event is as for Poisson.
         * fixed size: `RdpAccountant(neighboring_relation=REPLACE_ONE)`, which reports
           more than `noise_multiplier_to_epsilon`. The Gaussian event holds the
           multiplier.
@@ -152,8 +152,8 @@ def gaussian_event(
           relation doubles the sensitivity. The Gaussian event holds the multiplier.
 
     Raises:
-        ValueError: If the multiplier is out of range, or the sampling has another
-            release or a group: an event is of these steps, and for one record.
+        ValueError: If the multiplier is out of range, or `other_multiplier` or
+            `group_size` is set: an event describes the steps alone, for one record.
 
     Privacy:
         An event describes a release and costs nothing. An accountant with the relation
@@ -184,9 +184,10 @@ def _independent(sampling: Sampling) -> tuple[Sampling, float]:
 
 @functools.lru_cache(maxsize=256)
 def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
-    """The smallest multiplier whose epsilon at `delta` is at most `epsilon`."""
+    """Returns the smallest multiplier with an epsilon of at most `epsilon`."""
     if not is_full_batch(run) and epsilon < math.inf:
         epsilon = min(epsilon, _LARGEST)
+    # Without the other release the run needs less noise: the search starts there.
     if run.other_multiplier < math.inf:
         sampled = dataclasses.replace(run, other_multiplier=math.inf)
         least = epsilon_of_run(math.inf, delta, run)
@@ -210,11 +211,7 @@ def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
 
 
 def _smallest(epsilon: float, delta: float, run: Sampling, base: float) -> float:
-    """Returns the smallest base 2^(-k / 1024) that is within the budget.
-
-    An evaluation may take a fifth of a second. Coarse ones tell where to look: a few
-    fine ones then see that a multiplier is within the budget, and the next is not.
-    """
+    """Returns the smallest base 2^(-k / 1024) that is within the budget."""
     if base in (0.0, math.inf):
         return base
 
@@ -230,6 +227,7 @@ def _smallest(epsilon: float, delta: float, run: Sampling, base: float) -> float
         return at
 
     start, rise = 0, _RISE
+    # A fine evaluation may take a fifth of a second: coarse ones find where to start.
     if run.num_bins is None and run.group_size == 1:
         coarse = excess(_COARSENESS)
         start = _last_within(coarse, 0, _RISE)
@@ -238,17 +236,15 @@ def _smallest(epsilon: float, delta: float, run: Sampling, base: float) -> float
 
 
 def _last_within(excess: Callable[[int], float], start: int, rise: float) -> int:
-    """Returns the k where the increasing `excess` is at most 0, and above at k + 1.
-
-    It is nearly linear: a line through the two values nearest to 0 tells where to look
-    next. `rise` is a guess of its slope.
-    """
+    """Returns the last k at which the increasing `excess` is at most 0."""
     seen: dict[int, float] = {}
     within, beyond, guess = -math.inf, math.inf, start
     while within + 1 < beyond:
         k = int(guess)
         seen[k] = excess(k)
         within, beyond = (k, beyond) if seen[k] <= 0 else (within, k)
+        # `excess` is nearly linear: a secant through the two values nearest to 0, or
+        # one of slope `rise` at first, gives the next guess.
         near, *rest = sorted(seen, key=lambda k: abs(seen[k]))[:2]
         for other in rest:
             rise = max((seen[other] - seen[near]) / (other - near), _RISE / 10)

@@ -1,31 +1,31 @@
 """The privacy cost of releasing the best of a random number of private runs.
 
-Let x be the probability that a run is at most y, z = 1 - x, and f(x) = E x^K: the best
-of K runs is at most y with that probability. All that its privacy asks of the law of K
-is m = f'(1) = E K and
+Let x be the probability that a run is at most y, z = 1 - x, and f(x) = E x^K, which is
+the probability that the best of K runs is at most y. The privacy of the best run
+depends on the law of K only through m = f'(1) = E K and
 
     rise(z) = log f'(1) - log f'(1 - z),   which is 0 at z = 0 and grows.
 
-* Truncated negative binomials of shape eta > -1 have K >= 1 and, with c = 1/gamma - 1,
-  Pr[k] in proportion to (1 - gamma)^k Gamma(k + eta) / k!, hence rise(z) =
-  (1 + eta) log(1 + c z): logarithmic (eta = 0), geometric (1), negative_binomial
-  (-1/2).
-* Poisson of mean mu: rise(z) = mu z.
-* Binomial of n draws with probability p: rise(z) = -(n - 1) log(1 - p z).
+* Truncated negative binomials of shape eta > -1 have K >= 1, and Pr[k] in proportion to
+  (1 - gamma)^k Gamma(k + eta) / k!. With c = 1/gamma - 1, rise(z) = (1 + eta)
+  log(1 + c z). eta is 0 (logarithmic), 1 (geometric) or -1/2 (negative_binomial).
+* A Poisson law of mean mu has rise(z) = mu z.
+* A binomial law of n draws with probability p has rise(z) = -(n - 1) log(1 - p z).
 
 The best of K runs of density q has the density
 
     a(y) = q(y) f'(x) = m q(y) e^-rise(z).                                          (1)
 
-Pure epsilon e: e + rise(z') - rise(z) at z = 1 / (1 + e^e), z' = 1 - z, and this is
-tight: `docs/privacy/proofs/choices.md`, 6.3. A profile: with (2) of `_profiles`,
+If each run has the pure epsilon e, the best has e + rise(z') - rise(z) at z = 1 / (1 +
+e^e), z' = 1 - z, and this is tight: `docs/privacy/proofs/choices.md`, 6.3. If each run
+has the profile delta and the frontier (2) of `_profiles`, let
 
-    F(r) = sup over z of (f'(1 - z) r - f'(1 - frontier(z)))_+,                      (2)
+    F(r) = sup over z of (f'(1 - z) r - f'(1 - frontier(z)))_+.                      (2)
 
-bounded by sum_k c_k (r - e^b_k)_+, gives sum_k c_k delta(epsilon + b_k):
-`docs/privacy/proofs/choices.md`, 6.4. Renyi: `docs/privacy/proofs/choices.md`, 6.5.
-Laws: Papernot, Steinke (2022), "Hyperparameter tuning with Renyi differential privacy",
-Definition 1 and section 3.
+If F(r) is at most sum_k c_k (r - e^b_k)_+, the best run has the profile sum_k c_k
+delta(epsilon + b_k): `docs/privacy/proofs/choices.md`, 6.4. For Renyi divergences see
+`docs/privacy/proofs/choices.md`, 6.5. Papernot, Steinke (2022), "Hyperparameter tuning
+with Renyi differential privacy", Definition 1 and section 3, have these laws of K.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ TrialDistribution = Literal[
 ]
 _SHAPES = {"logarithmic": 0.0, "geometric": 1.0, "negative_binomial": -0.5}
 _LARGEST_MEAN = 1e6
-_SLACK = 1e-9  # of sums, upwards; more than their float64 error
+_SLACK = 1e-9  # rounds sums up by more than their float64 error
 _NUM_CELLS = 3_000
 
 
@@ -56,8 +56,8 @@ _NUM_CELLS = 3_000
 class TrialCount:
     """The distribution of K, by its name and its mean.
 
-    The truncated distributions have K >= 1, so their mean is at least 1. For the others
-    the mean includes K = 0.
+    The truncated distributions have K >= 1, so their mean is at least 1. The mean of a
+    Poisson or binomial distribution includes K = 0.
 
     Raises:
         ValueError: If the name is unknown, or no law has such a mean.
@@ -79,15 +79,15 @@ class TrialCount:
 
     @property
     def excess(self) -> float:
-        """The c = 1/gamma - 1 of a truncated law, 0 where K is always 1."""
+        """Returns c = 1/gamma - 1 of a truncated law; it is 0 if K is always 1."""
         mean = float(self.mean)
-        if self.distribution == "geometric":  # 1 / gamma
+        if self.distribution == "geometric":  # its mean is 1 / gamma
             return mean - 1
-        if self.distribution == "negative_binomial":  # (1 + gamma^(-1/2)) / 2
+        if self.distribution == "negative_binomial":  # mean (1 + gamma^(-1/2)) / 2
             return (2 * mean - 1) ** 2 - 1
-        if mean - 1 < 1e-9:  # c / 2, up to its square
+        if mean - 1 < 1e-9:  # the mean below is 1 + c/2, up to the square of c
             return 2 * (mean - 1)
-        # c / log(1 + c), which lies between 1 + c/2 - c^2/12 and 1 + c/2
+        # The mean is c / log(1 + c), between 1 + c/2 - c^2/12 and 1 + c/2.
         solution = scipy.optimize.root_scalar(
             lambda c: c - mean * math.log1p(c),
             bracket=(mean - 1, 4 * mean * (1 + math.log(mean))),
@@ -98,11 +98,11 @@ class TrialCount:
 
     @property
     def draws(self) -> int:
-        """The n of the binomial, at least twice the mean, so that p is at most 1/2."""
+        """Returns n of the binomial, at least twice the mean, so that p <= 1/2."""
         return math.ceil(2 * self.mean)
 
     def rise(self, z: np.ndarray) -> np.ndarray:
-        """Returns what this module calls rise, for z in [0, 1]."""
+        """Returns the rise that this module defines, for z in [0, 1]."""
         if self.distribution == "poisson":
             return self.mean * z
         if self.distribution == "binomial":
@@ -111,7 +111,7 @@ class TrialCount:
         return (1 + _SHAPES[self.distribution]) * np.log1p(self.excess * z)
 
     def steepness(self, z: np.ndarray) -> np.ndarray:
-        """The derivative of rise."""
+        """Returns the derivative of `rise`."""
         if self.distribution == "poisson":
             return np.full_like(z, self.mean)
         if self.distribution == "binomial":
@@ -120,7 +120,7 @@ class TrialCount:
         return (1 + _SHAPES[self.distribution]) * self.excess / (1 + self.excess * z)
 
     def prob(self, k: np.ndarray) -> np.ndarray:
-        """Pr[K = k], each with a small relative error."""
+        """Returns Pr[K = k], each with a small relative error."""
         k = np.asarray(k, float)
         if self.distribution == "poisson":
             log = scipy.special.xlogy(k, self.mean) - self.mean
@@ -133,7 +133,7 @@ class TrialCount:
             return np.where(k <= n, np.exp(log), 0.0)
         if self.excess == 0:
             return np.where(k == 1, 1.0, 0.0)
-        # All are in proportion to f', and f'(0) is the probability of one trial.
+        # `first` is the log of Pr[K = 1] = f'(0) = m e^-rise(1); the rest scales it.
         shape, k_or_1 = _SHAPES[self.distribution], np.maximum(k, 1)
         first = math.log(self.mean) - (1 + shape) * math.log1p(self.excess)
         log = scipy.special.gammaln(k_or_1 + shape) - scipy.special.gammaln(k_or_1 + 1)
@@ -149,7 +149,7 @@ def tuning_epsilon(
     mean_trials: float,
     distribution: TrialDistribution = "geometric",
 ) -> float:
-    """The epsilon of releasing the best of a random number of private runs.
+    """Returns the epsilon of releasing the best of a random number of private runs.
 
     Args:
         base: the cost of one run, its score included: a pure epsilon; a `dp_accounting`
@@ -182,7 +182,8 @@ def tuning_epsilon(
         Steinke.
 
     Example:
-        Ten runs on average of epsilon 1/3 each; the theorem for any mean gives 1.
+        Ten runs on average, of epsilon 1/3 each (1 by the theorem for any mean), or
+        with Gaussian noise of multiplier 8:
 
         >>> from dp_accounting import DpEvent, GaussianDpEvent
         >>> print(f"{tuning_epsilon(1 / 3, 0.0, mean_trials=10):.3f}")
@@ -222,16 +223,16 @@ def tuning_budget(
     mean_trials: float,
     distribution: TrialDistribution = "geometric",
 ) -> float | GaussianDpEvent:
-    """The budget of each run, to release the best of a random number of them.
+    """Returns the budget of each run, to release the best of a random number of runs.
 
-    The inverse of `tuning_epsilon`; epsilon is positive and finite.
+    It is the inverse of `tuning_epsilon`; epsilon is positive and finite.
 
     Returns:
         A base for which `tuning_epsilon` is epsilon or slightly less: at delta = 0 the
         pure epsilon of a run, else a Gaussian event with the smallest noise multiplier
         of a run (all its releases together, its score included). For a solver on full
         batches `gaussian_epsilon(event.noise_multiplier, delta, sensitivity=1.0)` is
-        then the epsilon that goes with any delta.
+        then the epsilon of a run at any delta.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -254,7 +255,7 @@ def tuning_budget(
     law = TrialCount(distribution, mean_trials)
     if delta == 0:
         return _largest(lambda x: _pure_price(x, law), epsilon, upper=float(epsilon))
-    # Searches 1 / multiplier, in which the cost increases.
+    # The search is for 1 / multiplier, because the cost increases with it.
     upper = 1.0
     while _price(gaussian(upper), delta, law) <= epsilon:
         upper *= 2
@@ -273,7 +274,7 @@ def _price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 
 def _pure_price(epsilon: float, law: TrialCount) -> float:
-    """The epsilon at the corner of a pure epsilon's region."""
+    """Returns the pure epsilon of the best of runs with a pure epsilon each."""
     if epsilon in (0.0, math.inf):
         return epsilon
     z = np.exp(-np.logaddexp(0.0, np.array([epsilon, -epsilon])))
@@ -283,6 +284,7 @@ def _pure_price(epsilon: float, law: TrialCount) -> float:
 
 def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
     slopes, roots = _support(profile, law)
+    # The largest line is sum_k c_k (r - e^b_k)_+: `steps` are c_k, `shifts` are b_k.
     steps = np.diff(slopes, prepend=0.0)
     shifts = np.log(np.diff(slopes * roots, prepend=0.0) / steps)
 
@@ -294,12 +296,9 @@ def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 
 def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds F by the largest of lines slope (r - root) and 0.
+    """Returns increasing slopes and roots of lines slope (r - root) that bound F.
 
-    The lines are those of the ends of pieces of z: the proof names them.
-
-    Returns:
-        Slopes and roots, both increasing, of the lines that are the largest somewhere.
+    F is at most the largest of the lines and 0: `docs/privacy/proofs/choices.md`, 6.4.
     """
 
     def g(w: np.ndarray) -> np.ndarray:
@@ -309,7 +308,8 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
     z = np.union1d(np.geomspace(least, 1.0, _NUM_CELLS), np.linspace(0.05, 1.0, 1_000))
     reach = profile.reach(z)
     chord = np.diff(reach) / np.diff(z)
-    # Where the chords of the cells on both sides meet; a cell at an end has one.
+    # In a cell the concave frontier is below the extended chords of both neighbors,
+    # which cross at `meets`.
     before, after = chord[:-2], chord[2:]
     left, right = z[1:-2], z[2:-1]
     rise, bend = reach[2:-1] - reach[1:-2], np.maximum(before - after, 1e-300)
@@ -317,12 +317,13 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
     at_meets = np.minimum(
         reach[1:-2] + before * (meets - left), reach[2:-1] - after * (right - meets)
     )
-    # From 0, and in cells without two neighbors, use the largest value.
+    # In cells without two neighbors the bound is the largest value.
     z = np.r_[0.0, np.sort(np.r_[z, meets])]
     reach = np.sort(np.r_[reach[0], reach, at_meets])
     reach = np.minimum(reach * (1 + _SLACK), 1.0)
     low, high = reach[:-1].copy(), reach[1:]
     low[[0, 1, -1]] = high[[0, 1, -1]]
+    # The tangent of the convex g is a lower bound; where it is poor, g(high) serves.
     middle = (low + high) / 2
     tangent = -g(middle) * law.steepness(middle)
     ends = [g(middle) + tangent * (end - middle) for end in (low, high)]
@@ -335,7 +336,7 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
 
 
 def _envelope(slopes: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    """Returns, by slope, the indices of lines that somewhere exceed 0 and the rest."""
+    """Returns indices, by slope, of lines that are the largest above 0 somewhere."""
     order = np.lexsort((roots, slopes))
     hull: list[int] = []
     for i in order.tolist():
@@ -358,13 +359,13 @@ def _envelope(slopes: np.ndarray, roots: np.ndarray) -> np.ndarray:
 
 
 def _meeting(slopes: np.ndarray, roots: np.ndarray, low: int, high: int) -> float:
-    """Where two lines of different slope meet."""
+    """Returns the point where two lines of different slope meet."""
     rise = slopes[high] * roots[high] - slopes[low] * roots[low]
     return float(rise / (slopes[high] - slopes[low]))
 
 
 def _renyi_price(profile: Profile, delta: float, law: TrialCount) -> float:
-    """The Renyi bound at the best of the orders."""
+    """Returns the Renyi bound at the best of the orders."""
     assert profile.renyi is not None
     orders, values = profile.renyi
     slope = max(float(law.rise(np.array([1e-12]))[0]) * 1e12, 1.0)
@@ -383,7 +384,7 @@ def _renyi_price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 
 def _largest(price: Callable[[float], float], epsilon: float, *, upper: float) -> float:
-    """The largest argument in (0, upper] whose price is at most epsilon."""
+    """Returns the largest argument in (0, upper] with a price of at most epsilon."""
     if price(upper) <= epsilon:
         return upper
     lower = upper / 2

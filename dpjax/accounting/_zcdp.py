@@ -23,7 +23,7 @@ _SLACK = 1e-12
 
 
 def rho_to_epsilon(rho: float, delta: float) -> float:
-    """The epsilon of a rho-zCDP mechanism at a given delta.
+    """Returns the epsilon of a rho-zCDP mechanism at a given delta.
 
     It is the smallest epsilon(b) over b > 0 of equation (1) in this module, which is
     below rho + 2 sqrt(rho log(1/delta)), the usual conversion.
@@ -40,7 +40,7 @@ def rho_to_epsilon(rho: float, delta: float) -> float:
         ValueError: If rho is negative or NaN, or delta is outside [0, 1).
 
     Privacy:
-        Holds for any neighboring relation: epsilon inherits the relation of rho.
+        The bound holds under any neighboring relation: epsilon has the relation of rho.
 
     Example:
         >>> round(rho_to_epsilon(0.5, 1e-5), 4)
@@ -58,21 +58,21 @@ def rho_to_epsilon(rho: float, delta: float) -> float:
         return math.inf
     log_inverse = -math.log(delta)
     # d epsilon / db = rho - (L - log(1 + b)) / b^2 has exactly one zero, since rho b^2
-    # grows and L - log(1 + b) falls. Dropping either term bounds it from above.
+    # grows and L - log(1 + b) falls. Dropping either term bounds the zero from above.
     b = _root(
         lambda b: rho * b * b + math.log1p(b) - log_inverse,
         upper=min(math.sqrt(log_inverse / rho), _largest_b(log_inverse)),
     )
     epsilon = (1 + b) * rho + (log_inverse - math.log1p(b)) / b - math.log1p(1 / b)
-    return max(0.0, epsilon)  # A bound below zero implies the one at zero.
+    return max(0.0, epsilon)  # A bound below zero implies a bound of zero.
 
 
 def epsilon_to_rho(epsilon: float, delta: float) -> float:
-    """The largest rho of zCDP within an (epsilon, delta) budget.
+    """Returns the largest rho of zCDP within an (epsilon, delta) budget.
 
-    The largest rho with `rho_to_epsilon(rho, delta) <= epsilon`, rounded down by one
-    part in 1e12: a rho-zCDP mechanism is (epsilon, delta)-DP under the same relation.
-    It is 0 at delta = 0.
+    It is the largest rho with `rho_to_epsilon(rho, delta) <= epsilon`, rounded down by
+    one part in 1e12: a rho-zCDP mechanism is (epsilon, delta)-DP under the same
+    relation. It is 0 at delta = 0.
 
     Raises:
         ValueError: If epsilon is not positive, or delta is outside [0, 1).
@@ -94,8 +94,8 @@ def epsilon_to_rho(epsilon: float, delta: float) -> float:
 
     # Equation (1) solved for rho is maximal where its derivative in b vanishes:
     #   b^2 / (1 + 2b) (epsilon + log(1 + 1/b)) + log(1 + b) = L,
-    # whose left side grows with b. This rho is above root_rho^2, that of the
-    # usual conversion, and then rho b^2 <= L bounds b from above.
+    # where the left side grows with b. This rho is above root_rho^2, the rho of the
+    # usual conversion, so rho b^2 <= L bounds b from above.
     b = _root(
         lambda b: (
             b / (2 + 1 / b) * (epsilon + math.log1p(1 / b))
@@ -109,7 +109,7 @@ def epsilon_to_rho(epsilon: float, delta: float) -> float:
 
 
 def _root(function: Callable[[float], float], *, upper: float) -> float:
-    """Root in (0, upper] of an increasing function that is negative near zero."""
+    """Returns the root in (0, upper] of an increasing function, negative near zero."""
     lower = upper
     while function(lower) > 0:
         lower /= 2
@@ -122,5 +122,5 @@ def _root(function: Callable[[float], float], *, upper: float) -> float:
 
 
 def _largest_b(log_inverse: float) -> float:
-    # log(1 + b) <= L; beyond L = 700 the exponential would leave the float range.
+    # log(1 + b) <= L holds; beyond L = 700 the exponential would overflow.
     return math.expm1(min(log_inverse, 700.0))

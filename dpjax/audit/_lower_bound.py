@@ -29,19 +29,19 @@ from dpjax._types import Key, PyTree
 from dpjax.accounting import gaussian_epsilon
 from dpjax.audit._releases import Release, Statistic, released
 
-# The first share of the releases chooses the attack, the others measure it.
+# The first share of the releases chooses the attack, the remaining ones measure it.
 _CHOICE = 0.3
 
 # `gaussian_epsilon` rounds up by 1e-10, and below 1e-4 it is an upper bound only.
 _EPSILON_SLACK = 1e-9
 _SMALLEST_EPSILON = 1e-4
 
-Score = Callable[[np.ndarray], np.ndarray]  # rows (n, d) -> (n,), high: the neighbor
+Score = Callable[[np.ndarray], np.ndarray]  # (n, d) -> (n,), high for the neighbor
 
-# A discriminant of this many coordinates needs a few times as many examples.
+# A discriminant of this many coordinates needs a few times as many releases.
 _MAX_COORDINATES = 256
 
-# Edges of histograms: quantiles, finer towards the ends.
+# The edges of histograms are these quantiles, finer towards both ends.
 _TAILS = 2.0 ** -np.arange(6, 13)
 _QUANTILES = np.concatenate([_TAILS, np.arange(1, 32) / 32, 1 - _TAILS])
 
@@ -62,7 +62,7 @@ class Audit:
         direction: 1 or -1.
         false_positives: tested releases of the data that were guessed "neighbor".
         true_positives: tested releases of the neighbor that were guessed "neighbor".
-        roc: these two counts at other thresholds, of shape (k, 2), increasing.
+        roc: both counts at other thresholds, of shape (k, 2), increasing.
     """
 
     epsilon: float
@@ -78,7 +78,7 @@ class Audit:
 
     @property
     def mu(self) -> float:
-        """The lower bound on mu of Gaussian differential privacy, by this attack."""
+        """Returns the lower bound on mu of Gaussian differential privacy."""
         low, _ = self.rate_bounds(self.true_positives)
         _, high = self.rate_bounds(self.false_positives)
         return max(0.0, float(_mu_bound(low, high)))
@@ -105,13 +105,13 @@ def epsilon_lower_bound(
     statistic: Statistic | None = None,
     vectorize: bool = True,
 ) -> Audit:
-    """A lower bound on the epsilon of any randomized function, by an attack.
+    """Returns a lower bound on the epsilon of any randomized function, by an attack.
 
-    The attack (a statistic of the release, a threshold, a direction) is chosen on the
-    first 3/10 of the releases. The others bound its rates f and t, and epsilon >=
-    max(log((t - delta) / f), log((1 - f - delta) / (1 - t))). With is_gaussian it
-    bounds mu >= Phi^-1(t) - Phi^-1(f), and so the epsilon at delta: for small delta
-    that is much closer to the truth.
+    The first 3/10 of the releases choose the attack (a statistic of the release, a
+    threshold, a direction). The rest bound its rates f and t, and so epsilon >=
+    max(log((t - delta) / f), log((1 - f - delta) / (1 - t))). With is_gaussian they
+    bound mu >= Phi^-1(t) - Phi^-1(f) and, from mu, the epsilon at delta: for small
+    delta this bound is much closer to the true epsilon.
 
     Args:
         release: `release(key, data)`, any traceable function that returns a pytree of
@@ -125,14 +125,13 @@ def epsilon_lower_bound(
         is_gaussian: whether the claim is mu-Gaussian DP: composed Gaussian noise on
             values of bounded l2 sensitivity, and its post-processing.
         statistic: a traceable function from a release to a scalar that tends to be
-            higher (or lower) for one of the data sets. None: the best of those fitted
-            to the first releases: a linear discriminant, log ratios of histograms of
-            each coordinate, or of counts of each distinct release.
+            higher (or lower) for one of the data sets. None: the best of three that are
+            fitted to the first releases: a linear discriminant, and log ratios of
+            histograms of each coordinate, or of counts of each distinct release.
         vectorize: False calls release on the host, for one key after the other.
 
     Returns:
-        An `Audit`, the same for the same key. With is_gaussian an epsilon below 1e-4 is
-        returned as zero.
+        An `Audit`, the same for the same key. With is_gaussian, epsilon < 1e-4 is 0.
 
     Raises:
         ValueError: If an argument is out of its range, the data sets differ in
@@ -175,6 +174,7 @@ def epsilon_lower_bound(
         return bound(low[..., 1], high[..., 0])
 
     half, statistics = 0, [_only_column]
+    # One half of the first releases fits the statistics, the other chooses the attack.
     if statistic is None:
         half = first // 2
         statistics = learn_statistics(*(rows[:half] for rows in outputs))
@@ -250,7 +250,7 @@ def _thresholds(scores: np.ndarray) -> np.ndarray:
 def _positives(
     scores: list[np.ndarray], thresholds: np.ndarray, direction: int
 ) -> np.ndarray:
-    """Returns the number of positives of each side and threshold, of shape (k, 2)."""
+    """Returns the positives at each threshold in each data set, of shape (k, 2)."""
     counts = []
     for side in map(np.sort, scores):
         is_left = direction == 1
@@ -260,15 +260,12 @@ def _positives(
 
 
 def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
-    """Returns functions that score rows (n, d): high where they are the neighbor's.
-
-    By Neyman and Pearson the best attack thresholds the log ratio of both densities;
-    each statistic here is the log ratio of a simple model.
-    """
+    """Returns functions that score rows (n, d), high for rows of the neighbor."""
+    # By Neyman and Pearson the best attack thresholds the log ratio of both densities:
+    # each statistic is the log ratio of a simple model.
     data, neighbor = _finite(data), _finite(neighbor)
     log_ratios = [_histogram(x, y) for x, y in zip(data.T, neighbor.T, strict=True)]
-    # The coordinates that differ most come first; those that differ only by chance
-    # would add noise.
+    # Coordinates that differ most come first; differences by chance would add noise.
     order = np.argsort([-z for z, _ in log_ratios], kind="stable")[:_MAX_COORDINATES]
     informative = [i for i in order if log_ratios[i][0] > 4.0] or [order[0]]
 
@@ -281,13 +278,13 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
 
 
 def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
-    """Returns a z-score of the difference in one coordinate, and its log ratio."""
+    """Returns the z-score of the difference in a coordinate, and the log ratio."""
     edges = np.unique(
         np.quantile(np.concatenate([data, neighbor]), _QUANTILES, method="inverted_cdf")
     )
 
     def cells(x: np.ndarray) -> np.ndarray:
-        # Even between edges, odd on an edge: an atom has its own cell.
+        # Cells are even between edges and odd on an edge: an atom has its own cell.
         return np.searchsorted(edges, x, "left") + np.searchsorted(edges, x, "right")
 
     counts = [
@@ -305,7 +302,7 @@ def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
 def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> Score:
     """Returns the log ratio of two Gaussians of one covariance, up to constants."""
     both = np.concatenate([data, neighbor])[:, order].astype(np.float64)
-    # Means and covariance after clipping, because heavy tails may have none.
+    # Values are clipped, because with heavy tails a mean or covariance may not exist.
     low, high = np.quantile(both, [0.001, 0.999], axis=0)
     center = np.median(both, axis=0)
     scale = np.where(high > low, high - low, 1.0)
@@ -325,7 +322,7 @@ def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> 
 
 
 def _counts(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
-    """Returns the log ratio of the counts of whole rows, if rows recur."""
+    """Returns the log ratio of the counts of entire rows, if rows recur."""
     both = _as_keys(np.concatenate([data, neighbor]))
     rows, cells = np.unique(both, return_inverse=True)
     if len(rows) > len(both) / 4:

@@ -13,7 +13,7 @@ from dpjax import _validate
 from dpjax._types import Key, PyTree
 from dpjax.audit._releases import as_pair
 
-# The root of jax_privacy may be too high by 1e-6.
+# The epsilon that jax_privacy returns may be too high by 1e-6.
 _EPSILON_SLACK = 1e-6
 
 
@@ -25,7 +25,7 @@ class OneRunAudit:
         epsilon: the lower bound, at least zero.
         delta: the delta for which the bound holds.
         confidence: the probability that the bound holds.
-        num_canaries: number of records that a coin chose.
+        num_canaries: number of records with values that a coin chose.
         num_guesses: number of coins that the attack guessed.
         num_correct: number of correct guesses.
     """
@@ -48,18 +48,18 @@ def one_run(
     delta: float = 0.0,
     confidence: float = 0.95,
 ) -> OneRunAudit:
-    """A lower bound on epsilon from one release, if many releases are too expensive.
+    """Returns a lower bound on epsilon from one release, if many are too expensive.
 
     For each record a fair coin chooses between its values in data and in neighbor. The
     attack ranks the records by a statistic of the release, and guesses "neighbor" for
-    the k/2 highest and "data" for the k/2 lowest: hardly more guesses are right than
-    binomial ones, with probability e^epsilon / (1 + e^epsilon).
+    the k/2 highest and "data" for the k/2 lowest. If release is epsilon-DP, the right
+    guesses are hardly more than binomial, of probability e^epsilon / (1 + e^epsilon).
 
     Args:
         release: `release(key, data)`, called once, without tracing.
         data: a pytree of arrays that share a leading axis of n records.
         neighbor: a pytree of the same shapes. The m records that differ are the
-            canaries; the others are part of every data set.
+            canaries; the other records are part of every data set.
         key: a typed key, used once here.
         statistic: a function from the release to (n,) numbers: high if record i seems
             to come from neighbor, on one scale for all records.
@@ -80,8 +80,8 @@ def one_run(
     Privacy:
         If release is (epsilon, delta)-DP under REPLACE_ONE, then audit.epsilon <=
         epsilon with probability `confidence` over coins and release, for any statistic.
-        The values of k divide 1 - confidence equally. The bound is far below that of
-        `epsilon_lower_bound` unless m is large and records are nearly independent.
+        The values of k divide 1 - confidence equally. `epsilon_lower_bound` is far
+        higher, unless m is large and records are nearly independent.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -95,8 +95,8 @@ def one_run(
 
     Reference:
         Steinke, Nasr, Jagielski (2023), "Privacy auditing with one (1) training run",
-        Theorem 5.2; under REPLACE_ONE a coin chooses between two records where theirs
-        chooses between a record and none. Computed by jax_privacy's auditor.
+        Theorem 5.2; their coin chooses between a record and no record, here between two
+        records, under REPLACE_ONE. jax_privacy's auditor computes the bound.
     """
     try:
         from jax_privacy import auditing
@@ -115,6 +115,7 @@ def one_run(
     rule = "different from data in some record"
     _validate.require(bool(is_canary.any()), "neighbor", neighbor, rule)
 
+    # Coins mix the two data sets, and the release of the mixture must reveal the coins.
     coin_key, release_key = jax.random.split(key)
     coins = jax.random.bernoulli(coin_key, shape=(num_records,))
 
@@ -140,15 +141,16 @@ def _best_bound(
 ) -> OneRunAudit:
     """Returns the best bound over the numbers of guesses."""
     num_canaries = len(scores)
-    # Ranks -(m-1), -(m-3), ..., m-1: larger ones are more certain guesses.
+    # Ranks are -(m-1), -(m-3), ..., m-1: guesses are surer the farther from 0 they are.
     ranks = np.empty(num_canaries)
     order = np.argsort(scores, kind="stable")
     ranks[order] = 2.0 * np.arange(num_canaries) - (num_canaries - 1)
     is_right = (ranks > 0) == is_in
-    # jax_privacy counts "in" canaries above a threshold as correct guesses.
+    # jax_privacy counts "in" canaries above a threshold as correct guesses, so right
+    # guesses are passed to it as "in" canaries.
     sureness = np.abs(ranks) + 0.5 * (ranks > 0)  # no ties
     auditor = auditing.CanaryScoreAuditor(sureness[is_right], sureness[~is_right])
-    # k correct guesses of k refute a claim only if 2^-k is below the share of one k.
+    # k correct guesses of k may refute a claim only if 2^-k is at most 1 - confidence.
     fewest = math.ceil(-math.log2(1 - confidence))
     counts = [num_canaries]
     while counts[-1] // 2 >= fewest:
@@ -159,7 +161,7 @@ def _best_bound(
         threshold = float(thresholds[count - 1])
         epsilon = auditor.epsilon_one_run(
             (1 - confidence) / len(counts),
-            # A claim at delta = 0 holds at every other delta too.
+            # An epsilon at delta = 0 holds at every delta, so a tiny delta replaces 0.
             max(delta, 1e-300),
             threshold_strategy=auditing.Explicit(threshold),
         )

@@ -30,12 +30,12 @@ def released(
     key: Key,
     num_each: int,
 ) -> list[np.ndarray]:
-    """Returns releases, or statistics, of both data sets: (num_each, d) each."""
+    """Returns releases, or statistics, of each data set, of shape (num_each, d)."""
     sides = as_pair(data, neighbor)
     draw = partial(_release_one, release, statistic)
 
     def vectorized(shape: tuple[int, int], key: Key, data: PyTree) -> np.ndarray:
-        # Compiled once for both data sets, without a copy of the data for each release.
+        # This compiles once for both data sets, and copies no data for each release.
         parts = _release_all(release, statistic, shape, key, data)
         rows = [_sortable(np.asarray(x)).reshape(math.prod(shape), -1) for x in parts]
         return np.concatenate(rows, axis=1)
@@ -55,7 +55,7 @@ def released(
         size = sum(math.prod(x.shape) for x in jax.tree.leaves((sides[0], leaves)))
         batch_size = min(max(_CHUNK_SIZE // max(size, 1), 1), _LARGEST_BATCH)
         num_chunks = -(-num_each // batch_size)
-        shape = num_chunks, -(-num_each // num_chunks)  # as even as can be
+        shape = num_chunks, -(-num_each // num_chunks)  # chunks of equal size
         rows_of = partial(vectorized, shape)
     pairs = zip(jax.random.split(key), sides, strict=True)
     return [rows_of(side_key, side)[:num_each] for side_key, side in pairs]
@@ -79,7 +79,7 @@ def _sortable(x: np.ndarray) -> np.ndarray:
 
 
 def as_pair(data: PyTree, neighbor: PyTree) -> tuple[PyTree, PyTree]:
-    """Returns both as trees of arrays; they must agree in structure and shapes."""
+    """Returns both data sets as arrays; they must agree in structure and shapes."""
     data, neighbor = (jax.tree.map(jnp.asarray, tree) for tree in (data, neighbor))
     kinds = [
         jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
@@ -105,7 +105,7 @@ def _release_all(
     key: Key,
     data: PyTree,
 ) -> list[jax.Array]:
-    """Returns releases in chunks: one for each row of keys of this shape."""
+    """Returns one release for each key of this shape; a row of keys is a chunk."""
     draw = partial(_release_one, release, statistic)
     keys = jax.random.split(key, shape)
     return jax.lax.map(lambda keys: jax.vmap(draw, (0, None))(keys, data), keys)

@@ -1,8 +1,8 @@
 """Secure sums of several parties: quantized, with noise, and masked.
 
-The parties are honest but curious: each follows the protocol, and some may collude with
-all that they know and all messages that they received. A `Transport` delivers every
-message to every party.
+The parties are honest but curious: each follows the protocol, and some may collude, by
+sharing all that they know and all messages that they received. A `Transport` delivers
+every message to every party.
 """
 
 from dpjax.parties._identity import fingerprint, new_identity

@@ -54,7 +54,7 @@ def signed(public_key: bytes, identity: bytes, party: int, num_parties: int) -> 
 
 
 def opened(message: bytes, party: int, num_parties: int) -> tuple[bytes, str | None]:
-    """Returns the key for a job, and its signer's fingerprint, None if not signed."""
+    """Returns the key for a job, and its signer's fingerprint, None if not valid."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -89,7 +89,7 @@ def _signing_key(identity: bytes):
             'Secure sums need cryptography: pip install "dpjax[parties]".'
         ) from error
     is_key = isinstance(identity, bytes) and len(identity) == _KEY_BYTES
-    if not is_key:  # without the value, which is secret
+    if not is_key:  # the message leaves out the value, which is secret
         raise ValueError("identity must be 32 bytes, as new_identity returns.")
     return Ed25519PrivateKey.from_private_bytes(identity)
 

@@ -1,9 +1,8 @@
 """The secure sum: parties send masked integers, and only their sum can be read.
 
-After Rajkumar, Agarwal (2012), Algorithm 1, and Bonawitz et al. (2017), "Practical
-secure aggregation", where masks of dropped parties are revealed.
-
-Masks need the extra `parties`, for cryptography.
+The protocol follows Rajkumar, Agarwal (2012), Algorithm 1, and Bonawitz et al. (2017),
+"Practical secure aggregation". They reveal the masks of dropped parties; here the other
+parties repeat the sum. The extra `parties` installs the cryptography of the masks.
 """
 
 import hashlib
@@ -24,8 +23,8 @@ from dpjax.parties._transport import Transport
 
 _COUNT_BYTES, _DIGEST_BYTES = 8, 32
 
-# With so many steps the discrete noise costs as much as the continuous one, and
-# rounding is negligible: d/2 per 2^48 of the variance of the noise.
+# With so many steps discrete noise costs as much as continuous noise, and rounding is
+# negligible: d/2 per 2^48 of the variance of the noise.
 _STEPS_PER_STDDEV = 2**24
 
 
@@ -33,7 +32,7 @@ class PartyError(RuntimeError):
     """Parties sent nothing, a wrong size or other arguments; the job has ended.
 
     Attributes:
-        parties: their numbers.
+        parties: the numbers of these parties.
     """
 
     def __init__(self, parties: list[int], message: str):
@@ -45,9 +44,9 @@ class PartyError(RuntimeError):
 class SecureSum:
     """One party's side of sums of integer vectors modulo 2^64.
 
-    All parties create one at the same time, and call it in the same order. A party that
-    sends nothing, or a vector of another size, is dropped permanently: the attempt is
-    discarded, and the others repeat it with new masks and new contributions.
+    All parties create it at the same time, and call it in the same order. A party that
+    sends nothing, or a vector of another size, is dropped for good: the other parties
+    discard the attempt, and repeat it with new masks and new contributions.
 
     Args:
         transport: `JaxTransport()`, or the argument that `run_parties` passes.
@@ -55,32 +54,31 @@ class SecureSum:
             parties' records from each other; zero protects from outsiders only.
         max_dropouts: D, the most parties that may drop out. After one more the job ends
             with a `PartyError`.
-        identity: this party's secret signing key, from `new_identity`; None: a new one.
+        identity: this party's secret signing key, by `new_identity`; None: a new key.
         fingerprints: the `fingerprint` of each party's identity, in the order of their
             numbers, received over an authentic channel. Without them, the carrier of
             the messages can impersonate any party, and read what the masks hide.
         test_only_random_bytes: known bytes in place of entropy: it protects nobody.
 
     Attributes:
-        num_secret_shares: K - C - D, noise shares that no colluder knows, in every sum.
+        num_secret_shares: K - C - D, the noise shares of a sum that no colluder knows.
         random_bytes: this party's own entropy, for its masks and its noise.
         live: the numbers of the parties that have not dropped out.
 
     Raises:
         ImportError: If the extra `parties` is not installed.
         PartyError: If a party sends no public key that the stated identity signed.
-        ValueError: If C or D is negative, no share is secret, or there is not one
-            fingerprint for each party, and an identity with them.
+        ValueError: If C or D is negative, no share is secret, or fingerprints are given
+            without an identity or not for each party.
 
     Privacy:
-        In each attempt C colluding parties learn of the contributions of the other live
-        parties either nothing or only their sum (see `PairwiseMasks`): if a message of
-        the others is missing, its masks do not cancel. There are at least K - C - D of
-        these others. Each failed attempt drops a party, so T calls reveal at most T + D
-        sums, including the last attempt of an aborted job: contributions carry noise
-        for K - C - D parties and T + D releases, fresh in each attempt. This needs
-        authentic public keys of all parties: without `fingerprints` the transport is
-        trusted.
+        In each attempt C colluding parties learn either nothing about the contributions
+        of the other live parties (at least K - C - D), or only the sum of these
+        contributions (see `PairwiseMasks`): if one is missing, the masks do not cancel.
+        A failed attempt drops a party, so T calls reveal at most T + D sums, including
+        the last attempt of an aborted job: contributions carry noise for K - C - D
+        parties and T + D releases, fresh in each attempt. All of this needs authentic
+        public keys of all parties: without `fingerprints` the transport is trusted.
 
     Example:
         >>> from dpjax.parties import run_parties
@@ -144,7 +142,7 @@ class SecureSum:
     def count_secret_shares(
         num_parties: int, max_colluding: int, max_dropouts: int
     ) -> int:
-        """Returns K - C - D.
+        """Returns K - C - D, the number of noise shares that no colluder knows.
 
         Raises:
             ValueError: If C or D is negative, or no share is secret.
@@ -199,7 +197,7 @@ class SecureSum:
             "max_dropouts": self.max_dropouts,
         }
 
-        def program(leaf: Any) -> Any:  # of a traced function, its text for CPUs
+        def program(leaf: Any) -> Any:  # a traced function is compared by its text
             if isinstance(leaf, jax.stages.Traced):
                 return leaf.lower(lowering_platforms=("cpu",)).as_text()
             return leaf
@@ -224,13 +222,13 @@ class SecureSum:
         """Returns the sum of the live parties' vectors, int64, to every party.
 
         Args:
-            contribution_fn: returns this party's int64 vector; called once for each
-                attempt, so that each has fresh noise, and not after the party dropped.
+            contribution_fn: returns this party's int64 vector. It is called once for
+                each attempt, so that each has fresh noise, until the party is dropped.
             size: length of the sum; a party with a vector of another length is dropped.
 
         Raises:
-            PartyError: If more than max_dropouts parties have dropped; also from all
-                later calls.
+            PartyError: If more than max_dropouts parties have dropped out; all later
+                calls raise it too.
         """
         num_parties = self.transport.num_parties
         missing = [i for i in range(num_parties) if i not in self.live]
@@ -245,6 +243,7 @@ class SecureSum:
                 message = (vector.reshape(-1) + mask).tobytes()
             messages = self.transport.exchange(message, 8 * size)
             missing = [i for i in self.live if messages[i] is None]
+            # Masks cancel only if every live party has sent its vector.
             if not missing:
                 vectors = [
                     np.frombuffer(message, "<u8")
@@ -272,17 +271,16 @@ def _exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[
 class PairwiseMasks:
     """One party's masks modulo 2^64, which cancel in the sum over the parties.
 
-    Of every two parties, one adds and one subtracts a shared stream, which comes from
-    X25519 key agreement, HKDF-SHA256 and ChaCha20 (Bonawitz et al. 2017, Section 4).
-    The secret key is derived from the party's own entropy, and never leaves this
-    object.
+    In each pair of parties, one adds and the other subtracts a shared stream, which
+    comes from X25519 key agreement, HKDF-SHA256 and ChaCha20 (Bonawitz et al. 2017,
+    Section 4). The secret key comes from the party's entropy, and stays in this object.
 
-    Privacy: let some parties collude. To them, the masks that the others share among
-    themselves look uniform, under the usual assumptions: the masked vectors of the
-    others reveal only their sum modulo 2^64, and nothing while one of these vectors is
-    missing. This needs a new attempt number for each vector, and authentic public keys:
-    someone who replaces them can read everything. `SecureSum` prevents that with
-    fingerprints.
+    Privacy: let some parties collude. To them, the masks that the other parties share
+    among themselves look uniform, under the usual assumptions: the masked vectors of
+    these parties reveal only their sum modulo 2^64, and nothing while one of the
+    vectors is missing. This needs a new attempt number for each vector, and authentic
+    public keys: someone who replaces them can read everything. `SecureSum` prevents
+    this with fingerprints.
     """
 
     def __init__(self, party: int, random_bytes: RandomBytes = os.urandom):
@@ -294,7 +292,7 @@ class PairwiseMasks:
         self.public_key: bytes = self._secret.public_key().public_bytes_raw()
 
     def agree(self, public_keys: Sequence[bytes]) -> None:
-        """Takes the public keys of all parties; an error names whose is invalid."""
+        """Derives the keys that are shared with the parties of the public keys."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -310,10 +308,9 @@ class PairwiseMasks:
             self._keys.append(HKDF(SHA256(), 32, salt, info).derive(shared))
 
     def mask(self, parties: Collection[int], *, attempt: int, size: int) -> np.ndarray:
-        """Returns the mask of this party among the participants, itself one of them.
+        """Returns this party's uint64 mask of shape (size,), for a sum over parties.
 
-        An attempt is a number below 2^64, used for one vector only; the mask is uint64
-        of shape (size,).
+        Privacy: an attempt is a number below 2^64, used for one vector only.
         """
         total = np.zeros(size, np.uint64)
         for other in parties:
@@ -352,13 +349,13 @@ class Grid:
 
     @classmethod
     def for_stddev(cls, stddev: float, *, bound: float) -> "Grid":
-        """Returns a grid with 2^24 steps or more, below 2^25, in a noise's stddev."""
+        """Returns a grid with at least 2^24 and less than 2^25 steps in a stddev."""
         _validate.positive(stddev=stddev)
         _, exponent = math.frexp(stddev)
         return cls(math.ldexp(1.0, exponent - 1) / _STEPS_PER_STDDEV, bound)
 
     def to_integers(self, values: np.ndarray) -> np.ndarray:
-        """Rounds float64 values; NaN counts as zero, larger ones as the bound."""
+        """Rounds values to steps; NaN is 0, and values beyond the bound are clipped."""
         values = np.nan_to_num(values, nan=0.0, posinf=np.inf, neginf=-np.inf)
         values = np.clip(values, -self.bound, self.bound)
         return np.rint(values / self.step).astype(np.int64)
@@ -370,9 +367,8 @@ class Grid:
     def sensitivity(self, l2_sensitivity: float, num_coordinates: int) -> float:
         """Returns the l2 sensitivity after rounding, in steps.
 
-        Rounding moves a coordinate by at most half a step, and so does the float64
-        product before it, by 2^-53 of 2^52 steps: one step for each of two neighbors,
-        in each of d coordinates, hence 2 sqrt(d) more. Clipping to the bound increases
-        no distance.
+        Rounding moves a coordinate by at most half a step, and the float64 product
+        before it by 2^-53 of 2^52 steps, another half: one step for each of two
+        neighbors, which adds 2 sqrt(d) in d coordinates. Clipping adds no distance.
         """
         return l2_sensitivity / self.step + 2 * math.sqrt(num_coordinates)

@@ -13,7 +13,7 @@ from dpjax import _validate
 
 
 class Transport(Protocol):
-    """A party's connection to all others.
+    """A party's connection to all other parties.
 
     Attributes:
         party: the number of this party, from 0.
@@ -33,12 +33,12 @@ class Transport(Protocol):
 
 
 class JaxTransport:
-    """Messages as collectives of `jax.distributed`: each process is one party.
+    """Sends messages by collectives of `jax.distributed`: each process is one party.
 
     Call `jax.distributed.initialize` first; the process index is the party's number. On
     CPU the collectives run over TCP (Gloo), unencrypted: secrets in a message must be
     masked. Every process takes part in every exchange, even with nothing to send. If a
-    process dies, JAX stops the others.
+    process dies, JAX stops the other processes.
 
     Raises:
         ValueError: If fewer than two processes run.
@@ -51,8 +51,8 @@ class JaxTransport:
         _validate.require(self.num_parties >= 2, "num_parties", self.num_parties, rule)
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        # A collective has one shape in all processes, so sizes are exchanged first; as
-        # bytes, because JAX may narrow integers.
+        # A collective has one shape in all processes, so sizes are exchanged first, and
+        # they are sent as bytes, because JAX may narrow integers.
         mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
         sizes = _gather(mine).view(np.int64)
         full = message if len(message) == num_bytes else b""
@@ -78,11 +78,11 @@ def run_parties(
         party_fn: the program of a party, `party_fn(transport) -> result`. A party that
             raises or returns sends nothing afterwards.
         num_parties: number of parties.
-        timeout: time limit for the others' messages, in seconds.
+        timeout: time limit for the messages of the other parties, in seconds.
 
     Returns:
-        The results, in the order of the parties' numbers; the first exception is
-        raised.
+        The results, in the order of the parties' numbers. If parties raise exceptions,
+        the first is raised instead.
 
     Example:
         >>> run_parties(lambda x: x.exchange(b"party %d" % x.party, 7), 2)
@@ -123,14 +123,14 @@ class _ThreadTransport:
 
 
 class _Board:
-    """Holds the messages of threads, which wait for those of the others."""
+    """Holds the messages of threads, which wait for each other's messages."""
 
     def __init__(self, num_parties: int, timeout: float):
         self.num_parties = num_parties
         self._timeout = timeout
         self._changed = threading.Condition()
         self._present = set(range(num_parties))
-        # The last two of each party: all have read the first when it posts the next.
+        # Two messages of a party are kept: all have read the older when it posts again.
         self._counts = [0] * num_parties
         self._last = [[b"", b""] for _ in range(num_parties)]
 

@@ -62,7 +62,7 @@ def clipped_loss(
     delta: float,
     records: ScoredRecords = "holdout",
 ) -> Score:
-    """Minus the private mean of losses that are clipped to [0, limit].
+    """Returns a score: minus the private mean of losses that are clipped to [0, limit].
 
     Args:
         loss_fn: `loss_fn(params, example)`, a scalar, zero or above. NaN counts as the
@@ -70,7 +70,8 @@ def clipped_loss(
         data: the records to score; leaves of shape (n, ...), n public.
         limit: positive and public, in units of the loss.
         epsilon: privacy of one score, positive and finite.
-        delta: of one score, in [0, 1); at 0 the noise is Laplace, otherwise Gaussian.
+        delta: privacy of one score, in [0, 1); at 0 the noise is Laplace, otherwise
+            Gaussian.
         records: as for `Score`.
 
     Returns:
@@ -121,7 +122,7 @@ def accuracy(
     delta: float,
     records: ScoredRecords = "holdout",
 ) -> Score:
-    """The private share of records whose label is predicted.
+    """Returns a score: the private share of records with a correctly predicted label.
 
     Args:
         predict_fn: `predict_fn(params, features)` returns the label of one record.

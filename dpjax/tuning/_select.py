@@ -52,33 +52,33 @@ def dp_select(
     A run trains with a random candidate; `accounting.tuning_budget` is its budget.
 
     Args:
-        train_fn: `train_fn(candidate, key)` returns a `Solution`, of static guarantee.
-        candidates: first arguments of train_fn: a list or tuple; or a pytree of arrays
-            of shape (N, ...), whose rows are candidates. Public.
+        train_fn: `train_fn(candidate, key)` returns a `Solution` of static `privacy`.
+        candidates: public first arguments of train_fn: a list or tuple; or a pytree of
+            arrays of shape (N, ...), with a candidate in each row.
         key: a typed key.
         epsilon: privacy of the whole search, positive and finite.
         delta: privacy of the whole search, in [0, 1).
         score: `clipped_loss`, `accuracy`, or your own `Score`.
         mean_trials: the mean of the number of runs.
-        distribution: of the number of runs, as in `accounting.tuning_epsilon`.
-        default: public; released if no run is made.
+        distribution: the law of the number of runs, as in `accounting.tuning_epsilon`.
+        default: public params, released if no run is made.
         privacy: the guarantee of every run, for a train_fn that cannot be traced.
         num_parallel: number of runs at a time: by `vmap` for arrays, else in threads.
-        checkpoint: a folder for this search only, as SECRET as the data, or None. A
-            search that was killed continues there by the same call.
+        checkpoint: a folder for this search only, as SECRET as the data, or None. The
+            same call continues a search that was killed.
 
     Returns:
         A `Solution` of the best run, with its candidate (-1: the default) and score.
 
     Raises:
         ValueError: If an argument is out of its range, the search costs more than
-            epsilon, the checkpoint is of another search, or a run is not of `privacy`.
+            epsilon, the checkpoint is of another search, or a run exceeds `privacy`.
 
     Privacy:
         (epsilon', delta)-DP for the returned epsilon' <= epsilon, under the relation of
-        the runs: the price of the largest delta of any candidate at every epsilon, or
-        of a score on a holdout, if that is more. The number of runs must stay secret:
-        hide the time of a search, its memory, logs, programs and dates of files.
+        the runs: the cost if every run had the largest delta of any candidate at every
+        epsilon, or the cost of a score on a holdout, if that is more. Keep the number
+        of runs secret: hide a search's time, memory, logs, programs and dates of files.
 
     Example:
         >>> from dpjax import solvers, tuning
@@ -145,6 +145,8 @@ def _released_guarantee(
     is_fine = relation is REPLACE_ONE or score.records == "training"
     _validate.require(is_fine, "the relation of a score on a holdout", relation, rule)
     distinct = list(dict.fromkeys(guarantees))
+    # A record of a holdout changes either the run or its score, so the larger cost
+    # counts; a record of training data may change both.
     if score.records == "training":
         price = mixture_epsilon([_both(x, score.privacy) for x in distinct], delta, law)
     else:
@@ -183,7 +185,7 @@ class Progress(NamedTuple):
         num_done: number of runs so far.
         candidate: index of the best candidate, or -1.
         score: score of the best run.
-        leaves: leaves of the release of the best run.
+        leaves: leaves of the params and stats of the best run.
     """
 
     num_runs: int
@@ -208,11 +210,9 @@ class Progress(NamedTuple):
         }
 
     def with_run(self, candidate: int, score: float, released: PyTree) -> "Progress":
-        """Counts one more run, and keeps it if it is better than all before.
-
-        NaN is the worst score. The first of tied runs is kept, which is a random one of
-        them, because all runs have the same distribution.
-        """
+        """Counts one more run, and keeps it if it is better than all before."""
+        # NaN is the worst score. The first of tied runs is kept: it is a random one of
+        # them, because all runs have the same distribution.
         score = -np.inf if np.isnan(score) else score
         if self.candidate >= 0 and score <= self.score:
             return self._replace(num_done=self.num_done + 1)
@@ -255,7 +255,7 @@ def digest(parts: Iterable[bytes]) -> str:
 
 @partial(jax.jit, static_argnums=0)
 def _draw(size: int, key: Key, turn: Any) -> tuple[jax.Array, Key]:
-    """Returns the candidate of a turn, and the key of its run."""
+    """Draws the index of a turn's candidate; returns it and the key of the run."""
     index_key, run_key = jax.random.split(jax.random.fold_in(key, turn))
     return jax.random.randint(index_key, (), 0, size), run_key
 
@@ -284,7 +284,7 @@ def _bits(leaf: Any) -> bytes:
 
 @dataclasses.dataclass
 class Runs:
-    """Runs of candidates, and checks of them without making a run."""
+    """Makes runs of candidates, and reads their guarantees without making a run."""
 
     train_fn: TrainFn
     candidates: Any
@@ -367,7 +367,7 @@ class Runs:
         return jax.tree.unflatten(treedef, map(jnp.asarray, progress.leaves))
 
     def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
-        """Makes the runs of some turns; yields candidates, solutions and scores."""
+        """Makes the runs of turns; yields indices of candidates, solutions, scores."""
 
         def run(turn: int) -> tuple[int, Solution, float]:
             index, run_key = _draw(self.size, key, turn)
@@ -409,6 +409,7 @@ def _search(
         first = progress.num_done + 1
         turns = range(first, first + num_parallel)
         for index, solution, score in runs.made(key, turns):
+            # Parallel runs beyond K fill up the last turns, and are dropped.
             if progress.num_done == progress.num_runs:
                 break
             if known is not None:
@@ -425,14 +426,11 @@ def _search(
 
 
 def _is_covered(released: PrivacyGuarantee, known: PrivacyGuarantee) -> bool:
-    """Returns whether the accounted guarantee covers that of a run.
-
-    Another event of the same epsilon may have a larger profile: epsilon and delta are
-    enough only if the event is the same, or is not used. Runs on one drawn sample are
-    not independent.
-    """
-    if samples_of(released.dp_event):
+    """Returns whether the accounted guarantee covers the guarantee of a run."""
+    if samples_of(released.dp_event):  # runs on one drawn sample are not independent
         return False
+    # Another event of the same epsilon may have a larger profile: epsilon and delta are
+    # enough only if the event is the same, or is not used.
     is_less = released.epsilon <= known.epsilon and released.delta <= known.delta
     is_read = not isinstance(known.dp_event, UnsupportedDpEvent)
     is_same = released.dp_event == known.dp_event
