@@ -47,7 +47,6 @@ def rows_at_once(row_bytes: int, sum_bytes: int, bytes_of_rows: int) -> int:
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Returns the bytes of all arrays."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 

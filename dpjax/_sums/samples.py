@@ -74,7 +74,7 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def finite(self) -> Self:
-        """Returns rows in which NaN and infinities count as zero."""
+        """Returns rows with NaN and infinities set to zero."""
 
     @abc.abstractmethod
     def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:

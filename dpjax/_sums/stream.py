@@ -223,12 +223,10 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Returns the number of rows of a microbatch."""
         return self.width * self.rows
 
     @property
     def block_length(self) -> int:
-        """Returns the number of rows of a block."""
         return self.rows * self.microbatches
 
     @property

@@ -137,7 +137,7 @@ def _scatter_digits(most, table, places, rows):
     low = jnp.round((scaled - high) * 2.0 ** (nmant + 1 - bits))
     zeros = jnp.zeros_like(table)
     high, low = _scatter(zeros, places, high), _scatter(zeros, places, low)
-    # Without the barrier the compiler would scatter both digits into one table.
+    # Without the barrier the compiler scatters one digit into the sums of the other.
     high, low = jax.lax.optimization_barrier((high, low))
     total = high + low * 2.0 ** (bits - nmant - 1)
     return table + total * 2.0 ** (bits - nmant) * jnp.ldexp(unit, exponent)

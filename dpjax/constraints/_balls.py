@@ -190,7 +190,6 @@ class AxisConstraint(RadiusConstraint, VertexConstraint):
     num_signs: ClassVar[int]
 
     def num_vertices(self, num_coordinates: int) -> int:
-        """Returns d, or 2 d if num_signs is 2."""
         _validate.count(num_coordinates=num_coordinates)
         return self.num_signs * num_coordinates
 
@@ -200,7 +199,6 @@ class AxisConstraint(RadiusConstraint, VertexConstraint):
         return ROUNDOFF * self.radius
 
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
-        """Returns -radius g, and then radius g if num_signs is 2."""
         vector, _ = flatten(gradient, "gradient")
         scores = -like(self.radius, vector) * kept_finite(vector, self.radius)
         return scores if self.num_signs == 1 else jnp.concatenate([scores, -scores])

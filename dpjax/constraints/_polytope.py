@@ -108,7 +108,6 @@ class Polytope(VertexConstraint):
         return unit * jnp.where(is_point, 0, root)
 
     def num_vertices(self, num_coordinates: int) -> int:
-        """Returns the number of rows."""
         check_coordinates(num_coordinates, self.vertices.shape[1])
         return self.vertices.shape[0]
 
@@ -125,7 +124,6 @@ class Polytope(VertexConstraint):
         return 2 * ROUNDOFF * jnp.max(num_terms * jnp.sum(sizes, axis=1))
 
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
-        """Returns -vertices g."""
         vector, _ = flatten(gradient, "gradient")
         check_coordinates(vector.size, self.vertices.shape[1])
         vertices = jnp.asarray(self.vertices).astype(vector.dtype)

@@ -64,7 +64,6 @@ class Counting(NormBounded):
 
     @property
     def limit(self) -> Scalar:
-        """Returns L / sqrt(1 - share)."""
         return self.estimator.limit / math.sqrt(1 - self.share)
 
     @property
@@ -75,7 +74,6 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that appends half or -half for each group."""
         bound = self.estimator.bound_fn()
 
         def counted(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:

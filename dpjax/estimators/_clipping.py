@@ -93,7 +93,6 @@ class NormBounded(Estimator):
         return influence
 
     def summands(self, stream: SampleStream) -> Summands:
-        """Returns the influences of samples, with norms computed from factors."""
         bound = self.bound_fn()
 
         def prepare(samples: FactoredSamples) -> FactoredSamples:
@@ -127,7 +126,6 @@ class NormEstimator(NormBounded):
 
     @property
     def sizes(self) -> jax.Array:
-        """Returns the threshold for the norm of the whole sample, shape (1,)."""
         threshold = as_float(getattr(self, self.size_name))
         return threshold.astype(threshold.dtype)[None]  # removes JAX's weak type
 
@@ -189,7 +187,6 @@ class Clipping(NormEstimator):
     size_name: ClassVar[str] = "l2_clip_norm"
 
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
-        """Returns min(1, 1 / norm)."""
         return lambda norm: 1 / jnp.maximum(norm, 1)
 
     @property
@@ -327,7 +324,6 @@ class Grouped(NormBounded):
         return replace(self, estimator=estimator)
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that bounds every group by the group's estimator."""
         bounds = [each.bound_fn() for each in self._each()]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:

@@ -247,7 +247,6 @@ class Estimator(abc.ABC):
         return {"l2_sensitivity": sensitivity, "stddev": noise_multiplier * sensitivity}
 
     def summands(self, stream: SampleStream) -> Summands:
-        """Returns the influences of the samples of a stream, to be summed."""
         influence = self.influence_fn()
 
         def prepare(samples: FactoredSamples) -> FactoredSamples:

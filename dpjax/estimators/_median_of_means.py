@@ -65,12 +65,10 @@ class MedianOfMeans(Estimator):
         _validate.require(is_fine, "inner", self.inner, rule)
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns the inner estimator's influence."""
         return self.inner.influence(sample)
 
     @property
     def limit(self) -> Scalar | None:
-        """The inner estimator's limit."""
         return self.inner.limit
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):

@@ -39,7 +39,6 @@ class Measured(Estimator):
         return lambda sample: influence(self._ratios(sample))
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns the sensitivity of the estimator, in units of the scales."""
         args = num_samples, num_coordinates, relation
         return self.estimator.sensitivity(*args, rounded=rounded)
 

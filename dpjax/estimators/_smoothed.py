@@ -60,7 +60,6 @@ class SmoothedEstimator(Estimator):
 
     @property
     def limit(self) -> Scalar:
-        """Returns scale·(2 sqrt(2)/3) erf(sqrt(beta/2))."""
         return self.scale * supremum(self.beta)
 
     def _smoothed_fn(self) -> Callable[[jax.Array, Scalar], jax.Array]:
@@ -124,7 +123,6 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
     """
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        """Returns the influence, with the coefficients of the series precomputed."""
         smoothed = self._smoothed_fn()
         return lambda sample: jax.tree.map(lambda x: smoothed(x, self.scale), sample)
 
@@ -209,7 +207,6 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
         NormEstimator.__post_init__(self)
 
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
-        """Returns the function h_beta(norm) / norm, its coefficients precomputed."""
         smoothed = self._smoothed_fn()
 
         def weight(norm: jax.Array) -> jax.Array:
