@@ -273,7 +273,7 @@ class Fold:
     Attributes:
         read: the function that `SampleStream.reader` returns.
         made: shapes and dtypes of one sample as it is read.
-        row: shapes and dtypes of one summand; `aux` has those of its aux.
+        row: shapes and dtypes of one summand; `aux` describes its aux.
         row_bytes: about the peak memory for a row.
         shape: the pytree of a sum, in which small leaves may be `Stacked`.
     """

@@ -147,7 +147,7 @@ def _by_columns(function: Callable[[jax.Array], Result], samples: jax.Array) -> 
         return function(columns)
 
     def by_blocks():
-        # The last block may overlap the one before.
+        # The last block may overlap the previous block.
         starts = np.minimum(np.arange(0, num_columns, size), num_columns - size)
         blocks = jax.lax.map(
             lambda start: function(jax.lax.dynamic_slice_in_dim(columns, start, size)),

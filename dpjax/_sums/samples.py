@@ -60,7 +60,7 @@ class Leaf(abc.ABC):
 
     @property
     def is_smaller(self) -> bool:
-        """Tells whether factors are much smaller than the leaf."""
+        """Returns whether factors are much smaller than the leaf."""
         return False
 
     @property
@@ -78,7 +78,7 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
-        """Returns |row·inverse_unit|^2 for one row, or slightly more, never less."""
+        """Returns |row·inverse_unit|^2 for one row; `NORM_ERROR` bounds its error."""
 
     @abc.abstractmethod
     def weighted(self, weight: jax.Array) -> Self:
@@ -98,7 +98,7 @@ class Leaf(abc.ABC):
 @register("leaves")
 @dataclass(frozen=True)
 class FactoredSamples:
-    """Samples of which some leaves are factored.
+    """Samples with leaves that may be factored.
 
     Attributes:
         leaves: a pytree of arrays (n, ...) and of instances of `Leaf`.
@@ -122,7 +122,7 @@ class FactoredSamples:
         return [leaf if _is_leaf(leaf) else Arrays(leaf) for leaf in leaves]
 
     def with_parts(self, parts: list[Any]) -> "FactoredSamples":
-        """Returns samples with the leaves `parts`, of which some may be arrays."""
+        """Returns samples with the leaves `parts`; arrays are allowed."""
         return FactoredSamples(self._unflatten(parts), self.work)
 
     def stacked(self) -> "FactoredSamples":
@@ -438,9 +438,8 @@ def times(x: jax.Array, weights: jax.Array) -> jax.Array:
 
 def sum_of_products(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns the sum over n of the outer products of rows."""
-    # Without the barrier the compiler may move a constant, or a unit, to the other
-    # factor or out of the product: if this overflows, multiplying it by a zero gives
-    # NaN.
+    # Without the barrier the compiler may move a constant to the other factor or out of
+    # the product: if this overflows, a zero there gives NaN.
     x, y = jax.lax.optimization_barrier((x, y))
     over_rows = (((0,), (0,)), ((), ()))
     return jax.lax.dot_general(x, y, over_rows, precision=jax.lax.Precision.HIGHEST)

@@ -45,8 +45,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
 
     Attributes:
         make_samples: `make_samples(shared, some_rows)` returns `(samples, aux)`, both
-            with the leading axis of some_rows; aux is a further output for each row, or
-            `()`.
+            with the leading axis of some_rows; aux is a further output, or `()`.
         shared: pytree that all samples depend on, such as parameters.
         rows: pytree, leaves of shape (n, ...), such as a batch.
         microbatch_size: number of samples computed at once; None chooses.

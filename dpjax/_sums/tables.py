@@ -128,8 +128,7 @@ def _scatter_digits(most, table, places, rows):
     bits = max(most - 1, 0).bit_length()
     # The digits at one place add up to at most 2^(nmant + 1), so their sum is exact.
     _, exponent = jnp.frexp(jnp.abs(as_finite(rows)).max(initial=0))
-    # Clipped so that the unit and its inverse are floats; larger rows have no finite
-    # norm.
+    # The unit and its inverse must be floats; larger rows have no finite norm.
     exponent = jnp.clip(exponent, -90, 126)
     unit = jnp.ones((), rows.dtype)
     scaled = rows * jnp.ldexp(unit, -exponent) * 2.0 ** (nmant - bits)

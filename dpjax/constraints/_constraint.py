@@ -20,8 +20,7 @@ def kept_finite(gradient: jax.Array, largest_norm: Scalar) -> jax.Array:
     A score that overflows to -inf for one of two neighboring data sets would exclude
     its vertex there only. Clipping increases no distance of two gradients in any
     coordinate, so their linf distance still bounds the difference of the scores. Scores
-    are at most a quarter of the largest float, so that their differences do not
-    overflow either.
+    are at most a quarter of the largest float, so that no difference overflows.
     """
     limit = jnp.finfo(gradient.dtype).max / 4 / like(largest_norm, gradient)
     return jnp.clip(gradient, -limit, limit)
@@ -60,8 +59,7 @@ class Constraint(abc.ABC):
 
         Args:
             params: pytree of real arrays; the result is False for NaN.
-            tolerance: slack of each inequality that defines the set, in units of the
-                parameters.
+            tolerance: slack of the set's inequalities, in units of the parameters.
 
         Raises:
             ValueError: If tolerance is negative, params do not fit the set, or the set
@@ -134,9 +132,8 @@ class VertexConstraint(Constraint):
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
         """Returns the score -<v, gradient> of every vertex v; higher is better.
 
-        The shape is (num_vertices,); the dtype is float64 if a leaf has it, else
-        float32. Gradients are clipped first, so that no score exceeds a quarter of the
-        largest float.
+        The shape is (num_vertices,), the dtype float64 if a leaf has it, else float32.
+        Gradients are clipped so that no score exceeds a quarter of the largest float.
 
         Raises:
             ValueError: If gradient is no real arrays or does not fit the set.

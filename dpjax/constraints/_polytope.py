@@ -128,8 +128,7 @@ class Polytope(VertexConstraint):
         check_coordinates(vector.size, self.vertices.shape[1])
         vertices = jnp.asarray(self.vertices).astype(vector.dtype)
         vector = kept_finite(vector, jnp.max(jnp.sum(jnp.abs(vertices), axis=1)))
-        # Accelerators multiply in half precision by default, which `score_error`
-        # excludes.
+        # The default precision on accelerators would exceed `score_error`.
         return -jnp.matmul(vertices, vector, precision=jax.lax.Precision.HIGHEST)
 
     def _vertex(self, index, vector):

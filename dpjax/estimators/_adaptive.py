@@ -41,8 +41,7 @@ class Counting(NormBounded):
 
     So mean and counts are one vector of bounded norm, and one Gaussian releases both.
     If its noise multiplier is z, the mean has the noise multiplier z / sqrt(1 - share),
-    and the counts have z / sqrt(share): their inverse squares add up. `share` is
-    static.
+    and the counts have z / sqrt(share): inverse squares add up. `share` is static.
     """
 
     estimator: NormBounded
@@ -93,7 +92,7 @@ class Counting(NormBounded):
 @register("estimator", "quantile", "learning_rate")
 @dataclass(frozen=True)
 class AdaptiveThreshold:
-    """A norm-wise estimator whose thresholds follow a private quantile of the norms.
+    """A norm-wise estimator with thresholds that follow a private quantile of norms.
 
     Pass it to `privatize` in place of an estimator. The thresholds are part of the
     state: read them with `optax.tree.get(state, "thresholds")`. In each update, for
@@ -101,10 +100,9 @@ class AdaptiveThreshold:
 
         threshold <- threshold·exp(-learning_rate·(b - quantile)),
 
-    where b is the private share of samples with a norm within the threshold. The
-    threshold approaches the quantile of the norms: from C down to c in
-    log(C / c) / (learning_rate·(1 - quantile)) steps, or up to c in
-    log(c / C) / (learning_rate·quantile) steps.
+    where b is the private share of samples with a norm within the threshold. This moves
+    the threshold to the quantile: from C down to c in log(C / c) / (learning_rate·(1 -
+    quantile)) steps, or up to c in log(c / C) / (learning_rate·quantile) steps.
 
     With `robust_grad`, use `counting` as the estimator, which returns mean and counts;
     add noise for its sensitivity, and pass the result to `follow`.
@@ -113,8 +111,7 @@ class AdaptiveThreshold:
         The sensitivity of `counting`, for replace-one or add/remove, covers mean and
         counts together: for G groups a record moves G counts. The noise of the mean is
         then 1 / sqrt(1 - share) times as large as with fixed thresholds: half a per
-        cent more for share = 0.01. The noise multiplier accounts for the whole privacy
-        cost.
+        cent more at share 0.01. The noise multiplier covers the whole privacy cost.
 
     Attributes:
         estimator: `Clipping`, `SmoothedClipping` or `Normalization`, or `Grouped` with
@@ -163,7 +160,7 @@ class AdaptiveThreshold:
         )
         _validate.probability(quantile=self.quantile, share=self.share)
         _validate.positive(learning_rate=self.learning_rate)
-        for name in ("lower", "upper", "share"):  # they are static
+        for name in ("lower", "upper", "share"):  # the fields are static
             object.__setattr__(self, name, float(getattr(self, name)))
         thresholds, ends = base.sizes, (self.lower, self.upper)
         is_fine = self.lower <= self.upper

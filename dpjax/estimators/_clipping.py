@@ -40,7 +40,7 @@ Group = str | tuple[str, ...]
 
 
 class NormBounded(Estimator):
-    """An estimator whose influences have a bounded l2 norm, also computed from factors.
+    """An estimator with influences of bounded l2 norm, also computed from factors.
 
     Each group of leaves has a norm and a threshold: the clip norm, or the scale of a
     smooth bound.
@@ -109,7 +109,7 @@ class NormBounded(Estimator):
 
 
 class NormEstimator(NormBounded):
-    """An estimator whose influence is the sample times a function of its l2 norm."""
+    """An estimator with influence sample·weight(norm), for the l2 norm of a sample."""
 
     size_name: ClassVar[str]  # names the field that holds the threshold of the norm
 
@@ -200,9 +200,9 @@ class Clipping(NormEstimator):
 class Normalization(NormEstimator):
     """The mean of g / (||g|| + offset), the norm over all leaves.
 
-    Samples keep their direction, and the norm of large ones becomes nearly 1. There is
-    no clip norm to tune, because scaling all samples amounts to scaling the step size
-    and the offset. Means have no unit. Samples much smaller than the offset keep their
+    Samples keep their direction, and large samples get a norm of nearly 1. There is no
+    clip norm to tune, because scaling all samples amounts to scaling the step size and
+    the offset. Means have no unit. Samples much smaller than the offset keep their
     proportions; without an offset, sampling noise of small gradients would count as
     much as the signal, and descent might not converge.
 
@@ -328,8 +328,7 @@ class Grouped(NormBounded):
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
             group_of_leaf = self._group_of_leaf(sample.leaves)
-            # Each group is bounded as a sample of its own; then the leaves are put
-            # back.
+            # Each group is bounded as a sample, and its leaves are put back in order.
             parts: list[list[Any]] = [[] for _ in self.groups]
             for leaf, group in zip(sample.parts, group_of_leaf, strict=True):
                 parts[group].append(leaf)

@@ -35,7 +35,7 @@ from dpjax.estimators._sensitivity import (
 class Estimator(abc.ABC):
     """The robust mean of samples along axis 0, with a known sensitivity.
 
-    A subclass is a frozen dataclass and a pytree whose leaves are its hyperparameters:
+    A subclass is a frozen dataclass and a pytree with its hyperparameters as leaves:
     `vmap` and `grad` over a threshold work, and a sweep compiles once. It defines
     `influence` and `limit`; the estimate is the mean of influences.
 
@@ -45,7 +45,7 @@ class Estimator(abc.ABC):
     NaN                 counts as zero, entry by entry
     an infinity         counts as its limit for `Winsorization` and
                         `SmoothedTruncation`, as ±1e30 for `TrimmedMean`, as zero
-                        for all others
+                        for all other estimators
     a norm of 2^63 up   in clip norms, scales or offsets of estimators by norm: the
                         whole sample counts as zero
     a masked row        counts as zero; the divisor stays the same
@@ -117,9 +117,8 @@ class Estimator(abc.ABC):
         """Returns the robust mean before it is rounded, so that noise is added first.
 
         Arguments and errors are the same as in `__call__`. The mean is the exact sum of
-        two trees, `high` and `low`, with leaves (...). `plus(noise)` adds noise to it
-        and rounds once. `sensitivity(..., rounded=False)` bounds the change of this
-        mean.
+        two trees, `high` and `low`, with leaves (...). `plus(noise)` adds noise, and
+        rounds once. `sensitivity` bounds its change if called with rounded=False.
 
         Example:
             >>> import jax.numpy as jnp
@@ -143,9 +142,8 @@ class Estimator(abc.ABC):
     ) -> tuple[PyTree, PyTree]:
         """Returns the robust mean of a stream of samples, and the aux of all samples.
 
-        The stream makes samples, with an aux for each, a few at a time. The other
-        arguments and the errors are the same as in `__call__`. The aux, with leading
-        axis n, is NOT private.
+        Arguments and errors are the same as in `__call__`. The stream makes an aux for
+        each sample; the aux of all samples, with leading axis n, is NOT private.
         """
         stream, divisor = self._checked(
             stream, is_padding_example, normalize_by, axis_name

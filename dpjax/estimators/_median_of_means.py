@@ -34,8 +34,7 @@ class MedianOfMeans(Estimator):
     Sensitivity: a replaced record moves one group's mean, and the median moves by at
     most as much in every coordinate: by the inner sensitivity at the smallest group
     size floor(n / num_groups), which is num_groups times the inner sensitivity at n. If
-    num_groups is even, the median is the average of two means, and moves by half as
-    much.
+    num_groups is even, the median averages two means, and moves by half as much.
 
     Attributes:
         inner: the estimator of a group's mean, neither a median of means nor a

@@ -85,8 +85,8 @@ class Scaled:
     Scales may depend on the data only through earlier releases, such as the second
     moments of private gradients.
 
-    With `robust_grad`, use `measured` as the estimator, whose means are in units of the
-    scales; add noise for its sensitivity, and convert the result with `restored`.
+    With `robust_grad`, use `measured` as the estimator: its means are in units of the
+    scales. Add noise for its sensitivity, and convert the result with `restored`.
 
     Sensitivity:
         In units of the scales, the sensitivity equals the sensitivity of the estimator,

@@ -7,7 +7,7 @@ same size, so from |a| = 1e3 on it exceeds any bound in float32. Two forms repla
 
 * `series` (beta <= 10): h is analytic in 1/a at infinity, odd at zero, and entire in
   beta. So in v = a / sqrt(a^2 + c^2), c^2 = 0.09 beta, it is v·sqrt(beta) times a
-  polynomial in v^2, of degree 10 to 16, whose coefficients are polynomials in beta. The
+  polynomial in v^2, of degree 10 to 16, with polynomials in beta as coefficients. The
   absolute error in float32 is below 5e-7 in measurements, and certified to be below
   1e-6 up to beta = 9.21 (the tests bound the polynomial's error and its rounding).
 * `exact` (any beta): the closed form if it does not cancel, otherwise a quadrature.
@@ -94,8 +94,7 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
 
     h_beta(a) = E phi(a (1 + Z/sqrt(beta))), Z standard normal, phi(x) = x - x^3/6 up to
     |x| = sqrt(2) and ±2 sqrt(2)/3 beyond. It is close to a near zero, and bounded by
-    (2 sqrt(2)/3) erf(sqrt(beta/2)) everywhere. In float32 the error is below 1e-6
-    scale.
+    (2 sqrt(2)/3) erf(sqrt(beta/2)) everywhere. The float32 error is below 1e-6 scale.
 
     Sensitivity: replacing one of n records moves a coordinate by at most
     2·scale·M / n with M = (2 sqrt(2)/3) erf(sqrt(beta/2)), because every influence is
@@ -197,7 +196,7 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
         [0.193 0.257]
 
     Reference:
-        h_beta: Catoni, Giulini (2017), whose estimator also acts on norms of vectors.
+        Catoni, Giulini (2017), for h_beta, also of norms of vectors.
     """
 
     size_name: ClassVar[str] = "scale"

@@ -159,8 +159,7 @@ class LogLink(LinearLoss):
         )
         low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
         _validate.require(low <= high, "min_mean", low, "at most the largest mean")
-        # The derivative increases in eta and decreases in y: its extremes are at the
-        # ends.
+        # The derivative increases in eta and decreases in y: the ends bound it.
         slopes = (y * m ** (1 - p) + m ** (2 - p) for m in (low, high))
         bends = [
             (2 - p) * m ** (2 - p) + (p - 1) * y * m ** (1 - p) for m in (low, high)

@@ -188,8 +188,7 @@ def softmax(num_classes: int) -> LinearLoss:
     most L = sqrt(2). Its curvature diag(p) - p p^T has operator norm at most c = 1/2,
     because the absolute values of a row sum to 2 p_k (1 - p_k).
 
-    Labels are rounded to the nearest integer and clipped to 0 ... K - 1; NaN counts as
-    no label.
+    Labels are rounded to the nearest integer and clipped to 0 ... K - 1; NaN is none.
 
     Args:
         num_classes: K, at least 2; params have shape (d, K).
