@@ -16,8 +16,7 @@ where
   eight arrays of this size: the parameters, the mean, the sum of a block, three digits
   (`Digits`), and the two moments of an optimizer;
 * R is the peak number of bytes for one row in the program that computes a sample and
-its
-  influence: activations kept for the backward pass, factors, gradients in full. The
+  its influence: activations kept for the backward pass, factors, gradients in full. The
   factor 2 is a margin, because the compiler may order operations in another way.
 """
 

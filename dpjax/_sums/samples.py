@@ -2,8 +2,7 @@
 
 A gradient with respect to the kernel of a dense layer is the outer product of two
 vectors; a gradient with respect to a table of embeddings is zero except for a few rows.
-Norms and sums of such leaves are computed from the factors. All other leaves are
-arrays.
+Norms and sums of such leaves are computed from factors. All other leaves are arrays.
 
 A sample adds exactly one number to a coordinate of a sum: a product of two entries, an
 entry of a row, or an entry of an array. If it reads a row of a table twice (`tables`),
@@ -43,9 +42,8 @@ SAVING = 4  # factors are much smaller if a leaf has this many times their entri
 # The computed norm may be too small by this relative error, so that a clipped sample
 # may exceed the clip norm by as much: `docs/privacy/proofs/sums.md`, 1.5. The proof
 # allows sums of up to 1,024 squares, or 6 levels of 256 (below 2^48 entries). On
-# several devices it allows 4 levels (below 2^32 entries), plus 512 terms for all
-# devices and axes. The sum over leaves adds one level for each doubling of their
-# number.
+# several devices it allows 4 levels (below 2^32 entries), and then a term for each
+# device and axis, 512 at most. Doubling the number of leaves adds one level.
 NORM_ERROR = 2.0**-13
 FLAT, ROW = 1024, 256
 LOST = 2.0**-126  # the largest loss of a square that underflows
@@ -172,7 +170,7 @@ class FactoredSamples:
     def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
         """Returns |sample·inverse_unit|^2 for one finite sample."""
         dtype = self.dtype
-        # Added in a tree, because a sum of thousands of leaves in turn rounds as often.
+        # Adding thousands of leaves in turn rounds thousands of times; a tree does not.
         squares = [part.squared_norm(inverse_unit).astype(dtype) for part in self.parts]
         return jax.tree.reduce_associative(
             jnp.add, squares, identity=jnp.zeros((), dtype)
