@@ -249,7 +249,7 @@ class Layout(NamedTuple):
         width = -(-num_rows // steps)
         rounds = -(-steps // longest)
         microbatches = -(-steps // rounds)
-        # Must divide the number of microbatches: a remainder would be compiled again.
+        # unroll divides microbatches, because a remainder would be compiled again.
         unroll = max(x for x in range(1, unroll + 1) if microbatches % x == 0)
         return cls(num_rows, width, 1, microbatches, rounds, unroll)
 

@@ -89,7 +89,7 @@ class Polytope(VertexConstraint):
         dtype = jnp.asarray(self.vertices).dtype
         dtype = dtype if dtype == jnp.float64 else jnp.float32
         vertices = jnp.asarray(self.vertices).astype(dtype)
-        # Divided by a unit in which no square overflows. It is a power of two, because
+        # The unit, in which no square overflows, is a power of two, because
         # rounded quotients of vertices far from zero would lose their distance.
         largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vertices)))
         unit = jnp.ldexp(jnp.ones_like(largest), jnp.frexp(largest)[1])
@@ -128,7 +128,7 @@ class Polytope(VertexConstraint):
         check_coordinates(vector.size, self.vertices.shape[1])
         vertices = jnp.asarray(self.vertices).astype(vector.dtype)
         vector = kept_finite(vector, jnp.max(jnp.sum(jnp.abs(vertices), axis=1)))
-        # The default precision on accelerators would exceed `score_error`.
+        # Errors in the default precision of accelerators would exceed `score_error`.
         return -jnp.matmul(vertices, vector, precision=jax.lax.Precision.HIGHEST)
 
     def _vertex(self, index, vector):

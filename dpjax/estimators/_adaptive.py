@@ -196,7 +196,7 @@ class AdaptiveThreshold:
         steps = like(self.learning_rate, shares) * (
             like(self.quantile, shares) - shares
         )
-        # Clipped, because exp of large noise would not be finite.
+        # Steps are clipped, because exp of large noise would not be finite.
         thresholds = jnp.clip(
             thresholds * jnp.exp(jnp.clip(steps, -60.0, 60.0)), self.lower, self.upper
         )

@@ -136,7 +136,7 @@ class TrimmedMean(Estimator):
         return maximum(abs(self.lower), abs(self.upper))
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns linf = upper - lower, plus 2^-24 of each bound for its rounding."""
+        """Returns linf = upper - lower, plus 4·2^-24 limit for rounding the bounds."""
         del num_samples, rounded  # the range holds for every n, and is rounded always
         rule = "REPLACE_ONE: a trimmed mean has no row to mask"
         _validate.require(relation is REPLACE_ONE, "relation", relation, rule)
