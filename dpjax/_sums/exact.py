@@ -1,6 +1,6 @@
-"""Sums of floats without error: as two floats, and rounded once when noise is added.
+"""Exact sums of floats, held as two floats, and rounded once when noise is added.
 
-All steps are additions that round correctly: `docs/privacy/proofs/sums.md`, 1.11.
+All steps are correctly rounded additions: `docs/privacy/proofs/sums.md`, 1.11.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class Unrounded(NamedTuple):
 
     Attributes:
         high: the mean, rounded.
-        low: what rounding takes off.
+        low: the rounding error, mean - high.
     """
 
     high: PyTree
@@ -26,7 +26,7 @@ class Unrounded(NamedTuple):
 
     @classmethod
     def of(cls, mean: PyTree) -> Self:
-        """Returns a mean of floats as it is."""
+        """Returns a mean of floats, with low = 0."""
         return cls(mean, jax.tree.map(jnp.zeros_like, mean))
 
     def map(self, function: Callable[[Any], Any]) -> Self:
@@ -39,14 +39,14 @@ class Unrounded(NamedTuple):
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns a + b rounded, and its error: exactly (Knuth 1997, Section 4.2.2)."""
+    """Returns a + b rounded, and its exact error (Knuth 1997, Section 4.2.2)."""
     high = a + b
     part = high - a
     return high, (a - (high - part)) + (b - part)
 
 
 def exact_sum(terms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Returns the sum of terms as two floats, the larger ones first."""
+    """Returns the sum of terms, given in decreasing order of size, as two floats."""
     high, errors = terms[-1], jnp.zeros_like(terms[-1])
     for term in reversed(terms[:-1]):
         high, error = two_sum(term, high)
@@ -59,7 +59,7 @@ def rounded_sum(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
     """Returns a + b + c, rounded once (Boldo, Melquiond 2008, Theorem 5)."""
     high, low = two_sum(b, c)
     high, rest = two_sum(a, high)
-    # Rounded to odd, what is left cannot be a tie that it was not.
+    # The remainder is rounded to odd, so that it is a tie only if the exact sum is.
     left, error = two_sum(rest, low)
     bits = jax.lax.bitcast_convert_type(left, f"int{8 * left.dtype.itemsize}")
     odd = bits + jnp.where((error > 0) == (left > 0), 1, -1).astype(bits.dtype)

@@ -1,23 +1,22 @@
 """The fold: a mean of bounded influences in one pass, with a proven sensitivity.
 
 In a float32 sum, replacing one term changes how every later addition rounds: the sum
-may move by far more than the term. The fold bounds that in two steps.
+may change by far more than the term. The fold bounds this change in two steps.
 
 1. Up to `block_length` influences are added as floats, to the sum of a block. A record
    is in one block, so its replacement changes the rounding of that short sum only.
-2. A block's sum is split into a few integer digits and a small rest (`Digits`). Digits
-   add exactly, in any order, for every microbatch size and number of devices; the
-   rounding of added rests is far below what a record moves.
+2. A block's sum is split into a few integer digits and a small remainder (`Digits`).
+   Digits add exactly, in any order, for every microbatch size and number of devices.
+   Adding remainders rounds by far less than the influence of one record.
 
-Sharded rows: each device folds its own, and a psum adds the digits. No block has rows
-of two devices, and all devices have equally many rows, hence blocks of one length and
-the same digits. So the bound for one replaced record does not depend on the number of
-devices; only the numbers of blocks and of rows per divisor count all of them.
+Each device folds its own shard of the rows, and a psum adds the digits. No block has
+rows of two devices, and all devices have equally many rows, hence blocks of one length
+and the same digits. So the bound for one replaced record does not depend on the number
+of devices; only the numbers of blocks and of rows per divisor are totals over devices.
 
 A block's sum adds K terms to every coordinate. It may be a product of matrices, with an
-unknown order of additions in each coordinate, and unknown fused operations: how far it
-errs is counted for the worst order (`sum_error`), `docs/privacy/proofs/sums.md`, 1.2
-and 1.3.
+unknown order of additions in each coordinate, and unknown fused operations: `sum_error`
+bounds its error for the worst order, `docs/privacy/proofs/sums.md`, 1.2 and 1.3.
 """
 
 from collections.abc import Callable
@@ -38,18 +37,18 @@ from dpjax._tree import as_float, by_row, like, materialized, num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
 
-FEW_ROWS = 4096  # up to so many rows any divisor is allowed, such as 1 for their sum
-MANY_ROWS = 2**24  # stands for a traced divisor
+FEW_ROWS = 4096  # with at most this many rows, any divisor is allowed, such as 1
+MANY_ROWS = 2**24  # replaces a traced divisor where a static number is needed
 
 
 class Summands(NamedTuple):
-    """The sum of a stream, before it is taken.
+    """The terms of a sum: prepared samples, or their influences.
 
     Attributes:
         stream: the samples.
-        prepare: returns what is summed of some samples.
-        influence: acts by coordinate as these are added, and leaves zero as it is.
-            Factored leaves are then multiplied out as they are added.
+        prepare: maps the samples of a microbatch to the terms.
+        influence: an optional map of coordinates, with zero mapped to zero, which acts
+            as terms are added. Factored leaves are multiplied out for it.
     """
 
     stream: SampleStream
@@ -60,11 +59,11 @@ class Summands(NamedTuple):
 def fold_mean(
     summands: Summands, limit: Scalar | None, *, normalize_by: Scalar
 ) -> tuple[Unrounded, PyTree]:
-    """Returns a sum divided by `normalize_by`, and the aux of all rows.
+    """Returns the sum of summands divided by `normalize_by`, and the aux of all rows.
 
     Args:
-        summands: what is summed. Leaves of the sum may be stacked: see `unstacked`.
-        limit: the bound of each of its coordinates; None where there is none (`Mean`).
+        summands: the terms. Leaves of the sum may be stacked: see `unstacked`.
+        limit: the bound of each coordinate of a term, or None without a bound (`Mean`).
         normalize_by: the public divisor.
     """
     stream = summands.stream
@@ -85,8 +84,8 @@ def group_means(
 ) -> tuple[PyTree, PyTree]:
     """Returns the rounded means of groups, leaves (G, ...), and the aux of all rows.
 
-    `sizes`, shape (G,), are the numbers of rows of the groups, which are consecutive
-    ranges of the rows of all devices; other arguments are those of `fold_mean`.
+    `sizes`, shape (G,), has the number of rows of each group. Groups are consecutive
+    ranges of the rows of all devices. `fold_mean` explains the other arguments.
     """
     stream = summands.stream
     axes = stream.axes
@@ -110,8 +109,8 @@ def group_means(
         aux, sums = jax.lax.scan(group, fold.no_aux(), (indices, (starts, stops)))
         if not axes:
             return sums, aux
-        # A device has the digits of those groups that it has rows of; zeros stand for
-        # the others, so that a psum adds up every group's.
+        # A device has digits for the groups of its own rows, and zeros for all other
+        # groups, so that a psum adds the digits of every group.
         total = jax.tree.map(
             lambda x: jax.lax.dynamic_update_slice_in_dim(
                 zeros(x, (len(sizes), *x.shape[1:])), x, first, 0
@@ -121,16 +120,16 @@ def group_means(
         mean = jax.vmap(lambda index, total: every.of_group(index).mean(total).high)
         return mean(jnp.arange(len(sizes)), psum(total, axes)), aux
 
-    # One layout serves all groups: that of the largest; a span leaves rows of it out.
+    # All groups share the layout of the largest group; a span excludes rows beyond it.
     most = min(int(sizes.max()), stream.num_rows)
     return fold.by_platform(run, most, block_length(MANY_ROWS))
 
 
 def _groups_by_device(sizes, stream):
-    """Returns each device's first group, and where its k groups start and stop there.
+    """Returns each device's first group, and the ranges of its k groups in its rows.
 
-    Shapes (devices,), (devices, k) and (devices, k), where k is the largest number of
-    groups that a device has rows of; others have groups without rows of theirs.
+    The shapes are (devices,), (devices, k) and (devices, k), where k is the largest
+    number of groups on a device; ranges are empty for groups without rows there.
     """
     stops = np.cumsum(sizes)
     offsets = np.arange(0, stream.num_rows_in_all, stream.num_rows)
@@ -146,19 +145,19 @@ def _groups_by_device(sizes, stream):
 
 
 class Digits(NamedTuple):
-    """Writes block sums as digits, so that they add without rounding that matters.
+    """The digits of block sums, which add with negligible rounding.
 
-    A sum x stands as x / normalize_by = (d0 + d1/base + d2/base^2) / unit, exactly. All
-    digits but the last are integers so small that those of all blocks, on all devices,
-    add up within the float's mantissa: whatever sums are taken first, they are exact.
+    A block sum x has x / normalize_by = (d0 + d1/base + d2/base^2) / unit, exactly. All
+    digits but the last are integers so small that the digits of all blocks, on all
+    devices, add up within the float's mantissa: their sums are exact in any order.
     `unit` and `base` are powers of two, the same for all blocks.
 
-    The last digit is the rest, a float of size base/2 at most. Sums of rests round, by
-    far less than a record moves: `digit_layout` sees to that. And since nothing is
-    dropped, values far below the limit keep their own precision.
+    The last digit is the remainder, a float of at most base/2. Sums of remainders
+    round, but `digit_layout` makes the error far smaller than one record's influence.
+    No part of x is dropped, so values far below the limit keep their own precision.
     """
 
-    unit: jax.Array | None  # None for plain sums: of influences without bound, of one
+    unit: jax.Array | None  # None for a float sum: without a bound, or of one block
     base: float
     num_digits: int
     normalize_by: Any
@@ -167,8 +166,8 @@ class Digits(NamedTuple):
     def of(cls, num_sums: int, length: int, shape: PyTree, limit, normalize_by):
         """Returns digits for `num_sums` sums, on all devices together.
 
-        Each is of at most `length` values within ±limit (None: unbounded), and divided
-        by one divisor, or one of an array. `shape` is their pytree of shapes and types.
+        Each sum has at most `length` terms within ±limit (None: unbounded). The divisor
+        is a number or an array. `shape` is the pytree of shapes and dtypes of a sum.
         """
         if limit is None:
             return cls(None, 1.0, 1, normalize_by)
@@ -185,7 +184,7 @@ class Digits(NamedTuple):
         return cls(unit, 2.0**layout.base_bits, layout.num_digits, normalize_by)
 
     def of_group(self, index: Scalar) -> "Digits":
-        """Returns the digits for one of several divisors."""
+        """Returns the digits for the divisor `normalize_by[index]`."""
         unit = None if self.unit is None else self.unit[index]
         return self._replace(unit=unit, normalize_by=self.normalize_by[index])
 
@@ -196,20 +195,20 @@ class Digits(NamedTuple):
             x = x / jnp.asarray(self.normalize_by).astype(x.dtype)
             return x if self.unit is None else x * self.unit.astype(x.dtype)
 
-        if self.num_digits > 1:  # all are digits of one number
+        if self.num_digits > 1:  # all digits must come from the same rounded sum
             sums = materialized(sums)
         digits = _split(jax.tree.map(scaled, sums), self.base, self.num_digits)
         return jax.tree.map(lambda old, x: old + x.sum(axis=0), total, digits)
 
     def mean(self, total: tuple[PyTree, ...]) -> Unrounded:
-        """Returns the number that the digits stand for, to 2^-41 of itself."""
+        """Returns the mean that the digits add up to, with relative error 2^-41."""
         if (unit := self.unit) is None:
             return Unrounded.of(total[0])
 
         def both(*digits):
             digits = list(digits)
-            # Carry, so that each lower digit is less than the base, and a sum of digits
-            # not less than those below it: exact.
+            # Carries make each lower digit less than the base, so that terms decrease
+            # in size, as `exact_sum` requires. The carries are exact.
             for i in range(self.num_digits - 1, 0, -1):
                 carry = jnp.round(digits[i] / self.base)
                 digits[i] = digits[i] - carry * self.base
@@ -234,14 +233,14 @@ def _split(scaled: PyTree, base: float, num_digits: int) -> tuple[PyTree, ...]:
 
 @_split.defjvp
 def _split_jvp(base, num_digits, primals, tangents):
-    # The digits stand for the number itself, so its derivative goes to the first one.
+    # The digits add up to the scaled sum, so the first digit gets the whole derivative.
     (tangent,) = tangents
     zeros = (jax.tree.map(jnp.zeros_like, tangent),) * (num_digits - 1)
     return _split(*primals, base, num_digits), (tangent, *zeros)
 
 
 class DigitLayout(NamedTuple):
-    """Bits of the first digit, bits of the base, and how many digits there are."""
+    """Bits of the first digit, bits of the base, and the number of digits."""
 
     high_bits: int
     base_bits: int
@@ -249,21 +248,21 @@ class DigitLayout(NamedTuple):
 
 
 def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
-    """Returns digits such that `num_sums` of them add exactly in `nmant` + 1 bits.
+    """Returns a layout with which `num_sums` digits add exactly in `nmant` + 1 bits.
 
-    The first is at most 2^high_bits, the others at most base/2 in size. Only sums of
-    the last one round, by 2^-(nmant + 11) of a block's bound at most.
+    The first digit is at most 2^high_bits, all other digits at most base/2. Only sums
+    of the last digit round, by at most 2^-(nmant + 11) of a block's bound.
     """
     bits = max(num_sums - 1, 0).bit_length()
     rule = f"at most 2^{nmant - 1} blocks (the sum of more could not be exact)"
     require(bits < nmant, "samples", f"{num_sums:,} blocks of them", rule)
     high, base = nmant - bits, nmant + 1 - bits
-    if bits == 0:  # one sum: nothing is added to it
+    if bits == 0:  # a single sum needs no addition
         return DigitLayout(high, base, 1)
-    # Rests of 2^bits sums are at most 2^-(b + 1) of a block's bound each, where b bits
-    # stand before them. In whatever order they are added, their sum is off by at most
-    # 2^(2 bits) 2^-(nmant + 1) (1 + 1/3) times that: b = 11 + 2 bits is enough.
-    # (Coordinates round apart from each other: the slack counts sqrt(d) times that.)
+    # Each of the 2^bits remainders is at most 2^-(b + 1) of a block's bound, if b bits
+    # precede it. In any order, their sum errs by at most 2^(2 bits) 2^-(nmant + 1)
+    # (1 + 1/3) times that: b = 11 + 2 bits is enough. (Coordinates round independently:
+    # the sensitivity counts sqrt(d) times this error.)
     more = max(0, -(-(11 + 2 * bits - high) // base))
     return DigitLayout(high, base, 2 + more)
 
@@ -272,9 +271,10 @@ class Fold:
     """Adds summands to digits, block by block.
 
     Attributes:
-        read: as `SampleStream.reader` returns it.
-        made: one sample without its numbers, as it is read.
-        row: as it is summed, with its aux; row_bytes are held of it at a time, about.
+        read: the function that `SampleStream.reader` returns.
+        made: shapes and dtypes of one sample as it is read.
+        row: shapes and dtypes of one summand; `aux` describes its aux.
+        row_bytes: about the peak memory for a row.
         shape: the pytree of a sum, in which small leaves may be `Stacked`.
     """
 
@@ -286,7 +286,7 @@ class Fold:
         def of_row(row: Scalar) -> tuple[FactoredSamples, FactoredSamples, PyTree]:
             made, aux = self.read(row, 1)
             summed = self.prepare(made).stacked()
-            if self.influence is not None:  # made for all rows, as they are added
+            if self.influence is not None:  # `row_bytes` counts its results too
                 for part in summed.parts:
                     if not isinstance(part, TableRows):
                         part.add(part.zeros(), self.influence, None)
@@ -300,13 +300,13 @@ class Fold:
     def by_platform(
         self, run: Callable[[Layout], PyTree], num_rows: int, longest: int
     ) -> PyTree:
-        """Returns `run(layout)`, with the layout of the platform that it runs on."""
+        """Returns `run(layout)`, with the layout for the platform of the program."""
         made, stream = self.made, self.stream
         work = made.work if stream.is_padding_example is None else made.row_size
         sizes = Sizes(made.row_size, work, max(num_coordinates(self.shape), 1))
         args = num_rows, longest, sizes, stream.microbatch_size
-        # Rows one by one are fastest on CPU, but a loop that carries a sum for each of
-        # many leaves takes long to compile.
+        # On CPU it is fastest to add rows one by one, but a loop that carries a sum for
+        # each of many leaves takes long to compile.
         is_few = len(jax.tree.leaves(self.shape)) <= MANY
         if stream.make_factored is None and is_few:
             on_cpu = Layout.one_by_one(*args)
@@ -324,13 +324,12 @@ class Fold:
         )
 
     def digits(self, layout: Layout, normalize_by: Scalar) -> Digits:
-        """Returns digits for all sums of blocks."""
         num_sums = layout.width * layout.rounds * num_shares(self.stream.axes)
         args = num_sums, layout.block_length, self.shape, self.limit
         return Digits.of(*args, normalize_by)
 
     def no_aux(self) -> PyTree:
-        """Returns zeros that will hold the aux of all rows."""
+        """Returns zeros in the shapes of the aux of all rows, for `add` to fill."""
         num_rows = self.stream.num_rows
         return jax.tree.map(lambda x: zeros(x, (num_rows, *x.shape[1:])), self.aux)
 
@@ -341,9 +340,9 @@ class Fold:
         span: tuple[Scalar, Scalar] | None,
         aux: PyTree,
     ) -> tuple[tuple[PyTree, ...], PyTree]:
-        """Returns the digits of the rows of a span, None for all, and fills in aux.
+        """Returns the digits of the sum of some rows, and aux with their aux filled in.
 
-        A span (start, stop) has the rows `start` to `stop - 1`.
+        A span (start, stop) selects the rows `start` to `stop - 1`; None selects all.
         """
 
         def add_microbatch(first, i, carry):
@@ -357,8 +356,8 @@ class Fold:
             blocks = sums, samples.blocks(layout.width)
             return by_row(add, layout.width)(blocks), aux
 
-        # A derivative would hold samples and influences of all blocks: it computes them
-        # anew instead, a microbatch at a time.
+        # Checkpointed, because a derivative would store the samples and influences of
+        # all blocks; now it recomputes them, a microbatch at a time.
         @jax.checkpoint
         def add_blocks(carry, index):
             total, aux = carry
@@ -381,14 +380,14 @@ class Fold:
         return jax.lax.scan(add_blocks, carry, jnp.arange(layout.rounds))[0]
 
     def _microbatch(self, layout, span, number, aux):
-        """Returns what is summed of one microbatch, and aux with that of its rows."""
+        """Returns the summands of a microbatch, and aux with its rows filled in."""
         num_rows = self.stream.num_rows
         start, size = number * layout.size, min(layout.size, num_rows)
         is_whole, stop = span is None and layout.is_exact, num_rows
         if span is not None:
             start, stop = start + span[0], span[1]
-        # The last one may reach past the end: it is shifted back, and those of its
-        # rows that are already counted are left out.
+        # If the last microbatch reaches past the end, it starts earlier, and rows that
+        # were counted before are set to zero.
         inside = start if is_whole else jnp.minimum(start, num_rows - size)
         samples, new = self.read(inside, size)
         update = jax.lax.dynamic_update_slice_in_dim
@@ -405,17 +404,17 @@ class Fold:
 
 
 def block_length(normalize_by: float) -> int:
-    """Returns how many influences a block adds as floats.
+    """Returns the number K of influences that a block adds as floats.
 
-    A block of K adds K^2 2^-23 / sqrt(3) of what one record adds: 0.03 per cent at 64.
-    Beyond 2^27 it is 0.5, because longer blocks keep the number of their sums below
-    where digits no longer add exactly.
+    The rounding of a block adds K^2 2^-23 / sqrt(3) of one record's influence: 0.03 per
+    cent for K = 64, and 0.5 per cent for the longer blocks beyond 2^27, which keep
+    their number so small that digits add exactly.
     """
     return 64 if normalize_by <= 2**27 else 256
 
 
 def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
-    """Refuses divisors too small for the bound on rounding to hold."""
+    """Refuses a concrete divisor that is too small for the bound on rounding."""
     if is_concrete(normalize_by):
         least, reason = _least_divisor(num_rows), "its rounding is proven up to there"
         rule = f"at least {least:.0f} for a batch of {num_rows} rows ({reason})"
@@ -423,21 +422,21 @@ def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
 
 
 def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
-    """Returns the divisor; a traced one is raised to where the bound on rounding holds.
+    """Returns the divisor, raised if it is traced and too small for the rounding bound.
 
-    A traced divisor cannot be refused. Raising it is safe: the sensitivity falls with
-    the divisor, so that `sensitivity(normalize_by)` is still a bound.
+    A traced divisor cannot be refused. Raising it is safe: the sensitivity decreases in
+    the divisor, so `sensitivity(normalize_by)` is still a bound.
     """
     least = _least_divisor(num_rows)
     if is_concrete(normalize_by) or least == 0:
         check_rows_per_divisor(num_rows, normalize_by)
         return normalize_by
-    # Half precision, and a float32 too, may round n / 1.125 down.
+    # The next float32 above n / 1.125, because rounding to a float may lower it.
     divisor = as_float(jnp.asarray(normalize_by))
     above = np.nextafter(np.float32(least), np.float32(np.inf))
     return jnp.maximum(divisor, like(above, divisor))
 
 
 def _least_divisor(num_rows: int) -> float:
-    """Returns n / 1.125: the mean then stays within 9/8 of the limit."""
+    """Returns n / 1.125, with which the mean is within 9/8 of the limit, or 0."""
     return 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 1.125

@@ -1,21 +1,23 @@
-"""How many rows a device processes at once: what its memory holds.
+"""The number of rows that a device processes at once, bounded by its memory.
 
-On a GPU or TPU the memory decides how many rows a microbatch has, one at least:
+On a GPU or TPU a microbatch has at least one row, and at most
 
     rows = (M - D - 8 S) / (2 R)
 
 where
 
-* M is the memory that the device lends to JAX: `bytes_limit` of `memory_stats()`, the
-  smallest of all devices; 2^35 (32 GiB) where JAX reports none, as in an export from a
-  machine without a GPU, and where several processes run one program: digits add up only
-  if all of them have the same blocks, and one does not know the other's memory;
-* D are the bytes of the rows themselves, such as of the batch;
-* S are the bytes of one sum, which is as large as the parameters. The eight are these,
-  the mean, the sum of a block, three digits (`Digits`), and an optimizer's two moments;
-* R are the bytes of one row at their highest in the program that makes a sample, and
-  what is summed of it: activations that wait for the backward pass, factors, gradients
-  that are written out. The 2 stands for what the compiler orders in another way.
+* M is the memory that the device gives to JAX: the smallest `bytes_limit` in
+  `memory_stats()` of all devices. It is 2^35 (32 GiB) if JAX reports none, as in an
+  export from a machine without a GPU, and if several processes run one program, because
+  digits add up only if all processes have the same blocks, and no process knows the
+  memory of another;
+* D is the number of bytes of the rows themselves, such as the batch;
+* S is the number of bytes of one sum, which is as large as the parameters. There are
+  eight arrays of this size: the parameters, the mean, the sum of a block, three digits
+  (`Digits`), and the two moments of an optimizer;
+* R is the peak number of bytes for one row in the program that computes a sample and
+  its influence: activations kept for the backward pass, factors, gradients in full. The
+  factor 2 is a margin, because the compiler may order operations in another way.
 """
 
 from collections import Counter
@@ -27,8 +29,8 @@ from jax.extend import core
 
 from dpjax._types import PyTree
 
-DEFAULT = 2**35  # about what JAX gets of a GPU of 40 GB: three quarters
-# Operations whose results are views of their operands, and need no memory.
+DEFAULT = 2**35  # about the three quarters of a GPU of 40 GB that JAX allocates
+# Operations with results that are views of their operands, and need no memory.
 VIEWS = {
     *("reshape", "squeeze", "transpose", "broadcast_in_dim"),
     *("copy", "optimization_barrier"),
@@ -36,7 +38,7 @@ VIEWS = {
 
 
 def rows_at_once(row_bytes: int, sum_bytes: int, bytes_of_rows: int) -> int:
-    """Returns how many rows are processed at once, for R, S and D bytes."""
+    """Returns the formula above for R, S and D bytes."""
     devices = jax.local_devices() if jax.process_count() == 1 else []
     limits = [(x.memory_stats() or {}).get("bytes_limit") for x in devices]
     memory = min(filter(None, limits), default=DEFAULT)
@@ -44,17 +46,17 @@ def rows_at_once(row_bytes: int, sum_bytes: int, bytes_of_rows: int) -> int:
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Returns the bytes of all arrays."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
-    """Returns the bytes, at their highest, of what depends on some arguments.
+    """Returns the peak number of bytes of values that depend on `of_row`.
 
-    `of_row` are the arguments of one row. Results are held until the end. Arguments are
-    not counted, and neither is what does not depend on these: it is there once.
+    `of_row` are the arguments that hold one row. Arguments are not counted, nor are
+    values that do not depend on the row, because all rows share them. Results are held
+    until the end.
     """
-    # The variable in whose memory a value lies; None for that of an argument.
+    # Maps a value to the variable that owns its memory; None if an argument owns it.
     place: dict[Any, core.Var | None] = dict.fromkeys(of_row)
     last: dict[core.Var | None, int] = {}
     steps = []
@@ -71,6 +73,7 @@ def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
         last |= {place[x]: i for x in (*read, *equation.outvars)}
         steps.append((i, equation, made))
     last |= {place[x]: len(jaxpr.eqns) for x in jaxpr.outvars if _is_in(place, x)}
+    # Each value is freed after its last use; the peak is over the running total.
     freed = Counter()
     for x, i in last.items():
         freed[i] += 0 if x is None else _bytes(x)
@@ -78,7 +81,8 @@ def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
     for i, equation, made in steps:
         new = sum(map(_bytes, made))
         within = max((peak_bytes(*each) for each in _inner(equation, place)), default=0)
-        # A loop's results lie beside its body; those of other programs are in them.
+        # A loop stores its results beside the memory of its body; other programs count
+        # their results themselves.
         is_loop = equation.primitive.name in ("scan", "while")
         highest = max(highest, live + (new + within if is_loop else max(new, within)))
         live += new - freed[i]
@@ -96,7 +100,7 @@ def programs_in(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
 
 
 def _inner(equation, place):
-    """Returns the programs inside an equation, with their arguments of one row."""
+    """Yields the programs inside an equation, and their arguments that hold a row."""
     for jaxpr in (program.jaxpr for program in programs_in(equation)):
         if equation.primitive is core.primitives.jit_p:
             pairs = zip(equation.invars, jaxpr.invars, strict=True)

@@ -1,20 +1,20 @@
 """Order statistics of many columns, by counting instead of sorting.
 
-A float's key is its bits as an integer, flipped for negative floats so that keys have
-the order of the floats. The key of x_(r+1) is the largest integer with at most r keys
-below it, and is found one bit at a time, from the highest: each bit takes one pass that
-counts. The work depends on shapes alone, never on values. Of sharded samples only
-counts and ends are sent: a psum adds the counts.
+The key of a float is its bits as an integer, flipped for negative floats so that keys
+have the order of the floats. The key of x_(r+1) is the largest integer with at most r
+keys below it. It is found bit by bit, from the highest bit on, with one pass over the
+keys for each bit. The work depends on shapes alone, never on values. If samples are
+sharded, devices send only counts, which a psum adds, and the ends of the order.
 
 The middle sum follows from the two ends of the window, ties or not:
 
     x_(m+1) + ... + x_(n-m) = sum_i clip(x_i, x_(m+1), x_(n-m)) - m (x_(m+1) + x_(n-m)).
 
-It is taken in integers, multiples of a power of two q: the same in any order and on any
-number of devices. With G the largest size in the window, 2^30 <= G/q < 2^31 (2^62 and
-2^63 in float64); where that q would be below 2^-126 (2^-1022), q is 2^-126 (2^-1022).
-A term is off by at most q/2 <= 2^-31 G. With u = 2^-24 and N = n - 2m terms that is
-2^-7 u N G; and making one float of the integers costs u of the sum and 2^-11 u N G.
+Terms are rounded to multiples of a power of two q and added as integers, so that the
+sum is the same in any order and on any number of devices. With G the largest magnitude
+in the window, 2^30 <= G/q < 2^31 (2^62 and 2^63 in float64), but q is at least 2^-126
+(2^-1022). A term errs by at most q/2 <= 2^-31 G, hence N = n - 2m terms by 2^-7 u N G,
+u = 2^-24. Converting the integers to one float adds u times the sum and 2^-11 u N G.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from dpjax._rounding import LARGEST
 from dpjax._sharding import from_all, num_shares, psum, varying, varying_axes
 from dpjax._sums.exact import two_sum
 
-# On a CPU, columns are handled as many at a time as fit into its cache: 2^18 numbers.
+# A CPU processes columns of this many numbers at a time, which fit into its cache.
 _BLOCK = 2**18
 _WORD = 32
 
@@ -37,7 +37,7 @@ Result = TypeVar("Result")
 
 
 class OrderStatistics(NamedTuple):
-    """Holds what the trimmed mean and its sensitivity need of n samples.
+    """The order statistics that the trimmed mean and its sensitivity need.
 
     Attributes:
         low: x_(m+1), x_(m), ..., x_(1), shape (m + 1, d).
@@ -56,8 +56,8 @@ def order_statistics(
 ) -> OrderStatistics:
     """Orders the ends of each column of samples, floats of shape (n, d), 2m < n.
 
-    NaN counts as zero, and all samples are clipped to ±1e30. Sharded over Manual mesh
-    axes, `samples` are one device's shard and the result is replicated. Its derivative
+    NaN counts as zero, and all samples are clipped to ±1e30. With Manual mesh axes,
+    `samples` are one device's shard and the result is replicated. The derivative
     gathers the samples of all devices.
     """
     low, high, middle_sum = _by_columns(
@@ -72,6 +72,7 @@ def _order_statistics_jvp(trim_count, axes, primals, tangents):
     statistics = order_statistics(samples, trim_count, axes)
     low, high = statistics.low[0], statistics.high[0]
     rates = _middle_rates(samples, tangent, low, high, trim_count, axes)
+    # Each end has the derivative of the sample that it equals: sort tangents by key.
     keys, tangent = (
         from_all(x, axes).reshape(-1, *x.shape[1:])
         for x in (_finite(_key(samples)), _finite_rate(samples, tangent))
@@ -138,7 +139,7 @@ def _two_middle_jvp(primals, tangents):
 
 def _by_columns(function: Callable[[jax.Array], Result], samples: jax.Array) -> Result:
     """Applies a function of (columns, n) to samples (n, d); results are (d, ...)."""
-    # Along an axis that lies contiguous in memory counts run at the memory's speed.
+    # Counts along an axis that is contiguous in memory run at the memory's speed.
     columns = samples.T
     num_columns, num_samples = columns.shape
     size = max(_BLOCK // num_samples, 1)
@@ -146,7 +147,7 @@ def _by_columns(function: Callable[[jax.Array], Result], samples: jax.Array) -> 
         return function(columns)
 
     def by_blocks():
-        # The last block may overlap the one before.
+        # The last block may overlap the previous block.
         starts = np.minimum(np.arange(0, num_columns, size), num_columns - size)
         blocks = jax.lax.map(
             lambda start: function(jax.lax.dynamic_slice_in_dim(columns, start, size)),
@@ -164,10 +165,10 @@ def _by_columns(function: Callable[[jax.Array], Result], samples: jax.Array) -> 
 
 
 def _ends(x, m, axes):
-    """Returns the m + 1 lowest and highest in rising order, and the middle sum."""
+    """Returns the m + 1 lowest and highest, in increasing order, and the middle sum."""
     keys, n = _finite(_key(x)), x.shape[1] * num_shares(axes)
-    # Measured: a sort of all is the faster from m = 0.22 n to 0.32 n on, for n = 100 to
-    # 100,000. Sharded samples are never gathered for it.
+    # Sorting all samples was faster from m = 0.22 n to 0.32 n on, measured for n = 100
+    # to 100,000. Sharded samples are never gathered, hence never sorted.
     if not axes and 7 * m >= 2 * (n - 32):
         ordered = jnp.sort(keys, axis=1)
         lows, highs = ordered[:, : m + 1], ordered[:, n - m - 1 :]
@@ -198,12 +199,12 @@ def _flipped(bits):
 
 
 def _finite(keys):
-    """Returns keys with NaN as zero, clipped to those of ±1e30."""
+    """Clips keys to the keys of ±1e30, and replaces the key of NaN by zero."""
     info = jnp.finfo(f"float{8 * keys.dtype.itemsize}")
     infinite, largest = (
         int(np.array(x, info.dtype).view(keys.dtype)) for x in (np.inf, LARGEST)
     )
-    # The key of -x is that of x with all bits inverted.
+    # Inverting all bits of the key of x gives the key of -x.
     is_nan = (keys > infinite) | (keys < ~infinite)
     return jnp.clip(jnp.where(is_nan, 0, keys), ~largest, largest)
 
@@ -213,6 +214,7 @@ def _select(keys, ranks, axes):
     info = jnp.iinfo(keys.dtype)
     bits = (1 << np.arange(info.bits, dtype=np.int64)[::-1]).astype(keys.dtype)
 
+    # A bit of the result is set if at most `rank` keys lie below the result with it.
     def step(lower, bit):
         pivots = [x ^ bit for x in lower]
         below = _sums([(keys < x[:, None]).astype(jnp.int32) for x in pivots], axes)
@@ -243,7 +245,7 @@ def _gather_all(keys, is_chosen, size, fill, axes):
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen
-    # Each device's keys stand behind those of the devices before it, among zeros.
+    # Each device places its keys behind the keys of earlier devices, zeros elsewhere.
     counts = from_all(is_chosen.sum(axis=1), axes)
     is_before = jnp.arange(len(counts)) < jax.lax.axis_index(axes)
     before = jnp.where(is_before[:, None], counts, 0).sum(axis=0)
@@ -256,10 +258,10 @@ def _gather_all(keys, is_chosen, size, fill, axes):
 
 
 def _gather(keys, is_chosen, size, fill):
-    """Returns the chosen keys of each row, `size` at most, and `fill` in place of more.
+    """Returns the chosen keys of each row, up to `size`, then `fill`.
 
-    Choices are packed into words of 32 bits. A search over the words before which no
-    more than j are chosen, then over the bits, finds the j-th.
+    Choices are packed into words of 32 bits. The j-th chosen key is found by bisection:
+    first over the words, by the number chosen before a word, then over its bits.
     """
     num_columns, n = keys.shape
     num_words = -(-n // _WORD)
@@ -300,11 +302,12 @@ def _count_bits(words):
 
 
 def _middle_sum(keys, low, high, m, axes):
-    """Sums what lies between the two ends, each of them rounded to a multiple of q."""
+    """Returns x_(m+1) + ... + x_(n-m), with terms rounded to multiples of q."""
     n, limits = keys.shape[1] * num_shares(axes), jnp.iinfo(keys.dtype)
     info = jnp.finfo(_float(low).dtype)
     largest = jnp.maximum(jnp.abs(_float(low)), jnp.abs(_float(high)))
-    # G < 2^(e + 1 - bias), where e are the bits of its exponent; and 1/q as such bits.
+    # G < 2^(e + 1 - bias), where e is the exponent field of G; `exponent` becomes the
+    # exponent field of 1/q.
     bias = info.maxexp - 1
     exponent = _key(largest) >> info.nmant
     exponent = jnp.minimum(2 * bias + limits.bits - 2 - exponent, 2 * bias - 1)
@@ -315,7 +318,7 @@ def _middle_sum(keys, low, high, m, axes):
     def multiple(key):
         return jnp.round(_float(key) * power(exponent)[:, None]).astype(key.dtype)
 
-    # Sums of the multiples overflow; those of their digits, b bits each, have
+    # Sums of the multiples would overflow. Sums of digits of b bits do not, because
     # n 2^b <= 2^31.
     b = limits.bits - 1 - (n - 1).bit_length()
     shifts = list(range(0, limits.bits, b))
@@ -338,7 +341,7 @@ def _middle_sum(keys, low, high, m, axes):
 def _middle_rates(samples, tangent, low, high, trim_count, axes):
     """Returns the derivatives of x_(m+1), x_(n-m) and the middle sum.
 
-    Samples that are equal to an end share what is kept of them.
+    Samples that equal an end share its derivative and its weight in the sum equally.
     """
     last = len(samples) * num_shares(axes) - trim_count
     keys, low, high = _finite(_key(samples)), _key(low), _key(high)
@@ -365,7 +368,7 @@ def _finite_rate(samples, tangent):
 
 
 def _rate(keys, values, tangent, axes):
-    """Returns the derivative of an order statistic: the mean over its ties."""
+    """Returns the derivative of an order statistic, as a mean over tied samples."""
     is_equal = keys == values[None]
     ties, rate = is_equal.sum(axis=0), jnp.where(is_equal, tangent, 0).sum(axis=0)
     ties, rate = psum((ties, rate), axes)
@@ -373,11 +376,11 @@ def _rate(keys, values, tangent, axes):
 
 
 def _sum_in_two_floats(x: jax.Array) -> jax.Array:
-    """Sums over axis 0 with an error of one rounding, and second-order ones.
+    """Sums over axis 0 with the error of one rounding, up to second order.
 
-    Pairs are added in a tree. What each addition rounds off is known exactly, and added
-    up beside; of that sum the rounding is of second order: less than 2^11 u^2 of the
-    terms' total size, in up to 24 levels.
+    Pairs are added in a tree. The exact rounding error of each addition goes to a
+    second sum, with errors of second order: in up to 24 levels, less than 2^11 u^2
+    times the sum of magnitudes.
     """
     rest = jnp.zeros_like(x)
     while len(x) > 1:

@@ -1,24 +1,25 @@
-"""Samples of a few rows: their leaves, and how these are added and measured.
+"""The samples of a microbatch: how their leaves are added, and their norms computed.
 
-A sample's gradient by the kernel of a dense layer is the outer product of two vectors;
-that by a table of embeddings is zero but for a few rows. Norms and sums of such samples
-are found from the factors. Whatever else a sample holds is an array, as it always was.
+A gradient with respect to the kernel of a dense layer is the outer product of two
+vectors; a gradient with respect to a table of embeddings is zero except for a few rows.
+Norms and sums of such leaves are computed from factors. All other leaves are arrays.
 
-Every sample adds one number to a coordinate of a sum: a product of two entries, an
-entry of a row, an entry of an array. Rows of a table that a sample reads twice are
-added up before (`tables`), and so are outer products over many positions, a sample at
-a time, or by the program that makes samples. The bound on rounding rests on that (see
-`fold`): of terms that are summed over samples and positions at once, those of one
-sample may cancel, and then no norm bounds how their sum is rounded.
+A sample adds exactly one number to a coordinate of a sum: a product of two entries, an
+entry of a row, or an entry of an array. If it reads a row of a table twice (`tables`),
+or has outer products at many positions, these are added up first, for each sample
+alone. The bound on rounding needs this (see `fold`): in a sum over samples and
+positions at once, terms of one sample may cancel, and the norm of this sample would not
+bound the rounding error that they cause.
 
 A norm is measured in a unit: a public or released number of its order, such as the clip
-norm. Squares of entries are then of the order of one. From 2^63 units on a sample
-counts as zero, as NaN does: its squares overflow, or nearly so. Heavy tails never reach
-that, since units are at least 1e-12.
+norm, so that squares of entries are of the order of one. A sample with a norm of 2^63
+units or more counts as zero, as NaN does, because its squares overflow, or nearly so.
+Heavy tails never reach that, since units are at least 1e-12.
 
-Squares that underflow lose 2^-126 each, and an outer product's other factor may
-multiply that: so the sum of squares of p entries is raised by p·2^-126 before sums are
-multiplied, and no norm is too small. Proof: `docs/privacy/proofs/sums.md`, 1.5.
+A square that underflows loses up to 2^-126, and the other factor of an outer product
+may multiply this loss. So the sum of squares of p entries is raised by p·2^-126 before
+sums are multiplied, and no norm is too small. Proof: `docs/privacy/proofs/sums.md`,
+1.5.
 """
 
 import abc
@@ -35,35 +36,35 @@ from dpjax._tree import as_finite, as_float, like, register, split, stack
 from dpjax._types import PyTree
 
 Influence = Callable[[jax.Array], jax.Array]
-SMALL = 4096  # coordinates, such as of a bias
-SAVING = 4  # factors are much smaller than a leaf by so many times, or more
+SMALL = 4096  # a leaf of at most so many coordinates is small, such as a bias
+SAVING = 4  # factors are much smaller if a leaf has this many times their entries
 
 # The computed norm may be too small by this relative error, so that a clipped sample
-# may be longer than the clip norm by as much: `docs/privacy/proofs/sums.md`, 1.5. There
-# a sum of squares has up to 1,024 terms, or 6 levels of 256 (below 2^48 entries); on
-# several devices 4 levels, for 2^32, and then a term for each device and axis, 512 at
-# most in all. The sum over leaves has one more level for each doubling of their number.
+# may exceed the clip norm by as much: `docs/privacy/proofs/sums.md`, 1.5. The proof
+# allows sums of up to 1,024 squares, or 6 levels of 256 (below 2^48 entries). On
+# several devices it allows 4 levels (below 2^32 entries), and then a term for each
+# device and axis, 512 at most. Doubling the number of leaves adds one level.
 NORM_ERROR = 2.0**-13
 FLAT, ROW = 1024, 256
-LOST = 2.0**-126  # what a square that underflows loses, at most
+LOST = 2.0**-126  # the largest loss of a square that underflows
 LONGEST = 2.0**63  # in units: samples of this norm or more count as zero
-MANY = 64  # leaves of one shape, of which a compiler should see fewer
+MANY = 64  # more leaves than this are slow to compile, and stacked if of one shape
 
 
 class Leaf(abc.ABC):
     """A leaf of n samples, in one of four forms."""
 
-    build: Callable[[jax.Array], jax.Array]  # returns the leaf, of a sum
+    build: Callable[[jax.Array], jax.Array]  # reshapes a sum to the leaf of a sample
 
     @property
     def is_smaller(self) -> bool:
-        """Tells whether factors are much smaller than the leaf."""
+        """Returns whether factors are much smaller than the leaf."""
         return False
 
     @property
     @abc.abstractmethod
     def numbers(self) -> tuple[jax.Array, ...]:
-        """All arrays of numbers, without those of places."""
+        """Returns all arrays that hold numbers, not indices of a table."""
 
     @abc.abstractmethod
     def written_out(self) -> jax.Array:
@@ -71,11 +72,11 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def finite(self) -> Self:
-        """Returns rows in which NaN and infinities count as zero."""
+        """Returns rows with NaN and infinities set to zero."""
 
     @abc.abstractmethod
     def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
-        """Returns the square of the norm of one row times a number: not too small."""
+        """Returns |row·inverse_unit|^2 for one row; `NORM_ERROR` bounds its error."""
 
     @abc.abstractmethod
     def weighted(self, weight: jax.Array) -> Self:
@@ -83,23 +84,23 @@ class Leaf(abc.ABC):
 
     @abc.abstractmethod
     def zeros(self) -> jax.Array:
-        """Returns a sum of no rows, before `build`."""
+        """Returns the zeros to which rows are added, before `build`."""
 
     @abc.abstractmethod
     def add(
         self, total: jax.Array, influence: Influence | None, in_turn: int | None
     ) -> jax.Array:
-        """Adds rows to a sum, or their influences: see `FactoredSamples.add_to`."""
+        """Adds rows, or their influences, to total: see `FactoredSamples.add_to`."""
 
 
 @register("leaves")
 @dataclass(frozen=True)
 class FactoredSamples:
-    """Samples of which some leaves are factored.
+    """Samples with leaves that may be factored.
 
     Attributes:
-        leaves: a pytree of arrays (n, ...), `OuterProducts` and `TableRows`.
-        work: how many numbers the program makes for a sample, about.
+        leaves: a pytree of arrays (n, ...) and of instances of `Leaf`.
+        work: about how many numbers the program computes for a sample.
 
     Example:
         >>> import jax.numpy as jnp
@@ -115,41 +116,38 @@ class FactoredSamples:
 
     @property
     def parts(self) -> list[Leaf]:
-        """All leaves; plain arrays as `Arrays`."""
         leaves = jax.tree.leaves(self.leaves, is_leaf=_is_leaf)
         return [leaf if _is_leaf(leaf) else Arrays(leaf) for leaf in leaves]
 
     def with_parts(self, parts: list[Any]) -> "FactoredSamples":
-        """Returns samples with other leaves, of which some may be arrays."""
+        """Returns samples with the leaves `parts`; arrays are allowed."""
         return FactoredSamples(self._unflatten(parts), self.work)
 
     def stacked(self) -> "FactoredSamples":
-        """Returns samples with small arrays of one shape stacked, if they are many."""
+        """Returns samples in which many small arrays of one shape are stacked."""
         stacked = Stacked.of(self.leaves)
         is_same = not any(group[1:] for group in stacked.groups)
         return self if is_same else FactoredSamples(stacked, self.work)
 
     def written_out(self) -> PyTree:
-        """Returns the samples as a pytree of arrays."""
         return self._unflatten([part.written_out() for part in self.parts])
 
     def zeros(self) -> list[jax.Array]:
-        """Returns sums of no samples, one for every leaf, before `build`."""
         return [part.zeros() for part in self.parts]
 
     def add_to(
         self, sums: list[jax.Array], influence: Influence | None, in_turn: int | None
     ) -> list[jax.Array]:
-        """Adds samples to sums, or their influences, which act by coordinate.
+        """Adds samples to sums, or their influences, which map zero to zero.
 
-        The influence leaves zero as it is. in_turn is how many rows are added in one
-        pass over a large sum, one after the other; None leaves it to the compiler.
+        in_turn is the number of rows that are added one after the other in one pass
+        over a large sum; None leaves the order to the compiler.
         """
         pairs = zip(sums, self.parts, strict=True)
         return [part.add(x, influence, in_turn) for x, part in pairs]
 
     def build(self, sums: list[jax.Array]) -> PyTree:
-        """Returns sums in the shape of samples."""
+        """Reshapes sums to the pytree of a sample."""
         pairs = zip(self.parts, sums, strict=True)
         return self._unflatten([part.build(x) for part, x in pairs])
 
@@ -159,39 +157,36 @@ class FactoredSamples:
 
     @property
     def numbers(self) -> list[jax.Array]:
-        """All arrays of numbers, without those of places."""
         return [x for part in self.parts for x in part.numbers]
 
     @property
     def dtype(self) -> Any:
-        """float64 where a leaf has it, else float32."""
+        """Returns float64 if a leaf has it, else float32."""
         return max((x.dtype for x in self.numbers), key=lambda dtype: dtype.itemsize)
 
     def finite(self) -> "FactoredSamples":
-        """Returns samples in which NaN and infinities count as zero."""
         return self.with_parts([part.finite() for part in self.parts])
 
     def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
-        """Returns the square of the norm of one finite sample times a number."""
+        """Returns |sample·inverse_unit|^2 for one finite sample."""
         dtype = self.dtype
-        # As a tree: one after the other, thousands of leaves err by as many roundings.
+        # Adding thousands of leaves in turn rounds thousands of times; a tree does not.
         squares = [part.squared_norm(inverse_unit).astype(dtype) for part in self.parts]
         return jax.tree.reduce_associative(
             jnp.add, squares, identity=jnp.zeros((), dtype)
         )
 
     def weighted(self, weight: jax.Array) -> "FactoredSamples":
-        """Returns one finite sample times a weight."""
         return self.with_parts([part.weighted(weight) for part in self.parts])
 
     def blocks(self, count: int) -> "FactoredSamples":
-        """Returns so many blocks of equally many samples, along a new first axis."""
+        """Divides samples into `count` equal blocks, along a new first axis."""
         return jax.tree.map(
             lambda x: x.reshape(count, len(x) // count, *x.shape[1:]), self
         )
 
     def padded(self, size: int) -> "FactoredSamples":
-        """Returns so many samples, of which the last ones are zeros."""
+        """Appends zeros, up to `size` samples."""
 
         def pad(x):
             more = size - len(x)
@@ -200,28 +195,27 @@ class FactoredSamples:
         return jax.tree.map(pad, self)
 
     def zero_unless(self, counts: jax.Array) -> "FactoredSamples":
-        """Returns zeros in the place of samples that do not count."""
+        """Sets samples to zero where `counts` is false."""
         return jax.tree.map(lambda x: zero_unless(counts, x), self)
 
     @property
     def has_small_factors(self) -> bool:
-        """Tells whether the factors of any leaf are much smaller than the leaf."""
+        """Returns whether factors of any leaf are much smaller than the leaf."""
         return any(part.is_smaller for part in self.parts)
 
     @property
     def has_large_arrays(self) -> bool:
-        """Tells whether an array of a sample has more than a few thousand entries."""
+        """Returns whether an array of a sample has more than `SMALL` entries."""
         arrays = [part for part in self.parts if isinstance(part, Arrays)]
         return any(part.is_large for part in arrays)
 
     @property
     def num_rows(self) -> int:
-        """The number of samples."""
         return len(jax.tree.leaves(self.leaves)[0])
 
     @property
     def row_size(self) -> int:
-        """Counts, roughly, the numbers that a sample makes and stores."""
+        """Returns about how many numbers are computed and stored for a sample."""
         return self.work + sum(x.size // len(x) for x in jax.tree.leaves(self.leaves))
 
 
@@ -230,12 +224,12 @@ class FactoredSamples:
 class Stacked:
     """A pytree of samples, or of their sum, in which small arrays are stacked by shape.
 
-    Thousands of leaves are then a few for the compiler.
+    The compiler then sees a few arrays instead of thousands.
 
     Attributes:
-        leaves: stacks (..., m, *shape), or one leaf each that is as it was.
-        groups: the indices of the leaves in each; static.
-        structure: of the pytree; static.
+        leaves: stacks (..., m, *shape) of m leaves, and leaves that are not stacked.
+        groups: for each item of leaves, the indices of its leaves; static.
+        structure: the structure of the pytree; static.
     """
 
     leaves: list[Any]
@@ -244,7 +238,7 @@ class Stacked:
 
     @classmethod
     def of(cls, tree: PyTree) -> "Stacked":
-        """Returns samples with leaves of more than `MANY` of one shape stacked."""
+        """Stacks leaves of one shape, if there are more than `MANY` of them."""
         leaves, structure = jax.tree.flatten(tree, is_leaf=_is_leaf)
         groups: dict[Any, list[int]] = {}
         for i, x in enumerate(leaves):
@@ -259,7 +253,7 @@ class Stacked:
         return cls(stacks, tuple(map(tuple, joined)), structure)
 
     def unstacked(self) -> PyTree:
-        """Returns the sum of samples as the pytree that it was."""
+        """Returns the sum with the structure of a sample."""
         leaves = {}
         for x, group in zip(self.leaves, self.groups, strict=True):
             rows = [y[0] for y in split(x, [1] * len(x))] if group[1:] else [x]
@@ -268,7 +262,7 @@ class Stacked:
 
 
 def unstacked(tree: PyTree) -> PyTree:
-    """Returns the pytree of a sum without stacks."""
+    """Replaces every `Stacked` of a pytree by its leaves."""
     return jax.tree.map(
         lambda x: x.unstacked() if isinstance(x, Stacked) else x,
         tree,
@@ -277,7 +271,7 @@ def unstacked(tree: PyTree) -> PyTree:
 
 
 def _kind(x: Any) -> Any:
-    """Returns what leaves that may be stacked have in common, None for others."""
+    """Returns a key that is equal for leaves to be stacked, None for other leaves."""
     if isinstance(x, Leaf) or x.size > SMALL * len(x) or num_other_devices(x) > 1:
         return None
     return x.shape, x.dtype, varying_axes(x)
@@ -289,7 +283,7 @@ def _is_leaf(x: Any) -> bool:
 
 @dataclass(frozen=True)
 class Factors(Leaf):
-    """Serves leaves that hold two factors."""
+    """The base class of leaves with two factors."""
 
     left: jax.Array
     right: jax.Array
@@ -314,7 +308,7 @@ class OuterProducts(Factors):
     Attributes:
         left: shape (n, p).
         right: shape (n, q).
-        build: returns the leaf of a matrix (p, q): its entries, in another order.
+        build: reshapes a matrix (p, q) to the leaf; it may reorder entries.
 
     Example:
         >>> import jax.numpy as jnp
@@ -351,21 +345,21 @@ class OuterProducts(Factors):
         if not self.is_smaller and total.size <= SMALL:
             in_turn = None
         elif in_turn is not None and len(self.left) < in_turn:
-            in_turn = 1  # a loop over a few rows has them fetched entry by entry
+            in_turn = 1  # in a loop over a few rows, XLA would fetch entry by entry
         return add_rows(
             total, lambda a, d: influence(a[:, None] * d[None]), self.numbers, in_turn
         )
 
 
 def are_much_smaller(left: tuple[float, ...], q: int) -> bool:
-    """Returns whether factors (..., T, p) and (..., T, q) are, than (..., p, q)."""
+    """Compares factors (..., T, p) and (..., T, q), left = (T, p), to (..., p, q)."""
     num_positions, p = left
     return p * q >= SAVING * num_positions * (p + q)
 
 
 @dataclass(frozen=True)
 class Values(Leaf):
-    """Serves leaves that hold their numbers as one array."""
+    """The base class of leaves with all numbers in one array."""
 
     values: jax.Array
 
@@ -384,11 +378,11 @@ class Values(Leaf):
 @register("values", "weights")
 @dataclass(frozen=True)
 class Arrays(Values):
-    """A leaf of n samples that is held as it is.
+    """A leaf of n samples that is an array, without factors.
 
     Attributes:
         values: shape (n, ...).
-        weights: shape (n,), what rows are multiplied by as they are added, if anything.
+        weights: shape (n,); rows are multiplied by them as they are added, if given.
     """
 
     weights: jax.Array | None = None
@@ -397,11 +391,10 @@ class Arrays(Values):
         return self.values if self.weights is None else times(self.values, self.weights)
 
     def build(self, x: jax.Array) -> jax.Array:
-        """Returns the leaf of a sum, which is the sum itself."""
         return x
 
     def zeros(self) -> jax.Array:
-        # Sharded like a row of the leaf: it may be that of a sharded parameter.
+        # Sharded like a row of the leaf, as of a gradient by a sharded parameter.
         row = zeros(self.values, (1, *self.values.shape[1:]))[0]
         return row if row.dtype == jnp.float64 else row.astype(jnp.float32)
 
@@ -413,7 +406,7 @@ class Arrays(Values):
     ) -> jax.Array:
         (values,) = self.numbers
         num_rows = len(values)
-        # A loop over rows is a long program: not for a small sum.
+        # A loop over rows makes a long program, which does not pay for a small sum.
         in_turn = in_turn if self.is_large else None
         if self.weights is None and (influence is not None or num_rows == 1):
             return add_rows(total, influence or (lambda x: x), (values,), in_turn)
@@ -425,12 +418,11 @@ class Arrays(Values):
 
     @property
     def is_large(self) -> bool:
-        """Tells whether a sum has more than a few thousand coordinates."""
         return self.values.size > SMALL * len(self.values)
 
 
 def zeros_for(shape: tuple[int, ...], like_this: jax.Array) -> jax.Array:
-    """Returns a sum of no rows, sharded like one of them."""
+    """Returns zeros in float32 or float64, sharded like a row of `like_this`."""
     is_double = like_this.dtype == jnp.float64
     zeros = jnp.zeros(shape, jnp.float64 if is_double else jnp.float32)
     return varying(zeros, varying_axes(like_this))
@@ -444,8 +436,8 @@ def times(x: jax.Array, weights: jax.Array) -> jax.Array:
 
 def sum_of_products(x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns the sum over n of the outer products of rows."""
-    # Else the compiler may move a constant, or a unit, from one factor to the other or
-    # out of the product: where that overflows, another's zero makes it NaN.
+    # Without the barrier the compiler may move a constant to the other factor or out of
+    # the product: if this overflows, a zero there gives NaN.
     x, y = jax.lax.optimization_barrier((x, y))
     over_rows = (((0,), (0,)), ((), ()))
     return jax.lax.dot_general(x, y, over_rows, precision=jax.lax.Precision.HIGHEST)
@@ -459,7 +451,7 @@ def add_rows(
 ) -> jax.Array:
     """Adds `function(*row)` of all rows of arrays (n, ...) to a sum.
 
-    That of zeros is zero; in_turn is as in `FactoredSamples.add_to`.
+    The function maps zeros to zeros. `FactoredSamples.add_to` explains in_turn.
     """
     if in_turn is None:
         return total + jax.vmap(function)(*arrays).sum(axis=0)
@@ -467,8 +459,8 @@ def add_rows(
     size = min(in_turn, num_rows)
 
     def part(x, i):
-        # The last part may reach past the end: it is shifted back, and those of its
-        # rows that are already added are zeros.
+        # If the last part reaches past the end, it starts earlier, and rows that were
+        # added before are set to zero.
         start = jnp.minimum(i * size, num_rows - size)
         x = jax.lax.dynamic_slice_in_dim(x, start, size)
         if num_rows % size == 0:
@@ -476,8 +468,8 @@ def add_rows(
         return zero_unless(start + jnp.arange(size) >= i * size, x)
 
     def add(i, carry):
-        # Rows are fetched a turn before, into a place of their own: else the compiler
-        # has them fetched entry by entry.
+        # The next rows are fetched one iteration ahead into a buffer of their own,
+        # because the compiler would otherwise fetch them entry by entry.
         total, parts = carry
         for row in range(size):
             total = total + function(*(x[row] for x in parts))
@@ -490,14 +482,14 @@ def add_rows(
 
 
 def zero_unless(counts: jax.Array, x: jax.Array) -> jax.Array:
-    """Returns rows, zeros in the place of those that do not count."""
+    """Sets rows of x to zero where `counts` is false."""
     return jnp.where(counts.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
 
 
 def squared_norm_of_product(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Returns |left|^2 |right|^2: not too small, though squares underflow."""
+    """Returns |left|^2 |right|^2 or slightly more, though squares may underflow."""
     left, right = (sum_of_squares(x) + x.size * LOST for x in (left, right))
-    # Where one overflows, the derivative by the other would be infinite, not zero.
+    # Where a factor overflows, the derivative by the other factor would be infinite.
     is_finite = jnp.isfinite(left) & jnp.isfinite(right)
     left, right = (jnp.where(is_finite, x, 1) for x in (left, right))
     return jnp.where(is_finite, left * right, jnp.inf)
@@ -506,21 +498,21 @@ def squared_norm_of_product(left: jax.Array, right: jax.Array) -> jax.Array:
 @jax.custom_jvp
 def sum_of_squares(x: jax.Array) -> jax.Array:
     """Returns the sum of the squares of all entries, infinity where it overflows."""
-    # Else the compiler may square a constant, and what it is multiplied by, each by
-    # itself: 1e19 times 1e-19 would have the square zero.
+    # Without the barrier the compiler may square the two factors of x separately: for
+    # 1e19 and 1e-19, the square 1e-38 of the second factor could be flushed to zero.
     x = jax.lax.optimization_barrier(x)
     terms = x * x
     num_parts = num_other_devices(x)
     if num_parts > 1 and x.ndim > 0:
-        # An axis that lies on several devices falls into as many parts, which stay
-        # where they are: the rows of 256 are of one device each.
+        # An axis that is sharded over devices is split into a part for each device, so
+        # that each row of 256 terms lies on one device.
         parts = [num_parts if n % num_parts == 0 else 1 for n in x.shape]
         lengths = [n // m for n, m in zip(x.shape, parts, strict=True)]
         pairs = zip(parts, lengths, strict=True)
         terms = terms.reshape([n for pair in pairs for n in pair])
         order = [*range(0, 2 * x.ndim, 2), *range(1, 2 * x.ndim, 2)]
         terms = terms.transpose(order).reshape(*parts, math.prod(lengths))
-        # Then axis by axis, so that devices add up and nothing is gathered.
+        # Sums axis by axis keep the terms on their devices: nothing is gathered.
         for _ in range(x.ndim + 1):
             terms = jax.lax.optimization_barrier(sum_in_levels(terms, ROW))
         return terms
@@ -529,17 +521,18 @@ def sum_of_squares(x: jax.Array) -> jax.Array:
 
 @sum_of_squares.defjvp
 def _sum_of_squares_jvp(primals, tangents):
-    # Derivatives stay finite where squares overflow: the weight there is constant.
+    # Large x are dropped, so that derivatives stay finite where squares overflow: the
+    # weight of such a sample is zero, hence constant.
     (x,), (tangent,) = primals, tangents
     x_or_zero = jnp.where(jnp.abs(x) < 2 * LONGEST, x, 0)
     return sum_of_squares(x), 2 * jnp.sum(x_or_zero * tangent)
 
 
 def sum_in_levels(terms: jax.Array, flat: int = FLAT, row: int = ROW) -> jax.Array:
-    """Returns sums over the last axis, of more than `flat` terms `row` at a time."""
-    # A flat float32 sum of d terms may err by d·2^-24: 6 times, at d = 1e8. Sums of
-    # rows of 256 err by 256·2^-24 a level; the barrier keeps the compiler from
-    # merging the levels into one flat sum.
+    """Sums over the last axis, in levels of `row` terms if it has more than `flat`."""
+    # A flat float32 sum of d terms may have a relative error of d·2^-24, which is 6 for
+    # d = 1e8. Each level of rows of 256 adds 256·2^-24 only; the barrier keeps the
+    # compiler from merging the levels into one flat sum.
     if terms.shape[-1] <= flat:
         return terms.sum(axis=-1)
     while terms.shape[-1] > row:
@@ -555,7 +548,7 @@ def weigh(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the weight of one sample, and its norm in units.
 
-    Squares are those of its norm, infinity where they overflow. `weight_fn` is
+    `squares` is the squared norm, infinity where it overflows. `weight_fn` must be
     differentiable on [0, 2^63); beyond, the weight is zero and the norm infinite.
     """
     is_measured = squares < LONGEST**2

@@ -1,10 +1,10 @@
-"""Samples that are made of rows when they are needed, and how many at once.
+"""Streams of samples, computed from rows when needed, and the sizes of microbatches.
 
 Rows are read in microbatches, and added in blocks, each with a float sum: `Layout`. On
-a GPU or TPU the memory decides how many rows a microbatch has (`memory`); blocks whose
-sums have 2^22 numbers together, or one block, bound it too. All of these are shapes, or
-facts of the device: the number of rows is public. It moves a mean by rounding, within
-what `sensitivity()` counts for any such number.
+a GPU or TPU the memory bounds the size of a microbatch (`memory`), and so does the size
+of the sums of its blocks: 2^22 numbers together, or a single block. The size depends
+only on shapes and on the device, hence on public facts. It changes how a mean is
+rounded; `sensitivity()` bounds that for every size.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from dpjax._sums.samples import FactoredSamples
 from dpjax._tree import materialized
 from dpjax._types import PyTree, Scalar
 
-MOST_NUMBERS = 2**18  # of all sums that are made next to each other, on CPU
+MOST_NUMBERS = 2**18  # bounds the numbers in all sums of concurrent blocks, on CPU
 IN_TURN = 16  # rows that are added in one pass over a large sum, on CPU
 MakeFactored = Callable[[PyTree], tuple[FactoredSamples, PyTree]]
 
@@ -39,20 +39,19 @@ REFUSED = (
 class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     """Samples that are computed from rows when they are needed, a few at a time.
 
-    `streamed_grad` returns one, the gradients of a batch. In a pytree it is a leaf, so
-    that what maps over gradients meets no parameters or records in their place:
-    arithmetic raises `ValueError`.
+    `streamed_grad` returns the gradients of a batch as a stream. In a pytree a stream
+    is a leaf, so that a function mapped over gradients never gets parameters or records
+    instead: arithmetic with a stream raises `ValueError`.
 
     Attributes:
         make_samples: `make_samples(shared, some_rows)` returns `(samples, aux)`, both
-            with the leading axis of some_rows; aux is whatever is wanted back for each
-            row, or `()`.
+            with the leading axis of some_rows; aux is a further output, or `()`.
         shared: pytree that all samples depend on, such as parameters.
         rows: pytree, leaves of shape (n, ...), such as a batch.
-        microbatch_size: how many are made at once; None chooses.
-        make_factored: `make_factored(shared, rows)` returns a function of some rows, as
-            make_samples but with samples as `FactoredSamples`, for estimators that take
-            norms and sums from factors; None where there are none.
+        microbatch_size: number of samples computed at once; None chooses.
+        make_factored: `make_factored(shared, rows)` returns a function of some rows
+            that returns `(samples, aux)` with `FactoredSamples`, for estimators that
+            compute norms and sums from factors; None if no samples have factors.
         is_padding_example: shape (n,), true for rows to leave out; None keeps all.
         axes: the Manual mesh axes over which rows are sharded evenly, `()` if none;
             set by the estimator.
@@ -70,13 +69,10 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     def of(
         cls, samples: PyTree, is_padding_example: jax.Array | None = None
     ) -> "SampleStream":
-        """Returns arrays of samples as a stream, and a stream as it is, with the mask.
+        """Returns arrays of samples, or a stream, as a stream with the mask.
 
-        A pytree with a stream as its only leaf is that stream: an optimizer that wants
-        gradients in a container, such as `flax.nnx.Optimizer`, hands that on.
-
-        Raises:
-            ValueError: if there are two masks, or a mask of another shape than (n,).
+        A pytree with a stream as its only leaf counts as this stream, because some
+        optimizers, such as `flax.nnx.Optimizer`, pass gradients in a container.
         """
         leaves = jax.tree.leaves(samples)
         is_stream = len(leaves) == 1 and isinstance(leaves[0], cls)
@@ -90,39 +86,39 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         return stream
 
     def __repr__(self) -> str:
-        """Returns no numbers: rows are records."""
+        """Returns a text without numbers, because rows are records."""
         return f"<{REFUSED}>"
 
     def __array_ufunc__(self, *args: Any, **options: Any) -> Any:
-        """Raises `ValueError`: operators, NumPy and JAX look for this in an array."""
+        """Raises `ValueError`, because operators, NumPy and JAX call this method."""
         raise ValueError(REFUSED)
 
     __array__ = __array_ufunc__
     __jax_array__ = property(__array_ufunc__)
 
     def __getattr__(self, name: str) -> Any:
-        """Raises `AttributeError` for those of an array, and any other."""
+        """Raises `AttributeError` for any other attribute, as of an array."""
         raise AttributeError(f"no {name}: {REFUSED}")
 
     def __contains__(self, name: object) -> bool:
-        """Returns False: Flax's `TrainState` asks gradients for leaves by name."""
+        """Returns False, because Flax's `TrainState` asks gradients for leaf names."""
         return False
 
     @property
     def num_rows(self) -> int:
-        """Number of rows, padding included; inside `jax.shard_map` on this device."""
+        """Returns the number of rows on this device, padding included."""
         return _validate.leading_size(self.rows, "samples")
 
     @property
     def num_rows_in_all(self) -> int:
-        """The number of rows on all devices."""
+        """Returns the number of rows on all devices."""
         return self.num_rows * num_shares(self.axes)
 
     def reader(self) -> Callable[[Scalar, int], tuple[FactoredSamples, PyTree]]:
-        """Returns a function that makes the samples and aux of some rows.
+        """Returns read(start, size), which computes samples and aux of `size` rows.
 
-        `read(start, size)` is of rows `start` to `start + size - 1`; size is static.
-        What makes factored samples is traced here, and never again.
+        They are rows `start` to `start + size - 1`; size is static. `make_factored` is
+        traced here, once.
         """
         factored = self.make_factored
         make = self._made if factored is None else factored(self.shared, self.rows)
@@ -136,7 +132,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         return read
 
     def call(self, function: Callable[..., PyTree], *args: PyTree) -> PyTree:
-        """Returns function(stream, *args), compiled if samples are arrays."""
+        """Returns function(stream, *args), compiled if the rows are the samples."""
         if self.make_samples is not _themselves:
             return function(self, *args)
         sizes = self.microbatch_size, self.axes
@@ -147,7 +143,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         return replace(self, make_factored=None)
 
     def has_small_factors(self) -> bool:
-        """Returns whether a leaf of samples is much smaller in factored form."""
+        """Returns whether factors of any leaf are much smaller than the leaf."""
         if self.make_factored is None:
             return False
         return jax.eval_shape(lambda: self.reader()(0, 1)[0]).has_small_factors
@@ -168,7 +164,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     def num_coordinates(self) -> int:
         """Returns the number of entries of one sample, all leaves together."""
 
-        def on_no_mesh(x, *size):  # there no row lies on several devices
+        def on_no_mesh(x, *size):  # drops shardings, which one row cannot have
             shape = (*size, *np.shape(x)[len(size) :])
             return jax.ShapeDtypeStruct(shape, jnp.result_type(x))
 
@@ -196,7 +192,7 @@ def _call(function, sizes, rows, mask, *args):
 
 
 class Sizes(NamedTuple):
-    """Numbers that are held of a row, that are made for it, and that a sum has."""
+    """Counts of numbers: held for a row, computed for a row, and in a sum."""
 
     row: int
     made: int
@@ -206,14 +202,14 @@ class Sizes(NamedTuple):
 class Layout(NamedTuple):
     """Divides rows into microbatches and blocks.
 
-    A microbatch has `rows` rows of each of `width` blocks, whose sums are made next to
-    each other. A block gets rows from `microbatches` microbatches, one after the other.
-    Then the next `width` blocks follow: `rounds` times in all.
+    A microbatch has `rows` rows for each of `width` blocks, which are summed side by
+    side. A block gets rows from `microbatches` consecutive microbatches. Then the next
+    `width` blocks follow, for `rounds` rounds.
 
     Attributes:
-        num_rows: rows on the device.
-        unroll: how many microbatches the loop over them adds in one iteration.
-        in_turn: as in `FactoredSamples.add_to`.
+        num_rows: number of rows on the device.
+        unroll: number of microbatches that one iteration of the loop adds.
+        in_turn: see `FactoredSamples.add_to`.
     """
 
     num_rows: int
@@ -226,25 +222,23 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Rows of a microbatch."""
         return self.width * self.rows
 
     @property
     def block_length(self) -> int:
-        """Rows of a block."""
         return self.rows * self.microbatches
 
     @property
     def is_exact(self) -> bool:
-        """Tells whether no row is left over."""
+        """Returns whether the microbatches hold exactly num_rows rows."""
         return self.size * self.microbatches * self.rounds == self.num_rows
 
     @classmethod
     def one_by_one(cls, num_rows, longest, sizes, microbatch_size):
         """Returns the layout for arrays on CPU: a microbatch has one row of each block.
 
-        Several blocks at once are faster if their sums fit into the first cache, which
-        holds 2^15 numbers. A sum of more than 2^13 numbers is made alone, because XLA
+        Several blocks side by side are faster if their sums fit into the first cache of
+        2^15 numbers. Larger sums than 2^13 numbers are computed one by one, because XLA
         then fuses the additions of four unrolled rows.
         """
         is_large = sizes.total > 2**13
@@ -255,20 +249,17 @@ class Layout(NamedTuple):
         width = -(-num_rows // steps)
         rounds = -(-steps // longest)
         microbatches = -(-steps // rounds)
-        # A divisor of the length: a remainder would be compiled once more.
+        # unroll divides microbatches, because a remainder would be compiled again.
         unroll = max(x for x in range(1, unroll + 1) if microbatches % x == 0)
         return cls(num_rows, width, 1, microbatches, rounds, unroll)
 
     @classmethod
     def cached(cls, num_rows, longest, sizes, microbatch_size, *, is_large):
-        """Returns the layout for factors on CPU: as many rows as the caches hold.
-
-        They are four at least, if memory holds these.
-        """
+        """Returns the layout for factors on CPU: as many rows as the caches hold."""
         in_turn = IN_TURN if is_large else None
         if microbatch_size is None:
-            # Rows that are processed all at once, in blocks that need no filling up,
-            # stay where they are in the batch: nothing is copied.
+            # If all rows are processed at once, in blocks without padding, the batch is
+            # read in place and nothing is copied.
             length = _length(num_rows, longest)
             blocks = num_rows // length
             is_small = (
@@ -276,19 +267,19 @@ class Layout(NamedTuple):
             )
             if 2 * length > min(longest, num_rows) and is_small and not is_large:
                 return cls(num_rows, blocks, length, 1, 1)
-            few = min(4, 2**25 // sizes.row)
-            # Several blocks at once where a sum is small, as long as caches hold them.
+            few = min(4, 2**25 // sizes.row)  # at least four rows, if memory holds them
+            # Several blocks side by side, if a sum is small and the caches hold them.
             blocks = min(2**12 // sizes.total, 2**18 // (sizes.row * longest))
             most = longest * max(blocks, 1)
             microbatch_size = min(max(2**21 // sizes.row, few, 1), most)
-            if microbatch_size < num_rows:  # batches are powers of two, or nearly all
+            if microbatch_size < num_rows:  # nearly all batch sizes are powers of two
                 microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
         layout = cls._of(num_rows, longest, sizes, microbatch_size, MOST_NUMBERS)
         return layout._replace(in_turn=in_turn)
 
     @classmethod
     def parallel(cls, num_rows, longest, sizes, microbatch_size):
-        """Returns the layout elsewhere, of microbatches as memory holds them."""
+        """Returns the layout for GPU and TPU, where memory bounds microbatch_size."""
         return cls._of(num_rows, longest, sizes, microbatch_size, 2**22)
 
     @classmethod
@@ -306,5 +297,5 @@ class Layout(NamedTuple):
 
 
 def _length(num_rows, longest):
-    """Returns the longest block such that all blocks are equally long."""
+    """Returns the largest divisor of num_rows that is at most `longest`."""
     return next(k for k in range(min(longest, num_rows), 0, -1) if num_rows % k == 0)

@@ -1,4 +1,4 @@
-"""Leaves of samples that are a few rows of a table, such as of embeddings."""
+"""Leaves of samples with a few nonzero rows, such as gradients of embeddings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,14 +14,14 @@ from dpjax._tree import as_finite, as_float, register
 @register("places", "values")
 @dataclass(frozen=True)
 class TableRows(Values):
-    """A leaf of n samples: tables of zeros, but for a few rows.
+    """A leaf of n samples: tables of zeros, except for a few rows.
 
     Attributes:
         values: the rows, shape (n, t, q); zero where a place is outside of the table.
-        places: shape (n, t), of a type that num_rows fits in: where rows stand. No
-            place stands twice in a sample: see `of`.
-        num_rows: of a table.
-        build: returns the leaf of a table (num_rows, q): its entries, in another order.
+        places: the indices of the rows in the table, shape (n, t), of a dtype that
+            represents num_rows. A sample has no index twice: see `of`.
+        num_rows: number of rows of a table.
+        build: reshapes a table (num_rows, q) to the leaf; it may reorder entries.
 
     Example:
         >>> import jax.numpy as jnp
@@ -48,26 +48,27 @@ class TableRows(Values):
         num_rows: int,
         build: Callable[[jax.Array], jax.Array],
     ) -> "TableRows":
-        """Returns rows, those at the same place added up, those outside as zeros."""
-        if places.dtype.itemsize < 4:  # num_rows may be no number of 8 or 16 bits
+        """Adds up rows at the same place, and sets rows outside the table to zero."""
+        if places.dtype.itemsize < 4:  # 8 or 16 bits may not represent num_rows
             places = places.astype(jnp.int32)
         is_inside = (places >= 0) & (places < num_rows)
         values = jnp.where(is_inside[..., None], as_float(values), 0)
         size = places.shape[1]
         order = jnp.arange(size, dtype=places.dtype)
 
+        # For each row, goal is the index of the first row at the same place.
         def once(places, values):
-            if size**2 <= num_rows:  # all pairs
+            if size**2 <= num_rows:  # compares all pairs
                 is_same = places[:, None] == places[None]
                 goal = jnp.where(is_same, order[:, None], size)
-                # More than 32 at a time would be stored first, on CPU.
+                # A CPU would write a minimum over more than 32 rows to memory first.
                 goal = [goal[i : i + 32].min(axis=0) for i in range(0, size, 32)]
                 goal = reduce(jnp.minimum, goal)
             else:
                 first = jnp.full(num_rows, size, places.dtype)
                 first = first.at[places].min(order, mode="drop")
                 goal = first.at[places].get(mode="fill", fill_value=size)
-            # Most rows are the first of their place and stay: few are added to others.
+            # Most rows are the first at their place and stay; the other rows are added.
             is_first = goal == order
             total = jnp.where(is_first[:, None], values, 0)
             goal = jnp.where(is_first, size, goal)
@@ -104,12 +105,11 @@ class TableRows(Values):
 def scatter_add(
     most: int, table: jax.Array, places: jax.Array, rows: jax.Array
 ) -> jax.Array:
-    """Adds rows to those of a table; what has no place there is left out.
+    """Adds rows (m, q) to the rows `places` of a table (N, q), and drops rows outside.
 
-    A GPU adds in an order that is another one in each run, and floats would round
-    accordingly: the sums of blocks that hold other records, too. There, rows are
-    written as two digits, which add exactly in any order. At most `most` of the rows
-    (m, q) go to one place of a table (N, q).
+    A GPU adds in a different order in each run, so rounding would differ in all blocks,
+    not only in the block of a replaced record. There, rows are written as two digits,
+    which add exactly in any order. At most `most` rows may have the same place.
     """
     in_any_order = partial(_scatter_digits, most)
     return jax.lax.platform_dependent(
@@ -123,12 +123,12 @@ def _scatter(table, places, rows):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _scatter_digits(most, table, places, rows):
-    """Adds rows, off by 2^(2b - nmant - 24) of the largest each for 2^b at a place."""
+    """Adds rows with errors of 2^(2b - nmant - 24) max |row|, for 2^b at a place."""
     nmant = jnp.finfo(rows.dtype).nmant
     bits = max(most - 1, 0).bit_length()
-    # All digits of a place add up to 2^(nmant + 1) at most.
+    # The digits at one place add up to at most 2^(nmant + 1), so their sum is exact.
     _, exponent = jnp.frexp(jnp.abs(as_finite(rows)).max(initial=0))
-    # The unit and its inverse are floats. What is beyond them has no finite norm.
+    # The unit and its inverse must be floats; larger rows have no finite norm.
     exponent = jnp.clip(exponent, -90, 126)
     unit = jnp.ones((), rows.dtype)
     scaled = rows * jnp.ldexp(unit, -exponent) * 2.0 ** (nmant - bits)
@@ -136,7 +136,7 @@ def _scatter_digits(most, table, places, rows):
     low = jnp.round((scaled - high) * 2.0 ** (nmant + 1 - bits))
     zeros = jnp.zeros_like(table)
     high, low = _scatter(zeros, places, high), _scatter(zeros, places, low)
-    # Else the compiler adds the rows of one to what the other has come to.
+    # Without the barrier the compiler scatters one digit into the sums of the other.
     high, low = jax.lax.optimization_barrier((high, low))
     total = high + low * 2.0 ** (bits - nmant - 1)
     return table + total * 2.0 ** (bits - nmant) * jnp.ldexp(unit, exponent)
@@ -144,6 +144,6 @@ def _scatter_digits(most, table, places, rows):
 
 @_scatter_digits.defjvp
 def _scatter_digits_jvp(most, primals, tangents):
-    # Digits stand for the rows themselves.
+    # The derivative ignores the digits, because their sum equals the rows.
     table, _, rows = tangents
     return _scatter_digits(most, *primals), _scatter(table, primals[1], rows)

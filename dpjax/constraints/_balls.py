@@ -26,15 +26,15 @@ from dpjax.constraints._constraint import (
 @register("lower", "upper")
 @dataclass(frozen=True)
 class Box(Constraint):
-    """All x with lower <= x <= upper.
+    """The set of all x with lower <= x <= upper.
 
     The projection clips. The minimum of <v, g> is at lower if g > 0, else at upper. The
-    diameter is the norm of upper - lower. Vertices are not scored: there are 2^d.
+    diameter is the norm of upper - lower. The box has 2^d vertices, too many to score.
 
     Attributes:
         lower: one number for all coordinates, or a pytree of arrays of the shapes of
             the parameters; its arrays are pytree leaves.
-        upper: likewise, of the same structure and shapes, nowhere below lower.
+        upper: of the same structure and shapes as lower, nowhere below lower.
 
     Raises:
         ValueError: If bounds are not numbers in [-1e30, 1e30], differ in shape, or
@@ -72,7 +72,7 @@ class Box(Constraint):
         return unflatten(optax.projections.projection_box(vector, lower, upper))
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """See `Constraint.contains`: lower - tolerance <= x <= upper + tolerance."""
+        """Returns whether lower - tolerance <= x <= upper + tolerance."""
         _validate.non_negative(tolerance=tolerance)
         vector, _ = flatten(params, "params")
         lower, upper = self._bounds(params, "params", vector)
@@ -114,7 +114,7 @@ def _shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class RadiusConstraint(Constraint):
-    """A set in proportion to a radius, a pytree leaf."""
+    """A set in proportion to its radius, which is a pytree leaf."""
 
     radius: Scalar
 
@@ -125,7 +125,7 @@ class RadiusConstraint(Constraint):
 @register("radius")
 @dataclass(frozen=True)
 class L2Ball(RadiusConstraint):
-    """All x with ||x||_2 <= radius.
+    """The set of all x with ||x||_2 <= radius.
 
     The projection is x min(1, radius / ||x||). The minimum of <v, g> is at
     -radius g / ||g||, or at zero if g is zero. The diameter is 2 radius in l2 and
@@ -151,7 +151,7 @@ class L2Ball(RadiusConstraint):
         return unflatten(jnp.where(is_inside, vector, self._along(vector)))
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """See `Constraint.contains`: ||x||_2 <= radius + tolerance."""
+        """Returns whether ||x||_2 <= radius + tolerance."""
         _validate.non_negative(tolerance=tolerance)
         vector, _ = flatten(params, "params")
         limit = like(self.radius, vector) + like(tolerance, vector)
@@ -166,16 +166,16 @@ class L2Ball(RadiusConstraint):
         return unflatten(self._along(-vector))
 
     def _along(self, vector: jax.Array) -> jax.Array:
-        """Returns the point of the sphere in the direction of the vector, or zero."""
+        """Returns the vector scaled to the norm `radius`; zero remains zero."""
         norm, unit = _norm(vector)
         return like(self.radius, vector) * (vector / unit / norm)
 
 
 def _norm(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns ||vector|| in units in which no square overflows, and the unit.
+    """Returns ||vector|| in a unit in which no square overflows, and the unit.
 
-    `optax.projections.projection_l2_ball` squares the entries themselves, so its result
-    is zero for float32 parameters, or a radius, above 1e19. Of zero both are 1.
+    Both are 1 for a zero vector. `optax.projections.projection_l2_ball` squares the
+    entries themselves, and is zero for float32 parameters, or a radius, above 1e19.
     """
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vector)))
     unit = jnp.where(largest > 0, largest, 1)
@@ -185,22 +185,20 @@ def _norm(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @dataclass(frozen=True)
 class AxisConstraint(RadiusConstraint, VertexConstraint):
-    """The hull of the points at radius on the axes, or at ± radius."""
+    """The convex hull of radius e_j, and of -radius e_j if num_signs is 2."""
 
     num_signs: ClassVar[int]
 
     def num_vertices(self, num_coordinates: int) -> int:
-        """See `VertexConstraint.num_vertices`: one or two for each coordinate."""
         _validate.count(num_coordinates=num_coordinates)
         return self.num_signs * num_coordinates
 
     def score_error(self, num_coordinates: int) -> Scalar:
-        """See `VertexConstraint.score_error`: a score is one product."""
+        """Returns 2^-24 radius, because a score is a single product."""
         _validate.count(num_coordinates=num_coordinates)
         return ROUNDOFF * self.radius
 
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
-        """See `VertexConstraint.vertex_scores`: -radius g, then radius g if ±."""
         vector, _ = flatten(gradient, "gradient")
         scores = -like(self.radius, vector) * kept_finite(vector, self.radius)
         return scores if self.num_signs == 1 else jnp.concatenate([scores, -scores])
@@ -214,11 +212,12 @@ class AxisConstraint(RadiusConstraint, VertexConstraint):
 @register("radius")
 @dataclass(frozen=True)
 class L1Ball(AxisConstraint):
-    """All x with ||x||_1 <= radius.
+    """The set of all x with ||x||_1 <= radius.
 
-    The projection is x inside, and sign(x) max(|x| - tau, 0) of norm radius outside.
-    Vertex j < d is radius e_j, with score -radius g_j, and vertex d + j is -radius e_j,
-    with score radius g_j; no matrix of vertices is stored. Both diameters are 2 radius.
+    The projection keeps x inside the ball; outside it is sign(x) max(|x| - tau, 0),
+    with tau such that its norm is radius. Vertex j < d is radius e_j, with score
+    -radius g_j, and vertex d + j is -radius e_j, with score radius g_j; no matrix of
+    vertices is stored. The diameter is 2 radius in both norms.
 
     Attributes:
         radius: r in [1e-20, 1e30], in units of the parameters; a pytree leaf.
@@ -245,7 +244,7 @@ class L1Ball(AxisConstraint):
         return unflatten(jnp.where(jnp.sum(size) <= radius, vector, on_sphere))
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """See `Constraint.contains`: ||x||_1 <= radius + tolerance."""
+        """Returns whether ||x||_1 <= radius + tolerance."""
         _validate.non_negative(tolerance=tolerance)
         vector, _ = flatten(params, "params")
         limit = like(self.radius, vector) + like(tolerance, vector)
@@ -259,7 +258,7 @@ class L1Ball(AxisConstraint):
 @register("radius")
 @dataclass(frozen=True)
 class Simplex(AxisConstraint):
-    """All x >= 0 with sum radius; with radius 1, the probability vectors.
+    """The set of all x >= 0 with sum radius: for radius 1, the probability vectors.
 
     The projection is max(x - tau, 0), with tau such that the sum is radius. Vertex j is
     radius e_j, with score -radius g_j. The diameter is 2 radius in l1 and sqrt(2)
@@ -288,7 +287,7 @@ class Simplex(AxisConstraint):
         return unflatten(_project_simplex(vector, like(self.radius, vector)))
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """See `Constraint.contains`: x >= -tolerance, |sum x - radius| <= tolerance."""
+        """Returns whether x >= -tolerance and |sum x - radius| <= tolerance."""
         _validate.non_negative(tolerance=tolerance)
         vector, _ = flatten(params, "params")
         slack = like(tolerance, vector)
@@ -306,25 +305,25 @@ class Simplex(AxisConstraint):
 def _project_simplex(vector: jax.Array, radius: jax.Array) -> jax.Array:
     """Returns the projection onto {x >= 0, sum x = radius}: max(vector - tau, 0).
 
-    `optax.projections.projection_simplex` mixes integers and floats, which strict
-    dtype promotion refuses, and loses the radius in sums of large entries. Held, Wolfe
-    and Crowder (1974); Duchi et al. (2008), Figure 1.
+    The algorithm is in Held, Wolfe and Crowder (1974) and Duchi et al. (2008), Figure
+    1. `optax.projections.projection_simplex` mixes integers and floats, which strict
+    dtype promotion refuses, and loses the radius in sums of large entries.
     """
-    # A shift changes nothing. With the largest entry at zero, -1 <= tau < 0 in units of
-    # the radius, so smaller entries may be clipped to -1.
+    # Adding a constant to all entries changes no projection. With the largest entry at
+    # zero, -1 <= tau < 0 in units of the radius, so smaller entries are clipped to -1.
     shifted = vector - jax.lax.stop_gradient(jnp.max(vector))
     units = jnp.maximum(shifted, -radius) / radius
     sums = jnp.cumsum(jnp.sort(units, descending=True))
     counts = jnp.arange(1, vector.size + 1).astype(vector.dtype)
-    # Every k gives a lower bound of tau, and the size of the support gives tau.
+    # Every count gives a lower bound of tau, and the support's size gives tau itself.
     tau = jnp.max((sums - 1) / counts)
 
-    def newton_step(above):  # the increase of tau for which sum max(above, 0) is 1
+    def newton_step(above):  # returns the increase of tau that makes the sum 1
         support = jnp.maximum(jnp.sum((above > 0).astype(above.dtype)), 1)
         return (jnp.sum(jax.nn.relu(above)) - 1) / support
 
-    # Two Newton steps then remove the rounding of long sums. The last step alone has
-    # the derivative of tau, so the sort is not differentiated.
+    # Two Newton steps remove the rounding errors of long sums. Only the last step is
+    # differentiated: it has the derivative of tau, without differentiating the sort.
     tau = jax.lax.stop_gradient(tau + newton_step(units - tau))
     above = units - tau
     return radius * jax.nn.relu(above - newton_step(above))

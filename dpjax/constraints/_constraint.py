@@ -15,26 +15,26 @@ Norm = Literal["l1", "l2"]
 
 
 def kept_finite(gradient: jax.Array, largest_norm: Scalar) -> jax.Array:
-    """Returns a gradient clipped so that no score <v, g>, ||v||_1 <= norm, overflows.
+    """Clips a gradient g so that <v, g> is finite for all ||v||_1 <= largest_norm.
 
-    A score that overflowed to -inf would exclude its vertex for one data set only.
-    Clipping increases no distance of two gradients in any coordinate, so their linf
-    distance still bounds the difference of the scores. The limit is a quarter of the
-    largest float, so that differences of scores do not overflow either.
+    A score that overflows to -inf for one of two neighboring data sets would exclude
+    its vertex there only. Clipping increases no distance of two gradients in any
+    coordinate, so their linf distance still bounds the difference of the scores. Scores
+    are at most a quarter of the largest float, so that no difference overflows.
     """
     limit = jnp.finfo(gradient.dtype).max / 4 / like(largest_norm, gradient)
     return jnp.clip(gradient, -limit, limit)
 
 
 class Constraint(abc.ABC):
-    """A compact convex set of parameters; a whole pytree is one vector.
+    """A compact convex set of parameters; a pytree of parameters is one vector.
 
-    A subclass is a frozen dataclass and a pytree whose leaves are its radius or bounds:
-    a sweep over radii compiles once, `vmap` and `grad` over a radius work.
+    A subclass is a frozen dataclass and a pytree with its radius or bounds as leaves: a
+    sweep over radii compiles once, and `vmap` and `grad` over a radius work.
 
-    Trees are finite, real and shaped as the parameters; results have their structure
-    and dtypes, float32 for integers. In half precision the result is rounded last, so a
-    projection may lie outside by that rounding.
+    Parameters and gradients must be finite and real, and have the shapes of the set.
+    Results have their structure and dtypes, float32 for integers. In half precision the
+    result is rounded last, so a projection may lie outside the set by that rounding.
 
     Example:
         >>> from dpjax.constraints import L2Ball
@@ -58,8 +58,8 @@ class Constraint(abc.ABC):
         """Returns whether the parameters lie in the set, a boolean scalar.
 
         Args:
-            params: pytree of real arrays; NaN lies in no set.
-            tolerance: slack of each inequality of the set, in units of the parameters.
+            params: pytree of real arrays; the result is False for NaN.
+            tolerance: slack of the set's inequalities, in units of the parameters.
 
         Raises:
             ValueError: If tolerance is negative, params do not fit the set, or the set
@@ -75,26 +75,26 @@ class Constraint(abc.ABC):
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
         """Returns the largest distance max ||v - w|| of two points of the set.
 
-        If g becomes g', the changes of a linear score -<v, g> at two points differ by
-        at most diameter("l1")·||g - g'||_inf. With the linf sensitivity of g this is
-        the sensitivity range of a selection mechanism.
+        If a gradient g becomes g', the changes of the linear score -<v, g> at two
+        points v differ by at most diameter("l1")·||g - g'||_inf. With the linf
+        sensitivity of g this bounds the sensitivity range of a selection mechanism.
 
         Args:
             norm: "l1" or "l2".
-            num_coordinates: entries of all leaves of the parameters together.
+            num_coordinates: number of entries of all leaves of the parameters together.
 
         Raises:
-            ValueError: If norm is another, or the set has another number of
-                coordinates.
+            ValueError: If norm is neither "l1" nor "l2", or the set has another number
+                of coordinates.
 
         Reference:
-            Hu et al. (2022), Algorithm 1, with max ||v||_1 instead: the diameter also
-            holds for sets far from zero.
+            Hu et al. (2022), Algorithm 1, which has max ||v||_1 instead. The diameter
+            does not grow with the distance of the set from zero.
         """
 
     @abc.abstractmethod
     def minimize_linear(self, gradient: PyTree) -> PyTree:
-        """Returns a point v of the set with the smallest <v, gradient>. Not private.
+        """Returns a point v of the set with the smallest <v, gradient>: NOT private.
 
         Raises:
             ValueError: If gradient is no real arrays or does not fit the set.
@@ -102,7 +102,7 @@ class Constraint(abc.ABC):
 
 
 class VertexConstraint(Constraint):
-    """The convex hull of few vertices, each of which has a score.
+    """The convex hull of a few vertices, each with a score.
 
     A private Frank-Wolfe step selects an index by `vertex_scores` and moves towards
     `vertex(index, params)`.
@@ -116,31 +116,31 @@ class VertexConstraint(Constraint):
 
     @abc.abstractmethod
     def num_vertices(self, num_coordinates: int) -> int:
-        """Returns the number of vertices for parameters of num_coordinates."""
+        """Returns the number of vertices for parameters of num_coordinates entries."""
 
     @abc.abstractmethod
     def score_error(self, num_coordinates: int) -> Scalar:
         """Returns the float32 rounding error of a score, per unit of max |gradient|.
 
-        A bound on |computed - exact score| / max |gradient|, for every vertex.
+        It bounds |computed score - exact score| / max |gradient| for every vertex.
 
         Raises:
-            ValueError: If the set has other coordinates.
+            ValueError: If the set has another number of coordinates.
         """
 
     @abc.abstractmethod
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
         """Returns the score -<v, gradient> of every vertex v; higher is better.
 
-        Shape (num_vertices,), float64 where a leaf is, else float32. Gradients are
-        clipped first, so that no score exceeds a quarter of the largest float.
+        The shape is (num_vertices,), the dtype float64 if a leaf has it, else float32.
+        Gradients are clipped so that no score exceeds a quarter of the largest float.
 
         Raises:
             ValueError: If gradient is no real arrays or does not fit the set.
         """
 
     def vertex(self, index: Scalar, like: PyTree) -> PyTree:
-        """Returns one vertex, in the order of `vertex_scores`.
+        """Returns the vertex with an index in the order of `vertex_scores`.
 
         Args:
             index: integer from 0 to num_vertices - 1; may be traced.
@@ -158,22 +158,20 @@ class VertexConstraint(Constraint):
         return unflatten(self._vertex(jnp.asarray(index), vector))
 
     def minimize_linear(self, gradient: PyTree) -> PyTree:
-        """See `Constraint.minimize_linear`: the first vertex of highest score."""
+        """Returns the first vertex with the highest score: NOT private."""
         return self.vertex(jnp.argmax(self.vertex_scores(gradient)), gradient)
 
     @abc.abstractmethod
     def _vertex(self, index: jax.Array, vector: jax.Array) -> jax.Array:
-        """Returns one vertex in the shape and dtype of the vector."""
+        """Returns the vertex of an index, in the shape and dtype of the vector."""
 
 
 def check_diameter(norm: str, num_coordinates: int) -> None:
-    """Requires the arguments of `Constraint.diameter`."""
     _validate.require(norm in ("l1", "l2"), "norm", norm, "l1 or l2")
     _validate.count(num_coordinates=num_coordinates)
 
 
 def check_coordinates(num_coordinates: int, expected: int) -> None:
-    """Requires as many coordinates as the set has."""
     rule = f"{expected}, the coordinates of the set"
     is_fine = num_coordinates == expected
     _validate.require(is_fine, "num_coordinates", num_coordinates, rule)

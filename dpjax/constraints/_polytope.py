@@ -1,6 +1,6 @@
-"""Sets given by points: a polytope of its vertices, and nets that cover a set.
+"""Sets given by points: a polytope by its vertices, and nets of points in a set.
 
-Nets are finitely many candidates, chosen without any data.
+A net is a finite list of candidates, chosen without any data.
 """
 
 import math
@@ -37,7 +37,7 @@ class Polytope(VertexConstraint):
 
     The diameter is the largest distance of two rows, because a norm is convex. Rows may
     lie inside the hull, or be equal. There is no projection in closed form: `project`
-    raises, and so does `contains` for traced values.
+    raises `ValueError`, and so does `contains` for traced values.
 
     Attributes:
         vertices: shape (num_vertices, d), with coordinates in the order of
@@ -67,7 +67,7 @@ class Polytope(VertexConstraint):
         _validate.within(-LARGEST, LARGEST, vertices=x)
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
-        """See `Constraint.contains`: l2 distance to the hull, by least squares."""
+        """Returns whether the l2 distance to the hull is at most the tolerance."""
         _validate.non_negative(tolerance=tolerance)
         numbers = [*jax.tree.leaves(params), self.vertices]
         if not all(map(_validate.is_concrete, numbers)):
@@ -75,22 +75,22 @@ class Polytope(VertexConstraint):
         vector, _ = flatten(params, "params")
         check_coordinates(vector.size, self.vertices.shape[1])
         vertices, point = (np.asarray(x, np.float64) for x in (self.vertices, vector))
-        # A convex combination has weights >= 0 that sum to one: a row of ones, weighted
-        # as the largest entry, enforces the sum.
+        # Non-negative least squares finds the nearest convex combination. A row of
+        # ones, weighted as the largest entry, makes the weights sum to one.
         unit = max(np.abs(vertices).max(), 1e-300)
         rows = np.vstack([vertices.T / unit, np.ones(len(vertices))])
         _, distance = scipy.optimize.nnls(rows, np.append(point / unit, 1.0))
         return jnp.asarray(distance * unit <= tolerance)
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
-        """See `Constraint.diameter`: |V|^2 d steps, in the memory of one |V| d."""
+        """Returns the largest distance of two rows, in |V|^2 d steps."""
         check_diameter(norm, num_coordinates)
         check_coordinates(num_coordinates, self.vertices.shape[1])
         dtype = jnp.asarray(self.vertices).dtype
         dtype = dtype if dtype == jnp.float64 else jnp.float32
         vertices = jnp.asarray(self.vertices).astype(dtype)
-        # In units in which no square overflows: a power of two, because rounded
-        # quotients of vertices far from zero would lose their distance.
+        # The unit, in which no square overflows, is a power of two, because
+        # rounded quotients of vertices far from zero would lose their distance.
         largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vertices)))
         unit = jnp.ldexp(jnp.ones_like(largest), jnp.frexp(largest)[1])
         vertices = vertices / unit
@@ -102,22 +102,21 @@ class Polytope(VertexConstraint):
         farthest_of_all = jnp.max(jax.lax.map(farthest, vertices))
         if norm == "l1":
             return unit * farthest_of_all
-        # The root has no derivative at zero, where all vertices are one point.
+        # The root has no derivative at zero, where all vertices coincide.
         is_point = farthest_of_all == 0
         root = jnp.sqrt(jnp.where(is_point, 1, farthest_of_all))
         return unit * jnp.where(is_point, 0, root)
 
     def num_vertices(self, num_coordinates: int) -> int:
-        """See `VertexConstraint.num_vertices`: the rows."""
         check_coordinates(num_coordinates, self.vertices.shape[1])
         return self.vertices.shape[0]
 
     def score_error(self, num_coordinates: int) -> Scalar:
-        """See `VertexConstraint.score_error`: k roundings of a sum of k terms.
+        """Returns twice the error bound for a sum of k products, in any order.
 
-        In any order, the error of k products is at most k 2^-24 of the sum of their
-        magnitudes (Higham 2002, eq. 3.4), without products by zero. Twice that is
-        stated, for accelerators that compose float32 products of shorter ones.
+        The error is at most k 2^-24 times the sum of magnitudes, if k counts products
+        by nonzero entries only (Higham 2002, eq. 3.4). The factor two is for
+        accelerators that compose a float32 product from products of lower precision.
         """
         check_coordinates(num_coordinates, self.vertices.shape[1])
         sizes = jnp.abs(jnp.asarray(self.vertices).astype(jnp.float32))
@@ -125,12 +124,11 @@ class Polytope(VertexConstraint):
         return 2 * ROUNDOFF * jnp.max(num_terms * jnp.sum(sizes, axis=1))
 
     def vertex_scores(self, gradient: PyTree) -> jax.Array:
-        """See `VertexConstraint.vertex_scores`: -vertices g."""
         vector, _ = flatten(gradient, "gradient")
         check_coordinates(vector.size, self.vertices.shape[1])
         vertices = jnp.asarray(self.vertices).astype(vector.dtype)
         vector = kept_finite(vector, jnp.max(jnp.sum(jnp.abs(vertices), axis=1)))
-        # The default on accelerators is half precision, with large errors of scores.
+        # Errors in the default precision of accelerators would exceed `score_error`.
         return -jnp.matmul(vertices, vector, precision=jax.lax.Precision.HIGHEST)
 
     def _vertex(self, index, vector):
@@ -141,24 +139,23 @@ class Polytope(VertexConstraint):
 def grid_net(
     constraint: Constraint, num_coordinates: int, *, radius: float
 ) -> jax.Array:
-    """Returns points of a set such that each point of it has one within a radius.
+    """Returns points of a set that cover it: each point of the set is near one of them.
 
-    The bounding box of the set is divided into cells of sides at most
-    2·radius / sqrt(d): ceil(length_j sqrt(d) / (2 radius)) along coordinate j. Their
-    centers are projected onto the set, except those farther from it than the radius.
-
-    Every point of the box has a center within sqrt(d)·side / 2 <= radius, and a
-    projection onto a convex set increases no distance: so this is a zeta-net for
-    zeta = radius.
+    The points are a zeta-net for zeta = radius: every point of the set is within the
+    radius of a returned point. The bounding box of the set is divided into cells with
+    sides at most 2·radius / sqrt(d), which are ceil(length_j sqrt(d) / (2 radius))
+    cells along coordinate j. Centers within the radius of the set are projected onto
+    the set. The net covers the set because every point of the box is within
+    sqrt(d)·side / 2 <= radius of a center, and a projection increases no distance.
 
     Args:
-        constraint: a set with a projection, of vectors: `Box`, `L1Ball`, `L2Ball`,
+        constraint: a set of vectors with a projection: `Box`, `L1Ball`, `L2Ball` or
             `Simplex`.
         num_coordinates: d.
         radius: zeta > 0, in l2 norm.
 
     Returns:
-        Shape (num_candidates, d).
+        The points, shape (num_candidates, d).
 
     Raises:
         ValueError: If the set has no projection or another number of coordinates,
@@ -189,7 +186,7 @@ def grid_net(
         cells, place = np.divmod(cells, counts[j])
         centres[:, j] = lower[j] + (place + 0.5) * width
     net = jax.vmap(constraint.project)(jnp.asarray(centres))
-    # Keep a center that rounding puts just beyond the radius.
+    # The factor keeps centers that rounding puts just beyond the radius.
     is_near = jnp.linalg.norm(net - centres, axis=1) <= radius * (1 + 1e-5)
     return net[is_near]
 
@@ -197,17 +194,17 @@ def grid_net(
 def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Array:
     """Returns the first points of a Halton sequence, stretched over a box.
 
-    They spread evenly for any number of candidates (a grid needs counts^d), and are the
-    same in every call. No covering radius is claimed. Above ten coordinates the points
-    lie on lines, and every net is sparse.
+    The points spread evenly for any number of candidates, while the size of a grid must
+    be a product of d counts. Every call returns the same points. No covering radius is
+    claimed. Above ten coordinates the points lie on lines, and every net is sparse.
 
     Args:
-        box: the set, of vectors.
+        box: the set, with vectors as parameters.
         num_coordinates: d.
         num_candidates: from 1 to 20 million.
 
     Returns:
-        Shape (num_candidates, d).
+        The points, shape (num_candidates, d).
 
     Raises:
         ValueError: If box is not a `Box` or has another number of coordinates, or

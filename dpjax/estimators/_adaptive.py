@@ -19,8 +19,8 @@ from dpjax.estimators._clipping import SMALLEST_THRESHOLD, BoundFn, NormBounded
 class Counted(NamedTuple):
     """A mean of influences, and counts of samples with norms within the thresholds.
 
-    `short`, shape (groups,), is the mean of `Counting.half` for samples within the
-    threshold and of minus that for the others.
+    `short`, shape (groups,), is the mean of half for samples within the threshold and
+    -half for all other samples, where half is `Counting.half`.
     """
 
     mean: PyTree
@@ -34,14 +34,14 @@ class Counting(NormBounded):
 
     An influence gets G more coordinates, one for each group: half if the norm of the
     group is within its threshold, else -half. If the l2 norm of the influence is at
-    most L, that of all coordinates is at most sqrt(L^2 + G half^2) = L / sqrt(1 -
-    share), with
+    most L, the norm of all coordinates is at most sqrt(L^2 + G half^2) =
+    L / sqrt(1 - share), with
 
         half = L sqrt(share / (1 - share) / G).
 
     So mean and counts are one vector of bounded norm, and one Gaussian releases both.
-    If its noise multiplier is z, that of the mean is z / sqrt(1 - share), and that of
-    the counts z / sqrt(share): their inverse squares add up. `share` is static.
+    If its noise multiplier is z, the mean has the noise multiplier z / sqrt(1 - share),
+    and the counts have z / sqrt(share): inverse squares add up. `share` is static.
     """
 
     estimator: NormBounded
@@ -57,13 +57,12 @@ class Counting(NormBounded):
 
     @property
     def half(self) -> Scalar:
-        """The magnitude of a sample's contribution to a count."""
+        """Returns the magnitude of a sample's contribution to a count."""
         odds = self.share / (1 - self.share) / self.num_groups
         return self.estimator.limit * math.sqrt(odds)
 
     @property
     def limit(self) -> Scalar:
-        """L / sqrt(1 - share)."""
         return self.estimator.limit / math.sqrt(1 - self.share)
 
     @property
@@ -74,7 +73,6 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
-        """See `NormBounded.bound_fn`, with half or -half for each group."""
         bound = self.estimator.bound_fn()
 
         def counted(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -86,7 +84,7 @@ class Counting(NormBounded):
         return counted
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """See `Estimator.sensitivity`: of a sample's coordinates, and of the counts."""
+        """Returns the sensitivity of a mean with G more coordinates, the counts."""
         num_coordinates += self.num_groups
         return super()._sensitivity(num_samples, num_coordinates, relation, rounded)
 
@@ -94,7 +92,7 @@ class Counting(NormBounded):
 @register("estimator", "quantile", "learning_rate")
 @dataclass(frozen=True)
 class AdaptiveThreshold:
-    """A norm-wise estimator whose thresholds follow a private quantile of the norms.
+    """A norm-wise estimator with thresholds that follow a private quantile of norms.
 
     Pass it to `privatize` in place of an estimator. The thresholds are part of the
     state: read them with `optax.tree.get(state, "thresholds")`. In each update, for
@@ -102,26 +100,26 @@ class AdaptiveThreshold:
 
         threshold <- threshold·exp(-learning_rate·(b - quantile)),
 
-    where b is the private share of samples with a norm within the threshold. It goes to
-    their quantile: from C down to c in log(C / c) / (learning_rate·(1 - quantile))
-    steps, or up in log(c / C) / (learning_rate·quantile).
+    where b is the private share of samples with a norm within the threshold. This moves
+    the threshold to the quantile: from C down to c in log(C / c) / (learning_rate·(1 -
+    quantile)) steps, or up to c in log(c / C) / (learning_rate·quantile) steps.
 
     With `robust_grad`, use `counting` as the estimator, which returns mean and counts;
     add noise for its sensitivity, and pass the result to `follow`.
 
     Sensitivity:
-        That of `counting`, for replace-one or add/remove, covers mean and counts
-        together: for G groups a record moves G counts. The noise of the mean is then
-        1 / sqrt(1 - share) times that with fixed thresholds: at 0.01, half a per cent
-        more. The noise multiplier accounts for the whole privacy cost.
+        The sensitivity of `counting`, for replace-one or add/remove, covers mean and
+        counts together: for G groups a record moves G counts. The noise of the mean is
+        then 1 / sqrt(1 - share) times as large as with fixed thresholds: half a per
+        cent more at share 0.01. The noise multiplier covers the whole privacy cost.
 
     Attributes:
-        estimator: `Clipping`, `SmoothedClipping` or `Normalization`, or `Grouped` of
-            one of these, with its first thresholds, within [lower, upper].
+        estimator: `Clipping`, `SmoothedClipping` or `Normalization`, or `Grouped` with
+            one of these. Its thresholds are the first, and lie in [lower, upper].
         lower: the smallest threshold, public, in units of the samples, at least 1e-12.
-        upper: the largest one, public, at most 1e30.
+        upper: the largest threshold, public, at most 1e30.
         quantile: target share of norms within the threshold, in (0, 1); a pytree leaf.
-        learning_rate: step size of the log threshold, > 0; a pytree leaf.
+        learning_rate: step size of log(threshold), positive; a pytree leaf.
         share: share of the budget for the counts, in (0, 1): the noise of b has stddev
             noise_multiplier·sqrt(G / share) / n under replace-one.
 
@@ -142,7 +140,7 @@ class AdaptiveThreshold:
 
     Reference:
         Andrew, Thakkar, McMahan, Ramaswamy (2021), Differentially private learning with
-        adaptive clipping, Algorithm 1, Theorem 1; also for replace-one and groups here.
+        adaptive clipping, Algorithm 1, Theorem 1, extended to replace-one and groups.
     """
 
     estimator: NormBounded
@@ -162,33 +160,33 @@ class AdaptiveThreshold:
         )
         _validate.probability(quantile=self.quantile, share=self.share)
         _validate.positive(learning_rate=self.learning_rate)
-        for name in ("lower", "upper", "share"):  # they are static
+        for name in ("lower", "upper", "share"):  # the fields are static
             object.__setattr__(self, name, float(getattr(self, name)))
         thresholds, ends = base.sizes, (self.lower, self.upper)
         is_fine = self.lower <= self.upper
         if _validate.is_concrete(thresholds):
             numbers = np.asarray(thresholds)
-            lower, upper = map(numbers.dtype.type, ends)  # rounds in the same way
+            lower, upper = map(numbers.dtype.type, ends)  # rounds as `numbers` does
             is_fine = is_fine and bool(np.all((numbers >= lower) & (numbers <= upper)))
         rule = f"a range that contains the first thresholds {thresholds}"
         _validate.require(is_fine, "lower, upper", ends, rule)
 
     @property
     def counting(self) -> Counting:
-        """The estimator of mean and counts, with the current thresholds."""
+        """Returns the estimator of mean and counts, with the current thresholds."""
         return Counting(self.estimator, self.share)
 
     @property
     def thresholds(self) -> jax.Array:
-        """The current thresholds, shape (groups,)."""
+        """Returns the current thresholds, shape (groups,)."""
         return self.estimator.sizes
 
     def at(self, thresholds: jax.Array) -> Self:
-        """Returns the same with other thresholds, shape (groups,)."""
+        """Returns a copy with the thresholds `thresholds`, shape (groups,)."""
         return replace(self, estimator=self.estimator.resized(thresholds))
 
     def follow(self, released: Counted) -> tuple[PyTree, Self]:
-        """Returns the private mean, and the next thresholds.
+        """Returns the private mean, and a copy of this object with the next thresholds.
 
         `released` is the result of `counting`, with noise.
         """
@@ -198,7 +196,7 @@ class AdaptiveThreshold:
         steps = like(self.learning_rate, shares) * (
             like(self.quantile, shares) - shares
         )
-        # Clipped, because exp of large noise would not be finite.
+        # Steps are clipped, because exp of large noise would not be finite.
         thresholds = jnp.clip(
             thresholds * jnp.exp(jnp.clip(steps, -60.0, 60.0)), self.lower, self.upper
         )

@@ -1,14 +1,14 @@
-"""Robust means by norm: clipping and normalization, of samples or groups of leaves.
+"""Robust means by norm: clipping and normalization of samples or groups of leaves.
 
-An influence by norm multiplies a sample by one number, its weight, a function of its l2
-norm: the sample keeps its direction. Factors give its norm: |a|^2 |d|^2 for an outer
-product, Gram matrices for a product of matrices, the squares of the rows for a table.
-The weight depends on the sample only, and is computed from the same numbers that are
-summed (`materialized`).
+An influence by norm multiplies a sample by one number, its weight, which is a function
+of its l2 norm: the sample keeps its direction. The norm is computed from factors where
+a sample has them: |a|^2 |d|^2 for an outer product, Gram matrices for a product of
+matrices, the squares of the rows for a table. The weight depends on this sample only,
+and is computed from exactly the numbers that are summed later (`materialized`).
 
-The computed norm of a sample is at least 1 - NORM_ERROR of the exact one, to 2^-39
-thresholds, or its weight is zero. Weights do not increase with the norm, so that an
-influence is at most limit (1 + NORM_ERROR) long: `docs/privacy/proofs/sums.md`, 1.5.
+The computed norm of a sample is at least 1 - NORM_ERROR times the exact norm, to 2^-39
+thresholds, or the weight is zero. Weights do not increase with the norm, so an
+influence has norm at most limit (1 + NORM_ERROR): `docs/privacy/proofs/sums.md`, 1.5.
 """
 
 import abc
@@ -31,7 +31,8 @@ from dpjax._types import PyTree, Scalar
 from dpjax.estimators._estimator import Estimator
 from dpjax.estimators._sensitivity import norm_sensitivity
 
-# Clip norms, scales and offsets: ordinary samples stay below 2^63 of them.
+# Clip norms, scales and offsets are at least this large, so that the norm of an
+# ordinary sample stays below 2^63 times the threshold.
 SMALLEST_THRESHOLD = 1e-12
 
 BoundFn = Callable[[FactoredSamples], tuple[FactoredSamples, jax.Array]]
@@ -39,43 +40,43 @@ Group = str | tuple[str, ...]
 
 
 class NormBounded(Estimator):
-    """An estimator whose influences have a bounded l2 norm, also computed from factors.
+    """An estimator with influences of bounded l2 norm, also computed from factors.
 
-    Each group of leaves has a norm and a threshold for it: the clip norm, or the scale
-    of a smooth bound.
+    Each group of leaves has a norm and a threshold: the clip norm, or the scale of a
+    smooth bound.
     """
 
     @property
     def needs_leaves(self) -> bool:
-        """Returns whether `bound_fn` needs single leaves, which are not stacked."""
+        """Returns whether `bound_fn` needs every leaf separate, without stacking."""
         return False
 
     @property
     @abc.abstractmethod
     def limit(self) -> Scalar:
-        """The bound on the l2 norm of an influence, hence on any coordinate."""
+        """Bounds the l2 norm of an influence, hence its coordinates."""
 
     @property
     def diameter(self) -> float:
-        """The largest l2 distance of two influences, in limits."""
+        """Bounds the l2 distance of two influences, in units of `limit`."""
         return 2.0
 
     @property
     @abc.abstractmethod
     def sizes(self) -> jax.Array:
-        """The thresholds of the norms, shape (groups,)."""
+        """Returns the thresholds of the norms, shape (groups,)."""
 
     @abc.abstractmethod
     def resized(self, sizes: jax.Array) -> Self:
-        """Returns the estimator with other thresholds, shape (groups,); unchecked."""
+        """Returns the estimator with the thresholds `sizes`, (groups,), unchecked."""
 
     @abc.abstractmethod
     def bound_fn(self) -> BoundFn:
-        """Returns a function from a sample to its influence, and whether it is short.
+        """Returns a function from a sample to its influence and booleans (groups,).
 
-        The numbers of the sample are finite and materialized. It is short in a group if
-        its norm is within the threshold: shape (groups,). A sample that counts as zero
-        because its norm is too large is not short.
+        A boolean is true if the norm of this group is within its threshold, and false
+        for a sample that counts as zero because its norm is too large. The numbers of
+        the sample must be finite and materialized.
         """
 
     def influence(self, sample: PyTree) -> PyTree:
@@ -92,7 +93,6 @@ class NormBounded(Estimator):
         return influence
 
     def summands(self, stream: SampleStream) -> Summands:
-        """See `Estimator.summands`: the norms of factored samples come from factors."""
         bound = self.bound_fn()
 
         def prepare(samples: FactoredSamples) -> FactoredSamples:
@@ -102,16 +102,16 @@ class NormBounded(Estimator):
         return Summands(stream, prepare)
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """See `Estimator.sensitivity`: l2 is diameter limit / n and its rounding."""
+        """Returns l2 = diameter limit / n, plus rounding."""
         args = self.limit, num_samples, num_coordinates, relation
         norms = {"norm_error": NORM_ERROR, "diameter": self.diameter}
         return norm_sensitivity(*args, **norms, rounded=rounded)
 
 
 class NormEstimator(NormBounded):
-    """An estimator whose influence is the sample times a function of its l2 norm."""
+    """An estimator with influence sample·weight(norm), for the l2 norm of a sample."""
 
-    size_name: ClassVar[str]  # the field with the threshold of the norm
+    size_name: ClassVar[str]  # names the field that holds the threshold of the norm
 
     def __post_init__(self):
         size = {self.size_name: getattr(self, self.size_name)}
@@ -121,14 +121,13 @@ class NormEstimator(NormBounded):
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
         """Returns the weight of a sample as a function of norm / threshold.
 
-        It does not increase, and is differentiable on [0, 2^63).
+        The function does not increase, and is differentiable on [0, 2^63).
         """
 
     @property
     def sizes(self) -> jax.Array:
-        """See `NormBounded.sizes`: one for the whole sample."""
         threshold = as_float(getattr(self, self.size_name))
-        return threshold.astype(threshold.dtype)[None]  # not weakly typed
+        return threshold.astype(threshold.dtype)[None]  # removes JAX's weak type
 
     def resized(self, sizes: jax.Array) -> Self:
         other = copy.copy(self)
@@ -150,7 +149,7 @@ class NormEstimator(NormBounded):
 def clip_to_norm(sample: PyTree, l2_clip_norm: Scalar) -> PyTree:
     """Returns sample·min(1, l2_clip_norm / ||sample||), the norm over all leaves.
 
-    NaN, infinities and norms of 2^63 clip norms count as in `Estimator`.
+    `Estimator` says how NaN, infinities and norms of 2^63 clip norms or more count.
 
     Example:
         >>> import jax.numpy as jnp
@@ -188,12 +187,11 @@ class Clipping(NormEstimator):
     size_name: ClassVar[str] = "l2_clip_norm"
 
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
-        """Returns min(1, 1 / norm)."""
         return lambda norm: 1 / jnp.maximum(norm, 1)
 
     @property
     def limit(self) -> Scalar:
-        """The clip norm, which bounds every coordinate too."""
+        """Returns the clip norm, which bounds every coordinate too."""
         return self.l2_clip_norm
 
 
@@ -202,9 +200,9 @@ class Clipping(NormEstimator):
 class Normalization(NormEstimator):
     """The mean of g / (||g|| + offset), the norm over all leaves.
 
-    Samples keep their direction, and the norm of large ones becomes nearly 1. There is
-    no clip norm to tune, because scaling all samples amounts to scaling the step size
-    and the offset. Means have no unit. Samples much smaller than the offset keep their
+    Samples keep their direction, and large samples get a norm of nearly 1. There is no
+    clip norm to tune, because scaling all samples amounts to scaling the step size and
+    the offset. Means have no unit. Samples much smaller than the offset keep their
     proportions; without an offset, sampling noise of small gradients would count as
     much as the signal, and descent might not converge.
 
@@ -234,7 +232,7 @@ class Normalization(NormEstimator):
 
     @property
     def limit(self) -> Scalar:
-        """1."""
+        """Returns 1, because a normalized sample has at most this norm."""
         return 1.0
 
 
@@ -243,17 +241,18 @@ class Normalization(NormEstimator):
 class Grouped(NormBounded):
     """The mean of samples with a separate norm-wise bound for each group of leaves.
 
-    So a large gradient of one layer does not clip the other layers. The noise is the
-    same for every coordinate, proportional to the root of the sum of the squared
-    bounds.
+    Thus a large gradient of one layer does not shrink the gradients of other layers.
+    The noise is the same for every coordinate, proportional to the root of the sum of
+    the squared bounds.
 
-    Sensitivity: the influence of group g has an l2 norm of at most B_g, so that of a
-    sample is at most B = sqrt(sum B_g^2), by Pythagoras: replacing one of n records
-    moves the mean by at most 2·B / n in the l2 norm, before rounding.
+    Sensitivity: the influence of a sample has an l2 norm of at most B_g in group g, and
+    of at most B = sqrt(sum B_g^2) in all groups together, by Pythagoras. So replacing
+    one of n records moves the mean by at most 2·B / n in the l2 norm, before rounding.
 
     Attributes:
-        estimator: `Clipping`, `SmoothedClipping` or `Normalization`. Its numbers hold
-            for all groups, or are arrays (G,), one number for each; pytree leaves.
+        estimator: `Clipping`, `SmoothedClipping` or `Normalization`. Each of its fields
+            is a number for all groups, or an array (G,) with a number for each group;
+            the fields are pytree leaves.
         groups: G groups, in the order of these arrays. A group is the name of a leaf or
             subtree, such as "layers/0/kernel" or "layers/0", or a tuple of such names;
             "" matches every leaf. A leaf is in the group with the longest matching
@@ -300,14 +299,15 @@ class Grouped(NormBounded):
 
     @property
     def limit(self) -> Scalar:
-        """sqrt(sum B_g^2), for bounds B_g of groups."""
+        """Returns sqrt(sum B_g^2), where B_g is the bound of group g."""
         limit = self.estimator.limit
         if _validate.is_concrete(limit):
             limits = np.broadcast_to(np.asarray(limit, np.float64), len(self.groups))
             return float(np.sqrt(np.sum(limits**2)))
         limits = jnp.broadcast_to(limit, len(self.groups))
-        # Squares of large bounds would overflow. The relative error of a sum of G
-        # squares is G 2^-24, of the root half of that: NORM_ERROR covers G = 2,000.
+        # Bounds are divided by the largest bound, because their squares could overflow.
+        # The root of a sum of G squares has a relative error of G 2^-25: NORM_ERROR
+        # covers G = 2,000.
         most = limits.max()
         return most * jnp.sqrt(jnp.sum((limits / most) ** 2))
 
@@ -324,11 +324,11 @@ class Grouped(NormBounded):
         return replace(self, estimator=estimator)
 
     def bound_fn(self) -> BoundFn:
-        """See `NormBounded.bound_fn`: that of every group."""
         bounds = [each.bound_fn() for each in self._each()]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
             group_of_leaf = self._group_of_leaf(sample.leaves)
+            # Each group is bounded as a sample, and its leaves are put back in order.
             parts: list[list[Any]] = [[] for _ in self.groups]
             for leaf, group in zip(sample.parts, group_of_leaf, strict=True):
                 parts[group].append(leaf)
@@ -349,7 +349,7 @@ class Grouped(NormBounded):
         return [of(i) for i in range(len(self.groups))]
 
     def _group_of_leaf(self, leaves: PyTree) -> list[int]:
-        """Returns the group of every leaf, by the longest name that fits."""
+        """Returns the index of every leaf's group: the longest matching name wins."""
         index = {name: i for i, x in enumerate(self.groups) for name in _names(x)}
         is_leaf = lambda x: isinstance(x, Leaf)  # noqa: E731
         paths = jax.tree.leaves_with_path(leaves, is_leaf=is_leaf)

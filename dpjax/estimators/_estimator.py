@@ -1,4 +1,4 @@
-"""The base classes of robust means, of any influence and by coordinate; the mean."""
+"""The base classes of robust means, and `Mean`, the mean without a bound."""
 
 import abc
 import math
@@ -35,17 +35,17 @@ from dpjax.estimators._sensitivity import (
 class Estimator(abc.ABC):
     """The robust mean of samples along axis 0, with a known sensitivity.
 
-    A subclass is a frozen dataclass and a pytree whose leaves are its hyperparameters:
+    A subclass is a frozen dataclass and a pytree with its hyperparameters as leaves:
     `vmap` and `grad` over a threshold work, and a sweep compiles once. It defines
     `influence` and `limit`; the estimate is the mean of influences.
 
-    Sensitivities hold for every input, with float32 rounding. These are special:
+    Sensitivities hold for every input, with float32 rounding. Special inputs:
 
     ==================  ==========================================================
     NaN                 counts as zero, entry by entry
     an infinity         counts as its limit for `Winsorization` and
                         `SmoothedTruncation`, as ±1e30 for `TrimmedMean`, as zero
-                        for all others
+                        for all other estimators
     a norm of 2^63 up   in clip norms, scales or offsets of estimators by norm: the
                         whole sample counts as zero
     a masked row        counts as zero; the divisor stays the same
@@ -53,10 +53,10 @@ class Estimator(abc.ABC):
     ==================  ==========================================================
     """
 
-    # Whether rows must be fixed by their public index: sampled batches are rejected.
+    # True if rows need a fixed public index; sampled batches are then rejected.
     groups_by_index: ClassVar[bool] = False
-    # The noise of a private mean: Gaussian, proportional to `sensitivity`, or Laplace
-    # log-normal, proportional to a smooth sensitivity.
+    # The noise of a private mean is Gaussian, in proportion to `sensitivity`, or
+    # Laplace log-normal, in proportion to a smooth sensitivity.
     noise: ClassVar[NoiseName] = "gaussian"
 
     @abc.abstractmethod
@@ -64,13 +64,13 @@ class Estimator(abc.ABC):
         """Maps one sample to a bounded value of the same shape, in float32 at least."""
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        """Returns `influence`, with everything precomputed that no sample changes."""
+        """Returns `influence`; anything independent of the sample is precomputed."""
         return self.influence
 
     @property
     @abc.abstractmethod
     def limit(self) -> Scalar | None:
-        """The bound on |coordinate| of every influence; None if there is none."""
+        """Returns the largest |coordinate| of an influence, or None without a bound."""
 
     def __call__(
         self,
@@ -83,13 +83,13 @@ class Estimator(abc.ABC):
         """Returns the robust mean of samples over axis 0.
 
         Args:
-            samples: pytree, leaves of shape (n, ...), or a stream of them, such as
+            samples: pytree, leaves of shape (n, ...), or a stream of samples, such as
                 `dpjax.streamed_grad` returns.
             is_padding_example: shape (n,), true for rows to leave out. The divisor
                 stays the same.
             normalize_by: public divisor of the sum; n by default. For more than 4,608
                 rows the bound on rounding needs at least n / 1.125: a smaller concrete
-                divisor is rejected, a smaller traced one is replaced by this.
+                divisor is rejected, a smaller traced divisor is raised to n / 1.125.
             axis_name: the mesh axes over which rows are sharded, if the arrays do not
                 show it; see `dpjax.robust_grad`.
 
@@ -116,9 +116,9 @@ class Estimator(abc.ABC):
     ) -> Unrounded:
         """Returns the robust mean before it is rounded, so that noise is added first.
 
-        Arguments and errors are those of `__call__`. The mean is the exact sum of high
-        and low, trees of leaves (...), and `plus(noise)` returns it with noise, rounded
-        once. Its sensitivity is that with rounded=False.
+        Arguments and errors are the same as in `__call__`. The mean is the exact sum of
+        two trees, `high` and `low`, with leaves (...). `plus(noise)` adds noise, and
+        rounds once. `sensitivity` bounds its change if called with rounded=False.
 
         Example:
             >>> import jax.numpy as jnp
@@ -140,11 +140,10 @@ class Estimator(abc.ABC):
         normalize_by: Scalar | None = None,
         axis_name: AxisName | None = None,
     ) -> tuple[PyTree, PyTree]:
-        """Returns the robust mean of a stream of samples, and its aux.
+        """Returns the robust mean of a stream of samples, and the aux of all samples.
 
-        The stream makes samples, with an aux for each, a few at a time; the other
-        arguments and errors are those of `__call__`. The aux of all samples, with
-        leading axis n, is NOT private.
+        Arguments and errors are the same as in `__call__`. The stream makes an aux for
+        each sample; the aux of all samples, with leading axis n, is NOT private.
         """
         stream, divisor = self._checked(
             stream, is_padding_example, normalize_by, axis_name
@@ -152,7 +151,7 @@ class Estimator(abc.ABC):
         return _fold_stream(stream, self, divisor)
 
     def _checked(self, stream, is_padding_example, normalize_by, axis_name):
-        """Returns the stream with mask and axes, and the divisor, None if it is n."""
+        """Returns the stream with mask and axes, and the divisor, or None for n."""
         stream = SampleStream.of(stream, is_padding_example)
         num_rows = stream.num_rows
         axes = row_axes(stream.rows, axis_name)
@@ -182,9 +181,9 @@ class Estimator(abc.ABC):
             num_samples: the public divisor: n, or `normalize_by`.
             num_coordinates: number of entries of all leaves of one sample together.
             relation: REPLACE_ONE, if neighbors differ in the values of one row; or
-                ADD_OR_REMOVE_ONE, if one of them has a row masked as padding.
-            rounded: whether estimates are floats. False is for `unrounded`, to which
-                `privatize` adds noise before rounding.
+                ADD_OR_REMOVE_ONE, if a row of one neighbor is masked as padding.
+            rounded: whether estimates are rounded to floats. False is for the result of
+                `unrounded`, to which `privatize` adds noise before rounding.
 
         Returns:
             The l1, l2 and linf sensitivity, for every input, float32 rounding included.
@@ -194,7 +193,7 @@ class Estimator(abc.ABC):
         return self._sensitivity(num_samples, num_coordinates, relation, rounded)
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """See `sensitivity`: linf is 2 limit / n, l2 sqrt(d) times that."""
+        """Returns linf = 2 limit / n, with rounding, and l2 = sqrt(d) linf."""
         if self.limit is None:
             return Sensitivity(math.inf, math.inf, math.inf)
         args = self.limit, num_samples, num_coordinates, relation
@@ -213,7 +212,7 @@ class Estimator(abc.ABC):
         The accounting of Poisson batches also compares batches with and without one
         record, and assumes that their means differ by at most half the replace-one
         sensitivity. Float32 rounding may exceed this: then the result is twice the
-        sensitivity to masking a row. Arguments and result are those of `sensitivity`.
+        sensitivity to masking a row. It takes the arguments of `sensitivity`.
         """
         measure = partial(self.sensitivity, num_samples, num_coordinates)
         masked = measure(ADD_OR_REMOVE_ONE, rounded=rounded)
@@ -233,20 +232,19 @@ class Estimator(abc.ABC):
     ) -> dict[str, Scalar]:
         """Returns the parameters of the noise that do not depend on the data.
 
-        noise_multiplier is stddev / l2 sensitivity; for other noise than Gaussian, that
-        of Gaussian noise of the same zCDP. is_sampled tells whether batches are drawn
-        at random; the other arguments are those of `sensitivity`.
+        noise_multiplier is stddev / l2 sensitivity. For noise that is not Gaussian, it
+        is the noise multiplier of Gaussian noise with the same zCDP. is_sampled tells
+        whether batches are drawn at random. `sensitivity` explains the other arguments.
 
         Returns:
-            l2_sensitivity, of the mean before it is rounded, and stddev, its product
-            with the noise multiplier.
+            A dictionary: l2_sensitivity is the l2 sensitivity of the mean before
+            rounding, and stddev is its product with the noise multiplier.
         """
         measure = self.sampled_sensitivity if is_sampled else self.sensitivity
         sensitivity = measure(num_samples, num_coordinates, relation, rounded=False).l2
         return {"l2_sensitivity": sensitivity, "stddev": noise_multiplier * sensitivity}
 
     def summands(self, stream: SampleStream) -> Summands:
-        """Returns the summands of a stream: influences of samples."""
         influence = self.influence_fn()
 
         def prepare(samples: FactoredSamples) -> FactoredSamples:
@@ -258,13 +256,13 @@ class Estimator(abc.ABC):
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
     ) -> tuple[Unrounded, PyTree]:
-        """Returns the robust mean of a stream of one device's rows, and their aux."""
+        """Returns the robust mean of one device's rows, and the aux of these rows."""
         summands = self.summands(stream)
         mean, aux = fold_mean(summands, self.limit, normalize_by=normalize_by)
         return mean.map(unstacked), aux
 
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
-        # Increases no distance; sensitivity() needs a bound on the result.
+        # sensitivity() needs a bound on the result, and clipping increases no distance.
         limit = self.limit
         if limit is None:
             return mean
@@ -278,10 +276,10 @@ class Estimator(abc.ABC):
 
 
 class CoordinateEstimator(Estimator):
-    """An estimator whose influence acts on each coordinate; that of zero is zero."""
+    """An estimator with an influence on each coordinate that maps zero to zero."""
 
     def summands(self, stream: SampleStream) -> Summands:
-        """See `Estimator.summands`: products are computed as they are added."""
+        # The influence acts on each product of factors as it is added to the sum.
         if not stream.has_small_factors():
             stream = stream.written_out()
         return Summands(stream, lambda samples: samples, self.influence_fn())
@@ -302,12 +300,12 @@ class Mean(Estimator):
     """
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns the sample itself, its non-finite entries set to zero."""
+        """Returns the sample with non-finite entries set to zero."""
         return jax.tree.map(as_finite, sample)
 
     @property
     def limit(self) -> None:
-        """None: a sample's influence is unbounded."""
+        """Returns None, because the influence of a sample is unbounded."""
         return None
 
 
@@ -315,7 +313,8 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
     axes = stream.axes
 
     def on_device(replicated, rows):
-        # What a loop carries varies as rows and mask together do.
+        # `varying_with` declares that all rows and the mask vary over the same devices,
+        # as the carry of a loop over both requires.
         (estimator, normalize_by, shared), (rows, mask) = replicated, varying_with(rows)
         mine = replace(stream, shared=shared, rows=rows, is_padding_example=mask)
         if normalize_by is None:

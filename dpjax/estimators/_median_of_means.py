@@ -26,17 +26,19 @@ from dpjax.estimators._sensitivity import Sensitivity, largest_ulp, precise
 class MedianOfMeans(Estimator):
     """The median over groups, by coordinate, of an inner estimator's group means.
 
-    Groups are ranges of record indices, hence public: num_groups groups of
-    floor(n / num_groups) records or one more. Each mean is divided by its group size. A
-    subsampled batch has no public groups, so it is rejected (`normalize_by`).
+    Groups are ranges of record indices, hence public: each of the num_groups groups has
+    floor(n / num_groups) records or one more. The sum of a group is divided by the size
+    of this group. A sampled batch has no public groups, so it is rejected
+    (`normalize_by`).
 
     Sensitivity: a replaced record moves one group's mean, and the median moves by at
-    most as much in every coordinate: the inner sensitivity at the smallest group size
-    floor(n / num_groups), which is num_groups times that at n. If num_groups is even,
-    the median is the average of two means, and moves by half of that.
+    most as much in every coordinate: by the inner sensitivity at the smallest group
+    size floor(n / num_groups), which is num_groups times the inner sensitivity at n. If
+    num_groups is even, the median averages two means, and moves by half as much.
 
     Attributes:
-        inner: the estimator of a group's mean, other than this and `TrimmedMean`.
+        inner: the estimator of a group's mean, neither a median of means nor a
+            `TrimmedMean`.
         num_groups: number of groups, at least one and at most n.
 
     Example:
@@ -62,17 +64,15 @@ class MedianOfMeans(Estimator):
         _validate.require(is_fine, "inner", self.inner, rule)
 
     def influence(self, sample: PyTree) -> PyTree:
-        """Returns the inner estimator's influence."""
         return self.inner.influence(sample)
 
     @property
     def limit(self) -> Scalar | None:
-        """The inner estimator's limit."""
         return self.inner.limit
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """See `Estimator.sensitivity`: the inner one of a group, or half of it."""
-        del rounded  # means of groups are
+        """Returns the inner sensitivity of a group, or half for an even num_groups."""
+        del rounded  # means of groups are always rounded
         if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
             raise ValueError(
                 f"num_samples must be at least num_groups = {self.num_groups}, "
@@ -82,7 +82,8 @@ class MedianOfMeans(Estimator):
         inner = self.inner.sensitivity(group_size, num_coordinates, relation)
         if self.limit is None or self.num_groups % 2:
             return inner
-        # Of the two middle means the average moves by half, and is rounded.
+        # The two middle means together move by one mean's change at most: their average
+        # moves by half of it, and is rounded.
         ulp = largest_ulp(self.limit, group_size)
         return Sensitivity(
             inner.l1 / 2 + num_coordinates * ulp,
@@ -93,8 +94,8 @@ class MedianOfMeans(Estimator):
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
     ) -> tuple[Unrounded, PyTree]:
-        """See `Estimator.fold`: one inner fold for each group, one after the other."""
-        del normalize_by  # the number of rows, as always where groups_by_index
+        """Returns the median of group means and the aux, folding group after group."""
+        del normalize_by  # equals the number of rows, because groups_by_index is True
         n = stream.num_rows_in_all
         rule = f"at least num_groups = {self.num_groups} records"
         _validate.require(n >= self.num_groups, "samples", n, rule)

@@ -1,4 +1,4 @@
-"""Samples in units of public scales, one for every coordinate."""
+"""Samples in units of public scales, with a scale for every coordinate."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,8 +20,8 @@ from dpjax.estimators._estimator import Estimator
 class Measured(Estimator):
     """The estimator of x / s for each sample x; its means are in units of the scales.
 
-    Each sample is divided separately, so limit and sensitivity are those of the
-    estimator, with any rounding of the division. Attributes are those of `Scaled`.
+    Each sample is divided separately, so the estimator's limit and sensitivity hold
+    here too, however the division rounds. `Scaled` describes the attributes.
     """
 
     estimator: Estimator
@@ -39,16 +39,16 @@ class Measured(Estimator):
         return lambda sample: influence(self._ratios(sample))
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """See `Estimator.sensitivity`: the estimator's."""
         args = num_samples, num_coordinates, relation
         return self.estimator.sensitivity(*args, rounded=rounded)
 
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
     ) -> tuple[Unrounded, PyTree]:
-        """See `Estimator.fold`: samples are divided as they are read.
+        """Returns the mean of samples that are divided as they are read.
 
-        Factors are multiplied out, because an outer product over scales is not one.
+        Factors are multiplied out, because an outer product divided entry by entry is
+        no longer an outer product.
         """
 
         def make_samples(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
@@ -78,28 +78,29 @@ class Scaled:
     Pass it to `privatize` in place of an estimator: samples are divided by the scales,
     their robust mean gets the noise of the estimator, and the release is multiplied by
     the scales. So a coordinate of scale s has s times the threshold and s times the
-    noise: one threshold for gradients that differ by orders of magnitude would clip the
-    large ones, or add too much noise to the small ones. Norms are those of the ratios.
+    noise. A single threshold for gradients that differ by orders of magnitude would
+    clip large gradients, or add too much noise to small gradients. Norms are computed
+    after the division.
 
     Scales may depend on the data only through earlier releases, such as the second
     moments of private gradients.
 
-    With `robust_grad`, use `measured` as the estimator, whose means are in units of the
-    scales; add noise for its sensitivity, and convert the result with `restored`.
+    With `robust_grad`, use `measured` as the estimator: its means are in units of the
+    scales. Add noise for its sensitivity, and convert the result with `restored`.
 
     Sensitivity:
-        In units of the scales it is that of the estimator, under the same relation,
-        because each sample is divided separately before the influence bounds it. To
-        multiply the release is post-processing. Both hold with any rounding, overflow
-        and underflow.
+        In units of the scales, the sensitivity equals the sensitivity of the estimator,
+        under the same relation, because each sample is divided separately before the
+        influence bounds it. Multiplying the release is post-processing. Both hold with
+        any rounding, overflow and underflow.
 
     Attributes:
         estimator: estimator of the ratios, with Gaussian noise: not `Mean`,
             `MedianOfMeans` or `TrimmedMean`. Its threshold, scale or norm is in units
             of the scales.
-        scales: a pytree like a sample, or a prefix of one: numbers, each for all leaves
-            below it, or arrays of the shape of their leaf; in [1e-20, 1e30], in units
-            of the samples. Both fields are pytree leaves.
+        scales: a pytree like a sample, or a prefix of such a pytree. Its leaves are
+            numbers, each for all leaves below it, or arrays of the shape of their leaf;
+            in [1e-20, 1e30], in units of the samples. Both fields are pytree leaves.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -115,8 +116,8 @@ class Scaled:
 
     Reference:
         Pichapati, Suresh, Yu, Reddi, Kumar (2019), "AdaCliP: adaptive clipping for
-        private SGD", of scales that follow the noise; Ganesh, McMahan, Thakurta (2025),
-        "On design principles for private adaptive optimizers".
+        private SGD", for scales that follow the noise; Ganesh, McMahan, Thakurta
+        (2025), "On design principles for private adaptive optimizers".
     """
 
     estimator: Estimator
@@ -134,10 +135,10 @@ class Scaled:
 
     @property
     def measured(self) -> Measured:
-        """The estimator of samples in units of the scales."""
+        """Returns the estimator of samples in units of the scales."""
         return Measured(self.estimator, self.scales)
 
     def restored(self, released: PyTree) -> PyTree:
-        """Returns a result of `measured`, with noise, in units of the samples."""
+        """Converts a noisy result of `measured` to units of the samples."""
         scales = broadcast(self.scales, released, "scales")
         return jax.tree.map(lambda x, scale: x * like(scale, x), released, scales)

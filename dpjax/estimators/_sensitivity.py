@@ -1,8 +1,8 @@
 """The worst-case sensitivity of a robust mean, its float32 rounding included.
 
-The neighboring relation of dpjax is replace-one: n is public, and neighbors differ in
-one record. Under add/remove, one of the two has this row masked as padding, so all
-other rows keep their indices.
+By default neighboring data sets are related by replace-one: n is public, and they
+differ in one record. Under add/remove, one data set has this row masked as padding, so
+all other rows keep their indices.
 """
 
 import math
@@ -21,8 +21,8 @@ from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, Scalar
 class Sensitivity(NamedTuple):
     """The largest change of an estimate between neighbors, in three norms.
 
-    `privatize` adds noise of stddev `noise_multiplier * l2`, with rounded=False. `linf`
-    is the largest change of any one coordinate.
+    `privatize` adds noise of stddev `noise_multiplier * l2`, where l2 is computed with
+    rounded=False. `linf` is the largest change of a single coordinate.
 
     Example:
         >>> from dpjax.estimators import Winsorization
@@ -39,8 +39,8 @@ class Sensitivity(NamedTuple):
 def coordinate_sensitivity(limit, num_samples, num_coordinates, relation, *, rounded):
     """Returns the sensitivity of a mean of influences within ±limit by coordinate.
 
-    One record moves one coordinate of the exact mean by at most 2 limit / n, and may
-    move all coordinates at once: l1 and l2 follow with factors d and sqrt(d).
+    One record moves a coordinate of the exact mean by at most 2 limit / n, and may move
+    all d coordinates: l1 and l2 are d and sqrt(d) times as large.
     """
     limit, num_samples = of_one_type(limit, num_samples)
     args = _moved(relation), sum_error_in_turn
@@ -54,12 +54,12 @@ def coordinate_sensitivity(limit, num_samples, num_coordinates, relation, *, rou
 def norm_sensitivity(
     limit, num_samples, num_coordinates, relation, *, norm_error, diameter, rounded
 ):
-    """Returns that of a mean of influences of l2 norm at most limit (1 + norm_error).
+    """Returns the sensitivity for influences of norm at most limit (1 + norm_error).
 
-    Two influences are apart by at most diameter limits, up to norm_error of that, and
-    one record moves the exact mean by this over n. The mean of all rows has norm at
-    most 9/8 limit (the fold rejects more rows than that), and rounding its coordinates
-    to float32, if `rounded`, moves each neighbor by 2^-24 of that norm.
+    The distance of two influences is at most diameter·limit (1 + norm_error), and a
+    record moves the exact mean by this divided by n. The mean has norm at most 9/8
+    limit (the fold rejects more rows per divisor), and if `rounded`, rounding its
+    coordinates to float32 moves the mean of each neighbor by 2^-24 of its norm.
     """
     limit, num_samples = of_one_type(limit, num_samples)
     moved = _moved(relation, diameter)
@@ -88,7 +88,7 @@ def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
 
 
 def _moved(relation, diameter=2.0):
-    """Returns the distance of two neighbors' exact sums, in limits."""
+    """Returns the distance of two neighbors' exact sums, in units of limit."""
     moved = {REPLACE_ONE: diameter, ADD_OR_REMOVE_ONE: 1.0}.get(relation, 0.0)
     rule = "REPLACE_ONE or ADD_OR_REMOVE_ONE"
     _validate.require(moved > 0, "relation", relation, rule)
@@ -128,9 +128,10 @@ def sum_error_in_turn(num_terms: int) -> float:
 
 
 def sum_error(num_terms: int) -> float:
-    """Returns the same if terms are rounded too, and summed by matrix products.
+    """Returns the largest l2 error of a sum of K products, in units of u limit.
 
-    This bounds the l2 norm of the error, for any order in each coordinate: see `fold`.
+    Products are rounded too, and the order of additions may differ by coordinate, as in
+    a product of matrices: see `_sums.fold`.
     """
     depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
     squares = num_terms * sum((1 + depth) ** 2 for depth in depths)
@@ -139,7 +140,7 @@ def sum_error(num_terms: int) -> float:
 
 def _change_before_rounding(limit, num_samples, num_coordinates, moved, error):
     """Bounds the l2 change of the fold's mean before it is rounded to float32."""
-    # The error of a block's sum, in each of two neighbors.
+    # A block's sum has a rounding error in each of the two neighbors.
     is_known = _validate.is_concrete(num_samples)
     length = block_length(float(num_samples) if is_known else MANY_ROWS)
     block = 2 * error(length) * ROUNDOFF
@@ -150,18 +151,18 @@ def _change_before_rounding(limit, num_samples, num_coordinates, moved, error):
     # Two floats hold the digits to 2^-41 of the mean.
     unit = limit / num_samples
     pairs = 2.25 * 2.0**-41 * _largest_mean(limit, num_samples)
-    # 16 u: the limit as a float32, and this very formula under jit.
+    # 16 u covers rounding the limit to float32, and the rounding of this formula.
     return (unit * (moved + block + digits) + pairs) * (1 + 16 * ROUNDOFF)
 
 
 def _largest_mean(limit, num_samples):
-    """Returns the bound to which the mean is clipped, with a small divisor too."""
+    """Returns the bound to which the mean is clipped, for any divisor."""
     xp = _numpy_for(limit, num_samples)
     return limit * xp.maximum(1.0, FEW_ROWS / num_samples)
 
 
 def precise(x: Scalar) -> Scalar:
-    """Returns a number in 32 bits or more: half precision may lose 0.7 per cent."""
+    """Returns x in 32 bits or more, because half precision may lose 0.7 per cent."""
     if _validate.is_concrete(x):
         return float(x)
     x = jnp.asarray(x)
@@ -169,7 +170,7 @@ def precise(x: Scalar) -> Scalar:
 
 
 def of_one_type(*values: Scalar) -> list[Scalar]:
-    """Returns `precise` numbers; arrays among them in the widest type of any."""
+    """Returns `precise` values, and converts arrays to their widest type."""
     exact = [precise(x) for x in values]
     types = [x.dtype for x in exact if isinstance(x, jax.Array)]
     widest = jnp.float64 if jnp.float64 in types else jnp.float32
@@ -183,5 +184,5 @@ def maximum(a: Scalar, b: Scalar) -> Scalar:
 
 
 def _numpy_for(*values: Any) -> Any:
-    """Returns NumPy, for float64, if all values are concrete, else jax.numpy."""
+    """Returns NumPy, which has float64, if all values are concrete, else jax.numpy."""
     return np if all(map(_validate.is_concrete, values)) else jnp

@@ -3,11 +3,11 @@
 h_beta(a) = E phi(a (1 + Z / sqrt(beta))), Z standard normal, phi(x) = x - x^3/6 up to
 |x| = sqrt(2) and ±2 sqrt(2)/3 beyond. It is odd, increasing and bounded by
 `supremum(beta)`. The closed form in the literature subtracts a^3/6 from terms of the
-same size: in float32 it exceeds any bound from |a| = 1e3 on. Two forms replace it.
+same size, so from |a| = 1e3 on it exceeds any bound in float32. Two forms replace it.
 
 * `series` (beta <= 10): h is analytic in 1/a at infinity, odd at zero, and entire in
   beta. So in v = a / sqrt(a^2 + c^2), c^2 = 0.09 beta, it is v·sqrt(beta) times a
-  polynomial in v^2, of degree 10 to 16, whose coefficients are polynomials in beta. The
+  polynomial in v^2, of degree 10 to 16, with polynomials in beta as coefficients. The
   absolute error in float32 is below 5e-7 in measurements, and certified to be below
   1e-6 up to beta = 9.21 (the tests bound the polynomial's error and its rounding).
 * `exact` (any beta): the closed form if it does not cancel, otherwise a quadrature.
@@ -32,11 +32,11 @@ from dpjax.estimators._clipping import NormEstimator
 from dpjax.estimators._estimator import CoordinateEstimator, Estimator
 from dpjax.estimators._truncation import deviations
 
-# The polynomial's degree, and the largest beta that it serves with error below 3e-7.
+# A polynomial of each degree has an error below 3e-7 up to this beta.
 SERIES = {10: 1.0, 12: 4.0, 16: 10.0}
 _BETA_DEGREE = 12
-FAR = 1e6  # h differs from its limit by less than 1e-11 beyond
-_TINY = 1e-6  # below, h_beta(a) = a (1 - O(a^2)) is more precise than as computed
+FAR = 1e6  # beyond, h differs from its limit by less than 1e-11
+_TINY = 1e-6  # below, h_beta(a) is replaced by a, to which it is equal up to O(a^3)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,6 @@ class SmoothedEstimator(Estimator):
 
     @property
     def limit(self) -> Scalar:
-        """scale·(2 sqrt(2)/3) erf(sqrt(beta/2))."""
         return self.scale * supremum(self.beta)
 
     def _smoothed_fn(self) -> Callable[[jax.Array, Scalar], jax.Array]:
@@ -74,15 +73,15 @@ class SmoothedEstimator(Estimator):
             x = as_float(x)
             s, b = like(scale, x), like(beta, x)
             number = jnp.where(jnp.isnan(x), 0, x)
-            # Beyond FAR h is constant; an infinity would make the derivative NaN. XLA
-            # fuses a clip with the operations after it at any scale, but `within` not
-            # at scale 1.
+            # Clipped, because h is constant beyond FAR, and an infinity would make the
+            # derivative NaN. `jnp.clip` stands here because XLA fuses it with the next
+            # operations at any scale, but does not fuse `within` at scale 1.
             a = jnp.clip(number, -FAR * s, FAR * s) * (1 / s)
             if coefficients is None:
                 h = exact(a, b)
             else:
                 h = series(a, b, like(coefficients, x))
-            # Clipped to its range, so that no approximation can exceed it.
+            # The sensitivity needs |h| <= supremum, which an approximation may exceed.
             return within(s * h, s * like(largest, x))
 
         return smoothed
@@ -94,8 +93,8 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
     """The mean of scale·h_beta(x / scale), coordinate by coordinate.
 
     h_beta(a) = E phi(a (1 + Z/sqrt(beta))), Z standard normal, phi(x) = x - x^3/6 up to
-    |x| = sqrt(2) and ±2 sqrt(2)/3 beyond. Like x near zero, bounded by
-    (2 sqrt(2)/3) erf(sqrt(beta/2)) everywhere. Error below 1e-6 scale in float32.
+    |x| = sqrt(2) and ±2 sqrt(2)/3 beyond. It is close to a near zero, and bounded by
+    (2 sqrt(2)/3) erf(sqrt(beta/2)) everywhere. The float32 error is below 1e-6 scale.
 
     Sensitivity: replacing one of n records moves a coordinate by at most
     2·scale·M / n with M = (2 sqrt(2)/3) erf(sqrt(beta/2)), because every influence is
@@ -105,7 +104,7 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
         scale: s in [1e-18, 1e30], in units of the samples; a pytree leaf.
         beta: the precision of the smoothing, in [1e-6, 1e6]; a pytree leaf. Up to
             beta = 10 the influence costs a short polynomial; for larger beta, or if
-            beta is traced at construction, about forty times as much. Change it with
+            beta is traced at construction, about forty times as much. Change beta with
             `dataclasses.replace`: if `jax.tree.map` raises it beyond the range of its
             polynomial, estimates are NaN.
 
@@ -123,7 +122,6 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
     """
 
     def influence_fn(self) -> Callable[[PyTree], PyTree]:
-        """See `Estimator.influence_fn`: computes the coefficients of the series."""
         smoothed = self._smoothed_fn()
         return lambda sample: jax.tree.map(lambda x: smoothed(x, self.scale), sample)
 
@@ -143,12 +141,12 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
         """Returns the scale that the theory chooses for a second-moment bound.
 
         With E x^2 <= v and probability 1 - failure_prob, the error of one coordinate is
-        at most v (1 + 1/beta) / (2 s) + (s/n) (beta/2 + log(2dT/zeta) + noise),
-        of which this is the minimum over s.
+        at most v (1 + 1/beta) / (2 s) + (s/n) (beta/2 + log(2dT/zeta) + noise). The
+        scale s minimizes this bound.
 
-        Arguments are those of `Truncation.for_moment`: v is moment_bound, in units of
-        the samples squared, zeta failure_prob; beta is 2 log(1 / failure_prob) by
-        default, as in the paper.
+        `Truncation.for_moment` explains the arguments: v is moment_bound, in units of
+        the samples squared, and zeta is failure_prob; beta is 2 log(1 / failure_prob)
+        by default, as in the paper.
 
         Example:
             >>> estimator = SmoothedTruncation.for_moment(
@@ -178,9 +176,9 @@ class SmoothedTruncation(SmoothedEstimator, CoordinateEstimator):
 class SmoothedClipping(SmoothedEstimator, NormEstimator):
     """The mean of scale·h_beta(||g|| / scale)·g / ||g||, the norm over all leaves.
 
-    `SmoothedTruncation` of the norm: small norms hardly change, large ones approach
-    scale·M, and the influence is a smooth function of the sample, while that of
-    `Clipping` has a kink.
+    The norm is bounded as by `SmoothedTruncation`: small norms hardly change, and large
+    norms approach scale·M. The influence is a smooth function of the sample, while the
+    influence of `Clipping` has a kink.
 
     Sensitivity: replacing one of n records moves the mean by at most
     2·scale·M / n in the l2 norm, and in any coordinate, before rounding, with
@@ -198,7 +196,7 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
         [0.193 0.257]
 
     Reference:
-        h_beta: Catoni, Giulini (2017), whose estimator also acts on norms of vectors.
+        Catoni, Giulini (2017), for h_beta, also of norms of vectors.
     """
 
     size_name: ClassVar[str] = "scale"
@@ -208,7 +206,6 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
         NormEstimator.__post_init__(self)
 
     def weight_fn(self) -> Callable[[jax.Array], jax.Array]:
-        """Returns h_beta(norm) / norm, and computes the coefficients of the series."""
         smoothed = self._smoothed_fn()
 
         def weight(norm: jax.Array) -> jax.Array:
@@ -221,8 +218,8 @@ class SmoothedClipping(SmoothedEstimator, NormEstimator):
 def supremum(beta: Scalar) -> Scalar:
     """Returns sup h_beta = (2 sqrt(2)/3) erf(sqrt(beta/2)), its limit at infinity.
 
-    h' = E[phi'(aW) W] >= 0 with W = 1 + Z/sqrt(beta), since phi' is even and W has more
-    mass at w than at -w; and phi(aW) tends to ±2 sqrt(2)/3 as a grows.
+    h increases: h' = E[phi'(aW) W] >= 0 with W = 1 + Z/sqrt(beta), since phi' is even
+    and W has more mass at w than at -w. As a grows, phi(aW) tends to ±2 sqrt(2)/3.
     """
     if isinstance(beta, float | int):
         return 2 * math.sqrt(2) / 3 * math.erf(math.sqrt(beta / 2))
@@ -235,10 +232,10 @@ def degree_for(beta: float) -> int:
 
 
 def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
-    """Returns the series' polynomial in 2 v^2 - 1, lowest term first.
+    """Returns the coefficients of the polynomial in 2 v^2 - 1, lowest term first.
 
-    NaN if beta > SERIES[degree], because a traced beta may differ from the one for
-    which the degree was chosen.
+    They are NaN if beta > SERIES[degree]: a traced beta may exceed the beta for which
+    the degree was chosen.
     """
     beta = jnp.asarray(beta)
     beta = jnp.where(beta <= SERIES[degree], beta, jnp.nan)
@@ -254,8 +251,8 @@ def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
     c2 = 0.09 * beta
     inverse = 1 / (a * a + c2)
     z = 1 - 2 * c2 * inverse  # = 2 v^2 - 1
-    # Even and odd terms apart: two chains of half the length, because latency
-    # dominates.
+    # Horner's scheme for even and for odd terms: two chains of half the length are
+    # faster, because latency dominates.
     square = z * z
     even, odd = coefficients[-1], coefficients[-2]
     if len(coefficients) % 2 == 0:
@@ -274,7 +271,8 @@ def exact(a: jax.Array, beta: Scalar) -> jax.Array:
     size = jnp.abs(a)
     is_tiny = size < 1e-6
     is_inner = (size <= 2.0) & (size <= 1.5 * jnp.sqrt(beta))
-    # Each form gets only its own range, so that gradients have no NaN of the other.
+    # Each form gets arguments of its own range only: else `where` would pass NaN from
+    # the gradient of the form that is not chosen.
     inner = jnp.where(is_inner & ~is_tiny, size, 0.5 * jnp.minimum(1, jnp.sqrt(beta)))
     outer = jnp.where(is_inner, 2.0, size)
     value = jnp.where(is_inner, _closed_form(inner, beta), _quadrature(outer, beta))
@@ -282,9 +280,9 @@ def exact(a: jax.Array, beta: Scalar) -> jax.Array:
 
 
 def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
-    # E phi(X), X ~ N(a, b^2): E[X - X^3/6], and what phi adds to it beyond ±sqrt(2),
-    # where phi(sqrt(2) + u) - p(sqrt(2) + u) = u^2/sqrt(2) + u^3/6. This equals
-    # (9)-(10) and (36)-(41) of Wang, Xiao, Devadas, Xu (2020), with fewer terms.
+    # E phi(X) for X ~ N(a, b^2) is E p(X), with p(x) = x - x^3/6, plus the mean of
+    # phi - p beyond ±sqrt(2), where phi(sqrt(2) + u) - p(sqrt(2) + u) is u^2/sqrt(2) +
+    # u^3/6. This equals (9)-(10) and (36)-(41) of Wang, Xiao, Devadas, Xu (2020).
     b = a / jnp.sqrt(beta)
 
     def beyond(a: jax.Array) -> jax.Array:
@@ -299,8 +297,8 @@ def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 
 def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
-    # E phi(X) = int_0^sqrt(2) phi'(x) (P(X > x) - P(X < -x)) dx: positive weights, no
-    # cancellation, and fine at a = infinity.
+    # E phi(X) = int_0^sqrt(2) phi'(x) (P(X > x) - P(X < -x)) dx: all weights are
+    # positive, so nothing cancels, and the formula holds at a = infinity.
     nodes, weights = np.polynomial.legendre.leggauss(32)
     x = math.sqrt(2) * (nodes + 1) / 2
     weights = math.sqrt(2) / 2 * weights * (1 - x * x / 2)
@@ -317,10 +315,11 @@ def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 @functools.cache
 def _series_table(degree: int) -> np.ndarray:
-    """Chebyshev coefficients in beta of the polynomial's coefficients in 2 v^2 - 1."""
+    """Returns Chebyshev coefficients in beta of each coefficient in 2 v^2 - 1."""
     count = _BETA_DEGREE + 1
     x = np.cos((np.arange(count) + 0.5) * np.pi / count)
     z = np.cos((np.arange(64) + 0.5) * np.pi / 64)
+    # Fit the polynomial at Chebyshev nodes of beta, then interpolate in beta.
     rows = []
     for beta in (x + 1) / 2 * SERIES[degree]:
         a = np.sqrt(0.09 * beta * (1 + z) / (1 - z))
@@ -331,7 +330,7 @@ def _series_table(degree: int) -> np.ndarray:
 
 
 def _reference(a: np.ndarray, beta: float) -> np.ndarray:
-    """h_beta(a) for a > 0 in float64: the quadrature over the support."""
+    """Returns h_beta(a) for a > 0 by quadrature in float64."""
     nodes, weights = np.polynomial.legendre.leggauss(200)
     end = np.minimum(math.sqrt(2), a * (1 + 9 / math.sqrt(beta)))[:, None]
     x = end * (nodes + 1) / 2

@@ -10,18 +10,19 @@ the smooth sensitivity at smoothness t is the maximum of w_m W and
     exact:  w_k term(x_(n-m+1+k-l), x_(m+1-l)),  0 <= k < m, 0 <= l <= k + 1;       (2)
     fast:   w_k term(x_(n-m+1+k), x_(m-k)),      0 <= k < m.                        (3)
 
-It bounds the change of the mean between neighbors, and is t-smooth: a term k of one is
-at most a term k + 1 of the other. (3) is at most twice (2). With rounding, u = 2^-24,
+It bounds the change of the mean between neighbors, and is t-smooth: term k for one data
+set is at most term k + 1 for its neighbor. (3) is at most twice (2). With rounding,
+u = 2^-24,
 
     term(top, bottom) = min(W, (top - bottom) / N + 5 u max(top, -bottom)),         (4)
 
-because the mean errs by 2.01 u of the largest magnitude in the window, except for a
-common factor. A term is a sum of products of non-negative numbers: each of its fewer
-than 8 operations has a relative error of u, however it is compiled. `SLACK` = 32 u
-covers 8 u for each of two neighbors, and a few more for converting the result to a
-scale of noise: t is lowered by it before, and the result raised by it after. The floor
-of w_k and the smallest W keep every relevant number far above underflow. Proof:
-`docs/privacy/proofs/sums.md`, 1.9.
+because the computed mean errs by 2.01 u times the largest magnitude in the window,
+except for a common factor. A term is a sum of products of non-negative numbers: each of
+its fewer than 8 operations has a relative error of u, however it is compiled.
+`SLACK` = 32 u covers 8 u for each of two neighbors, and a few u for converting the
+result to a scale of noise: t is lowered by the slack first, and the result raised by it
+at the end. The floor of w_k and the smallest W keep every relevant number far above
+underflow. Proof: `docs/privacy/proofs/sums.md`, 1.9.
 """
 
 import math
@@ -45,7 +46,7 @@ from dpjax.estimators._sensitivity import Sensitivity, maximum
 
 Bound = Literal["fast", "exact"]
 
-LEAST_WIDTH = 1e-15  # so that no sensitivity that matters underflows in float32
+LEAST_WIDTH = 1e-15  # keeps sensitivities far above underflow in float32
 SLACK = 2.0**-19
 _MEAN_ROUNDOFF = 5 * ROUNDOFF  # 5 u in equation (4)
 
@@ -55,25 +56,25 @@ _MEAN_ROUNDOFF = 5 * ROUNDOFF  # 5 u in equation (4)
 class TrimmedMean(Estimator):
     """The mean without the m smallest and m largest samples, clamped to [lower, upper].
 
-    By coordinate, clamp((x_(m+1) + ... + x_(n-m)) / (n - 2m)), where x_(1) <= ... are
-    the ordered samples and m = floor(trim_fraction·n), at least 1. The mean is clamped,
-    not the samples: only the mean must lie in [lower, upper]. It needs all samples at
-    once: with it, `robust_grad` holds all n gradients, and masks and sampled batches
-    are rejected.
+    Each coordinate is clamp((x_(m+1) + ... + x_(n-m)) / (n - 2m)), where x_(1) <= ...
+    are the ordered samples and m = floor(trim_fraction·n), at least 1. The mean is
+    clamped, not the samples: only the mean must lie in [lower, upper]. The estimator
+    needs all samples at once, so `robust_grad` holds all n gradients, and masks and
+    sampled batches are rejected.
 
     Sensitivity: for the worst data, and as returned by `sensitivity`, it is
     upper - lower in every coordinate, too large to be useful. If the middle of the data
     is narrow, the `smooth_sensitivity` is far smaller: the noise of
-    `dpjax.transforms.privatize` is proportional to it.
+    `dpjax.transforms.privatize` is proportional to the smooth sensitivity.
 
     Attributes:
         trim_fraction: share that is trimmed on either side, in (0, 1/2); static,
             because shapes depend on it.
         lower: a, public, within ±1e30, in units of the samples; a pytree leaf.
-        upper: b, likewise, at least a + 1e-15.
+        upper: b, public, within ±1e30, at least a + 1e-15; a pytree leaf.
         relative_spread: a public guess of the range of a coordinate's samples, in units
-            of upper - lower; static. The noise is calibrated for it; privacy holds for
-            every guess.
+            of upper - lower; static. The noise is tuned to this guess; privacy holds
+            for every guess.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,7 +91,7 @@ class TrimmedMean(Estimator):
     lower: Scalar
     upper: Scalar
     relative_spread: float = 1.0
-    # Not by index, but sampled batches must be rejected as well.
+    # A trimmed mean forms no groups, but the flag also rejects sampled batches.
     groups_by_index: ClassVar[bool] = True
     noise: ClassVar[NoiseName] = "laplace_log_normal"
 
@@ -123,7 +124,7 @@ class TrimmedMean(Estimator):
         return trimmed
 
     def influence(self, sample: PyTree) -> NoReturn:
-        """Raises `ValueError`: whether a sample is trimmed depends on the others."""
+        """Raises `ValueError`: whether a sample is trimmed depends on all samples."""
         raise ValueError(
             f"estimator must be a mean of influences here, got {self!r}, which needs "
             "all samples at once."
@@ -131,15 +132,12 @@ class TrimmedMean(Estimator):
 
     @property
     def limit(self) -> Scalar:
-        """The bound on |coordinate| of the estimate."""
+        """Returns the bound on |coordinate| of the estimate."""
         return maximum(abs(self.lower), abs(self.upper))
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """See `Estimator.sensitivity`: linf is upper - lower, for every n.
-
-        Rounding the bounds to float32 may widen the range, by 2^-24 of each bound.
-        """
-        del num_samples, rounded  # the mean of the middle is
+        """Returns linf = upper - lower, plus 4·2^-24 limit for rounding the bounds."""
+        del num_samples, rounded  # the range holds for every n, and is rounded always
         rule = "REPLACE_ONE: a trimmed mean has no row to mask"
         _validate.require(relation is REPLACE_ONE, "relation", relation, rule)
         linf = (self.upper - self.lower) + 4 * ROUNDOFF * self.limit
@@ -155,10 +153,10 @@ class TrimmedMean(Estimator):
         *,
         is_sampled: bool = False,
     ) -> dict[str, Scalar]:
-        """See `Estimator.noise_parameters`: rho, the zCDP cost of one release.
+        """Returns rho, the zCDP cost of one release.
 
-        Records that are sampled, or added and removed, raise `ValueError`, because no
-        accounting for order statistics of such batches is known.
+        Sampled batches and the add/remove relation raise `ValueError`, because no
+        accounting is known for order statistics of such batches.
         """
         del num_samples, num_coordinates
         _validate.positive(noise_multiplier=noise_multiplier)
@@ -173,8 +171,8 @@ class TrimmedMean(Estimator):
     def fold(
         self, stream: SampleStream, *, normalize_by: Scalar
     ) -> tuple[Unrounded, PyTree]:
-        """See `Estimator.fold`: not a fold, because all rows are read first."""
-        del normalize_by  # the number of rows, as always where groups_by_index
+        """Returns the trimmed mean and the aux, after reading all rows at once."""
+        del normalize_by  # equals the number of rows, because groups_by_index is True
         self._no_padding(stream)
         num_rows = stream.num_rows_in_all
         samples, aux = stream.read_all()
@@ -195,22 +193,22 @@ class TrimmedMean(Estimator):
         bound: Bound = "fast",
         axis_name: AxisName | None = None,
     ) -> PyTree:
-        """Returns a smooth bound of the local sensitivity, by coordinate.
+        """Returns a smooth bound of the local sensitivity of each coordinate.
 
-        A t-smooth upper bound, for t = smoothness, which depends on private data and
-        must not be released. If A_k is the local sensitivity at distance k, it is
-        max_k e^(-kt) A_k for "exact",
+        The bound is t-smooth for t = smoothness. It depends on private data and must
+        not be released. If A_k is the local sensitivity at distance k, the "exact"
+        bound is max_k e^(-kt) A_k, with
 
             A_k = min(upper - lower, max_l (x_(n-m+1+k-l) - x_(m+1-l)) / (n - 2m)),
 
         l = 0, ..., k + 1; "fast" has (x_(n-m+1+k) - x_(m-k)) / (n - 2m) in place of the
-        maximum over l. Both are upper - lower for k >= m. "fast" takes m steps per
-        coordinate and is at most twice "exact", which takes m^2 steps.
+        maximum over l. Both have A_k = upper - lower for k >= m. "fast" takes m steps
+        per coordinate and is at most twice "exact", which takes m^2 steps.
 
         Args:
-            samples: as for the estimate, as is axis_name.
-            smoothness: t > 0, public and concrete. Below 2^-19, which float32 does not
-                resolve, the result is upper - lower.
+            samples: pytree, leaves of shape (n, ...), or a stream, as for the estimate.
+            smoothness: t > 0, public and concrete. The result is upper - lower below
+                2^-19, which float32 does not resolve.
             bound: "fast" or "exact".
             axis_name: the mesh axes over which samples are sharded.
 
@@ -218,8 +216,9 @@ class TrimmedMean(Estimator):
             A pytree of leaves (...), each at least max(e^(-mt), 1e-12) (upper - lower).
 
         Sensitivity:
-            Let f be the estimate and S this, both as computed in float32 or float64.
-            For all samples x and x' that differ in one record, by coordinate,
+            Let f be the estimate and S this bound, both as computed in float32 or
+            float64. For all samples x and x' that differ in one record, each coordinate
+            has
 
                 |f(x) - f(x')| <= min(S(x), S(x')),    S(x) <= e^t S(x'),
 
@@ -237,8 +236,8 @@ class TrimmedMean(Estimator):
 
         Reference:
             Nissim, Raskhodnikova, Smith (2007), Definition 2.2; Bun, Steinke (2019).
-            The scale that paper 001 prints in Algorithm 2, line 1, is not smooth: no
-            privacy follows from it.
+            The scale printed in paper 001, Algorithm 2, line 1, is not smooth: no
+            privacy follows from that scale.
         """
         both = self.with_smooth_sensitivity
         return both(samples, smoothness, bound=bound, axis_name=axis_name)[1]
@@ -301,7 +300,7 @@ def _with_sensitivity(stream, estimator, weights, bound):
 
 
 def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
-    """Returns w_0, ..., w_m, on the host for precise ratios."""
+    """Returns w_0, ..., w_m, computed on the host so that their ratios are precise."""
     steps = np.arange(trim_count + 1)
     return np.maximum(np.exp(-max(smoothness - SLACK, 0.0) * steps), LEAST_WEIGHT)
 
@@ -309,7 +308,7 @@ def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
 def smooth_sensitivity(
     order: OrderStatistics, weights, width, *, num_kept: int, bound: Bound
 ) -> jax.Array:
-    """Returns the maximum of (2) or (3) with (4), for each of d columns."""
+    """Returns the maximum of the terms (4) in (2) or (3), for each of d columns."""
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]
     weights, width = like(weights, low), like(width, low)

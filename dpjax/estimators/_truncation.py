@@ -1,8 +1,8 @@
-"""Truncation and winsorization: a threshold by coordinate, and what theory chooses.
+"""Truncation and winsorization: a threshold for each coordinate, chosen by theory.
 
-A small threshold has a large bias, because it clips the tails; sampling error and
-privacy noise grow with it. The papers' formulas ignore the noise or have loose
-constants; the noise-aware ones here minimize the whole bound.
+A small threshold has a large bias, because it clips the tails; with a large threshold,
+sampling error and privacy noise are large. The papers' formulas ignore the noise or
+have loose constants; the formulas here minimize the whole bound, noise included.
 """
 
 import abc
@@ -33,7 +33,6 @@ class ThresholdEstimator(CoordinateEstimator):
 
     @property
     def limit(self) -> Scalar:
-        """The threshold."""
         return self.threshold
 
     @staticmethod
@@ -59,7 +58,7 @@ class ThresholdEstimator(CoordinateEstimator):
         If E|x|^(1+v) <= u, the threshold B causes a bias of at most c·u / B^v (c = 1
         for truncation, less for winsorization). With n samples, d coordinates and T
         releases the deviation is at most B·k / n, where k covers sampling (Bernstein)
-        and exact Gaussian noise. This minimizes the sum: B^(1+v) = v c u n / k.
+        and exact Gaussian noise. The sum is least for B^(1+v) = v c u n / k.
 
         Args:
             moment_bound: u, in units of the samples to the power `moment_order`.
@@ -95,12 +94,12 @@ class ThresholdEstimator(CoordinateEstimator):
 
 
 def deviations(num_samples, num_coordinates, num_steps, epsilon, delta, failure_prob):
-    """Returns log(2 d T / xi), and the size of a coordinate's noise, which it exceeds.
+    """Returns log(2 d T / xi), and a bound on a coordinate's noise times n / limit.
 
-    The logarithm is of a union bound over coordinates, steps and two sides. The noise
-    is per unit of |influence| / n: the l2 sensitivity is 2 sqrt(d) limit / n and T
-    releases share (epsilon, delta), so that the stddev is kappa·2 sqrt(d) limit / n
-    with the exact Gaussian kappa.
+    With probability 1 - xi, no coordinate of any release exceeds the bound: the
+    logarithm comes from a union bound over d coordinates, T releases and two signs. The
+    stddev is kappa·2 sqrt(d) limit / n, because the l2 sensitivity is 2 sqrt(d) limit /
+    n and T releases share (epsilon, delta); kappa is exact for the Gaussian mechanism.
     """
     _validate.positive(epsilon=epsilon)
     _validate.count(
@@ -109,7 +108,7 @@ def deviations(num_samples, num_coordinates, num_steps, epsilon, delta, failure_
     _validate.probability(delta=delta, failure_prob=failure_prob)
     log_failure = math.log(2 * num_coordinates * num_steps / failure_prob)
     with np.errstate(divide="ignore"):  # log(0) at large epsilon
-        epsilon = min(epsilon, 1e20)  # its search fails beyond
+        epsilon = min(epsilon, 1e20)  # the search of dp_accounting fails beyond
         multiplier = gaussian_mechanism.get_sigma_gaussian(epsilon, delta)
     kappa = multiplier * math.sqrt(num_steps)
     noise = 2 * kappa * math.sqrt(num_coordinates) * math.sqrt(2 * log_failure)
@@ -148,7 +147,7 @@ class Truncation(ThresholdEstimator):
 
     @staticmethod
     def bias_factor(v: float) -> float:
-        """E|x|·1{|x| > B} <= u / B^v, by Markov's inequality."""
+        """Returns 1: E|x|·1{|x| > B} <= u / B^v, by Markov's inequality."""
         del v
         return 1.0
 
@@ -187,5 +186,5 @@ class Winsorization(ThresholdEstimator):
 
     @staticmethod
     def bias_factor(v: float) -> float:
-        """E(|x| - B)_+ <= c u / B^v: (x - B) / x^(1+v) is largest at x = B (1+v)/v."""
+        """Returns v^v / (1+v)^(1+v): (x - B) / x^(1+v) is largest at x = B (1+v)/v."""
         return v**v / (1 + v) ** (1 + v)

@@ -1,11 +1,12 @@
 """Losses of a linear predictor, per example: `loss_fn(params, example) -> scalar`.
 
-Everywhere `params` is the weight vector w, shape (d,), and `example` is the pair
-(x, y) of a feature vector, shape (d,), and a scalar target; a column of ones among the
-features serves as the intercept. `jax.vmap(loss_fn, (None, 0))` takes a data set.
+`params` is the weight vector w, shape (d,), and `example` is the pair (x, y) of a
+feature vector, shape (d,), and a scalar target; a column of ones among the features
+gives an intercept. `jax.vmap(loss_fn, (None, 0))` takes a data set.
 
-All but `regularized` are a `LinearLoss`, which is also a function of the prediction
-<w, x>, with its derivative, curvature, their bounds, and the range of the targets.
+All losses but `regularized` are a `LinearLoss`, which is also a function of the
+prediction <w, x>, and has its derivative and curvature, bounds of both, and the range
+of the targets.
 
 An argument out of its range raises `ValueError`; no value of the data raises. Gradients
 are finite for finite data, if <w, x> and the product of a feature and the residual stay

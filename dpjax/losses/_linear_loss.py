@@ -12,10 +12,10 @@ import optax
 from dpjax import _validate
 from dpjax._types import ArrayLike, LossFn, PyTree, Scalar
 
-# Targets of a loss without a range are clipped to this, so that their squares, and
-# those of equally large predictions, stay within the range of float32.
+# Targets of a loss without a range are clipped to this: squares of targets, and of
+# predictions of the same size, then stay within the range of float32.
 _MOST = 1e18
-# Shares of a class are clipped to this and more, so that predictions are finite.
+# Shares of a class are at least this, so that their logarithms are finite.
 LEAST_SHARE = 1e-6
 
 
@@ -28,15 +28,15 @@ class LinearLoss(abc.ABC):
     have one more axis of `num_outputs` at the end.
 
     Attributes:
-        derivative_bound: L, a bound on |derivative|, on its l2 norm for several
-            outputs; `math.inf` if there is none.
+        derivative_bound: L, a bound on |derivative|, or on the l2 norm of the
+            derivative for several outputs; `math.inf` if there is no bound.
         curvature_bound: c, a bound on |curvature|, that is, a Lipschitz constant of the
-            derivative; on the operator norm of the Hessian for several outputs;
-            `math.inf` if there is none.
-        is_convex: whether it is convex in the prediction.
-        num_outputs: number of predictions of an example: 1, or K classes.
+            derivative, or a bound on the operator norm of the Hessian for several
+            outputs; `math.inf` if there is no bound.
+        is_convex: true if the loss is convex in the prediction.
+        num_outputs: number of predictions of an example: 1, or K for K classes.
         target_range: the smallest and the largest target, or infinities.
-        has_log_link: whether the mean is the exponential of the prediction, so that the
+        has_log_link: true if the mean is the exponential of the prediction, so that the
             logarithm of an exposure is an offset.
 
     Example:
@@ -74,7 +74,8 @@ class LinearLoss(abc.ABC):
     def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
         """Returns the loss of each prediction, in the shape of the targets.
 
-        It may overflow to an infinity, and is NaN where either is.
+        The loss may overflow to an infinity. It is NaN where the prediction or the
+        target is NaN.
         """
 
     @abc.abstractmethod
@@ -84,10 +85,11 @@ class LinearLoss(abc.ABC):
     def _curvature(self, predictions: jax.Array, targets: jax.Array) -> jax.Array: ...
 
     def derivative(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
-        """Returns the derivative in each prediction, in the shape of the predictions.
+        """Returns the derivative at each prediction, in the shape of the predictions.
 
-        For any arguments it is finite and within its bound, and zero where either is
-        NaN. Targets are clipped to their range: beyond it no property would hold.
+        The derivative is finite and within its bound for any arguments, and zero where
+        the prediction or the target is NaN. Targets are clipped to their range, beyond
+        which the bounds would not hold.
         """
         targets = self._in_range(targets, predictions)
         slopes = self._of_present(self._derivative(predictions, targets), targets, 1)
@@ -95,11 +97,11 @@ class LinearLoss(abc.ABC):
         return jnp.clip(slopes, -bound, bound)
 
     def curvature(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:
-        """Returns the second derivative in each prediction, in their shape.
+        """Returns the second derivative at each prediction, in their shape.
 
         For any arguments it is finite and within [0, c], or [-c, c] if the loss is not
-        convex, and zero where either is NaN. For K outputs it is the Hessian,
-        (..., K, K). Targets are clipped to their range.
+        convex, and zero where the prediction or the target is NaN. For K outputs it is
+        the Hessian, (..., K, K). Targets are clipped to their range.
         """
         targets = self._in_range(targets, predictions)
         values = self._of_present(self._curvature(predictions, targets), targets, 2)
@@ -110,7 +112,7 @@ class LinearLoss(abc.ABC):
 
     def _in_range(self, targets: ArrayLike, predictions: jax.Array) -> jax.Array:
         """Returns targets within the range, in the dtype of the predictions."""
-        return jnp.clip(like(targets, predictions), *self.target_range)  # NaN is NaN
+        return jnp.clip(like(targets, predictions), *self.target_range)  # keeps NaN
 
     def _of_present(self, values, targets, num_axes):
         """Returns finite values, zeros where a target is missing."""
@@ -121,9 +123,9 @@ class LinearLoss(abc.ABC):
     def targets_of(self, targets: jax.Array) -> jax.Array:
         """Maps each target into the range of the loss, in its shape and dtype.
 
-        NaN becomes 0, which a caller gives no weight, and other targets are clipped to
-        `target_range`, with 1e18 for an infinite end. Losses of labels have their own
-        rule.
+        NaN becomes 0, and the caller must give such a record no weight. Other targets
+        are clipped to `target_range`, with ±1e18 in place of an infinite end. Losses of
+        labels override this rule.
         """
         low, high = self.target_range
         most = min(_MOST, float(jnp.finfo(targets.dtype).max))
@@ -133,32 +135,32 @@ class LinearLoss(abc.ABC):
     def constant_prediction(self, mean: ArrayLike) -> jax.Array:
         """Returns the best constant prediction for a mean of `targets_of(targets)`.
 
-        The inverse of `mean_of` in units of the targets, finite for any finite mean.
-        For losses of residuals it is the mean; for `softmax` mean and prediction have
-        shape (K,), and the mean is the shares of the classes.
+        This inverts `mean_of`, in units of the targets, and is finite for any finite
+        mean. For losses of residuals it returns the mean. For `softmax`, mean and
+        prediction have shape (K,), and the mean consists of the shares of the classes.
         """
         return jnp.asarray(mean)
 
     def mean_of(self, predictions: jax.Array) -> jax.Array:
         """Returns the mean response at each prediction, in their shape.
 
-        The mean of the targets for losses of residuals and with a log link; the
-        probability of the class +1, or of each class, for losses of labels.
+        It is the mean of the targets for losses of residuals and losses with a log
+        link, and the probability of class +1, or of each class, for losses of labels.
         """
         return predictions
 
 
 def like(value: ArrayLike | Scalar, array: jax.Array) -> jax.Array:
-    """Returns a value in the dtype of an array, so that labels may be integers."""
+    """Converts a value to the dtype of an array, so that labels may be integers."""
     return jnp.asarray(value, array.dtype)
 
 
 def regularized(loss_fn: LossFn, l2: Scalar) -> LossFn:
-    """Adds a squared l2 penalty to every example's loss, of a strength l2 >= 0.
+    """Adds a squared l2 penalty of strength l2 >= 0 to every example's loss.
 
-    loss_fn(w, z) + (l2 / 2) ||w||^2, the norm taken over all leaves of `params`.
-    `regularized(logistic, l2)` is regularized logistic regression,
-    `regularized(squared, l2)` ridge regression.
+    The result is loss_fn(w, z) + (l2 / 2) ||w||^2, with the norm over all leaves of
+    `params`. `regularized(logistic, l2)` is regularized logistic regression, and
+    `regularized(squared, l2)` is ridge regression.
 
     Example:
         >>> import jax.numpy as jnp

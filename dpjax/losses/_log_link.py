@@ -1,4 +1,4 @@
-"""Losses of counts and amounts, whose mean is the exponential of the prediction."""
+"""Losses of counts and amounts: their mean is the exponential of the prediction."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dpjax import _validate
 from dpjax._types import ArrayLike
 from dpjax.losses._linear_loss import LinearLoss
 
-_LEAST_MEAN = 1e-6  # for Poisson, in units of max_mean: below it the loss is linear
+_LEAST_MEAN = 1e-6  # in units of max_mean: below it, the loss of `poisson` is linear
 # The ranges of `log_link`, in units of the typical size of the targets.
 _MEANS, _LARGEST_TARGET = (1e-3, 30.0), 1_000.0
 
@@ -18,16 +18,18 @@ _MEANS, _LARGEST_TARGET = (1e-3, 30.0), 1_000.0
 def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
     """Makes the loss of Poisson regression with log link, for counts.
 
-    With eta = <w, x>: e^eta - 1 - y eta, whose minimizer in eta is log(y). Above
-    max_mean (and below a millionth of it) it continues as a parabola and then linearly,
-    so that it is convex with bounded curvature: c = max_mean, L = max_mean +
-    max_target. A group of larger counts has its best prediction a little above.
+    With eta = <w, x>, the loss is e^eta - 1 - y eta, with its minimum over eta at
+    log(y). Where e^eta is above max_mean or below a millionth of max_mean, the loss
+    continues as a parabola and then linearly, so that it is convex with bounded
+    curvature: c = max_mean, L = max_mean + max_target. For records of a larger mean,
+    the best prediction is a little above log(max_mean).
 
     Args:
         max_mean: the largest mean of a record, exposure included, positive, public.
-        max_target: the largest count, public; a larger one counts as this, and
-            negatives as 0. By default m + 6 sqrt(m) + 12 for m = max_mean, which a
-            Poisson count exceeds with a probability below e^-18 (Bernstein).
+        max_target: the largest count, public; a larger count is lowered to max_target,
+            and a negative count raised to 0. By default m + 6 sqrt(m) + 12 for
+            m = max_mean, which a Poisson count exceeds with a probability below e^-18
+            (Bernstein).
 
     Example:
         >>> import jax.numpy as jnp
@@ -49,17 +51,17 @@ def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
 def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
     """Makes the loss of gamma regression with log link, for positive amounts.
 
-    With eta = <w, x>: eta + y (e^-eta - 1), whose minimizer in eta is log(y). It does
-    not depend on units: an error counts relative to the mean. Below min_mean and above
-    max_target it continues as a parabola and then linearly, so that its curvature is
-    bounded: c = max_target / min_mean, L = c + 1. A group of targets near zero has its
-    best prediction just below min_mean.
+    With eta = <w, x>, the loss is eta + y (e^-eta - 1), with its minimum over eta at
+    log(y). It does not depend on units: an error counts relative to the mean. Where
+    e^eta is below min_mean or above max_target, the loss continues as a parabola and
+    then linearly, so that its curvature is bounded: c = max_target / min_mean,
+    L = c + 1. For targets near zero, the best prediction is just below log(min_mean).
 
     Args:
         min_mean: the smallest mean of a record, positive, public, in units of the
             target.
-        max_target: the largest amount, public; a larger one counts as this, and
-            negatives as 0. At least min_mean.
+        max_target: the largest amount, public, at least min_mean; a larger amount is
+            lowered to max_target, and a negative amount raised to 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,23 +82,25 @@ def tweedie(
 ) -> LinearLoss:
     """Makes the loss of Tweedie regression with log link, for amounts that may be zero.
 
-    The variance is proportional to the mean to the power p: a sum of a Poisson number
-    of gamma amounts, such as the claims of a policy, for p between 1 and 2. With
-    eta = <w, x> and q = 2 - p:
+    The variance is proportional to the mean to the power p. For p between 1 and 2, a
+    target is a sum of a Poisson number of gamma amounts, such as the claims of a
+    policy. With eta = <w, x> and q = 2 - p, the loss is
 
         (e^(q eta) - 1) / q + y (e^((1 - p) eta) - 1) / (p - 1),
 
-    whose minimizer in eta is log(y). Outside [log(min_mean), log(max_mean)] it
+    with its minimum over eta at log(y). Outside [log(min_mean), log(max_mean)] it
     continues as a parabola and then linearly, so that it is convex with bounded
-    curvature, and a group of zeros has a best finite prediction. The curvature q
-    e^(q eta) + (p - 1) y e^((1 - p) eta) is convex in eta, so c is its value for y =
-    max_target at one of the ends.
+    curvature, and the best prediction for targets of zero is finite. The curvature
+    q e^(q eta) + (p - 1) y e^((1 - p) eta) is convex in eta, so c is its value for
+    y = max_target at one of the ends.
 
     Args:
-        power: p, strictly between 1 (which is `poisson`) and 2 (which is `gamma`).
-        min_mean: as in `gamma`.
+        power: p, strictly between 1 (as in `poisson`) and 2 (as in `gamma`).
+        min_mean: the smallest mean of a record, positive, public, in units of the
+            target.
         max_mean: the largest mean of a record, at least min_mean, public.
-        max_target: as in `gamma`.
+        max_target: the largest amount, public; a larger amount is lowered to
+            max_target, and a negative amount raised to 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -118,10 +122,10 @@ def tweedie(
 def log_link(power: float) -> LinearLoss:
     """Makes a loss with log link, for targets in units of their typical size.
 
-    The loss of `poisson`, `gamma` or `tweedie`, for power 1, 2 or between, if only the
-    typical size of targets above zero is known, which is the unit: means are from 0.001
-    to 30 units, and targets are clipped to 1000. `dpjax train --loss poisson` and
-    `dpjax.sklearn.DPPoissonRegressor` minimize it.
+    This is the loss of `poisson`, `tweedie` or `gamma`, for power = 1, between 1 and 2,
+    or 2, if only the typical size of targets above zero is known. That size is the
+    unit: means are from 0.001 to 30 units, and targets are clipped to 1000 units.
+    `dpjax train --loss poisson` and `dpjax.sklearn.DPPoissonRegressor` minimize it.
 
     Example:
         >>> import jax.numpy as jnp
@@ -130,7 +134,7 @@ def log_link(power: float) -> LinearLoss:
         ['0.001', '2.000', '30.000']
 
     Reference:
-        As for `tweedie`.
+        B. Jørgensen, Exponential dispersion models (1987), for the distribution.
     """
     is_fine = isinstance(power, int | float) and 1 <= power <= 2
     _validate.require(is_fine, "power", power, "a number from 1 (Poisson) to 2 (gamma)")
@@ -139,7 +143,7 @@ def log_link(power: float) -> LinearLoss:
 
 @dataclass(frozen=True)
 class LogLink(LinearLoss):
-    """The loss of a mean exp(prediction), with a variance proportional to mean^power.
+    """The loss for a mean exp(prediction) and a variance proportional to mean^power.
 
     Means are from min_mean to max_mean, and targets are clipped to [0, max_target].
     """
@@ -155,7 +159,7 @@ class LogLink(LinearLoss):
         )
         low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
         _validate.require(low <= high, "min_mean", low, "at most the largest mean")
-        # The derivative grows with eta and falls with y.
+        # The derivative increases in eta and decreases in y: the ends bound it.
         slopes = (y * m ** (1 - p) + m ** (2 - p) for m in (low, high))
         bends = [
             (2 - p) * m ** (2 - p) + (p - 1) * y * m ** (1 - p) for m in (low, high)
@@ -194,11 +198,10 @@ class LogLink(LinearLoss):
         return jnp.where(inner == predictions, rising + falling, outside)
 
     def _beyond(self, predictions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns how far predictions are beyond the means' range, and the curvature.
+        """Returns predictions' distances beyond the means' range, and the curvature.
 
-        There the derivative changes on, by up to twice that of the least mean, or that
-        of the largest target at the largest mean: so any targets have a best finite
-        prediction, and no direction gains without end.
+        The distance is clipped to the length of the parabola, on which the derivative
+        changes far enough to reach zero for any targets: the best prediction is finite.
         """
         low, high, y, p = self.min_mean, self.max_mean, self.max_target, self.power
         changes = 2 * low ** (2 - p), y * high ** (1 - p)
@@ -213,7 +216,7 @@ class LogLink(LinearLoss):
 
 
 def _power(predictions: jax.Array, exponent: float) -> jax.Array:
-    """Returns (mu^k - 1) / k of mu = exp(eta), which is eta where k = 0."""
+    """Returns (mu^k - 1) / k for mu = exp(eta), and its limit eta for k = 0."""
     if exponent == 0:
         return predictions
     return jnp.expm1(exponent * predictions) / exponent

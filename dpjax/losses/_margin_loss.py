@@ -1,6 +1,6 @@
 """Convex losses of labels, with the bounds that private solvers need.
 
-Of two classes, as a function of the margin y <w, x>; and of several, the softmax.
+A loss of two classes is a function of the margin y <w, x>; `softmax` takes K classes.
 """
 
 import math
@@ -20,23 +20,24 @@ class MarginLoss(LinearLoss):
     """A convex loss phi of the margin z = y <w, x>, defined by its derivative.
 
     The noise of a private minimizer depends on the bounds. The derivative is clipped to
-    its own (and to at most zero if it is declared non-increasing), so this bound always
-    holds. That phi' increases, and no faster than declared, is not checked.
+    derivative_bound (and to at most zero if is_non_increasing), so this bound always
+    holds. The caller must ensure that phi' increases, and no faster than declared: this
+    is not checked.
 
-    Labels are -1 and +1: a target above zero counts as +1, any other, including 0, as
-    -1, and NaN as none. `derivative` and `curvature` may be called without labels: then
-    the prediction is the margin.
+    Labels are -1 and +1: a target above zero counts as +1, any other number, including
+    0, as -1, and NaN as no label. Without labels, `derivative` and `curvature` take the
+    predictions as margins.
 
     Attributes:
-        derivative_fn: phi', from a scalar margin to a scalar, differentiable by JAX;
-            `jax.grad(phi)`, for instance. It must never decrease, and be accurate to 16
-            units in the last place of L, for an error of the margin of 16 units in the
-            last place of 1 + |z|.
+        derivative_fn: phi', from a scalar margin to a scalar, differentiable by JAX,
+            such as `jax.grad(phi)`. It must never decrease, and be accurate to 16 units
+            in the last place of L, for an error of the margin of 16 units in the last
+            place of 1 + |z|.
         derivative_bound: L, a bound on |phi'|.
         curvature_bound: c, a Lipschitz constant of phi'.
-        is_non_increasing: whether phi' <= 0 everywhere; less noise is then enough.
-        value_fn: phi, from an array of margins to an array of losses; to call the loss,
-            or its `value`, without it raises `ValueError`.
+        is_non_increasing: true if phi' <= 0 everywhere; less noise is then enough.
+        value_fn: phi, from an array of margins to an array of losses. Without it, the
+            loss and its `value` raise `ValueError` when called.
 
     Example:
         >>> MarginLoss.logistic().curvature_bound
@@ -47,7 +48,7 @@ class MarginLoss(LinearLoss):
 
     Reference:
         Rajkumar, Agarwal (2012), Theorem 4.1; Chaudhuri, Monteleoni, Sarwate (2011),
-        Corollaries 10 to 13, for the two losses that are made here.
+        Corollaries 10 to 13, for `logistic` and `smoothed_hinge`.
     """
 
     derivative_fn: Callable[[jax.Array], jax.Array]
@@ -69,22 +70,22 @@ class MarginLoss(LinearLoss):
 
     @classmethod
     def logistic(cls) -> "MarginLoss":
-        """The logistic loss log(1 + e^-z), which is `losses.logistic`."""
+        """Returns the logistic loss log(1 + e^-z), which is `losses.logistic`."""
         return logistic
 
     @classmethod
     def smoothed_hinge(cls, width: float = 0.5) -> "MarginLoss":
-        """The hinge of a support vector machine, smoothed by Huber's parabola.
+        """Makes the hinge loss of a support vector machine, smoothed by a parabola.
 
-        0 for z > 1 + h, (1 + h - z)^2 / (4h) for |1 - z| <= h, else 1 - z: L = 1 and
-        c = 1/(2h), for h = width > 0, half the width of the parabola.
+        The loss is 0 for z > 1 + h, (1 + h - z)^2 / (4h) for |1 - z| <= h, else 1 - z.
+        So L = 1 and c = 1/(2h), where h = width > 0 is half the parabola's width.
         """
         _validate.positive(width=width)
         derivative_fn, value_fn = _SmoothedHingeDerivative(width), _SmoothedHinge(width)
         return cls(derivative_fn, 1.0, 1 / (2 * width), True, value_fn)
 
     def value(self, predictions: jax.Array, targets: ArrayLike = 1.0) -> jax.Array:
-        """Returns phi of each margin, NaN where the label is."""
+        """Returns phi of each margin, or NaN where the label is NaN."""
         if self.value_fn is None:
             raise ValueError(f"value_fn must be given for a value of {self!r}.")
         values = self.value_fn(self._signs(targets, predictions) * predictions)
@@ -99,13 +100,13 @@ class MarginLoss(LinearLoss):
         return super().curvature(predictions, targets)
 
     def targets_of(self, targets: jax.Array) -> jax.Array:
-        """Maps targets above zero to +1, and all others, including NaN, to -1."""
+        """Maps targets above zero to +1, and all other targets, NaN too, to -1."""
         return jnp.where(targets > 0, jnp.ones_like(targets), -1.0)
 
     def constant_prediction(self, mean: ArrayLike) -> jax.Array:
         """Returns log(p / (1 - p)) for p = (1 + mean) / 2, between 1e-6 and 1 - 1e-6.
 
-        This is the best constant for the logistic loss, and close to it for others.
+        This is the best constant for the logistic loss, and a good one for other phi.
         """
         share = jnp.clip((1 + jnp.asarray(mean)) / 2, LEAST_SHARE, 1 - LEAST_SHARE)
         return jnp.log(share) - jnp.log1p(-share)
@@ -131,7 +132,7 @@ class MarginLoss(LinearLoss):
 class _Logistic(MarginLoss):
     """Logistic loss of two classes, log(1 + exp(-y <w, x>)): L = 1 and c = 1/4.
 
-    A label above zero is the positive class, y = +1; any other label is the other one.
+    A label above zero is the positive class, y = +1; any other label is y = -1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -182,9 +183,9 @@ def _elementwise(fn: Callable[[jax.Array], jax.Array]) -> Callable:
 def softmax(num_classes: int) -> LinearLoss:
     """Makes the loss of multinomial logistic regression, for labels 0 to K - 1.
 
-    log(sum_k exp(<w_k, x>)) - <w_y, x>, evaluated without overflow, with a column w_k
-    of the parameters for each class. Its derivative p - e_y has l2 norm at most
-    L = sqrt(2), and its curvature diag(p) - p p^T operator norm at most c = 1/2,
+    The loss is log(sum_k exp(<w_k, x>)) - <w_y, x>, evaluated without overflow, with a
+    column w_k of the parameters for each class. Its derivative p - e_y has l2 norm at
+    most L = sqrt(2). Its curvature diag(p) - p p^T has operator norm at most c = 1/2,
     because the absolute values of a row sum to 2 p_k (1 - p_k).
 
     Labels are rounded to the nearest integer and clipped to 0 ... K - 1; NaN is none.
@@ -246,7 +247,7 @@ class _Softmax(LinearLoss):
         return diagonal - shares[..., :, None] * shares[..., None, :]
 
     def _shares(self, predictions: jax.Array) -> jax.Array:
-        # Infinities are clipped, because their differences would be NaN.
+        # Infinities are clipped, because the difference of two infinities is NaN.
         most = jnp.finfo(predictions.dtype).max / 4
         return jax.nn.softmax(jnp.clip(predictions, -most, most), axis=-1)
 

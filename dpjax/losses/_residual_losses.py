@@ -1,6 +1,6 @@
 """Losses of the residual <w, x> - y: squared, absolute, Huber's, Tukey's biweight.
 
-And the losses that solvers take by their names, of which one is of labels.
+`named` returns the losses that solvers accept by name, logistic loss among them.
 """
 
 import math
@@ -80,8 +80,8 @@ absolute = _Absolute()
 def huber(threshold: Scalar) -> LinearLoss:
     """Makes the Huber loss: quadratic near zero, linear beyond the threshold.
 
-    With s = <w, x> - y and threshold t > 0, in units of the target: s^2 / 2 if
-    |s| <= t, else t |s| - t^2 / 2. L = t and c = 1.
+    With s = <w, x> - y and threshold t > 0, in units of the target, the loss is s^2 / 2
+    if |s| <= t, else t |s| - t^2 / 2. L = t and c = 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -96,11 +96,11 @@ def huber(threshold: Scalar) -> LinearLoss:
 
 @dataclass(frozen=True)
 class Huber(LinearLoss):
-    """The loss of `huber`, whose threshold may be in scales of the residuals.
+    """The loss of `huber`; if `in_scales`, the threshold is in scales of residuals.
 
-    Solvers that release scales, such as `solvers.dp_linear_model`, divide residuals by
-    their scale first if the threshold is in scales; 1.345 then has 95 per cent
-    efficiency for normal errors of any size.
+    Solvers that release a scale, such as `solvers.dp_linear_model`, then divide the
+    residuals by this scale first: a threshold of 1.345 has 95 per cent efficiency for
+    normal errors of any size.
     """
 
     threshold: Scalar
@@ -129,9 +129,9 @@ class Huber(LinearLoss):
 def biweight(threshold: Scalar) -> LinearLoss:
     """Makes Tukey's biweight loss of robust regression, bounded and not convex.
 
-    With s = <w, x> - y and threshold t > 0, in units of the target: (t^2 / 6)
-    (1 - (1 - (s/t)^2)^3) if |s| <= t, else t^2 / 6. Near zero it is about s^2 / 2;
-    beyond t its gradient is zero. L = 16 t / (25 sqrt(5)) and c = 1.
+    With s = <w, x> - y and threshold t > 0, in units of the target, the loss is
+    (t^2 / 6) (1 - (1 - (s/t)^2)^3) if |s| <= t, else t^2 / 6. Near zero it is about
+    s^2 / 2; beyond t its gradient is zero. L = 16 t / (25 sqrt(5)) and c = 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -148,12 +148,12 @@ def biweight(threshold: Scalar) -> LinearLoss:
 class _Biweight(LinearLoss):
     threshold: Scalar
 
-    curvature_bound = 1.0  # at zero; the least is -4/5, at s^2 = 3 t^2 / 5
+    curvature_bound = 1.0  # at s = 0; the minimum is -4/5, at s^2 = 3 t^2 / 5
     is_convex = False
 
     def __post_init__(self) -> None:
         _validate.positive(threshold=self.threshold)
-        # At s = t / sqrt(5), where the curvature is zero.
+        # The derivative is largest at s = t / sqrt(5), where the curvature is zero.
         largest = 16 / (25 * math.sqrt(5)) * self.threshold
         object.__setattr__(self, "derivative_bound", largest)
 
@@ -170,24 +170,25 @@ class _Biweight(LinearLoss):
         return (1 - squares) * (1 - 5 * squares)
 
     def _ratios(self, predictions: jax.Array, targets: jax.Array) -> jax.Array:
-        # Clipped before it is squared, a huge residual does not overflow, and causes no
-        # NaN in the gradient.
+        # The ratio is clipped before it is squared, because the square of a huge ratio
+        # would overflow, and its gradient would be NaN.
         return jnp.clip((predictions - targets) / self.threshold, -1.0, 1.0)
 
 
 _LOSSES: dict[str, LinearLoss] = {
     "squared": squared,
     "logistic": logistic,
-    # 95 per cent efficiency for standard normal errors (Holland and Welsch 1977).
+    # 1.345 has 95 per cent efficiency for normal errors (Holland and Welsch 1977).
     "huber": Huber(1.345, in_scales=True),
 }
 
 
 def named(loss: str | LinearLoss) -> LinearLoss:
-    """Returns a `LinearLoss`, or the loss "squared", "logistic" or "huber" by its name.
+    """Returns the `LinearLoss` of the name "squared", "logistic" or "huber".
 
-    The threshold of "huber" is 1.345 scales of the residuals (P. W. Holland, R. E.
-    Welsch, Robust regression using iteratively reweighted least-squares, 1977).
+    A `LinearLoss` is returned as it is. The threshold of "huber" is 1.345 scales of the
+    residuals (P. W. Holland, R. E. Welsch, Robust regression using iteratively
+    reweighted least-squares, 1977).
 
     Example:
         >>> named("huber")
