@@ -130,8 +130,7 @@ def check_model(
     * examples that mix: an array with the batch's leading size in the traced loss or
       its gradient, also inside `jax.jit`, `jax.checkpoint`, branches and loops; a
       collective over the batch, such as `jax.lax.pmean`; running statistics of
-      BatchNorm in params, or in anything that loss_fn closes over, gets from
-      `functools.partial`, or has as a method or callable object;
+      BatchNorm in params, or in what loss_fn closes over or is bound to;
     * parameters that are integers, keys, complex, functions, NaN or infinite, or with
       respect to which the loss has no derivative;
     * a loss that is no real scalar, cannot be traced for one example, has no
@@ -140,8 +139,7 @@ def check_model(
 
     Args:
         loss_fn: as for `robust_grad`.
-        params: pytree of arrays, or of `jax.ShapeDtypeStruct`. Their values are public,
-            and are read only to find NaN.
+        params: pytree of arrays, or of `jax.ShapeDtypeStruct`. Values are public.
         batch: pytree, leaves of shape (n, ...), arrays or `jax.ShapeDtypeStruct`. No
             values are read.
         has_aux: whether loss_fn returns auxiliary values too.

@@ -181,8 +181,7 @@ def robust_grad(
         user_ids: integers of shape (n,), as for `dpjax.gradients.by_user`: samples are
             then users, and aux has shape (num_users, records_per_user, ...).
         num_users: public number of users, required with user_ids; the default divisor.
-        records_per_user: public bound with user_ids, by default n; the surplus is
-            dropped.
+        records_per_user: public bound, with user_ids; n by default.
         user_gradient: "mean" or "sum" of the gradients of a user's records.
         factored: whether gradients may be stored as factors; False writes all out.
 
@@ -199,10 +198,9 @@ def robust_grad(
 
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under
-        replace-one. It depends neither on microbatch_size nor on the platform or the
-        number of devices. NaN and infinities count as `Estimator.__call__` says, and as
-        zero in a factor. A sample counts as zero if its vectors times its cotangents
-        have 2^60 clip norms.
+        replace-one, for any microbatch_size, platform and number of devices. NaN and
+        infinities count as `Estimator.__call__` says, and as zero in a factor; a sample
+        is zero if its vectors times its cotangents have 2^60 clip norms.
 
     Example:
         >>> import jax, jax.numpy as jnp
