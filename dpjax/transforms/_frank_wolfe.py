@@ -33,7 +33,7 @@ class FrankWolfeState(NamedTuple):
 
 
 class FrankWolfe(optax.GradientTransformation):
-    """Is the transformation of `frank_wolfe`, with methods for the cost of its choices.
+    """The transformation of `frank_wolfe`, with methods for the cost of its choices.
 
     `optax.chain` returns a transformation without these methods: call them before.
 

@@ -115,7 +115,7 @@ def privatize(
             gradients by default. For Poisson batches use the expected batch size.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE, which needs normalize_by.
         sampled: whether batches are random; by default if there is a divisor or mask.
-        axis_name: as in `robust_grad`.
+        axis_name: see `robust_grad`.
         noise: a strategy C, such as `dpjax.mechanisms.BandedToeplitz`, for correlated
             noise C^-1 z. All steps then need one divisor and one noise multiplier.
 
