@@ -175,6 +175,7 @@ def check_model(
         )
         return result[0] if has_aux else result
 
+    # Collect problems; a loss that cannot be traced or differentiated is one of them.
     problems = [*_of_params(params), *_of_statistics(loss_fn)]
     uses_of, has_gradient, programs = {}, None, []
     try:
@@ -193,6 +194,7 @@ def check_model(
             problems.append(_in_words("has no gradient", why))
     problems += rows_held(loss_fn, programs, num_rows)
 
+    # Describe each leaf of params, whether it is an array or not.
     rows = []
     for i, (path, x) in enumerate(named):
         name, use = jax.tree_util.keystr(path), uses_of.get(i)

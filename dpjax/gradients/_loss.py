@@ -151,6 +151,7 @@ def closed_over(loss_fn: Any) -> dict[str, Any]:
             return bound
         else:
             loss_fn = loss_fn.__call__
+    # Bound arguments win over variables of the same name.
     variables, pytrees = inspect.getclosurevars(loss_fn), {}
     for name, value in {**variables.globals, **variables.nonlocals, **bound}.items():
         with suppress(Exception):  # not every dictionary is a pytree

@@ -146,6 +146,7 @@ class UserSpans:
         is_users = (ids >= 0) & (ids < num_users)
         if is_padding_example is not None:
             is_users &= ~jnp.asarray(is_padding_example)
+        # Records of no user are sorted to the end, behind the last bound.
         ids = jnp.where(is_users, ids, num_users)
         order = jnp.argsort(ids, stable=True)
         bounds = jnp.searchsorted(ids[order], jnp.arange(num_users + 1))

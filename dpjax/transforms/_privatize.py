@@ -102,9 +102,8 @@ def privatize(
 ) -> PrivateMean:
     """Returns a transformation from per-example gradients to their private mean.
 
-    It adds Gaussian noise of standard deviation noise_multiplier·l2 sensitivity to the
-    robust mean, and rounds once, to float32. Put it first in `dpjax.chain`: later parts
-    cost nothing, but a part before it that mixes samples breaks the guarantee.
+    It adds Gaussian noise of stddev noise_multiplier·l2 sensitivity to the robust mean.
+    Put it first in `dpjax.chain`: to mix samples before it breaks the guarantee.
 
     Args:
         estimator: the robust mean, of finite sensitivity. With `TrimmedMean` the noise
