@@ -127,7 +127,8 @@ def _finite(vector: jax.Array) -> jax.Array:
 
 def _release(vector, v, chosen, scale, noise) -> jax.Array:
     scale = _rounded_up(scale, v)
-    # An infinite scale times noise of zero would be NaN, so set infinity directly.
+    # Infinite noise could be NaN (0 times infinity), and its sign would be random, so
+    # set entries to +inf directly.
     released = jnp.where(jnp.isinf(scale), jnp.inf, v[chosen] + scale * noise)
     sparse = jnp.zeros_like(v).at[chosen].set(released)
     return sparse.astype(jnp.result_type(vector))

@@ -219,7 +219,7 @@ def _scan(
         is_out = scores == -jnp.inf
         scores = jnp.where(is_out, scores, jnp.clip(scores, -largest, largest))
         noise = sampler(chunk_key, scores.shape, dtype)
-        # Gaps to the best score of the chunk; with all excluded, it would be -inf.
+        # Compare gaps to the best score; it would be -inf if all are excluded.
         top = jnp.maximum(scores.max(), -largest)
         j = jnp.argmax(scaled(scores - top) + noise).astype(jnp.int32)
         index = (offset + i) * scores.shape[0] + j

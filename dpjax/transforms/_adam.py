@@ -41,8 +41,8 @@ def scale_by_dp_adam(
             strategy, whose noise depends on earlier noise and would bias v; and with
             `TrimmedMean`, because its noise depends on the samples.
 
-    Privacy: It post-processes the private gradients and sigma, which depends only on
-        public numbers and released thresholds.
+    Privacy: post-processing of the private gradients and of sigma, which depends only
+        on public numbers and released thresholds.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax

@@ -28,7 +28,7 @@ def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransfor
     Raises:
         ValueError: If projection_fn is not callable, or update gets no params.
 
-    Privacy: It is post-processing, if the set does not depend on the data.
+    Privacy: post-processing, if the set does not depend on the data.
 
     Example:
         >>> import functools, jax.numpy as jnp, optax
@@ -78,7 +78,7 @@ def average_iterates(
     Raises:
         ValueError: If power is negative or not finite, or decay not in [0, 1].
 
-    Privacy: It post-processes the iterates, which have all been released.
+    Privacy: post-processing of the iterates, which have all been released.
 
     Example:
         >>> import jax.numpy as jnp, optax

@@ -390,7 +390,7 @@ def dp_sgd(
     Raises:
         ValueError: As for `privatize`.
 
-    Privacy: The guarantee is that of `privatize`; the step is post-processing.
+    Privacy: The guarantee of `privatize` holds; the step is post-processing.
 
     Example:
         >>> import jax, jax.numpy as jnp
