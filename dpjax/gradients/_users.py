@@ -176,7 +176,7 @@ class UserSpans:
 
 
 def within_range(user_ids: Any, num_users: int) -> jax.Array:
-    """Returns ids as a JAX array, with -1 for ids out of range.
+    """Returns ids as a JAX array, with -1 for NumPy ids out of range.
 
     JAX would cut 64 bits to 32, which could give a record to another user.
     """
