@@ -1,7 +1,7 @@
 """dpjax: differentially private optimization for heavy-tailed data, in JAX.
 
-A name is imported when it is first read (PEP 562), since JAX takes a second: what needs
-one layer does not wait for all of them.
+A name is imported when it is first read (PEP 562): importing JAX takes a second, and
+code that needs one package should not wait for all of them.
 """
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING

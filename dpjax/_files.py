@@ -13,7 +13,7 @@ from dpjax import _validate
 
 
 def check_folder(option: str, folder: Path, *, names: Iterable[str] = ()) -> None:
-    """Requires a writable folder, or one that can be made, for files of these names."""
+    """Requires a folder that can be written to, or made, for files of these names."""
     are_free = not any((folder / name).is_dir() for name in names)
     rule = "a folder that can be written to, or made"
     _validate.require(can_be_folder(folder) and are_free, option, str(folder), rule)
@@ -31,7 +31,7 @@ def check_file(option: str, path: Path, *, suffix: str = "") -> None:
 def check_spared(
     option: str, outputs: Iterable[Path], inputs: Mapping[str, Path]
 ) -> None:
-    """Requires that no output is an input (by option), or in one, under any name."""
+    """Requires that no output is an input, or inside one, under any spelling."""
     for output in outputs:
         for name, path in inputs.items():
             rule = f"another file than {name} {path}, which is read"
@@ -40,20 +40,20 @@ def check_spared(
 
 
 def can_be_folder(path: Path) -> bool:
-    """Returns whether a path is a writable folder, or can be made one.
+    """Returns whether a path is a writable folder, or a folder can be made there.
 
-    It cannot if it, or a parent, is a file or a link to nothing.
+    It cannot if the path, or a parent, is a file or a broken link.
     """
     places = (path.absolute(), *path.absolute().parents)
     try:
         there = next(place for place in places if os.path.lexists(place))
         return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
-    except OSError:  # not even to be looked at
+    except OSError:  # a parent may not be read
         return False
 
 
 def is_within(inner: Path, outer: Path) -> bool:
-    """Returns whether a path is another one or lies inside it, in any spelling.
+    """Returns whether path `inner` is `outer` or lies inside it, in any spelling.
 
     Links and `..` are followed, and a folder that is mounted twice is one folder. Case
     is ignored in parts that do not exist, because some file systems ignore it.
@@ -69,7 +69,7 @@ def is_within(inner: Path, outer: Path) -> bool:
 
 
 def _place(path: Path) -> tuple[Any, ...]:
-    """Returns the same for all spellings of a path: existing folder, and new parts."""
+    """Returns an id of a path: its existing folder, and the parts that are missing."""
     path = Path(os.path.realpath(path))
     existing = next(place for place in (path, *path.parents) if place.exists())
     status = existing.stat()
@@ -91,24 +91,24 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     partial = path.with_name(f".{path.name}.{secrets.randbits(64)}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = path.stat().st_mode & 0o777 if path.exists() else None
-    # Exclusive: the file must not exist, even as a link.
+    # O_EXCL fails if the file exists, even as a link that somebody else has put there.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     descriptor = os.open(partial, flags, 0o666 if mode is None else mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             if mode is not None and hasattr(os, "fchmod"):
-                os.fchmod(file.fileno(), mode)  # without the umask
+                os.fchmod(file.fileno(), mode)  # `os.open` has applied the umask
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
-        with contextlib.suppress(OSError):  # it was renamed
+        with contextlib.suppress(OSError):  # after success it has another name
             partial.unlink()
 
 
 def write_whole(path: Path, content: bytes, *, name: str = "file") -> None:
-    """Writes a file completely or not at all; `OSError` has the name of its option."""
+    """Writes a file completely or not at all; an `OSError` tells its option, `name`."""
     try:
         with replacing(path) as file:
             file.write(content)
@@ -120,7 +120,7 @@ def write_whole(path: Path, content: bytes, *, name: str = "file") -> None:
 def locked(path: Path) -> Iterator[None]:
     """Waits until no other process has the lock of a file, and holds it in the block.
 
-    The lock is an empty file next to it, `.NAME.lock`, which is kept, because the file
+    The lock is on an empty file next to it, `.NAME.lock`, which stays, because the file
     itself is replaced. The lock ends with the process.
     """
     import fcntl  # not on Windows, where the rest of the package works
@@ -136,9 +136,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def date_at(day: date, *paths: Path) -> None:
-    """Sets the times of files and folders to the start of a day in UTC, if possible.
+    """Sets the times of paths to the start of a day in UTC, if possible.
 
-    For files that must not reveal when they were written.
+    It is for files that must not reveal when they were written.
     """
     at = datetime.combine(day, time(), UTC).timestamp()
     for path in paths:
@@ -155,8 +155,8 @@ def write_together(
 ) -> None:
     """Writes files into a folder, all of them or none.
 
-    They are renamed in order, after all are complete and `before` was called: if it
-    raises, the folder is unchanged. `OSError` has the name of the option.
+    The files are renamed in order, after all are complete and `before` was called. If
+    `before` raises, the folder is unchanged. An `OSError` tells the option, `name`.
 
     Example:
         >>> import tempfile
@@ -177,7 +177,7 @@ def write_together(
             before()
     except BaseException as why:
         if is_new:
-            with contextlib.suppress(OSError):  # it holds files
+            with contextlib.suppress(OSError):  # the folder may hold files
                 folder.rmdir()
         if not isinstance(why, OSError):
             raise

@@ -1,4 +1,4 @@
-"""Independent keys, with one program for any number of them; states without numbers."""
+"""Keys split with one compiled program, and a `repr` of states that hides numbers."""
 
 import dataclasses
 from typing import Any
@@ -12,10 +12,10 @@ _MOST = 5
 
 
 def split(key: Key, num: int = 2) -> tuple[Key, ...]:
-    """Returns up to five independent keys, those of `jax.random.split(key, num)`.
+    """Returns up to five independent keys, the same as `jax.random.split(key, num)`.
 
-    Outside jit, each number would compile its own program, and others to separate the
-    keys: a tenth of a second for each number.
+    Outside jit, `jax.random.split` compiles programs for each `num`, which takes a
+    tenth of a second.
 
     Example:
         >>> import jax
@@ -29,7 +29,7 @@ def split(key: Key, num: int = 2) -> tuple[Key, ...]:
 def secret_repr(self: Any) -> str:
     """Returns a named tuple or dataclass as text, with types in place of arrays.
 
-    The `__repr__` of states, because a key, or a sum without noise, is secret.
+    States use it as `__repr__`, because a key, or a sum without noise, is secret.
 
     Example:
         >>> import jax

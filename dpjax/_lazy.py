@@ -1,6 +1,6 @@
 """Names that a package imports when they are first read (PEP 562).
 
-JAX takes a second to import: those who need a part of a package wait for that alone.
+JAX takes a second to import, so code waits only for the part of a package it needs.
 """
 
 import sys
@@ -14,8 +14,8 @@ def lazily(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns `__getattr__` and `__dir__` of a package.
 
-    By its name, and the names of what is imported from each module, with blanks between
-    them; of the package itself these are its modules.
+    `names` maps each module to the names imported from it, separated by blanks. The key
+    `package` itself maps to the names of its modules.
 
     Example:
         >>> find, _ = lazily("dpjax.models", {"dpjax.tables.models._model": "Model"})

@@ -12,8 +12,8 @@ from fractions import Fraction
 import numpy as np
 
 ROUNDOFF = 2.0**-24  # unit roundoff of float32; float64 rounds less
-ROUNDED_UP = 1 + 2.0**-21  # more than the few products of a scale round down
-LEAST_WEIGHT = 2.0**-40  # in a smooth sensitivity: float32 results resolve no less
+ROUNDED_UP = 1 + 2.0**-21  # covers the rounding of the few products in a scale
+LEAST_WEIGHT = 2.0**-40  # a smooth sensitivity in float32 resolves no smaller weight
 
 # Thresholds, scales, norms and radii are in this range, so that in float32 their sums
 # over any number of rows or coordinates do not overflow, nor their digits underflow.
@@ -21,10 +21,10 @@ SMALLEST, LARGEST = 1e-20, 1e30
 
 
 def rounded_up(value: float | Decimal, digits: int) -> str:
-    """Returns the smallest number of so many significant digits that is not smaller.
+    """Returns a value rounded up to `digits` significant digits, as text.
 
     A float stands for the shortest decimal that reads back to it, so 0.1, which is a
-    little more in binary, is 0.1. Exact in decimal arithmetic; infinity is "inf".
+    little more in binary, is 0.1. Rounding is exact; infinity is "inf".
 
     Example:
         >>> rounded_up(10.0049, 4), rounded_up(1.0, 4), rounded_up(1e-5, 4)
@@ -34,7 +34,7 @@ def rounded_up(value: float | Decimal, digits: int) -> str:
 
 
 def claim(epsilon: float, delta: float, digits: int = 6) -> str:
-    """Returns a guarantee's epsilon and delta in words, both rounded up.
+    """Returns epsilon and delta as text, both rounded up.
 
     Example:
         >>> claim(0.12345678, 1e-5)
@@ -46,7 +46,7 @@ def claim(epsilon: float, delta: float, digits: int = 6) -> str:
 
 
 def rounded_down(value: float | Decimal, digits: int) -> str:
-    """Returns the largest number of so many significant digits that is not larger.
+    """Returns a value rounded down to `digits` significant digits, as text.
 
     Example:
         >>> rounded_down(0.96489, 3), rounded_down(2.0, 3)
@@ -94,7 +94,7 @@ def sum_up(*values: float) -> float:
 
 
 def difference_down(total: float, part: float) -> float:
-    """Returns the largest float whose sum with the part is at most the total.
+    """Returns total - part, rounded down to a float.
 
     Example:
         >>> 0.1 * 0.3 + (0.3 - 0.1 * 0.3) > 0.3
@@ -108,7 +108,7 @@ def difference_down(total: float, part: float) -> float:
 
 
 def digits(number: float) -> str:
-    """Returns four significant digits, with an exponent only if it is needed.
+    """Returns a number with four significant digits, and an exponent only if needed.
 
     Example:
         >>> digits(12_669.3), digits(-0.00012345), digits(3e12)
@@ -127,7 +127,7 @@ def _rounded(value: float | Decimal, digits: int, rounding: str) -> str:
 
 
 def _text(value: Decimal, width: int) -> str:
-    """Returns all digits, with an exponent as in Python's `:g` of that width."""
+    """Returns a value with all digits, and an exponent if Python's `:.{width}g` has."""
     value = value.normalize(Context(prec=60))
     if -5 < value.adjusted() < width:
         return f"{value:f}"

@@ -1,14 +1,13 @@
 """Rows that are sharded over axes of a device mesh, and processes that share a mesh.
 
-Inside `jax.shard_map` these axes are Manual: an array of rows is one device's shard,
-and collectives over the axes reach the others. Elsewhere `by_device` enters it.
+Inside `jax.shard_map` these axes are Manual: an array of rows is the shard of one
+device, and collectives over the axes reach the other devices. `by_device` calls a
+function in this way. A value is then replicated over an axis, or varies over it. JAX
+tracks this, except with check_vma=False, where no value is known to vary.
 
-There a value is replicated over an axis, or varies over it. JAX tracks that, unless
-check_vma=False: then no value is known to vary.
-
-Several processes call the same function with the same arguments and each its own share
-of the data. Keys above all must be equal: with different noise in each process, one
-value is released several times, and the copies of the parameters diverge.
+Several processes call the same function with the same arguments, each with its own
+share of the data. Keys must be equal: with different noise in each process, one value
+is released several times, and the copies of the parameters diverge.
 """
 
 import hashlib
@@ -26,20 +25,20 @@ from dpjax import _validate
 from dpjax._types import PyTree
 
 AxisName = str | tuple[str, ...]
-Device = Any  # a jax.Device, which type checkers take for a value
+Device = Any  # a jax.Device, which type checkers do not accept as a type
 Devices = tuple[Device, ...]
 
 
 def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
-    """Returns the mesh axes over which rows are sharded, () where there are none.
+    """Returns the mesh axes over which rows are sharded, or ().
 
     Args:
         rows: pytree, leaves of shape (n, ...).
-        axis_name: the axes, `()` for none; None reads them from the arrays, of which
-            traced ones show Explicit axes only.
+        axis_name: the axes, `()` for none; None reads them from the arrays. Traced
+            arrays show Explicit axes only.
 
     Raises:
-        ValueError: If axis_name names no axes, or leaves lie over different ones.
+        ValueError: If axis_name is invalid, or leaves are sharded over different axes.
     """
     axes_of_leaves = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
@@ -56,10 +55,7 @@ def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
 
 
 def manual_axes_of(rows: PyTree) -> tuple[str, ...]:
-    """Returns the Manual axes over which rows may be dealt out.
-
-    They vary over these; or over any of them, where nothing is known to vary.
-    """
+    """Returns the Manual axes over which rows vary; all if JAX does not track them."""
     axes = jax.sharding.get_abstract_mesh().manual_axes
     return axes if _is_unchecked(axes) else tuple(sorted(varying_over(rows)))
 
@@ -70,9 +66,9 @@ def num_shares(axes: tuple[str, ...]) -> int:
 
 
 def num_other_devices(x: jax.Array) -> int:
-    """Returns how many devices the Auto and Explicit axes of an array's mesh have.
+    """Returns the number of devices over the Auto and Explicit axes of x's mesh.
 
-    A traced array may be sharded over those without showing it.
+    A traced array may be sharded over Auto axes without showing it.
     """
     mesh = jax.typeof(x).sharding.mesh
     sizes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
@@ -88,7 +84,7 @@ def by_device(
     """Returns `function(replicated, rows)`, which each device calls with its own rows.
 
     Args:
-        function: returns a replicated pytree, and one that is sharded like rows.
+        function: returns a replicated pytree, and a pytree that is sharded like rows.
         axes: the mesh axes over which rows are sharded, from `row_axes`.
         replicated: pytree.
         rows: pytree, leaves of shape (n, ...), or (n / devices, ...) in `shard_map`.
@@ -134,10 +130,7 @@ def by_device(
 
 
 def gathered(tree: PyTree) -> PyTree:
-    """Returns concrete arrays replicated, for algorithms that need all rows at once.
-
-    Their axes are Auto, as of `with_auto_axes`.
-    """
+    """Returns concrete arrays replicated over Auto axes, for algorithms on all rows."""
 
     def replicated(x: Any) -> Any:
         if isinstance(x, Tracer) or not _leading_axes(x):
@@ -149,9 +142,9 @@ def gathered(tree: PyTree) -> PyTree:
 
 
 def with_auto_axes(tree: PyTree) -> PyTree:
-    """Returns concrete arrays sharded as they are, but over Auto axes.
+    """Returns concrete arrays with the same shards, but over Auto axes.
 
-    Those of Explicit axes may not meet arrays that have no mesh in one operation.
+    JAX rejects operations on an array over Explicit axes and an array without a mesh.
     """
 
     def same(x: Any) -> Any:
@@ -173,7 +166,7 @@ def psum(tree: PyTree, axes: tuple[str, ...]) -> PyTree:
 
 
 def from_all(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Returns every device's array, stacked in the order of their rows; replicated."""
+    """Returns the arrays x of all devices, stacked in the order of rows, replicated."""
     if not axes:
         return x[None]
     stacked = jnp.zeros((num_shares(axes), *x.shape), x.dtype)
@@ -181,10 +174,7 @@ def from_all(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """Returns the Manual axes that a value, or the type of one, is known to vary over.
-
-    Empty outside of `jax.shard_map`.
-    """
+    """Returns the Manual axes over which a value or a type is known to vary."""
     kind = _type(x)
     # The attribute was called `vma` until JAX 0.10.
     kind = getattr(kind, "manual_axis_type", None) or kind
@@ -194,8 +184,8 @@ def varying_axes(x: Any) -> frozenset[str]:
 def varying(tree: PyTree, axes: Any) -> PyTree:
     """Casts values to vary over axes.
 
-    The gradient with respect to a replicated value is a psum over devices; with respect
-    to a varying one, each device has its own.
+    The gradient with respect to a replicated value is summed over devices. With respect
+    to a varying value, each device has its own gradient.
     """
 
     def cast(x):
@@ -206,21 +196,21 @@ def varying(tree: PyTree, axes: Any) -> PyTree:
 
 
 def varying_with(tree: PyTree, also: PyTree = ()) -> PyTree:
-    """Casts values to vary over all axes over which one of them, or of others, does."""
+    """Casts leaves of tree to vary over all axes over which a leaf of either varies."""
     return varying(tree, varying_over((tree, also)))
 
 
 def varying_over(tree: PyTree) -> frozenset[str]:
-    """Returns the axes over which one of the values varies."""
+    """Returns the axes over which at least one leaf varies."""
     return frozenset().union(*map(varying_axes, jax.tree.leaves(tree)))
 
 
 def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
     """Refuses a key that varies over other mesh axes than the value.
 
-    The same noise on different values: their difference is released without any.
-    Different noise on a replicated value: it is released several times, and its copies
-    drift apart.
+    If devices add the same noise to different values, differences are released without
+    noise. If they add different noise to a replicated value, it is released several
+    times, and its copies diverge.
     """
     of_key = varying_axes(key)
     shown = f"a key that varies over mesh axes {sorted(of_key)}"
@@ -235,9 +225,9 @@ def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
 
 
 def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
-    """Refuses what is no key, and one key for rows that may be dealt out over devices.
+    """Requires a typed key that varies over all axes over which rows may vary.
 
-    Each device would release a number of its own rows, all of them with the same noise.
+    Otherwise each device would release a mean of its own rows, with the same noise.
     """
     _validate.typed_key(key)
     axes = manual_axes_of(
@@ -253,11 +243,11 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
 
 
 def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
-    """Returns zeros of an array's type: dtype, sharding, the axes it varies over.
+    """Returns zeros with the dtype, sharding and varying axes of `like`.
 
     Args:
         like: an array, or a `jax.ShapeDtypeStruct`.
-        shape: another shape of as many axes.
+        shape: another shape with the same number of axes.
     """
     shape = like.shape if shape is None else shape
     sharding = _type(like).sharding
@@ -278,7 +268,7 @@ def _leading_axes(x: Any) -> tuple[str, ...]:
 
 
 def _sharding_of(x: Any) -> Any:
-    """Returns the sharding of a traced or a concrete array, if it is over a mesh."""
+    """Returns the sharding of an array over a mesh, or None."""
     if isinstance(x, Tracer):
         return jax.typeof(x).sharding
     sharding = getattr(x, "sharding", None)
@@ -303,12 +293,12 @@ def _check_rows_vary(axes: tuple[str, ...], rows: PyTree) -> None:
 
 
 def _is_unchecked(axes: tuple[str, ...]) -> bool:
-    """Returns whether nothing is known to vary over Manual axes: check_vma=False."""
+    """Returns whether JAX does not track variation over axes (check_vma=False)."""
     return bool(axes) and not varying_axes(jax.lax.axis_index(axes))
 
 
 def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
-    """Returns the mesh in which the axes are, of the context or of the arrays."""
+    """Returns the mesh that has the axes, from the context or from the arrays."""
     meshes = [jax.sharding.get_abstract_mesh()]
     shardings = map(_sharding_of, jax.tree.leaves(tree))
     meshes += [sharding.mesh for sharding in shardings if sharding is not None]
@@ -321,7 +311,7 @@ def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
 def _check_other_axes(
     mesh: Mesh | AbstractMesh, axes: tuple[str, ...], tree: PyTree
 ) -> None:
-    """Refuses other Explicit axes: `shard_map` would gather what they shard."""
+    """Refuses arrays over other Explicit axes, which `shard_map` would gather."""
     used = {
         axis
         for x in jax.tree.leaves(tree)
@@ -336,14 +326,11 @@ def _check_other_axes(
     _validate.require(not unnamed, "axis_name", axes, rule)
 
 
-# -- Processes that compute together
+# -- Several processes
 
 
 def devices_of(tree: PyTree) -> Devices:
-    """Returns the devices over which arrays are sharded; () if one process has them.
-
-    Traced arrays also give (), because their devices are not known.
-    """
+    """Returns the devices of arrays; () if one process has all, or if traced."""
     for leaf in jax.tree.leaves(tree):
         if _is_elsewhere(leaf):
             return spanning(leaf.sharding.device_set)
@@ -351,23 +338,23 @@ def devices_of(tree: PyTree) -> Devices:
 
 
 def spanning(devices: Iterable[Device]) -> Devices:
-    """Returns devices in one order, the same in all processes; () if one has all."""
+    """Returns devices in the same order in all processes; () if one process has all."""
     ordered = tuple(sorted(devices, key=lambda device: device.id))
     return ordered if len({device.process_index for device in ordered}) > 1 else ()
 
 
 def processes_of(devices: Devices) -> list[int]:
-    """Returns the processes of devices; () stands for this one's."""
+    """Returns the processes of devices; () means this process."""
     return sorted({x.process_index for x in devices}) or [jax.process_index()]
 
 
 def is_first_process(devices: Devices) -> bool:
-    """Returns whether this process is the first of those."""
+    """Returns whether this process is the first process of devices."""
     return jax.process_index() == processes_of(devices)[0]
 
 
 def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
-    """Returns the rows (m,) of all processes, in order, if all of them call it."""
+    """Returns the rows of all processes, shape (processes, m); all must call it."""
     if not devices:
         return row[None]
     mesh = Mesh(np.array(devices), ("devices",))
@@ -389,7 +376,7 @@ def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
     its own shards of a sharded array; only digests are sent.
 
     Raises:
-        ValueError: On all processes, if they differ in values that are not sharded.
+        ValueError: On all processes, if values that are not sharded differ.
     """
     by_name = {
         name: (_digest(_own(x)), _digest(_shards(x))) for name, x in values.items()
@@ -410,7 +397,7 @@ def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
 
 
 def _is_elsewhere(leaf: Any) -> bool:
-    """Returns whether a part of a concrete array is in other processes."""
+    """Returns whether other processes hold a part of a concrete array."""
     is_array = isinstance(leaf, jax.Array) and _validate.is_concrete(leaf)
     return is_array and not leaf.is_fully_addressable
 

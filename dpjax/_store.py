@@ -1,14 +1,14 @@
-"""The states of one run in a folder: the only format from which dpjax resumes a run.
+"""A folder with the states of one run, from which dpjax resumes the run.
 
-Solvers, searches and the command all hold to this:
+Solvers, searches and the command all rely on these rules:
 
-* The folder is as secret as the data, since it holds the state of random keys. It is
-  made readable to its owner alone.
-* It belongs to one run from before the first key is used. Another run is refused: it
-  would draw the same noise for other data.
+* The folder is as secret as the data, since it holds the state of random keys. Only its
+  owner can read it.
+* It belongs to one run from before the first key is used. Another run is refused,
+  because it would draw the same noise for other data.
 * One process has it open at a time; processes of `jax.distributed` have it together.
-* A state is written whole, and on the disk, before the one before it is removed. A
-  process may be killed at any time.
+* A state is completely on the disk before the previous state is removed, so a process
+  may be killed at any time.
 """
 
 import contextlib
@@ -25,17 +25,17 @@ import numpy as np
 
 from dpjax import _files, _sharding, _validate
 
-# A state, by its step; and while it is written.
+# Names of the folders of states: a step, with ".part" while the state is written.
 STATE = re.compile(r"\d+(\.part)?")
-_PIECE = re.compile(r"\d+\.npz|\..*\.part")  # that of a process
+_PIECE = re.compile(r"\d+\.npz|\..*\.part")  # names of the files of each process
 Arrays = Mapping[str, np.ndarray]
 
 
 class Store(NamedTuple):
-    """The states of one run; use `opened`.
+    """Reads and writes the states of one run; `opened` makes it.
 
     Attributes:
-        folder: a folder of these states alone.
+        folder: a folder with nothing else.
         run: digests of everything that identifies the run, by name.
         option: name of the folder in messages.
         devices: the devices of several processes, or ().
@@ -62,9 +62,9 @@ class Store(NamedTuple):
         return self._read(self.step)[1]
 
     def save(self, step: int, arrays: Arrays) -> None:
-        """Saves a state, whole or not at all, and then removes the one before it.
+        """Saves a state completely or not at all, then removes the previous state.
 
-        All processes must call it, each with what it has of the state.
+        All processes must call it, each with its own part of the arrays.
         """
         part = self.folder / f"{step}.part"
         if self._is_first:
@@ -81,9 +81,9 @@ class Store(NamedTuple):
         self._wait()
 
     def check(self) -> None:
-        """Requires that the saved states are this run's, in all processes."""
+        """Requires, in all processes, that the saved states belong to this run."""
         if self._is_first:
-            self._remove(".part")  # of a process that was killed
+            self._remove(".part")  # a process may have been killed while it wrote
         step = self.step
         seen = np.array([-1 if step is None else step])
         seen = _sharding.rows_of_all(seen, self.devices)
@@ -102,12 +102,14 @@ class Store(NamedTuple):
 
     def _read(self, step: int | None) -> tuple[dict[str, str], Arrays]:
         path = self.folder / str(step) / self._piece
-        if not path.parent.joinpath("0.npz").exists():  # a number is its name
+        # Any folder may have a number as its name, but only a state has this file.
+        if not path.parent.joinpath("0.npz").exists():
             raise ValueError(
                 f"{self.option} must be a folder of one run's states alone, got "
                 f"{str(path.parent)!r}, which is none."
             )
-        # One of fewer processes has no piece of this one, but it tells whose it is.
+        # If fewer processes saved the state, it has no file for this process. The first
+        # file still identifies the run.
         return unpacked(path if path.exists() else path.with_name("0.npz"))
 
     def _remove(self, ending: str, keep: str = "") -> None:
@@ -140,9 +142,10 @@ def opened(
     option: str = "checkpoint",
     devices: _sharding.Devices = (),
 ) -> Iterator[Store]:
-    """Opens a folder of states, and refuses those of another run.
+    """Opens a folder of states of this run.
 
-    It refuses one that another process has open, or that holds other files, too.
+    It refuses a folder of another run, one that another process has open, and one that
+    holds other files.
     """
     folder = Path(path).absolute()
     _files.check_folder(option, folder)
@@ -161,8 +164,8 @@ def make_private(folder: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Waits until renamed and removed files of a folder are so on the disk."""
-    with contextlib.suppress(OSError):  # the system knows no such waiting
+    """Waits until the disk has all renames and removals in a folder."""
+    with contextlib.suppress(OSError):  # some systems cannot sync a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -171,7 +174,7 @@ def sync(folder: Path) -> None:
 
 
 def packed(arrays: Arrays, run: Mapping[str, str]) -> bytes:
-    """Returns a file of arrays of any type, bfloat16 too, and of the run's digests."""
+    """Returns the bytes of a file with arrays of any dtype and the run's digests."""
     kinds = {name: [str(x.dtype), x.shape] for name, x in arrays.items()}
     head = json.dumps([dict(run), kinds]).encode()
     parts = [np.frombuffer(x.tobytes(), np.uint8) for x in arrays.values()]
@@ -181,7 +184,7 @@ def packed(arrays: Arrays, run: Mapping[str, str]) -> bytes:
 
 
 def unpacked(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    """Returns the run's digests and the arrays of a file of `packed`."""
+    """Returns the run's digests and the arrays of a file that `packed` made."""
     with np.load(path, allow_pickle=False) as saved:
         run, kinds = json.loads(saved["arr_0"].tobytes())
         arrays = {
@@ -192,21 +195,21 @@ def unpacked(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
 
 
 def _remove_state(folder: Path) -> None:
-    """Removes a state, but no other files."""
+    """Removes a state, but no unknown files in its folder."""
     for path in [*folder.iterdir()]:
         if _PIECE.fullmatch(path.name):
             path.unlink()
-    with contextlib.suppress(OSError):  # something else is in it
+    with contextlib.suppress(OSError):  # an unknown file is in it
         folder.rmdir()
 
 
 @contextlib.contextmanager
 def _locked(store: Store) -> Iterator[None]:
-    """Locks the folder against other processes, until this one leaves or ends.
+    """Locks the folder against other processes, until the block or the process ends.
 
     Two runs that both find an empty folder would both draw from the same key.
     """
-    import fcntl  # which Windows lacks: the rest of the package works there
+    import fcntl  # not on Windows, where the rest of the package works
 
     descriptor = os.open(store.folder, os.O_RDONLY)
     try:
@@ -224,7 +227,7 @@ def _locked(store: Store) -> Iterator[None]:
 
 
 def _check_shared(store: Store) -> None:
-    """Requires that all processes see one folder: if not, they would wait forever."""
+    """Requires that all processes see one folder, or they would wait forever."""
     if not store.devices:
         return
     devices = store.devices
@@ -232,7 +235,7 @@ def _check_shared(store: Store) -> None:
     marker = store.folder / f".{names[0].tobytes().hex()}"
     if store._is_first:
         marker.touch(mode=0o600)
-    store._wait()  # it has been made
+    store._wait()  # until the first process has made the marker
     seen = _sharding.rows_of_all(np.array([marker.exists()]), devices)
     if store._is_first:
         marker.unlink()

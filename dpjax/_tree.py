@@ -1,4 +1,4 @@
-"""Dataclasses as pytrees, data as JAX arrays, trees as vectors, floats of a dtype."""
+"""Helpers for pytrees and arrays: registration, conversion, stacking, flattening."""
 
 import dataclasses
 import itertools
@@ -22,8 +22,8 @@ from dpjax._types import PyTree, Scalar
 def register(*data_fields: str) -> Callable:
     """Registers a frozen dataclass as a pytree; its other fields are static.
 
-    Unlike `jax.tree_util.register_dataclass` it rebuilds without the checks of the
-    constructor: the gradient of an estimator or a set is one too, with any sign.
+    Unlike `jax.tree_util.register_dataclass` it rebuilds without the constructor's
+    checks: a gradient with respect to an estimator has its type, and any sign.
     """
 
     def decorate(cls):
@@ -51,41 +51,41 @@ def register(*data_fields: str) -> Callable:
 
 
 def num_coordinates(tree: PyTree) -> int:
-    """Returns the number of entries in all leaves together."""
+    """Returns the number of entries of all leaves."""
     return sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(tree))
 
 
 @register()
 @dataclass(frozen=True)
 class Static:
-    """A pytree without leaves: a number that stays a number under jit."""
+    """A pytree without leaves, which keeps a number static under jit."""
 
     value: Any
 
     @staticmethod
     def value_of(x: Any) -> Any:
-        """Returns the number, of one that is static or traced."""
+        """Returns x, or its value if it is `Static`."""
         return x.value if isinstance(x, Static) else x
 
 
 def arrays(tree: PyTree) -> PyTree:
-    """Returns a tree with NumPy arrays as JAX arrays, which are copies."""
+    """Returns a tree with copies of its NumPy arrays as JAX arrays."""
 
     def array(x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return x
-        # A copy, which its owner cannot change; jnp.asarray would compile a program.
+        # Copy it, so that its owner cannot change it. jnp.asarray would compile.
         return jax.device_put(narrowed(x, copy=True))
 
     return jax.tree.map(array, tree)
 
 
 def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
-    """Returns an array in the type that JAX has for its type.
+    """Returns an array in the dtype to which JAX converts it.
 
     Numbers beyond float32 become infinite, without NumPy's warning, which would reveal
     a record, and is an exception under `python -W error`. Integers beyond int32 or
-    uint32 become the nearest one; JAX would wrap them.
+    uint32 become the nearest integer in range; JAX would wrap them.
 
     Example:
         >>> narrowed(np.array([2**53 + 1, -5])).tolist()
@@ -96,11 +96,11 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
         ends = np.iinfo(dtype)
         array = np.clip(array, ends.min, ends.max)
     with np.errstate(over="ignore"):
-        return np.asanyarray(array, dtype, copy=copy)  # a masked one stays one
+        return np.asanyarray(array, dtype, copy=copy)  # keeps a masked array masked
 
 
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Requires (n, d) features and (n,) targets, real; returns them as float arrays."""
+    """Returns real features (n, d) and targets (n,) as arrays of one float dtype."""
     x, y = (
         arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
         if isinstance(x, np.ndarray)
@@ -131,7 +131,7 @@ def as_float(x: jax.Array) -> jax.Array:
 
 
 def as_finite(x: jax.Array) -> jax.Array:
-    """Returns floats in which NaN and infinities count as zero."""
+    """Returns floats, with zero in place of NaN and infinities."""
     x = as_float(x)
     return jnp.where(jnp.isfinite(x), x, 0)
 
@@ -139,23 +139,22 @@ def as_finite(x: jax.Array) -> jax.Array:
 def within(x: jax.Array, limit: jax.Array) -> jax.Array:
     """Returns floats clipped to ±limit; NaN becomes the limit.
 
-    Two selects of one instruction each; `jnp.clip` keeps NaN, which takes three.
+    It takes two instructions; `jnp.clip` keeps NaN, which takes three.
     """
     x = jnp.where(x < limit, x, limit)
     return jnp.where(x > -limit, x, -limit)
 
 
 def materialized(tree: PyTree) -> PyTree:
-    """Returns a tree of arrays, each of which all its readers find in one place.
+    """Returns the same arrays, computed once, so that all readers get the same numbers.
 
-    A compiler may compute a number anew for each of its readers, and round it in
-    another way each time: one of them may have a*b - c as one operation. Where c is
-    close to a*b, what they read has nothing in common. Then the norm of a sample would
-    not be that of what is summed.
+    A compiler may compute a number again for each reader, with other rounding: one may
+    fuse a*b - c into one operation. If c is close to a*b, the results differ entirely,
+    and the norm of a sample would not be the norm of the sample that is summed.
 
-    A barrier keeps it from that, but not on CPU, where barriers are gone when
-    operations are fused. There it stands in a function that is not inlined. No number
-    is copied. Integers are as they are: they do not round.
+    A barrier prevents this, except on CPU, where barriers are removed before fusion:
+    there the barrier is in a function that is not inlined. Nothing is copied. Integers
+    pass through, since they do not round.
     """
     return jax.lax.platform_dependent(tree, cpu=_called, default=_barrier)
 
@@ -168,8 +167,8 @@ def _barrier(tree):
 def _called(tree):
     leaves, structure = jax.tree.flatten(tree)
     at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
-    # Few are made apart, so that not all need be there at once; a call takes time to
-    # compile.
+    # With few arrays each gets a call of its own, so that not all are in memory at
+    # once. Many share one call, because calls take time to compile.
     size = 1 if len(at) <= 64 else len(at)
     with set_xla_metadata(inlineable="false"):
         for some in (at[i : i + size] for i in range(0, len(at), size)):
@@ -181,8 +180,7 @@ def _called(tree):
 def stack(arrays: list[jax.Array], axis: int) -> jax.Array:
     """Returns arrays of one shape, stacked along a new axis.
 
-    XLA compiles equal operations once. So many arrays are stacked some at a time, and
-    likewise split.
+    XLA compiles equal operations once, so arrays are stacked in groups of equal size.
     """
     size = math.isqrt(len(arrays))
     some = [jnp.stack(arrays[i : i + size], axis) for i in range(0, len(arrays), size)]
@@ -190,7 +188,7 @@ def stack(arrays: list[jax.Array], axis: int) -> jax.Array:
 
 
 def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
-    """Returns so many rows of an array each, one part after the other."""
+    """Returns consecutive parts of an array, with `sizes` rows each."""
     size = math.isqrt(len(sizes)) if len(sizes) > 64 else len(sizes)
     some = [sizes[i : i + size] for i in range(0, len(sizes), size)]
     parts = jnp.split(x, list(itertools.accumulate(map(sum, some)))[:-1])
@@ -203,10 +201,9 @@ def split(x: jax.Array, sizes: list[int]) -> list[jax.Array]:
 
 
 def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
-    """Returns the function of `size` rows; one row alone is not batched.
+    """Returns the function mapped over `size` rows, without `jax.vmap` for one row.
 
-    A batch of one would turn conditions into selections, and convolutions into grouped
-    ones.
+    Under `jax.vmap`, conditions become selections, and convolutions become grouped.
     """
     if size > 1:
         return jax.vmap(function)
@@ -220,9 +217,10 @@ def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
 
 
 def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
-    """Returns the function of columns (n, d) for an array (n, ...), leaves (...).
+    """Returns `function` of the columns of x (n, ...), with leaves of shape (...).
 
-    Axes that may be sharded are not merged: that would gather them.
+    `function` maps (n, d) to leaves (d,). Axes that may be sharded are not merged,
+    because that would gather them.
     """
     if x.ndim > 2 and num_other_devices(x) > 1:
         return jax.vmap(partial(by_column, function), in_axes=1)(x)
@@ -231,10 +229,10 @@ def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
 
 
 def broadcast(prefix: PyTree, tree: PyTree, name: str) -> PyTree:
-    """Returns a pytree like `tree`: each leaf of a prefix stands for all below it.
+    """Returns a pytree like `tree`, with each leaf of the prefix repeated below it.
 
     Raises:
-        ValueError: If the tree does not begin with the prefix.
+        ValueError: If prefix is no pytree prefix of tree.
     """
     try:
         return jax.tree.broadcast(prefix, tree)
@@ -246,14 +244,14 @@ def broadcast(prefix: PyTree, tree: PyTree, name: str) -> PyTree:
 
 
 def clip(tree: PyTree, limit: Scalar) -> PyTree:
-    """Returns a tree whose entries lie within ±limit."""
+    """Returns a tree with all entries clipped to ±limit."""
     return jax.tree.map(lambda x: jnp.clip(x, -like(limit, x), like(limit, x)), tree)
 
 
 def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], PyTree]]:
-    """Returns all leaves as one vector, and the way back.
+    """Returns all leaves as one vector, and a function from such a vector to a tree.
 
-    The vector is float64 where a leaf is, else float32.
+    The vector is float64 if a leaf is, else float32.
     """
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
     kinds = [f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves]
@@ -276,6 +274,6 @@ def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], P
 
 
 def float_dtype(leaf: jax.Array) -> np.dtype:
-    """Returns the dtype of a leaf, float32 where it is no float."""
+    """Returns the dtype of a leaf, or float32 if it is not floating point."""
     dtype = jnp.asarray(leaf).dtype
     return dtype if jnp.issubdtype(dtype, jnp.floating) else np.dtype("float32")

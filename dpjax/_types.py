@@ -9,29 +9,29 @@ from jax.typing import ArrayLike
 
 from dpjax import _validate
 
-PyTree = Any  # of arrays: chex.ArrayTree, or a tuple, or a module
+PyTree = Any  # a pytree of arrays, such as chex.ArrayTree, a tuple or a module
 Key = jax.Array
 Scalar = float | jax.Array
 LossFn = Callable[[PyTree, PyTree], Any]  # loss_fn(params, example) -> scalar
 RandomBytes = Callable[[int], bytes]  # n -> n uniform, independent bytes
 NoiseName = Literal["gaussian", "laplace_log_normal"]  # in dpjax.mechanisms
 PeelingNoise = Literal["gumbel", "laplace"]  # of `mechanisms.peeling`
-Unit = Literal["record", "user"]  # what neighbors differ in
+Unit = Literal["record", "user"]  # neighboring data sets differ in one of these
 SelectionName = Literal["exponential", "permute_and_flip"]  # in dpjax.mechanisms
 
-# Two data sets are neighbors when they have the same public size n and differ in one
-# record. Everything in dpjax is stated for this relation unless it says otherwise.
+# Under REPLACE_ONE, neighboring data sets have the same public size n and differ in one
+# record. All guarantees of dpjax are for this relation unless they say otherwise.
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 def check_divisor(normalize_by: Any, relation: NeighboringRelation) -> None:
-    """Requires a public divisor, given where the number of rows may differ.
+    """Requires a positive divisor, which ADD_OR_REMOVE_ONE needs, and a known relation.
 
     Raises:
-        ValueError: If normalize_by is given and not positive, the relation is another,
-            or normalize_by is None under ADD_OR_REMOVE_ONE.
+        ValueError: If normalize_by is given and not positive, the relation is neither
+            REPLACE_ONE nor ADD_OR_REMOVE_ONE, or normalize_by is None under the latter.
     """
     if normalize_by is not None:
         _validate.positive(normalize_by=normalize_by)

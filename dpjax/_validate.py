@@ -1,10 +1,10 @@
-"""Checks of static arguments: each error names the argument, its value, the rule.
+"""Checks of static arguments: each error names the argument, its value and the rule.
 
 Traced values are not checked, so estimators and transforms may be built inside `jit`,
 `vmap` and `grad`. Values of private data are never checked, because an exception would
 be a release without accounting.
 
-JAX is imported only to check arrays: the command checks its options without it.
+JAX is imported only to check arrays, so that the command checks its options without it.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ def require(condition: bool, name: str, value: Any, rule: str) -> None:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as text, or the type of words of a key and of a batch's mask."""
-    is_type = isinstance(value, type)  # which has the properties of its arrays
+    """Returns a value as text, but only the type of a key, its words, or a mask."""
+    is_type = isinstance(value, type)  # a class may have `aval` as a property
     is_array = isinstance(value, np.ndarray) or (hasattr(value, "aval") and not is_type)
     if is_array and getattr(value.dtype, "kind", "key") in ("key", "u", "b"):
         return f"an array of {value.dtype}{list(value.shape)}"
@@ -39,7 +39,7 @@ def is_concrete(value: Any) -> bool:
 
 
 def _number(rule: str, holds: Callable[[np.ndarray], Any]) -> Callable[..., None]:
-    """Returns a check by name that arguments are numbers for which `holds` is true."""
+    """Returns a function that requires its keyword arguments to satisfy `holds`."""
 
     def check(**arguments: Any) -> None:
         for name, value in arguments.items():
@@ -59,7 +59,7 @@ def _as_numbers(name: str, value: Any) -> np.ndarray:
         raise ValueError(f"{name} must be a number, got {_shown(value)}.") from None
 
 
-# Each is called with arguments by name: `positive(epsilon=epsilon, scale=scale)`.
+# These checks take keyword arguments: `positive(epsilon=epsilon, scale=scale)`.
 positive = _number("positive and finite", lambda x: (x > 0) & np.isfinite(x))
 above_zero = _number("positive", lambda x: x > 0)  # or infinite
 non_negative = _number("non-negative and finite", lambda x: (x >= 0) & np.isfinite(x))
@@ -79,7 +79,7 @@ def delta(delta: Any) -> None:
 
 
 def choice(literal: Any, **arguments: Any) -> None:
-    """Requires every argument to be one of the words of a `Literal`."""
+    """Requires every argument to be a value of the `Literal`."""
     words = get_args(literal)
     for name, value in arguments.items():
         require(value in words, name, value, " or ".join(words))
@@ -105,7 +105,7 @@ def typed_key(key: Any) -> None:
 
 
 def estimator(value: Any) -> None:
-    """Requires something with an influence and a sensitivity."""
+    """Requires an object with an influence and a sensitivity."""
     has_both = hasattr(value, "influence") and hasattr(value, "sensitivity")
     rule = "an estimator, such as dpjax.estimators.Truncation(1.0)"
     require(has_both and not isinstance(value, type), "estimator", value, rule)
@@ -119,7 +119,7 @@ def bounded_estimator(value: Any) -> None:
 
 
 def real(**trees: Any) -> None:
-    """Requires leaves of real numbers: no bound is stated for complex ones."""
+    """Requires leaves of real numbers, because no bound holds for complex numbers."""
     import jax
 
     rule = "real: split it into two arrays, its real and imaginary parts"
@@ -130,7 +130,7 @@ def real(**trees: Any) -> None:
 
 
 def leading_size(tree: Any, name: str) -> int:
-    """Returns the common leading axis of all leaves, or raises `ValueError`."""
+    """Returns the length of the leading axis, and requires that all leaves share it."""
     import jax
 
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]

@@ -1,4 +1,4 @@
-"""Batches of constant shape under jit, and the accounting of each.
+"""Batches of constant shape under jit, and the privacy cost of drawing them.
 
 Solvers take a batching as an argument. In your own loop pass its state, which holds the
 step and the key, from draw to draw:

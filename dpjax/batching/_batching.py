@@ -27,16 +27,16 @@ from dpjax.accounting import Sampling
 @register("key", "run_key", "step")
 @dataclasses.dataclass(frozen=True)
 class BatchState:
-    """The state of the batches of a run, from `Batching.init` or `draw`.
+    """Holds the state of the batches of a run, from `Batching.init` or `draw`.
 
-    A pytree of two keys and a step, for jit, scan and checkpoints. Keep the keys as
-    secret as those of noise.
+    It is a pytree of two keys and a step, for jit, scan and checkpoints. Keep these
+    keys as secret as the key of the noise.
 
     Attributes:
         key: key of the next draw.
         run_key: key of choices that hold for more than one step; the same in all steps.
         step: number of batches drawn so far, at most num_steps.
-        batching: the batching that draws them; this and the fields below are static.
+        batching: the batching that draws; this field and all below it are static.
         num_samples: n.
         num_steps: T.
         capacity: number of rows of a padded batch; None if batches are not padded.
@@ -59,7 +59,7 @@ class BatchState:
 
 
 class Batching(abc.ABC):
-    """The way in which each step chooses its records: `batching=` of a solver.
+    """Chooses the records of each step: the argument `batching` of solvers.
 
     Attributes:
         is_sampled: whether batches are drawn at random.
@@ -92,11 +92,11 @@ class Batching(abc.ABC):
             epsilon: privacy of the whole run, as given to
                 `accounting.noise_multiplier`: the capacity of padded batches depends on
                 it. Ignored by batchings of a fixed size.
-            delta: likewise.
+            delta: like epsilon.
 
         Raises:
             ValueError: If an argument is out of its range, the batching does not fit n
-                and T, or a required budget is missing.
+                and T, or a required privacy budget is missing.
 
         Example:
             >>> import jax
@@ -136,7 +136,7 @@ class Batching(abc.ABC):
             axis_name: mesh axes over which data are sharded, as in `robust_grad`.
 
         Raises:
-            ValueError: If the state is of another batching or another n.
+            ValueError: If the state was made for another batching or another n.
         """
         batch, is_padding_example, following = self.draw_within(
             state, data, axis_name=axis_name
@@ -151,8 +151,8 @@ class Batching(abc.ABC):
     ) -> tuple[PyTree, jax.Array | None, BatchState]:
         """Returns the same as `draw`, but None for the mask if no row can be padding.
 
-        For estimators without a mask, such as `TrimmedMean`, in a loop of exactly
-        num_steps draws: after them, no mask marks the rows as padding.
+        It serves estimators that accept no mask, such as `TrimmedMean`. Draw exactly
+        num_steps times, because no mask marks the padding rows of later batches.
         """
         self._check(state, data, row_axes(data, axis_name))
         key, draw_key = jax.random.split(state.key)
@@ -164,7 +164,7 @@ class Batching(abc.ABC):
     def _drawn(
         self, state: BatchState, key: Key, data: PyTree, axis_name: AxisName | None
     ) -> tuple[PyTree, jax.Array | None]:
-        """Returns the batch of a step, and its mask if rows may be padding in it."""
+        """Returns the batch of a step, and its mask, or None if no row is padding."""
         axes = row_axes(data, axis_name)
         rows = self._rows(state, key)
         if rows is None:
@@ -177,7 +177,7 @@ class Batching(abc.ABC):
         return batch, is_padding_example if has_padding else None
 
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
-        """Requires a state of this batching for as many records as the data have."""
+        """Requires a state that this batching made for as many records as in data."""
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         rule = f"one that {self}.init returned"
         is_fine = isinstance(state, BatchState) and state.batching == self
@@ -190,15 +190,15 @@ class Batching(abc.ABC):
     def _rows(self, state: BatchState, key: Key) -> jax.Array | None:
         """Returns the indices of a batch, num_samples for padding; or None for all.
 
-        Use the key freely, and `state.run_key` only through `jax.random.fold_in`.
+        Draw from `key` freely, but from `state.run_key` only by `jax.random.fold_in`.
         """
 
     @abc.abstractmethod
     def divisor(self, num_samples: int, num_steps: int) -> float:
-        """Returns the public number by which to divide the sum of a batch."""
+        """Returns the public number that divides the sum of a batch."""
 
     def sampling(self, num_samples: int, num_steps: int, **fields: Any) -> Sampling:
-        """Returns the record that `accounting.noise_multiplier` prices.
+        """Returns the `Sampling`, for which `accounting.noise_multiplier` gives noise.
 
         Args:
             num_samples: n.
@@ -207,7 +207,7 @@ class Batching(abc.ABC):
                 `group_size` and `strategy`.
 
         Raises:
-            ValueError: If the batching does not fit n and T, or a field the others.
+            ValueError: If the batching does not fit n and T, or fields do not fit.
 
         Example:
             >>> from dpjax.batching import Poisson
@@ -236,13 +236,13 @@ class Batching(abc.ABC):
 
 
 def participates(num_steps: int, at_most: int, separation: int = 1) -> dict[str, Any]:
-    """Returns a pattern of participation as fields of a `Sampling`."""
+    """Returns the fields of a `Sampling` that say which steps a record may enter."""
     pattern = {"max_participations": at_most, "min_separation": separation}
     return {"num_steps": num_steps, **pattern}
 
 
 def at_most_all(num_samples: int, **arguments: Any) -> None:
-    """Requires of every argument to be at most the number of records."""
+    """Requires every argument to be at most the number of records."""
     rule = f"at most the number of records, {num_samples}"
     for name, value in arguments.items():
         _validate.require(value <= num_samples, name, value, rule)
@@ -253,7 +253,7 @@ def _rows_at(
 ) -> tuple[PyTree, jax.Array]:
     """Returns rows of data by index, sharded like data, and the mask of padding.
 
-    Padding rows are zeros, so no record counts twice if the mask is ignored.
+    Padding rows are zeros, so that a caller without the mask counts no record twice.
     """
 
     def on_device(rows: jax.Array, data: PyTree) -> tuple[tuple[()], PyTree]:
@@ -263,7 +263,8 @@ def _rows_at(
             return (), (jax.tree.map(partial(_take, rows), data), rows == num_samples)
         size = num_samples // num_devices
         device = jax.lax.axis_index(axes)
-        # A row of the batch is the record on the device that holds it, else zeros.
+        # Each device fills in the rows of the batch that it holds, and zeros elsewhere.
+        # The sum over devices then has every row, and each device keeps its share.
         place = rows - device * size
         place = jnp.where((place >= 0) & (place < size), place, size)
 

@@ -1,12 +1,12 @@
 """Batches of a fixed size: all records, disjoint subsets, epochs, or a new draw.
 
-The choice of the records of a batch does not depend on the data. So a run is a mixture
-over these choices of runs whose batches are fixed by index. In each of those a replaced
-record enters few steps, and the other steps do not depend on it, so the run costs as
-much as these few releases. By joint convexity so does the mixture. Secrecy of the
-choices lowers the cost where each record's choice is independent of the others'
-(`BallsInBins`), or of the past (`WithoutReplacement`). No such gain is claimed for a
-shuffle: none is proved here.
+The choice of the records of a batch does not depend on the data. So a run is a mixture,
+over these choices, of runs with batches that are fixed by index. In each such run a
+replaced record enters few steps, and the other steps do not depend on it, so the run
+costs as much as these few releases. By joint convexity so does the mixture. Secrecy of
+the choices lowers the cost if the choices of different records are independent
+(`BallsInBins`), or each choice is independent of the past (`WithoutReplacement`). No
+such gain is claimed for a shuffle, because none is proved here.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ from dpjax._types import Key
 from dpjax.batching._batching import Batching, at_most_all, participates
 from dpjax.batching._padded import coins, true_places
 
-_SPREAD = 8  # standard deviations between the mean of the number of heads and its ends
+_SPREAD = 8  # standard deviations between the mean number of heads and either bound
 
 
 @dataclasses.dataclass(frozen=True)
 class Full(Batching):
-    """Every batch is all records.
+    """Returns all records in every batch.
 
     Example:
         >>> Full().sampling(num_samples=1000, num_steps=50)
@@ -49,15 +49,15 @@ class Full(Batching):
 
 @dataclasses.dataclass(frozen=True)
 class Disjoint(Batching):
-    """Batch t is records t·b to (t+1)·b - 1, b = floor(n / num_steps).
+    """Takes records t·b to (t+1)·b - 1 as batch t, with b = floor(n / num_steps).
 
     The last n - b num_steps records are in no batch.
 
-    Privacy: the whole run costs as much as one step (parallel composition, McSherry
+    Privacy: The whole run costs as much as one step (parallel composition, McSherry
     2009, Theorem 4), because a replaced record lies in one batch t, which its public
     index fixes. Before step t both runs have the same distribution, and the later steps
-    use only released values. Replace-one only, because to add or remove a record may
-    move others to another batch.
+    use only released values. This holds for replace-one only, because adding or
+    removing a record may move other records to another batch.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -69,7 +69,7 @@ class Disjoint(Batching):
     """
 
     def _drawn(self, state, key, data, axis_name):
-        # On one device a slice, which is cheaper than rows by index.
+        # On one device take a slice, which is cheaper than rows by index.
         if row_axes(data, axis_name):
             return super()._drawn(state, key, data, axis_name)
         size = self.divisor(state.num_samples, state.num_steps)
@@ -99,15 +99,15 @@ class Disjoint(Batching):
 
 @dataclasses.dataclass(frozen=True)
 class ShuffledEpochs(Batching):
-    """Every epoch is a new random order of the records, divided into batches.
+    """Divides the records into batches, in a new random order in every epoch.
 
     An epoch has floor(n / batch_size) batches, without the last n mod batch_size
     records of its order. A draw costs a sort of n random numbers.
 
-    Privacy: a replaced record enters at most one batch of each epoch, so T steps cost
+    Privacy: A replaced record enters at most one batch of each epoch, so T steps cost
     as much as one release per epoch. No gain from the shuffle is claimed, because none
-    is proved: to move one record moves others. `BallsInBins` also goes through the
-    records by epochs, and has about the gain of `Poisson`.
+    is proved: moving one record moves other records. `BallsInBins` also goes through
+    the records by epochs, and has about the gain of `Poisson`.
 
     Raises:
         ValueError: If batch_size is not a positive integer.
@@ -155,7 +155,7 @@ class ShuffledEpochs(Batching):
 
 @dataclasses.dataclass(frozen=True)
 class WithoutReplacement(Batching):
-    """Each batch is a uniform subset of `batch_size` records, drawn anew every step.
+    """Draws a uniform subset of `batch_size` records in every step.
 
     A draw costs n random words and a sort of little more than `batch_size` records.
 
@@ -195,10 +195,10 @@ class WithoutReplacement(Batching):
 def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
     """Returns `size` different indices in random order, all subsets equally likely.
 
-    A coin for each index keeps a few more than `size` of them, and of these the ones
-    with the smallest random numbers are chosen: only they are sorted. If too few or too
-    many are kept, or numbers tie, all is drawn again, which is symmetric in the
-    records. Nothing here depends on the data.
+    A coin for each index keeps a few more than `size` indices. Only these are sorted,
+    by random numbers, and the first `size` are returned. If too few or too many are
+    kept, or numbers tie, everything is drawn again, which is symmetric in the records.
+    Nothing here depends on the data.
     """
     spread = _SPREAD * (math.sqrt(size) + 1)
     capacity = min(math.ceil(size + 2 * spread), num_samples)

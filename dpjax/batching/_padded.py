@@ -1,7 +1,7 @@
 """Batches of a random number of records, padded to a constant shape.
 
-Every record enters by a choice of its own: by a coin in each step, or for one step of
-each epoch.
+Every record enters independently: by a coin in each step, or in a random step of each
+epoch.
 """
 
 import abc
@@ -17,13 +17,14 @@ from dpjax._types import Key
 from dpjax.accounting._sampled_gaussian import poisson_capacity
 from dpjax.batching._batching import Batching, at_most_all, participates
 
-# Up to here `jax.random.randint` is a remainder of 64 random bits. Its probabilities
-# are 1 / c up to a factor 1 +- c 2^-64: T steps change epsilon by T 2^-64.
+# For up to this many bins c, `jax.random.randint` is a remainder of 64 random bits. Its
+# probabilities are 1 / c up to a factor 1 +- c 2^-64: T steps change epsilon by
+# T 2^-64.
 _MOST_BINS = 2**16
 
 
 class Padded(Batching):
-    """Batches of a random number of records, padded to a capacity."""
+    """Pads batches of a random number of records to a capacity."""
 
     capacity: int | None
     is_sampled: ClassVar[bool] = True
@@ -35,7 +36,7 @@ class Padded(Batching):
 
     @abc.abstractmethod
     def _group(self, num_samples: int) -> tuple[int, float]:
-        """Returns how many records may enter a batch, and the probability of each."""
+        """Returns how many records may enter a batch, and the probability to enter."""
 
     def _capacity(self, num_samples, num_steps, epsilon, delta):
         for name, value in (("epsilon", epsilon), ("delta", delta)):
@@ -53,7 +54,7 @@ class Padded(Batching):
 
 @dataclasses.dataclass(frozen=True)
 class Poisson(Padded):
-    """Every record enters each batch independently with one probability.
+    """Lets every record enter each batch independently, with the same probability.
 
     Batches are padded. Records are placed at random rows, so that one more record
     replaces a padding row and moves no other record.
@@ -63,7 +64,7 @@ class Poisson(Padded):
         capacity: number of rows of a padded batch. Records beyond it are dropped, the
             last ones first. By default `init` chooses it so that overflow costs one
             thousandth of delta, which the accounting reserves. A smaller capacity is
-            rejected, because in a full batch an entering record would drop another, and
+            rejected: if a batch is full, one more record would drop another record, and
             the sum would move by twice as much.
 
     Raises:
@@ -108,7 +109,7 @@ class Poisson(Padded):
 
 @dataclasses.dataclass(frozen=True)
 class CyclicPoisson(Padded):
-    """Poisson batches from c groups of records, one group after the other.
+    """Draws Poisson batches from c groups of records, one group after the other.
 
     Record i is in group i mod c, and step t draws from group t mod c only (the last n
     mod c records are in no group). So two steps with the same record are at least c
@@ -121,8 +122,8 @@ class CyclicPoisson(Padded):
         cycle_length: c.
         capacity: number of rows of a padded batch, as for `Poisson`.
 
-    Privacy: the steps of a record's own group are ceil(T / c) Poisson-subsampled
-    releases; the other steps depend on it only through earlier releases.
+    Privacy: The steps of a record's own group are ceil(T / c) Poisson-subsampled
+    releases; the other steps depend on the record only through earlier releases.
 
     Raises:
         ValueError: If a size is not positive.
@@ -180,20 +181,20 @@ class CyclicPoisson(Padded):
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBins(Padded):
-    """In every epoch of c steps, each record is assigned to the batch of a random step.
+    """Assigns each record to the batch of a random step, in every epoch of c steps.
 
-    Steps are uniform and independent, and drawn anew in each epoch. Batches are padded,
-    with records at random rows.
+    These steps are uniform and independent, and drawn anew in each epoch. Batches are
+    padded, with records at random rows.
 
     Attributes:
         num_bins: c, at most 65,536; the divisor is the expected batch size, n / c.
         capacity: number of rows of a padded batch, as for `Poisson`.
 
-    Privacy: in all cases tried it cost less than Poisson batches of the same expected
-    size if a record is added or removed; if one is replaced, the noise was up to 15 per
-    cent more for epsilon up to 3. With correlated noise a record enters one step of
-    each epoch, and no gain is claimed; `CyclicPoisson` keeps the steps of a record
-    apart.
+    Privacy: In all cases tried, it cost less than Poisson batches of the same expected
+    size if a record is added or removed. If a record is replaced, it needed up to 15
+    per cent more noise for epsilon up to 3. With correlated noise a record enters one
+    step of each epoch, and no gain is claimed; `CyclicPoisson` keeps the steps of a
+    record apart.
 
     Raises:
         ValueError: If a count is not a positive integer, or there are too many bins.
@@ -250,13 +251,13 @@ def _entering(
 
 
 def coins(key: Key, num_samples: int, probability: float) -> jax.Array:
-    """Draws for each record true with a probability, rounded down to 32 bits."""
-    threshold = int(probability * 2**32)  # of 32 random bits
+    """Draws a coin for each record, with a probability rounded down to 32 bits."""
+    threshold = int(probability * 2**32)  # below it, 32 random bits mean true
     if threshold == 2**32:
         return jnp.ones(num_samples, bool)
     return jax.random.bits(key, (num_samples,), "uint32") < jnp.uint32(threshold)
 
 
 def true_places(mask: jax.Array, size: int) -> jax.Array:
-    """Returns the indices of the first true entries; beyond the last, the length."""
+    """Returns the first `size` indices where mask is true, padded with its length."""
     return jnp.searchsorted(jnp.cumsum(mask), jnp.arange(1, size + 1)).astype(int)

@@ -1,4 +1,4 @@
-"""Per-sample gradients, and their robust mean as a stream."""
+"""Gradients of single examples, all at once or as a stream, and their robust mean."""
 
 from dpjax.gradients._check_model import check_model, explain
 from dpjax.gradients._robust import per_sample_grad, robust_grad, streamed_grad

@@ -1,4 +1,4 @@
-"""What a user may ask before a run: is this a loss of one example, and at what cost?"""
+"""Checks a loss before a run: is it a loss of one example, and what does it cost?"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -32,15 +32,15 @@ FREEZING = (
 
 @dataclass(frozen=True)
 class LeafCheck:
-    """Describes how the gradients by one parameter are stored.
+    """Describes how the gradients with respect to one parameter are stored.
 
     Attributes:
         name: path of the parameter in the pytree.
-        shape: its shape, () of what is no array.
-        dtype: its dtype, or the type of what is no array.
+        shape: its shape, or () if it is no array.
+        dtype: its dtype, or its type if it is no array.
         way: "outer product", "matrix product", "table rows", "written out", or "none"
             if it has no gradient.
-        num_bytes: what is held of one example's gradient.
+        num_bytes: memory that the gradient of one example takes.
         why: what the loss does with the parameter.
     """
 
@@ -76,11 +76,12 @@ class Explanation:
 class ModelCheck(Explanation):
     """Holds the result of `check_model`; prints as a table with the problems below it.
 
-    Between them stands where to freeze a parameter: outside of params.
+    A sentence between them says where to freeze a parameter: outside of params.
 
     Attributes:
-        rows: one for every parameter.
-        problems: sentences, each with what to do; empty if none was found.
+        rows: one `LeafCheck` for every parameter.
+        problems: sentences that each name a problem and a remedy; empty if there are
+            none.
     """
 
     problems: tuple[str, ...]
@@ -92,9 +93,9 @@ class ModelCheck(Explanation):
 
 
 def explain(loss_fn: LossFn, params: PyTree, batch: PyTree) -> Explanation:
-    """Returns how the gradients of single examples are held: the table alone.
+    """Returns the table of `check_model` alone: how per-example gradients are stored.
 
-    See `check_model`, whose arguments, rows and errors it has.
+    Arguments, rows and errors are those of `check_model`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -112,41 +113,44 @@ def explain(loss_fn: LossFn, params: PyTree, batch: PyTree) -> Explanation:
 def check_model(
     loss_fn: LossFn, params: PyTree, batch: PyTree, *, has_aux: bool = False
 ) -> ModelCheck:
-    """Returns how the gradients of single examples are held, and what is wrong.
+    """Returns how per-example gradients are stored, and the problems of a loss.
 
-    The loss of one example is traced, and never computed. An outer product is never
-    multiplied out where the estimator clips norms, and as it is added where its
-    influence acts by coordinate. A matrix product is a sum of outer products, over the
-    vectors that the parameter meets, and is multiplied out as it is added. Rows of a
-    table are the few that an example reads. Other gradients are written out, a few
-    examples at a time. The mean is the same, to rounding. These problems are found:
+    The loss of one example is traced, and never computed. Its gradient with respect to
+    each parameter is stored in one of four ways; the mean is the same, to rounding:
 
-    * examples that mix: an array with the batch's leading size in the traced loss and
-      its gradient, the programs inside them included, such as those of `jax.jit`,
-      `jax.checkpoint`, branches and loops; a collective, as `jax.lax.pmean` over the
-      batch; running statistics of BatchNorm, in params, or in what loss_fn closes over
-      itself, has from `functools.partial`, or as a method or callable object;
-    * parameters that are integers, keys, complex, functions, NaN or infinite, or by
-      which the loss has no derivative;
+    * "outer product": two vectors. An estimator that clips norms never multiplies them
+      out; one that acts by coordinate does so while it adds.
+    * "matrix product": the vectors that the parameter is multiplied by, and their
+      cotangents. Their product is computed while it is added.
+    * "table rows": only the few rows of a table that the example reads.
+    * "written out": the whole gradient, for a few examples at a time.
+
+    These problems are found:
+
+    * examples that mix: an array with the batch's leading size in the traced loss or
+      its gradient, also inside `jax.jit`, `jax.checkpoint`, branches and loops; a
+      collective over the batch, such as `jax.lax.pmean`; running statistics of
+      BatchNorm in params, or in what loss_fn closes over or is bound to;
+    * parameters that are integers, keys, complex, functions, NaN or infinite, or with
+      respect to which the loss has no derivative;
     * a loss that is no real scalar, cannot be traced for one example, has no
       derivative, draws from a key which is the same for all examples, or has side
       effects, such as `jax.debug.print`.
 
     Args:
         loss_fn: as for `robust_grad`.
-        params: pytree of arrays, or of `jax.ShapeDtypeStruct`. Their values are public,
-            and looked at for NaN alone.
+        params: pytree of arrays, or of `jax.ShapeDtypeStruct`. Values are public.
         batch: pytree, leaves of shape (n, ...), arrays or `jax.ShapeDtypeStruct`. No
-            values are looked at.
+            values are read.
         has_aux: whether loss_fn returns auxiliary values too.
 
     Returns:
-        A row for every parameter, and the problems. No list is complete: numbers that
-        were computed from the batch before, arrays of another length, and what a
-        callback reads leave no trace in the program, and are not found.
+        A row for every parameter, and the problems. Not every problem is found: numbers
+        that were computed from the batch beforehand, arrays of another length, and
+        values that a callback reads leave no trace in the program.
 
     Raises:
-        ValueError: where leaves of batch disagree on n.
+        ValueError: If leaves of batch disagree on n.
 
     Example:
         >>> import jax.numpy as jnp
@@ -171,6 +175,7 @@ def check_model(
         )
         return result[0] if has_aux else result
 
+    # Collect problems; a loss that cannot be traced or differentiated is one of them.
     problems = [*_of_params(params), *_of_statistics(loss_fn)]
     uses_of, has_gradient, programs = {}, None, []
     try:
@@ -189,6 +194,7 @@ def check_model(
             problems.append(_in_words("has no gradient", why))
     problems += rows_held(loss_fn, programs, num_rows)
 
+    # Describe each leaf of params, whether it is an array or not.
     rows = []
     for i, (path, x) in enumerate(named):
         name, use = jax.tree_util.keystr(path), uses_of.get(i)
@@ -218,7 +224,7 @@ def _is_trainable(x: Any) -> bool:
 
 
 def _in_words(problem: str, why: Exception) -> str:
-    """Returns an error of a trace as a problem, in its first line."""
+    """Returns a problem as a sentence, with the first line of the error `why`."""
     line = (str(why).splitlines() or [""])[0].rstrip(".")
     if "unbound axis name" in line:
         problem = "mixes examples by a collective, such as pmean, and " + problem
@@ -226,7 +232,7 @@ def _in_words(problem: str, why: Exception) -> str:
 
 
 def _of_params(params: PyTree) -> Iterator[str]:
-    """Yields what would be refused of params, and NaN."""
+    """Yields a problem for each leaf of params that is refused, NaN or infinite."""
     try:
         no_running_statistics(params)
     except ValueError as why:
@@ -246,7 +252,7 @@ def _of_params(params: PyTree) -> Iterator[str]:
 
 
 def _of_statistics(loss_fn: LossFn) -> Iterator[str]:
-    """Yields what loss_fn closes over of the state of BatchNorm."""
+    """Yields a problem for each state of BatchNorm that loss_fn closes over."""
     for name, value in closed_over(loss_fn).items():
         if (statistics := running_statistics(value)) is not None:
             yield (
@@ -257,7 +263,7 @@ def _of_statistics(loss_fn: LossFn) -> Iterator[str]:
 
 
 def _of_program(program: core.ClosedJaxpr) -> Iterator[str]:
-    """Yields what the program of one example's loss shows."""
+    """Yields the problems that the program of one example's loss shows."""
     if not _is_loss(program):
         kinds = ", ".join(x.str_short() for x in program.out_avals)
         yield f"loss_fn must return one real scalar for an example, got {kinds}."
@@ -280,12 +286,12 @@ def _is_loss(program: core.ClosedJaxpr) -> bool:
 
 
 def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
-    """Tells whether something is drawn from a key that no argument determines."""
+    """Returns whether random bits are drawn from a key that no argument determines."""
     fixed = {*fixed, *jaxpr.constvars}
     for equation in jaxpr.eqns:
         is_fixed = [isinstance(x, core.Literal) or x in fixed for x in equation.invars]
         for inner in (program.jaxpr for program in programs_in(equation)):
-            # A branch or a loop's body gets the last of the operands.
+            # A branch or a loop's body gets only the last operands, so align the ends.
             pairs = zip(inner.invars[::-1], is_fixed[::-1], strict=False)
             if _draws_alike(inner, {x for x, is_one in pairs if is_one}):
                 return True
@@ -299,13 +305,13 @@ def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
 def _with_gradient(
     loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
 ) -> tuple[set[int], core.ClosedJaxpr]:
-    """Returns which arrays the loss has a derivative by, and its gradient's program."""
+    """Returns the indices of arrays with a derivative, and the gradient's program."""
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     fixed = {i: x for i, x in arrays.items() if i not in floats}
     draws = set()
 
     def watched(i: int, x: jax.Array) -> jax.Array:
-        """Returns x, and notes whether anything flows back to it."""
+        """Returns x, and adds i to `draws` if the backward pass reaches it."""
 
         @jax.custom_vjp
         def same(x):

@@ -1,11 +1,11 @@
-"""The loss of one example: of a user's records, what it closes over, its program.
+"""The loss of one example: checks, losses of users, and rewritten programs.
 
-A program is computed equation by equation, some of them by other means: `streamlined`
-rewrites a gradient's program as XLA's CPU compiler likes it in a loop.
+`evaluate` computes a traced program equation by equation, and a rule may replace some
+of the equations. With it, `streamlined` makes gradients fast on XLA's CPU backend.
 
-XLA compares an index with the length of an axis in the type of the index. In 8 or 16
-bits that length may be no number, and a row may lose its gradient without a word: such
-indices are given 32 bits.
+XLA compares an index with the length of an axis in the integer type of the index. If 8
+or 16 bits cannot hold that length, a row silently loses its gradient. So indices are
+widened to 32 bits.
 """
 
 import inspect
@@ -26,13 +26,13 @@ from dpjax._sums.memory import programs_in
 from dpjax._types import LossFn, PyTree
 from dpjax.gradients._users import UserRecords
 
-# Of an equation in a program, or in a jit in it: its places from the outside in.
+# The place of an equation in nested programs: its indices from the outside in.
 Place = tuple[int, ...]
 # `rule(place, equation, inputs, run)` returns the results; `run()` the ordinary ones.
 Rule = Callable[
     [Place, core.JaxprEqn, list[Any], Callable[[], Sequence[Any]]], Sequence[Any]
 ]
-# Which operands of an operation are indices; it may say more of itself after a hyphen.
+# Which operands of an operation are indices. JAX may append "-..." to its name.
 INDICES = {
     "gather": slice(1, None),
     "dynamic_slice": slice(1, None),
@@ -57,7 +57,7 @@ _BATCH_NORM = (
 
 
 def trainable(params: PyTree) -> None:
-    """Requires leaves with gradients: real floats, and no functions, keys or counts."""
+    """Requires leaves of params to be real floats, which have gradients."""
     no_running_statistics(params)
     rule = (
         "a float array: split what is trained from the rest, as "
@@ -84,10 +84,9 @@ def no_running_statistics(params: PyTree) -> None:
 
 
 def running_statistics(tree: PyTree) -> str | None:
-    """Returns what a pytree holds of the state of BatchNorm, if anything.
+    """Returns the name of the BatchNorm state that a pytree holds, or None.
 
-    That is `nnx.BatchStat`, Linen's collection "batch_stats" or `equinox.nn.State`.
-    Nodes of the pytree are recognized by name, without importing these packages.
+    Nodes are recognized by name, without importing Flax or Equinox.
     """
     nodes: list[Any] = []
     jax.tree.flatten(tree, is_leaf=lambda node: nodes.append(node) is not None)
@@ -106,10 +105,10 @@ def running_statistics(tree: PyTree) -> str | None:
 
 
 def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
-    """Returns the loss that takes a row of `UserRecords` for an example too.
+    """Returns a loss that accepts a row of `UserRecords` as an example, too.
 
-    It is the mean or the sum of the losses of the user's records, and aux has a leading
-    axis of records_per_user. Other examples go to loss_fn as they are.
+    The loss of a user is the mean or the sum over the user's records, and its aux has a
+    leading axis of records_per_user. Any other example is passed to loss_fn.
     """
 
     def loss(params: PyTree, example: PyTree) -> Any:
@@ -133,11 +132,10 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
 
 
 def closed_over(loss_fn: Any) -> dict[str, Any]:
-    """Returns the pytrees that a callable brings along, by name.
+    """Returns the pytrees that `loss_fn` uses besides its arguments, by name.
 
-    They are those that a function closes over, the arguments of a `functools.partial`,
-    and the object of a method or a callable object; seen through `jax.jit` and other
-    wrappers that name the function in them as `__wrapped__`.
+    It closes over them, or they are bound by `functools.partial` or as `self`. Wrappers
+    such as `jax.jit`, which have `__wrapped__`, are unwrapped first.
     """
     bound: dict[str, Any] = {}
     while not inspect.isfunction(loss_fn) or hasattr(loss_fn, "__wrapped__"):
@@ -153,6 +151,7 @@ def closed_over(loss_fn: Any) -> dict[str, Any]:
             return bound
         else:
             loss_fn = loss_fn.__call__
+    # Bound arguments win over variables of the same name.
     variables, pytrees = inspect.getclosurevars(loss_fn), {}
     for name, value in {**variables.globals, **variables.nonlocals, **bound}.items():
         with suppress(Exception):  # not every dictionary is a pytree
@@ -175,8 +174,8 @@ def rows_held(
 ) -> list[str]:
     """Returns a sentence for each shape of arrays with num_rows rows in a loss.
 
-    They are constants of its programs, or `closed_over`, as for NumPy. Only names and
-    shapes are looked at, and a single row tells nothing.
+    The arrays are constants of `programs`, or `closed_over` (as NumPy arrays are). Only
+    names and shapes are read. With one row, every array of one row would match.
     """
     leaves = [
         (f"closes over {name}, with", x)
@@ -196,12 +195,9 @@ def rows_held(
 def warn_of_rows(
     loss_fn: LossFn, params: PyTree, batch: PyTree, num_rows: int, *, has_aux=False
 ) -> None:
-    """Warns of these in the gradient of one example of a batch.
+    """Warns if the gradient of one example has `rows_held`, as a loss of pairs has."""
 
-    A loss of pairs takes other records in this way.
-    """
-
-    def shape(x: Any, axes: int) -> jax.ShapeDtypeStruct:  # of no mesh, as one row
+    def shape(x: Any, axes: int) -> jax.ShapeDtypeStruct:  # without a mesh
         kind = jax.typeof(x)
         return jax.ShapeDtypeStruct(
             kind.shape[axes:], kind.dtype, weak_type=getattr(kind, "weak_type", False)
@@ -223,7 +219,10 @@ def evaluate(
     rule: Rule,
     within: Place = (),
 ) -> list[Any]:
-    """Returns what a program computes; jits that only name a part of it are inlined."""
+    """Returns the results of a program, with `rule` applied to each equation.
+
+    A jit that `is_plain_jit` is inlined.
+    """
     values = dict(zip(jaxpr.constvars + jaxpr.invars, [*consts, *args], strict=True))
 
     def read(atom):
@@ -237,7 +236,8 @@ def evaluate(
         kind = equation.primitive
         if not kind.multiple_results:
             return [kind.bind(*inputs, **equation.params)]
-        # Such an operation may hold functions, which JAX binds apart.
+        # The parameters of such an operation may be functions, which `bind` does not
+        # take: so the equation is run as a program of its own.
         used, function = as_function(jaxpr, equation)
         return function(*(values[x] for x in used))
 
@@ -247,7 +247,7 @@ def evaluate(
         kind = equation.primitive.name.partition("-")[0]
         indices = INDICES.get(kind, slice(0))
         inputs[indices] = map(wide, inputs[indices])
-        with equation.ctx.manager:  # where and how it is to be computed
+        with equation.ctx.manager:  # the settings of JAX under which it was traced
             if is_plain_jit(equation):
                 inner = equation.params["jaxpr"]
                 results = evaluate(inner.jaxpr, inner.consts, inputs, rule, place)
@@ -260,7 +260,7 @@ def evaluate(
 def as_function(
     jaxpr: core.Jaxpr, equation: core.JaxprEqn
 ) -> tuple[list[core.Var], Callable[..., list[Any]]]:
-    """Returns the variables that an equation reads, and its results as a function."""
+    """Returns the variables that an equation reads, and the equation as a function."""
     used = list(dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var)))
     program = jaxpr.replace(
         constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
@@ -269,7 +269,7 @@ def as_function(
 
 
 def is_plain_jit(equation: core.JaxprEqn) -> bool:
-    """Tells whether an equation only names a part of the program."""
+    """Returns whether an equation is a `jit` that states no sharding."""
     if equation.primitive is not core.primitives.jit_p:
         return False
     places = equation.params["in_shardings"] + equation.params["out_shardings"]
@@ -277,21 +277,17 @@ def is_plain_jit(equation: core.JaxprEqn) -> bool:
 
 
 def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns the same function with some of its operations spelled out.
+    """Returns the same function, rewritten so that XLA computes it fast and correctly.
 
-    * The derivative of a convolution is one with its axes in another order: in the
-      gradient of a kernel the channels stand in for the batch. XLA's CPU compiler
-      transposes such a convolution to suit its fast kernels, but not inside a loop, and
-      computes it there by plain loops, ten times slower. Here it is transposed
-      beforehand; on other platforms nothing changes.
-    * The gradient of a dense layer is the outer product of two vectors, and its
-      transpose. Multiplied out in the final order it can be fused into whatever reads
-      it; else it is stored along the wrong axis, and copied.
+    * The derivative of a convolution is a convolution with its axes in another order.
+      Inside a loop, XLA's CPU compiler has no fast kernel for that order, and is ten
+      times slower. So on CPU its operands are transposed first.
+    * The gradient of a dense layer is a transposed outer product. It is computed in the
+      final order, so that XLA can fuse it into the next operation without a copy.
     * Indices of fewer than 32 bits are widened: XLA may lose a gradient by them.
 
-    Other values are the same, to the rounding of a convolution. What stands inside a
-    loop, a branch or a `jax.checkpoint` of the function's own stays as it is, and so
-    does what states its sharding.
+    Results are the same, to the rounding of a convolution. Operations inside a loop, a
+    branch or a `jax.checkpoint` of the function, or with a sharding, are unchanged.
     """
     return lambda *args: traced(function, *args)(*args)
 
@@ -302,7 +298,7 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
     refuse_collectives(closed.jaxpr)
 
     def rewritten(*args: PyTree) -> PyTree:
-        factors = {}  # of the outer products, by the variables that hold them
+        factors = {}  # the factors of each outer product, by its variable
 
         def rule(place, equation, inputs, run):
             del place
@@ -331,10 +327,10 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
 
 
 def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> None:
-    """Raises `ValueError` where a gradient's program reads other devices' values.
+    """Raises `ValueError` if a gradient's program reads values of other devices.
 
-    Else the gradient of an example is a function of it, and of what is on its device.
-    Over their `own` axes, the devices of a `jax.shard_map` inside share one example.
+    Such a gradient depends on more than its example. Collectives over the axes `own` of
+    a `jax.shard_map` inside the loss are allowed: its devices share one example.
     """
     rule = (
         "the loss of one example, without collectives; nor may it have, or let JAX "
@@ -359,14 +355,14 @@ def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> 
 
 
 def _order(ndim: int) -> lax.ConvDimensionNumbers:
-    """Returns the order of NHWC and HWIO, for any number of spatial axes."""
-    image = (0, ndim - 1, *range(1, ndim - 1))  # of N, C, H, W, ...
-    kernel = (ndim - 1, ndim - 2, *range(ndim - 2))  # of O, I, H, W, ...
+    """Returns the axes of images as NHWC and of kernels as HWIO, for any ndim."""
+    image = (0, ndim - 1, *range(1, ndim - 1))  # the places of N, C, H, W, ...
+    kernel = (ndim - 1, ndim - 2, *range(ndim - 2))  # the places of O, I, H, W, ...
     return lax.ConvDimensionNumbers(image, kernel, image)
 
 
 def _convolution(lhs, rhs, *, dimension_numbers, **params):
-    """A convolution with any order of axes, on CPU as one of NHWC and HWIO."""
+    """Returns a convolution, which is computed as NHWC and HWIO on CPU."""
 
     def as_given(lhs, rhs):
         return lax.conv_general_dilated_p.bind(

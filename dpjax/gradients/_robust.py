@@ -1,4 +1,4 @@
-"""Gradients of single examples: all at once, as a stream, and as its robust mean."""
+"""Gradients of single examples: all at once, as a stream, and their robust mean."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,14 +49,14 @@ def per_sample_grad(
 
     Returns:
         `grad_fn(params, batch)`, where leaves of batch have shape (n, ...). It returns
-        a pytree like params with leaves (n, ...), and the stacked aux with has_aux. It
-        holds n gradients at once: `robust_grad` gives their robust mean without that.
-        The gradients of sharded rows are sharded alike. Inside `jax.shard_map`, too,
-        each is of one example: no psum over devices, as `jax.grad` makes for replicated
-        parameters.
+        a pytree like params with leaves (n, ...), and the stacked aux with has_aux. All
+        n gradients are in memory at once; `robust_grad` avoids that. The gradients of
+        sharded rows are sharded alike. Inside `jax.shard_map` each gradient still
+        belongs to one example, whereas `jax.grad` with respect to replicated parameters
+        would sum over devices.
 
     Raises:
-        ValueError: (from grad_fn) where leaves of batch disagree on n, or params hold
+        ValueError: From grad_fn, if leaves of batch disagree on n, or params hold
             running statistics of BatchNorm.
 
     Example:
@@ -69,7 +69,7 @@ def per_sample_grad(
     grad = streamlined(jax.grad(loss_fn, has_aux=has_aux))
 
     def on_device(params: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-        # With respect to replicated parameters `grad` would be a psum over devices.
+        # `grad` with respect to replicated parameters would sum over devices.
         params = varying_with(params, batch)
         return (), jax.vmap(grad, in_axes=(None, 0))(params, batch)
 
@@ -88,7 +88,7 @@ def streamed_grad(
     return_values: bool = False,
     has_aux: bool = False,
 ) -> Callable[..., Any]:
-    """Returns `per_sample_grad` as a stream: gradients are made where they are used.
+    """Returns `per_sample_grad` as a stream: gradients are computed when they are used.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
@@ -99,21 +99,21 @@ def streamed_grad(
     Returns:
         `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
         shape (n, ...) and the mask shape (n,) is true for rows that count for nothing.
-        It returns a stream, which estimators, `aggregate` and `privatize` take in the
-        place of gradients with leaves (n, ...), with the mask inside. It is a leaf of
-        pytrees, which may be made inside jit, scan or vmap, but not pass into or out of
-        them. It returns `(stream, values)`, `(stream, aux)` or `(stream, (values,
-        aux))` where these are asked for. Values and aux are per sample, leading axis n,
-        and NOT private; here they cost a forward pass of their own.
+        It returns a stream that includes the mask. Estimators, `aggregate` and
+        `privatize` accept it in place of gradients with leaves (n, ...). A stream is
+        one leaf of a pytree; it may be made inside jit, scan or vmap, but cannot pass
+        into or out of them. With return_values, has_aux or both, grad_fn returns
+        `(stream, values)`, `(stream, aux)` or `(stream, (values, aux))`. Values and aux
+        have the leading axis n, are NOT private, and cost another forward pass.
 
     Raises:
-        ValueError: As for `robust_grad`; from the stream, where anything but an
-            estimator or a private mean reads it.
+        ValueError: As for `robust_grad`; from the stream, if anything but an estimator
+            or a private mean reads it.
 
     Training classes:
-        `flax.training.train_state.TrainState.apply_gradients(grads=stream)` takes it as
-        it is. `flax.nnx.Optimizer` takes gradients in variables: `optimizer.update(
-        model, {"stream": nnx.Param(stream)})`.
+        `flax.training.train_state.TrainState.apply_gradients(grads=stream)` accepts a
+        stream directly. `flax.nnx.Optimizer` needs it inside a variable:
+        `optimizer.update(model, {"stream": nnx.Param(stream)})`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -132,7 +132,7 @@ def streamed_grad(
         stream = SampleStream.of(stream_fn(params, batch), is_padding_example)
         if not wanted:
             return stream
-        params = varying_with(params, batch)  # the loss may have gradients of its own
+        params = varying_with(params, batch)  # loss_fn may itself compute gradients
         loss_of = partial(loss_of_users(loss_fn, has_aux=has_aux), params)
         if microbatch_size is None:
             results = jax.vmap(loss_of)(batch)
@@ -160,30 +160,30 @@ def robust_grad(
     user_gradient: UserGradient = "mean",
     factored: bool = True,
 ) -> Callable[..., Any]:
-    """Returns a function that computes the robust mean of per-sample gradients.
+    """Returns a function that computes the robust mean of per-example gradients.
 
-    The mean `estimator(per_sample_grad(loss_fn)(params, batch))`, to rounding, but of
-    gradients memory holds a few; or their factors, where `dpjax.check_model` says so.
+    It equals `estimator(per_sample_grad(loss_fn)(params, batch))`, to rounding, with
+    only a few gradients in memory at once, or factors of them: see `check_model`.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux,
             without BatchNorm. A `UserWarning` tells of arrays with n rows in it.
         estimator: the robust mean.
-        microbatch_size: how many samples are processed at once; by default what fits.
+        microbatch_size: number of samples processed at once; by default what fits.
         normalize_by: public divisor; by default the leading size, if it never varies.
-        relation: of the sensitivity that noise is calibrated to. ADD_OR_REMOVE_ONE
-            needs normalize_by, or num_users, because the size of a batch is private.
+        relation: neighboring relation of the sensitivity. ADD_OR_REMOVE_ONE needs
+            normalize_by, or num_users, because the size of a batch is private.
         return_values: whether to return the per-example losses too.
         has_aux: whether loss_fn returns auxiliary values too.
-        axis_name: the mesh axes over which rows are sharded, a name or a tuple of
-            names, `()` for none. By default read from the batch, where traced arrays
-            show Explicit axes alone; in `jax.shard_map` None is one device's mean.
+        axis_name: mesh axes over which rows are sharded: a name or a tuple, `()` for
+            none. By default they are read from the batch (only Explicit axes if it is
+            traced); inside `jax.shard_map` the default is the mean of one device.
         user_ids: integers of shape (n,), as for `dpjax.gradients.by_user`: samples are
             then users, and aux has shape (num_users, records_per_user, ...).
-        num_users: public number of users, with user_ids: the default divisor.
-        records_per_user: public bound, with user_ids; n by default. The first count.
+        num_users: public number of users, required with user_ids; the default divisor.
+        records_per_user: public bound, with user_ids; n by default.
         user_gradient: "mean" or "sum" of the gradients of a user's records.
-        factored: False writes all gradients out, in other time and memory.
+        factored: whether gradients may be stored as factors; False writes all out.
 
     Returns:
         `grad_fn(params, batch, is_padding_example=None)`, where leaves of batch have
@@ -193,14 +193,14 @@ def robust_grad(
         `(grads, (values, aux))`: per sample, leading axis n, and NOT private.
 
     Raises:
-        ValueError: where an argument, a shape, params or a mesh do not fit, as where
-            its devices do not divide n. Never because of an id's value.
+        ValueError: If an argument, a shape, params or a mesh does not fit, for example
+            if the number of devices does not divide n. Never because of an id's value.
 
     Sensitivity:
         `estimator.sensitivity(n or normalize_by, number of parameters)`, under
-        replace-one; neither microbatch_size, the platform nor the number of devices
-        changes it. NaN and infinities count as `Estimator.__call__` tells, as zero in
-        a factor; a sample is zero if vectors times cotangents have 2^60 clip norms.
+        replace-one, for any microbatch_size, platform and number of devices. NaN and
+        infinities count as `Estimator.__call__` says, and as zero in a factor; a sample
+        is zero if its vectors times its cotangents have 2^60 clip norms.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -242,7 +242,7 @@ def _wanted(*, return_values: bool, has_aux: bool) -> list[str]:
 
 
 def _with_wanted(result: Any, available: dict[str, PyTree], wanted: list[str]) -> Any:
-    """Returns a result alone, or with what is wanted beside it."""
+    """Returns a result, in a tuple with the entries of `available` that are wanted."""
     if not wanted:
         return result
     beside = tuple(available[name] for name in wanted)
@@ -251,7 +251,7 @@ def _with_wanted(result: Any, available: dict[str, PyTree], wanted: list[str]) -
 
 @dataclass(frozen=True)
 class _SampleGrad:
-    """Returns the gradients of some rows, and the requested values and aux."""
+    """Computes the gradients of some rows, and the requested values and aux."""
 
     loss_fn: LossFn
     has_aux: bool = False
@@ -261,7 +261,7 @@ class _SampleGrad:
         loss_fn = loss_of_users(self.loss_fn, has_aux=self.has_aux)
         value_and_grad = streamlined(jax.value_and_grad(loss_fn, has_aux=self.has_aux))
         num_rows = _validate.leading_size(rows, "batch")
-        # With respect to replicated parameters `grad` would be a psum over devices.
+        # `grad` with respect to replicated parameters would sum over devices.
         params = varying_with(params, rows)
         values, grads = by_row(partial(value_and_grad, params), num_rows)(rows)
         return grads, self._returned(values)
@@ -269,7 +269,7 @@ class _SampleGrad:
     def factored(
         self, params: PyTree, rows: PyTree
     ) -> Callable[[PyTree], tuple[FactoredSamples, PyTree]]:
-        """Returns a function of some rows with gradients in factored form."""
+        """Returns a function that computes the gradients of some rows as factors."""
         loss_fn = loss_of_users(self.loss_fn, has_aux=self.has_aux)
         grad_fn = factored_grad(loss_fn, params, rows, has_aux=self.has_aux)
 

@@ -1,9 +1,9 @@
-"""Records grouped by user: a sample is then all that one user gives.
+"""Records grouped by user, so that all records of one user are one sample.
 
-Neighbors differ in one user: its records may be replaced by any others of the same id,
-more or fewer, or none.
-A user's gradient is the mean or the sum of those of its records, and the influence acts
-on it, so that a robust mean of users has the sensitivity of one of so many samples.
+Neighboring data sets differ in one user: its records may be replaced by any records
+with the same id, more or fewer, or none. The gradient of a user is the mean or the sum
+of the gradients of its records, and an estimator bounds it like any other sample. So a
+robust mean over users has the sensitivity of a robust mean over as many samples.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from dpjax._sums.stream import SampleStream
 from dpjax._tree import register
 from dpjax._types import PyTree
 
-UserGradient = Literal["mean", "sum"]  # what a user gives, of its records' gradients
+UserGradient = Literal["mean", "sum"]  # of the gradients of a user's records
 
 
 @register("records", "is_record")
 @dataclass(frozen=True)
 class UserRecords:
-    """Records of users, one row a user; `by_user` makes them.
+    """Holds the records of users, with one row for each user; `by_user` makes it.
 
     Attributes:
         records: pytree, leaves of shape (num_users, records_per_user, ...).
@@ -48,37 +48,39 @@ def by_user(
     records_per_user: int,
     user_gradient: UserGradient = "mean",
 ) -> UserRecords:
-    """Returns records with one row a user, for training that protects users.
+    """Returns records with one row for each user, for training that protects users.
 
-    Use it as the data of a solver or of `Batching.draw`, which then draw users, and as
-    the batch of `robust_grad` and `streamed_grad`. Only sharded rows of users spread
-    over devices.
+    Use the result as the data of a solver or of `Batching.draw`, which then draw users,
+    or as the batch of `robust_grad` and `streamed_grad`. To use several devices, shard
+    the rows of the result.
 
     Args:
         records: pytree, leaves of shape (n, ...).
-        user_ids: integers of shape (n,), the user of each record. What lies outside of
-            [0, num_users) belongs to nobody and is left out. A user's id must not
-            depend on records: take its place in a public list of names. By order of
-            appearance, or by `np.unique(names, return_inverse=True)`, one user without
-            records renumbers the others.
+        user_ids: integers of shape (n,), the user of each record. A record with an id
+            outside of [0, num_users) belongs to no user and is left out. A user's id
+            must not depend on records, so number users by a public list of names. If
+            they were numbered by order of appearance, or by
+            `np.unique(names, return_inverse=True)`, then one user who loses all records
+            would renumber the other users.
         num_users: public number of users, with records or without.
         records_per_user: public bound. The first records of a user by index are
             kept, the surplus is dropped.
-        user_gradient: "mean" or "sum" of the gradients of a user's records; that of a
-            user without records is zero.
+        user_gradient: "mean" or "sum" of the gradients of a user's records. The
+            gradient of a user without records is zero.
 
     Returns:
-        Leaves (num_users, records_per_user, ...), some of them padding.
+        `UserRecords` with leaves (num_users, records_per_user, ...), padded.
 
     Raises:
-        ValueError: where a count is not positive, user_ids are no integers of shape
-            (n,), or leaves disagree on n; inside `jax.shard_map`, where records may be
-            dealt out over devices. Never because of an id's value.
+        ValueError: If a count is not positive, user_ids are no integers of shape (n,),
+            or leaves disagree on n; inside `jax.shard_map`, if records may be sharded
+            over devices. Never because of an id's value.
 
     Privacy:
-        Replace-one is of users: one user's records change under the same id, in number
-        too, and there may be none. The ids are public, and so are the number of users
-        and records_per_user. Records that move from one id to another change two users.
+        Replace-one is of users: the records of one user change under the same id, also
+        in number, and there may be none. The ids, the number of users and
+        records_per_user are public. If records move from one id to another, two users
+        change.
 
     Example:
         >>> import jax.numpy as jnp
@@ -94,7 +96,7 @@ def by_user(
 
     Reference:
         McMahan, Ramage, Talwar, Zhang (2018), "Learning differentially private
-        recurrent language models", for a bound on what a user gives.
+        recurrent language models", for a bound on the contribution of a user.
     """
     _validate.choice(UserGradient, user_gradient=user_gradient)
     _validate.count(num_users=num_users, records_per_user=records_per_user)
@@ -115,11 +117,11 @@ def _laid_out(num_users, records_per_user, user_gradient, records, user_ids):
 @register("order", "bounds")
 @dataclass(frozen=True)
 class UserSpans:
-    """Where each user's records lie.
+    """Holds the places of each user's records.
 
     Attributes:
-        order: indices of records by user, and of one user by index, shape (n,).
-        bounds: where each user's begin and end in it, shape (num_users, 2).
+        order: indices of records sorted by user, then by index, shape (n,).
+        bounds: start and end of each user in `order`, shape (num_users, 2).
     """
 
     order: jax.Array
@@ -134,16 +136,17 @@ class UserSpans:
         *,
         num_users: int,
     ) -> "UserSpans":
-        """Sorts records by user; padding and ids out of range are nobody's."""
+        """Sorts records by user; padding and ids out of range belong to no user."""
         ids = within_range(user_ids, num_users)
         shown = jax.ShapeDtypeStruct(ids.shape, ids.dtype)
         rule = f"integers of shape ({num_records},), one for each record"
         is_fine = ids.shape == (num_records,) and jnp.issubdtype(ids.dtype, jnp.integer)
         _validate.require(is_fine, "user_ids", shown, rule)
-        ids = ids.astype(int)  # of few bits they may not be compared with num_users
+        ids = ids.astype(int)  # num_users may not fit into 8 or 16 bits
         is_users = (ids >= 0) & (ids < num_users)
         if is_padding_example is not None:
             is_users &= ~jnp.asarray(is_padding_example)
+        # Records of no user are sorted to the end, behind the last bound.
         ids = jnp.where(is_users, ids, num_users)
         order = jnp.argsort(ids, stable=True)
         bounds = jnp.searchsorted(ids[order], jnp.arange(num_users + 1))
@@ -156,12 +159,12 @@ class UserSpans:
         records_per_user: int,
         user_gradient: UserGradient,
     ) -> UserRecords:
-        """Returns the records of some users, whose bounds have shape (k, 2)."""
+        """Returns the records of k users from their bounds, of shape (k, 2)."""
         num_records = len(self.order)
         start, stop = bounds[:, :1], bounds[:, 1:]
         place = start + jnp.arange(records_per_user)[None]
         is_record = place < stop
-        # Where a user has no more stands its first: zeros might have no derivative.
+        # Pad with the user's first record: at zeros a loss may have no derivative.
         place = jnp.where(is_record, place, start)
         index = self.order.at[place].get(mode="fill", fill_value=num_records)
         index = jnp.where(start < stop, index, num_records)
@@ -173,7 +176,10 @@ class UserSpans:
 
 
 def within_range(user_ids: Any, num_users: int) -> jax.Array:
-    """Returns ids as a JAX array; what it would cut to 32 bits is nobody's before."""
+    """Returns ids as a JAX array, with -1 for NumPy ids out of range.
+
+    JAX would cut 64 bits to 32, which could give a record to another user.
+    """
     if isinstance(user_ids, jax.Array):
         return user_ids
     ids = np.asarray(user_ids)
@@ -185,7 +191,7 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class Users:
-    """The users of a batch's rows, as `robust_grad` is given them."""
+    """Holds the arguments of `robust_grad` about users."""
 
     user_ids: jax.Array
     num_users: int
@@ -200,7 +206,7 @@ class Users:
         records_per_user: int | None,
         user_gradient: UserGradient,
     ) -> "Users | None":
-        """Checks the arguments of `robust_grad`; None where samples are rows."""
+        """Checks the arguments of `robust_grad`; returns None without user_ids."""
         _validate.choice(UserGradient, user_gradient=user_gradient)
         if user_ids is None:
             rule, many = "None without user_ids", records_per_user
@@ -218,7 +224,7 @@ class Users:
         is_padding_example: jax.Array | None,
         axes: tuple[str, ...],
     ) -> SampleStream:
-        """Returns the stream of users' gradients, of that of rows' gradients."""
+        """Returns the stream of users' gradients from the stream of rows' gradients."""
         rule = (
             "of a batch on one device: to spread users, lay them out by "
             "dpjax.gradients.by_user"

@@ -5,7 +5,7 @@ Floating-point noise has full tails but gaps, and nothing is claimed against att
 its last bits (Mironov, 2012). Only `discrete_gaussian` is exact.
 
 A strategy correlates the noise of several steps: pass it to `transforms.privatize`, and
-compute its noise with `accounting.noise_multiplier`.
+compute its noise multiplier with `accounting.noise_multiplier`.
 """
 
 from dpjax.mechanisms._additive import (

@@ -17,7 +17,7 @@ from dpjax.mechanisms import _samplers
 LaplaceNorm = Literal["l1", "l2"]
 
 _FEWEST_PADDED = 1024
-# 8 standard deviations of 9.4 each: the exponential stays finite in float32.
+# A normal draw is at most 9.4, so exp(8 * 9.4) stays finite in float32.
 _LEAST_SIGMA, _LARGEST_SIGMA = 1e-3, 8.0
 
 
@@ -28,7 +28,7 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
         key: a typed key, used once here.
         value: array or pytree of floats, or a mean of `Estimator.unrounded`, which is
             rounded after the noise is added. Half precision is converted to float32,
-            and back after the noise.
+            and back after the noise is added.
         stddev: standard deviation in units of value; non-negative, may be traced.
 
     Returns:
@@ -40,11 +40,11 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
             value varies over other mesh axes than key.
 
     Privacy:
-        If value has the l2 sensitivity D, this is the Gaussian mechanism, of epsilon
+        If value has the l2 sensitivity D, this is the Gaussian mechanism with epsilon =
         `dpjax.accounting.gaussian_epsilon(stddev, delta, sensitivity=D)`, under the
         relation of D; for real numbers, see `dpjax.mechanisms`. Sharding a value does
         not change its noise. Inside `jax.shard_map` the key must vary over the mesh
-        axes over which the value varies; with check_vma=False that is not checked.
+        axes over which the value varies; with check_vma=False this is not checked.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -60,7 +60,7 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
 
 
 def padded(value: PyTree) -> PyTree:
-    """Returns vectors of all entries, with zeros up to one length for short ones."""
+    """Returns all leaves as vectors, with zeros appended to the short ones."""
     return jax.tree.map(
         lambda x: jnp.pad(x.ravel(), (0, max(0, _FEWEST_PADDED - x.size))), value
     )
@@ -70,12 +70,10 @@ def padded(value: PyTree) -> PyTree:
 def gaussian_of_padded(
     key: Key, vector: ArrayLike | Unrounded, stddevs: ArrayLike
 ) -> jax.Array:
-    """Adds the noise of `gaussian`, by one program for all vectors of one length.
+    """Adds the noise of `gaussian` to a `padded` vector, with a stddev for each entry.
 
-    The program of a draw takes a fifth of a second to compile. So algorithms of many
-    small releases make what is `padded` in one program, call this, and go on in the
-    next. Threefry's noise is the same without the padding. There is a stddev for each
-    entry, of the vector's dtype.
+    All vectors of one length share this program, which takes a fifth of a second to
+    compile. With Threefry, padding does not change the noise.
     """
     return gaussian(key, vector, stddev=jnp.asarray(stddevs))
 
@@ -85,25 +83,25 @@ def laplace(
 ) -> PyTree:
     """Adds Laplace noise of density exp(-||z|| / scale), up to a constant.
 
-    In the l1 norm that is independent noise of every entry, value + scale·Lap(1). In
-    the l2 norm it is a vector of a length that is the sum of d exponentials, in any
-    direction: of half the variance, if all that is known is the l2 sensitivity.
+    With the l1 norm every entry gets independent noise: value + scale·Lap(1). With the
+    l2 norm the noise has a uniform direction, and its length is a sum of d
+    exponentials; if only the l2 sensitivity is known, this has half the variance.
 
     Args:
         key: a typed key, used once here.
         value: as for `gaussian`.
         scale: scale of the noise, in units of value; the standard deviation is
-            sqrt(2)·scale, in the l2 norm sqrt(d + 1)·scale. Non-negative, may be
+            sqrt(2)·scale, with the l2 norm sqrt(d + 1)·scale. Non-negative, may be
             traced.
-        norm: "l1", or "l2", for which value is one array, whole on every device inside
-            `jax.shard_map`: parts with lengths of their own would cost more together.
+        norm: "l1" or "l2". With "l2" value is one array, which inside `jax.shard_map`
+            every device has whole: noise for each part would cost more together.
 
     Returns:
         A pytree like value.
 
     Raises:
-        ValueError: As for `gaussian`, or if norm is another, or "l2" with a tree or
-            with parts of an array.
+        ValueError: As for `gaussian`; if norm is neither, or "l2" with a tree or with
+            parts of an array.
 
     Privacy:
         If value has the sensitivity D in that norm, this is (D/scale)-differentially
@@ -131,7 +129,7 @@ def laplace(
 
 
 def check(key: Key, value: PyTree) -> None:
-    """Requires a typed key that varies as the value, and a value of floats."""
+    """Requires a value of floats, and a typed key that varies over the same axes."""
     _validate.typed_key(key)
     check_key_varies_as(value, key)
     for leaf in jax.tree.leaves(value):
@@ -141,7 +139,7 @@ def check(key: Key, value: PyTree) -> None:
 
 
 def as_float32(value: PyTree) -> PyTree:
-    """Returns a tree of floats in float32, or in float64 if it was: for the noise."""
+    """Returns a tree of floats with each leaf in float32, unless it is float64."""
     return jax.tree.map(
         lambda x: x if x.dtype == jnp.float64 else x.astype(jnp.float32), value
     )
@@ -159,8 +157,8 @@ def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
     wide = as_float32(value.high if is_unrounded else value)
     noise = _samplers.like(sampler, key, wide)
 
-    # The scale, a float32 product of sensitivity and multiplier, may have been rounded
-    # down a few times, by 2^-24 each: never add less noise than was calibrated.
+    # The scale is a float32 product of sensitivity and multiplier, which may have been
+    # rounded down a few times, by 2^-24 each. Never add less noise than was calibrated.
     scale = jnp.asarray(scale) * ROUNDED_UP
     if is_unrounded:
         return value.plus(jax.tree.map(lambda z: scale.astype(z.dtype) * z, noise))
@@ -176,8 +174,8 @@ def laplace_log_normal(
 ) -> PyTree:
     """Adds Laplace noise of log-normal scale: value + scale·L·exp(sigma·Y).
 
-    L is standard Laplace, Y standard normal, both independent for every entry. The
-    noise's standard deviation is scale·sqrt(2)·exp(sigma^2).
+    L is standard Laplace and Y standard normal, drawn independently for every entry.
+    The noise's standard deviation is scale·sqrt(2)·exp(sigma^2).
 
     Args:
         key: a typed key, used once here.
@@ -225,8 +223,8 @@ def arsinh_normal(key: Key, value: PyTree, *, scale: PyTree, sigma: Scalar) -> P
     Y is standard normal, independent for every entry. The noise's standard deviation is
     scale·sqrt((exp(2 sigma^2) - 1) / 2) / sigma. Paper 001 uses sigma = 1.
 
-    Its arguments, its result and its errors are those of `laplace_log_normal`; sigma is
-    the shape of the noise.
+    Arguments, result and errors are those of `laplace_log_normal`; here sigma sets the
+    shape of the noise.
 
     Privacy:
         One entry with scale = S/s, where S is a t-smooth bound of its local
@@ -274,7 +272,7 @@ def _add_smooth(sampler, key, value, scale, sigma):
 
 
 def _like_value(scale, value):
-    """Returns one scale for each leaf of value, of a shape that broadcasts to it."""
+    """Returns a scale for each leaf of value, with a shape that broadcasts to it."""
     kinds = [np.shape(leaf) for leaf in jax.tree.leaves(scale)]
     rule = "a number, or a pytree prefix of value with shapes that broadcast to it"
     try:
@@ -299,7 +297,7 @@ def _noisy_smooth(sampler, key, value, scale, sigma):
     noise = _samplers.like(draw, key, wide)
 
     def add(x, scale, z, out):
-        # As for Gaussian noise: a rounded scale must not mean less noise.
+        # Round up, as in `_noisy`: never add less noise than was calibrated.
         scale = jnp.asarray(scale).astype(x.dtype) * ROUNDED_UP
         return (x + jnp.broadcast_to(scale, x.shape) * z).astype(out.dtype)
 

@@ -1,9 +1,9 @@
-"""Keys of 256 bits whose random numbers are a cipher's: ChaCha20, in JAX.
+"""Keys of 256 bits for JAX, with random numbers from the cipher ChaCha20.
 
-JAX's own keys are Threefry's with 64 bits, which is no cryptographic generator as it is
-keyed. A key here is the key of ChaCha20 (RFC 8439): all that follows from it, numbers
-and further keys, are blocks of its key stream. No block is used twice, because what it
-is for, and its place, are its nonce and its counter.
+JAX's default keys have 64 bits, and its Threefry is no cryptographic generator. Here a
+key of JAX is a key of ChaCha20 (RFC 8439), and all random numbers and further keys are
+blocks of its key stream. No block is used twice, because the nonce tells what a block
+is for, and the counter its place.
 """
 
 import math
@@ -18,7 +18,7 @@ import numpy as np
 
 from dpjax._types import Key
 
-_WORDS = 16  # of a block
+_WORDS = 16  # words of a block
 _KEY = 8  # words of a key
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _BITS, _SPLIT, _FOLD, _SEED = range(4)  # what a block is for
@@ -29,13 +29,13 @@ def chacha20_blocks(
 ) -> jax.Array:
     """Returns k blocks of the key stream of ChaCha20, of shape (16, k), uint32.
 
-    The key has shape (8,), the counter, which is the places of the blocks, shape (k,),
-    and the nonce is three words, each of shape () or (k,): RFC 8439, Section 2.3.
+    `key` has shape (8,), `counter` has the places of the blocks, shape (k,), and
+    `nonce` three words, each of shape () or (k,): see RFC 8439, Section 2.3.
     """
     words = [*jnp.asarray(_CONSTANTS), *key, counter, *nonce]
     shape = counter.shape
     start = jnp.stack([jnp.broadcast_to(jnp.uint32(x), shape) for x in words])
-    start = start.reshape(4, 4, *shape)  # of rows a, b, c and d
+    start = start.reshape(4, 4, *shape)  # the rows are a, b, c and d of RFC 8439
 
     def rotated(rows, sign):
         return [jnp.roll(x, sign * i, axis=0) for i, x in enumerate(rows)]
@@ -49,7 +49,7 @@ def chacha20_blocks(
 
 
 def _quarter_rounds(a, b, c, d):
-    """Mixes four words, in four places at once: each of shape (4, k)."""
+    """Applies four quarter rounds at once, to words of shape (4, k)."""
     for left, other in ((16, 12), (8, 7)):
         a = a + b
         d = _rotated(d ^ a, left)
@@ -63,7 +63,7 @@ def _rotated(x, count):
 
 
 def _stream(key: jax.Array, count: int, purpose: int, number: jax.Array | int = 0):
-    """Returns so many words of the key stream for a purpose."""
+    """Returns `count` words of the key stream for a purpose."""
     num_blocks = -(-count // _WORDS)
     places = jax.lax.iota(jnp.uint32, num_blocks)
     return chacha20_blocks(key, places, (purpose, number, 0)).T.reshape(-1)[:count]
@@ -97,7 +97,7 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
 
 
 def _register() -> None:
-    """Makes "chacha20" a name of JAX: what restores a key, as Orbax, asks for that."""
+    """Registers "chacha20" with JAX, since Orbax restores keys by this name."""
     spec: Any = jax.extend.random.define_prng_impl(
         key_shape=(_KEY,),
         seed=_seed,
@@ -107,7 +107,7 @@ def _register() -> None:
         name="chacha20",
         tag="cc",
     )
-    # JAX has no public way to its list of names.
+    # JAX has no public function that adds a name to its registry.
     names = sys.modules[type(spec._impl).__module__].prngs
     names.setdefault("chacha20", spec._impl)
 
@@ -116,7 +116,7 @@ _register()
 
 
 def key_of_words(words: np.ndarray) -> Key:
-    """Returns the key whose data these are: of ChaCha20, or with two of Threefry."""
+    """Returns the key with this data: of ChaCha20, or of Threefry if two words."""
     impl = "chacha20" if words.shape[-1] == _KEY else "threefry2x32"
     return jax.random.wrap_key_data(jnp.asarray(words), impl=impl)
 
@@ -124,11 +124,10 @@ def key_of_words(words: np.ndarray) -> Key:
 def secret_key() -> Key:
     """Returns a key of 256 bits from the operating system, for a release that matters.
 
-    Its random numbers are those of ChaCha20, a cipher, in place of Threefry's, so that
-    noise is as hard to tell from true randomness as the cipher is to break. It goes
-    wherever a key of JAX goes, into jit, scan and checkpoints, those of Orbax too; as
-    with each key, whoever reads it knows the noise. `jax.export` saves no program that
-    takes one.
+    Its random numbers come from the cipher ChaCha20 instead of Threefry, so noise is as
+    hard to tell from true randomness as the cipher is to break. The key works wherever
+    a key of JAX does: in jit, scan and checkpoints, also of Orbax. `jax.export` cannot
+    save a program that takes it. As with every key, whoever reads it knows the noise.
 
     Example:
         >>> import jax, dpjax

@@ -1,7 +1,8 @@
 """The discrete Gaussian, sampled exactly on the host.
 
 Parties of a protocol add shares of this noise to integers. Each party uses its own
-entropy, a function `random_bytes(n) -> bytes`, because others might know a JAX key.
+entropy, a function `random_bytes(n) -> bytes`, because other parties might know a JAX
+key.
 """
 
 import decimal
@@ -16,8 +17,8 @@ from dpjax._types import RandomBytes
 # Up to this stddev, int64 numbers overflow with probability e^-2048.
 LARGEST_STDDEV = 2**26
 
-# The error of a float64 exp(-x) is a few units of 2^-53. A random number that is closer
-# to it than this is compared in exact arithmetic.
+# The error of a float64 exp(-x) is a few units of 2^-53. If a random number is closer
+# to it than this margin, they are compared in exact arithmetic.
 _MARGIN = 2.0**-46
 
 
@@ -30,8 +31,8 @@ def discrete_gaussian(
         shape: shape of the result.
         stddev: sigma, an integer from 1 to 2^26. The variance is at most sigma^2, and
             equal to it in float64 from sigma = 2 on.
-        random_bytes: source of uniform, independent bytes that nobody can guess; such
-            as `np.random.default_rng(0).bytes` only for tests.
+        random_bytes: source of uniform, independent bytes that nobody can guess; use
+            `np.random.default_rng(0).bytes` only for tests.
 
     Returns:
         An int64 NumPy array.
@@ -40,9 +41,9 @@ def discrete_gaussian(
         ValueError: If stddev is not an integer from 1 to 2^26.
 
     Privacy:
-        Added to integers of l2 sensitivity D it is (D^2 / (2 sigma^2))-zCDP, like the
-        continuous Gaussian: see `dpjax.accounting.discrete_gaussian_stddev`. The
-        distribution is exact, in its tails and last bits, because a probability is
+        Adding this noise to integers of l2 sensitivity D is (D^2 / (2 sigma^2))-zCDP,
+        like the continuous Gaussian: see `dpjax.accounting.discrete_gaussian_stddev`.
+        The distribution is exact, in its tails and last bits, because a probability is
         compared with as many random bits as necessary. The running time depends on the
         values drawn.
 
@@ -61,7 +62,7 @@ def discrete_gaussian(
     size = int(np.prod(shape, dtype=np.int64))
     parts, missing = [np.empty(0, np.int64)], size
     while missing > 0:
-        # About four in ten are accepted.
+        # About four in ten proposals are accepted.
         values = _accepted(3 * missing + 16, int(stddev), random_bytes)[:missing]
         parts.append(values)
         missing -= values.size
@@ -69,7 +70,7 @@ def discrete_gaussian(
 
 
 def _accepted(count: int, stddev: int, random_bytes: RandomBytes) -> np.ndarray:
-    """Returns the accepted ones among `count` proposals, in their order."""
+    """Draws `count` proposals, and returns those that are accepted, in their order."""
     # Algorithm 2: |y| of the discrete Laplace distribution of scale t is u + t v.
     scale = stddev + 1
     u = _words(count, random_bytes) >> (64 - scale.bit_length())
@@ -113,9 +114,9 @@ def _bernoulli_exp(
 def _is_below_exp(
     word: int, num_bits: int, exponent: Fraction, random_bytes: RandomBytes
 ) -> bool:
-    """Returns whether a uniform number is below exp(-exponent).
+    """Returns whether a uniform number that begins with `word` is below exp(-exponent).
 
-    `word` holds its first bits; more are drawn until the answer is certain.
+    More of its bits are drawn until the answer is certain.
     """
     while True:
         # 22 digits beyond those of the word: an exponent below 2^22 and the two

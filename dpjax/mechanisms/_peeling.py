@@ -25,14 +25,14 @@ def peeling(
 ) -> jax.Array:
     """Releases the s largest coordinates of a vector, with noise.
 
-    With noise="gumbel", S is the set of the s largest |v| + selection_scale·Gumbel,
-    with noise drawn once; the result is v + release_stddev·N(0, 1) on S and zero
+    With noise="gumbel", noise is drawn once, and S is the set of the s largest
+    |v| + selection_scale·Gumbel. The result is v + release_stddev·N(0, 1) on S and zero
     elsewhere.
 
-    With noise="laplace", as in the papers, each of s rounds moves the coordinate with
-    the largest |v| + selection_scale·Lap(1), with fresh noise, from the vector to S;
-    the released values get Laplace noise of the same standard deviation. At the same
-    rho it needs more than twice the noise, but it is also pure epsilon-DP.
+    With noise="laplace", as in the papers, each of s rounds draws fresh noise, and adds
+    the coordinate with the largest |v| + selection_scale·Lap(1) to S. The released
+    values get Laplace noise of standard deviation release_stddev. At the same rho it
+    needs more than twice the noise, but it is also pure epsilon-DP.
 
     Args:
         key: a typed key, used once here.
@@ -55,9 +55,9 @@ def peeling(
         Let lam be the linf sensitivity of v. This is rho-zCDP under the relation of
         lam, with rho = s lam^2 / (2 g^2) + s lam^2 / (2 sigma^2) for Gumbel noise, and
         s (2 lam^2/g^2 + lam^2/sigma^2) for Laplace noise, which is also s (2 lam/g +
-        sqrt(2) lam/sigma)-DP: `docs/privacy/proofs/mechanisms.md`, 2.5. Half of rho for
-        each part of Gumbel noise: g = sigma = lam sqrt(s/rho). For real numbers, as for
-        `gaussian`.
+        sqrt(2) lam/sigma)-DP: `docs/privacy/proofs/mechanisms.md`, 2.5. With Gumbel
+        noise, g = sigma = lam sqrt(s/rho) spends half of rho on each part. For real
+        numbers, as for `gaussian`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -104,8 +104,8 @@ def _peel_in_rounds(sparsity, key, vector, selection_scale, release_stddev):
     v = _finite(vector)
     choice_key, release_key = jax.random.split(key)
 
-    # Raw words of the keys, because under vmap the check for key reuse rejects typed
-    # keys as inputs of a scan.
+    # The scan gets raw words of the keys, because under vmap the check for key reuse
+    # rejects typed keys as inputs of a scan.
     impl = jax.random.key_impl(choice_key)
     words = jax.random.key_data(jax.random.split(choice_key, sparsity))
 
@@ -127,12 +127,13 @@ def _finite(vector: jax.Array) -> jax.Array:
 
 def _release(vector, v, chosen, scale, noise) -> jax.Array:
     scale = _rounded_up(scale, v)
-    # Infinite noise may be 0 times infinity, and its sign carries no information.
+    # Infinite noise could be NaN (0 times infinity), and its sign would be random, so
+    # set entries to +inf directly.
     released = jnp.where(jnp.isinf(scale), jnp.inf, v[chosen] + scale * noise)
     sparse = jnp.zeros_like(v).at[chosen].set(released)
     return sparse.astype(jnp.result_type(vector))
 
 
 def _rounded_up(scale: Scalar, v: jax.Array) -> jax.Array:
-    # As for Gaussian noise: a rounded scale must not mean less noise.
+    # Never add less noise than was calibrated, because a scale was rounded down.
     return (jnp.asarray(scale) * ROUNDED_UP).astype(v.dtype)

@@ -1,10 +1,10 @@
-"""Random numbers with full tails: each from a sign and a tail probability.
+"""Random numbers with full tails: each is drawn from a sign and a tail probability.
 
-`jax.random.normal` in float32 uses 23 bits and stays in [-5.42, 5.22], which the noise
-of a large model exceeds in every step. Here a quantile function is applied to a tail
-probability of 63 random bits, so a Gaussian reaches beyond 9 standard deviations with
-the right mass. The sign is a separate bit, so noise is symmetric; for distributions
-without symmetry the bit chooses the lower or upper half.
+`jax.random.normal` in float32 uses 23 bits and stays in [-5.42, 5.22], although true
+noise of a large model leaves this range in every step. Here a quantile function is
+applied to a tail probability of 63 random bits, so a Gaussian reaches beyond 9 standard
+deviations with the right mass. A separate bit is the sign, so noise is symmetric; for
+asymmetric distributions it chooses the lower or upper half.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,16 @@ from dpjax._sharding import num_other_devices
 from dpjax._tree import materialized, split
 from dpjax._types import Key, PyTree
 
-TOGETHER = 2**20  # entries, for which two words of random bits take 8 MiB
+TOGETHER = 2**20  # entries; two words of random bits for each take 8 MiB
 
 
 def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
     """Draws independent variables of a sampler in the shapes of a pytree of arrays.
 
     Consecutive leaves of at most `TOGETHER` entries in all are drawn as one vector,
-    because each draw takes a quarter of a second to compile. This depends only on the
-    shapes, so sharding a tree does not change its noise.
-
-    If a leaf that is drawn alone is sharded, each device draws its own part; other
-    leaves are drawn whole on every device.
+    because each draw takes a quarter of a second to compile. Each device draws its own
+    part of a sharded leaf that is drawn alone, and the whole of every other leaf. The
+    groups depend only on shapes and dtypes, so sharding does not change the noise.
     """
     leaves, structure = jax.tree.flatten(tree)
     groups: list[list[jax.Array]] = []
@@ -54,7 +52,7 @@ def _together(
         (leaf,) = leaves
         return [sampler(key, leaf.shape, leaf.dtype, jax.typeof(leaf).sharding)]
     sizes = [x.size for x in leaves]
-    # Materialized, because otherwise the quantile is compiled again for each leaf.
+    # Unless it is materialized, XLA compiles the quantile again for each leaf.
     vector = materialized(sampler(key, (sum(sizes),), leaves[0].dtype))
     drawn = []
     for leaf, part in zip(leaves, split(vector, sizes), strict=True):
@@ -69,7 +67,7 @@ def _together(
 
 
 def normal(key: Key, *kind: Any) -> jax.Array:
-    """Draws standard normal variables, their tails beyond 9 standard deviations.
+    """Draws standard normal variables, with tails beyond 9 standard deviations.
 
     As in all samplers here, `kind` is a shape, a dtype, and a sharding or None.
     """
@@ -81,7 +79,7 @@ def normal(key: Key, *kind: Any) -> jax.Array:
 
 
 def laplace(key: Key, *kind: Any) -> jax.Array:
-    """Draws standard Laplace variables (scale 1), their tails beyond 40 scales."""
+    """Draws standard Laplace variables (scale 1), with tails beyond 40 scales."""
 
     def quantile(tail: jax.Array) -> jax.Array:
         return -jnp.log(2 * tail)
@@ -90,27 +88,27 @@ def laplace(key: Key, *kind: Any) -> jax.Array:
 
 
 def spherical_laplace(key: Key, *kind: Any) -> jax.Array:
-    """Draws one vector of density exp(-||x||_2), up to a constant: of all entries."""
-    # Its length has the law of a sum of d exponentials, in a direction without any law.
+    """Draws one array of density exp(-||x||_2), up to a constant."""
+    # Its length is distributed as a sum of d exponentials; its direction is uniform.
     length_key, direction_key = jax.random.split(key)
     length = jnp.sum(jnp.abs(laplace(length_key, *kind)))
     direction = normal(direction_key, *kind)
-    # In one of 2^25 draws a float32 is zero, but its sign is still a fair bit.
+    # One of 2^25 float32 draws is zero. Its sign is still a fair bit.
     is_zero = jnp.all(direction == 0)
     direction = jnp.where(is_zero, jnp.copysign(1, direction), direction)
     return direction * (length / jnp.sqrt(jnp.sum(direction**2)))
 
 
 def exponential(key: Key, *kind: Any) -> jax.Array:
-    """Draws standard exponential variables, from 2^-65 to 45, both tails in full."""
+    """Draws standard exponential variables, from 2^-65 to 45, with both tails full."""
     return _from_tail(_exponential_quantile, key, *kind)
 
 
 def gumbel(key: Key, *kind: Any) -> jax.Array:
-    """Draws standard Gumbel variables, from -3.8 to 45, both tails in full."""
+    """Draws standard Gumbel variables, from -3.8 to 45, with both tails full."""
 
     def quantile(tail: jax.Array, is_lower: jax.Array) -> jax.Array:
-        # -log of a standard exponential: its lower tail is the Gumbel's upper one.
+        # A Gumbel variable is -log of an exponential one, so their tails change places.
         return -jnp.log(_exponential_quantile(tail, is_lower))
 
     return _from_tail(quantile, key, *kind)
@@ -143,9 +141,7 @@ def _from_tail(
 
     p, uniform on (0, 1/2], is the mass beyond the value: below it in the lower half,
     above it in the upper half. It is (k + v) / 2^32, k uniform on 31 bits and v on 32.
-
-    Each bit depends only on the key and its index: a sharded draw is the same as one on
-    a single device, and every device draws what it holds.
+    Each bit depends only on the key and its index, so sharding changes no draw.
     """
     word, more = _words(key, shape, out_sharding)
     v = more.astype(dtype) * 2.0**-32 + 2.0**-33
@@ -158,7 +154,7 @@ def _words(
     """Draws two independent words of 32 random bits for every entry.
 
     Threefry computes two words at once. `jax.random.bits` returns only their exclusive
-    or, so it would need two draws. The words of a split key are both.
+    or, but `jax.random.split` returns both, so one draw is enough.
     """
 
     def draw(key: Key) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""Private selection among candidates with scores: the largest noisy score.
+"""Private selection of the candidate with the largest noisy score.
 
 Both mechanisms return argmax_v epsilon u(v) / sensitivity_range + noise: Gumbel noise
 gives the exponential mechanism, exponential noise permute-and-flip. Scores may come in
@@ -47,9 +47,9 @@ def exponential(
         key: a typed key, used once here.
         scores: u, floating point of shape (num_candidates,). Or, with num_chunks, a
             traceable function of a chunk index (int32) that returns the scores of this
-            chunk, of shape (chunk_size,) for all. -inf marks a candidate that is
+            chunk, always of shape (chunk_size,). -inf marks a candidate that is
             excluded for every data set. NaN counts as the lowest score, +inf as the
-            highest; others are clipped to a quarter of the largest float.
+            highest; finite scores are clipped to a quarter of the largest float.
         epsilon: privacy parameter of this choice; positive, may be traced.
         sensitivity_range: the supremum over neighbors of max_v du(v) - min_v du(v),
             with du the change of the scores: at most twice their linf sensitivity, and
@@ -57,8 +57,8 @@ def exponential(
             Positive, may be traced.
         num_chunks: number of chunks of the function; None for an array.
         axis_name: the axes of a `jax.shard_map` over which candidates are sharded, if
-            any: equally many on each device, with a replicated key. The noise is that
-            of one device.
+            any: equally many on each device, with a replicated key. The noise is the
+            same as on one device.
 
     Returns:
         The index, an int32 scalar; chunks are numbered one after the other.
@@ -69,10 +69,11 @@ def exponential(
             num_chunks does not fit scores.
 
     Privacy:
-        epsilon-DP and (epsilon^2/8)-zCDP, under the relation of sensitivity_range:
-        `docs/privacy/proofs/mechanisms.md`, 2.3. sensitivity_range must bound the
-        scores as used here, with NaN and infinities replaced: clip the contribution of
-        each record to the score first. For real numbers: see `dpjax.mechanisms`.
+        The choice is epsilon-DP and (epsilon^2/8)-zCDP, under the relation of
+        sensitivity_range: `docs/privacy/proofs/mechanisms.md`, 2.3. sensitivity_range
+        must hold for the scores after NaN and infinities are replaced, so clip the
+        contribution of each record to the score first. For real numbers: see
+        `dpjax.mechanisms`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -101,19 +102,20 @@ def permute_and_flip(
 ) -> jax.Array:
     """Chooses an index by permute-and-flip; a higher score is better.
 
-    argmax_v epsilon u(v) / sensitivity_range + Exp(1). This is equivalent to visiting
-    candidates in random order, and accepting each with probability
+    It returns argmax_v epsilon u(v) / sensitivity_range + Exp(1). This is equivalent to
+    visiting candidates in random order, and accepting each with probability
     exp(epsilon (u(v) - max u) / sensitivity_range). For a single choice its expected
-    score is never below that of `exponential` at the same epsilon.
+    score is never below the expected score of `exponential` at the same epsilon.
 
-    Its arguments, its result and its errors are those of `exponential`.
+    Arguments, result and errors are those of `exponential`.
 
     Privacy:
-        epsilon-DP under the relation of sensitivity_range, and (epsilon^2/2)-zCDP like
-        every epsilon-DP mechanism: four times the cost of `exponential`, so use that
-        one in compositions: `docs/privacy/proofs/mechanisms.md`, 2.4. The paper uses
-        twice the linf sensitivity for the range. For NaN, infinities and real numbers
-        see `exponential`.
+        The choice is epsilon-DP under the relation of sensitivity_range, and
+        (epsilon^2/2)-zCDP like every epsilon-DP mechanism. This is four times the cost
+        of `exponential`, so prefer `exponential` in compositions:
+        `docs/privacy/proofs/mechanisms.md`, 2.4. The paper uses twice the linf
+        sensitivity for the range. For NaN, infinities and real numbers see
+        `exponential`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -177,7 +179,7 @@ def _choose_from_array(sampler, axes, key, scores, epsilon, sensitivity_range):
 
 
 class _Best(NamedTuple):
-    """The best candidate so far; score and noise apart, to avoid rounding errors."""
+    """Holds the best candidate; score and noise are apart, to avoid rounding errors."""
 
     score: jax.Array
     noise: jax.Array
@@ -187,14 +189,15 @@ class _Best(NamedTuple):
 def _scan(
     sampler, axes, key, score_fn, num_chunks, epsilon, sensitivity_range
 ) -> jax.Array:
-    """Keeps the best candidate of the chunks so far, and then of the devices."""
+    """Returns the index of the best candidate of all chunks, and of all devices."""
     first = jax.eval_shape(score_fn, jax.ShapeDtypeStruct((), jnp.int32))
     dtype = jnp.float64 if first.dtype == jnp.float64 else jnp.float32
     finite = jnp.finfo(dtype)
-    # Both may have been rounded to float32 a few times, by 2^-24 each: the effective
-    # epsilon is never larger than requested. With normal numbers no product is 0 times
-    # inf. Subnormal numbers may be flushed to zero: gaps, and in linear scores each of
-    # up to 2^24 products, for both neighbors.
+    # epsilon and sensitivity_range may have been rounded to float32 a few times, by
+    # 2^-24 each: raise the range so that the effective epsilon is never larger than
+    # requested. With normal numbers no product is 0 times inf. XLA may flush subnormal
+    # gaps to zero, and up to 2^24 products of a linear score, for both neighboring data
+    # sets: raise the range by 2^26 of the smallest normal number.
     epsilon = jnp.asarray(epsilon).astype(dtype)
     epsilon = jnp.clip(epsilon, finite.tiny, finite.max)
     sensitivity_range = jnp.asarray(sensitivity_range).astype(dtype) * ROUNDED_UP
@@ -216,12 +219,13 @@ def _scan(
         is_out = scores == -jnp.inf
         scores = jnp.where(is_out, scores, jnp.clip(scores, -largest, largest))
         noise = sampler(chunk_key, scores.shape, dtype)
+        # Compare gaps to the best score; it would be -inf if all are excluded.
         top = jnp.maximum(scores.max(), -largest)
         j = jnp.argmax(scaled(scores - top) + noise).astype(jnp.int32)
         index = (offset + i) * scores.shape[0] + j
         return better(best, _Best(scores[j], noise[j], index))
 
-    # Raw words of the keys: see `_peel_in_rounds`.
+    # The scan gets raw words of the keys, as in `_peel_in_rounds`.
     impl = jax.random.key_impl(key)
     words = jax.random.key_data(jax.random.split(key, num_chunks * num_shares(axes)))
     offset = jnp.int32(0)

@@ -1,8 +1,8 @@
-"""Strategies of correlated noise: lower triangular matrices C, noise C^-1 z.
+"""Strategies of correlated noise: lower triangular matrices C, with noise C^-1 z.
 
-Step t adds row t of C^-1 z, where z has independent Gaussian rows. The steps release
-C^-1 (C g + z), where row t of g is the mean of step t: the privacy is that of the
-Gaussian mechanism on C g (`docs/privacy/proofs/composition.md`, 3.9).
+Step t adds row t of C^-1 z, where z has independent Gaussian rows. All steps together
+release C^-1 (C g + z), where row t of g is the mean of step t. So they are as private
+as the Gaussian mechanism on C g (`docs/privacy/proofs/composition.md`, 3.9).
 
 If a record enters k steps, at least b apart, and moves g by at most 1 in each, then a
 Toeplitz C whose coefficients c are non-negative and do not increase has
@@ -10,11 +10,10 @@ Toeplitz C whose coefficients c are non-negative and do not increase has
     sensitivity^2 = sum_(t < T) (sum_(l < k) c_(t - l b))^2.                        (1)
 
 Rounding. Coefficients are float32 numbers, so C is the matrix that the code uses. Row
-x_t is computed from z_t and earlier rows x with an error of a few units of rounding of
-these numbers, which is equivalent to an error of z_t. So the errors of banded noise do
-not grow with T (with buffers of slow decay they add up, to at most T 2^-24 of a
-buffer). As for independent noise, guarantees are for real numbers: see
-`dpjax.mechanisms`.
+x_t is computed from z_t and earlier rows x with an error of a few roundings of these
+numbers, which is equivalent to an error of z_t. So the errors of banded noise do not
+grow with T (with buffers of slow decay they add up, to at most T 2^-24 of a buffer). As
+for independent noise, guarantees are for real numbers: see `dpjax.mechanisms`.
 """
 
 import abc
@@ -29,13 +28,13 @@ import numpy as np
 from dpjax import _validate
 from dpjax._types import PyTree
 
-# More than the rounding of float64 sums of squares of T terms, and of a root.
+# This exceeds the rounding of a float64 sum of T squares, and of its root.
 ROUNDED_UP = 2.0**-30
 
 
 @dataclasses.dataclass(frozen=True)
 class Strategy(abc.ABC):
-    """A lower triangular matrix C with ones on the diagonal, of num_steps rows.
+    """A lower triangular matrix C with ones on the diagonal and num_steps rows.
 
     Attributes:
         num_steps: T, the number of steps.
@@ -68,8 +67,8 @@ class Strategy(abc.ABC):
 
         Args:
             max_participations: the most steps that one record may enter.
-            min_separation: the least distance of two of them; 1 if they may be
-                consecutive.
+            min_separation: the least distance between two steps of one record; 1 if
+                they may be consecutive.
 
         Returns:
             An upper bound, rounded up.
@@ -87,11 +86,11 @@ class Strategy(abc.ABC):
     def next_noise(
         self, noise: PyTree, buffers: tuple[PyTree, ...], step: jax.Array
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        """Returns row `step` of C^-1 z, and the buffers for the next.
+        """Returns row `step` of C^-1 z, and the buffers for the next step.
 
         Args:
             noise: row `step` of z, a pytree of arrays.
-            buffers: buffers from the previous step; zeros like noise in the first.
+            buffers: buffers from the previous step; zeros like noise in the first step.
             step: 0 to T - 1.
         """
 
@@ -105,7 +104,7 @@ class Strategy(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Toeplitz(Strategy):
-    """A strategy with constant diagonals, none larger than the one before it."""
+    """A strategy with constant diagonals, which do not increase downwards."""
 
     @abc.abstractmethod
     def toeplitz(self) -> np.ndarray:
@@ -203,8 +202,8 @@ class BandedToeplitz(Toeplitz):
     def optimal(cls, num_steps: int, num_bands: int) -> "BandedToeplitz":
         """Returns coefficients for the smallest mean squared error of prefix sums.
 
-        Computed by jax_privacy in seconds, without data, for steps of one record that
-        are num_bands apart, at most num_steps.
+        jax_privacy computes them in seconds, without data, for records whose steps are
+        num_bands apart; num_bands is at most num_steps.
 
         Raises:
             ValueError: If num_bands is not in 1, ..., num_steps.
@@ -251,7 +250,7 @@ class BandedToeplitz(Toeplitz):
 
 @dataclasses.dataclass(frozen=True)
 class BufferedToeplitz(Toeplitz):
-    """A Toeplitz matrix of a few decaying buffers: c_0 = 1, c_t = sum_i s_i d_i^(t-1).
+    """A Toeplitz matrix from few buffers: c_0 = 1, c_t = sum_i s_i d_i^(t-1).
 
     The state of its noise is one tree like the parameters for each buffer. All bands of
     C may be nonzero, so sampling of batches does not reduce the privacy cost.
@@ -302,8 +301,8 @@ class BufferedToeplitz(Toeplitz):
     ) -> "BufferedToeplitz":
         """Returns buffers for the smallest maximal squared error of prefix sums.
 
-        Computed by jax_privacy, which chooses their number for a pattern of
-        participation, as for `Strategy.sensitivity`, in seconds to minutes.
+        jax_privacy computes them in seconds to minutes, and chooses their number. The
+        arguments are as for `Strategy.sensitivity`.
 
         Raises:
             ValueError: If a count is not positive.
@@ -370,7 +369,7 @@ def _check_bands(num_steps: int, num_bands: int) -> None:
 
 @contextlib.contextmanager
 def _settings_of_jax_privacy():
-    """Sets JAX as jax_privacy needs it; raises an error with a hint without it."""
+    """Applies settings of JAX that jax_privacy needs, and hints how to install it."""
     try:
         with (
             jax.numpy_dtype_promotion("standard"),
@@ -435,21 +434,22 @@ class BinaryTree(Strategy):
     ) -> float:
         """See `Strategy.sensitivity`: a bound, exact for one participation.
 
-        Its square is the sum over nodes of the squared number of a record's steps that
-        the node covers. Nodes of level l are disjoint, and each covers at most m_l =
-        min(k, ceil(2^l / b)) of these steps: so level l adds at most m_l for each
-        covered step. It remains to find the largest sum of k numbers, b apart.
+        A node covers some of a record's steps. The squared sensitivity is the sum over
+        nodes of that number squared. Nodes of level l are disjoint, and each covers at
+        most m_l = min(k, ceil(2^l / b)) of these steps, so level l adds at most m_l for
+        each covered step. It remains to find the largest sum of k weights, b apart.
         """
         num = self._num_participations(max_participations, min_separation)
         step = np.arange(self.num_steps)
         weights = np.zeros(self.num_steps)
         for level in range(self.num_buffers):
-            # A node of level l is an odd multiple of 2^l, so bit l of each of its
-            # steps, counted from 0, is zero.
+            # A node of level l is an odd multiple of 2^l, so bit l of each step that it
+            # covers, counted from 0, is zero.
             last = (step >> level << level) + 2**level
             is_held = (step >> level & 1 == 0) & (last <= self.num_steps)
             weights[is_held] += min(num, -(-(2**level) // min_separation))
-        # best[t]: the largest sum from step t on (Choquette-Choo et al. 2023, Alg. 3).
+        # best[t] is the largest sum of weights from step t on, by dynamic programming
+        # (Choquette-Choo et al. 2023, Algorithm 3).
         best = np.zeros(self.num_steps + min_separation)
         for _ in range(num):
             best[: self.num_steps] = weights + best[min_separation:]
@@ -457,9 +457,9 @@ class BinaryTree(Strategy):
         return math.sqrt(best[0]) * (1 + ROUNDED_UP)
 
     def next_noise(self, noise, buffers, step):
-        """See `Strategy.next_noise`: node t replaces the smaller nodes it covers.
+        """See `Strategy.next_noise`: node t replaces the smaller nodes that it covers.
 
-        These are one node of each level below the level of t, counted from 1.
+        It covers one node of each level below its own.
         """
         node = step + 1
         is_below = [
@@ -473,7 +473,7 @@ class BinaryTree(Strategy):
             return z
 
         solved = jax.tree.map(solve, noise, *buffers)
-        # Level l holds node t where 2^l divides t and 2^(l + 1) does not.
+        # Level l stores node t if 2^l divides t and 2^(l + 1) does not.
         is_own, divides = [], jnp.ones((), bool)
         for is_lower in is_passed:
             is_own.append(divides & ~is_lower)

@@ -1,18 +1,19 @@
-"""An optimizer whose batches come in pieces, with one noise for all of them.
+"""An optimizer that takes each batch in pieces, and draws noise once for each batch.
 
-Piece k of K gives y_k, its sum of influences over the divisor n of the whole batch, as
-two floats. A replaced record lies in one piece, and moves that one alone as it moves
-the mean of a whole batch, its rounding included. What else rounding adds, u = 2^-24 the
-unit roundoff and L >= |y_1 + ... + y_j| the bound of all their sums, by coordinate or
-in the l2 norm as the influences are bounded:
+Piece k of K gives y_k, the sum of its influences over the divisor n of the whole batch,
+as two floats. A replaced record lies in one piece, and moves it as it would move the
+mean of a whole batch, rounding included. Adding the pieces rounds as well. Let u =
+2^-24 be the unit roundoff, and L >= |y_1 + ... + y_j| a bound for all j, by coordinate
+or in the l2 norm, as the influences are bounded.
 
-The higher floats are added exactly, with remainders of at most u L each. Those and the
-lower floats of the y_k, also u L at most, are added as floats: 2 K sums of up to
-2 K u L, each off by u of itself, 4 K^2 u^2 L in all, and twice that for two neighbors.
+The higher floats are added exactly, with remainders of at most u L each. The remainders
+and the lower floats of the y_k, also at most u L each, are added as floats: these are
+2 K sums of up to 2 K u L, each with a relative error of u. The errors are 4 K^2 u^2 L
+in all, and twice as much for two neighboring data sets.
 
-L is 9/8 max(n, 4096) times limit / n, which is what one record moves by, masked. Of
-that, 9 max(n, 4096) K^2 u^2 is the share. 2^-20 is for what underflows, and for the
-rounding of this share. The sum is rounded after the noise is added.
+L is 9/8 max(n, 4096) times limit / n, and limit / n is the change by one masked record.
+So the errors are 9 max(n, 4096) K^2 u^2 of that change. 2^-20 more covers underflow and
+the rounding of this factor. The sum is rounded after the noise is added.
 """
 
 from functools import partial
@@ -32,7 +33,7 @@ from dpjax._types import PyTree, Scalar
 from dpjax.estimators import Estimator
 from dpjax.transforms._chain import BoundedMean, Piece, PrivateMean
 
-_INJECTED = "inject_hyperparams."  # how the functions that optax makes there begin
+_INJECTED = "inject_hyperparams."  # prefix of the qualified names that optax gives
 
 
 def accumulate(
@@ -40,36 +41,35 @@ def accumulate(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns an optimizer that takes each batch in pieces, one after the other.
 
-    The bounded influences of all pieces are summed, and after the last one the
-    optimizer gets their mean, with one noise. Until then updates are zero, and the
-    optimizer's state, thresholds and moments included, stays as it is. So the step is
-    that of `optimizer` with the whole batch, to rounding.
+    The bounded influences of all pieces are summed. After the last piece the optimizer
+    gets their mean, with noise drawn once. Until then updates are zero, and the state
+    of the optimizer does not change, thresholds and moments included. So `optimizer`
+    takes the same step as with the whole batch, to rounding.
 
     Args:
-        optimizer: `privatize`, `dp_sgd`, or `dpjax.chain` of one, with normalize_by:
-            the public size of the whole batch. What follows the mean goes inside, too.
-            Or `optax.inject_hyperparams(make)(...)` where make returns one of these:
+        optimizer: `privatize`, `dp_sgd`, or a `dpjax.chain` with either and all later
+            transformations. normalize_by is the public size of the whole batch. Or
+            `optax.inject_hyperparams(make)(...)` where make returns one of these:
             schedules then count batches.
-        num_pieces: of each batch. Pad pieces to one shape, with a mask each.
+        num_pieces: number of pieces of a batch. Pad them to one shape, with masks.
 
     Returns:
         An optax transformation whose update takes the gradients of one piece: leaves
         (rows, ...) or a stream, and the keyword is_padding_example.
 
     Raises:
-        ValueError: If optimizer is none of these, or num_pieces no count; from init,
+        ValueError: If optimizer is none of these, or num_pieces is no count; from init,
             inside another optax transformation; from update, without normalize_by, with
-            many more rows in all than it says, or with `MedianOfMeans` and
+            many more rows in all than it says, or with `MedianOfMeans` or
             `TrimmedMean`.
 
     Privacy:
-        That of the optimizer under its relation, for one release a batch. A record lies
-        in one piece, so it moves the sum as it moves the mean of a whole batch. What
-        rounding adds is in the noise: 0.1 per cent, and 3 more for a million records
-        in a thousand pieces. Which records a batch has must be drawn by the batching.
-
-        Between two pieces the state holds a sum without noise: save checkpoints between
-        batches, or keep them as secret as the records.
+        The guarantee is the optimizer's, under its relation, for one release per batch.
+        A record lies in one piece, so it moves the sum as it moves the mean of a whole
+        batch. The noise covers rounding: it is 0.1 per cent larger, and 3 more for a
+        million records in a thousand pieces. The batching must draw the records of a
+        batch. Between two pieces the state holds a sum without noise: save checkpoints
+        between batches, or keep them as secret as the records.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -102,7 +102,7 @@ def accumulate(
         return PiecesState(inner, total, jnp.zeros((), jnp.int32))
 
     def measured(samples: PyTree, *args: PyTree, **extra_args: Any) -> BoundedMean:
-        # The state stays as it was: schedules in it count batches.
+        # The new state is dropped, because schedules in it count batches, not pieces.
         piece, _ = step(Piece(samples, num_pieces), *args, **extra_args)
         _validate.require(isinstance(piece, BoundedMean), "optimizer", optimizer, rule)
         return piece
@@ -134,11 +134,11 @@ def accumulate(
 def of_batch(
     estimator: Estimator, normalize_by: Scalar | None, num_rows: int, num_pieces: int
 ) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns three numbers that a piece has to know of the whole batch.
+    """Returns three numbers of the whole batch, which each of its pieces needs.
 
-    The divisor; the bound of the sum of all pieces by coordinate; and by what factor
-    its sensitivity is larger than that of a batch in one piece. `ValueError` without a
-    divisor, with too many rows for it, and for estimators that group rows.
+    They are the divisor, a bound of the sum of all pieces by coordinate, and the ratio
+    of the sum's sensitivity to the sensitivity of a batch in one piece. Raises
+    `ValueError` without a divisor, with too many rows, or if the estimator groups rows.
     """
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
@@ -156,11 +156,11 @@ def of_batch(
 
 
 class PieceSum(NamedTuple):
-    """A sum in two floats, in units of a power of two near its limit.
+    """Holds a sum of pieces in two floats, in units of a power of two near its limit.
 
     Attributes:
-        high: the sum, rounded.
-        low: the remainders of its additions.
+        high: the rounded sum.
+        low: the sum of the remainders of all additions.
     """
 
     high: PyTree
@@ -169,7 +169,7 @@ class PieceSum(NamedTuple):
 
     @classmethod
     def zero(cls, tree: PyTree) -> "PieceSum":
-        """Returns the sum of no pieces like a tree of arrays, or of their shapes."""
+        """Returns the sum of no pieces, shaped like a tree of arrays or of shapes."""
         return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
     def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
@@ -194,7 +194,7 @@ class PieceSum(NamedTuple):
 
 
 def _unit(limit: Scalar, x: jax.Array) -> jax.Array:
-    """Returns the power of two by which numbers up to the limit are near one."""
+    """Returns the power of two that scales numbers up to the limit to at most one."""
     _, exponent = jnp.frexp(like(limit, x))
     return jnp.ldexp(like(1, x), exponent)
 
@@ -206,7 +206,7 @@ class PiecesState(NamedTuple):
         optimizer: state of the optimizer.
         total: the sum of the pieces so far. It has no noise: keep it as secret as the
             records.
-        num_added: how many pieces it has.
+        num_added: number of pieces so far.
     """
 
     optimizer: PyTree

@@ -14,15 +14,15 @@ def scale_by_dp_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns Adam that subtracts the variance of the noise from its second moment.
 
-    m / (sqrt(max(v, floor·sigma^2)) + eps): m is the moving average of private
-    gradients g, and v that of g^2 - sigma^2, both with bias correction, where sigma is
-    the standard deviation of the noise in g. In `optax.scale_by_adam` v includes the
-    noise, which dominates it in every coordinate, so steps are nearly those of gradient
-    descent with momentum. Without noise it is `optax.scale_by_adam`.
+    The step is m / (sqrt(max(v, floor·sigma^2)) + eps). Here m is the moving average of
+    the private gradients g, and v is the moving average of g^2 - sigma^2, both with
+    bias correction; sigma is the standard deviation of the noise in g. In
+    `optax.scale_by_adam` v includes the noise, which dominates every coordinate, so
+    that its steps are nearly gradient descent with momentum. Without noise both agree.
 
     Put it second in `dpjax.chain`, right after `privatize`, which passes sigma in every
-    step, also with adaptive thresholds. Or pass update the keyword noise_stddev: a
-    number, or a pytree prefix of the gradients, of numbers or arrays like its leaves.
+    step, also with adaptive thresholds. Or pass the keyword noise_stddev to update: a
+    number, or a pytree prefix of the gradients with numbers or arrays as leaves.
 
     Args:
         b1: decay of the average of gradients, in [0, 1).
@@ -33,12 +33,12 @@ def scale_by_dp_adam(
 
     Returns:
         An optax transformation, to be followed by `optax.scale_by_learning_rate`. Its
-        state is that of `optax.scale_by_adam`, where nu is v and may be negative.
+        state is an `optax.ScaleByAdamState`; nu is v and may be negative.
 
     Raises:
         ValueError: If an argument is out of its range; from update, if sigma is
-            unknown: after another transformation, such as momentum; with the noise of a
-            strategy, because it depends on earlier noise and would bias v; and with
+            unknown. That is so after another transformation, such as momentum; with a
+            strategy, whose noise depends on earlier noise and would bias v; and with
             `TrimmedMean`, because its noise depends on the samples.
 
     Privacy: post-processing of the private gradients and of sigma, which depends only

@@ -1,4 +1,4 @@
-"""Chains that start with a private mean, so that nothing can mix samples before it."""
+"""Chains that begin with a private mean, so that nothing can mix samples before it."""
 
 import sys
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from dpjax._types import Key, PyTree, Scalar
 
 
 class Piece(NamedTuple):
-    """A piece of a batch in the place of samples: asks update for a `BoundedMean`.
+    """Asks update for the `BoundedMean` of a piece of a batch, in place of samples.
 
     Attributes:
         samples: pytree, leaves (rows, ...), or a stream; None asks for shapes.
-        num_pieces: of the batch.
+        num_pieces: number of pieces of the batch.
     """
 
     samples: PyTree
@@ -27,13 +27,13 @@ class Piece(NamedTuple):
 
 
 class BoundedMean(NamedTuple):
-    """A mean of bounded samples before its noise, in the place of samples.
+    """Holds the mean of bounded samples before its noise is added.
 
     Attributes:
-        value: the mean, which is rounded for noise by smooth sensitivity alone; it is
-            NOT private.
+        value: the mean, which is NOT private. It is rounded only if its noise is
+            calibrated to the smooth sensitivity.
         noise: the arguments of its noise, such as stddev.
-        limit: the bound of a sum of pieces; None of a whole batch.
+        limit: the bound of a sum of pieces; None for a whole batch.
     """
 
     value: Unrounded | PyTree
@@ -43,9 +43,9 @@ class BoundedMean(NamedTuple):
 
 
 class KeyState(NamedTuple):
-    """State of a transformation that draws: the key of its next draws.
+    """Holds the key of a transformation's next draws.
 
-    After restoring a checkpoint replace the key, or the next update repeats a noise.
+    After restoring a checkpoint replace the key, or the next update repeats its noise.
     """
 
     key: Key
@@ -53,25 +53,24 @@ class KeyState(NamedTuple):
 
     @classmethod
     def of(cls, key: Key) -> Self:
-        """Returns the state with a copy of a key, so that it may be donated.
+        """Returns the state with a copy of a key, so that the state may be donated.
 
-        A copy hides from JAX that the key is used a second time, by another run: where
-        it is asked to look for that, the state has the key itself.
+        A copy would hide from `jax.debug_key_reuse` that another run uses the same key.
+        So under that setting the state has the key itself.
         """
         return cls(key if jax.debug_key_reuse.value else jnp.copy(key))
 
 
 class PrivateMean(optax.GradientTransformationExtraArgs):
-    """A transformation from per-sample gradients to a private mean.
+    """Maps per-example gradients to a private mean, as an optax transformation.
 
     Attributes:
         release: like update, but also returns the standard deviation of the noise in
-            the mean: a number, or a pytree prefix of the mean. None if it is not
-            public, or the noise depends on that of earlier steps. It takes a
-            `BoundedMean`, too, as `measure` returns it.
-        measure: like update, without noise: returns a `BoundedMean`. Without samples,
-            None, it has the shapes of one. Update of a `Piece` does the same, and
-            leaves the state as it is.
+            the mean: a number, or a pytree prefix of the mean. It is None if it is not
+            public, or the noise depends on earlier noise. `release` also accepts a
+            `BoundedMean` from `measure` in place of samples.
+        measure: returns a `BoundedMean`, without noise. If the samples are None, it
+            shows only shapes. `update` with a `Piece` calls it, and keeps the state.
     """
 
     release: Callable[..., tuple[PyTree, PyTree, PyTree | None]]
@@ -84,7 +83,7 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
         release: Callable[..., tuple[PyTree, PyTree, PyTree | None]],
         measure: Callable[..., BoundedMean],
     ) -> Self:
-        """Returns the transformation of these functions."""
+        """Returns the transformation that these functions make up."""
 
         def update(updates, state, params=None, **extra_args) -> tuple[Any, PyTree]:
             if isinstance(updates, Piece):
@@ -98,34 +97,34 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
 
 
 def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
-    """Returns transformations as one: `privatize`, then optax parts.
+    """Returns one transformation from `privatize` and the optax parts after it.
 
-    Like `optax.chain`, but it checks the order, because no transformation may use
-    samples before `privatize`: one that mixes them (`optax.clip_by_global_norm`) lets
-    one record move every row, and the noise is many times too small. And with
-    parameters in half precision the later transformations work in float32, states
-    included, so that their dtypes do not change, as `lax.scan` requires.
+    Unlike `optax.chain`, it checks the order, because no transformation may use samples
+    before `privatize`. If one mixes them first (`optax.clip_by_global_norm`), one
+    record moves every row, and the noise is many times too small. If parameters are in
+    half precision, the later transformations and their states are in float32, so that
+    their dtypes do not change, as `lax.scan` requires.
 
     The second transformation gets the standard deviation of the noise as the keyword
     noise_stddev, for `scale_by_dp_adam`.
 
     Args:
-        transforms: the first is `privatize`, `dp_sgd`, or such a chain; the others are
-            post-processing of its private mean, without privacy cost. Wrappers of optax
-            may be among them, such as `optax.contrib.schedule_free`.
+        transforms: the first is `privatize`, `dp_sgd`, or such a chain. The later
+            transformations post-process its private mean, without privacy cost. They
+            may be wrappers of optax, such as `optax.contrib.schedule_free`.
 
     Returns:
-        An optax transformation that takes per-sample gradients with leaves (n, ...),
+        An optax transformation that takes per-example gradients with leaves (n, ...),
         and the keyword is_padding_example. Updates are float32 if parameters are in
         half precision.
 
     Raises:
-        ValueError: If the first is not a private mean, a later one is, or one is not an
-            optax transformation.
+        ValueError: If the first transformation is not a private mean, a later one is,
+            or any is not an optax transformation.
 
     Privacy:
-        That of the first transformation, under its relation: the others are
-        post-processing.
+        The guarantee is the first transformation's, under its relation. The later
+        transformations are post-processing.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -192,14 +191,14 @@ _REFUSED = {
     "apply_if_finite": "it would skip updates by the values of private samples. It is "
     "not needed: releases are finite, whatever the samples.",
 }
-# Frames of optax that hand samples on as they are.
+# Wrappers of optax that pass samples on unchanged.
 _PASS_PIECES = ("inject_hyperparams", "with_extra_args_support")
 
 
 def refuse_wrappers(tree: PyTree) -> None:
-    """Raises `ValueError` inside optax wrappers that break a private mean.
+    """Raises `ValueError` if an optax wrapper around a private mean would break it.
 
-    `tree` is the parameters of `init`, or the updates of `update`.
+    `tree` holds the parameters of `init`, or the updates of `update`.
     """
     is_masked = False
 
@@ -250,7 +249,7 @@ def refuse_wrappers(tree: PyTree) -> None:
 
 
 def _wide(params: PyTree) -> PyTree:
-    """Returns parameters with half precision as float32."""
+    """Returns parameters, with float32 in place of half precision."""
 
     def wide(x: Any) -> Any:
         dtype = getattr(x, "dtype", None)
@@ -262,13 +261,13 @@ def _wide(params: PyTree) -> PyTree:
 
 
 def require_params(params: Any) -> None:
-    """Requires the parameters, which are optional in an update of optax."""
+    """Requires that params were given, which are optional in an optax update."""
     rule = "given to update, as optax asks"
     _validate.require(params is not None, "params", params, rule)
 
 
 def require_samples(updates: PyTree, params: PyTree) -> None:
-    """Requires leaves (n, ...) for leaves (...) of params, where those are given."""
+    """Requires leaves (n, ...) of updates for leaves (...) of params, if given."""
     are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(updates))
     if are_arrays and jax.tree.structure(updates) == jax.tree.structure(params):
         shapes = [x.shape for x in jax.tree.leaves(updates)]

@@ -16,12 +16,12 @@ from dpjax.accounting._selection import total_selection_epsilon
 from dpjax.constraints._constraint import VertexConstraint
 from dpjax.transforms._chain import KeyState, require_params
 
-# The range has a few float32 roundings: the effective epsilon is never larger.
+# Covers a few float32 roundings of the range, so that epsilon is never exceeded.
 _ROUNDED_UP = 1 + 2.0**-20
 
 
 class FrankWolfeState(NamedTuple):
-    """State of `frank_wolfe`: the key of the next choices, number of steps, and range.
+    """Holds the key of the next choices, the number of steps, and the range of scores.
 
     The sensitivity range is stored, because for a polytope it costs |V|^2 d operations.
     """
@@ -35,7 +35,7 @@ class FrankWolfeState(NamedTuple):
 class FrankWolfe(optax.GradientTransformation):
     """The transformation of `frank_wolfe`, with methods for the cost of its choices.
 
-    `optax.chain` returns a transformation without them: call them before chaining.
+    `optax.chain` returns a transformation without these methods: call them before.
 
     Attributes:
         epsilon: privacy parameter of one choice.
@@ -57,10 +57,10 @@ class FrankWolfe(optax.GradientTransformation):
     mechanism: SelectionName
 
     def total_epsilon(self, delta: float, *, num_updates: int) -> float:
-        """Returns epsilon at delta of that many updates on the same data.
+        """Returns the epsilon at delta of num_updates updates on the same data.
 
         Args:
-            delta: in [0, 1); with 0 it is num_updates times that of one choice.
+            delta: in [0, 1); with 0 the result is num_updates times epsilon.
             num_updates: number of updates, one after another.
 
         Raises:
@@ -100,8 +100,8 @@ def frank_wolfe(
 ) -> FrankWolfe:
     """Returns a transformation that moves parameters towards a private vertex.
 
-    The update is eta_t (v - w), where v is chosen by its score -<v, g>. Parameters that
-    start in the set stay there. Use it instead of `optax.sgd` after `aggregate`.
+    The update is eta_t (v - w), where the vertex v is chosen by its score -<v, g>, so
+    parameters stay in the set. Use it in place of `optax.sgd`, after `aggregate`.
 
     Args:
         constraint: a set with vertices: `L1Ball`, `Simplex` or `Polytope`.
@@ -128,7 +128,7 @@ def frank_wolfe(
         four scores by at most `constraint.score_error`·limit. T updates on the same
         data cost `.total_epsilon(delta, num_updates=T)`, more with permute-and-flip
         than with the exponential mechanism; on disjoint batches they cost one
-        `epsilon`. All under the relation of the sensitivity.
+        `epsilon`. All this holds under the relation of the sensitivity.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax

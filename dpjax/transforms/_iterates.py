@@ -51,7 +51,7 @@ def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransfor
 
 
 class AverageIteratesState(NamedTuple):
-    """State of `average_iterates`: how many iterates, and their mean."""
+    """Holds the number of iterates so far, and their mean."""
 
     num_iterates: jax.Array
     mean_iterate: PyTree
@@ -70,7 +70,7 @@ def average_iterates(
             the plain mean.
         decay: the largest weight of the previous mean in an update. Below 1 this
             becomes the exponential moving average with that decay after 1 / (1 - decay)
-            iterates, without a bias of its start.
+            iterates, without a bias from the start.
 
     Returns:
         An optax transformation; its update needs params.
@@ -78,7 +78,7 @@ def average_iterates(
     Raises:
         ValueError: If power is negative or not finite, or decay not in [0, 1].
 
-    Privacy: post-processing of the iterates: all of them have been released.
+    Privacy: post-processing of the iterates, which have all been released.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -93,8 +93,8 @@ def average_iterates(
 
     Reference:
         Tao, Wu, Cheng, Wang (2022), Algorithm 2, line 14; Shamir, Zhang (2013), section
-        4, for weights of a power; De et al. (2022), "Unlocking high-accuracy
-        differentially private image classification through scale", for the moving one.
+        4, for weights t^power; De et al. (2022), "Unlocking high-accuracy
+        differentially private image classification through scale", for moving averages.
     """
     _validate.non_negative(power=power)
     _validate.within(0, 1, decay=decay)

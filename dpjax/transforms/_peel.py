@@ -13,8 +13,8 @@ from dpjax._types import Key, PeelingNoise, Scalar
 from dpjax.mechanisms import peeling
 from dpjax.transforms._chain import KeyState, require_params
 
-# b^2 rho / (s sensitivity^2) for the scale b of the selection, and the standard
-# deviation of the release in units of b.
+# Two factors for each noise: b^2 rho / (s sensitivity^2) gives the scale b of the
+# selection, and the second is the standard deviation of the release in units of b.
 NOISE_FACTORS: dict[PeelingNoise, tuple[float, float]] = {
     "gumbel": (1.0, 1.0),
     "laplace": (2.5, math.sqrt(2)),
@@ -32,14 +32,14 @@ def peel(
 ) -> optax.GradientTransformation:
     """Returns a transformation that keeps the s largest entries of params, with noise.
 
-    The parameters become `mechanisms.peeling` of params + update, all leaves as one
-    vector, if it is the last of a chain. Gumbel and Gaussian noise both have the scale
-    sensitivity·sqrt(s / rho), Laplace noise b = sensitivity·sqrt(5 s / (2 rho)).
+    Put it last in a chain. The parameters become `mechanisms.peeling` of params +
+    update, with all leaves as one vector. Gumbel and Gaussian noise both have the scale
+    sensitivity·sqrt(s / rho), Laplace noise has b = sensitivity·sqrt(5 s / (2 rho)).
 
     Args:
         sparsity: s, the number of entries of all leaves together that are kept.
-        rho: zCDP cost of one update, positive, from `accounting.epsilon_to_rho`; of
-            pure epsilon-DP with Laplace noise 5 epsilon^2 / (18 s).
+        rho: zCDP cost of one update, positive, from `accounting.epsilon_to_rho`; for
+            pure epsilon-DP with Laplace noise use 5 epsilon^2 / (18 s).
         sensitivity: linf sensitivity of the incoming update, in units of the
             parameters: learning_rate·`estimator.sensitivity(n, d).linf`.
         limit: bound on the entries of the incoming update, which are clipped to it:
@@ -57,8 +57,8 @@ def peel(
         One update is rho-zCDP, under the relation of the sensitivity, if params are
         released or public; with Laplace noise it is also epsilon-DP, with
         epsilon = 3 s sensitivity / b = 3 sqrt(2 s rho / 5). In float32 the product with
-        the learning rate and params + update are each rounded, by 2^-24 of at most
-        max |params| + limit: four times that is added to the sensitivity.
+        the learning rate and params + update are each rounded, by at most
+        2^-24 (max |params| + limit): four times this is added to the sensitivity.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -78,7 +78,7 @@ def peel(
 
     Reference:
         Hu, Ni, Xiao, Wang (2022), Algorithms 3 to 5; Tao, Wu, Cheng, Wang (2022),
-        Algorithm 5. One noise for all s choices: Durfee, Rogers (2019).
+        Algorithm 5. Noise drawn once for all s choices: Durfee, Rogers (2019).
     """
     _validate.choice(PeelingNoise, noise=noise)
     _validate.count(sparsity=sparsity)
@@ -96,7 +96,7 @@ def peel(
         next_key, peel_key = jax.random.split(state.key)
         start, unflatten = flatten(params, "params")
         move, _ = flatten(clip(updates, limit), "updates")
-        # As float64 where that is enabled, so that none of them is rounded down.
+        # Use float64 if it is enabled, so that no number is rounded down to float32.
         largest, most, change, cost = (
             jnp.asarray(x, float)
             for x in (jnp.max(jnp.abs(start)), limit, sensitivity, rho)

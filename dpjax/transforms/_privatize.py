@@ -1,4 +1,4 @@
-"""Robust means of per-sample gradients, private ones, and noise for other updates."""
+"""Robust and private means of per-example gradients, and noise for other updates."""
 
 from typing import Any, NamedTuple
 
@@ -47,19 +47,19 @@ def aggregate(
     relation: NeighboringRelation = REPLACE_ONE,
     axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns a transformation from per-sample gradients to their robust mean.
+    """Returns a transformation from per-example gradients to their robust mean.
 
     Put it first in a chain. It is not private: add noise that is calibrated to
-    `estimator.sensitivity`, or use `privatize`, which has the same arguments.
+    `estimator.sensitivity`, or use `privatize`, which explains these arguments.
 
     Returns:
         A transformation whose update takes gradients with leaves (n, ...) and, as the
         keyword is_padding_example, a mask of shape (n,); it returns leaves (...).
 
     Raises:
-        ValueError: If estimator is not one, normalize_by is not positive or not given
-            under ADD_OR_REMOVE_ONE, or update gets params, and gradients without a
-            sample axis.
+        ValueError: If estimator is no estimator, normalize_by is not positive or not
+            given under ADD_OR_REMOVE_ONE, or update gets params together with gradients
+            that have no sample axis.
 
     Example:
         >>> import jax.numpy as jnp
@@ -100,24 +100,23 @@ def privatize(
     axis_name: AxisName | None = None,
     noise: Strategy | None = None,
 ) -> PrivateMean:
-    """Returns a transformation from per-sample gradients to their private mean.
+    """Returns a transformation from per-example gradients to their private mean.
 
-    The robust mean plus Gaussian noise of standard deviation noise_multiplier times the
-    estimator's l2 sensitivity, rounded once, to float32. Put it first in `dpjax.chain`:
-    what follows costs nothing; what mixes samples before it breaks the guarantee.
+    It adds Gaussian noise of stddev noise_multiplier·l2 sensitivity to the robust mean.
+    Put it first in `dpjax.chain`: to mix samples before it breaks the guarantee.
 
     Args:
-        estimator: the robust mean, of finite sensitivity. With `TrimmedMean` noise is
-            Laplace log-normal, in proportion to the smooth sensitivity of all rows.
-        noise_multiplier: stddev / l2 sensitivity, of `accounting.noise_multiplier`.
+        estimator: the robust mean, of finite sensitivity. With `TrimmedMean` the noise
+            is Laplace log-normal, in proportion to the smooth sensitivity of all rows.
+        noise_multiplier: stddev / l2 sensitivity, from `accounting.noise_multiplier`.
         key: a typed key, for one run: `init` puts it into the state.
         normalize_by: public divisor; under REPLACE_ONE the leading size of the
             gradients by default. For Poisson batches use the expected batch size.
         relation: REPLACE_ONE, or ADD_OR_REMOVE_ONE, which needs normalize_by.
         sampled: whether batches are random; by default if there is a divisor or mask.
-        axis_name: as in `robust_grad`.
-        noise: a strategy C, such as `dpjax.mechanisms.BandedToeplitz`, for noise C^-1 z
-            that is correlated over its steps, all with one divisor and multiplier of z.
+        axis_name: see `robust_grad`.
+        noise: a strategy C, such as `dpjax.mechanisms.BandedToeplitz`, for correlated
+            noise C^-1 z. All steps then need one divisor and one noise multiplier.
 
     Returns:
         A transformation from gradients with leaves (n, ...) or a `streamed_grad`, and
@@ -129,13 +128,13 @@ def privatize(
 
     Privacy:
         One update is a Gaussian mechanism with stddev / sensitivity = noise_multiplier
-        under `relation`, for every input, including NaN and infinities; T updates on
+        under `relation`, for every input, including NaN and infinities. T updates on
         the same data compose to `gaussian_epsilon(noise_multiplier, delta,
-        sensitivity=1, num_releases=T)`, with a strategy all of them together to
-        `noise_multiplier_to_epsilon`, one alone with less noise. It includes adaptive
-        thresholds, holds on several devices, and is for users if rows are users. With
-        `TrimmedMean` an update is (1 / (2 noise_multiplier^2))-zCDP under replace-one,
-        and T of them are T times that; its d coordinates have equal shares.
+        sensitivity=1, num_releases=T)`; with a strategy all of them together compose to
+        `noise_multiplier_to_epsilon`, and one alone has less noise. This includes
+        adaptive thresholds, holds on several devices, and is for users if rows are
+        users. With `TrimmedMean` an update is (1 / (2 noise_multiplier^2))-zCDP under
+        replace-one, T updates T times that; d coordinates have equal shares.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -178,11 +177,11 @@ def privatize(
 
 
 class ThresholdState(NamedTuple):
-    """State of `privatize` with `AdaptiveThreshold`.
+    """Holds the state of `privatize` with `AdaptiveThreshold`.
 
     Attributes:
-        key: of the next draws.
-        thresholds: shape (groups,); they are released values.
+        key: key of the next draws.
+        thresholds: released thresholds, shape (groups,).
     """
 
     key: Key
@@ -191,9 +190,9 @@ class ThresholdState(NamedTuple):
 
 
 class _NoisyMean(NamedTuple):
-    """The functions of `privatize`, and its checked arguments."""
+    """Holds the checked arguments of `privatize`, with its functions as methods."""
 
-    bounded: Estimator  # the estimator; with adaptive thresholds it counts, too
+    bounded: Estimator  # with adaptive thresholds it also counts samples within them
     adaptive: AdaptiveThreshold | None
     strategy: Strategy | None
     key: Key
@@ -223,7 +222,7 @@ class _NoisyMean(NamedTuple):
         num_pieces=None,
         **_,
     ):
-        """Returns the mean before its noise: see `PrivateMean.measure`."""
+        """Returns the mean without noise: see `PrivateMean.measure`."""
         refuse_wrappers(updates)
         if updates is None:
             return BoundedMean(self.bounded.influence(params), {}, None)
@@ -264,7 +263,7 @@ class _NoisyMean(NamedTuple):
         next_key, noise_key = jax.random.split(state.key)
         draw = gaussian if self.bounded.noise == "gaussian" else laplace_log_normal
         released = draw(noise_key, mean, **drawn)
-        # Noise by smooth sensitivity has no public standard deviation: None.
+        # Noise for smooth sensitivity depends on the samples: its stddev is not public.
         noise_stddev = drawn.get("stddev")
         if self.adaptive is None:
             return released, KeyState(next_key), noise_stddev
@@ -273,7 +272,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns the transformation with private means, and their noise, times scales."""
+    """Returns the transformation with its means and noise multiplied by the scales."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
@@ -285,7 +284,7 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
 
 
 def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
-    """Returns the mean, and the noise for its smooth sensitivity."""
+    """Returns the mean, and the parameters of noise for its smooth sensitivity."""
     rule = "a concrete number, not a traced one: the shape of the noise depends on it"
     _validate.require(_validate.is_concrete(rho), "noise_multiplier", rho, rule)
     num_samples = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
@@ -310,13 +309,13 @@ def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
 
 
 class CorrelatedState(NamedTuple):
-    """State of correlated noise.
+    """Holds the state of correlated noise.
 
     Attributes:
         key: key of the next draws.
         step: number of steps so far.
-        buffers: buffers of the strategy, trees like the parameters in units of the
-            noise. They are as secret as the key.
+        buffers: buffers of the strategy, trees like the parameters, in units of the
+            noise. Keep them as secret as the key.
     """
 
     key: Key
@@ -326,7 +325,7 @@ class CorrelatedState(NamedTuple):
 
 
 def correlated_state(strategy: Strategy, key: Key, params: PyTree) -> CorrelatedState:
-    """Returns the state before the first step, for updates like params."""
+    """Returns the state before the first step, with buffers like params."""
     buffers = tuple(_wide_zeros(params) for _ in range(strategy.num_buffers))
     return CorrelatedState(KeyState.of(key).key, jnp.zeros((), jnp.int32), buffers)
 
@@ -334,9 +333,9 @@ def correlated_state(strategy: Strategy, key: Key, params: PyTree) -> Correlated
 def add_correlated_noise(
     strategy: Strategy, state: CorrelatedState, value: Unrounded, *, stddev: Scalar
 ) -> tuple[PyTree, CorrelatedState]:
-    """Returns the value plus a row of stddev C^-1 z, and the next state.
+    """Returns the value plus the next row of stddev·C^-1 z, and the next state.
 
-    `stddev` is that of z in units of value, and must be the same in all steps.
+    z is standard normal. `stddev`, in units of value, must be the same in all steps.
     """
     next_key, noise_key = jax.random.split(state.key)
     check_key_varies_as(value, noise_key)
@@ -348,7 +347,7 @@ def add_correlated_noise(
 
 
 def _wide_zeros(tree: PyTree) -> PyTree:
-    """Returns zeros like a tree, sharded alike, in float32 or float64."""
+    """Returns zeros like a tree, with its sharding, in float32 or float64."""
 
     def zeros(x: Any) -> jax.Array:
         dtype = jnp.float64 if jnp.result_type(x) == jnp.float64 else jnp.float32
@@ -368,14 +367,15 @@ def dp_sgd(
     axis_name: AxisName | None = None,
     noise: Strategy | None = None,
 ) -> PrivateMean:
-    """Returns the optimizer: privatize per-sample gradients, then a step of SGD.
+    """Returns an optimizer that privatizes per-example gradients and takes an SGD step.
 
+    The parameters become
     params - learning_rate·(robust mean + noise_multiplier·l2 sensitivity·N(0, I)).
     With `Clipping` this is the DP-SGD of Abadi et al.
 
     Args:
         learning_rate: step size, or a schedule of the step.
-        estimator: as for `privatize`, and so are all other arguments.
+        estimator: see `privatize`.
         noise_multiplier: stddev / l2 sensitivity under `relation`.
         key: see `privatize`.
         normalize_by: see `privatize`.
@@ -384,13 +384,13 @@ def dp_sgd(
         noise: see `privatize`.
 
     Returns:
-        An optax optimizer that takes per-sample gradients with leaves (n, ...), and the
-        keyword is_padding_example.
+        An optax optimizer that takes per-example gradients with leaves (n, ...), and
+        the keyword is_padding_example.
 
     Raises:
         ValueError: As for `privatize`.
 
-    Privacy: that of `privatize`; the step is post-processing.
+    Privacy: The guarantee of `privatize` holds; the step is post-processing.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,7 +1,7 @@
-"""Gradients of single examples as factors, where a loss multiplies or looks up.
+"""Per-example gradients as factors, for parameters in products and look-ups.
 
-`_uses` reads a loss's program for how it uses each parameter, `_products` has what is
-multiplied, its norms and its sums, and `_grad` makes gradients in that form.
+`_uses` reads from a loss's program how it uses each parameter, `_products` computes the
+factors of products, their norms and sums, and `_grad` computes gradients as factors.
 """
 
 from dpjax.gradients.factored._grad import factored_grad

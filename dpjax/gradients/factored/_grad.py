@@ -1,7 +1,7 @@
-"""Gradients of single examples, as factors where the use of a parameter allows it.
+"""Per-example gradients, as factors if the use of a parameter allows it.
 
-The loss of one example is traced, its equations are read (`_uses`), and run once more
-with a shift, zero, added to each result of a site: see `_rule_of`.
+The loss of one example is traced, and its equations are read (`_uses`). Then they are
+run again with a shift of zero added to the result of each site: see `_rule_of`.
 """
 
 from collections.abc import Callable
@@ -24,21 +24,21 @@ from dpjax.gradients.factored._uses import uses
 def factored_grad(
     loss_fn: LossFn, params: PyTree, rows: PyTree, *, has_aux: bool = False
 ) -> Callable[[PyTree], tuple[FactoredSamples, PyTree]]:
-    """Returns a function that makes gradients of single examples in factored form.
+    """Returns a function that computes per-example gradients as factors.
 
-    The loss is traced here, once, however often that function is called.
+    The loss is traced once, here.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar`, or `(scalar, aux)` with has_aux.
         params: pytree of arrays.
-        rows: leaves of shape (n, ...), of which no values are looked at.
+        rows: leaves of shape (n, ...); only shapes are read.
         has_aux: whether loss_fn returns auxiliary values too.
 
     Returns:
-        `grad_fn(some_rows)`. It returns the gradients, and `values` or `(values, aux)`,
-        with the leading axis of some_rows.
+        `grad_fn(some_rows)`, which returns the gradients, and `values` or
+        `(values, aux)` with the leading axis of some_rows.
     """
-    # A gradient, or a cotangent, of what is the same on all devices would be a psum.
+    # Gradients with respect to replicated values would be summed over devices.
     params = varying_with(params, rows)
     example = jax.tree.map(lambda x: x[0], rows)
     program, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(params, example)
@@ -48,7 +48,7 @@ def factored_grad(
         i: use
         for i, use in enumerate(uses(program, len(leaves)))
         if not isinstance(use, WrittenOut)
-        # No device should need parts of the Gram matrices of others.
+        # Gram matrices of sharded parameters would need parts from other devices.
         and (use.way != "matrix product" or num_other_devices(leaves[i]) == 1)
     }
     # Equations that multiply or look up a parameter, by their place in the program.
@@ -110,10 +110,10 @@ def factored_grad(
 
 
 def _rule_of(sites, shifts, residuals):
-    """Returns a rule that adds shifts to results, and fills in what is kept.
+    """Returns a rule that adds shifts to the results of sites, and fills residuals.
 
-    The derivative of a loss by the shift of a result is the result's cotangent, so one
-    backward pass has the cotangents of all sites.
+    The derivative of a loss with respect to the shift of a result is the result's
+    cotangent, so one backward pass has the cotangents of all sites.
     """
 
     def rule(place, equation, inputs, run):
@@ -134,7 +134,7 @@ def _rule_of(sites, shifts, residuals):
 
 
 def _through_scan(place, equation, inputs, shifts, rule_of):
-    """Returns the results of a scan, shifted in each turn, and what each turn kept."""
+    """Returns the results and residuals of a scan, with shifts in each turn."""
     params, inner = equation.params, equation.params["jaxpr"]
     num_whole, num_carried = params["num_consts"], params["num_carry"]
     consts, rest = inputs[:num_whole], inputs[num_whole:]
@@ -154,7 +154,7 @@ def _through_scan(place, equation, inputs, shifts, rule_of):
 
 
 def _through_remat(place, equation, inputs, shifts, rule_of):
-    """Returns the results of a `jax.checkpoint`, and what it kept."""
+    """Returns the results and residuals of a `jax.checkpoint`, with shifts."""
     params = equation.params
 
     def inner(inputs, shifts):
@@ -167,9 +167,9 @@ def _through_remat(place, equation, inputs, shifts, rule_of):
 
 
 def _through_cond(place, equation, inputs, shifts, rule_of):
-    """Returns the results of the branch that is chosen, and what it kept.
+    """Returns the results and residuals of the branch that is chosen, with shifts.
 
-    What another branch would have kept is zero, and so are its cotangents.
+    Residuals and cotangents of the other branches are zero.
     """
     index, *inputs = inputs
 
@@ -182,7 +182,7 @@ def _through_cond(place, equation, inputs, shifts, rule_of):
         return run
 
     branches = [branch(b, x) for b, x in enumerate(equation.params["branches"])]
-    # All branches must return the same structure: that of all of them together.
+    # All branches must return one structure, so each returns the residuals of all.
     shapes = {}
     for run in branches:
         shapes |= jax.eval_shape(run, inputs, shifts)[1]

@@ -1,16 +1,17 @@
-"""Parameters that a loss multiplies: where, by what vectors, and the gradients.
+"""Gradients of parameters that a loss multiplies by vectors, as factors.
 
-Where a parameter is multiplied by one vector, its gradient is the outer product of that
-vector and of the cotangent of the result. By several vectors, or in several places, it
-is the sum of outer products: one product of matrices, over positions such as tokens.
-The vectors of a convolution's kernel are patches of the image.
+If a parameter is multiplied by one vector, its gradient is the outer product of this
+vector and the cotangent of the result. With several vectors, or in several places, the
+gradient is a sum of outer products: a product of two matrices, summed over positions
+such as tokens. For the kernel of a convolution, the vectors are patches of the image.
 
-The norm of a matrix P = A^T D = sum_t a_t d_t^T is found from Gram matrices, as |P|^2 =
-sum_ts (a_t a_s)(d_t d_s). Where positions cancel, P is short and the terms of that sum
-are not, so it is raised by what rounding may hide. Let S = sum_t |a_t||d_t|, G the
+The norm of a matrix P = A^T D = sum_t a_t d_t^T is computed from Gram matrices, as
+|P|^2 = sum_ts (a_t a_s)(d_t d_s). If positions cancel, |P|^2 is much smaller than the
+terms of this sum, so a bound of the rounding is added. Let S = sum_t |a_t||d_t|, G the
 computed sum, g(k) = k u / (1 - k u), m and n the roundings of an entry of either Gram
-matrix, and l the levels of 32 terms that add all T^2. The norm of what is summed over
-samples, the float product of A and of D times a weight w, is at most
+matrix, and l the levels of 32 terms that add all T^2. A sum over samples adds, for each
+sample, the float product of A and of D times a weight w. This product has a norm of at
+most
 
     w (sqrt(G + g(m + n + 1 + 32 l) S^2) + g(T + 1) S),
 
@@ -44,25 +45,25 @@ from dpjax._tree import as_finite, like, register
 from dpjax.gradients._loss import Place
 
 EACH = ("each", None)
-MOST_POSITIONS = 2**12  # the bound on rounding is proven up to there: see above
-PATCH = 1.5  # what a patch, cut from an image, costs beside a vector that is there
-MOST = 2**24  # numbers of products that are made at once, each for a row
+MOST_POSITIONS = 2**12  # the bound on rounding above is proved for at most as many
+PATCH = 1.5  # cost of a patch, which is cut from an image, relative to a vector
+MOST = 2**24  # entries of the products of all rows that are computed at once
 TREE = 32  # terms of a level
 
 
 class Loop(NamedTuple):
-    """A `scan` around a use, of whole parameters or of a slice each time."""
+    """Describes a `scan` around a use; is_each if each turn has its own slice."""
 
     length: int
     is_each: bool
 
 
 class Moves(tuple):
-    """Reshapes, transposes and slices of a loop, one after the other."""
+    """Lists the reshapes, transposes and slices that lead from a parameter to a use."""
 
     def undone(self, x: jax.Array) -> jax.Array:
-        """Returns the gradient of what was moved, of that where it is used."""
-        if EACH in self:  # what follows is of single slices
+        """Returns the gradient before the moves, from the gradient x after them."""
+        if EACH in self:  # the moves after it are of single slices
             i = self.index(EACH)
             return Moves(self[:i]).undone(jax.vmap(Moves(self[i + 1 :]).undone)(x))
         for kind, how in reversed(self):
@@ -71,7 +72,7 @@ class Moves(tuple):
 
 
 class Image(NamedTuple):
-    """A variable that holds a parameter, or a slice of it, one for one: see `Site`."""
+    """Describes a variable with the entries of a parameter, or of a slice of it."""
 
     leaf: int
     moves: Moves = Moves()
@@ -79,19 +80,20 @@ class Image(NamedTuple):
 
 
 class Site(NamedTuple):
-    """An equation that multiplies a parameter by vectors, or reads rows of it.
+    """Describes an equation that multiplies a parameter by vectors, or reads its rows.
 
     Attributes:
         at: the place of the equation.
         result: the type of its result.
-        loops: around it, from the outside in.
-        sizes: how many groups and positions there are, and entries of a vector and of
-            a result; of rows that are read: 1, how many, of how many, their entries.
-        kind: of vectors: "vector", "patch" of an image, or "one-hot"; or "row".
-        residuals: returns what is to be kept of the equation's inputs.
-        factors: returns vectors (G, T, p) and cotangents (G, T, q) of all turns, of
-            residuals and the result's cotangents; of rows: places (num_read,) and
-            cotangents (num_read, q).
+        loops: the loops around it, from the outside in.
+        sizes: for products (G, T, p, q): the numbers of groups and positions, and the
+            entries of a vector and of a result; for look-ups the numbers
+            (1, rows read, rows of the table, entries of a row).
+        kind: "vector", "patch" of an image, or "one-hot" for products; else "row".
+        residuals: selects the inputs of the equation to keep for the backward pass.
+        factors: maps residuals and the result's cotangents of all turns to vectors
+            (G, T, p) and cotangents (G, T, q), or for look-ups to places (num_read,)
+            and cotangents (num_read, q).
     """
 
     at: Place
@@ -117,10 +119,11 @@ def repeated(
     loops: tuple[Loop, ...],
     num_groups: int,
 ) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Returns the factors of a site whose loops make the same of each turn.
+    """Returns the function `Site.factors` of a site in loops.
 
-    Of one turn `vectors` makes (G, T, p) of residuals, and `cotangents` (G, T, q).
-    Turns with a slice of the parameter each are groups, the others are positions.
+    For one turn, `vectors` maps residuals to (G, T, p), and `cotangents` maps the
+    result's cotangent to (G, T, q). The turns of a loop over slices of the parameter
+    become groups; the turns of any other loop become positions.
     """
     depth = len(loops)
     each = [i for i, loop in enumerate(loops) if loop.is_each]
@@ -139,15 +142,15 @@ def repeated(
 
 @dataclass(frozen=True)
 class Product:
-    """A parameter that is multiplied by vectors.
+    """Describes a parameter that is multiplied by vectors.
 
     Attributes:
-        sites: where.
-        order: the axes of the parameter: of groups, those that are summed over, others.
-        num_groups: how many axes are of groups.
-        num_summed: how many are summed over.
-        shape: of the parameter where it is used.
-        moves: how it came there from the parameter itself.
+        sites: the equations that multiply it.
+        order: its axes: first of groups, then summed over, then all remaining axes.
+        num_groups: number of axes of groups.
+        num_summed: number of axes that are summed over.
+        shape: shape of the moved parameter, as the sites use it.
+        moves: the moves from the parameter to that shape.
     """
 
     sites: tuple[Site, ...]
@@ -166,12 +169,12 @@ class Product:
 
     @property
     def is_outer(self) -> bool:
-        """Tells whether there is one vector."""
+        """Returns whether each example has one vector."""
         return self.sizes[:2] == (1, 1)
 
     @property
     def is_smaller(self) -> bool:
-        """Tells whether to store factors: of many vectors, if they are much smaller."""
+        """Returns whether to store factors: of one vector always, else if small."""
         _, positions, p, q = self.sizes
         cost = positions * (PATCH if "patch" in self.kinds else 1)
         return self.is_outer or (
@@ -180,10 +183,10 @@ class Product:
 
     @property
     def is_in_loop(self) -> bool:
-        """Tells whether a `scan` adds to the gradient each time that it runs.
+        """Returns whether a product after a `scan` can replace additions in each turn.
 
-        After it, one product does, where its vectors are there: patches and one-hot
-        vectors take too much memory.
+        It needs the vectors of all turns; patches and one-hot vectors would take too
+        much memory.
         """
         loops = [loop for site in self.sites for loop in site.loops]
         is_there = self.kinds == {"vector"}
@@ -191,19 +194,19 @@ class Product:
 
     @property
     def kinds(self) -> set[str]:
-        """Names what its vectors are: see `Site.kind`."""
+        """Returns the kinds of its vectors: see `Site.kind`."""
         return {site.kind for site in self.sites}
 
     @property
     def way(self) -> str:
-        """As of `LeafCheck`."""
+        """Returns the text for `LeafCheck.way`."""
         if self.is_outer:
             return "outer product"
         return "matrix product" if self.is_smaller else "written out"
 
     @property
     def why(self) -> str:
-        """Says how many vectors there are, and their sizes."""
+        """Returns the text for `LeafCheck.why`: number and sizes of the vectors."""
         groups, positions, p, q = self.sizes
         name, names = "vector", "vectors"
         if "patch" in self.kinds:
@@ -216,13 +219,13 @@ class Product:
 
     @property
     def num_held(self) -> int:
-        """Counts the numbers stored of an example."""
+        """Returns how many numbers are stored for an example."""
         groups, positions, p, q = self.sizes
         return groups * (positions * (p + q) if self.is_smaller else p * q)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Groups, positions, and the sizes of a vector and of a result."""
+        """Returns the numbers of groups and positions, and the sizes p and q."""
         groups, _, p, q = self.sites[0].sizes
         each = [loop.length for loop in self.sites[0].loops if loop.is_each]
         positions = sum(
@@ -246,7 +249,7 @@ class Product:
             products = MatrixProducts(left, right, self._built(order))
             return products if self.is_smaller else products.written_out()
         left, right = left[:, 0, 0], right[:, 0, 0]
-        # The factor of the leading axes first, so that the sum needs no transpose.
+        # Put the factor of the leading axes first, so that the sum needs no transpose.
         if (*order[n:], *order[:n]) == tuple(range(len(order))):
             return OuterProducts(right, left, self._built(range(len(order))))
         return OuterProducts(left, right, self._built(order))
@@ -262,7 +265,7 @@ class Product:
 
 @dataclass(frozen=True)
 class WrittenOut:
-    """A parameter whose gradient is made in full for each example, and why."""
+    """Describes a parameter with a gradient in full for each example, and why."""
 
     why: str
     way = "written out"
@@ -274,7 +277,7 @@ def joined(
     cotangents: Sequence[jax.Array],
     axis: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the factors at all sites, one after the other."""
+    """Returns the factors of all sites, concatenated along an axis."""
     pairs = [
         site.factors(x, y)
         for site, x, y in zip(sites, residuals, cotangents, strict=True)
@@ -285,7 +288,7 @@ def joined(
 
 def _concatenated(arrays, axis):
     dtypes = {x.dtype for x in arrays}
-    if len(dtypes) > 1:  # of indices, or of floats of which none has 64 bits
+    if len(dtypes) > 1:  # all are indices, or all are floats below 64 bits
         is_index = jnp.issubdtype(arrays[0].dtype, jnp.integer)
         arrays = [x.astype(jnp.int32 if is_index else jnp.float32) for x in arrays]
     return jnp.concatenate(arrays, axis)
@@ -294,7 +297,7 @@ def _concatenated(arrays, axis):
 def product_at(
     equation: Any, operand: int, image: Image, place: Place
 ) -> Product | None:
-    """Returns the use of a parameter in a `dot_general`; None where it is another."""
+    """Returns the product of a parameter in a `dot_general`, or None."""
     summed, groups = equation.params["dimension_numbers"]
     matrix, vector = (equation.invars[k].aval for k in (operand, 1 - operand))
     if not is_ordinary(equation):
@@ -328,7 +331,7 @@ def product_at(
 
 
 def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
-    """Returns the use of a kernel; None where it is another."""
+    """Returns the product of a kernel with patches in a convolution, or None."""
     params = equation.params
     if not is_ordinary(equation) or params["batch_group_count"] > 1:
         return None
@@ -348,11 +351,11 @@ def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
     def cotangents(x):
         return _channels_last(x, numbers.out_spec).reshape(t, g, q).swapaxes(0, 1)
 
-    # The image is kept: its patches are many times as large.
+    # Keep the image as residual, because its patches are many times as large.
     factors = repeated(vectors, cotangents, image.loops, g)
     image_of, sizes = operator.itemgetter(0), (g, t, p, q)
     site = Site(place, result, image.loops, sizes, "patch", image_of, factors)
-    # Channels of the result fall into groups: two axes.
+    # Split the result's channels into two axes: groups, and channels of a group.
     after = [axis + (axis > out) for axis in (*space, into)]
     shape = (*kernel[:out], g, q, *kernel[out + 1 :])
     moves = Moves((*image.moves, ("reshape", kernel)))
@@ -360,7 +363,7 @@ def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
 
 
 def _patches(x, params, window, counts):
-    """Returns for each position of a convolution a window of (N, ..., C), stacked."""
+    """Returns the window of x (N, ..., C) at each position of a convolution."""
     no_padding = (0, 0, 0)
     pairs = zip(params["padding"], params["lhs_dilation"], strict=True)
     edges = [(low, high, dilation - 1) for (low, high), dilation in pairs]
@@ -383,7 +386,7 @@ def _channels_last(x, spec):
 
 
 def is_ordinary(equation: Any) -> bool:
-    """Tells whether operands have one type and entries, and no sharding is stated."""
+    """Returns whether operands have one dtype and are not empty, without a sharding."""
     (left, right), (result,) = (
         [x.aval for x in variables] for variables in (equation.invars, equation.outvars)
     )
@@ -393,19 +396,19 @@ def is_ordinary(equation: Any) -> bool:
 
 
 def are_of_one_kind(*arrays: Any) -> bool:
-    """Tells whether sums of all of them are float64, or of none."""
+    """Returns whether all arrays are float64, or none is."""
     return len({x.dtype == jnp.float64 for x in arrays}) == 1
 
 
 @register("left", "right")
 @dataclass(frozen=True)
 class MatrixProducts(Factors):
-    """A leaf of n samples: sums of outer products over T positions, for G groups.
+    """Holds a leaf of n samples: sums of outer products over T positions, in G groups.
 
     Attributes:
         left: shape (n, G, T, p).
         right: shape (n, G, T, q).
-        build: returns the leaf of an array (G, p, q): its entries, in another order.
+        build: maps an array (G, p, q) to the leaf: its entries, in another order.
 
     Example:
         >>> import jax.numpy as jnp
@@ -416,7 +419,7 @@ class MatrixProducts(Factors):
 
     @property
     def is_smaller(self) -> bool:
-        """Tells whether factors are so small beside the leaf that Gram matrices pay."""
+        """Returns whether factors are so much smaller than the leaf that they pay."""
         return are_much_smaller(self.left.shape[2:], self.right.shape[3])
 
     def written_out(self) -> jax.Array:
@@ -437,10 +440,10 @@ class MatrixProducts(Factors):
     def add(
         self, total: jax.Array, influence: Influence | None, in_turn: int | None
     ) -> jax.Array:
-        """Adds rows to a sum, or their influences: a product for each row.
+        """Adds rows to a sum, or their influences, with a product for each row.
 
-        One product over rows and positions would round by terms that cancel in each
-        row. If there is one position, no term cancels.
+        In one product over rows and positions, terms that cancel within a row would add
+        rounding errors. With one position no term cancels.
         """
         left, right = self.numbers
         if left.shape[2] == 1 and influence is None:
@@ -454,8 +457,8 @@ class MatrixProducts(Factors):
         def added(in_turn):
             return lambda total, *factors: add_rows(total, of_example, factors, in_turn)
 
-        # One after the other on CPU, whose caches hold a product and the sum; elsewhere
-        # at once, unless that takes too much memory.
+        # Add row by row on CPU, where a product and the sum fit into the caches; on
+        # other platforms all at once, unless that takes too much memory.
         some = None if len(left) * total.size <= MOST else 1
         return jax.lax.platform_dependent(
             total, left, right, cpu=added(1), default=added(some)
@@ -466,7 +469,7 @@ def _product(left, right):
     """Returns the sums of outer products over positions, shape (G, p, q)."""
     over_positions = (((1,), (1,)), ((0,), (0,)))
     precision = jax.lax.Precision.HIGHEST
-    # Else the compiler may add the terms of several rows in one sum.
+    # Without a barrier the compiler may add the terms of several rows in one sum.
     return jax.lax.optimization_barrier(
         jax.lax.dot_general(left, right, over_positions, precision=precision)
     )
@@ -475,9 +478,9 @@ def _product(left, right):
 def squared_norm_of_matrices(
     left: jax.Array, right: jax.Array, inverse_unit: jax.Array
 ) -> jax.Array:
-    """Returns the square of the norm of left^T right in units: not too small.
+    """Returns an upper bound of the squared norm of left^T right, times inverse_unit^2.
 
-    Rounding counts, too, which the product itself will have: see above.
+    It covers the rounding of the norm and of the product: see above.
 
     Args:
         left: shape (G, T, p), `balanced` with right; the norm is of all G products.
@@ -488,7 +491,7 @@ def squared_norm_of_matrices(
     if left.shape[1] == 1:
         products = jax.vmap(squared_norm_of_product)(left, right * inverse_unit)
         return sum_in_levels(products)
-    # Each factor gets half of the unit's exponent, and the square of the norm the rest.
+    # Each factor takes half of the unit's exponent, and the squared norm the rest.
     _, exponent = jnp.frexp(jax.lax.stop_gradient(inverse_unit))
     half = jnp.ldexp(jnp.ones_like(inverse_unit), exponent // 2)
     (of_left, m), (of_right, n) = _gram(left * half), _gram(right * half)
@@ -500,6 +503,7 @@ def squared_norm_of_matrices(
     lengths = _root(jnp.einsum("gtt->gt", of_left)) * _root(
         jnp.einsum("gtt->gt", of_right)
     )
+    # Add the bound on rounding: g(m + n + 1 + 32 l) S^2, then g(T + 1) S, see above.
     slack = 1.05 * ROUNDOFF * (m + n + 2 + TREE * levels)
     total = sum_in_levels(lengths, TREE, TREE)
     norms = _root(squares + slack * total**2)
@@ -511,7 +515,7 @@ def squared_norm_of_matrices(
 
 
 def _gram(x: jax.Array) -> tuple[jax.Array, int]:
-    """Returns x x^T, shape (G, T, T), and how many roundings a term passes at most."""
+    """Returns x x^T, shape (G, T, T), and the most roundings that a term passes."""
     size = x.shape[2]
     width = 2 ** -(-max(size.bit_length(), 8) // 2)  # about the root, at least 16
     num_parts = -(-size // width)
@@ -521,8 +525,8 @@ def _gram(x: jax.Array) -> tuple[jax.Array, int]:
         over_columns = (((2,), (2,)), ((0,), (0,)))
         precision = jax.lax.Precision.HIGHEST
         x = jax.lax.dot_general(part, part, over_columns, precision=precision)
-        # Else the compiler may add its terms to the total one by one. On CPU it does
-        # so for products with a vector alone: T is at least two.
+        # Without a barrier the compiler may add its terms to the total one by one. On
+        # CPU it does so only for products with a vector, but here T is at least two.
         return jax.lax.optimization_barrier(x)
 
     def add(i, total):
@@ -534,16 +538,17 @@ def _gram(x: jax.Array) -> tuple[jax.Array, int]:
 
 
 def _root(x: jax.Array) -> jax.Array:
-    """Returns the root, of zero without a derivative."""
+    """Returns the square root, with the derivative zero at zero."""
     is_zero = x == 0
     return jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, x)))
 
 
 def balanced(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns finite factors (..., p) and (..., q), the longer one's exponent shared.
+    """Returns finite factors (..., p) and (..., q) with similar largest entries.
 
-    The product of both stays as it is, except for entries that underflow. The largest
-    entries are within a factor of four, where exponents of 126 or fewer do that.
+    Powers of two move between them, so their product does not change, except for
+    entries that underflow. The largest entries are then within a factor of four, unless
+    that takes an exponent over 126.
     """
     left, right = as_finite(left), as_finite(right)
 

@@ -1,18 +1,18 @@
-"""How a loss uses each of its parameters, read from the program of one example.
+"""Reads from the program of one example how a loss uses each of its parameters.
 
 Before its use a parameter may pass through operations that move its entries or change
 their precision, and into the program of a `jit`, a `jax.checkpoint`, a branch of a
-`cond`, or a `scan`: whole, or a slice each time. It may be multiplied (`_products`);
-or a few of its rows are read, a look-up; or a layer has a derivative of its own, by
-`jax.custom_vjp` or `jax.custom_jvp`. The gradient of a parameter with any other use is
-written out.
+`cond`, or a `scan` (whole, or a slice in each turn). Three uses allow factors: the
+parameter is multiplied (`_products`); a few of its rows are read, a look-up; or a layer
+with its own derivative uses it, by `jax.custom_vjp` or `jax.custom_jvp`. The gradient
+of a parameter with any other use is written out.
 
-What a layer with its own derivative multiplies says nothing: its gradient is what its
-rule says. So the rule is traced, and read from its end: where the gradient by a matrix
-is a product, at last, the factors are its operands, whatever these are computed from.
+The forward pass of a layer with its own derivative does not determine its gradient. So
+the rule of the derivative is traced and read from its end. If it ends in a product of
+two operands, these are the factors, however they are computed.
 
-Of a table that is multiplied as well, such as an embedding that is the output layer
-too, the rows that are read count as products with one-hot vectors.
+If a table is both read and multiplied, such as an embedding that is also the output
+layer, then the rows that are read count as products with one-hot vectors.
 """
 
 import math
@@ -43,20 +43,20 @@ from dpjax.gradients.factored._products import (
     product_at,
 )
 
-# Operations that keep all entries, one for one, and give them another place.
+# Operations that only move entries, and neither drop nor repeat one.
 RESHAPES = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
 WITH_RULES = ("custom_vjp_call", "custom_jvp_call")
-LARGE = 4  # a table is worth its trouble where it has so many times the rows read
+LARGE = 4  # factors pay if a table has at least this many rows for each row read
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A parameter of which a few rows are read.
+    """Describes a parameter of which a few rows are read.
 
     Attributes:
-        sites: where.
-        shape: of the parameter where it is used.
-        moves: how it came there from the parameter itself.
+        sites: the equations that read rows.
+        shape: shape of the moved parameter, as these equations use it.
+        moves: the moves from the parameter to that shape.
     """
 
     sites: tuple[Site, ...]
@@ -72,22 +72,22 @@ class Lookup:
 
     @property
     def is_smaller(self) -> bool:
-        """Tells whether the rows are few beside those of the table."""
+        """Returns whether few rows of the table are read."""
         return self.shape[0] >= LARGE * self.num_read
 
     @property
     def num_read(self) -> int:
-        """Counts the rows that are read."""
+        """Returns the number of rows that are read."""
         return sum(site.sizes[1] for site in self.sites)
 
     @property
     def why(self) -> str:
-        """Says how many rows are read, of how many."""
+        """Returns a text for `LeafCheck.why`."""
         return f"{self.num_read:,} of {self.shape[0]:,} rows are read"
 
     @property
     def num_held(self) -> int:
-        """Counts the numbers stored of an example, places of rows included."""
+        """Returns how many numbers are stored for an example, places included."""
         return self.num_read * (1 + math.prod(self.shape[1:]))
 
     def factors(
@@ -106,11 +106,12 @@ class Lookup:
 
 
 def lookup_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
-    """Returns the use of a table of which a `gather` reads rows, None for others."""
+    """Returns the look-up by a `gather` that reads whole rows, or None."""
     numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
     table, result = equation.invars[0].aval, equation.outvars[0].aval
     is_clipped = mode == lax.GatherScatterMode.CLIP
-    # A batch of slices has a start for every axis: clipped to whole rows they are zero.
+    # A batch of `dynamic_slice` has a start index for every axis. For whole rows all
+    # but the first are clipped to zero.
     axes = {(0,), tuple(range(table.ndim))} if is_clipped else {(0,)}
     is_by_row = (
         set(numbers.collapsed_slice_dims) <= {0}
@@ -124,7 +125,7 @@ def lookup_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
 
 
 def slice_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
-    """Returns a look-up of one row, by a single number; None for other slices."""
+    """Returns the look-up by a `dynamic_slice` that reads one row, or None."""
     table, result = equation.invars[0].aval, equation.outvars[0].aval
     is_by_row = equation.params["slice_sizes"] == (1, *table.shape[1:])
     if not is_by_row or table.shape[0] < LARGE:
@@ -133,14 +134,14 @@ def slice_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
 
 
 def _lookup(table, result, entries, is_clipped, moves, place):
-    """Returns a look-up whose result has the entries of rows along some axes."""
+    """Returns a look-up whose result has the entries of a row along axes `entries`."""
     rows = tuple(axis for axis in range(result.ndim) if axis not in entries)
     num_rows, num_read = table.shape[0], math.prod(result.shape[axis] for axis in rows)
     if num_read == 0:
         return None
 
     def places_of(inputs):
-        """Returns the places of rows; those outside of the table are its length."""
+        """Returns the places of rows, with num_rows for places outside of the table."""
         starts = inputs[1]
         places = starts[..., 0].reshape(-1) if starts.ndim else starts[None]
         nearest = jnp.clip(places, 0, num_rows - 1)
@@ -157,10 +158,10 @@ def _lookup(table, result, entries, is_clipped, moves, place):
 
 
 def _one_hot(site):
-    """Returns rows that are read, as products of a table with one-hot vectors."""
+    """Returns the site of a look-up as products of the table with one-hot vectors."""
 
     def factors(residuals, cotangents):
-        places, rows = site.factors(residuals, cotangents)  # zero for those outside
+        places, rows = site.factors(residuals, cotangents)  # outside: all zero
         return jax.nn.one_hot(places, site.sizes[2], dtype=rows.dtype)[None], rows[None]
 
     return site._replace(kind="one-hot", factors=factors)
@@ -170,12 +171,7 @@ Use = Product | Lookup | WrittenOut
 
 
 def uses(program: core.ClosedJaxpr, num_leaves: int) -> list[Use]:
-    """Returns how a loss uses the first so many of its arguments.
-
-    Args:
-        program: of a loss: of one example.
-        num_leaves: how many parameters there are.
-    """
+    """Returns how the loss of one example uses its first num_leaves inputs."""
     leaf_uses: list[list[Use]] = [[] for _ in range(num_leaves)]
     jaxpr = program.jaxpr
     images = {x: Image(i) for i, x in enumerate(jaxpr.invars[:num_leaves])}
@@ -185,7 +181,7 @@ def uses(program: core.ClosedJaxpr, num_leaves: int) -> list[Use]:
 
 
 def _only(leaf_uses: list[Use]) -> Use:
-    """Returns the use of a parameter, or that which several are together."""
+    """Returns the use of a parameter, with several uses merged into one."""
     if not leaf_uses:
         return WrittenOut("not used: zero")
     use, many = leaf_uses[0], f"used {len(leaf_uses)} times"
@@ -193,8 +189,8 @@ def _only(leaf_uses: list[Use]) -> Use:
         use = _together(leaf_uses)
     if use is None:
         return WrittenOut(many)
-    # Factors pay where they are much smaller than what they multiply to, or where
-    # a loop would add to the written-out gradient in every turn.
+    # Factors pay if they are much smaller than their product, or if a loop would add to
+    # the written-out gradient in every turn.
     if isinstance(use, Product) and not (use.is_smaller or use.is_in_loop):
         return WrittenOut(use.why if len(leaf_uses) == 1 else many)
     if isinstance(use, Lookup) and not use.is_smaller:
@@ -203,13 +199,13 @@ def _only(leaf_uses: list[Use]) -> Use:
 
 
 def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
-    """Returns several uses of one parameter as one, if they can be added up."""
+    """Returns several uses of one parameter as one use, or None."""
     for kind in (Product, Lookup):
         same = [use for use in leaf_uses if isinstance(use, kind)]
         if len(same) == len(leaf_uses) and len({use.common for use in same}) == 1:
             return replace(same[0], sites=tuple(x for use in same for x in use.sites))
-    # A gradient is the sum over uses, so all must be of one matrix: that of a table
-    # and of its transpose, as with an output layer that is the embedding.
+    # The gradient is the sum over uses. So rewrite all uses as products with one
+    # matrix: an output layer may be the transpose of the embedding, for example.
     same = [use for use in map(_of_matrix, leaf_uses) if use is not None]
     if len(same) < len(leaf_uses) or len({use.shape for use in same}) > 1:
         return None
@@ -218,9 +214,9 @@ def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
 
 
 def _of_matrix(use):
-    """Returns a use as one of a matrix (p, q) that moved nowhere; None if it is none.
+    """Returns a use as a product with the matrix (p, q) itself, or None.
 
-    What meets the matrix transposed has its vectors and cotangents change places.
+    If the use transposes the matrix, vectors and cotangents change places.
     """
     if isinstance(use, WrittenOut) or len(use.shape) != 2:
         return None
@@ -239,14 +235,14 @@ def _of_matrix(use):
 
 
 def _end(variables, images, why, leaf_uses):
-    """Notes that images of parameters are results."""
+    """Adds a written-out use to each parameter whose image is a result."""
     for x in variables:
         if isinstance(x, core.Var) and x in images:
             leaf_uses[images[x].leaf].append(WrittenOut(why))
 
 
 def _read(jaxpr, images, within, leaf_uses):
-    """Finds the uses of variables that are images of parameters, one for one."""
+    """Adds the uses in a program to leaf_uses, and returns all images of parameters."""
     images = dict(images)
     for i, equation in enumerate(jaxpr.eqns):
         place = (*within, i)
@@ -257,8 +253,8 @@ def _read(jaxpr, images, within, leaf_uses):
         }
         if not operands:
             continue
-        # Uses inside a program are read there; what comes out of a jit is followed on,
-        # what comes out of a loop or a branch is no image of one parameter any more.
+        # Read the uses inside the programs of this equation. The results of a jit may
+        # still be images of parameters; the results of a loop or a branch are not.
         programs, passed = _inside(equation, operands, place)
         for inner, within_it in programs:
             entering = {inner.invars[k]: image for k, image in passed.items()}
@@ -286,7 +282,7 @@ def _read(jaxpr, images, within, leaf_uses):
 
 
 def _inside(equation, operands, place):
-    """Returns the programs in an equation, with their places, and images there."""
+    """Returns the programs in an equation, with their places, and their images."""
     kind, params = equation.primitive, equation.params
     if is_plain_jit(equation):
         return [(params["jaxpr"].jaxpr, place)], operands
@@ -314,7 +310,7 @@ def _inside(equation, operands, place):
 
 
 def _moved(equation):
-    """Returns how an equation moves its operand's entries; None where it does more."""
+    """Returns how an equation moves its operand's entries; None if it does more."""
     source, result = equation.invars[0].aval, equation.outvars[0].aval
     params, kind = equation.params, equation.primitive
     if kind is lax.convert_element_type_p:
@@ -334,7 +330,7 @@ def _moved(equation):
 
 def _use(jaxpr, equation, operand, image, place, is_alone):
     kind, use = equation.primitive, None
-    # Look-ups are read outside of loops alone: their places are those of one turn.
+    # Only look-ups outside of loops are supported: places belong to one turn.
     is_first = operand == 0 and is_alone and not image.loops
     if kind.name in WITH_RULES:
         use = product_of_rule(jaxpr, equation, operand, image, place)
@@ -359,10 +355,10 @@ def _values(equation):
 
 
 def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
-    """Returns the use of a matrix in such a layer; None where it is no product."""
+    """Returns the use of a matrix in a layer with its own derivative, or None."""
     avals = [x.aval for x in (*equation.invars, *equation.outvars)]
     is_plain = not any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in avals)
-    # With symbolic zeros a rule may ask which of its inputs have derivatives.
+    # With symbolic zeros a rule may depend on which of its inputs have derivatives.
     has_zeros = equation.params.get("symbolic_zeros", False)
     # Inside `jax.shard_map` the rule's program would have to know what varies.
     is_plain = is_plain and not any(map(varying_axes, avals))
@@ -386,7 +382,7 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
     num_positions = operands[0].aval.size // shape[0]
 
     def factors(residuals, cotangents):
-        """Returns vectors (1, T, p) and cotangents (1, T, q), as the rule has them."""
+        """Returns vectors (1, T, p) and cotangents (1, T, q), computed by the rule."""
         results = _inlined(rule.jaxpr, rule.consts, [cotangents, *residuals])
         left, right = (
             x.transpose(order).reshape(1, num_positions, size)
@@ -394,14 +390,14 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
         )
         return left, right
 
-    # All inputs are kept: the rule may need any.
+    # Keep all inputs as residuals (`tuple`), because the rule may need any.
     sizes = (1, num_positions, *shape)
     site = Site(place, result, (), sizes, "vector", tuple, factors)
     return Product((site,), (0, 1), 0, 1, shape, Moves(image.moves))
 
 
 def _rule_of(jaxpr, equation, operand):
-    """Returns the program of the gradient by an operand, jits in it inlined."""
+    """Returns the program of the gradient with respect to an operand, without jits."""
     names, layer = as_function(jaxpr, equation)
 
     def gradient(cotangent, *inputs):
@@ -413,7 +409,7 @@ def _rule_of(jaxpr, equation, operand):
 
         return jax.vjp(of_operand, inputs[operand])[1](cotangent)
 
-    if len(names) < len(equation.invars):  # a literal, or an input twice
+    if len(names) < len(equation.invars):  # one is a literal, or stands twice
         return None
     types = [
         jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype)
@@ -424,7 +420,7 @@ def _rule_of(jaxpr, equation, operand):
         return jax.make_jaxpr(
             lambda *inputs: _inlined(rule.jaxpr, rule.consts, inputs)
         )(*types)
-    except Exception:  # it is raised again where gradients are computed
+    except Exception:  # the same error is raised when gradients are computed
         return None
 
 
@@ -433,9 +429,9 @@ def _inlined(jaxpr, consts, inputs):
 
 
 def _product_at_the_end(jaxpr):
-    """Returns the operands of the product that a matrix is, and their axes, or None.
+    """Returns the operands of the product that is the result, and their axes, or None.
 
-    The first operand's entries are the rows of the matrix.
+    The entries of the first operand are along the rows of the result.
     """
     made = {x: equation for equation in jaxpr.eqns for x in equation.outvars}
 
@@ -462,7 +458,7 @@ def _product_at_the_end(jaxpr):
         if any(groups) or [len(rest) for rest in left_over] != [1, 1]:
             return None
         axes = [(*over, *rest) for over, rest in zip(summed, left_over, strict=True)]
-    elif equation.primitive is lax.mul_p:  # of a column and a row: `jnp.outer`
+    elif equation.primitive is lax.mul_p:  # `jnp.outer` multiplies a column and a row
         column, row = (result[0], 1), (1, result[1])
         if [x.aval.shape for x in operands] == [row, column]:
             operands = operands[::-1]
