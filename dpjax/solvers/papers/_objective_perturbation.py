@@ -45,12 +45,14 @@ def dp_objective_perturbation(
 
     Args:
         features: rows x_i, shape (n, d); n is public. Rows are clipped to norm 1, so
-            scale them by public constants first. An intercept is a column of ones.
+            scale them by public constants first. An intercept is a column of ones, which
+            counts in the norm.
         labels: shape (n,); the class is +1 above zero, otherwise -1, or none for NaN.
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
-        regularization: lambda >= 0, public; raised to Lambda if epsilon requires it.
+        regularization: lambda >= 0, per record and public; raised to Lambda if epsilon
+            requires it.
         loss: phi with its bounds; by default `MarginLoss.logistic()`.
         gradient_norm: gamma, public; by default 1e-8 N Lambda, or more if the rounding
             of float64 requires it. The output noise is proportional to it.
@@ -60,7 +62,8 @@ def dp_objective_perturbation(
         (Lambda), extra_regularization (Delta), gradient_norm (gamma), output_stddev.
 
     Raises:
-        ValueError: If an argument is invalid; never because of the data's values.
+        ValueError: If an argument is out of its range, or the loss is no `MarginLoss`;
+            never because of the data's values.
 
     Privacy:
         (epsilon, delta)-DP under replace-one. The exact minimizer has 99 per cent of
