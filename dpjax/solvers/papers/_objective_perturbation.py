@@ -45,8 +45,8 @@ def dp_objective_perturbation(
 
     Args:
         features: rows x_i, shape (n, d); n is public. Rows are clipped to norm 1, so
-            scale them by public constants first. An intercept is a column of ones, which
-            counts in the norm.
+            scale them by public constants first. An intercept is a column of ones,
+            which counts in the norm.
         labels: shape (n,); the class is +1 above zero, otherwise -1, or none for NaN.
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
