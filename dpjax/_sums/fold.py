@@ -248,10 +248,12 @@ class DigitLayout(NamedTuple):
 
 
 def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
-    """Returns a layout with which `num_sums` digits add exactly in `nmant` + 1 bits.
+    """Returns how numbers are split into digits, so that sums do not depend on order.
 
-    The first digit is at most 2^high_bits, all other digits at most base/2. Only sums
-    of the last digit round, by at most 2^-(nmant + 11) of a block's bound.
+    In each place, the digits of `num_sums` numbers add exactly in floats of `nmant`
+    stored bits, except in the last place, whose sums err by at most 2^-(nmant + 11) of
+    the largest absolute value that a block may have. The first digit is at most
+    2^high_bits, all other digits at most base/2. One number has one digit.
     """
     bits = max(num_sums - 1, 0).bit_length()
     rule = f"at most 2^{nmant - 1} blocks (the sum of more could not be exact)"

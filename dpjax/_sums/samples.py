@@ -238,7 +238,11 @@ class Stacked:
 
     @classmethod
     def of(cls, tree: PyTree) -> "Stacked":
-        """Stacks leaves of one shape, if there are more than `MANY` of them."""
+        """Returns a tree in which more than `MANY` leaves of one shape are one stack.
+
+        Leaves of a smaller group stay as they are, because only many arrays compile
+        slowly.
+        """
         leaves, structure = jax.tree.flatten(tree, is_leaf=_is_leaf)
         groups: dict[Any, list[int]] = {}
         for i, x in enumerate(leaves):

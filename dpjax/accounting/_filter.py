@@ -101,6 +101,7 @@ class PrivacyFilter:
     samples: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        """Refuses fields out of their ranges, and chooses an order where it is None."""
         _validate.positive(epsilon=self.epsilon)
         _validate.delta(self.delta)
         check_relation(self.relation)

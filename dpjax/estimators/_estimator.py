@@ -310,6 +310,11 @@ class Mean(Estimator):
 
 
 def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
+    """Returns the estimator's mean over a stream of microbatches, and the losses' aux.
+
+    The divisor is `normalize_by`, or the number of rows for None. The mean is a float,
+    unless `is_rounded` is false: then it is unrounded, for noise to be added first.
+    """
     axes = stream.axes
 
     def on_device(replicated, rows):

@@ -280,6 +280,7 @@ def exact(a: jax.Array, beta: Scalar) -> jax.Array:
 
 
 def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
+    """Returns E phi(a + b Z) for a standard normal Z and b = a / sqrt(beta)."""
     # E phi(X) for X ~ N(a, b^2) is E p(X), with p(x) = x - x^3/6, plus the mean of
     # phi - p beyond ±sqrt(2), where phi(sqrt(2) + u) - p(sqrt(2) + u) is u^2/sqrt(2) +
     # u^3/6. This equals (9)-(10) and (36)-(41) of Wang, Xiao, Devadas, Xu (2020).

@@ -275,6 +275,11 @@ class TrimmedMean(Estimator):
 
 
 def _with_sensitivity(stream, estimator, weights, bound):
+    """Returns the trimmed mean and its smooth sensitivity, of each coordinate.
+
+    The weights are those of `smooth_weights`, and `bound` is a choice of
+    `smooth_sensitivity`.
+    """
     axes = stream.axes
 
     def on_device(replicated, rows):

@@ -169,6 +169,7 @@ def frank_wolfe(
         return FrankWolfeState(KeyState.of(key).key, jnp.zeros((), jnp.int32), change)
 
     def update(updates, state, params=None):
+        """Returns the step from params to a vertex, chosen by the mean gradient."""
         require_params(params)
         next_key, choice_key = jax.random.split(state.key)
         index = select(

@@ -127,11 +127,13 @@ def whitening(
     ones: Scalar | None = None,
     floors: tuple[float, float] = FLOORS,
 ) -> Whitening:
-    """Returns a whitening, from released moments (d, d) and their stddev alone.
+    """Returns the center and the map that whiten features, from released moments.
 
-    With `ones`, the last row and column belong to a column of that constant, and the
-    center is the released mean of the features over the released mean weight. `floors`
-    are multiples of the edge of the remaining noise and of the mean eigenvalue.
+    They follow from the noisy second moments (d, d) and the stddev of their noise, so
+    they cost no privacy. With `ones`, the last of the d columns is that constant times
+    a record's weight: it gives the mean weight and, with it, the center. Each
+    eigenvalue is raised by floors[0] times the edge of the spectrum of the remaining
+    noise, plus floors[1] times the mean eigenvalue.
     """
     unit = jnp.maximum(jnp.max(jnp.abs(moments)), jnp.asarray(stddev, moments.dtype))
     moments, stddev = moments / unit, stddev / unit  # squares are finite

@@ -373,7 +373,11 @@ def _run(
     key: Key,
     part: _Part | None,
 ) -> tuple[PyTree, PyTree, BatchState | None]:
-    """Returns iterate and states after a part of the steps, or after all for None."""
+    """Runs a part of the steps, or all of them without a part.
+
+    Returns the iterate, the state of the optimizer, and the state of the batches, which
+    is None after all steps.
+    """
     # The keys are split in here, so that a run is one program.
     step_key, batch_key = jax.random.split(key)
     step = replace(step, key=step_key)

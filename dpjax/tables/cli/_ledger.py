@@ -97,7 +97,7 @@ class Ledger:
         return dataclasses.replace(self.limit, spent=spent)
 
     def text(self) -> str:
-        """Returns the file's content."""
+        """Returns this ledger as the TOML text that is written to its file."""
         limit, source = self.limit, self.source
         unit = "" if self.unit is None else f"unit = {toml_text(self.unit)}\n"
         text = (

@@ -201,6 +201,10 @@ def _ramps(
 
 
 def _levels(name: str, kind: Numeric | Categorical, weights: list[float]) -> Levels:
+    """Returns what a model adds for each text and number that names a category.
+
+    The weights are in the order of the kind's features, one for each category.
+    """
     spellings = {text: weights[at] for text, at in _spellings(kind).items()}
     levels = Levels(name, spellings, {}, {}, {})
     texts = map(str.strip, kind.categories)
