@@ -97,6 +97,7 @@ def group_means(
     fold = Fold(summands, limit)
 
     def run(layout: Layout) -> tuple[PyTree, PyTree]:
+        """Returns the groups' means and the aux of all rows, added in this layout."""
         every = fold.digits(layout, jnp.asarray(sizes))
 
         def group(aux, place):
@@ -206,6 +207,7 @@ class Digits(NamedTuple):
             return Unrounded.of(total[0])
 
         def both(*digits):
+            """Returns one leaf's mean from its digits, as a float and its remainder."""
             digits = list(digits)
             # Carries make each lower digit less than the base, so that terms decrease
             # in size, as `exact_sum` requires. The carries are exact.
@@ -281,6 +283,7 @@ class Fold:
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
+        """Traces the computation of one row for its shapes and its peak memory."""
         self.stream, self.prepare, self.influence = summands
         self.limit = limit
         self.read = self.stream.reader()
@@ -348,6 +351,7 @@ class Fold:
         """
 
         def add_microbatch(first, i, carry):
+            """Adds microbatch first + i to the sums of its blocks, and to aux."""
             sums, aux = carry
             samples, aux = self._microbatch(layout, span, first + i, aux)
 
@@ -362,6 +366,7 @@ class Fold:
         # all blocks; now it recomputes them, a microbatch at a time.
         @jax.checkpoint
         def add_blocks(carry, index):
+            """Adds the sums of one round of blocks to the digits, and fills in aux."""
             total, aux = carry
             none = [
                 jnp.broadcast_to(x, (layout.width, *x.shape)) for x in self.row.zeros()

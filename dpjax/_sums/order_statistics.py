@@ -68,6 +68,7 @@ def order_statistics(
 
 @order_statistics.defjvp
 def _order_statistics_jvp(trim_count, axes, primals, tangents):
+    """Returns the order statistics and their derivatives, from all devices' samples."""
     (samples,), (tangent,) = primals, tangents
     statistics = order_statistics(samples, trim_count, axes)
     low, high = statistics.low[0], statistics.high[0]
@@ -147,6 +148,7 @@ def _by_columns(function: Callable[[jax.Array], Result], samples: jax.Array) -> 
         return function(columns)
 
     def by_blocks():
+        """Returns the results of all columns, a block that fits a cache at a time."""
         # The last block may overlap the previous block.
         starts = np.minimum(np.arange(0, num_columns, size), num_columns - size)
         blocks = jax.lax.map(

@@ -344,6 +344,7 @@ class OuterProducts(Factors):
     def add(
         self, total: jax.Array, influence: Influence | None, in_turn: int | None
     ) -> jax.Array:
+        """Adds outer products to total: without influence, as one matrix product."""
         if influence is None:
             return total + sum_of_products(*self.numbers)
         if not self.is_smaller and total.size <= SMALL:
@@ -408,6 +409,7 @@ class Arrays(Values):
     def add(
         self, total: jax.Array, influence: Influence | None, in_turn: int | None
     ) -> jax.Array:
+        """Adds to total the rows times weights, or the influences of plain rows."""
         (values,) = self.numbers
         num_rows = len(values)
         # A loop over rows makes a long program, which does not pay for a small sum.

@@ -284,6 +284,11 @@ class Layout(NamedTuple):
 
     @classmethod
     def _of(cls, num_rows, longest, sizes, microbatch_size, most_numbers):
+        """Returns a layout with equal microbatches of about microbatch_size rows.
+
+        The sums of blocks side by side have at most most_numbers numbers, unless a
+        single sum has more.
+        """
         most = longest * max(most_numbers // sizes.total, 1)
         size = min(microbatch_size, num_rows, most)
         num_microbatches = -(-num_rows // size)

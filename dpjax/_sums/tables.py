@@ -58,6 +58,7 @@ class TableRows(Values):
 
         # For each row, goal is the index of the first row at the same place.
         def once(places, values):
+            """Returns a sample's rows, with those at one place added to the first."""
             if size**2 <= num_rows:  # compares all pairs
                 is_same = places[:, None] == places[None]
                 goal = jnp.where(is_same, order[:, None], size)

@@ -73,6 +73,7 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
+        """Returns a function that bounds a sample and adds ±half for each count."""
         bound = self.estimator.bound_fn()
 
         def counted(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -151,6 +152,7 @@ class AdaptiveThreshold:
     share: float = 0.01
 
     def __post_init__(self):
+        """Refuses first thresholds out of range, and makes static fields floats."""
         base = self.estimator
         rule = "norm-wise: Clipping, SmoothedClipping, Normalization, or Grouped of one"
         is_fine = isinstance(base, NormBounded) and not isinstance(base, Counting)

@@ -282,6 +282,7 @@ class Grouped(NormBounded):
     groups: tuple[Group, ...]
 
     def __post_init__(self):
+        """Refuses groups without names and names given twice; makes groups tuples."""
         base, rule = self.estimator, "Clipping, SmoothedClipping or Normalization"
         is_fine = isinstance(base, NormEstimator)
         _validate.require(is_fine, "estimator", base, f"norm-wise: {rule}")
@@ -324,6 +325,7 @@ class Grouped(NormBounded):
         return replace(self, estimator=estimator)
 
     def bound_fn(self) -> BoundFn:
+        """Returns a function that bounds each group of a sample's leaves by itself."""
         bounds = [each.bound_fn() for each in self._each()]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:

@@ -262,6 +262,7 @@ class Estimator(abc.ABC):
         return mean.map(unstacked), aux
 
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
+        """Clips a mean to ±limit, or beyond it if normalize_by is below `FEW_ROWS`."""
         # sensitivity() needs a bound on the result, and clipping increases no distance.
         limit = self.limit
         if limit is None:

@@ -70,6 +70,7 @@ class SmoothedEstimator(Estimator):
             largest = jnp.where(jnp.isnan(coefficients[0]), jnp.nan, largest)
 
         def smoothed(x: jax.Array, scale: Scalar) -> jax.Array:
+            """Returns scale·h_beta(x / scale), within the bound of the sensitivity."""
             x = as_float(x)
             s, b = like(scale, x), like(beta, x)
             number = jnp.where(jnp.isnan(x), 0, x)
@@ -298,6 +299,7 @@ def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 
 def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
+    """Returns h_beta(a) for a beyond the range of `_closed_form`, even infinite."""
     # E phi(X) = int_0^sqrt(2) phi'(x) (P(X > x) - P(X < -x)) dx: all weights are
     # positive, so nothing cancels, and the formula holds at a = infinity.
     nodes, weights = np.polynomial.legendre.leggauss(32)

@@ -283,6 +283,7 @@ def _with_sensitivity(stream, estimator, weights, bound):
     axes = stream.axes
 
     def on_device(replicated, rows):
+        """Returns estimates and smooth sensitivities; rows are one device's share."""
         estimator, weights, shared = replicated
         mine = replace(stream, shared=shared, rows=rows)
         samples, _ = mine.read_all()

@@ -59,6 +59,7 @@ class Explanation:
     rows: tuple[LeafCheck, ...]
 
     def __str__(self) -> str:
+        """Returns the table as text; its last row has the memory of all gradients."""
         cells = [
             (x.name, str(x.shape), x.dtype, x.way, f"{x.num_bytes:,} B", x.why)
             for x in self.rows

@@ -112,6 +112,7 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
     """
 
     def loss(params: PyTree, example: PyTree) -> Any:
+        """Returns the loss of an example, or the mean or sum of a user's losses."""
         if not isinstance(example, UserRecords):
             return loss_fn(params, example)
         own = partial(loss_fn, params)
@@ -298,9 +299,11 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
     refuse_collectives(closed.jaxpr)
 
     def rewritten(*args: PyTree) -> PyTree:
+        """Returns the results of the traced program, with `rule` applied to it."""
         factors = {}  # the factors of each outer product, by its variable
 
         def rule(place, equation, inputs, run):
+            """Returns an equation's results, in a faster form if there is one."""
             del place
             kind, params = equation.primitive, equation.params
             is_placed = params.get("out_sharding") is not None
@@ -370,6 +373,7 @@ def _convolution(lhs, rhs, *, dimension_numbers, **params):
         )
 
     def in_order(lhs, rhs):
+        """Returns the convolution of transposed operands, with its axes put back."""
         (batch, feature, *space), (out, into, *window), result = dimension_numbers
         order = _order(lhs.ndim)
         value = lax.conv_general_dilated_p.bind(

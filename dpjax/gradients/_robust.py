@@ -129,6 +129,7 @@ def streamed_grad(
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
+        """Returns the stream of a batch's gradients, with values and aux if wanted."""
         stream = SampleStream.of(stream_fn(params, batch), is_padding_example)
         if not wanted:
             return stream
@@ -221,6 +222,7 @@ def robust_grad(
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
+        """Returns the robust mean of all gradients, with values and aux if wanted."""
         stream = stream_fn(params, batch)
         stream = stream if factored else stream.written_out()
         if users is not None:
@@ -287,6 +289,7 @@ class _SampleGrad:
 def _stream_fn(
     make_grads: _SampleGrad, microbatch_size: int | None
 ) -> Callable[[PyTree, PyTree], SampleStream]:
+    """Returns a function of params and batch that returns the stream of gradients."""
     if microbatch_size is not None:
         _validate.count(microbatch_size=microbatch_size)
 

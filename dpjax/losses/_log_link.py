@@ -154,6 +154,7 @@ class LogLink(LinearLoss):
     max_target: float
 
     def __post_init__(self) -> None:
+        """Sets bounds of derivative and curvature, from the least and largest mean."""
         _validate.positive(
             min_mean=self.min_mean, max_target=self.max_target, max_mean=self.max_mean
         )

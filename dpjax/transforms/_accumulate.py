@@ -113,6 +113,7 @@ def accumulate(
         return start(inner, PieceSum.zero(shapes))
 
     def update(updates, state, params=None, **extra_args):
+        """Adds a piece to the batch's sum; the last piece releases the noisy mean."""
         piece = measured(updates, state.optimizer, params, **extra_args)
         total = state.total.plus(piece.value, piece.limit)
 

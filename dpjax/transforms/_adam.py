@@ -72,6 +72,7 @@ def scale_by_dp_adam(
         return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mu, nu)
 
     def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
+        """Returns Adam's step, with noise variance taken off squared gradients."""
         del params, extra_args
         rule = (
             "known: put scale_by_dp_adam right after privatize in dpjax.chain, which "

@@ -167,6 +167,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         return mean.init(params), *(part.init(wide) for part in parts)
 
     def release(updates, state, params=None, **extra_args):
+        """Returns what the other parts make of the private mean, and the states."""
         updates, new, noise_stddev = mean.release(
             updates, state[0], params, **extra_args
         )

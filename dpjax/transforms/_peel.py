@@ -92,6 +92,7 @@ def peel(
         return KeyState.of(key)
 
     def update(updates, state, params=None):
+        """Returns the step from params to a sparse release of params + updates."""
         require_params(params)
         next_key, peel_key = jax.random.split(state.key)
         start, unflatten = flatten(params, "params")

@@ -85,9 +85,11 @@ def factored_grad(
     )
 
     def grad_fn(rows: PyTree) -> tuple[FactoredSamples, PyTree]:
+        """Returns the gradients of rows, factored where possible, and the values."""
         no_shifts = shifts()
 
         def of_example(example):
+            """Returns value, aux, written-out gradients and factors of one example."""
             (value, (aux, residuals)), (full, cotangents) = grad(
                 written_out, no_shifts, example
             )
@@ -117,6 +119,7 @@ def _rule_of(sites, shifts, residuals):
     """
 
     def rule(place, equation, inputs, run):
+        """Returns an equation's results, with shifts at a site or at sites inside."""
         if place in sites:
             residuals[place] = sites[place].residuals(inputs)
             (result,) = run()

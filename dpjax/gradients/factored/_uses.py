@@ -329,6 +329,7 @@ def _moved(equation):
 
 
 def _use(jaxpr, equation, operand, image, place, is_alone):
+    """Returns how an equation uses a parameter: by factors, or `WrittenOut` and why."""
     kind, use = equation.primitive, None
     # Only look-ups outside of loops are supported: places belong to one turn.
     is_first = operand == 0 and is_alone and not image.loops
