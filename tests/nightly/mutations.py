@@ -204,7 +204,7 @@ FAULTS = [
     ),
     Fault(
         "a group's zCDP grows linearly",
-        "return type(event)(event.rho * group_size**2)  # of the range, too",
+        "return type(event)(event.rho * group_size**2)",
         "return type(event)(event.rho * group_size)",
         "tests/unit/accounting/test_group.py",
         "dpjax.accounting._guarantee._event(dpjax.accounting._guarantee.ZCDpEvent(0.5), 3).rho"
@@ -748,7 +748,7 @@ FAULTS = [
     ),
     Fault(
         "ranks change by less than they do",
-        "RANGE = 2.0  # of the scores' change, when one record is replaced",
+        "RANGE = 2.0 ",
         "RANGE = 1.0",
         "tests/unit/solvers/test_quantile.py",
         "near(np.mean(jax.vmap(lambda k: dpjax.solvers.statistics._quantile.choose('exponential', k,"
