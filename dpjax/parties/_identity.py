@@ -82,6 +82,7 @@ def check_fingerprints(fingerprints: object, num_parties: int) -> None:
 
 
 def _signing_key(identity: bytes):
+    """Returns the Ed25519 key of an identity; errors do not show the secret bytes."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:

@@ -103,6 +103,7 @@ class SecureSum:
         fingerprints: Sequence[str] | None = None,
         test_only_random_bytes: RandomBytes | None = None,
     ):
+        """Exchanges signed public keys with all parties, from which masks follow."""
         rule = "given with fingerprints, one of which is its own"
         is_fine = identity is not None or fingerprints is None
         _validate.require(is_fine, "identity", identity, rule)

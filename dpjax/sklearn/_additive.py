@@ -41,6 +41,7 @@ class _Additive(LinearEstimator):
     _errors = _correlations = None  # None without `intervals`
 
     def _check(self, X: Any) -> tuple[np.ndarray, float, float, Key]:
+        """Does the checks of all linear models, and notes which columns get a curve."""
         self._categories = _tables.categories_of(self.categorical_features, X)
         kinds = {name: str(kind).lower() for name, kind in _tables.types_of(X)}
         checked = super()._check(X)
@@ -60,6 +61,7 @@ class _Additive(LinearEstimator):
         offsets: np.ndarray | None = None,
         **release: Any,
     ) -> None:
+        """Fits curves of numbers and weights of categories, and stores their errors."""
         is_number = self._is_number
         # Numbers are standardized; categories are one-hot and need no scale.
         low, high = (ends[is_number] for ends in _tables.ranges_of(self))

@@ -50,6 +50,7 @@ class PrivateEstimator(BaseEstimator):
     epsilon: float
 
     def __sklearn_clone__(self):
+        """Returns a clone; the second warns that each fit spends its budget anew."""
         clone = super().__sklearn_clone__()
         number = _CLONES[clone] = _CLONES.setdefault(self, [0])
         number[0] += 1

@@ -70,6 +70,7 @@ def html_blocks(blocks: Iterable[Block]) -> str:
 
 
 def _html_block(block: Block) -> str:
+    """Returns a paragraph, table, picture, title or list as HTML."""
     match block:
         case Text(text, is_warning):
             mark = ' class="warning"' if is_warning else ""
@@ -244,6 +245,7 @@ class _Panel(NamedTuple):
 
     @classmethod
     def of(cls, name: Any, shape: Shape, band: np.ndarray | None) -> "_Panel":
+        """Returns the panel of a shape; of many names it has those of largest value."""
         num, title = len(shape.grid), short(name, 40)
         if shape.grid.dtype.kind == "f":
             return cls(title, shape, band=band)

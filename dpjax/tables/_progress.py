@@ -35,6 +35,7 @@ class _Line:
                 self._handle.update(content, raw=True)
 
     def _content(self) -> dict[str, str]:
+        """Returns the line as text, and as HTML with a progress bar."""
         stage, done, total = self.said
         if total is not None:
             stage += f", {done} of {total}"

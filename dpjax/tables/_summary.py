@@ -135,6 +135,7 @@ class Summary:
         return [[name, *row] for name, row in zip(names, self.rows, strict=True)]
 
     def __str__(self) -> str:
+        """Returns the table as text, with the sentences and the guarantee below."""
         lines = [[printable(name), *row] for name, *row in self._lines]
         cells = [["", *self.header], *lines]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

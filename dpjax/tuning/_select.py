@@ -292,6 +292,7 @@ class Runs:
     treedefs: dict[int, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Checks the candidates, sets their number, and makes stacked ones arrays."""
         is_fine = callable(self.train_fn)
         _validate.require(is_fine, "train_fn", self.train_fn, "a function")
         if self.is_stacked:
@@ -399,6 +400,7 @@ def _search(
     known: PrivacyGuarantee | None,
     store: Store | None,
 ) -> Progress:
+    """Makes a number of runs drawn from `law`, resumed from the store; returns them."""
     if store is None or store.step is None:
         progress = Progress(draw_count(law, jax.random.fold_in(key, 0)))
         if store is not None:  # saved before any key is used

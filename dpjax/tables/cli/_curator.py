@@ -201,6 +201,10 @@ def _remarks(
 
 
 def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
+    """Returns a message if too few cells match the labels, else an empty text.
+
+    For a target, whose one label is the positive one, too many cells are as wrong.
+    """
     share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
     if is_target:
         if _TOO_FEW_LABELS < share < 1 - _TOO_FEW_LABELS:
@@ -222,6 +226,7 @@ def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str
 
 
 def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
+    """Returns a message if nearly no cell is a number, or many are far, else ""."""
     is_amount = isinstance(kind, BoundedColumn)
     if cells.used <= _NEARLY_NONE * cells.total:
         looks = f"; most are {cells.looks}" if cells.looks else ""
@@ -245,6 +250,7 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
 def _rows(
     kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Table:
+    """Returns a table of the shares of cells that are missing, unread or far."""
     lines, right = [], ["missing", "not read", "beyond 5 scales"]
     for name, kind in kinds.items():
         counts = cells[name]
@@ -321,6 +327,7 @@ def count_texts(column: Column) -> Counter[str]:
 
 
 def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
+    """Counts the most common other text as the reference level, if it is frequent."""
     common = [text[:_LONGEST] for text, _ in Counter(texts).most_common(2)]
     most = max(texts.values(), default=0)
     if cells.used == 0 or most < max(1, _LEAST_REFERENCE * cells.total):

@@ -236,6 +236,7 @@ def _source(content: Mapping[str, Any]) -> Source:
 
 
 def _entry(content: Any) -> Entry:
+    """Returns the entry of a run from the content of the file, and checks its types."""
     of_type(dict, "runs", content)
     names = Spending._fields
     price = Spending(*(number(name, content[name]) for name in names))

@@ -139,6 +139,7 @@ def command(options: type[Options], place: str) -> Callable[..., None]:
 
 
 def _seen_by_typer(name: str, hint: Any, option: Option) -> Any:
+    """Returns typer's argument or option; its errors repeat a wrong number."""
     if option.metavar:
         return typer.Argument(metavar=option.metavar, help=option.help)
     text = option.help.replace("[", r"\[")  # rich reads brackets as markup

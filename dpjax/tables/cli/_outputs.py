@@ -316,6 +316,7 @@ def _steps_of(values: Mapping[str, Any]) -> str:
 
 
 def _table(data: Dataset, scores: list[Score]) -> Rows:
+    """Returns a table of the privacy, test risk and score of each method."""
     table = Rows()
     table.add_column("method", no_wrap=True)
     table.add_column("private")

@@ -106,6 +106,7 @@ def _same(content: Mapping[str, Any], model: Model) -> Model:
 
 
 def _described(content: Mapping[str, Any]) -> Description:
+    """Returns the description that `dpjax describe` wrote as this content."""
     own, numbers, rows = content["privacy"], ("epsilon", "delta"), []
     for row in content["rows"]:
         cells: Any = {k: _ENDS[k] if x is None else x for k, x in row.items()}
@@ -262,6 +263,7 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
 
 
 def _spent(content: Content) -> Rows:
+    """Returns a table of the epsilon and delta of a run, and of its parts."""
     parts = {
         "all together": content["privacy"],
         "of it, centers and scales": content.get("ranges", {}).get("privacy"),
@@ -277,6 +279,7 @@ def _spent(content: Content) -> Rows:
 
 
 def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
+    """Returns the parts of a page that only the report on a model has, by name."""
     parts: dict[str, list[Block]] = {
         "public": [_public(content, model)],
         "settings": [_settings_table(content)],
@@ -302,6 +305,7 @@ def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
 
 
 def _public(content: Content, model: Model) -> Rows:
+    """Returns a table of what columns hold, and whether it was declared or released."""
     ranges, exposure = content.get("ranges", {}).get("columns", {}), model.exposure
     kinds: dict[str, Any] = {**model.columns, model.target_name: model.target}
     if exposure is not None:
@@ -322,6 +326,7 @@ def _public(content: Content, model: Model) -> Rows:
 
 
 def _kind_of(kind: Any) -> str:
+    """Returns what a column holds in words, with its categories or its scale."""
     if kind.categories:
         return f"categories: {_listed(kind.categories)}"
     if not isinstance(kind, Numeric):

@@ -184,6 +184,7 @@ def _has(entry: Any, *names: str) -> bool:
 
 
 def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical | None:
+    """Returns the kind that an entry declares; None if it may be empty and is."""
     where = f"[columns.{toml_key(name)}]"
     if not _has(entry, "categories"):
         return _numeric(where, entry, allows_empty)
@@ -200,6 +201,7 @@ def _column(name: str, entry: Any, allows_empty: bool) -> Numeric | Categorical 
 
 
 def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
+    """Returns the center and scale of an entry; None if it may be empty and is."""
     if allows_empty and entry == {}:
         return None
     is_target = where == "[target]"

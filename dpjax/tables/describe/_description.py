@@ -63,6 +63,7 @@ class Row(NamedTuple):
     high: float
 
     def __str__(self) -> str:
+        """Returns the value and its interval, rounded to digits that noise leaves."""
         half = (self.high - self.low) / 2
         if not half < math.inf:
             return "hidden by noise"
@@ -329,6 +330,7 @@ def _draw_numbers(
     colors: tuple[str, ...],
     ink: str,
 ) -> None:
+    """Draws the histogram of each group, with points of its statistics below."""
     groups = _by(rows, "group")[:_MOST_LINES]
     for place, (_, own) in enumerate(groups):
         bins = [row for row in own if row.statistic == "histogram"]
@@ -356,6 +358,7 @@ def _draw_numbers(
 def _draw_categories(
     panel: Any, rows: list[Row], colors: tuple[str, ...], ink: str, rule: str
 ) -> None:
+    """Draws the counts of categories, or with several groups their shares in each."""
     groups = _by(rows, "group")
     statistic = "count" if len(groups) == 1 else "share"
     groups = groups[: len(_MARKERS) * len(colors)]

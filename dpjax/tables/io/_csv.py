@@ -128,6 +128,7 @@ def _begin(path: Path, text_format: TextFormat) -> tuple[list[str], str, Iterato
 
 
 def _names(header: str, delimiter: str) -> list[str]:
+    """Returns the names in a header line, none if all are empty."""
     import polars as pl
 
     if _UNPRINTED.search(header):

@@ -128,6 +128,7 @@ def batches(
     states = states(state)
 
     def batch(step: int) -> tuple[PyTree, jax.Array]:
+        """Returns the sharded batch of a step, and the mask of its padding rows."""
         # The keys are cloned, so that reading a dataset again gives the same batches.
         again = dataclasses.replace(
             states,

@@ -192,6 +192,7 @@ def frame_columns(frame: Any, names: list[str]) -> dict[str, Column]:
 
 
 def _frame_column(name: str, column: Any) -> Column:
+    """Returns the cells of a frame's column; refuses times, and keeps numbers exact."""
     if isinstance(column, Texts):
         return column
     kind, polars = kind_of(column), sys.modules.get("polars")
@@ -253,6 +254,7 @@ def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
+    """Yields chunks of rows of a Parquet file; refuses columns such as of dates."""
     import polars as pl
 
     with _parquet(path) as file:

@@ -333,6 +333,7 @@ def _added(part: Numbers | Levels, place: int) -> str:
 
 
 def _of_category(part: Levels, place: int) -> str:
+    """Returns SQL for the weight of a cell's category, or zero if it is in none."""
     is_text = f"k{place} = " if _is_by_value(part) else f"t{place} = "
     is_value = f"x{place} = "
     cases = []
@@ -452,6 +453,7 @@ class _Graph:
         return node("MatMul", from_center, constant(rates))
 
     def _of_category(self, part: Levels) -> str:
+        """Adds nodes for the weight of a category; returns the name of their output."""
         from onnx import TensorProto
 
         node, count = self.node, len(part.weights)

@@ -136,6 +136,7 @@ def _model(
     errors: Mapping[str, np.ndarray],
     content: Mapping[str, Any],
 ) -> Model:
+    """Returns the model of a file's arrays and content, whose types it checks."""
     target, privacy, columns, versions = (
         of_type(dict, name, content[name])
         for name in ("target", "privacy", "columns", "versions")

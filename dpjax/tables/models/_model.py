@@ -86,6 +86,7 @@ class Model:
     correlations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        """Checks the parts, and leaves those that need JAX to be made on first use."""
         _validate.choice(_terms.Link, link=self.link)
         is_amount = not self.target.categories and self.target.center == 0
         is_fine = is_amount if self.link == "log" else self.exposure is None
