@@ -203,6 +203,7 @@ class PrivacyFilter:
         return Spending(*(max(0.0, limit - spent) for limit, spent in pairs))
 
     def _price(self, part: PrivacyGuarantee) -> Spending:
+        """Returns the cost of one guarantee, by its event or its epsilon and delta."""
         if self.order == math.inf:
             return Spending(part.epsilon if part.delta == 0 else math.inf, 0.0)
         event = part.dp_event
@@ -216,6 +217,7 @@ class PrivacyFilter:
         return Spending(min(known, response), part.delta)
 
     def _divergence(self, event: DpEvent, relation: NeighboringRelation) -> float:
+        """Bounds the event's Renyi divergence of the filter's order; inf if unknown."""
         order = self.order or 2
         accountant = RdpAccountant([order], neighboring_relation=relation)
         if not accountant.supports(event):

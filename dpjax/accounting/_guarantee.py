@@ -345,6 +345,7 @@ def _any_one(unit: str, relation: NeighboringRelation, num_samples: int | None) 
 def _describe(
     epsilon: float, delta: float, relation: NeighboringRelation, replaced: str
 ) -> str:
+    """Returns the guarantee in words, with epsilon and delta rounded up."""
     neighbours = f"{_NEIGHBOURS[relation]} {replaced}"
     # Rounded up: the text never claims more than is proved.
     shown = rounded_up(epsilon, 4)
@@ -446,6 +447,7 @@ def _multiple(epsilon: float, group_size: int) -> float:
 
 
 def _event(event: DpEvent, group_size: int) -> DpEvent:
+    """Returns the event of a group of records, unsupported where none is known."""
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(event.noise_multiplier / group_size)
     if isinstance(event, ZCDpEvent) and event.xi == 0:

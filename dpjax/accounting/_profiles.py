@@ -349,6 +349,7 @@ def _pure_delta(epsilon: float, delta: float) -> Curve:
 
 
 def _pure_frontier(epsilon: float, delta: float) -> Curve:
+    """Returns (2) for a run of which only epsilon and delta are known."""
     if epsilon > _LARGEST_EPSILON:
         return lambda z: np.where(z > 0, 1.0, delta)
     grown = math.exp(epsilon)

@@ -403,6 +403,7 @@ def epsilon_of_run(
 
 
 def _full_batch_epsilon(multiplier: float, delta: float, run: Sampling) -> float:
+    """Returns epsilon at `delta` as if every step used all records."""
     sensitivity, other = float(run.group_size), run.other_multiplier
     if other == math.inf:
         return gaussian_epsilon(

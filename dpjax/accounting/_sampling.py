@@ -140,6 +140,7 @@ class Sampling:
         return None
 
     def _check_strategy(self, strategy: Strategy) -> None:
+        """Refuses fields for which no privacy cost is proved with the strategy."""
         self._require(
             strategy=(
                 hasattr(strategy, "sensitivity") and hasattr(strategy, "num_bands"),

@@ -283,6 +283,7 @@ def _pure_price(epsilon: float, law: TrialCount) -> float:
 
 
 def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
+    """Returns the epsilon at `delta` of the best run, by the profile of each run."""
     slopes, roots = _support(profile, law)
     # The largest line is sum_k c_k (r - e^b_k)_+: `steps` are c_k, `shifts` are b_k.
     steps = np.diff(slopes, prepend=0.0)

@@ -257,6 +257,7 @@ def _rows_at(
     """
 
     def on_device(rows: jax.Array, data: PyTree) -> tuple[tuple[()], PyTree]:
+        """Returns the device's share of the requested rows and of the padding mask."""
         num_devices = num_shares(axes)
         rows = jnp.pad(rows, (0, -len(rows) % num_devices), constant_values=num_samples)
         if not axes:

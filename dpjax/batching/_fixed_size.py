@@ -69,6 +69,7 @@ class Disjoint(Batching):
     """
 
     def _drawn(self, state, key, data, axis_name):
+        """Returns batch t, on one device as a slice, and zeros after the last step."""
         # On one device take a slice, which is cheaper than rows by index.
         if row_axes(data, axis_name):
             return super()._drawn(state, key, data, axis_name)
@@ -205,6 +206,7 @@ def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
     probability = min((size + spread) / num_samples, 1.0)
 
     def draw(state: tuple[Key, jax.Array, jax.Array]):
+        """Returns the next key, the indices of an attempt, and if they are valid."""
         next_key, coin_key, order_key = jax.random.split(state[0], 3)
         is_head = coins(coin_key, num_samples, probability)
         rows = true_places(is_head, capacity)

@@ -152,6 +152,7 @@ def _add_noise(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
 
 @partial(jax.jit, static_argnums=0)
 def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
+    """Adds noise of the sampler to each leaf, scaled by no less than `scale`."""
     value = jax.tree.map(jnp.asarray, value)
     is_unrounded = isinstance(value, Unrounded)
     wide = as_float32(value.high if is_unrounded else value)
@@ -288,6 +289,7 @@ def _like_value(scale, value):
 
 @partial(jax.jit, static_argnums=0)
 def _noisy_smooth(sampler, key, value, scale, sigma):
+    """Adds noise of shape sigma to each leaf, scaled by no less than its scale."""
     value = jax.tree.map(jnp.asarray, value)
     wide = as_float32(value)
 

@@ -143,6 +143,7 @@ def _choose(
     num_chunks: int | None,
     axis_name: AxisName | None,
 ) -> jax.Array:
+    """Checks the arguments of a selection, and returns the index that it releases."""
     _validate.typed_key(key)
     _validate.positive(epsilon=epsilon, sensitivity_range=sensitivity_range)
     axes = () if axis_name is None else row_axes((), axis_name)
@@ -161,6 +162,7 @@ def _choose(
 
 
 def _check_scores(scores, num_chunks) -> None:
+    """Refuses scores of a chunk that are not a vector of floats, or are too many."""
     shape, dtype = jnp.shape(scores), jnp.result_type(scores)
     _validate.require(
         len(shape) == 1
@@ -212,6 +214,7 @@ def _scan(
         return jax.tree.map(partial(jnp.where, wins), new, best), None
 
     def step(best: _Best, chunk) -> tuple[_Best, None]:
+        """Returns the better of the best candidate so far and the best of a chunk."""
         words, i = chunk
         chunk_key = jax.random.wrap_key_data(words, impl=impl)
         scores = jnp.asarray(score_fn(i)).astype(dtype)

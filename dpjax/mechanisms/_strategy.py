@@ -162,6 +162,7 @@ class BandedToeplitz(Toeplitz):
     coefficients: tuple[float, ...]
 
     def __post_init__(self):
+        """Checks the coefficients, and stores them in float32, divided by the first."""
         _validate.count(num_steps=self.num_steps)
         given = np.asarray(self.coefficients, np.float64)
         _validate.require(
@@ -279,6 +280,7 @@ class BufferedToeplitz(Toeplitz):
     scales: tuple[float, ...]
 
     def __post_init__(self):
+        """Checks decays and scales, and stores them rounded to float32."""
         _validate.count(num_steps=self.num_steps)
         for name in ("decays", "scales"):
             given = getattr(self, name)

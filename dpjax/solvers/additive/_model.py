@@ -308,6 +308,7 @@ def _chosen_terms(
     rest = 1 - math.fsum(choice.shares.values())
 
     def final(key: Key, index: int) -> tuple[Curves, dict[str, Any]]:
+        """Fits lines for index 0, else curves, index - 1 with narrow functions."""
         rare = jnp.zeros(0, "int32") if choice.rare is None else choice.rare
         finest = rare[: max(index - 1, 0)]
         bent = terms if index else terms._replace(knots=())

@@ -119,6 +119,7 @@ def _robust_fit(
     noise_multiplier: float,
     execution: Execution,
 ) -> tuple[Params, dict[str, Any]]:
+    """Releases a fit with the Huber loss by the three steps of `fit`."""
     threshold = jnp.clip(loss.threshold, 1 / LARGEST, LARGEST) / _THRESHOLD
     kind = kind._replace(loss=Huber(_THRESHOLD))
     shares = {
@@ -187,6 +188,7 @@ def _less(targets: jax.Array, center: jax.Array | Scalar, unit: Scalar) -> jax.A
 def _residuals(
     kind: ModelKind, columns: jax.Array, targets: jax.Array, params: Params
 ) -> jax.Array:
+    """Returns the targets less the scores, clipped to finite numbers."""
     weights = params["weights"]
     scores = by_block(
         lambda weights, x: jnp.matmul(kind.basis(x), weights, precision="highest"),
@@ -417,6 +419,7 @@ def _whitened(
     stddevs: jax.Array,
     ones: jax.Array | None,
 ) -> tuple[Whitening, jax.Array]:
+    """Returns a whitening by the noisy moments, and the whitened features."""
     _, num_features = kind.shape(columns)
     moments, stddev = symmetric(num_features + (ones is not None), noisy, stddevs)
     white = whitening(moments, stddev, ones=ones, floors=floors)

@@ -38,6 +38,7 @@ def by_block(
     most = max(_MOST_NUMBERS // max(width, 1), 1)
 
     def of_device(replicated: PyTree, rows: PyTree) -> tuple[PyTree, jax.Array]:
+        """Returns the results for the rows of a device, computed block by block."""
         num_rows = _validate.leading_size(rows, "rows")
         if num_rows <= most:
             return (), function(replicated, rows)

@@ -98,6 +98,7 @@ class DistanceOverGradientsStep(OptaxStep):
     first_distance: Scalar
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        """Returns the chain of the noisy mean, the steps, and averaged iterates."""
         names = {name: name for name in params}
         distance = self.first_distance * self.estimator.l2_clip_norms["weights"]
         if cast(ExampleLoss, self.loss_fn).loss.has_log_link:

@@ -144,6 +144,7 @@ class VertexStep(OptaxStep):
         return self.estimator.sensitivity(self.batches.divisor, size).linf
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        """Returns the chain of the mean without noise and a step to a noisy vertex."""
         return optax.chain(
             self.mean(self.estimator),
             frank_wolfe(

@@ -175,6 +175,7 @@ class PeeledStep(OptaxStep):
         return self.learning_rate * change * ROUNDED_UP
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        """Returns the chain of the mean without noise, a step, and private peeling."""
         estimator = self.estimator_at(params)
         return optax.chain(
             self.mean(estimator),

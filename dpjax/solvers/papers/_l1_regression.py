@@ -160,6 +160,7 @@ def _choose(
     fixed_point, size, record_axes, axes = static
 
     def among(replicated: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
+        """Returns the candidate that permute-and-flip chooses among all devices."""
         (key, _, epsilon), blocks = replicated
         num_candidates = len(candidates)
         num_chunks = -(-num_candidates // size)

@@ -340,6 +340,8 @@ class _Step(OptaxStep):
     smoothness: Scalar
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
+        """Returns the chain of the noisy mean, the penalty, a step and a projection."""
+
         def penalized(updates, params):
             return jax.tree.map(
                 lambda g, w, c: g + self.penalty * (w - c), updates, params, self.center

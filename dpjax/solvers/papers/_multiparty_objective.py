@@ -206,6 +206,7 @@ class _Party:
         gradient_norm: float,
         num_records: Sequence[int],
     ) -> None:
+        """Computes the party's share of the noise, and the grids of the secure sums."""
         self.secure_sum, self.gradient_norm = secure_sum, gradient_norm
         self.objective, self.convexity = plan.objective, plan.convexity
         self.share_stddev = plan.stddev / math.sqrt(secure_sum.num_secret_shares)

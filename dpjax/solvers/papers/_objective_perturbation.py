@@ -293,6 +293,7 @@ def minimize(
         return norm + error <= gradient_norm
 
     def shorten(step: _Step) -> _Step:
+        """Returns the trial point of the shortest gradient, and if it is shorter."""
         factor = jax.scipy.linalg.cho_factor(hessian(step.params))
         newton = jax.scipy.linalg.cho_solve(factor, step.gradient)
         moves = jnp.concatenate(

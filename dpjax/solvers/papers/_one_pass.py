@@ -268,6 +268,7 @@ def _one_pass(
     """Returns the mean of the iterates of (1), relative to the center."""
 
     def step(carry, row):
+        """Takes a step with one record, and updates the mean of the iterates."""
         moved, mean, count = carry
         x, y = (part.astype(jnp.float64) for part in row)
         square, shift = jnp.dot(x, x), jnp.dot(x, center)

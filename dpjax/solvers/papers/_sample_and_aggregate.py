@@ -253,6 +253,7 @@ def _fit_on_host(
     origin, _ = flatten(template, "center")
 
     def fit(rows: np.ndarray) -> np.ndarray:
+        """Returns the result for a subset as a vector, NaN if there is none."""
         try:
             result = fit_fn(jax.tree.map(lambda x: x[rows], arrays))
             if _shapes(result) == _shapes(template):
@@ -268,6 +269,8 @@ def _fit_on_host(
 
 @partial(jax.jit, static_argnums=0)
 def _release(overlap, results, key, origin, diameter, weights, multiplier):
+    """Releases a center of the results, with noise for its smooth sensitivity."""
+
     def point_of(result: jax.Array) -> jax.Array:
         # `smooth_center` needs points in a set of diameter 1.
         offset = (result - origin) / like(diameter, origin)

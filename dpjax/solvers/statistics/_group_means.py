@@ -261,6 +261,7 @@ def _sums(
     seen: SizeHistogram,
     multipliers: tuple[float, float, float],
 ) -> _Sums:
+    """Releases sums and squares of each group, clipped at the bounds or in layers."""
     center, bound, counts, reach, count_stddev = place
     num_samples = groups.values.size
     radii, left_out = radii_of(seen, multipliers[0], num_samples, 1)
@@ -437,6 +438,7 @@ def _bisected_quantiles(
     bound: jax.Array,
     multiplier: Scalar,
 ) -> tuple[jax.Array, jax.Array]:
+    """Releases quantiles of each group by bisection, and returns standard errors."""
     num_groups, quantiles = static
     groups, counts, count_stddev = counted
     num_steps = 2 * len(quantiles) * NUM_MEDIAN_HALVINGS
@@ -503,6 +505,8 @@ def _beside(
     start, end = (jnp.broadcast_to(x, lows.shape) for x in (ends[:-1], ends[1:]))
 
     def first(is_before: Callable[..., jax.Array], bounds: jax.Array) -> jax.Array:
+        """Returns each group's first index whose sample is not before the bound."""
+
         def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> Any:
             low, high = ends
             middle = (low + high) // 2

@@ -130,6 +130,7 @@ def _untuned(
     epsilon: float,
     delta: float,
 ) -> Solution:
+    """Releases a mean or a geometric median without a given estimator."""
     _validate.real(samples=samples)
     rows = _rows(samples)
     multiplier, privacy = one_gaussian(epsilon, delta, len(rows))

@@ -218,6 +218,7 @@ def noisy_bound(
 
 @jax.jit
 def _bound(key: Key, magnitudes: jax.Array, stddev: Scalar, least: Scalar) -> jax.Array:
+    """Returns a bound that few magnitudes exceed, by bisection of its exponent."""
     dtype = magnitudes.dtype
     stddev, least = jnp.asarray(stddev, "float32"), jnp.asarray(least, "float32")
 
@@ -294,6 +295,7 @@ def noisy_excess(
 
 @jax.jit
 def _excess(key: Key, x: jax.Array, bound: jax.Array, stddev: Scalar) -> Excess:
+    """Releases the magnitudes' counts above C / 2 and C, and returns the estimates."""
     stddev = jnp.asarray(stddev, "float32")
     is_above = jnp.stack([(x > bound / 2) & ~(x > bound), x > bound])
     counts = jnp.minimum(jnp.sum(is_above.astype("int32"), axis=1), MOST_RECORDS)
@@ -367,6 +369,7 @@ def median_and_bound(
 def _median(
     key: Key, values: jax.Array, weights: jax.Array, bound: Scalar, stddev: Scalar
 ) -> jax.Array:
+    """Returns medians by bisection, from noisy counts above less those below."""
     is_counted = jnp.expand_dims(weights > 0, tuple(range(1, values.ndim)))
 
     def excess(middle: jax.Array) -> jax.Array:

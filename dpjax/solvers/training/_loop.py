@@ -385,6 +385,7 @@ def _run(
 
     @jax.checkpoint
     def one_step(carry, index):
+        """Takes a step on the next batch, and runs the callback if it is due."""
         params, state, batches = carry
         batch, is_padding_example, batches = batches.batching.draw_within(
             batches, data, axis_name=step.batches.axis_name

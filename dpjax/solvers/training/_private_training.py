@@ -160,6 +160,7 @@ class PrivateTraining:
         microbatch_size: int | None = None,
         relation: NeighboringRelation = REPLACE_ONE,
     ):
+        """Calibrates the noise to the budget, and refuses parts that do not fit."""
         _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
         _validate.count(num_samples=num_samples)
         check_budget(epsilon, delta)
@@ -271,7 +272,10 @@ class PrivateTraining:
         return self._jitted(state, data, row_axes(data, axis_name) or axis_name)
 
     def _step(self, state, data, axis_name):
+        """Returns the next state and its numbers; after the last step, zeros."""
+
         def make(state):
+            """Returns the state after a step, and the numbers that the step shows."""
             batch, is_padding_example, batches = self.batching.draw_within(
                 state.batches, data, axis_name=axis_name
             )
