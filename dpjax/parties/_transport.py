@@ -136,7 +136,7 @@ class _Board:
         self._last = [[b"", b""] for _ in range(num_parties)]
 
     def post(self, party: int, message: bytes) -> list[bytes | None]:
-        """Posts a party's message, and returns all; None for a party that has left."""
+        """Posts a message, and waits for those of all; None is from one that left."""
         deadline = time.monotonic() + self._timeout
         with self._changed:
             index = self._counts[party]

@@ -153,7 +153,7 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
 
     @_progress.shown("reading the records")
     def _fit(self, X: Any, y: Any, sample_weight: Any, exposure: Any = None) -> Self:
-        """Releases the unit of the target, and fits with the rest of the budget."""
+        """Fits scores with the budget that releasing the target's unit leaves."""
         features, epsilon, delta, key = self._check(X)
         loss = self._loss()
         if exposure is not None and not loss.has_log_link:

@@ -254,7 +254,7 @@ def _parquet_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_parquet(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
-    """Yields chunks of rows of a Parquet file; refuses columns such as of dates."""
+    """Yields chunks of rows of a Parquet file; refuses columns of dates or lists."""
     import polars as pl
 
     with _parquet(path) as file:

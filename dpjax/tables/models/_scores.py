@@ -186,7 +186,7 @@ def _of_numbers(
     scale: float,
     is_end: np.ndarray | None,
 ) -> PrivateScores:
-    """Releases quantiles of errors, then means of errors and losses clipped there."""
+    """Releases quantiles of errors, then means of both, clipped to them."""
     kind, unit, factor = "loss", f"target in units of {scale:g}", 1.0
     # With a log link the deviance, twice the loss above its least, is the usual score.
     if isinstance(loss, LogLink):
