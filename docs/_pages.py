@@ -34,8 +34,11 @@ def home(package, name):
 
 
 def write_api(folder):
-    """Writes a page a package, with a table of its names, and a page a name."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Writes a page a package, with a table of its names, and a page a name.
+
+    What an earlier version wrote beside the folder goes first.
+    """
+    shutil.rmtree(folder.parent, ignore_errors=True)
     # A class has its methods, and those of bases that have no page of their own.
     classes = ",".join(x for one in packages() for x in one.__all__ if x[0].isupper())
     options = "   :members:\n   :special-members: __call__\n"

@@ -46,6 +46,7 @@ def rows_at_once(row_bytes: int, sum_bytes: int, bytes_of_rows: int) -> int:
 
 
 def num_bytes(tree: PyTree) -> int:
+    """Returns the size of all arrays of a pytree, in bytes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 

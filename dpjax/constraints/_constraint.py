@@ -167,11 +167,13 @@ class VertexConstraint(Constraint):
 
 
 def check_diameter(norm: str, num_coordinates: int) -> None:
+    """Refuses arguments of `diameter` that are out of their ranges."""
     _validate.require(norm in ("l1", "l2"), "norm", norm, "l1 or l2")
     _validate.count(num_coordinates=num_coordinates)
 
 
 def check_coordinates(num_coordinates: int, expected: int) -> None:
+    """Refuses a number of coordinates other than that of the set."""
     rule = f"{expected}, the coordinates of the set"
     is_fine = num_coordinates == expected
     _validate.require(is_fine, "num_coordinates", num_coordinates, rule)

@@ -301,6 +301,7 @@ def _draw(
 
 
 def dress(panel: Any, rule: str) -> None:
+    """Draws the frame of a panel at its left and bottom alone, in the color `rule`."""
     panel.spines[["top", "right"]].set_visible(False)
     panel.spines[["left", "bottom"]].set_color(rule)
 

@@ -151,7 +151,8 @@ def dp_additive_model(
         key=key,
         epsilon=epsilon,
         delta=delta,
-        **{"offsets": offsets, "weights": weights},
+        offsets=offsets,
+        weights=weights,
     ):
         return solution
     total, privacy = noise_of(epsilon, delta, noise_multiplier, num_samples)

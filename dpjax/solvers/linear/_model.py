@@ -166,7 +166,8 @@ def dp_linear_model(
         key=key,
         epsilon=epsilon,
         delta=delta,
-        **{"offsets": offsets, "weights": weights},
+        offsets=offsets,
+        weights=weights,
     ):
         return solution
     num_samples, num_columns = table.features.shape

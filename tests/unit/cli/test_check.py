@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import dpjax
-from dpjax.datasets import Categorical
+from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli import _terminal
 from dpjax.tables.cli._curator import count_cells
 from tests.unit.cli.command import outputs_of as invoke
@@ -156,6 +156,13 @@ def test_check_counts_and_writes_nothing(folder):
     code, shown, _ = invoke("check", "data.csv", "--schema", "schema.toml")
     assert code == 0
     assert "No target was checked: --target names it." in shown
+
+
+def test_cells_are_counted():
+    column = np.array(["1", "", None, "N/A", "inf", "x", "7", "9e9"], dtype=object)
+    assert count_cells(Numeric(0, 1), column)[:4] == (8, 3, 2, 2)
+    numbers = np.array([np.nan, np.inf, 3.0, 20.0])
+    assert count_cells(Numeric(3, 1), numbers)[:4] == (4, 1, 1, 1)
 
 
 def test_reference_levels_unknown_cells_and_what_does_not_decode():
