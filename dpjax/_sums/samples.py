@@ -170,7 +170,8 @@ class FactoredSamples:
     def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
         """Returns |sample·inverse_unit|^2 for one finite sample."""
         dtype = self.dtype
-        # Adding thousands of leaves in turn rounds thousands of times; a tree does not.
+        # A sequential sum of thousands of leaves rounds thousands of times; a tree of
+        # sums rounds each number only a few times.
         squares = [part.squared_norm(inverse_unit).astype(dtype) for part in self.parts]
         return jax.tree.reduce_associative(
             jnp.add, squares, identity=jnp.zeros((), dtype)

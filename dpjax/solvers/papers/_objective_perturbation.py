@@ -250,7 +250,7 @@ class _Step(NamedTuple):
     params: jax.Array
     gradient: jax.Array
     norm: jax.Array
-    is_shorter: jax.Array
+    has_fallen: jax.Array
 
 
 def minimize(
@@ -261,10 +261,10 @@ def minimize(
     gradient_norm: Scalar,
 ) -> jax.Array:
     """Returns w with a certificate that ||grad J(w)|| <= gradient_norm, or NaN."""
-    # Each round tries Newton steps of several lengths and a gradient step, and keeps
-    # the point with the shortest gradient. The gradient step alone shortens it by a
-    # factor of 1 - 1/kappa at least, kappa the condition number of J. If no gradient is
-    # shorter, only rounding is left.
+    # Each round tries Newton steps of several lengths and a gradient step, and goes to
+    # the point of least gradient norm. The gradient step guarantees that the norm falls
+    # by a factor of at least 1 - 1/kappa, kappa the condition number of J. If the norm
+    # does not fall, only rounding is left.
     loss = objective.loss
     lengths = 2.0 ** -jnp.arange(8, dtype=jnp.float64)
     smoothness = convexity + objective.num_samples * loss.curvature_bound
@@ -292,8 +292,8 @@ def minimize(
         error = objective.rounding(convexity, params_norm, noise_norm)
         return norm + error <= gradient_norm
 
-    def shorten(step: _Step) -> _Step:
-        """Returns the trial point of the shortest gradient, and if it is shorter."""
+    def descend(step: _Step) -> _Step:
+        """Returns the point of least gradient norm, and whether the norm falls."""
         factor = jax.scipy.linalg.cho_factor(hessian(step.params))
         newton = jax.scipy.linalg.cho_solve(factor, step.gradient)
         moves = jnp.concatenate(
@@ -311,7 +311,7 @@ def minimize(
     gradient = gradients(origin[None])[0]
     start = _Step(origin, gradient, jnp.linalg.norm(gradient), jnp.array(True))
     last = jax.lax.while_loop(
-        lambda step: step.is_shorter & ~is_certified(step), shorten, start
+        lambda step: step.has_fallen & ~is_certified(step), descend, start
     )
     return jnp.where(is_certified(last), last.params, jnp.nan)
 
