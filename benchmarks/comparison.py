@@ -23,46 +23,61 @@ WORDS = {True: "yes", False: "**no**", None: "not recorded"}  # of a verdict
 Run = Callable[[str, str, float, int], tuple[Row, Mapping[str, Any]] | None]
 
 
-def add_run_arguments(
-    parser,
-    methods: Iterable[str],
-    problems: Iterable[str],
-    epsilons: Sequence[float],
-    repetitions: int,
-    out: Path,
-) -> None:
-    """Adds what to run, by default all, and the record that it goes to."""
-    parser.add_argument("--methods", nargs="+", default=list(methods))
-    parser.add_argument("--problems", nargs="+", default=list(problems))
-    parser.add_argument("--epsilons", nargs="+", type=float, default=epsilons)
-    parser.add_argument("--repetitions", type=int, default=repetitions)
-    parser.add_argument("--out", type=Path, default=out, help="the record")
-    parser.add_argument("--again", action="store_true", help="also what the record has")
+class Suite(NamedTuple):
+    """One part of a command: what it runs by default, and the record that it goes to.
+
+    `one` maps problem, method, epsilon and repetitions to a row and the facts of the
+    problem; None where the method does not serve it. `others` are problems that run
+    only when they are named; of `packages` the versions are noted.
+    """
+
+    one: Run
+    methods: Collection[str]
+    problems: Collection[str]
+    epsilons: Sequence[float]
+    repetitions: int
+    path: Path
+    packages: Sequence[str] = ()
+    others: Sequence[str] = ()
+
+
+def add_arguments(suites: Mapping[str, Suite], parser) -> None:
+    """Adds a command a suite: what to run, and the record that it goes to."""
+    commands = parser.add_subparsers(dest="part", required=True)
+    for part, suite in suites.items():
+        one = commands.add_parser(part, help="run what the record lacks")
+        one.add_argument("--methods", nargs="+", default=list(suite.methods))
+        one.add_argument("--problems", nargs="+", default=list(suite.problems))
+        one.add_argument("--epsilons", nargs="+", type=float, default=suite.epsilons)
+        one.add_argument("--repetitions", type=int, default=suite.repetitions)
+        one.add_argument("--out", type=Path, default=suite.path, help="the record")
+        one.add_argument(
+            "--again", action="store_true", help="also what the record has"
+        )
 
 
 def run(
-    one: Run,
-    known: Mapping[str, Collection[str]],
+    suites: Mapping[str, Suite],
+    part: str,
     *,
     methods: Sequence[str],
     problems: Sequence[str],
     epsilons: Sequence[float],
     repetitions: int,
     out: Path,
-    again: bool = False,
-    packages: Sequence[str] = (),
+    again: bool,
 ) -> None:
-    """Runs what a record lacks, and merges each row as it comes.
-
-    `one` maps problem, method, epsilon and repetitions to a row and the facts of the
-    problem; None where the method does not serve it. `known` has the methods and the
-    problems that there are; of `packages` the versions are noted.
-    """
-    for kind, names in ("method", methods), ("problem", problems):
+    """Runs what a record lacks, and merges each row as it comes."""
+    suite = suites[part]
+    all_problems = *suite.problems, *suite.others
+    for kind, names, known in (
+        ("method", methods, suite.methods),
+        ("problem", problems, all_problems),
+    ):
         for name in names:
-            if name not in known[kind]:
-                names = ", ".join(known[kind])
-                raise ValueError(f"{kind} = {name!r}: must be one of {names}")
+            if name not in known:
+                must = f"must be one of {', '.join(known)}"
+                raise ValueError(f"{kind} = {name!r}: {must}")
     for epsilon in epsilons:
         if not epsilon > 0:
             raise ValueError(f"epsilon = {epsilon}: must be positive")
@@ -71,7 +86,7 @@ def run(
 
     def found(place: record.Place) -> record.Found | None:
         problem, method, epsilon = place
-        if (pair := one(problem, method, epsilon, repetitions)) is None:
+        if (pair := suite.one(problem, method, epsilon, repetitions)) is None:
             return None
         row, facts = pair
         said = row.get("left_out") or ""
@@ -86,7 +101,7 @@ def run(
         found,
         is_there=lambda row, _: len(row["excess"]) >= repetitions,
         again=again,
-        about=record.about_run((*PACKAGES, *packages)),
+        about=record.about_run((*PACKAGES, *suite.packages)),
     )
 
 

@@ -1,4 +1,4 @@
-"""One claim under attack, and the list that every case enters."""
+"""One claim under attack."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +11,6 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.audit import Audit, epsilon_lower_bound
 from dpjax.audit._releases import Release, Statistic
 from dpjax.solvers import Solution
-
-# Builders of cases by name, in the order in which their files are imported.
-BUILDERS: dict[str, Callable[[], "Case"]] = {}
 
 
 @dataclass(frozen=True)
@@ -52,10 +49,7 @@ class Case:
         )
 
 
-def audited(build: Callable[[], Case]) -> Callable[[], Case]:
-    """Enters a case under the name of the function that builds it."""
-    BUILDERS[build.__name__] = build
-    return build
+Build = Callable[[], Case]  # an entry of a table of cases, under its name
 
 
 def of(solver: Callable[..., Solution], *first: Any, **options: Any):

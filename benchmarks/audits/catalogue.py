@@ -22,7 +22,7 @@ from benchmarks.audits import (
     solvers,
     transforms,
 )
-from benchmarks.audits.case import BUILDERS, Case
+from benchmarks.audits.case import Case
 from dpjax._rounding import rounded_down, rounded_up
 
 SEED = 0  # that of `benchmarks audit`, which finds the same
@@ -38,35 +38,33 @@ class _Cases(Mapping[str, Case]):
     """Cases by name, each built when it is first asked for."""
 
     def __init__(self) -> None:
-        self._names = [name for layer in LAYERS for name in names_of(layer)]
+        parts = [part.CASES for layer in LAYERS.values() for part in layer]
+        self._builders = {name: one[name] for one in parts for name in one}
         self._build = functools.cache(
-            lambda name: dataclasses.replace(BUILDERS[name](), name=name)
+            lambda name: dataclasses.replace(self._builders[name](), name=name)
         )
 
     def __getitem__(self, name: str) -> Case:
         return self._build(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._builders)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._builders)
+
+
+_CASES = _Cases()
 
 
 def names_of(layer: str) -> list[str]:
     """Returns the names of a layer's cases, in the order of its files."""
-    return [
-        name
-        for part in LAYERS[layer]
-        for name, build in BUILDERS.items()
-        if build.__module__ == part.__name__
-    ]
+    return [name for part in LAYERS[layer] for name in part.CASES]
 
 
-@functools.cache
 def cases() -> Mapping[str, Case]:
     """Returns all mechanisms, transforms, solvers and scores, as cases by name."""
-    return _Cases()
+    return _CASES
 
 
 @dataclasses.dataclass(frozen=True)

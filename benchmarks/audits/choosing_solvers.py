@@ -7,19 +7,12 @@ that tie is ahead.
 import jax
 import jax.numpy as jnp
 
-from benchmarks.audits.case import Case, audited, last_turned, linear, of, solved
+from benchmarks.audits.case import Build, Case, last_turned, linear, of, solved
 from dpjax import constraints, solvers
 from dpjax.estimators import Winsorization
 
 
-@audited
-def dp_frank_wolfe() -> Case:
-    """One of two vertices that tie falls behind in the last step."""
-    return _chosen(4, epsilon=1.0)
-
-
-@audited
-def dp_frank_wolfe_composed() -> Case:
+def _dp_frank_wolfe_composed() -> Case:
     """The better of two vertices becomes the worse one in all eight steps."""
 
     def rate(step: jax.Array) -> jax.Array:
@@ -29,16 +22,14 @@ def dp_frank_wolfe_composed() -> Case:
     return _chosen(9, num_against=4, learning_rate=rate, **options)
 
 
-@audited
-def dp_lasso() -> Case:
+def _dp_lasso() -> Case:
     """One of two vertices that tie falls behind."""
     solve = of(solvers.dp_lasso, epsilon=1.0, delta=0.0, threshold=1.0, num_steps=1)
     features, targets = jnp.ones((2, 1)), jnp.array([9.0, 9.0])
     return solved(solve, (features, targets), (features, targets.at[1].set(-9.0)))
 
 
-@audited
-def dp_l1_regression() -> Case:
+def _dp_l1_regression() -> Case:
     """One of two candidates that tie falls behind."""
     options = {"epsilon": 2.0, "candidates": jnp.eye(2), "truncation": 1.0}
     # A record fits one candidate and is truncated at the other.
@@ -48,8 +39,7 @@ def dp_l1_regression() -> Case:
     return solved(solve, (features, targets), neighbor)
 
 
-@audited
-def dp_quantile() -> Case:
+def _dp_quantile() -> Case:
     """The smaller of two samples jumps over the other.
 
     Half of the budget is for the interval, which so few samples have not. With all of
@@ -59,8 +49,7 @@ def dp_quantile() -> Case:
     return solved(solve, jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5]))
 
 
-@audited
-def dp_center_and_scale() -> Case:
+def _dp_center_and_scale() -> Case:
     """One record leaves the lowest bin of sizes for the highest of three.
 
     The scale shows them, at 45 per cent of the budget. Numbers lie on both sides of
@@ -87,3 +76,14 @@ def _chosen(
     data = jnp.tile(jnp.array([[1.0, -1.0]]), (num_samples, 1))
     data = data.at[:num_against].multiply(-1)
     return solved(solve, data, last_turned(data))
+
+
+CASES: dict[str, Build] = {
+    # One of two vertices that tie falls behind in the last step.
+    "dp_frank_wolfe": lambda: _chosen(4, epsilon=1.0),
+    "dp_frank_wolfe_composed": _dp_frank_wolfe_composed,
+    "dp_lasso": _dp_lasso,
+    "dp_l1_regression": _dp_l1_regression,
+    "dp_quantile": _dp_quantile,
+    "dp_center_and_scale": _dp_center_and_scale,
+}

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import DpEvent, LaplaceDpEvent, UnsupportedDpEvent, ZCDpEvent
 
-from benchmarks.audits.case import Case, audited
+from benchmarks.audits.case import Build, Case
 from dpjax import accounting, mechanisms
 from dpjax._types import Key, PeelingNoise, SelectionName
 from dpjax.accounting import PrivacyGuarantee
@@ -25,8 +25,7 @@ _DELTA = 0.05
 _SMOOTH_MULTIPLIER = 8.0
 
 
-@audited
-def gaussian() -> Case:
+def _gaussian() -> Case:
     """Noise for (1, 1e-5) on values at l2 distance 1."""
     epsilon, delta = 1.0, 1e-5
     stddev = accounting.gaussian_stddev(epsilon, delta, sensitivity=1.0)
@@ -39,28 +38,7 @@ def gaussian() -> Case:
     )
 
 
-@audited
-def laplace() -> Case:
-    """Noise for epsilon = 1 on values at l1 distance 1."""
-    return Case(
-        lambda key, value: mechanisms.laplace(key, value, scale=1.0),
-        *(jnp.zeros(2), jnp.array([0.0, 1.0])),
-        _pure(1.0, LaplaceDpEvent(1.0)),
-    )
-
-
-@audited
-def laplace_l2() -> Case:
-    """Noise for epsilon = 1 on values at l2 distance 1, in a plane."""
-    return Case(
-        lambda key, value: mechanisms.laplace(key, value, scale=1.0, norm="l2"),
-        *(jnp.zeros(2), jnp.array([0.6, 0.8])),
-        _pure(1.0, LaplaceDpEvent(1.0)),
-    )
-
-
-@audited
-def laplace_log_normal() -> Case:
+def _laplace_log_normal() -> Case:
     """A value that moves by its smooth sensitivity, which moves by its e^t."""
 
     def statistic(value: jax.Array) -> jax.Array:
@@ -69,8 +47,7 @@ def laplace_log_normal() -> Case:
     return _smooth("laplace_log_normal", statistic, smoothness=0.0002, sigma=0.1)
 
 
-@audited
-def arsinh_normal() -> Case:
+def _arsinh_normal() -> Case:
     """A value that moves by its smooth sensitivity, which moves by its e^t."""
 
     def statistic(value: jax.Array) -> jax.Array:
@@ -81,8 +58,7 @@ def arsinh_normal() -> Case:
     return _smooth("arsinh_normal", statistic, smoothness=0.00002, sigma=1.0)
 
 
-@audited
-def discrete_gaussian() -> Case:
+def _discrete_gaussian() -> Case:
     """Integers at l2 distance 100 under noise of the same stddev."""
     stddev = 100
 
@@ -107,35 +83,27 @@ def discrete_gaussian() -> Case:
     return Case(release, data, neighbor, privacy)
 
 
-@audited
-def exponential() -> Case:
-    """One score of many rises by the range, and its candidate is rare."""
-    scores = jnp.zeros(40)
-    return _chosen("exponential", 2.0, scores, scores.at[0].set(1.0))
-
-
-@audited
-def permute_and_flip() -> Case:
-    """Of two candidates the worse one's score falls behind by the range."""
-    scores = jnp.array([1.0, 1.0])
-    return _chosen("permute_and_flip", 1.0, scores, scores.at[0].set(0.0))
-
-
-@audited
-def peeling() -> Case:
+def _peeling() -> Case:
     """Of two equal coordinates one rises by the linf sensitivity, one falls."""
     rho = 0.5
     privacy, scale = _zero_concentrated(rho), math.sqrt(1 / rho)
     return _peeled([100.0, 100.0], [101.0, 99.0], privacy, scale, scale)
 
 
-@audited
-def peeling_laplace() -> Case:
+def _peeling_laplace() -> Case:
     """The coordinate that is behind falls behind further, and rarely comes first."""
     epsilon = 1.5
     privacy, scale = _pure(epsilon, UnsupportedDpEvent()), 3 / epsilon
     settings = privacy, scale, math.sqrt(2) * scale, "laplace", 400_000
     return _peeled([104.0, 100.0], [105.0, 99.0], *settings)
+
+
+def _laplace(neighbor: list[float], norm: Literal["l1", "l2"]) -> Case:
+    """Noise for epsilon = 1 on values at distance 1."""
+    return Case(
+        lambda key, value: mechanisms.laplace(key, value, scale=1.0, norm=norm),
+        *(jnp.zeros(2), jnp.array(neighbor), _pure(1.0, LaplaceDpEvent(1.0))),
+    )
 
 
 def _peeled(
@@ -157,12 +125,14 @@ def _peeled(
 
 
 def _chosen(
-    name: SelectionName, epsilon: float, scores: jax.Array, other: jax.Array
+    name: SelectionName, epsilon: float, scores: list[float], first: float
 ) -> Case:
+    """The first candidate has another score in the neighbour."""
     mechanism = getattr(mechanisms, name)
     release = partial(mechanism, epsilon=epsilon, sensitivity_range=1.0)
     event = accounting.selection_event(epsilon, mechanism=name)
-    return Case(release, scores, other, _pure(epsilon, event))
+    data = jnp.array(scores)
+    return Case(release, data, data.at[0].set(first), _pure(epsilon, event))
 
 
 def _pure(epsilon: float, event: DpEvent) -> PrivacyGuarantee:
@@ -195,3 +165,19 @@ def _smooth(
         statistic,
         num_releases=200_000,
     )
+
+
+CASES: dict[str, Build] = {
+    "gaussian": _gaussian,
+    "laplace": lambda: _laplace([0.0, 1.0], "l1"),
+    "laplace_l2": lambda: _laplace([0.6, 0.8], "l2"),
+    "laplace_log_normal": _laplace_log_normal,
+    "arsinh_normal": _arsinh_normal,
+    "discrete_gaussian": _discrete_gaussian,
+    # One score of many rises by the range, and its candidate is rare.
+    "exponential": lambda: _chosen("exponential", 2.0, [0.0] * 40, 1.0),
+    # Of two candidates the worse one's score falls behind by the range.
+    "permute_and_flip": lambda: _chosen("permute_and_flip", 1.0, [1.0, 1.0], 0.0),
+    "peeling": _peeling,
+    "peeling_laplace": _peeling_laplace,
+}

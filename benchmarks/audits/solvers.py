@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.audits.case import Case, audited, last_turned, linear, of, solved
+from benchmarks.audits.case import Build, Case, last_turned, linear, of, solved
 from dpjax import estimators, losses, parties, solvers
 from dpjax._types import Key, PyTree
 from dpjax.estimators import Clipping, Winsorization
@@ -23,34 +23,14 @@ _OBJECTIVE = {
 }
 
 
-def _mean(samples: jax.Array, neighbor: jax.Array, **options: Any) -> Case:
+def _mean(samples: jax.Array, num_turned: int | None = None, **options: Any) -> Case:
+    """The first samples turn round, by default all."""
     solve = of(solvers.dp_mean, epsilon=4.0, delta=1e-5, **options)
+    neighbor = samples.at[:num_turned].multiply(-1)
     return solved(solve, samples, neighbor, is_gaussian=True)
 
 
-@audited
-def dp_mean() -> Case:
-    """Of 500 numbers one changes sign, and is far beyond all others."""
-    samples = jnp.linspace(-1.0, 1.0, 500)
-    return _mean(samples.at[0].set(1e6), samples.at[0].set(-1e6))
-
-
-@audited
-def dp_mean_geometric_median() -> Case:
-    """A record far out turns round, and with it its unit vectors in all steps."""
-    data = jnp.zeros((4, 2)).at[-1].set(jnp.array([3e9, 4e9]))
-    return _mean(data, -data, method="geometric_median")
-
-
-@audited
-def dp_mean_truncated() -> Case:
-    """An infinite sample changes sign."""
-    samples = jnp.array([0.0, jnp.inf])
-    return _mean(samples, -samples, estimator=estimators.SmoothedTruncation(1.0))
-
-
-@audited
-def dp_histogram() -> Case:
+def _dp_histogram() -> Case:
     """A record leaves the first bin for the last."""
     edges = jnp.arange(5.0)
     solve = of(solvers.dp_histogram, epsilon=4.0, delta=1e-5, edges=edges)
@@ -58,8 +38,7 @@ def dp_histogram() -> Case:
     return solved(solve, samples, samples.at[0].set(3.5), is_gaussian=True)
 
 
-@audited
-def dp_group_means() -> Case:
+def _dp_group_means() -> Case:
     """A record changes its group, and is far beyond all others."""
     solve = of(solvers.dp_group_means, epsilon=4.0, delta=1e-5, num_groups=2)
     samples = jnp.linspace(-1.0, 1.0, 500).at[0].set(1e6)
@@ -71,8 +50,7 @@ def dp_group_means() -> Case:
     )
 
 
-@audited
-def dp_mean_trimmed() -> Case:
+def _dp_mean_trimmed() -> Case:
     """Sixteen coordinates cross the clamp."""
     estimator = estimators.TrimmedMean(0.34, lower=-1.0, upper=1.0)
     solve = of(solvers.dp_mean, epsilon=2.0, delta=0.05, estimator=estimator)
@@ -83,40 +61,14 @@ def dp_mean_trimmed() -> Case:
     )
 
 
-@audited
-def dp_iterative_hard_thresholding() -> Case:
-    """The two entries of the parameters change places."""
-    return _peeled(epsilon=2.0, delta=0.05)
-
-
-@audited
-def dp_iterative_hard_thresholding_pure() -> Case:
-    """The two entries of the parameters change places."""
-    return _peeled(epsilon=2.0, delta=0.0)
-
-
-@audited
-def dp_sparse_linear_regression() -> Case:
-    """Of two entries, the one that is not zero becomes zero."""
-    return _regressed(learning_rate=1.0)
-
-
-@audited
-def dp_sparse_linear_regression_scaled() -> Case:
-    """The same, with a step size that is chosen privately."""
-    return _regressed(learning_rate=None)
-
-
-@audited
-def dp_objective_perturbation() -> Case:
+def _dp_objective_perturbation() -> Case:
     """The only label turns round, where the loss has its full slope."""
     solve = of(solvers.dp_objective_perturbation, **_OBJECTIVE)
     features, labels = jnp.ones((1, 1)), jnp.ones(1)
     return solved(solve, (features, labels), (features, -labels))
 
 
-@audited
-def dp_sample_and_aggregate() -> Case:
+def _dp_sample_and_aggregate() -> Case:
     """The first result crosses the ball, and with it the centre.
 
     The rest of the claim is for a scale that may differ, which here it does not.
@@ -127,8 +79,7 @@ def dp_sample_and_aggregate() -> Case:
     return solved(solve, samples, samples.at[0].set(0.5))
 
 
-@audited
-def dp_multiparty_gradient_descent() -> Case:
+def _dp_multiparty_gradient_descent() -> Case:
     """Both iterates of two parties with a record each, one of which turns round.
 
     They tell what the parties' two sums tell, and the case is for those who know no
@@ -161,8 +112,7 @@ def dp_multiparty_gradient_descent() -> Case:
     return Case(release, data, last_turned(data), privacy, **limits)
 
 
-@audited
-def dp_multiparty_objective_perturbation() -> Case:
+def _dp_multiparty_objective_perturbation() -> Case:
     """One of two parties' labels turns round, where the loss has its full slope.
 
     A run takes 80 ms, so 2,000 releases. Released are the parameters alone: the
@@ -218,3 +168,31 @@ def _regressed(*, learning_rate: float | None) -> Case:
     solve = of(solvers.dp_sparse_linear_regression, **options)
     features, targets = jnp.array([[1.0, 1.0], [1.0, -1.0]]), jnp.ones(2)
     return solved(solve, (features, targets), (last_turned(features), targets))
+
+
+CASES: dict[str, Build] = {
+    # Of 500 numbers one changes sign, and is far beyond all others.
+    "dp_mean": lambda: _mean(jnp.linspace(-1.0, 1.0, 500).at[0].set(1e6), num_turned=1),
+    # A record far out turns round, and with it its unit vectors in all steps.
+    "dp_mean_geometric_median": lambda: _mean(
+        jnp.zeros((4, 2)).at[-1].set(jnp.array([3e9, 4e9])), method="geometric_median"
+    ),
+    # An infinite sample changes sign.
+    "dp_mean_truncated": lambda: _mean(
+        jnp.array([0.0, jnp.inf]), estimator=estimators.SmoothedTruncation(1.0)
+    ),
+    "dp_histogram": _dp_histogram,
+    "dp_group_means": _dp_group_means,
+    "dp_mean_trimmed": _dp_mean_trimmed,
+    # The two entries of the parameters change places.
+    "dp_iterative_hard_thresholding": lambda: _peeled(epsilon=2.0, delta=0.05),
+    "dp_iterative_hard_thresholding_pure": lambda: _peeled(epsilon=2.0, delta=0.0),
+    # Of two entries, the one that is not zero becomes zero.
+    "dp_sparse_linear_regression": lambda: _regressed(learning_rate=1.0),
+    # The same, with a step size that is chosen privately.
+    "dp_sparse_linear_regression_scaled": lambda: _regressed(learning_rate=None),
+    "dp_objective_perturbation": _dp_objective_perturbation,
+    "dp_sample_and_aggregate": _dp_sample_and_aggregate,
+    "dp_multiparty_gradient_descent": _dp_multiparty_gradient_descent,
+    "dp_multiparty_objective_perturbation": _dp_multiparty_objective_perturbation,
+}

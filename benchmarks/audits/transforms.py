@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 
-from benchmarks.audits.case import Case, audited, last_turned
+from benchmarks.audits.case import Build, Case, last_turned
 from dpjax import accounting, estimators, transforms
 from dpjax._types import (
     ADD_OR_REMOVE_ONE,
@@ -68,55 +68,25 @@ def gaussian_claim(
     )
 
 
-# -- Means with noise ------------------------------------------------------------------
-
-
-def _enter_kinds_of_one_number() -> None:
-    """The gradient with the largest influence turns round."""
+def _kinds_of_one_number() -> dict[str, Build]:
+    """The gradient with the largest influence turns round, a case an estimator."""
+    cases: dict[str, Build] = {}
     for kind in vars(estimators).values():
         if isinstance(kind, type) and issubclass(kind, Estimator):
             fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
             if sum(x.default is dataclasses.MISSING for x in fields) == 1:
-                _enter(kind)
+                words = re.sub("(?=[A-Z])", "_", kind.__name__).lower()
+                cases[f"privatize{words}"] = partial(_of_kind, kind)
+    return cases
 
 
-def _enter(kind: type[Any]) -> None:
-    def build() -> Case:
-        estimator = kind(1.0)
-        most = max(_TURNED, key=lambda x: float(jnp.abs(estimator(jnp.array(x))).max()))
-        return _privatized(estimator, most)
-
-    words = re.sub("(?=[A-Z])", "_", kind.__name__).lower()
-    build.__name__ = f"privatize{words}"
-    audited(build)
+def _of_kind(kind: type[Any]) -> Case:
+    estimator = kind(1.0)
+    most = max(_TURNED, key=lambda x: float(jnp.abs(estimator(jnp.array(x))).max()))
+    return _privatized(estimator, most)
 
 
-_enter_kinds_of_one_number()
-
-
-@audited
-def privatize_median_of_means() -> Case:
-    """Of 3, 2 and 2 gradients the last group is the median."""
-    grads = [[1.0]] * 3 + [[-1.0]] * 2 + [[1.0]] * 2
-    return _privatized(MedianOfMeans(Truncation(1.0), num_groups=3), grads)
-
-
-@audited
-def privatize_grouped() -> Case:
-    """Two groups turn round at once, by bounds of their own."""
-    estimator = Grouped(Clipping(jnp.array([1.0, 3.0])), ("0", "1"))
-    return _privatized(estimator, (jnp.array(_TURNED[1]), jnp.array([[0.0], [9.0]])))
-
-
-@audited
-def privatize_scaled() -> Case:
-    """Coordinates turn round that are of other scales."""
-    estimator = Scaled(Winsorization(1.0), jnp.array([0.01, 100.0]))
-    return _privatized(estimator, [[0.0, 0.0], [9.0, -999.0]])
-
-
-@audited
-def privatize_added_record() -> Case:
+def _privatize_added_record() -> Case:
     """A row of a padded batch is filled, under add/remove."""
     multiplier, privacy = gaussian_claim(relation=ADD_OR_REMOVE_ONE)
     options = {"normalize_by": 2.0, "relation": ADD_OR_REMOVE_ONE}
@@ -133,8 +103,7 @@ def privatize_added_record() -> Case:
     return Case(release, data, neighbor, privacy, is_gaussian=True)
 
 
-@audited
-def add_gaussian_noise() -> Case:
+def _add_gaussian_noise() -> Case:
     """Noise for the sensitivity of a mean, which one gradient moves."""
     multiplier, privacy = gaussian_claim()
     estimator = Winsorization(1.0)
@@ -147,8 +116,7 @@ def add_gaussian_noise() -> Case:
     return _of_update(make, [[0.0, 0.0], [9.0, -9.0]], privacy, is_gaussian=True)
 
 
-@audited
-def privatize_trimmed_mean() -> Case:
+def _privatize_trimmed_mean() -> Case:
     """Sixteen coordinates cross the clamp, as far as one gradient can move them."""
 
     def statistic(mean: jax.Array) -> jax.Array:
@@ -159,8 +127,7 @@ def privatize_trimmed_mean() -> Case:
     return _smoothly_privatized(estimator, grads, statistic=statistic)
 
 
-@audited
-def privatize_trimmed_mean_smooth() -> Case:
+def _privatize_trimmed_mean_smooth() -> Case:
     """The smooth sensitivity grows by its e^t, and the mean moves by all of it.
 
     A tenth of the claim shows, which adds up the cost of a new scale and that of a
@@ -181,40 +148,14 @@ def privatize_trimmed_mean_smooth() -> Case:
     return _smoothly_privatized(estimator, grads, neighbor=neighbor)
 
 
-# -- Choices ---------------------------------------------------------------------------
-
-
-@audited
-def frank_wolfe() -> Case:
-    """The rarer of two vertices gets rarer."""
-    return _frank_wolfe("exponential", 2.0, num_others=2)
-
-
-@audited
-def frank_wolfe_permute_and_flip() -> Case:
-    """One of two vertices that tie falls behind."""
-    return _frank_wolfe("permute_and_flip", 1.0, num_others=1)
-
-
-@audited
-def peel() -> Case:
-    """The two entries of the parameters change places."""
-    return _peeled("gumbel", _RHO, _zero_concentrated_claim())
-
-
-@audited
-def peel_laplace() -> Case:
+def _peel_laplace() -> Case:
     """The two entries of the parameters change places."""
     epsilon = 2.0
     privacy = PrivacyGuarantee.of(epsilon, 0.0, dp_event=UnsupportedDpEvent())
     return _peeled("laplace", 5 * epsilon**2 / 18, privacy)
 
 
-# -- Successive updates, and what an update keeps in its state -------------------------
-
-
-@audited
-def dp_sgd() -> Case:
+def _dp_sgd() -> Case:
     """Both updates of a run, each moved by one gradient."""
 
     def make(key: Key, multiplier: float) -> Transform:
@@ -224,8 +165,7 @@ def dp_sgd() -> Case:
     return _two_updates(make)
 
 
-@audited
-def chain() -> Case:
+def _chain() -> Case:
     """Both updates of a run with momentum, moved by one gradient."""
 
     def make(key: Key, multiplier: float) -> Transform:
@@ -235,8 +175,7 @@ def chain() -> Case:
     return _two_updates(make)
 
 
-@audited
-def accumulate() -> Case:
+def _accumulate() -> Case:
     """A gradient turns round that is the second of two pieces."""
     multiplier, privacy = gaussian_claim()
 
@@ -251,8 +190,7 @@ def accumulate() -> Case:
     return Case(release, pieces, last_turned(pieces), privacy, is_gaussian=True)
 
 
-@audited
-def privatize_adaptive_threshold() -> Case:
+def _privatize_adaptive_threshold() -> Case:
     """A gradient turns round, and is longer than the threshold.
 
     At half of the budget each, neither the mean nor the threshold alone shows 2.8.
@@ -268,35 +206,6 @@ def privatize_adaptive_threshold() -> Case:
 
     grads = jnp.array([[0.0, 0.0], [0.6, 0.8]])
     return Case(release, grads * 0.9999, grads * -1e15, privacy, is_gaussian=True)
-
-
-# -- Correlated noise: all updates of a run, moved by one record's steps ---------------
-
-
-@audited
-def privatize_correlated_bands() -> Case:
-    """All four steps see the record."""
-    return _run(BandedToeplitz.square_root(_NUM_STEPS, 2), Full())
-
-
-@audited
-def privatize_correlated_buffers() -> Case:
-    """All four steps see the record."""
-    return _run(BufferedToeplitz(_NUM_STEPS, decays=(0.5,), scales=(0.5,)), Full())
-
-
-@audited
-def privatize_correlated_tree() -> Case:
-    """All four steps see the record."""
-    return _run(BinaryTree(_NUM_STEPS), Full())
-
-
-@audited
-def privatize_correlated_cyclic() -> Case:
-    """Two steps may see the record, with probability 1/2 each."""
-    strategy = BandedToeplitz.square_root(_NUM_STEPS, 2)
-    batching = CyclicPoisson(1.0, cycle_length=2, capacity=2)
-    return _run(strategy, batching, delta=0.01)
 
 
 def _zero_concentrated_claim() -> PrivacyGuarantee:
@@ -388,6 +297,7 @@ def _two_updates(make: Callable[[Key, float], Transform]) -> Case:
 
 
 def _run(strategy: Strategy, batching: Batching, *, delta: float = 1e-5) -> Case:
+    """Audits all updates of a run, moved by one record's steps."""
     sizes, budget = (len(_RECORDS), _NUM_STEPS), {"epsilon": 4.0, "delta": delta}
     sampling = batching.sampling(*sizes, strategy=strategy)
     multiplier = accounting.noise_multiplier(**budget, sampling=sampling)
@@ -410,3 +320,54 @@ def _run(strategy: Strategy, batching: Batching, *, delta: float = 1e-5) -> Case
     privacy = PrivacyGuarantee.of(**budget, dp_event=event)
     is_gaussian = sampling.sampling_prob == 1
     return Case(release, data, -data, privacy, is_gaussian=is_gaussian)
+
+
+CASES: dict[str, Build] = {
+    **_kinds_of_one_number(),
+    # Of 3, 2 and 2 gradients the last group is the median.
+    "privatize_median_of_means": lambda: _privatized(
+        MedianOfMeans(Truncation(1.0), num_groups=3),
+        [[1.0]] * 3 + [[-1.0]] * 2 + [[1.0]] * 2,
+    ),
+    # Two groups turn round at once, by bounds of their own.
+    "privatize_grouped": lambda: _privatized(
+        Grouped(Clipping(jnp.array([1.0, 3.0])), ("0", "1")),
+        (jnp.array(_TURNED[1]), jnp.array([[0.0], [9.0]])),
+    ),
+    # Coordinates turn round that are of other scales.
+    "privatize_scaled": lambda: _privatized(
+        Scaled(Winsorization(1.0), jnp.array([0.01, 100.0])),
+        [[0.0, 0.0], [9.0, -999.0]],
+    ),
+    "privatize_added_record": _privatize_added_record,
+    "add_gaussian_noise": _add_gaussian_noise,
+    "privatize_trimmed_mean": _privatize_trimmed_mean,
+    "privatize_trimmed_mean_smooth": _privatize_trimmed_mean_smooth,
+    # The rarer of two vertices gets rarer.
+    "frank_wolfe": lambda: _frank_wolfe("exponential", 2.0, num_others=2),
+    # One of two vertices that tie falls behind.
+    "frank_wolfe_permute_and_flip": lambda: _frank_wolfe(
+        "permute_and_flip", 1.0, num_others=1
+    ),
+    # The two entries of the parameters change places.
+    "peel": lambda: _peeled("gumbel", _RHO, _zero_concentrated_claim()),
+    "peel_laplace": _peel_laplace,
+    "dp_sgd": _dp_sgd,
+    "chain": _chain,
+    "accumulate": _accumulate,
+    "privatize_adaptive_threshold": _privatize_adaptive_threshold,
+    # Under correlated noise all four steps see the record.
+    "privatize_correlated_bands": lambda: _run(
+        BandedToeplitz.square_root(_NUM_STEPS, 2), Full()
+    ),
+    "privatize_correlated_buffers": lambda: _run(
+        BufferedToeplitz(_NUM_STEPS, decays=(0.5,), scales=(0.5,)), Full()
+    ),
+    "privatize_correlated_tree": lambda: _run(BinaryTree(_NUM_STEPS), Full()),
+    # Two steps may see the record, with probability 1/2 each.
+    "privatize_correlated_cyclic": lambda: _run(
+        BandedToeplitz.square_root(_NUM_STEPS, 2),
+        CyclicPoisson(1.0, cycle_length=2, capacity=2),
+        delta=0.01,
+    ),
+}

@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks deep`: trains networks that the record lacks.
+"""What `python -m benchmarks deep` runs: networks that the record lacks.
 
 A row's `excess` is over a loss of zero: the test loss itself.
 """
@@ -12,8 +12,7 @@ import jax
 import numpy as np
 import optax
 
-from benchmarks import comparison
-from benchmarks.comparison import LARGEST_EXCESS, key_of, keys_of
+from benchmarks.comparison import LARGEST_EXCESS, Suite, key_of, keys_of
 from benchmarks.deep import methods, tasks
 from benchmarks.deep.methods import BARS, NUM_STEPS, Recipe, plan, train_all
 from benchmarks.deep.tasks import Task
@@ -25,21 +24,6 @@ EPSILONS = (1.0, 3.0, 8.0)
 METHODS = {**BARS, **methods.RECIPES}
 TITLES = {name: one.title for name, one in METHODS.items()} | methods.UNTUNED
 SEED = 23
-
-
-def add_arguments(parser):
-    """Adds the commands below `deep`."""
-    commands = parser.add_subparsers(dest="part", required=True)
-    run = commands.add_parser("run", help="train what the record lacks")
-    comparison.add_run_arguments(run, TITLES, tasks.NAMES, EPSILONS, 4, PATH)
-
-
-def main(part, **options):
-    """Runs the command."""
-    del part
-    names = *tasks.NAMES, *tasks.MADE_NAMES, *tasks.PUBLISHED_NAMES
-    known = {"method": TITLES, "problem": names}
-    comparison.run(run_named, known, packages=["optax"], **options)
 
 
 def run_named(
@@ -104,3 +88,11 @@ def noiseless_loss(task: Task) -> float:
     how = dataclasses.replace(how, multiplier=0.0)
     keys = jax.random.split(jax.random.key(SEED), 1)
     return float(train_all(task, recipe, how, [1e4], [methods.ADAM_RATE], keys)[0, 0])
+
+
+PARTS = {
+    "run": Suite(
+        *(run_named, TITLES, tasks.NAMES, EPSILONS, 4, PATH, ("optax",)),
+        others=(*tasks.MADE_NAMES, *tasks.PUBLISHED_NAMES),
+    )
+}

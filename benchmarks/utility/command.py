@@ -1,15 +1,13 @@
-"""The command `python -m benchmarks utility`: runs methods."""
+"""What `python -m benchmarks utility` runs: methods of models of tables."""
 
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import comparison
-from benchmarks.comparison import key_of, keys_of
+from benchmarks.comparison import Suite, key_of, keys_of
 from benchmarks.record import RESULTS, Row, rounded
 from benchmarks.utility import predictions, problems, sklearn, tuning
 from benchmarks.utility.methods import METHODS, Method
@@ -19,37 +17,7 @@ from benchmarks.utility.problems import Problem
 PATH = RESULTS / "utility.json"
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 8.0)
 SEED = 19
-# Parts of the page: methods, problems, epsilons, repetitions, record, packages.
-PARTS: dict[str, tuple[dict[str, Method], Any, Any, int, Path, tuple[str, ...]]] = {
-    "run": (METHODS, problems.NAMES, EPSILONS, 10, PATH, ()),
-    "predictions": (
-        *(predictions.METHODS, problems.NAMES, predictions.EPSILONS, 5),
-        *(predictions.PATH, ("interpret-core", "scikit-learn")),
-    ),
-    "sklearn": (
-        *(sklearn.METHODS, sklearn.PROBLEMS, (1.0,), 5, sklearn.PATH),
-        ("diffprivlib", "scikit-learn"),
-    ),
-    "tuning": (tuning.METHODS, tuning.PROBLEMS, (1.0,), 10, tuning.PATH, ()),
-}
 Judge = Callable[[Method, Problem, np.ndarray], dict[str, list[float]]]
-
-
-def add_arguments(parser):
-    """Adds the commands below `utility`."""
-    commands = parser.add_subparsers(dest="part", required=True)
-    for part, (*settings, _) in PARTS.items():
-        one = commands.add_parser(part, help="run what the record lacks")
-        comparison.add_run_arguments(one, *settings)
-
-
-def main(part, **options):
-    """Runs the command."""
-    methods, *_, packages = PARTS[part]
-    known = {"method": methods, "problem": problems.NAMES}
-    judge = predictions.judged if part == "predictions" else judged
-    one = partial(run_named, methods, judge)
-    comparison.run(one, known, packages=packages, **options)
 
 
 def run_named(
@@ -100,3 +68,23 @@ def facts(data: Problem) -> dict[str, Any]:
         "has_intercept": data.intercept is not None,
         "reference_risk": data.reference_risk,
     }
+
+
+def _suite(methods, names, epsilons, repetitions, path, packages=(), judge=judged):
+    others = [name for name in problems.NAMES if name not in names]
+    settings = methods, names, epsilons, repetitions, path, packages, others
+    return Suite(partial(run_named, methods, judge), *settings)
+
+
+PARTS = {
+    "run": _suite(METHODS, problems.NAMES, EPSILONS, 10, PATH),
+    "predictions": _suite(
+        *(predictions.METHODS, problems.NAMES, predictions.EPSILONS, 5),
+        *(predictions.PATH, ("interpret-core", "scikit-learn"), predictions.judged),
+    ),
+    "sklearn": _suite(
+        *(sklearn.METHODS, sklearn.PROBLEMS, (1.0,), 5, sklearn.PATH),
+        ("diffprivlib", "scikit-learn"),
+    ),
+    "tuning": _suite(tuning.METHODS, tuning.PROBLEMS, (1.0,), 10, tuning.PATH),
+}
