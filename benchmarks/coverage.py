@@ -1,10 +1,7 @@
 """How often the intervals of linear models and of quantiles hold the population's.
 
-Laws of a linear model have ten features and an intercept; those of quantiles are of
-single numbers. A coefficient, or a quantile, is covered too seldom where the number of
-repetitions that miss it is above what 7 per cent explain, at 1 per cent for all
-together. Each law is run in many repetitions by one program.
-`python -m benchmarks coverage` runs what the record lacks.
+Laws of a linear model have ten features and an intercept. A coefficient is covered too
+seldom where more repetitions miss it than 7 per cent explain, at 1 per cent for all.
 """
 
 import math

@@ -1,7 +1,6 @@
 """The real data sets that are not part of the package: where each is, and its schema.
 
-Their files lie in the folder $DPJAX_DATA. Centers and scales are round numbers, chosen
-without the data. In `load` they have names beside those of `dpjax.datasets.load`.
+Centers and scales are round numbers, chosen without the data.
 """
 
 import gzip
@@ -27,15 +26,12 @@ class Source:
     """A data set outside of the package.
 
     Attributes:
-        path: of its file, below $DPJAX_DATA.
-        how: how to obtain the file.
-        schema: what is public about each feature.
+        path: of its file, below $DPJAX_DATA; `how` tells how to obtain it.
         target: the column of the targets, and their unit in words.
         unit: what targets are divided by, in a regression.
         is_positive: says which values of the target are one class, the other class.
         header: the names of the columns, where the file has none.
         is_test: a function of the columns that marks the test records.
-        source: who publishes it; the licence is CC BY 4.0 unless it says so.
     """
 
     path: str
@@ -62,12 +58,7 @@ class Source:
 
 
 def load(name: str) -> Dataset:
-    """Loads a real data set: one of `SOURCES`, or of `dpjax.datasets.load`.
-
-    Raises:
-        FileNotFoundError: If its file is not in $DPJAX_DATA; the message says how to
-            obtain it.
-    """
+    """Loads a real data set: one of `SOURCES`, or of `dpjax.datasets.load`."""
     if (one := SOURCES.get(name)) is None:
         return datasets.load(name)
     path = Path(os.environ.get("DPJAX_DATA", "$DPJAX_DATA"), one.path)

@@ -50,11 +50,7 @@ LAYERS: dict[str, tuple[ModuleType, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """What the docstring of a public name says of privacy.
-
-    The claim is its section Privacy, or Sensitivity, the source its section Reference;
-    neighbours say for which data sets the claim holds.
-    """
+    """The claim of a public name's docstring, its source, and for which neighbours."""
 
     name: str
     claim: str
@@ -112,9 +108,8 @@ def _neighbours(name: str, value: Any, claim: str) -> str:
 def audited(names: Sequence[str], case_names: Sequence[str]) -> dict[str, list[str]]:
     """Returns for each release the cases that attack it.
 
-    A case has the name of its release, or of a class in small letters, and perhaps more
-    words. Where several releases fit, it is the one that leaves an estimator's name, or
-    else the longest.
+    A case's name begins with that of its release. Where several releases fit, it is the
+    one that leaves an estimator's name, or else the longest.
     """
     words = {name.lower() for name in estimators.__all__}
     found: dict[str, list[str]] = {name: [] for name in names}
@@ -134,11 +129,7 @@ def audited(names: Sequence[str], case_names: Sequence[str]) -> dict[str, list[s
 
 
 def write(output: Path | None = None, *, with_audits: bool = False) -> list[Path]:
-    """Writes the page, and returns its path; with audits of what the record lacks.
-
-    All audits take a while. The record is written after each of them, so that they may
-    be cut off and taken up again.
-    """
+    """Writes the page, and returns its path; with audits of what the record lacks."""
     path = output or PAGE
     check_file("output", path)
     check_spared("output", [path], {"the record": RECORD, "the pitfalls": PITFALLS})

@@ -1,7 +1,6 @@
 """The plots of README and the site, drawn from the records, light and dark.
 
-Nothing is computed here that is not recorded. Lightness, markers and hatches tell
-everything that colours do, so that a plot can be read in grey.
+Lightness, markers and hatches tell all that colours do: plots can be read in grey.
 """
 
 import hashlib
@@ -30,9 +29,9 @@ FOLDER = ROOT.parent / "docs" / "plots"
 
 
 class Theme(NamedTuple):
-    """What is drawn on; the background is the page's, and `paper` is behind text.
+    """What is drawn on; colors are from the strongest contrast to the weakest.
 
-    Colors are from the strongest contrast with the page to the weakest.
+    `paper` is behind text; the background is the page's.
     """
 
     name: str

@@ -1,8 +1,7 @@
 """How often intervals of statistics hold those of real data, as populations.
 
-Samples are drawn from a column with replacement, and each interval has the usual one
-without privacy beside it, which may miss, too: the normal interval of a mean or a
-count, order statistics of a quantile. The nonzero values of `GROUPS` split the records.
+Samples are drawn with replacement. Beside each interval is the usual one without
+privacy. The nonzero values of `GROUPS` split the records.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,7 @@
 """The record of a benchmark: rows, what they are of and what they ran on; one JSON.
 
-A row is what was found at a place, such as (problem, method, epsilon). Runs may be cut
-off and go on, and may share a file: rows are merged under a lock, and replace those at
-their place. A file is written whole, and what is read back is checked.
+Rows are merged under a lock, and replace those at their place (problem, method,
+epsilon), so that runs may be cut off, go on, and share a file.
 """
 
 import fcntl
@@ -35,12 +34,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """All rows, and what they were run on.
+    """All rows by place, facts of what they are of, and of the runs that made them.
 
-    Attributes:
-        runs: facts of runs: the machine, versions of packages, the commit.
-        facts: of what the rows are of, by its name.
-        rows: by place. `run` is an index of `runs`; `left_out`, why nothing was found.
+    Of a row `run` is an index of `runs`, and `left_out` says why nothing was found.
     """
 
     runs: tuple[Mapping[str, Any], ...] = ()

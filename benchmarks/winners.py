@@ -1,9 +1,7 @@
 """Who has the least excess risk, over features a record and the weight of the tails.
 
-Linear regression on made data: features and noise follow Student's t law of a tail
-index (moments of that order and above do not exist), scaled to variance one; weights
-fall like 1/j and have norm one. So weights of zero have an excess risk of 1/2, half the
-square of the distance. `python -m benchmarks winners` runs it in minutes.
+Features and noise of linear regressions follow Student's law, scaled to variance one;
+weights fall like 1/j and have norm one, so that zero has an excess risk of 1/2.
 """
 
 import math

@@ -17,13 +17,8 @@ from dpjax.solvers import Solution
 class Case:
     """One release on two neighbouring data sets, and the privacy it claims.
 
-    Attributes:
-        release: `release(key, data)`; as `statistic`, which is learnt where it is None,
-            `is_gaussian` and `vectorize` an argument of `epsilon_lower_bound`.
-        neighbor: a neighbour of the data under `privacy.relation`, to be told apart.
-        privacy: the claim, an (epsilon, delta) guarantee.
-        num_releases: how many releases an audit takes unless it is told.
-        name: of the release; the catalogue's cases have that of their builder.
+    `statistic` is learnt where it is None; it, `is_gaussian` and `vectorize` are
+    arguments of `epsilon_lower_bound`. An audit takes `num_releases` unless it is told.
     """
 
     release: Release

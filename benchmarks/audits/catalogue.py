@@ -1,7 +1,4 @@
-"""The cases of all mechanisms, transforms, solvers and scores, and what audits found.
-
-What the audit of every case found is a record, written case by case.
-"""
+"""The cases of mechanisms, transforms, solvers and scores, and what audits found."""
 
 import dataclasses
 import functools
@@ -110,10 +107,7 @@ def _finding(row: record.Row) -> Finding:
 
 
 def complete(cases: Mapping[str, Case], path: Path) -> None:
-    """Audits the cases that the record lacks, or that claim something else by now.
-
-    A run can be cut off and taken up. To audit all of them again, delete the file.
-    """
+    """Audits the cases that the record lacks, or that claim something else by now."""
 
     def run(place: record.Place) -> record.Found:
         found = audit(cases[place[0]])

@@ -1,8 +1,4 @@
-"""Claims of the solvers that choose among candidates.
-
-A choice shows nearly all of its epsilon where a record decides which of two candidates
-that tie is ahead.
-"""
+"""Claims of solvers that choose: a record decides which of two that tie is ahead."""
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +38,7 @@ def _dp_l1_regression() -> Case:
 def _dp_quantile() -> Case:
     """The smaller of two samples jumps over the other.
 
-    Half of the budget is for the interval, which so few samples have not. With all of
-    it, none of the neighbours in up to four bins is told apart better.
+    Half of the budget is for the interval, which so few samples have not.
     """
     solve = of(solvers.dp_quantile, epsilon=1.0, edges=jnp.arange(5.0))
     return solved(solve, jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5]))
@@ -52,8 +47,7 @@ def _dp_quantile() -> Case:
 def _dp_center_and_scale() -> Case:
     """One record leaves the lowest bin of sizes for the highest of three.
 
-    The scale shows them, at 45 per cent of the budget. Numbers lie on both sides of
-    zero, so that there is no center.
+    The scale shows them, at 45 per cent of the budget; by the signs there is no center.
     """
     solve = of(solvers.dp_center_and_scale, epsilon=4.0, delta=1e-5)
     samples = jnp.tile(jnp.array([1.5, -1.5, 3.0, -3.0, 6.0, -6.0]), 40)[:, None]

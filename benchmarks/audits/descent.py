@@ -1,7 +1,6 @@
 """Gradient descent and training runs under attack, with every batching.
 
-A record, or a user, is the gradient with the largest influence, and turns round: the
-loss is linear in the parameters, so that an example is its gradient.
+A record is the gradient with the largest influence, and turns round: losses are linear.
 """
 
 import dataclasses

@@ -1,8 +1,7 @@
 """Claims of `dp_linear_model`, with each of its options, and of `dp_additive_model`.
 
-But for chosen features all releases are Gaussian. An attack reads one of them, and can
-show no more than its share of the budget: all of it where classes have a constant, 3/4
-where steps see the record, less where the rest was spent on scales.
+An attack reads one of the Gaussian releases, and shows no more than its share of the
+budget: all where classes have a constant, 3/4 where steps see the record.
 """
 
 from typing import Any
@@ -29,8 +28,7 @@ def _first_over_last(params: jax.Array) -> jax.Array:
 def _dp_linear_model_features() -> Case:
     """Of four features with equal scores, a record prefers every other one.
 
-    Its neighbour prefers the rest. The attack reads which two features were chosen, and
-    then the signs of their weights.
+    The attack reads which two were chosen, and then the signs of their weights.
     """
     signs = jnp.array([1.0, -1.0, 1.0, -1.0])
     given = {"epsilon": 4.0, "delta": 0.05, "max_features": 2}

@@ -1,7 +1,6 @@
 """The mechanisms' claims, on neighbours that use all of what they are calibrated for.
 
-Where a claim goes through zCDP it is stated at delta = 0.05 and rho about 1/2: there a
-hundred thousand releases see most of it, while at 1e-5 they see next to nothing.
+Claims by zCDP are at delta = 0.05 and rho about 1/2, where most of them shows.
 """
 
 import math

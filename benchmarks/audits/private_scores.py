@@ -1,9 +1,7 @@
 """The claims of private scores, on a record whose label or target turns round.
 
-Both models that are scored are right of the record in one data set, and as wrong as can
-be in the other. The attack adds up what is released of their mean losses, and of the
-accuracies, by how far each moves in its noise. It sees the counts but in sums, and so
-half of the budget.
+Both models are right of the record in one data set, and as wrong as can be in the
+other. The attack adds up losses and accuracies by how far each moves in its noise.
 """
 
 import jax

@@ -1,8 +1,6 @@
 """The solvers' claims, each as the solver states it, on few records and few steps.
 
-A record has all the influence that it can have: the loss is linear in the parameters,
-so that an example is its gradient. For Gaussian noise and zCDP the words of
-`transforms` hold.
+The loss is linear in the parameters, so that a record is its gradient.
 """
 
 from typing import Any
@@ -69,10 +67,7 @@ def _dp_objective_perturbation() -> Case:
 
 
 def _dp_sample_and_aggregate() -> Case:
-    """The first result crosses the ball, and with it the centre.
-
-    The rest of the claim is for a scale that may differ, which here it does not.
-    """
+    """The first result crosses the ball, and with it the centre."""
     options = {"epsilon": 4.0, "delta": 0.1, "num_subsets": 201, "diameter": 1.0}
     solve = of(solvers.dp_sample_and_aggregate, jnp.mean, **options)
     samples = jnp.where(jnp.arange(201) < 101, -0.5, 0.5)
@@ -82,8 +77,7 @@ def _dp_sample_and_aggregate() -> Case:
 def _dp_multiparty_gradient_descent() -> Case:
     """Both iterates of two parties with a record each, one of which turns round.
 
-    They tell what the parties' two sums tell, and the case is for those who know no
-    party's noise. A run takes 50 ms, so 2,000 releases.
+    For those who know no party's noise. A run takes 50 ms, so 2,000 releases.
     """
     options = {"epsilon": 4.0, "delta": 1e-5, "learning_rate": 1.0, "num_steps": 2}
     options["estimator"] = Clipping(1.0)
@@ -115,8 +109,7 @@ def _dp_multiparty_gradient_descent() -> Case:
 def _dp_multiparty_objective_perturbation() -> Case:
     """One of two parties' labels turns round, where the loss has its full slope.
 
-    A run takes 80 ms, so 2,000 releases. Released are the parameters alone: the
-    transcript is not private, and the solver says so.
+    Released are the parameters alone. A run takes 80 ms, so 2,000 releases.
     """
 
     def solve(key: Key, data: PyTree) -> Solution:

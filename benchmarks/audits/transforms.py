@@ -1,8 +1,6 @@
 """The transforms' claims, on the record that moves updates as far as any can.
 
-A Gaussian claim shows nearly whole; the record tells the share of each. One that goes
-through zCDP is larger than what the noise costs: it is stated at delta = 0.05 and
-rho = 1/2, where most of it shows.
+Claims by zCDP exceed what the noise costs: they are at delta = 0.05 and rho = 1/2.
 """
 
 import dataclasses
@@ -130,8 +128,7 @@ def _privatize_trimmed_mean() -> Case:
 def _privatize_trimmed_mean_smooth() -> Case:
     """The smooth sensitivity grows by its e^t, and the mean moves by all of it.
 
-    A tenth of the claim shows, which adds up the cost of a new scale and that of a
-    shift, whose losses do not peak together. Its noise follows the data.
+    A tenth of the claim shows: a new scale and a shift do not peak together.
     """
     num_samples, num_trimmed, num_outliers = 60, 15, 12
     num_kept, num_next = num_samples - 2 * num_trimmed, num_trimmed - num_outliers

@@ -1,7 +1,4 @@
-"""What `python -m benchmarks deep` runs: networks that the record lacks.
-
-A row's `excess` is over a loss of zero: the test loss itself.
-"""
+"""What `python -m benchmarks deep` runs; a row's `excess` is the test loss itself."""
 
 import dataclasses
 import time

@@ -1,9 +1,7 @@
 """The methods of the page of deep networks: recipes, and the one loop that runs them.
 
-Every recipe is a chain that begins with `dpjax.transforms.privatize`: what it releases
-is divided by the largest norm of an influence, so that a step's signal is 1 at most and
-its noise's stddev 2 z / b, z the noise multiplier and b the batch's expected size, in
-every unit of the loss. Recipes without settings take their rate from that noise alone.
+What a recipe releases is divided by the largest norm of an influence: a step's signal
+is 1 at most, and its noise's stddev 2 z / b, of noise multiplier z and batch size b.
 """
 
 import math
@@ -54,9 +52,8 @@ class Recipe:
     Attributes:
         estimator: from a size to the estimator: the clip norm, scale or offset; of
             thresholds that adapt, the quantile that they follow.
-        size: from a task's public facts and the norm of the noise; None where
-            hindsight chooses it.
-        power: of how the rate falls to zero, (1 - t / T)^power, after a short rise.
+        size: of a task and the norm of the noise; None where hindsight chooses it.
+        power: the rate falls by (1 - t / T)^power, after a short rise.
         adam: makes the adam that takes the steps; None are plain steps.
         num_bands: of the noise; 1 is independent noise.
         refits: whether `dp_linear_model` fits the last layer anew in the end.
@@ -72,10 +69,7 @@ class Recipe:
     refits: bool = False
 
     def head_share(self, task: Task) -> float:
-        """The share of the budget that the last layer is fitted anew with.
-
-        None of classes: that model begins at a constant, and takes more to get as far.
-        """
+        """The last layer's share of the budget: none of classes, for which it loses."""
         return HEAD_SHARE if self.refits and task.loss == "squared" else 0.0
 
 
@@ -135,10 +129,8 @@ class Plan:
     Attributes:
         noise: the strategy; None is independent noise.
         multiplier: z, of the noise that the strategy correlates.
-        stddev: of one step's mean, where influences are 1 at most; of correlated noise
-            as much independent noise as would move the sum of all steps alike.
-        head_epsilon: of `dp_linear_model` for the last layer, at the same delta; what
-            both spend is counted together. 0 where it is not fitted anew.
+        stddev: of a step's mean; of independent noise that moves all steps' sum alike.
+        head_epsilon: of the last layer, at the same delta; 0 where it is not refitted.
     """
 
     batching: Batching

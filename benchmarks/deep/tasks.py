@@ -1,7 +1,6 @@
 """The tasks of the page of deep networks: real ones, and made ones to search on.
 
-Inputs are scaled by public constants alone (`dpjax.datasets`), and long ones squeezed
-by sign(x) log(1 + |x|), a public map, too. One record is one example of the loss.
+Inputs are scaled by public constants, long ones squeezed by sign(x) log(1 + |x|).
 """
 
 import math
@@ -31,12 +30,10 @@ NUM_TEXTS, NUM_TEST_TEXTS = 16_000, 4_000
 class Task:
     """A network to train, and what it is judged by.
 
-    Attributes:
-        loss: "squared", which is half the square, or "cross-entropy".
-        init: from a key to parameters; predictions are zero at first.
-        features: from parameters and one input to what its last layer takes, whose
-            weights are params["w_head"] and params["b_head"].
-        train: (inputs, targets), n rows each; as is `test`.
+    Predictions of `init(key)` are zero. `features(params, input)` is what the last
+    layer takes, of weights params["w_head"] and params["b_head"]. `train` and `test`
+    are (inputs, targets). "squared" loss is half the square, the other one "cross-
+    entropy".
     """
 
     name: str

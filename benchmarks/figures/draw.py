@@ -27,10 +27,9 @@ def read(table: Path) -> pl.DataFrame:
 
 
 def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> Figure:
-    """Returns a figure, its panels side by side.
+    """Returns a figure: lines are means over repetitions, bands from best to worst.
 
-    Lines are means over repetitions, bands go from the best to the worst one, and are
-    cut off below a third of the lowest mean.
+    Bands are cut off below a third of the lowest mean.
     """
     figure = Figure(figsize=(4.6 * len(panels), 4.4), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]

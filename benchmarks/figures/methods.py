@@ -1,8 +1,7 @@
 """The methods of the figures: a problem and a setting in, weights out.
 
-All private methods of a panel get the same epsilon and delta = n^-1.1, except that
-Frank-Wolfe takes delta = 0. "tight" takes the noise that the guarantee needs, "paper"
-the printed constants, whatever they give (`printed`).
+All have the same epsilon and delta = n^-1.1, but Frank-Wolfe's delta is 0. "tight"
+takes the noise that the guarantee needs, "paper" the printed constants (`printed`).
 """
 
 import math
@@ -68,11 +67,9 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class FigureMethod:
-    """A method that takes part in figures.
+    """A method that takes part in figures; `execution` shows its steps, if any.
 
-    `solve(task, **options)` takes the options of a candidate, and `execution` where it
-    has steps to show. Of several candidates each repetition keeps the one that does
-    best in the end, a choice that is not private, and that no guarantee counts.
+    Each repetition keeps the candidate that ends best, a choice that is not private.
     """
 
     solve: Callable[..., Solution]
@@ -140,22 +137,16 @@ def _frank_wolfe(task: Task, *, is_printed: bool) -> Solution:
     return solvers.dp_frank_wolfe(*args, moment_bound=moment, **options)
 
 
-def _lasso(task: Task, *, is_printed: bool) -> Solution:
-    options = {"key": task.key, **task.budget}
+def _linear_regression(task: Task, *, is_printed: bool, is_sparse: bool) -> Solution:
+    options: dict[str, Any] = {"key": task.key, **task.budget}
+    if is_sparse:
+        options["sparsity"] = task.setting.sparsity
     if is_printed:
-        return printed.lasso(*task.sample.data, **options)
+        solve = printed.sparse_regression if is_sparse else printed.lasso
+        return solve(*task.sample.data, **options)
+    solve = solvers.dp_sparse_linear_regression if is_sparse else solvers.dp_lasso
     fourth = task.problem.fourth_moment_bound
-    return solvers.dp_lasso(*task.sample.data, fourth_moment_bound=fourth, **options)
-
-
-def _sparse(task: Task, *, is_printed: bool) -> Solution:
-    options = {"key": task.key, **task.budget, "sparsity": task.setting.sparsity}
-    if is_printed:
-        return printed.sparse_regression(*task.sample.data, **options)
-    fourth = task.problem.fourth_moment_bound
-    return solvers.dp_sparse_linear_regression(
-        *task.sample.data, fourth_moment_bound=fourth, **options
-    )
+    return solve(*task.sample.data, fourth_moment_bound=fourth, **options)
 
 
 def _hard_thresholding(task: Task, *, is_printed: bool) -> Solution:
@@ -253,10 +244,7 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
 def _moments(
     problem: ProblemKind, num_features: int, order: float
 ) -> tuple[float, float]:
-    """Returns E sup ||gradient||^order over weights of norm 1, and the smoothness.
-
-    Of 100,000 records that no repetition has: the theory takes the law for known.
-    """
+    """Returns E sup ||gradient||^order over weights of norm 1, and the smoothness."""
     with jax.ensure_compile_time_eval():
         sample = problem.draw(jax.random.key(123), Setting(100_000, num_features))
         features, targets = map(np.asarray, sample.data)
@@ -321,10 +309,15 @@ def _stochastic_descent(task: Task, *, first: float = 1.0, **options: Any) -> So
 # would lose where it is bad, which says nothing of it. Where a norm hardly clips, steps
 # from 1 may be too long. A coordinate gets a fifth of a vector's norm.
 _NORMS_AND_FIRST_STEPS = ((0.1, 1.0), (1.0, 1.0), (5.0, 1.0), (25.0, 1.0), (25.0, 0.1))
-_CLIPPED = tuple(
-    {"estimator": Clipping(norm), "first": first}
-    for norm, first in _NORMS_AND_FIRST_STEPS
-)
+
+
+def _guesses(kind: type[Any], parts: int) -> tuple[Mapping[str, Any], ...]:
+    return tuple(
+        {"estimator": kind(norm / parts), "first": first}
+        for norm, first in _NORMS_AND_FIRST_STEPS
+    )
+
+
 # A mean takes no steps, and Pareto's tail wants long ones.
 _CLIPPED_MEANS = tuple({"estimator": Clipping(5.0**power)} for power in range(5))
 _ORDERS = tuple({"moment_order": order} for order in (2.0, 4.0, 8.0))
@@ -344,19 +337,16 @@ _WITH_STEPS: dict[str, tuple[Callable[..., Solution], Any]] = {
     "Algorithm 4, paper": (_descent, {"is_printed": True}),
     "stochastic Algorithm 4, tight": (_stochastic_descent, {}),
     **{
-        f"{name}, {'paper' if is_printed else 'tight'}": (
-            solve,
-            {"is_printed": is_printed},
-        )
+        f"{name}, {constants}": (solve, {"is_printed": constants == "paper"})
         for name, solve in {
             "Frank-Wolfe": _frank_wolfe,
-            "LASSO": _lasso,
-            "sparse regression": _sparse,
+            "LASSO": partial(_linear_regression, is_sparse=False),
+            "sparse regression": partial(_linear_regression, is_sparse=True),
             "hard thresholding": _hard_thresholding,
             "l1 regression": _l1_regression,
             "private mean": _mean,
         }.items()
-        for is_printed in (False, True)
+        for constants in ("tight", "paper")
     },
 }
 METHODS: dict[str, FigureMethod] = {
@@ -365,31 +355,34 @@ METHODS: dict[str, FigureMethod] = {
     "empirical mean": FigureMethod(_empirical_mean, is_private=False, has_steps=False),
     "nothing to set": FigureMethod(_linear_model, has_steps=False),
     "mean, best clipping": FigureMethod(_mean, candidates=_CLIPPED_MEANS),
-    "DP-GD, best clipping": FigureMethod(_falling_descent, candidates=_CLIPPED),
     "stochastic DP-GD, best clipping": FigureMethod(
-        _stochastic_descent, candidates=_CLIPPED
+        _stochastic_descent, candidates=_guesses(Clipping, 1)
     ),
+    **{
+        f"DP-GD, best {name}": FigureMethod(
+            _falling_descent, candidates=_guesses(kind, parts)
+        )
+        for name, kind, parts in (
+            ("clipping", Clipping, 1),
+            ("truncation", Truncation, 5),
+            ("winsorization", Winsorization, 5),
+            ("smoothed truncation", SmoothedTruncation, 5),
+        )
+    },
+    **{
+        name: FigureMethod(
+            partial(_localized, **options), has_steps=False, candidates=_ORDERS
+        )
+        for name, options in {
+            "localized": {"is_one_pass": False},
+            "one pass": {"is_one_pass": True},
+            "one pass, delta = 0": {"is_one_pass": True, "is_pure": True},
+        }.items()
+    },
+    **{
+        name: FigureMethod(
+            partial(solve, **options), is_private=options.get("is_private", True)
+        )
+        for name, (solve, options) in _WITH_STEPS.items()
+    },
 }
-for _name, _options in {
-    "localized": {"is_one_pass": False},
-    "one pass": {"is_one_pass": True},
-    "one pass, delta = 0": {"is_one_pass": True, "is_pure": True},
-}.items():
-    _solve = partial(_localized, **_options)
-    METHODS[_name] = FigureMethod(_solve, has_steps=False, candidates=_ORDERS)
-for _name, (_solve, _options) in _WITH_STEPS.items():
-    METHODS[_name] = FigureMethod(
-        partial(_solve, **_options), is_private=_options.get("is_private", True)
-    )
-for _kind, _name in (
-    (Truncation, "truncation"),
-    (Winsorization, "winsorization"),
-    (SmoothedTruncation, "smoothed truncation"),
-):
-    _candidates = tuple(
-        {"estimator": _kind(norm / 5), "first": first}
-        for norm, first in _NORMS_AND_FIRST_STEPS
-    )
-    METHODS[f"DP-GD, best {_name}"] = FigureMethod(
-        _falling_descent, candidates=_candidates
-    )

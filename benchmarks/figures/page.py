@@ -31,8 +31,7 @@ PAPERS = {
 def write(output: Path | None = None, folder: Path | None = None) -> list[Path]:
     """Keeps a folder's tables, and writes FIGURES.md and a plot a figure from all kept.
 
-    `output` is the folder of the page and of `results/figures/`; `folder` has new
-    tables, `NAME.csv`, if any: a quick run does not take a full run's place.
+    `output` is the folder of the page; a quick run does not take a full run's place.
     """
     output = ROOT if output is None else output
     kept = output / "results" / "figures"

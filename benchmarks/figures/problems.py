@@ -1,9 +1,7 @@
 """The problems of the figures: how data are drawn or read, and what is measured.
 
-A problem gives the arrays that a method sees, and those that it is scored on. Synthetic
-ones are drawn anew for each repetition, from its key, and scored on the records
-themselves, as in the papers; real ones are shuffled by the key, so that n of their
-records are taken, and scored on the test records.
+Synthetic data are drawn anew for each repetition, and scored on the records themselves,
+as in the papers; of real ones n are drawn, and test records score.
 """
 
 from collections.abc import Callable
@@ -26,12 +24,9 @@ RIDGE = 1e-3  # the l2 penalty of 001, whose size it does not print
 
 
 class Sample(NamedTuple):
-    """One repetition's data.
+    """One repetition's (features, targets), and those of the test.
 
-    Attributes:
-        data: (features, targets) that methods see.
-        test: (features, targets) that they are scored on.
-        true_params: what made the data; zeros where nobody knows.
+    `true_params` are those that made the data, zeros where nobody knows.
     """
 
     data: tuple[jax.Array, jax.Array]
@@ -41,14 +36,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class ProblemKind:
-    """A problem of any size, drawn by `draw(key, setting) -> Sample`.
+    """A problem of any size; weights lie in the unit `ball`, "l1" or "l2", if any.
 
-    Attributes:
-        l2: strength of the l2 penalty.
-        ball: the unit ball that the weights lie in: "l1", "l2" or None.
-        moment_bound: a public bound on the second moment of a gradient's coordinate.
-        fourth_moment_bound: a public bound on those of features and targets.
-        dataset: the name of a real data set, or None.
+    Public bounds are on the second moment of a gradient's coordinate, and on the fourth
+    ones of features and targets.
     """
 
     draw: Callable[[Key, Setting], Sample]
@@ -79,8 +70,7 @@ def _penalized(loss_fn: LossFn, l2: float) -> LossFn:
 def optimum(problem: ProblemKind, sample: Sample) -> jax.Array:
     """Returns the best weights that are known, without privacy.
 
-    Those that made the data of a linear model; else where accelerated projected
-    gradient descent arrives from zero.
+    Those that made linear data; else where accelerated projected descent arrives.
     """
     if problem.dataset is None and problem.loss_fn is not losses.logistic:
         return sample.true_params
@@ -123,11 +113,10 @@ def measure(
 ) -> jax.Array:
     """Returns a metric of weights, beside `best`, those of `optimum`.
 
-    "excess risk" is the mean loss, with the penalty, less that of `best`; for data of a
-    linear model it is half the mean square of <x, w - w*>, which is the same in
-    expectation, but for the penalty, and exists where the noise has no variance. "risk"
-    is the mean loss on the records, "test risk" and "excess test risk" are on the test
-    records, without the penalty, and "estimation error" is the distance from `best`.
+    "excess risk" is the penalized mean loss less that of `best`; for linear models half
+    the mean square of <x, w - w*>, which exists where noise has no variance. "test" is
+    of test records, without the penalty, and "estimation error" the distance from
+    `best`.
     """
     if metric == "estimation error":
         return jnp.linalg.norm(params - best)

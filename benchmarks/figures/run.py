@@ -1,8 +1,7 @@
 """Runs a panel, cell by cell: a cell is one setting, all methods on the same data.
 
-A finished cell is a file, written whole, which a run that is started again leaves as it
-is. Everything is a function of the seed and the declaration: repetitions of a cell draw
-the same data whatever epsilon is, and each method has noise of its own.
+A finished cell is a file, which a run that is started again leaves as it is. Data and
+noise are of the seed: repetitions draw the same data whatever epsilon is.
 """
 
 import dataclasses
@@ -31,35 +30,20 @@ CELLS = "cells"  # the folder of finished cells
 _CHUNK_BYTES = 2**28  # of features that repetitions side by side may take
 
 
-class _Iterates:
-    """Iterates as they are shown; one for all runs, as it is static."""
-
-    def __init__(self) -> None:
-        self._pairs: list[tuple[Any, Any]] = []
-
-    def put(self, step: Any, params: Any) -> None:
-        # Calls may come out of order, and must not wait for the device.
-        self._pairs.append((step, params))
-
-    def taken(self) -> list[tuple[int, np.ndarray]]:
-        """Returns (step, iterate) in order, and forgets them."""
-        pairs, self._pairs = self._pairs, []
-        pairs = [(int(step), np.asarray(params)) for step, params in pairs]
-        return sorted(pairs, key=lambda pair: pair[0])
+_seen: list[tuple[Any, Any]] = []  # (step, iterate) of a run
 
 
-_SEEN = _Iterates()
+def _see(step: Any, params: Any) -> None:
+    # Calls may come out of order, and must not wait for the device.
+    _seen.append((step, params))
 
-OnCell = Callable[[int, int], None]  # how many are done, of how many
 
+def run_panel(
+    panel: Panel, folder: Path, *, seed: int, on_cell: Callable[[int, int], None]
+) -> Path:
+    """Runs what is not yet finished, and writes the panel's table, `NAME.csv`.
 
-def run_panel(panel: Panel, folder: Path, *, seed: int, on_cell: OnCell) -> Path:
-    """Runs what is not yet finished, and writes the panel's table.
-
-    `folder` gets `cells/` and the table, `NAME.csv`: a row a method, setting,
-    repetition and step, with the value and the privacy that was spent. `seed` is of all
-    data and noise, and `on_cell` is told of each finished cell. Returns the table's
-    path.
+    It has a row a method, setting, repetition and step. `folder` gets `cells/`, too.
     """
     settings = list(panel.settings())
     tables, optima = [], {}
@@ -77,8 +61,8 @@ def run_panel(panel: Panel, folder: Path, *, seed: int, on_cell: OnCell) -> Path
 
 def _digest(panel: Panel, setting: Setting, seed: int) -> str:
     what = panel.problem, panel.methods, panel.metric, panel.repetitions, panel.x
-    what = (*what, dataclasses.astuple(setting), seed)
-    return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
+    text = repr((*what, dataclasses.astuple(setting), seed))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _write(path: Path, table: pl.DataFrame) -> None:
@@ -182,15 +166,16 @@ def _solved(
         params = solve(key, sample, **candidate)
         return [0], solutions[0], params[None, None]
     options = dict(candidate)
-    _SEEN.taken()  # of a run that broke off
+    _seen.clear()  # of a run that broke off
     if method.has_steps:
         every = max(1, setting.num_steps // _NUM_SHOWN)
-        options["execution"] = Execution(callback=_SEEN.put, callback_every=every)
+        options["execution"] = Execution(callback=_see, callback_every=every)
     params = jax.block_until_ready(solve(key, sample, **options))
-    jax.effects_barrier()  # every call of watch has returned
+    jax.effects_barrier()  # every call of the callback has returned
     # Without steps: the same at every step.
-    seen = _SEEN.taken() or [(1, params), (setting.num_steps, params)]
-    iterates = jnp.stack([jnp.asarray(params) for _, params in seen])
+    seen = _seen or [(1, params), (setting.num_steps, params)]
+    seen = sorted(((int(step), x) for step, x in seen), key=lambda pair: pair[0])
+    iterates = jnp.stack([jnp.asarray(np.asarray(params)) for _, params in seen])
     return [step for step, _ in seen], solutions[0], iterates[None]
 
 
@@ -203,10 +188,7 @@ def _best(values: list[np.ndarray]) -> np.ndarray:
 
 @partial(jax.jit, static_argnums=(0, 1))
 @partial(jax.vmap, in_axes=(None, None, 0, 0, 0))
-def _measured(
-    metric: str, problem: ProblemKind, iterates: Any, best: jax.Array, sample: Sample
-) -> jax.Array:
+def _measured(metric: str, problem: ProblemKind, iterates: Any, best, sample):
     """Returns the metric, shape (repetitions, steps)."""
-    return jax.lax.map(
-        lambda params: measure(metric, problem, params, best, sample), iterates
-    )
+    one = partial(measure, metric, problem, best=best, sample=sample)
+    return jax.lax.map(lambda params: one(params=params), iterates)

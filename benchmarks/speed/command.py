@@ -73,7 +73,6 @@ def peak(case: str, method: str) -> None:
 class Results(NamedTuple):
     """The measurements of one case, in the order of the table.
 
-    `left_out` says why methods, or their peak memory, were not measured;
     `alone_seconds` is of the yardstick, without other methods between its calls.
     """
 

@@ -1,9 +1,7 @@
 """Measures cases: all methods of a case take turns, and each in the same way.
 
-A turn is one call that is not timed and then timed ones: the call before fills the
-caches that the last method has emptied, and takes back from the system the memory that
-a method with large intermediate values has returned to it. Every second round goes
-backwards.
+A turn is one call that is not timed, which fills the caches and takes back memory, and
+then timed ones. Every second round goes backwards.
 """
 
 import gc
@@ -193,9 +191,7 @@ def _peak_apart(case: str, method: str) -> tuple[int | None, str]:
 def peak_bytes(method: Method) -> int | None:
     """Returns by how much resident memory rises in a call; None where it is not told.
 
-    The high-water mark of the process (`ru_maxrss`) is set back before the call, since
-    compiling, and on Linux the process that started this one, leave a higher mark than
-    the call.
+    The process's high-water mark is set back before: compiling leaves a higher one.
     """
     function, arguments = method.make()
     jax.block_until_ready(function(*arguments))  # compiles, and touches its code

@@ -1,8 +1,7 @@
 """The peers: one private gradient, without its noise, by other means than dpjax's.
 
-Each function takes `(loss_fn, params, batch)` as `models` gives them and returns what
-`Method.make` returns. All clip to norm 1, or truncate by the same threshold, and return
-the mean over the batch.
+Each maps `(loss_fn, params, batch)` to what `Method.make` returns: the mean over the
+batch, clipped to norm 1 or truncated by the same threshold.
 """
 
 import warnings
@@ -39,10 +38,7 @@ def jax_privacy(loss_fn, params, batch, *, microbatch_size):
 
 
 def optax_aggregate(loss_fn, params, batch):
-    """`differentially_private_aggregate` on gradients by vmap, as it asks for them.
-
-    It draws its noise, of standard deviation zero, which is part of its time.
-    """
+    """`differentially_private_aggregate` by vmap, which draws noise of stddev zero."""
     import optax
 
     def grad(params, batch):
@@ -109,11 +105,7 @@ TORCH = {
 
 
 def opacus(loss_fn, params, batch, *, model, is_ghost):
-    """Opacus, on the same model: hooks that store gradients, or ghost clipping.
-
-    Ghost clipping finds the norms of per-sample gradients without making them, and then
-    takes the gradient of a weighted loss. That serves the l2 clip alone.
-    """
+    """Opacus, on the same model: hooks that store gradients, or ghost clipping."""
     del loss_fn  # which is written again for PyTorch
     import torch
     from opacus import GradSampleModule

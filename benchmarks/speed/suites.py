@@ -1,8 +1,4 @@
-"""The cases of each suite, in the order that they run and stand on the page.
-
-Of memory alone: the mean of samples that lie there, beside a copy's bandwidth. Of
-models: robust gradients, beside the peers' private gradients.
-"""
+"""The cases of each suite, in the order that they run and stand on the page."""
 
 from dataclasses import replace
 from functools import lru_cache, partial

@@ -1,10 +1,8 @@
 """Clipped gradient descent with its settings chosen in hindsight: the bar of the page.
 
-Not private: norm, step and number of steps are the best of a grid by the very excess
-that the page reports, on keys of their own; what is reported comes from fresh keys. A
-single run is private: T Gaussian mechanisms. The gradient of a linear model is
-x phi'(<w, x>), and clipping it to norm C clips phi' to C / ||x||: all settings and keys
-are columns of one matrix of weights, and a step is two products with the features.
+Not private: the best of a grid by the excess itself, on keys of their own. The gradient
+of a linear model is x phi'(<w, x>), and clipping it to norm C clips phi' to C / ||x||:
+all settings and keys are columns of one matrix of weights.
 """
 
 from collections.abc import Sequence
@@ -92,8 +90,7 @@ def descend(
 ) -> np.ndarray:
     """Returns last iterates (d, settings, keys) of every setting with every key.
 
-    Settings share the draws of a key. A run costs (epsilon, delta) under replace-one:
-    its steps are Gaussian mechanisms of sensitivity 2 C / n.
+    Settings share draws; steps are Gaussian mechanisms of sensitivity 2 C / n.
     """
     num_samples, num_features = data.shape
     chunk = max(1, int(MEMORY / (12 * num_samples * keys.size)))

@@ -1,8 +1,7 @@
-"""The methods of the page of utility: what each is, and whom it serves.
+"""The methods of the page of utility, in the order of the tables.
 
-`METHODS` is in the order of the tables. A method maps (problem, keys, epsilon) to the
-weights of one run a key, all (epsilon, delta)-DP under replace-one unless it says so.
-What each pays, and is given without paying, stands in the page's template.
+A method maps (problem, keys, epsilon) to the weights of one run a key, all (epsilon,
+delta)-DP under replace-one unless it says so. The page says what each pays.
 """
 
 import math
@@ -36,10 +35,8 @@ class Method:
         fit: (problem, keys, epsilon) to weights (d, keys), or test predictions
             (m, keys) on the page's first part, and facts to record.
         tasks: the losses it serves.
-        is_private: whether what it returns is.
         row_norm: test rows longer than this are scaled down, as in its training.
-        needs: "intercept" where it serves only problems with a column of ones,
-            "schema" where only those of public units, the real ones.
+        needs: "intercept" or "schema" (public units) where it serves no others.
     """
 
     name: str

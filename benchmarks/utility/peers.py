@@ -1,9 +1,7 @@
 """Others' methods of private regression, priced exactly under replace-one.
 
-Each function takes (problem, key, epsilon) and returns weights (d,), but for that of
-adaptive clipping, which takes all keys at once. Gaussian releases share one mu, which
-is exact, where the papers split epsilon and delta; sensitivities are those of replacing
-a record. What a method takes from the data without paying is said on the page.
+Each maps (problem, key, epsilon) to weights (d,), adaptive clipping all keys at once.
+Gaussian releases share one mu, where the papers split epsilon and delta.
 """
 
 import warnings
@@ -52,8 +50,7 @@ def _moments(data: Problem, bound: float) -> tuple[np.ndarray, np.ndarray, float
 def _noisy_gram(rng, gram, stddev):
     """Adds N(0, stddev^2) on the diagonal and half the variance off it, mirrored.
 
-    For the l2 norm of (diagonal, sqrt 2 times the upper triangle), which is the
-    Frobenius norm; replacing a row of norm at most B moves it by at most sqrt(2) B^2.
+    Replacing a row of norm at most B moves the Frobenius norm by at most sqrt(2) B^2.
     """
     noise = rng.standard_normal(gram.shape)
     noise = np.triu(noise, 1) * np.sqrt(0.5) + np.diag(noise.diagonal() / 2)
@@ -65,10 +62,9 @@ def adassp(
 ) -> np.ndarray:
     """Solves noisy normal equations, with a ridge as large as their noise.
 
-    Three Gaussian releases, each a third of mu^2: the least eigenvalue of X^T X, of
-    sensitivity B^2; X^T X, of sqrt(2) B^2; and X^T y, of 2 B b. The bounds B on rows
-    and b on targets are quantiles of the data, and are not paid for. Wang (2018),
-    Algorithm 2, with mu in place of its sqrt(log(6/delta)) / epsilon.
+    Releases, each a third of mu^2: the least eigenvalue of X^T X, of sensitivity B^2;
+    X^T X, of sqrt(2) B^2; X^T y, of 2 B b. Bounds B on rows and b on targets are
+    quantiles, which are not paid for. Wang (2018), Algorithm 2, by mu.
     """
     rng = generator(key)
     row_bound, bound = _true_bounds(data, quantile)
@@ -99,9 +95,9 @@ def _true_bounds(data: Problem, quantile: float) -> tuple[float, float]:
 def boosted_adassp(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
     """Repeats AdaSSP on the residuals, which are clipped to 1 as rows are to norm 1.
 
-    Gaussian releases, all of the same multiplier: the least eigenvalue and X^T X once,
-    X^T residual in each of 100 rounds, of sensitivities 1, sqrt(2) and 2. Predictions
-    are of rows scaled down likewise. Tang et al. (2023), and its settings.
+    Gaussian releases of one multiplier: the least eigenvalue and X^T X once, X^T
+    residual in each of 100 rounds, of sensitivities 1, sqrt(2) and 2. Tang et al.
+    (2023).
     """
     rng = generator(key)
     features, gram, least = _moments(data, 1.0)
@@ -126,11 +122,10 @@ def boosted_adassp(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
 def tukey_em(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
     """Samples a point that is deep among least-squares fits of disjoint parts.
 
-    Half of epsilon for propose-test-release, half for the exponential mechanism on
-    approximate Tukey depth, both of sensitivity 1 as a record is in one fit. Weights
-    are zero where the test fails. The test adds Laplace noise of scale 2 / epsilon, as
-    the paper has it (the authors' code has epsilon / 2). Amin, Joseph, Ribero,
-    Vassilvitskii (2023), Algorithms 1 to 3.
+    Half of epsilon is for propose-test-release, with Laplace noise of 2 / epsilon as
+    the paper has it (the authors' code has epsilon / 2), half for the exponential
+    mechanism. Weights are zero where the test fails. Amin et al. (2023), Algorithms 1
+    to 3.
     """
     rng = generator(key)
     num_samples, num_features = data.shape
@@ -227,9 +222,8 @@ def _adapt(
 def adaptive_clipping(data, keys, epsilon, *, quantile):
     """Descent with the clip norm led to a quantile of the gradients' norms.
 
-    Of mu^2, each step pays 1 / s^2 for a count with noise s and 1 / z^2 for the mean of
-    clipped gradients with noise multiplier z; s is n / 20, or as much more as keeps the
-    counts at a twentieth of the budget.
+    Of mu^2, each step pays 1 / s^2 for a count with noise s, at most a twentieth, and
+    1 / z^2 for the mean of clipped gradients with noise multiplier z.
     """
     num_samples = data.shape[0]
     mu = 1 / gaussian_stddev(epsilon, data.delta, sensitivity=1.0)

@@ -1,7 +1,6 @@
 """What predictions of a table are worth: models that need not be linear.
 
-A fit returns test predictions here, so that curves and trees stand beside lines. The
-"excess" of a row is the test loss itself, and "auc" the area under the ROC curve.
+A fit returns test predictions; "excess" is the test loss, "auc" the area under the ROC.
 """
 
 import math
@@ -56,10 +55,9 @@ def additive(data: Problem, key: jax.Array, epsilon: float) -> jax.Array:
 
 
 def dp_ebm(data: Problem, keys: jax.Array, epsilon: float):
-    """InterpretML's private boosting machine, at its defaults.
+    """InterpretML's private boosting machine at its defaults, numbers in four units.
 
-    It takes categories as such, and numbers within four public units. A range of
-    targets starts at zero; its end is the best of several, by the test loss.
+    A range of targets starts at zero; its end is the best of several, by the test loss.
     """
     try:
         from interpret import privacy

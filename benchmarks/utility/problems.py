@@ -1,9 +1,7 @@
 """The problems of the page of utility: five real data sets and four made ones.
 
-Real data are scaled by the public constants of their loaders; their excess is that of
-the risk on the loader's test set over the non-private optimum of the training set. Made
-data are drawn once, from seeds that stand here; their excess is over the weights that
-made them, with test targets that are conditional means, so that no test noise is in it.
+Excess of real data is over the non-private optimum of the training set; of made ones,
+over the weights that made them, with test targets that are conditional means.
 """
 
 from collections.abc import Callable
@@ -30,8 +28,6 @@ class Problem:
 
     Attributes:
         loss: "squared", which is half the square, or "logistic", of targets -1 and +1.
-        features: float32 of shape (n, d), as are targets, (n,), and those of the test,
-            which are conditional means where data are made.
         reference: the weights that excess is measured from, float64 of shape (d,).
         intercept: the index of the column of ones; None where there is none.
         max_features: how many features a method may keep, a public choice; None: all.

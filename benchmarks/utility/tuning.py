@@ -1,8 +1,4 @@
-"""Private tuning beside one untuned run, of the same total budget.
-
-`dp_select` searches a public grid of clipping norms and steps; `dp_linear_model` has
-nothing to choose. The best of the same grid in hindsight tells what a search pays.
-"""
+"""Private tuning beside one untuned run, of the same total budget."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -97,10 +93,7 @@ def select(
 def best_of_grid(
     data: Problem, keys: jax.Array, epsilon: float, *, by_score: bool
 ) -> tuple[np.ndarray, dict[str, float]]:
-    """Chooses on keys of its own, which is not private, and runs the choice.
-
-    By the excess test risk, or by the scores of the search without their noise.
-    """
+    """Chooses on keys of its own, by the excess or by scores without noise; runs it."""
     own = jax.random.fold_in(keys[0], hindsight.CHOICE)
     own = jax.random.split(own, hindsight.NUM_CHOICE_KEYS)
     if by_score:
