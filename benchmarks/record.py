@@ -10,8 +10,8 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -68,7 +68,7 @@ def write(content: Record, path: Path) -> None:
 def read(path: Path) -> Record:
     """Reads a record; raises ValueError where it is not a whole one."""
     try:
-        content = json.loads(path.read_text(), parse_constant=_refuse)
+        content = json.loads(path.read_text(), parse_constant=int)  # NaN raises
         if content["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         runs = tuple(content["runs"])
@@ -84,29 +84,19 @@ def read(path: Path) -> Record:
         raise ValueError(f"{path}: not a record: {error!r}") from error
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} among its numbers")
-
-
 def merge(parts: Iterable[Record], path: Path) -> Record:
     """Merges records into a file, which may exist, under a lock; returns all of it."""
-    with _locked(path):
-        whole = read(path) if path.exists() else Record()
-        for part in parts:
-            whole = whole.merged(part)
-        write(whole, path)
-    return whole
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)  # a lock file of its own would stay
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
+        whole = read(path) if path.exists() else Record()
+        for part in parts:
+            whole = whole.merged(part)
+        write(whole, path)
     finally:
         os.close(folder)
+    return whole
 
 
 Found = tuple[Mapping[Place, Row], Mapping[str, Mapping[str, Any]]]  # rows and facts
@@ -161,22 +151,19 @@ def _processor() -> str:
 
 
 def _version(package: str) -> str | None:
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _commit() -> str:
     """Returns the state of the repository, "" where there is none."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
+    with suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(
+            command, cwd=ROOT, stderr=subprocess.DEVNULL, text=True
+        ).strip()
+    return ""
 
 
 def repeated(of_one: Callable[[jax.Array], Any], num: int, at_once: int, seed=0) -> Any:

@@ -18,13 +18,6 @@ def _dp_frank_wolfe_composed() -> Case:
     return _chosen(9, num_against=4, learning_rate=rate, **options)
 
 
-def _dp_lasso() -> Case:
-    """One of two vertices that tie falls behind."""
-    solve = of(solvers.dp_lasso, epsilon=1.0, delta=0.0, threshold=1.0, num_steps=1)
-    features, targets = jnp.ones((2, 1)), jnp.array([9.0, 9.0])
-    return solved(solve, (features, targets), (features, targets.at[1].set(-9.0)))
-
-
 def _dp_l1_regression() -> Case:
     """One of two candidates that tie falls behind."""
     options = {"epsilon": 2.0, "candidates": jnp.eye(2), "truncation": 1.0}
@@ -33,15 +26,6 @@ def _dp_l1_regression() -> Case:
     neighbor = features.at[0].set(features[1]), targets
     solve = of(solvers.dp_l1_regression, **options)
     return solved(solve, (features, targets), neighbor)
-
-
-def _dp_quantile() -> Case:
-    """The smaller of two samples jumps over the other.
-
-    Half of the budget is for the interval, which so few samples have not.
-    """
-    solve = of(solvers.dp_quantile, epsilon=1.0, edges=jnp.arange(5.0))
-    return solved(solve, jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5]))
 
 
 def _dp_center_and_scale() -> Case:
@@ -76,8 +60,17 @@ CASES: dict[str, Build] = {
     # One of two vertices that tie falls behind in the last step.
     "dp_frank_wolfe": lambda: _chosen(4, epsilon=1.0),
     "dp_frank_wolfe_composed": _dp_frank_wolfe_composed,
-    "dp_lasso": _dp_lasso,
+    # One of two vertices that tie falls behind.
+    "dp_lasso": lambda: solved(
+        of(solvers.dp_lasso, epsilon=1.0, delta=0.0, threshold=1.0, num_steps=1),
+        *((jnp.ones((2, 1)), jnp.array([9.0, last])) for last in (9.0, -9.0)),
+    ),
     "dp_l1_regression": _dp_l1_regression,
-    "dp_quantile": _dp_quantile,
+    # The smaller of two samples jumps over the other. Half of the budget is for the
+    # interval, which so few samples have not.
+    "dp_quantile": lambda: solved(
+        of(solvers.dp_quantile, epsilon=1.0, edges=jnp.arange(5.0)),
+        *(jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5])),
+    ),
     "dp_center_and_scale": _dp_center_and_scale,
 }

@@ -84,13 +84,6 @@ def _one_pass_sco() -> Case:
     return solved(solve, (features, targets), (features, -targets), is_gaussian=True)
 
 
-def _training_bins() -> Case:
-    """A record comes, and one of two steps sees it, each with probability 1/2."""
-    options = {"relation": ADD_OR_REMOVE_ONE, "is_gaussian": False, "delta": 0.01}
-    case = _trained(_record(4), batching=batching.BallsInBins(2), **options)
-    return dataclasses.replace(case, neighbor=jnp.zeros_like(case.data))
-
-
 def _record(num_samples: int) -> jax.Array:
     """Returns zeros and a last record that is far out."""
     return jnp.zeros((num_samples, 2)).at[-1].set(jnp.array(_FAR))
@@ -125,7 +118,7 @@ def _descended(
 
 
 def _trained(
-    data: jax.Array, *, delta: float = 1e-5, is_gaussian: bool = True, **options
+    data: jax.Array, delta: float = 1e-5, *, is_gaussian: bool = True, **options
 ) -> Case:
     """Two steps, of which all parameters and metrics are read."""
     settings: dict[str, Any] = {"estimator": Clipping(1.0), "optimizer": optax.sgd(1.0)}
@@ -186,7 +179,16 @@ CASES: dict[str, Build] = {
     "private_training_monitor": lambda: _trained(
         _record(2), batching=batching.Full(), monitor=0.5
     ),
-    "private_training_bins": _training_bins,
+    # A record comes, and one of two steps sees it, each with probability 1/2.
+    "private_training_bins": lambda: dataclasses.replace(
+        _trained(
+            *(_record(4), 0.01),
+            batching=batching.BallsInBins(2),
+            relation=ADD_OR_REMOVE_ONE,
+            is_gaussian=False,
+        ),
+        neighbor=jnp.zeros((4, 2)),
+    ),
     # All is left out that can be: batches, estimator, optimizer.
     "private_training_recipe": lambda: _trained(
         _record(4), delta=0.01, is_gaussian=False, estimator=None, optimizer=None

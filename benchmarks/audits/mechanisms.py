@@ -37,15 +37,6 @@ def _gaussian() -> Case:
     )
 
 
-def _laplace_log_normal() -> Case:
-    """A value that moves by its smooth sensitivity, which moves by its e^t."""
-
-    def statistic(value: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.abs(value) - jnp.abs(value - 1))  # as if sigma were 0
-
-    return _smooth("laplace_log_normal", statistic, smoothness=0.0002, sigma=0.1)
-
-
 def _arsinh_normal() -> Case:
     """A value that moves by its smooth sensitivity, which moves by its e^t."""
 
@@ -82,21 +73,6 @@ def _discrete_gaussian() -> Case:
     return Case(release, data, neighbor, privacy)
 
 
-def _peeling() -> Case:
-    """Of two equal coordinates one rises by the linf sensitivity, one falls."""
-    rho = 0.5
-    privacy, scale = _zero_concentrated(rho), math.sqrt(1 / rho)
-    return _peeled([100.0, 100.0], [101.0, 99.0], privacy, scale, scale)
-
-
-def _peeling_laplace() -> Case:
-    """The coordinate that is behind falls behind further, and rarely comes first."""
-    epsilon = 1.5
-    privacy, scale = _pure(epsilon, UnsupportedDpEvent()), 3 / epsilon
-    settings = privacy, scale, math.sqrt(2) * scale, "laplace", 400_000
-    return _peeled([104.0, 100.0], [105.0, 99.0], *settings)
-
-
 def _laplace(neighbor: list[float], norm: Literal["l1", "l2"]) -> Case:
     """Noise for epsilon = 1 on values at distance 1."""
     return Case(
@@ -110,10 +86,10 @@ def _peeled(
     neighbor: list[float],
     privacy: PrivacyGuarantee,
     scale: float,
-    stddev: float,
     noise: PeelingNoise = "gumbel",
     num_releases: int = 100_000,
 ) -> Case:
+    stddev = scale if noise == "gumbel" else math.sqrt(2) * scale
     options = {"sparsity": 1, "selection_scale": scale, "release_stddev": stddev}
 
     def release(key: Key, vector: jax.Array) -> jax.Array:
@@ -170,13 +146,27 @@ CASES: dict[str, Build] = {
     "gaussian": _gaussian,
     "laplace": lambda: _laplace([0.0, 1.0], "l1"),
     "laplace_l2": lambda: _laplace([0.6, 0.8], "l2"),
-    "laplace_log_normal": _laplace_log_normal,
+    # A value that moves by its smooth sensitivity, which moves by its e^t. The
+    # statistic is as if sigma were 0.
+    "laplace_log_normal": lambda: _smooth(
+        *("laplace_log_normal", lambda x: jnp.sum(jnp.abs(x) - jnp.abs(x - 1))),
+        smoothness=0.0002,
+        sigma=0.1,
+    ),
     "arsinh_normal": _arsinh_normal,
     "discrete_gaussian": _discrete_gaussian,
     # One score of many rises by the range, and its candidate is rare.
     "exponential": lambda: _chosen("exponential", 2.0, [0.0] * 40, 1.0),
     # Of two candidates the worse one's score falls behind by the range.
     "permute_and_flip": lambda: _chosen("permute_and_flip", 1.0, [1.0, 1.0], 0.0),
-    "peeling": _peeling,
-    "peeling_laplace": _peeling_laplace,
+    # Of two equal coordinates one rises by the linf sensitivity, one falls. rho = 1/2.
+    "peeling": lambda: _peeled(
+        [100.0, 100.0], [101.0, 99.0], _zero_concentrated(0.5), math.sqrt(1 / 0.5)
+    ),
+    # The coordinate that is behind falls behind further, and rarely comes first.
+    "peeling_laplace": lambda: _peeled(
+        *([104.0, 100.0], [105.0, 99.0], _pure(1.5, UnsupportedDpEvent()), 3 / 1.5),
+        noise="laplace",
+        num_releases=400_000,
+    ),
 }

@@ -28,14 +28,6 @@ def _mean(samples: jax.Array, num_turned: int | None = None, **options: Any) -> 
     return solved(solve, samples, neighbor, is_gaussian=True)
 
 
-def _dp_histogram() -> Case:
-    """A record leaves the first bin for the last."""
-    edges = jnp.arange(5.0)
-    solve = of(solvers.dp_histogram, epsilon=4.0, delta=1e-5, edges=edges)
-    samples = jnp.array([0.5, 1.5])
-    return solved(solve, samples, samples.at[0].set(3.5), is_gaussian=True)
-
-
 def _dp_group_means() -> Case:
     """A record changes its group, and is far beyond all others."""
     solve = of(solvers.dp_group_means, epsilon=4.0, delta=1e-5, num_groups=2)
@@ -57,21 +49,6 @@ def _dp_mean_trimmed() -> Case:
         *(solve, samples, last_turned(samples)),
         statistic=lambda x: jnp.sum(jnp.abs(x + 1) - jnp.abs(x - 1)),  # of Laplace
     )
-
-
-def _dp_objective_perturbation() -> Case:
-    """The only label turns round, where the loss has its full slope."""
-    solve = of(solvers.dp_objective_perturbation, **_OBJECTIVE)
-    features, labels = jnp.ones((1, 1)), jnp.ones(1)
-    return solved(solve, (features, labels), (features, -labels))
-
-
-def _dp_sample_and_aggregate() -> Case:
-    """The first result crosses the ball, and with it the centre."""
-    options = {"epsilon": 4.0, "delta": 0.1, "num_subsets": 201, "diameter": 1.0}
-    solve = of(solvers.dp_sample_and_aggregate, jnp.mean, **options)
-    samples = jnp.where(jnp.arange(201) < 101, -0.5, 0.5)
-    return solved(solve, samples, samples.at[0].set(0.5))
 
 
 def _dp_multiparty_gradient_descent() -> Case:
@@ -174,7 +151,12 @@ CASES: dict[str, Build] = {
     "dp_mean_truncated": lambda: _mean(
         jnp.array([0.0, jnp.inf]), estimator=estimators.SmoothedTruncation(1.0)
     ),
-    "dp_histogram": _dp_histogram,
+    # A record leaves the first bin for the last.
+    "dp_histogram": lambda: solved(
+        of(solvers.dp_histogram, epsilon=4.0, delta=1e-5, edges=jnp.arange(5.0)),
+        *(jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5])),
+        is_gaussian=True,
+    ),
     "dp_group_means": _dp_group_means,
     "dp_mean_trimmed": _dp_mean_trimmed,
     # The two entries of the parameters change places.
@@ -184,8 +166,19 @@ CASES: dict[str, Build] = {
     "dp_sparse_linear_regression": lambda: _regressed(learning_rate=1.0),
     # The same, with a step size that is chosen privately.
     "dp_sparse_linear_regression_scaled": lambda: _regressed(learning_rate=None),
-    "dp_objective_perturbation": _dp_objective_perturbation,
-    "dp_sample_and_aggregate": _dp_sample_and_aggregate,
+    # The only label turns round, where the loss has its full slope.
+    "dp_objective_perturbation": lambda: solved(
+        of(solvers.dp_objective_perturbation, **_OBJECTIVE),
+        *((jnp.ones((1, 1)), jnp.array([label])) for label in (1.0, -1.0)),
+    ),
+    # The first result crosses the ball, and with it the centre.
+    "dp_sample_and_aggregate": lambda: solved(
+        of(
+            *(solvers.dp_sample_and_aggregate, jnp.mean),
+            **{"epsilon": 4.0, "delta": 0.1, "num_subsets": 201, "diameter": 1.0},
+        ),
+        *(jnp.array([first] + [-0.5] * 100 + [0.5] * 100) for first in (-0.5, 0.5)),
+    ),
     "dp_multiparty_gradient_descent": _dp_multiparty_gradient_descent,
     "dp_multiparty_objective_perturbation": _dp_multiparty_objective_perturbation,
 }

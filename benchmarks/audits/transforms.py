@@ -74,14 +74,8 @@ def _kinds_of_one_number() -> dict[str, Build]:
             fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
             if sum(x.default is dataclasses.MISSING for x in fields) == 1:
                 words = re.sub("(?=[A-Z])", "_", kind.__name__).lower()
-                cases[f"privatize{words}"] = partial(_of_kind, kind)
+                cases[f"privatize{words}"] = partial(_farthest, kind)
     return cases
-
-
-def _of_kind(kind: type[Any]) -> Case:
-    estimator = kind(1.0)
-    most = max(_TURNED, key=lambda x: float(jnp.abs(estimator(jnp.array(x))).max()))
-    return _privatized(estimator, most)
 
 
 def _privatize_added_record() -> Case:
@@ -145,33 +139,6 @@ def _privatize_trimmed_mean_smooth() -> Case:
     return _smoothly_privatized(estimator, grads, neighbor=neighbor)
 
 
-def _peel_laplace() -> Case:
-    """The two entries of the parameters change places."""
-    epsilon = 2.0
-    privacy = PrivacyGuarantee.of(epsilon, 0.0, dp_event=UnsupportedDpEvent())
-    return _peeled("laplace", 5 * epsilon**2 / 18, privacy)
-
-
-def _dp_sgd() -> Case:
-    """Both updates of a run, each moved by one gradient."""
-
-    def make(key: Key, multiplier: float) -> Transform:
-        options = {"noise_multiplier": multiplier, "key": key}
-        return transforms.dp_sgd(0.1, Clipping(1.0), **options)
-
-    return _two_updates(make)
-
-
-def _chain() -> Case:
-    """Both updates of a run with momentum, moved by one gradient."""
-
-    def make(key: Key, multiplier: float) -> Transform:
-        mean = _privatize(Clipping(1.0), multiplier, key)
-        return transforms.chain(mean, optax.trace(0.5))
-
-    return _two_updates(make)
-
-
 def _accumulate() -> Case:
     """A gradient turns round that is the second of two pieces."""
     multiplier, privacy = gaussian_claim()
@@ -213,6 +180,12 @@ def _zero_concentrated_claim() -> PrivacyGuarantee:
 def _privatize(estimator: Any, multiplier: float, key: Key, **options) -> Transform:
     options |= {"noise_multiplier": multiplier, "key": key}
     return transforms.privatize(estimator, **options)
+
+
+def _farthest(kind: type[Any]) -> Case:
+    estimator = kind(1.0)
+    most = max(_TURNED, key=lambda x: float(jnp.abs(estimator(jnp.array(x))).max()))
+    return _privatized(estimator, most)
 
 
 def _privatized(estimator: Any, grads: Any) -> Case:
@@ -279,11 +252,11 @@ def _peeled(noise: PeelingNoise, rho: float, privacy: PrivacyGuarantee) -> Case:
     return _of_update(make, [[1.0, -1.0]], privacy, start=1.0)
 
 
-def _two_updates(make: Callable[[Key, float], Transform]) -> Case:
+def _two_updates(make: Callable[..., Transform]) -> Case:
     multiplier, privacy = gaussian_claim(num_releases=2)
 
     def release(key: Key, grads: jax.Array) -> PyTree:
-        optimizer = make(key, multiplier)
+        optimizer = make(Clipping(1.0), noise_multiplier=multiplier, key=key)
         params = jnp.zeros(2)
         first, state = optimizer.update(grads, optimizer.init(params), params)
         second, _ = optimizer.update(grads, state, params)
@@ -348,9 +321,20 @@ CASES: dict[str, Build] = {
     ),
     # The two entries of the parameters change places.
     "peel": lambda: _peeled("gumbel", _RHO, _zero_concentrated_claim()),
-    "peel_laplace": _peel_laplace,
-    "dp_sgd": _dp_sgd,
-    "chain": _chain,
+    "peel_laplace": lambda: _peeled(
+        *("laplace", 5 * 2.0**2 / 18),
+        PrivacyGuarantee.of(2.0, 0.0, dp_event=UnsupportedDpEvent()),
+    ),
+    # Both updates of a run, each moved by one gradient.
+    "dp_sgd": lambda: _two_updates(
+        lambda mean, **options: transforms.dp_sgd(0.1, mean, **options)
+    ),
+    # The same with momentum.
+    "chain": lambda: _two_updates(
+        lambda *how, **options: transforms.chain(
+            transforms.privatize(*how, **options), optax.trace(0.5)
+        )
+    ),
     "accumulate": _accumulate,
     "privatize_adaptive_threshold": _privatize_adaptive_threshold,
     # Under correlated noise all four steps see the record.

@@ -156,8 +156,8 @@ def opacus(loss_fn, params, batch, *, model, is_ghost):
 def numpy_mlp(_, params, batch, *, threshold):
     """Truncates the MLP's gradients by hand, one sample's at a time."""
     params = {name: np.array(x) for name, x in params.items()}
-    features, labels = (np.array(x) for x in batch)
-    return partial(_numpy_mlp, params, features, labels, threshold), ()
+    settings = *(np.array(x) for x in batch), threshold
+    return partial(_numpy_mlp, params, *settings), ()
 
 
 def _numpy_mlp(params, features, labels, threshold):

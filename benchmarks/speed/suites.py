@@ -43,27 +43,29 @@ def _samples(n, d):
     return jax.random.normal(jax.random.key(0), (n, d))  # made where it is needed
 
 
-def _mean_of(estimator, n, d, microbatch_size):
+def _mean_of(estimator, n, d, microbatch_size=None):
+    """Returns the mean by an estimator, or the plain sum, and its arguments."""
+
     def mean(estimator, x):
         stream = replace(SampleStream.of(x), microbatch_size=microbatch_size)
         return estimator.with_aux(stream, normalize_by=n)[0]
 
+    if estimator is None:
+        return jax.jit(lambda x: x.sum(axis=0)), (_samples(n, d),)
     return jax.jit(mean), (estimator, _samples(n, d))
-
-
-def _sum_of(n, d):
-    return jax.jit(lambda x: x.sum(axis=0)), (_samples(n, d),)
 
 
 def _reduction(n, d):
     read = 4 * n * d
-    methods = [Method("jnp.sum", partial(_sum_of, n, d), "jax", moved_bytes=read)]
+    kinds = [("jnp.sum", "jax", None, None)]
     for name, estimator in coordinatewise(0.5).items():
         for size in (None, 2**12, 2**14, 2**16, n):
             label = name if size is None else f"{name}, microbatch {size:,}"
-            make = partial(_mean_of, estimator, n, d, size)
-            methods.append(Method(label, make, moved_bytes=read))
-    return methods
+            kinds.append((label, "dpjax", estimator, size))
+    return [
+        Method(label, partial(_mean_of, estimator, n, d, size), package, read)
+        for label, package, estimator, size in kinds
+    ]
 
 
 _SHARES = [Target(x, quantity="copy_share", at_least=0.6) for x in coordinatewise(0.5)]

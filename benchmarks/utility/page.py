@@ -5,13 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import comparison, page
-from benchmarks.comparison import (
-    Summary,
-    Verdict,
-    geometric_mean,
-    short,
-    verdicts_table,
-)
+from benchmarks.comparison import Summary, Verdict, short
 from benchmarks.page import number, table
 from benchmarks.record import Record, read
 from benchmarks.utility import predictions, sklearn, tuning
@@ -51,7 +45,7 @@ class Numbers(comparison.Numbers):
         """Returns the mean of the ratios over those problems that have one."""
         found = (self.ratio(problem, method, epsilon, bar) for problem in problems)
         ratios = [ratio for ratio in found if ratio is not None]
-        mean = geometric_mean(ratios)
+        mean = comparison.geometric_mean(ratios)
         return None if mean is None else (mean, len(ratios))
 
 
@@ -68,13 +62,13 @@ def parts(content: Record, path: Path) -> dict[str, page.Part]:
         "settings": len(grid()),
         "wide": len(grid(is_wide=True)),
         "means": _means(numbers),
-        "verdicts": verdicts_table("`dp_linear_model`", verdicts(numbers)),
+        "verdicts": comparison.verdicts_table("`dp_linear_model`", verdicts(numbers)),
         "problems": _problems(numbers),
         **predictions.parts(),
         **sklearn.parts(),
         **tuning.parts(),
         "choices": table(["data", *numbers.header], _choices(numbers)),
-        **{f"seconds_{name}": _seconds(numbers, name) for name in METHODS},
+        **_seconds(numbers),
         "left_out": _left_out(numbers),
         "machines": page.machines(content),
     }
@@ -134,11 +128,15 @@ def _choices(numbers: Numbers) -> Iterator[list[str]]:
                 yield [numbers.facts[name]["title"] + words, *chosen]
 
 
-def _seconds(numbers: Numbers, method: str) -> str:
-    """Returns the seconds of a run."""
-    rows = [row for place, row in numbers.rows.items() if place[1] == method]
-    runs = sum(len(row["excess"]) for row in rows)
-    return number(sum(row["seconds"] for row in rows) / runs) if runs else ""
+def _seconds(numbers: Numbers) -> dict[str, str]:
+    """Returns the seconds of a run of each method."""
+    found = {}
+    for name in METHODS:
+        rows = [row for place, row in numbers.rows.items() if place[1] == name]
+        runs = sum(len(row["excess"]) for row in rows)
+        seconds = sum(row["seconds"] for row in rows)
+        found[f"seconds_{name}"] = number(seconds / runs) if runs else ""
+    return found
 
 
 def _left_out(numbers: Numbers) -> str:

@@ -261,23 +261,29 @@ def verdicts(numbers: dict[str, Numbers]) -> Iterator[Verdict]:
                 reached = one.mean >= bound if measure == "auc" else one.mean <= bound
                 yield Verdict(asked, cell(one), reached)
     every = names(losses)
-    for epsilon in EPSILONS:
-        asked = f"every real and made set, epsilon {epsilon:g}: loss at most that of "
-        asked += f"`{LINEAR}`, two standard errors, and 2 % of its lead on a constant"
-        place = losses, every, (ADDITIVE, LINEAR), epsilon
-        yield comparison.judged(*place, asked, _as_linear, cell)
-    for epsilon in EPSILONS:
-        asked = f"every set with an intercept, epsilon {epsilon:g}: loss at most that "
-        asked += "of the private constant and its standard error"
-        place = losses, every, (ADDITIVE, "constant"), epsilon
-        yield comparison.judged(*place, asked, _as_constant, cell)
+    for asked, bar, holds in (
+        (
+            "every real and made set, epsilon {:g}: loss at most that of "
+            f"`{LINEAR}`, two standard errors, and 2 % of its lead on a constant",
+            *(LINEAR, _as_linear),
+        ),
+        (
+            "every set with an intercept, epsilon {:g}: loss at most that of the "
+            "private constant and its standard error",
+            *("constant", lambda _, ours, bar: ours.mean <= bar.mean + ours.error),
+        ),
+    ):
+        for epsilon in EPSILONS:
+            place = losses, every, (ADDITIVE, bar), epsilon
+            yield comparison.judged(*place, asked.format(epsilon), holds, cell)
     for measure, sign in ("excess", 1), ("auc", -1):
         for epsilon in EPSILONS[1:]:
-            asked = f"every set, epsilon {epsilon:g}: ahead of DP-EBM, "
-            asked += MEASURES[measure]
-            place = numbers[measure], every, (ADDITIVE, EBM), epsilon
-            is_ahead = partial(_is_ahead, sign)
-            yield comparison.judged(*place, asked, is_ahead, cell)
+            yield comparison.judged(
+                *(numbers[measure], every, (ADDITIVE, EBM), epsilon),
+                f"every set, epsilon {epsilon:g}: ahead of DP-EBM, {MEASURES[measure]}",
+                lambda _, ours, bar, sign=sign: sign * ours.mean < sign * bar.mean,
+                cell,
+            )
 
 
 def _constant(facts: Mapping[str, Any]) -> float:
@@ -288,11 +294,3 @@ def _as_linear(facts, ours: Summary, linear: Summary) -> bool:
     room = 2 * math.hypot(ours.error, linear.error)
     room += 0.02 * max(_constant(facts) - linear.mean, 0)
     return ours.mean <= linear.mean + room
-
-
-def _as_constant(_, ours: Summary, bar: Summary) -> bool:
-    return ours.mean <= bar.mean + ours.error
-
-
-def _is_ahead(sign: int, _, ours: Summary, bar: Summary) -> bool:
-    return sign * ours.mean < sign * bar.mean

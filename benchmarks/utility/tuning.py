@@ -98,18 +98,17 @@ def best_of_grid(
     own = jax.random.split(own, hindsight.NUM_CHOICE_KEYS)
     if by_score:
         params = hindsight.descend(data, grid(), own, epsilon)
-        score = jax.vmap(lambda one: _mean_loss(data, one))
-        found = score(params.reshape(len(params), -1).T)
+        held_out, limit = split(data)[1], LIMITS[data.loss]
+
+        def score(params):  # what a search adds noise to
+            losses = jax.vmap(LOSSES[data.loss], (None, 0))(params, held_out)
+            return jnp.mean(jnp.clip(losses, 0.0, limit))
+
+        found = jax.vmap(score)(params.reshape(len(params), -1).T)
         setting = grid()[int(np.argmin(found.reshape(-1, own.size).mean(axis=1)))]
     else:
         setting = hindsight.choose(data, own, epsilon, grid())
     return hindsight.descend(data, [setting], keys, epsilon)[:, 0], setting._asdict()
-
-
-def _mean_loss(data: Problem, params: jax.Array) -> jax.Array:
-    """What a score adds noise to."""
-    losses = jax.vmap(LOSSES[data.loss], (None, 0))(params, split(data)[1])
-    return jnp.mean(jnp.clip(losses, 0.0, LIMITS[data.loss]))
 
 
 _NAME = "`dp_select`, {} trials on average"
