@@ -56,17 +56,7 @@ def add_arguments(suites: Mapping[str, Suite], parser) -> None:
         )
 
 
-def run(
-    suites: Mapping[str, Suite],
-    part: str,
-    *,
-    methods: Sequence[str],
-    problems: Sequence[str],
-    epsilons: Sequence[float],
-    repetitions: int,
-    out: Path,
-    again: bool,
-) -> None:
+def run(suites, part, *, methods, problems, epsilons, repetitions, out, again) -> None:
     """Runs what a record lacks, and merges each row as it comes."""
     suite = suites[part]
     all_problems = *suite.problems, *suite.others
@@ -166,9 +156,7 @@ class Numbers:
         """Returns the summary of a row; None where nothing ran."""
         return summary(self.rows.get((problem, method, epsilon)))
 
-    def column(
-        self, problem: str, methods: Iterable[str], epsilon: float
-    ) -> dict[str, Summary]:
+    def column(self, problem, methods, epsilon) -> dict[str, Summary]:
         """Returns the summaries of those methods that ran."""
         found = {method: self.of(problem, method, epsilon) for method in methods}
         return {method: one for method, one in found.items() if one is not None}
@@ -184,15 +172,7 @@ class Numbers:
         ]
 
 
-def judged(
-    numbers: Numbers,
-    problems: Iterable[str],
-    methods: tuple[str, str],
-    epsilon: float,
-    asked: str,
-    holds: Callable[[Mapping[str, Any], Summary, Summary], bool],
-    said: Callable[[Summary], str],
-) -> Verdict:
+def judged(numbers, problems, methods, epsilon, asked, holds, said) -> Verdict:
     """Judges a rule of facts and two methods, on every problem that both have run."""
     fails, compared = [], 0
     for name in problems:
@@ -214,15 +194,7 @@ def geometric_mean(ratios: Sequence[float]) -> float | None:
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
 
 
-def table_of_problem(
-    numbers: Numbers,
-    problem: str,
-    titles: Mapping[str, str],
-    corner: str,
-    cell: Callable[[Summary], str],
-    is_rival: Callable[[str], bool],
-    best: Callable[..., str] = min,
-) -> str:
+def table_of_problem(numbers, problem, titles, corner, cell, is_rival, best=min) -> str:
     """Returns a row a method, a column an epsilon; the best rival in bold."""
     found = {one: numbers.column(problem, titles, one) for one in numbers.epsilons}
     found = {epsilon: column for epsilon, column in found.items() if column}

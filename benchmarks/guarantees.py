@@ -173,11 +173,7 @@ def _layers(record: Mapping[str, Finding]) -> Iterator[str]:
         yield _details(claims)
 
 
-def _table(
-    claims: Sequence[Statement],
-    cases_of: Mapping[str, Sequence[str]],
-    record: Mapping[str, Finding],
-) -> str:
+def _table(claims, cases_of, record) -> str:
     rows = []
     for one in claims:
         found = [record[case] for case in cases_of[one.name]]

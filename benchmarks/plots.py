@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from PIL import Image, PngImagePlugin
@@ -212,12 +211,7 @@ def _winners(figure: Figure, theme: Theme) -> None:
     _legend(figure, handles)
 
 
-def _map(
-    axes: Axes,
-    cells: dict[tuple[float, int], dict[str, np.ndarray]],
-    num_samples: int,
-    theme: Theme,
-) -> None:
+def _map(axes, cells, num_samples, theme) -> None:
     tails = sorted({tail for tail, _ in cells})
     sizes = sorted({size for _, size in cells})
     for (tail, size), excess in cells.items():

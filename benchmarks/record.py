@@ -103,13 +103,7 @@ Found = tuple[Mapping[Place, Row], Mapping[str, Mapping[str, Any]]]  # rows and 
 
 
 def fill(
-    path: Path,
-    places: Iterable[Place],
-    run: Callable[[Place], Found | None],
-    *,
-    is_there: Callable[[Row, Place], bool] = lambda row, place: True,
-    again: bool = False,
-    about: Mapping[str, Any] | None = None,
+    path, places, run, *, is_there=lambda row, place: True, again=False, about=None
 ) -> None:
     """Runs the places that a record lacks, and merges what each finds as it comes.
 

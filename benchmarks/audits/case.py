@@ -57,14 +57,7 @@ def of(solver: Callable[..., Solution], *first: Any, **options: Any):
     return solve
 
 
-def solved(
-    solve: Callable[[Key, PyTree], Solution],
-    data: PyTree,
-    neighbor: PyTree,
-    *,
-    shown: Callable[[Solution], PyTree] = lambda solution: solution.params,
-    **options,
-) -> Case:
+def solved(solve, data, neighbor, *, shown=lambda solution: solution.params, **options):
     """Audits what is shown, the parameters, against the guarantee that comes along."""
 
     def release(key: Key, data: PyTree) -> PyTree:

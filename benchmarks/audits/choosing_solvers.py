@@ -38,9 +38,7 @@ def _dp_center_and_scale() -> Case:
     return solved(solve, samples, samples.at[0].set(6.0), is_gaussian=True)
 
 
-def _chosen(
-    num_samples: int, *, num_steps: int = 2, num_against: int = 0, **options
-) -> Case:
+def _chosen(num_samples, *, num_steps=2, num_against=0, **options) -> Case:
     """All records but some prefer one vertex of two; the last one turns round."""
     solve = of(
         solvers.dp_frank_wolfe,

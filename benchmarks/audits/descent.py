@@ -97,13 +97,7 @@ def _sampled(draws: batching.Batching, **options) -> Case:
 
 
 def _descended(
-    data: PyTree,
-    neighbor: PyTree | None = None,
-    *,
-    epsilon: float = 4.0,
-    delta: float = 1e-5,
-    is_gaussian: bool = True,
-    **options,
+    data, neighbor=None, *, epsilon=4.0, delta=1e-5, is_gaussian=True, **options
 ) -> Case:
     """Two steps along gradients that are the samples; the last one turns round."""
     settings = {"estimator": Clipping(1.0), "learning_rate": 1.0} | options
@@ -117,9 +111,7 @@ def _descended(
     return solved(solve, data, neighbor, is_gaussian=is_gaussian)
 
 
-def _trained(
-    data: jax.Array, delta: float = 1e-5, *, is_gaussian: bool = True, **options
-) -> Case:
+def _trained(data, delta=1e-5, *, is_gaussian=True, **options) -> Case:
     """Two steps, of which all parameters and metrics are read."""
     settings: dict[str, Any] = {"estimator": Clipping(1.0), "optimizer": optax.sgd(1.0)}
     settings |= {"num_samples": len(data), "num_steps": 2, **options}

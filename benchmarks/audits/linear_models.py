@@ -4,17 +4,12 @@ An attack reads one of the Gaussian releases, and shows no more than its share o
 budget: all where classes have a constant, 3/4 where steps see the record.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from benchmarks.audits.case import Build, Case, last_turned, solved
 from dpjax import losses, solvers
 from dpjax._types import Key, PyTree
-from dpjax.audit._releases import Statistic
-from dpjax.losses import LinearLoss
 from dpjax.solvers import Solution
 
 _LONG, _FAR = 1e4, 1e9  # a gradient is clipped, a prediction decided
@@ -51,9 +46,7 @@ def _dp_linear_model_features() -> Case:
     )
 
 
-def _turned_beyond(
-    num_records: int, num_releases: int = 10_000, max_records: int | None = None
-) -> Case:
+def _turned_beyond(num_records, num_releases=10_000, max_records=None) -> Case:
     features = jnp.zeros((num_records, 1)).at[-1].set(9.0)
     labels = jnp.zeros(num_records).at[-1].set(1.0)
     given = {"epsilon": 4.0, "delta": 1e-5 if max_records is None else 0.01}
@@ -72,14 +65,14 @@ def _turned_beyond(
 
 
 def _turned(
-    loss: str | LinearLoss,
-    features: ArrayLike,
-    targets: ArrayLike,
-    turned: float,
+    loss,
+    features,
+    targets,
+    turned,
     *,
-    statistic: Statistic = lambda params: params[0],
-    num_releases: int = 100_000,
-    **options: Any,
+    statistic=lambda params: params[0],
+    num_releases=100_000,
+    **options,
 ) -> Case:
     """The last record has another target in the neighbour, and its offset turns too."""
     records = {x: options.pop(x) for x in ("weights", "offsets") if x in options}

@@ -14,11 +14,10 @@ from dp_accounting import DpEvent, LaplaceDpEvent, UnsupportedDpEvent, ZCDpEvent
 
 from benchmarks.audits.case import Build, Case
 from dpjax import accounting, mechanisms
-from dpjax._types import Key, PeelingNoise, SelectionName
+from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
 from dpjax.accounting._smooth import smooth_noise_rho
-from dpjax.audit._releases import Statistic
 
 _DELTA = 0.05
 _SMOOTH_MULTIPLIER = 8.0
@@ -81,14 +80,7 @@ def _laplace(neighbor: list[float], norm: Literal["l1", "l2"]) -> Case:
     )
 
 
-def _peeled(
-    data: list[float],
-    neighbor: list[float],
-    privacy: PrivacyGuarantee,
-    scale: float,
-    noise: PeelingNoise = "gumbel",
-    num_releases: int = 100_000,
-) -> Case:
+def _peeled(data, neighbor, privacy, scale, noise="gumbel", num_releases=100_000):
     stddev = scale if noise == "gumbel" else math.sqrt(2) * scale
     options = {"sparsity": 1, "selection_scale": scale, "release_stddev": stddev}
 
@@ -99,9 +91,7 @@ def _peeled(
     return Case(release, *pair, privacy, num_releases=num_releases)
 
 
-def _chosen(
-    name: SelectionName, epsilon: float, scores: list[float], first: float
-) -> Case:
+def _chosen(name, epsilon, scores, first) -> Case:
     """The first candidate has another score in the neighbour."""
     mechanism = getattr(mechanisms, name)
     release = partial(mechanism, epsilon=epsilon, sensitivity_range=1.0)
@@ -119,13 +109,7 @@ def _zero_concentrated(rho: float) -> PrivacyGuarantee:
     return PrivacyGuarantee.of(epsilon, _DELTA, dp_event=ZCDpEvent(rho))
 
 
-def _smooth(
-    name: Literal["arsinh_normal", "laplace_log_normal"],
-    statistic: Statistic,
-    *,
-    smoothness: float,
-    sigma: float,
-) -> Case:
+def _smooth(name, statistic, *, smoothness, sigma) -> Case:
     """Audits zeros against ones, under noise of 8 times the smooth sensitivity."""
     mechanism = getattr(mechanisms, name)
     rho = smooth_noise_rho(

@@ -12,7 +12,6 @@ from benchmarks.audits.case import Build, Case
 from dpjax import accounting, losses, models
 from dpjax._types import Key, PyTree
 from dpjax.audit._releases import Statistic
-from dpjax.losses import LinearLoss
 
 _EPSILON, _DELTA = 4.0, 1e-5
 _SAMPLING = accounting.Sampling(num_steps=2)
@@ -42,14 +41,7 @@ def _every_other(first: float, second: float) -> jax.Array:
     return jnp.where(jnp.arange(_NUM_RECORDS) % 2 == 0, first, second)
 
 
-def _case(
-    loss: LinearLoss,
-    scores: np.ndarray,
-    targets: jax.Array,
-    turned: float,
-    statistic: Statistic,
-    scale: float | None = None,
-) -> Case:
+def _case(loss, scores, targets, turned, statistic, scale=None) -> Case:
     multiplier = accounting.noise_multiplier(_EPSILON, _DELTA, _SAMPLING)
     options = {"beside": scores, "loss": loss, "loss_name": "of the case"}
     options |= {"scale": scale, "noise_multiplier": multiplier}

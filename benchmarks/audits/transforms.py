@@ -199,15 +199,7 @@ def _smoothly_privatized(estimator: Any, grads: np.ndarray, **options) -> Case:
     return _of_update(make, grads, _zero_concentrated_claim(), **options)
 
 
-def _of_update(
-    make: Callable[[Key], Transform],
-    grads: Any,
-    privacy: PrivacyGuarantee,
-    *,
-    start: float = 0.0,
-    neighbor: np.ndarray | None = None,
-    **options,
-) -> Case:
+def _of_update(make, grads, privacy, *, start=0.0, neighbor=None, **options) -> Case:
     """Audits one update; by default the neighbour's last gradient turns round."""
     data = grads if isinstance(grads, tuple) else jnp.asarray(grads, "float32")
     other = jax.tree.map(last_turned, data)

@@ -23,9 +23,7 @@ TITLES = {name: one.title for name, one in METHODS.items()} | methods.UNTUNED
 SEED = 23
 
 
-def run_named(
-    problem: str, method: str, epsilon: float, repetitions: int
-) -> tuple[Row, dict[str, Any]]:
+def run_named(problem, method, epsilon, repetitions) -> tuple[Row, dict[str, Any]]:
     """Returns the row and the facts of the task."""
     task = tasks.task(problem)
     return run_one(task, method, epsilon, repetitions), facts(task)

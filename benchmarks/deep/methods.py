@@ -142,14 +142,7 @@ class Plan:
 
 
 @cache
-def plan(
-    num_samples: int,
-    epsilon: float,
-    delta: float,
-    num_steps: int,
-    num_bands: int = 1,
-    head_share: float = 0.0,
-) -> Plan:
+def plan(num_samples, epsilon, delta, num_steps, num_bands=1, head_share=0.0) -> Plan:
     """Returns the plan for a budget, whatever the data."""
     size = num_samples // BATCHES
     # The same for all budgets, and so their programs; `init` refuses too few.
@@ -193,9 +186,7 @@ def settings(recipe: Recipe, how: Plan, task: Task) -> tuple[float, float]:
     return recipe.size(task, noise), rate
 
 
-def train_all(
-    task: Task, recipe: Recipe, how: Plan, sizes, learning_rates, keys
-) -> np.ndarray:
+def train_all(task, recipe, how, sizes, learning_rates, keys) -> np.ndarray:
     """Returns test losses (keys, settings) after training with sizes and rates."""
     kind = task, recipe.estimator, recipe.adam, how.batching, how.noise
     numbers = how.num_steps, recipe.power, how.multiplier

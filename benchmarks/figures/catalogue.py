@@ -3,9 +3,7 @@
 Where a paper does not print the numbers of an axis they are ours, within its ranges.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
 
 from benchmarks.figures.panel import Panel, Setting
 
@@ -82,14 +80,7 @@ def _paper_001() -> list[Panel]:
     return panels
 
 
-def _three_panels(
-    figure: str,
-    problem: str,
-    methods: tuple[str, ...],
-    fixed: Setting,
-    reported: Mapping[str, str],
-    by_records: Literal["falls", ""] = "",
-) -> list[Panel]:
+def _three_panels(figure, problem, methods, fixed, reported, by_records=""):
     """(a) by epsilon, (b) by n, both for several d; (c) beside the optimum, by n."""
     base = Panel(
         *(f"{figure}a", f"{problem}, by epsilon", problem, fixed),
@@ -118,9 +109,7 @@ def _three_panels(
     return [base, by_size, beside]
 
 
-def _sparse_panels(
-    figure: str, problem: str, methods: tuple[str, ...], num_samples: int
-) -> list[Panel]:
+def _sparse_panels(figure, problem, methods, num_samples) -> list[Panel]:
     """(a) by epsilon, (b) by n, (c) by s*, all for several d."""
     sizes = tuple(round(num_samples * part) for part in (0.2, 0.4, 0.6, 0.8, 1.0))
     return [

@@ -1,12 +1,11 @@
 """Plots of finished panels: a figure has its panels side by side."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import polars as pl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
@@ -64,13 +63,7 @@ def _shown(method: str) -> str:
     return method.removeprefix("stochastic ")
 
 
-def _draw_panel(
-    axes: Axes,
-    panel: Panel,
-    table: pl.DataFrame,
-    methods: Sequence[str],
-    lines: Mapping[str, str],
-) -> None:
+def _draw_panel(axes, panel, table, methods, lines) -> None:
     for (name, curve), rows in table.group_by("method", "curve", maintain_order=True):
         i, value = methods.index(_shown(str(name))), pl.col("value")
         low, mean, high = (
@@ -110,9 +103,7 @@ def _draw_panel(
     axes.tick_params(labelsize="small")
 
 
-def _draw_theory(
-    axes: Axes, panel: Panel, table: pl.DataFrame, lines: Mapping[str, str]
-) -> None:
+def _draw_theory(axes, panel, table, lines) -> None:
     """Draws the theory's slope, if any, through the first point of the last method."""
     if panel.exponent is None:
         return

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from dp_accounting import NoOpDpEvent
 from jax.tree_util import Partial
 
@@ -27,7 +26,6 @@ from dpjax.batching import WithoutReplacement
 from dpjax.constraints import Box, L1Ball, halton_net
 from dpjax.estimators import (
     Clipping,
-    Estimator,
     SmoothedTruncation,
     TrimmedMean,
     Truncation,
@@ -89,15 +87,15 @@ def _best(task: Task) -> Solution:
 
 
 def _descent(
-    task: Task,
+    task,
     *,
-    is_private: bool = True,
-    is_stochastic: bool = False,
-    is_printed: bool = False,
-    estimator: Estimator | None = None,
-    learning_rate: float | optax.Schedule = 0.1,
-    num_steps: int | None = None,
-    **options: Any,
+    is_private=True,
+    is_stochastic=False,
+    is_printed=False,
+    estimator=None,
+    learning_rate=0.1,
+    num_steps=None,
+    **options,
 ) -> Solution:
     """Gradient descent; by smoothed truncation, unless there is an estimator."""
     num_steps = task.setting.num_steps or num_steps
@@ -182,9 +180,7 @@ def _l1_regression(task: Task, *, is_printed: bool) -> Solution:
     )
 
 
-def _mean(
-    task: Task, *, is_printed: bool = False, estimator: Estimator | None = None
-) -> Solution:
+def _mean(task, *, is_printed=False, estimator=None) -> Solution:
     """The private mean by truncation, unless there is an estimator."""
     num_samples, num_features = task.shape
     budget, order = task.budget, task.setting.moment_order
@@ -241,9 +237,7 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
 
 
 @cache
-def _moments(
-    problem: ProblemKind, num_features: int, order: float
-) -> tuple[float, float]:
+def _moments(problem, num_features, order) -> tuple[float, float]:
     """Returns E sup ||gradient||^order over weights of norm 1, and the smoothness."""
     with jax.ensure_compile_time_eval():
         sample = problem.draw(jax.random.key(123), Setting(100_000, num_features))
@@ -256,9 +250,7 @@ def _moments(
     return float(moment), float(curvature) * problem.loss_fn.curvature_bound
 
 
-def _localized(
-    task: Task, *, is_one_pass: bool, is_pure: bool = False, moment_order: float
-) -> Solution:
+def _localized(task, *, is_one_pass, is_pure=False, moment_order) -> Solution:
     """Optimization in the unit ball around zero; zero where the theorem needs more."""
     moment, smoothness = _moments(task.problem, task.shape[1], moment_order)
     given = {"key": task.key, **task.budget, "diameter": 2.0}

@@ -58,9 +58,7 @@ def write(output: Path | None = None, folder: Path | None = None) -> list[Path]:
     return [page.write("FIGURES.md", parts, output / "FIGURES.md"), *files]
 
 
-def _figures(
-    tables: dict[str, pl.DataFrame], output: Path, files: list[Path]
-) -> Iterator[str]:
+def _figures(tables, output, files) -> Iterator[str]:
     """Yields every figure; draws those that were measured, and adds their files."""
     paper = ""
     for figure, chosen in all_figures().items():

@@ -7,7 +7,6 @@ one. No parameter of these functions is checked.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ import scipy.stats
 
 from dpjax import losses, solvers
 from dpjax._tree import clip, register
-from dpjax._types import Key, LossFn, PyTree, Scalar
 from dpjax.accounting import (
     PrivacyGuarantee,
     Sampling,
@@ -25,10 +23,9 @@ from dpjax.accounting import (
 )
 from dpjax.accounting._objective import ObjectiveNoise
 from dpjax.accounting._selection import total_selection_epsilon
-from dpjax.batching import Batching, Disjoint, Full
+from dpjax.batching import Disjoint, Full
 from dpjax.constraints import L1Ball
-from dpjax.constraints._constraint import VertexConstraint
-from dpjax.estimators import Estimator, SmoothedTruncation, Winsorization
+from dpjax.estimators import SmoothedTruncation, Winsorization
 from dpjax.mechanisms import exponential
 from dpjax.solvers import Execution, Solution
 from dpjax.solvers.papers._frank_wolfe import checked_num_steps, choose_vertices
@@ -46,14 +43,7 @@ def _excess(estimator: SmoothedTruncation) -> float:
     return 1 / math.erf(math.sqrt(float(estimator.beta) / 2))
 
 
-def actual_epsilon(
-    estimator: Estimator,
-    *,
-    epsilon: float,
-    delta: float,
-    num_steps: int = 1,
-    is_disjoint: bool = False,
-) -> float:
+def actual_epsilon(estimator, *, epsilon, delta, num_steps=1, is_disjoint=False):
     """Returns the epsilon that the Gaussian noise printed for an estimator gives.
 
     With this budget `dp_mean` and `dp_gradient_descent` add that noise: of 001,
@@ -85,15 +75,15 @@ def smoothed_truncation(
 
 
 def threshold(
-    moment_bound: float,
+    moment_bound,
     *,
-    moment_order: float,
-    num_samples: int,
-    num_coordinates: int = 1,
-    num_steps: int = 1,
-    epsilon: float,
-    delta: float,
-    failure_prob: float = 0.01,
+    moment_order,
+    num_samples,
+    num_coordinates=1,
+    num_steps=1,
+    epsilon,
+    delta,
+    failure_prob=0.01,
 ) -> float:
     """Returns 003's threshold: of Algorithm 1, line 1, or else of Theorem 7."""
     effective = moment_bound * num_samples * epsilon
@@ -105,15 +95,7 @@ def threshold(
 
 
 def _by_exponential(
-    loss_fn: LossFn,
-    params: PyTree,
-    data: PyTree,
-    *,
-    each: float,
-    delta: float,
-    num_steps: int,
-    batching: Batching,
-    **options: Any,
+    loss_fn, params, data, *, each, delta, num_steps, batching, **options
 ) -> Solution:
     """Takes Frank-Wolfe steps by exponential mechanisms of a given epsilon."""
     num_samples = len(jax.tree.leaves(data)[0])
@@ -126,16 +108,7 @@ def _by_exponential(
     return Solution(params, choices.guarantee(num_samples), stats)
 
 
-def frank_wolfe(
-    loss_fn: LossFn,
-    params: PyTree,
-    data: PyTree,
-    *,
-    key: Key,
-    epsilon: float,
-    constraint: VertexConstraint,
-    estimator: SmoothedTruncation | None = None,
-) -> Solution:
+def frank_wolfe(loss_fn, params, data, *, key, epsilon, constraint, estimator=None):
     """004, Algorithm 1, with the scale of its section 6.2, which truncates nothing.
 
     Line 6 has the exponent epsilon u / (2 Delta), Delta = ||W||_1 4 sqrt(2) s / (3 m).
@@ -155,16 +128,7 @@ def frank_wolfe(
     )
 
 
-def lasso(
-    features: jax.Array,
-    targets: jax.Array,
-    *,
-    key: Key,
-    epsilon: float,
-    delta: float,
-    radius: float = 1.0,
-    num_steps: int | None = None,
-) -> Solution:
+def lasso(features, targets, *, key, epsilon, delta, radius=1.0, num_steps=None):
     """004, Algorithm 2, whose constants are those of the unit ball.
 
     Line 5 has exp(epsilon' u / (2 Delta)), epsilon' = epsilon / (2 sqrt(2 T L)) and
@@ -206,15 +170,7 @@ class _PrintedStep(ShrunkenStep):
         return Winsorization(self.threshold**2 * (1 + size))
 
 
-def sparse_regression(
-    features: jax.Array,
-    targets: jax.Array,
-    *,
-    key: Key,
-    epsilon: float,
-    delta: float,
-    sparsity: int,
-) -> Solution:
+def sparse_regression(features, targets, *, key, epsilon, delta, sparsity) -> Solution:
     """004, Algorithm 3, with the threshold and the step size of section 6.2.
 
     Algorithm 4 has b = 2 lambda sqrt(3 s L) / epsilon.
@@ -239,15 +195,7 @@ def sparse_regression(
 
 
 def hard_thresholding(
-    loss_fn: LossFn,
-    params: PyTree,
-    data: PyTree,
-    *,
-    epsilon: float,
-    delta: float,
-    sparsity: int,
-    estimator: Estimator,
-    **options: Any,
+    loss_fn, params, data, *, epsilon, delta, sparsity, estimator, **options
 ) -> Solution:
     """004, Algorithm 5, by smoothed truncation; 003, Algorithm 5, by truncation."""
     share = 5 / 64  # 003: b = 4 lambda sqrt(2 s L) / epsilon
@@ -269,15 +217,15 @@ def hard_thresholding(
 
 
 def l1_regression(
-    features: jax.Array,
-    targets: jax.Array,
+    features,
+    targets,
     *,
-    key: Key,
-    epsilon: float,
-    candidates: jax.Array,
-    moment_order: float = 2.0,
-    residual_moment_bound: float = 1.0,
-    truncation: Scalar | None = None,
+    key,
+    epsilon,
+    candidates,
+    moment_order=2.0,
+    residual_moment_bound=1.0,
+    truncation=None,
 ) -> Solution:
     """000, Algorithms 1 and 2: the exponent is twice that of epsilon-DP.
 
@@ -305,14 +253,14 @@ def l1_regression(
 
 
 def procedure_3(
-    epsilon: float,
-    delta: float,
+    epsilon,
+    delta,
     *,
-    num_samples: int,
-    num_features: int,
-    regularization: float,
-    curvature_bound: float,
-    derivative_bound: float = 1.0,
+    num_samples,
+    num_features,
+    regularization,
+    curvature_bound,
+    derivative_bound=1.0,
 ) -> ObjectiveNoise:
     """002, Procedure 3, with the private one of its two roots.
 

@@ -79,9 +79,7 @@ def optimum(problem: ProblemKind, sample: Sample) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 4))
-def _accelerated(
-    loss_fn: Any, project: Any, start: jax.Array, data: Any, num_steps: int = 200
-) -> jax.Array:
+def _accelerated(loss_fn, project, start, data, num_steps=200) -> jax.Array:
     """Beck and Teboulle (2009), with the step size of the largest curvature."""
     features, _ = data
 
@@ -108,9 +106,7 @@ METRICS = ("excess risk", "excess test risk", "risk", "test risk", "estimation e
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def measure(
-    metric: str, problem: ProblemKind, params: Any, best: jax.Array, sample: Sample
-) -> jax.Array:
+def measure(metric, problem, params, best, sample) -> jax.Array:
     """Returns a metric of weights, beside `best`, those of `optimum`.
 
     "excess risk" is the penalized mean loss less that of `best`; for linear models half

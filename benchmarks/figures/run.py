@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import io
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,7 @@ def _see(step: Any, params: Any) -> None:
     _seen.append((step, params))
 
 
-def run_panel(
-    panel: Panel, folder: Path, *, seed: int, on_cell: Callable[[int, int], None]
-) -> Path:
+def run_panel(panel, folder, *, seed, on_cell) -> Path:
     """Runs what is not yet finished, and writes the panel's table, `NAME.csv`.
 
     It has a row a method, setting, repetition and step. `folder` gets `cells/`, too.
@@ -77,9 +75,7 @@ def _named(key: Key, *names: Any) -> Key:
     return jax.random.fold_in(key, zlib.crc32(repr(names).encode()))
 
 
-def _rows(
-    panel: Panel, setting: Setting, seed: int, optima: dict[Any, jax.Array]
-) -> Iterator[dict[str, Any]]:
+def _rows(panel, setting, seed, optima) -> Iterator[dict[str, Any]]:
     """Yields a row a method, repetition and step.
 
     Cells that draw the same data, for another epsilon, share their optima.
@@ -138,14 +134,7 @@ def _parts(panel: Panel, setting: Setting) -> Iterator[slice]:
         yield slice(start, start + count)
 
 
-def _solved(
-    panel: Panel,
-    setting: Setting,
-    name: str,
-    candidate: Mapping[str, Any],
-    samples: Sample,
-    keys: Key,
-) -> tuple[list[int], Solution, jax.Array]:
+def _solved(panel, setting, name, candidate, samples, keys):
     """Returns the steps that are shown, a solution, and iterates (repetition, step, d).
 
     A step of 0 stands for the last one.

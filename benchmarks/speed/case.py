@@ -71,9 +71,7 @@ class Target:
     quantity: str = "seconds"
     against_name: str = ""
 
-    def judge(
-        self, measured: Sequence[Measurement], floor: Mapping[str, Any]
-    ) -> Verdict | None:
+    def judge(self, measured, floor) -> Verdict | None:
         """Returns the verdict; None where a number that it takes was not measured."""
         numbers = {one.name: one.quantity(self.quantity, floor) for one in measured}
         numbers = {name: number for name, number in numbers.items() if number}

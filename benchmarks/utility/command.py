@@ -36,13 +36,7 @@ def judged(method: Method, data: Problem, params: np.ndarray) -> dict[str, list[
     return {"excess": [rounded(x) for x in excess]}
 
 
-def run_one(
-    method: Method,
-    data: Problem,
-    epsilon: float,
-    repetitions: int,
-    judge: Judge = judged,
-) -> Row:
+def run_one(method, data, epsilon, repetitions, judge=judged) -> Row:
     """Runs a method's repetitions, with keys that depend on all that is run."""
     keys = keys_of(key_of(SEED, data.name, method.name, epsilon), repetitions)
     start = time.perf_counter()

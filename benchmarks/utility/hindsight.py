@@ -5,7 +5,6 @@ of a linear model is x phi'(<w, x>), and clipping it to norm C clips phi' to C /
 all settings and keys are columns of one matrix of weights.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
@@ -85,9 +84,7 @@ def _descend(features, targets, norms, rates, keys, num_steps, noise, loss):
     return jax.lax.fori_loop(0, num_steps, step, jnp.zeros(shape))
 
 
-def descend(
-    data: Problem, settings: Sequence[Setting], keys: jax.Array, epsilon: float
-) -> np.ndarray:
+def descend(data, settings, keys, epsilon) -> np.ndarray:
     """Returns last iterates (d, settings, keys) of every setting with every key.
 
     Settings share draws; steps are Gaussian mechanisms of sensitivity 2 C / n.
@@ -114,18 +111,14 @@ def grid(*, is_wide: bool = False) -> list[Setting]:
     return [Setting(*values) for values in product(norms, steps, NUM_STEPS)]
 
 
-def choose(
-    data: Problem, keys: jax.Array, epsilon: float, settings: Sequence[Setting]
-) -> Setting:
+def choose(data, keys, epsilon, settings) -> Setting:
     """Returns the setting of least mean excess over the keys."""
     params = descend(data, settings, keys, epsilon)
     excess = data.excess(params.reshape(len(params), -1)).reshape(params.shape[1:])
     return settings[int(np.argmin(np.mean(excess, axis=1)))]
 
 
-def fit(
-    data: Problem, keys: jax.Array, epsilon: float, *, is_wide: bool = False
-) -> tuple[np.ndarray, dict[str, float]]:
+def fit(data, keys, epsilon, *, is_wide=False) -> tuple[np.ndarray, dict[str, float]]:
     """Chooses on keys of its own; returns weights (d, keys) of those given."""
     own = jax.random.split(jax.random.fold_in(keys[0], CHOICE), NUM_CHOICE_KEYS)
     setting = choose(data, own, epsilon, grid(is_wide=is_wide))

@@ -155,9 +155,7 @@ def descent(kind):
     return fit
 
 
-def objective_perturbation(
-    data: Problem, key: jax.Array, epsilon: float, *, strength: float
-) -> Weights:
+def objective_perturbation(data, key, epsilon, *, strength) -> Weights:
     """The library's, on rows scaled down to norm 1, with n lambda given."""
     features = scaled_down(data.features, 1.0).astype(np.float32)
     options = {"epsilon": epsilon, "delta": data.delta}

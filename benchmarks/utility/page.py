@@ -29,9 +29,7 @@ class Numbers(comparison.Numbers):
         """Returns the problems, all or of one kind, in the order of their tables."""
         return predictions.names(self, is_real=is_real)
 
-    def ratio(
-        self, problem: str, method: str, epsilon: float, bar: str = BAR
-    ) -> float | None:
+    def ratio(self, problem, method, epsilon, bar=BAR) -> float | None:
         """Returns a method's ratio to the bar; None without either."""
         ours, other = (self.of(problem, one, epsilon) for one in (method, bar))
         if ours is None or other is None:

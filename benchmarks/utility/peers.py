@@ -57,9 +57,7 @@ def _noisy_gram(rng, gram, stddev):
     return gram + stddev * (noise + noise.T)
 
 
-def adassp(
-    data: Problem, key: jax.Array, epsilon: float, *, quantile: float = 1.0
-) -> np.ndarray:
+def adassp(data, key, epsilon, *, quantile=1.0) -> np.ndarray:
     """Solves noisy normal equations, with a ridge as large as their noise.
 
     Releases, each a third of mu^2: the least eigenvalue of X^T X, of sensitivity B^2;
@@ -281,9 +279,7 @@ def diffprivlib_linear(data: Problem, key: jax.Array, epsilon: float) -> np.ndar
     return params
 
 
-def diffprivlib_logistic(
-    data: Problem, key: jax.Array, epsilon: float, *, row_norm: float | None = None
-) -> np.ndarray:
+def diffprivlib_logistic(data, key, epsilon, *, row_norm=None) -> np.ndarray:
     """Perturbs the objective, with the bound on rows of the data or a given one."""
     models = _diffprivlib()
     features = data.features.astype(np.float64)

@@ -83,9 +83,7 @@ class Problem:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.mean(_losses(self.loss, predictions, targets), axis=0)
 
-    def excess(
-        self, params: np.ndarray, *, row_norm: float | None = None
-    ) -> np.ndarray:
+    def excess(self, params, *, row_norm=None) -> np.ndarray:
         """The risk over that of the reference, at most `LARGEST_EXCESS`; as `risk`."""
         excess, most = self.risk(params, row_norm=row_norm), LARGEST_EXCESS
         excess = np.nan_to_num(excess - self.reference_risk, nan=most, posinf=most)
@@ -143,9 +141,7 @@ def _losses(loss: str, predictions: np.ndarray, targets: np.ndarray) -> np.ndarr
     return np.logaddexp(0.0, predictions) - 0.5 * (1 + targets) * predictions
 
 
-def non_private_optimum(
-    loss: str, features: np.ndarray, targets: np.ndarray
-) -> np.ndarray:
+def non_private_optimum(loss, features, targets) -> np.ndarray:
     """The non-private optimum, in float64."""
     x, y = features.astype(np.float64), targets.astype(np.float64)
     if loss == "squared":

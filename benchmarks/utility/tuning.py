@@ -48,14 +48,7 @@ def split(data: Problem) -> tuple[Any, Any]:
     return tuple((jnp.asarray(features[i]), jnp.asarray(targets[i])) for i in parts)
 
 
-def select(
-    data: Problem,
-    keys: jax.Array,
-    epsilon: float,
-    *,
-    mean_trials: float,
-    limit_factor: float = 1.0,
-) -> tuple[np.ndarray, dict[str, float]]:
+def select(data, keys, epsilon, *, mean_trials, limit_factor=1.0):
     """Searches with every key; returns weights (d, keys), and how the budget splits."""
     delta, loss_fn = data.delta, LOSSES[data.loss]
     law = {"mean_trials": mean_trials, "distribution": DISTRIBUTION}
