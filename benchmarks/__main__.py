@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks import comparison, coverage, intervals, winners
 from benchmarks.deep import command as deep
-from benchmarks.figures import command as figures
-from benchmarks.speed import command as speed
+from benchmarks.figures import run as figures
+from benchmarks.speed import measure as speed
 from benchmarks.utility import command as utility
 
 # Modules whose `write` writes a page, or several, and returns the files.

@@ -20,7 +20,7 @@ from benchmarks import intervals, winners
 from benchmarks.comparison import Numbers
 from benchmarks.page import number
 from benchmarks.record import RESULTS, ROOT, read
-from benchmarks.speed.command import Results, results
+from benchmarks.speed.measure import Results, results
 from benchmarks.utility import predictions
 from dpjax._files import check_folder, write_whole
 

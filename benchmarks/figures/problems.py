@@ -4,6 +4,7 @@ Synthetic data are drawn anew for each repetition, and scored on the records the
 as in the papers; of real ones n are drawn, and test records score.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -11,14 +12,67 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import scipy.special
 
 from benchmarks.data import load
-from benchmarks.figures.laws import Laplace, LogGamma, Logistic, LogLogistic
 from benchmarks.figures.panel import Setting
-from dpjax import datasets, losses
+from dpjax import _validate, datasets, losses
 from dpjax._types import Key, LossFn
 from dpjax.constraints import L1Ball, L2Ball
 from dpjax.datasets import LogNormal, Normal, Pareto, StudentT
+from dpjax.datasets._laws import Law, LocationScale
+
+# -- Laws of 004 and 001 that figures alone draw from ----------------------------------
+
+
+class Laplace(LocationScale):
+    """Laplace law, of density exp(-|x - location| / scale) / (2 scale); 004, 6.5."""
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return self.location + self.scale * jax.random.laplace(key, shape)
+
+
+class Logistic(LocationScale):
+    """Logistic law of location u and scale s of 004, section 6.5."""
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return self.location + self.scale * jax.random.logistic(key, shape)
+
+
+class LogLogistic(LocationScale):
+    """Log-logistic law: log x is logistic (001, section 6; 004, section 6.5).
+
+    The law of 004 has location 0 and scale 1/c. From scale 1 on there is no mean.
+    """
+
+    def _mean(self) -> float:
+        if self.scale >= 1:
+            return math.inf
+        angle = math.pi * self.scale
+        return math.exp(self.location) * angle / math.sin(angle)
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return jnp.exp(self.location + self.scale * jax.random.logistic(key, shape))
+
+
+@dataclass(frozen=True)
+class LogGamma(Law):
+    """Log-gamma law of density exp(c x - e^x) / Gamma(c), c the concentration.
+
+    The paper (004, section 6.5) prints (e^(c x) - e^x) / Gamma(c), which is no density.
+    """
+
+    concentration: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(concentration=self.concentration)
+
+    def _mean(self) -> float:
+        return float(scipy.special.digamma(self.concentration))
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.loggamma(key, self.concentration, shape)
+
 
 RIDGE = 1e-3  # the l2 penalty of 001, whose size it does not print
 

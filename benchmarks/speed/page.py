@@ -9,7 +9,7 @@ from benchmarks import page
 from benchmarks.page import number, table
 from benchmarks.record import RESULTS, ROOT, read
 from benchmarks.speed.case import Case, Target, Verdict
-from benchmarks.speed.command import Results, results
+from benchmarks.speed.measure import Results, results
 from benchmarks.speed.suites import SUITES
 
 QUANTITIES = {

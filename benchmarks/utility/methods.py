@@ -164,80 +164,70 @@ def objective_perturbation(data, key, epsilon, *, strength) -> Weights:
     return solve(features, data.targets, key=key, **options).params
 
 
+_SQUARED, _LOGISTIC = {"tasks": SQUARED}, {"tasks": LOGISTIC}
+_NOT_PRIVATE = {"is_private": False}
+_HINDSIGHT = "clipping, best in hindsight"
+_PERTURBED = "objective perturbation, n lambda ="
+_DIFFPRIVLIB = "diffprivlib, LogisticRegression"
+_adaptive = peers.adaptive_clipping
+_unit_logistic = partial(peers.diffprivlib_logistic, row_norm=1.0)
+# By name: the title, the fit, and options.
+_TABLE: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "zero": ("zero weights", zero, {}),
+    "constant": ("private constant", each(private_constant), {"needs": "intercept"}),
+    "dp_linear_model": ("**`dp_linear_model`**", each(dp_linear_model), {}),
+    "hindsight": (_HINDSIGHT, hindsight.fit, _NOT_PRIVATE),
+    "hindsight_wide": (
+        *(f"{_HINDSIGHT}, wider grid", partial(hindsight.fit, is_wide=True)),
+        _NOT_PRIVATE,
+    ),
+    "adaptive_clipping": (
+        *("DP-GD, adaptive clipping, median", partial(_adaptive, quantile=0.5), {}),
+    ),
+    "adaptive_clipping_90": (
+        *("DP-GD, adaptive clipping, 90 %", partial(_adaptive, quantile=0.9), {}),
+    ),
+    "smoothed_truncation": (
+        "DP-GD, smoothed truncation (001, Alg. 4)",
+        *(descent(SmoothedTruncation), {}),
+    ),
+    "truncation": ("DP-GD, truncation (003)", descent(estimators.Truncation), {}),
+    "median_of_means": (
+        "DP-GD, median of means (003, Alg. 2)",
+        *(descent(estimators.MedianOfMeans), {}),
+    ),
+    "clipping": ("DP-GD, clipping to norm 1", descent(Clipping), {}),
+    "objective_perturbation": (
+        *(f"{_PERTURBED} 1", each(partial(objective_perturbation, strength=1.0))),
+        {**_LOGISTIC, "row_norm": 1.0},
+    ),
+    "objective_perturbation_10": (
+        *(f"{_PERTURBED} 10", each(partial(objective_perturbation, strength=10.0))),
+        {**_LOGISTIC, "row_norm": 1.0},
+    ),
+    "adassp": ("AdaSSP", each(peers.adassp), _SQUARED),
+    "adassp_quantile": (
+        *("AdaSSP, bounds at 99 %", each(partial(peers.adassp, quantile=0.99))),
+        _SQUARED,
+    ),
+    "boosted_adassp": (
+        *("boosted AdaSSP", each(peers.boosted_adassp)),
+        {**_SQUARED, "row_norm": 1.0},
+    ),
+    "tukey_em": ("TukeyEM", each(peers.tukey_em), _SQUARED),
+    "diffprivlib_linear": (
+        *("diffprivlib, LinearRegression", each(peers.diffprivlib_linear), _SQUARED),
+    ),
+    "diffprivlib_logistic": (
+        *(_DIFFPRIVLIB, each(peers.diffprivlib_logistic), _LOGISTIC),
+    ),
+    "diffprivlib_logistic_unit": (
+        *(f"{_DIFFPRIVLIB}, rows of norm 1", each(_unit_logistic)),
+        {**_LOGISTIC, "row_norm": 1.0},
+    ),
+    "optimum": ("non-private optimum", optimum, _NOT_PRIVATE),
+}
 METHODS = {
-    method.name: method
-    for method in (
-        Method("zero", "zero weights", zero),
-        Method(
-            "constant", "private constant", each(private_constant), needs="intercept"
-        ),
-        Method("dp_linear_model", "**`dp_linear_model`**", each(dp_linear_model)),
-        Method(
-            *("hindsight", "clipping, best in hindsight", hindsight.fit),
-            is_private=False,
-        ),
-        Method(
-            *("hindsight_wide", "clipping, best in hindsight, wider grid"),
-            partial(hindsight.fit, is_wide=True),
-            is_private=False,
-        ),
-        *(
-            Method(
-                f"adaptive_clipping{end}",
-                f"DP-GD, adaptive clipping, {words}",
-                partial(peers.adaptive_clipping, quantile=quantile),
-            )
-            for end, words, quantile in (("", "median", 0.5), ("_90", "90 %", 0.9))
-        ),
-        *(
-            Method(name, f"DP-GD, {words}", descent(kind))
-            for name, words, kind in (
-                (
-                    *("smoothed_truncation", "smoothed truncation (001, Alg. 4)"),
-                    estimators.SmoothedTruncation,
-                ),
-                ("truncation", "truncation (003)", estimators.Truncation),
-                (
-                    *("median_of_means", "median of means (003, Alg. 2)"),
-                    estimators.MedianOfMeans,
-                ),
-                ("clipping", "clipping to norm 1", estimators.Clipping),
-            )
-        ),
-        *(
-            Method(
-                f"objective_perturbation{end}",
-                f"objective perturbation, n lambda = {strength:g}",
-                each(partial(objective_perturbation, strength=strength)),
-                tasks=LOGISTIC,
-                row_norm=1.0,
-            )
-            for end, strength in (("", 1.0), ("_10", 10.0))
-        ),
-        Method("adassp", "AdaSSP", each(peers.adassp), SQUARED),
-        Method(
-            *("adassp_quantile", "AdaSSP, bounds at 99 %"),
-            *(each(partial(peers.adassp, quantile=0.99)), SQUARED),
-        ),
-        Method(
-            *("boosted_adassp", "boosted AdaSSP", each(peers.boosted_adassp), SQUARED),
-            row_norm=1.0,
-        ),
-        Method("tukey_em", "TukeyEM", each(peers.tukey_em), SQUARED),
-        Method(
-            *("diffprivlib_linear", "diffprivlib, LinearRegression"),
-            *(each(peers.diffprivlib_linear), SQUARED),
-        ),
-        Method(
-            *("diffprivlib_logistic", "diffprivlib, LogisticRegression"),
-            *(each(peers.diffprivlib_logistic), LOGISTIC),
-        ),
-        Method(
-            "diffprivlib_logistic_unit",
-            "diffprivlib, LogisticRegression, rows of norm 1",
-            *(each(partial(peers.diffprivlib_logistic, row_norm=1.0)), LOGISTIC),
-            row_norm=1.0,
-        ),
-        Method("optimum", "non-private optimum", optimum, is_private=False),
-    )
+    name: Method(name, title, fit, **options)
+    for name, (title, fit, options) in _TABLE.items()
 }

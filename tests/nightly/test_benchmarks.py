@@ -14,7 +14,7 @@ from benchmarks.page import number
 from benchmarks.record import Record
 from benchmarks.speed import measure, page, peers
 from benchmarks.speed.case import Case, Measurement, Method, Target
-from benchmarks.speed.command import results
+from benchmarks.speed.measure import results
 from benchmarks.speed.models import MODELS
 from benchmarks.speed.suites import CASES
 from dpjax import estimators, robust_grad
