@@ -124,12 +124,10 @@ def _of_quantiles(name, num_samples, epsilon):
 
     def run(key):
         data_key, *keys = jax.random.split(key, 1 + len(QUANTILES))
-        options = {"epsilon": epsilon, "edges": edges}
         samples = draw(data_key, (num_samples,))
-        solutions = [
-            dp_quantile(samples, key=key, quantile=quantile, **options)
-            for key, quantile in zip(keys, QUANTILES, strict=True)
-        ]
+        one = partial(dp_quantile, samples, epsilon=epsilon, edges=edges)
+        pairs = zip(keys, QUANTILES, strict=True)
+        solutions = [one(key=key, quantile=quantile) for key, quantile in pairs]
         params = jnp.stack([x.params for x in solutions])
         errors = jnp.stack([x.standard_errors for x in solutions])
         return params - jnp.asarray(truth, "float32"), errors, alone
@@ -239,12 +237,8 @@ def _table(rows, num_samples, epsilon) -> str:
         cells: list[float | None] = [None] * 5
         if np.all(total >= AT_ONCE):
             held, widths = (1 - missed / total).tolist(), row["widths"]
-            cells = [
-                1 - float(np.sum(missed) / np.sum(total)),
-                min(held[:-1]),
-                held[-1],
-            ]
-            cells += [float(np.median(widths)), widths[-1]]
+            cells = [1 - float(np.sum(missed) / np.sum(total)), min(held[:-1])]
+            cells += [held[-1], float(np.median(widths)), widths[-1]]
         refused = 1 - float(np.sum(total)) / (row["repetitions"] * len(total))
         lines.append([name, row["repetitions"], *cells, refused])
     header = ["law", "runs", "held", "worst slope", "intercept", "width"]

@@ -41,9 +41,7 @@ class Source:
     unit: float = 1.0
     is_positive: Callable[[np.ndarray], np.ndarray] | None = None
     header: tuple[str, ...] = ()
-    is_test: Callable[[Columns], np.ndarray] = lambda columns: every_fifth(
-        _size(columns)
-    )
+    is_test: Callable[[Columns], np.ndarray] = lambda x: every_fifth(_size(x))
     source: str
     licence: str = "CC BY 4.0"
 
@@ -84,11 +82,11 @@ def _size(columns: Columns) -> int:
 
 def _numbers(text: bytes) -> np.ndarray:
     """Reads lines of numbers as float32; NaN where a cell does not parse."""
+    options = {"delimiter": ",", "dtype": np.float32}
     try:
-        return np.loadtxt(io.BytesIO(text), delimiter=",", dtype=np.float32, ndmin=2)
+        return np.loadtxt(io.BytesIO(text), ndmin=2, **options)
     except ValueError:  # An odd cell: genfromtxt takes it, ten times slower.
-        table = np.genfromtxt(io.BytesIO(text), delimiter=",", dtype=np.float32)
-        return np.atleast_2d(table)
+        return np.atleast_2d(np.genfromtxt(io.BytesIO(text), **options))
 
 
 def _blog_feedback(path: Path, header: tuple[str, ...]) -> Columns:

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -142,11 +143,10 @@ def write(output: Path | None = None, *, with_audits: bool = False) -> list[Path
 def page(record: Mapping[str, Finding]) -> str:
     """Returns the whole page, in Markdown, of what audits found, by case."""
     bounds = [one for one in statements(estimators) if one.name != "Mean"]
-    plain = {case: case.replace("_", "") for case in record}
-    of_privatize = {
-        one.name: [x for x in record if plain[x] == f"privatize{one.name.lower()}"]
-        for one in bounds
-    }
+    of_privatize: dict[str, list[str]] = {one.name: [] for one in bounds}
+    for case, name in product(record, of_privatize):
+        if case.replace("_", "") == f"privatize{name.lower()}":
+            of_privatize[name].append(case)
     failures = {1 - as_decimal(one.confidence) for one in record.values()}
     parts = {
         "layers": list(_layers(record)),

@@ -4,7 +4,6 @@ Samples are drawn with replacement. Beside each interval is the usual one withou
 privacy. The nonzero values of `GROUPS` split the records.
 """
 
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -23,11 +22,10 @@ EPSILONS = (0.5, 1.0, 3.0)
 QUANTILES = (0.1, 0.5, 0.9)
 GROUPS = {"adult": "education=", "rand_hie": "site=", "belgian_motor": "coverage="}
 # One column of moderate tails and one of heavy ones, which is mostly zero.
-COLUMNS = [
-    *(("adult", "age"), ("adult", "capital-gain")),
-    *(("rand_hie", "linc"), ("rand_hie", "target")),
-    *(("belgian_motor", "ageph"), ("belgian_motor", "target")),
-]
+COLUMNS = (
+    *("adult, age", "adult, capital-gain", "rand_hie, linc", "rand_hie, target"),
+    *("belgian_motor, ageph", "belgian_motor, target"),
+)
 STATISTICS = "mean", "quantiles", "counts", "means of groups", "medians of groups"
 Z = 1.959964
 # An error, its standard error, and both without privacy.
@@ -36,8 +34,7 @@ Intervals = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 def places() -> list[Place]:
     """Returns one place for all statistics of a column at an epsilon."""
-    found = [(*column, epsilon) for epsilon in EPSILONS for column in COLUMNS]
-    return [(f"{name}, {x}", epsilon, STATISTICS[0]) for name, x, epsilon in found]
+    return [(one, epsilon, STATISTICS[0]) for epsilon in EPSILONS for one in COLUMNS]
 
 
 def population(name: str, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -51,9 +48,7 @@ def population(name: str, column: str) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(x, np.float32), of
 
 
-def intervals_of(
-    values: np.ndarray, groups: np.ndarray, epsilon: float
-) -> Callable[[jax.Array], dict[str, Intervals]]:
+def intervals_of(values, groups, epsilon):
     """Returns a function from a key to the intervals of one sample."""
     num_groups = int(groups.max()) + 1
     given = {"epsilon": epsilon, "delta": NUM_SAMPLES**-1.1}
@@ -69,10 +64,9 @@ def intervals_of(
         x, of = jnp.asarray(values)[chosen], jnp.asarray(groups)[chosen]
         is_of = jax.nn.one_hot(of, num_groups, axis=0, dtype=bool)
         mean_of = solvers.dp_mean(x, key=mean_key, **given)
-        alike = [
-            solvers.dp_quantile(x, key=key, quantile=quantile, epsilon=epsilon)
-            for key, quantile in zip(keys, QUANTILES, strict=True)
-        ]
+        one = partial(solvers.dp_quantile, x, epsilon=epsilon)
+        pairs = zip(keys, QUANTILES, strict=True)
+        alike = [one(key=key, quantile=quantile) for key, quantile in pairs]
         counts = solvers.dp_histogram(x, key=count_key, **given)
         parts = solvers.dp_group_means(
             x, of, key=group_key, num_groups=num_groups, quantiles=(0.5,), **given

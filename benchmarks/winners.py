@@ -77,9 +77,7 @@ def _excess(params: jax.Array, sample: Sample) -> float:
     return value if math.isfinite(value) and value < 1e9 else 1e9  # as JSON has it
 
 
-def _methods(
-    tail_index: float, num_features: int
-) -> dict[str, list[Callable[[Sample, jax.Array], jax.Array]]]:
+def _methods(tail_index, num_features):
     """Returns each method at all of its settings."""
     setting = Setting(NUM_SAMPLES, num_features, epsilon=EPSILON)
     problem = ProblemKind(

@@ -21,7 +21,6 @@ from dpjax._types import (
     ADD_OR_REMOVE_ONE,
     REPLACE_ONE,
     Key,
-    NeighboringRelation,
     PeelingNoise,
     PyTree,
     SelectionName,
@@ -52,9 +51,7 @@ _NUM_STEPS = 4  # of correlated noise
 _RECORDS = [[0.0, 0.0]] * 3 + [[3e9, 4e9]]
 
 
-def gaussian_claim(
-    num_releases: int = 1, relation: NeighboringRelation = REPLACE_ONE
-) -> tuple[float, PrivacyGuarantee]:
+def gaussian_claim(num_releases=1, relation=REPLACE_ONE):
     """Returns stddev / l2 sensitivity of each release, and the guarantee of all."""
     multiplier = accounting.gaussian_stddev(
         _EPSILON, _DELTA, sensitivity=1.0, num_releases=num_releases

@@ -73,10 +73,9 @@ class Recipe:
         return HEAD_SHARE if self.refits and task.loss == "squared" else 0.0
 
 
-def _adaptive(inner, quantile):
-    return AdaptiveThreshold(
-        inner(FIRST), lower=LOWER, upper=UPPER, quantile=quantile, learning_rate=SPEED
-    )
+def _adaptive_clipping(quantile):
+    options = {"lower": LOWER, "upper": UPPER, "learning_rate": SPEED}
+    return AdaptiveThreshold(Clipping(FIRST), quantile=quantile, **options)
 
 
 def _by_noise(task, noise):
@@ -90,35 +89,38 @@ def _by_loss(task, noise):
     return TAIL if task.loss == "squared" else _by_noise(task, noise)
 
 
-# Titles, sizes and options of adaptive clipping; of the others, estimators and sizes.
-_ADAPTIVE: dict[str, tuple[str, Any, dict[str, Any]]] = {
-    "adaptive_refit": (", last layer anew", _by_loss, {"refits": True}),
-    "adaptive": ("", _by_loss, {}),
-    "adaptive_noise": (", quantile by the noise", _by_noise, {}),
-    "adaptive_tail": (f", quantile {TAIL:g}", lambda *_: TAIL, {}),
-    "adaptive_adam": (", adam", _by_loss, {"adam": optax.scale_by_adam}),
-    "adaptive_dp_adam": (
-        *(", adam without the noise", _by_loss),
-        {"adam": scale_by_dp_adam},
-    ),
-}
-_FIXED = {
-    "normalized": ("normalization", Normalization, 0.01, 1),
-    "normalized_correlated": (
-        *("normalization, correlated noise", Normalization),
-        *(0.01, NUM_BANDS),
-    ),
-    "smoothed": ("smoothed clipping at 1", SmoothedClipping, 1.0, 1),
-    "clipping": ("clipping at 1", Clipping, 1.0, 1),
-    "correlated": ("clipping at 1, correlated noise", Clipping, 1.0, NUM_BANDS),
-}
-_adaptive_clipping = partial(_adaptive, Clipping)  # one object, one program
+def _adaptive(name, words="", size=_by_loss, **options):
+    return Recipe(
+        name, f"adaptive clipping{words}", _adaptive_clipping, size, **options
+    )
+
+
+def _fixed(name, title, estimator, size, num_bands=1):
+    return Recipe(name, title, estimator, lambda *_: size, num_bands=num_bands)
+
+
 RECIPES = {
-    name: Recipe(name, f"adaptive clipping{end}", _adaptive_clipping, size, **options)
-    for name, (end, size, options) in _ADAPTIVE.items()
-} | {
-    name: Recipe(name, title, kind, lambda *_, size=size: size, num_bands=num_bands)
-    for name, (title, kind, size, num_bands) in _FIXED.items()
+    one.name: one
+    for one in (
+        _adaptive("adaptive_refit", ", last layer anew", refits=True),
+        _adaptive("adaptive"),
+        _adaptive("adaptive_noise", ", quantile by the noise", _by_noise),
+        _adaptive("adaptive_tail", f", quantile {TAIL:g}", lambda *_: TAIL),
+        _adaptive("adaptive_adam", ", adam", adam=optax.scale_by_adam),
+        _adaptive(
+            "adaptive_dp_adam", ", adam without the noise", adam=scale_by_dp_adam
+        ),
+        _fixed("normalized", "normalization", Normalization, 0.01),
+        _fixed(
+            *("normalized_correlated", "normalization, correlated noise"),
+            *(Normalization, 0.01, NUM_BANDS),
+        ),
+        _fixed("smoothed", "smoothed clipping at 1", SmoothedClipping, 1.0),
+        _fixed("clipping", "clipping at 1", Clipping, 1.0),
+        _fixed(
+            *("correlated", "clipping at 1, correlated noise", Clipping, 1.0, NUM_BANDS)
+        ),
+    )
 }
 
 
@@ -157,25 +159,17 @@ def plan(num_samples, epsilon, delta, num_steps, num_bands=1, head_share=0.0) ->
     batching.init(  # refuses a capacity that is too small for this budget
         jax.random.key(0), num_samples, num_steps, epsilon=epsilon, delta=delta
     )
-    head_epsilon = 0.0
+    head_epsilon, fields = 0.0, {"strategy": strategy}
     if strategy is None:
-        head_multiplier = math.inf
+        fields, once = {"other_multiplier": math.inf}, Sampling(num_steps=1)
         if head_share:
-            alone = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
-            head_epsilon = noise_multiplier_to_epsilon(
-                alone / math.sqrt(head_share), delta, Sampling(num_steps=1)
-            )
+            alone = noise_multiplier(epsilon, delta, once) / math.sqrt(head_share)
+            head_epsilon = noise_multiplier_to_epsilon(alone, delta, once)
             # What dp_linear_model takes at that epsilon.
-            head_multiplier = noise_multiplier(
-                head_epsilon, delta, Sampling(num_steps=1)
-            )
-        fields = {"other_multiplier": head_multiplier}
-    else:
-        fields = {"strategy": strategy}
+            fields["other_multiplier"] = noise_multiplier(head_epsilon, delta, once)
     sampling = batching.sampling(num_samples, num_steps, **fields)
     multiplier = noise_multiplier(epsilon, delta, sampling)
-    stddev = 2 * multiplier / size * relative
-    stddev = float(stddev)
+    stddev = float(2 * multiplier / size * relative)
     return Plan(batching, num_steps, strategy, multiplier, stddev, head_epsilon)
 
 
@@ -276,11 +270,10 @@ NORMS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 STEPS = (NUM_STEPS // 4, NUM_STEPS)
 NUM_CHOICE_KEYS = 2
+_FALLING = Recipe("hindsight_falling", "the same, rates that fall", Clipping)
 BARS = {
     "hindsight": Recipe("hindsight", "clipping, in hindsight", Clipping, power=0.0),
-    "hindsight_falling": Recipe(
-        "hindsight_falling", "the same, rates that fall", Clipping
-    ),
+    "hindsight_falling": _FALLING,
 }
 
 
@@ -305,14 +298,14 @@ UNTUNED = {
 }
 
 
-def measured(task: Task, method: str, epsilon: float, keys) -> dict[str, np.ndarray]:
+def measured(task, method, epsilon, keys) -> dict[str, np.ndarray]:
     """Returns test losses, and of classes accuracies, of shape (keys,)."""
     train = _trained if method == "private_training" else _last_layer
     budget = {"epsilon": epsilon, "delta": task.delta}
-    measures = {"loss": task.test_loss}
-    if task.loss != "squared":
-        measures["accuracy"] = task.accuracy
     found = [train(task, budget, key) for key in keys]
+    measures = {"loss": task.test_loss, "accuracy": task.accuracy}
+    if task.loss == "squared":
+        del measures["accuracy"]
     return {
         name: np.array([float(jax.jit(measure)(params)) for params in found])
         for name, measure in measures.items()
@@ -323,15 +316,14 @@ def _trained(task, budget, key):
     init_key, key = jax.random.split(key)
     run = PrivateTraining(task.loss_fn, num_samples=task.num_samples, **budget)
     data = jax.tree.map(jnp.asarray, task.train)
-
-    def step(_, state):
-        return run.step(state, data)[0]
+    state = run.init(task.init(init_key), key)
 
     @jax.jit
     def train(state):
-        return jax.lax.fori_loop(0, run.num_steps, step, state).params
+        one = lambda _, state: run.step(state, data)[0]  # noqa: E731
+        return jax.lax.fori_loop(0, run.num_steps, one, state).params
 
-    return train(run.init(task.init(init_key), key))
+    return train(state)
 
 
 def _last_layer(task, budget, key):

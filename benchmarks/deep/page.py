@@ -64,10 +64,9 @@ def parts(content: Record, path: Path) -> dict[str, page.Part]:
     cells = numbers.cells(is_made=False)
     grid = methods.NORMS, methods.RATES, methods.STEPS
     at_edge, num_choices = _at_the_edge(numbers)
-    names = (
-        "batches num_steps num_bands peak least_noise adam_rate first tail head_share"
-    )
-    constants = {name: getattr(methods, name.upper()) for name in names.split()}
+    names = *("batches", "num_steps", "num_bands", "peak", "least_noise"), "adam_rate"
+    names += "first", "tail", "head_share"
+    constants = {name: getattr(methods, name.upper()) for name in names}
     return constants | {
         "source": page.source(path),
         **dict(zip(("norms", "rates", "counts"), map(listed, grid), strict=True)),
@@ -139,14 +138,12 @@ def _means(numbers: Numbers, cells: Sequence[Cell]) -> str:
 
 def _losers(numbers: Numbers, cells: Sequence[Cell]) -> Iterator[str]:
     """Says of every method where it is behind the bar, beyond two standard errors."""
-    for method in numbers.titles:
-        if method in BARS:
-            continue
+    for method in (name for name in numbers.titles if name not in BARS):
         behind: dict[str, list[str]] = {}
         worst = (1.0, "")
         for task, epsilon in cells:
             ours, bar = (numbers.of(task, one, epsilon) for one in (method, BAR))
-            if ours is None or bar is None:
+            if not (ours and bar):
                 continue
             if ours.mean - bar.mean > 2 * np.hypot(ours.error, bar.error):
                 title = numbers.facts[task]["title"]

@@ -66,9 +66,7 @@ def actual_epsilon(estimator, *, epsilon, delta, num_steps=1, is_disjoint=False)
     return max(exact, _LEAST_EPSILON)
 
 
-def smoothed_truncation(
-    moment_bound: float, num_samples: int, failure_prob: float = 0.01
-) -> SmoothedTruncation:
+def smoothed_truncation(moment_bound, num_samples, failure_prob=0.01):
     """Returns 001's scale, of Lemma 3, which ignores the noise."""
     beta = 2 * math.log(1 / failure_prob)
     return SmoothedTruncation(math.sqrt(num_samples * moment_bound / beta), beta)

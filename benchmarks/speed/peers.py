@@ -27,13 +27,9 @@ def jax_privacy(loss_fn, params, batch, *, microbatch_size):
     """`clipped_grad`, a scan over microbatches."""
     from jax_privacy.clipping import clipped_grad
 
-    grad = clipped_grad(
-        loss_fn,
-        l2_clip_norm=L2_CLIP_NORM,
-        keep_batch_dim=False,
-        normalize_by=len(jax.tree.leaves(batch)[0]),
-        microbatch_size=microbatch_size,
-    )
+    options = {"l2_clip_norm": L2_CLIP_NORM, "microbatch_size": microbatch_size}
+    options |= {"normalize_by": len(jax.tree.leaves(batch)[0])}
+    grad = clipped_grad(loss_fn, keep_batch_dim=False, **options)
     return jax.jit(lambda params, batch: grad(params, batch)), (params, batch)
 
 
@@ -63,16 +59,9 @@ def _torch_convolutional(params):
     from torch import nn
 
     net = nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2, bias=False),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2, bias=False),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(7 * 7 * 64, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
+        *(nn.Conv2d(1, 32, 5, padding=2, bias=False), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding=2, bias=False), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(7 * 7 * 64, 128), nn.ReLU(), nn.Linear(128, 10)),
     )
     # The first dense layer has (place, channel) in our order.
     kernels = [params[name].transpose(3, 2, 0, 1) for name in ("c1", "c2")]
@@ -133,9 +122,8 @@ def opacus(loss_fn, params, batch, *, model, is_ghost):
     net = net.to(device)
     sgd = torch.optim.SGD(net.parameters(), lr=0.0)
     if is_ghost:
-        net = GradSampleModuleFastGradientClipping(
-            net, max_grad_norm=L2_CLIP_NORM, use_ghost_clipping=True
-        )
+        options = {"max_grad_norm": L2_CLIP_NORM, "use_ghost_clipping": True}
+        net = GradSampleModuleFastGradientClipping(net, **options)
         optimizer = DPOptimizerFastGradientClipping(sgd, **settings)
         loss = DPLossFastGradientClipping(net, optimizer, loss)
     else:

@@ -112,16 +112,16 @@ def gradient_methods(model, batch_size, microbatch_sizes, *, leave=()):
     for name, estimator in coordinatewise(THRESHOLD).items():
         methods.append(Method(name, partial(robust, estimator, model, batch_size)))
     for size in microbatch_sizes:
-        name, options = _microbatch_name(size), {"microbatch_size": size}
-        methods.append(peer(name, peers.jax_privacy, "jax_privacy", **options))
+        how = _microbatch_name(size), peers.jax_privacy, "jax_privacy"
+        methods.append(peer(*how, microbatch_size=size))
     methods.append(peer(OPTAX, peers.optax_aggregate, "optax"))
     if model in peers.TORCH:
         for name, is_ghost in ((HOOKS, False), (GHOST, True)):
             options = {"model": model, "is_ghost": is_ghost}
             methods.append(peer(name, peers.opacus, "opacus", **options))
     if model == "mlp":
-        name, options = "NumPy, Truncation by hand", {"threshold": THRESHOLD}
-        methods.append(peer(name, peers.numpy_mlp, "numpy", **options))
+        how = "NumPy, Truncation by hand", peers.numpy_mlp, "numpy"
+        methods.append(peer(*how, threshold=THRESHOLD))
     return [method for method in methods if method.name not in leave]
 
 

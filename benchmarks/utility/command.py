@@ -20,9 +20,7 @@ SEED = 19
 Judge = Callable[[Method, Problem, np.ndarray], dict[str, list[float]]]
 
 
-def run_named(
-    methods: dict[str, Method], judge: Judge, problem: str, method: str, *how: Any
-) -> tuple[Row, dict[str, Any]] | None:
+def run_named(methods, judge, problem, method, *how):
     """Returns the row and the problem's facts; None where it is not served."""
     data = problems.problem(problem)
     if not methods[method].serves(data):

@@ -50,10 +50,10 @@ def clipped_gradients(features, targets, params, norms, loss):
     """
     matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     predictions = matmul(features, params)
-    if loss == "squared":
-        slopes = predictions - targets[:, None]
-    else:
-        slopes = jax.nn.sigmoid(predictions) - jnp.where(targets > 0, 1.0, 0.0)[:, None]
+    if loss != "squared":
+        predictions = jax.nn.sigmoid(predictions)
+        targets = jnp.where(targets > 0, 1.0, 0.0)
+    slopes = predictions - targets[:, None]
     lengths = jnp.linalg.norm(features, axis=1)[:, None]
     bounds = norms[None] / jnp.maximum(lengths, 1e-30)
     share = jnp.mean(jnp.where(jnp.abs(slopes) <= bounds, 1.0, 0.0), axis=0)

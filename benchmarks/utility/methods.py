@@ -73,9 +73,9 @@ def optimum(data, keys, epsilon):
     del epsilon
     if data.shape[1] > 1_000:
         raise LeftOut("takes minutes, and is no private method")
-    params = (
-        data.reference if data.is_real else non_private_optimum(data.loss, *data.train)
-    )
+    params = data.reference
+    if not data.is_real:
+        params = non_private_optimum(data.loss, *data.train)
     return np.repeat(params[:, None], keys.size, axis=1), {}
 
 
@@ -109,13 +109,10 @@ def dp_linear_model(data: Problem, key: jax.Array, epsilon: float) -> Weights:
 
 def robust(kind, data: Problem, epsilon: float) -> estimators.Estimator:
     """An estimator at the theory's scale for all steps that use a record."""
-    num_samples, num_features = data.shape
-    groups = 1
+    (num_samples, num_features), groups = data.shape, 1
     if kind is estimators.MedianOfMeans:
-        kind = estimators.Truncation
-        default = estimators.MedianOfMeans.for_failure_prob(
-            kind(1.0), num_coordinates=num_features
-        )
+        kind, medians = estimators.Truncation, kind
+        default = medians.for_failure_prob(kind(1.0), num_coordinates=num_features)
         groups = min(default.num_groups, num_samples)
     scaled = kind.for_moment(
         # The second moment of a gradient's coordinate, for features of unit size.
@@ -140,15 +137,10 @@ def descent(kind):
     def fit(data, keys, epsilon):
         rate = 1.0 if data.loss == "logistic" else 0.1
         numbers = {"num_steps": steps_of(data), "learning_rate": rate}
-        is_clipping = kind is estimators.Clipping
-        solve = partial(
-            solvers.dp_gradient_descent,
-            *(LOSSES[data.loss], jnp.zeros(data.shape[1]), on_device(data)),
-            estimator=kind(1.0) if is_clipping else robust(kind, data, epsilon),
-            epsilon=epsilon,
-            delta=data.delta,
-            **numbers,
-        )
+        estimator = kind(1.0) if kind is Clipping else robust(kind, data, epsilon)
+        options = {"estimator": estimator, "epsilon": epsilon, "delta": data.delta}
+        start = LOSSES[data.loss], jnp.zeros(data.shape[1]), on_device(data)
+        solve = partial(solvers.dp_gradient_descent, *start, **options, **numbers)
         params = [np.asarray(solve(key=key).params) for key in keys]
         return np.stack(params, axis=1), numbers
 

@@ -1,7 +1,8 @@
 """The page of utility: every number and verdict comes from its record."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from benchmarks import comparison, page
@@ -37,9 +38,7 @@ class Numbers(comparison.Numbers):
         floor = FLOOR * self.facts[problem]["zero_excess"]
         return (max(ours.mean, 0) + floor) / (max(other.mean, 0) + floor)
 
-    def geometric_mean(
-        self, problems: Sequence[str], method: str, epsilon: float, bar: str = BAR
-    ) -> tuple[float, int] | None:
+    def geometric_mean(self, problems, method, epsilon, bar=BAR):
         """Returns the mean of the ratios over those problems that have one."""
         found = (self.ratio(problem, method, epsilon, bar) for problem in problems)
         ratios = [ratio for ratio in found if ratio is not None]
@@ -77,10 +76,8 @@ def _means(numbers: Numbers) -> Iterator[str]:
         problems = numbers.names(is_real=is_real)
         rows = []
         for method in METHODS.values():
-            means = [
-                numbers.geometric_mean(problems, method.name, epsilon)
-                for epsilon in numbers.epsilons
-            ]
+            mean_at = partial(numbers.geometric_mean, problems, method.name)
+            means = [mean_at(epsilon) for epsilon in numbers.epsilons]
             if method.name != BAR and any(means):
                 counts = max(mean[1] for mean in means if mean)
                 cells = ("" if mean is None else short(mean[0]) for mean in means)
@@ -143,11 +140,10 @@ def _left_out(numbers: Numbers) -> str:
         if row.get("left_out") and method in METHODS:
             where = reasons.setdefault((method, row["left_out"]), {})
             where[numbers.facts[problem]["title"]] = None
-    lines = [
-        f"- {METHODS[method].title} on {', '.join(titles)}: {reason}."
-        for (method, reason), titles in reasons.items()
-    ]
-    return "\n".join(["Left out:\n", *lines]) if lines else ""
+    lines = ["Left out:\n"]
+    for (method, reason), titles in reasons.items():
+        lines.append(f"- {METHODS[method].title} on {', '.join(titles)}: {reason}.")
+    return "\n".join(lines) if reasons else ""
 
 
 def verdicts(numbers: Numbers) -> Iterator[Verdict]:
@@ -207,9 +203,8 @@ def _leads(numbers, rival) -> Verdict:
         names = numbers.names()
         shared = [x for x in names if len(numbers.column(x, three, epsilon)) == 3]
         if shared:
-            ours, other = (
-                numbers.geometric_mean(shared, one, epsilon)[0] for one in (OURS, rival)
-            )
+            pair = (numbers.geometric_mean(shared, x, epsilon) for x in (OURS, rival))
+            ours, other = (mean for mean, _ in pair)
             found.append(f"{epsilon:g}: {short(ours)} against {short(other)}")
             holds.append(ours < other)
     return Verdict(asked, "; ".join(found), all(holds) if holds else None)

@@ -33,7 +33,6 @@ class LeftOut(Exception):
 
 
 def generator(key: jax.Array) -> np.random.Generator:
-    """Returns a NumPy generator seeded by a JAX key."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
 
 
@@ -83,11 +82,8 @@ def adassp(data, key, epsilon, *, quantile=1.0) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _true_bounds(data: Problem, quantile: float) -> tuple[float, float]:
-    features, targets = data.train
-    lengths = np.linalg.norm(features, axis=1)
-    return float(np.quantile(lengths, quantile)), float(
-        np.quantile(np.abs(targets), quantile)
-    )
+    lengths = np.linalg.norm(data.features, axis=1), np.abs(data.targets)
+    return tuple(float(np.quantile(x, quantile)) for x in lengths)
 
 
 def boosted_adassp(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
@@ -100,9 +96,8 @@ def boosted_adassp(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
     rng = generator(key)
     features, gram, least = _moments(data, 1.0)
     num_features = len(gram)
-    stddev = gaussian_stddev(
-        epsilon, data.delta, sensitivity=1.0, num_releases=NUM_ROUNDS + 2
-    )
+    once = {"sensitivity": 1.0, "num_releases": NUM_ROUNDS + 2}
+    stddev = gaussian_stddev(epsilon, data.delta, **once)
     floor = max(0.0, least + stddev * (rng.standard_normal() - 1.96))
     ridge = max(0.0, 1.96 * stddev * np.sqrt(num_features) - floor)
     noisy = _noisy_gram(rng, gram, np.sqrt(2) * stddev)
@@ -132,13 +127,9 @@ def tukey_em(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
         raise LeftOut(f"{num_samples // num_features} fits of d records are too few")
     order = rng.permutation(num_samples)
     size = num_samples // num_models
-    models = np.array(
-        [
-            np.linalg.lstsq(data.features[part], data.targets[part], rcond=1e-6)[0]
-            for part in order[: size * num_models].reshape(num_models, size)
-        ],
-        np.float64,
-    )
+    parts = order[: size * num_models].reshape(num_models, size)
+    pairs = ((data.features[part], data.targets[part]) for part in parts)
+    models = np.array([np.linalg.lstsq(*pair, rcond=1e-6)[0] for pair in pairs], float)
     # Ties are broken by noise that no data enters.
     sides = np.sort(models.T + 1e-10 * rng.random((num_features, num_models)), axis=1)
     depths = num_models // 2
@@ -192,9 +183,8 @@ def _between(rng, outer, inner, log_outer, log_inner):
     point[:first] = rng.uniform(*inner[:, :first])
     low, high = inner[0, first] - outer[0, first], outer[1, first] - inner[1, first]
     place = rng.uniform(0, low + high)
-    point[first] = (
-        outer[0, first] + place + (place > low) * (inner[1, first] - inner[0, first])
-    )
+    width = inner[1, first] - inner[0, first]
+    point[first] = outer[0, first] + place + (place > low) * width
     return point
 
 
@@ -230,16 +220,10 @@ def adaptive_clipping(data, keys, epsilon, *, quantile):
     curvature = 1.0 if data.loss == "squared" else 0.25
     features = on_device(data)[0]
     largest = _largest_eigenvalue(features) / num_samples
-    params = _adapt(
-        *on_device(data),
-        keys,
-        1 / (curvature * largest),
-        multiplier * 2 / num_samples,
-        stddev / num_samples,
-        quantile,
-        loss=data.loss,
-        num_steps=ADAPTIVE_STEPS,
-    )
+    noises = multiplier * 2 / num_samples, stddev / num_samples
+    how = keys, 1 / (curvature * largest), *noises, quantile
+    steps = {"loss": data.loss, "num_steps": ADAPTIVE_STEPS}
+    params = _adapt(*on_device(data), *how, **steps)
     return params, {"num_steps": ADAPTIVE_STEPS, "noise_multiplier": multiplier}
 
 
@@ -269,9 +253,7 @@ def diffprivlib_linear(data: Problem, key: jax.Array, epsilon: float) -> np.ndar
         fit_intercept=data.intercept is not None,
         random_state=int(generator(key).integers(2**31)),
     )
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        model.fit(features, targets)
+    _fit_quietly(model, features, targets)
     params = np.zeros(num_features)
     params[columns] = model.coef_
     if data.intercept is not None:
@@ -291,10 +273,14 @@ def diffprivlib_logistic(data, key, epsilon, *, row_norm=None) -> np.ndarray:
         fit_intercept=False,
         random_state=int(generator(key).integers(2**31)),
     )
+    _fit_quietly(model, features, data.targets > 0)
+    return np.ravel(model.coef_)
+
+
+def _fit_quietly(model, features, targets) -> None:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        model.fit(features, data.targets > 0)
-    return np.ravel(model.coef_)
+        model.fit(features, targets)
 
 
 def _diffprivlib():

@@ -82,10 +82,7 @@ def dp_ebm(data: Problem, keys: jax.Array, epsilon: float):
             model = privacy.DPExplainableBoostingRegressor(**options, **given)
             return model.fit(train, data.targets.astype(np.float64)).predict(test)
 
-    found = {
-        largest: np.stack([predict(key, largest) for key in keys], axis=1)
-        for largest in ranges
-    }
+    found = {x: np.stack([predict(key, x) for key in keys], axis=1) for x in ranges}
     best = min(found, key=lambda one: np.mean(data.mean_loss(found[one])))
     return found[best], {} if best is None else {"largest_target": best}
 
@@ -163,14 +160,14 @@ METHODS = {
         Method(*(LINEAR, f"**`{LINEAR}`**"), of_weights(each(methods.dp_linear_model))),
         Method(ADDITIVE, f"**`{ADDITIVE}`**", each(additive)),
         Method(EBM, "DP-EBM", dp_ebm, needs="schema"),
-        *(
-            Method(name, f"{words}, not private", fit, **_CEILING)
-            for name, words, fit in (
-                ("linear", "linear model", of_weights(methods.optimum)),
-                ("additive", "additive model", ceiling(bent)),
-                ("trees", "boosted trees", ceiling(trees)),
-            )
+        Method(
+            "linear",
+            "linear model, not private",
+            of_weights(methods.optimum),
+            **_CEILING,
         ),
+        Method("additive", "additive model, not private", ceiling(bent), **_CEILING),
+        Method("trees", "boosted trees, not private", ceiling(trees), **_CEILING),
     )
 }
 

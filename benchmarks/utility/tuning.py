@@ -83,9 +83,7 @@ def select(data, keys, epsilon, *, mean_trials, limit_factor=1.0):
     }
 
 
-def best_of_grid(
-    data: Problem, keys: jax.Array, epsilon: float, *, by_score: bool
-) -> tuple[np.ndarray, dict[str, float]]:
+def best_of_grid(data, keys, epsilon, *, by_score):
     """Chooses on keys of its own, by the excess or by scores without noise; runs it."""
     own = jax.random.fold_in(keys[0], hindsight.CHOICE)
     own = jax.random.split(own, hindsight.NUM_CHOICE_KEYS)
@@ -132,19 +130,14 @@ def parts(path: Path = PATH) -> dict[str, Any]:
     problems = [name for name in PROBLEMS if name in content.facts]
     facts = [content.facts[name] for name in problems]
     titles = [one["title"] for one in facts]
-    rows = [
-        [
-            method.title,
-            *(_said(numbers.of(name, method.name, 1.0)) for name in problems),
-        ]
-        for method in METHODS.values()
-    ]
+    rows, won = [], []
+    for one in METHODS.values():
+        found = (numbers.of(name, one.name, 1.0) for name in problems)
+        rows.append([one.title, *map(_said, found)])
     rows.append(["zero weights", *(number(one["zero_excess"]) for one in facts)])
     trials = [f"{mean} trials on average" for mean in TRIALS]
-    won = [
-        [one.title, *(_won(content, name, one.name) for name in problems)]
-        for one in SEARCHES
-    ]
+    for one in SEARCHES:
+        won.append([one.title, *(_won(content, name, one.name) for name in problems)])
     return {
         "norms": listed(NORMS),
         "steps": listed(STEPS),
@@ -170,10 +163,9 @@ def _splits(content: Record) -> Iterator[list[str]]:
         facts = [row["facts"] for one in places if (row := content.rows.get(one))]
         if len(facts) == len(TRIALS):
             each = (number(one["epsilon_of_a_run"]) for one in facts)
-            counts = (
-                f"{facts[0][key]:,.0f} records" for key in ("num_trained", "num_scored")
-            )
-            yield [content.facts[name]["title"], *each, *counts]
+            counts = facts[0]["num_trained"], facts[0]["num_scored"]
+            records = (f"{count:,.0f} records" for count in counts)
+            yield [content.facts[name]["title"], *each, *records]
 
 
 def _won(content: Record, problem: str, method: str) -> str:
