@@ -65,16 +65,10 @@ def _turned_beyond(num_records, num_releases=10_000, max_records=None) -> Case:
 
 
 def _turned(
-    loss,
-    features,
-    targets,
-    turned,
-    *,
-    statistic=lambda params: params[0],
-    num_releases=100_000,
-    **options,
+    loss, features, targets, turned, *, num_releases=100_000, **options
 ) -> Case:
     """The last record has another target in the neighbour, and its offset turns too."""
+    statistic = options.pop("statistic", lambda params: params[0])
     records = {x: options.pop(x) for x in ("weights", "offsets") if x in options}
     is_gaussian = "max_records" not in options
     given = {"epsilon": 4.0, "delta": 1e-5 if is_gaussian else 0.01, **options}

@@ -186,15 +186,11 @@ def _by_moments() -> list[Panel]:
     means = "empirical mean", "zero", "mean, best clipping"
     means = *means, "private mean, paper", "private mean, tight"
     panels = []
-    for name, title, problem, num_features, methods, metric in (
-        (
-            *("000-1", "l1 regression", "linear, noise of order theta", 3),
-            *(regressions, "excess test risk"),
-        ),
-        (
-            *("003-1", "the mean of a Pareto law", "mean of a Pareto law", 1),
-            *(means, "estimation error"),
-        ),
+    regression = "l1 regression", "linear, noise of order theta", 3, regressions
+    mean = "the mean of a Pareto law", "mean of a Pareto law", 1, means
+    for name, (title, problem, num_features, methods), metric in (
+        ("000-1", regression, "excess test risk"),
+        ("003-1", mean, "estimation error"),
     ):
         by_records = Panel(
             *(f"{name}a", f"{title}, by records", problem),

@@ -87,18 +87,11 @@ def _best(task: Task) -> Solution:
 
 
 def _descent(
-    task,
-    *,
-    is_private=True,
-    is_stochastic=False,
-    is_printed=False,
-    estimator=None,
-    learning_rate=0.1,
-    num_steps=None,
-    **options,
+    task, *, is_private=True, is_stochastic=False, is_printed=False, **options
 ) -> Solution:
     """Gradient descent; by smoothed truncation, unless there is an estimator."""
-    num_steps = task.setting.num_steps or num_steps
+    num_steps = task.setting.num_steps or options.get("num_steps")
+    estimator = options.get("estimator")
     num_samples, num_features = task.shape
     batch_size = min(_BATCH_SIZE, num_samples) if is_stochastic else num_samples
     moment = task.problem.moment_bound
@@ -108,8 +101,8 @@ def _descent(
         sizes = {"num_samples": batch_size, "num_coordinates": num_features}
         sizes |= {"num_steps": num_steps or 1, **task.budget}
         estimator = SmoothedTruncation.for_moment(moment, **sizes)
+    options = {"learning_rate": 0.1, **options}
     options |= {"key": task.key, "estimator": estimator, "num_steps": num_steps}
-    options |= {"learning_rate": learning_rate}
     options["projection_fn"] = task.problem.project if task.problem.ball else None
     if is_stochastic:
         options |= {"batching": WithoutReplacement(batch_size), "averaging": True}
@@ -118,9 +111,8 @@ def _descent(
         options |= task.budget
         if is_printed:
             steps = num_steps or math.ceil(10 * math.log(num_samples))
-            options["epsilon"] = printed.actual_epsilon(
-                estimator, **task.budget, num_steps=steps
-            )
+            spent = printed.actual_epsilon(estimator, **task.budget, num_steps=steps)
+            options["epsilon"] = spent
         solve = solvers.dp_gradient_descent
     return solve(task.problem.penalized, task.start, task.sample.data, **options)
 
@@ -150,22 +142,15 @@ def _linear_regression(task: Task, *, is_printed: bool, is_sparse: bool) -> Solu
 def _hard_thresholding(task: Task, *, is_printed: bool) -> Solution:
     num_samples, num_features = task.shape
     num_steps = max(1, int(math.log(num_samples)))  # T of 004's experiments
-    estimator = SmoothedTruncation.for_moment(
-        task.problem.moment_bound,
-        num_samples=num_samples // num_steps,
-        num_coordinates=num_features,
-        **task.budget,
-    )
+    sizes = {"num_samples": num_samples // num_steps, "num_coordinates": num_features}
+    moment = task.problem.moment_bound
+    estimator = SmoothedTruncation.for_moment(moment, **sizes, **task.budget)
+    options = {"key": task.key, "sparsity": task.setting.sparsity, **task.budget}
+    options |= {"estimator": estimator, "num_steps": num_steps}
+    options["learning_rate"] = 0.5  # eta of 004's experiments
+    args = task.problem.penalized, task.start, task.sample.data
     solve = solvers.dp_iterative_hard_thresholding
-    return (printed.hard_thresholding if is_printed else solve)(
-        *(task.problem.penalized, task.start, task.sample.data),
-        key=task.key,
-        **task.budget,
-        sparsity=task.setting.sparsity,
-        estimator=estimator,
-        learning_rate=0.5,  # eta of 004's experiments
-        num_steps=num_steps,
-    )
+    return (printed.hard_thresholding if is_printed else solve)(*args, **options)
 
 
 def _l1_regression(task: Task, *, is_printed: bool) -> Solution:
@@ -223,10 +208,8 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
         mine = slice(transport.party * share, (transport.party + 1) * share)
         data = tuple(part[mine] for part in task.sample.data)
         known = np.random.default_rng([*words, transport.party]).bytes
-        secure_sum = parties.SecureSum(
-            transport, max_colluding=1, test_only_random_bytes=known
-        )
-        given = {"secure_sum": secure_sum, **task.budget}
+        options = {"max_colluding": 1, "test_only_random_bytes": known}
+        given = {"secure_sum": parties.SecureSum(transport, **options), **task.budget}
         if is_trusted:
             given["regularization"] = task.problem.l2
             return solvers.dp_multiparty_objective_perturbation(*data, **given)
@@ -271,9 +254,8 @@ def _localized(task, *, is_one_pass, is_pure=False, moment_order) -> Solution:
 
 def _linear_model(task: Task) -> Solution:
     loss = "squared" if task.problem.loss_fn is losses.squared else "logistic"
-    return solvers.dp_linear_model(
-        loss, task.sample.data, key=task.key, **task.budget, intercept=None
-    )
+    options = {"key": task.key, "intercept": None, **task.budget}
+    return solvers.dp_linear_model(loss, task.sample.data, **options)
 
 
 def _empirical_mean(task: Task) -> Solution:

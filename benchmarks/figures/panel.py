@@ -34,11 +34,10 @@ class Size(StrEnum):
     FULL = "full"
 
 
+_FIELDS = "num_samples", "num_features", "sparsity", "num_steps", "num_parties"
 _LIMITS = {
-    Size.SMOKE: {"num_samples": 400, "num_features": 8, "sparsity": 2}
-    | {"num_steps": 4, "num_parties": 2},
-    Size.QUICK: {"num_samples": 10_000, "num_features": 200, "sparsity": 20}
-    | {"num_steps": 100},
+    Size.SMOKE: dict(zip(_FIELDS, (400, 8, 2, 4, 2), strict=True)),
+    Size.QUICK: dict(zip(_FIELDS[:4], (10_000, 200, 20, 100), strict=True)),
 }
 
 

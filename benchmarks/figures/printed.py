@@ -12,15 +12,9 @@ import jax
 import jax.numpy as jnp
 import scipy.stats
 
-from dpjax import losses, solvers
+from dpjax import accounting, losses, solvers
 from dpjax._tree import clip, register
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    noise_multiplier_to_epsilon,
-    rho_to_epsilon,
-    selection_event,
-)
+from dpjax.accounting import PrivacyGuarantee, Sampling
 from dpjax.accounting._objective import ObjectiveNoise
 from dpjax.accounting._selection import total_selection_epsilon
 from dpjax.batching import Disjoint, Full
@@ -60,9 +54,8 @@ def actual_epsilon(estimator, *, epsilon, delta, num_steps=1, is_disjoint=False)
             epsilon /= 2 * math.sqrt(2 * num_steps * math.log(2 / delta))
             step_delta /= 2 * num_steps
         multiplier = math.sqrt(2 * math.log(1.25 / step_delta)) / epsilon
-    exact = noise_multiplier_to_epsilon(
-        multiplier, delta, Sampling(num_steps=num_releases)
-    )
+    sampling = Sampling(num_steps=num_releases)
+    exact = accounting.noise_multiplier_to_epsilon(multiplier, delta, sampling)
     return max(exact, _LEAST_EPSILON)
 
 
@@ -114,16 +107,11 @@ def frank_wolfe(loss_fn, params, data, *, key, epsilon, constraint, estimator=No
     num_samples = len(jax.tree.leaves(data)[0])
     if estimator is None:
         estimator = SmoothedTruncation(max(1.0, math.floor(num_samples * epsilon)))
-    return _by_exponential(
-        *(loss_fn, params, data),
-        key=key,
-        each=epsilon / 2 / _excess(estimator),
-        delta=0.0,
-        num_steps=checked_num_steps(None, num_samples, epsilon, 1 / 3),
-        batching=Disjoint(),
-        constraint=constraint,
-        estimator=estimator,
-    )
+    num_steps = checked_num_steps(None, num_samples, epsilon, 1 / 3)
+    options = {"key": key, "each": epsilon / 2 / _excess(estimator), "delta": 0.0}
+    options |= {"num_steps": num_steps, "batching": Disjoint()}
+    options |= {"constraint": constraint, "estimator": estimator}
+    return _by_exponential(loss_fn, params, data, **options)
 
 
 def lasso(features, targets, *, key, epsilon, delta, radius=1.0, num_steps=None):
@@ -138,23 +126,18 @@ def lasso(features, targets, *, key, epsilon, delta, radius=1.0, num_steps=None)
     size = math.sqrt(math.sqrt(num_samples * epsilon / num_steps**0.5))
     each = epsilon / (2 * math.sqrt(2 * num_steps * math.log(1 / delta)))
     start, data = jnp.zeros(num_features, features.dtype), (features, targets)
-    return _by_exponential(
-        *(losses.squared, start, clip(data, size)),
-        key=key,
-        each=each * (1 + radius) / 4,
-        delta=delta,
-        num_steps=num_steps,
-        batching=Full(),
-        constraint=L1Ball(radius),
-        estimator=Winsorization(size**2 * (1 + radius)),
-    )
+    options = {"key": key, "each": each * (1 + radius) / 4, "delta": delta}
+    options |= {"num_steps": num_steps, "batching": Full()}
+    options["estimator"] = Winsorization(size**2 * (1 + radius))
+    args = losses.squared, start, clip(data, size)
+    return _by_exponential(*args, constraint=L1Ball(radius), **options)
 
 
 def _peeling(sparsity: int, share: float, epsilon: float, delta: float) -> Peeling:
     """Returns Laplace noise of rho = share epsilon^2 / log(1/delta), at its cost."""
     rho = share * epsilon**2 / math.log(1 / delta)
     pure = 3 * math.sqrt(2 * sparsity * rho / 5)
-    privacy = min(pure, rho_to_epsilon(rho, delta)), delta
+    privacy = min(pure, accounting.rho_to_epsilon(rho, delta)), delta
     return Peeling(sparsity, rho, "laplace", privacy)
 
 
@@ -202,14 +185,10 @@ def hard_thresholding(
         # lambda = 4 sqrt(2) k eta / m, where 2 M k eta / m holds.
         share = 5 / 24 / (3 * _excess(estimator)) ** 2
     peeling = _peeling(sparsity, share, epsilon, delta)
-    solution = solvers.dp_iterative_hard_thresholding(
-        *(loss_fn, params, data),
-        epsilon=3 * math.sqrt(2 * sparsity * peeling.rho / 5),
-        delta=0.0,
-        sparsity=sparsity,
-        estimator=estimator,
-        **options,
-    )
+    options |= {"epsilon": 3 * math.sqrt(2 * sparsity * peeling.rho / 5), "delta": 0.0}
+    options |= {"sparsity": sparsity, "estimator": estimator}
+    solve = solvers.dp_iterative_hard_thresholding
+    solution = solve(loss_fn, params, data, **options)
     privacy = peeling.guarantee(len(jax.tree.leaves(data)[0]))
     return dataclasses.replace(solution, privacy=privacy)
 
@@ -245,7 +224,7 @@ def l1_regression(
     scores = chunk_scores(blocks, candidates.T.astype(features.dtype), fixed_point)
     spent = 2 * epsilon
     index = exponential(key, scores, epsilon=spent, sensitivity_range=2.0)
-    event = selection_event(spent, mechanism="exponential")
+    event = accounting.selection_event(spent, mechanism="exponential")
     privacy = PrivacyGuarantee.of(spent, 0.0, dp_event=event, num_samples=len(targets))
     return Solution(candidates[index], privacy, {"truncation": truncation})
 

@@ -187,10 +187,9 @@ def measure(metric, problem, params, best, sample) -> jax.Array:
 def _synthetic(model: Callable[..., Any], **laws: Any) -> Any:
     @partial(jax.jit, static_argnums=(1, 2, 3))
     def sample(key: Key, num_samples: int, num_features: int, sparsity: int) -> Sample:
-        options = dict(laws)
+        options = {**laws, "num_samples": num_samples, "num_features": num_features}
         if options.pop("is_sparse", False):
             options["params_fn"] = datasets.sparse_params(sparsity)
-        options |= {"num_samples": num_samples, "num_features": num_features}
         problem = model(key, **options)
         return Sample(problem.data, problem.data, problem.true_params)
 
@@ -258,13 +257,9 @@ def _real(name: Any) -> Any:
     def draw(key: Key, setting: Setting) -> Sample:
         data = _loaded(name)
         order = jax.random.permutation(key, len(data.targets))[: setting.num_samples]
-        features, targets = map(jnp.asarray, data.train)
-        test_features, test_targets = map(jnp.asarray, data.test)
-        return Sample(
-            (features[order], targets[order]),
-            (test_features, test_targets),
-            jnp.zeros(data.features.shape[1]),
-        )
+        train, test = (tuple(map(jnp.asarray, x)) for x in (data.train, data.test))
+        drawn = tuple(part[order] for part in train)
+        return Sample(drawn, test, jnp.zeros(data.features.shape[1]))
 
     return draw
 
@@ -306,24 +301,16 @@ PROBLEMS = {
     ),
     "linear, log-normal features": ProblemKind(
         _LINEAR(feature_law=_SKEWED, noise_law=_SLIGHT),
-        losses.squared,
-        ball="l1",
-        moment_bound=10.0,
         # Of 004, E x^4 of Lognormal(0, 0.6): e^(8 * 0.6). Targets are smaller.
-        fourth_moment_bound=121.6,
+        *(losses.squared, 0.0, "l1", 10.0, 121.6),
     ),
     "linear, Student-t features": ProblemKind(
         _LINEAR(feature_law=StudentT(10.0), noise_law=_SLIGHT),
-        losses.squared,
-        ball="l1",
-        moment_bound=2.0,
-        fourth_moment_bound=6.25,  # 3 * 10^2 / (8 * 6)
+        *(losses.squared, 0.0, "l1", 2.0, 6.25),  # 3 * 10^2 / (8 * 6)
     ),
     "logistic, log-normal features": ProblemKind(
         _LOGISTIC(feature_law=_SKEWED),
-        losses.logistic,
-        ball="l1",
-        moment_bound=3.4,  # E x^2 = e^1.2; a derivative is at most 1
+        *(losses.logistic, 0.0, "l1", 3.4),  # E x^2 = e^1.2; a derivative is at most 1
     ),
     "sparse linear, log-normal noise": _sparse_linear(
         LogNormal(0.0, 0.5**0.5).centered()
@@ -359,11 +346,8 @@ for _name, _dataset, _is_linear, _l2 in (
     ("Adult in the l1 ball", "adult", False, 0.0),
     ("Belgian motor", "belgian_motor", True, 0.0),
 ):
+    _loss, _bound = (losses.squared, 1.0) if _is_linear else (losses.logistic, 0.25)
+    _ball = None if _l2 else "l1"
     PROBLEMS[_name] = ProblemKind(
-        _real(_dataset),
-        losses.squared if _is_linear else losses.logistic,
-        _l2,
-        ball=None if _l2 else "l1",
-        moment_bound=1.0 if _is_linear else 0.25,
-        dataset=_dataset,
+        *(_real(_dataset), _loss, _l2, _ball, _bound), dataset=_dataset
     )
