@@ -4,7 +4,7 @@ A row stands at (problem, method, epsilon) and has an excess for each repetition
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,23 +51,18 @@ def add_arguments(suites: Mapping[str, Suite], parser) -> None:
         one.add_argument("--epsilons", nargs="+", type=float, default=suite.epsilons)
         one.add_argument("--repetitions", type=int, default=suite.repetitions)
         one.add_argument("--out", type=Path, default=suite.path, help="the record")
-        one.add_argument(
-            "--again", action="store_true", help="also what the record has"
-        )
+        words = "also what the record has"
+        one.add_argument("--again", action="store_true", help=words)
 
 
 def run(suites, part, *, methods, problems, epsilons, repetitions, out, again) -> None:
     """Runs what a record lacks, and merges each row as it comes."""
     suite = suites[part]
-    all_problems = *suite.problems, *suite.others
-    for kind, names, known in (
-        ("method", methods, suite.methods),
-        ("problem", problems, all_problems),
-    ):
-        for name in names:
-            if name not in known:
-                must = f"must be one of {', '.join(known)}"
-                raise ValueError(f"{kind} = {name!r}: {must}")
+    known = {"method": [*suite.methods], "problem": [*suite.problems, *suite.others]}
+    for kind, name in [*product(["method"], methods), *product(["problem"], problems)]:
+        if name not in known[kind]:
+            names = ", ".join(known[kind])
+            raise ValueError(f"{kind} = {name!r}: must be one of {names}")
     for epsilon in epsilons:
         if not epsilon > 0:
             raise ValueError(f"epsilon = {epsilon}: must be positive")
@@ -164,12 +159,9 @@ class Numbers:
     def chosen(self, problem: str, method: str) -> list[str] | None:
         """Returns the settings that hindsight chose, a cell an epsilon."""
         rows = [self.rows.get((problem, method, epsilon)) for epsilon in self.epsilons]
-        if not any(rows):
-            return None
-        return [
-            "" if row is None else " / ".join(f"{x:g}" for x in row["facts"].values())
-            for row in rows
-        ]
+        facts = ([] if row is None else row["facts"].values() for row in rows)
+        cells = [" / ".join(f"{x:g}" for x in values) for values in facts]
+        return cells if any(rows) else None
 
 
 def judged(numbers, problems, methods, epsilon, asked, holds, said) -> Verdict:
@@ -200,11 +192,6 @@ def table_of_problem(numbers, problem, titles, corner, cell, is_rival, best=min)
     found = {epsilon: column for epsilon, column in found.items() if column}
     header = [f"epsilon {epsilon:g}" for epsilon in found]
 
-    def rows() -> Iterator[list[str]]:
-        for method, title in titles.items():
-            if any(method in column for column in found.values()):
-                yield [title, *(text(method, column) for column in found.values())]
-
     def text(method: str, column: Mapping[str, Summary]) -> str:
         if method not in column:
             return ""
@@ -213,7 +200,12 @@ def table_of_problem(numbers, problem, titles, corner, cell, is_rival, best=min)
         said = cell(column[method])
         return f"**{said}**" if method == first else said
 
-    return "" if not found else table([corner, *header], rows())
+    rows = [
+        [title, *(text(method, column) for column in found.values())]
+        for method, title in titles.items()
+        if any(method in column for column in found.values())
+    ]
+    return table([corner, *header], rows) if found else ""
 
 
 def wins(ours: Row, other: Row) -> float:

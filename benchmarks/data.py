@@ -160,16 +160,10 @@ _CREDIT_DEFAULT = {
 # as they are.
 _COUNT, _RATE = Numeric(scale=1_000), Numeric()
 _KINDS = {
-    "created-discussions": _COUNT,
-    "author-increase": _COUNT,
-    "attention-by-authors": _RATE,
-    "burstiness": _RATE,
-    "atomic-containers": _COUNT,
-    "attention-by-contributions": _RATE,
-    "contribution-sparseness": _RATE,
-    "author-interaction": _RATE,
-    "authors": _COUNT,
-    "discussion-length": _RATE,
+    **{"created-discussions": _COUNT, "author-increase": _COUNT},
+    **{"attention-by-authors": _RATE, "burstiness": _RATE, "atomic-containers": _COUNT},
+    **{"attention-by-contributions": _RATE, "contribution-sparseness": _RATE},
+    **{"author-interaction": _RATE, "authors": _COUNT, "discussion-length": _RATE},
     "active-discussions": _COUNT,
 }
 _TWITTER = {f"{name}-{day}": kind for name, kind in _KINDS.items() for day in range(7)}

@@ -75,10 +75,11 @@ def intervals_of(values, groups, epsilon):
         ranks = [_order_statistics(x, every, q) for q in QUANTILES]
         edges = counts.stats["edges"][1:-1]  # the first and last bins have no end
         share, own = (_shares(y, edges) for y in (ranked, jnp.sort(x)))
+        stacked = lambda pairs: tuple(map(jnp.stack, zip(*pairs, strict=True)))  # noqa: E731
         spread = jnp.sqrt(NUM_SAMPLES * own * (1 - own))
         found = {
             "mean": (_pair(mean_of), mean, _mean(x, every)),
-            "quantiles": (_stacked(map(_pair, alike)), quantiles, _stacked(ranks)),
+            "quantiles": (stacked(map(_pair, alike)), quantiles, stacked(ranks)),
             "counts": (_pair(counts), NUM_SAMPLES * share, (NUM_SAMPLES * own, spread)),
         }
         for name, leaf, truth, plain in (
@@ -117,16 +118,10 @@ def _pair(solution: solvers.Solution) -> tuple[Any, Any]:
     return solution.params, solution.standard_errors
 
 
-def _stacked(pairs) -> tuple[jax.Array, ...]:
-    return tuple(jnp.stack(x) for x in zip(*pairs, strict=True))
-
-
 def _beside(found, truth: Any, plain) -> Intervals:
-    pairs = (found[0].astype("float32"), found[1]), plain
-    parts = [
-        x for one, error in pairs for x in (one - jnp.asarray(truth, "float32"), error)
-    ]
-    return jax.tree.map(jnp.atleast_1d, tuple(parts))
+    truth, private = jnp.asarray(truth, "float32"), found[0].astype("float32")
+    parts = private - truth, found[1], plain[0] - truth, plain[1]
+    return jax.tree.map(jnp.atleast_1d, parts)
 
 
 def cell(num_runs: int, at_once: int, place: Place) -> Found:

@@ -126,8 +126,10 @@ def fill(
 def about_run(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
     """Describes what this runs on, Linux: versions of packages, the commit."""
     device = jax.devices()[0]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
     return {
-        "processor": _processor(),
+        "processor": names[0] if names else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "accelerator": None if device.platform == "cpu" else device.device_kind,
@@ -136,12 +138,6 @@ def about_run(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
         "versions": {name: _version(name) for name in packages},
         "commit": _commit(),
     }
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.machine()
 
 
 def _version(package: str) -> str | None:

@@ -6,7 +6,6 @@ weights fall like 1/j and have norm one, so that zero has an excess risk of 1/2.
 
 import math
 import time
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -80,9 +79,8 @@ def _excess(params: jax.Array, sample: Sample) -> float:
 def _methods(tail_index, num_features):
     """Returns each method at all of its settings."""
     setting = Setting(NUM_SAMPLES, num_features, epsilon=EPSILON)
-    problem = ProblemKind(
-        lambda key, _: _draw(key, tail_index, num_features), losses.squared
-    )
+    draw = lambda key, _: _draw(key, tail_index, num_features)  # noqa: E731
+    problem = ProblemKind(draw, losses.squared)
 
     def untuned(sample: Sample, key: jax.Array, **options: Any) -> jax.Array:
         budget = {"epsilon": setting.epsilon, "delta": setting.delta}
@@ -93,10 +91,8 @@ def _methods(tail_index, num_features):
         task = Task(problem, setting, sample, jax.random.clone(key))
         return METHODS[name].solve(task, **options).params
 
-    found: dict[str, list[Callable[..., jax.Array]]] = {
-        ZERO: [lambda sample, key: jnp.zeros(num_features)],
-        NOTHING_TO_SET: [untuned],
-    }
+    zero = lambda sample, key: jnp.zeros(num_features)  # noqa: E731
+    found: dict[str, list[Any]] = {ZERO: [zero], NOTHING_TO_SET: [untuned]}
     if num_features > 10:
         found[SELECTION] = [partial(untuned, max_features=10)]
     for name in (CLIPPING, TRUNCATION):

@@ -33,15 +33,11 @@ class Case:
 
     def audit(self, *, key: Key, num_releases: int | None = None) -> Audit:
         """Attacks the claim, which a bound above `privacy.epsilon` refutes."""
-        return epsilon_lower_bound(
-            *(self.release, self.data, self.neighbor),
-            key=key,
-            delta=self.privacy.delta,
-            num_releases=self.num_releases if num_releases is None else num_releases,
-            is_gaussian=self.is_gaussian,
-            statistic=self.statistic,
-            vectorize=self.vectorize,
-        )
+        options = {"is_gaussian": self.is_gaussian, "statistic": self.statistic}
+        options |= {"vectorize": self.vectorize, "delta": self.privacy.delta}
+        options["num_releases"] = num_releases or self.num_releases
+        pair = self.data, self.neighbor
+        return epsilon_lower_bound(self.release, *pair, key=key, **options)
 
 
 Build = Callable[[], Case]  # an entry of a table of cases, under its name

@@ -3,6 +3,7 @@
 The loss is linear in the parameters, so that a record is its gradient.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,27 +59,22 @@ def _dp_multiparty_gradient_descent() -> Case:
     """
     options = {"epsilon": 4.0, "delta": 1e-5, "learning_rate": 1.0, "num_steps": 2}
     options["estimator"] = Clipping(1.0)
+    iterates = []
 
-    def solve(key: Key, data: jax.Array, shown: solvers.Execution) -> Solution:
-        def party_fn(transport: parties.Transport) -> Solution:
-            party = transport.party
-            return solvers.dp_multiparty_gradient_descent(
-                *(linear, jnp.zeros(1), data[party]),
-                secure_sum=_secure_sum(transport, key),
-                execution=shown if party == 0 else solvers.Execution(),
-                **options,
-            )
+    def one(party: int, data: PyTree, **sums: Any) -> Solution:
+        show = lambda _, params: iterates.append(params)  # noqa: E731
+        shown = solvers.Execution(callback=show if party == 0 else None)
+        args = linear, jnp.zeros(1), data[party]
+        solve = solvers.dp_multiparty_gradient_descent
+        return solve(*args, execution=shown, **sums, **options)
 
-        return parties.run_parties(party_fn, 2)[0]
-
-    def release(key: Key, data: jax.Array) -> list[jax.Array]:
-        iterates = []
-        shown = solvers.Execution(callback=lambda _, params: iterates.append(params))
-        solve(key, data, shown)
-        return iterates
+    def release(key: Key, data: PyTree) -> list[jax.Array]:
+        iterates.clear()
+        _among_two(one, key, data)
+        return list(iterates)
 
     data = jnp.ones((2, 1, 1))  # party, record, feature
-    privacy = solve(jax.random.key(0), data, solvers.Execution()).privacy
+    privacy = _among_two(one, jax.random.key(0), data).privacy
     limits = {"num_releases": 2_000, "is_gaussian": True, "vectorize": False}
     return Case(release, data, last_turned(data), privacy, **limits)
 
@@ -89,38 +85,31 @@ def _dp_multiparty_objective_perturbation() -> Case:
     Released are the parameters alone. A run takes 80 ms, so 2,000 releases.
     """
 
-    def solve(key: Key, data: PyTree) -> Solution:
-        features, labels = data
-
-        def party_fn(transport: parties.Transport) -> Solution:
-            party = transport.party
-            return solvers.dp_multiparty_objective_perturbation(
-                features[party],
-                labels[party],
-                secure_sum=_secure_sum(transport, key),
-                **_OBJECTIVE,
-            )
-
-        return parties.run_parties(party_fn, 2)[0]
+    def one(party: int, data: PyTree, **sums: Any) -> Solution:
+        solve = solvers.dp_multiparty_objective_perturbation
+        return solve(*(x[party] for x in data), **sums, **_OBJECTIVE)
 
     features, labels = jnp.ones((2, 1, 1)), jnp.ones((2, 1))
     return Case(
-        lambda key, data: solve(key, data).params,
+        lambda key, data: _among_two(one, key, data).params,
         *((features, labels), (features, last_turned(labels))),
-        solve(jax.random.key(0), (features, labels)).privacy,
+        _among_two(one, jax.random.key(0), (features, labels)).privacy,
         num_releases=2_000,
         vectorize=False,
     )
 
 
-def _secure_sum(transport: parties.Transport, key: Key) -> parties.SecureSum:
-    """Returns sums with the bytes that the key and the party's number decide."""
+def _among_two(one: Callable[..., Solution], key: Key, data: PyTree) -> Solution:
+    """Runs two parties, with the random bytes that key and party decide."""
     words = np.asarray(jax.random.key_data(key))
-    seed = np.append(words, np.uint32(transport.party))
-    random_bytes = np.random.default_rng(seed).bytes
-    return parties.SecureSum(
-        transport, max_colluding=0, test_only_random_bytes=random_bytes
-    )
+
+    def party_fn(transport: parties.Transport) -> Solution:
+        seed = np.append(words, np.uint32(transport.party))
+        options = {"test_only_random_bytes": np.random.default_rng(seed).bytes}
+        sums = parties.SecureSum(transport, max_colluding=0, **options)
+        return one(transport.party, data, secure_sum=sums)
+
+    return parties.run_parties(party_fn, 2)[0]
 
 
 def _peeled(*, epsilon: float, delta: float) -> Case:

@@ -17,14 +17,7 @@ from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 
 from benchmarks.audits.case import Build, Case, last_turned
 from dpjax import accounting, estimators, transforms
-from dpjax._types import (
-    ADD_OR_REMOVE_ONE,
-    REPLACE_ONE,
-    Key,
-    PeelingNoise,
-    PyTree,
-    SelectionName,
-)
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.batching import Batching, CyclicPoisson, Full
@@ -123,9 +116,8 @@ def _privatize_trimmed_mean_smooth() -> Case:
     """
     num_samples, num_trimmed, num_outliers = 60, 15, 12
     num_kept, num_next = num_samples - 2 * num_trimmed, num_trimmed - num_outliers
-    noise = calibrate_smooth_noise(
-        _RHO, num_samples=num_samples, trim_count=num_trimmed
-    )
+    sizes = {"num_samples": num_samples, "trim_count": num_trimmed}
+    noise = calibrate_smooth_noise(_RHO, **sizes)
     # S = e^(-3t) (upper - lower), by the outliers and by the values next to them.
     grads = np.zeros((num_samples, 1))
     grads[-num_trimmed:] = num_kept * np.exp(-num_next * noise.smoothness)
@@ -211,15 +203,11 @@ def _of_update(make, grads, privacy, *, start=0.0, neighbor=None, **options) -> 
     return Case(release, data, other, privacy, **options)
 
 
-def _frank_wolfe(mechanism: SelectionName, epsilon: float, *, num_others: int) -> Case:
+def _frank_wolfe(mechanism, epsilon: float, *, num_others: int) -> Case:
     estimator, grads = Winsorization(1.0), [[1.0, -1.0]] * (num_others + 1)
-    options = {
-        "epsilon": epsilon,
-        "sensitivity": estimator.sensitivity(len(grads), 2).linf,
-        "limit": estimator.limit,
-        "learning_rate": 1.0,
-        "mechanism": mechanism,
-    }
+    options = {"epsilon": epsilon, "mechanism": mechanism, "learning_rate": 1.0}
+    options["sensitivity"] = estimator.sensitivity(len(grads), 2).linf
+    options["limit"] = estimator.limit
 
     def make(key: Key) -> Transform:
         step = transforms.frank_wolfe(Simplex(1.0), key=key, **options)
@@ -229,7 +217,7 @@ def _frank_wolfe(mechanism: SelectionName, epsilon: float, *, num_others: int) -
     return _of_update(make, grads, PrivacyGuarantee.of(epsilon, 0.0, dp_event=event))
 
 
-def _peeled(noise: PeelingNoise, rho: float, privacy: PrivacyGuarantee) -> Case:
+def _peeled(noise, rho: float, privacy: PrivacyGuarantee) -> Case:
     estimator = Winsorization(1.0)
     options = {"rho": rho, "limit": estimator.limit, "noise": noise}
     options["sensitivity"] = estimator.sensitivity(1, 2).linf

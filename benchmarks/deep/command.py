@@ -61,18 +61,12 @@ def _row(losses, start: float, taken: dict[str, Any]) -> Row:
 
 def facts(task: Task) -> dict[str, Any]:
     """What the page says of a task."""
-    return {
-        "title": task.title,
-        "model": task.model,
-        "loss": task.loss,
-        "n": task.num_samples,
-        "d": task.num_params,
-        "num_test": len(task.test[1]),
-        "delta": task.delta,
-        "is_made": task.name in tasks.MADE_NAMES,
-        "constant_loss": task.constant_loss,
-        "noiseless_loss": noiseless_loss(task),
-    }
+    known = {name: getattr(task, name) for name in ("title", "model", "loss")}
+    known |= {"n": task.num_samples, "d": task.num_params}
+    known |= {"num_test": len(task.test[1]), "delta": task.delta}
+    known |= {"is_made": task.name in tasks.MADE_NAMES}
+    known |= {"constant_loss": task.constant_loss}
+    return known | {"noiseless_loss": noiseless_loss(task)}
 
 
 @cache

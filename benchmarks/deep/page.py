@@ -1,6 +1,7 @@
 """The page of deep networks: every number and verdict comes from its record."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,15 @@ class Numbers(comparison.Numbers):
 
     def cells(self, *, is_made: bool) -> list[Cell]:
         """Returns the cells of real tasks, or of made ones, in a fixed order."""
-        found = {
-            (task, epsilon)
-            for task, _, epsilon in self.rows
-            if self.facts[task]["is_made"] is is_made
-        }
-        return sorted(found)
+        cells = {(task, epsilon) for task, _, epsilon in self.rows}
+        return sorted(x for x in cells if self.facts[x[0]]["is_made"] is is_made)
 
     @property
     def titles(self) -> dict[str, str]:
         """The titles of those methods that ran, ours in bold."""
         ran = {method for _, method, _ in self.rows}
-        return {
-            name: f"**{title}**" if name == OURS else title
-            for name, title in TITLES.items()
-            if name in ran
-        }
+        titles = TITLES | {OURS: f"**{TITLES[OURS]}**"}
+        return {name: title for name, title in titles.items() if name in ran}
 
     def ratio(self, cell: Cell, method: str, bar: str = BAR) -> float | None:
         """Returns a method's test loss over the bar's; None without either."""
@@ -128,7 +122,7 @@ def _means(numbers: Numbers, cells: Sequence[Cell]) -> str:
         return [title, *("" if x is None else f"{x:.3f}" for x in means), ahead]
 
     rows = [
-        row(title, lambda cell, method=method: numbers.ratio(cell, method))
+        row(title, partial(numbers.ratio, method=method))
         for method, title in numbers.titles.items()
     ]
     rows.append(row("best constant of the training set, not private", numbers.constant))

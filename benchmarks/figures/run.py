@@ -194,14 +194,12 @@ def add_arguments(parser):
     """Adds the commands below `figures`."""
     commands = parser.add_subparsers(dest="part", required=True)
     commands.add_parser("list", help="list the figures and their panels")
-    run_parser = commands.add_parser(
-        "run", help="run a figure and draw it; finished cells are kept"
-    )
+    text = "run a figure and draw it; finished cells are kept"
+    run_parser = commands.add_parser("run", help=text)
     run_parser.add_argument("name", help="a figure such as 004-1, or a panel: 004-1b")
     run_parser.add_argument("--full", action="store_true", help="the papers' sizes")
-    run_parser.add_argument(
-        "--repeats", type=int, help="20 of a full run, 3 of a quick"
-    )
+    text = "20 of a full run, 3 of a quick"
+    run_parser.add_argument("--repeats", type=int, help=text)
     run_parser.add_argument("--seed", type=int, default=0, help="of data and noise")
     run_parser.add_argument("--out", type=Path, default=Path("dpjax-output", "figures"))
     report = commands.add_parser("report", help="write FIGURES.md from the kept tables")
@@ -211,15 +209,14 @@ def add_arguments(parser):
 
 def main(part, **options):
     """Runs the command."""
-    if part == "list":
-        for name, chosen in figures().items():
-            if name in REPEATS:
-                print(f"{name}   repeats {REPEATS[name]}")
-            for panel in chosen:
-                print(f"{panel.name}  {panel.title} ({panel.metric})")
-    else:
-        for path in run(**options) if part == "run" else page.write(**options):
-            print(path)
+    if part != "list":
+        return run(**options) if part == "run" else page.write(**options)
+    for name, chosen in figures().items():
+        if name in REPEATS:
+            print(f"{name}   repeats {REPEATS[name]}")
+        for panel in chosen:
+            print(f"{panel.name}  {panel.title} ({panel.metric})")
+    return []
 
 
 def run(name: str, full: bool, repeats: int | None, seed: int, out: Path) -> list[Path]:

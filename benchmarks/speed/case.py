@@ -82,11 +82,10 @@ class Target:
         if others:
             other = min(others, key=numbers.__getitem__)
             value /= numbers[other]
+        value = 1 / value if self.times_faster else value
+        room = value / (self.times_faster or self.at_least or 1)
         if self.at_most is not None:
             room = self.at_most / value
-        else:
-            value = 1 / value if self.times_faster else value
-            room = value / (self.times_faster or self.at_least or 1)
         return Verdict(value, room >= 1, max(room, 1 / room), other)
 
 

@@ -35,25 +35,11 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 LONG = 1.0  # seconds from which on a call needs none before it
 
 
-class Effort(NamedTuple):
-    """How long a case may take, and how many rounds at least and at most."""
-
-    seconds: float
-    least: int
-    most: int
-
-
-FULL, ALONE = Effort(12.0, 5, 25), Effort(0.5, 3, 15)
-
-
+# How many seconds a case may take, and how many rounds at least and at most.
+FULL, ALONE = (12.0, 5, 25), (0.5, 3, 15)
 # Bytes of memory that the machine's bandwidth is measured on, by platform: within a
 # core's cache, within the chip's caches, and beyond.
 SIZES = {"cpu": (2**20, 2**24, 2**29), "gpu": (2**22, 2**26, 2**32)}
-
-
-@partial(jax.jit, static_argnums=1, donate_argnums=0)
-def _passes(x, count):
-    return jax.lax.fori_loop(0, count, lambda _, x: x * 0.5 + 1, x)
 
 
 def floor() -> dict[str, Any]:
@@ -61,6 +47,11 @@ def floor() -> dict[str, Any]:
 
     Bytes read plus bytes written in a second, the most of several timings by size.
     """
+
+    @partial(jax.jit, static_argnums=1, donate_argnums=0)
+    def passes(x, count):
+        return jax.lax.fori_loop(0, count, lambda _, x: x * 0.5 + 1, x)
+
     copies = []
     for size in SIZES["cpu" if jax.default_backend() == "cpu" else "gpu"]:
         count = max(2**32 // (2 * size), 2)
@@ -68,7 +59,7 @@ def floor() -> dict[str, Any]:
         for _ in range(8):
             jax.block_until_ready(x)
             start = time.perf_counter()
-            x = jax.block_until_ready(_passes(x, count))
+            x = jax.block_until_ready(passes(x, count))
             times.append(time.perf_counter() - start)
         speed = 2 * size * count / min(times[1:])  # the first compiles
         copies.append({"bytes": size, "bytes_per_second": speed})
@@ -111,14 +102,15 @@ def prepare(method: Method) -> Prepared:
     return Prepared(method, call, seconds, compile_seconds, temporary)
 
 
-def take_turns(methods: Sequence[Prepared], effort: Effort) -> dict[str, list[float]]:
+def take_turns(methods: Sequence[Prepared], effort) -> dict[str, list[float]]:
     """Returns the seconds of a call, by method and round."""
     counts, cost = {}, 1e-9
     for one in methods:
         count = round(LEAST_TURN / max(one.seconds, 1e-7))
         counts[one.method.name] = count = min(max(count, 1), 100)
         cost += one.seconds * (count + (one.seconds < LONG))
-    rounds = min(max(int(effort.seconds / cost), effort.least), effort.most)
+    seconds, least, most = effort
+    rounds = min(max(int(seconds / cost), least), most)
     times: dict[str, list[float]] = {name: [] for name in counts}
     gc.collect()
     gc.disable()  # a collection walks all of JAX's and torch's objects
@@ -138,7 +130,7 @@ def take_turns(methods: Sequence[Prepared], effort: Effort) -> dict[str, list[fl
     return times
 
 
-def run_case(case: Case, effort: Effort = FULL) -> Found:
+def run_case(case: Case, effort=FULL) -> Found:
     """Measures all methods of a case; those that fail are left out, and named."""
     prepared, rows = [], {}
     for method in case.build():
@@ -171,9 +163,8 @@ def run_case(case: Case, effort: Effort = FULL) -> Found:
                 rows[case.name, name]["peak_bytes"] = peak
             if why:
                 rows[case.name, f"peak memory of {name}"] = {"left_out": why}
-    alone = [one for one in prepared if one.method.name == case.yardstick]
     seconds = None
-    if alone:
+    if alone := [one for one in prepared if one.method.name == case.yardstick]:
         seconds = statistics.median(take_turns(alone, ALONE)[case.yardstick])
     return rows, {case.name: {"alone_seconds": seconds}}
 

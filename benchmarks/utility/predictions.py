@@ -149,6 +149,7 @@ def trees(data: Problem) -> np.ndarray:
 
 
 _CEILING = {"is_private": False, "needs": "schema"}
+_LINES = of_weights(methods.optimum)
 METHODS = {
     method.name: method
     for method in (
@@ -160,12 +161,7 @@ METHODS = {
         Method(*(LINEAR, f"**`{LINEAR}`**"), of_weights(each(methods.dp_linear_model))),
         Method(ADDITIVE, f"**`{ADDITIVE}`**", each(additive)),
         Method(EBM, "DP-EBM", dp_ebm, needs="schema"),
-        Method(
-            "linear",
-            "linear model, not private",
-            of_weights(methods.optimum),
-            **_CEILING,
-        ),
+        Method("linear", "linear model, not private", _LINES, **_CEILING),
         Method("additive", "additive model, not private", ceiling(bent), **_CEILING),
         Method("trees", "boosted trees, not private", ceiling(trees), **_CEILING),
     )
