@@ -194,12 +194,9 @@ def _cell(place: record.Place) -> record.Found:
     missed, total = misses(errors, found)
     with warnings.catch_warnings(action="ignore"):  # where no interval is finite
         widths = np.nanmedian(np.where(np.isfinite(found), found / alone, np.nan), 0)
-    row = {
-        "repetitions": len(errors),
-        "missed": missed.tolist(),
-        "finite": total.tolist(),
-        "widths": [None if math.isnan(x) else round(float(x), 3) for x in widths],
-    }
+    row = {"repetitions": len(errors)}
+    row |= {"missed": missed.tolist(), "finite": total.tolist()}
+    row["widths"] = [None if math.isnan(x) else round(float(x), 3) for x in widths]
     print(*place, row, flush=True)
     return {place: row}, {}
 
@@ -223,8 +220,8 @@ def _quantiles(rows) -> str:
             law = name.removeprefix("quantiles, ")
             lines.append([law, *size, row["repetitions"], *held])
             lines[-1] += [*row["widths"], refused]
-    header = ["law", "n", "epsilon", "runs", *(f"held, {q:g}" for q in QUANTILES)]
-    header += [*(f"width, {q:g}" for q in QUANTILES), "refused"]
+    names = [f"{what}, {q:g}" for what in ("held", "width") for q in QUANTILES]
+    header = ["law", "n", "epsilon", "runs", *names, "refused"]
     return f"## Quantiles\n\n{page.table(header, lines)}" if lines else ""
 
 

@@ -139,13 +139,10 @@ def _row(errors, found, plain_errors, plain) -> dict[str, Any]:
     is_plain = np.abs(plain_errors) <= Z * plain * (1 + 1e-6) + 1e-6 * np.abs(plain)
     has_width = is_finite & (plain > 0)
     ratios = found[has_width] / plain[has_width]
-    return {
-        "repetitions": len(errors),
-        "finite": is_finite.sum(0).tolist(),
-        "held": is_held.sum(0).tolist(),
-        "plain": is_plain.sum(0).tolist(),
-        "width": round(float(np.median(ratios)), 3) if ratios.size else None,
-    }
+    counts = {"finite": is_finite, "held": is_held, "plain": is_plain}
+    width = round(float(np.median(ratios)), 3) if ratios.size else None
+    row = {name: x.sum(0).tolist() for name, x in counts.items()}
+    return {"repetitions": len(errors), **row, "width": width}
 
 
 def table(rows: dict[Place, Row]) -> str:

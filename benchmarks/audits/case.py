@@ -35,9 +35,9 @@ class Case:
         """Attacks the claim, which a bound above `privacy.epsilon` refutes."""
         options = {"is_gaussian": self.is_gaussian, "statistic": self.statistic}
         options |= {"vectorize": self.vectorize, "delta": self.privacy.delta}
-        options["num_releases"] = num_releases or self.num_releases
-        pair = self.data, self.neighbor
-        return epsilon_lower_bound(self.release, *pair, key=key, **options)
+        num_releases = self.num_releases if num_releases is None else num_releases
+        options |= {"num_releases": num_releases, "key": key}
+        return epsilon_lower_bound(self.release, self.data, self.neighbor, **options)
 
 
 Build = Callable[[], Case]  # an entry of a table of cases, under its name

@@ -52,11 +52,9 @@ def run_one(task: Task, method: str, epsilon: float, repetitions: int) -> Row:
 
 def _row(losses, start: float, taken: dict[str, Any]) -> Row:
     losses = np.minimum(np.nan_to_num(losses, nan=LARGEST_EXCESS), LARGEST_EXCESS)
-    return {
-        "excess": [rounded(x) for x in losses],
-        "seconds": round(time.perf_counter() - start, 3),
-        "facts": {name: rounded(value, 4) for name, value in taken.items()},
-    }
+    seconds = round(time.perf_counter() - start, 3)
+    facts = {name: rounded(value, 4) for name, value in taken.items()}
+    return {"excess": [rounded(x) for x in losses], "seconds": seconds, "facts": facts}
 
 
 def facts(task: Task) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Where a paper does not print the numbers of an axis they are ours, within its ra
 """
 
 from dataclasses import replace
+from itertools import product
 
 from benchmarks.figures.panel import Panel, Setting
 
@@ -21,28 +22,20 @@ _STOCHASTIC = (
 )
 _DIMENSIONS = ("num_features", (200, 400, 800))
 _SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
-# Its four panels: which loss, and which gradients.
-_KINDS_001 = {
-    "a": ("ridge", _FULL),
-    "b": ("ridge", _STOCHASTIC),
-    "c": ("logistic", _FULL),
-    "d": ("logistic", _STOCHASTIC),
-}
-_PROBLEMS_001 = {
-    "ridge": "ridge, log-normal noise",
-    "logistic": "logistic, log-logistic noise",
-}
+_NOISES_001 = {"ridge": "log-normal", "logistic": "log-logistic"}
 
 
 def _paper_001() -> list[Panel]:
     """Ridge and logistic regression: by iteration, dimension and records."""
     synthetic = Setting(100_000, 10, num_steps=100)
     panels = []
-    for letter, (loss, methods) in _KINDS_001.items():
+    kinds = product(("ridge", "logistic"), (_FULL, _STOCHASTIC))
+    for letter, (loss, methods) in zip("abcd", kinds, strict=True):
         how = "stochastic gradients" if methods is _STOCHASTIC else "full gradients"
+        problem = f"{loss}, {_NOISES_001[loss]} noise"
         by_step = Panel(
-            *(f"001-1{letter}", f"{_PROBLEMS_001[loss]}, {how}", _PROBLEMS_001[loss]),
-            *(synthetic, "num_steps", (synthetic.num_steps,)),
+            *(f"001-1{letter}", f"{problem}, {how}", problem, synthetic),
+            *("num_steps", (synthetic.num_steps,)),
             curves=("epsilon", _EPSILONS_001),
             methods=methods if methods is _STOCHASTIC else (*methods, "Algorithm 3"),
             metric="estimation error",

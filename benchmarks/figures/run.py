@@ -95,20 +95,16 @@ def _rows(panel, setting, seed, optima) -> Iterator[dict[str, Any]]:
         if place not in optima:
             optima[place] = jax.vmap(lambda sample: optimum(problem, sample))(samples)
         for name in panel.methods:
-            keys = jax.random.split(
-                _named(root, panel.name, dataclasses.astuple(setting), name),
-                panel.repetitions,
-            )[part]
+            own = _named(root, panel.name, dataclasses.astuple(setting), name)
+            keys = jax.random.split(own, panel.repetitions)[part]
             tried = [  # with the same noise
                 _solved(panel, setting, name, options, samples, jax.random.clone(keys))
                 for options in METHODS[name].candidates
             ]
             steps, solution, _ = tried[0]
-            found = [
-                _measured(panel.metric, problem, iterates, optima[place], samples)
-                for *_, iterates in tried
-            ]
-            values = _best([np.asarray(one, np.float64) for one in found])
+            one = partial(_measured, panel.metric, problem)
+            found = [one(iterates, optima[place], samples) for *_, iterates in tried]
+            values = _best([np.asarray(values, np.float64) for values in found])
             repetitions = range(panel.repetitions)[part]
             for repetition, row in zip(repetitions, values.tolist(), strict=True):
                 for step, value in zip(steps, row, strict=True):

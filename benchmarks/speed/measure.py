@@ -144,15 +144,11 @@ def run_case(case: Case, effort=FULL) -> Found:
     for one in prepared:
         name = one.method.name
         low, _, high = statistics.quantiles(times[name], n=4, method="inclusive")
-        row = {
-            "package": one.method.package,
-            "seconds": statistics.median(times[name]),
-            "quartiles": [low, high],
-            "repeats": len(times[name]),
-            "compile_seconds": one.compile_seconds,
-            "temporary_bytes": one.temporary_bytes,
-            "moved_bytes": one.method.moved_bytes,
-        }
+        row = {"package": one.method.package, "seconds": statistics.median(times[name])}
+        row |= {"quartiles": [low, high], "repeats": len(times[name])}
+        row |= {"compile_seconds": one.compile_seconds}
+        row |= {"temporary_bytes": one.temporary_bytes}
+        row |= {"moved_bytes": one.method.moved_bytes}
         rows[case.name, name] = {x: y for x, y in row.items() if y is not None}
     if case.has_peak:
         names = [one.method.name for one in prepared]

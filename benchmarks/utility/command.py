@@ -53,13 +53,11 @@ def run_one(method, data, epsilon, repetitions, judge=judged) -> Row:
 def facts(data: Problem) -> dict[str, Any]:
     """What the page says of a problem."""
     names = "title loss delta is_real max_features zero_excess intercept_excess"
-    return {name: getattr(data, name) for name in names.split()} | {
-        "n": data.shape[0],
-        "d": data.shape[1],
-        "num_test": len(data.test_targets),
-        "has_intercept": data.intercept is not None,
-        "reference_risk": data.reference_risk,
-    }
+    known = {name: getattr(data, name) for name in names.split()}
+    known |= dict(zip(("n", "d"), data.shape, strict=True))
+    known |= {"num_test": len(data.test_targets)}
+    known |= {"has_intercept": data.intercept is not None}
+    return known | {"reference_risk": data.reference_risk}
 
 
 def _suite(methods, names, epsilons, repetitions, path, packages=(), judge=judged):

@@ -74,13 +74,9 @@ def select(data, keys, epsilon, *, mean_trials, limit_factor=1.0):
     law |= {"epsilon": epsilon, "delta": delta, "score": score}
     search = partial(tuning.dp_select, train, candidates, **law)
     params = [np.asarray(search(key=key).params) for key in keys]
-    return np.stack(params, axis=1), {
-        "mean_trials": mean_trials,
-        "epsilon_of_a_run": cost,
-        "num_trained": len(trained[1]),
-        "num_scored": len(held_out[1]),
-        "num_candidates": len(norms),
-    }
+    found = {"mean_trials": mean_trials, "epsilon_of_a_run": cost}
+    found |= {"num_trained": len(trained[1]), "num_scored": len(held_out[1])}
+    return np.stack(params, axis=1), found | {"num_candidates": len(norms)}
 
 
 def best_of_grid(data, keys, epsilon, *, by_score):
