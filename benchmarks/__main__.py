@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import comparison, coverage, intervals, winners
-from benchmarks.deep import command as deep
+from benchmarks.deep import methods as deep
 from benchmarks.figures import run as figures
 from benchmarks.speed import measure as speed
-from benchmarks.utility import command as utility
+from benchmarks.utility import page as utility
 
 # Modules whose `write` writes a page, or several, and returns the files.
 PAGES = {
@@ -85,6 +85,18 @@ def _compare(suites, text):
     return partial(comparison.run, suites), text, arguments
 
 
+_GUARANTEES = {
+    "--audit": {"action": "store_true", "help": "first audit what is new"},
+    "--output": {"type": Path, "help": "file of the page"},
+}
+_AUDIT = {
+    "name": {"nargs": "?", "default": "list", "help": "list prints all names"},
+    "--releases": {"type": int, "help": "how many to draw"},
+    "--seed": {"type": int, "default": 0, "help": "of the releases"},
+    "--output": {"type": Path, "help": "a PNG file"},
+}
+_REPORT = {"pages": {"nargs": "*", "help": f"of {', '.join(PAGES)}; by default all"}}
+_PEAK = {"case": {}, "method": {}}
 # Functions, help, and options: what adds them, or a table.
 COMMANDS = {
     "run": (speed.main, "measure speed", speed.add_arguments),
@@ -94,30 +106,10 @@ COMMANDS = {
     "winners": _fill(winners, "measure who wins where, in minutes"),
     "intervals": _fill(intervals, "measure what intervals that ignore noise are worth"),
     "coverage": _fill(coverage, "measure how often intervals hold"),
-    "guarantees": (
-        *(guarantees, "write dpjax/GUARANTEES.md"),
-        {
-            "--audit": {"action": "store_true", "help": "first audit what is new"},
-            "--output": {"type": Path, "help": "file of the page"},
-        },
-    ),
-    "audit": (
-        *(audit, "attack a claim, and draw the attack"),
-        {
-            "name": {"nargs": "?", "default": "list", "help": "list prints all names"},
-            "--releases": {"type": int, "help": "how many to draw"},
-            "--seed": {"type": int, "default": 0, "help": "of the releases"},
-            "--output": {"type": Path, "help": "a PNG file"},
-        },
-    ),
-    "report": (
-        *(report, "write pages from the records"),
-        {"pages": {"nargs": "*", "help": f"of {', '.join(PAGES)}; by default all"}},
-    ),
-    "peak": (
-        *(speed.peak, "peak memory of one method, for `run`"),
-        {"case": {}, "method": {}},
-    ),
+    "guarantees": (guarantees, "write dpjax/GUARANTEES.md", _GUARANTEES),
+    "audit": (audit, "attack a claim, and draw the attack", _AUDIT),
+    "report": (report, "write pages from the records", _REPORT),
+    "peak": (speed.peak, "peak memory of one method, for `run`", _PEAK),
 }
 
 if __name__ == "__main__":

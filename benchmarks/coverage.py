@@ -95,13 +95,11 @@ QUANTILES = 0.1, 0.5, 0.9
 QUANTILE_LAWS = {
     "quantiles, normal": (stats.norm(), jax.random.normal, np.linspace(-8, 8, 4_001)),
     "quantiles, t3": (
-        stats.t(3),
-        lambda key, shape: jax.random.t(key, 3, shape),
+        *(stats.t(3), lambda key, shape: jax.random.t(key, 3, shape)),
         np.linspace(-20, 20, 4_001),
     ),
     "quantiles, lognormal": (
-        stats.lognorm(1),
-        lambda key, shape: jnp.exp(jax.random.normal(key, shape)),
+        *(stats.lognorm(1), lambda key, shape: jnp.exp(jax.random.normal(key, shape))),
         np.geomspace(1e-3, 1e3, 4_001),
     ),
 }

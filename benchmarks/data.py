@@ -64,16 +64,12 @@ def load(name: str) -> Dataset:
         raise FileNotFoundError(f"{path} is not on this machine: {one.how}")
     columns, (target, words) = one.read(path), one.target
     targets = in_units(columns, target, unit=one.unit)
-    return assemble(
-        *(columns, one.schema),
-        targets=targets if one.is_positive is None else signs(one.is_positive(targets)),
-        is_test=one.is_test(columns),
-        name=name,
-        task="regression" if one.is_positive is None else "classification",
-        target_unit=words,
-        licence=one.licence,
-        source=one.source,
-    )
+    task = "regression"
+    if one.is_positive is not None:
+        task, targets = "classification", signs(one.is_positive(targets))
+    facts = {"target_unit": words, "licence": one.licence, "source": one.source}
+    facts |= {"name": name, "task": task, "is_test": one.is_test(columns)}
+    return assemble(columns, one.schema, targets=targets, **facts)
 
 
 def _size(columns: Columns) -> int:

@@ -5,13 +5,11 @@ import functools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 
 import jax
 
 from benchmarks import record
 from benchmarks.audits import (
-    choosing_solvers,
     descent,
     linear_models,
     mechanisms,
@@ -19,15 +17,15 @@ from benchmarks.audits import (
     solvers,
     transforms,
 )
-from benchmarks.audits.case import Case
+from benchmarks.audits.case import Build, Case
 from dpjax._rounding import rounded_down, rounded_up
 
 SEED = 0  # that of `benchmarks audit`, which finds the same
-LAYERS: dict[str, tuple[ModuleType, ...]] = {
-    "mechanisms": (mechanisms,),
-    "transforms": (transforms,),
-    "solvers": (solvers, descent, linear_models, choosing_solvers),
-    "models": (private_scores,),
+LAYERS: dict[str, dict[str, Build]] = {
+    "mechanisms": mechanisms.CASES,
+    "transforms": transforms.CASES,
+    "solvers": solvers.CASES | descent.CASES | linear_models.CASES | solvers.CHOICES,
+    "models": private_scores.CASES,
 }
 
 
@@ -35,8 +33,7 @@ class _Cases(Mapping[str, Case]):
     """Cases by name, each built when it is first asked for."""
 
     def __init__(self) -> None:
-        parts = [part.CASES for layer in LAYERS.values() for part in layer]
-        self._builders = {name: one[name] for one in parts for name in one}
+        self._builders = {x: one[x] for one in LAYERS.values() for x in one}
         self._build = functools.cache(
             lambda name: dataclasses.replace(self._builders[name](), name=name)
         )
@@ -56,7 +53,7 @@ _CASES = _Cases()
 
 def names_of(layer: str) -> list[str]:
     """Returns the names of a layer's cases, in the order of its files."""
-    return [name for part in LAYERS[layer] for name in part.CASES]
+    return list(LAYERS[layer])
 
 
 def cases() -> Mapping[str, Case]:

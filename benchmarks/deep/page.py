@@ -10,8 +10,7 @@ import numpy as np
 from benchmarks import comparison, page
 from benchmarks.comparison import WORDS, Summary, geometric_mean
 from benchmarks.deep import methods
-from benchmarks.deep.command import PATH, TITLES
-from benchmarks.deep.methods import BARS
+from benchmarks.deep.methods import BARS, PATH, TITLES
 from benchmarks.page import listed, number, table
 from benchmarks.record import Record, read
 

@@ -285,16 +285,20 @@ def _stochastic_descent(task: Task, *, first: float = 1.0, **options: Any) -> So
 _NORMS_AND_FIRST_STEPS = ((0.1, 1.0), (1.0, 1.0), (5.0, 1.0), (25.0, 1.0), (25.0, 0.1))
 
 
-def _guesses(kind: type[Any], parts: int) -> tuple[Mapping[str, Any], ...]:
-    return tuple(
-        {"estimator": kind(norm / parts), "first": first}
-        for norm, first in _NORMS_AND_FIRST_STEPS
-    )
+def _best_of(kind: type[Any], parts: int, solve=_falling_descent) -> FigureMethod:
+    pairs = ((kind(norm / parts), first) for norm, first in _NORMS_AND_FIRST_STEPS)
+    candidates = ({"estimator": one, "first": first} for one, first in pairs)
+    return FigureMethod(solve, candidates=tuple(candidates))
+
+
+def _by_orders(**options: Any) -> FigureMethod:
+    candidates = tuple({"moment_order": order} for order in (2.0, 4.0, 8.0))
+    solve = partial(_localized, **options)
+    return FigureMethod(solve, has_steps=False, candidates=candidates)
 
 
 # A mean takes no steps, and Pareto's tail wants long ones.
 _CLIPPED_MEANS = tuple({"estimator": Clipping(5.0**power)} for power in range(5))
-_ORDERS = tuple({"moment_order": order} for order in (2.0, 4.0, 8.0))
 _TRIMMED_MEAN = TrimmedMean(_TRIMMED, -_PRIOR, _PRIOR)
 
 # Solvers with iterates to show, and their options; then those without.
@@ -329,34 +333,15 @@ METHODS: dict[str, FigureMethod] = {
     "empirical mean": FigureMethod(_empirical_mean, is_private=False, has_steps=False),
     "nothing to set": FigureMethod(_linear_model, has_steps=False),
     "mean, best clipping": FigureMethod(_mean, candidates=_CLIPPED_MEANS),
-    "stochastic DP-GD, best clipping": FigureMethod(
-        _stochastic_descent, candidates=_guesses(Clipping, 1)
-    ),
-    **{
-        f"DP-GD, best {name}": FigureMethod(
-            _falling_descent, candidates=_guesses(kind, parts)
-        )
-        for name, kind, parts in (
-            ("clipping", Clipping, 1),
-            ("truncation", Truncation, 5),
-            ("winsorization", Winsorization, 5),
-            ("smoothed truncation", SmoothedTruncation, 5),
-        )
-    },
-    **{
-        name: FigureMethod(
-            partial(_localized, **options), has_steps=False, candidates=_ORDERS
-        )
-        for name, options in {
-            "localized": {"is_one_pass": False},
-            "one pass": {"is_one_pass": True},
-            "one pass, delta = 0": {"is_one_pass": True, "is_pure": True},
-        }.items()
-    },
-    **{
-        name: FigureMethod(
-            partial(solve, **options), is_private=options.get("is_private", True)
-        )
-        for name, (solve, options) in _WITH_STEPS.items()
-    },
+    "stochastic DP-GD, best clipping": _best_of(Clipping, 1, _stochastic_descent),
+    "DP-GD, best clipping": _best_of(Clipping, 1),
+    "DP-GD, best truncation": _best_of(Truncation, 5),
+    "DP-GD, best winsorization": _best_of(Winsorization, 5),
+    "DP-GD, best smoothed truncation": _best_of(SmoothedTruncation, 5),
+    "localized": _by_orders(is_one_pass=False),
+    "one pass": _by_orders(is_one_pass=True),
+    "one pass, delta = 0": _by_orders(is_one_pass=True, is_pure=True),
 }
+for _name, (_solve, _options) in _WITH_STEPS.items():
+    _is_private = _options.get("is_private", True)
+    METHODS[_name] = FigureMethod(partial(_solve, **_options), is_private=_is_private)

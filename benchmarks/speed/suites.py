@@ -187,8 +187,7 @@ SUITES = {
     ],
     "gpu": [
         *REDUCTIONS,
-        *(_gpu_case("mlp", size) for size in (256, 4096)),
-        _gpu_case("transformer", 256),
+        *(_gpu_case("mlp", 256), _gpu_case("mlp", 4096), _gpu_case("transformer", 256)),
         *(_gpu_case("text_classifier", size) for size in (256, 4096)),
     ],
 }
