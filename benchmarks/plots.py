@@ -280,14 +280,10 @@ def _speed(figure: Figure, theme: Theme) -> None:
     for axes, (name, title) in zip(grid, MODELS.items(), strict=True):
         names, packages, values = zip(*bars[name], strict=True)
         kinds = [HATCHES[package] for package in packages]
-        shown = axes.barh(
-            range(len(names)),
-            values,
-            0.7,
-            color=["none" if i is None else theme.colors[i] for i, _ in kinds],
-            edgecolor=[theme.ink if i is None else theme.paper for i, _ in kinds],
-            hatch=[hatch for _, hatch in kinds],
-        )
+        look = {"hatch": [hatch for _, hatch in kinds]}
+        look["color"] = ["none" if i is None else theme.colors[i] for i, _ in kinds]
+        edges = [theme.ink if i is None else theme.paper for i, _ in kinds]
+        shown = axes.barh(range(len(names)), values, 0.7, edgecolor=edges, **look)
         texts = [f"{number(value)} ms" for value in values]
         axes.bar_label(shown, texts, padding=4, fontsize="small")
         axes.set_yticks(range(len(names)), names, fontsize="small")

@@ -32,14 +32,9 @@ def _longest_last(step: jax.Array) -> jax.Array:
 def _descent_group() -> Case:
     """Two records turn, which may enter each step, with probability 1/2 each."""
     draws, data, delta = batching.Poisson(2.0, capacity=4), _record(4), 0.01
-    case = _descended(
-        data.at[0].set(data[-1]),
-        data.at[jnp.array([0, -1])].set(-data[-1]),
-        epsilon=1.5,
-        delta=delta,
-        is_gaussian=False,
-        batching=draws,
-    )
+    pair = data.at[0].set(data[-1]), data.at[jnp.array([0, -1])].set(-data[-1])
+    options = {"epsilon": 1.5, "delta": delta, "batching": draws}
+    case = _descended(*pair, is_gaussian=False, **options)
     step = accounting.noise_multiplier(1.5, delta, draws.sampling(4, 2))
     epsilon = accounting.noise_multiplier_to_epsilon(
         step, delta, draws.sampling(4, 2, group_size=2)
@@ -115,12 +110,8 @@ def _trained(data, delta=1e-5, *, is_gaussian=True, **options) -> Case:
     """Two steps, of which all parameters and metrics are read."""
     settings: dict[str, Any] = {"estimator": Clipping(1.0), "optimizer": optax.sgd(1.0)}
     settings |= {"num_samples": len(data), "num_steps": 2, **options}
-    run = solvers.PrivateTraining(
-        lambda params, example: linear(params + 1, example),  # its loss is not zero
-        epsilon=4.0,
-        delta=delta,
-        **settings,
-    )
+    loss_fn = lambda params, example: linear(params + 1, example)  # noqa: E731 -- not 0
+    run = solvers.PrivateTraining(loss_fn, epsilon=4.0, delta=delta, **settings)
 
     def release(key: Key, data: jax.Array) -> PyTree:
         state, shown = run.init(jnp.zeros(2), key), []

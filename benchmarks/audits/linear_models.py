@@ -56,12 +56,9 @@ def _turned_beyond(num_records, num_releases=10_000, max_records=None) -> Case:
         data = features, labels
         return solvers.dp_additive_model("logistic", data, key=key, **given)
 
-    return solved(
-        *(solve, labels, -labels),
-        statistic=lambda curves: curves.curve(0, jnp.array([9.0]))[0],
-        num_releases=num_releases,
-        is_gaussian=max_records is None,
-    )
+    statistic = lambda curves: curves.curve(0, jnp.array([9.0]))[0]  # noqa: E731
+    options = {"num_releases": num_releases, "is_gaussian": max_records is None}
+    return solved(solve, labels, -labels, statistic=statistic, **options)
 
 
 def _turned(

@@ -64,9 +64,8 @@ def _discrete_gaussian() -> Case:
         noise = jax.pure_callback(draw, shape, words, vmap_method="expand_dims")
         return value + noise.astype(jnp.int32)
 
-    epsilon = discrete_gaussian_epsilon(
-        stddev, _DELTA, sensitivity=100.0, num_coordinates=2
-    )
+    sizes = {"sensitivity": 100.0, "num_coordinates": 2}
+    epsilon = discrete_gaussian_epsilon(stddev, _DELTA, **sizes)
     privacy = PrivacyGuarantee.of(epsilon, _DELTA, dp_event=UnsupportedDpEvent())
     data, neighbor = (jnp.array(x, jnp.int32) for x in ([0, 0], [60, -80]))
     return Case(release, data, neighbor, privacy)
@@ -112,9 +111,8 @@ def _zero_concentrated(rho: float) -> PrivacyGuarantee:
 def _smooth(name, statistic, *, smoothness, sigma) -> Case:
     """Audits zeros against ones, under noise of 8 times the smooth sensitivity."""
     mechanism = getattr(mechanisms, name)
-    rho = smooth_noise_rho(
-        _SMOOTH_MULTIPLIER, smoothness=smoothness, sigma=sigma, mechanism=name
-    )
+    noise = {"smoothness": smoothness, "sigma": sigma, "mechanism": name}
+    rho = smooth_noise_rho(_SMOOTH_MULTIPLIER, **noise)
     zeros, scale = jnp.zeros(64), jnp.full(64, _SMOOTH_MULTIPLIER)
     return Case(
         lambda key, data: mechanism(key, **data, sigma=sigma),

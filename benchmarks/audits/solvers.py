@@ -164,15 +164,9 @@ def _dp_center_and_scale() -> Case:
 
 def _chosen(num_samples, *, num_steps=2, num_against=0, **options) -> Case:
     """All records but some prefer one vertex of two; the last one turns round."""
-    solve = of(
-        solvers.dp_frank_wolfe,
-        linear,
-        jnp.array([0.5, 0.5]),
-        constraint=constraints.Simplex(1.0),
-        estimator=Winsorization(1.0),
-        num_steps=num_steps,
-        **options,
-    )
+    options |= {"constraint": constraints.Simplex(1.0), "num_steps": num_steps}
+    options["estimator"] = Winsorization(1.0)
+    solve = of(solvers.dp_frank_wolfe, linear, jnp.array([0.5, 0.5]), **options)
     data = jnp.tile(jnp.array([[1.0, -1.0]]), (num_samples, 1))
     data = data.at[:num_against].multiply(-1)
     return solved(solve, data, last_turned(data))

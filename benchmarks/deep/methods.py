@@ -247,13 +247,9 @@ def _refit_all(task, epsilon, params, keys):
     """Returns params with the last layer fitted anew, for all keys and settings."""
 
     def refit(params, key):
-        weights = dp_linear_model(
-            *("squared", task.head_data(params)),
-            key=jax.random.fold_in(key, 1),  # run's keys are split from it
-            epsilon=epsilon,
-            delta=task.delta,
-            intercept=-1,
-        ).params
+        key = jax.random.fold_in(key, 1)  # run's keys are split from it
+        options = {"epsilon": epsilon, "delta": task.delta, "intercept": -1, "key": key}
+        weights = dp_linear_model("squared", task.head_data(params), **options).params
         return params | {"w_head": weights[:-1, None], "b_head": weights[-1:]}
 
     return jax.vmap(jax.vmap(refit, in_axes=(0, None)))(params, keys)

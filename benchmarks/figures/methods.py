@@ -155,14 +155,12 @@ def _hard_thresholding(task: Task, *, is_printed: bool) -> Solution:
 
 def _l1_regression(task: Task, *, is_printed: bool) -> Solution:
     _, num_features = task.shape
-    return (printed.l1_regression if is_printed else solvers.dp_l1_regression)(
-        *task.sample.data,
-        key=task.key,
-        epsilon=task.setting.epsilon,
-        candidates=halton_net(Box(-1.0, 1.0), num_features, num_candidates=4096),
-        moment_order=task.setting.moment_order,
-        residual_moment_bound=task.problem.moment_bound,
-    )
+    options = {"key": task.key, "epsilon": task.setting.epsilon}
+    options["moment_order"] = task.setting.moment_order
+    options["residual_moment_bound"] = task.problem.moment_bound
+    net = halton_net(Box(-1.0, 1.0), num_features, num_candidates=4096)
+    solve = printed.l1_regression if is_printed else solvers.dp_l1_regression
+    return solve(*task.sample.data, candidates=net, **options)
 
 
 def _mean(task, *, is_printed=False, estimator=None) -> Solution:

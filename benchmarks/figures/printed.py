@@ -159,17 +159,12 @@ def sparse_regression(features, targets, *, key, epsilon, delta, sparsity) -> So
     num_samples, num_features = features.shape
     num_steps = papers_num_steps(num_samples)
     peeling = _peeling(sparsity, 5 / 24, epsilon, delta)
-    step = _PrintedStep(
-        loss_fn=losses.squared,
-        batches=Batches.of((features, targets), num_steps, Disjoint(), Execution()),
-        threshold=(num_samples * epsilon / (sparsity * num_steps)) ** 0.25,
-        radius=1.0,
-        learning_rate=0.5,
-        rho=peeling.rho,
-        sparsity=sparsity,
-        noise=peeling.noise,
-    )
     start, data = jnp.zeros(num_features, features.dtype), (features, targets)
+    batches = Batches.of(data, num_steps, Disjoint(), Execution())
+    threshold = (num_samples * epsilon / (sparsity * num_steps)) ** 0.25
+    settings = {"radius": 1.0, "learning_rate": 0.5, "sparsity": sparsity}
+    settings |= {"rho": peeling.rho, "noise": peeling.noise, "threshold": threshold}
+    step = _PrintedStep(loss_fn=losses.squared, batches=batches, **settings)
     params, state = iterate(step, start, data, key=key, execution=Execution())
     stats = peeling.stats(num_samples, num_steps, state.sensitivity)
     return Solution(params, peeling.guarantee(num_samples), stats)

@@ -114,15 +114,10 @@ def robust(kind, data: Problem, epsilon: float) -> estimators.Estimator:
         kind, medians = estimators.Truncation, kind
         default = medians.for_failure_prob(kind(1.0), num_coordinates=num_features)
         groups = min(default.num_groups, num_samples)
-    scaled = kind.for_moment(
-        # The second moment of a gradient's coordinate, for features of unit size.
-        0.25 if data.loss == "logistic" else 1.0,
-        num_samples=num_samples // groups,
-        num_coordinates=num_features,
-        num_steps=steps_of(data),
-        epsilon=epsilon,
-        delta=data.delta,
-    )
+    options = {"num_samples": num_samples // groups, "num_coordinates": num_features}
+    options |= {"num_steps": steps_of(data), "epsilon": epsilon, "delta": data.delta}
+    # The second moment of a gradient's coordinate, for features of unit size.
+    scaled = kind.for_moment(0.25 if data.loss == "logistic" else 1.0, **options)
     return estimators.MedianOfMeans(scaled, groups) if groups > 1 else scaled
 
 

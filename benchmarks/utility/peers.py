@@ -161,9 +161,8 @@ def _distance_to_unsafety(volumes, epsilon, delta, start):
         deeper = volumes[start + k + 1 :]
         if not len(deeper):
             break
-        ratios = volumes[start - k - 2] - deeper
         gains = 0.5 * epsilon * np.arange(1, len(deeper) + 1)
-        if np.min(ratios - gains) > threshold:
+        if np.min(volumes[start - k - 2] - deeper - gains) > threshold:
             break
         largest = k
     return largest
@@ -246,13 +245,10 @@ def diffprivlib_linear(data: Problem, key: jax.Array, epsilon: float) -> np.ndar
     columns = np.arange(num_features) != data.intercept
     features = data.features[:, columns].astype(np.float64)
     targets = data.targets.astype(np.float64)
-    model = models.LinearRegression(
-        epsilon=epsilon,
-        bounds_X=(features.min(axis=0), features.max(axis=0)),
-        bounds_y=(targets.min(), targets.max()),
-        fit_intercept=data.intercept is not None,
-        random_state=int(generator(key).integers(2**31)),
-    )
+    options = {"bounds_X": (features.min(axis=0), features.max(axis=0))}
+    options |= {"bounds_y": (targets.min(), targets.max()), "epsilon": epsilon}
+    options["random_state"] = int(generator(key).integers(2**31))
+    model = models.LinearRegression(fit_intercept=data.intercept is not None, **options)
     _fit_quietly(model, features, targets)
     params = np.zeros(num_features)
     params[columns] = model.coef_
@@ -267,12 +263,10 @@ def diffprivlib_logistic(data, key, epsilon, *, row_norm=None) -> np.ndarray:
     features = data.features.astype(np.float64)
     if row_norm is not None:
         features = scaled_down(features, row_norm)
-    model = models.LogisticRegression(
-        epsilon=epsilon,
-        data_norm=row_norm or float(np.linalg.norm(features, axis=1).max()),
-        fit_intercept=False,
-        random_state=int(generator(key).integers(2**31)),
-    )
+    longest = float(np.linalg.norm(features, axis=1).max())
+    options = {"epsilon": epsilon, "data_norm": row_norm or longest}
+    options["random_state"] = int(generator(key).integers(2**31))
+    model = models.LogisticRegression(fit_intercept=False, **options)
     _fit_quietly(model, features, data.targets > 0)
     return np.ravel(model.coef_)
 

@@ -235,9 +235,8 @@ def _heavy_tailed() -> Problem:
     targets = np.where(margins + noise > 0, np.float32(1), np.float32(-1))
     means = 2 * student_t.cdf(margins, 2.5) - 1
     test = slice(20_000, None)
-    best = minimize_scalar(
-        lambda length: np.mean(_losses("logistic", length * margins[test], means[test]))
-    )
+    pair = margins[test], means[test]
+    best = minimize_scalar(lambda x: np.mean(_losses("logistic", x * pair[0], pair[1])))
     return Problem(
         *("heavy_tailed", "logistic, heavy-tailed features and noise", "logistic"),
         *(features[:20_000], targets[:20_000]),

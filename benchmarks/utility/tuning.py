@@ -60,14 +60,10 @@ def select(data, keys, epsilon, *, mean_trials, limit_factor=1.0):
     score = tuning.clipped_loss(loss_fn, held_out, limit=limit, **budget)
 
     def train(candidate, key):
-        return solvers.dp_gradient_descent(
-            *(loss_fn, jnp.zeros(data.shape[1]), trained),
-            key=key,
-            estimator=Clipping(candidate.l2_clip_norm),
-            learning_rate=candidate.learning_rate,
-            num_steps=NUM_STEPS,
-            **budget,
-        )
+        options = {"learning_rate": candidate.learning_rate, "num_steps": NUM_STEPS}
+        options |= {"estimator": Clipping(candidate.l2_clip_norm), "key": key, **budget}
+        start = jnp.zeros(data.shape[1])
+        return solvers.dp_gradient_descent(loss_fn, start, trained, **options)
 
     norms, steps, num_steps = np.float32(grid()).T
     candidates = Setting(norms, steps, num_steps)
