@@ -45,14 +45,11 @@ def audit(name: str, releases: int | None, seed: int, output: Path | None) -> No
         f"An attack proves epsilon >= {rounded_down(found.epsilon, 4)}, "
         f"with confidence 1 - {_failure(found)}, from {found.num_releases:,} releases."
     )
-    is_refuted, words = (
-        found.epsilon > claim.epsilon,
-        (
-            "The claim stands against this attack, which proves nothing more.",
-            "REFUTED: the releases tell more than is claimed.",
-        ),
-    )
-    print(words[is_refuted], f"wrote {path}", sep="\n")
+    is_refuted = found.epsilon > claim.epsilon
+    words = "The claim stands against this attack, which proves nothing more."
+    if is_refuted:
+        words = "REFUTED: the releases tell more than is claimed."
+    print(words, f"wrote {path}", sep="\n")
     if is_refuted:
         raise SystemExit(1)
 
