@@ -10,13 +10,14 @@ claims, `audit` of one of them; `figures` lists, runs and reports the papers' fi
 import argparse
 import importlib
 import sys
+from functools import partial
 from pathlib import Path
 
-from benchmarks import coverage, intervals, winners
-from benchmarks.deep import command as deep
-from benchmarks.figures import command as figures
-from benchmarks.speed import command as speed
-from benchmarks.utility import command as utility
+from benchmarks import comparison, coverage, intervals, winners
+from benchmarks.deep import methods as deep
+from benchmarks.figures import run as figures
+from benchmarks.speed import measure as speed
+from benchmarks.utility import page as utility
 
 # Modules whose `write` writes a page, or several, and returns the files.
 PAGES = {
@@ -45,27 +46,26 @@ def main(arguments=None):
     function = chosen.pop("function")
     del chosen["command"]
     try:
-        function(**chosen)
+        for path in function(**chosen) or ():
+            print(path)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 
 
 def report(pages):
-    """Writes pages, and prints where they lie."""
+    """Writes pages, and yields where they lie."""
     for name in pages:
         if name not in PAGES:
             raise ValueError(f"page = {name!r}: must be one of {', '.join(PAGES)}")
     for name in pages or PAGES:
-        for path in importlib.import_module(PAGES[name]).write():
-            print(path)
+        yield from importlib.import_module(PAGES[name]).write()
 
 
 def guarantees(audit, output):
     """Writes the page of guarantees, after what audits it lacks."""
     from benchmarks import guarantees
 
-    for path in guarantees.write(output, with_audits=audit):
-        print(path)
+    return guarantees.write(output, with_audits=audit)
 
 
 def audit(**options):
@@ -75,52 +75,41 @@ def audit(**options):
     command.audit(**options)
 
 
-def _to(path):
-    return {"--out": {"type": Path, "default": path, "help": "the record"}}
+def _fill(module, text):
+    option = {"type": Path, "default": module.PATH, "help": "the record"}
+    return module.run, text, {"--out": option}
 
 
+def _compare(suites, text):
+    arguments = partial(comparison.add_arguments, suites)
+    return partial(comparison.run, suites), text, arguments
+
+
+_GUARANTEES = {
+    "--audit": {"action": "store_true", "help": "first audit what is new"},
+    "--output": {"type": Path, "help": "file of the page"},
+}
+_AUDIT = {
+    "name": {"nargs": "?", "default": "list", "help": "list prints all names"},
+    "--releases": {"type": int, "help": "how many to draw"},
+    "--seed": {"type": int, "default": 0, "help": "of the releases"},
+    "--output": {"type": Path, "help": "a PNG file"},
+}
+_REPORT = {"pages": {"nargs": "*", "help": f"of {', '.join(PAGES)}; by default all"}}
+_PEAK = {"case": {}, "method": {}}
 # Functions, help, and options: what adds them, or a table.
 COMMANDS = {
     "run": (speed.main, "measure speed", speed.add_arguments),
-    "utility": (utility.main, "measure models of tables", utility.add_arguments),
-    "deep": (deep.main, "train networks", deep.add_arguments),
+    "utility": _compare(utility.PARTS, "measure models of tables"),
+    "deep": _compare(deep.PARTS, "train networks"),
     "figures": (figures.main, "the papers' figures", figures.add_arguments),
-    "winners": (
-        *(winners.run, "measure who wins where, in minutes"),
-        _to(winners.PATH),
-    ),
-    "intervals": (
-        *(intervals.run, "measure what intervals that ignore noise are worth"),
-        _to(intervals.PATH),
-    ),
-    "coverage": (
-        *(coverage.run, "measure how often intervals hold"),
-        _to(coverage.PATH),
-    ),
-    "guarantees": (
-        *(guarantees, "write dpjax/GUARANTEES.md"),
-        {
-            "--audit": {"action": "store_true", "help": "first audit what is new"},
-            "--output": {"type": Path, "help": "file of the page"},
-        },
-    ),
-    "audit": (
-        *(audit, "attack a claim, and draw the attack"),
-        {
-            "name": {"nargs": "?", "default": "list", "help": "list prints all names"},
-            "--releases": {"type": int, "help": "how many to draw"},
-            "--seed": {"type": int, "default": 0, "help": "of the releases"},
-            "--output": {"type": Path, "help": "a PNG file"},
-        },
-    ),
-    "report": (
-        *(report, "write pages from the records"),
-        {"pages": {"nargs": "*", "help": f"of {', '.join(PAGES)}; by default all"}},
-    ),
-    "peak": (
-        *(speed.peak, "peak memory of one method, for `run`"),
-        {"case": {}, "method": {}},
-    ),
+    "winners": _fill(winners, "measure who wins where, in minutes"),
+    "intervals": _fill(intervals, "measure what intervals that ignore noise are worth"),
+    "coverage": _fill(coverage, "measure how often intervals hold"),
+    "guarantees": (guarantees, "write dpjax/GUARANTEES.md", _GUARANTEES),
+    "audit": (audit, "attack a claim, and draw the attack", _AUDIT),
+    "report": (report, "write pages from the records", _REPORT),
+    "peak": (speed.peak, "peak memory of one method, for `run`", _PEAK),
 }
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ A row stands at (problem, method, epsilon) and has an excess for each repetition
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,46 +23,46 @@ WORDS = {True: "yes", False: "**no**", None: "not recorded"}  # of a verdict
 Run = Callable[[str, str, float, int], tuple[Row, Mapping[str, Any]] | None]
 
 
-def add_run_arguments(
-    parser,
-    methods: Iterable[str],
-    problems: Iterable[str],
-    epsilons: Sequence[float],
-    repetitions: int,
-    out: Path,
-) -> None:
-    """Adds what to run, by default all, and the record that it goes to."""
-    parser.add_argument("--methods", nargs="+", default=list(methods))
-    parser.add_argument("--problems", nargs="+", default=list(problems))
-    parser.add_argument("--epsilons", nargs="+", type=float, default=epsilons)
-    parser.add_argument("--repetitions", type=int, default=repetitions)
-    parser.add_argument("--out", type=Path, default=out, help="the record")
-    parser.add_argument("--again", action="store_true", help="also what the record has")
-
-
-def run(
-    one: Run,
-    known: Mapping[str, Collection[str]],
-    *,
-    methods: Sequence[str],
-    problems: Sequence[str],
-    epsilons: Sequence[float],
-    repetitions: int,
-    out: Path,
-    again: bool = False,
-    packages: Sequence[str] = (),
-) -> None:
-    """Runs what a record lacks, and merges each row as it comes.
+class Suite(NamedTuple):
+    """One part of a command: what it runs by default, and the record that it goes to.
 
     `one` maps problem, method, epsilon and repetitions to a row and the facts of the
-    problem; None where the method does not serve it. `known` has the methods and the
-    problems that there are; of `packages` the versions are noted.
+    problem; None where the method does not serve it. `others` are problems that run
+    only when they are named; of `packages` the versions are noted.
     """
-    for kind, names in ("method", methods), ("problem", problems):
-        for name in names:
-            if name not in known[kind]:
-                names = ", ".join(known[kind])
-                raise ValueError(f"{kind} = {name!r}: must be one of {names}")
+
+    one: Run
+    methods: Collection[str]
+    problems: Collection[str]
+    epsilons: Sequence[float]
+    repetitions: int
+    path: Path
+    packages: Sequence[str] = ()
+    others: Sequence[str] = ()
+
+
+def add_arguments(suites: Mapping[str, Suite], parser) -> None:
+    """Adds a command a suite: what to run, and the record that it goes to."""
+    commands = parser.add_subparsers(dest="part", required=True)
+    for part, suite in suites.items():
+        one = commands.add_parser(part, help="run what the record lacks")
+        one.add_argument("--methods", nargs="+", default=list(suite.methods))
+        one.add_argument("--problems", nargs="+", default=list(suite.problems))
+        one.add_argument("--epsilons", nargs="+", type=float, default=suite.epsilons)
+        one.add_argument("--repetitions", type=int, default=suite.repetitions)
+        one.add_argument("--out", type=Path, default=suite.path, help="the record")
+        words = "also what the record has"
+        one.add_argument("--again", action="store_true", help=words)
+
+
+def run(suites, part, *, methods, problems, epsilons, repetitions, out, again) -> None:
+    """Runs what a record lacks, and merges each row as it comes."""
+    suite = suites[part]
+    known = {"method": [*suite.methods], "problem": [*suite.problems, *suite.others]}
+    for kind, name in [*product(["method"], methods), *product(["problem"], problems)]:
+        if name not in known[kind]:
+            names = ", ".join(known[kind])
+            raise ValueError(f"{kind} = {name!r}: must be one of {names}")
     for epsilon in epsilons:
         if not epsilon > 0:
             raise ValueError(f"epsilon = {epsilon}: must be positive")
@@ -71,7 +71,7 @@ def run(
 
     def found(place: record.Place) -> record.Found | None:
         problem, method, epsilon = place
-        if (pair := one(problem, method, epsilon, repetitions)) is None:
+        if (pair := suite.one(problem, method, epsilon, repetitions)) is None:
             return None
         row, facts = pair
         said = row.get("left_out") or ""
@@ -86,7 +86,7 @@ def run(
         found,
         is_there=lambda row, _: len(row["excess"]) >= repetitions,
         again=again,
-        about=record.about_run((*PACKAGES, *packages)),
+        about=record.about_run((*PACKAGES, *suite.packages)),
     )
 
 
@@ -151,9 +151,7 @@ class Numbers:
         """Returns the summary of a row; None where nothing ran."""
         return summary(self.rows.get((problem, method, epsilon)))
 
-    def column(
-        self, problem: str, methods: Iterable[str], epsilon: float
-    ) -> dict[str, Summary]:
+    def column(self, problem, methods, epsilon) -> dict[str, Summary]:
         """Returns the summaries of those methods that ran."""
         found = {method: self.of(problem, method, epsilon) for method in methods}
         return {method: one for method, one in found.items() if one is not None}
@@ -161,23 +159,12 @@ class Numbers:
     def chosen(self, problem: str, method: str) -> list[str] | None:
         """Returns the settings that hindsight chose, a cell an epsilon."""
         rows = [self.rows.get((problem, method, epsilon)) for epsilon in self.epsilons]
-        if not any(rows):
-            return None
-        return [
-            "" if row is None else " / ".join(f"{x:g}" for x in row["facts"].values())
-            for row in rows
-        ]
+        facts = ([] if row is None else row["facts"].values() for row in rows)
+        cells = [" / ".join(f"{x:g}" for x in values) for values in facts]
+        return cells if any(rows) else None
 
 
-def judged(
-    numbers: Numbers,
-    problems: Iterable[str],
-    methods: tuple[str, str],
-    epsilon: float,
-    asked: str,
-    holds: Callable[[Mapping[str, Any], Summary, Summary], bool],
-    said: Callable[[Summary], str],
-) -> Verdict:
+def judged(numbers, problems, methods, epsilon, asked, holds, said) -> Verdict:
     """Judges a rule of facts and two methods, on every problem that both have run."""
     fails, compared = [], 0
     for name in problems:
@@ -199,24 +186,11 @@ def geometric_mean(ratios: Sequence[float]) -> float | None:
     return float(np.exp(np.mean(np.log(ratios)))) if ratios else None
 
 
-def table_of_problem(
-    numbers: Numbers,
-    problem: str,
-    titles: Mapping[str, str],
-    corner: str,
-    cell: Callable[[Summary], str],
-    is_rival: Callable[[str], bool],
-    best: Callable[..., str] = min,
-) -> str:
+def table_of_problem(numbers, problem, titles, corner, cell, is_rival, best=min) -> str:
     """Returns a row a method, a column an epsilon; the best rival in bold."""
     found = {one: numbers.column(problem, titles, one) for one in numbers.epsilons}
     found = {epsilon: column for epsilon, column in found.items() if column}
     header = [f"epsilon {epsilon:g}" for epsilon in found]
-
-    def rows() -> Iterator[list[str]]:
-        for method, title in titles.items():
-            if any(method in column for column in found.values()):
-                yield [title, *(text(method, column) for column in found.values())]
 
     def text(method: str, column: Mapping[str, Summary]) -> str:
         if method not in column:
@@ -226,7 +200,12 @@ def table_of_problem(
         said = cell(column[method])
         return f"**{said}**" if method == first else said
 
-    return "" if not found else table([corner, *header], rows())
+    rows = [
+        [title, *(text(method, column) for column in found.values())]
+        for method, title in titles.items()
+        if any(method in column for column in found.values())
+    ]
+    return table([corner, *header], rows) if found else ""
 
 
 def wins(ours: Row, other: Row) -> float:

@@ -1,10 +1,7 @@
 """How often the intervals of linear models and of quantiles hold the population's.
 
-Laws of a linear model have ten features and an intercept; those of quantiles are of
-single numbers. A coefficient, or a quantile, is covered too seldom where the number of
-repetitions that miss it is above what 7 per cent explain, at 1 per cent for all
-together. Each law is run in many repetitions by one program.
-`python -m benchmarks coverage` runs what the record lacks.
+Laws of a linear model have ten features and an intercept. A coefficient is covered too
+seldom where more repetitions miss it than 7 per cent explain, at 1 per cent for all.
 """
 
 import math
@@ -98,13 +95,11 @@ QUANTILES = 0.1, 0.5, 0.9
 QUANTILE_LAWS = {
     "quantiles, normal": (stats.norm(), jax.random.normal, np.linspace(-8, 8, 4_001)),
     "quantiles, t3": (
-        stats.t(3),
-        lambda key, shape: jax.random.t(key, 3, shape),
+        *(stats.t(3), lambda key, shape: jax.random.t(key, 3, shape)),
         np.linspace(-20, 20, 4_001),
     ),
     "quantiles, lognormal": (
-        stats.lognorm(1),
-        lambda key, shape: jnp.exp(jax.random.normal(key, shape)),
+        *(stats.lognorm(1), lambda key, shape: jnp.exp(jax.random.normal(key, shape))),
         np.geomspace(1e-3, 1e3, 4_001),
     ),
 }
@@ -127,12 +122,10 @@ def _of_quantiles(name, num_samples, epsilon):
 
     def run(key):
         data_key, *keys = jax.random.split(key, 1 + len(QUANTILES))
-        options = {"epsilon": epsilon, "edges": edges}
         samples = draw(data_key, (num_samples,))
-        solutions = [
-            dp_quantile(samples, key=key, quantile=quantile, **options)
-            for key, quantile in zip(keys, QUANTILES, strict=True)
-        ]
+        one = partial(dp_quantile, samples, epsilon=epsilon, edges=edges)
+        pairs = zip(keys, QUANTILES, strict=True)
+        solutions = [one(key=key, quantile=quantile) for key, quantile in pairs]
         params = jnp.stack([x.params for x in solutions])
         errors = jnp.stack([x.standard_errors for x in solutions])
         return params - jnp.asarray(truth, "float32"), errors, alone
@@ -199,12 +192,9 @@ def _cell(place: record.Place) -> record.Found:
     missed, total = misses(errors, found)
     with warnings.catch_warnings(action="ignore"):  # where no interval is finite
         widths = np.nanmedian(np.where(np.isfinite(found), found / alone, np.nan), 0)
-    row = {
-        "repetitions": len(errors),
-        "missed": missed.tolist(),
-        "finite": total.tolist(),
-        "widths": [None if math.isnan(x) else round(float(x), 3) for x in widths],
-    }
+    row = {"repetitions": len(errors)}
+    row |= {"missed": missed.tolist(), "finite": total.tolist()}
+    row["widths"] = [None if math.isnan(x) else round(float(x), 3) for x in widths]
     print(*place, row, flush=True)
     return {place: row}, {}
 
@@ -228,8 +218,8 @@ def _quantiles(rows) -> str:
             law = name.removeprefix("quantiles, ")
             lines.append([law, *size, row["repetitions"], *held])
             lines[-1] += [*row["widths"], refused]
-    header = ["law", "n", "epsilon", "runs", *(f"held, {q:g}" for q in QUANTILES)]
-    header += [*(f"width, {q:g}" for q in QUANTILES), "refused"]
+    names = [f"{what}, {q:g}" for what in ("held", "width") for q in QUANTILES]
+    header = ["law", "n", "epsilon", "runs", *names, "refused"]
     return f"## Quantiles\n\n{page.table(header, lines)}" if lines else ""
 
 
@@ -242,12 +232,8 @@ def _table(rows, num_samples, epsilon) -> str:
         cells: list[float | None] = [None] * 5
         if np.all(total >= AT_ONCE):
             held, widths = (1 - missed / total).tolist(), row["widths"]
-            cells = [
-                1 - float(np.sum(missed) / np.sum(total)),
-                min(held[:-1]),
-                held[-1],
-            ]
-            cells += [float(np.median(widths)), widths[-1]]
+            cells = [1 - float(np.sum(missed) / np.sum(total)), min(held[:-1])]
+            cells += [held[-1], float(np.median(widths)), widths[-1]]
         refused = 1 - float(np.sum(total)) / (row["repetitions"] * len(total))
         lines.append([name, row["repetitions"], *cells, refused])
     header = ["law", "runs", "held", "worst slope", "intercept", "width"]

@@ -1,7 +1,6 @@
 """The real data sets that are not part of the package: where each is, and its schema.
 
-Their files lie in the folder $DPJAX_DATA. Centers and scales are round numbers, chosen
-without the data. In `load` they have names beside those of `dpjax.datasets.load`.
+Centers and scales are round numbers, chosen without the data.
 """
 
 import gzip
@@ -27,15 +26,12 @@ class Source:
     """A data set outside of the package.
 
     Attributes:
-        path: of its file, below $DPJAX_DATA.
-        how: how to obtain the file.
-        schema: what is public about each feature.
+        path: of its file, below $DPJAX_DATA; `how` tells how to obtain it.
         target: the column of the targets, and their unit in words.
         unit: what targets are divided by, in a regression.
         is_positive: says which values of the target are one class, the other class.
         header: the names of the columns, where the file has none.
         is_test: a function of the columns that marks the test records.
-        source: who publishes it; the licence is CC BY 4.0 unless it says so.
     """
 
     path: str
@@ -45,9 +41,7 @@ class Source:
     unit: float = 1.0
     is_positive: Callable[[np.ndarray], np.ndarray] | None = None
     header: tuple[str, ...] = ()
-    is_test: Callable[[Columns], np.ndarray] = lambda columns: every_fifth(
-        _size(columns)
-    )
+    is_test: Callable[[Columns], np.ndarray] = lambda x: every_fifth(_size(x))
     source: str
     licence: str = "CC BY 4.0"
 
@@ -62,12 +56,7 @@ class Source:
 
 
 def load(name: str) -> Dataset:
-    """Loads a real data set: one of `SOURCES`, or of `dpjax.datasets.load`.
-
-    Raises:
-        FileNotFoundError: If its file is not in $DPJAX_DATA; the message says how to
-            obtain it.
-    """
+    """Loads a real data set: one of `SOURCES`, or of `dpjax.datasets.load`."""
     if (one := SOURCES.get(name)) is None:
         return datasets.load(name)
     path = Path(os.environ.get("DPJAX_DATA", "$DPJAX_DATA"), one.path)
@@ -75,16 +64,12 @@ def load(name: str) -> Dataset:
         raise FileNotFoundError(f"{path} is not on this machine: {one.how}")
     columns, (target, words) = one.read(path), one.target
     targets = in_units(columns, target, unit=one.unit)
-    return assemble(
-        *(columns, one.schema),
-        targets=targets if one.is_positive is None else signs(one.is_positive(targets)),
-        is_test=one.is_test(columns),
-        name=name,
-        task="regression" if one.is_positive is None else "classification",
-        target_unit=words,
-        licence=one.licence,
-        source=one.source,
-    )
+    task = "regression"
+    if one.is_positive is not None:
+        task, targets = "classification", signs(one.is_positive(targets))
+    facts = {"target_unit": words, "licence": one.licence, "source": one.source}
+    facts |= {"name": name, "task": task, "is_test": one.is_test(columns)}
+    return assemble(columns, one.schema, targets=targets, **facts)
 
 
 def _size(columns: Columns) -> int:
@@ -93,11 +78,11 @@ def _size(columns: Columns) -> int:
 
 def _numbers(text: bytes) -> np.ndarray:
     """Reads lines of numbers as float32; NaN where a cell does not parse."""
+    options = {"delimiter": ",", "dtype": np.float32}
     try:
-        return np.loadtxt(io.BytesIO(text), delimiter=",", dtype=np.float32, ndmin=2)
+        return np.loadtxt(io.BytesIO(text), ndmin=2, **options)
     except ValueError:  # An odd cell: genfromtxt takes it, ten times slower.
-        table = np.genfromtxt(io.BytesIO(text), delimiter=",", dtype=np.float32)
-        return np.atleast_2d(table)
+        return np.atleast_2d(np.genfromtxt(io.BytesIO(text), **options))
 
 
 def _blog_feedback(path: Path, header: tuple[str, ...]) -> Columns:
@@ -171,16 +156,10 @@ _CREDIT_DEFAULT = {
 # as they are.
 _COUNT, _RATE = Numeric(scale=1_000), Numeric()
 _KINDS = {
-    "created-discussions": _COUNT,
-    "author-increase": _COUNT,
-    "attention-by-authors": _RATE,
-    "burstiness": _RATE,
-    "atomic-containers": _COUNT,
-    "attention-by-contributions": _RATE,
-    "contribution-sparseness": _RATE,
-    "author-interaction": _RATE,
-    "authors": _COUNT,
-    "discussion-length": _RATE,
+    **{"created-discussions": _COUNT, "author-increase": _COUNT},
+    **{"attention-by-authors": _RATE, "burstiness": _RATE, "atomic-containers": _COUNT},
+    **{"attention-by-contributions": _RATE, "contribution-sparseness": _RATE},
+    **{"author-interaction": _RATE, "authors": _COUNT, "discussion-length": _RATE},
     "active-discussions": _COUNT,
 }
 _TWITTER = {f"{name}-{day}": kind for name, kind in _KINDS.items() for day in range(7)}

@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,11 +51,7 @@ LAYERS: dict[str, tuple[ModuleType, str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """What the docstring of a public name says of privacy.
-
-    The claim is its section Privacy, or Sensitivity, the source its section Reference;
-    neighbours say for which data sets the claim holds.
-    """
+    """The claim of a public name's docstring, its source, and for which neighbours."""
 
     name: str
     claim: str
@@ -112,9 +109,8 @@ def _neighbours(name: str, value: Any, claim: str) -> str:
 def audited(names: Sequence[str], case_names: Sequence[str]) -> dict[str, list[str]]:
     """Returns for each release the cases that attack it.
 
-    A case has the name of its release, or of a class in small letters, and perhaps more
-    words. Where several releases fit, it is the one that leaves an estimator's name, or
-    else the longest.
+    A case's name begins with that of its release. Where several releases fit, it is the
+    one that leaves an estimator's name, or else the longest.
     """
     words = {name.lower() for name in estimators.__all__}
     found: dict[str, list[str]] = {name: [] for name in names}
@@ -134,11 +130,7 @@ def audited(names: Sequence[str], case_names: Sequence[str]) -> dict[str, list[s
 
 
 def write(output: Path | None = None, *, with_audits: bool = False) -> list[Path]:
-    """Writes the page, and returns its path; with audits of what the record lacks.
-
-    All audits take a while. The record is written after each of them, so that they may
-    be cut off and taken up again.
-    """
+    """Writes the page, and returns its path; with audits of what the record lacks."""
     path = output or PAGE
     check_file("output", path)
     check_spared("output", [path], {"the record": RECORD, "the pitfalls": PITFALLS})
@@ -151,11 +143,10 @@ def write(output: Path | None = None, *, with_audits: bool = False) -> list[Path
 def page(record: Mapping[str, Finding]) -> str:
     """Returns the whole page, in Markdown, of what audits found, by case."""
     bounds = [one for one in statements(estimators) if one.name != "Mean"]
-    plain = {case: case.replace("_", "") for case in record}
-    of_privatize = {
-        one.name: [x for x in record if plain[x] == f"privatize{one.name.lower()}"]
-        for one in bounds
-    }
+    of_privatize: dict[str, list[str]] = {one.name: [] for one in bounds}
+    for case, name in product(record, of_privatize):
+        if case.replace("_", "") == f"privatize{name.lower()}":
+            of_privatize[name].append(case)
     failures = {1 - as_decimal(one.confidence) for one in record.values()}
     parts = {
         "layers": list(_layers(record)),
@@ -182,11 +173,7 @@ def _layers(record: Mapping[str, Finding]) -> Iterator[str]:
         yield _details(claims)
 
 
-def _table(
-    claims: Sequence[Statement],
-    cases_of: Mapping[str, Sequence[str]],
-    record: Mapping[str, Finding],
-) -> str:
+def _table(claims, cases_of, record) -> str:
     rows = []
     for one in claims:
         found = [record[case] for case in cases_of[one.name]]

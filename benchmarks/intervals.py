@@ -1,8 +1,6 @@
 """How often an interval for a coefficient holds it, without privacy and with it.
 
-Linear regression on data of the law "heavy tails" of `coverage`. Three methods give
-each coefficient an interval of 95 per cent: least squares with White's standard errors;
-the private model, as wide as that, as if it had no noise; and with `intervals=True`.
+Least squares with White's errors; the private model, as wide as that; `intervals=True`.
 """
 
 import math

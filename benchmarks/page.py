@@ -21,14 +21,10 @@ def write(name: str, parts: Mapping[str, Part], output: Path | None = None) -> P
 
 def filled(name: str, parts: Mapping[str, Part]) -> str:
     """Returns the template of a page with its parts; several stand a line apart."""
-    texts = {
-        key: part if isinstance(part, str | int | float) else joined(part)
-        for key, part in parts.items()
-    }
-    texts = {
-        key: text.strip("\n") if isinstance(text, str) else text
-        for key, text in texts.items()
-    }
+    texts: dict[str, Any] = {}
+    for key, part in parts.items():
+        text = part if isinstance(part, str | int | float) else joined(part)
+        texts[key] = text.strip("\n") if isinstance(text, str) else text
     text = (ROOT / "pages" / name).read_text().format(**texts)
     return re.sub(r"\n{3,}", "\n\n", text)
 
@@ -41,12 +37,10 @@ def joined(parts: Iterable[str]) -> str:
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """Returns a Markdown table; numbers with three digits, None as an empty cell."""
     lines = [list(header), ["---"] * len(header)]
-    lines += [["" if cell is None else _cell(cell) for cell in row] for row in rows]
+    for row in rows:
+        cells = ["" if cell is None else cell for cell in row]
+        lines.append([number(x) if isinstance(x, float) else str(x) for x in cells])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def _cell(cell: Any) -> str:
-    return number(cell) if isinstance(cell, float) else str(cell)
 
 
 def number(x: float) -> str:
@@ -95,8 +89,8 @@ def machines(content: Record) -> str:
             commits.setdefault(machine(run), {})[run["commit"]] = None
     lines = []
     for text, rows in found.items():
-        counts = sorted({len(row["excess"]) for row in rows})
-        ends = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        counts = [len(row["excess"]) for row in rows]
+        ends = " to ".join(map(str, dict.fromkeys((min(counts), max(counts)))))
         minutes = sum(row["seconds"] for row in rows) / 60
         what = f"{len(rows)} rows of {ends} repetitions, {minutes:.0f} minutes"
         known = ", ".join(filter(None, commits[text]))

@@ -1,7 +1,6 @@
 """The plots of README and the site, drawn from the records, light and dark.
 
-Nothing is computed here that is not recorded. Lightness, markers and hatches tell
-everything that colours do, so that a plot can be read in grey.
+Lightness, markers and hatches tell all that colours do: plots can be read in grey.
 """
 
 import hashlib
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from PIL import Image, PngImagePlugin
@@ -22,7 +20,7 @@ from benchmarks import intervals, winners
 from benchmarks.comparison import Numbers
 from benchmarks.page import number
 from benchmarks.record import RESULTS, ROOT, read
-from benchmarks.speed.command import Results, results
+from benchmarks.speed.measure import Results, results
 from benchmarks.utility import predictions
 from dpjax._files import check_folder, write_whole
 
@@ -30,9 +28,9 @@ FOLDER = ROOT.parent / "docs" / "plots"
 
 
 class Theme(NamedTuple):
-    """What is drawn on; the background is the page's, and `paper` is behind text.
+    """What is drawn on; colors are from the strongest contrast to the weakest.
 
-    Colors are from the strongest contrast with the page to the weakest.
+    `paper` is behind text; the background is the page's.
     """
 
     name: str
@@ -122,6 +120,11 @@ def _axes(figure: Figure, *size: int, **options: Any) -> Any:
     return found
 
 
+def _legend(figure: Figure, handles: list[Any]) -> None:
+    look = {"loc": "outside lower center", "ncols": 2, "fontsize": "small"}
+    figure.legend(handles=handles, **look)
+
+
 # Of predictions: method of the record, words, marker, line.
 CURVES = (
     (predictions.ADDITIVE, "dp_additive_model: nothing to set", "o", "-"),
@@ -139,14 +142,11 @@ def _predictions(figure: Figure, theme: Theme) -> None:
     """Test loss on credit default and Adult against epsilon, beside no privacy."""
     numbers = Numbers(read(predictions.PATH))
     grid = _axes(figure, 1, 2)
-    names = {
-        "credit_default": "Who will not pay",
-        "adult": "Who earns more than $50,000",
-    }
-    for axes, (name, words) in zip(grid, names.items(), strict=True):
-        for (method, label, marker, line), color in zip(
-            CURVES, theme.colors, strict=False
-        ):
+    words = {"credit_default": "Who will not pay"}
+    words["adult"] = "Who earns more than $50,000"
+    for axes, name in zip(grid, words, strict=True):
+        looks = zip(CURVES, theme.colors, strict=False)
+        for (method, label, marker, line), color in looks:
             found = {e: numbers.of(name, method, e) for e in numbers.epsilons}
             points = [(e, one.mean, 2 * one.error) for e, one in found.items() if one]
             x, y, error = zip(*points, strict=True)
@@ -161,16 +161,11 @@ def _predictions(figure: Figure, theme: Theme) -> None:
         axes.set_xticks(numbers.epsilons, [f"{one:g}" for one in numbers.epsilons])
         axes.minorticks_off()
         axes.set_xlabel("epsilon: more private to the left")
-        title = f"{words}: {numbers.facts[name]['n']:,} records"
+        title = f"{words[name]}: {numbers.facts[name]['n']:,} records"
         axes.set_title(title, fontsize="small", loc="left")
     grid[0].set_ylabel("test loss")
     handles, _ = grid[0].get_legend_handles_labels()
     _legend(figure, handles[len(CEILINGS) :] + handles[: len(CEILINGS)])  # curves first
-
-
-def _legend(figure: Figure, handles: list[Any]) -> None:
-    look = {"loc": "outside lower center", "ncols": 2, "fontsize": "small"}
-    figure.legend(handles=handles, **look)
 
 
 # Method of the record: sign in a cell, words, index of the colour, hatch.
@@ -193,35 +188,23 @@ def _winners(figure: Figure, theme: Theme) -> None:
     grid = _axes(figure, 1, 2, sharey=True)
     words = "nothing chosen in hindsight", "with settings chosen in hindsight"
     for axes, title, left_out in zip(grid, words, (hindsight, set()), strict=True):
-        shown = {
-            place: {name: one for name, one in methods.items() if name not in left_out}
-            for place, methods in cells.items()
-        }
-        _map(axes, shown, winners.NUM_SAMPLES, theme)
+        _map(axes, cells, left_out, theme)
         axes.set_title(title, fontsize="medium", loc="left")
         axes.set_xlabel("features a record, d/n")
     grid[0].set_ylabel("tail index: lighter tails upwards")
-    handles = [
-        Patch(
-            facecolor="none" if color is None else theme.colors[color],
-            edgecolor=theme.ink if color is None else theme.paper,
-            hatch=hatch,
-            label=f"{sign}: {words}",
-        )
-        for sign, words, color, hatch in KINDS.values()
-    ]
+    handles = []
+    for sign, words, color, hatch in KINDS.values():
+        look = {"facecolor": "none" if color is None else theme.colors[color]}
+        look |= {"edgecolor": theme.ink if color is None else theme.paper}
+        handles.append(Patch(hatch=hatch, label=f"{sign}: {words}", **look))
     _legend(figure, handles)
 
 
-def _map(
-    axes: Axes,
-    cells: dict[tuple[float, int], dict[str, np.ndarray]],
-    num_samples: int,
-    theme: Theme,
-) -> None:
+def _map(axes, cells, left_out, theme) -> None:
     tails = sorted({tail for tail, _ in cells})
     sizes = sorted({size for _, size in cells})
-    for (tail, size), excess in cells.items():
+    for (tail, size), methods in cells.items():
+        excess = {name: one for name, one in methods.items() if name not in left_out}
         best, second = sorted(excess, key=lambda name: excess[name].mean())[:2]
         lead = excess[second] - excess[best]  # of the same data
         is_narrow = lead.mean() < 2 * lead.std(ddof=1) / len(lead) ** 0.5
@@ -236,7 +219,7 @@ def _map(
         look = {"ha": "center", "va": "center", "fontsize": "x-small"}
         axes.text(x + 0.5, y + 0.5, text, color=theme.ink, bbox=box, **look)
     axes.set(xlim=(0, len(sizes)), ylim=(0, len(tails)))
-    shares = [f"{size / num_samples:g}" for size in sizes]
+    shares = [f"{size / winners.NUM_SAMPLES:g}" for size in sizes]
     axes.set_xticks(np.arange(len(sizes)) + 0.5, shares)
     axes.set_yticks(np.arange(len(tails)) + 0.5, [f"{tail:g}" for tail in tails])
     axes.tick_params(length=0)
@@ -254,18 +237,15 @@ def _intervals(figure: Figure, theme: Theme) -> None:
     grid[0].set_xticks(truth + 0.1 * np.arange(-1, 2))
     for axes, method in zip(grid, methods, strict=True):
         row = content.rows[1.0, method]
-        halves = [
-            np.inf if x is None else intervals.QUANTILE * x for x in row["errors"]
-        ]
-        middle, half = np.array(row["estimates"]), np.minimum(halves, 3 * span)
+        errors = [np.inf if x is None else x for x in row["errors"]]
+        half = np.minimum(intervals.QUANTILE * np.array(errors), 3 * span)
+        middle = np.array(row["estimates"])
         is_held = np.abs(middle - truth) <= half
         num_held = int(is_held.sum())
         lines = np.stack([middle - half, middle + half, np.full_like(half, np.nan)], 1)
         places = np.repeat(np.arange(len(half)), 3).reshape(lines.shape)
-        for chosen, color, width in (
-            (is_held, theme.colors[0], 1.0),
-            (~is_held, theme.colors[1], 2.5),
-        ):
+        widths = zip((is_held, ~is_held), theme.colors, (1.0, 2.5), strict=False)
+        for chosen, color, width in widths:
             x, y = lines[chosen].ravel(), places[chosen].ravel()
             axes.plot(x, y, color=color, linewidth=width, solid_capstyle="butt")
         axes.axvline(truth, color=theme.ink, lw=1, linestyle=(0, (1, 1)))
@@ -300,14 +280,10 @@ def _speed(figure: Figure, theme: Theme) -> None:
     for axes, (name, title) in zip(grid, MODELS.items(), strict=True):
         names, packages, values = zip(*bars[name], strict=True)
         kinds = [HATCHES[package] for package in packages]
-        shown = axes.barh(
-            range(len(names)),
-            values,
-            0.7,
-            color=["none" if i is None else theme.colors[i] for i, _ in kinds],
-            edgecolor=[theme.ink if i is None else theme.paper for i, _ in kinds],
-            hatch=[hatch for _, hatch in kinds],
-        )
+        look = {"hatch": [hatch for _, hatch in kinds]}
+        look["color"] = ["none" if i is None else theme.colors[i] for i, _ in kinds]
+        edges = [theme.ink if i is None else theme.paper for i, _ in kinds]
+        shown = axes.barh(range(len(names)), values, 0.7, edgecolor=edges, **look)
         texts = [f"{number(value)} ms" for value in values]
         axes.bar_label(shown, texts, padding=4, fontsize="small")
         axes.set_yticks(range(len(names)), names, fontsize="small")
@@ -319,7 +295,7 @@ def _speed(figure: Figure, theme: Theme) -> None:
 
 
 def _bars(case: Results) -> Iterator[tuple[str, str, float]]:
-    wanted = {
+    words = {
         "plain gradient": "not private",
         "Truncation": "dpjax, truncation",
         "Clipping": "dpjax, clipping",
@@ -329,8 +305,8 @@ def _bars(case: Results) -> Iterator[tuple[str, str, float]]:
         "Opacus, ghost clipping": "Opacus, ghost clipping",
     }
     for one in case.methods:
-        if one.name in wanted:
-            yield wanted[one.name], one.package, 1e3 * one.seconds
+        if one.name in words:
+            yield words[one.name], one.package, 1e3 * one.seconds
     peers = [one for one in case.methods if one.package == "jax_privacy"]
     if peers:
         best = min(peers, key=lambda one: one.seconds)

@@ -1,11 +1,9 @@
 """How often intervals of statistics hold those of real data, as populations.
 
-Samples are drawn from a column with replacement, and each interval has the usual one
-without privacy beside it, which may miss, too: the normal interval of a mean or a
-count, order statistics of a quantile. The nonzero values of `GROUPS` split the records.
+Samples are drawn with replacement. Beside each interval is the usual one without
+privacy. The nonzero values of `GROUPS` split the records.
 """
 
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -24,11 +22,10 @@ EPSILONS = (0.5, 1.0, 3.0)
 QUANTILES = (0.1, 0.5, 0.9)
 GROUPS = {"adult": "education=", "rand_hie": "site=", "belgian_motor": "coverage="}
 # One column of moderate tails and one of heavy ones, which is mostly zero.
-COLUMNS = [
-    *(("adult", "age"), ("adult", "capital-gain")),
-    *(("rand_hie", "linc"), ("rand_hie", "target")),
-    *(("belgian_motor", "ageph"), ("belgian_motor", "target")),
-]
+COLUMNS = (
+    *("adult, age", "adult, capital-gain", "rand_hie, linc", "rand_hie, target"),
+    *("belgian_motor, ageph", "belgian_motor, target"),
+)
 STATISTICS = "mean", "quantiles", "counts", "means of groups", "medians of groups"
 Z = 1.959964
 # An error, its standard error, and both without privacy.
@@ -37,8 +34,7 @@ Intervals = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
 def places() -> list[Place]:
     """Returns one place for all statistics of a column at an epsilon."""
-    found = [(*column, epsilon) for epsilon in EPSILONS for column in COLUMNS]
-    return [(f"{name}, {x}", epsilon, STATISTICS[0]) for name, x, epsilon in found]
+    return [(one, epsilon, STATISTICS[0]) for epsilon in EPSILONS for one in COLUMNS]
 
 
 def population(name: str, column: str) -> tuple[np.ndarray, np.ndarray]:
@@ -52,9 +48,7 @@ def population(name: str, column: str) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(x, np.float32), of
 
 
-def intervals_of(
-    values: np.ndarray, groups: np.ndarray, epsilon: float
-) -> Callable[[jax.Array], dict[str, Intervals]]:
+def intervals_of(values, groups, epsilon):
     """Returns a function from a key to the intervals of one sample."""
     num_groups = int(groups.max()) + 1
     given = {"epsilon": epsilon, "delta": NUM_SAMPLES**-1.1}
@@ -70,10 +64,9 @@ def intervals_of(
         x, of = jnp.asarray(values)[chosen], jnp.asarray(groups)[chosen]
         is_of = jax.nn.one_hot(of, num_groups, axis=0, dtype=bool)
         mean_of = solvers.dp_mean(x, key=mean_key, **given)
-        alike = [
-            solvers.dp_quantile(x, key=key, quantile=quantile, epsilon=epsilon)
-            for key, quantile in zip(keys, QUANTILES, strict=True)
-        ]
+        one = partial(solvers.dp_quantile, x, epsilon=epsilon)
+        pairs = zip(keys, QUANTILES, strict=True)
+        alike = [one(key=key, quantile=quantile) for key, quantile in pairs]
         counts = solvers.dp_histogram(x, key=count_key, **given)
         parts = solvers.dp_group_means(
             x, of, key=group_key, num_groups=num_groups, quantiles=(0.5,), **given
@@ -82,10 +75,11 @@ def intervals_of(
         ranks = [_order_statistics(x, every, q) for q in QUANTILES]
         edges = counts.stats["edges"][1:-1]  # the first and last bins have no end
         share, own = (_shares(y, edges) for y in (ranked, jnp.sort(x)))
+        stacked = lambda pairs: tuple(map(jnp.stack, zip(*pairs, strict=True)))  # noqa: E731
         spread = jnp.sqrt(NUM_SAMPLES * own * (1 - own))
         found = {
             "mean": (_pair(mean_of), mean, _mean(x, every)),
-            "quantiles": (_stacked(map(_pair, alike)), quantiles, _stacked(ranks)),
+            "quantiles": (stacked(map(_pair, alike)), quantiles, stacked(ranks)),
             "counts": (_pair(counts), NUM_SAMPLES * share, (NUM_SAMPLES * own, spread)),
         }
         for name, leaf, truth, plain in (
@@ -124,16 +118,10 @@ def _pair(solution: solvers.Solution) -> tuple[Any, Any]:
     return solution.params, solution.standard_errors
 
 
-def _stacked(pairs) -> tuple[jax.Array, ...]:
-    return tuple(jnp.stack(x) for x in zip(*pairs, strict=True))
-
-
 def _beside(found, truth: Any, plain) -> Intervals:
-    pairs = (found[0].astype("float32"), found[1]), plain
-    parts = [
-        x for one, error in pairs for x in (one - jnp.asarray(truth, "float32"), error)
-    ]
-    return jax.tree.map(jnp.atleast_1d, tuple(parts))
+    truth, private = jnp.asarray(truth, "float32"), found[0].astype("float32")
+    parts = private - truth, found[1], plain[0] - truth, plain[1]
+    return jax.tree.map(jnp.atleast_1d, parts)
 
 
 def cell(num_runs: int, at_once: int, place: Place) -> Found:
@@ -151,13 +139,10 @@ def _row(errors, found, plain_errors, plain) -> dict[str, Any]:
     is_plain = np.abs(plain_errors) <= Z * plain * (1 + 1e-6) + 1e-6 * np.abs(plain)
     has_width = is_finite & (plain > 0)
     ratios = found[has_width] / plain[has_width]
-    return {
-        "repetitions": len(errors),
-        "finite": is_finite.sum(0).tolist(),
-        "held": is_held.sum(0).tolist(),
-        "plain": is_plain.sum(0).tolist(),
-        "width": round(float(np.median(ratios)), 3) if ratios.size else None,
-    }
+    counts = {"finite": is_finite, "held": is_held, "plain": is_plain}
+    width = round(float(np.median(ratios)), 3) if ratios.size else None
+    row = {name: x.sum(0).tolist() for name, x in counts.items()}
+    return {"repetitions": len(errors), **row, "width": width}
 
 
 def table(rows: dict[Place, Row]) -> str:

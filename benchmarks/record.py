@@ -1,8 +1,7 @@
 """The record of a benchmark: rows, what they are of and what they ran on; one JSON.
 
-A row is what was found at a place, such as (problem, method, epsilon). Runs may be cut
-off and go on, and may share a file: rows are merged under a lock, and replace those at
-their place. A file is written whole, and what is read back is checked.
+Rows are merged under a lock, and replace those at their place (problem, method,
+epsilon), so that runs may be cut off, go on, and share a file.
 """
 
 import fcntl
@@ -11,8 +10,8 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -35,12 +34,9 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """All rows, and what they were run on.
+    """All rows by place, facts of what they are of, and of the runs that made them.
 
-    Attributes:
-        runs: facts of runs: the machine, versions of packages, the commit.
-        facts: of what the rows are of, by its name.
-        rows: by place. `run` is an index of `runs`; `left_out`, why nothing was found.
+    Of a row `run` is an index of `runs`, and `left_out` says why nothing was found.
     """
 
     runs: tuple[Mapping[str, Any], ...] = ()
@@ -72,7 +68,7 @@ def write(content: Record, path: Path) -> None:
 def read(path: Path) -> Record:
     """Reads a record; raises ValueError where it is not a whole one."""
     try:
-        content = json.loads(path.read_text(), parse_constant=_refuse)
+        content = json.loads(path.read_text(), parse_constant=int)  # NaN raises
         if content["format"] != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         runs = tuple(content["runs"])
@@ -88,42 +84,26 @@ def read(path: Path) -> Record:
         raise ValueError(f"{path}: not a record: {error!r}") from error
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} among its numbers")
-
-
 def merge(parts: Iterable[Record], path: Path) -> Record:
     """Merges records into a file, which may exist, under a lock; returns all of it."""
-    with _locked(path):
-        whole = read(path) if path.exists() else Record()
-        for part in parts:
-            whole = whole.merged(part)
-        write(whole, path)
-    return whole
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)  # a lock file of its own would stay
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
+        whole = read(path) if path.exists() else Record()
+        for part in parts:
+            whole = whole.merged(part)
+        write(whole, path)
     finally:
         os.close(folder)
+    return whole
 
 
 Found = tuple[Mapping[Place, Row], Mapping[str, Mapping[str, Any]]]  # rows and facts
 
 
 def fill(
-    path: Path,
-    places: Iterable[Place],
-    run: Callable[[Place], Found | None],
-    *,
-    is_there: Callable[[Row, Place], bool] = lambda row, place: True,
-    again: bool = False,
-    about: Mapping[str, Any] | None = None,
+    path, places, run, *, is_there=lambda row, place: True, again=False, about=None
 ) -> None:
     """Runs the places that a record lacks, and merges what each finds as it comes.
 
@@ -146,8 +126,10 @@ def fill(
 def about_run(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
     """Describes what this runs on, Linux: versions of packages, the commit."""
     device = jax.devices()[0]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
     return {
-        "processor": _processor(),
+        "processor": names[0] if names else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "accelerator": None if device.platform == "cpu" else device.device_kind,
@@ -158,29 +140,20 @@ def about_run(packages: Iterable[str] = PACKAGES) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.machine()
-
-
 def _version(package: str) -> str | None:
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _commit() -> str:
     """Returns the state of the repository, "" where there is none."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
+    with suppress(OSError, subprocess.CalledProcessError):
+        return subprocess.check_output(
+            command, cwd=ROOT, stderr=subprocess.DEVNULL, text=True
+        ).strip()
+    return ""
 
 
 def repeated(of_one: Callable[[jax.Array], Any], num: int, at_once: int, seed=0) -> Any:

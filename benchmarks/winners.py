@@ -1,14 +1,11 @@
 """Who has the least excess risk, over features a record and the weight of the tails.
 
-Linear regression on made data: features and noise follow Student's t law of a tail
-index (moments of that order and above do not exist), scaled to variance one; weights
-fall like 1/j and have norm one. So weights of zero have an excess risk of 1/2, half the
-square of the distance. `python -m benchmarks winners` runs it in minutes.
+Features and noise of linear regressions follow Student's law, scaled to variance one;
+weights fall like 1/j and have norm one, so that zero has an excess risk of 1/2.
 """
 
 import math
 import time
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -79,14 +76,11 @@ def _excess(params: jax.Array, sample: Sample) -> float:
     return value if math.isfinite(value) and value < 1e9 else 1e9  # as JSON has it
 
 
-def _methods(
-    tail_index: float, num_features: int
-) -> dict[str, list[Callable[[Sample, jax.Array], jax.Array]]]:
+def _methods(tail_index, num_features):
     """Returns each method at all of its settings."""
     setting = Setting(NUM_SAMPLES, num_features, epsilon=EPSILON)
-    problem = ProblemKind(
-        lambda key, _: _draw(key, tail_index, num_features), losses.squared
-    )
+    draw = lambda key, _: _draw(key, tail_index, num_features)  # noqa: E731
+    problem = ProblemKind(draw, losses.squared)
 
     def untuned(sample: Sample, key: jax.Array, **options: Any) -> jax.Array:
         budget = {"epsilon": setting.epsilon, "delta": setting.delta}
@@ -97,10 +91,8 @@ def _methods(
         task = Task(problem, setting, sample, jax.random.clone(key))
         return METHODS[name].solve(task, **options).params
 
-    found: dict[str, list[Callable[..., jax.Array]]] = {
-        ZERO: [lambda sample, key: jnp.zeros(num_features)],
-        NOTHING_TO_SET: [untuned],
-    }
+    zero = lambda sample, key: jnp.zeros(num_features)  # noqa: E731
+    found: dict[str, list[Any]] = {ZERO: [zero], NOTHING_TO_SET: [untuned]}
     if num_features > 10:
         found[SELECTION] = [partial(untuned, max_features=10)]
     for name in (CLIPPING, TRUNCATION):

@@ -1,4 +1,4 @@
-"""One claim under attack, and the list that every case enters."""
+"""One claim under attack."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,21 +12,13 @@ from dpjax.audit import Audit, epsilon_lower_bound
 from dpjax.audit._releases import Release, Statistic
 from dpjax.solvers import Solution
 
-# Builders of cases by name, in the order in which their files are imported.
-BUILDERS: dict[str, Callable[[], "Case"]] = {}
-
 
 @dataclass(frozen=True)
 class Case:
     """One release on two neighbouring data sets, and the privacy it claims.
 
-    Attributes:
-        release: `release(key, data)`; as `statistic`, which is learnt where it is None,
-            `is_gaussian` and `vectorize` an argument of `epsilon_lower_bound`.
-        neighbor: a neighbour of the data under `privacy.relation`, to be told apart.
-        privacy: the claim, an (epsilon, delta) guarantee.
-        num_releases: how many releases an audit takes unless it is told.
-        name: of the release; the catalogue's cases have that of their builder.
+    `statistic` is learnt where it is None; it, `is_gaussian` and `vectorize` are
+    arguments of `epsilon_lower_bound`. An audit takes `num_releases` unless it is told.
     """
 
     release: Release
@@ -41,21 +33,14 @@ class Case:
 
     def audit(self, *, key: Key, num_releases: int | None = None) -> Audit:
         """Attacks the claim, which a bound above `privacy.epsilon` refutes."""
-        return epsilon_lower_bound(
-            *(self.release, self.data, self.neighbor),
-            key=key,
-            delta=self.privacy.delta,
-            num_releases=self.num_releases if num_releases is None else num_releases,
-            is_gaussian=self.is_gaussian,
-            statistic=self.statistic,
-            vectorize=self.vectorize,
-        )
+        options = {"is_gaussian": self.is_gaussian, "statistic": self.statistic}
+        options |= {"vectorize": self.vectorize, "delta": self.privacy.delta}
+        num_releases = self.num_releases if num_releases is None else num_releases
+        options |= {"num_releases": num_releases, "key": key}
+        return epsilon_lower_bound(self.release, self.data, self.neighbor, **options)
 
 
-def audited(build: Callable[[], Case]) -> Callable[[], Case]:
-    """Enters a case under the name of the function that builds it."""
-    BUILDERS[build.__name__] = build
-    return build
+Build = Callable[[], Case]  # an entry of a table of cases, under its name
 
 
 def of(solver: Callable[..., Solution], *first: Any, **options: Any):
@@ -68,14 +53,7 @@ def of(solver: Callable[..., Solution], *first: Any, **options: Any):
     return solve
 
 
-def solved(
-    solve: Callable[[Key, PyTree], Solution],
-    data: PyTree,
-    neighbor: PyTree,
-    *,
-    shown: Callable[[Solution], PyTree] = lambda solution: solution.params,
-    **options,
-) -> Case:
+def solved(solve, data, neighbor, *, shown=lambda solution: solution.params, **options):
     """Audits what is shown, the parameters, against the guarantee that comes along."""
 
     def release(key: Key, data: PyTree) -> PyTree:

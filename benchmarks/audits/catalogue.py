@@ -1,20 +1,15 @@
-"""The cases of all mechanisms, transforms, solvers and scores, and what audits found.
-
-What the audit of every case found is a record, written case by case.
-"""
+"""The cases of mechanisms, transforms, solvers and scores, and what audits found."""
 
 import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 
 import jax
 
 from benchmarks import record
 from benchmarks.audits import (
-    choosing_solvers,
     descent,
     linear_models,
     mechanisms,
@@ -22,15 +17,15 @@ from benchmarks.audits import (
     solvers,
     transforms,
 )
-from benchmarks.audits.case import BUILDERS, Case
+from benchmarks.audits.case import Build, Case
 from dpjax._rounding import rounded_down, rounded_up
 
 SEED = 0  # that of `benchmarks audit`, which finds the same
-LAYERS: dict[str, tuple[ModuleType, ...]] = {
-    "mechanisms": (mechanisms,),
-    "transforms": (transforms,),
-    "solvers": (solvers, descent, linear_models, choosing_solvers),
-    "models": (private_scores,),
+LAYERS: dict[str, dict[str, Build]] = {
+    "mechanisms": mechanisms.CASES,
+    "transforms": transforms.CASES,
+    "solvers": solvers.CASES | descent.CASES | linear_models.CASES | solvers.CHOICES,
+    "models": private_scores.CASES,
 }
 
 
@@ -38,35 +33,32 @@ class _Cases(Mapping[str, Case]):
     """Cases by name, each built when it is first asked for."""
 
     def __init__(self) -> None:
-        self._names = [name for layer in LAYERS for name in names_of(layer)]
+        self._builders = {x: one[x] for one in LAYERS.values() for x in one}
         self._build = functools.cache(
-            lambda name: dataclasses.replace(BUILDERS[name](), name=name)
+            lambda name: dataclasses.replace(self._builders[name](), name=name)
         )
 
     def __getitem__(self, name: str) -> Case:
         return self._build(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._builders)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._builders)
+
+
+_CASES = _Cases()
 
 
 def names_of(layer: str) -> list[str]:
     """Returns the names of a layer's cases, in the order of its files."""
-    return [
-        name
-        for part in LAYERS[layer]
-        for name, build in BUILDERS.items()
-        if build.__module__ == part.__name__
-    ]
+    return list(LAYERS[layer])
 
 
-@functools.cache
 def cases() -> Mapping[str, Case]:
     """Returns all mechanisms, transforms, solvers and scores, as cases by name."""
-    return _Cases()
+    return _CASES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +104,7 @@ def _finding(row: record.Row) -> Finding:
 
 
 def complete(cases: Mapping[str, Case], path: Path) -> None:
-    """Audits the cases that the record lacks, or that claim something else by now.
-
-    A run can be cut off and taken up. To audit all of them again, delete the file.
-    """
+    """Audits the cases that the record lacks, or that claim something else by now."""
 
     def run(place: record.Place) -> record.Found:
         found = audit(cases[place[0]])

@@ -26,18 +26,15 @@ def audit(name: str, releases: int | None, seed: int, output: Path | None) -> No
     if name == "list":
         print("\n".join(cases()))
         return
-    known = cases()
-    _validate.require(
-        name in known, "NAME", name, f"list, or one of {', '.join(known)}"
-    )
+    known = f"list, or one of {', '.join(cases())}"
+    _validate.require(name in cases(), "NAME", name, known)
     _validate.require(0 <= seed < 2**32, "--seed", seed, "from 0 to 2^32 - 1")
     if releases is not None:
         _validate.require(releases >= 100, "--releases", releases, "at least 100")
     path = output or Path("dpjax-output", f"{name}-audit.png")
     _files.check_file("--output", path, suffix=".png")
 
-    case = known[name]
-    claim = case.privacy
+    case, claim = cases()[name], cases()[name].privacy
     print(
         f"{name}: claims epsilon = {rounded_up(claim.epsilon, 4)} at "
         f"delta = {rounded_up(claim.delta, 6)}, {claim.relation.name.lower()}"
@@ -48,13 +45,12 @@ def audit(name: str, releases: int | None, seed: int, output: Path | None) -> No
         f"An attack proves epsilon >= {rounded_down(found.epsilon, 4)}, "
         f"with confidence 1 - {_failure(found)}, from {found.num_releases:,} releases."
     )
-    stands = found.epsilon <= claim.epsilon
-    if stands:
-        print("The claim stands against this attack, which proves nothing more.")
-    else:
-        print("REFUTED: the releases tell more than is claimed.")
-    print(f"wrote {path}")
-    if not stands:
+    is_refuted = found.epsilon > claim.epsilon
+    words = "The claim stands against this attack, which proves nothing more."
+    if is_refuted:
+        words = "REFUTED: the releases tell more than is claimed."
+    print(words, f"wrote {path}", sep="\n")
+    if is_refuted:
         raise SystemExit(1)
 
 
@@ -65,9 +61,8 @@ def plot_region(case: Case, found: Audit) -> bytes:
     rates = np.concatenate([np.geomspace(1e-6, 0.01, 100), np.linspace(0.01, 1, 400)])
     epsilon, delta = case.privacy.epsilon, case.privacy.delta
     # The least false negative rate that (epsilon, delta)-DP allows.
-    left = 1 - delta - np.exp(epsilon) * rates
-    right = np.exp(-epsilon) * (1 - delta - rates)
-    edge = np.maximum(np.maximum(left, right), 0.0)
+    left, right = 1 - delta - np.exp(epsilon) * rates, 1 - delta - rates
+    edge = np.maximum(np.maximum(left, np.exp(-epsilon) * right), 0.0)
     label = f"claim: ε = {rounded_up(epsilon, 3)}"
     if delta > 0:
         label += f", δ = {rounded_up(delta, 6)}"
@@ -78,9 +73,8 @@ def plot_region(case: Case, found: Audit) -> bytes:
         label += f", by μ = {rounded_up(mu, 3)} of Gaussian DP"
     axes.fill_between(rates, 0, edge, color="#999999", alpha=0.3, linewidth=0)
     axes.plot(rates, edge, color=_CLAIM, linewidth=1.5, label=label)
-    axes.plot(
-        rates, 1 - rates, color=_CLAIM, linewidth=0.8, linestyle=":", label="guessing"
-    )
+    look = {"linewidth": 0.8, "linestyle": ":", "label": "guessing"}
+    axes.plot(rates, 1 - rates, color=_CLAIM, **look)
     # Some of the thresholds, as far from each other as from the next.
     way = found.roc.sum(axis=1)
     marks = np.linspace(way[0], way[-1], _NUM_POINTS)
@@ -96,13 +90,9 @@ def plot_region(case: Case, found: Audit) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     axes.text(0.03, 0.03, "bars wholly in here refute the claim", fontsize="small")
     axes.legend(fontsize="small", framealpha=0.8, edgecolor="none", loc="upper right")
-    axes.set_title(
-        f"{case.name}: {found.num_releases:,} releases, bars at confidence "
-        f"1 - {_failure(found)} each",
-        fontsize="medium",
-        loc="left",
-        parse_math=False,
-    )
+    title = f"{case.name}: {found.num_releases:,} releases, bars at confidence "
+    look = {"fontsize": "medium", "loc": "left", "parse_math": False}
+    axes.set_title(f"{title}1 - {_failure(found)} each", **look)
     png = io.BytesIO()
     figure.savefig(png, format="png")
     return png.getvalue()

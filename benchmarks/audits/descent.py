@@ -1,7 +1,6 @@
 """Gradient descent and training runs under attack, with every batching.
 
-A record, or a user, is the gradient with the largest influence, and turns round: the
-loss is linear in the parameters, so that an example is its gradient.
+A record is the gradient with the largest influence, and turns round: losses are linear.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ import numpy as np
 import optax
 from dp_accounting import UnsupportedDpEvent
 
-from benchmarks.audits.case import Case, audited, last_turned, linear, solved
+from benchmarks.audits.case import Build, Case, last_turned, linear, solved
 from dpjax import accounting, batching, losses, solvers
 from dpjax._types import ADD_OR_REMOVE_ONE, Key, PyTree
 from dpjax.estimators import Clipping, TrimmedMean
@@ -30,66 +29,12 @@ def _longest_last(step: jax.Array) -> jax.Array:
     return 0.01 + 0.99 * step.astype(jnp.float32)
 
 
-@audited
-def dp_gradient_descent() -> Case:
-    """Both steps see the record, and their noise adds up."""
-    return _descended(_record(2))
-
-
-@audited
-def dp_gradient_descent_disjoint() -> Case:
-    """The last step sees the record, and is the longest."""
-    options = {"batching": batching.Disjoint(), "learning_rate": _longest_last}
-    return _descended(_record(2), **options)
-
-
-@audited
-def dp_gradient_descent_poisson() -> Case:
-    """Both steps see the record with probability 1/4 each."""
-    return _sampled(batching.Poisson(1.0))
-
-
-@audited
-def dp_gradient_descent_without_replacement() -> Case:
-    """Both steps see the record with probability 3/4 each."""
-    return _sampled(batching.WithoutReplacement(3))
-
-
-@audited
-def dp_gradient_descent_trimmed() -> Case:
-    """Both steps see the median cross the clamp."""
-    data = jnp.array(np.outer([-9.0, 9.0, 9.0], np.ones(8)), "float32")
-    options = {"epsilon": 2.0, "delta": 0.05, "is_gaussian": False}
-    return _descended(
-        data, estimator=TrimmedMean(0.34, lower=-1.0, upper=1.0), **options
-    )
-
-
-@audited
-def dp_gradient_descent_cyclic() -> Case:
-    """The longest step sees the record with probability 1/2."""
-    draws = batching.CyclicPoisson(1.0, cycle_length=2)
-    return _sampled(draws, learning_rate=_longest_last)
-
-
-@audited
-def dp_gradient_descent_bins() -> Case:
-    """One of two steps sees the record, each with probability 1/2."""
-    return _sampled(batching.BallsInBins(2))
-
-
-@audited
-def dp_gradient_descent_group() -> Case:
+def _descent_group() -> Case:
     """Two records turn, which may enter each step, with probability 1/2 each."""
     draws, data, delta = batching.Poisson(2.0, capacity=4), _record(4), 0.01
-    case = _descended(
-        data.at[0].set(data[-1]),
-        data.at[jnp.array([0, -1])].set(-data[-1]),
-        epsilon=1.5,
-        delta=delta,
-        is_gaussian=False,
-        batching=draws,
-    )
+    pair = data.at[0].set(data[-1]), data.at[jnp.array([0, -1])].set(-data[-1])
+    options = {"epsilon": 1.5, "delta": delta, "batching": draws}
+    case = _descended(*pair, is_gaussian=False, **options)
     step = accounting.noise_multiplier(1.5, delta, draws.sampling(4, 2))
     epsilon = accounting.noise_multiplier_to_epsilon(
         step, delta, draws.sampling(4, 2, group_size=2)
@@ -100,14 +45,7 @@ def dp_gradient_descent_group() -> Case:
     return dataclasses.replace(case, privacy=claim)
 
 
-@audited
-def dp_gradient_descent_epochs() -> Case:
-    """Each step is an epoch, which sees the record once."""
-    return _descended(_record(2), batching=batching.ShuffledEpochs(2))
-
-
-@audited
-def dp_gradient_descent_users() -> Case:
+def _descent_users() -> Case:
     """A user's one record turns round, and more records come."""
     ids = jnp.array([0, 1, 5, -1])
     samples = jnp.array([[0.0, 0.0], _FAR, [1.0, 1.0], [9.0, 9.0]])
@@ -119,8 +57,7 @@ def dp_gradient_descent_users() -> Case:
     return _descended(grouped(samples, ids), grouped(turned, ids.at[2:].set(1)))
 
 
-@audited
-def dp_localized_sco() -> Case:
+def _localized_sco() -> Case:
     """All steps of the last phase see the record, and their noise adds up."""
     given = {"diameter": 100.0, "smoothness": 0.01, "num_steps": 2, **_BOUNDED}
 
@@ -130,8 +67,7 @@ def dp_localized_sco() -> Case:
     return solved(solve, _record(80), -_record(80), is_gaussian=True)
 
 
-@audited
-def dp_one_pass_sco() -> Case:
+def _one_pass_sco() -> Case:
     """The first step of the one phase sees the record, and all iterates after it."""
     loss, given = losses.huber(10.0), {"diameter": 1.0, **_BOUNDED}
 
@@ -141,40 +77,6 @@ def dp_one_pass_sco() -> Case:
     features = jnp.zeros((60, 2)).at[0].set(jnp.array([0.6, 0.8]))
     targets = jnp.zeros(60).at[0].set(1e30)
     return solved(solve, (features, targets), (features, -targets), is_gaussian=True)
-
-
-@audited
-def private_training() -> Case:
-    """Both steps see the record, and their noise adds up."""
-    return _trained(_record(2), batching=batching.Full())
-
-
-@audited
-def private_training_monitor() -> Case:
-    """Gradient and loss of a record turn, both clipped."""
-    return _trained(_record(2), batching=batching.Full(), monitor=0.5)
-
-
-@audited
-def private_training_bins() -> Case:
-    """A record comes, and one of two steps sees it, each with probability 1/2."""
-    options = {"relation": ADD_OR_REMOVE_ONE, "is_gaussian": False, "delta": 0.01}
-    case = _trained(_record(4), batching=batching.BallsInBins(2), **options)
-    return dataclasses.replace(case, neighbor=jnp.zeros_like(case.data))
-
-
-@audited
-def private_training_recipe() -> Case:
-    """All is left out that can be: batches, estimator, optimizer."""
-    left_out = {"estimator": None, "optimizer": None}
-    return _trained(_record(4), delta=0.01, is_gaussian=False, **left_out)
-
-
-@audited
-def private_training_correlated() -> Case:
-    """Both steps see the record, under correlated noise."""
-    strategy = BandedToeplitz.square_root(2, 2)
-    return _trained(_record(2), batching=batching.Full(), noise=strategy)
 
 
 def _record(num_samples: int) -> jax.Array:
@@ -190,13 +92,7 @@ def _sampled(draws: batching.Batching, **options) -> Case:
 
 
 def _descended(
-    data: PyTree,
-    neighbor: PyTree | None = None,
-    *,
-    epsilon: float = 4.0,
-    delta: float = 1e-5,
-    is_gaussian: bool = True,
-    **options,
+    data, neighbor=None, *, epsilon=4.0, delta=1e-5, is_gaussian=True, **options
 ) -> Case:
     """Two steps along gradients that are the samples; the last one turns round."""
     settings = {"estimator": Clipping(1.0), "learning_rate": 1.0} | options
@@ -210,18 +106,12 @@ def _descended(
     return solved(solve, data, neighbor, is_gaussian=is_gaussian)
 
 
-def _trained(
-    data: jax.Array, *, delta: float = 1e-5, is_gaussian: bool = True, **options
-) -> Case:
+def _trained(data, delta=1e-5, *, is_gaussian=True, **options) -> Case:
     """Two steps, of which all parameters and metrics are read."""
     settings: dict[str, Any] = {"estimator": Clipping(1.0), "optimizer": optax.sgd(1.0)}
     settings |= {"num_samples": len(data), "num_steps": 2, **options}
-    run = solvers.PrivateTraining(
-        lambda params, example: linear(params + 1, example),  # its loss is not zero
-        epsilon=4.0,
-        delta=delta,
-        **settings,
-    )
+    loss_fn = lambda params, example: linear(params + 1, example)  # noqa: E731 -- not 0
+    run = solvers.PrivateTraining(loss_fn, epsilon=4.0, delta=delta, **settings)
 
     def release(key: Key, data: jax.Array) -> PyTree:
         state, shown = run.init(jnp.zeros(2), key), []
@@ -231,3 +121,63 @@ def _trained(
         return shown
 
     return Case(release, data, -data, run.privacy, is_gaussian=is_gaussian)
+
+
+CASES: dict[str, Build] = {
+    # Both steps see the record, and their noise adds up.
+    "dp_gradient_descent": lambda: _descended(_record(2)),
+    # The last step sees the record, and is the longest.
+    "dp_gradient_descent_disjoint": lambda: _descended(
+        _record(2), batching=batching.Disjoint(), learning_rate=_longest_last
+    ),
+    # Both steps see the record with probability 1/4 each.
+    "dp_gradient_descent_poisson": lambda: _sampled(batching.Poisson(1.0)),
+    # Both steps see the record with probability 3/4 each.
+    "dp_gradient_descent_without_replacement": lambda: _sampled(
+        batching.WithoutReplacement(3)
+    ),
+    # Both steps see the median cross the clamp.
+    "dp_gradient_descent_trimmed": lambda: _descended(
+        jnp.array(np.outer([-9.0, 9.0, 9.0], np.ones(8)), "float32"),
+        estimator=TrimmedMean(0.34, lower=-1.0, upper=1.0),
+        **{"epsilon": 2.0, "delta": 0.05, "is_gaussian": False},
+    ),
+    # The longest step sees the record with probability 1/2.
+    "dp_gradient_descent_cyclic": lambda: _sampled(
+        batching.CyclicPoisson(1.0, cycle_length=2), learning_rate=_longest_last
+    ),
+    # One of two steps sees the record, each with probability 1/2.
+    "dp_gradient_descent_bins": lambda: _sampled(batching.BallsInBins(2)),
+    "dp_gradient_descent_group": _descent_group,
+    # Each step is an epoch, which sees the record once.
+    "dp_gradient_descent_epochs": lambda: _descended(
+        _record(2), batching=batching.ShuffledEpochs(2)
+    ),
+    "dp_gradient_descent_users": _descent_users,
+    "dp_localized_sco": _localized_sco,
+    "dp_one_pass_sco": _one_pass_sco,
+    # Both steps see the record, and their noise adds up.
+    "private_training": lambda: _trained(_record(2), batching=batching.Full()),
+    # Gradient and loss of a record turn, both clipped.
+    "private_training_monitor": lambda: _trained(
+        _record(2), batching=batching.Full(), monitor=0.5
+    ),
+    # A record comes, and one of two steps sees it, each with probability 1/2.
+    "private_training_bins": lambda: dataclasses.replace(
+        _trained(
+            *(_record(4), 0.01),
+            batching=batching.BallsInBins(2),
+            relation=ADD_OR_REMOVE_ONE,
+            is_gaussian=False,
+        ),
+        neighbor=jnp.zeros((4, 2)),
+    ),
+    # All is left out that can be: batches, estimator, optimizer.
+    "private_training_recipe": lambda: _trained(
+        _record(4), delta=0.01, is_gaussian=False, estimator=None, optimizer=None
+    ),
+    # Both steps see the record, under correlated noise.
+    "private_training_correlated": lambda: _trained(
+        _record(2), batching=batching.Full(), noise=BandedToeplitz.square_root(2, 2)
+    ),
+}

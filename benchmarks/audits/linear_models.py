@@ -1,20 +1,15 @@
 """Claims of `dp_linear_model`, with each of its options, and of `dp_additive_model`.
 
-But for chosen features all releases are Gaussian. An attack reads one of them, and can
-show no more than its share of the budget: all of it where classes have a constant, 3/4
-where steps see the record, less where the rest was spent on scales.
+An attack reads one of the Gaussian releases, and shows no more than its share of the
+budget: all where classes have a constant, 3/4 where steps see the record.
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.audits.case import Case, audited, last_turned, solved
+from benchmarks.audits.case import Build, Case, last_turned, solved
 from dpjax import losses, solvers
 from dpjax._types import Key, PyTree
-from dpjax.audit._releases import Statistic
-from dpjax.losses import LinearLoss
 from dpjax.solvers import Solution
 
 _LONG, _FAR = 1e4, 1e9  # a gradient is clipped, a prediction decided
@@ -25,100 +20,10 @@ def _first_over_last(params: jax.Array) -> jax.Array:
     return params[0, 1] - params[0, 2]
 
 
-@audited
-def dp_linear_model() -> Case:
-    """Of two records one has a target, whose sign all steps see."""
-    data = jnp.array([[0.0], [1.0]]), jnp.array([0.0, _FAR])
-    return _turned("squared", *data, -_FAR)
-
-
-@audited
-def dp_linear_model_constant() -> Case:
-    """The class of a record turns, which is all that is released."""
-    classes = jnp.arange(60.0) % 3  # the last one is 2
-    options = {"statistic": _first_over_last, "intercept": 0}
-    return _turned(losses.softmax(3), jnp.ones((60, 1)), classes, 1.0, **options)
-
-
-@audited
-def dp_linear_model_intercept() -> Case:
-    """A label turns, and the offset keeps its slope full."""
-    data = jnp.array([[0.0, 1.0], [_LONG, 1.0]]), jnp.array([0.0, 1.0])
-    return _turned("logistic", *data, -1.0, intercept=1, offsets=_OFFSETS)
-
-
-@audited
-def dp_linear_model_weights() -> Case:
-    """The target of a record of full weight crosses the clamp.
-
-    The rest of the budget was spent on the bounds.
-    """
-    data = jnp.ones((2, 1)), jnp.array([0.0, _FAR])
-    return _turned("squared", *data, -_FAR, intercept=0, weights=jnp.ones(2))
-
-
-@audited
-def dp_linear_model_offsets() -> Case:
-    """A label turns beside a record of weight zero, without intercept.
-
-    The offset keeps the slope full in all steps.
-    """
-    data, weights = jnp.array([[0.0], [_LONG]]), jnp.array([0.0, 1.0])
-    options = {"weights": weights, "offsets": _OFFSETS}
-    return _turned("logistic", data, jnp.array([0.0, 1.0]), -1.0, **options)
-
-
-@audited
-def dp_linear_model_exposures() -> Case:
-    """A count without exposure becomes an exposure without count."""
-    data = jnp.array([[0.0, 1.0], [1.0, 1.0]]), jnp.array([1.0, _FAR])
-    options = {"intercept": 1, "weights": jnp.ones(2), "offsets": _OFFSETS}
-    return _turned(losses.poisson(10.0), *data, 0.0, **options)
-
-
-@audited
-def dp_linear_model_outputs() -> Case:
-    """The class of the only record that is not zero turns.
-
-    Zeros make a small threshold, which the gradient passes in every step. Many
-    records are slow: 10,000 releases.
-    """
-    data = jnp.zeros((60, 1)).at[-1].set(1.0), jnp.zeros(60)
-    return _turned(
-        *(losses.softmax(3), *data, 1.0),
-        statistic=lambda params: params[0, 1] - params[0, 0],
-        num_releases=10_000,
-    )
-
-
-@audited
-def dp_linear_model_intervals() -> Case:
-    """A target far from all others turns, and the Newton step sees its score.
-
-    That step has half of the budget. 200 records are slow: 10,000 releases.
-    """
-    targets = jnp.tile(jnp.array([1.0, -1.0]), 100).at[-1].set(_FAR)
-    options = {"intervals": True, "num_releases": 10_000}
-    return _turned("squared", jnp.ones((200, 1)), targets, -_FAR, **options)
-
-
-@audited
-def dp_linear_model_sample() -> Case:
-    """The class of one of four records turns, which is drawn with probability 3/4.
-
-    The claim is at 0.01.
-    """
-    classes = jnp.array([0.0, 0.0, 0.0, 2.0])
-    options = {"statistic": _first_over_last, "intercept": 0, "max_records": 3}
-    return _turned(losses.softmax(3), jnp.ones((4, 1)), classes, 1.0, **options)
-
-
-@audited
-def dp_linear_model_features() -> Case:
+def _dp_linear_model_features() -> Case:
     """Of four features with equal scores, a record prefers every other one.
 
-    Its neighbour prefers the rest. The attack reads which two features were chosen, and
-    then the signs of their weights.
+    The attack reads which two were chosen, and then the signs of their weights.
     """
     signs = jnp.array([1.0, -1.0, 1.0, -1.0])
     given = {"epsilon": 4.0, "delta": 0.05, "max_features": 2}
@@ -141,28 +46,7 @@ def dp_linear_model_features() -> Case:
     )
 
 
-@audited
-def dp_additive_model() -> Case:
-    """The label of a record beyond the last knot turns. The others are zeros."""
-    return _turned_beyond(40)  # they make the column bend
-
-
-@audited
-def dp_additive_model_choice() -> Case:
-    """The same among so many records that whether the column bends is chosen."""
-    # Both models are fitted for each release, which is slow.
-    return _turned_beyond(1_000, num_releases=2_000)
-
-
-@audited
-def dp_additive_model_sample() -> Case:
-    """The same in a sample of 30 of them. The claim is at 0.01."""
-    return _turned_beyond(40, max_records=30)
-
-
-def _turned_beyond(
-    num_records: int, num_releases: int = 10_000, max_records: int | None = None
-) -> Case:
+def _turned_beyond(num_records, num_releases=10_000, max_records=None) -> Case:
     features = jnp.zeros((num_records, 1)).at[-1].set(9.0)
     labels = jnp.zeros(num_records).at[-1].set(1.0)
     given = {"epsilon": 4.0, "delta": 1e-5 if max_records is None else 0.01}
@@ -172,25 +56,16 @@ def _turned_beyond(
         data = features, labels
         return solvers.dp_additive_model("logistic", data, key=key, **given)
 
-    return solved(
-        *(solve, labels, -labels),
-        statistic=lambda curves: curves.curve(0, jnp.array([9.0]))[0],
-        num_releases=num_releases,
-        is_gaussian=max_records is None,
-    )
+    statistic = lambda curves: curves.curve(0, jnp.array([9.0]))[0]  # noqa: E731
+    options = {"num_releases": num_releases, "is_gaussian": max_records is None}
+    return solved(solve, labels, -labels, statistic=statistic, **options)
 
 
 def _turned(
-    loss: str | LinearLoss,
-    features: jax.Array,
-    targets: jax.Array,
-    turned: float,
-    *,
-    statistic: Statistic = lambda params: params[0],
-    num_releases: int = 100_000,
-    **options: Any,
+    loss, features, targets, turned, *, num_releases=100_000, **options
 ) -> Case:
     """The last record has another target in the neighbour, and its offset turns too."""
+    statistic = options.pop("statistic", lambda params: params[0])
     records = {x: options.pop(x) for x in ("weights", "offsets") if x in options}
     is_gaussian = "max_records" not in options
     given = {"epsilon": 4.0, "delta": 1e-5 if is_gaussian else 0.01, **options}
@@ -199,7 +74,7 @@ def _turned(
         *data, records = data
         return solvers.dp_linear_model(loss, tuple(data), key=key, **given, **records)
 
-    neighbor = dict(records)
+    features, targets, neighbor = jnp.array(features), jnp.array(targets), {**records}
     if "offsets" in records:
         neighbor["offsets"] = last_turned(records["offsets"])
     return solved(
@@ -210,3 +85,73 @@ def _turned(
         num_releases=num_releases,
         is_gaussian=is_gaussian,
     )
+
+
+CASES: dict[str, Build] = {
+    # Of two records one has a target, whose sign all steps see.
+    "dp_linear_model": lambda: _turned("squared", [[0.0], [1.0]], [0.0, _FAR], -_FAR),
+    # The class of a record turns, which is all that is released.
+    "dp_linear_model_constant": lambda: _turned(
+        *(losses.softmax(3), jnp.ones((60, 1)), jnp.arange(60.0) % 3, 1.0),
+        statistic=_first_over_last,
+        intercept=0,
+    ),
+    # A label turns, and the offset keeps its slope full.
+    "dp_linear_model_intercept": lambda: _turned(
+        *("logistic", [[0.0, 1.0], [_LONG, 1.0]], [0.0, 1.0], -1.0),
+        intercept=1,
+        offsets=_OFFSETS,
+    ),
+    # The target of a record of full weight crosses the clamp. The rest of the budget
+    # was spent on the bounds.
+    "dp_linear_model_weights": lambda: _turned(
+        *("squared", jnp.ones((2, 1)), [0.0, _FAR], -_FAR),
+        intercept=0,
+        weights=jnp.ones(2),
+    ),
+    # A label turns beside a record of weight zero, without intercept. The offset keeps
+    # the slope full in all steps.
+    "dp_linear_model_offsets": lambda: _turned(
+        *("logistic", [[0.0], [_LONG]], [0.0, 1.0], -1.0),
+        weights=jnp.array([0.0, 1.0]),
+        offsets=_OFFSETS,
+    ),
+    # A count without exposure becomes an exposure without count.
+    "dp_linear_model_exposures": lambda: _turned(
+        *(losses.poisson(10.0), [[0.0, 1.0], [1.0, 1.0]], [1.0, _FAR], 0.0),
+        intercept=1,
+        weights=jnp.ones(2),
+        offsets=_OFFSETS,
+    ),
+    # The class of the only record that is not zero turns. Zeros make a small threshold,
+    # which the gradient passes in every step. Many records are slow: 10,000 releases.
+    "dp_linear_model_outputs": lambda: _turned(
+        *(losses.softmax(3), jnp.zeros((60, 1)).at[-1].set(1.0), jnp.zeros(60), 1.0),
+        statistic=lambda params: params[0, 1] - params[0, 0],
+        num_releases=10_000,
+    ),
+    # A target far from all others turns, and the Newton step sees its score. That step
+    # has half of the budget. 200 records are slow: 10,000 releases.
+    "dp_linear_model_intervals": lambda: _turned(
+        *("squared", jnp.ones((200, 1)), [1.0, -1.0] * 99 + [1.0, _FAR], -_FAR),
+        intervals=True,
+        num_releases=10_000,
+    ),
+    # The class of one of four records turns, which is drawn with probability 3/4. The
+    # claim is at 0.01.
+    "dp_linear_model_sample": lambda: _turned(
+        *(losses.softmax(3), jnp.ones((4, 1)), [0.0, 0.0, 0.0, 2.0], 1.0),
+        statistic=_first_over_last,
+        intercept=0,
+        max_records=3,
+    ),
+    "dp_linear_model_features": _dp_linear_model_features,
+    # The label of a record beyond the last knot turns. The others are zeros, and make
+    # the column bend.
+    "dp_additive_model": lambda: _turned_beyond(40),
+    # The same among so many records that whether the column bends is chosen. Both
+    # models are fitted for each release, which is slow.
+    "dp_additive_model_choice": lambda: _turned_beyond(1_000, num_releases=2_000),
+    # The same in a sample of 30 of them. The claim is at 0.01.
+    "dp_additive_model_sample": lambda: _turned_beyond(40, max_records=30),
+}

@@ -1,7 +1,6 @@
 """The mechanisms' claims, on neighbours that use all of what they are calibrated for.
 
-Where a claim goes through zCDP it is stated at delta = 0.05 and rho about 1/2: there a
-hundred thousand releases see most of it, while at 1e-5 they see next to nothing.
+Claims by zCDP are at delta = 0.05 and rho about 1/2, where most of them shows.
 """
 
 import math
@@ -13,20 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 from dp_accounting import DpEvent, LaplaceDpEvent, UnsupportedDpEvent, ZCDpEvent
 
-from benchmarks.audits.case import Case, audited
+from benchmarks.audits.case import Build, Case
 from dpjax import accounting, mechanisms
-from dpjax._types import Key, PeelingNoise, SelectionName
+from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
 from dpjax.accounting._smooth import smooth_noise_rho
-from dpjax.audit._releases import Statistic
 
 _DELTA = 0.05
 _SMOOTH_MULTIPLIER = 8.0
 
 
-@audited
-def gaussian() -> Case:
+def _gaussian() -> Case:
     """Noise for (1, 1e-5) on values at l2 distance 1."""
     epsilon, delta = 1.0, 1e-5
     stddev = accounting.gaussian_stddev(epsilon, delta, sensitivity=1.0)
@@ -39,38 +36,7 @@ def gaussian() -> Case:
     )
 
 
-@audited
-def laplace() -> Case:
-    """Noise for epsilon = 1 on values at l1 distance 1."""
-    return Case(
-        lambda key, value: mechanisms.laplace(key, value, scale=1.0),
-        *(jnp.zeros(2), jnp.array([0.0, 1.0])),
-        _pure(1.0, LaplaceDpEvent(1.0)),
-    )
-
-
-@audited
-def laplace_l2() -> Case:
-    """Noise for epsilon = 1 on values at l2 distance 1, in a plane."""
-    return Case(
-        lambda key, value: mechanisms.laplace(key, value, scale=1.0, norm="l2"),
-        *(jnp.zeros(2), jnp.array([0.6, 0.8])),
-        _pure(1.0, LaplaceDpEvent(1.0)),
-    )
-
-
-@audited
-def laplace_log_normal() -> Case:
-    """A value that moves by its smooth sensitivity, which moves by its e^t."""
-
-    def statistic(value: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.abs(value) - jnp.abs(value - 1))  # as if sigma were 0
-
-    return _smooth("laplace_log_normal", statistic, smoothness=0.0002, sigma=0.1)
-
-
-@audited
-def arsinh_normal() -> Case:
+def _arsinh_normal() -> Case:
     """A value that moves by its smooth sensitivity, which moves by its e^t."""
 
     def statistic(value: jax.Array) -> jax.Array:
@@ -81,8 +47,7 @@ def arsinh_normal() -> Case:
     return _smooth("arsinh_normal", statistic, smoothness=0.00002, sigma=1.0)
 
 
-@audited
-def discrete_gaussian() -> Case:
+def _discrete_gaussian() -> Case:
     """Integers at l2 distance 100 under noise of the same stddev."""
     stddev = 100
 
@@ -99,54 +64,23 @@ def discrete_gaussian() -> Case:
         noise = jax.pure_callback(draw, shape, words, vmap_method="expand_dims")
         return value + noise.astype(jnp.int32)
 
-    epsilon = discrete_gaussian_epsilon(
-        stddev, _DELTA, sensitivity=100.0, num_coordinates=2
-    )
+    sizes = {"sensitivity": 100.0, "num_coordinates": 2}
+    epsilon = discrete_gaussian_epsilon(stddev, _DELTA, **sizes)
     privacy = PrivacyGuarantee.of(epsilon, _DELTA, dp_event=UnsupportedDpEvent())
     data, neighbor = (jnp.array(x, jnp.int32) for x in ([0, 0], [60, -80]))
     return Case(release, data, neighbor, privacy)
 
 
-@audited
-def exponential() -> Case:
-    """One score of many rises by the range, and its candidate is rare."""
-    scores = jnp.zeros(40)
-    return _chosen("exponential", 2.0, scores, scores.at[0].set(1.0))
+def _laplace(neighbor: list[float], norm: Literal["l1", "l2"]) -> Case:
+    """Noise for epsilon = 1 on values at distance 1."""
+    return Case(
+        lambda key, value: mechanisms.laplace(key, value, scale=1.0, norm=norm),
+        *(jnp.zeros(2), jnp.array(neighbor), _pure(1.0, LaplaceDpEvent(1.0))),
+    )
 
 
-@audited
-def permute_and_flip() -> Case:
-    """Of two candidates the worse one's score falls behind by the range."""
-    scores = jnp.array([1.0, 1.0])
-    return _chosen("permute_and_flip", 1.0, scores, scores.at[0].set(0.0))
-
-
-@audited
-def peeling() -> Case:
-    """Of two equal coordinates one rises by the linf sensitivity, one falls."""
-    rho = 0.5
-    privacy, scale = _zero_concentrated(rho), math.sqrt(1 / rho)
-    return _peeled([100.0, 100.0], [101.0, 99.0], privacy, scale, scale)
-
-
-@audited
-def peeling_laplace() -> Case:
-    """The coordinate that is behind falls behind further, and rarely comes first."""
-    epsilon = 1.5
-    privacy, scale = _pure(epsilon, UnsupportedDpEvent()), 3 / epsilon
-    settings = privacy, scale, math.sqrt(2) * scale, "laplace", 400_000
-    return _peeled([104.0, 100.0], [105.0, 99.0], *settings)
-
-
-def _peeled(
-    data: list[float],
-    neighbor: list[float],
-    privacy: PrivacyGuarantee,
-    scale: float,
-    stddev: float,
-    noise: PeelingNoise = "gumbel",
-    num_releases: int = 100_000,
-) -> Case:
+def _peeled(data, neighbor, privacy, scale, noise="gumbel", num_releases=100_000):
+    stddev = scale if noise == "gumbel" else math.sqrt(2) * scale
     options = {"sparsity": 1, "selection_scale": scale, "release_stddev": stddev}
 
     def release(key: Key, vector: jax.Array) -> jax.Array:
@@ -156,13 +90,13 @@ def _peeled(
     return Case(release, *pair, privacy, num_releases=num_releases)
 
 
-def _chosen(
-    name: SelectionName, epsilon: float, scores: jax.Array, other: jax.Array
-) -> Case:
+def _chosen(name, epsilon, scores, first) -> Case:
+    """The first candidate has another score in the neighbour."""
     mechanism = getattr(mechanisms, name)
     release = partial(mechanism, epsilon=epsilon, sensitivity_range=1.0)
     event = accounting.selection_event(epsilon, mechanism=name)
-    return Case(release, scores, other, _pure(epsilon, event))
+    data = jnp.array(scores)
+    return Case(release, data, data.at[0].set(first), _pure(epsilon, event))
 
 
 def _pure(epsilon: float, event: DpEvent) -> PrivacyGuarantee:
@@ -174,18 +108,11 @@ def _zero_concentrated(rho: float) -> PrivacyGuarantee:
     return PrivacyGuarantee.of(epsilon, _DELTA, dp_event=ZCDpEvent(rho))
 
 
-def _smooth(
-    name: Literal["arsinh_normal", "laplace_log_normal"],
-    statistic: Statistic,
-    *,
-    smoothness: float,
-    sigma: float,
-) -> Case:
+def _smooth(name, statistic, *, smoothness, sigma) -> Case:
     """Audits zeros against ones, under noise of 8 times the smooth sensitivity."""
     mechanism = getattr(mechanisms, name)
-    rho = smooth_noise_rho(
-        _SMOOTH_MULTIPLIER, smoothness=smoothness, sigma=sigma, mechanism=name
-    )
+    noise = {"smoothness": smoothness, "sigma": sigma, "mechanism": name}
+    rho = smooth_noise_rho(_SMOOTH_MULTIPLIER, **noise)
     zeros, scale = jnp.zeros(64), jnp.full(64, _SMOOTH_MULTIPLIER)
     return Case(
         lambda key, data: mechanism(key, **data, sigma=sigma),
@@ -195,3 +122,33 @@ def _smooth(
         statistic,
         num_releases=200_000,
     )
+
+
+CASES: dict[str, Build] = {
+    "gaussian": _gaussian,
+    "laplace": lambda: _laplace([0.0, 1.0], "l1"),
+    "laplace_l2": lambda: _laplace([0.6, 0.8], "l2"),
+    # A value that moves by its smooth sensitivity, which moves by its e^t. The
+    # statistic is as if sigma were 0.
+    "laplace_log_normal": lambda: _smooth(
+        *("laplace_log_normal", lambda x: jnp.sum(jnp.abs(x) - jnp.abs(x - 1))),
+        smoothness=0.0002,
+        sigma=0.1,
+    ),
+    "arsinh_normal": _arsinh_normal,
+    "discrete_gaussian": _discrete_gaussian,
+    # One score of many rises by the range, and its candidate is rare.
+    "exponential": lambda: _chosen("exponential", 2.0, [0.0] * 40, 1.0),
+    # Of two candidates the worse one's score falls behind by the range.
+    "permute_and_flip": lambda: _chosen("permute_and_flip", 1.0, [1.0, 1.0], 0.0),
+    # Of two equal coordinates one rises by the linf sensitivity, one falls. rho = 1/2.
+    "peeling": lambda: _peeled(
+        [100.0, 100.0], [101.0, 99.0], _zero_concentrated(0.5), math.sqrt(1 / 0.5)
+    ),
+    # The coordinate that is behind falls behind further, and rarely comes first.
+    "peeling_laplace": lambda: _peeled(
+        *([104.0, 100.0], [105.0, 99.0], _pure(1.5, UnsupportedDpEvent()), 3 / 1.5),
+        noise="laplace",
+        num_releases=400_000,
+    ),
+}

@@ -1,20 +1,17 @@
 """The claims of private scores, on a record whose label or target turns round.
 
-Both models that are scored are right of the record in one data set, and as wrong as can
-be in the other. The attack adds up what is released of their mean losses, and of the
-accuracies, by how far each moves in its noise. It sees the counts but in sums, and so
-half of the budget.
+Both models are right of the record in one data set, and as wrong as can be in the
+other. The attack adds up losses and accuracies by how far each moves in its noise.
 """
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.audits.case import Case, audited
+from benchmarks.audits.case import Build, Case
 from dpjax import accounting, losses, models
 from dpjax._types import Key, PyTree
 from dpjax.audit._releases import Statistic
-from dpjax.losses import LinearLoss
 
 _EPSILON, _DELTA = 4.0, 1e-5
 _SAMPLING = accounting.Sampling(num_steps=2)
@@ -27,24 +24,7 @@ def _loss_and_errors(half: int) -> Statistic:
     return lambda found: jnp.sum(found[2]) / 5 - jnp.sum(found[0]) / (2 * half)
 
 
-@audited
-def private_scores() -> Case:
-    """The label of a record turns; half of the others are not what is predicted."""
-    targets = _every_other(1.0, -1.0)
-    scores = np.full(_NUM_RECORDS, 20.0)
-    return _case(losses.logistic, scores, targets, -1.0, _loss_and_errors(20))
-
-
-@audited
-def private_scores_classes() -> Case:
-    """The class of a record turns; half of the others are not what is predicted."""
-    targets = _every_other(2.0, 0.0)
-    scores = np.tile([0.0, 10.0, 20.0], (_NUM_RECORDS, 1))
-    return _case(losses.softmax(3), scores, targets, 0.0, _loss_and_errors(4))
-
-
-@audited
-def private_scores_numbers() -> Case:
+def _private_scores_numbers() -> Case:
     """An error grows from none; half of the others are none, and half beyond bounds."""
 
     def statistic(found: list[jax.Array]) -> jax.Array:
@@ -61,14 +41,7 @@ def _every_other(first: float, second: float) -> jax.Array:
     return jnp.where(jnp.arange(_NUM_RECORDS) % 2 == 0, first, second)
 
 
-def _case(
-    loss: LinearLoss,
-    scores: np.ndarray,
-    targets: jax.Array,
-    turned: float,
-    statistic: Statistic,
-    scale: float | None = None,
-) -> Case:
+def _case(loss, scores, targets, turned, statistic, scale=None) -> Case:
     multiplier = accounting.noise_multiplier(_EPSILON, _DELTA, _SAMPLING)
     options = {"beside": scores, "loss": loss, "loss_name": "of the case"}
     options |= {"scale": scale, "noise_multiplier": multiplier}
@@ -87,3 +60,18 @@ def _case(
         is_gaussian=True,
         vectorize=False,
     )
+
+
+CASES: dict[str, Build] = {
+    # The label of a record turns; half of the others are not what is predicted.
+    "private_scores": lambda: _case(
+        *(losses.logistic, np.full(_NUM_RECORDS, 20.0), _every_other(1.0, -1.0), -1.0),
+        _loss_and_errors(20),
+    ),
+    # The class of a record turns; half of the others are not what is predicted.
+    "private_scores_classes": lambda: _case(
+        *(losses.softmax(3), np.tile([0.0, 10.0, 20.0], (_NUM_RECORDS, 1))),
+        *(_every_other(2.0, 0.0), 0.0, _loss_and_errors(4)),
+    ),
+    "private_scores_numbers": _private_scores_numbers,
+}

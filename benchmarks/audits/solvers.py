@@ -1,18 +1,17 @@
 """The solvers' claims, each as the solver states it, on few records and few steps.
 
-A record has all the influence that it can have: the loss is linear in the parameters,
-so that an example is its gradient. For Gaussian noise and zCDP the words of
-`transforms` hold.
+The loss is linear in the parameters, so that a record is its gradient.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.audits.case import Case, audited, last_turned, linear, of, solved
-from dpjax import estimators, losses, parties, solvers
+from benchmarks.audits.case import Build, Case, last_turned, linear, of, solved
+from dpjax import constraints, estimators, losses, parties, solvers
 from dpjax._types import Key, PyTree
 from dpjax.estimators import Clipping, Winsorization
 from dpjax.solvers import Solution
@@ -23,43 +22,14 @@ _OBJECTIVE = {
 }
 
 
-def _mean(samples: jax.Array, neighbor: jax.Array, **options: Any) -> Case:
+def _mean(samples: jax.Array, num_turned: int | None = None, **options: Any) -> Case:
+    """The first samples turn round, by default all."""
     solve = of(solvers.dp_mean, epsilon=4.0, delta=1e-5, **options)
+    neighbor = samples.at[:num_turned].multiply(-1)
     return solved(solve, samples, neighbor, is_gaussian=True)
 
 
-@audited
-def dp_mean() -> Case:
-    """Of 500 numbers one changes sign, and is far beyond all others."""
-    samples = jnp.linspace(-1.0, 1.0, 500)
-    return _mean(samples.at[0].set(1e6), samples.at[0].set(-1e6))
-
-
-@audited
-def dp_mean_geometric_median() -> Case:
-    """A record far out turns round, and with it its unit vectors in all steps."""
-    data = jnp.zeros((4, 2)).at[-1].set(jnp.array([3e9, 4e9]))
-    return _mean(data, -data, method="geometric_median")
-
-
-@audited
-def dp_mean_truncated() -> Case:
-    """An infinite sample changes sign."""
-    samples = jnp.array([0.0, jnp.inf])
-    return _mean(samples, -samples, estimator=estimators.SmoothedTruncation(1.0))
-
-
-@audited
-def dp_histogram() -> Case:
-    """A record leaves the first bin for the last."""
-    edges = jnp.arange(5.0)
-    solve = of(solvers.dp_histogram, epsilon=4.0, delta=1e-5, edges=edges)
-    samples = jnp.array([0.5, 1.5])
-    return solved(solve, samples, samples.at[0].set(3.5), is_gaussian=True)
-
-
-@audited
-def dp_group_means() -> Case:
+def _dp_group_means() -> Case:
     """A record changes its group, and is far beyond all others."""
     solve = of(solvers.dp_group_means, epsilon=4.0, delta=1e-5, num_groups=2)
     samples = jnp.linspace(-1.0, 1.0, 500).at[0].set(1e6)
@@ -71,8 +41,7 @@ def dp_group_means() -> Case:
     )
 
 
-@audited
-def dp_mean_trimmed() -> Case:
+def _dp_mean_trimmed() -> Case:
     """Sixteen coordinates cross the clamp."""
     estimator = estimators.TrimmedMean(0.34, lower=-1.0, upper=1.0)
     solve = of(solvers.dp_mean, epsilon=2.0, delta=0.05, estimator=estimator)
@@ -83,124 +52,64 @@ def dp_mean_trimmed() -> Case:
     )
 
 
-@audited
-def dp_iterative_hard_thresholding() -> Case:
-    """The two entries of the parameters change places."""
-    return _peeled(epsilon=2.0, delta=0.05)
-
-
-@audited
-def dp_iterative_hard_thresholding_pure() -> Case:
-    """The two entries of the parameters change places."""
-    return _peeled(epsilon=2.0, delta=0.0)
-
-
-@audited
-def dp_sparse_linear_regression() -> Case:
-    """Of two entries, the one that is not zero becomes zero."""
-    return _regressed(learning_rate=1.0)
-
-
-@audited
-def dp_sparse_linear_regression_scaled() -> Case:
-    """The same, with a step size that is chosen privately."""
-    return _regressed(learning_rate=None)
-
-
-@audited
-def dp_objective_perturbation() -> Case:
-    """The only label turns round, where the loss has its full slope."""
-    solve = of(solvers.dp_objective_perturbation, **_OBJECTIVE)
-    features, labels = jnp.ones((1, 1)), jnp.ones(1)
-    return solved(solve, (features, labels), (features, -labels))
-
-
-@audited
-def dp_sample_and_aggregate() -> Case:
-    """The first result crosses the ball, and with it the centre.
-
-    The rest of the claim is for a scale that may differ, which here it does not.
-    """
-    options = {"epsilon": 4.0, "delta": 0.1, "num_subsets": 201, "diameter": 1.0}
-    solve = of(solvers.dp_sample_and_aggregate, jnp.mean, **options)
-    samples = jnp.where(jnp.arange(201) < 101, -0.5, 0.5)
-    return solved(solve, samples, samples.at[0].set(0.5))
-
-
-@audited
-def dp_multiparty_gradient_descent() -> Case:
+def _dp_multiparty_gradient_descent() -> Case:
     """Both iterates of two parties with a record each, one of which turns round.
 
-    They tell what the parties' two sums tell, and the case is for those who know no
-    party's noise. A run takes 50 ms, so 2,000 releases.
+    For those who know no party's noise. A run takes 50 ms, so 2,000 releases.
     """
     options = {"epsilon": 4.0, "delta": 1e-5, "learning_rate": 1.0, "num_steps": 2}
     options["estimator"] = Clipping(1.0)
+    iterates = []
 
-    def solve(key: Key, data: jax.Array, shown: solvers.Execution) -> Solution:
-        def party_fn(transport: parties.Transport) -> Solution:
-            party = transport.party
-            return solvers.dp_multiparty_gradient_descent(
-                *(linear, jnp.zeros(1), data[party]),
-                secure_sum=_secure_sum(transport, key),
-                execution=shown if party == 0 else solvers.Execution(),
-                **options,
-            )
+    def one(party: int, data: PyTree, **sums: Any) -> Solution:
+        show = lambda _, params: iterates.append(params)  # noqa: E731
+        shown = solvers.Execution(callback=show if party == 0 else None)
+        args = linear, jnp.zeros(1), data[party]
+        solve = solvers.dp_multiparty_gradient_descent
+        return solve(*args, execution=shown, **sums, **options)
 
-        return parties.run_parties(party_fn, 2)[0]
-
-    def release(key: Key, data: jax.Array) -> list[jax.Array]:
-        iterates = []
-        shown = solvers.Execution(callback=lambda _, params: iterates.append(params))
-        solve(key, data, shown)
-        return iterates
+    def release(key: Key, data: PyTree) -> list[jax.Array]:
+        iterates.clear()
+        _among_two(one, key, data)
+        return list(iterates)
 
     data = jnp.ones((2, 1, 1))  # party, record, feature
-    privacy = solve(jax.random.key(0), data, solvers.Execution()).privacy
+    privacy = _among_two(one, jax.random.key(0), data).privacy
     limits = {"num_releases": 2_000, "is_gaussian": True, "vectorize": False}
     return Case(release, data, last_turned(data), privacy, **limits)
 
 
-@audited
-def dp_multiparty_objective_perturbation() -> Case:
+def _dp_multiparty_objective_perturbation() -> Case:
     """One of two parties' labels turns round, where the loss has its full slope.
 
-    A run takes 80 ms, so 2,000 releases. Released are the parameters alone: the
-    transcript is not private, and the solver says so.
+    Released are the parameters alone. A run takes 80 ms, so 2,000 releases.
     """
 
-    def solve(key: Key, data: PyTree) -> Solution:
-        features, labels = data
-
-        def party_fn(transport: parties.Transport) -> Solution:
-            party = transport.party
-            return solvers.dp_multiparty_objective_perturbation(
-                features[party],
-                labels[party],
-                secure_sum=_secure_sum(transport, key),
-                **_OBJECTIVE,
-            )
-
-        return parties.run_parties(party_fn, 2)[0]
+    def one(party: int, data: PyTree, **sums: Any) -> Solution:
+        solve = solvers.dp_multiparty_objective_perturbation
+        return solve(*(x[party] for x in data), **sums, **_OBJECTIVE)
 
     features, labels = jnp.ones((2, 1, 1)), jnp.ones((2, 1))
     return Case(
-        lambda key, data: solve(key, data).params,
+        lambda key, data: _among_two(one, key, data).params,
         *((features, labels), (features, last_turned(labels))),
-        solve(jax.random.key(0), (features, labels)).privacy,
+        _among_two(one, jax.random.key(0), (features, labels)).privacy,
         num_releases=2_000,
         vectorize=False,
     )
 
 
-def _secure_sum(transport: parties.Transport, key: Key) -> parties.SecureSum:
-    """Returns sums with the bytes that the key and the party's number decide."""
+def _among_two(one: Callable[..., Solution], key: Key, data: PyTree) -> Solution:
+    """Runs two parties, with the random bytes that key and party decide."""
     words = np.asarray(jax.random.key_data(key))
-    seed = np.append(words, np.uint32(transport.party))
-    random_bytes = np.random.default_rng(seed).bytes
-    return parties.SecureSum(
-        transport, max_colluding=0, test_only_random_bytes=random_bytes
-    )
+
+    def party_fn(transport: parties.Transport) -> Solution:
+        seed = np.append(words, np.uint32(transport.party))
+        options = {"test_only_random_bytes": np.random.default_rng(seed).bytes}
+        sums = parties.SecureSum(transport, max_colluding=0, **options)
+        return one(transport.party, data, secure_sum=sums)
+
+    return parties.run_parties(party_fn, 2)[0]
 
 
 def _peeled(*, epsilon: float, delta: float) -> Case:
@@ -218,3 +127,108 @@ def _regressed(*, learning_rate: float | None) -> Case:
     solve = of(solvers.dp_sparse_linear_regression, **options)
     features, targets = jnp.array([[1.0, 1.0], [1.0, -1.0]]), jnp.ones(2)
     return solved(solve, (features, targets), (last_turned(features), targets))
+
+
+# -- Choices: a record decides which of two candidates that tie is ahead ---------------
+
+
+def _dp_frank_wolfe_composed() -> Case:
+    """The better of two vertices becomes the worse one in all eight steps."""
+
+    def rate(step: jax.Array) -> jax.Array:
+        return 1 / (1 + step.astype("float32"))
+
+    options = {"epsilon": 2.0, "delta": 0.05, "num_steps": 8}
+    return _chosen(9, num_against=4, learning_rate=rate, **options)
+
+
+def _dp_l1_regression() -> Case:
+    """One of two candidates that tie falls behind."""
+    options = {"epsilon": 2.0, "candidates": jnp.eye(2), "truncation": 1.0}
+    # A record fits one candidate and is truncated at the other.
+    features, targets = jnp.array([[0.0, 9.0], [9.0, 0.0]]), jnp.zeros(2)
+    neighbor = features.at[0].set(features[1]), targets
+    solve = of(solvers.dp_l1_regression, **options)
+    return solved(solve, (features, targets), neighbor)
+
+
+def _dp_center_and_scale() -> Case:
+    """One record leaves the lowest bin of sizes for the highest of three.
+
+    The scale shows them, at 45 per cent of the budget; by the signs there is no center.
+    """
+    solve = of(solvers.dp_center_and_scale, epsilon=4.0, delta=1e-5)
+    samples = jnp.tile(jnp.array([1.5, -1.5, 3.0, -3.0, 6.0, -6.0]), 40)[:, None]
+    return solved(solve, samples, samples.at[0].set(6.0), is_gaussian=True)
+
+
+def _chosen(num_samples, *, num_steps=2, num_against=0, **options) -> Case:
+    """All records but some prefer one vertex of two; the last one turns round."""
+    options |= {"constraint": constraints.Simplex(1.0), "num_steps": num_steps}
+    options["estimator"] = Winsorization(1.0)
+    solve = of(solvers.dp_frank_wolfe, linear, jnp.array([0.5, 0.5]), **options)
+    data = jnp.tile(jnp.array([[1.0, -1.0]]), (num_samples, 1))
+    data = data.at[:num_against].multiply(-1)
+    return solved(solve, data, last_turned(data))
+
+
+CHOICES: dict[str, Build] = {
+    # One of two vertices that tie falls behind in the last step.
+    "dp_frank_wolfe": lambda: _chosen(4, epsilon=1.0),
+    "dp_frank_wolfe_composed": _dp_frank_wolfe_composed,
+    # One of two vertices that tie falls behind.
+    "dp_lasso": lambda: solved(
+        of(solvers.dp_lasso, epsilon=1.0, delta=0.0, threshold=1.0, num_steps=1),
+        *((jnp.ones((2, 1)), jnp.array([9.0, last])) for last in (9.0, -9.0)),
+    ),
+    "dp_l1_regression": _dp_l1_regression,
+    # The smaller of two samples jumps over the other. Half of the budget is for the
+    # interval, which so few samples have not.
+    "dp_quantile": lambda: solved(
+        of(solvers.dp_quantile, epsilon=1.0, edges=jnp.arange(5.0)),
+        *(jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5])),
+    ),
+    "dp_center_and_scale": _dp_center_and_scale,
+}
+CASES: dict[str, Build] = {
+    # Of 500 numbers one changes sign, and is far beyond all others.
+    "dp_mean": lambda: _mean(jnp.linspace(-1.0, 1.0, 500).at[0].set(1e6), num_turned=1),
+    # A record far out turns round, and with it its unit vectors in all steps.
+    "dp_mean_geometric_median": lambda: _mean(
+        jnp.zeros((4, 2)).at[-1].set(jnp.array([3e9, 4e9])), method="geometric_median"
+    ),
+    # An infinite sample changes sign.
+    "dp_mean_truncated": lambda: _mean(
+        jnp.array([0.0, jnp.inf]), estimator=estimators.SmoothedTruncation(1.0)
+    ),
+    # A record leaves the first bin for the last.
+    "dp_histogram": lambda: solved(
+        of(solvers.dp_histogram, epsilon=4.0, delta=1e-5, edges=jnp.arange(5.0)),
+        *(jnp.array([0.5, 1.5]), jnp.array([3.5, 1.5])),
+        is_gaussian=True,
+    ),
+    "dp_group_means": _dp_group_means,
+    "dp_mean_trimmed": _dp_mean_trimmed,
+    # The two entries of the parameters change places.
+    "dp_iterative_hard_thresholding": lambda: _peeled(epsilon=2.0, delta=0.05),
+    "dp_iterative_hard_thresholding_pure": lambda: _peeled(epsilon=2.0, delta=0.0),
+    # Of two entries, the one that is not zero becomes zero.
+    "dp_sparse_linear_regression": lambda: _regressed(learning_rate=1.0),
+    # The same, with a step size that is chosen privately.
+    "dp_sparse_linear_regression_scaled": lambda: _regressed(learning_rate=None),
+    # The only label turns round, where the loss has its full slope.
+    "dp_objective_perturbation": lambda: solved(
+        of(solvers.dp_objective_perturbation, **_OBJECTIVE),
+        *((jnp.ones((1, 1)), jnp.array([label])) for label in (1.0, -1.0)),
+    ),
+    # The first result crosses the ball, and with it the centre.
+    "dp_sample_and_aggregate": lambda: solved(
+        of(
+            *(solvers.dp_sample_and_aggregate, jnp.mean),
+            **{"epsilon": 4.0, "delta": 0.1, "num_subsets": 201, "diameter": 1.0},
+        ),
+        *(jnp.array([first] + [-0.5] * 100 + [0.5] * 100) for first in (-0.5, 0.5)),
+    ),
+    "dp_multiparty_gradient_descent": _dp_multiparty_gradient_descent,
+    "dp_multiparty_objective_perturbation": _dp_multiparty_objective_perturbation,
+}

@@ -1,8 +1,6 @@
 """The transforms' claims, on the record that moves updates as far as any can.
 
-A Gaussian claim shows nearly whole; the record tells the share of each. One that goes
-through zCDP is larger than what the noise costs: it is stated at delta = 0.05 and
-rho = 1/2, where most of it shows.
+Claims by zCDP exceed what the noise costs: they are at delta = 0.05 and rho = 1/2.
 """
 
 import dataclasses
@@ -17,17 +15,9 @@ import numpy as np
 import optax
 from dp_accounting import UnsupportedDpEvent, ZCDpEvent
 
-from benchmarks.audits.case import Case, audited, last_turned
+from benchmarks.audits.case import Build, Case, last_turned
 from dpjax import accounting, estimators, transforms
-from dpjax._types import (
-    ADD_OR_REMOVE_ONE,
-    REPLACE_ONE,
-    Key,
-    NeighboringRelation,
-    PeelingNoise,
-    PyTree,
-    SelectionName,
-)
+from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.batching import Batching, CyclicPoisson, Full
@@ -54,9 +44,7 @@ _NUM_STEPS = 4  # of correlated noise
 _RECORDS = [[0.0, 0.0]] * 3 + [[3e9, 4e9]]
 
 
-def gaussian_claim(
-    num_releases: int = 1, relation: NeighboringRelation = REPLACE_ONE
-) -> tuple[float, PrivacyGuarantee]:
+def gaussian_claim(num_releases=1, relation=REPLACE_ONE):
     """Returns stddev / l2 sensitivity of each release, and the guarantee of all."""
     multiplier = accounting.gaussian_stddev(
         _EPSILON, _DELTA, sensitivity=1.0, num_releases=num_releases
@@ -68,55 +56,19 @@ def gaussian_claim(
     )
 
 
-# -- Means with noise ------------------------------------------------------------------
-
-
-def _enter_kinds_of_one_number() -> None:
-    """The gradient with the largest influence turns round."""
+def _kinds_of_one_number() -> dict[str, Build]:
+    """The gradient with the largest influence turns round, a case an estimator."""
+    cases: dict[str, Build] = {}
     for kind in vars(estimators).values():
         if isinstance(kind, type) and issubclass(kind, Estimator):
             fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
             if sum(x.default is dataclasses.MISSING for x in fields) == 1:
-                _enter(kind)
+                words = re.sub("(?=[A-Z])", "_", kind.__name__).lower()
+                cases[f"privatize{words}"] = partial(_farthest, kind)
+    return cases
 
 
-def _enter(kind: type[Any]) -> None:
-    def build() -> Case:
-        estimator = kind(1.0)
-        most = max(_TURNED, key=lambda x: float(jnp.abs(estimator(jnp.array(x))).max()))
-        return _privatized(estimator, most)
-
-    words = re.sub("(?=[A-Z])", "_", kind.__name__).lower()
-    build.__name__ = f"privatize{words}"
-    audited(build)
-
-
-_enter_kinds_of_one_number()
-
-
-@audited
-def privatize_median_of_means() -> Case:
-    """Of 3, 2 and 2 gradients the last group is the median."""
-    grads = [[1.0]] * 3 + [[-1.0]] * 2 + [[1.0]] * 2
-    return _privatized(MedianOfMeans(Truncation(1.0), num_groups=3), grads)
-
-
-@audited
-def privatize_grouped() -> Case:
-    """Two groups turn round at once, by bounds of their own."""
-    estimator = Grouped(Clipping(jnp.array([1.0, 3.0])), ("0", "1"))
-    return _privatized(estimator, (jnp.array(_TURNED[1]), jnp.array([[0.0], [9.0]])))
-
-
-@audited
-def privatize_scaled() -> Case:
-    """Coordinates turn round that are of other scales."""
-    estimator = Scaled(Winsorization(1.0), jnp.array([0.01, 100.0]))
-    return _privatized(estimator, [[0.0, 0.0], [9.0, -999.0]])
-
-
-@audited
-def privatize_added_record() -> Case:
+def _privatize_added_record() -> Case:
     """A row of a padded batch is filled, under add/remove."""
     multiplier, privacy = gaussian_claim(relation=ADD_OR_REMOVE_ONE)
     options = {"normalize_by": 2.0, "relation": ADD_OR_REMOVE_ONE}
@@ -133,8 +85,7 @@ def privatize_added_record() -> Case:
     return Case(release, data, neighbor, privacy, is_gaussian=True)
 
 
-@audited
-def add_gaussian_noise() -> Case:
+def _add_gaussian_noise() -> Case:
     """Noise for the sensitivity of a mean, which one gradient moves."""
     multiplier, privacy = gaussian_claim()
     estimator = Winsorization(1.0)
@@ -147,8 +98,7 @@ def add_gaussian_noise() -> Case:
     return _of_update(make, [[0.0, 0.0], [9.0, -9.0]], privacy, is_gaussian=True)
 
 
-@audited
-def privatize_trimmed_mean() -> Case:
+def _privatize_trimmed_mean() -> Case:
     """Sixteen coordinates cross the clamp, as far as one gradient can move them."""
 
     def statistic(mean: jax.Array) -> jax.Array:
@@ -159,18 +109,15 @@ def privatize_trimmed_mean() -> Case:
     return _smoothly_privatized(estimator, grads, statistic=statistic)
 
 
-@audited
-def privatize_trimmed_mean_smooth() -> Case:
+def _privatize_trimmed_mean_smooth() -> Case:
     """The smooth sensitivity grows by its e^t, and the mean moves by all of it.
 
-    A tenth of the claim shows, which adds up the cost of a new scale and that of a
-    shift, whose losses do not peak together. Its noise follows the data.
+    A tenth of the claim shows: a new scale and a shift do not peak together.
     """
     num_samples, num_trimmed, num_outliers = 60, 15, 12
     num_kept, num_next = num_samples - 2 * num_trimmed, num_trimmed - num_outliers
-    noise = calibrate_smooth_noise(
-        _RHO, num_samples=num_samples, trim_count=num_trimmed
-    )
+    sizes = {"num_samples": num_samples, "trim_count": num_trimmed}
+    noise = calibrate_smooth_noise(_RHO, **sizes)
     # S = e^(-3t) (upper - lower), by the outliers and by the values next to them.
     grads = np.zeros((num_samples, 1))
     grads[-num_trimmed:] = num_kept * np.exp(-num_next * noise.smoothness)
@@ -181,62 +128,7 @@ def privatize_trimmed_mean_smooth() -> Case:
     return _smoothly_privatized(estimator, grads, neighbor=neighbor)
 
 
-# -- Choices ---------------------------------------------------------------------------
-
-
-@audited
-def frank_wolfe() -> Case:
-    """The rarer of two vertices gets rarer."""
-    return _frank_wolfe("exponential", 2.0, num_others=2)
-
-
-@audited
-def frank_wolfe_permute_and_flip() -> Case:
-    """One of two vertices that tie falls behind."""
-    return _frank_wolfe("permute_and_flip", 1.0, num_others=1)
-
-
-@audited
-def peel() -> Case:
-    """The two entries of the parameters change places."""
-    return _peeled("gumbel", _RHO, _zero_concentrated_claim())
-
-
-@audited
-def peel_laplace() -> Case:
-    """The two entries of the parameters change places."""
-    epsilon = 2.0
-    privacy = PrivacyGuarantee.of(epsilon, 0.0, dp_event=UnsupportedDpEvent())
-    return _peeled("laplace", 5 * epsilon**2 / 18, privacy)
-
-
-# -- Successive updates, and what an update keeps in its state -------------------------
-
-
-@audited
-def dp_sgd() -> Case:
-    """Both updates of a run, each moved by one gradient."""
-
-    def make(key: Key, multiplier: float) -> Transform:
-        options = {"noise_multiplier": multiplier, "key": key}
-        return transforms.dp_sgd(0.1, Clipping(1.0), **options)
-
-    return _two_updates(make)
-
-
-@audited
-def chain() -> Case:
-    """Both updates of a run with momentum, moved by one gradient."""
-
-    def make(key: Key, multiplier: float) -> Transform:
-        mean = _privatize(Clipping(1.0), multiplier, key)
-        return transforms.chain(mean, optax.trace(0.5))
-
-    return _two_updates(make)
-
-
-@audited
-def accumulate() -> Case:
+def _accumulate() -> Case:
     """A gradient turns round that is the second of two pieces."""
     multiplier, privacy = gaussian_claim()
 
@@ -251,8 +143,7 @@ def accumulate() -> Case:
     return Case(release, pieces, last_turned(pieces), privacy, is_gaussian=True)
 
 
-@audited
-def privatize_adaptive_threshold() -> Case:
+def _privatize_adaptive_threshold() -> Case:
     """A gradient turns round, and is longer than the threshold.
 
     At half of the budget each, neither the mean nor the threshold alone shows 2.8.
@@ -270,35 +161,6 @@ def privatize_adaptive_threshold() -> Case:
     return Case(release, grads * 0.9999, grads * -1e15, privacy, is_gaussian=True)
 
 
-# -- Correlated noise: all updates of a run, moved by one record's steps ---------------
-
-
-@audited
-def privatize_correlated_bands() -> Case:
-    """All four steps see the record."""
-    return _run(BandedToeplitz.square_root(_NUM_STEPS, 2), Full())
-
-
-@audited
-def privatize_correlated_buffers() -> Case:
-    """All four steps see the record."""
-    return _run(BufferedToeplitz(_NUM_STEPS, decays=(0.5,), scales=(0.5,)), Full())
-
-
-@audited
-def privatize_correlated_tree() -> Case:
-    """All four steps see the record."""
-    return _run(BinaryTree(_NUM_STEPS), Full())
-
-
-@audited
-def privatize_correlated_cyclic() -> Case:
-    """Two steps may see the record, with probability 1/2 each."""
-    strategy = BandedToeplitz.square_root(_NUM_STEPS, 2)
-    batching = CyclicPoisson(1.0, cycle_length=2, capacity=2)
-    return _run(strategy, batching, delta=0.01)
-
-
 def _zero_concentrated_claim() -> PrivacyGuarantee:
     epsilon = accounting.rho_to_epsilon(_RHO, _ZCDP_DELTA)
     return PrivacyGuarantee.of(epsilon, _ZCDP_DELTA, dp_event=ZCDpEvent(_RHO))
@@ -307,6 +169,12 @@ def _zero_concentrated_claim() -> PrivacyGuarantee:
 def _privatize(estimator: Any, multiplier: float, key: Key, **options) -> Transform:
     options |= {"noise_multiplier": multiplier, "key": key}
     return transforms.privatize(estimator, **options)
+
+
+def _farthest(kind: type[Any]) -> Case:
+    estimator = kind(1.0)
+    most = max(_TURNED, key=lambda x: float(jnp.abs(estimator(jnp.array(x))).max()))
+    return _privatized(estimator, most)
 
 
 def _privatized(estimator: Any, grads: Any) -> Case:
@@ -320,15 +188,7 @@ def _smoothly_privatized(estimator: Any, grads: np.ndarray, **options) -> Case:
     return _of_update(make, grads, _zero_concentrated_claim(), **options)
 
 
-def _of_update(
-    make: Callable[[Key], Transform],
-    grads: Any,
-    privacy: PrivacyGuarantee,
-    *,
-    start: float = 0.0,
-    neighbor: np.ndarray | None = None,
-    **options,
-) -> Case:
+def _of_update(make, grads, privacy, *, start=0.0, neighbor=None, **options) -> Case:
     """Audits one update; by default the neighbour's last gradient turns round."""
     data = grads if isinstance(grads, tuple) else jnp.asarray(grads, "float32")
     other = jax.tree.map(last_turned, data)
@@ -343,15 +203,11 @@ def _of_update(
     return Case(release, data, other, privacy, **options)
 
 
-def _frank_wolfe(mechanism: SelectionName, epsilon: float, *, num_others: int) -> Case:
+def _frank_wolfe(mechanism, epsilon: float, *, num_others: int) -> Case:
     estimator, grads = Winsorization(1.0), [[1.0, -1.0]] * (num_others + 1)
-    options = {
-        "epsilon": epsilon,
-        "sensitivity": estimator.sensitivity(len(grads), 2).linf,
-        "limit": estimator.limit,
-        "learning_rate": 1.0,
-        "mechanism": mechanism,
-    }
+    options = {"epsilon": epsilon, "mechanism": mechanism, "learning_rate": 1.0}
+    options["sensitivity"] = estimator.sensitivity(len(grads), 2).linf
+    options["limit"] = estimator.limit
 
     def make(key: Key) -> Transform:
         step = transforms.frank_wolfe(Simplex(1.0), key=key, **options)
@@ -361,7 +217,7 @@ def _frank_wolfe(mechanism: SelectionName, epsilon: float, *, num_others: int) -
     return _of_update(make, grads, PrivacyGuarantee.of(epsilon, 0.0, dp_event=event))
 
 
-def _peeled(noise: PeelingNoise, rho: float, privacy: PrivacyGuarantee) -> Case:
+def _peeled(noise, rho: float, privacy: PrivacyGuarantee) -> Case:
     estimator = Winsorization(1.0)
     options = {"rho": rho, "limit": estimator.limit, "noise": noise}
     options["sensitivity"] = estimator.sensitivity(1, 2).linf
@@ -373,11 +229,11 @@ def _peeled(noise: PeelingNoise, rho: float, privacy: PrivacyGuarantee) -> Case:
     return _of_update(make, [[1.0, -1.0]], privacy, start=1.0)
 
 
-def _two_updates(make: Callable[[Key, float], Transform]) -> Case:
+def _two_updates(make: Callable[..., Transform]) -> Case:
     multiplier, privacy = gaussian_claim(num_releases=2)
 
     def release(key: Key, grads: jax.Array) -> PyTree:
-        optimizer = make(key, multiplier)
+        optimizer = make(Clipping(1.0), noise_multiplier=multiplier, key=key)
         params = jnp.zeros(2)
         first, state = optimizer.update(grads, optimizer.init(params), params)
         second, _ = optimizer.update(grads, state, params)
@@ -388,6 +244,7 @@ def _two_updates(make: Callable[[Key, float], Transform]) -> Case:
 
 
 def _run(strategy: Strategy, batching: Batching, *, delta: float = 1e-5) -> Case:
+    """Audits all updates of a run, moved by one record's steps."""
     sizes, budget = (len(_RECORDS), _NUM_STEPS), {"epsilon": 4.0, "delta": delta}
     sampling = batching.sampling(*sizes, strategy=strategy)
     multiplier = accounting.noise_multiplier(**budget, sampling=sampling)
@@ -410,3 +267,65 @@ def _run(strategy: Strategy, batching: Batching, *, delta: float = 1e-5) -> Case
     privacy = PrivacyGuarantee.of(**budget, dp_event=event)
     is_gaussian = sampling.sampling_prob == 1
     return Case(release, data, -data, privacy, is_gaussian=is_gaussian)
+
+
+CASES: dict[str, Build] = {
+    **_kinds_of_one_number(),
+    # Of 3, 2 and 2 gradients the last group is the median.
+    "privatize_median_of_means": lambda: _privatized(
+        MedianOfMeans(Truncation(1.0), num_groups=3),
+        [[1.0]] * 3 + [[-1.0]] * 2 + [[1.0]] * 2,
+    ),
+    # Two groups turn round at once, by bounds of their own.
+    "privatize_grouped": lambda: _privatized(
+        Grouped(Clipping(jnp.array([1.0, 3.0])), ("0", "1")),
+        (jnp.array(_TURNED[1]), jnp.array([[0.0], [9.0]])),
+    ),
+    # Coordinates turn round that are of other scales.
+    "privatize_scaled": lambda: _privatized(
+        Scaled(Winsorization(1.0), jnp.array([0.01, 100.0])),
+        [[0.0, 0.0], [9.0, -999.0]],
+    ),
+    "privatize_added_record": _privatize_added_record,
+    "add_gaussian_noise": _add_gaussian_noise,
+    "privatize_trimmed_mean": _privatize_trimmed_mean,
+    "privatize_trimmed_mean_smooth": _privatize_trimmed_mean_smooth,
+    # The rarer of two vertices gets rarer.
+    "frank_wolfe": lambda: _frank_wolfe("exponential", 2.0, num_others=2),
+    # One of two vertices that tie falls behind.
+    "frank_wolfe_permute_and_flip": lambda: _frank_wolfe(
+        "permute_and_flip", 1.0, num_others=1
+    ),
+    # The two entries of the parameters change places.
+    "peel": lambda: _peeled("gumbel", _RHO, _zero_concentrated_claim()),
+    "peel_laplace": lambda: _peeled(
+        *("laplace", 5 * 2.0**2 / 18),
+        PrivacyGuarantee.of(2.0, 0.0, dp_event=UnsupportedDpEvent()),
+    ),
+    # Both updates of a run, each moved by one gradient.
+    "dp_sgd": lambda: _two_updates(
+        lambda mean, **options: transforms.dp_sgd(0.1, mean, **options)
+    ),
+    # The same with momentum.
+    "chain": lambda: _two_updates(
+        lambda *how, **options: transforms.chain(
+            transforms.privatize(*how, **options), optax.trace(0.5)
+        )
+    ),
+    "accumulate": _accumulate,
+    "privatize_adaptive_threshold": _privatize_adaptive_threshold,
+    # Under correlated noise all four steps see the record.
+    "privatize_correlated_bands": lambda: _run(
+        BandedToeplitz.square_root(_NUM_STEPS, 2), Full()
+    ),
+    "privatize_correlated_buffers": lambda: _run(
+        BufferedToeplitz(_NUM_STEPS, decays=(0.5,), scales=(0.5,)), Full()
+    ),
+    "privatize_correlated_tree": lambda: _run(BinaryTree(_NUM_STEPS), Full()),
+    # Two steps may see the record, with probability 1/2 each.
+    "privatize_correlated_cyclic": lambda: _run(
+        BandedToeplitz.square_root(_NUM_STEPS, 2),
+        CyclicPoisson(1.0, cycle_length=2, capacity=2),
+        delta=0.01,
+    ),
+}

@@ -1,12 +1,12 @@
 """The methods of the page of deep networks: recipes, and the one loop that runs them.
 
-Every recipe is a chain that begins with `dpjax.transforms.privatize`: what it releases
-is divided by the largest norm of an influence, so that a step's signal is 1 at most and
-its noise's stddev 2 z / b, z the noise multiplier and b the batch's expected size, in
-every unit of the loss. Recipes without settings take their rate from that noise alone.
+What a recipe releases is divided by the largest norm of an influence: a step's signal
+is 1 at most, and its noise's stddev 2 z / b, of noise multiplier z and batch size b.
 """
 
+import dataclasses
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -19,7 +19,10 @@ import numpy as np
 import optax
 
 import dpjax
+from benchmarks.comparison import LARGEST_EXCESS, Suite, key_of, keys_of
+from benchmarks.deep import tasks
 from benchmarks.deep.tasks import Task
+from benchmarks.record import RESULTS, Row, rounded
 from benchmarks.utility.hindsight import CHOICE, Setting
 from dpjax import PrivateTraining, losses
 from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
@@ -54,9 +57,8 @@ class Recipe:
     Attributes:
         estimator: from a size to the estimator: the clip norm, scale or offset; of
             thresholds that adapt, the quantile that they follow.
-        size: from a task's public facts and the norm of the noise; None where
-            hindsight chooses it.
-        power: of how the rate falls to zero, (1 - t / T)^power, after a short rise.
+        size: of a task and the norm of the noise; None where hindsight chooses it.
+        power: the rate falls by (1 - t / T)^power, after a short rise.
         adam: makes the adam that takes the steps; None are plain steps.
         num_bands: of the noise; 1 is independent noise.
         refits: whether `dp_linear_model` fits the last layer anew in the end.
@@ -72,17 +74,13 @@ class Recipe:
     refits: bool = False
 
     def head_share(self, task: Task) -> float:
-        """The share of the budget that the last layer is fitted anew with.
-
-        None of classes: that model begins at a constant, and takes more to get as far.
-        """
+        """The last layer's share of the budget: none of classes, for which it loses."""
         return HEAD_SHARE if self.refits and task.loss == "squared" else 0.0
 
 
-def _adaptive(inner, quantile):
-    return AdaptiveThreshold(
-        inner(FIRST), lower=LOWER, upper=UPPER, quantile=quantile, learning_rate=SPEED
-    )
+def _adaptive_clipping(quantile):
+    options = {"lower": LOWER, "upper": UPPER, "learning_rate": SPEED}
+    return AdaptiveThreshold(Clipping(FIRST), quantile=quantile, **options)
 
 
 def _by_noise(task, noise):
@@ -96,35 +94,38 @@ def _by_loss(task, noise):
     return TAIL if task.loss == "squared" else _by_noise(task, noise)
 
 
-# Titles, sizes and options of adaptive clipping; of the others, estimators and sizes.
-_ADAPTIVE: dict[str, tuple[str, Any, dict[str, Any]]] = {
-    "adaptive_refit": (", last layer anew", _by_loss, {"refits": True}),
-    "adaptive": ("", _by_loss, {}),
-    "adaptive_noise": (", quantile by the noise", _by_noise, {}),
-    "adaptive_tail": (f", quantile {TAIL:g}", lambda *_: TAIL, {}),
-    "adaptive_adam": (", adam", _by_loss, {"adam": optax.scale_by_adam}),
-    "adaptive_dp_adam": (
-        *(", adam without the noise", _by_loss),
-        {"adam": scale_by_dp_adam},
-    ),
-}
-_FIXED = {
-    "normalized": ("normalization", Normalization, 0.01, 1),
-    "normalized_correlated": (
-        *("normalization, correlated noise", Normalization),
-        *(0.01, NUM_BANDS),
-    ),
-    "smoothed": ("smoothed clipping at 1", SmoothedClipping, 1.0, 1),
-    "clipping": ("clipping at 1", Clipping, 1.0, 1),
-    "correlated": ("clipping at 1, correlated noise", Clipping, 1.0, NUM_BANDS),
-}
-_adaptive_clipping = partial(_adaptive, Clipping)  # one object, one program
+def _adaptive(name, words="", size=_by_loss, **options):
+    return Recipe(
+        name, f"adaptive clipping{words}", _adaptive_clipping, size, **options
+    )
+
+
+def _fixed(name, title, estimator, size, num_bands=1):
+    return Recipe(name, title, estimator, lambda *_: size, num_bands=num_bands)
+
+
 RECIPES = {
-    name: Recipe(name, f"adaptive clipping{end}", _adaptive_clipping, size, **options)
-    for name, (end, size, options) in _ADAPTIVE.items()
-} | {
-    name: Recipe(name, title, kind, lambda *_, size=size: size, num_bands=num_bands)
-    for name, (title, kind, size, num_bands) in _FIXED.items()
+    one.name: one
+    for one in (
+        _adaptive("adaptive_refit", ", last layer anew", refits=True),
+        _adaptive("adaptive"),
+        _adaptive("adaptive_noise", ", quantile by the noise", _by_noise),
+        _adaptive("adaptive_tail", f", quantile {TAIL:g}", lambda *_: TAIL),
+        _adaptive("adaptive_adam", ", adam", adam=optax.scale_by_adam),
+        _adaptive(
+            "adaptive_dp_adam", ", adam without the noise", adam=scale_by_dp_adam
+        ),
+        _fixed("normalized", "normalization", Normalization, 0.01),
+        _fixed(
+            *("normalized_correlated", "normalization, correlated noise"),
+            *(Normalization, 0.01, NUM_BANDS),
+        ),
+        _fixed("smoothed", "smoothed clipping at 1", SmoothedClipping, 1.0),
+        _fixed("clipping", "clipping at 1", Clipping, 1.0),
+        _fixed(
+            *("correlated", "clipping at 1, correlated noise", Clipping, 1.0, NUM_BANDS)
+        ),
+    )
 }
 
 
@@ -135,10 +136,8 @@ class Plan:
     Attributes:
         noise: the strategy; None is independent noise.
         multiplier: z, of the noise that the strategy correlates.
-        stddev: of one step's mean, where influences are 1 at most; of correlated noise
-            as much independent noise as would move the sum of all steps alike.
-        head_epsilon: of `dp_linear_model` for the last layer, at the same delta; what
-            both spend is counted together. 0 where it is not fitted anew.
+        stddev: of a step's mean; of independent noise that moves all steps' sum alike.
+        head_epsilon: of the last layer, at the same delta; 0 where it is not refitted.
     """
 
     batching: Batching
@@ -150,14 +149,7 @@ class Plan:
 
 
 @cache
-def plan(
-    num_samples: int,
-    epsilon: float,
-    delta: float,
-    num_steps: int,
-    num_bands: int = 1,
-    head_share: float = 0.0,
-) -> Plan:
+def plan(num_samples, epsilon, delta, num_steps, num_bands=1, head_share=0.0) -> Plan:
     """Returns the plan for a budget, whatever the data."""
     size = num_samples // BATCHES
     # The same for all budgets, and so their programs; `init` refuses too few.
@@ -172,25 +164,17 @@ def plan(
     batching.init(  # refuses a capacity that is too small for this budget
         jax.random.key(0), num_samples, num_steps, epsilon=epsilon, delta=delta
     )
-    head_epsilon = 0.0
+    head_epsilon, fields = 0.0, {"strategy": strategy}
     if strategy is None:
-        head_multiplier = math.inf
+        fields, once = {"other_multiplier": math.inf}, Sampling(num_steps=1)
         if head_share:
-            alone = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
-            head_epsilon = noise_multiplier_to_epsilon(
-                alone / math.sqrt(head_share), delta, Sampling(num_steps=1)
-            )
+            alone = noise_multiplier(epsilon, delta, once) / math.sqrt(head_share)
+            head_epsilon = noise_multiplier_to_epsilon(alone, delta, once)
             # What dp_linear_model takes at that epsilon.
-            head_multiplier = noise_multiplier(
-                head_epsilon, delta, Sampling(num_steps=1)
-            )
-        fields = {"other_multiplier": head_multiplier}
-    else:
-        fields = {"strategy": strategy}
+            fields["other_multiplier"] = noise_multiplier(head_epsilon, delta, once)
     sampling = batching.sampling(num_samples, num_steps, **fields)
     multiplier = noise_multiplier(epsilon, delta, sampling)
-    stddev = 2 * multiplier / size * relative
-    stddev = float(stddev)
+    stddev = float(2 * multiplier / size * relative)
     return Plan(batching, num_steps, strategy, multiplier, stddev, head_epsilon)
 
 
@@ -201,9 +185,7 @@ def settings(recipe: Recipe, how: Plan, task: Task) -> tuple[float, float]:
     return recipe.size(task, noise), rate
 
 
-def train_all(
-    task: Task, recipe: Recipe, how: Plan, sizes, learning_rates, keys
-) -> np.ndarray:
+def train_all(task, recipe, how, sizes, learning_rates, keys) -> np.ndarray:
     """Returns test losses (keys, settings) after training with sizes and rates."""
     kind = task, recipe.estimator, recipe.adam, how.batching, how.noise
     numbers = how.num_steps, recipe.power, how.multiplier
@@ -265,13 +247,9 @@ def _refit_all(task, epsilon, params, keys):
     """Returns params with the last layer fitted anew, for all keys and settings."""
 
     def refit(params, key):
-        weights = dp_linear_model(
-            *("squared", task.head_data(params)),
-            key=jax.random.fold_in(key, 1),  # run's keys are split from it
-            epsilon=epsilon,
-            delta=task.delta,
-            intercept=-1,
-        ).params
+        key = jax.random.fold_in(key, 1)  # run's keys are split from it
+        options = {"epsilon": epsilon, "delta": task.delta, "intercept": -1, "key": key}
+        weights = dp_linear_model("squared", task.head_data(params), **options).params
         return params | {"w_head": weights[:-1, None], "b_head": weights[-1:]}
 
     return jax.vmap(jax.vmap(refit, in_axes=(0, None)))(params, keys)
@@ -293,11 +271,10 @@ NORMS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 RATES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 STEPS = (NUM_STEPS // 4, NUM_STEPS)
 NUM_CHOICE_KEYS = 2
+_FALLING = Recipe("hindsight_falling", "the same, rates that fall", Clipping)
 BARS = {
     "hindsight": Recipe("hindsight", "clipping, in hindsight", Clipping, power=0.0),
-    "hindsight_falling": Recipe(
-        "hindsight_falling", "the same, rates that fall", Clipping
-    ),
+    "hindsight_falling": _FALLING,
 }
 
 
@@ -322,14 +299,14 @@ UNTUNED = {
 }
 
 
-def measured(task: Task, method: str, epsilon: float, keys) -> dict[str, np.ndarray]:
+def measured(task, method, epsilon, keys) -> dict[str, np.ndarray]:
     """Returns test losses, and of classes accuracies, of shape (keys,)."""
     train = _trained if method == "private_training" else _last_layer
     budget = {"epsilon": epsilon, "delta": task.delta}
-    measures = {"loss": task.test_loss}
-    if task.loss != "squared":
-        measures["accuracy"] = task.accuracy
     found = [train(task, budget, key) for key in keys]
+    measures = {"loss": task.test_loss, "accuracy": task.accuracy}
+    if task.loss == "squared":
+        del measures["accuracy"]
     return {
         name: np.array([float(jax.jit(measure)(params)) for params in found])
         for name, measure in measures.items()
@@ -340,15 +317,14 @@ def _trained(task, budget, key):
     init_key, key = jax.random.split(key)
     run = PrivateTraining(task.loss_fn, num_samples=task.num_samples, **budget)
     data = jax.tree.map(jnp.asarray, task.train)
-
-    def step(_, state):
-        return run.step(state, data)[0]
+    state = run.init(task.init(init_key), key)
 
     @jax.jit
     def train(state):
-        return jax.lax.fori_loop(0, run.num_steps, step, state).params
+        one = lambda _, state: run.step(state, data)[0]  # noqa: E731
+        return jax.lax.fori_loop(0, run.num_steps, one, state).params
 
-    return train(run.init(task.init(init_key), key))
+    return train(state)
 
 
 def _last_layer(task, budget, key):
@@ -360,3 +336,74 @@ def _last_layer(task, budget, key):
     solution = dp_linear_model(loss, data, key=key, intercept=-1, **budget)
     weights = solution.params.reshape(-1, num_outputs)
     return params | {"w_head": weights[:-1], "b_head": weights[-1]}
+
+
+# -- What `python -m benchmarks deep` runs; a row's excess is the test loss itself -----
+
+PATH = RESULTS / "deep.json"
+EPSILONS = (1.0, 3.0, 8.0)
+METHODS = {**BARS, **RECIPES}
+TITLES = {name: one.title for name, one in METHODS.items()} | UNTUNED
+SEED = 23
+
+
+def run_named(problem, method, epsilon, repetitions) -> tuple[Row, dict[str, Any]]:
+    """Returns the row and the facts of the task."""
+    task = tasks.task(problem)
+    return run_one(task, method, epsilon, repetitions), facts(task)
+
+
+def run_one(task: Task, method: str, epsilon: float, repetitions: int) -> Row:
+    """Trains a method's repetitions, with keys that depend on all that is run."""
+    key = key_of(SEED, task.name, method, epsilon)
+    start, keys = time.perf_counter(), keys_of(key, repetitions)
+    if method in UNTUNED:
+        found = measured(task, method, epsilon, keys)
+        return _row(found.pop("loss"), start, {k: v.mean() for k, v in found.items()})
+    recipe, budget = METHODS[method], (task.num_samples, epsilon, task.delta)
+    if method in BARS:
+        found = grid_losses(task, recipe, epsilon, key)
+        size, learning_rate, num_steps = min(found, key=lambda one: found[one])
+        how = plan(*budget, num_steps)
+        taken = {"norm": size, "rate": learning_rate, "num_steps": num_steps}
+    else:
+        how = plan(*budget, NUM_STEPS, recipe.num_bands, recipe.head_share(task))
+        size, learning_rate = settings(recipe, how, task)
+        taken = {"size": size, "rate": learning_rate, "stddev": how.stddev}
+    losses = train_all(task, recipe, how, [size], [learning_rate], keys)[:, 0]
+    return _row(losses, start, taken)
+
+
+def _row(losses, start: float, taken: dict[str, Any]) -> Row:
+    losses = np.minimum(np.nan_to_num(losses, nan=LARGEST_EXCESS), LARGEST_EXCESS)
+    seconds = round(time.perf_counter() - start, 3)
+    facts = {name: rounded(value, 4) for name, value in taken.items()}
+    return {"excess": [rounded(x) for x in losses], "seconds": seconds, "facts": facts}
+
+
+def facts(task: Task) -> dict[str, Any]:
+    """What the page says of a task."""
+    known = {name: getattr(task, name) for name in ("title", "model", "loss")}
+    known |= {"n": task.num_samples, "d": task.num_params}
+    known |= {"num_test": len(task.test[1]), "delta": task.delta}
+    known |= {"is_made": task.name in tasks.MADE_NAMES}
+    known |= {"constant_loss": task.constant_loss}
+    return known | {"noiseless_loss": noiseless_loss(task)}
+
+
+@cache
+def noiseless_loss(task: Task) -> float:
+    """The test loss by adam without noise, where hardly a gradient is clipped."""
+    recipe = Recipe("", "", Clipping, adam=optax.scale_by_adam)
+    how = plan(task.num_samples, 1.0, task.delta, NUM_STEPS)
+    how = dataclasses.replace(how, multiplier=0.0)
+    keys = jax.random.split(jax.random.key(SEED), 1)
+    return float(train_all(task, recipe, how, [1e4], [ADAM_RATE], keys)[0, 0])
+
+
+PARTS = {
+    "run": Suite(
+        *(run_named, TITLES, tasks.NAMES, EPSILONS, 4, PATH, ("optax",)),
+        others=(*tasks.MADE_NAMES, *tasks.PUBLISHED_NAMES),
+    )
+}

@@ -1,6 +1,7 @@
 """The page of deep networks: every number and verdict comes from its record."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,7 @@ import numpy as np
 from benchmarks import comparison, page
 from benchmarks.comparison import WORDS, Summary, geometric_mean
 from benchmarks.deep import methods
-from benchmarks.deep.command import PATH, TITLES
-from benchmarks.deep.methods import BARS
+from benchmarks.deep.methods import BARS, PATH, TITLES
 from benchmarks.page import listed, number, table
 from benchmarks.record import Record, read
 
@@ -25,22 +25,15 @@ class Numbers(comparison.Numbers):
 
     def cells(self, *, is_made: bool) -> list[Cell]:
         """Returns the cells of real tasks, or of made ones, in a fixed order."""
-        found = {
-            (task, epsilon)
-            for task, _, epsilon in self.rows
-            if self.facts[task]["is_made"] is is_made
-        }
-        return sorted(found)
+        cells = {(task, epsilon) for task, _, epsilon in self.rows}
+        return sorted(x for x in cells if self.facts[x[0]]["is_made"] is is_made)
 
     @property
     def titles(self) -> dict[str, str]:
         """The titles of those methods that ran, ours in bold."""
         ran = {method for _, method, _ in self.rows}
-        return {
-            name: f"**{title}**" if name == OURS else title
-            for name, title in TITLES.items()
-            if name in ran
-        }
+        titles = TITLES | {OURS: f"**{TITLES[OURS]}**"}
+        return {name: title for name, title in titles.items() if name in ran}
 
     def ratio(self, cell: Cell, method: str, bar: str = BAR) -> float | None:
         """Returns a method's test loss over the bar's; None without either."""
@@ -64,10 +57,9 @@ def parts(content: Record, path: Path) -> dict[str, page.Part]:
     cells = numbers.cells(is_made=False)
     grid = methods.NORMS, methods.RATES, methods.STEPS
     at_edge, num_choices = _at_the_edge(numbers)
-    names = (
-        "batches num_steps num_bands peak least_noise adam_rate first tail head_share"
-    )
-    constants = {name: getattr(methods, name.upper()) for name in names.split()}
+    names = *("batches", "num_steps", "num_bands", "peak", "least_noise"), "adam_rate"
+    names += "first", "tail", "head_share"
+    constants = {name: getattr(methods, name.upper()) for name in names}
     return constants | {
         "source": page.source(path),
         **dict(zip(("norms", "rates", "counts"), map(listed, grid), strict=True)),
@@ -129,7 +121,7 @@ def _means(numbers: Numbers, cells: Sequence[Cell]) -> str:
         return [title, *("" if x is None else f"{x:.3f}" for x in means), ahead]
 
     rows = [
-        row(title, lambda cell, method=method: numbers.ratio(cell, method))
+        row(title, partial(numbers.ratio, method=method))
         for method, title in numbers.titles.items()
     ]
     rows.append(row("best constant of the training set, not private", numbers.constant))
@@ -139,14 +131,12 @@ def _means(numbers: Numbers, cells: Sequence[Cell]) -> str:
 
 def _losers(numbers: Numbers, cells: Sequence[Cell]) -> Iterator[str]:
     """Says of every method where it is behind the bar, beyond two standard errors."""
-    for method in numbers.titles:
-        if method in BARS:
-            continue
+    for method in (name for name in numbers.titles if name not in BARS):
         behind: dict[str, list[str]] = {}
         worst = (1.0, "")
         for task, epsilon in cells:
             ours, bar = (numbers.of(task, one, epsilon) for one in (method, BAR))
-            if ours is None or bar is None:
+            if not (ours and bar):
                 continue
             if ours.mean - bar.mean > 2 * np.hypot(ours.error, bar.error):
                 title = numbers.facts[task]["title"]

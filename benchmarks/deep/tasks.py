@@ -1,7 +1,6 @@
 """The tasks of the page of deep networks: real ones, and made ones to search on.
 
-Inputs are scaled by public constants alone (`dpjax.datasets`), and long ones squeezed
-by sign(x) log(1 + |x|), a public map, too. One record is one example of the loss.
+Inputs are scaled by public constants, long ones squeezed by sign(x) log(1 + |x|).
 """
 
 import math
@@ -31,12 +30,10 @@ NUM_TEXTS, NUM_TEST_TEXTS = 16_000, 4_000
 class Task:
     """A network to train, and what it is judged by.
 
-    Attributes:
-        loss: "squared", which is half the square, or "cross-entropy".
-        init: from a key to parameters; predictions are zero at first.
-        features: from parameters and one input to what its last layer takes, whose
-            weights are params["w_head"] and params["b_head"].
-        train: (inputs, targets), n rows each; as is `test`.
+    Predictions of `init(key)` are zero. `features(params, input)` is what the last
+    layer takes, of weights params["w_head"] and params["b_head"]. `train` and `test`
+    are (inputs, targets). "squared" loss is half the square, the other one "cross-
+    entropy".
     """
 
     name: str
@@ -108,8 +105,7 @@ def perceptron(num_inputs: int, num_outputs: int):
         return {
             "w1": _drawn(key, num_inputs, HIDDEN),
             "b1": jnp.zeros(HIDDEN),
-            "w_head": jnp.zeros((HIDDEN, num_outputs)),
-            "b_head": jnp.zeros(num_outputs),
+            **_head(HIDDEN, num_outputs),
         }
 
     return init, lambda params, x: jnp.tanh(x @ params["w1"] + params["b1"])
@@ -121,16 +117,15 @@ def transformer(num_inputs: int, num_outputs: int):
 
     def init(key):
         keys = jax.random.split(key, 6)
+        embed = jax.random.normal(keys[0], (NUM_TOKENS, size, WIDTH))
         return {
-            "embed": jax.random.normal(keys[0], (NUM_TOKENS, size, WIDTH))
-            / math.sqrt(size),
+            "embed": embed / math.sqrt(size),
             "places": 0.1 * jax.random.normal(keys[1], (NUM_TOKENS, WIDTH)),
             "qkv": _drawn(keys[2], WIDTH, 3 * WIDTH),
             "mix": _drawn(keys[3], WIDTH, WIDTH),
             "up": _drawn(keys[4], WIDTH, 2 * WIDTH),
             "down": _drawn(keys[5], 2 * WIDTH, WIDTH),
-            "w_head": jnp.zeros((WIDTH, num_outputs)),
-            "b_head": jnp.zeros(num_outputs),
+            **_head(WIDTH, num_outputs),
         }
 
     def features(params, x):
@@ -158,6 +153,11 @@ def characters():
     return init, lambda params, x: features(params, params["table"][x].reshape(-1))
 
 
+def _head(num_inputs: int, num_outputs: int) -> Params:
+    zeros = jnp.zeros((num_inputs, num_outputs))
+    return {"w_head": zeros, "b_head": jnp.zeros(num_outputs)}
+
+
 def _drawn(key, num_in: int, num_out: int) -> jax.Array:
     return jax.random.normal(key, (num_in, num_out)) / math.sqrt(num_in)
 
@@ -174,12 +174,8 @@ def _squeezed(features: np.ndarray) -> np.ndarray:
 
 def _task(name, title, model, loss, parts, both, is_test) -> Task:
     """A task on rows that are told apart; `parts` are init and features."""
-    inputs, targets = both
-    return Task(
-        *(name, title, model, loss, *parts),
-        train=(inputs[~is_test], targets[~is_test]),
-        test=(inputs[is_test], targets[is_test]),
-    )
+    train, test = (tuple(x[rows] for x in both) for rows in (~is_test, is_test))
+    return Task(name, title, model, loss, *parts, train, test)
 
 
 def _tabular(name: str, title: str, loader: str, every: int, model=perceptron) -> Task:
@@ -212,22 +208,13 @@ def _frozen_digits() -> Task:
     digits = _digits()
     weights = np.random.default_rng(7).standard_normal((64, NUM_FROZEN)) / 8
 
-    def features(params, x):
-        del params
+    def features(_, x):
         return jnp.tanh(x @ jnp.asarray(weights, x.dtype))
 
-    def init(key):
-        del key
-        return {"w_head": jnp.zeros((NUM_FROZEN, 10)), "b_head": jnp.zeros(10)}
-
-    return replace(
-        digits,
-        name="digits_frozen",
-        title="digits, frozen features",
-        model=f"last layer over {NUM_FROZEN} frozen random features",
-        init=init,
-        features=features,
-    )
+    model = f"last layer over {NUM_FROZEN} frozen random features"
+    how = {"init": lambda key: _head(NUM_FROZEN, 10), "features": features}
+    names = {"name": "digits_frozen", "title": "digits, frozen features"}
+    return replace(digits, model=model, **names, **how)
 
 
 def _adult() -> Task:
@@ -299,28 +286,24 @@ _TABULAR = {
     "rand_hie": ("RAND HIE", "rand_hie", 1),
     "rand_hie_transformer": ("RAND HIE, transformer", "rand_hie", 1, transformer),
 }
+NAMES = *_TABULAR, "digits", "characters"
+MADE_NAMES = "made_small", "made_large", "made_zeros", "made_classes", "made_few"
+PUBLISHED_NAMES = "adult", "digits_frozen"  # beside numbers of others, digits too
 _MAKERS: dict[str, Callable[[], Task]] = {
     **{name: partial(_tabular, name, *how) for name, how in _TABULAR.items()},
     "digits": _digits,
     "characters": _characters,
-}
-NAMES = tuple(_MAKERS)
-_MADE: dict[str, Callable[[], Task]] = {
     "made_small": partial(_made_regression, "made_small", 0.1, 12_000, 0.0),
     "made_large": partial(_made_regression, "made_large", 10.0, 12_000, 0.0),
     "made_zeros": partial(_made_regression, "made_zeros", 1.0, 12_000, 0.8),
     "made_classes": partial(_made_classes, "made_classes", 12_000),
     "made_few": partial(_made_classes, "made_few", 1_500),
+    "adult": _adult,
+    "digits_frozen": _frozen_digits,
 }
-MADE_NAMES = tuple(_MADE)
-_PUBLISHED = {"adult": _adult, "digits_frozen": _frozen_digits}
-PUBLISHED_NAMES = tuple(_PUBLISHED)  # beside numbers of others, digits too
 
 
 @cache
 def task(name: str) -> Task:
     """Returns a task, loaded or drawn at its first use."""
-    makers = _MAKERS | _MADE | _PUBLISHED
-    if name not in makers:
-        raise ValueError(f"task = {name!r}: must be one of {', '.join(makers)}")
-    return makers[name]()
+    return _MAKERS[name]()

@@ -3,9 +3,8 @@
 Where a paper does not print the numbers of an axis they are ours, within its ranges.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from itertools import product
 
 from benchmarks.figures.panel import Panel, Setting
 
@@ -23,28 +22,20 @@ _STOCHASTIC = (
 )
 _DIMENSIONS = ("num_features", (200, 400, 800))
 _SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
-# Its four panels: which loss, and which gradients.
-_KINDS_001 = {
-    "a": ("ridge", _FULL),
-    "b": ("ridge", _STOCHASTIC),
-    "c": ("logistic", _FULL),
-    "d": ("logistic", _STOCHASTIC),
-}
-_PROBLEMS_001 = {
-    "ridge": "ridge, log-normal noise",
-    "logistic": "logistic, log-logistic noise",
-}
+_NOISES_001 = {"ridge": "log-normal", "logistic": "log-logistic"}
 
 
 def _paper_001() -> list[Panel]:
     """Ridge and logistic regression: by iteration, dimension and records."""
     synthetic = Setting(100_000, 10, num_steps=100)
     panels = []
-    for letter, (loss, methods) in _KINDS_001.items():
+    kinds = product(("ridge", "logistic"), (_FULL, _STOCHASTIC))
+    for letter, (loss, methods) in zip("abcd", kinds, strict=True):
         how = "stochastic gradients" if methods is _STOCHASTIC else "full gradients"
+        problem = f"{loss}, {_NOISES_001[loss]} noise"
         by_step = Panel(
-            *(f"001-1{letter}", f"{_PROBLEMS_001[loss]}, {how}", _PROBLEMS_001[loss]),
-            *(synthetic, "num_steps", (synthetic.num_steps,)),
+            *(f"001-1{letter}", f"{problem}, {how}", problem, synthetic),
+            *("num_steps", (synthetic.num_steps,)),
             curves=("epsilon", _EPSILONS_001),
             methods=methods if methods is _STOCHASTIC else (*methods, "Algorithm 3"),
             metric="estimation error",
@@ -82,14 +73,7 @@ def _paper_001() -> list[Panel]:
     return panels
 
 
-def _three_panels(
-    figure: str,
-    problem: str,
-    methods: tuple[str, ...],
-    fixed: Setting,
-    reported: Mapping[str, str],
-    by_records: Literal["falls", ""] = "",
-) -> list[Panel]:
+def _three_panels(figure, problem, methods, fixed, reported, by_records=""):
     """(a) by epsilon, (b) by n, both for several d; (c) beside the optimum, by n."""
     base = Panel(
         *(f"{figure}a", f"{problem}, by epsilon", problem, fixed),
@@ -118,9 +102,7 @@ def _three_panels(
     return [base, by_size, beside]
 
 
-def _sparse_panels(
-    figure: str, problem: str, methods: tuple[str, ...], num_samples: int
-) -> list[Panel]:
+def _sparse_panels(figure, problem, methods, num_samples) -> list[Panel]:
     """(a) by epsilon, (b) by n, (c) by s*, all for several d."""
     sizes = tuple(round(num_samples * part) for part in (0.2, 0.4, 0.6, 0.8, 1.0))
     return [
@@ -197,15 +179,11 @@ def _by_moments() -> list[Panel]:
     means = "empirical mean", "zero", "mean, best clipping"
     means = *means, "private mean, paper", "private mean, tight"
     panels = []
-    for name, title, problem, num_features, methods, metric in (
-        (
-            *("000-1", "l1 regression", "linear, noise of order theta", 3),
-            *(regressions, "excess test risk"),
-        ),
-        (
-            *("003-1", "the mean of a Pareto law", "mean of a Pareto law", 1),
-            *(means, "estimation error"),
-        ),
+    regression = "l1 regression", "linear, noise of order theta", 3, regressions
+    mean = "the mean of a Pareto law", "mean of a Pareto law", 1, means
+    for name, (title, problem, num_features, methods), metric in (
+        ("000-1", regression, "excess test risk"),
+        ("003-1", mean, "estimation error"),
     ):
         by_records = Panel(
             *(f"{name}a", f"{title}, by records", problem),

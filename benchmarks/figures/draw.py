@@ -1,12 +1,11 @@
 """Plots of finished panels: a figure has its panels side by side."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import polars as pl
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
@@ -27,10 +26,9 @@ def read(table: Path) -> pl.DataFrame:
 
 
 def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> Figure:
-    """Returns a figure, its panels side by side.
+    """Returns a figure: lines are means over repetitions, bands from best to worst.
 
-    Lines are means over repetitions, bands go from the best to the worst one, and are
-    cut off below a third of the lowest mean.
+    Bands are cut off below a third of the lowest mean.
     """
     figure = Figure(figsize=(4.6 * len(panels), 4.4), dpi=120, layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -50,13 +48,9 @@ def draw(panels: Sequence[Panel], tables: Sequence[pl.DataFrame]) -> Figure:
     if any(panel.exponent is not None for panel in panels):
         looks.append({"color": _GRAY, "linewidth": 0.8, "label": "theory"})
     num_rows = math.ceil(len(looks) / (2 * len(panels)))
-    figure.legend(
-        handles=[Line2D([], [], **look) for look in looks],
-        loc="outside lower center",
-        ncols=math.ceil(len(looks) / num_rows),
-        fontsize="small",
-        frameon=False,
-    )
+    handles = [Line2D([], [], **look) for look in looks]
+    look = {"loc": "outside lower center", "fontsize": "small", "frameon": False}
+    figure.legend(handles=handles, ncols=math.ceil(len(looks) / num_rows), **look)
     return figure
 
 
@@ -65,21 +59,11 @@ def _shown(method: str) -> str:
     return method.removeprefix("stochastic ")
 
 
-def _draw_panel(
-    axes: Axes,
-    panel: Panel,
-    table: pl.DataFrame,
-    methods: Sequence[str],
-    lines: Mapping[str, str],
-) -> None:
+def _draw_panel(axes, panel, table, methods, lines) -> None:
     for (name, curve), rows in table.group_by("method", "curve", maintain_order=True):
         i, value = methods.index(_shown(str(name))), pl.col("value")
-        low, mean, high = (
-            value.min().alias("low"),
-            value.mean(),
-            value.max().alias("high"),
-        )
-        along = rows.group_by(panel.x).agg(mean, low, high).sort(panel.x)
+        ends = value.min().alias("low"), value.max().alias("high")
+        along = rows.group_by(panel.x).agg(value.mean(), *ends).sort(panel.x)
         x = along[panel.x].to_numpy()
         look = {"color": _COLORS[i], "linestyle": lines.get(str(curve), "-")}
         look |= {"marker": _MARKERS[i], "markersize": 4, "linewidth": 1.2}
@@ -111,9 +95,7 @@ def _draw_panel(
     axes.tick_params(labelsize="small")
 
 
-def _draw_theory(
-    axes: Axes, panel: Panel, table: pl.DataFrame, lines: Mapping[str, str]
-) -> None:
+def _draw_theory(axes, panel, table, lines) -> None:
     """Draws the theory's slope, if any, through the first point of the last method."""
     if panel.exponent is None:
         return
@@ -122,10 +104,6 @@ def _draw_theory(
     for (curve,), rows in last.group_by("curve", maintain_order=True):
         means = rows.group_by(panel.x).agg(pl.col("value").mean()).sort(panel.x)
         x, value = means[panel.x].to_numpy(), means["value"].to_numpy()
-        axes.plot(
-            x,
-            value[0] * (x / x[0]) ** exponents[str(curve)],
-            color=_GRAY,
-            linestyle=lines.get(str(curve), "-"),
-            linewidth=0.8,
-        )
+        look = {"linestyle": lines.get(str(curve), "-"), "linewidth": 0.8}
+        theory = value[0] * (x / x[0]) ** exponents[str(curve)]
+        axes.plot(x, theory, color=_GRAY, **look)

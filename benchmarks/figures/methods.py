@@ -1,8 +1,7 @@
 """The methods of the figures: a problem and a setting in, weights out.
 
-All private methods of a panel get the same epsilon and delta = n^-1.1, except that
-Frank-Wolfe takes delta = 0. "tight" takes the noise that the guarantee needs, "paper"
-the printed constants, whatever they give (`printed`).
+All have the same epsilon and delta = n^-1.1, but Frank-Wolfe's delta is 0. "tight"
+takes the noise that the guarantee needs, "paper" the printed constants (`printed`).
 """
 
 import math
@@ -14,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from dp_accounting import NoOpDpEvent
 from jax.tree_util import Partial
 
@@ -28,7 +26,6 @@ from dpjax.batching import WithoutReplacement
 from dpjax.constraints import Box, L1Ball, halton_net
 from dpjax.estimators import (
     Clipping,
-    Estimator,
     SmoothedTruncation,
     TrimmedMean,
     Truncation,
@@ -68,11 +65,9 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class FigureMethod:
-    """A method that takes part in figures.
+    """A method that takes part in figures; `execution` shows its steps, if any.
 
-    `solve(task, **options)` takes the options of a candidate, and `execution` where it
-    has steps to show. Of several candidates each repetition keeps the one that does
-    best in the end, a choice that is not private, and that no guarantee counts.
+    Each repetition keeps the candidate that ends best, a choice that is not private.
     """
 
     solve: Callable[..., Solution]
@@ -92,18 +87,11 @@ def _best(task: Task) -> Solution:
 
 
 def _descent(
-    task: Task,
-    *,
-    is_private: bool = True,
-    is_stochastic: bool = False,
-    is_printed: bool = False,
-    estimator: Estimator | None = None,
-    learning_rate: float | optax.Schedule = 0.1,
-    num_steps: int | None = None,
-    **options: Any,
+    task, *, is_private=True, is_stochastic=False, is_printed=False, **options
 ) -> Solution:
     """Gradient descent; by smoothed truncation, unless there is an estimator."""
-    num_steps = task.setting.num_steps or num_steps
+    num_steps = task.setting.num_steps or options.get("num_steps")
+    estimator = options.get("estimator")
     num_samples, num_features = task.shape
     batch_size = min(_BATCH_SIZE, num_samples) if is_stochastic else num_samples
     moment = task.problem.moment_bound
@@ -113,8 +101,8 @@ def _descent(
         sizes = {"num_samples": batch_size, "num_coordinates": num_features}
         sizes |= {"num_steps": num_steps or 1, **task.budget}
         estimator = SmoothedTruncation.for_moment(moment, **sizes)
+    options = {"learning_rate": 0.1, **options}
     options |= {"key": task.key, "estimator": estimator, "num_steps": num_steps}
-    options |= {"learning_rate": learning_rate}
     options["projection_fn"] = task.problem.project if task.problem.ball else None
     if is_stochastic:
         options |= {"batching": WithoutReplacement(batch_size), "averaging": True}
@@ -123,9 +111,8 @@ def _descent(
         options |= task.budget
         if is_printed:
             steps = num_steps or math.ceil(10 * math.log(num_samples))
-            options["epsilon"] = printed.actual_epsilon(
-                estimator, **task.budget, num_steps=steps
-            )
+            spent = printed.actual_epsilon(estimator, **task.budget, num_steps=steps)
+            options["epsilon"] = spent
         solve = solvers.dp_gradient_descent
     return solve(task.problem.penalized, task.start, task.sample.data, **options)
 
@@ -140,60 +127,43 @@ def _frank_wolfe(task: Task, *, is_printed: bool) -> Solution:
     return solvers.dp_frank_wolfe(*args, moment_bound=moment, **options)
 
 
-def _lasso(task: Task, *, is_printed: bool) -> Solution:
-    options = {"key": task.key, **task.budget}
+def _linear_regression(task: Task, *, is_printed: bool, is_sparse: bool) -> Solution:
+    options: dict[str, Any] = {"key": task.key, **task.budget}
+    if is_sparse:
+        options["sparsity"] = task.setting.sparsity
     if is_printed:
-        return printed.lasso(*task.sample.data, **options)
+        solve = printed.sparse_regression if is_sparse else printed.lasso
+        return solve(*task.sample.data, **options)
+    solve = solvers.dp_sparse_linear_regression if is_sparse else solvers.dp_lasso
     fourth = task.problem.fourth_moment_bound
-    return solvers.dp_lasso(*task.sample.data, fourth_moment_bound=fourth, **options)
-
-
-def _sparse(task: Task, *, is_printed: bool) -> Solution:
-    options = {"key": task.key, **task.budget, "sparsity": task.setting.sparsity}
-    if is_printed:
-        return printed.sparse_regression(*task.sample.data, **options)
-    fourth = task.problem.fourth_moment_bound
-    return solvers.dp_sparse_linear_regression(
-        *task.sample.data, fourth_moment_bound=fourth, **options
-    )
+    return solve(*task.sample.data, fourth_moment_bound=fourth, **options)
 
 
 def _hard_thresholding(task: Task, *, is_printed: bool) -> Solution:
     num_samples, num_features = task.shape
     num_steps = max(1, int(math.log(num_samples)))  # T of 004's experiments
-    estimator = SmoothedTruncation.for_moment(
-        task.problem.moment_bound,
-        num_samples=num_samples // num_steps,
-        num_coordinates=num_features,
-        **task.budget,
-    )
+    sizes = {"num_samples": num_samples // num_steps, "num_coordinates": num_features}
+    moment = task.problem.moment_bound
+    estimator = SmoothedTruncation.for_moment(moment, **sizes, **task.budget)
+    options = {"key": task.key, "sparsity": task.setting.sparsity, **task.budget}
+    options |= {"estimator": estimator, "num_steps": num_steps}
+    options["learning_rate"] = 0.5  # eta of 004's experiments
+    args = task.problem.penalized, task.start, task.sample.data
     solve = solvers.dp_iterative_hard_thresholding
-    return (printed.hard_thresholding if is_printed else solve)(
-        *(task.problem.penalized, task.start, task.sample.data),
-        key=task.key,
-        **task.budget,
-        sparsity=task.setting.sparsity,
-        estimator=estimator,
-        learning_rate=0.5,  # eta of 004's experiments
-        num_steps=num_steps,
-    )
+    return (printed.hard_thresholding if is_printed else solve)(*args, **options)
 
 
 def _l1_regression(task: Task, *, is_printed: bool) -> Solution:
     _, num_features = task.shape
-    return (printed.l1_regression if is_printed else solvers.dp_l1_regression)(
-        *task.sample.data,
-        key=task.key,
-        epsilon=task.setting.epsilon,
-        candidates=halton_net(Box(-1.0, 1.0), num_features, num_candidates=4096),
-        moment_order=task.setting.moment_order,
-        residual_moment_bound=task.problem.moment_bound,
-    )
+    options = {"key": task.key, "epsilon": task.setting.epsilon}
+    options["moment_order"] = task.setting.moment_order
+    options["residual_moment_bound"] = task.problem.moment_bound
+    net = halton_net(Box(-1.0, 1.0), num_features, num_candidates=4096)
+    solve = printed.l1_regression if is_printed else solvers.dp_l1_regression
+    return solve(*task.sample.data, candidates=net, **options)
 
 
-def _mean(
-    task: Task, *, is_printed: bool = False, estimator: Estimator | None = None
-) -> Solution:
+def _mean(task, *, is_printed=False, estimator=None) -> Solution:
     """The private mean by truncation, unless there is an estimator."""
     num_samples, num_features = task.shape
     budget, order = task.budget, task.setting.moment_order
@@ -236,10 +206,8 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
         mine = slice(transport.party * share, (transport.party + 1) * share)
         data = tuple(part[mine] for part in task.sample.data)
         known = np.random.default_rng([*words, transport.party]).bytes
-        secure_sum = parties.SecureSum(
-            transport, max_colluding=1, test_only_random_bytes=known
-        )
-        given = {"secure_sum": secure_sum, **task.budget}
+        options = {"max_colluding": 1, "test_only_random_bytes": known}
+        given = {"secure_sum": parties.SecureSum(transport, **options), **task.budget}
         if is_trusted:
             given["regularization"] = task.problem.l2
             return solvers.dp_multiparty_objective_perturbation(*data, **given)
@@ -250,13 +218,8 @@ def _among_parties(task: Task, *, is_trusted: bool) -> Solution:
 
 
 @cache
-def _moments(
-    problem: ProblemKind, num_features: int, order: float
-) -> tuple[float, float]:
-    """Returns E sup ||gradient||^order over weights of norm 1, and the smoothness.
-
-    Of 100,000 records that no repetition has: the theory takes the law for known.
-    """
+def _moments(problem, num_features, order) -> tuple[float, float]:
+    """Returns E sup ||gradient||^order over weights of norm 1, and the smoothness."""
     with jax.ensure_compile_time_eval():
         sample = problem.draw(jax.random.key(123), Setting(100_000, num_features))
         features, targets = map(np.asarray, sample.data)
@@ -268,9 +231,7 @@ def _moments(
     return float(moment), float(curvature) * problem.loss_fn.curvature_bound
 
 
-def _localized(
-    task: Task, *, is_one_pass: bool, is_pure: bool = False, moment_order: float
-) -> Solution:
+def _localized(task, *, is_one_pass, is_pure=False, moment_order) -> Solution:
     """Optimization in the unit ball around zero; zero where the theorem needs more."""
     moment, smoothness = _moments(task.problem, task.shape[1], moment_order)
     given = {"key": task.key, **task.budget, "diameter": 2.0}
@@ -291,9 +252,8 @@ def _localized(
 
 def _linear_model(task: Task) -> Solution:
     loss = "squared" if task.problem.loss_fn is losses.squared else "logistic"
-    return solvers.dp_linear_model(
-        loss, task.sample.data, key=task.key, **task.budget, intercept=None
-    )
+    options = {"key": task.key, "intercept": None, **task.budget}
+    return solvers.dp_linear_model(loss, task.sample.data, **options)
 
 
 def _empirical_mean(task: Task) -> Solution:
@@ -321,13 +281,22 @@ def _stochastic_descent(task: Task, *, first: float = 1.0, **options: Any) -> So
 # would lose where it is bad, which says nothing of it. Where a norm hardly clips, steps
 # from 1 may be too long. A coordinate gets a fifth of a vector's norm.
 _NORMS_AND_FIRST_STEPS = ((0.1, 1.0), (1.0, 1.0), (5.0, 1.0), (25.0, 1.0), (25.0, 0.1))
-_CLIPPED = tuple(
-    {"estimator": Clipping(norm), "first": first}
-    for norm, first in _NORMS_AND_FIRST_STEPS
-)
+
+
+def _best_of(kind: type[Any], parts: int, solve=_falling_descent) -> FigureMethod:
+    pairs = ((kind(norm / parts), first) for norm, first in _NORMS_AND_FIRST_STEPS)
+    candidates = ({"estimator": one, "first": first} for one, first in pairs)
+    return FigureMethod(solve, candidates=tuple(candidates))
+
+
+def _by_orders(**options: Any) -> FigureMethod:
+    candidates = tuple({"moment_order": order} for order in (2.0, 4.0, 8.0))
+    solve = partial(_localized, **options)
+    return FigureMethod(solve, has_steps=False, candidates=candidates)
+
+
 # A mean takes no steps, and Pareto's tail wants long ones.
 _CLIPPED_MEANS = tuple({"estimator": Clipping(5.0**power)} for power in range(5))
-_ORDERS = tuple({"moment_order": order} for order in (2.0, 4.0, 8.0))
 _TRIMMED_MEAN = TrimmedMean(_TRIMMED, -_PRIOR, _PRIOR)
 
 # Solvers with iterates to show, and their options; then those without.
@@ -344,19 +313,16 @@ _WITH_STEPS: dict[str, tuple[Callable[..., Solution], Any]] = {
     "Algorithm 4, paper": (_descent, {"is_printed": True}),
     "stochastic Algorithm 4, tight": (_stochastic_descent, {}),
     **{
-        f"{name}, {'paper' if is_printed else 'tight'}": (
-            solve,
-            {"is_printed": is_printed},
-        )
+        f"{name}, {constants}": (solve, {"is_printed": constants == "paper"})
         for name, solve in {
             "Frank-Wolfe": _frank_wolfe,
-            "LASSO": _lasso,
-            "sparse regression": _sparse,
+            "LASSO": partial(_linear_regression, is_sparse=False),
+            "sparse regression": partial(_linear_regression, is_sparse=True),
             "hard thresholding": _hard_thresholding,
             "l1 regression": _l1_regression,
             "private mean": _mean,
         }.items()
-        for is_printed in (False, True)
+        for constants in ("tight", "paper")
     },
 }
 METHODS: dict[str, FigureMethod] = {
@@ -365,31 +331,15 @@ METHODS: dict[str, FigureMethod] = {
     "empirical mean": FigureMethod(_empirical_mean, is_private=False, has_steps=False),
     "nothing to set": FigureMethod(_linear_model, has_steps=False),
     "mean, best clipping": FigureMethod(_mean, candidates=_CLIPPED_MEANS),
-    "DP-GD, best clipping": FigureMethod(_falling_descent, candidates=_CLIPPED),
-    "stochastic DP-GD, best clipping": FigureMethod(
-        _stochastic_descent, candidates=_CLIPPED
-    ),
+    "stochastic DP-GD, best clipping": _best_of(Clipping, 1, _stochastic_descent),
+    "DP-GD, best clipping": _best_of(Clipping, 1),
+    "DP-GD, best truncation": _best_of(Truncation, 5),
+    "DP-GD, best winsorization": _best_of(Winsorization, 5),
+    "DP-GD, best smoothed truncation": _best_of(SmoothedTruncation, 5),
+    "localized": _by_orders(is_one_pass=False),
+    "one pass": _by_orders(is_one_pass=True),
+    "one pass, delta = 0": _by_orders(is_one_pass=True, is_pure=True),
 }
-for _name, _options in {
-    "localized": {"is_one_pass": False},
-    "one pass": {"is_one_pass": True},
-    "one pass, delta = 0": {"is_one_pass": True, "is_pure": True},
-}.items():
-    _solve = partial(_localized, **_options)
-    METHODS[_name] = FigureMethod(_solve, has_steps=False, candidates=_ORDERS)
 for _name, (_solve, _options) in _WITH_STEPS.items():
-    METHODS[_name] = FigureMethod(
-        partial(_solve, **_options), is_private=_options.get("is_private", True)
-    )
-for _kind, _name in (
-    (Truncation, "truncation"),
-    (Winsorization, "winsorization"),
-    (SmoothedTruncation, "smoothed truncation"),
-):
-    _candidates = tuple(
-        {"estimator": _kind(norm / 5), "first": first}
-        for norm, first in _NORMS_AND_FIRST_STEPS
-    )
-    METHODS[f"DP-GD, best {_name}"] = FigureMethod(
-        _falling_descent, candidates=_candidates
-    )
+    _is_private = _options.get("is_private", True)
+    METHODS[_name] = FigureMethod(partial(_solve, **_options), is_private=_is_private)

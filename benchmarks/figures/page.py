@@ -31,18 +31,14 @@ PAPERS = {
 def write(output: Path | None = None, folder: Path | None = None) -> list[Path]:
     """Keeps a folder's tables, and writes FIGURES.md and a plot a figure from all kept.
 
-    `output` is the folder of the page and of `results/figures/`; `folder` has new
-    tables, `NAME.csv`, if any: a quick run does not take a full run's place.
+    `output` is the folder of the page; a quick run does not take a full run's place.
     """
     output = ROOT if output is None else output
     kept = output / "results" / "figures"
     if folder is not None:
         _keep(folder, kept)
-    tables = {
-        name: pl.read_parquet(kept / f"{name}.parquet")
-        for name in panels()
-        if (kept / f"{name}.parquet").exists()
-    }
+    paths = {name: kept / f"{name}.parquet" for name in panels()}
+    tables = {x: pl.read_parquet(path) for x, path in paths.items() if path.exists()}
     num_full = sum(_is_full(panels()[name], rows) for name, rows in tables.items())
     estimators = {name: tables[name] for name in tables if name.startswith("all")}
     methods = {name: tables[name] for name in tables if name not in estimators}
@@ -59,9 +55,7 @@ def write(output: Path | None = None, folder: Path | None = None) -> list[Path]:
     return [page.write("FIGURES.md", parts, output / "FIGURES.md"), *files]
 
 
-def _figures(
-    tables: dict[str, pl.DataFrame], output: Path, files: list[Path]
-) -> Iterator[str]:
+def _figures(tables, output, files) -> Iterator[str]:
     """Yields every figure; draws those that were measured, and adds their files."""
     paper = ""
     for figure, chosen in all_figures().items():
@@ -116,12 +110,10 @@ def _panel(panel: Panel, rows: pl.DataFrame | None) -> Iterator[str]:
     if panel.reported:
         yield _agreement(panel, means)
     shown = []
-    for (curve, method), points in means.group_by(
-        "curve", "method", maintain_order=True
-    ):
+    groups = means.group_by("curve", "method", maintain_order=True)
+    for (curve, method), points in groups:
         along = points.sort(panel.x)
-        spent = float(along["epsilon_spent"][-1])
-        values = along["value"]
+        spent, values = float(along["epsilon_spent"][-1]), along["value"]
         privacy = "none" if spent == float("inf") else spent
         shown.append([curve, method, values[0], values[-1], privacy])
     header = ["", "method", f"at {first:,}", f"at {last:,}", "epsilon, really"]
@@ -144,9 +136,7 @@ def _choice(tables: dict[str, pl.DataFrame]) -> Iterator[str]:
         panel = panels()[name]
         curve = found["curve"].unique(maintain_order=True)[-1]
         is_last = pl.col(panel.x) == found[panel.x].max()
-        last = found.filter(
-            (pl.col("curve") == curve) & is_last & (spent < float("inf"))
-        )
+        last = found.filter(pl.col("curve") == curve, is_last, spent < float("inf"))
         method = pl.col("method").str.strip_prefix("stochastic ")
         means = last.group_by(method, maintain_order=True).agg(value, spent.first())
         errors = dict(means.select("method", "value").iter_rows())
@@ -154,14 +144,12 @@ def _choice(tables: dict[str, pl.DataFrame]) -> Iterator[str]:
         within = max(asked["epsilon_spent"]) * (1 + 1e-9)
         best = means.filter(spent <= within).sort("value")["method"][0]
         wins["clipping" if "clip" in best else best.split(",")[0]] += 1
-        of = {
-            ending: min(
-                (x for y, x in errors.items() if y.endswith(ending)), default=None
-            )
+        tight, paper = (
+            min((x for y, x in errors.items() if y.endswith(ending)), default=None)
             for ending in ("tight", "paper")
-        }
+        )
         clipping = next((errors[one] for one in errors if "clip" in one), None)
-        others = errors.get("zero"), clipping, *of.values()
+        others = errors.get("zero"), clipping, tight, paper
         least = errors[best]
         ratios = [x / least if x is not None and least > 0 else None for x in others]
         rows.append([name, panel.problem, curve, best, least, *ratios])
@@ -181,10 +169,8 @@ def _agreement(panel: Panel, means: pl.DataFrame) -> str:
         first, last = along[name] = mean["value"][0], mean["value"][-1]
         way = "falls" if last < first else "grows"
         verdict = {"": "", way: ", as there"}.get(panel.direction, ", NOT as there")
-        parts.append(
-            f"with {name} constants it {way} from {number(first)} to "
-            f"{number(last)}{verdict}"
-        )
+        ends = f"from {number(first)} to {number(last)}"
+        parts.append(f"with {name} constants it {way} {ends}{verdict}")
     if len(along) == 2:
         ratio = along["printed"][1] / along["tight"][1]
         parts.append(f"tight constants divide it by {number(ratio)} in the end")
@@ -202,12 +188,10 @@ def _estimators(tables: dict[str, pl.DataFrame]) -> Iterator[str]:
             errors = dict(means.iter_rows())
             least = min(errors, key=lambda method: errors[method])
             wins[short[least]] += 1
-            shown = [
-                f"**{number(errors[method])}**" if method == least else errors[method]
-                for method in methods
-            ]
+            shown = {method: errors[method] for method in methods}
+            shown[least] = f"**{number(errors[least])}**"
             size = f"{point['records'][0]:,}"
-            rows.append([panels()[name].problem, size, curve, epsilon, *shown])
+            rows.append([panels()[name].problem, size, curve, epsilon, *shown.values()])
     yield _counts(wins, "rows")
     yield table(["data", "n", "", "epsilon", *short.values()], rows)
 

@@ -34,24 +34,19 @@ class Size(StrEnum):
     FULL = "full"
 
 
+_FIELDS = "num_samples", "num_features", "sparsity", "num_steps", "num_parties"
 _LIMITS = {
-    Size.SMOKE: {"num_samples": 400, "num_features": 8, "sparsity": 2}
-    | {"num_steps": 4, "num_parties": 2},
-    Size.QUICK: {"num_samples": 10_000, "num_features": 200, "sparsity": 20}
-    | {"num_steps": 100},
+    Size.SMOKE: dict(zip(_FIELDS, (400, 8, 2, 4, 2), strict=True)),
+    Size.QUICK: dict(zip(_FIELDS[:4], (10_000, 200, 20, 100), strict=True)),
 }
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A problem's size and the budget; delta is n^-1.1.
+    """A problem's size and the budget: d is unused where data are real.
 
-    Attributes:
-        num_features: d; a real data set has its own.
-        sparsity: nonzero entries of the true weights, where they are sparse.
-        num_steps: steps of gradient descent, where they are shown.
-        moment_order: theta; moments of this order are bounded, of 2 by default.
-        num_parties: K, which have n/K records each.
+    `sparsity` counts nonzero true weights, `num_steps` steps of descent where they are
+    shown, and moments of `moment_order` are bounded. K parties have n/K records each.
     """
 
     num_samples: int
@@ -74,15 +69,11 @@ class Panel:
 
     Attributes:
         name: paper and number, such as "004-1b".
-        problem: a name of `problems.PROBLEMS`.
         fixed: the setting, but for what varies.
         x: the field along the axis, with `values`; num_steps shows every iterate.
         curves: another field and what it takes, or None.
-        methods: names of `methods.METHODS`.
-        metric: what is measured, with its unit; a name of `problems.METRICS`.
         repetitions: of a full run.
-        reported: what the paper says of it, in words.
-        direction: which way the paper says that the error goes, "falls" or "grows".
+        reported: what the paper says of it, and in which `direction` the error goes.
         substitute: the paper's data set, where another one stands for it.
         exponent: of x in the theory's error, drawn through the last method's start.
     """

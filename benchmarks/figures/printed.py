@@ -7,28 +7,19 @@ one. No parameter of these functions is checked.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import scipy.stats
 
-from dpjax import losses, solvers
+from dpjax import accounting, losses, solvers
 from dpjax._tree import clip, register
-from dpjax._types import Key, LossFn, PyTree, Scalar
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    noise_multiplier_to_epsilon,
-    rho_to_epsilon,
-    selection_event,
-)
+from dpjax.accounting import PrivacyGuarantee, Sampling
 from dpjax.accounting._objective import ObjectiveNoise
 from dpjax.accounting._selection import total_selection_epsilon
-from dpjax.batching import Batching, Disjoint, Full
+from dpjax.batching import Disjoint, Full
 from dpjax.constraints import L1Ball
-from dpjax.constraints._constraint import VertexConstraint
-from dpjax.estimators import Estimator, SmoothedTruncation, Winsorization
+from dpjax.estimators import SmoothedTruncation, Winsorization
 from dpjax.mechanisms import exponential
 from dpjax.solvers import Execution, Solution
 from dpjax.solvers.papers._frank_wolfe import checked_num_steps, choose_vertices
@@ -46,14 +37,7 @@ def _excess(estimator: SmoothedTruncation) -> float:
     return 1 / math.erf(math.sqrt(float(estimator.beta) / 2))
 
 
-def actual_epsilon(
-    estimator: Estimator,
-    *,
-    epsilon: float,
-    delta: float,
-    num_steps: int = 1,
-    is_disjoint: bool = False,
-) -> float:
+def actual_epsilon(estimator, *, epsilon, delta, num_steps=1, is_disjoint=False):
     """Returns the epsilon that the Gaussian noise printed for an estimator gives.
 
     With this budget `dp_mean` and `dp_gradient_descent` add that noise: of 001,
@@ -70,30 +54,27 @@ def actual_epsilon(
             epsilon /= 2 * math.sqrt(2 * num_steps * math.log(2 / delta))
             step_delta /= 2 * num_steps
         multiplier = math.sqrt(2 * math.log(1.25 / step_delta)) / epsilon
-    exact = noise_multiplier_to_epsilon(
-        multiplier, delta, Sampling(num_steps=num_releases)
-    )
+    sampling = Sampling(num_steps=num_releases)
+    exact = accounting.noise_multiplier_to_epsilon(multiplier, delta, sampling)
     return max(exact, _LEAST_EPSILON)
 
 
-def smoothed_truncation(
-    moment_bound: float, num_samples: int, failure_prob: float = 0.01
-) -> SmoothedTruncation:
+def smoothed_truncation(moment_bound, num_samples, failure_prob=0.01):
     """Returns 001's scale, of Lemma 3, which ignores the noise."""
     beta = 2 * math.log(1 / failure_prob)
     return SmoothedTruncation(math.sqrt(num_samples * moment_bound / beta), beta)
 
 
 def threshold(
-    moment_bound: float,
+    moment_bound,
     *,
-    moment_order: float,
-    num_samples: int,
-    num_coordinates: int = 1,
-    num_steps: int = 1,
-    epsilon: float,
-    delta: float,
-    failure_prob: float = 0.01,
+    moment_order,
+    num_samples,
+    num_coordinates=1,
+    num_steps=1,
+    epsilon,
+    delta,
+    failure_prob=0.01,
 ) -> float:
     """Returns 003's threshold: of Algorithm 1, line 1, or else of Theorem 7."""
     effective = moment_bound * num_samples * epsilon
@@ -105,15 +86,7 @@ def threshold(
 
 
 def _by_exponential(
-    loss_fn: LossFn,
-    params: PyTree,
-    data: PyTree,
-    *,
-    each: float,
-    delta: float,
-    num_steps: int,
-    batching: Batching,
-    **options: Any,
+    loss_fn, params, data, *, each, delta, num_steps, batching, **options
 ) -> Solution:
     """Takes Frank-Wolfe steps by exponential mechanisms of a given epsilon."""
     num_samples = len(jax.tree.leaves(data)[0])
@@ -126,16 +99,7 @@ def _by_exponential(
     return Solution(params, choices.guarantee(num_samples), stats)
 
 
-def frank_wolfe(
-    loss_fn: LossFn,
-    params: PyTree,
-    data: PyTree,
-    *,
-    key: Key,
-    epsilon: float,
-    constraint: VertexConstraint,
-    estimator: SmoothedTruncation | None = None,
-) -> Solution:
+def frank_wolfe(loss_fn, params, data, *, key, epsilon, constraint, estimator=None):
     """004, Algorithm 1, with the scale of its section 6.2, which truncates nothing.
 
     Line 6 has the exponent epsilon u / (2 Delta), Delta = ||W||_1 4 sqrt(2) s / (3 m).
@@ -143,28 +107,14 @@ def frank_wolfe(
     num_samples = len(jax.tree.leaves(data)[0])
     if estimator is None:
         estimator = SmoothedTruncation(max(1.0, math.floor(num_samples * epsilon)))
-    return _by_exponential(
-        *(loss_fn, params, data),
-        key=key,
-        each=epsilon / 2 / _excess(estimator),
-        delta=0.0,
-        num_steps=checked_num_steps(None, num_samples, epsilon, 1 / 3),
-        batching=Disjoint(),
-        constraint=constraint,
-        estimator=estimator,
-    )
+    num_steps = checked_num_steps(None, num_samples, epsilon, 1 / 3)
+    options = {"key": key, "each": epsilon / 2 / _excess(estimator), "delta": 0.0}
+    options |= {"num_steps": num_steps, "batching": Disjoint()}
+    options |= {"constraint": constraint, "estimator": estimator}
+    return _by_exponential(loss_fn, params, data, **options)
 
 
-def lasso(
-    features: jax.Array,
-    targets: jax.Array,
-    *,
-    key: Key,
-    epsilon: float,
-    delta: float,
-    radius: float = 1.0,
-    num_steps: int | None = None,
-) -> Solution:
+def lasso(features, targets, *, key, epsilon, delta, radius=1.0, num_steps=None):
     """004, Algorithm 2, whose constants are those of the unit ball.
 
     Line 5 has exp(epsilon' u / (2 Delta)), epsilon' = epsilon / (2 sqrt(2 T L)) and
@@ -176,23 +126,18 @@ def lasso(
     size = math.sqrt(math.sqrt(num_samples * epsilon / num_steps**0.5))
     each = epsilon / (2 * math.sqrt(2 * num_steps * math.log(1 / delta)))
     start, data = jnp.zeros(num_features, features.dtype), (features, targets)
-    return _by_exponential(
-        *(losses.squared, start, clip(data, size)),
-        key=key,
-        each=each * (1 + radius) / 4,
-        delta=delta,
-        num_steps=num_steps,
-        batching=Full(),
-        constraint=L1Ball(radius),
-        estimator=Winsorization(size**2 * (1 + radius)),
-    )
+    options = {"key": key, "each": each * (1 + radius) / 4, "delta": delta}
+    options |= {"num_steps": num_steps, "batching": Full()}
+    options["estimator"] = Winsorization(size**2 * (1 + radius))
+    args = losses.squared, start, clip(data, size)
+    return _by_exponential(*args, constraint=L1Ball(radius), **options)
 
 
 def _peeling(sparsity: int, share: float, epsilon: float, delta: float) -> Peeling:
     """Returns Laplace noise of rho = share epsilon^2 / log(1/delta), at its cost."""
     rho = share * epsilon**2 / math.log(1 / delta)
     pure = 3 * math.sqrt(2 * sparsity * rho / 5)
-    privacy = min(pure, rho_to_epsilon(rho, delta)), delta
+    privacy = min(pure, accounting.rho_to_epsilon(rho, delta)), delta
     return Peeling(sparsity, rho, "laplace", privacy)
 
 
@@ -206,15 +151,7 @@ class _PrintedStep(ShrunkenStep):
         return Winsorization(self.threshold**2 * (1 + size))
 
 
-def sparse_regression(
-    features: jax.Array,
-    targets: jax.Array,
-    *,
-    key: Key,
-    epsilon: float,
-    delta: float,
-    sparsity: int,
-) -> Solution:
+def sparse_regression(features, targets, *, key, epsilon, delta, sparsity) -> Solution:
     """004, Algorithm 3, with the threshold and the step size of section 6.2.
 
     Algorithm 4 has b = 2 lambda sqrt(3 s L) / epsilon.
@@ -222,32 +159,19 @@ def sparse_regression(
     num_samples, num_features = features.shape
     num_steps = papers_num_steps(num_samples)
     peeling = _peeling(sparsity, 5 / 24, epsilon, delta)
-    step = _PrintedStep(
-        loss_fn=losses.squared,
-        batches=Batches.of((features, targets), num_steps, Disjoint(), Execution()),
-        threshold=(num_samples * epsilon / (sparsity * num_steps)) ** 0.25,
-        radius=1.0,
-        learning_rate=0.5,
-        rho=peeling.rho,
-        sparsity=sparsity,
-        noise=peeling.noise,
-    )
     start, data = jnp.zeros(num_features, features.dtype), (features, targets)
+    batches = Batches.of(data, num_steps, Disjoint(), Execution())
+    threshold = (num_samples * epsilon / (sparsity * num_steps)) ** 0.25
+    settings = {"radius": 1.0, "learning_rate": 0.5, "sparsity": sparsity}
+    settings |= {"rho": peeling.rho, "noise": peeling.noise, "threshold": threshold}
+    step = _PrintedStep(loss_fn=losses.squared, batches=batches, **settings)
     params, state = iterate(step, start, data, key=key, execution=Execution())
     stats = peeling.stats(num_samples, num_steps, state.sensitivity)
     return Solution(params, peeling.guarantee(num_samples), stats)
 
 
 def hard_thresholding(
-    loss_fn: LossFn,
-    params: PyTree,
-    data: PyTree,
-    *,
-    epsilon: float,
-    delta: float,
-    sparsity: int,
-    estimator: Estimator,
-    **options: Any,
+    loss_fn, params, data, *, epsilon, delta, sparsity, estimator, **options
 ) -> Solution:
     """004, Algorithm 5, by smoothed truncation; 003, Algorithm 5, by truncation."""
     share = 5 / 64  # 003: b = 4 lambda sqrt(2 s L) / epsilon
@@ -256,28 +180,24 @@ def hard_thresholding(
         # lambda = 4 sqrt(2) k eta / m, where 2 M k eta / m holds.
         share = 5 / 24 / (3 * _excess(estimator)) ** 2
     peeling = _peeling(sparsity, share, epsilon, delta)
-    solution = solvers.dp_iterative_hard_thresholding(
-        *(loss_fn, params, data),
-        epsilon=3 * math.sqrt(2 * sparsity * peeling.rho / 5),
-        delta=0.0,
-        sparsity=sparsity,
-        estimator=estimator,
-        **options,
-    )
+    options |= {"epsilon": 3 * math.sqrt(2 * sparsity * peeling.rho / 5), "delta": 0.0}
+    options |= {"sparsity": sparsity, "estimator": estimator}
+    solve = solvers.dp_iterative_hard_thresholding
+    solution = solve(loss_fn, params, data, **options)
     privacy = peeling.guarantee(len(jax.tree.leaves(data)[0]))
     return dataclasses.replace(solution, privacy=privacy)
 
 
 def l1_regression(
-    features: jax.Array,
-    targets: jax.Array,
+    features,
+    targets,
     *,
-    key: Key,
-    epsilon: float,
-    candidates: jax.Array,
-    moment_order: float = 2.0,
-    residual_moment_bound: float = 1.0,
-    truncation: Scalar | None = None,
+    key,
+    epsilon,
+    candidates,
+    moment_order=2.0,
+    residual_moment_bound=1.0,
+    truncation=None,
 ) -> Solution:
     """000, Algorithms 1 and 2: the exponent is twice that of epsilon-DP.
 
@@ -299,20 +219,20 @@ def l1_regression(
     scores = chunk_scores(blocks, candidates.T.astype(features.dtype), fixed_point)
     spent = 2 * epsilon
     index = exponential(key, scores, epsilon=spent, sensitivity_range=2.0)
-    event = selection_event(spent, mechanism="exponential")
+    event = accounting.selection_event(spent, mechanism="exponential")
     privacy = PrivacyGuarantee.of(spent, 0.0, dp_event=event, num_samples=len(targets))
     return Solution(candidates[index], privacy, {"truncation": truncation})
 
 
 def procedure_3(
-    epsilon: float,
-    delta: float,
+    epsilon,
+    delta,
     *,
-    num_samples: int,
-    num_features: int,
-    regularization: float,
-    curvature_bound: float,
-    derivative_bound: float = 1.0,
+    num_samples,
+    num_features,
+    regularization,
+    curvature_bound,
+    derivative_bound=1.0,
 ) -> ObjectiveNoise:
     """002, Procedure 3, with the private one of its two roots.
 

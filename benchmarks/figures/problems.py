@@ -1,11 +1,10 @@
 """The problems of the figures: how data are drawn or read, and what is measured.
 
-A problem gives the arrays that a method sees, and those that it is scored on. Synthetic
-ones are drawn anew for each repetition, from its key, and scored on the records
-themselves, as in the papers; real ones are shuffled by the key, so that n of their
-records are taken, and scored on the test records.
+Synthetic data are drawn anew for each repetition, and scored on the records themselves,
+as in the papers; of real ones n are drawn, and test records score.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -13,25 +12,75 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import scipy.special
 
 from benchmarks.data import load
-from benchmarks.figures.laws import Laplace, LogGamma, Logistic, LogLogistic
 from benchmarks.figures.panel import Setting
-from dpjax import datasets, losses
+from dpjax import _validate, datasets, losses
 from dpjax._types import Key, LossFn
 from dpjax.constraints import L1Ball, L2Ball
 from dpjax.datasets import LogNormal, Normal, Pareto, StudentT
+from dpjax.datasets._laws import Law, LocationScale
+
+# -- Laws of 004 and 001 that figures alone draw from ----------------------------------
+
+
+class Laplace(LocationScale):
+    """Laplace law, of density exp(-|x - location| / scale) / (2 scale); 004, 6.5."""
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return self.location + self.scale * jax.random.laplace(key, shape)
+
+
+class Logistic(LocationScale):
+    """Logistic law of location u and scale s of 004, section 6.5."""
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return self.location + self.scale * jax.random.logistic(key, shape)
+
+
+class LogLogistic(LocationScale):
+    """Log-logistic law: log x is logistic (001, section 6; 004, section 6.5).
+
+    The law of 004 has location 0 and scale 1/c. From scale 1 on there is no mean.
+    """
+
+    def _mean(self) -> float:
+        if self.scale >= 1:
+            return math.inf
+        angle = math.pi * self.scale
+        return math.exp(self.location) * angle / math.sin(angle)
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return jnp.exp(self.location + self.scale * jax.random.logistic(key, shape))
+
+
+@dataclass(frozen=True)
+class LogGamma(Law):
+    """Log-gamma law of density exp(c x - e^x) / Gamma(c), c the concentration.
+
+    The paper (004, section 6.5) prints (e^(c x) - e^x) / Gamma(c), which is no density.
+    """
+
+    concentration: float
+
+    def __post_init__(self) -> None:
+        _validate.positive(concentration=self.concentration)
+
+    def _mean(self) -> float:
+        return float(scipy.special.digamma(self.concentration))
+
+    def _sample(self, key: Key, shape: tuple[int, ...]) -> jax.Array:
+        return jax.random.loggamma(key, self.concentration, shape)
+
 
 RIDGE = 1e-3  # the l2 penalty of 001, whose size it does not print
 
 
 class Sample(NamedTuple):
-    """One repetition's data.
+    """One repetition's (features, targets), and those of the test.
 
-    Attributes:
-        data: (features, targets) that methods see.
-        test: (features, targets) that they are scored on.
-        true_params: what made the data; zeros where nobody knows.
+    `true_params` are those that made the data, zeros where nobody knows.
     """
 
     data: tuple[jax.Array, jax.Array]
@@ -41,14 +90,10 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class ProblemKind:
-    """A problem of any size, drawn by `draw(key, setting) -> Sample`.
+    """A problem of any size; weights lie in the unit `ball`, "l1" or "l2", if any.
 
-    Attributes:
-        l2: strength of the l2 penalty.
-        ball: the unit ball that the weights lie in: "l1", "l2" or None.
-        moment_bound: a public bound on the second moment of a gradient's coordinate.
-        fourth_moment_bound: a public bound on those of features and targets.
-        dataset: the name of a real data set, or None.
+    Public bounds are on the second moment of a gradient's coordinate, and on the fourth
+    ones of features and targets.
     """
 
     draw: Callable[[Key, Setting], Sample]
@@ -79,8 +124,7 @@ def _penalized(loss_fn: LossFn, l2: float) -> LossFn:
 def optimum(problem: ProblemKind, sample: Sample) -> jax.Array:
     """Returns the best weights that are known, without privacy.
 
-    Those that made the data of a linear model; else where accelerated projected
-    gradient descent arrives from zero.
+    Those that made linear data; else where accelerated projected descent arrives.
     """
     if problem.dataset is None and problem.loss_fn is not losses.logistic:
         return sample.true_params
@@ -89,9 +133,7 @@ def optimum(problem: ProblemKind, sample: Sample) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=(0, 1, 4))
-def _accelerated(
-    loss_fn: Any, project: Any, start: jax.Array, data: Any, num_steps: int = 200
-) -> jax.Array:
+def _accelerated(loss_fn, project, start, data, num_steps=200) -> jax.Array:
     """Beck and Teboulle (2009), with the step size of the largest curvature."""
     features, _ = data
 
@@ -118,16 +160,13 @@ METRICS = ("excess risk", "excess test risk", "risk", "test risk", "estimation e
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def measure(
-    metric: str, problem: ProblemKind, params: Any, best: jax.Array, sample: Sample
-) -> jax.Array:
+def measure(metric, problem, params, best, sample) -> jax.Array:
     """Returns a metric of weights, beside `best`, those of `optimum`.
 
-    "excess risk" is the mean loss, with the penalty, less that of `best`; for data of a
-    linear model it is half the mean square of <x, w - w*>, which is the same in
-    expectation, but for the penalty, and exists where the noise has no variance. "risk"
-    is the mean loss on the records, "test risk" and "excess test risk" are on the test
-    records, without the penalty, and "estimation error" is the distance from `best`.
+    "excess risk" is the penalized mean loss less that of `best`; for linear models half
+    the mean square of <x, w - w*>, which exists where noise has no variance. "test" is
+    of test records, without the penalty, and "estimation error" the distance from
+    `best`.
     """
     if metric == "estimation error":
         return jnp.linalg.norm(params - best)
@@ -148,10 +187,9 @@ def measure(
 def _synthetic(model: Callable[..., Any], **laws: Any) -> Any:
     @partial(jax.jit, static_argnums=(1, 2, 3))
     def sample(key: Key, num_samples: int, num_features: int, sparsity: int) -> Sample:
-        options = dict(laws)
+        options = {**laws, "num_samples": num_samples, "num_features": num_features}
         if options.pop("is_sparse", False):
             options["params_fn"] = datasets.sparse_params(sparsity)
-        options |= {"num_samples": num_samples, "num_features": num_features}
         problem = model(key, **options)
         return Sample(problem.data, problem.data, problem.true_params)
 
@@ -219,13 +257,9 @@ def _real(name: Any) -> Any:
     def draw(key: Key, setting: Setting) -> Sample:
         data = _loaded(name)
         order = jax.random.permutation(key, len(data.targets))[: setting.num_samples]
-        features, targets = map(jnp.asarray, data.train)
-        test_features, test_targets = map(jnp.asarray, data.test)
-        return Sample(
-            (features[order], targets[order]),
-            (test_features, test_targets),
-            jnp.zeros(data.features.shape[1]),
-        )
+        train, test = (tuple(map(jnp.asarray, x)) for x in (data.train, data.test))
+        drawn = tuple(part[order] for part in train)
+        return Sample(drawn, test, jnp.zeros(data.features.shape[1]))
 
     return draw
 
@@ -267,24 +301,16 @@ PROBLEMS = {
     ),
     "linear, log-normal features": ProblemKind(
         _LINEAR(feature_law=_SKEWED, noise_law=_SLIGHT),
-        losses.squared,
-        ball="l1",
-        moment_bound=10.0,
         # Of 004, E x^4 of Lognormal(0, 0.6): e^(8 * 0.6). Targets are smaller.
-        fourth_moment_bound=121.6,
+        *(losses.squared, 0.0, "l1", 10.0, 121.6),
     ),
     "linear, Student-t features": ProblemKind(
         _LINEAR(feature_law=StudentT(10.0), noise_law=_SLIGHT),
-        losses.squared,
-        ball="l1",
-        moment_bound=2.0,
-        fourth_moment_bound=6.25,  # 3 * 10^2 / (8 * 6)
+        *(losses.squared, 0.0, "l1", 2.0, 6.25),  # 3 * 10^2 / (8 * 6)
     ),
     "logistic, log-normal features": ProblemKind(
         _LOGISTIC(feature_law=_SKEWED),
-        losses.logistic,
-        ball="l1",
-        moment_bound=3.4,  # E x^2 = e^1.2; a derivative is at most 1
+        *(losses.logistic, 0.0, "l1", 3.4),  # E x^2 = e^1.2; a derivative is at most 1
     ),
     "sparse linear, log-normal noise": _sparse_linear(
         LogNormal(0.0, 0.5**0.5).centered()
@@ -320,11 +346,8 @@ for _name, _dataset, _is_linear, _l2 in (
     ("Adult in the l1 ball", "adult", False, 0.0),
     ("Belgian motor", "belgian_motor", True, 0.0),
 ):
+    _loss, _bound = (losses.squared, 1.0) if _is_linear else (losses.logistic, 0.25)
+    _ball = None if _l2 else "l1"
     PROBLEMS[_name] = ProblemKind(
-        _real(_dataset),
-        losses.squared if _is_linear else losses.logistic,
-        _l2,
-        ball=None if _l2 else "l1",
-        moment_bound=1.0 if _is_linear else 0.25,
-        dataset=_dataset,
+        *(_real(_dataset), _loss, _l2, _ball, _bound), dataset=_dataset
     )

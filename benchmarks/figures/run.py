@@ -1,15 +1,14 @@
 """Runs a panel, cell by cell: a cell is one setting, all methods on the same data.
 
-A finished cell is a file, written whole, which a run that is started again leaves as it
-is. Everything is a function of the seed and the declaration: repetitions of a cell draw
-the same data whatever epsilon is, and each method has noise of its own.
+A finished cell is a file, which a run that is started again leaves as it is. Data and
+noise are of the seed: repetitions draw the same data whatever epsilon is.
 """
 
 import dataclasses
 import hashlib
 import io
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import polars as pl
 
+from benchmarks.figures import page
+from benchmarks.figures.catalogue import REPEATS, figures, panels
+from benchmarks.figures.draw import draw, read
 from benchmarks.figures.methods import METHODS, Task
-from benchmarks.figures.panel import Panel, Setting
+from benchmarks.figures.panel import Panel, Setting, Size
 from benchmarks.figures.problems import PROBLEMS, ProblemKind, Sample, measure, optimum
-from dpjax._files import write_whole
+from benchmarks.plots import save_png
+from dpjax import _files, _validate
 from dpjax._types import Key
 from dpjax.solvers import Execution, Solution
 
@@ -31,35 +34,18 @@ CELLS = "cells"  # the folder of finished cells
 _CHUNK_BYTES = 2**28  # of features that repetitions side by side may take
 
 
-class _Iterates:
-    """Iterates as they are shown; one for all runs, as it is static."""
-
-    def __init__(self) -> None:
-        self._pairs: list[tuple[Any, Any]] = []
-
-    def put(self, step: Any, params: Any) -> None:
-        # Calls may come out of order, and must not wait for the device.
-        self._pairs.append((step, params))
-
-    def taken(self) -> list[tuple[int, np.ndarray]]:
-        """Returns (step, iterate) in order, and forgets them."""
-        pairs, self._pairs = self._pairs, []
-        pairs = [(int(step), np.asarray(params)) for step, params in pairs]
-        return sorted(pairs, key=lambda pair: pair[0])
+_seen: list[tuple[Any, Any]] = []  # (step, iterate) of a run
 
 
-_SEEN = _Iterates()
+def _see(step: Any, params: Any) -> None:
+    # Calls may come out of order, and must not wait for the device.
+    _seen.append((step, params))
 
-OnCell = Callable[[int, int], None]  # how many are done, of how many
 
+def run_panel(panel, folder, *, seed, on_cell) -> Path:
+    """Runs what is not yet finished, and writes the panel's table, `NAME.csv`.
 
-def run_panel(panel: Panel, folder: Path, *, seed: int, on_cell: OnCell) -> Path:
-    """Runs what is not yet finished, and writes the panel's table.
-
-    `folder` gets `cells/` and the table, `NAME.csv`: a row a method, setting,
-    repetition and step, with the value and the privacy that was spent. `seed` is of all
-    data and noise, and `on_cell` is told of each finished cell. Returns the table's
-    path.
+    It has a row a method, setting, repetition and step. `folder` gets `cells/`, too.
     """
     settings = list(panel.settings())
     tables, optima = [], {}
@@ -77,15 +63,15 @@ def run_panel(panel: Panel, folder: Path, *, seed: int, on_cell: OnCell) -> Path
 
 def _digest(panel: Panel, setting: Setting, seed: int) -> str:
     what = panel.problem, panel.methods, panel.metric, panel.repetitions, panel.x
-    what = (*what, dataclasses.astuple(setting), seed)
-    return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
+    text = repr((*what, dataclasses.astuple(setting), seed))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _write(path: Path, table: pl.DataFrame) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = io.BytesIO()
     table.write_csv(text)
-    write_whole(path, text.getvalue(), name="--out")
+    _files.write_whole(path, text.getvalue(), name="--out")
 
 
 def _named(key: Key, *names: Any) -> Key:
@@ -93,9 +79,7 @@ def _named(key: Key, *names: Any) -> Key:
     return jax.random.fold_in(key, zlib.crc32(repr(names).encode()))
 
 
-def _rows(
-    panel: Panel, setting: Setting, seed: int, optima: dict[Any, jax.Array]
-) -> Iterator[dict[str, Any]]:
+def _rows(panel, setting, seed, optima) -> Iterator[dict[str, Any]]:
     """Yields a row a method, repetition and step.
 
     Cells that draw the same data, for another epsilon, share their optima.
@@ -111,20 +95,16 @@ def _rows(
         if place not in optima:
             optima[place] = jax.vmap(lambda sample: optimum(problem, sample))(samples)
         for name in panel.methods:
-            keys = jax.random.split(
-                _named(root, panel.name, dataclasses.astuple(setting), name),
-                panel.repetitions,
-            )[part]
+            own = _named(root, panel.name, dataclasses.astuple(setting), name)
+            keys = jax.random.split(own, panel.repetitions)[part]
             tried = [  # with the same noise
                 _solved(panel, setting, name, options, samples, jax.random.clone(keys))
                 for options in METHODS[name].candidates
             ]
             steps, solution, _ = tried[0]
-            found = [
-                _measured(panel.metric, problem, iterates, optima[place], samples)
-                for *_, iterates in tried
-            ]
-            values = _best([np.asarray(one, np.float64) for one in found])
+            one = partial(_measured, panel.metric, problem)
+            found = [one(iterates, optima[place], samples) for *_, iterates in tried]
+            values = _best([np.asarray(values, np.float64) for values in found])
             repetitions = range(panel.repetitions)[part]
             for repetition, row in zip(repetitions, values.tolist(), strict=True):
                 for step, value in zip(steps, row, strict=True):
@@ -154,14 +134,7 @@ def _parts(panel: Panel, setting: Setting) -> Iterator[slice]:
         yield slice(start, start + count)
 
 
-def _solved(
-    panel: Panel,
-    setting: Setting,
-    name: str,
-    candidate: Mapping[str, Any],
-    samples: Sample,
-    keys: Key,
-) -> tuple[list[int], Solution, jax.Array]:
+def _solved(panel, setting, name, candidate, samples, keys):
     """Returns the steps that are shown, a solution, and iterates (repetition, step, d).
 
     A step of 0 stands for the last one.
@@ -182,15 +155,16 @@ def _solved(
         params = solve(key, sample, **candidate)
         return [0], solutions[0], params[None, None]
     options = dict(candidate)
-    _SEEN.taken()  # of a run that broke off
+    _seen.clear()  # of a run that broke off
     if method.has_steps:
         every = max(1, setting.num_steps // _NUM_SHOWN)
-        options["execution"] = Execution(callback=_SEEN.put, callback_every=every)
+        options["execution"] = Execution(callback=_see, callback_every=every)
     params = jax.block_until_ready(solve(key, sample, **options))
-    jax.effects_barrier()  # every call of watch has returned
+    jax.effects_barrier()  # every call of the callback has returned
     # Without steps: the same at every step.
-    seen = _SEEN.taken() or [(1, params), (setting.num_steps, params)]
-    iterates = jnp.stack([jnp.asarray(params) for _, params in seen])
+    seen = _seen or [(1, params), (setting.num_steps, params)]
+    seen = sorted(((int(step), x) for step, x in seen), key=lambda pair: pair[0])
+    iterates = jnp.stack([jnp.asarray(np.asarray(params)) for _, params in seen])
     return [step for step, _ in seen], solutions[0], iterates[None]
 
 
@@ -203,10 +177,76 @@ def _best(values: list[np.ndarray]) -> np.ndarray:
 
 @partial(jax.jit, static_argnums=(0, 1))
 @partial(jax.vmap, in_axes=(None, None, 0, 0, 0))
-def _measured(
-    metric: str, problem: ProblemKind, iterates: Any, best: jax.Array, sample: Sample
-) -> jax.Array:
+def _measured(metric: str, problem: ProblemKind, iterates: Any, best, sample):
     """Returns the metric, shape (repetitions, steps)."""
-    return jax.lax.map(
-        lambda params: measure(metric, problem, params, best, sample), iterates
-    )
+    one = partial(measure, metric, problem, best=best, sample=sample)
+    return jax.lax.map(lambda params: one(params=params), iterates)
+
+
+# -- The command `python -m benchmarks figures` ----------------------------------------
+
+
+def add_arguments(parser):
+    """Adds the commands below `figures`."""
+    commands = parser.add_subparsers(dest="part", required=True)
+    commands.add_parser("list", help="list the figures and their panels")
+    text = "run a figure and draw it; finished cells are kept"
+    run_parser = commands.add_parser("run", help=text)
+    run_parser.add_argument("name", help="a figure such as 004-1, or a panel: 004-1b")
+    run_parser.add_argument("--full", action="store_true", help="the papers' sizes")
+    text = "20 of a full run, 3 of a quick"
+    run_parser.add_argument("--repeats", type=int, help=text)
+    run_parser.add_argument("--seed", type=int, default=0, help="of data and noise")
+    run_parser.add_argument("--out", type=Path, default=Path("dpjax-output", "figures"))
+    report = commands.add_parser("report", help="write FIGURES.md from the kept tables")
+    report.add_argument("folder", type=Path, nargs="?", help="tables to keep first")
+    report.add_argument("--output", type=Path, help="folder of the page")
+
+
+def main(part, **options):
+    """Runs the command."""
+    if part != "list":
+        return run(**options) if part == "run" else page.write(**options)
+    for name, chosen in figures().items():
+        if name in REPEATS:
+            print(f"{name}   repeats {REPEATS[name]}")
+        for panel in chosen:
+            print(f"{panel.name}  {panel.title} ({panel.metric})")
+    return []
+
+
+def run(name: str, full: bool, repeats: int | None, seed: int, out: Path) -> list[Path]:
+    """Runs a figure and draws it; returns the tables and the plot."""
+    _validate.require(0 <= seed < 2**32, "--seed", seed, "from 0 to 2^32 - 1")
+    if repeats is not None:
+        _validate.count(**{"--repeats": repeats})
+    chosen = [panel.at(Size.FULL if full else Size.QUICK) for panel in find(name)]
+    if repeats is not None:
+        chosen = [dataclasses.replace(one, repetitions=repeats) for one in chosen]
+    first = original(name)
+    plot = out / f"{first}.png"
+    names = [plot.name, *(f"{panel.name}.csv" for panel in chosen)]
+    _files.check_folder("--out", out, names=names)
+    _files.check_folder("--out", out / CELLS)
+    if first != name:
+        print(f"{name} repeats {first}, which is run")
+
+    def on_cell(done: int, of: int) -> None:
+        print(f"{done} of {of} cells", flush=True)
+
+    tables = [run_panel(panel, out, seed=seed, on_cell=on_cell) for panel in chosen]
+    save_png(draw(chosen, [read(table) for table in tables]), plot)
+    return [*tables, plot]
+
+
+def original(name: str) -> str:
+    """Returns the figure or panel that a repeat stands for, else the name."""
+    return REPEATS.get(name[:5], name[:5]) + name[5:]
+
+
+def find(name: str) -> list[Panel]:
+    """Returns the panels of a figure, or the one of that name, or those of a repeat."""
+    first = original(name)
+    found = [one for one in panels().values() if first in (one.name, one.figure)]
+    _validate.require(bool(found), "NAME", name, "one that `figures list` shows")
+    return found

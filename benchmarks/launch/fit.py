@@ -33,19 +33,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--loss", default="squared", help="of dp_linear_model")
     parser.add_argument("--folder", type=Path, required=True, help="shared by all")
     parser.add_argument("--max-records", type=int, required=True, help="of the sample")
-    parser.add_argument("--epsilon", type=float, required=True)
-    parser.add_argument("--delta", type=float, required=True)
+    for name in ("--epsilon", "--delta"):
+        parser.add_argument(name, type=float, required=True)
     parser.add_argument("--coordinator", help="host:port of process 0")
-    parser.add_argument("--num-processes", type=int)
-    parser.add_argument("--process-id", type=int)
+    for name in ("--num-processes", "--process-id"):
+        parser.add_argument(name, type=int)
     return parser.parse_args()
 
 
 def rows_of(path: str, names: list[str]) -> Iterator[np.ndarray]:
-    """Yields float32 rows of the columns (k, d), a batch of the file at a time.
-
-    Types that the file declares may stop the job; no cell does.
-    """
+    """Yields float32 rows of columns (k, d); types may stop the job, no cell does."""
     table = dataset.dataset(path)
     for name in names:
         kind = table.schema.field(name).type
@@ -71,9 +68,8 @@ def main() -> None:
     names = dataset.dataset(files[0]).schema.names
     names = [name for name in names if name != args.target] + [args.target]
     # One secret key on all processes, the same when the job is started again.
-    key = jax.random.wrap_key_data(
-        jnp.asarray(np.fromfile(args.folder / "key", np.uint32)), impl="threefry2x32"
-    )
+    words = jnp.asarray(np.fromfile(args.folder / "key", np.uint32))
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
     sample_key, fit_key = jax.random.split(key)
     stream = (rows for path in own for rows in rows_of(path, names))
     drawn, sample = loading.sample(stream, args.max_records, key=sample_key, mesh=mesh)
@@ -92,13 +88,9 @@ def main() -> None:
     solution = solvers.dp_linear_model(args.loss, tuple(data), key=fit_key, **options)
     weights = np.asarray(solution.params).tolist()
     if jax.process_index() == 0:
-        released = {
-            "weights": dict(zip([*names[:-1], "intercept"], weights, strict=True)),
-            "epsilon": args.epsilon,
-            "delta": args.delta,
-            "records": num_records,
-            "used": len(drawn),
-        }
+        weights = dict(zip([*names[:-1], "intercept"], weights, strict=True))
+        released = {"weights": weights, "epsilon": args.epsilon, "delta": args.delta}
+        released |= {"records": num_records, "used": len(drawn)}
         part = args.folder / ".model.json"
         part.write_text(json.dumps(released, indent=2))
         os.replace(part, args.folder / "model.json")

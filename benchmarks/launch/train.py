@@ -51,20 +51,17 @@ def main() -> None:
     source = loading.MemoryMapped((args.features, args.targets))
     data = loading.load(source, NamedSharding(mesh, PartitionSpec("records")))
     # One secret key on all processes, the same when the job is started again.
-    key = jax.random.wrap_key_data(
-        jnp.asarray(np.fromfile(args.folder / "key", np.uint32)), impl="threefry2x32"
-    )
+    words = jnp.asarray(np.fromfile(args.folder / "key", np.uint32))
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    checkpoint = solvers.Checkpoint(args.folder / "states", args.save_every)
+    options = {"epsilon": args.epsilon, "delta": args.delta, "num_steps": args.steps}
+    options["execution"] = solvers.Execution(checkpoint=checkpoint)
     solution = solvers.dp_gradient_descent(
         *(losses.squared, jnp.zeros(data[0].shape[1]), data),
         key=key,
-        epsilon=args.epsilon,
-        delta=args.delta,
         estimator=SmoothedTruncation(args.scale),
         learning_rate=args.learning_rate,
-        num_steps=args.steps,
-        execution=solvers.Execution(
-            checkpoint=solvers.Checkpoint(args.folder / "states", args.save_every)
-        ),
+        **options,
     )
     if jax.process_index() == 0:
         released = np.asarray(solution.params)

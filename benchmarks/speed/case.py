@@ -1,8 +1,4 @@
-"""What a benchmark is made of: methods that do the same work, and what is asked.
-
-A case is data: its methods are made when it runs, its targets are judged when the page
-is written, from the numbers of a recorded run.
-"""
+"""What a benchmark is made of: methods that do the same work, and what is asked."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +9,8 @@ from typing import Any, NamedTuple
 class Method:
     """One way to do a case's work; left out where its package is not installed.
 
-    `make` returns `(function, arguments)`. A function made by `jax.jit` is compiled
-    apart and its scratch memory read from the compiler; any other is called as it
-    stands. `moved_bytes` is the least that it reads and writes, where that is known.
+    `make` returns `(function, arguments)`; what `jax.jit` made is compiled apart.
+    `moved_bytes` is the least that it reads and writes, where that is known.
     """
 
     name: str
@@ -28,13 +23,8 @@ class Method:
 class Measurement:
     """What was measured of one method; None where it does not apply.
 
-    Attributes:
-        seconds: median wall time of a call, compilation apart; beside its quartiles.
-        repeats: how many turns they come from.
-        compile_seconds: of tracing, lowering and compiling.
-        temporary_bytes: scratch memory of the program, as the compiler states it.
-        peak_bytes: resident memory at its highest in a call, over that before it.
-        moved_bytes: the least that it reads and writes.
+    `seconds` is the median of so many `repeats`, beside quartiles; `peak_bytes` is
+    resident memory at its highest in a call, over that before it.
     """
 
     name: str
@@ -69,14 +59,8 @@ class Verdict(NamedTuple):
 class Target:
     """What is asked of a method; exactly one of the three bounds is given.
 
-    Attributes:
-        method: whose number it is.
-        against: methods to compare with: the best of those measured counts.
-        at_most: bound on the method's number over the other's.
-        times_faster: bound from below on the other's number over the method's.
-        at_least: bound from below on the number itself.
-        quantity: a number of a measurement.
-        against_name: what `against` is called, where it is several.
+    `at_most` and `times_faster` bound the ratio to the best of `against`, which is
+    called `against_name` where it is several, `at_least` the `quantity` itself.
     """
 
     method: str
@@ -87,9 +71,7 @@ class Target:
     quantity: str = "seconds"
     against_name: str = ""
 
-    def judge(
-        self, measured: Sequence[Measurement], floor: Mapping[str, Any]
-    ) -> Verdict | None:
+    def judge(self, measured, floor) -> Verdict | None:
         """Returns the verdict; None where a number that it takes was not measured."""
         numbers = {one.name: one.quantity(self.quantity, floor) for one in measured}
         numbers = {name: number for name, number in numbers.items() if number}
@@ -100,24 +82,18 @@ class Target:
         if others:
             other = min(others, key=numbers.__getitem__)
             value /= numbers[other]
+        value = 1 / value if self.times_faster else value
+        room = value / (self.times_faster or self.at_least or 1)
         if self.at_most is not None:
             room = self.at_most / value
-        else:
-            value = 1 / value if self.times_faster else value
-            room = value / (self.times_faster or self.at_least or 1)
         return Verdict(value, room >= 1, max(room, 1 / room), other)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Methods that take turns at the same work.
+    """Methods that take turns at the same work, and targets.
 
-    Attributes:
-        build: returns the methods.
-        targets: what is asked.
-        yardstick: the method that the table divides the times by.
-        has_peak: whether the peak memory of each method is measured, in a process of
-            its own.
+    The table divides times by the yardstick's. Peak memory takes a process a method.
     """
 
     name: str

@@ -61,13 +61,9 @@ def convolutional(batch_size):
     batch = _images(rng, (batch_size, 28, 28, 1))
 
     def layer(x, kernel):
-        names = "NHWC", "HWIO", "NHWC"
-        x = jax.nn.relu(
-            jax.lax.conv_general_dilated(
-                x, kernel, (1, 1), "SAME", dimension_numbers=names
-            )
-        )
-        size = x.shape[1] // 2
+        layout = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+        x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", **layout)
+        x, size = jax.nn.relu(x), x.shape[1] // 2
         return x.reshape(1, size, 2, size, 2, -1).max(axis=(2, 4))
 
     def loss_fn(params, example):
@@ -148,8 +144,7 @@ def transformer(batch_size, size=SMALL, *, rank=None, is_abstract=False):
         return loss_fn, params, tokens
 
     def adapter(layer):
-        rows, columns = layer.shape
-        return matrix(rows, rank), normal(rng, (rank, columns), 0.1)
+        return matrix(len(layer), rank), normal(rng, (rank, layer.shape[1]), 0.1)
 
     def loss_of_adapters(adapters, example):
         layers = jax.tree.map(lambda w, pair: (w, *pair), params["layers"], adapters)
@@ -158,9 +153,9 @@ def transformer(batch_size, size=SMALL, *, rank=None, is_abstract=False):
     return loss_of_adapters, jax.tree.map(adapter, params["layers"]), tokens
 
 
-def text_classifier(batch_size, vocabulary=5000, width=64, length=64):
+def text_classifier(batch_size):
     """The mean of 64 tokens' embeddings, of 5,000 by 64, and a dense layer of 2."""
-    rng = np.random.default_rng(0)
+    rng, vocabulary, width, length = np.random.default_rng(0), 5_000, 64, 64
     params = {
         "embed": normal(rng, (vocabulary, width)),
         "w": normal(rng, (width, 2), 0.1),

@@ -9,7 +9,7 @@ from benchmarks import page
 from benchmarks.page import number, table
 from benchmarks.record import RESULTS, ROOT, read
 from benchmarks.speed.case import Case, Target, Verdict
-from benchmarks.speed.command import Results, results
+from benchmarks.speed.measure import Results, results
 from benchmarks.speed.suites import SUITES
 
 QUANTITIES = {
@@ -31,16 +31,14 @@ def write_from(records: Mapping[str, Path], output: Path | None = None) -> list[
     output = ROOT if output is None else output
     found = {suite: results(read(path)) for suite, path in records.items()}
     output.mkdir(parents=True, exist_ok=True)
-    cpu, gpu = found["cpu"], ()
-    if "gpu" in found:
-        gpu = list(_gpu(found["gpu"], records["gpu"]))
+    cpu = found["cpu"]
     readme = {
         "source": page.source(records["cpu"]),
         "machine": list(_machine(cpu)),
         "turns": _turns(cpu),
         "targets": _targets(cpu, SUITES["cpu"]),
         **{case.name: _case(case, cpu.get(case.name)) for case in SUITES["cpu"]},
-        "gpu": gpu,
+        "gpu": list(_gpu(found["gpu"], records["gpu"])) if "gpu" in found else (),
     }
     return [page.write("README.md", readme, output / "README.md")]
 
@@ -72,10 +70,10 @@ def _machine(found: Mapping[str, Results]) -> Iterator[str]:
 def _turns(found: Mapping[str, Results]) -> str:
     """Says what taking turns does to a method's time."""
     ratios = [
-        base.seconds / of_case.alone_seconds
+        base.seconds / found[case.name].alone_seconds
         for case in SUITES["cpu"]
-        if (of_case := found.get(case.name)) and of_case.alone_seconds
-        if (base := of_case.find(case.yardstick))
+        if case.name in found and found[case.name].alone_seconds
+        if (base := found[case.name].find(case.yardstick))
     ]
     if not ratios:
         return ""
@@ -92,16 +90,15 @@ def _claim(target: Target, verdict: Verdict | None) -> str:
     if verdict and target.against_name:
         other += f" ({verdict.other})"
     quantity = QUANTITIES[target.quantity]
-    if target.times_faster is not None:
-        if target.times_faster == 1:
-            return f"{target.method} is faster than {other}"
-        factor = f"at least {target.times_faster:g} times"
-        return f"{target.method} is {factor} faster than {other}"
-    if target.at_least is not None:
-        return (
-            f"{target.method} reaches at least {_per_cent(target.at_least)}{quantity}"
-        )
-    return f"{target.method} takes at most {target.at_most:g} times {other}{quantity}"
+    if target.at_most is not None:
+        claim = f"takes at most {target.at_most:g} times {other}{quantity}"
+    elif target.at_least is not None:
+        claim = f"reaches at least {_per_cent(target.at_least)}{quantity}"
+    elif target.times_faster == 1:
+        claim = f"is faster than {other}"
+    else:
+        claim = f"is at least {target.times_faster:g} times faster than {other}"
+    return f"{target.method} {claim}"
 
 
 def _targets(found: Mapping[str, Results], cases: Sequence[Case]) -> list[str]:
@@ -110,9 +107,8 @@ def _targets(found: Mapping[str, Results], cases: Sequence[Case]) -> list[str]:
         of_case = found.get(case.name)
         for target in case.targets:
             verdict = of_case and target.judge(of_case.methods, of_case.run["floor"])
-            if verdict is None:
-                kind, measured, margin = "not measured", "", ""
-            else:
+            kind, measured, margin = "not measured", "", ""
+            if verdict:
                 kind = "reached" if verdict.is_reached else "missed"
                 share = target.quantity == "copy_share"
                 measured = _per_cent(verdict.value) if share else number(verdict.value)
@@ -134,30 +130,22 @@ def _case(case: Case, results: Results | None) -> list[str]:
     if results is None:
         return ["Not part of this run."]
     base = results.find(case.yardstick)
-    rows = [
-        [
-            one.name,
-            1e3 * one.seconds,
-            " to ".join(number(1e3 * t) for t in one.quartiles),
-            one.seconds / base.seconds if base else None,
-            _mebibytes(one.temporary_bytes),
-            _mebibytes(one.peak_bytes),
-            one.compile_seconds,
-        ]
-        for one in results.methods
-    ]
+    rows = []
+    for one in results.methods:
+        quartiles = " to ".join(number(1e3 * t) for t in one.quartiles)
+        ratio = one.seconds / base.seconds if base else None
+        sizes = one.temporary_bytes, one.peak_bytes
+        mebibytes = (None if size is None else size / 2**20 for size in sizes)
+        times = one.name, 1e3 * one.seconds, quartiles, ratio
+        rows.append([*times, *mebibytes, one.compile_seconds])
     header = ["method", "ms", "quartiles", f"times {case.yardstick}"]
     header += ["temporary MiB", "peak MiB", "compile s"]
     used = [i for i in range(len(header)) if any(row[i] is not None for row in rows)]
+    cells = ([row[i] for i in used] for row in rows)
     parts = ["Nothing was measured."]
     if rows:
-        cells = ([row[i] for i in used] for row in rows)
         parts = [table([header[i] for i in used], cells)]
     if results.left_out:
         reasons = "; ".join(f"{name} ({why})" for name, why in results.left_out.items())
         parts.append(f"Left out: {reasons}.")
     return parts
-
-
-def _mebibytes(count: int | None) -> float | None:
-    return None if count is None else count / 2**20

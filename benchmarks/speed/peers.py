@@ -1,8 +1,7 @@
 """The peers: one private gradient, without its noise, by other means than dpjax's.
 
-Each function takes `(loss_fn, params, batch)` as `models` gives them and returns what
-`Method.make` returns. All clip to norm 1, or truncate by the same threshold, and return
-the mean over the batch.
+Each maps `(loss_fn, params, batch)` to what `Method.make` returns: the mean over the
+batch, clipped to norm 1 or truncated by the same threshold.
 """
 
 import warnings
@@ -28,21 +27,14 @@ def jax_privacy(loss_fn, params, batch, *, microbatch_size):
     """`clipped_grad`, a scan over microbatches."""
     from jax_privacy.clipping import clipped_grad
 
-    grad = clipped_grad(
-        loss_fn,
-        l2_clip_norm=L2_CLIP_NORM,
-        keep_batch_dim=False,
-        normalize_by=len(jax.tree.leaves(batch)[0]),
-        microbatch_size=microbatch_size,
-    )
+    options = {"l2_clip_norm": L2_CLIP_NORM, "microbatch_size": microbatch_size}
+    options |= {"normalize_by": len(jax.tree.leaves(batch)[0])}
+    grad = clipped_grad(loss_fn, keep_batch_dim=False, **options)
     return jax.jit(lambda params, batch: grad(params, batch)), (params, batch)
 
 
 def optax_aggregate(loss_fn, params, batch):
-    """`differentially_private_aggregate` on gradients by vmap, as it asks for them.
-
-    It draws its noise, of standard deviation zero, which is part of its time.
-    """
+    """`differentially_private_aggregate` by vmap, which draws noise of stddev zero."""
     import optax
 
     def grad(params, batch):
@@ -67,16 +59,9 @@ def _torch_convolutional(params):
     from torch import nn
 
     net = nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2, bias=False),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2, bias=False),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(7 * 7 * 64, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
+        *(nn.Conv2d(1, 32, 5, padding=2, bias=False), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding=2, bias=False), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(7 * 7 * 64, 128), nn.ReLU(), nn.Linear(128, 10)),
     )
     # The first dense layer has (place, channel) in our order.
     kernels = [params[name].transpose(3, 2, 0, 1) for name in ("c1", "c2")]
@@ -109,11 +94,7 @@ TORCH = {
 
 
 def opacus(loss_fn, params, batch, *, model, is_ghost):
-    """Opacus, on the same model: hooks that store gradients, or ghost clipping.
-
-    Ghost clipping finds the norms of per-sample gradients without making them, and then
-    takes the gradient of a weighted loss. That serves the l2 clip alone.
-    """
+    """Opacus, on the same model: hooks that store gradients, or ghost clipping."""
     del loss_fn  # which is written again for PyTorch
     import torch
     from opacus import GradSampleModule
@@ -141,9 +122,8 @@ def opacus(loss_fn, params, batch, *, model, is_ghost):
     net = net.to(device)
     sgd = torch.optim.SGD(net.parameters(), lr=0.0)
     if is_ghost:
-        net = GradSampleModuleFastGradientClipping(
-            net, max_grad_norm=L2_CLIP_NORM, use_ghost_clipping=True
-        )
+        options = {"max_grad_norm": L2_CLIP_NORM, "use_ghost_clipping": True}
+        net = GradSampleModuleFastGradientClipping(net, **options)
         optimizer = DPOptimizerFastGradientClipping(sgd, **settings)
         loss = DPLossFastGradientClipping(net, optimizer, loss)
     else:
@@ -164,8 +144,8 @@ def opacus(loss_fn, params, batch, *, model, is_ghost):
 def numpy_mlp(_, params, batch, *, threshold):
     """Truncates the MLP's gradients by hand, one sample's at a time."""
     params = {name: np.array(x) for name, x in params.items()}
-    features, labels = (np.array(x) for x in batch)
-    return partial(_numpy_mlp, params, features, labels, threshold), ()
+    settings = *(np.array(x) for x in batch), threshold
+    return partial(_numpy_mlp, params, *settings), ()
 
 
 def _numpy_mlp(params, features, labels, threshold):

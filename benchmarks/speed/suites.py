@@ -1,8 +1,4 @@
-"""The cases of each suite, in the order that they run and stand on the page.
-
-Of memory alone: the mean of samples that lie there, beside a copy's bandwidth. Of
-models: robust gradients, beside the peers' private gradients.
-"""
+"""The cases of each suite, in the order that they run and stand on the page."""
 
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -47,27 +43,29 @@ def _samples(n, d):
     return jax.random.normal(jax.random.key(0), (n, d))  # made where it is needed
 
 
-def _mean_of(estimator, n, d, microbatch_size):
+def _mean_of(estimator, n, d, microbatch_size=None):
+    """Returns the mean by an estimator, or the plain sum, and its arguments."""
+
     def mean(estimator, x):
         stream = replace(SampleStream.of(x), microbatch_size=microbatch_size)
         return estimator.with_aux(stream, normalize_by=n)[0]
 
+    if estimator is None:
+        return jax.jit(lambda x: x.sum(axis=0)), (_samples(n, d),)
     return jax.jit(mean), (estimator, _samples(n, d))
-
-
-def _sum_of(n, d):
-    return jax.jit(lambda x: x.sum(axis=0)), (_samples(n, d),)
 
 
 def _reduction(n, d):
     read = 4 * n * d
-    methods = [Method("jnp.sum", partial(_sum_of, n, d), "jax", moved_bytes=read)]
+    kinds = [("jnp.sum", "jax", None, None)]
     for name, estimator in coordinatewise(0.5).items():
         for size in (None, 2**12, 2**14, 2**16, n):
             label = name if size is None else f"{name}, microbatch {size:,}"
-            make = partial(_mean_of, estimator, n, d, size)
-            methods.append(Method(label, make, moved_bytes=read))
-    return methods
+            kinds.append((label, "dpjax", estimator, size))
+    return [
+        Method(label, partial(_mean_of, estimator, n, d, size), package, read)
+        for label, package, estimator, size in kinds
+    ]
 
 
 _SHARES = [Target(x, quantity="copy_share", at_least=0.6) for x in coordinatewise(0.5)]
@@ -114,16 +112,16 @@ def gradient_methods(model, batch_size, microbatch_sizes, *, leave=()):
     for name, estimator in coordinatewise(THRESHOLD).items():
         methods.append(Method(name, partial(robust, estimator, model, batch_size)))
     for size in microbatch_sizes:
-        name, options = _microbatch_name(size), {"microbatch_size": size}
-        methods.append(peer(name, peers.jax_privacy, "jax_privacy", **options))
+        how = _microbatch_name(size), peers.jax_privacy, "jax_privacy"
+        methods.append(peer(*how, microbatch_size=size))
     methods.append(peer(OPTAX, peers.optax_aggregate, "optax"))
     if model in peers.TORCH:
         for name, is_ghost in ((HOOKS, False), (GHOST, True)):
             options = {"model": model, "is_ghost": is_ghost}
             methods.append(peer(name, peers.opacus, "opacus", **options))
     if model == "mlp":
-        name, options = "NumPy, Truncation by hand", {"threshold": THRESHOLD}
-        methods.append(peer(name, peers.numpy_mlp, "numpy", **options))
+        how = "NumPy, Truncation by hand", peers.numpy_mlp, "numpy"
+        methods.append(peer(*how, threshold=THRESHOLD))
     return [method for method in methods if method.name not in leave]
 
 
@@ -189,8 +187,7 @@ SUITES = {
     ],
     "gpu": [
         *REDUCTIONS,
-        *(_gpu_case("mlp", size) for size in (256, 4096)),
-        _gpu_case("transformer", 256),
+        *(_gpu_case("mlp", 256), _gpu_case("mlp", 4096), _gpu_case("transformer", 256)),
         *(_gpu_case("text_classifier", size) for size in (256, 4096)),
     ],
 }

@@ -1,13 +1,10 @@
 """Clipped gradient descent with its settings chosen in hindsight: the bar of the page.
 
-Not private: norm, step and number of steps are the best of a grid by the very excess
-that the page reports, on keys of their own; what is reported comes from fresh keys. A
-single run is private: T Gaussian mechanisms. The gradient of a linear model is
-x phi'(<w, x>), and clipping it to norm C clips phi' to C / ||x||: all settings and keys
-are columns of one matrix of weights, and a step is two products with the features.
+Not private: the best of a grid by the excess itself, on keys of their own. The gradient
+of a linear model is x phi'(<w, x>), and clipping it to norm C clips phi' to C / ||x||:
+all settings and keys are columns of one matrix of weights.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
@@ -53,10 +50,10 @@ def clipped_gradients(features, targets, params, norms, loss):
     """
     matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     predictions = matmul(features, params)
-    if loss == "squared":
-        slopes = predictions - targets[:, None]
-    else:
-        slopes = jax.nn.sigmoid(predictions) - jnp.where(targets > 0, 1.0, 0.0)[:, None]
+    if loss != "squared":
+        predictions = jax.nn.sigmoid(predictions)
+        targets = jnp.where(targets > 0, 1.0, 0.0)
+    slopes = predictions - targets[:, None]
     lengths = jnp.linalg.norm(features, axis=1)[:, None]
     bounds = norms[None] / jnp.maximum(lengths, 1e-30)
     share = jnp.mean(jnp.where(jnp.abs(slopes) <= bounds, 1.0, 0.0), axis=0)
@@ -87,13 +84,10 @@ def _descend(features, targets, norms, rates, keys, num_steps, noise, loss):
     return jax.lax.fori_loop(0, num_steps, step, jnp.zeros(shape))
 
 
-def descend(
-    data: Problem, settings: Sequence[Setting], keys: jax.Array, epsilon: float
-) -> np.ndarray:
+def descend(data, settings, keys, epsilon) -> np.ndarray:
     """Returns last iterates (d, settings, keys) of every setting with every key.
 
-    Settings share the draws of a key. A run costs (epsilon, delta) under replace-one:
-    its steps are Gaussian mechanisms of sensitivity 2 C / n.
+    Settings share draws; steps are Gaussian mechanisms of sensitivity 2 C / n.
     """
     num_samples, num_features = data.shape
     chunk = max(1, int(MEMORY / (12 * num_samples * keys.size)))
@@ -117,18 +111,14 @@ def grid(*, is_wide: bool = False) -> list[Setting]:
     return [Setting(*values) for values in product(norms, steps, NUM_STEPS)]
 
 
-def choose(
-    data: Problem, keys: jax.Array, epsilon: float, settings: Sequence[Setting]
-) -> Setting:
+def choose(data, keys, epsilon, settings) -> Setting:
     """Returns the setting of least mean excess over the keys."""
     params = descend(data, settings, keys, epsilon)
     excess = data.excess(params.reshape(len(params), -1)).reshape(params.shape[1:])
     return settings[int(np.argmin(np.mean(excess, axis=1)))]
 
 
-def fit(
-    data: Problem, keys: jax.Array, epsilon: float, *, is_wide: bool = False
-) -> tuple[np.ndarray, dict[str, float]]:
+def fit(data, keys, epsilon, *, is_wide=False) -> tuple[np.ndarray, dict[str, float]]:
     """Chooses on keys of its own; returns weights (d, keys) of those given."""
     own = jax.random.split(jax.random.fold_in(keys[0], CHOICE), NUM_CHOICE_KEYS)
     setting = choose(data, own, epsilon, grid(is_wide=is_wide))

@@ -1,8 +1,7 @@
-"""The methods of the page of utility: what each is, and whom it serves.
+"""The methods of the page of utility, in the order of the tables.
 
-`METHODS` is in the order of the tables. A method maps (problem, keys, epsilon) to the
-weights of one run a key, all (epsilon, delta)-DP under replace-one unless it says so.
-What each pays, and is given without paying, stands in the page's template.
+A method maps (problem, keys, epsilon) to the weights of one run a key, all (epsilon,
+delta)-DP under replace-one unless it says so. The page says what each pays.
 """
 
 import math
@@ -36,10 +35,8 @@ class Method:
         fit: (problem, keys, epsilon) to weights (d, keys), or test predictions
             (m, keys) on the page's first part, and facts to record.
         tasks: the losses it serves.
-        is_private: whether what it returns is.
         row_norm: test rows longer than this are scaled down, as in its training.
-        needs: "intercept" where it serves only problems with a column of ones,
-            "schema" where only those of public units, the real ones.
+        needs: "intercept" or "schema" (public units) where it serves no others.
     """
 
     name: str
@@ -76,9 +73,9 @@ def optimum(data, keys, epsilon):
     del epsilon
     if data.shape[1] > 1_000:
         raise LeftOut("takes minutes, and is no private method")
-    params = (
-        data.reference if data.is_real else non_private_optimum(data.loss, *data.train)
-    )
+    params = data.reference
+    if not data.is_real:
+        params = non_private_optimum(data.loss, *data.train)
     return np.repeat(params[:, None], keys.size, axis=1), {}
 
 
@@ -112,23 +109,15 @@ def dp_linear_model(data: Problem, key: jax.Array, epsilon: float) -> Weights:
 
 def robust(kind, data: Problem, epsilon: float) -> estimators.Estimator:
     """An estimator at the theory's scale for all steps that use a record."""
-    num_samples, num_features = data.shape
-    groups = 1
+    (num_samples, num_features), groups = data.shape, 1
     if kind is estimators.MedianOfMeans:
-        kind = estimators.Truncation
-        default = estimators.MedianOfMeans.for_failure_prob(
-            kind(1.0), num_coordinates=num_features
-        )
+        kind, medians = estimators.Truncation, kind
+        default = medians.for_failure_prob(kind(1.0), num_coordinates=num_features)
         groups = min(default.num_groups, num_samples)
-    scaled = kind.for_moment(
-        # The second moment of a gradient's coordinate, for features of unit size.
-        0.25 if data.loss == "logistic" else 1.0,
-        num_samples=num_samples // groups,
-        num_coordinates=num_features,
-        num_steps=steps_of(data),
-        epsilon=epsilon,
-        delta=data.delta,
-    )
+    options = {"num_samples": num_samples // groups, "num_coordinates": num_features}
+    options |= {"num_steps": steps_of(data), "epsilon": epsilon, "delta": data.delta}
+    # The second moment of a gradient's coordinate, for features of unit size.
+    scaled = kind.for_moment(0.25 if data.loss == "logistic" else 1.0, **options)
     return estimators.MedianOfMeans(scaled, groups) if groups > 1 else scaled
 
 
@@ -143,24 +132,17 @@ def descent(kind):
     def fit(data, keys, epsilon):
         rate = 1.0 if data.loss == "logistic" else 0.1
         numbers = {"num_steps": steps_of(data), "learning_rate": rate}
-        is_clipping = kind is estimators.Clipping
-        solve = partial(
-            solvers.dp_gradient_descent,
-            *(LOSSES[data.loss], jnp.zeros(data.shape[1]), on_device(data)),
-            estimator=kind(1.0) if is_clipping else robust(kind, data, epsilon),
-            epsilon=epsilon,
-            delta=data.delta,
-            **numbers,
-        )
+        estimator = kind(1.0) if kind is Clipping else robust(kind, data, epsilon)
+        options = {"estimator": estimator, "epsilon": epsilon, "delta": data.delta}
+        start = LOSSES[data.loss], jnp.zeros(data.shape[1]), on_device(data)
+        solve = partial(solvers.dp_gradient_descent, *start, **options, **numbers)
         params = [np.asarray(solve(key=key).params) for key in keys]
         return np.stack(params, axis=1), numbers
 
     return fit
 
 
-def objective_perturbation(
-    data: Problem, key: jax.Array, epsilon: float, *, strength: float
-) -> Weights:
+def objective_perturbation(data, key, epsilon, *, strength) -> Weights:
     """The library's, on rows scaled down to norm 1, with n lambda given."""
     features = scaled_down(data.features, 1.0).astype(np.float32)
     options = {"epsilon": epsilon, "delta": data.delta}
@@ -169,80 +151,70 @@ def objective_perturbation(
     return solve(features, data.targets, key=key, **options).params
 
 
+_SQUARED, _LOGISTIC = {"tasks": SQUARED}, {"tasks": LOGISTIC}
+_NOT_PRIVATE = {"is_private": False}
+_HINDSIGHT = "clipping, best in hindsight"
+_PERTURBED = "objective perturbation, n lambda ="
+_DIFFPRIVLIB = "diffprivlib, LogisticRegression"
+_adaptive = peers.adaptive_clipping
+_unit_logistic = partial(peers.diffprivlib_logistic, row_norm=1.0)
+# By name: the title, the fit, and options.
+_TABLE: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "zero": ("zero weights", zero, {}),
+    "constant": ("private constant", each(private_constant), {"needs": "intercept"}),
+    "dp_linear_model": ("**`dp_linear_model`**", each(dp_linear_model), {}),
+    "hindsight": (_HINDSIGHT, hindsight.fit, _NOT_PRIVATE),
+    "hindsight_wide": (
+        *(f"{_HINDSIGHT}, wider grid", partial(hindsight.fit, is_wide=True)),
+        _NOT_PRIVATE,
+    ),
+    "adaptive_clipping": (
+        *("DP-GD, adaptive clipping, median", partial(_adaptive, quantile=0.5), {}),
+    ),
+    "adaptive_clipping_90": (
+        *("DP-GD, adaptive clipping, 90 %", partial(_adaptive, quantile=0.9), {}),
+    ),
+    "smoothed_truncation": (
+        "DP-GD, smoothed truncation (001, Alg. 4)",
+        *(descent(SmoothedTruncation), {}),
+    ),
+    "truncation": ("DP-GD, truncation (003)", descent(estimators.Truncation), {}),
+    "median_of_means": (
+        "DP-GD, median of means (003, Alg. 2)",
+        *(descent(estimators.MedianOfMeans), {}),
+    ),
+    "clipping": ("DP-GD, clipping to norm 1", descent(Clipping), {}),
+    "objective_perturbation": (
+        *(f"{_PERTURBED} 1", each(partial(objective_perturbation, strength=1.0))),
+        {**_LOGISTIC, "row_norm": 1.0},
+    ),
+    "objective_perturbation_10": (
+        *(f"{_PERTURBED} 10", each(partial(objective_perturbation, strength=10.0))),
+        {**_LOGISTIC, "row_norm": 1.0},
+    ),
+    "adassp": ("AdaSSP", each(peers.adassp), _SQUARED),
+    "adassp_quantile": (
+        *("AdaSSP, bounds at 99 %", each(partial(peers.adassp, quantile=0.99))),
+        _SQUARED,
+    ),
+    "boosted_adassp": (
+        *("boosted AdaSSP", each(peers.boosted_adassp)),
+        {**_SQUARED, "row_norm": 1.0},
+    ),
+    "tukey_em": ("TukeyEM", each(peers.tukey_em), _SQUARED),
+    "diffprivlib_linear": (
+        *("diffprivlib, LinearRegression", each(peers.diffprivlib_linear), _SQUARED),
+    ),
+    "diffprivlib_logistic": (
+        *(_DIFFPRIVLIB, each(peers.diffprivlib_logistic), _LOGISTIC),
+    ),
+    "diffprivlib_logistic_unit": (
+        *(f"{_DIFFPRIVLIB}, rows of norm 1", each(_unit_logistic)),
+        {**_LOGISTIC, "row_norm": 1.0},
+    ),
+    "optimum": ("non-private optimum", optimum, _NOT_PRIVATE),
+}
 METHODS = {
-    method.name: method
-    for method in (
-        Method("zero", "zero weights", zero),
-        Method(
-            "constant", "private constant", each(private_constant), needs="intercept"
-        ),
-        Method("dp_linear_model", "**`dp_linear_model`**", each(dp_linear_model)),
-        Method(
-            *("hindsight", "clipping, best in hindsight", hindsight.fit),
-            is_private=False,
-        ),
-        Method(
-            *("hindsight_wide", "clipping, best in hindsight, wider grid"),
-            partial(hindsight.fit, is_wide=True),
-            is_private=False,
-        ),
-        *(
-            Method(
-                f"adaptive_clipping{end}",
-                f"DP-GD, adaptive clipping, {words}",
-                partial(peers.adaptive_clipping, quantile=quantile),
-            )
-            for end, words, quantile in (("", "median", 0.5), ("_90", "90 %", 0.9))
-        ),
-        *(
-            Method(name, f"DP-GD, {words}", descent(kind))
-            for name, words, kind in (
-                (
-                    *("smoothed_truncation", "smoothed truncation (001, Alg. 4)"),
-                    estimators.SmoothedTruncation,
-                ),
-                ("truncation", "truncation (003)", estimators.Truncation),
-                (
-                    *("median_of_means", "median of means (003, Alg. 2)"),
-                    estimators.MedianOfMeans,
-                ),
-                ("clipping", "clipping to norm 1", estimators.Clipping),
-            )
-        ),
-        *(
-            Method(
-                f"objective_perturbation{end}",
-                f"objective perturbation, n lambda = {strength:g}",
-                each(partial(objective_perturbation, strength=strength)),
-                tasks=LOGISTIC,
-                row_norm=1.0,
-            )
-            for end, strength in (("", 1.0), ("_10", 10.0))
-        ),
-        Method("adassp", "AdaSSP", each(peers.adassp), SQUARED),
-        Method(
-            *("adassp_quantile", "AdaSSP, bounds at 99 %"),
-            *(each(partial(peers.adassp, quantile=0.99)), SQUARED),
-        ),
-        Method(
-            *("boosted_adassp", "boosted AdaSSP", each(peers.boosted_adassp), SQUARED),
-            row_norm=1.0,
-        ),
-        Method("tukey_em", "TukeyEM", each(peers.tukey_em), SQUARED),
-        Method(
-            *("diffprivlib_linear", "diffprivlib, LinearRegression"),
-            *(each(peers.diffprivlib_linear), SQUARED),
-        ),
-        Method(
-            *("diffprivlib_logistic", "diffprivlib, LogisticRegression"),
-            *(each(peers.diffprivlib_logistic), LOGISTIC),
-        ),
-        Method(
-            "diffprivlib_logistic_unit",
-            "diffprivlib, LogisticRegression, rows of norm 1",
-            *(each(partial(peers.diffprivlib_logistic, row_norm=1.0)), LOGISTIC),
-            row_norm=1.0,
-        ),
-        Method("optimum", "non-private optimum", optimum, is_private=False),
-    )
+    name: Method(name, title, fit, **options)
+    for name, (title, fit, options) in _TABLE.items()
 }

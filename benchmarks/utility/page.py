@@ -1,24 +1,27 @@
-"""The page of utility: every number and verdict comes from its record."""
+"""The page of utility, of its record, and what `python -m benchmarks utility` runs."""
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from benchmarks import comparison, page
-from benchmarks.comparison import (
-    Summary,
-    Verdict,
-    geometric_mean,
-    short,
-    verdicts_table,
-)
+from benchmarks.comparison import Suite, Summary, Verdict, key_of, keys_of, short
 from benchmarks.page import number, table
-from benchmarks.record import Record, read
-from benchmarks.utility import predictions, sklearn, tuning
-from benchmarks.utility.command import PATH
+from benchmarks.record import RESULTS, Record, Row, read, rounded
+from benchmarks.utility import predictions, problems, sklearn, tuning
 from benchmarks.utility.hindsight import grid
-from benchmarks.utility.methods import METHODS
+from benchmarks.utility.methods import METHODS, Method
+from benchmarks.utility.peers import LeftOut
+from benchmarks.utility.problems import Problem
 
+PATH = RESULTS / "utility.json"
+EPSILONS = (0.1, 0.5, 1.0, 2.0, 8.0)
+SEED = 19
 OURS, BAR, CONSTANT = "dp_linear_model", "hindsight", "constant"
 WIDE_BAR = "hindsight_wide"
 RIVALS = (
@@ -35,9 +38,7 @@ class Numbers(comparison.Numbers):
         """Returns the problems, all or of one kind, in the order of their tables."""
         return predictions.names(self, is_real=is_real)
 
-    def ratio(
-        self, problem: str, method: str, epsilon: float, bar: str = BAR
-    ) -> float | None:
+    def ratio(self, problem, method, epsilon, bar=BAR) -> float | None:
         """Returns a method's ratio to the bar; None without either."""
         ours, other = (self.of(problem, one, epsilon) for one in (method, bar))
         if ours is None or other is None:
@@ -45,13 +46,11 @@ class Numbers(comparison.Numbers):
         floor = FLOOR * self.facts[problem]["zero_excess"]
         return (max(ours.mean, 0) + floor) / (max(other.mean, 0) + floor)
 
-    def geometric_mean(
-        self, problems: Sequence[str], method: str, epsilon: float, bar: str = BAR
-    ) -> tuple[float, int] | None:
+    def geometric_mean(self, problems, method, epsilon, bar=BAR):
         """Returns the mean of the ratios over those problems that have one."""
         found = (self.ratio(problem, method, epsilon, bar) for problem in problems)
         ratios = [ratio for ratio in found if ratio is not None]
-        mean = geometric_mean(ratios)
+        mean = comparison.geometric_mean(ratios)
         return None if mean is None else (mean, len(ratios))
 
 
@@ -68,13 +67,13 @@ def parts(content: Record, path: Path) -> dict[str, page.Part]:
         "settings": len(grid()),
         "wide": len(grid(is_wide=True)),
         "means": _means(numbers),
-        "verdicts": verdicts_table("`dp_linear_model`", verdicts(numbers)),
+        "verdicts": comparison.verdicts_table("`dp_linear_model`", verdicts(numbers)),
         "problems": _problems(numbers),
         **predictions.parts(),
         **sklearn.parts(),
         **tuning.parts(),
         "choices": table(["data", *numbers.header], _choices(numbers)),
-        **{f"seconds_{name}": _seconds(numbers, name) for name in METHODS},
+        **_seconds(numbers),
         "left_out": _left_out(numbers),
         "machines": page.machines(content),
     }
@@ -85,10 +84,8 @@ def _means(numbers: Numbers) -> Iterator[str]:
         problems = numbers.names(is_real=is_real)
         rows = []
         for method in METHODS.values():
-            means = [
-                numbers.geometric_mean(problems, method.name, epsilon)
-                for epsilon in numbers.epsilons
-            ]
+            mean_at = partial(numbers.geometric_mean, problems, method.name)
+            means = [mean_at(epsilon) for epsilon in numbers.epsilons]
             if method.name != BAR and any(means):
                 counts = max(mean[1] for mean in means if mean)
                 cells = ("" if mean is None else short(mean[0]) for mean in means)
@@ -134,11 +131,15 @@ def _choices(numbers: Numbers) -> Iterator[list[str]]:
                 yield [numbers.facts[name]["title"] + words, *chosen]
 
 
-def _seconds(numbers: Numbers, method: str) -> str:
-    """Returns the seconds of a run."""
-    rows = [row for place, row in numbers.rows.items() if place[1] == method]
-    runs = sum(len(row["excess"]) for row in rows)
-    return number(sum(row["seconds"] for row in rows) / runs) if runs else ""
+def _seconds(numbers: Numbers) -> dict[str, str]:
+    """Returns the seconds of a run of each method."""
+    found = {}
+    for name in METHODS:
+        rows = [row for place, row in numbers.rows.items() if place[1] == name]
+        runs = sum(len(row["excess"]) for row in rows)
+        seconds = sum(row["seconds"] for row in rows)
+        found[f"seconds_{name}"] = number(seconds / runs) if runs else ""
+    return found
 
 
 def _left_out(numbers: Numbers) -> str:
@@ -147,11 +148,10 @@ def _left_out(numbers: Numbers) -> str:
         if row.get("left_out") and method in METHODS:
             where = reasons.setdefault((method, row["left_out"]), {})
             where[numbers.facts[problem]["title"]] = None
-    lines = [
-        f"- {METHODS[method].title} on {', '.join(titles)}: {reason}."
-        for (method, reason), titles in reasons.items()
-    ]
-    return "\n".join(["Left out:\n", *lines]) if lines else ""
+    lines = ["Left out:\n"]
+    for (method, reason), titles in reasons.items():
+        lines.append(f"- {METHODS[method].title} on {', '.join(titles)}: {reason}.")
+    return "\n".join(lines) if reasons else ""
 
 
 def verdicts(numbers: Numbers) -> Iterator[Verdict]:
@@ -211,9 +211,71 @@ def _leads(numbers, rival) -> Verdict:
         names = numbers.names()
         shared = [x for x in names if len(numbers.column(x, three, epsilon)) == 3]
         if shared:
-            ours, other = (
-                numbers.geometric_mean(shared, one, epsilon)[0] for one in (OURS, rival)
-            )
+            pair = (numbers.geometric_mean(shared, x, epsilon) for x in (OURS, rival))
+            ours, other = (mean for mean, _ in pair)
             found.append(f"{epsilon:g}: {short(ours)} against {short(other)}")
             holds.append(ours < other)
     return Verdict(asked, "; ".join(found), all(holds) if holds else None)
+
+
+# -- What runs -------------------------------------------------------------------------
+
+
+def run_named(methods, judge, problem, method, *how):
+    """Returns the row and the problem's facts; None where it is not served."""
+    data = problems.problem(problem)
+    if not methods[method].serves(data):
+        return None
+    return run_one(methods[method], data, *how, judge), facts(data)
+
+
+def judged(method: Method, data: Problem, params: np.ndarray) -> dict[str, list[float]]:
+    """Returns the excess of each column of weights."""
+    excess = data.excess(params, row_norm=method.row_norm)
+    return {"excess": [rounded(x) for x in excess]}
+
+
+def run_one(method, data, epsilon, repetitions, judge=judged) -> Row:
+    """Runs a method's repetitions, with keys that depend on all that is run."""
+    keys = keys_of(key_of(SEED, data.name, method.name, epsilon), repetitions)
+    start = time.perf_counter()
+    try:
+        found, taken = method.fit(data, keys, epsilon)
+    except LeftOut as reason:
+        return {"excess": [], "seconds": 0.0, "facts": {}, "left_out": str(reason)}
+    seconds = time.perf_counter() - start
+    return {
+        **judge(method, data, np.asarray(found)),
+        "seconds": round(seconds, 3),
+        "facts": {name: rounded(value) for name, value in taken.items()},
+    }
+
+
+def facts(data: Problem) -> dict[str, Any]:
+    """What the page says of a problem."""
+    names = "title loss delta is_real max_features zero_excess intercept_excess"
+    known = {name: getattr(data, name) for name in names.split()}
+    known |= dict(zip(("n", "d"), data.shape, strict=True))
+    known |= {"num_test": len(data.test_targets)}
+    known |= {"has_intercept": data.intercept is not None}
+    return known | {"reference_risk": data.reference_risk}
+
+
+def _suite(methods, names, epsilons, repetitions, path, packages=(), judge=judged):
+    others = [name for name in problems.NAMES if name not in names]
+    settings = methods, names, epsilons, repetitions, path, packages, others
+    return Suite(partial(run_named, methods, judge), *settings)
+
+
+PARTS = {
+    "run": _suite(METHODS, problems.NAMES, EPSILONS, 10, PATH),
+    "predictions": _suite(
+        *(predictions.METHODS, problems.NAMES, predictions.EPSILONS, 5),
+        *(predictions.PATH, ("interpret-core", "scikit-learn"), predictions.judged),
+    ),
+    "sklearn": _suite(
+        *(sklearn.METHODS, sklearn.PROBLEMS, (1.0,), 5, sklearn.PATH),
+        ("diffprivlib", "scikit-learn"),
+    ),
+    "tuning": _suite(tuning.METHODS, tuning.PROBLEMS, (1.0,), 10, tuning.PATH),
+}

@@ -1,9 +1,7 @@
 """Others' methods of private regression, priced exactly under replace-one.
 
-Each function takes (problem, key, epsilon) and returns weights (d,), but for that of
-adaptive clipping, which takes all keys at once. Gaussian releases share one mu, which
-is exact, where the papers split epsilon and delta; sensitivities are those of replacing
-a record. What a method takes from the data without paying is said on the page.
+Each maps (problem, key, epsilon) to weights (d,), adaptive clipping all keys at once.
+Gaussian releases share one mu, where the papers split epsilon and delta.
 """
 
 import warnings
@@ -35,7 +33,6 @@ class LeftOut(Exception):
 
 
 def generator(key: jax.Array) -> np.random.Generator:
-    """Returns a NumPy generator seeded by a JAX key."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
 
 
@@ -52,23 +49,19 @@ def _moments(data: Problem, bound: float) -> tuple[np.ndarray, np.ndarray, float
 def _noisy_gram(rng, gram, stddev):
     """Adds N(0, stddev^2) on the diagonal and half the variance off it, mirrored.
 
-    For the l2 norm of (diagonal, sqrt 2 times the upper triangle), which is the
-    Frobenius norm; replacing a row of norm at most B moves it by at most sqrt(2) B^2.
+    Replacing a row of norm at most B moves the Frobenius norm by at most sqrt(2) B^2.
     """
     noise = rng.standard_normal(gram.shape)
     noise = np.triu(noise, 1) * np.sqrt(0.5) + np.diag(noise.diagonal() / 2)
     return gram + stddev * (noise + noise.T)
 
 
-def adassp(
-    data: Problem, key: jax.Array, epsilon: float, *, quantile: float = 1.0
-) -> np.ndarray:
+def adassp(data, key, epsilon, *, quantile=1.0) -> np.ndarray:
     """Solves noisy normal equations, with a ridge as large as their noise.
 
-    Three Gaussian releases, each a third of mu^2: the least eigenvalue of X^T X, of
-    sensitivity B^2; X^T X, of sqrt(2) B^2; and X^T y, of 2 B b. The bounds B on rows
-    and b on targets are quantiles of the data, and are not paid for. Wang (2018),
-    Algorithm 2, with mu in place of its sqrt(log(6/delta)) / epsilon.
+    Releases, each a third of mu^2: the least eigenvalue of X^T X, of sensitivity B^2;
+    X^T X, of sqrt(2) B^2; X^T y, of 2 B b. Bounds B on rows and b on targets are
+    quantiles, which are not paid for. Wang (2018), Algorithm 2, by mu.
     """
     rng = generator(key)
     row_bound, bound = _true_bounds(data, quantile)
@@ -89,26 +82,22 @@ def adassp(
 
 @lru_cache(maxsize=4)
 def _true_bounds(data: Problem, quantile: float) -> tuple[float, float]:
-    features, targets = data.train
-    lengths = np.linalg.norm(features, axis=1)
-    return float(np.quantile(lengths, quantile)), float(
-        np.quantile(np.abs(targets), quantile)
-    )
+    lengths = np.linalg.norm(data.features, axis=1), np.abs(data.targets)
+    return tuple(float(np.quantile(x, quantile)) for x in lengths)
 
 
 def boosted_adassp(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
     """Repeats AdaSSP on the residuals, which are clipped to 1 as rows are to norm 1.
 
-    Gaussian releases, all of the same multiplier: the least eigenvalue and X^T X once,
-    X^T residual in each of 100 rounds, of sensitivities 1, sqrt(2) and 2. Predictions
-    are of rows scaled down likewise. Tang et al. (2023), and its settings.
+    Gaussian releases of one multiplier: the least eigenvalue and X^T X once, X^T
+    residual in each of 100 rounds, of sensitivities 1, sqrt(2) and 2. Tang et al.
+    (2023).
     """
     rng = generator(key)
     features, gram, least = _moments(data, 1.0)
     num_features = len(gram)
-    stddev = gaussian_stddev(
-        epsilon, data.delta, sensitivity=1.0, num_releases=NUM_ROUNDS + 2
-    )
+    once = {"sensitivity": 1.0, "num_releases": NUM_ROUNDS + 2}
+    stddev = gaussian_stddev(epsilon, data.delta, **once)
     floor = max(0.0, least + stddev * (rng.standard_normal() - 1.96))
     ridge = max(0.0, 1.96 * stddev * np.sqrt(num_features) - floor)
     noisy = _noisy_gram(rng, gram, np.sqrt(2) * stddev)
@@ -126,11 +115,10 @@ def boosted_adassp(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
 def tukey_em(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
     """Samples a point that is deep among least-squares fits of disjoint parts.
 
-    Half of epsilon for propose-test-release, half for the exponential mechanism on
-    approximate Tukey depth, both of sensitivity 1 as a record is in one fit. Weights
-    are zero where the test fails. The test adds Laplace noise of scale 2 / epsilon, as
-    the paper has it (the authors' code has epsilon / 2). Amin, Joseph, Ribero,
-    Vassilvitskii (2023), Algorithms 1 to 3.
+    Half of epsilon is for propose-test-release, with Laplace noise of 2 / epsilon as
+    the paper has it (the authors' code has epsilon / 2), half for the exponential
+    mechanism. Weights are zero where the test fails. Amin et al. (2023), Algorithms 1
+    to 3.
     """
     rng = generator(key)
     num_samples, num_features = data.shape
@@ -139,13 +127,9 @@ def tukey_em(data: Problem, key: jax.Array, epsilon: float) -> np.ndarray:
         raise LeftOut(f"{num_samples // num_features} fits of d records are too few")
     order = rng.permutation(num_samples)
     size = num_samples // num_models
-    models = np.array(
-        [
-            np.linalg.lstsq(data.features[part], data.targets[part], rcond=1e-6)[0]
-            for part in order[: size * num_models].reshape(num_models, size)
-        ],
-        np.float64,
-    )
+    parts = order[: size * num_models].reshape(num_models, size)
+    pairs = ((data.features[part], data.targets[part]) for part in parts)
+    models = np.array([np.linalg.lstsq(*pair, rcond=1e-6)[0] for pair in pairs], float)
     # Ties are broken by noise that no data enters.
     sides = np.sort(models.T + 1e-10 * rng.random((num_features, num_models)), axis=1)
     depths = num_models // 2
@@ -177,9 +161,8 @@ def _distance_to_unsafety(volumes, epsilon, delta, start):
         deeper = volumes[start + k + 1 :]
         if not len(deeper):
             break
-        ratios = volumes[start - k - 2] - deeper
         gains = 0.5 * epsilon * np.arange(1, len(deeper) + 1)
-        if np.min(ratios - gains) > threshold:
+        if np.min(volumes[start - k - 2] - deeper - gains) > threshold:
             break
         largest = k
     return largest
@@ -199,9 +182,8 @@ def _between(rng, outer, inner, log_outer, log_inner):
     point[:first] = rng.uniform(*inner[:, :first])
     low, high = inner[0, first] - outer[0, first], outer[1, first] - inner[1, first]
     place = rng.uniform(0, low + high)
-    point[first] = (
-        outer[0, first] + place + (place > low) * (inner[1, first] - inner[0, first])
-    )
+    width = inner[1, first] - inner[0, first]
+    point[first] = outer[0, first] + place + (place > low) * width
     return point
 
 
@@ -227,9 +209,8 @@ def _adapt(
 def adaptive_clipping(data, keys, epsilon, *, quantile):
     """Descent with the clip norm led to a quantile of the gradients' norms.
 
-    Of mu^2, each step pays 1 / s^2 for a count with noise s and 1 / z^2 for the mean of
-    clipped gradients with noise multiplier z; s is n / 20, or as much more as keeps the
-    counts at a twentieth of the budget.
+    Of mu^2, each step pays 1 / s^2 for a count with noise s, at most a twentieth, and
+    1 / z^2 for the mean of clipped gradients with noise multiplier z.
     """
     num_samples = data.shape[0]
     mu = 1 / gaussian_stddev(epsilon, data.delta, sensitivity=1.0)
@@ -238,16 +219,10 @@ def adaptive_clipping(data, keys, epsilon, *, quantile):
     curvature = 1.0 if data.loss == "squared" else 0.25
     features = on_device(data)[0]
     largest = _largest_eigenvalue(features) / num_samples
-    params = _adapt(
-        *on_device(data),
-        keys,
-        1 / (curvature * largest),
-        multiplier * 2 / num_samples,
-        stddev / num_samples,
-        quantile,
-        loss=data.loss,
-        num_steps=ADAPTIVE_STEPS,
-    )
+    noises = multiplier * 2 / num_samples, stddev / num_samples
+    how = keys, 1 / (curvature * largest), *noises, quantile
+    steps = {"loss": data.loss, "num_steps": ADAPTIVE_STEPS}
+    params = _adapt(*on_device(data), *how, **steps)
     return params, {"num_steps": ADAPTIVE_STEPS, "noise_multiplier": multiplier}
 
 
@@ -270,16 +245,11 @@ def diffprivlib_linear(data: Problem, key: jax.Array, epsilon: float) -> np.ndar
     columns = np.arange(num_features) != data.intercept
     features = data.features[:, columns].astype(np.float64)
     targets = data.targets.astype(np.float64)
-    model = models.LinearRegression(
-        epsilon=epsilon,
-        bounds_X=(features.min(axis=0), features.max(axis=0)),
-        bounds_y=(targets.min(), targets.max()),
-        fit_intercept=data.intercept is not None,
-        random_state=int(generator(key).integers(2**31)),
-    )
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        model.fit(features, targets)
+    options = {"bounds_X": (features.min(axis=0), features.max(axis=0))}
+    options |= {"bounds_y": (targets.min(), targets.max()), "epsilon": epsilon}
+    options["random_state"] = int(generator(key).integers(2**31))
+    model = models.LinearRegression(fit_intercept=data.intercept is not None, **options)
+    _fit_quietly(model, features, targets)
     params = np.zeros(num_features)
     params[columns] = model.coef_
     if data.intercept is not None:
@@ -287,24 +257,24 @@ def diffprivlib_linear(data: Problem, key: jax.Array, epsilon: float) -> np.ndar
     return params
 
 
-def diffprivlib_logistic(
-    data: Problem, key: jax.Array, epsilon: float, *, row_norm: float | None = None
-) -> np.ndarray:
+def diffprivlib_logistic(data, key, epsilon, *, row_norm=None) -> np.ndarray:
     """Perturbs the objective, with the bound on rows of the data or a given one."""
     models = _diffprivlib()
     features = data.features.astype(np.float64)
     if row_norm is not None:
         features = scaled_down(features, row_norm)
-    model = models.LogisticRegression(
-        epsilon=epsilon,
-        data_norm=row_norm or float(np.linalg.norm(features, axis=1).max()),
-        fit_intercept=False,
-        random_state=int(generator(key).integers(2**31)),
-    )
+    longest = float(np.linalg.norm(features, axis=1).max())
+    options = {"epsilon": epsilon, "data_norm": row_norm or longest}
+    options["random_state"] = int(generator(key).integers(2**31))
+    model = models.LogisticRegression(fit_intercept=False, **options)
+    _fit_quietly(model, features, data.targets > 0)
+    return np.ravel(model.coef_)
+
+
+def _fit_quietly(model, features, targets) -> None:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        model.fit(features, data.targets > 0)
-    return np.ravel(model.coef_)
+        model.fit(features, targets)
 
 
 def _diffprivlib():

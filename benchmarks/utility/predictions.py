@@ -1,7 +1,6 @@
 """What predictions of a table are worth: models that need not be linear.
 
-A fit returns test predictions here, so that curves and trees stand beside lines. The
-"excess" of a row is the test loss itself, and "auc" the area under the ROC curve.
+A fit returns test predictions; "excess" is the test loss, "auc" the area under the ROC.
 """
 
 import math
@@ -56,10 +55,9 @@ def additive(data: Problem, key: jax.Array, epsilon: float) -> jax.Array:
 
 
 def dp_ebm(data: Problem, keys: jax.Array, epsilon: float):
-    """InterpretML's private boosting machine, at its defaults.
+    """InterpretML's private boosting machine at its defaults, numbers in four units.
 
-    It takes categories as such, and numbers within four public units. A range of
-    targets starts at zero; its end is the best of several, by the test loss.
+    A range of targets starts at zero; its end is the best of several, by the test loss.
     """
     try:
         from interpret import privacy
@@ -84,10 +82,7 @@ def dp_ebm(data: Problem, keys: jax.Array, epsilon: float):
             model = privacy.DPExplainableBoostingRegressor(**options, **given)
             return model.fit(train, data.targets.astype(np.float64)).predict(test)
 
-    found = {
-        largest: np.stack([predict(key, largest) for key in keys], axis=1)
-        for largest in ranges
-    }
+    found = {x: np.stack([predict(key, x) for key in keys], axis=1) for x in ranges}
     best = min(found, key=lambda one: np.mean(data.mean_loss(found[one])))
     return found[best], {} if best is None else {"largest_target": best}
 
@@ -154,6 +149,7 @@ def trees(data: Problem) -> np.ndarray:
 
 
 _CEILING = {"is_private": False, "needs": "schema"}
+_LINES = of_weights(methods.optimum)
 METHODS = {
     method.name: method
     for method in (
@@ -165,14 +161,9 @@ METHODS = {
         Method(*(LINEAR, f"**`{LINEAR}`**"), of_weights(each(methods.dp_linear_model))),
         Method(ADDITIVE, f"**`{ADDITIVE}`**", each(additive)),
         Method(EBM, "DP-EBM", dp_ebm, needs="schema"),
-        *(
-            Method(name, f"{words}, not private", fit, **_CEILING)
-            for name, words, fit in (
-                ("linear", "linear model", of_weights(methods.optimum)),
-                ("additive", "additive model", ceiling(bent)),
-                ("trees", "boosted trees", ceiling(trees)),
-            )
-        ),
+        Method("linear", "linear model, not private", _LINES, **_CEILING),
+        Method("additive", "additive model, not private", ceiling(bent), **_CEILING),
+        Method("trees", "boosted trees, not private", ceiling(trees), **_CEILING),
     )
 }
 
@@ -263,23 +254,29 @@ def verdicts(numbers: dict[str, Numbers]) -> Iterator[Verdict]:
                 reached = one.mean >= bound if measure == "auc" else one.mean <= bound
                 yield Verdict(asked, cell(one), reached)
     every = names(losses)
-    for epsilon in EPSILONS:
-        asked = f"every real and made set, epsilon {epsilon:g}: loss at most that of "
-        asked += f"`{LINEAR}`, two standard errors, and 2 % of its lead on a constant"
-        place = losses, every, (ADDITIVE, LINEAR), epsilon
-        yield comparison.judged(*place, asked, _as_linear, cell)
-    for epsilon in EPSILONS:
-        asked = f"every set with an intercept, epsilon {epsilon:g}: loss at most that "
-        asked += "of the private constant and its standard error"
-        place = losses, every, (ADDITIVE, "constant"), epsilon
-        yield comparison.judged(*place, asked, _as_constant, cell)
+    for asked, bar, holds in (
+        (
+            "every real and made set, epsilon {:g}: loss at most that of "
+            f"`{LINEAR}`, two standard errors, and 2 % of its lead on a constant",
+            *(LINEAR, _as_linear),
+        ),
+        (
+            "every set with an intercept, epsilon {:g}: loss at most that of the "
+            "private constant and its standard error",
+            *("constant", lambda _, ours, bar: ours.mean <= bar.mean + ours.error),
+        ),
+    ):
+        for epsilon in EPSILONS:
+            place = losses, every, (ADDITIVE, bar), epsilon
+            yield comparison.judged(*place, asked.format(epsilon), holds, cell)
     for measure, sign in ("excess", 1), ("auc", -1):
         for epsilon in EPSILONS[1:]:
-            asked = f"every set, epsilon {epsilon:g}: ahead of DP-EBM, "
-            asked += MEASURES[measure]
-            place = numbers[measure], every, (ADDITIVE, EBM), epsilon
-            is_ahead = partial(_is_ahead, sign)
-            yield comparison.judged(*place, asked, is_ahead, cell)
+            yield comparison.judged(
+                *(numbers[measure], every, (ADDITIVE, EBM), epsilon),
+                f"every set, epsilon {epsilon:g}: ahead of DP-EBM, {MEASURES[measure]}",
+                lambda _, ours, bar, sign=sign: sign * ours.mean < sign * bar.mean,
+                cell,
+            )
 
 
 def _constant(facts: Mapping[str, Any]) -> float:
@@ -290,11 +287,3 @@ def _as_linear(facts, ours: Summary, linear: Summary) -> bool:
     room = 2 * math.hypot(ours.error, linear.error)
     room += 0.02 * max(_constant(facts) - linear.mean, 0)
     return ours.mean <= linear.mean + room
-
-
-def _as_constant(_, ours: Summary, bar: Summary) -> bool:
-    return ours.mean <= bar.mean + ours.error
-
-
-def _is_ahead(sign: int, _, ours: Summary, bar: Summary) -> bool:
-    return sign * ours.mean < sign * bar.mean

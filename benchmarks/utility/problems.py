@@ -1,9 +1,7 @@
 """The problems of the page of utility: five real data sets and four made ones.
 
-Real data are scaled by the public constants of their loaders; their excess is that of
-the risk on the loader's test set over the non-private optimum of the training set. Made
-data are drawn once, from seeds that stand here; their excess is over the weights that
-made them, with test targets that are conditional means, so that no test noise is in it.
+Excess of real data is over the non-private optimum of the training set; of made ones,
+over the weights that made them, with test targets that are conditional means.
 """
 
 from collections.abc import Callable
@@ -30,8 +28,6 @@ class Problem:
 
     Attributes:
         loss: "squared", which is half the square, or "logistic", of targets -1 and +1.
-        features: float32 of shape (n, d), as are targets, (n,), and those of the test,
-            which are conditional means where data are made.
         reference: the weights that excess is measured from, float64 of shape (d,).
         intercept: the index of the column of ones; None where there is none.
         max_features: how many features a method may keep, a public choice; None: all.
@@ -87,9 +83,7 @@ class Problem:
         with np.errstate(over="ignore", invalid="ignore"):
             return np.mean(_losses(self.loss, predictions, targets), axis=0)
 
-    def excess(
-        self, params: np.ndarray, *, row_norm: float | None = None
-    ) -> np.ndarray:
+    def excess(self, params, *, row_norm=None) -> np.ndarray:
         """The risk over that of the reference, at most `LARGEST_EXCESS`; as `risk`."""
         excess, most = self.risk(params, row_norm=row_norm), LARGEST_EXCESS
         excess = np.nan_to_num(excess - self.reference_risk, nan=most, posinf=most)
@@ -147,9 +141,7 @@ def _losses(loss: str, predictions: np.ndarray, targets: np.ndarray) -> np.ndarr
     return np.logaddexp(0.0, predictions) - 0.5 * (1 + targets) * predictions
 
 
-def non_private_optimum(
-    loss: str, features: np.ndarray, targets: np.ndarray
-) -> np.ndarray:
+def non_private_optimum(loss, features, targets) -> np.ndarray:
     """The non-private optimum, in float64."""
     x, y = features.astype(np.float64), targets.astype(np.float64)
     if loss == "squared":
@@ -243,9 +235,8 @@ def _heavy_tailed() -> Problem:
     targets = np.where(margins + noise > 0, np.float32(1), np.float32(-1))
     means = 2 * student_t.cdf(margins, 2.5) - 1
     test = slice(20_000, None)
-    best = minimize_scalar(
-        lambda length: np.mean(_losses("logistic", length * margins[test], means[test]))
-    )
+    pair = margins[test], means[test]
+    best = minimize_scalar(lambda x: np.mean(_losses("logistic", x * pair[0], pair[1])))
     return Problem(
         *("heavy_tailed", "logistic, heavy-tailed features and noise", "logistic"),
         *(features[:20_000], targets[:20_000]),
@@ -286,6 +277,4 @@ NAMES = tuple(_MAKERS)
 @cache
 def problem(name: str) -> Problem:
     """Returns a problem, loaded or drawn at its first use."""
-    if name not in _MAKERS:
-        raise ValueError(f"problem = {name!r}: must be one of {', '.join(NAMES)}")
     return _MAKERS[name]()

@@ -1,7 +1,4 @@
-"""The estimators of `dpjax.sklearn`, given nothing but epsilon, beside diffprivlib's.
-
-diffprivlib's are given good bounds, of the records themselves, and pay nothing for it.
-"""
+"""The estimators of `dpjax.sklearn`, given only epsilon, beside diffprivlib's."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Private tuning beside one untuned run, of the same total budget.
-
-`dp_select` searches a public grid of clipping norms and steps; `dp_linear_model` has
-nothing to choose. The best of the same grid in hindsight tells what a search pays.
-"""
+"""Private tuning beside one untuned run, of the same total budget."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -52,14 +48,7 @@ def split(data: Problem) -> tuple[Any, Any]:
     return tuple((jnp.asarray(features[i]), jnp.asarray(targets[i])) for i in parts)
 
 
-def select(
-    data: Problem,
-    keys: jax.Array,
-    epsilon: float,
-    *,
-    mean_trials: float,
-    limit_factor: float = 1.0,
-) -> tuple[np.ndarray, dict[str, float]]:
+def select(data, keys, epsilon, *, mean_trials, limit_factor=1.0):
     """Searches with every key; returns weights (d, keys), and how the budget splits."""
     delta, loss_fn = data.delta, LOSSES[data.loss]
     law = {"mean_trials": mean_trials, "distribution": DISTRIBUTION}
@@ -71,52 +60,38 @@ def select(
     score = tuning.clipped_loss(loss_fn, held_out, limit=limit, **budget)
 
     def train(candidate, key):
-        return solvers.dp_gradient_descent(
-            *(loss_fn, jnp.zeros(data.shape[1]), trained),
-            key=key,
-            estimator=Clipping(candidate.l2_clip_norm),
-            learning_rate=candidate.learning_rate,
-            num_steps=NUM_STEPS,
-            **budget,
-        )
+        options = {"learning_rate": candidate.learning_rate, "num_steps": NUM_STEPS}
+        options |= {"estimator": Clipping(candidate.l2_clip_norm), "key": key, **budget}
+        start = jnp.zeros(data.shape[1])
+        return solvers.dp_gradient_descent(loss_fn, start, trained, **options)
 
     norms, steps, num_steps = np.float32(grid()).T
     candidates = Setting(norms, steps, num_steps)
     law |= {"epsilon": epsilon, "delta": delta, "score": score}
     search = partial(tuning.dp_select, train, candidates, **law)
     params = [np.asarray(search(key=key).params) for key in keys]
-    return np.stack(params, axis=1), {
-        "mean_trials": mean_trials,
-        "epsilon_of_a_run": cost,
-        "num_trained": len(trained[1]),
-        "num_scored": len(held_out[1]),
-        "num_candidates": len(norms),
-    }
+    found = {"mean_trials": mean_trials, "epsilon_of_a_run": cost}
+    found |= {"num_trained": len(trained[1]), "num_scored": len(held_out[1])}
+    return np.stack(params, axis=1), found | {"num_candidates": len(norms)}
 
 
-def best_of_grid(
-    data: Problem, keys: jax.Array, epsilon: float, *, by_score: bool
-) -> tuple[np.ndarray, dict[str, float]]:
-    """Chooses on keys of its own, which is not private, and runs the choice.
-
-    By the excess test risk, or by the scores of the search without their noise.
-    """
+def best_of_grid(data, keys, epsilon, *, by_score):
+    """Chooses on keys of its own, by the excess or by scores without noise; runs it."""
     own = jax.random.fold_in(keys[0], hindsight.CHOICE)
     own = jax.random.split(own, hindsight.NUM_CHOICE_KEYS)
     if by_score:
         params = hindsight.descend(data, grid(), own, epsilon)
-        score = jax.vmap(lambda one: _mean_loss(data, one))
-        found = score(params.reshape(len(params), -1).T)
+        held_out, limit = split(data)[1], LIMITS[data.loss]
+
+        def score(params):  # what a search adds noise to
+            losses = jax.vmap(LOSSES[data.loss], (None, 0))(params, held_out)
+            return jnp.mean(jnp.clip(losses, 0.0, limit))
+
+        found = jax.vmap(score)(params.reshape(len(params), -1).T)
         setting = grid()[int(np.argmin(found.reshape(-1, own.size).mean(axis=1)))]
     else:
         setting = hindsight.choose(data, own, epsilon, grid())
     return hindsight.descend(data, [setting], keys, epsilon)[:, 0], setting._asdict()
-
-
-def _mean_loss(data: Problem, params: jax.Array) -> jax.Array:
-    """What a score adds noise to."""
-    losses = jax.vmap(LOSSES[data.loss], (None, 0))(params, split(data)[1])
-    return jnp.mean(jnp.clip(losses, 0.0, LIMITS[data.loss]))
 
 
 _NAME = "`dp_select`, {} trials on average"
@@ -147,19 +122,14 @@ def parts(path: Path = PATH) -> dict[str, Any]:
     problems = [name for name in PROBLEMS if name in content.facts]
     facts = [content.facts[name] for name in problems]
     titles = [one["title"] for one in facts]
-    rows = [
-        [
-            method.title,
-            *(_said(numbers.of(name, method.name, 1.0)) for name in problems),
-        ]
-        for method in METHODS.values()
-    ]
+    rows, won = [], []
+    for one in METHODS.values():
+        found = (numbers.of(name, one.name, 1.0) for name in problems)
+        rows.append([one.title, *map(_said, found)])
     rows.append(["zero weights", *(number(one["zero_excess"]) for one in facts)])
     trials = [f"{mean} trials on average" for mean in TRIALS]
-    won = [
-        [one.title, *(_won(content, name, one.name) for name in problems)]
-        for one in SEARCHES
-    ]
+    for one in SEARCHES:
+        won.append([one.title, *(_won(content, name, one.name) for name in problems)])
     return {
         "norms": listed(NORMS),
         "steps": listed(STEPS),
@@ -185,10 +155,9 @@ def _splits(content: Record) -> Iterator[list[str]]:
         facts = [row["facts"] for one in places if (row := content.rows.get(one))]
         if len(facts) == len(TRIALS):
             each = (number(one["epsilon_of_a_run"]) for one in facts)
-            counts = (
-                f"{facts[0][key]:,.0f} records" for key in ("num_trained", "num_scored")
-            )
-            yield [content.facts[name]["title"], *each, *counts]
+            counts = facts[0]["num_trained"], facts[0]["num_scored"]
+            records = (f"{count:,.0f} records" for count in counts)
+            yield [content.facts[name]["title"], *each, *records]
 
 
 def _won(content: Record, problem: str, method: str) -> str:

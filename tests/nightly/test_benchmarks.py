@@ -14,7 +14,7 @@ from benchmarks.page import number
 from benchmarks.record import Record
 from benchmarks.speed import measure, page, peers
 from benchmarks.speed.case import Case, Measurement, Method, Target
-from benchmarks.speed.command import results
+from benchmarks.speed.measure import results
 from benchmarks.speed.models import MODELS
 from benchmarks.speed.suites import CASES
 from dpjax import estimators, robust_grad
@@ -183,7 +183,7 @@ def test_a_case_runs_and_leaves_out_what_fails():
         Method("broken", broken),
     ]
     case = Case("small", "small", lambda: methods, (), "ours", has_peak=False)
-    rows, facts = measure.run_case(case, measure.Effort(0.1, 4, 4))
+    rows, facts = measure.run_case(case, (0.1, 4, 4))
     rows = {place: {**one, "run": 0} for place, one in rows.items()}
     found = results(Record((RUN,), facts, rows))["small"]
     assert found.left_out == {

@@ -7,22 +7,22 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.deep import command, methods, tasks
+from benchmarks.deep import methods, tasks
 from benchmarks.deep.methods import Setting, grid_losses
 from benchmarks.record import read
 from dpjax.accounting import Sampling, noise_multiplier, noise_multiplier_to_epsilon
 
 
 def test_the_record_has_every_cell_with_fresh_keys():
-    rows = read(command.PATH).rows
-    some = *command.METHODS, "private_training"
+    rows = read(methods.PATH).rows
+    some = *methods.METHODS, "private_training"
     cells = {
-        *product(tasks.NAMES, some, command.EPSILONS),
-        *product(tasks.PUBLISHED_NAMES, methods.UNTUNED, command.EPSILONS),
+        *product(tasks.NAMES, some, methods.EPSILONS),
+        *product(tasks.PUBLISHED_NAMES, methods.UNTUNED, methods.EPSILONS),
     }
     for place in cells:
         assert len(rows[place]["excess"]) >= 3
-    assert command.PATH.stat().st_size < 200_000
+    assert methods.PATH.stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("num_bands", [1, 4])
@@ -76,11 +76,11 @@ def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch
     monkeypatch.setattr("benchmarks.deep.methods.STEPS", (10,))
     task = tasks.task("digits")
     key = jax.random.key(0)
-    losses = grid_losses(task, command.METHODS["hindsight"], 8.0, key)
+    losses = grid_losses(task, methods.METHODS["hindsight"], 8.0, key)
     assert len(losses) == 4
     best = min(losses, key=lambda one: losses[one])
     assert best.learning_rate == 1.0
     assert losses[best] < 0.9 * losses[Setting(1.0, 0.001, 10)]
-    found = command.run_one(task, "hindsight", 8.0, 2)
+    found = methods.run_one(task, "hindsight", 8.0, 2)
     assert (found["facts"]["rate"], found["facts"]["num_steps"]) == (1.0, 10)
     assert found["excess"][0] != found["excess"][1]

@@ -17,7 +17,7 @@ from benchmarks.comparison import Numbers
 from benchmarks.deep import page as deep
 from benchmarks.figures import page as figures
 from benchmarks.speed import page as speed
-from benchmarks.speed.command import results
+from benchmarks.speed.measure import results
 from benchmarks.utility import page as utility
 from benchmarks.utility import predictions
 from tests.nightly.test_docs import DOCS, PAGES, ROOT

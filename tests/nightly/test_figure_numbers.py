@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.figures import laws
+from benchmarks.figures import problems as laws
 from benchmarks.figures.panel import Setting
 from benchmarks.figures.problems import PROBLEMS, measure, optimum
 from dpjax import datasets

@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks.figures import command as commands
 from benchmarks.figures import page
 from benchmarks.figures import run as runner
 from benchmarks.figures.catalogue import REPEATS, panels
@@ -196,10 +195,10 @@ def test_a_repeat_runs_the_figure_that_it_repeats(
 ):
     ran = []
     runs = lambda panel, folder, **_: ran.append(panel.name) or folder  # noqa: E731
-    monkeypatch.setattr(commands, "run_panel", runs)
-    monkeypatch.setattr(commands, "read", lambda table: None)
-    monkeypatch.setattr(commands, "draw", lambda chosen, tables: None)
-    monkeypatch.setattr(commands, "save_png", lambda figure, path: path.touch())
+    monkeypatch.setattr(runner, "run_panel", runs)
+    monkeypatch.setattr(runner, "read", lambda table: None)
+    monkeypatch.setattr(runner, "draw", lambda chosen, tables: None)
+    monkeypatch.setattr(runner, "save_png", lambda figure, path: path.touch())
     invoke("run", name, "--out", tmp_path)
     assert f"{name} repeats {first}, which is run\n" in capsys.readouterr().out
     assert ran == [one for one in NAMES if one.startswith(first)]
@@ -224,7 +223,7 @@ def test_bad_arguments(arguments, tmp_path, monkeypatch):
     Path("file").touch()
     Path("taken/004-1b.csv").mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr(commands, "run_panel", None)
+    monkeypatch.setattr(runner, "run_panel", None)
     with pytest.raises(SystemExit, match=WRONG[arguments]):
         invoke(*arguments.split())
     assert sorted(tmp_path.rglob("*")) == before

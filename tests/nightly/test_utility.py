@@ -13,7 +13,6 @@ from benchmarks.__main__ import main
 from benchmarks.comparison import LARGEST_EXCESS
 from benchmarks.record import Record, merge, read
 from benchmarks.utility import (
-    command,
     hindsight,
     page,
     peers,
@@ -72,8 +71,8 @@ def test_excess_is_that_of_the_mean_test_loss():
 @pytest.mark.parametrize("name", ["adult", "rand_hie", "heavy_tailed"])
 def test_problems_are_those_of_the_record(name):
     data = problems.problem(name)
-    facts = command.facts(data)
-    for fact, recorded in read(command.PATH).facts[name].items():
+    facts = page.facts(data)
+    for fact, recorded in read(page.PATH).facts[name].items():
         is_rounded = isinstance(recorded, float)
         expected = pytest.approx(recorded, rel=1e-3) if is_rounded else recorded
         assert facts[fact] == expected
@@ -191,13 +190,13 @@ def test_every_method_fits_what_it_serves(name, loss, monkeypatch):
         pytest.skip("diffprivlib is not installed")
     small_grid = [Setting(1.0, 0.3, 10), Setting(10.0, 0.3, 10)]
     monkeypatch.setattr(hindsight, "grid", lambda is_wide: small_grid)
-    found, again = (command.run_one(method, data, 8.0, 2) for _ in range(2))
+    found, again = (page.run_one(method, data, 8.0, 2) for _ in range(2))
     assert "left_out" not in found
     assert len(found["excess"]) == 2
     assert all(np.isfinite(found["excess"]))
     assert {**again, "seconds": found["seconds"]} == found
     if name == "adassp":  # more repetitions begin with the fewer
-        more = command.run_one(method, data, 8.0, 4)["excess"]
+        more = page.run_one(method, data, 8.0, 4)["excess"]
         assert more[:2] == found["excess"]
         assert len(set(more)) == 4
 
@@ -210,7 +209,7 @@ def row(method, *excess, problem="adult", epsilon=1.0, **others):
 
 def record_of(*rows, run=RUN):
     known = {problem for (problem, *_), _ in rows}
-    facts = command.facts(small()) | {"zero_excess": 10.0}
+    facts = page.facts(small()) | {"zero_excess": 10.0}
     return Record((run,), {name: facts | {"title": name} for name in known}, dict(rows))
 
 
@@ -272,7 +271,7 @@ WRONG = {
     "--repetitions 1": "repetitions = 1: must be at least 2",
     "--out x.txt": "--out must be a file",
 }
-PARTS = *(f"utility {part}" for part in command.PARTS), "deep run"
+PARTS = *(f"utility {part}" for part in page.PARTS), "deep run"
 WRONG = {f"{part} {x}": words for part in PARTS for x, words in WRONG.items()}
 
 
@@ -310,7 +309,7 @@ def test_a_search_states_how_its_budget_is_split(monkeypatch):
 )
 def test_every_model_predicts_the_test_set(name, loss):
     method, data = predictions.METHODS[name], small(loss)
-    found = command.run_one(method, data, 8.0, 2, predictions.judged)
+    found = page.run_one(method, data, 8.0, 2, predictions.judged)
     assert len(found["excess"]) == len(found.get("auc", "ab")) == 2
     constant = data.reference_risk + data.intercept_excess
     assert np.mean(found["excess"]) < constant * (1.3 if name == "constant" else 1)
