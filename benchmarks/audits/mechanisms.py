@@ -18,6 +18,7 @@ from dpjax import accounting, mechanisms
 from dpjax._types import Key, PeelingNoise, SelectionName
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
+from dpjax.accounting._selection import selection_event
 from dpjax.accounting._smooth import smooth_noise_rho
 from dpjax.audit._releases import Statistic
 
@@ -161,7 +162,7 @@ def _chosen(
 ) -> Case:
     mechanism = getattr(mechanisms, name)
     release = partial(mechanism, epsilon=epsilon, sensitivity_range=1.0)
-    event = accounting.selection_event(epsilon, mechanism=name)
+    event = selection_event(epsilon, mechanism=name)
     return Case(release, scores, other, _pure(epsilon, event))
 
 

@@ -29,6 +29,7 @@ from dpjax._types import (
     SelectionName,
 )
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._selection import selection_event
 from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.batching import Batching, CyclicPoisson, Full
 from dpjax.constraints import Simplex
@@ -357,7 +358,7 @@ def _frank_wolfe(mechanism: SelectionName, epsilon: float, *, num_others: int) -
         step = transforms.frank_wolfe(Simplex(1.0), key=key, **options)
         return optax.chain(transforms.aggregate(estimator), step)
 
-    event = accounting.selection_event(epsilon, mechanism=mechanism)
+    event = selection_event(epsilon, mechanism=mechanism)
     return _of_update(make, grads, PrivacyGuarantee.of(epsilon, 0.0, dp_event=event))
 
 

@@ -21,10 +21,9 @@ from dpjax.accounting import (
     Sampling,
     noise_multiplier_to_epsilon,
     rho_to_epsilon,
-    selection_event,
 )
 from dpjax.accounting._objective import ObjectiveNoise
-from dpjax.accounting._selection import total_selection_epsilon
+from dpjax.accounting._selection import selection_event, total_selection_epsilon
 from dpjax.batching import Batching, Disjoint, Full
 from dpjax.constraints import L1Ball
 from dpjax.constraints._constraint import VertexConstraint

@@ -166,9 +166,9 @@ class PrivacyFilter:
                 uses a sample that an earlier release used.
 
         Example:
-            >>> from dpjax.accounting import selection_event
+            >>> from dp_accounting import LaplaceDpEvent
             >>> table = PrivacyFilter(1.0, 1e-6)
-            >>> table.spend(PrivacyGuarantee.of(2.0, 0.0, dp_event=selection_event(2.)))
+            >>> table.spend(PrivacyGuarantee.of(2.0, 0.0, dp_event=LaplaceDpEvent(0.5)))
             Traceback (most recent call last):
                 ...
             ValueError: the release must be within the limit of epsilon = 1, ...

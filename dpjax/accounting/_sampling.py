@@ -129,7 +129,7 @@ class Sampling:
             num_bins=(not (bins and (poisson or sized)), both),
             sampling_prob=(not (sized and poisson), "1 with a batch_size"),
             noise=(same, gain),
-            group_size=(group, single + "group_privacy holds of all"),
+            group_size=(group, single + "PrivacyGuarantee.for_groups holds of all"),
         )
         if self.strategy is not None:
             return self._check_strategy(self.strategy)

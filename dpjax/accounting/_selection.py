@@ -120,30 +120,11 @@ def selection_event(
 ) -> SelfComposedDpEvent:
     """Returns the `dp_accounting` event of T adaptive selections.
 
-    Args:
-        epsilon: epsilon_0 of each selection, zero or above and finite.
-        num_selections: T.
-        mechanism: "exponential" gives a `ZCDpEvent(epsilon_0^2 / 8)` that also knows
-            epsilon_0. "permute_and_flip" gives randomized response between two values,
-            the worst of all epsilon_0-DP mechanisms.
-
-    Returns:
-        The T-fold composition of the event of one selection.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Privacy:
-        Read it with `epsilon_of`, at any delta, or `RdpAccountant(REPLACE_ONE)`. The
-        `PLDAccountant` of dp_accounting 0.6 counts composed randomized response only
-        once, so its epsilon is too small.
-
-    Example:
-        >>> selection_event(0.4, num_selections=10)
-        SelfComposedDpEvent(event=BoundedRangeDpEvent(rho=0.02..., xi=0.0), count=10)
+    "exponential" gives a `ZCDpEvent(epsilon_0^2 / 8)` that also knows epsilon_0.
+    "permute_and_flip" gives randomized response between two values, the worst of all
+    epsilon_0-DP mechanisms. `epsilon_of` reads the event; the `PLDAccountant` of
+    dp_accounting 0.6 counts composed randomized response only once.
     """
-    _validate.non_negative(epsilon=epsilon)
-    _check(0.0, num_selections, mechanism)
     if mechanism == "exponential":
         event = BoundedRangeDpEvent.of(epsilon)
     else:

@@ -5,25 +5,11 @@ messages cannot replace it.
 """
 
 import hashlib
-import os
 
 from dpjax import _validate
 
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
 SIGNED_BYTES = 2 * _KEY_BYTES + _SIGNATURE_BYTES
-
-
-def new_identity() -> bytes:
-    """Returns a new secret signing key, 32 bytes, from the operating system.
-
-    Each party creates one, stores it where nobody else can read it, uses it for all its
-    jobs, and publishes its `fingerprint`.
-
-    Example:
-        >>> len(new_identity())
-        32
-    """
-    return os.urandom(_KEY_BYTES)
 
 
 def fingerprint(identity: bytes) -> str:
@@ -33,7 +19,8 @@ def fingerprint(identity: bytes) -> str:
     on paper, or by telephone.
 
     Args:
-        identity: the result of `new_identity`.
+        identity: the secret signing key of a party, `secrets.token_bytes(32)`. The
+            party uses it for all its jobs, and stores it where nobody else can read it.
 
     Raises:
         ValueError: If identity is not 32 bytes.
@@ -91,7 +78,7 @@ def _signing_key(identity: bytes):
         ) from error
     is_key = isinstance(identity, bytes) and len(identity) == _KEY_BYTES
     if not is_key:  # the message leaves out the value, which is secret
-        raise ValueError("identity must be 32 bytes, as new_identity returns.")
+        raise ValueError("identity must be 32 bytes, from secrets.token_bytes(32).")
     return Ed25519PrivateKey.from_private_bytes(identity)
 
 

@@ -19,7 +19,7 @@ from dpjax import _validate
 from dpjax._sharding import digests
 from dpjax._types import PyTree, RandomBytes
 from dpjax.parties import _identity
-from dpjax.parties._transport import Transport
+from dpjax.parties._transport import JaxTransport, Transport
 
 _COUNT_BYTES, _DIGEST_BYTES = 8, 32
 
@@ -49,12 +49,14 @@ class SecureSum:
     discard the attempt, and repeat it with new masks and new contributions.
 
     Args:
-        transport: `JaxTransport()`, or the argument that `run_parties` passes.
+        transport: the argument that `run_parties` passes, or a `Transport` of your own.
+            None: each process of `jax.distributed` is a party. On CPU its messages are
+            not encrypted, and if a process dies, JAX stops the other processes.
         max_colluding: C, the most parties that may collude: at least one to protect the
             parties' records from each other; zero protects from outsiders only.
         max_dropouts: D, the most parties that may drop out. After one more the job ends
             with a `PartyError`.
-        identity: this party's secret signing key, by `new_identity`; None: a new key.
+        identity: this party's secret signing key, 32 bytes; None: a new key.
         fingerprints: the `fingerprint` of each party's identity, in the order of their
             numbers, received over an authentic channel. Without them, the carrier of
             the messages can impersonate any party, and read what the masks hide.
@@ -95,7 +97,7 @@ class SecureSum:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Transport | None = None,
         *,
         max_colluding: int = 1,
         max_dropouts: int = 0,
@@ -107,7 +109,8 @@ class SecureSum:
         rule = "given with fingerprints, one of which is its own"
         is_fine = identity is not None or fingerprints is None
         _validate.require(is_fine, "identity", identity, rule)
-        identity = _identity.new_identity() if identity is None else identity
+        identity = os.urandom(32) if identity is None else identity
+        transport = JaxTransport() if transport is None else transport
         _identity.fingerprint(identity)  # errors are raised before anything is sent
         self.num_secret_shares = self.count_secret_shares(
             transport.num_parties, max_colluding, max_dropouts

@@ -114,55 +114,6 @@ def clipped_loss(
     return Score(fn, _guarantee(data, epsilon, delta), records)
 
 
-def accuracy(
-    predict_fn: Callable[[PyTree, PyTree], Scalar],
-    data: tuple[PyTree, PyTree],
-    *,
-    epsilon: float,
-    delta: float,
-    records: ScoredRecords = "holdout",
-) -> Score:
-    """Returns a score: the private share of records with a correctly predicted label.
-
-    Args:
-        predict_fn: `predict_fn(params, features)` returns the label of one record.
-        data: features, leaves of shape (n, ...), and labels of shape (n,); n public.
-        epsilon: as for `clipped_loss`.
-        delta: as for `clipped_loss`.
-        records: as for `Score`.
-
-    Returns:
-        A `Score`, in [0, 1] except for its noise.
-
-    Privacy:
-        (epsilon, delta)-DP under replace-one, for any params: the share moves by at
-        most 1 / n, as in `clipped_loss`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> data = jnp.arange(-500.0, 500.0), jnp.sign(jnp.arange(-500.0, 500.0))
-        >>> score = accuracy(lambda params, x: jnp.sign(x - params), data,
-        ...                  epsilon=1.0, delta=0.0)
-        >>> found = score.fn(jnp.float32(0.0), jax.random.key(0))
-        >>> print(f"{found:.2f}")
-        1.00
-
-    Reference:
-        As for `clipped_loss`.
-    """
-
-    def is_wrong(params: PyTree, example: tuple[PyTree, PyTree]) -> Scalar:
-        features, label = example
-        return jnp.where(predict_fn(params, features) == label, 0.0, 1.0)
-
-    errors = clipped_loss(
-        is_wrong, data, limit=1.0, epsilon=epsilon, delta=delta, records=records
-    )
-    return dataclasses.replace(
-        errors, fn=lambda params, key: 1 + jnp.asarray(errors.fn(params, key))
-    )
-
-
 def _noisy_mean(
     estimator: Winsorization, values: jax.Array, key: Key, epsilon: float, delta: float
 ) -> jax.Array:

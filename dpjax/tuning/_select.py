@@ -58,7 +58,7 @@ def dp_select(
         key: a typed key.
         epsilon: privacy of the whole search, positive and finite.
         delta: privacy of the whole search, in [0, 1).
-        score: `clipped_loss`, `accuracy`, or your own `Score`.
+        score: `clipped_loss`, or your own `Score`.
         mean_trials: the mean of the number of runs.
         distribution: the law of the number of runs, as in `accounting.tuning_epsilon`.
         default: public params, released if no run is made.

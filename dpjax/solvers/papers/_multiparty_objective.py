@@ -23,8 +23,8 @@ from dpjax._types import PyTree
 from dpjax.accounting import PrivacyGuarantee, discrete_gaussian_stddev, gaussian_stddev
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
-from dpjax.parties import PartyError, SecureSum
-from dpjax.parties._secure_sum import Grid
+from dpjax.parties import SecureSum
+from dpjax.parties._secure_sum import Grid, PartyError
 from dpjax.solvers.papers._objective_perturbation import (
     OUTPUT_SHARE,
     Objective,
