@@ -1,4 +1,7 @@
-"""Host-side privacy accounting: Gaussian, zCDP, subsampling, guarantees."""
+"""Host-side privacy accounting: Gaussian, zCDP, subsampling, guarantees.
+
+An argument out of its range raises `ValueError`.
+"""
 
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_stddev
 from dpjax.accounting._filter import PrivacyFilter

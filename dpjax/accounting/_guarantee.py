@@ -76,10 +76,8 @@ class PrivacyGuarantee:
         try:
             hash(self.dp_event)
         except TypeError:
-            raise ValueError(
-                "dp_event must be hashable (compose tuples of events, not lists), "
-                f"got {self.dp_event!r}."
-            ) from None
+            rule = "hashable (compose tuples of events, not lists)"
+            _validate.require(False, "dp_event", self.dp_event, rule)
         check_event("dp_event", self.dp_event)
         counts = samples_of(self.dp_event).values()
         rule = "of one release of a sample: compose its releases by `Sample.privacy`"
@@ -120,19 +118,16 @@ class PrivacyGuarantee:
         stated = cls(epsilon, delta, relation, dp_event, "")
         if num_samples is not None:
             _validate.count(num_samples=num_samples)
+            rule = (
+                "None under ADD_OR_REMOVE_ONE, where neighbors differ in it: a record "
+                "that is blanked at a public number is REPLACE_SPECIAL"
+            )
+            is_fine = relation is not ADD_OR_REMOVE_ONE
+            _validate.require(is_fine, "num_samples", num_samples, rule)
         is_words = isinstance(unit, str) and unit.strip() != ""
         _validate.require(is_words, "unit", unit, 'a noun, such as "record"')
-        rule = (
-            "None under ADD_OR_REMOVE_ONE, where neighbors differ in it: a record that "
-            "is blanked at a public number is REPLACE_SPECIAL"
-        )
-        is_fine = num_samples is None or relation is not ADD_OR_REMOVE_ONE
-        _validate.require(is_fine, "num_samples", num_samples, rule)
-        if epsilon == math.inf:
-            description = (
-                f"No privacy is guaranteed: the outcome may reveal any {unit}."
-            )
-        else:
+        description = f"No privacy is guaranteed: the outcome may reveal any {unit}."
+        if epsilon < math.inf:
             replaced = _any_one(unit, relation, num_samples)
             description = _describe(epsilon, delta, relation, replaced)
         return dataclasses.replace(stated, description=description)
@@ -166,9 +161,6 @@ class PrivacyGuarantee:
             loss distribution is known. Otherwise they follow from Renyi divergences, or
             from epsilon and delta:
             min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)).
-
-        Raises:
-            ValueError: If a rate is not in [0, 1].
 
         Privacy:
             No attack exceeds these rates, whatever it knows and computes. `dp_event`
@@ -213,9 +205,6 @@ class PrivacyGuarantee:
             after every outcome: with delta > 0 it is in general 1, because rare
             outcomes may reveal the record.
 
-        Raises:
-            ValueError: If the prior is not in (0, 1), or a rate not in [0, 1].
-
         Privacy:
             The bound holds for every attack that has at least this false positive rate,
             because tradeoff is concave and so tradeoff(a) / a falls.
@@ -259,9 +248,6 @@ class PrivacyGuarantee:
             The guarantee for groups. It has an event if the event for one record
             consists of Gaussian mechanisms (their noise multiplier is divided by k) and
             zCDP mechanisms (their rho is multiplied by k^2).
-
-        Raises:
-            ValueError: If group_size is below 1.
 
         Privacy:
             A chain of k steps of the relation connects two such data sets. If the
@@ -362,9 +348,6 @@ def delta_of(
     Returns:
         delta in [0, 1], rounded up.
 
-    Raises:
-        ValueError: As for `epsilon_of`, and if epsilon is negative.
-
     Example:
         >>> from dpjax.accounting import gaussian_event
         >>> print(f"{delta_of(gaussian_event(3.7306), 1.0):.4g}")
@@ -401,11 +384,8 @@ def _any_one(unit: str, relation: NeighboringRelation, num_samples: int | None) 
     return replaced + ", whose number is public," * is_blanked
 
 
-def _describe(
-    epsilon: float, delta: float, relation: NeighboringRelation, replaced: str
-) -> str:
+def _describe(epsilon, delta, relation: NeighboringRelation, replaced: str) -> str:
     """Returns the guarantee in words, with epsilon and delta rounded up."""
-    neighbours = f"{_NEIGHBOURS[relation]} {replaced}"
     # Rounded up: the text never claims more than is proved.
     shown = rounded_up(epsilon, 4)
     factor = f"e^{shown}"
@@ -415,8 +395,8 @@ def _describe(
     # "With probability 1 - delta" would be wrong: the loss exceeds epsilon more often.
     more = f", plus {rounded_up(delta, 6)}" if delta > 0 else ""
     return (
-        f"{neighbours} changes the probability of any event to at most {factor} times "
-        f"what it was{more}."
+        f"{_NEIGHBOURS[relation]} {replaced} changes the probability of any event to "
+        f"at most {factor} times what it was{more}."
     )
 
 

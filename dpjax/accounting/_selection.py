@@ -53,9 +53,6 @@ def selection_epsilon(
         epsilon_0, the `epsilon` of each call of the mechanism, rounded down by one part
         in 1e9 (at delta = 0 it is exactly epsilon / T).
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Privacy:
         All selections together are (epsilon, delta)-DP under the relation for which
         each sensitivity range holds.
@@ -73,16 +70,17 @@ def selection_epsilon(
         (2021), "Bounding, concentrating, and truncating", Lemma 3.2, for epsilon^2/8.
     """
     _validate.positive(epsilon=epsilon)
-    _check(delta, num_selections, mechanism)
+    _validate.choice(SelectionName, mechanism=mechanism)
+    _validate.delta(delta)
+    _validate.count(num_selections=num_selections)
     basic = epsilon / num_selections
     if delta == 0 or num_selections == 1:
         return basic
 
+    how = {"num_selections": num_selections, "mechanism": mechanism}
+
     def excess(each: float) -> float:
-        total = total_selection_epsilon(
-            each, delta, num_selections=num_selections, mechanism=mechanism
-        )
-        return total - epsilon
+        return total_selection_epsilon(each, delta, **how) - epsilon
 
     upper = epsilon
     while excess(upper) < 0:  # this happens only at a large delta
@@ -103,8 +101,8 @@ def total_selection_epsilon(
     exponential mechanism zCDP with rho = T epsilon_0^2 / 8. Permute-and-flip has no
     bounded range: its zCDP bound, with epsilon_0^2 / 2, is never below (1).
     """
-    _validate.non_negative(epsilon=epsilon)
-    _check(delta, num_selections, mechanism)
+    _validate.delta(delta)
+    _validate.count(num_selections=num_selections)
     basic = num_selections * epsilon
     if delta == 0 or epsilon == 0:
         return basic
@@ -153,9 +151,3 @@ def _root(function: Callable[[float], float], upper: float) -> float:
     """Returns the root in (0, upper] of a monotone function that changes its sign."""
     bracket = {"bracket": (0.0, upper), "xtol": 1e-13 * upper, "rtol": 1e-13}
     return float(scipy.optimize.root_scalar(function, **bracket).root)
-
-
-def _check(delta: float, num_selections: int, mechanism: str) -> None:
-    _validate.delta(delta)
-    _validate.count(num_selections=num_selections)
-    _validate.choice(SelectionName, mechanism=mechanism)

@@ -1,7 +1,7 @@
 """Heavy-tailed problems and real data sets, scaled by public constants only.
 
 `load` reads a real data set by its name. Synthetic problems are pure functions of a JAX
-key.
+key. An argument out of its range raises `ValueError`.
 """
 
 from typing import TYPE_CHECKING

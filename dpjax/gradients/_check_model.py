@@ -22,7 +22,7 @@ from dpjax.gradients._loss import (
     running_statistics,
     trainable,
 )
-from dpjax.gradients.factored._uses import uses
+from dpjax.gradients.factored import uses
 
 FREEZING = (
     "All parameters in this table share the clip norm and get noise. Leave those that "

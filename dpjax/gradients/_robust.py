@@ -35,7 +35,7 @@ from dpjax.gradients._loss import (
     warn_of_rows,
 )
 from dpjax.gradients._users import UserGradient, Users
-from dpjax.gradients.factored._grad import factored_grad
+from dpjax.gradients.factored import factored_grad
 
 
 def per_sample_grad(

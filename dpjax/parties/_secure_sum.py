@@ -49,9 +49,9 @@ class SecureSum:
     discard the attempt, and repeat it with new masks and new contributions.
 
     Args:
-        transport: the argument that `run_parties` passes, or a `Transport` of your own.
-            None: each process of `jax.distributed` is a party. On CPU its messages are
-            not encrypted, and if a process dies, JAX stops the other processes.
+        transport: from `run_parties`, or your own. None: each process of
+            `jax.distributed` is a party (on CPU without encryption); if one dies, JAX
+            stops the others.
         max_colluding: C, the most parties that may collude: at least one to protect the
             parties' records from each other; zero protects from outsiders only.
         max_dropouts: D, the most parties that may drop out. After one more the job ends
@@ -148,9 +148,6 @@ class SecureSum:
     ) -> int:
         """Returns K - C - D, the number of noise shares that no colluder knows.
 
-        Raises:
-            ValueError: If C or D is negative, or no share is secret.
-
         Example:
             >>> SecureSum.count_secret_shares(4, max_colluding=1, max_dropouts=1)
             2
@@ -160,13 +157,8 @@ class SecureSum:
             is_count = isinstance(value, int) and value >= 0
             _validate.require(is_count, name, value, "an integer, 0 or above")
         shares = num_parties - max_colluding - max_dropouts
-        _validate.require(
-            shares >= 1,
-            "max_colluding + max_dropouts",
-            max_colluding + max_dropouts,
-            f"less than the number of parties, {num_parties}: someone must add noise "
-            "that no colluder knows",
-        )
+        rule = f"below {num_parties}, so that someone adds noise that no colluder knows"
+        _validate.require(shares >= 1, " + ".join(threats), num_parties - shares, rule)
         return shares
 
     def agree(self, settings: Mapping[str, PyTree], num_records: int) -> list[int]:
@@ -195,17 +187,14 @@ class SecureSum:
             >>> run_parties(train, 2)
             [[100, 100], [100, 100]]
         """
-        compared = {
-            **settings,
-            "max_colluding": self._max_colluding,
-            "max_dropouts": self.max_dropouts,
-        }
 
         def program(leaf: Any) -> Any:  # a traced function is compared by its text
             if isinstance(leaf, jax.stages.Traced):
                 return leaf.lower(lowering_platforms=("cpu",)).as_text()
             return leaf
 
+        limits = {"max_colluding": self._max_colluding}
+        compared = {**settings, **limits, "max_dropouts": self.max_dropouts}
         named = {name: (name, jax.tree.map(program, x)) for name, x in compared.items()}
         own = digests(named, ())
         message = num_records.to_bytes(_COUNT_BYTES, "little")
@@ -241,19 +230,14 @@ class SecureSum:
             message = b""
             if self.transport.party in self.live:
                 vector = np.asarray(contribution_fn(), np.int64).astype("<u8")
-                mask = self._masks.mask(
-                    self.live, attempt=self._attempt, size=vector.size
-                )
+                how = {"attempt": self._attempt, "size": vector.size}
+                mask = self._masks.mask(self.live, **how)
                 message = (vector.reshape(-1) + mask).tobytes()
             messages = self.transport.exchange(message, 8 * size)
             missing = [i for i in self.live if messages[i] is None]
             # Masks cancel only if every live party has sent its vector.
             if not missing:
-                vectors = [
-                    np.frombuffer(message, "<u8")
-                    for i, message in enumerate(messages)
-                    if message is not None and i in self.live
-                ]
+                vectors = [np.frombuffer(messages[i] or b"", "<u8") for i in self.live]
                 return np.asarray(np.sum(vectors, axis=0, dtype=np.uint64), np.int64)
             self.live = [i for i in self.live if i not in missing]
         raise PartyError(
@@ -266,8 +250,7 @@ class SecureSum:
 def _exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[bytes]:
     """Exchanges messages; raises `PartyError` if one is missing."""
     messages = transport.exchange(message, num_bytes)
-    missing = [i for i, each in enumerate(messages) if each is None]
-    if missing:
+    if missing := [i for i, each in enumerate(messages) if each is None]:
         raise PartyError(missing, f"no message of {num_bytes} bytes at the start")
     return [each for each in messages if each is not None]
 
