@@ -62,8 +62,7 @@ def gaussian_claim(
     multiplier = accounting.gaussian_stddev(
         _EPSILON, _DELTA, sensitivity=1.0, num_releases=num_releases
     )
-    sampling = accounting.Sampling(num_steps=num_releases)
-    event = accounting.gaussian_event(multiplier, sampling)
+    event = accounting.gaussian_event(multiplier, accounting.Sampling(num_releases))
     return multiplier, PrivacyGuarantee.of(
         _EPSILON, _DELTA, dp_event=event, relation=relation
     )

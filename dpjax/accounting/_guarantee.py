@@ -228,11 +228,7 @@ class PrivacyGuarantee:
         return np.minimum(yes / (yes + no) * _ROUNDED_UP, 1.0)
 
     def for_groups(
-        self,
-        group_size: int,
-        *,
-        num_groups: int | None = None,
-        unit: str | None = None,
+        self, group_size: int, *, num_groups: int | None = None, unit: str | None = None
     ) -> "PrivacyGuarantee":
         """Returns the guarantee for neighbors that differ in up to k records.
 

@@ -9,9 +9,4 @@ from dpjax.parties._identity import fingerprint
 from dpjax.parties._secure_sum import SecureSum
 from dpjax.parties._transport import Transport, run_parties
 
-__all__ = [
-    "SecureSum",
-    "Transport",
-    "fingerprint",
-    "run_parties",
-]
+__all__ = ["SecureSum", "Transport", "fingerprint", "run_parties"]

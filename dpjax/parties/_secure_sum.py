@@ -44,18 +44,15 @@ class PartyError(RuntimeError):
 class SecureSum:
     """One party's side of sums of integer vectors modulo 2^64.
 
-    All parties create it at the same time, and call it in the same order. A party that
-    sends nothing, or a vector of another size, is dropped for good: the other parties
-    discard the attempt, and repeat it with new masks and new contributions.
+    All create it at the same time, and call it in the same order. A party that sends
+    nothing, or a vector of another size, is dropped; the others repeat the attempt.
 
     Args:
         transport: from `run_parties`, or your own. None: each process of
-            `jax.distributed` is a party (on CPU without encryption); if one dies, JAX
-            stops the others.
-        max_colluding: C, the most parties that may collude: at least one to protect the
-            parties' records from each other; zero protects from outsiders only.
-        max_dropouts: D, the most parties that may drop out. After one more the job ends
-            with a `PartyError`.
+            `jax.distributed` is a party; on CPU its messages are not encrypted.
+        max_colluding: C, the most parties that may collude; zero protects from
+            outsiders only.
+        max_dropouts: D, the most that may drop out; one more ends the job.
         identity: this party's secret signing key, 32 bytes; None: a new key.
         fingerprints: the `fingerprint` of each party's identity, in the order of their
             numbers, received over an authentic channel. Without them, the carrier of
@@ -69,9 +66,9 @@ class SecureSum:
 
     Raises:
         ImportError: If the extra `parties` is not installed.
-        PartyError: If a party sends no public key that the stated identity signed.
-        ValueError: If C or D is negative, no share is secret, or fingerprints are given
-            without an identity or not for each party.
+        RuntimeError: If a party sends no public key that the stated identity signed.
+        ValueError: If C or D is negative, no share is secret, or fingerprints lack one
+            of a party or the identity.
 
     Privacy:
         In each attempt C colluding parties learn either nothing about the contributions
@@ -178,7 +175,7 @@ class SecureSum:
             The numbers of records, in the order of the parties' numbers.
 
         Raises:
-            PartyError: If a party sends nothing, or settings differ; it names them.
+            RuntimeError: If a party sends nothing, or settings differ; it names them.
 
         Example:
             >>> from dpjax.parties import run_parties
@@ -220,7 +217,7 @@ class SecureSum:
             size: length of the sum; a party with a vector of another length is dropped.
 
         Raises:
-            PartyError: If more than max_dropouts parties have dropped out; all later
+            RuntimeError: If more than max_dropouts parties have dropped out; all later
                 calls raise it too.
         """
         num_parties = self.transport.num_parties

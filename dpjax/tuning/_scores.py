@@ -98,39 +98,27 @@ def clipped_loss(
         Theorem 8.
     """
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
-    _validate.positive(limit=limit)
-    estimator = Winsorization(limit / 2)
+    _validate.positive(limit=limit, epsilon=epsilon)
+    _validate.delta(delta)
     data = arrays(data)
-
-    def losses_of(params: PyTree) -> jax.Array:
-        losses = jax.vmap(loss_fn, (None, 0))(params, data)
-        return jnp.where(jnp.isnan(losses), limit, losses) - limit / 2
+    num_samples = _validate.leading_size(data, "data")
+    estimator = Winsorization(limit / 2)
+    stddev = gaussian_stddev(epsilon, delta, sensitivity=1.0)  # inf at delta = 0
+    event = gaussian_event(stddev) if delta > 0 else LaplaceDpEvent(1 / epsilon)
 
     def fn(params: PyTree, key: Key) -> Scalar:
         check_key_of_rows(key, data)
-        noisy = _noisy_mean(estimator, losses_of(params), key, epsilon, delta)
+        losses = jax.vmap(loss_fn, (None, 0))(params, data)
+        losses = jnp.where(jnp.isnan(losses), limit, losses) - limit / 2
+        size = estimator.sensitivity(num_samples, 1, rounded=False).l2
+        mean = estimator.unrounded(losses)
+        if delta > 0:
+            noisy = gaussian(key, mean, stddev=stddev * size)
+        else:
+            noisy = laplace(key, mean, scale=size / epsilon)
         return -(noisy + limit / 2)
 
-    return Score(fn, _guarantee(data, epsilon, delta), records)
-
-
-def _noisy_mean(
-    estimator: Winsorization, values: jax.Array, key: Key, epsilon: float, delta: float
-) -> jax.Array:
-    size = estimator.sensitivity(len(values), 1, rounded=False).l2
-    mean = estimator.unrounded(values)
-    if delta == 0:
-        return laplace(key, mean, scale=size / epsilon)
-    stddev = gaussian_stddev(epsilon, delta, sensitivity=1.0) * size
-    return gaussian(key, mean, stddev=stddev)
-
-
-def _guarantee(data: PyTree, epsilon: float, delta: float) -> PrivacyGuarantee:
-    num_samples = _validate.leading_size(data, "data")
-    _validate.positive(epsilon=epsilon)
-    _validate.delta(delta)
-    if delta == 0:
-        event = LaplaceDpEvent(1 / epsilon)
-    else:
-        event = gaussian_event(gaussian_stddev(epsilon, delta, sensitivity=1.0))
-    return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
+    )
+    return Score(fn, privacy, records)

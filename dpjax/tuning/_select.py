@@ -93,6 +93,9 @@ def dp_select(
         ...                  epsilon=2.0, delta=1e-5, mean_trials=5)
         >>> best.stats["candidate"], best.privacy.epsilon <= 2.0
         (1, True)
+
+    Reference:
+        As for `accounting.tuning_epsilon`.
     """
     _validate.typed_key(key)
     _validate.positive(epsilon=epsilon)

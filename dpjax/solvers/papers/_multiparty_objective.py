@@ -76,8 +76,8 @@ def dp_multiparty_objective_perturbation(
 
     Raises:
         ValueError: If an argument is invalid; never because of the data's values.
-        PartyError: If another party's arguments differ (see `SecureSum.agree`), before
-            any record is used; or if a party sends nothing, or a wrong size.
+        RuntimeError: If another party's arguments differ (see `SecureSum.agree`),
+            before any record is used; or if a party sends nothing, or a wrong size.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for everyone who gets only the released
