@@ -28,7 +28,7 @@ version = release.partition("+")[0].partition(".dev")[0]  # without the checkout
 
 extensions = [f"sphinx.ext.{x}" for x in ("autodoc", "autosummary", "napoleon")]
 extensions += ["sphinx.ext.viewcode", "sphinx_copybutton", "sphinx_design", "myst_nb"]
-exclude_patterns = ["_build", "contribute/skeletons"]
+exclude_patterns = ["_build"]
 default_role = "py:obj"
 nitpicky = True
 # Types of other projects, whose inventories are not fetched, and private classes.
@@ -114,11 +114,6 @@ def _escaped(app, what, name, value, options, lines):
 
     A block after an empty line that is further indented is a formula or code.
     """
-    if name == "dpjax.NeighboringRelation":  # of dp_accounting, which says little of it
-        lines[:] = [
-            "Which two data sets a guarantee compares: `REPLACE_ONE`, the default, one "
-            "record that is another; `ADD_OR_REMOVE_ONE`, one record more or less."
-        ]
     result, is_doctest = [], False
     block = previous = None  # indentation of a block, and of the last line of text
     for line, before in zip(lines, ["x", *lines], strict=False):

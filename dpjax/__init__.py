@@ -26,7 +26,7 @@ if _TYPE_CHECKING:
         transforms,
         tuning,
     )
-    from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+    from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE
     from dpjax.gradients import check_model, per_sample_grad, robust_grad
     from dpjax.models import load_model
     from dpjax.solvers import PrivateTraining, recommend
@@ -41,7 +41,7 @@ __getattr__, __dir__ = _lazily(
         "dpjax": "accounting audit batching constraints datasets estimators gradients "
         "loading losses mechanisms models parties solvers transforms tuning",
         "dpjax.tables.describe._release": "describe",
-        "dpjax._types": "ADD_OR_REMOVE_ONE NeighboringRelation REPLACE_ONE",
+        "dpjax._types": "ADD_OR_REMOVE_ONE REPLACE_ONE",
         "dpjax._version": "__version__",
         "dpjax.gradients": "check_model per_sample_grad robust_grad",
         "dpjax.models": "load_model",
@@ -53,7 +53,6 @@ __getattr__, __dir__ = _lazily(
 __all__ = [
     "ADD_OR_REMOVE_ONE",
     "REPLACE_ONE",
-    "NeighboringRelation",
     "PrivateTraining",
     "accounting",
     "audit",

@@ -8,7 +8,7 @@ import jax
 
 from dpjax._types import Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.audit import Audit, epsilon_lower_bound
+from dpjax.audit._lower_bound import Audit, epsilon_lower_bound
 from dpjax.audit._releases import Release, Statistic
 from dpjax.solvers import Solution
 

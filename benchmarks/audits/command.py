@@ -13,7 +13,7 @@ from benchmarks.audits.catalogue import cases
 from dpjax import _files, _validate
 from dpjax._rounding import as_decimal, rounded_down, rounded_up
 from dpjax.accounting import gaussian_stddev
-from dpjax.audit import Audit
+from dpjax.audit._lower_bound import Audit
 
 # Of Okabe and Ito (2008); the lines differ in their dashes and marks too.
 _CLAIM, _ATTACKS, _CHOSEN = "#000000", "#0072B2", "#D55E00"

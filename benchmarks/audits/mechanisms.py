@@ -17,6 +17,7 @@ from dpjax import accounting, mechanisms
 from dpjax._types import Key
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
+from dpjax.accounting._selection import selection_event
 from dpjax.accounting._smooth import smooth_noise_rho
 
 _DELTA = 0.05
@@ -94,7 +95,7 @@ def _chosen(name, epsilon, scores, first) -> Case:
     """The first candidate has another score in the neighbour."""
     mechanism = getattr(mechanisms, name)
     release = partial(mechanism, epsilon=epsilon, sensitivity_range=1.0)
-    event = accounting.selection_event(epsilon, mechanism=name)
+    event = selection_event(epsilon, mechanism=name)
     data = jnp.array(scores)
     return Case(release, data, data.at[0].set(first), _pure(epsilon, event))
 

@@ -19,6 +19,7 @@ from benchmarks.audits.case import Build, Case, last_turned
 from dpjax import accounting, estimators, transforms
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, Key, PyTree
 from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._selection import selection_event
 from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.batching import Batching, CyclicPoisson, Full
 from dpjax.constraints import Simplex
@@ -49,8 +50,7 @@ def gaussian_claim(num_releases=1, relation=REPLACE_ONE):
     multiplier = accounting.gaussian_stddev(
         _EPSILON, _DELTA, sensitivity=1.0, num_releases=num_releases
     )
-    sampling = accounting.Sampling(num_steps=num_releases)
-    event = accounting.gaussian_event(multiplier, sampling)
+    event = accounting.gaussian_event(multiplier, accounting.Sampling(num_releases))
     return multiplier, PrivacyGuarantee.of(
         _EPSILON, _DELTA, dp_event=event, relation=relation
     )
@@ -213,7 +213,7 @@ def _frank_wolfe(mechanism, epsilon: float, *, num_others: int) -> Case:
         step = transforms.frank_wolfe(Simplex(1.0), key=key, **options)
         return optax.chain(transforms.aggregate(estimator), step)
 
-    event = accounting.selection_event(epsilon, mechanism=mechanism)
+    event = selection_event(epsilon, mechanism=mechanism)
     return _of_update(make, grads, PrivacyGuarantee.of(epsilon, 0.0, dp_event=event))
 
 

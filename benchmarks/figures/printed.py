@@ -16,7 +16,7 @@ from dpjax import accounting, losses, solvers
 from dpjax._tree import clip, register
 from dpjax.accounting import PrivacyGuarantee, Sampling
 from dpjax.accounting._objective import ObjectiveNoise
-from dpjax.accounting._selection import total_selection_epsilon
+from dpjax.accounting._selection import selection_event, total_selection_epsilon
 from dpjax.batching import Disjoint, Full
 from dpjax.constraints import L1Ball
 from dpjax.estimators import SmoothedTruncation, Winsorization
@@ -219,7 +219,7 @@ def l1_regression(
     scores = chunk_scores(blocks, candidates.T.astype(features.dtype), fixed_point)
     spent = 2 * epsilon
     index = exponential(key, scores, epsilon=spent, sensitivity_range=2.0)
-    event = accounting.selection_event(spent, mechanism="exponential")
+    event = selection_event(spent, mechanism="exponential")
     privacy = PrivacyGuarantee.of(spent, 0.0, dp_event=event, num_samples=len(targets))
     return Solution(candidates[index], privacy, {"truncation": truncation})
 

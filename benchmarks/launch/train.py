@@ -30,10 +30,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=5.0, help="of the truncation")
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--coordinator", help="host:port of process 0")
-    counts = {"steps": 100, "save-every": 10, "num-processes": None, "process-id": None}
+    counts = {"--steps": 100, "--save-every": 10}
+    counts |= {"--num-processes": None, "--process-id": None}
     counts |= {"seconds-to-start": 300, "seconds-of-silence": 100}
     for name, default in counts.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+        parser.add_argument(name, type=int, default=default)
     return parser.parse_args()
 
 

@@ -1,17 +1,15 @@
-"""Host-side privacy accounting: Gaussian, zCDP, subsampling, guarantees."""
+"""Host-side privacy accounting: Gaussian, zCDP, subsampling, guarantees.
+
+An argument out of its range raises `ValueError`.
+"""
 
 from dpjax.accounting._discrete_gaussian import discrete_gaussian_stddev
 from dpjax.accounting._filter import PrivacyFilter
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
-from dpjax.accounting._guarantee import (
-    PrivacyGuarantee,
-    delta_of,
-    epsilon_of,
-    group_privacy,
-)
+from dpjax.accounting._guarantee import PrivacyGuarantee, delta_of, epsilon_of
 from dpjax.accounting._sample import Sample
 from dpjax.accounting._sampling import Sampling
-from dpjax.accounting._selection import selection_epsilon, selection_event
+from dpjax.accounting._selection import selection_epsilon
 from dpjax.accounting._smooth import smooth_noise_multiplier
 from dpjax.accounting._subsampling import (
     gaussian_event,
@@ -33,12 +31,10 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_event",
     "gaussian_stddev",
-    "group_privacy",
     "noise_multiplier",
     "noise_multiplier_to_epsilon",
     "rho_to_epsilon",
     "selection_epsilon",
-    "selection_event",
     "smooth_noise_multiplier",
     "tuning_budget",
     "tuning_epsilon",

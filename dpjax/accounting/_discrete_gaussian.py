@@ -58,9 +58,6 @@ def discrete_gaussian_stddev(
     Returns:
         The stddev of each share, an integer of at least 1.
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Privacy:
         All releases together are (epsilon, delta)-DP under the relation for which the
         sensitivity holds; further shares only add noise.
@@ -76,14 +73,17 @@ def discrete_gaussian_stddev(
     """
     _validate.positive(epsilon=epsilon)
     _validate.probability(delta=delta)
-    _check(sensitivity, num_shares, num_coordinates, num_releases)
-
-    setting = {"num_shares": num_shares, "num_coordinates": num_coordinates}
+    _validate.non_negative(sensitivity=sensitivity)
+    _validate.count(
+        num_shares=num_shares,
+        num_coordinates=num_coordinates,
+        num_releases=num_releases,
+    )
     gaussian = {"sensitivity": sensitivity, "num_releases": num_releases}
+    setting = {"num_shares": num_shares, "num_coordinates": num_coordinates, **gaussian}
 
     def is_private(stddev: int) -> bool:
-        spent = discrete_gaussian_epsilon(stddev, delta, **setting, **gaussian)
-        return spent <= epsilon
+        return discrete_gaussian_epsilon(stddev, delta, **setting) <= epsilon
 
     # The search starts below the stddev of the continuous Gaussian (rounded up by
     # 1e-9), doubles its step until the sum is private, and then bisects.
@@ -100,28 +100,17 @@ def discrete_gaussian_stddev(
 
 
 def discrete_gaussian_epsilon(
-    stddev: int,
-    delta: float,
-    *,
-    sensitivity: float,
-    num_shares: int = 1,
-    num_coordinates: int,
-    num_releases: int = 1,
+    stddev, delta, *, sensitivity, num_shares=1, num_coordinates, num_releases=1
 ) -> float:
     """Returns the epsilon of integers released with a sum of discrete Gaussian shares.
 
     It is the smaller of (2) and (4) of this module, which hold for every stddev >= 1.
     """
-    _validate.count(stddev=stddev)
-    _validate.probability(delta=delta)
-    _check(sensitivity, num_shares, num_coordinates, num_releases)
     if sensitivity == 0:
         return 0.0
     total = math.sqrt(num_shares) * stddev
-    tau = 10 * sum(
-        math.exp(-2 * math.pi**2 * stddev**2 * k / (k + 1))
-        for k in range(1, num_shares)
-    )
+    rate = -2 * math.pi**2 * stddev**2
+    tau = 10 * sum(math.exp(rate * k / (k + 1)) for k in range(1, num_shares))
     root = sensitivity / total + tau * math.sqrt(num_coordinates)  # equation (2)
     by_zcdp = rho_to_epsilon(num_releases * root**2 / 2, delta)
 
@@ -137,14 +126,3 @@ def discrete_gaussian_epsilon(
     if share < 1 / 2:
         return by_zcdp
     return min(by_zcdp, gaussian_epsilon(total, delta * share, **gaussian) + 2 * eta)
-
-
-def _check(
-    sensitivity: float, num_shares: int, num_coordinates: int, num_releases: int
-) -> None:
-    _validate.non_negative(sensitivity=sensitivity)
-    _validate.count(
-        num_shares=num_shares,
-        num_coordinates=num_coordinates,
-        num_releases=num_releases,
-    )

@@ -23,16 +23,9 @@ _COUNTS = (
     *("count", "num_buckets", "num_bins", "num_steps", "sensitivity"),
     *("source_dataset_size", "sample_size", "dataset_size", "truncated_batch_size"),
 )
-_RANGES = {
-    "noise_multiplier": (0.0, math.inf),
-    "standard_deviation": (0.0, math.inf),
-    "noise_parameter": (0.0, math.inf),
-    "sampling_probability": (0.0, 1.0),
-    "rho": (0.0, math.inf),
-    "xi": (0.0, math.inf),
-    "mean": (0.0, math.inf),
-    "shape": (0.0, math.inf),
-}
+_AMOUNTS = "noise_multiplier standard_deviation noise_parameter rho xi mean shape"
+_RANGES = dict.fromkeys(_AMOUNTS.split(), (0.0, math.inf))
+_RANGES["sampling_probability"] = (0.0, 1.0)
 
 
 class BoundedRangeDpEvent(dpa.ZCDpEvent):

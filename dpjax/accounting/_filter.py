@@ -35,16 +35,10 @@ _LARGEST_ORDER = 10**5
 
 
 class Spending(NamedTuple):
-    """The cost of a release in a filter.
+    """The cost of a release in a filter."""
 
-    Attributes:
-        divergence: an upper bound of its Renyi divergence of the filter's order.
-        delta: the probability that this bound fails; for padded Poisson batches, the
-            cost of their overflow.
-    """
-
-    divergence: float
-    delta: float
+    divergence: float  # an upper bound of its Renyi divergence of the filter's order
+    delta: float  # the probability that it fails; for Poisson batches, of overflow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +59,6 @@ class PrivacyFilter:
             delta = 0. None: the order at which the limit allows the most zCDP.
         spent: the costs of the releases so far.
         samples: the identities of the samples (`Sample`) that the releases used.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Privacy:
         If every release is spent before it is made, all releases together are
@@ -166,9 +157,9 @@ class PrivacyFilter:
                 uses a sample that an earlier release used.
 
         Example:
-            >>> from dpjax.accounting import selection_event
+            >>> from dp_accounting import LaplaceDpEvent
             >>> table = PrivacyFilter(1.0, 1e-6)
-            >>> table.spend(PrivacyGuarantee.of(2.0, 0.0, dp_event=selection_event(2.)))
+            >>> table.spend(PrivacyGuarantee.of(2.0, 0.0, dp_event=LaplaceDpEvent(0.5)))
             Traceback (most recent call last):
                 ...
             ValueError: the release must be within the limit of epsilon = 1, ...
@@ -246,11 +237,8 @@ def _affordable(epsilon: float, delta: float, orders: np.ndarray) -> np.ndarray:
 
     R solves delta = exp((a - 1) (R - epsilon)) (1 - 1/a)^a / (a - 1).
     """
-    return (
-        epsilon
-        - np.log1p(-1 / orders)
-        + (math.log(delta) + np.log(orders)) / (orders - 1)
-    )
+    cost = (math.log(delta) + np.log(orders)) / (orders - 1)
+    return epsilon - np.log1p(-1 / orders) + cost
 
 
 def _best_order(epsilon: float, delta: float) -> float:

@@ -53,10 +53,6 @@ def gaussian_stddev(
         of `sensitivity`, rounded up by one part in 1e9; 0.0 at epsilon = inf. Below
         epsilon = 1e-4 it is an upper bound, at most 1.5 times the smallest.
 
-    Raises:
-        ValueError: If epsilon is not positive, delta is outside [0, 1), the sensitivity
-            is negative or not finite, or num_releases is below one.
-
     Privacy:
         All releases together are (epsilon, delta)-DP, under the neighboring relation
         for which the sensitivity holds.
@@ -102,9 +98,6 @@ def gaussian_epsilon(
     Returns:
         epsilon >= 0, rounded up by one part in 1e10; never above the epsilon for which
         `gaussian_stddev` returned the stddev.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Privacy:
         As for `gaussian_stddev`.

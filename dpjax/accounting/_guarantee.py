@@ -45,8 +45,8 @@ class PrivacyGuarantee:
         delta: privacy parameter in [0, 1).
         relation: which data sets count as neighbors.
         dp_event: the `dp_accounting` event of the release, in the convention of that
-            relation (`gaussian_event` and `selection_event` say which accountant reads
-            it). It must be hashable: compose tuples, not lists.
+            relation: see `gaussian_event`, and `epsilon_of` for a private choice. It
+            must be hashable: compose tuples, not lists.
         description: the guarantee in one sentence; `of` writes it, with epsilon,
             e^epsilon and delta rounded up.
 
@@ -76,10 +76,8 @@ class PrivacyGuarantee:
         try:
             hash(self.dp_event)
         except TypeError:
-            raise ValueError(
-                "dp_event must be hashable (compose tuples of events, not lists), "
-                f"got {self.dp_event!r}."
-            ) from None
+            rule = "hashable (compose tuples of events, not lists)"
+            _validate.require(False, "dp_event", self.dp_event, rule)
         check_event("dp_event", self.dp_event)
         counts = samples_of(self.dp_event).values()
         rule = "of one release of a sample: compose its releases by `Sample.privacy`"
@@ -120,19 +118,16 @@ class PrivacyGuarantee:
         stated = cls(epsilon, delta, relation, dp_event, "")
         if num_samples is not None:
             _validate.count(num_samples=num_samples)
+            rule = (
+                "None under ADD_OR_REMOVE_ONE, where neighbors differ in it: a record "
+                "that is blanked at a public number is REPLACE_SPECIAL"
+            )
+            is_fine = relation is not ADD_OR_REMOVE_ONE
+            _validate.require(is_fine, "num_samples", num_samples, rule)
         is_words = isinstance(unit, str) and unit.strip() != ""
         _validate.require(is_words, "unit", unit, 'a noun, such as "record"')
-        rule = (
-            "None under ADD_OR_REMOVE_ONE, where neighbors differ in it: a record that "
-            "is blanked at a public number is REPLACE_SPECIAL"
-        )
-        is_fine = num_samples is None or relation is not ADD_OR_REMOVE_ONE
-        _validate.require(is_fine, "num_samples", num_samples, rule)
-        if epsilon == math.inf:
-            description = (
-                f"No privacy is guaranteed: the outcome may reveal any {unit}."
-            )
-        else:
+        description = f"No privacy is guaranteed: the outcome may reveal any {unit}."
+        if epsilon < math.inf:
             replaced = _any_one(unit, relation, num_samples)
             description = _describe(epsilon, delta, relation, replaced)
         return dataclasses.replace(stated, description=description)
@@ -166,9 +161,6 @@ class PrivacyGuarantee:
             loss distribution is known. Otherwise they follow from Renyi divergences, or
             from epsilon and delta:
             min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)).
-
-        Raises:
-            ValueError: If a rate is not in [0, 1].
 
         Privacy:
             No attack exceeds these rates, whatever it knows and computes. `dp_event`
@@ -213,9 +205,6 @@ class PrivacyGuarantee:
             after every outcome: with delta > 0 it is in general 1, because rare
             outcomes may reveal the record.
 
-        Raises:
-            ValueError: If the prior is not in (0, 1), or a rate not in [0, 1].
-
         Privacy:
             The bound holds for every attack that has at least this false positive rate,
             because tradeoff is concave and so tradeoff(a) / a falls.
@@ -238,6 +227,57 @@ class PrivacyGuarantee:
         no = (1 - prior) * np.where(is_limit, math.exp(-self._profile.pure), false)
         return np.minimum(yes / (yes + no) * _ROUNDED_UP, 1.0)
 
+    def for_groups(
+        self, group_size: int, *, num_groups: int | None = None, unit: str | None = None
+    ) -> "PrivacyGuarantee":
+        """Returns the guarantee for neighbors that differ in up to k records.
+
+        A release that is (epsilon, delta)-DP for one record is (k epsilon, delta
+        (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for k records.
+
+        Args:
+            group_size: k, at least 1.
+            num_groups: the number of groups, if it is public and should be named.
+            unit: a noun for a group, as for `of`. None: "group of up to k records".
+
+        Returns:
+            The guarantee for groups. It has an event if the event for one record
+            consists of Gaussian mechanisms (their noise multiplier is divided by k) and
+            zCDP mechanisms (their rho is multiplied by k^2).
+
+        Privacy:
+            A chain of k steps of the relation connects two such data sets. If the
+            number of records is public, pad the records of people who have fewer.
+
+        Example:
+            >>> from dpjax.accounting import gaussian_event
+            >>> one = PrivacyGuarantee.of(0.25, 1e-6, dp_event=gaussian_event(16.0))
+            >>> four = one.for_groups(4)
+            >>> f"{four.epsilon:g} {four.delta:.3g} {four.dp_event.event}"
+            '1 6.05e-06 GaussianDpEvent(noise_multiplier=4.0)'
+
+        Reference:
+            Vadhan (2017), "The complexity of differential privacy", Lemma 2.2. Dong,
+            Roth, Su (2022), "Gaussian differential privacy", Theorem 2.14. Bun, Steinke
+            (2016), "Concentrated differential privacy", Proposition 1.9.
+        """
+        _validate.count(group_size=group_size)
+        if num_groups is not None:
+            _validate.count(num_groups=num_groups)
+        epsilon, delta = self.epsilon, self.delta
+        if group_size > 1 and epsilon < math.inf:
+            grown = delta * _multiple(epsilon, group_size) * (1 + _SLACK)
+            delta = min(1 - 2.0**-53, grown)
+            epsilon = sum_up(*[epsilon] * group_size)
+        return PrivacyGuarantee.of(
+            epsilon,
+            delta,
+            dp_event=_event(self.dp_event, group_size),
+            relation=self.relation,
+            num_samples=num_groups,
+            unit=f"group of up to {group_size} records" if unit is None else unit,
+        )
+
     @property
     def _profile(self) -> Profile:
         return profile_of_release(
@@ -251,8 +291,9 @@ def epsilon_of(
     """Returns the epsilon of the release that an event describes.
 
     Args:
-        event: a `dp_accounting` event in the conventions of `gaussian_event` or
-            `selection_event`, or a composition of such events.
+        event: a `dp_accounting` event in the conventions of `gaussian_event`, or a
+            composition. A choice with the exponential mechanism of epsilon_0 is a
+            `ZCDpEvent(epsilon_0^2 / 8)`.
         delta: privacy parameter in [0, 1).
         relation: the neighboring relation.
 
@@ -274,9 +315,9 @@ def epsilon_of(
     Example:
         Three selections with epsilon 0.1, and Gaussian noise of multiplier 8:
 
-        >>> from dp_accounting import ComposedDpEvent
-        >>> from dpjax.accounting import gaussian_event, selection_event
-        >>> choices = selection_event(0.1, num_selections=3)
+        >>> from dp_accounting import ComposedDpEvent, SelfComposedDpEvent, ZCDpEvent
+        >>> from dpjax.accounting import gaussian_event
+        >>> choices = SelfComposedDpEvent(ZCDpEvent(0.1**2 / 8), 3)
         >>> both = ComposedDpEvent((choices, gaussian_event(8.0)))
         >>> print(f"{epsilon_of(both, 1e-5):.2f}")
         0.59
@@ -302,9 +343,6 @@ def delta_of(
 
     Returns:
         delta in [0, 1], rounded up.
-
-    Raises:
-        ValueError: As for `epsilon_of`, and if epsilon is negative.
 
     Example:
         >>> from dpjax.accounting import gaussian_event
@@ -342,11 +380,8 @@ def _any_one(unit: str, relation: NeighboringRelation, num_samples: int | None) 
     return replaced + ", whose number is public," * is_blanked
 
 
-def _describe(
-    epsilon: float, delta: float, relation: NeighboringRelation, replaced: str
-) -> str:
+def _describe(epsilon, delta, relation: NeighboringRelation, replaced: str) -> str:
     """Returns the guarantee in words, with epsilon and delta rounded up."""
-    neighbours = f"{_NEIGHBOURS[relation]} {replaced}"
     # Rounded up: the text never claims more than is proved.
     shown = rounded_up(epsilon, 4)
     factor = f"e^{shown}"
@@ -356,75 +391,15 @@ def _describe(
     # "With probability 1 - delta" would be wrong: the loss exceeds epsilon more often.
     more = f", plus {rounded_up(delta, 6)}" if delta > 0 else ""
     return (
-        f"{neighbours} changes the probability of any event to at most {factor} times "
-        f"what it was{more}."
-    )
-
-
-def group_privacy(
-    guarantee: PrivacyGuarantee,
-    group_size: int,
-    *,
-    num_groups: int | None = None,
-    unit: str | None = None,
-) -> PrivacyGuarantee:
-    """Returns the guarantee of a release for neighbors that differ in up to k records.
-
-    A release that is (epsilon, delta)-DP for one record is (k epsilon, delta
-    (e^(k epsilon) - 1) / (e^epsilon - 1))-DP for k records.
-
-    Args:
-        guarantee: the guarantee for one record.
-        group_size: k, at least 1.
-        num_groups: the number of groups, if it is public and should be named.
-        unit: a noun for a group, as for `PrivacyGuarantee.of`. None: "group of up to k
-            records".
-
-    Returns:
-        The guarantee for groups. It has an event if the event for one record consists
-        of Gaussian mechanisms (their noise multiplier is divided by k) and zCDP
-        mechanisms (their rho is multiplied by k^2).
-
-    Raises:
-        ValueError: If group_size is below 1.
-
-    Privacy:
-        A chain of k steps of the given relation connects two such data sets. If the
-        number of records is public, pad the records of people who have fewer than k.
-
-    Example:
-        >>> from dpjax.accounting import gaussian_event
-        >>> one = PrivacyGuarantee.of(0.25, 1e-6, dp_event=gaussian_event(16.0))
-        >>> four = group_privacy(one, 4)
-        >>> f"{four.epsilon:g} {four.delta:.3g} {four.dp_event.event}"
-        '1 6.05e-06 GaussianDpEvent(noise_multiplier=4.0)'
-
-    Reference:
-        Vadhan (2017), "The complexity of differential privacy", Lemma 2.2. Dong, Roth,
-        Su (2022), "Gaussian differential privacy", Theorem 2.14. Bun, Steinke (2016),
-        "Concentrated differential privacy", Proposition 1.9.
-    """
-    _validate.count(group_size=group_size)
-    if num_groups is not None:
-        _validate.count(num_groups=num_groups)
-    epsilon, delta = guarantee.epsilon, guarantee.delta
-    if group_size > 1 and epsilon < math.inf:
-        delta = min(1 - 2.0**-53, delta * _multiple(epsilon, group_size) * (1 + _SLACK))
-        epsilon = sum_up(*[epsilon] * group_size)
-    return PrivacyGuarantee.of(
-        epsilon,
-        delta,
-        dp_event=_event(guarantee.dp_event, group_size),
-        relation=guarantee.relation,
-        num_samples=num_groups,
-        unit=f"group of up to {group_size} records" if unit is None else unit,
+        f"{_NEIGHBOURS[relation]} {replaced} changes the probability of any event to "
+        f"at most {factor} times what it was{more}."
     )
 
 
 def group_budget(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
     """Returns the budget for one record that implies (epsilon, delta) for k records.
 
-    It inverts `group_privacy`, rounded down: (epsilon / k, delta (e^(epsilon/k) - 1) /
+    It inverts `for_groups`, rounded down: (epsilon / k, delta (e^(epsilon/k) - 1) /
     (e^epsilon - 1)).
     """
     _validate.positive(epsilon=epsilon)

@@ -106,32 +106,17 @@ class RandomAllocationDpEvent(DpEvent):
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A law of the likelihood ratio under Q, on the grid e^(spacing * integer).
+    """A law of the likelihood ratio under Q, on the grid e^(spacing * integer)."""
 
-    Attributes:
-        spacing: distance of the logarithms of two points.
-        first: the integer of the first point.
-        masses: probabilities of the points.
-        zero: probability of zero.
-        lost: one minus the mean, which is the probability of infinity under P.
-    """
-
-    spacing: float
-    first: int
-    masses: np.ndarray
-    zero: float
-    lost: float
+    spacing: float  # distance of the logarithms of two points
+    first: int  # the integer of the first point
+    masses: np.ndarray  # probabilities of the points
+    zero: float  # probability of zero
+    lost: float  # one minus the mean: the probability of infinity under P
 
 
 def allocation_epsilon(
-    stddev: float,
-    delta: float,
-    *,
-    num_steps: int,
-    num_bins: int,
-    relation: NeighboringRelation,
-    other_multiplier: float,
-    fft_error: float,
+    stddev: float, delta: float, run: Sampling, other_multiplier: float, fft_error
 ) -> float:
     """Returns an upper bound of epsilon of T steps, and another Gaussian release.
 
@@ -141,9 +126,10 @@ def allocation_epsilon(
     least = min(stddev, other_multiplier)
     if not _LEAST_STDDEV <= least <= stddev <= _LARGEST_STDDEV:
         return math.inf
-    removed, added = run_losses(stddev, num_steps, num_bins, other_multiplier)
+    sizes = run.num_steps, run.num_bins or 1
+    removed, added = run_losses(stddev, *sizes, other_multiplier)
     delta *= 1 - _ROUNDOFF
-    if relation is not REPLACE_ONE:
+    if run.relation is not REPLACE_ONE:
         pair = (x.get_epsilon_for_delta(delta - fft_error) for x in (removed, added))
         epsilon = max(pair) if delta > fft_error else math.inf
         return float(epsilon) + _ROUNDOFF
@@ -156,20 +142,15 @@ def allocation_epsilon(
     # This is (2). Chords of a delta, which is convex in e^epsilon, are above it.
     first = np.linspace(0.0, float(top) + _ROUNDOFF, 1_000)
     grown = np.exp(first)
-    of_first, of_second = (
-        np.asarray(x.get_delta_for_epsilon(first.tolist())) for x in (removed, added)
-    )
+    of_first = np.asarray(removed.get_delta_for_epsilon(first.tolist()))
+    of_second = np.asarray(added.get_delta_for_epsilon(first.tolist()))
     rest = (delta - of_first - fft_error) / grown - fft_error
     factor = np.interp(rest, of_second[::-1], grown[::-1], left=math.inf)
     return float(np.min(first + np.log(factor))) + _ROUNDOFF
 
 
 def allocation_delta(
-    event: RandomAllocationDpEvent,
-    epsilons: np.ndarray,
-    *,
-    relation: NeighboringRelation,
-    fft_error: float,
+    event: RandomAllocationDpEvent, relation, fft_error: float, epsilons: np.ndarray
 ) -> np.ndarray:
     """Returns upper bounds of delta at epsilons >= 0."""
     stddev = event.event.noise_multiplier
@@ -227,11 +208,9 @@ def losses_of(law: Law) -> list[PrivacyLossDistribution]:
     """Returns the privacy losses of a law, from P to Q and from Q to P."""
     spacing, probs = law.spacing, law.masses * _points(law)
     last = law.first + len(probs) - 1
-    pmfs = (
-        pld_pmf.DensePLDPmf(spacing, law.first, probs, law.lost, True),
-        pld_pmf.DensePLDPmf(spacing, -last, law.masses[::-1].copy(), law.zero, True),
-    )
-    return [PrivacyLossDistribution(pmf) for pmf in pmfs]
+    back = spacing, -last, law.masses[::-1].copy(), law.zero, True
+    pmfs = (spacing, law.first, probs, law.lost, True), back
+    return [PrivacyLossDistribution(pld_pmf.DensePLDPmf(*pmf)) for pmf in pmfs]
 
 
 def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
@@ -283,14 +262,11 @@ def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
     # shift, the place of a sum on the grid depends only on the gap of the two integers.
     factor = round(first.spacing / spacing)
     size, other_size = len(first.masses), len(second.masses)
-    gaps = np.arange(
-        second.first - first.first - size + 1, second.first + other_size - first.first
-    )
+    gaps = second.first - first.first + np.arange(1 - size, other_size)
     logs = np.log1p((1 - weight) * np.expm1(gaps * first.spacing))
     both, both_above = _place(logs, spacing)
-    (of_one, of_two), alone_above = _place(
-        np.log(np.array([weight, 1 - weight])), spacing
-    )
+    weights = np.array([weight, 1 - weight])
+    (of_one, of_two), alone_above = _place(np.log(weights), spacing)
     low = factor * min(first.first, second.first) + min(of_one, of_two)
     high = factor * max(first.first + size, second.first + other_size) + 2
     masses = np.zeros(high - low)
@@ -301,15 +277,12 @@ def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
         masses[start:stop:factor] += (1 - above) * products
         masses[start + 1 : stop + 1 : factor] += above * products
 
-    for gap, place, above in zip(
-        gaps.tolist(), both.tolist(), both_above.tolist(), strict=True
-    ):
+    cells = (x.tolist() for x in (gaps, both, both_above))
+    for gap, place, above in zip(*cells, strict=True):
         begin = max(first.first, second.first - gap)
         end = min(first.first + size, second.first + other_size - gap)
-        products = (
-            first.masses[begin - first.first : end - first.first]
-            * second.masses[begin + gap - second.first : end + gap - second.first]
-        )
+        products = first.masses[begin - first.first : end - first.first].copy()
+        products *= second.masses[begin + gap - second.first : end + gap - second.first]
         put(factor * begin + place, above, products)
     # These are the sums in which B or A is zero.
     put(factor * first.first + of_one, alone_above[0], first.masses * second.zero)
@@ -353,9 +326,8 @@ def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
     group_size, other_multiplier = run.group_size, run.other_multiplier
     if group_size > _LARGEST_SHIFT * min(stddev, other_multiplier):
         return math.inf
-    probs = scipy.stats.binom.pmf(
-        np.arange(group_size + 1), group_size, run.sampling_prob
-    )
+    counts = np.arange(group_size + 1)
+    probs = scipy.stats.binom.pmf(counts, group_size, run.sampling_prob)
     terms = np.append(np.flatnonzero(probs[:-1] > _UNSEEN_TERM), group_size)
     if len(terms) > _MOST_TERMS:
         return math.inf

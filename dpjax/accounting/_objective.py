@@ -23,7 +23,6 @@ the sum of the deltas at the four vertices.
 import math
 from typing import NamedTuple
 
-from dpjax import _validate
 from dpjax.accounting._gaussian import gaussian_epsilon, gaussian_stddev
 
 # The two smaller terms of (3) get this share of delta. Any share is valid; this share
@@ -35,15 +34,10 @@ _LARGEST_JACOBIAN = 5.0
 
 
 class ObjectiveNoise(NamedTuple):
-    """The noise and the regularization of a perturbed objective.
+    """The noise and the regularization of a perturbed objective."""
 
-    Attributes:
-        stddev: sigma of each coordinate of eta, on the scale of the *sum* of losses.
-        extra_regularization: Delta >= 0; Lambda = regularization + Delta.
-    """
-
-    stddev: float
-    extra_regularization: float
+    stddev: float  # of each coordinate of eta, on the scale of the *sum* of losses
+    extra_regularization: float  # Delta >= 0; Lambda = regularization + Delta
 
 
 def objective_noise(
@@ -68,16 +62,12 @@ def objective_noise(
     (N lambda / 2) ||w||^2 plus the *sum* of losses; `curvature_bound` is c, and
     `derivative_bound` is L; with `is_non_increasing`, phi' <= 0 everywhere.
     """
-    _check(delta, num_samples, curvature_bound, derivative_bound)
-    _validate.positive(epsilon=epsilon)
-    _validate.non_negative(regularization=regularization)
     budget = min(epsilon / 2, _LARGEST_JACOBIAN)
     least = curvature_bound / (num_samples * math.expm1(budget))
     extra = max(0.0, least - regularization)
     # The budget that j leaves calibrates sigma.
-    remaining = epsilon - _jacobian(
-        num_samples, regularization + extra, curvature_bound
-    )
+    total = regularization + extra
+    remaining = epsilon - _jacobian(num_samples, total, curvature_bound)
     if is_non_increasing:
         largest = gaussian_stddev(remaining, (1 - _SMALL_TERMS) * delta, sensitivity=2)
         stddev = gaussian_stddev(remaining, _SMALL_TERMS * delta / 2, sensitivity=1)
@@ -104,8 +94,6 @@ def objective_epsilon(
     It solves (2) of this module, or (3) for a loss that never increases. Here
     regularization is the total Lambda > 0, which includes the extra regularization.
     """
-    _check(delta, num_samples, curvature_bound, derivative_bound)
-    _validate.positive(stddev=stddev, regularization=regularization)
     unit = stddev / derivative_bound
     if is_non_increasing:
         largest = gaussian_epsilon(unit, (1 - _SMALL_TERMS) * delta, sensitivity=2)
@@ -120,13 +108,3 @@ def objective_epsilon(
 
 def _jacobian(num_samples: int, regularization: float, curvature_bound: float) -> float:
     return math.log1p(curvature_bound / (num_samples * regularization))
-
-
-def _check(
-    delta: float, num_samples: int, curvature_bound: float, derivative_bound: float
-) -> None:
-    _validate.probability(delta=delta)
-    _validate.count(num_samples=num_samples)
-    _validate.positive(
-        curvature_bound=curvature_bound, derivative_bound=derivative_bound
-    )

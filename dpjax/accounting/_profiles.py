@@ -59,18 +59,12 @@ _ROOT_SLACK, _LARGEST_ROOT = 1e-9, 1e4
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """The known privacy bounds of one run of a mechanism.
+    """The known privacy bounds of one run of a mechanism."""
 
-    Attributes:
-        pure: the epsilon at delta = 0; inf if none is known.
-        delta: upper bound of (1) for epsilon >= 0; None: computed from `renyi`.
-        frontier: upper bound of (2); None: computed from `delta` and `renyi`.
-        renyi: orders above 1 and bounds of the Renyi divergences there, or None.
-    """
-
-    pure: float
-    delta: Curve | None = None
-    frontier: Curve | None = None
+    pure: float  # the epsilon at delta = 0; inf if none is known
+    delta: Curve | None = None  # bounds (1) for epsilon >= 0; None: from `renyi`
+    frontier: Curve | None = None  # bounds (2); None: from `delta` and `renyi`
+    # Orders above 1, and bounds of the Renyi divergences there.
     renyi: tuple[np.ndarray, np.ndarray] | None = None
 
     def delta_at(self, epsilon: np.ndarray) -> np.ndarray:
@@ -78,7 +72,7 @@ class Profile:
         size = np.abs(epsilon)
         bounds = [np.ones_like(size)]
         if math.isfinite(self.pure):
-            bounds.append(_pure_delta(self.pure, 0.0)(size))
+            bounds.append(_pure_delta(self.pure, 0.0, size))
         if self.delta is not None:
             bounds.append(self.delta(size))
         if self.renyi is not None:
@@ -98,7 +92,7 @@ class Profile:
             lowest = np.searchsorted(crossings, -z)
             bounds.append(slopes[lowest] * z + delta[lowest])
         if math.isfinite(self.pure):
-            bounds.append(_pure_frontier(self.pure, 0.0)(z))
+            bounds.append(_pure_frontier(self.pure, 0.0, z))
         if self.renyi is not None:
             # Data processing implies z' (z'/z)^(a-1) <= e^((a-1) renyi).
             orders, values = (part[:, None] for part in self.renyi)
@@ -109,9 +103,8 @@ class Profile:
 
     def epsilon_at(self, delta: float) -> float:
         """Returns the smallest epsilon for a positive delta, rounded up."""
-        return min(
-            self.pure, root(lambda x: float(self.delta_at(np.array([x]))[0]) - delta)
-        )
+        reached = root(lambda x: float(self.delta_at(np.array([x]))[0]) - delta)
+        return min(self.pure, reached)
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
@@ -129,14 +122,6 @@ class Profile:
             hull.append((x, y))
         slopes, delta = np.array(hull).T
         return slopes, delta
-
-
-def profile_of(base: float | dpa.DpEvent) -> Profile:
-    """Returns the profile of a pure epsilon or an event (REPLACE_ONE)."""
-    if isinstance(base, dpa.DpEvent):
-        return readable("base", base, REPLACE_ONE)
-    _validate.within(0.0, math.inf, base=base)
-    return approximate(float(base), 0.0)
 
 
 def readable(name: str, event: dpa.DpEvent, relation: NeighboringRelation) -> Profile:
@@ -168,13 +153,9 @@ def profile_of_release(
         with_cut = profile.reach(np.minimum(z + dropped, 1.0)) + dropped
         return np.minimum(claimed.reach(z), with_cut)
 
-    is_exact = dropped == 0
-    return Profile(
-        profile.pure if is_exact else math.inf,
-        delta_at,
-        frontier,
-        profile.renyi if is_exact else None,
-    )
+    if dropped == 0:
+        return Profile(profile.pure, delta_at, frontier, profile.renyi)
+    return Profile(math.inf, delta_at, frontier)
 
 
 def approximate(epsilon: float, delta: float) -> Profile:
@@ -186,7 +167,8 @@ def approximate(epsilon: float, delta: float) -> Profile:
     if epsilon == math.inf:
         return Profile(math.inf, np.ones_like)
     pure = epsilon if delta == 0 else math.inf
-    return Profile(pure, _pure_delta(epsilon, delta), _pure_frontier(epsilon, delta))
+    curve = functools.partial(_pure_delta, epsilon, delta)
+    return Profile(pure, curve, functools.partial(_pure_frontier, epsilon, delta))
 
 
 def root(excess: Callable[[float], float]) -> float:
@@ -257,10 +239,8 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
     # Noise on values of a known sensitivity has no relation of its own. The PLD
     # accountant of dp_accounting 0.6 counts composed randomized response only once, so
     # it does not read such events here.
-    has_none = kinds <= {
-        *(dpa.GaussianDpEvent, dpa.LaplaceDpEvent),
-        *(DiscreteLaplaceDpEvent, dpa.NoOpDpEvent),
-    }
+    known = {dpa.GaussianDpEvent, dpa.NoOpDpEvent}
+    has_none = kinds <= {*known, dpa.LaplaceDpEvent, DiscreteLaplaceDpEvent}
     accountant = PLDAccountant(ADD_OR_REMOVE_ONE if has_none else relation)
     if dpa.RandomizedResponseDpEvent not in kinds and accountant.supports(event):
         delta = _chords(accountant.compose(event).get_delta, num_steps)
@@ -272,7 +252,6 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
         if isinstance(x, dpa.SampledWithoutReplacementDpEvent)
         and isinstance(x.event, dpa.GaussianDpEvent)
     ]
-    known = {dpa.GaussianDpEvent, dpa.NoOpDpEvent}
     is_alone = len(fixed_size) == 1 and len(kinds - known) == 1
     if is_alone and relation is REPLACE_ONE:
         mu = _mu(parts)
@@ -283,11 +262,8 @@ def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | No
         losses = run_losses(step, count, interval, other)
         delta = _chords(losses.get_delta_for_epsilon, num_steps)
     if isinstance(event, RandomAllocationDpEvent):
-        epochs = math.ceil(event.num_steps / event.num_bins)
-        error = {"fft_error": _FFT_ERROR * epochs}
-        delta = _chords(
-            functools.partial(allocation_delta, event, relation=relation, **error), 0
-        )
+        error = _FFT_ERROR * math.ceil(event.num_steps / event.num_bins)
+        delta = _chords(functools.partial(allocation_delta, event, relation, error), 0)
     is_sampled = any(hasattr(part, "event") for part, _ in parts)
     accountant = RdpAccountant(_SAMPLED_ORDERS if is_sampled else _ORDERS, relation)
     renyi = None
@@ -340,23 +316,16 @@ def _renyi_delta(orders: np.ndarray, values: np.ndarray, epsilon: np.ndarray):
     return np.exp(least)
 
 
-def _pure_delta(epsilon: float, delta: float) -> Curve:
-    def curve(at: np.ndarray) -> np.ndarray:
-        gap = -np.expm1(np.minimum(at - epsilon, 0.0)) / (1 + math.exp(-epsilon))
-        return delta + (1 - delta) * gap
-
-    return curve
+def _pure_delta(epsilon: float, delta: float, at: np.ndarray) -> np.ndarray:
+    gap = -np.expm1(np.minimum(at - epsilon, 0.0)) / (1 + math.exp(-epsilon))
+    return delta + (1 - delta) * gap
 
 
-def _pure_frontier(epsilon: float, delta: float) -> Curve:
+def _pure_frontier(epsilon: float, delta: float, z: np.ndarray) -> np.ndarray:
     """Returns (2) for a run of which only epsilon and delta are known."""
     if epsilon > _LARGEST_EPSILON:
-        return lambda z: np.where(z > 0, 1.0, delta)
+        return np.where(z > 0, 1.0, delta)
     grown = math.exp(epsilon)
-
-    def curve(z: np.ndarray) -> np.ndarray:
-        # This is 1 - e^-epsilon (1 - delta - z), without cancellation.
-        last = -math.expm1(-epsilon) + (z + delta) / grown
-        return np.minimum(grown * z + delta, last)
-
-    return curve
+    # This is 1 - e^-epsilon (1 - delta - z), without cancellation.
+    last = -math.expm1(-epsilon) + (z + delta) / grown
+    return np.minimum(grown * z + delta, last)

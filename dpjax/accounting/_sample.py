@@ -108,7 +108,11 @@ class Sample:
     )
 
     def __post_init__(self) -> None:
-        sampling_prob(self.num_samples, self.sample_size)
+        sampling_prob(**self._sizes)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {"num_samples": self.num_samples, "sample_size": self.sample_size}
 
     def budget(self, epsilon: float, delta: float) -> tuple[float, float]:
         """Returns the budget of all releases of the sample, for a budget of the table.
@@ -120,12 +124,8 @@ class Sample:
         Returns:
             epsilon' = log(1 + (e^epsilon - 1) / q) and delta' = delta / q, both
             rounded down.
-
-        Raises:
-            ValueError: If an argument is out of range.
         """
-        sizes = {"num_samples": self.num_samples, "sample_size": self.sample_size}
-        return sample_budget(epsilon, delta, **sizes)
+        return sample_budget(epsilon, delta, **self._sizes)
 
     def privacy(
         self, *releases: PrivacyGuarantee, unit: str = "record"
@@ -159,8 +159,7 @@ class Sample:
                 profile = profile_of_release(epsilon, delta, event, REPLACE_ONE)
                 epsilon = profile.epsilon_at(delta)
             first = PrivacyGuarantee.of(epsilon, delta, dp_event=event)
-        sizes = {"num_samples": self.num_samples, "sample_size": self.sample_size}
-        outer = sample_privacy(first, **sizes, unit=unit)
+        outer = sample_privacy(first, **self._sizes, unit=unit)
         if self.sample_size == self.num_samples:
             return outer
         drawn = SampleDpEvent(frozenset({self._identity, *samples_of(*events)}))

@@ -81,7 +81,6 @@ from dp_accounting.pld.privacy_loss_distribution import (
 )
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 
-from dpjax import _validate
 from dpjax._types import REPLACE_ONE, ArrayLike
 from dpjax.accounting._gaussian import gaussian_delta, gaussian_epsilon
 from dpjax.accounting._likelihood_ratios import (
@@ -91,8 +90,6 @@ from dpjax.accounting._likelihood_ratios import (
 )
 from dpjax.accounting._sampling import Sampling
 from dpjax.accounting._zcdp import rho_to_epsilon
-
-LogMoment = Callable[[float, float, float], float]
 
 SLACK = 1e-12  # exceeds the float64 rounding error of `subsampled_epsilon`
 # These are the probability of losses beyond the last cell, and the most cells.
@@ -263,26 +260,9 @@ def log_ratio(log: np.ndarray, prob: float) -> np.ndarray:
     return np.where(log < 500, small, log + np.log(prob + rest))
 
 
-def renyi_epsilon(
-    log_moment: LogMoment,
-    multiplier: float,
-    prob: float,
-    delta: float,
-    num_steps: int,
-    other_multiplier: float,
-) -> float:
-    """Returns an epsilon, under REPLACE_ONE, of T steps and the other release."""
-    orders, step = _step_divergences(log_moment, multiplier, prob)
-    if orders.size == 0:
-        return math.inf
-    divergences = num_steps * step + orders / (2 * other_multiplier**2)
-    epsilon, _ = compute_epsilon(orders.tolist(), divergences.tolist(), delta)
-    return float(epsilon) * (1 + _ROUNDOFF)
-
-
 @functools.lru_cache(maxsize=256)
 def _step_divergences(
-    log_moment: LogMoment, multiplier: float, prob: float
+    log_moment: Callable[[float, float, float], float], multiplier: float, prob: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns orders, and bounds of the Renyi divergences of a step."""
     # The largest orders are left out: they take long, and gain little.
@@ -382,16 +362,8 @@ def epsilon_of_run(
         return full_batch
     lost = _FFT_ERROR * (num_releases(run) + (other < math.inf))
     if run.num_bins is not None:
-        allocated = allocation_epsilon(
-            _unit(run) * multiplier,
-            delta,
-            num_steps=run.num_steps,
-            num_bins=run.num_bins,
-            relation=run.relation,
-            other_multiplier=_unit(run) * other,
-            fft_error=lost,
-        )
-        return min(full_batch, allocated)
+        of_bound = _unit(run) * multiplier, delta, run, _unit(run) * other
+        return min(full_batch, allocation_epsilon(*of_bound, lost))
     bounds = [full_batch]
     if run.batch_size is not None and run.num_steps == 1 and other == math.inf:
         bounds.append(one_step_epsilon(multiplier, delta, _prob(run)))
@@ -448,8 +420,12 @@ def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
     """Returns an epsilon by Renyi divergences, which have no error in delta."""
     if run.relation is REPLACE_ONE:
         moment = poisson_log_moment if run.batch_size is None else fixed_size_log_moment
-        end = delta, run.num_steps, run.other_multiplier
-        return renyi_epsilon(moment, multiplier, _prob(run), *end)
+        orders, step = _step_divergences(moment, multiplier, _prob(run))
+        if orders.size == 0:
+            return math.inf
+        divergences = run.num_steps * step + orders / (2 * run.other_multiplier**2)
+        epsilon, _ = compute_epsilon(orders.tolist(), divergences.tolist(), delta)
+        return float(epsilon) * (1 + _ROUNDOFF)
     accountant = RdpAccountant(neighboring_relation=run.relation)
     accountant.compose(event_of(multiplier, run))
     if run.other_multiplier < math.inf:
@@ -458,12 +434,7 @@ def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
 
 
 def poisson_capacity(
-    num_samples: int,
-    sampling_prob: float,
-    *,
-    num_steps: int,
-    epsilon: float,
-    delta: float,
+    num_samples: int, prob: float, *, num_steps: int, epsilon: float, delta: float
 ) -> int:
     """Returns the capacity of Poisson batches at which the accounting covers overflow.
 
@@ -474,22 +445,16 @@ def poisson_capacity(
     scheme, so padded batches of at least this capacity need no further accounting, by
     (5) of this module, for any rule that chooses the records to drop.
     """
-    _validate.count(num_samples=num_samples, num_steps=num_steps)
-    is_prob = 0 < sampling_prob <= 1
-    _validate.require(is_prob, "sampling_prob", sampling_prob, "in (0, 1]")
-    _validate.above_zero(epsilon=epsilon)
-    _validate.delta(delta)
     # Equation (5) solved for the tail of one step; e^-epsilon cannot overflow.
     shrink = math.exp(-epsilon)
     tail = _OVERFLOW_SHARE * delta * shrink / ((1 + shrink) * num_steps)
     if tail < _SMALLEST_TAIL:
         return num_samples
-    capacity = bisect.bisect_left(
-        range(num_samples),
-        True,
-        key=lambda c: scipy.stats.binom.sf(c, num_samples, sampling_prob) <= tail,
-    )
-    return max(1, capacity)
+
+    def is_enough(c: int) -> bool:
+        return bool(scipy.stats.binom.sf(c, num_samples, prob) <= tail)
+
+    return max(1, bisect.bisect_left(range(num_samples), True, key=is_enough))
 
 
 def without_overflow(delta: float) -> float:

@@ -10,24 +10,10 @@ a group may enter steps that are closer.
 
 import dataclasses
 import math
-from typing import Protocol
+from typing import Any
 
 from dpjax import _validate
 from dpjax._types import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, NoiseName
-
-
-class Strategy(Protocol):
-    """The part of a strategy of `dpjax.mechanisms` that accounting needs."""
-
-    @property
-    def num_steps(self) -> int: ...
-
-    @property
-    def num_bands(self) -> int: ...
-
-    def sensitivity(
-        self, *, max_participations: int = 1, min_separation: int = 1
-    ) -> float: ...
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -93,25 +79,21 @@ class Sampling:
     noise: NoiseName = "gaussian"
     other_multiplier: float = math.inf
     group_size: int = 1
-    strategy: Strategy | None = None
+    strategy: Any = None  # a `mechanisms.Strategy`, which accounting does not import
     max_participations: int = 1
     min_separation: int = 1
 
     def __post_init__(self):
         _validate.choice(NoiseName, noise=self.noise)
-        for name in ("num_steps", "group_size", "max_participations", "min_separation"):
-            _validate.count(**{name: getattr(self, name)})
+        names = ["num_steps", "group_size", "max_participations", "min_separation"]
+        optional = ("num_samples", "batch_size", "num_bins")
+        names += [name for name in optional if getattr(self, name) is not None]
+        _validate.count(**{name: getattr(self, name) for name in names})
         _validate.within(0.0, math.inf, other_multiplier=self.other_multiplier)
-        self._require(sampling_prob=(0 < self.sampling_prob <= 1, "in (0, 1]"))
-        for name in ("num_samples", "batch_size", "num_bins"):
-            if getattr(self, name) is not None:
-                _validate.count(**{name: getattr(self, name)})
         num_samples, batch_size = self.num_samples, self.batch_size
-        if num_samples is not None and batch_size is not None:
-            is_fine = batch_size <= num_samples
-            self._require(batch_size=(is_fine, f"at most {num_samples} records"))
-        # Every pair of fields is refused unless a gain from sampling is proved for it.
         sized, bins = batch_size is not None, self.num_bins is not None
+        # Every pair of fields is refused unless a gain from sampling is proved for it.
+        self._require(sampling_prob=(0 < self.sampling_prob <= 1, "in (0, 1]"))
         poisson, added = self.sampling_prob < 1, self.relation is ADD_OR_REMOVE_ONE
         known = self.relation is REPLACE_ONE or (added and not sized)
         same = self.noise == "gaussian" or not (poisson or sized or bins)
@@ -121,49 +103,42 @@ class Sampling:
         single = "1 with num_bins or batch_size, whose gain is proved for one record; "
         self._require(
             relation=(known, "REPLACE_ONE, or without batch_size ADD_OR_REMOVE_ONE"),
-            num_samples=(
-                num_samples is not None or not sized,
-                "given where batch_size is",
-            ),
-            batch_size=(sized or num_samples is None, "given where num_samples is"),
+            num_samples=(not sized or num_samples is not None, "given with batch_size"),
+            batch_size=(sized or num_samples is None, "given with num_samples"),
             num_bins=(not (bins and (poisson or sized)), both),
             sampling_prob=(not (sized and poisson), "1 with a batch_size"),
             noise=(same, gain),
-            group_size=(group, single + "group_privacy holds of all"),
+            group_size=(group, single + "PrivacyGuarantee.for_groups holds of all"),
         )
-        if self.strategy is not None:
-            return self._check_strategy(self.strategy)
-        self._require(
-            max_participations=(self.max_participations == 1, "1 without a strategy"),
-            min_separation=(self.min_separation == 1, "1 without a strategy"),
-        )
-        return None
-
-    def _check_strategy(self, strategy: Strategy) -> None:
-        """Refuses fields for which no privacy cost is proved with the strategy."""
-        self._require(
-            strategy=(
-                hasattr(strategy, "sensitivity") and hasattr(strategy, "num_bands"),
-                "one of dpjax.mechanisms, such as BandedToeplitz.square_root(...)",
+        if batch_size is not None and num_samples is not None:
+            is_fine = batch_size <= num_samples
+            self._require(batch_size=(is_fine, f"at most {num_samples} records"))
+        strategy = self.strategy
+        if strategy is None:
+            most, apart = self.max_participations, self.min_separation
+            self._require(
+                max_participations=(most == 1, "1 without a strategy"),
+                min_separation=(apart == 1, "1 without a strategy"),
             )
-        )
-        rule = "the default with a strategy"
-        is_poisson, bands = self.sampling_prob < 1, strategy.num_bands
+            return
+        # No privacy cost is proved for the following fields with a strategy.
+        has_both = hasattr(strategy, "sensitivity") and hasattr(strategy, "num_bands")
+        example = "one of dpjax.mechanisms, such as BandedToeplitz.square_root(...)"
+        self._require(strategy=(has_both, example))
+        rule, bands = "the default with a strategy", strategy.num_bands
+        is_short = self.num_steps <= strategy.num_steps
         self._require(
-            num_samples=(self.num_samples is None, rule),
-            num_bins=(self.num_bins is None, rule),
+            num_samples=(num_samples is None, rule),
+            num_bins=(not bins, rule),
             noise=(self.noise == "gaussian", rule),
             other_multiplier=(self.other_multiplier == math.inf, rule),
-            num_steps=(
-                self.num_steps <= strategy.num_steps,
-                f"at most the {strategy.num_steps} steps of {strategy}",
-            ),
+            num_steps=(is_short, f"at most {strategy.num_steps}, as of {strategy}"),
             group_size=(
-                self.group_size == 1 or not is_poisson,
+                self.group_size == 1 or not poisson,
                 "1 with a strategy and sampling_prob < 1: proved for one record",
             ),
             min_separation=(
-                bands <= self.min_separation or not is_poisson,
+                bands <= self.min_separation or not poisson,
                 f"at least the {bands} bands of {strategy} with sampling_prob = "
                 f"{self.sampling_prob}: use fewer bands, or longer cycles of "
                 "CyclicPoisson, or sampling_prob = 1, which claims no gain from "
@@ -186,6 +161,8 @@ class Sampling:
 
 def independent(sampling: Sampling) -> tuple[Sampling, float]:
     """Returns a run of independent noise at equal cost, and the multipliers' ratio."""
+    rule = "a Sampling, as batching.sampling(num_samples, num_steps) returns"
+    _validate.require(isinstance(sampling, Sampling), "sampling", sampling, rule)
     # Batches of fixed size that hold all records, and a single bin, are full batches.
     is_whole = sampling.batch_size == sampling.num_samples
     run = dataclasses.replace(

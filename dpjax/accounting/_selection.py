@@ -53,9 +53,6 @@ def selection_epsilon(
         epsilon_0, the `epsilon` of each call of the mechanism, rounded down by one part
         in 1e9 (at delta = 0 it is exactly epsilon / T).
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Privacy:
         All selections together are (epsilon, delta)-DP under the relation for which
         each sensitivity range holds.
@@ -73,16 +70,17 @@ def selection_epsilon(
         (2021), "Bounding, concentrating, and truncating", Lemma 3.2, for epsilon^2/8.
     """
     _validate.positive(epsilon=epsilon)
-    _check(delta, num_selections, mechanism)
+    _validate.choice(SelectionName, mechanism=mechanism)
+    _validate.delta(delta)
+    _validate.count(num_selections=num_selections)
     basic = epsilon / num_selections
     if delta == 0 or num_selections == 1:
         return basic
 
+    how = {"num_selections": num_selections, "mechanism": mechanism}
+
     def excess(each: float) -> float:
-        total = total_selection_epsilon(
-            each, delta, num_selections=num_selections, mechanism=mechanism
-        )
-        return total - epsilon
+        return total_selection_epsilon(each, delta, **how) - epsilon
 
     upper = epsilon
     while excess(upper) < 0:  # this happens only at a large delta
@@ -103,8 +101,8 @@ def total_selection_epsilon(
     exponential mechanism zCDP with rho = T epsilon_0^2 / 8. Permute-and-flip has no
     bounded range: its zCDP bound, with epsilon_0^2 / 2, is never below (1).
     """
-    _validate.non_negative(epsilon=epsilon)
-    _check(delta, num_selections, mechanism)
+    _validate.delta(delta)
+    _validate.count(num_selections=num_selections)
     basic = num_selections * epsilon
     if delta == 0 or epsilon == 0:
         return basic
@@ -120,30 +118,11 @@ def selection_event(
 ) -> SelfComposedDpEvent:
     """Returns the `dp_accounting` event of T adaptive selections.
 
-    Args:
-        epsilon: epsilon_0 of each selection, zero or above and finite.
-        num_selections: T.
-        mechanism: "exponential" gives a `ZCDpEvent(epsilon_0^2 / 8)` that also knows
-            epsilon_0. "permute_and_flip" gives randomized response between two values,
-            the worst of all epsilon_0-DP mechanisms.
-
-    Returns:
-        The T-fold composition of the event of one selection.
-
-    Raises:
-        ValueError: If an argument is out of its range.
-
-    Privacy:
-        Read it with `epsilon_of`, at any delta, or `RdpAccountant(REPLACE_ONE)`. The
-        `PLDAccountant` of dp_accounting 0.6 counts composed randomized response only
-        once, so its epsilon is too small.
-
-    Example:
-        >>> selection_event(0.4, num_selections=10)
-        SelfComposedDpEvent(event=BoundedRangeDpEvent(rho=0.02..., xi=0.0), count=10)
+    "exponential" gives a `ZCDpEvent(epsilon_0^2 / 8)` that also knows epsilon_0.
+    "permute_and_flip" gives randomized response between two values, the worst of all
+    epsilon_0-DP mechanisms. `epsilon_of` reads the event; the `PLDAccountant` of
+    dp_accounting 0.6 counts composed randomized response only once.
     """
-    _validate.non_negative(epsilon=epsilon)
-    _check(0.0, num_selections, mechanism)
     if mechanism == "exponential":
         event = BoundedRangeDpEvent.of(epsilon)
     else:
@@ -172,9 +151,3 @@ def _root(function: Callable[[float], float], upper: float) -> float:
     """Returns the root in (0, upper] of a monotone function that changes its sign."""
     bracket = {"bracket": (0.0, upper), "xtol": 1e-13 * upper, "rtol": 1e-13}
     return float(scipy.optimize.root_scalar(function, **bracket).root)
-
-
-def _check(delta: float, num_selections: int, mechanism: str) -> None:
-    _validate.delta(delta)
-    _validate.count(num_selections=num_selections)
-    _validate.choice(SelectionName, mechanism=mechanism)

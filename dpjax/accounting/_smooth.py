@@ -78,17 +78,11 @@ _END = 38  # standard deviations: beyond, no mass is left in double precision
 
 
 class SmoothNoise(NamedTuple):
-    """The parameters of noise that is scaled to a smooth sensitivity.
+    """The parameters of noise that is scaled to a smooth sensitivity."""
 
-    Attributes:
-        smoothness: t of the smooth sensitivity.
-        multiplier: b = scale of the noise / smooth sensitivity.
-        sigma: shape of the noise.
-    """
-
-    smoothness: float
-    multiplier: float
-    sigma: float
+    smoothness: float  # t of the smooth sensitivity
+    multiplier: float  # b = scale of the noise / smooth sensitivity
+    sigma: float  # shape of the noise
 
 
 def smooth_noise_multiplier(
@@ -113,9 +107,6 @@ def smooth_noise_multiplier(
     Returns:
         b, rounded up by one part in 1e9; inf if a change of the scale by e^t alone
         costs more than rho.
-
-    Raises:
-        ValueError: If an argument is out of its range.
 
     Privacy:
         f plus the noise of `dpjax.mechanisms` with scale b S is rho-zCDP under the
@@ -174,11 +165,6 @@ def calibrate_smooth_noise(
     guess of (x_(n) - x_(1)) / (upper - lower), and m is trim_count. `smooth_noise_rho`
     of the result is at most rho, for every guess.
     """
-    _validate.positive(rho=rho, relative_spread=relative_spread)
-    _validate.count(num_samples=num_samples, trim_count=trim_count)
-    rule = f"less than half of num_samples = {num_samples}"
-    _validate.require(2 * trim_count < num_samples, "trim_count", trim_count, rule)
-    _check(1.0, mechanism)
     epsilon = math.sqrt(2 * rho)
     floor = relative_spread / (num_samples - 2 * trim_count)
     # Above this t the expected sensitivity is constant.
@@ -197,13 +183,8 @@ def calibrate_smooth_noise(
 
     row, column = np.unravel_index(np.argmin(noise), noise.shape)
     best_t, best_sigma = float(smoothness[row, column]), float(sigma[row, 0])
-    return SmoothNoise(
-        best_t,
-        smooth_noise_multiplier(
-            rho, smoothness=best_t, sigma=best_sigma, mechanism=mechanism
-        ),
-        best_sigma,
-    )
+    best = {"smoothness": best_t, "sigma": best_sigma, "mechanism": mechanism}
+    return SmoothNoise(best_t, smooth_noise_multiplier(rho, **best), best_sigma)
 
 
 def _scale_cost(t, sigma, mechanism):
@@ -249,16 +230,13 @@ def smooth_gaussian_multiplier(
     relation of S, if S bounds the l2 distance of the values of any two neighbors, and
     is B-smooth. c is inf from about `largest_smoothness` on.
     """
-    _validate.positive(epsilon=epsilon)
-    _check_gaussian(delta, smoothness, num_coordinates)
-    epsilon = min(epsilon, _LARGEST_EPSILON)
+    epsilon, num = min(epsilon, _LARGEST_EPSILON), num_coordinates
 
     def excess(shift: float) -> float:
-        return _delta_at_ends(epsilon, smoothness, num_coordinates, shift) - delta
+        at_low = _delta(epsilon, -smoothness, num, math.exp(-smoothness) * shift)
+        return max(at_low, _delta(epsilon, smoothness, num, shift)) - delta
 
-    if smoothness >= largest_smoothness(
-        epsilon, delta, num_coordinates=num_coordinates
-    ):
+    if smoothness >= largest_smoothness(epsilon, delta, num_coordinates=num):
         return math.inf
     # The largest shift 1/c that both ends of [e^-B, e^B] allow is the start: it shrinks
     # until (4) and (5) cover the whole interval.
@@ -267,7 +245,7 @@ def smooth_gaussian_multiplier(
         shift = _root(excess, 0.0, most)
     while shift > 1e-6 * most:
         shift /= _MARGIN
-        if _is_enough(epsilon, delta, smoothness, num_coordinates, shift):
+        if _is_enough(epsilon, delta, smoothness, num, shift):
             return 1 / shift
     return math.inf
 
@@ -278,8 +256,6 @@ def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) ->
     Here Gaussian noise would have to be infinite: even if the values of two neighbors
     agree and only S differs, the release reveals the scale of its noise.
     """
-    _validate.positive(epsilon=epsilon)
-    _check_gaussian(delta, 1.0, num_coordinates)
     epsilon = min(epsilon, _LARGEST_EPSILON)
 
     def excess(smoothness: float) -> float:
@@ -292,15 +268,11 @@ def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) ->
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    solution = scipy.optimize.root_scalar(
-        function, bracket=(low, high), method="brentq", xtol=1e-12 * high, rtol=1e-9
-    )
-    return float(solution.root)
+    how = {"method": "brentq", "xtol": 1e-12 * high, "rtol": 1e-9}
+    return scipy.optimize.root_scalar(function, bracket=(low, high), **how).root
 
 
-def _is_enough(
-    epsilon: float, delta: float, smoothness: float, num_coordinates: int, shift: float
-) -> bool:
+def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
     """Returns whether D(r, min(1, r) shift) <= delta on [e^-B, e^B], by (4), (5)."""
     # (5) covers [e^-near, e^near]; (4) then covers both sides in pieces.
     near = smoothness
@@ -324,9 +296,7 @@ def _is_enough(
     return is_covered(-smoothness, -near) and is_covered(smoothness, near)
 
 
-def _by_two_steps(
-    epsilon: float, delta: float, width: float, num_coordinates: int, shift: float
-) -> bool:
+def _by_two_steps(epsilon, delta, width, num_coordinates, shift) -> bool:
     """Returns whether (5) is at most delta on [e^-width, e^width], for some e."""
     for first in epsilon * 2.0 ** -np.arange(1, 16):
         scale = _largest_scale_delta(first, width, num_coordinates)
@@ -339,25 +309,12 @@ def _by_two_steps(
     return False
 
 
-def _delta_at_ends(
-    epsilon: float, smoothness: float, num_coordinates: int, shift: float
-) -> float:
-    return max(
-        _delta(epsilon, -smoothness, num_coordinates, math.exp(-smoothness) * shift),
-        _delta(epsilon, smoothness, num_coordinates, shift),
-    )
-
-
 def _largest_scale_delta(epsilon: float, width: float, num_coordinates: int) -> float:
-    return max(
-        float(_scale_delta(epsilon, log_ratio, num_coordinates))
-        for log_ratio in (-width, width)
-    )
+    ends = (_scale_delta(epsilon, x, num_coordinates) for x in (-width, width))
+    return float(max(ends))
 
 
-def _delta(
-    epsilon: float, log_ratio: float, num_coordinates: int, shift: float
-) -> float:
+def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
     """Returns D(r, s) of (3) by (6), at log r and s."""
     curvature = math.expm1(-2 * log_ratio)  # 1/r^2 - 1
     slope = shift * math.exp(-2 * log_ratio)
@@ -381,9 +338,7 @@ def _delta(
     return float(np.sum(weights * density * rest))
 
 
-def _scale_delta(
-    epsilon: ArrayLike, log_ratio: float, num_coordinates: int
-) -> np.ndarray:
+def _scale_delta(epsilon: ArrayLike, log_ratio, num_coordinates) -> np.ndarray:
     """Returns D(r, 0) at log r, for every real epsilon."""
     t = np.asarray(epsilon, np.float64)
     growth = np.exp(np.minimum(t, _LARGEST_EXPONENT))
@@ -396,9 +351,3 @@ def _scale_delta(
     half = num_coordinates / 2
     of_p, of_q = tail(half, level), tail(half, level * math.exp(-2 * log_ratio))
     return np.maximum(0.0, of_p - growth * of_q)
-
-
-def _check_gaussian(delta: float, smoothness: float, num_coordinates: int) -> None:
-    _validate.probability(delta=delta)
-    _validate.positive(smoothness=smoothness)
-    _validate.count(num_coordinates=num_coordinates)

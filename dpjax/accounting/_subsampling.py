@@ -92,7 +92,7 @@ def noise_multiplier(epsilon: float, delta: float, sampling: Sampling) -> float:
     """
     _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)
-    run, scale = _independent(sampling)
+    run, scale = independent(sampling)
     return scale * _calibrate(float(epsilon), float(delta), run)
 
 
@@ -108,9 +108,6 @@ def noise_multiplier_to_epsilon(
     Returns:
         epsilon >= 0, an upper bound; inf without noise or at delta = 0.
 
-    Raises:
-        ValueError: If an argument is out of range.
-
     Privacy:
         The T noisy steps and the other releases are together (epsilon, delta)-DP
         under the relation of the sampling.
@@ -119,13 +116,10 @@ def noise_multiplier_to_epsilon(
         >>> sampling = Sampling(num_steps=1000, sampling_prob=0.01)
         >>> round(noise_multiplier_to_epsilon(1.18, 1e-5, sampling), 2)
         1.0
-
-    Reference:
-        As for `noise_multiplier`.
     """
     _validate.within(0.0, math.inf, noise_multiplier=noise_multiplier)
     _validate.delta(delta)
-    run, scale = _independent(sampling)
+    run, scale = independent(sampling)
     return epsilon_of_run(float(noise_multiplier) / scale, float(delta), run)
 
 
@@ -169,17 +163,11 @@ def gaussian_event(
                               event=GaussianDpEvent(noise_multiplier=2.36))
     """
     _validate.within(0.0, math.inf, noise_multiplier=noise_multiplier)
-    run, scale = _independent(Sampling(num_steps=1) if sampling is None else sampling)
+    run, scale = independent(Sampling(num_steps=1) if sampling is None else sampling)
     for name, default in {"other_multiplier": math.inf, "group_size": 1}.items():
         value, rule = getattr(run, name), f"{default} for an event of these steps"
         _validate.require(value == default, name, value, rule)
     return event_of(float(noise_multiplier) / scale, run)
-
-
-def _independent(sampling: Sampling) -> tuple[Sampling, float]:
-    rule = "a Sampling, as batching.sampling(num_samples, num_steps) returns"
-    _validate.require(isinstance(sampling, Sampling), "sampling", sampling, rule)
-    return independent(sampling)
 
 
 @functools.lru_cache(maxsize=256)
@@ -199,12 +187,8 @@ def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
         rho = epsilon_to_rho(epsilon, delta) / run.num_steps / run.group_size**2
         return math.sqrt(0.5 / rho) * (1 + ROUNDED_UP) if rho > 0 else math.inf
     usable_delta = without_overflow(delta) if has_coins(run) else delta
-    full_batch = gaussian_stddev(
-        epsilon,
-        usable_delta,
-        sensitivity=float(run.group_size),
-        num_releases=num_releases(run),
-    )
+    of_run = {"sensitivity": float(run.group_size), "num_releases": num_releases(run)}
+    full_batch = gaussian_stddev(epsilon, usable_delta, **of_run)
     if is_full_batch(run):
         return full_batch
     return _smallest(epsilon, delta, run, full_batch)

@@ -39,9 +39,17 @@ import scipy.special
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from dpjax import _validate
+from dpjax._types import REPLACE_ONE
 from dpjax.accounting._events import samples_of
 from dpjax.accounting._guarantee import PrivacyGuarantee
-from dpjax.accounting._profiles import Profile, gaussian, profile_of, root, worst
+from dpjax.accounting._profiles import (
+    Profile,
+    approximate,
+    gaussian,
+    readable,
+    root,
+    worst,
+)
 
 TrialDistribution = Literal[
     "logarithmic", "geometric", "negative_binomial", "poisson", "binomial"
@@ -58,9 +66,6 @@ class TrialCount:
 
     The truncated distributions have K >= 1, so their mean is at least 1. The mean of a
     Poisson or binomial distribution includes K = 0.
-
-    Raises:
-        ValueError: If the name is unknown, or no law has such a mean.
     """
 
     distribution: TrialDistribution
@@ -200,7 +205,10 @@ def tuning_epsilon(
     law = TrialCount(distribution, mean_trials)
     if isinstance(base, PrivacyGuarantee):
         return mixture_epsilon([base], delta, law)
-    return _price(profile_of(base), float(delta), law)
+    if isinstance(base, DpEvent):
+        return _price(readable("base", base, REPLACE_ONE), float(delta), law)
+    _validate.within(0.0, math.inf, base=base)
+    return _price(approximate(float(base), 0.0), float(delta), law)
 
 
 def mixture_epsilon(
@@ -234,9 +242,6 @@ def tuning_budget(
         batches `gaussian_epsilon(event.noise_multiplier, delta, sensitivity=1.0)` is
         then the epsilon of a run at any delta.
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Privacy:
         As for `tuning_epsilon`.
 
@@ -246,9 +251,6 @@ def tuning_budget(
         >>> each = tuning_budget(1.0, 1e-5, mean_trials=10)
         >>> print(f"{each.noise_multiplier:.1f}")
         5.6
-
-    Reference:
-        As for `tuning_epsilon`.
     """
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)
@@ -315,9 +317,8 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
     left, right = z[1:-2], z[2:-1]
     rise, bend = reach[2:-1] - reach[1:-2], np.maximum(before - after, 1e-300)
     meets = np.clip(left + (rise - after * (right - left)) / bend, left, right)
-    at_meets = np.minimum(
-        reach[1:-2] + before * (meets - left), reach[2:-1] - after * (right - meets)
-    )
+    by_after = reach[2:-1] - after * (right - meets)
+    at_meets = np.minimum(reach[1:-2] + before * (meets - left), by_after)
     # In cells without two neighbors the bound is the largest value.
     z = np.r_[0.0, np.sort(np.r_[z, meets])]
     reach = np.sort(np.r_[reach[0], reach, at_meets])
@@ -370,9 +371,8 @@ def _renyi_price(profile: Profile, delta: float, law: TrialCount) -> float:
     assert profile.renyi is not None
     orders, values = profile.renyi
     slope = max(float(law.rise(np.array([1e-12]))[0]) * 1e12, 1.0)
-    ends = np.union1d(
-        np.geomspace(1e-9 / slope, 1.0, 10_000), np.linspace(0, 1, 20_000)
-    )
+    fine = np.geomspace(1e-9 / slope, 1.0, 10_000)
+    ends = np.union1d(fine, np.linspace(0, 1, 20_000))
     rises, reached = law.rise(ends), law.rise(profile.reach(ends))
     least = math.inf
     for order, value in zip(orders.tolist(), values.tolist(), strict=True):

@@ -36,9 +36,6 @@ def rho_to_epsilon(rho: float, delta: float) -> float:
     Returns:
         epsilon >= 0, rounded up.
 
-    Raises:
-        ValueError: If rho is negative or NaN, or delta is outside [0, 1).
-
     Privacy:
         The bound holds under any neighboring relation: epsilon has the relation of rho.
 
@@ -73,9 +70,6 @@ def epsilon_to_rho(epsilon: float, delta: float) -> float:
     It is the largest rho with `rho_to_epsilon(rho, delta) <= epsilon`, rounded down by
     one part in 1e12: a rho-zCDP mechanism is (epsilon, delta)-DP under the same
     relation. It is 0 at delta = 0.
-
-    Raises:
-        ValueError: If epsilon is not positive, or delta is outside [0, 1).
 
     Example:
         >>> round(epsilon_to_rho(1.0, 1e-5), 5)

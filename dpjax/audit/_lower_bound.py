@@ -164,8 +164,7 @@ def epsilon_lower_bound(
     _validate.require(num_releases >= 100, "num_releases", num_releases, "at least 100")
     _validate.probability(confidence=confidence)
     num_each = num_releases // 2
-    pair = release, data, neighbor, statistic
-    outputs = released(*pair, vectorize, key, num_each)
+    outputs = released(release, data, neighbor, statistic, vectorize, key, num_each)
     first = int(_CHOICE * num_each)
     num_tested = num_each - first
 
@@ -251,11 +250,10 @@ def _positives(
     scores: list[np.ndarray], thresholds: np.ndarray, direction: int
 ) -> np.ndarray:
     """Returns the positives at each threshold in each data set, of shape (k, 2)."""
-    counts = []
-    for side in map(np.sort, scores):
-        is_left = direction == 1
-        count = np.searchsorted(side, thresholds, "left" if is_left else "right")
-        counts.append(len(side) - count if is_left else count)
+    if direction == 1:
+        counts = [len(x) - np.searchsorted(np.sort(x), thresholds) for x in scores]
+    else:
+        counts = [np.searchsorted(np.sort(x), thresholds, "right") for x in scores]
     return np.stack(counts, axis=1)
 
 
@@ -279,17 +277,15 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
 
 def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
     """Returns the z-score of the difference in a coordinate, and the log ratio."""
-    edges = np.unique(
-        np.quantile(np.concatenate([data, neighbor]), _QUANTILES, method="inverted_cdf")
-    )
+    both = np.concatenate([data, neighbor])
+    edges = np.unique(np.quantile(both, _QUANTILES, method="inverted_cdf"))
 
     def cells(x: np.ndarray) -> np.ndarray:
         # Cells are even between edges and odd on an edge: an atom has its own cell.
         return np.searchsorted(edges, x, "left") + np.searchsorted(edges, x, "right")
 
-    counts = [
-        np.bincount(cells(x), minlength=2 * len(edges) + 1) for x in (data, neighbor)
-    ]
+    size = 2 * len(edges) + 1
+    counts = [np.bincount(cells(x), minlength=size) for x in (data, neighbor)]
     log_ratio = np.log((counts[1] + 0.5) / (counts[0] + 0.5))
     total = counts[0] + counts[1]
     used = total > 0
@@ -327,9 +323,8 @@ def _counts(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
     rows, cells = np.unique(both, return_inverse=True)
     if len(rows) > len(both) / 4:
         return []
-    counts = [
-        np.bincount(part, minlength=len(rows)) for part in np.split(cells, [len(data)])
-    ]
+    parts = np.split(cells, [len(data)])
+    counts = [np.bincount(part, minlength=len(rows)) for part in parts]
     log_ratio = np.append(np.log((counts[1] + 0.5) / (counts[0] + 0.5)), 0.0)
 
     def score(new: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -125,20 +124,14 @@ def one_run(
     mixed = jax.tree.map(chosen, data, neighbor)
     scores = np.asarray(statistic(release(release_key, mixed)))
     rule = f"one number for each of {num_records} records"
-    is_fine, name = scores.shape == (num_records,), "what statistic returns"
     given = jax.ShapeDtypeStruct(scores.shape, scores.dtype)
-    _validate.require(is_fine, name, given, rule)
+    is_fine = scores.shape == (num_records,)
+    _validate.require(is_fine, "what statistic returns", given, rule)
     is_in = np.asarray(coins)[is_canary]
     return _best_bound(auditing, scores[is_canary], is_in, delta, confidence)
 
 
-def _best_bound(
-    auditing: Any,
-    scores: np.ndarray,
-    is_in: np.ndarray,
-    delta: float,
-    confidence: float,
-) -> OneRunAudit:
+def _best_bound(auditing, scores, is_in, delta: float, confidence: float):
     """Returns the best bound over the numbers of guesses."""
     num_canaries = len(scores)
     # Ranks are -(m-1), -(m-3), ..., m-1: guesses are surer the farther from 0 they are.

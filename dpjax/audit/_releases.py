@@ -22,13 +22,7 @@ _REAL = (jnp.floating, jnp.integer, jnp.bool_)
 
 
 def released(
-    release: Release,
-    data: PyTree,
-    neighbor: PyTree,
-    statistic: Statistic | None,
-    vectorize: bool,
-    key: Key,
-    num_each: int,
+    release, data, neighbor, statistic, vectorize: bool, key: Key, num_each: int
 ) -> list[np.ndarray]:
     """Returns releases, or statistics, of each data set, of shape (num_each, d)."""
     sides = as_pair(data, neighbor)
@@ -62,15 +56,13 @@ def released(
 
 
 def _check_leaves(leaves: list, statistic: Statistic | None) -> None:
-    _validate.require(
-        sum(math.prod(x.shape) for x in leaves) > 0
-        and all(any(jnp.issubdtype(x.dtype, kind) for kind in _REAL) for x in leaves),
-        "what release returns" if statistic is None else "what statistic returns",
-        leaves,
-        "real numbers, at least one",
-    )
+    name = f"what {'release' if statistic is None else 'statistic'} returns"
+    is_fine = sum(math.prod(x.shape) for x in leaves) > 0
+    for x in leaves:
+        is_fine &= any(jnp.issubdtype(x.dtype, kind) for kind in _REAL)
+    _validate.require(is_fine, name, leaves, "real numbers, at least one")
     is_fine = statistic is None or [x.shape for x in leaves] == [()]
-    _validate.require(is_fine, "what statistic returns", leaves, "a scalar")
+    _validate.require(is_fine, name, leaves, "a scalar")
 
 
 def _sortable(x: np.ndarray) -> np.ndarray:
@@ -81,30 +73,22 @@ def _sortable(x: np.ndarray) -> np.ndarray:
 def as_pair(data: PyTree, neighbor: PyTree) -> tuple[PyTree, PyTree]:
     """Returns both data sets as arrays; they must agree in structure and shapes."""
     data, neighbor = (jax.tree.map(jnp.asarray, tree) for tree in (data, neighbor))
-    kinds = [
-        jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
-        for tree in (data, neighbor)
-    ]
-    rule = f"of the data's kind {kinds[0]}"
-    _validate.require(kinds[0] == kinds[1], "neighbor", kinds[1], rule)
+
+    def kind(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
+
+    rule, given = f"of the data's kind {kind(data)}", kind(neighbor)
+    _validate.require(kind(data) == given, "neighbor", given, rule)
     return data, neighbor
 
 
-def _release_one(
-    release: Release, statistic: Statistic | None, key: Key, data: PyTree
-) -> list[jax.Array]:
+def _release_one(release, statistic, key: Key, data: PyTree) -> list[jax.Array]:
     out = release(key, data)
     return jax.tree.leaves(out if statistic is None else statistic(out))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _release_all(
-    release: Release,
-    statistic: Statistic | None,
-    shape: tuple[int, int],
-    key: Key,
-    data: PyTree,
-) -> list[jax.Array]:
+def _release_all(release, statistic, shape, key: Key, data: PyTree) -> list[jax.Array]:
     """Returns one release for each key of this shape; a row of keys is a chunk."""
     draw = partial(_release_one, release, statistic)
     keys = jax.random.split(key, shape)

@@ -10,7 +10,8 @@ step and the key, from draw to draw:
 
 with `normalize_by=batching.divisor(n, T)` in `grad_fn` or `privatize`, and noise from
 `accounting.noise_multiplier(epsilon, delta, batching.sampling(n, T))`. Which records
-enter a batch depends on indices and on the key alone, never on values.
+enter a batch depends on indices and on the key alone, never on values. An argument out
+of its range raises `ValueError`.
 """
 
 from dpjax.batching._batching import Batching

@@ -31,24 +31,15 @@ class BatchState:
 
     It is a pytree of two keys and a step, for jit, scan and checkpoints. Keep these
     keys as secret as the key of the noise.
-
-    Attributes:
-        key: key of the next draw.
-        run_key: key of choices that hold for more than one step; the same in all steps.
-        step: number of batches drawn so far, at most num_steps.
-        batching: the batching that draws; this field and all below it are static.
-        num_samples: n.
-        num_steps: T.
-        capacity: number of rows of a padded batch; None if batches are not padded.
     """
 
-    key: Key
-    run_key: Key
-    step: jax.Array
-    batching: "Batching"
+    key: Key  # of the next draw
+    run_key: Key  # of choices that hold for more than one step; the same in all steps
+    step: jax.Array  # number of batches drawn so far, at most num_steps
+    batching: "Batching"  # this field and all below it are static
     num_samples: int
     num_steps: int
-    capacity: int | None
+    capacity: int | None  # number of rows of a padded batch; None without padding
     __repr__ = secret_repr
 
     def started(self, key: Key) -> "BatchState":
@@ -231,7 +222,6 @@ class Batching(abc.ABC):
 
     def _capacity(self, num_samples, num_steps, epsilon, delta) -> int | None:
         """Returns the number of rows of a padded batch; rejects a small capacity."""
-        del num_samples, num_steps, epsilon, delta
         return None
 
 

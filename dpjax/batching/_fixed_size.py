@@ -35,15 +35,13 @@ class Full(Batching):
     """
 
     def _rows(self, state, key):
-        del state, key
+        return None
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: n."""
-        del num_steps
         return num_samples
 
     def _sampling(self, num_samples, num_steps):
-        del num_samples
         return {"num_steps": num_steps}, participates(num_steps, num_steps)
 
 
@@ -83,7 +81,6 @@ class Disjoint(Batching):
         return jax.tree.map(part, data), None
 
     def _rows(self, state, key):
-        del key
         size = self.divisor(state.num_samples, state.num_steps)
         return state.step * size + jnp.arange(size)
 
@@ -110,9 +107,6 @@ class ShuffledEpochs(Batching):
     is proved: moving one record moves other records. `BallsInBins` also goes through
     the records by epochs, and has about the gain of `Poisson`.
 
-    Raises:
-        ValueError: If batch_size is not a positive integer.
-
     Example:
         >>> ShuffledEpochs(3).sampling(num_samples=6, num_steps=4)  # of two epochs
         Sampling(num_steps=2)
@@ -129,7 +123,6 @@ class ShuffledEpochs(Batching):
         _validate.count(batch_size=self.batch_size)
 
     def _rows(self, state, key):
-        del key
         num_samples = state.num_samples
         epoch, place = jnp.divmod(state.step, self._steps_of_epoch(num_samples))
         epoch_key = jax.random.fold_in(state.run_key, epoch)
@@ -140,7 +133,6 @@ class ShuffledEpochs(Batching):
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size."""
-        del num_steps
         self._steps_of_epoch(num_samples)
         return self.batch_size
 
@@ -159,9 +151,6 @@ class WithoutReplacement(Batching):
     """Draws a uniform subset of `batch_size` records in every step.
 
     A draw costs n random words and a sort of little more than `batch_size` records.
-
-    Raises:
-        ValueError: If batch_size is not a positive integer.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -183,7 +172,6 @@ class WithoutReplacement(Batching):
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the batch size."""
-        del num_steps
         at_most_all(num_samples, batch_size=self.batch_size)
         return self.batch_size
 

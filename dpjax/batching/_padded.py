@@ -7,7 +7,7 @@ epoch.
 import abc
 import dataclasses
 import math
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ _MOST_BINS = 2**16
 class Padded(Batching):
     """Pads batches of a random number of records to a capacity."""
 
+    expected_batch_size: float
     capacity: int | None
     is_sampled: ClassVar[bool] = True
     pads: ClassVar[bool] = True
@@ -38,15 +39,18 @@ class Padded(Batching):
     def _group(self, num_samples: int) -> tuple[int, float]:
         """Returns how many records may enter a batch, and the probability to enter."""
 
+    def divisor(self, num_samples, num_steps):
+        """See `Batching.divisor`: the expected batch size."""
+        self._group(num_samples)
+        return self.expected_batch_size
+
     def _capacity(self, num_samples, num_steps, epsilon, delta):
         """Returns the rows of a padded batch, and refuses too few for the budget."""
         for name, value in (("epsilon", epsilon), ("delta", delta)):
             rule = f"given: the capacity of {self} depends on the budget"
             _validate.require(value is not None, name, value, rule)
-        budget = {"epsilon": cast(float, epsilon), "delta": cast(float, delta)}
-        smallest = poisson_capacity(
-            *self._group(num_samples), num_steps=num_steps, **budget
-        )
+        run = {"num_steps": num_steps, "epsilon": epsilon, "delta": delta}
+        smallest = poisson_capacity(*self._group(num_samples), **run)
         capacity = smallest if self.capacity is None else self.capacity
         rule = f"at least {smallest}, or more records are dropped than is accounted for"
         _validate.require(capacity >= smallest, "capacity", capacity, rule)
@@ -68,9 +72,6 @@ class Poisson(Padded):
             rejected: if a batch is full, one more record would drop another record, and
             the sum would move by twice as much.
 
-    Raises:
-        ValueError: If a size is not positive.
-
     Example:
         >>> import jax, jax.numpy as jnp
         >>> batching = Poisson(2.0, capacity=6)
@@ -90,12 +91,6 @@ class Poisson(Padded):
 
     def _rows(self, state, key):
         return _entering(key, *self._group(state.num_samples), state.capacity)
-
-    def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the expected batch size."""
-        del num_steps
-        self._group(num_samples)
-        return self.expected_batch_size
 
     def _sampling(self, num_samples, num_steps):
         # With correlated noise no gain from sampling is known.
@@ -125,9 +120,6 @@ class CyclicPoisson(Padded):
 
     Privacy: The steps of a record's own group are ceil(T / c) Poisson-subsampled
     releases; the other steps depend on the record only through earlier releases.
-
-    Raises:
-        ValueError: If a size is not positive.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -161,12 +153,6 @@ class CyclicPoisson(Padded):
         rows = places * self.cycle_length + state.step % self.cycle_length
         return jnp.where(places == size, state.num_samples, rows)
 
-    def divisor(self, num_samples, num_steps):
-        """See `Batching.divisor`: the expected batch size."""
-        del num_steps
-        self._group(num_samples)
-        return self.expected_batch_size
-
     def _sampling(self, num_samples, num_steps):
         drawn = {"sampling_prob": self._group(num_samples)[1]}
         num_turns = math.ceil(num_steps / self.cycle_length)
@@ -197,9 +183,6 @@ class BallsInBins(Padded):
     step of each epoch, and no gain is claimed; `CyclicPoisson` keeps the steps of a
     record apart.
 
-    Raises:
-        ValueError: If a count is not a positive integer, or there are too many bins.
-
     Example:
         >>> BallsInBins(3).sampling(num_samples=6, num_steps=7)
         Sampling(num_steps=7, num_bins=3)
@@ -222,13 +205,10 @@ class BallsInBins(Padded):
         epoch, place = jnp.divmod(state.step, self.num_bins)
         bin_key = jax.random.fold_in(state.run_key, epoch)  # the same in all its steps
         bins = jax.random.randint(bin_key, (state.num_samples,), 0, self.num_bins)
-        return jax.random.permutation(
-            key, true_places(bins == place, cast(int, state.capacity))
-        )
+        return jax.random.permutation(key, true_places(bins == place, state.capacity))
 
     def divisor(self, num_samples, num_steps):
         """See `Batching.divisor`: the expected batch size."""
-        del num_steps
         self._group(num_samples)
         return num_samples / self.num_bins
 
@@ -242,13 +222,11 @@ class BallsInBins(Padded):
         return {"num_steps": num_steps, "num_bins": self.num_bins}, pattern
 
 
-def _entering(
-    key: Key, num_samples: int, probability: float, capacity: int | None
-) -> jax.Array:
+def _entering(key, num_samples, probability, capacity) -> jax.Array:
     """Returns the indices that enter, at random rows; num_samples for padding."""
     coin_key, place_key = jax.random.split(key)
     enters = coins(coin_key, num_samples, probability)
-    return jax.random.permutation(place_key, true_places(enters, cast(int, capacity)))
+    return jax.random.permutation(place_key, true_places(enters, capacity))
 
 
 def coins(key: Key, num_samples: int, probability: float) -> jax.Array:
@@ -259,6 +237,6 @@ def coins(key: Key, num_samples: int, probability: float) -> jax.Array:
     return jax.random.bits(key, (num_samples,), "uint32") < jnp.uint32(threshold)
 
 
-def true_places(mask: jax.Array, size: int) -> jax.Array:
+def true_places(mask: jax.Array, size) -> jax.Array:
     """Returns the first `size` indices where mask is true, padded with its length."""
     return jnp.searchsorted(jnp.cumsum(mask), jnp.arange(1, size + 1)).astype(int)

@@ -1,7 +1,7 @@
 """Heavy-tailed problems and real data sets, scaled by public constants only.
 
 `load` reads a real data set by its name. Synthetic problems are pure functions of a JAX
-key.
+key. An argument out of its range raises `ValueError`.
 """
 
 from typing import TYPE_CHECKING
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from dpjax.datasets._dataset import Dataset, load
     from dpjax.datasets._heavy_tailed import linear_model, logistic_model, sparse_params
     from dpjax.datasets._laws import LogNormal, Normal, Pareto, StudentT
-    from dpjax.tables.columns._kinds import Categorical, Numeric, encode
+    from dpjax.tables.columns._kinds import Categorical, Numeric
 
 __getattr__, __dir__ = lazily(
     __name__,
     {
         "dpjax.datasets._dataset": "Dataset load",
-        "dpjax.tables.columns._kinds": "Categorical Numeric encode",
+        "dpjax.tables.columns._kinds": "Categorical Numeric",
         "dpjax.datasets._heavy_tailed": "linear_model logistic_model sparse_params",
         "dpjax.datasets._laws": "LogNormal Normal Pareto StudentT",
     },
@@ -32,7 +32,6 @@ __all__ = [
     "Numeric",
     "Pareto",
     "StudentT",
-    "encode",
     "linear_model",
     "load",
     "logistic_model",

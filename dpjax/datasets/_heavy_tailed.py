@@ -68,10 +68,6 @@ def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
     Returns:
         A function (key, num_features) -> w*, shape (num_features,).
 
-    Raises:
-        ValueError: If `sparsity` is no positive integer, or, when the sampler is
-            called, exceeds the number of features.
-
     Example:
         >>> import jax
         >>> params = sparse_params(3)(jax.random.key(0), 50)
@@ -126,9 +122,6 @@ def linear_model(
     Returns:
         The problem, with features (n, d), targets (n,) and true parameters (d,).
 
-    Raises:
-        ValueError: If the key is not a typed key, or a number not a positive integer.
-
     Example:
         >>> import jax
         >>> problem = linear_model(  # 004, figure 7
@@ -168,21 +161,8 @@ def logistic_model(
 
     The defaults follow figure 2 of 004: log-normal features and no noise.
 
-    Args:
-        key: a typed JAX key.
-        num_samples: n.
-        num_features: d.
-        feature_law: law of every entry of x.
-        noise_law: law of e; None for no noise.
-        params_fn: (key, d) -> w*, shape (d,).
-        sign: 1 or -1.
-
-    Returns:
-        The problem, as for `linear_model`, with targets in {-1, +1}.
-
-    Raises:
-        ValueError: If the key is not a typed key, a number not a positive integer, or
-            the sign neither 1 nor -1.
+    Other arguments are those of `linear_model`, and so is the result, with targets in
+    {-1, +1}.
 
     Example:
         >>> import jax
@@ -202,14 +182,7 @@ def logistic_model(
     return Synthetic(features, jnp.where(sign * latent > 0, ones, -ones), true_params)
 
 
-def _latent_model(
-    key: Key,
-    num_samples: int,
-    num_features: int,
-    feature_law: Law,
-    noise_law: Law | None,
-    params_fn: Callable[[Key, int], jax.Array],
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _latent_model(key, num_samples, num_features, feature_law, noise_law, params_fn):
     """Draws x, z = <w*, x> + e and w*, which all models share."""
     _validate.typed_key(key)
     _validate.count(num_samples=num_samples, num_features=num_features)

@@ -53,13 +53,22 @@ class LeafCheck:
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """Holds a row for every parameter, from `explain`; prints as a table."""
+class ModelCheck:
+    """Holds the result of `check_model`; prints as a table with the problems below it.
+
+    The last row of the table has the memory of all gradients. A sentence below it says
+    where to freeze a parameter: outside of params.
+
+    Attributes:
+        rows: one `LeafCheck` for every parameter.
+        problems: sentences that each name a problem and a remedy; empty if there are
+            none.
+    """
 
     rows: tuple[LeafCheck, ...]
+    problems: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Returns the table as text; its last row has the memory of all gradients."""
         cells = [
             (x.name, str(x.shape), x.dtype, x.way, f"{x.num_bytes:,} B", x.why)
             for x in self.rows
@@ -68,47 +77,9 @@ class Explanation:
         header = ("parameter", "shape", "dtype", "gradients", "memory", "why")
         table = [header, *cells, ("in all", "", "", "", f"{total:,} B", "")]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join(
-            "  ".join(map(str.ljust, row, widths)).rstrip() for row in table
-        )
-
-
-@dataclass(frozen=True)
-class ModelCheck(Explanation):
-    """Holds the result of `check_model`; prints as a table with the problems below it.
-
-    A sentence between them says where to freeze a parameter: outside of params.
-
-    Attributes:
-        rows: one `LeafCheck` for every parameter.
-        problems: sentences that each name a problem and a remedy; empty if there are
-            none.
-    """
-
-    problems: tuple[str, ...]
-
-    def __str__(self) -> str:
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
         problems = [f"* {problem}" for problem in self.problems]
-        shown = [super().__str__(), FREEZING, *(problems or ["no problem found"])]
-        return "\n".join(shown)
-
-
-def explain(loss_fn: LossFn, params: PyTree, batch: PyTree) -> Explanation:
-    """Returns the table of `check_model` alone: how per-example gradients are stored.
-
-    Arguments, rows and errors are those of `check_model`.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> def loss_fn(params, example):
-        ...     return jnp.sum(jnp.tanh(example @ params["w"] + params["b"]))
-        >>> params = {"w": jnp.zeros((20, 30)), "b": jnp.zeros(30)}
-        >>> for row in explain(loss_fn, params, jnp.zeros((5, 20))).rows:
-        ...     print(row.name, row.way, row.num_bytes)
-        ['b'] written out 120
-        ['w'] outer product 200
-    """
-    return Explanation(check_model(loss_fn, params, batch).rows)
+        return "\n".join([*lines, FREEZING, *(problems or ["no problem found"])])
 
 
 def check_model(

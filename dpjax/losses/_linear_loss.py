@@ -3,7 +3,6 @@
 import abc
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -66,9 +65,8 @@ class LinearLoss(abc.ABC):
             params: weights, shape (d,); (d, K) for K outputs.
             example: pair (features of shape (d,), scalar target).
         """
-        weights = cast(jax.Array, params)
-        features, target = cast(tuple[jax.Array, jax.Array], example)
-        return self.value(jnp.dot(features, weights), target)
+        features, target = example
+        return self.value(jnp.dot(features, params), target)
 
     @abc.abstractmethod
     def value(self, predictions: jax.Array, targets: ArrayLike) -> jax.Array:

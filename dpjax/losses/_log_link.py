@@ -96,11 +96,9 @@ def tweedie(
 
     Args:
         power: p, strictly between 1 (as in `poisson`) and 2 (as in `gamma`).
-        min_mean: the smallest mean of a record, positive, public, in units of the
-            target.
+        min_mean: as for `gamma`.
         max_mean: the largest mean of a record, at least min_mean, public.
-        max_target: the largest amount, public; a larger amount is lowered to
-            max_target, and a negative amount raised to 0.
+        max_target: the largest amount, as for `gamma`.
 
     Example:
         >>> import jax.numpy as jnp

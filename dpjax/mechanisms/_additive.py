@@ -56,7 +56,8 @@ def gaussian(key: Key, value: PyTree, *, stddev: Scalar) -> PyTree:
         Balle, Wang (2018), "Improving the Gaussian mechanism".
     """
     _validate.non_negative(stddev=stddev)
-    return _add_noise(_samplers.normal, key, value, stddev)
+    check(key, value)
+    return _noisy(_samplers.normal, key, value, stddev)
 
 
 def padded(value: PyTree) -> PyTree:
@@ -119,13 +120,14 @@ def laplace(
     """
     _validate.non_negative(scale=scale)
     _validate.choice(LaplaceNorm, norm=norm)
+    check(key, value)
     if norm == "l1":
-        return _add_noise(_samplers.laplace, key, value, scale)
+        return _noisy(_samplers.laplace, key, value, scale)
     rule = "one whole array with the l2 norm, which is that of all entries"
     leaves = jax.tree.leaves(value)
     is_whole = len(leaves) == 1 and not varying_axes(leaves[0])
     _validate.require(is_whole, "value", jax.tree.structure(value), rule)
-    return _add_noise(_samplers.spherical_laplace, key, value, scale)
+    return _noisy(_samplers.spherical_laplace, key, value, scale)
 
 
 def check(key: Key, value: PyTree) -> None:
@@ -143,11 +145,6 @@ def as_float32(value: PyTree) -> PyTree:
     return jax.tree.map(
         lambda x: x if x.dtype == jnp.float64 else x.astype(jnp.float32), value
     )
-
-
-def _add_noise(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
-    check(key, value)
-    return _noisy(sampler, key, value, scale)
 
 
 @partial(jax.jit, static_argnums=0)

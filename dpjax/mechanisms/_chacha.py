@@ -97,23 +97,17 @@ def _random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Arra
     return words.reshape(shape)
 
 
-def _register() -> None:
-    """Registers "chacha20" with JAX, since Orbax restores keys by this name."""
-    spec: Any = jax.extend.random.define_prng_impl(
-        key_shape=(_KEY,),
-        seed=_seed,
-        split=_split,
-        random_bits=_random_bits,
-        fold_in=_fold_in,
-        name="chacha20",
-        tag="cc",
-    )
-    # JAX has no public function that adds a name to its registry.
-    names = sys.modules[type(spec._impl).__module__].prngs
-    names.setdefault("chacha20", spec._impl)
-
-
-_register()
+_SPEC: Any = jax.extend.random.define_prng_impl(
+    key_shape=(_KEY,),
+    seed=_seed,
+    split=_split,
+    random_bits=_random_bits,
+    fold_in=_fold_in,
+    name="chacha20",
+    tag="cc",
+)
+# Orbax restores keys by their name. JAX has no public function that registers one.
+sys.modules[type(_SPEC._impl).__module__].prngs.setdefault("chacha20", _SPEC._impl)
 
 
 def key_of_words(words: np.ndarray) -> Key:

@@ -37,9 +37,6 @@ def discrete_gaussian(
     Returns:
         An int64 NumPy array.
 
-    Raises:
-        ValueError: If stddev is not an integer from 1 to 2^26.
-
     Privacy:
         Adding this noise to integers of l2 sensitivity D is (D^2 / (2 sigma^2))-zCDP,
         like the continuous Gaussian: see `dpjax.accounting.discrete_gaussian_stddev`.
@@ -91,13 +88,7 @@ def _accepted(count: int, stddev: int, random_bytes: RandomBytes) -> np.ndarray:
     return y[_bernoulli_exp(root, scale * stddev, random_bytes, squared=True)]
 
 
-def _bernoulli_exp(
-    numerators: np.ndarray,
-    denominator: int,
-    random_bytes: RandomBytes,
-    *,
-    squared: bool = False,
-) -> np.ndarray:
+def _bernoulli_exp(numerators, denominator, random_bytes, *, squared=False):
     """Draws true with probability exp(-r), or exp(-r^2/2), where r is the ratio."""
     ratio = numerators / denominator
     probability = np.exp(-(ratio**2) / 2 if squared else -ratio)

@@ -44,9 +44,7 @@ def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, [x for group in draws for x in group])
 
 
-def _together(
-    sampler: Callable[..., jax.Array], key: Key, leaves: list[jax.Array]
-) -> list[jax.Array]:
+def _together(sampler, key: Key, leaves: list[jax.Array]) -> list[jax.Array]:
     """Draws a group of leaves as slices of one vector."""
     if len(leaves) == 1:
         (leaf,) = leaves
@@ -71,11 +69,7 @@ def normal(key: Key, *kind: Any) -> jax.Array:
 
     As in all samplers here, `kind` is a shape, a dtype, and a sharding or None.
     """
-
-    def quantile(tail: jax.Array) -> jax.Array:
-        return -jax.scipy.special.ndtri(tail)
-
-    return _symmetric(quantile, key, *kind)
+    return _symmetric(lambda tail: -jax.scipy.special.ndtri(tail), key, *kind)
 
 
 def laplace(key: Key, *kind: Any) -> jax.Array:
@@ -118,9 +112,7 @@ def _exponential_quantile(tail: jax.Array, is_lower: jax.Array) -> jax.Array:
     return jnp.where(is_lower, -jnp.log1p(-tail), -jnp.log(tail))
 
 
-def _symmetric(
-    upper_quantile: Callable[[jax.Array], jax.Array], key: Key, *kind: Any
-) -> jax.Array:
+def _symmetric(upper_quantile: Callable, key: Key, *kind: Any) -> jax.Array:
     """Draws ±upper_quantile(p) with a fair sign and p uniform on (0, 1/2]."""
 
     def quantile(tail: jax.Array, is_lower: jax.Array) -> jax.Array:
@@ -130,13 +122,7 @@ def _symmetric(
     return _from_tail(quantile, key, *kind)
 
 
-def _from_tail(
-    quantile: Callable[[jax.Array, jax.Array], jax.Array],
-    key: Key,
-    shape: tuple[int, ...],
-    dtype: jax.typing.DTypeLike,
-    out_sharding: jax.sharding.Sharding | None = None,
-) -> jax.Array:
+def _from_tail(quantile, key: Key, shape, dtype, out_sharding=None) -> jax.Array:
     """Draws quantile(p, is_lower), where a fair bit chooses the lower or upper half.
 
     p, uniform on (0, 1/2], is the mass beyond the value: below it in the lower half,
@@ -148,9 +134,7 @@ def _from_tail(
     return quantile(((word >> 1).astype(dtype) + v) * 2.0**-32, (word & 1) == 1)
 
 
-def _words(
-    key: Key, shape: tuple[int, ...], out_sharding: jax.sharding.Sharding | None
-) -> tuple[jax.Array, jax.Array]:
+def _words(key: Key, shape, out_sharding) -> tuple[jax.Array, jax.Array]:
     """Draws two independent words of 32 random bits for every entry.
 
     Threefry computes two words at once. `jax.random.bits` returns only their exclusive

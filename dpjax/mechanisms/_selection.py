@@ -8,7 +8,7 @@ is relative to the gap to the best score and not to its magnitude.
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,8 +87,8 @@ def exponential(
         range: Dong, Durfee, Rogers (2020), "Optimal differential privacy composition
         for exponential mechanisms".
     """
-    noise = epsilon, sensitivity_range
-    return _choose(_samplers.gumbel, key, scores, *noise, num_chunks, axis_name)
+    how = epsilon, sensitivity_range, num_chunks, axis_name
+    return _choose(_samplers.gumbel, key, scores, *how)
 
 
 def permute_and_flip(
@@ -130,18 +130,12 @@ def permute_and_flip(
         and Zhang (2021), "The permute-and-flip mechanism is identical to
         report-noisy-max with exponential noise".
     """
-    noise = epsilon, sensitivity_range
-    return _choose(_samplers.exponential, key, scores, *noise, num_chunks, axis_name)
+    how = epsilon, sensitivity_range, num_chunks, axis_name
+    return _choose(_samplers.exponential, key, scores, *how)
 
 
 def _choose(
-    sampler,
-    key: Key,
-    scores: jax.Array | ScoreFn,
-    epsilon: Scalar,
-    sensitivity_range: Scalar,
-    num_chunks: int | None,
-    axis_name: AxisName | None,
+    sampler, key, scores, epsilon, sensitivity_range, num_chunks, axis_name
 ) -> jax.Array:
     """Checks the arguments of a selection, and returns the index that it releases."""
     _validate.typed_key(key)
@@ -149,7 +143,6 @@ def _choose(
     axes = () if axis_name is None else row_axes((), axis_name)
     if callable(scores):
         _validate.count(num_chunks=num_chunks)
-        num_chunks = cast(int, num_chunks)
         index = jax.ShapeDtypeStruct((), jnp.int32)
         _check_scores(jax.eval_shape(scores, index), num_shares(axes) * num_chunks)
         return _scan(sampler, axes, key, scores, num_chunks, epsilon, sensitivity_range)
@@ -164,14 +157,10 @@ def _choose(
 def _check_scores(scores, num_chunks) -> None:
     """Refuses scores of a chunk that are not a vector of floats, or are too many."""
     shape, dtype = jnp.shape(scores), jnp.result_type(scores)
-    _validate.require(
-        len(shape) == 1
-        and 1 <= num_chunks * shape[0] < 2**31
-        and jnp.issubdtype(dtype, jnp.floating),
-        "scores",
-        jax.ShapeDtypeStruct(shape, dtype),
-        "a vector of floating point, with 1 to 2^31 - 1 candidates in all",
-    )
+    rule = "a vector of floating point, with 1 to 2^31 - 1 candidates in all"
+    is_fine = len(shape) == 1 and 1 <= num_chunks * shape[0] < 2**31
+    is_fine = is_fine and jnp.issubdtype(dtype, jnp.floating)
+    _validate.require(is_fine, "scores", jax.ShapeDtypeStruct(shape, dtype), rule)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -24,6 +24,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.linalg
 
 from dpjax import _validate
 from dpjax._types import PyTree
@@ -72,9 +73,6 @@ class Strategy(abc.ABC):
 
         Returns:
             An upper bound, rounded up.
-
-        Raises:
-            ValueError: If a count is not positive.
         """
 
     @property
@@ -111,9 +109,7 @@ class Toeplitz(Strategy):
         """Returns the first column of C, float64 of shape (T,)."""
 
     def matrix(self) -> np.ndarray:
-        column = np.concatenate([np.zeros(self.num_steps - 1), self.toeplitz()])
-        windows = np.lib.stride_tricks.sliding_window_view(column, self.num_steps)
-        return windows[:, ::-1].copy()
+        return np.tril(scipy.linalg.toeplitz(self.toeplitz()))
 
     def sensitivity(
         self, *, max_participations: int = 1, min_separation: int = 1
@@ -140,10 +136,6 @@ class BandedToeplitz(Toeplitz):
         coefficients: c_0 to c_(b - 1), divided by c_0 and rounded to float32:
             non-negative and non-increasing.
 
-    Raises:
-        ValueError: If there are more than num_steps coefficients, or they are negative
-            or increase.
-
     Example:
         >>> strategy = BandedToeplitz(4, (1.0, 0.5))
         >>> print(strategy.matrix())
@@ -165,15 +157,10 @@ class BandedToeplitz(Toeplitz):
         """Checks the coefficients, and stores them in float32, divided by the first."""
         _validate.count(num_steps=self.num_steps)
         given = np.asarray(self.coefficients, np.float64)
-        _validate.require(
-            given.ndim == 1
-            and 1 <= len(given) <= self.num_steps
-            and bool(np.all(np.isfinite(given)) and given[0] > 0),
-            "coefficients",
-            self.coefficients,
-            f"1 to {self.num_steps} finite numbers, one a step at most, the first "
-            "positive",
-        )
+        rule = f"1 to {self.num_steps} finite numbers, the first of them positive"
+        is_fine = given.ndim == 1 and 1 <= len(given) <= self.num_steps
+        is_fine = is_fine and bool(np.all(np.isfinite(given)) and given[0] > 0)
+        _validate.require(is_fine, "coefficients", self.coefficients, rule)
         scaled = (given / given[0]).astype(np.float32)
         rule = "not negative, and none larger than the one before it"
         is_fine = bool(np.all(np.diff(scaled) <= 0) and scaled[-1] >= 0)
@@ -183,9 +170,6 @@ class BandedToeplitz(Toeplitz):
     @classmethod
     def square_root(cls, num_steps: int, num_bands: int) -> "BandedToeplitz":
         """Returns the first bands of the square root of the matrix of prefix sums.
-
-        Raises:
-            ValueError: If num_bands is not in 1, ..., num_steps.
 
         Example:
             >>> BandedToeplitz.square_root(num_steps=100, num_bands=3).coefficients
@@ -238,7 +222,6 @@ class BandedToeplitz(Toeplitz):
 
     def next_noise(self, noise, buffers, step):
         """See `Strategy.next_noise`: x_t = z_t - sum_(j >= 1) c_j x_(t - j)."""
-        del step
 
         def solve(z: jax.Array, *before: jax.Array) -> jax.Array:
             for c, x in zip(self.coefficients[1:], before, strict=True):
@@ -262,9 +245,6 @@ class BufferedToeplitz(Toeplitz):
         scales: s_i >= 0, one for each decay, rounded to float32; their sum is at most
             1.
 
-    Raises:
-        ValueError: If decays or scales violate these rules.
-
     Example:
         >>> strategy = BufferedToeplitz(4, decays=(0.5,), scales=(0.5,))
         >>> print(strategy.matrix()[:, 0])
@@ -285,14 +265,10 @@ class BufferedToeplitz(Toeplitz):
         for name in ("decays", "scales"):
             given = getattr(self, name)
             numbers = np.asarray(given, np.float64).astype(np.float32)
-            _validate.require(
-                numbers.ndim == 1
-                and len(numbers) == len(self.decays) >= 1
-                and bool(np.all((numbers >= 0) & (numbers <= 1))),
-                name,
-                given,
-                "numbers between 0 and 1, at least one, as many decays as scales",
-            )
+            rule = "numbers between 0 and 1, at least one, as many decays as scales"
+            is_fine = numbers.ndim == 1 and len(numbers) == len(self.decays) >= 1
+            is_fine = is_fine and bool(np.all((numbers >= 0) & (numbers <= 1)))
+            _validate.require(is_fine, name, given, rule)
             object.__setattr__(self, name, tuple(map(float, numbers)))
         rule = "at most 1 in sum, so that coefficients do not increase"
         _validate.require(math.fsum(self.scales) <= 1, "scales", self.scales, rule)
@@ -313,19 +289,15 @@ class BufferedToeplitz(Toeplitz):
         Reference:
             McMahan, Xu, Zhang (2024), Section 4.
         """
+        most, apart = max_participations, min_separation
         _validate.count(
-            num_steps=num_steps,
-            max_participations=max_participations,
-            min_separation=min_separation,
+            num_steps=num_steps, max_participations=most, min_separation=apart
         )
         with _settings_of_jax_privacy():
             from jax_privacy.matrix_factorization import buffered_toeplitz
 
             strategy = buffered_toeplitz.optimize(
-                n=num_steps,
-                min_sep=min_separation,
-                max_participations=max_participations,
-                min_buffers=1,
+                n=num_steps, min_sep=apart, max_participations=most, min_buffers=1
             )
             decays = np.asarray(strategy.buf_decay)
             scales = np.asarray(strategy.output_scale)
@@ -349,7 +321,6 @@ class BufferedToeplitz(Toeplitz):
 
     def next_noise(self, noise, buffers, step):
         """See `Strategy.next_noise`: x_t = z_t - s . m, then m <- d m + x_t."""
-        del step
 
         def solve(z: jax.Array, *old: jax.Array) -> jax.Array:
             for scale, m in zip(self.scales, old, strict=True):
@@ -396,9 +367,6 @@ class BinaryTree(Strategy):
 
     Attributes:
         num_steps: T.
-
-    Raises:
-        ValueError: If num_steps is not a positive integer.
 
     Example:
         >>> strategy = BinaryTree(4)
@@ -464,10 +432,8 @@ class BinaryTree(Strategy):
         It covers one node of each level below its own.
         """
         node = step + 1
-        is_below = [
-            (node >> level << level) == node for level in range(1, len(buffers))
-        ]
-        is_passed = [*is_below, jnp.zeros((), bool)]
+        is_passed = [(node >> i << i) == node for i in range(1, len(buffers))]
+        is_passed.append(jnp.zeros((), bool))
 
         def solve(z: jax.Array, *nodes: jax.Array) -> jax.Array:
             for is_lower, old in zip(is_passed, nodes, strict=True):

@@ -5,16 +5,8 @@ sharing all that they know and all messages that they received. A `Transport` de
 every message to every party.
 """
 
-from dpjax.parties._identity import fingerprint, new_identity
-from dpjax.parties._secure_sum import PartyError, SecureSum
-from dpjax.parties._transport import JaxTransport, Transport, run_parties
+from dpjax.parties._identity import fingerprint
+from dpjax.parties._secure_sum import SecureSum
+from dpjax.parties._transport import Transport, run_parties
 
-__all__ = [
-    "JaxTransport",
-    "PartyError",
-    "SecureSum",
-    "Transport",
-    "fingerprint",
-    "new_identity",
-    "run_parties",
-]
+__all__ = ["SecureSum", "Transport", "fingerprint", "run_parties"]

@@ -5,25 +5,12 @@ messages cannot replace it.
 """
 
 import hashlib
-import os
+from collections.abc import Sequence
 
 from dpjax import _validate
 
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
 SIGNED_BYTES = 2 * _KEY_BYTES + _SIGNATURE_BYTES
-
-
-def new_identity() -> bytes:
-    """Returns a new secret signing key, 32 bytes, from the operating system.
-
-    Each party creates one, stores it where nobody else can read it, uses it for all its
-    jobs, and publishes its `fingerprint`.
-
-    Example:
-        >>> len(new_identity())
-        32
-    """
-    return os.urandom(_KEY_BYTES)
 
 
 def fingerprint(identity: bytes) -> str:
@@ -33,7 +20,8 @@ def fingerprint(identity: bytes) -> str:
     on paper, or by telephone.
 
     Args:
-        identity: the result of `new_identity`.
+        identity: the secret signing key of a party, `secrets.token_bytes(32)`. The
+            party uses it for all its jobs, and stores it where nobody else can read it.
 
     Raises:
         ValueError: If identity is not 32 bytes.
@@ -68,17 +56,14 @@ def opened(message: bytes, party: int, num_parties: int) -> tuple[bytes, str | N
     return public_key, _fingerprint(signer)
 
 
-def check_fingerprints(fingerprints: object, num_parties: int) -> None:
+def check_fingerprints(fingerprints: Sequence[str], num_parties: int) -> None:
     """Requires one fingerprint for each party."""
-    _validate.require(
-        isinstance(fingerprints, list | tuple)
-        and len(fingerprints) == num_parties
-        and all(isinstance(each, str) and len(each) == 64 for each in fingerprints),
-        "fingerprints",
-        fingerprints,
-        f"{num_parties} texts of 64 hex digits, one a party, in the order of their "
-        "numbers",
+    is_fine = (
+        isinstance(fingerprints, list | tuple) and len(fingerprints) == num_parties
     )
+    is_fine = is_fine and all(isinstance(x, str) and len(x) == 64 for x in fingerprints)
+    rule = f"{num_parties} texts of 64 hex digits, in the order of the parties' numbers"
+    _validate.require(is_fine, "fingerprints", fingerprints, rule)
 
 
 def _signing_key(identity: bytes):
@@ -89,9 +74,9 @@ def _signing_key(identity: bytes):
         raise ImportError(
             'Secure sums need cryptography: pip install "dpjax[parties]".'
         ) from error
-    is_key = isinstance(identity, bytes) and len(identity) == _KEY_BYTES
-    if not is_key:  # the message leaves out the value, which is secret
-        raise ValueError("identity must be 32 bytes, as new_identity returns.")
+    if not isinstance(identity, bytes) or len(identity) != _KEY_BYTES:
+        # The message leaves out the value, which is secret.
+        raise ValueError("identity must be 32 bytes, from secrets.token_bytes(32).")
     return Ed25519PrivateKey.from_private_bytes(identity)
 
 

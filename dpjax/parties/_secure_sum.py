@@ -19,7 +19,7 @@ from dpjax import _validate
 from dpjax._sharding import digests
 from dpjax._types import PyTree, RandomBytes
 from dpjax.parties import _identity
-from dpjax.parties._transport import Transport
+from dpjax.parties._transport import JaxTransport, Transport
 
 _COUNT_BYTES, _DIGEST_BYTES = 8, 32
 
@@ -44,17 +44,16 @@ class PartyError(RuntimeError):
 class SecureSum:
     """One party's side of sums of integer vectors modulo 2^64.
 
-    All parties create it at the same time, and call it in the same order. A party that
-    sends nothing, or a vector of another size, is dropped for good: the other parties
-    discard the attempt, and repeat it with new masks and new contributions.
+    All create it at the same time, and call it in the same order. A party that sends
+    nothing, or a vector of another size, is dropped; the others repeat the attempt.
 
     Args:
-        transport: `JaxTransport()`, or the argument that `run_parties` passes.
-        max_colluding: C, the most parties that may collude: at least one to protect the
-            parties' records from each other; zero protects from outsiders only.
-        max_dropouts: D, the most parties that may drop out. After one more the job ends
-            with a `PartyError`.
-        identity: this party's secret signing key, by `new_identity`; None: a new key.
+        transport: from `run_parties`, or your own. None: each process of
+            `jax.distributed` is a party; on CPU its messages are not encrypted.
+        max_colluding: C, the most parties that may collude; zero protects from
+            outsiders only.
+        max_dropouts: D, the most that may drop out; one more ends the job.
+        identity: this party's secret signing key, 32 bytes; None: a new key.
         fingerprints: the `fingerprint` of each party's identity, in the order of their
             numbers, received over an authentic channel. Without them, the carrier of
             the messages can impersonate any party, and read what the masks hide.
@@ -67,9 +66,9 @@ class SecureSum:
 
     Raises:
         ImportError: If the extra `parties` is not installed.
-        PartyError: If a party sends no public key that the stated identity signed.
-        ValueError: If C or D is negative, no share is secret, or fingerprints are given
-            without an identity or not for each party.
+        RuntimeError: If a party sends no public key that the stated identity signed.
+        ValueError: If C or D is negative, no share is secret, or fingerprints lack one
+            of a party or the identity.
 
     Privacy:
         In each attempt C colluding parties learn either nothing about the contributions
@@ -95,7 +94,7 @@ class SecureSum:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: Transport | None = None,
         *,
         max_colluding: int = 1,
         max_dropouts: int = 0,
@@ -107,7 +106,8 @@ class SecureSum:
         rule = "given with fingerprints, one of which is its own"
         is_fine = identity is not None or fingerprints is None
         _validate.require(is_fine, "identity", identity, rule)
-        identity = _identity.new_identity() if identity is None else identity
+        identity = os.urandom(32) if identity is None else identity
+        transport = JaxTransport() if transport is None else transport
         _identity.fingerprint(identity)  # errors are raised before anything is sent
         self.num_secret_shares = self.count_secret_shares(
             transport.num_parties, max_colluding, max_dropouts
@@ -145,9 +145,6 @@ class SecureSum:
     ) -> int:
         """Returns K - C - D, the number of noise shares that no colluder knows.
 
-        Raises:
-            ValueError: If C or D is negative, or no share is secret.
-
         Example:
             >>> SecureSum.count_secret_shares(4, max_colluding=1, max_dropouts=1)
             2
@@ -157,13 +154,8 @@ class SecureSum:
             is_count = isinstance(value, int) and value >= 0
             _validate.require(is_count, name, value, "an integer, 0 or above")
         shares = num_parties - max_colluding - max_dropouts
-        _validate.require(
-            shares >= 1,
-            "max_colluding + max_dropouts",
-            max_colluding + max_dropouts,
-            f"less than the number of parties, {num_parties}: someone must add noise "
-            "that no colluder knows",
-        )
+        rule = f"below {num_parties}, so that someone adds noise that no colluder knows"
+        _validate.require(shares >= 1, " + ".join(threats), num_parties - shares, rule)
         return shares
 
     def agree(self, settings: Mapping[str, PyTree], num_records: int) -> list[int]:
@@ -183,7 +175,7 @@ class SecureSum:
             The numbers of records, in the order of the parties' numbers.
 
         Raises:
-            PartyError: If a party sends nothing, or settings differ; it names them.
+            RuntimeError: If a party sends nothing, or settings differ; it names them.
 
         Example:
             >>> from dpjax.parties import run_parties
@@ -192,17 +184,14 @@ class SecureSum:
             >>> run_parties(train, 2)
             [[100, 100], [100, 100]]
         """
-        compared = {
-            **settings,
-            "max_colluding": self._max_colluding,
-            "max_dropouts": self.max_dropouts,
-        }
 
         def program(leaf: Any) -> Any:  # a traced function is compared by its text
             if isinstance(leaf, jax.stages.Traced):
                 return leaf.lower(lowering_platforms=("cpu",)).as_text()
             return leaf
 
+        limits = {"max_colluding": self._max_colluding}
+        compared = {**settings, **limits, "max_dropouts": self.max_dropouts}
         named = {name: (name, jax.tree.map(program, x)) for name, x in compared.items()}
         own = digests(named, ())
         message = num_records.to_bytes(_COUNT_BYTES, "little")
@@ -228,7 +217,7 @@ class SecureSum:
             size: length of the sum; a party with a vector of another length is dropped.
 
         Raises:
-            PartyError: If more than max_dropouts parties have dropped out; all later
+            RuntimeError: If more than max_dropouts parties have dropped out; all later
                 calls raise it too.
         """
         num_parties = self.transport.num_parties
@@ -238,19 +227,14 @@ class SecureSum:
             message = b""
             if self.transport.party in self.live:
                 vector = np.asarray(contribution_fn(), np.int64).astype("<u8")
-                mask = self._masks.mask(
-                    self.live, attempt=self._attempt, size=vector.size
-                )
+                how = {"attempt": self._attempt, "size": vector.size}
+                mask = self._masks.mask(self.live, **how)
                 message = (vector.reshape(-1) + mask).tobytes()
             messages = self.transport.exchange(message, 8 * size)
             missing = [i for i in self.live if messages[i] is None]
             # Masks cancel only if every live party has sent its vector.
             if not missing:
-                vectors = [
-                    np.frombuffer(message, "<u8")
-                    for i, message in enumerate(messages)
-                    if message is not None and i in self.live
-                ]
+                vectors = [np.frombuffer(messages[i] or b"", "<u8") for i in self.live]
                 return np.asarray(np.sum(vectors, axis=0, dtype=np.uint64), np.int64)
             self.live = [i for i in self.live if i not in missing]
         raise PartyError(
@@ -263,8 +247,7 @@ class SecureSum:
 def _exchange_all(transport: Transport, message: bytes, num_bytes: int) -> list[bytes]:
     """Exchanges messages; raises `PartyError` if one is missing."""
     messages = transport.exchange(message, num_bytes)
-    missing = [i for i, each in enumerate(messages) if each is None]
-    if missing:
+    if missing := [i for i, each in enumerate(messages) if each is None]:
         raise PartyError(missing, f"no message of {num_bytes} bytes at the start")
     return [each for each in messages if each is not None]
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -35,13 +36,8 @@ class Transport(Protocol):
 class JaxTransport:
     """Sends messages by collectives of `jax.distributed`: each process is one party.
 
-    Call `jax.distributed.initialize` first; the process index is the party's number. On
-    CPU the collectives run over TCP (Gloo), unencrypted: secrets in a message must be
-    masked. Every process takes part in every exchange, even with nothing to send. If a
-    process dies, JAX stops the other processes.
-
-    Raises:
-        ValueError: If fewer than two processes run.
+    The process index is the party's number. On CPU the collectives run over TCP (Gloo),
+    unencrypted. Every process takes part in every exchange, even with nothing to send.
     """
 
     def __init__(self) -> None:
@@ -55,19 +51,16 @@ class JaxTransport:
         # A collective has one shape in all processes, so sizes are exchanged first, and
         # they are sent as bytes, because JAX may narrow integers.
         mine = np.array([len(message), num_bytes], np.int64).view(np.uint8)
-        sizes = _gather(mine).view(np.int64)
+        gather = multihost_utils.process_allgather
+        sizes = np.asarray(gather(mine)).view(np.int64)
         full = message if len(message) == num_bytes else b""
-        sent = _gather(np.frombuffer(full.ljust(sizes[:, 1].max(), b"\0"), np.uint8))
+        row = np.frombuffer(full.ljust(sizes[:, 1].max(), b"\0"), np.uint8)
+        sent = np.asarray(gather(row))
         is_sent = (sizes == num_bytes).all(axis=1)
         return [
             row[:num_bytes].tobytes() if is_whole else None
             for row, is_whole in zip(sent, is_sent, strict=True)
         ]
-
-
-def _gather(row: np.ndarray) -> np.ndarray:
-    """Returns the rows of all processes."""
-    return np.asarray(multihost_utils.process_allgather(row))
 
 
 def run_parties(
@@ -96,7 +89,7 @@ def run_parties(
 
     def run(party: int) -> None:
         try:
-            results[party] = party_fn(_ThreadTransport(party, board))
+            results[party] = party_fn(_ThreadTransport(party, num_parties, board))
         except Exception as error:  # raised again below
             errors.append(error)
         finally:
@@ -112,14 +105,14 @@ def run_parties(
     return results
 
 
+@dataclass
 class _ThreadTransport:
-    def __init__(self, party: int, board: "_Board"):
-        self.party = party
-        self.num_parties = board.num_parties
-        self._board = board
+    party: int
+    num_parties: int
+    board: "_Board"
 
     def exchange(self, message: bytes, num_bytes: int) -> list[bytes | None]:
-        messages = self._board.post(self.party, message)
+        messages = self.board.post(self.party, message)
         return [x if x and len(x) == num_bytes else None for x in messages]
 
 
@@ -127,9 +120,7 @@ class _Board:
     """Holds the messages of threads, which wait for each other's messages."""
 
     def __init__(self, num_parties: int, timeout: float):
-        self.num_parties = num_parties
-        self._timeout = timeout
-        self._changed = threading.Condition()
+        self._timeout, self._changed = timeout, threading.Condition()
         self._present = set(range(num_parties))
         # Two messages of a party are kept: all have read the older when it posts again.
         self._counts = [0] * num_parties
@@ -148,7 +139,7 @@ class _Board:
                     raise TimeoutError(f"no message of parties {awaited}")
             return [
                 self._last[i][index % 2] if self._counts[i] > index else None
-                for i in range(self.num_parties)
+                for i in range(len(self._counts))
             ]
 
     def leave(self, party: int) -> None:

@@ -33,11 +33,7 @@ from dpjax.solvers.statistics._scales import dp_center_and_scale
 from dpjax.solvers.training._checkpoint import Checkpoint
 from dpjax.solvers.training._curves import Curves
 from dpjax.solvers.training._loop import Execution
-from dpjax.solvers.training._private_training import (
-    PrivateTraining,
-    Recommendation,
-    recommend,
-)
+from dpjax.solvers.training._private_training import PrivateTraining, recommend
 from dpjax.solvers.training._solution import Solution
 
 __all__ = [
@@ -45,7 +41,6 @@ __all__ = [
     "Curves",
     "Execution",
     "PrivateTraining",
-    "Recommendation",
     "Solution",
     "dp_additive_model",
     "dp_center_and_scale",

@@ -11,8 +11,7 @@ from dpjax import _validate, mechanisms
 from dpjax._keys import secret_repr
 from dpjax._tree import clip, like
 from dpjax._types import Key, Scalar, SelectionName
-from dpjax.accounting import selection_event
-from dpjax.accounting._selection import total_selection_epsilon
+from dpjax.accounting._selection import selection_event, total_selection_epsilon
 from dpjax.constraints._constraint import VertexConstraint
 from dpjax.transforms._chain import KeyState, require_params
 

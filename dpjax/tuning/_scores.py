@@ -98,88 +98,27 @@ def clipped_loss(
         Theorem 8.
     """
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
-    _validate.positive(limit=limit)
-    estimator = Winsorization(limit / 2)
+    _validate.positive(limit=limit, epsilon=epsilon)
+    _validate.delta(delta)
     data = arrays(data)
-
-    def losses_of(params: PyTree) -> jax.Array:
-        losses = jax.vmap(loss_fn, (None, 0))(params, data)
-        return jnp.where(jnp.isnan(losses), limit, losses) - limit / 2
+    num_samples = _validate.leading_size(data, "data")
+    estimator = Winsorization(limit / 2)
+    stddev = gaussian_stddev(epsilon, delta, sensitivity=1.0)  # inf at delta = 0
+    event = gaussian_event(stddev) if delta > 0 else LaplaceDpEvent(1 / epsilon)
 
     def fn(params: PyTree, key: Key) -> Scalar:
         check_key_of_rows(key, data)
-        noisy = _noisy_mean(estimator, losses_of(params), key, epsilon, delta)
+        losses = jax.vmap(loss_fn, (None, 0))(params, data)
+        losses = jnp.where(jnp.isnan(losses), limit, losses) - limit / 2
+        size = estimator.sensitivity(num_samples, 1, rounded=False).l2
+        mean = estimator.unrounded(losses)
+        if delta > 0:
+            noisy = gaussian(key, mean, stddev=stddev * size)
+        else:
+            noisy = laplace(key, mean, scale=size / epsilon)
         return -(noisy + limit / 2)
 
-    return Score(fn, _guarantee(data, epsilon, delta), records)
-
-
-def accuracy(
-    predict_fn: Callable[[PyTree, PyTree], Scalar],
-    data: tuple[PyTree, PyTree],
-    *,
-    epsilon: float,
-    delta: float,
-    records: ScoredRecords = "holdout",
-) -> Score:
-    """Returns a score: the private share of records with a correctly predicted label.
-
-    Args:
-        predict_fn: `predict_fn(params, features)` returns the label of one record.
-        data: features, leaves of shape (n, ...), and labels of shape (n,); n public.
-        epsilon: as for `clipped_loss`.
-        delta: as for `clipped_loss`.
-        records: as for `Score`.
-
-    Returns:
-        A `Score`, in [0, 1] except for its noise.
-
-    Privacy:
-        (epsilon, delta)-DP under replace-one, for any params: the share moves by at
-        most 1 / n, as in `clipped_loss`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> data = jnp.arange(-500.0, 500.0), jnp.sign(jnp.arange(-500.0, 500.0))
-        >>> score = accuracy(lambda params, x: jnp.sign(x - params), data,
-        ...                  epsilon=1.0, delta=0.0)
-        >>> found = score.fn(jnp.float32(0.0), jax.random.key(0))
-        >>> print(f"{found:.2f}")
-        1.00
-
-    Reference:
-        As for `clipped_loss`.
-    """
-
-    def is_wrong(params: PyTree, example: tuple[PyTree, PyTree]) -> Scalar:
-        features, label = example
-        return jnp.where(predict_fn(params, features) == label, 0.0, 1.0)
-
-    errors = clipped_loss(
-        is_wrong, data, limit=1.0, epsilon=epsilon, delta=delta, records=records
+    privacy = PrivacyGuarantee.of(
+        epsilon, delta, dp_event=event, num_samples=num_samples
     )
-    return dataclasses.replace(
-        errors, fn=lambda params, key: 1 + jnp.asarray(errors.fn(params, key))
-    )
-
-
-def _noisy_mean(
-    estimator: Winsorization, values: jax.Array, key: Key, epsilon: float, delta: float
-) -> jax.Array:
-    size = estimator.sensitivity(len(values), 1, rounded=False).l2
-    mean = estimator.unrounded(values)
-    if delta == 0:
-        return laplace(key, mean, scale=size / epsilon)
-    stddev = gaussian_stddev(epsilon, delta, sensitivity=1.0) * size
-    return gaussian(key, mean, stddev=stddev)
-
-
-def _guarantee(data: PyTree, epsilon: float, delta: float) -> PrivacyGuarantee:
-    num_samples = _validate.leading_size(data, "data")
-    _validate.positive(epsilon=epsilon)
-    _validate.delta(delta)
-    if delta == 0:
-        event = LaplaceDpEvent(1 / epsilon)
-    else:
-        event = gaussian_event(gaussian_stddev(epsilon, delta, sensitivity=1.0))
-    return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)
+    return Score(fn, privacy, records)

@@ -58,7 +58,7 @@ def dp_select(
         key: a typed key.
         epsilon: privacy of the whole search, positive and finite.
         delta: privacy of the whole search, in [0, 1).
-        score: `clipped_loss`, `accuracy`, or your own `Score`.
+        score: `clipped_loss`, or your own `Score`.
         mean_trials: the mean of the number of runs.
         distribution: the law of the number of runs, as in `accounting.tuning_epsilon`.
         default: public params, released if no run is made.
@@ -123,21 +123,14 @@ def dp_select(
 
 
 def _released_guarantee(
-    guarantees: list[PrivacyGuarantee],
-    score: Score,
-    epsilon: float,
-    delta: float,
-    law: TrialCount,
+    guarantees: list[PrivacyGuarantee], score: Score, epsilon, delta, law: TrialCount
 ) -> PrivacyGuarantee:
     """Returns the guarantee of the search; raises if it is above the budget."""
     relation = score.privacy.relation
     for released in (*guarantees, score.privacy):
-        _validate.require(
-            math.isfinite(released.epsilon),
-            "the epsilon of a run or a score",
-            released.epsilon,
-            "finite: the best of runs without privacy is not private",
-        )
+        rule = "finite: the best of runs without privacy is not private"
+        name, epsilon_of_it = "the epsilon of a run or a score", released.epsilon
+        _validate.require(math.isfinite(epsilon_of_it), name, epsilon_of_it, rule)
         rule = f"that of the score, {relation}"
         is_fine = released.relation is relation
         _validate.require(is_fine, "the relation of a run", released.relation, rule)
@@ -157,9 +150,8 @@ def _released_guarantee(
         "accounting.tuning_budget is the budget of a run and its score"
     )
     _validate.require(price <= epsilon, "epsilon", epsilon, rule)
-    stated = PrivacyGuarantee.of(
-        price, delta, dp_event=UnsupportedDpEvent(), relation=relation
-    )
+    unknown = {"dp_event": UnsupportedDpEvent(), "relation": relation}
+    stated = PrivacyGuarantee.of(price, delta, **unknown)
     words = f" It covers the choice among about {law.mean:g} private runs."
     if len(distinct) > 1:
         words += " Candidates cost different amounts, of which the largest counts."
@@ -178,21 +170,13 @@ def _both(first: PrivacyGuarantee, second: PrivacyGuarantee) -> PrivacyGuarantee
 
 
 class Progress(NamedTuple):
-    """The state of a search after some of its runs. All of it is SECRET.
+    """The state of a search after some of its runs. All of it is SECRET."""
 
-    Attributes:
-        num_runs: number of runs in all, drawn once.
-        num_done: number of runs so far.
-        candidate: index of the best candidate, or -1.
-        score: score of the best run.
-        leaves: leaves of the params and stats of the best run.
-    """
-
-    num_runs: int
+    num_runs: int  # in all, drawn once
     num_done: int = 0
-    candidate: int = -1
-    score: float = -np.inf
-    leaves: tuple[np.ndarray, ...] = ()
+    candidate: int = -1  # index of the best candidate
+    score: float = -np.inf  # of the best run
+    leaves: tuple[np.ndarray, ...] = ()  # of the params and stats of the best run
 
     @classmethod
     def of(cls, arrays: Arrays) -> "Progress":
@@ -393,20 +377,15 @@ class Runs:
 
 
 def _search(
-    runs: Runs,
-    law: TrialCount,
-    key: Key,
-    num_parallel: int,
-    known: PrivacyGuarantee | None,
-    store: Store | None,
+    runs: Runs, law: TrialCount, key: Key, num_parallel: int, known, store: Store | None
 ) -> Progress:
     """Makes a number of runs drawn from `law`, resumed from the store; returns them."""
-    if store is None or store.step is None:
+    if store is not None and store.step is not None:
+        progress = Progress.of(store.latest())
+    else:
         progress = Progress(draw_count(law, jax.random.fold_in(key, 0)))
         if store is not None:  # saved before any key is used
             store.save(0, progress.arrays())
-    else:
-        progress = Progress.of(store.latest())
     while progress.num_done < progress.num_runs:
         first = progress.num_done + 1
         turns = range(first, first + num_parallel)

@@ -264,7 +264,7 @@ FAULTS = [
         "return cls(max(epsilon * epsilon / 8, 1e-300) if epsilon > 0 else 0.0)",
         "return cls(max(epsilon * epsilon / 16, 1e-300) if epsilon > 0 else 0.0)",
         "tests/unit/accounting/test_selection.py",
-        "near(accounting.selection_event(2.0).event.rho, 0.5, 1e-9)",
+        "near(dpjax.accounting._selection.selection_event(2.0).event.rho, 0.5, 1e-9)",
     ),
     Fault(
         "replaced records count as removed ones in sampled batches",

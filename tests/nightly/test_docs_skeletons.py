@@ -1,4 +1,4 @@
-"""Skeletons to copy: they keep what their pages say."""
+"""Skeletons to copy: the code on their pages does what the pages say."""
 
 import doctest
 
@@ -8,20 +8,25 @@ import pytest
 
 from tests.nightly.test_docs import DOCS, load
 
-SKELETONS = DOCS / "contribute" / "skeletons"
+
+def skeleton(name, folder):
+    """Imports the code of a page by the page's name."""
+    text = (DOCS / "contribute" / f"{name}.md").read_text()
+    path, code = folder / f"{name}.py", text.partition("```{code-block} python\n")[2]
+    path.write_text(code.partition("```\n")[0])
+    return load(path)
 
 
 @pytest.mark.parametrize("name", ["estimator", "mechanism", "solver"])
-def test_examples_of_a_skeleton_run(name):
-    path = SKELETONS / f"{name}.py"
+def test_examples_of_a_skeleton_run(tmp_path, name):
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-    result = doctest.testmod(load(path), optionflags=flags)
+    result = doctest.testmod(skeleton(name, tmp_path), optionflags=flags)
     assert result.attempted
     assert not result.failed
 
 
-def test_skeleton_of_an_estimator_keeps_its_sensitivity():
-    make = load(SKELETONS / "estimator.py").SaturatedMean
+def test_skeleton_of_an_estimator_keeps_its_sensitivity(tmp_path):
+    make = skeleton("estimator", tmp_path).SaturatedMean
     samples = jnp.zeros((5, 2))
     estimator = make(3.0)
     bound = estimator.sensitivity(5, 2).linf
@@ -34,8 +39,8 @@ def test_skeleton_of_an_estimator_keeps_its_sensitivity():
         make(0.0)
 
 
-def test_skeleton_of_a_mechanism_has_its_law(key):
-    logistic = load(SKELETONS / "mechanism.py").logistic
+def test_skeleton_of_a_mechanism_has_its_law(tmp_path, key):
+    logistic = skeleton("mechanism", tmp_path).logistic
     noise = np.sort(np.asarray(logistic(key, jnp.zeros(20_000), scale=1.0)))
     ranks = (np.arange(noise.size) + 0.5) / noise.size
 
@@ -51,8 +56,8 @@ def test_skeleton_of_a_mechanism_has_its_law(key):
         logistic(key, jnp.zeros(2, int), scale=1.0)
 
 
-def test_skeleton_of_a_solver_counts(key):
-    solve = load(SKELETONS / "solver.py").dp_histogram
+def test_skeleton_of_a_solver_counts(tmp_path, key):
+    solve = skeleton("solver", tmp_path).dp_histogram
     bins = jnp.array([0, 1, 1, 7, -3])
     solution = solve(bins, key=key, epsilon=1e6, num_bins=3)
     np.testing.assert_allclose(solution.params, [1, 2, 0], atol=1e-3)

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.datasets import Categorical, Numeric, encode
+from dpjax.datasets import Categorical, Numeric
 from dpjax.tables.cli._curator import count_cells
+from dpjax.tables.columns._kinds import encode
 from dpjax.tables.io import _csv
 from dpjax.tables.io._tables import column_names, declared_kinds, read_columns
 from dpjax.tables.io._texts import TextFormat, Texts, numbers_of

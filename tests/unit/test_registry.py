@@ -28,8 +28,10 @@ BESIDE = {
     transforms: {"average_params"},
     solvers: {
         *("Checkpoint", "Curves", "Execution", "Solution"),
-        *("Recommendation", "recommend"),
-        "PrivateTraining",  # tests/unit/solvers/test_private_training.py
+        *(
+            "PrivateTraining",
+            "recommend",
+        ),  # tests/unit/solvers/test_private_training.py
         # Of several parties, who call it together: tests/solvers/test_multiparty*.py.
         *("dp_multiparty_gradient_descent", "dp_multiparty_objective_perturbation"),
     },

@@ -4,7 +4,5 @@
 factors of products, their norms and sums, and `_grad` computes gradients as factors.
 """
 
-from dpjax.gradients.factored._grad import factored_grad
-from dpjax.gradients.factored._uses import uses
-
-__all__ = ["factored_grad", "uses"]
+from dpjax.gradients.factored._grad import factored_grad as factored_grad
+from dpjax.gradients.factored._uses import uses as uses

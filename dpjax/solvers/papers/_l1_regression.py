@@ -22,7 +22,8 @@ from dpjax._sharding import (
 )
 from dpjax._tree import like, linear_data
 from dpjax._types import ArrayLike, Key, PyTree, Scalar
-from dpjax.accounting import PrivacyGuarantee, selection_event
+from dpjax.accounting import PrivacyGuarantee
+from dpjax.accounting._selection import selection_event
 from dpjax.mechanisms import permute_and_flip
 from dpjax.solvers.training._solution import Solution
 

@@ -82,10 +82,10 @@ def dp_multiparty_gradient_descent(
 
     Raises:
         ValueError: If an argument is out of its range.
-        PartyError: If another party's arguments differ (see `SecureSum.agree`), before
-            any record is used; only `execution` and the records may differ. Later, if
-            more than D parties send nothing or a wrong size; nothing of that round is
-            released.
+        RuntimeError: If another party's arguments differ (see `SecureSum.agree`),
+            before any record is used; only `execution` and the records may differ.
+            Later, if more than D parties send nothing or a wrong size; nothing of that
+            round is released.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for each record of the parties that do

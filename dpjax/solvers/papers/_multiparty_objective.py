@@ -23,8 +23,8 @@ from dpjax._types import PyTree
 from dpjax.accounting import PrivacyGuarantee, discrete_gaussian_stddev, gaussian_stddev
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
-from dpjax.parties import PartyError, SecureSum
-from dpjax.parties._secure_sum import Grid
+from dpjax.parties import SecureSum
+from dpjax.parties._secure_sum import Grid, PartyError
 from dpjax.solvers.papers._objective_perturbation import (
     OUTPUT_SHARE,
     Objective,
@@ -76,8 +76,8 @@ def dp_multiparty_objective_perturbation(
 
     Raises:
         ValueError: If an argument is invalid; never because of the data's values.
-        PartyError: If another party's arguments differ (see `SecureSum.agree`), before
-            any record is used; or if a party sends nothing, or a wrong size.
+        RuntimeError: If another party's arguments differ (see `SecureSum.agree`),
+            before any record is used; or if a party sends nothing, or a wrong size.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for everyone who gets only the released

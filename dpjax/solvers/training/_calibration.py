@@ -17,8 +17,8 @@ from dpjax.accounting import (
     gaussian_event,
     noise_multiplier,
     selection_epsilon,
-    selection_event,
 )
+from dpjax.accounting._selection import selection_event
 from dpjax.batching import Batching
 from dpjax.estimators import Estimator
 from dpjax.gradients._users import UserRecords

@@ -11,7 +11,7 @@ import numpy as np
 from dpjax import _validate, datasets
 from dpjax._types import Key
 from dpjax.datasets import Categorical, Dataset, Numeric
-from dpjax.datasets._dataset import PUBLIC_SETS
+from dpjax.datasets._dataset import PUBLIC_SETS, encode
 from dpjax.tables.cli import _schema
 from dpjax.tables.cli._curator import guess_names, schema_text
 from dpjax.tables.cli._settings import AMOUNTS, Settings, link_of
@@ -338,7 +338,7 @@ def encode_table(table: Table) -> Dataset:
     cells = table.columns[table.target]
     features = np.zeros((len(cells), 0), np.float32)
     if declared:  # too small a budget for ranges may leave out all
-        features, _ = datasets.encode(table.columns, declared)
+        features, _ = encode(table.columns, declared)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     targets = target.encode(cells)[:, 0]
     if target.categories:

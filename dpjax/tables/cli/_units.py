@@ -11,8 +11,8 @@ the unit are in its places. Further records are left out, and empty places are z
 all divisors are units times k, and the number of records stays private. Neighbors
 differ in up to k places of one unit, which is held out or trained on as a whole. A
 method that is private for one place is private for a unit by
-`dpjax.accounting.group_privacy`. That costs k times the noise, but a mean has k times
-as many places: its noise is the same as for a mean of the units' means.
+`PrivacyGuarantee.for_groups`. That costs k times the noise, but a mean has k times as
+many places: its noise is the same as for a mean of the units' means.
 """
 
 import re
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting import PrivacyGuarantee, group_privacy
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.tables.io._texts import Texts, is_missing, text_of
 
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0?")
@@ -174,6 +174,4 @@ def privacy_of_units(
     """Returns the guarantee for units, given one for records."""
     if units is None:
         return privacy
-    return group_privacy(
-        privacy, units.size, num_groups=units.num_units, unit=units.words
-    )
+    return privacy.for_groups(units.size, num_groups=units.num_units, unit=units.words)

@@ -11,8 +11,8 @@ party, address = int(sys.argv[1]), sys.argv[2]
 jax.distributed.initialize(
     address, 3, party, initialization_timeout=30, heartbeat_timeout_seconds=5
 )
-from dpjax.parties import JaxTransport
-transport = JaxTransport()
+from dpjax.parties import SecureSum
+transport = SecureSum().transport
 everything = transport.exchange(bytes([party]) * 5, 5)
 gaps = transport.exchange(b"" if party == 1 else b"ab" * (1 + party), 2)
 # They may also await different sizes.
@@ -28,14 +28,14 @@ party, address, num_parties = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 jax.distributed.initialize(address, num_parties, party, initialization_timeout=60)
 from dpjax import losses
 from dpjax.estimators import Clipping
-from dpjax.parties import JaxTransport, SecureSum
+from dpjax.parties import SecureSum
 from dpjax.solvers import dp_multiparty_gradient_descent
 with np.load(sys.argv[4]) as file:
     data = file[f"features{party}"], file[f"targets{party}"]
 known = np.random.default_rng(party).bytes
 solution = dp_multiparty_gradient_descent(
     losses.logistic, jnp.zeros(3), data,
-    secure_sum=SecureSum(JaxTransport(), test_only_random_bytes=known), epsilon=2.0,
+    secure_sum=SecureSum(test_only_random_bytes=known), epsilon=2.0,
     delta=1e-6, estimator=Clipping(1.0), learning_rate=0.5, num_steps=5)
 print("RESULT", *(float(x).hex() for x in solution.params), flush=True)
 """

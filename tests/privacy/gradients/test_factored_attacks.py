@@ -9,7 +9,7 @@ import pytest
 
 import dpjax
 from dpjax.estimators import Clipping, SmoothedTruncation
-from dpjax.gradients import explain
+from dpjax.gradients import check_model
 from tests.factored import RIGHT, convolved
 
 P, Q, VOCABULARY = 24, 16, 200  # a table is large for a sum, of more than 4,096
@@ -175,7 +175,7 @@ def test_no_record_moves_the_mean_too_far(
         params = {LEAVES[model]: params[LEAVES[model]]}
         batch = [jnp.asarray(z, dtype) for z in batches[0][0][:2]]
         tokens = jnp.asarray(batches[0][0][2], jnp.int32)
-        (row,) = explain(loss_fn, params, (*batch, tokens)).rows
+        (row,) = check_model(loss_fn, params, (*batch, tokens)).rows
         assert row.way == "matrix product"
     farthest = farthest_move(loss_fn, params, estimator, batches)
     assert farthest > 0.9 or model not in LEAVES or estimator != CLIPPING

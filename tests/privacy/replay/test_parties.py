@@ -113,7 +113,7 @@ def refuse_interference(hooks, case, owner=0, ends=None, names=tuple(NEIGHBOURS)
             )
             try:
                 return case(secure_sum, data if k == owner else tables[k])
-            except parties.PartyError as error:
+            except RuntimeError as error:
                 assert is_cut  # it has dropped out, and need not be told
                 return str(error)
 

@@ -6,11 +6,12 @@ import math
 import dp_accounting as dpa
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation
 from dp_accounting.dp_event import DiscreteLaplaceDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.accounting import (
     PrivacyGuarantee,
     Sampling,
@@ -18,11 +19,10 @@ from dpjax.accounting import (
     epsilon_of,
     gaussian_epsilon,
     gaussian_event,
-    group_privacy,
     noise_multiplier_to_epsilon,
-    selection_event,
     tuning_epsilon,
 )
+from dpjax.accounting._selection import selection_event
 
 BLANKED = NeighboringRelation.REPLACE_SPECIAL
 CHOICES = selection_event(0.1, num_selections=3)
@@ -88,7 +88,7 @@ def test_pure_epsilons_add_up_and_mean_the_same_to_a_search():
     assert epsilon_of(selection_event(1e-200), 0.0) >= 1e-200
     assert epsilon_of(GAUSSIAN, 0.0) == epsilon_of(POISSON, 0.0) == math.inf
     assert epsilon_of(dpa.NonPrivateDpEvent(), 0.5) == math.inf
-    group = group_privacy(PrivacyGuarantee.of(0.3, 0.0, dp_event=CHOICES), 4)
+    group = PrivacyGuarantee.of(0.3, 0.0, dp_event=CHOICES).for_groups(4)
     assert epsilon_of(group.dp_event, 0.0) == pytest.approx(1.2)
 
 

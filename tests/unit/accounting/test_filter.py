@@ -16,10 +16,10 @@ from dpjax.accounting import (
     Sampling,
     gaussian_epsilon,
     gaussian_event,
-    selection_event,
 )
 from dpjax.accounting._filter import Spending
 from dpjax.accounting._sampled_gaussian import poisson_capacity
+from dpjax.accounting._selection import selection_event
 
 
 def guarantee(epsilon=1.0, delta=0.0, event=None, **options):

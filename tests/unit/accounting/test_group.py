@@ -14,10 +14,9 @@ from dpjax.accounting import (
     gaussian_epsilon,
     gaussian_event,
     gaussian_stddev,
-    group_privacy,
-    selection_event,
 )
 from dpjax.accounting._guarantee import group_budget
+from dpjax.accounting._selection import selection_event
 
 FLIP: Any = {"mechanism": "permute_and_flip"}
 
@@ -29,11 +28,11 @@ def guarantee(epsilon, delta, event=None):
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_events_of_a_group(size):
     one = guarantee(1.0, 1e-6, gaussian_event(6.0, Sampling(num_steps=9)))
-    found = group_privacy(one, size, num_groups=1200, unit="house and who lives there")
+    found = one.for_groups(size, num_groups=1200, unit="house and who lives there")
     words = "Replacing any one of the 1,200 houses and who lives there changes"
     assert found.description.startswith(words)
     words = f"Replacing any one group of up to {size} records changes"
-    assert group_privacy(one, size).description.startswith(words)
+    assert one.for_groups(size).description.startswith(words)
     # A shift k times as long; and the lemma says no less than that.
     accountant = RdpAccountant(neighboring_relation=REPLACE_ONE)
     spent = accountant.compose(found.dp_event).get_epsilon(1e-6)
@@ -41,14 +40,14 @@ def test_events_of_a_group(size):
     assert exact <= spent < 1.2 * exact + 0.1
     parts: Any = (ZCDpEvent(0.1), gaussian_event(4.0))
     mixed = ComposedDpEvent(parts)
-    found = group_privacy(guarantee(1.0, 1e-6, mixed), size)
+    found = guarantee(1.0, 1e-6, mixed).for_groups(size)
     rho = 0.1 * size**2 + 0.5 * (size / 4) ** 2
     accountant = RdpAccountant([3.0], neighboring_relation=REPLACE_ONE)
     alone = RdpAccountant([3.0], neighboring_relation=REPLACE_ONE)
     assert accountant.compose(found.dp_event).get_epsilon(1e-6) == pytest.approx(
         alone.compose(ZCDpEvent(rho)).get_epsilon(1e-6)
     )
-    other = group_privacy(guarantee(1.0, 1e-6, selection_event(1.0, **FLIP)), size)
+    other = guarantee(1.0, 1e-6, selection_event(1.0, **FLIP)).for_groups(size)
     assert not accountant.supports(other.dp_event)
 
 
@@ -57,7 +56,7 @@ def test_events_of_a_group(size):
 def test_budgets_are_kept(size, epsilon):
     for delta in (0.0, 1e-7):
         each = guarantee(*group_budget(epsilon, delta, size))
-        whole = group_privacy(each, size)
+        whole = each.for_groups(size)
         assert epsilon * (1 - 1e-9) < whole.epsilon <= epsilon
         assert delta * (1 - 1e-9) <= whole.delta <= delta
     if size < 3 or epsilon < 10:  # Gaussian noise k times as large would do
@@ -73,12 +72,12 @@ def test_the_lemma_is_reached():
     mass = [1.0]
     for _ in range(3):
         mass.append((mass[-1] - delta) / math.exp(epsilon))
-    whole = group_privacy(guarantee(epsilon, delta), 3)
+    whole = guarantee(epsilon, delta).for_groups(3)
     needed = mass[0] - math.exp(whole.epsilon) * mass[3]
     assert whole.delta == pytest.approx(needed, rel=1e-9)
 
 
 def test_what_protects_nobody_protects_no_group():
-    whole = group_privacy(PrivacyGuarantee.non_private(), 3)
+    whole = PrivacyGuarantee.non_private().for_groups(3)
     assert whole.epsilon == math.inf
-    assert group_privacy(guarantee(900.0, 1e-9), 3).delta < 1.0
+    assert guarantee(900.0, 1e-9).for_groups(3).delta < 1.0

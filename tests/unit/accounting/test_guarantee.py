@@ -12,17 +12,18 @@ import numpy as np
 import pytest
 import scipy.integrate
 import scipy.stats
+from dp_accounting import NeighboringRelation
 from hypothesis import strategies as st
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.accounting import (
     PrivacyGuarantee,
     Sampling,
     gaussian_epsilon,
     gaussian_event,
     noise_multiplier_to_epsilon,
-    selection_event,
 )
+from dpjax.accounting._selection import selection_event
 
 EVENT = gaussian_event(3.7306)
 BLANKED = NeighboringRelation.REPLACE_SPECIAL

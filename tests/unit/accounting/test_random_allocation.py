@@ -95,13 +95,13 @@ def test_simulated_runs_lose_no_more(stddev, num_steps, num_bins):
         values = np.maximum(-np.expm1(epsilon - losses), 0.0)
         return values.mean(), 4 * values.std() / math.sqrt(num_runs)
 
-    run = {"num_steps": num_steps, "num_bins": num_bins, "fft_error": 0.0}
-    run |= {"other_multiplier": math.inf}
-    epsilon = allocation_epsilon(stddev, delta, relation=ADD_OR_REMOVE_ONE, **run)
+    run = Sampling(num_steps, num_bins=num_bins, relation=ADD_OR_REMOVE_ONE)
+    epsilon = allocation_epsilon(stddev, delta, run, math.inf, 0.0)
     pairs = [simulated(x, epsilon) for x in (with_record, without)]
     assert all(mean - error <= delta for mean, error in pairs)
     assert any(mean + error >= 0.999 * delta for mean, error in pairs)
-    epsilon = allocation_epsilon(stddev, delta, relation=REPLACE_ONE, **run)
+    run = replace(run, relation=REPLACE_ONE)
+    epsilon = allocation_epsilon(stddev, delta, run, math.inf, 0.0)
     mean, error = simulated(replaced, epsilon)
     assert 0.1 * delta < mean <= delta + error
 

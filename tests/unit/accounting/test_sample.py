@@ -17,7 +17,6 @@ from dpjax.accounting import (
     delta_of,
     gaussian_epsilon,
     gaussian_event,
-    group_privacy,
     tuning_epsilon,
 )
 
@@ -72,7 +71,7 @@ def test_a_second_release_of_a_sample_is_refused_wherever_it_is_counted():
     table = table.spend(Sample(1000, 10).privacy(one)).spend(one)
     inner = Sample(10, 5)
     nested = drawn.privacy(inner.privacy(one))
-    copies = [copy.deepcopy(drawn).privacy(one), group_privacy(second, 2), nested]
+    copies = [copy.deepcopy(drawn).privacy(one), second.for_groups(2), nested]
     for again in (first, second, *copies):
         with pytest.raises(ValueError, match="samples that nothing was released from"):
             table.spend(again)

@@ -12,7 +12,6 @@ from dpjax.accounting import (
     PrivacyGuarantee,
     Sampling,
     gaussian_event,
-    group_privacy,
     noise_multiplier,
     noise_multiplier_to_epsilon,
 )
@@ -93,13 +92,13 @@ def test_no_other_moves_pass_the_pair(relation, kind):
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_a_group_costs_no_more_than_group_privacy(relation):
+def test_a_group_costs_no_more_than_its_records(relation):
     size = 3
     run = Sampling(num_steps=50, sampling_prob=0.05, relation=relation)
     epsilon = noise_multiplier_to_epsilon(1.5, 1e-8, run)
     event = gaussian_event(1.5, run)
     one = PrivacyGuarantee.of(epsilon, 1e-8, dp_event=event, relation=relation)
-    whole = group_privacy(one, size)
+    whole = one.for_groups(size)
     found = noise_multiplier_to_epsilon(1.5, whole.delta, replace(run, group_size=size))
     assert 0.5 * whole.epsilon < found < whole.epsilon
     multiplier = noise_multiplier(3.0, 1e-6, replace(run, group_size=size))

@@ -7,8 +7,8 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from dpjax.accounting import selection_epsilon, selection_event
-from dpjax.accounting._selection import total_selection_epsilon
+from dpjax.accounting import selection_epsilon
+from dpjax.accounting._selection import selection_event, total_selection_epsilon
 
 MECHANISMS = ("exponential", "permute_and_flip")
 

@@ -54,8 +54,8 @@ def test_multiplier_is_enough_and_tight(epsilon, delta, d):
 def test_pieces_cover_where_an_end_is_not_the_worst():
     # At delta = 1/2 plain Gaussian noise, r = 1, asks for the most.
     multiplier = smooth_gaussian_multiplier(1.0, 0.5, smoothness=0.5, num_coordinates=1)
-    ends = _smooth._delta_at_ends(1.0, 0.5, 1, 1 / multiplier)
-    assert ends < 0.49
+    for end, shift in ((-0.5, math.exp(-0.5)), (0.5, 1.0)):
+        assert _smooth._delta(1.0, end, 1, shift / multiplier) < 0.49
     assert multiplier > gaussian_stddev(1.0, 0.5, sensitivity=1.0)
 
 

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import scipy.integrate
 import scipy.stats
-from dp_accounting import GaussianDpEvent, SingleEpochTreeAggregationDpEvent
+from dp_accounting import (
+    GaussianDpEvent,
+    NeighboringRelation,
+    SingleEpochTreeAggregationDpEvent,
+)
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, NeighboringRelation, accounting
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, accounting
 from dpjax.accounting import (
     Sampling,
     gaussian_epsilon,

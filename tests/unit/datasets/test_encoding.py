@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpjax import datasets
 from dpjax.datasets import Categorical, Numeric
+from dpjax.datasets._dataset import encode
 
 pd = pytest.importorskip("pandas")
 ODD_CELLS = ["", "?", "abc", "nan", "inf", "-inf", "1e400", "1e300", "\x00", "1,5"]
@@ -60,12 +60,12 @@ def test_a_record_is_encoded_by_itself():
         "c": rng.choice(["a", "b", "z"], 50),
     }
     schema = {"x": Numeric(1, 3), "c": Categorical(("a", "b"))}
-    features, names = datasets.encode(columns, schema)
-    part, _ = datasets.encode({k: v[:7] for k, v in columns.items()}, schema)
+    features, names = encode(columns, schema)
+    part, _ = encode({k: v[:7] for k, v in columns.items()}, schema)
     assert names == ("x", "c=a", "c=b")
     assert features.shape == (50, 3)
     assert np.array_equal(features[:7], part)
-    features, _ = datasets.encode({"x": np.array([], object)}, {"x": Numeric()})
+    features, _ = encode({"x": np.array([], object)}, {"x": Numeric()})
     assert features.shape == (0, 1)
 
 
@@ -80,7 +80,7 @@ def test_errors_are_of_the_schema():
         ({"x": np.ones(2, "M8[s]")}, {"x": Categorical(("a",))}, "column must be"),
     ):
         with pytest.raises(ValueError, match=message):
-            datasets.encode(columns, schema)
+            encode(columns, schema)
 
 
 ONES = [1, 1.0, True, "1", "1.0", "1.", "+1", "1.0e+00", " true ", "TRUE", b"1"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from dpjax.estimators import Clipping, Winsorization
-from dpjax.gradients import explain
+from dpjax.gradients import check_model
 from tests.factored import assert_same_mean, numbers
 from tests.unit.gradients.test_programs import assert_same_operation
 
@@ -82,7 +82,7 @@ def test_convolutions_of_a_family(search, monkeypatch):
             y = jnp.sin(lax.conv_general_dilated(x, w, **options))
             return jnp.sum(y * jnp.arange(1.0, y.size + 1).reshape(y.shape))
 
-        (row,) = explain(loss_fn, w, batch).rows
+        (row,) = check_model(loss_fn, w, batch).rows
         is_factored = row.way in ("matrix product", "outer product")
         assert is_factored == (options["batch_group_count"] == 1)
         assert_same_mean(loss_fn, w, batch, 1e-4, [Winsorization(0.05)])

@@ -17,10 +17,10 @@ from dp_accounting import NonPrivateDpEvent
 
 from dpjax import load_model, losses
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.datasets import Categorical, Numeric, encode
+from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 from dpjax.solvers import Curves
-from dpjax.tables.columns._kinds import BoundedColumn
+from dpjax.tables.columns._kinds import BoundedColumn, encode
 from dpjax.tables.models._file import model_file
 from tests.unit.refusals import refused
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.parties import JaxTransport, PartyError, SecureSum, _identity, run_parties
-from dpjax.parties._secure_sum import Grid, PairwiseMasks
+from dpjax.parties import SecureSum, _identity, run_parties
+from dpjax.parties._secure_sum import Grid, PairwiseMasks, PartyError
 from tests.parties import FALSE_ALARM, Recorder, uniformity
 from tests.unit.refusals import refused
 
@@ -149,7 +149,7 @@ def met(replace, **stated):
 
 def test_keys_that_were_replaced_are_refused():
     def attackers(messages):
-        return _identity.signed(messages[1][:32], _identity.new_identity(), 1, 3)
+        return _identity.signed(messages[1][:32], bytes(32), 1, 3)
 
     def of_another_party(messages):
         return messages[2]
@@ -398,7 +398,7 @@ def test_silence_ends_at_the_timeout():
 
 def test_bad_number_of_parties_is_named():
     with pytest.raises(ValueError, match="num_parties"):
-        JaxTransport()  # of one process
+        SecureSum()  # of one process
     for num_parties in (0, 1.5):
         with pytest.raises(ValueError, match="num_parties"):
             run_parties(lambda transport: None, num_parties)

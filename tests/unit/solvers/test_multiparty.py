@@ -12,7 +12,7 @@ import pytest
 from dpjax import losses
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, Truncation, Winsorization
 from dpjax.mechanisms import discrete_gaussian
-from dpjax.parties import PartyError, SecureSum, run_parties
+from dpjax.parties import SecureSum, run_parties
 from dpjax.solvers import Checkpoint, Execution, dp_multiparty_gradient_descent
 from dpjax.solvers.papers import _multiparty_gradient_descent as _multiparty
 from tests.parties import Recorder, records
@@ -113,7 +113,7 @@ def test_the_others_go_on_without_a_party_that_drops_or_it_is_named(replacement)
     assert len(heard) == 2 + 2 + 1 + 3
     steps = []
     shown = Execution(callback=lambda step, params: steps.append(step))
-    with pytest.raises(PartyError, match="party 2"):
+    with pytest.raises(RuntimeError, match="party 2"):
         solve(data, change=silent, execution=shown)
     assert max(steps) == 2  # nothing of the third round came out
 
@@ -209,7 +209,7 @@ def test_the_argument_that_differs_is_named(name, first, second):
         return descend(Recorder(transport, heard), **own)
 
     differs = "data, loss_fn" if name == "data" else name
-    with pytest.raises(PartyError, match=f"party 1: other {differs} than party 0"):
+    with pytest.raises(RuntimeError, match=f"party 1: other {differs} than party 0"):
         run_parties(party_fn, 2)
     assert len(heard) == 2 * 2  # keys and digests: nothing of any record
 

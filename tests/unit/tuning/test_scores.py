@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from dp_accounting import GaussianDpEvent, LaplaceDpEvent
+from dp_accounting import LaplaceDpEvent
 
 from dpjax import losses, tuning
 from dpjax.accounting import gaussian_stddev, tuning_epsilon
@@ -50,15 +50,3 @@ def test_no_record_moves_a_score_by_more():
         assert moved <= 2.0 / 21 * (1 + 1e-5)
     worst = score(jnp.full(21, jnp.nan))
     assert worst == pytest.approx(-2.0, abs=1e-5)
-
-
-def test_accuracy_is_the_share_that_is_right():
-    def score(**options):
-        data = jnp.ones(5, int), jnp.array([0, 1, 1, 0, 1])
-        return tuning.accuracy(lambda params, x: params * x, data, **options)
-
-    exact = score(epsilon=1e9, delta=0.0, records="training")
-    assert exact.records == "training"
-    assert float(exact.fn(1, jax.random.key(0))) == pytest.approx(0.6, abs=1e-5)
-    noisy = score(epsilon=1.0, delta=0.1)
-    assert isinstance(noisy.privacy.dp_event.event, GaussianDpEvent)
