@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--coordinator", help="host:port of process 0")
     counts = {"--steps": 100, "--save-every": 10}
     counts |= {"--num-processes": None, "--process-id": None}
-    counts |= {"seconds-to-start": 300, "seconds-of-silence": 100}
+    counts |= {"--seconds-to-start": 300, "--seconds-of-silence": 100}
     for name, default in counts.items():
         parser.add_argument(name, type=int, default=default)
     return parser.parse_args()
