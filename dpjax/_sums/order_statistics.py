@@ -27,7 +27,7 @@ import numpy as np
 
 from dpjax._rounding import LARGEST
 from dpjax._sharding import from_all, num_shares, psum, varying, varying_axes
-from dpjax._sums.exact import two_sum
+from dpjax._sums.fold import two_sum
 
 # A CPU processes columns of this many numbers at a time, which fit into its cache.
 _BLOCK = 2**18

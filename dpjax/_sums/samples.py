@@ -156,13 +156,10 @@ class FactoredSamples:
         return jax.tree.unflatten(structure, leaves)
 
     @property
-    def numbers(self) -> list[jax.Array]:
-        return [x for part in self.parts for x in part.numbers]
-
-    @property
     def dtype(self) -> Any:
         """Returns float64 if a leaf has it, else float32."""
-        return max((x.dtype for x in self.numbers), key=lambda dtype: dtype.itemsize)
+        dtypes = [x.dtype for part in self.parts for x in part.numbers]
+        return max(dtypes, key=lambda dtype: dtype.itemsize)
 
     def finite(self) -> "FactoredSamples":
         return self.with_parts([part.finite() for part in self.parts])
@@ -198,17 +195,6 @@ class FactoredSamples:
     def zero_unless(self, counts: jax.Array) -> "FactoredSamples":
         """Sets samples to zero where `counts` is false."""
         return jax.tree.map(lambda x: zero_unless(counts, x), self)
-
-    @property
-    def has_small_factors(self) -> bool:
-        """Returns whether factors of any leaf are much smaller than the leaf."""
-        return any(part.is_smaller for part in self.parts)
-
-    @property
-    def has_large_arrays(self) -> bool:
-        """Returns whether an array of a sample has more than `SMALL` entries."""
-        arrays = [part for part in self.parts if isinstance(part, Arrays)]
-        return any(part.is_large for part in arrays)
 
     @property
     def num_rows(self) -> int:

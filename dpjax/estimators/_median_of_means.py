@@ -10,15 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._sums.exact import Unrounded
-from dpjax._sums.fold import group_means
+from dpjax._sums.fold import Unrounded, group_means
 from dpjax._sums.order_statistics import median
 from dpjax._sums.samples import unstacked
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_column, register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._sensitivity import Sensitivity, largest_ulp, precise
+from dpjax.estimators._estimator import Estimator, Sensitivity, largest_ulp, precise
 
 
 @register("inner")

@@ -8,7 +8,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._rounding import LARGEST, SMALLEST
-from dpjax._sums.exact import Unrounded
+from dpjax._sums.fold import Unrounded
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import as_float, broadcast, by_row, like, register
 from dpjax._types import PyTree, Scalar

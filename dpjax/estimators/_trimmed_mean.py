@@ -36,13 +36,12 @@ import numpy as np
 from dpjax import _validate
 from dpjax._rounding import LARGEST, LEAST_WEIGHT, ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes
-from dpjax._sums.exact import Unrounded
+from dpjax._sums.fold import Unrounded
 from dpjax._sums.order_statistics import OrderStatistics, middle_sum, order_statistics
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import Static, as_float, by_column, like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName, PyTree, Scalar
-from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._sensitivity import Sensitivity, maximum
+from dpjax.estimators._estimator import Estimator, Sensitivity, maximum
 
 Bound = Literal["fast", "exact"]
 

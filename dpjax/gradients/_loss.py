@@ -22,7 +22,7 @@ from jax import lax
 from jax.extend import core
 
 from dpjax import _validate
-from dpjax._sums.memory import programs_in
+from dpjax._sums.stream import programs_in
 from dpjax._types import LossFn, PyTree
 from dpjax.gradients._users import UserRecords
 
@@ -65,12 +65,16 @@ def trainable(params: PyTree) -> None:
         "nnx.split(model, nnx.Param, ...) do"
     )
     for path, x in jax.tree_util.tree_leaves_with_path(params):
-        is_array = hasattr(x, "dtype") or isinstance(x, int | float | complex)
-        dtype = jnp.result_type(x) if is_array else type(x)
-        is_fine = is_array and jnp.issubdtype(dtype, jnp.inexact)
+        dtype = jnp.result_type(x) if is_array(x) else type(x)
+        is_fine = is_array(x) and jnp.issubdtype(dtype, jnp.inexact)
         place = "params" + jax.tree_util.keystr(path)
         _validate.require(is_fine, place, dtype, rule)
     _validate.real(params=params)
+
+
+def is_array(x: Any) -> bool:
+    """Returns whether a leaf is an array or a number."""
+    return hasattr(x, "dtype") or isinstance(x, int | float | complex)
 
 
 def no_running_statistics(params: PyTree) -> None:

@@ -9,7 +9,7 @@ import optax
 
 from dpjax import _validate
 from dpjax._types import PyTree
-from dpjax.transforms._chain import require_params
+from dpjax.transforms._privatize import require_params
 
 
 def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:

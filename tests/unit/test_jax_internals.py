@@ -25,7 +25,7 @@ def test_barriers_exist_elsewhere():
 
 
 def test_programs_are_read_equation_by_equation():
-    # `gradients._loss`, `gradients.factored` and `tuning._select` read `jax.extend`.
+    # `gradients._loss`, `gradients._factored` and `tuning._select` read `jax.extend`.
     closed = jax.make_jaxpr(lambda x: jax.jit(jnp.sin)(x) * 2.0)(1.0)
     inner, product = closed.jaxpr.eqns
     assert is_plain_jit(inner)
@@ -44,7 +44,7 @@ def test_programs_are_read_equation_by_equation():
 
 
 def test_loops_are_read_as_jax_writes_them():
-    """`gradients.factored` reads these parameters of two operations."""
+    """`gradients._factored` reads these parameters of two operations."""
 
     def loss(w, x):
         step = lambda x, _: (jax.checkpoint(jnp.dot)(x, w), None)  # noqa: E731

@@ -282,16 +282,15 @@ def joined(
         site.factors(x, y)
         for site, x, y in zip(sites, residuals, cotangents, strict=True)
     ]
-    left, right = zip(*pairs, strict=True)
-    return _concatenated(left, axis), _concatenated(right, axis)
 
+    def concatenated(arrays):
+        if len({x.dtype for x in arrays}) > 1:  # indices, or floats below 64 bits
+            is_index = jnp.issubdtype(arrays[0].dtype, jnp.integer)
+            arrays = [x.astype(jnp.int32 if is_index else jnp.float32) for x in arrays]
+        return jnp.concatenate(arrays, axis)
 
-def _concatenated(arrays, axis):
-    dtypes = {x.dtype for x in arrays}
-    if len(dtypes) > 1:  # all are indices, or all are floats below 64 bits
-        is_index = jnp.issubdtype(arrays[0].dtype, jnp.integer)
-        arrays = [x.astype(jnp.int32 if is_index else jnp.float32) for x in arrays]
-    return jnp.concatenate(arrays, axis)
+    left, right = map(concatenated, zip(*pairs, strict=True))
+    return left, right
 
 
 def product_at(

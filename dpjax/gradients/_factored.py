@@ -1,4 +1,7 @@
-"""Reads from the program of one example how a loss uses each of its parameters.
+"""Per-example gradients, as factors if the use of a parameter allows it.
+
+The loss of one example is traced, and its equations are read: `uses`. Then they are run
+again with a shift of zero added to the result of each site: `factored_grad`.
 
 Before its use a parameter may pass through operations that move its entries or change
 their precision, and into the program of a `jit`, a `jax.checkpoint`, a branch of a
@@ -16,8 +19,9 @@ layer, then the rows that are read count as products with one-hot vectors.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,10 +30,20 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from dpjax._sharding import varying_axes
+from dpjax import _validate
+from dpjax._sharding import (
+    num_other_devices,
+    varying,
+    varying_axes,
+    varying_over,
+    varying_with,
+)
+from dpjax._sums.samples import FactoredSamples
 from dpjax._sums.tables import TableRows
-from dpjax.gradients._loss import Place, as_function, evaluate, is_plain_jit
-from dpjax.gradients.factored._products import (
+from dpjax._tree import by_row
+from dpjax._types import LossFn, PyTree
+from dpjax.gradients._loss import Place, as_function, evaluate, is_plain_jit, traced
+from dpjax.gradients._products import (
     EACH,
     Image,
     Loop,
@@ -45,8 +59,182 @@ from dpjax.gradients.factored._products import (
 
 # Operations that only move entries, and neither drop nor repeat one.
 RESHAPES = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
-WITH_RULES = ("custom_vjp_call", "custom_jvp_call")
 LARGE = 4  # factors pay if a table has at least this many rows for each row read
+
+
+def factored_grad(
+    loss_fn: LossFn, params: PyTree, rows: PyTree, *, has_aux: bool = False
+) -> Callable[[PyTree], tuple[FactoredSamples, PyTree]]:
+    """Returns a function that computes per-example gradients as factors.
+
+    It maps some rows to their gradients, and to `values` or `(values, aux)` with the
+    leading axis of the rows. The loss is traced once, here, by the shapes of `rows`.
+    """
+    # Gradients with respect to replicated values would be summed over devices.
+    params = varying_with(params, rows)
+    example = jax.tree.map(lambda x: x[0], rows)
+    program, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(params, example)
+    out_tree = jax.tree.structure(shapes)
+    leaves, structure = jax.tree.flatten(params)
+    factored = {
+        i: use
+        for i, use in enumerate(uses(program, len(leaves)))
+        if not isinstance(use, WrittenOut)
+        # Gram matrices of sharded parameters would need parts from other devices.
+        and (use.way != "matrix product" or num_other_devices(leaves[i]) == 1)
+    }
+    # Equations that multiply or look up a parameter, by their place in the program.
+    sites = {site.at: site for use in factored.values() for site in use.sites}
+
+    def loss(written_out, shifts, example):
+        residuals = {}
+        mine = [written_out.get(i, leaf) for i, leaf in enumerate(leaves)]
+        args = [*mine, *jax.tree.leaves(example)]
+        rule = _rule_of(sites, shifts, residuals)
+        results = evaluate(program.jaxpr, program.consts, args, rule)
+        results = jax.tree.unflatten(out_tree, results)
+        value, aux = results if has_aux else (results, ())
+        return value, (aux, residuals)
+
+    axes = varying_over((params, rows))
+    written_out = {i: x for i, x in enumerate(leaves) if i not in factored}
+    # A gradient takes about the work of three forward passes.
+    work = 3 * sum(x.aval.size for e in program.jaxpr.eqns for x in e.outvars)
+
+    def shifts():
+        def zeros(site):
+            lengths = [loop.length for loop in site.loops]
+            return jnp.zeros((*lengths, *site.result.shape), site.result.dtype)
+
+        return varying({place: zeros(site) for place, site in sites.items()}, axes)
+
+    grad = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    grad = traced(grad, written_out, shifts(), example)
+
+    def grad_fn(rows: PyTree) -> tuple[FactoredSamples, PyTree]:
+        """Returns the gradients of rows, factored where possible, and the values."""
+        no_shifts = shifts()
+
+        def of_example(example):
+            """Returns value, aux, written-out gradients and factors of one example."""
+            (value, (aux, residuals)), (full, cotangents) = grad(
+                written_out, no_shifts, example
+            )
+
+            def factors(use):
+                each = (
+                    [x[site.at] for site in use.sites] for x in (residuals, cotangents)
+                )
+                return use.factors(*each)
+
+            return value, aux, full, {i: factors(x) for i, x in factored.items()}
+
+        num_rows = _validate.leading_size(rows, "batch")
+        value, aux, full, factors = by_row(of_example, num_rows)(rows)
+        made = {i: use.samples(*factors[i]) for i, use in factored.items()}
+        grads = [(full | made)[i] for i in range(len(leaves))]
+        samples = FactoredSamples(jax.tree.unflatten(structure, grads), work)
+        return samples, (value, aux) if has_aux else value
+
+    return grad_fn
+
+
+def _rule_of(sites, shifts, residuals):
+    """Returns a rule that adds shifts to the results of sites, and fills residuals.
+
+    The derivative of a loss with respect to the shift of a result is the result's
+    cotangent, so one backward pass has the cotangents of all sites.
+    """
+
+    def rule(place, equation, inputs, run):
+        """Returns an equation's results, with shifts at a site or at sites inside."""
+        if place in sites:
+            residuals[place] = sites[place].residuals(inputs)
+            (result,) = run()
+            return [result + shifts[place]]
+        # Sites in the program of this equation: a loop, a checkpoint, or a branch.
+        inside = {at: x for at, x in shifts.items() if at[: len(place)] == place}
+        if not inside:
+            return run()
+        through, rule_of = THROUGH[equation.primitive], partial(_rule_of, sites)
+        results, inner = through(place, equation, inputs, inside, rule_of)
+        residuals.update(inner)
+        return results
+
+    return rule
+
+
+def _through_scan(place, equation, inputs, shifts, rule_of):
+    """Returns the results and residuals of a scan, with shifts in each turn."""
+    params, inner = equation.params, equation.params["jaxpr"]
+    num_whole, num_carried = params["num_consts"], params["num_carry"]
+    consts, rest = inputs[:num_whole], inputs[num_whole:]
+    first, slices = rest[:num_carried], rest[num_carried:]
+
+    # Shifts and residuals are sliced and stacked by turn, as slices and results are.
+    def body(carry, turn):
+        slices, shifts = turn
+        residuals = {}
+        args, rule = [*consts, *carry, *slices], rule_of(shifts, residuals)
+        results = evaluate(inner.jaxpr, inner.consts, args, rule, place)
+        return results[:num_carried], (results[num_carried:], residuals)
+
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    last, (each, residuals) = jax.lax.scan(body, first, (slices, shifts), **options)
+    return [*last, *each], residuals
+
+
+def _through_remat(place, equation, inputs, shifts, rule_of):
+    """Returns the results and residuals of a `jax.checkpoint`, with shifts."""
+    params = equation.params
+
+    def inner(inputs, shifts):
+        residuals = {}
+        rule = rule_of(shifts, residuals)
+        return evaluate(params["jaxpr"], (), inputs, rule, place), residuals
+
+    options = {name: params[name] for name in ("policy", "prevent_cse")}
+    return jax.checkpoint(inner, **options)(inputs, shifts)
+
+
+def _through_cond(place, equation, inputs, shifts, rule_of):
+    """Returns the results and residuals of the branch that is chosen, with shifts.
+
+    Residuals and cotangents of the other branches are zero.
+    """
+    index, *inputs = inputs
+
+    def branch(number, inner):
+        def run(inputs, shifts):
+            residuals = {}
+            args = inner.jaxpr, inner.consts, inputs, rule_of(shifts, residuals)
+            return evaluate(*args, (*place, number)), residuals
+
+        return run
+
+    branches = [branch(b, x) for b, x in enumerate(equation.params["branches"])]
+    # All branches must return one structure, so each returns the residuals of all.
+    shapes = {}
+    for run in branches:
+        shapes |= jax.eval_shape(run, inputs, shifts)[1]
+    axes = varying_over(shapes)
+
+    def filled(run):
+        def with_zeros(inputs, shifts):
+            results, residuals = run(inputs, shifts)
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            return results, varying(zeros | residuals, axes)
+
+        return with_zeros
+
+    return jax.lax.switch(index, [filled(run) for run in branches], inputs, shifts)
+
+
+THROUGH = {
+    core.primitives.scan_p: _through_scan,
+    core.primitives.remat_p: _through_remat,
+    core.primitives.cond_p: _through_cond,
+}
 
 
 @dataclass(frozen=True)
@@ -333,7 +521,7 @@ def _use(jaxpr, equation, operand, image, place, is_alone):
     kind, use = equation.primitive, None
     # Only look-ups outside of loops are supported: places belong to one turn.
     is_first = operand == 0 and is_alone and not image.loops
-    if kind.name in WITH_RULES:
+    if kind.name in ("custom_vjp_call", "custom_jvp_call"):
         use = product_of_rule(jaxpr, equation, operand, image, place)
     elif kind is lax.dot_general_p and is_alone:
         use = product_at(equation, operand, image, place)
@@ -368,7 +556,7 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
     shape, result = avals[operand].shape, avals[-1]
     if len(shape) != 2 or 0 in shape:
         return None
-    rule = _rule_of(jaxpr, equation, operand)
+    rule = _rule_of_layer(jaxpr, equation, operand)
     product = None if rule is None else _product_at_the_end(rule.jaxpr)
     if rule is None or product is None:
         return None
@@ -397,7 +585,7 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
     return Product((site,), (0, 1), 0, 1, shape, Moves(image.moves))
 
 
-def _rule_of(jaxpr, equation, operand):
+def _rule_of_layer(jaxpr, equation, operand):
     """Returns the program of the gradient with respect to an operand, without jits."""
     names, layer = as_function(jaxpr, equation)
 
