@@ -51,9 +51,7 @@ FEW_ROWS = 4096  # with at most this many rows, any divisor is allowed, such as 
 class Unrounded(NamedTuple):
     """A mean before it is rounded: the exact sum of two floats for each coordinate.
 
-    Attributes:
-        high: the mean, rounded.
-        low: the rounding error, mean - high.
+    `high` is the mean, rounded, and `low` the rounding error, mean - high.
     """
 
     high: PyTree
@@ -71,6 +69,9 @@ class Unrounded(NamedTuple):
     def plus(self, noise: PyTree) -> PyTree:
         """Returns the exact sum with noise, rounded to the nearest float."""
         return jax.tree.map(rounded_sum, *materialized((*self, noise)))
+
+
+MeanAndAux = tuple[Unrounded, PyTree]
 
 
 def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -109,13 +110,10 @@ def _rounded_sum_jvp(primals, tangents):
 
 
 class Summands(NamedTuple):
-    """The terms of a sum: prepared samples, or their influences.
+    """The terms of a sum: `prepare` makes them from the samples of a microbatch.
 
-    Attributes:
-        stream: the samples.
-        prepare: maps the samples of a microbatch to the terms.
-        influence: an optional map of coordinates, with zero mapped to zero, which acts
-            as terms are added. Factored leaves are multiplied out for it.
+    An influence, which maps coordinates and zero to zero, acts as terms are added:
+    factored leaves are multiplied out for it.
     """
 
     stream: SampleStream
@@ -125,19 +123,17 @@ class Summands(NamedTuple):
 
 def fold_mean(
     summands: Summands, limit: Scalar | None, *, normalize_by: Scalar
-) -> tuple[Unrounded, PyTree]:
-    """Returns the sum of summands divided by `normalize_by`, and the aux of all rows.
+) -> MeanAndAux:
+    """Returns the sum of summands divided by a public number, and the aux of all rows.
 
-    Args:
-        summands: the terms. Leaves of the sum may be stacked: see `unstacked`.
-        limit: the bound of each coordinate of a term, or None without a bound (`Mean`).
-        normalize_by: the public divisor.
+    `limit` bounds each coordinate of a term, and is None without a bound (`Mean`).
+    Leaves of the sum may be stacked: see `unstacked`.
     """
     stream = summands.stream
     normalize_by = proven_divisor(stream.num_rows_in_all, normalize_by)
     fold = Fold(summands, limit)
 
-    def run(layout: Layout) -> tuple[Unrounded, PyTree]:
+    def run(layout: Layout) -> MeanAndAux:
         digits = fold.digits(layout, normalize_by)
         total, aux = fold.add(layout, digits, None, fold.no_aux())
         return digits.mean(psum(total, stream.axes)), aux
@@ -332,12 +328,8 @@ def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
 class Fold:
     """Adds summands to digits, block by block.
 
-    Attributes:
-        read: the function that `SampleStream.reader` returns.
-        made: shapes and dtypes of one sample as it is read.
-        row: shapes and dtypes of one summand; `aux` describes its aux.
-        row_bytes: about the peak memory for a row.
-        shape: the pytree of a sum, in which small leaves may be `Stacked`.
+    Shapes and dtypes: `made` of one sample as it is read, `row` of one summand, `aux` of
+    its aux, and `shape` of a sum, in which small leaves may be `Stacked`.
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
@@ -399,13 +391,7 @@ class Fold:
         num_rows = self.stream.num_rows
         return jax.tree.map(lambda x: zeros(x, (num_rows, *x.shape[1:])), self.aux)
 
-    def add(
-        self,
-        layout: Layout,
-        digits: Digits,
-        span: tuple[Scalar, Scalar] | None,
-        aux: PyTree,
-    ) -> tuple[tuple[PyTree, ...], PyTree]:
+    def add(self, layout, digits, span, aux) -> tuple[tuple[PyTree, ...], PyTree]:
         """Returns the digits of the sum of some rows, and aux with their aux filled in.
 
         A span (start, stop) selects the rows `start` to `stop - 1`; None selects all.
@@ -471,7 +457,7 @@ class Fold:
         return samples.padded(layout.size), aux
 
 
-def block_length(normalize_by: Scalar | None = None) -> int:
+def block_length(normalize_by: Scalar = 0.0) -> int:
     """Returns the number K of influences that a block adds as floats.
 
     The rounding of a block adds K^2 2^-23 / sqrt(3) of one record's influence: 0.03 per

@@ -147,13 +147,13 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         traced here, once.
         """
 
-        def make(rows):
+        def made(rows):
             samples, aux = self.make_samples(self.shared, rows)
             _validate.real(samples=samples)
             return FactoredSamples(samples), aux
 
-        if self.make_factored is not None:
-            make = self.make_factored(self.shared, self.rows)
+        factored = self.make_factored
+        make = made if factored is None else factored(self.shared, self.rows)
 
         def read(start: Scalar, size: int) -> tuple[FactoredSamples, PyTree]:
             if size == self.num_rows:

@@ -227,15 +227,13 @@ class Box(Constraint):
                 _validate.require(is_fine, "upper", high, rule)
 
     def project(self, params: PyTree) -> PyTree:
-        vector, unflatten = flatten(params, "params")
-        lower, upper = self._bounds(params, "params", vector)
-        return unflatten(optax.projections.projection_box(vector, lower, upper))
+        vector, unflatten, *bounds = self._flat(params, "params")
+        return unflatten(optax.projections.projection_box(vector, *bounds))
 
     def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
         """Returns whether lower - tolerance <= x <= upper + tolerance."""
         _validate.non_negative(tolerance=tolerance)
-        vector, _ = flatten(params, "params")
-        lower, upper = self._bounds(params, "params", vector)
+        vector, _, lower, upper = self._flat(params, "params")
         slack = like(tolerance, vector)
         return jnp.all((vector >= lower - slack) & (vector <= upper + slack))
 
@@ -249,22 +247,23 @@ class Box(Constraint):
         return jnp.linalg.norm(upper - lower, ord=1 if norm == "l1" else 2)
 
     def minimize_linear(self, gradient: PyTree) -> PyTree:
-        vector, unflatten = flatten(gradient, "gradient")
-        lower, upper = self._bounds(gradient, "gradient", vector)
+        vector, unflatten, lower, upper = self._flat(gradient, "gradient")
         return unflatten(jnp.where(vector > 0, lower, upper))
 
     def _is_uniform(self) -> bool:
         structure, shapes = _shapes(self.lower)
         return structure.num_nodes == 1 and shapes == [()]
 
-    def _bounds(self, tree: PyTree, name: str, vector: jax.Array) -> list[jax.Array]:
-        """Returns both bounds in the shape and dtype of the vector."""
+    def _flat(self, tree: PyTree, name: str) -> Any:
+        """Returns the results of `flatten`, and both bounds as vectors like its own."""
+        vector, unflatten = flatten(tree, name)
         if not self._is_uniform():
             rule = f"shaped as the bounds, {_shapes(self.lower)}"
             is_fine = _shapes(tree) == _shapes(self.lower)
             _validate.require(is_fine, name, _shapes(tree), rule)
         bounds = [flatten(x, "bound")[0] for x in (self.lower, self.upper)]
-        return [jnp.broadcast_to(x.astype(vector.dtype), vector.shape) for x in bounds]
+        bounds = [like(jnp.broadcast_to(x, vector.shape), vector) for x in bounds]
+        return vector, unflatten, *bounds
 
 
 def _shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:

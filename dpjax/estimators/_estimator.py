@@ -19,7 +19,14 @@ import numpy as np
 from dpjax import _validate
 from dpjax._rounding import ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying_with
-from dpjax._sums.fold import FEW_ROWS, Summands, Unrounded, block_length, fold_mean
+from dpjax._sums.fold import (
+    FEW_ROWS,
+    MeanAndAux,
+    Summands,
+    Unrounded,
+    block_length,
+    fold_mean,
+)
 from dpjax._sums.samples import FactoredSamples, unstacked
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import Static, as_finite, by_row, like, register
@@ -121,8 +128,7 @@ class Estimator(abc.ABC):
                 not fit.
         """
         args = is_padding_example, normalize_by, axis_name
-        stream, divisor = self._checked(samples, *args)
-        return stream.call(_fold_stream, self, divisor)[0]
+        return self._folded(samples, *args)[0]
 
     def unrounded(
         self,
@@ -146,8 +152,7 @@ class Estimator(abc.ABC):
             2.1666667
         """
         args = is_padding_example, normalize_by, axis_name
-        stream, divisor = self._checked(samples, *args)
-        return stream.call(_fold_stream, self, divisor, Static(False))[0]
+        return self._folded(samples, *args, Static(False))[0]
 
     def with_aux(
         self,
@@ -162,12 +167,10 @@ class Estimator(abc.ABC):
         Arguments and errors are the same as in `__call__`. The stream makes an aux for
         each sample; the aux of all samples, with leading axis n, is NOT private.
         """
-        args = is_padding_example, normalize_by, axis_name
-        stream, divisor = self._checked(stream, *args)
-        return _fold_stream(stream, self, divisor)
+        return self._folded(stream, is_padding_example, normalize_by, axis_name)
 
-    def _checked(self, stream, is_padding_example, normalize_by, axis_name):
-        """Returns the stream with mask and axes, and the divisor, or None for n."""
+    def _folded(self, stream, is_padding_example, normalize_by, axis_name, *static):
+        """Checks the arguments, and returns the results of `_fold_stream`."""
         stream = SampleStream.of(stream, is_padding_example)
         axes = row_axes(stream.rows, axis_name)
         if normalize_by is not None:
@@ -179,7 +182,8 @@ class Estimator(abc.ABC):
             elif self.groups_by_index:
                 rule = f"the number of rows, {num_rows}: {self} takes no sampled batch"
                 raise ValueError(f"normalize_by must be {rule}, got {normalize_by}.")
-        return replace(stream, axes=axes), normalize_by
+        stream = replace(stream, axes=axes)
+        return stream.call(_fold_stream, self, normalize_by, *static)
 
     def sensitivity(
         self,
@@ -274,9 +278,7 @@ class Estimator(abc.ABC):
 
         return Summands(stream.written_out(), prepare)
 
-    def fold(
-        self, stream: SampleStream, *, normalize_by: Scalar
-    ) -> tuple[Unrounded, PyTree]:
+    def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
         """Returns the robust mean of one device's rows, and the aux of these rows."""
         summands = self.summands(stream)
         mean, aux = fold_mean(summands, self.limit, normalize_by=normalize_by)

@@ -7,13 +7,7 @@ from typing import Any
 import jax
 
 from dpjax import _validate
-from dpjax._sharding import (
-    AxisName,
-    by_device,
-    manual_axes_of,
-    row_axes,
-    varying_with,
-)
+from dpjax._sharding import AxisName, by_device, manual_axes_of, row_axes, varying_with
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_row
 from dpjax._types import (
@@ -128,9 +122,8 @@ def streamed_grad(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
         """Returns the stream of a batch's gradients, with values and aux if wanted."""
-        args = params, batch, microbatch_size
-        stream = _stream_of_grads(loss_fn, *args, has_aux=has_aux)
-        stream = SampleStream.of(stream, is_padding_example)
+        args = params, batch, microbatch_size, has_aux
+        stream = SampleStream.of(_stream_of_grads(loss_fn, *args), is_padding_example)
         if not (return_values or has_aux):
             return stream
         params = varying_with(params, batch)  # loss_fn may itself compute gradients
@@ -224,15 +217,14 @@ def robust_grad(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
         """Returns the robust mean of all gradients, with values and aux if wanted."""
-        args = params, batch, microbatch_size
-        extra = {"has_aux": has_aux, "return_values": return_values}
-        stream = _stream_of_grads(loss_fn, *args, **extra)
+        args = params, batch, microbatch_size, has_aux, return_values
+        stream = _stream_of_grads(loss_fn, *args)
         stream = stream if factored else stream.written_out()
         if user_ids is not None:
             axes = row_axes(batch, axis_name)
             if axis_name is None:
                 axes = axes or manual_axes_of(batch)
-            stream = stream_of_users(stream, is_padding_example, axes, *users)
+            stream = stream_of_users(stream, is_padding_example, axes, users)
             is_padding_example = None
         grads, aux = estimator.with_aux(
             stream, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
@@ -246,13 +238,7 @@ def robust_grad(
 
 
 def _stream_of_grads(
-    loss_fn: LossFn,
-    params: PyTree,
-    batch: PyTree,
-    microbatch_size: int | None,
-    *,
-    has_aux: bool,
-    return_values: bool = False,
+    loss_fn, params, batch, microbatch_size, has_aux, return_values=False
 ) -> SampleStream:
     """Returns the stream of a batch's gradients, with values and aux if wanted."""
     num_rows = _validate.leading_size(batch, "batch")

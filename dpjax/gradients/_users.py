@@ -8,7 +8,7 @@ robust mean over users has the sensitivity of a robust mean over as many samples
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,27 +114,14 @@ def _laid_out(num_users, records_per_user, user_gradient, records, user_ids):
     return spans.gather(records, spans.bounds, records_per_user, user_gradient)
 
 
-@register("order", "bounds")
-@dataclass(frozen=True)
-class UserSpans:
-    """Holds the places of each user's records.
-
-    Attributes:
-        order: indices of records sorted by user, then by index, shape (n,).
-        bounds: start and end of each user in `order`, shape (num_users, 2).
-    """
+class UserSpans(NamedTuple):
+    """Holds indices of records by user, (n,), and the start and end of each user."""
 
     order: jax.Array
     bounds: jax.Array
 
     @classmethod
-    def of(
-        cls,
-        user_ids: jax.Array,
-        num_records: int,
-        is_padding_example: jax.Array | None,
-        num_users: int,
-    ) -> "UserSpans":
+    def of(cls, user_ids, num_records, is_padding_example, num_users) -> "UserSpans":
         """Sorts records by user; padding and ids out of range belong to no user."""
         ids = within_range(user_ids, num_users)
         shown = jax.ShapeDtypeStruct(ids.shape, ids.dtype)
@@ -151,13 +138,7 @@ class UserSpans:
         bounds = jnp.searchsorted(ids[order], jnp.arange(num_users + 1))
         return cls(order, jnp.stack([bounds[:-1], bounds[1:]], axis=1))
 
-    def gather(
-        self,
-        records: PyTree,
-        bounds: jax.Array,
-        records_per_user: int,
-        user_gradient: UserGradient,
-    ) -> UserRecords:
+    def gather(self, records, bounds, records_per_user, user_gradient) -> UserRecords:
         """Returns the records of k users from their bounds, of shape (k, 2)."""
         num_records = len(self.order)
         start, stop = bounds[:, :1], bounds[:, 1:]
@@ -188,12 +169,7 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
     return jnp.asarray(ids)
 
 
-def check_users(
-    user_ids: jax.Array | None,
-    num_users: int | None,
-    records_per_user: int | None,
-    user_gradient: UserGradient,
-) -> None:
+def check_users(user_ids, num_users, records_per_user, user_gradient) -> None:
     """Checks the arguments of `robust_grad` about users."""
     _validate.choice(UserGradient, user_gradient=user_gradient)
     if user_ids is None:
@@ -207,15 +183,13 @@ def check_users(
 
 
 def stream_of_users(
-    rows: SampleStream,
-    is_padding_example: jax.Array | None,
-    axes: tuple[str, ...],
-    user_ids: jax.Array,
-    num_users: Any,
-    records_per_user: int | None,
-    user_gradient: UserGradient,
+    rows: SampleStream, is_padding_example, axes, users
 ) -> SampleStream:
-    """Returns the stream of users' gradients from the stream of rows' gradients."""
+    """Returns the stream of users' gradients from the stream of rows' gradients.
+
+    `users` has the arguments of `check_users`.
+    """
+    user_ids, num_users, records_per_user, user_gradient = users
     rule = (
         "of a batch on one device: to spread users, lay them out by "
         "dpjax.gradients.by_user"

@@ -250,8 +250,8 @@ def accumulate(
     _validate.require(is_fine, "optimizer", optimizer, rule)
     _validate.count(num_pieces=num_pieces)
 
-    def start(inner: PyTree, total: "PieceSum") -> PiecesState:
-        return PiecesState(inner, total, jnp.zeros((), jnp.int32))
+    def start(inner: PyTree, shapes: PyTree) -> PiecesState:
+        return PiecesState(inner, PieceSum.zero(shapes), jnp.zeros((), jnp.int32))
 
     def measured(samples: PyTree, *args: PyTree, **extra_args: Any) -> BoundedMean:
         # The new state is dropped, because schedules in it count batches, not pieces.
@@ -262,7 +262,7 @@ def accumulate(
     def init(params: PyTree) -> PiecesState:
         inner = optimizer.init(params)
         shapes = jax.eval_shape(lambda: measured(None, inner, params).value)
-        return start(inner, PieceSum.zero(shapes))
+        return start(inner, shapes)
 
     def update(updates, state, params=None, **extra_args):
         """Adds a piece to the batch's sum; the last piece releases the noisy mean."""
@@ -272,7 +272,7 @@ def accumulate(
         def release() -> tuple[PyTree, PiecesState]:
             mean = piece._replace(value=total.value(piece.limit))
             steps, inner = step(mean, state.optimizer, params, **extra_args)
-            return steps, start(inner, PieceSum.zero(total.high))
+            return steps, start(inner, total.high)
 
         def wait() -> tuple[PyTree, PiecesState]:
             steps, _ = jax.eval_shape(release)
@@ -287,9 +287,7 @@ def accumulate(
 class PieceSum(NamedTuple):
     """Holds a sum of pieces in two floats, in units of a power of two near its limit.
 
-    Attributes:
-        high: the rounded sum.
-        low: the sum of the remainders of all additions.
+    `low` is the sum of the remainders of all additions to `high`.
     """
 
     high: PyTree

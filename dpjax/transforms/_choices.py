@@ -74,20 +74,13 @@ class FrankWolfe(optax.GradientTransformation):
         Raises:
             ValueError: If an argument is out of its range, or epsilon is traced.
         """
-        return total_selection_epsilon(
-            self._concrete_epsilon(),
-            delta,
-            num_selections=num_updates,
-            mechanism=self.mechanism,
-        )
+        choices = {"num_selections": num_updates, "mechanism": self.mechanism}
+        return total_selection_epsilon(self._concrete_epsilon(), delta, **choices)
 
     def dp_event(self, *, num_updates: int) -> DpEvent:
         """Returns the `dp_accounting` event; see `total_epsilon`, `selection_event`."""
-        return selection_event(
-            self._concrete_epsilon(),
-            num_selections=num_updates,
-            mechanism=self.mechanism,
-        )
+        choices = {"num_selections": num_updates, "mechanism": self.mechanism}
+        return selection_event(self._concrete_epsilon(), **choices)
 
     def _concrete_epsilon(self) -> float:
         rule = "a concrete number, not a traced one, to compute the cost of choices"
@@ -164,10 +157,7 @@ def frank_wolfe(
     _validate.choice(SelectionName, mechanism=mechanism)
     select, rate_fn = getattr(mechanisms, mechanism), learning_rate
     if rate_fn is None:
-
-        def rate_fn(step):
-            return 2 / (jnp.asarray(step).astype(jnp.float32) + 3)
-
+        rate_fn = _papers_rate
     elif not callable(rate_fn):
         _validate.within(0, 1, learning_rate=rate_fn)
         rate_fn = optax.constant_schedule(rate_fn)
@@ -183,12 +173,9 @@ def frank_wolfe(
         """Returns the step from params to a vertex, chosen by the mean gradient."""
         require_params(params)
         next_key, choice_key = jax.random.split(state.key)
-        index = select(
-            choice_key,
-            constraint.vertex_scores(clip(updates, limit)),
-            epsilon=epsilon,
-            sensitivity_range=state.sensitivity_range,
-        )
+        scores = constraint.vertex_scores(clip(updates, limit))
+        costs = {"epsilon": epsilon, "sensitivity_range": state.sensitivity_range}
+        index = select(choice_key, scores, **costs)
         vertex = constraint.vertex(index, params)
         rate = jnp.asarray(rate_fn(state.num_steps))
         moves = jax.tree.map(lambda v, w: like(rate, v) * (v - w), vertex, params)
@@ -198,6 +185,10 @@ def frank_wolfe(
     transformation.epsilon = epsilon
     transformation.mechanism = mechanism
     return transformation
+
+
+def _papers_rate(step: jax.typing.ArrayLike) -> jax.Array:
+    return 2 / (jnp.asarray(step).astype(jnp.float32) + 3)
 
 
 def peel(

@@ -8,16 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import _validate
+from dpjax import _sharding, _validate
 from dpjax._keys import secret_repr
 from dpjax._rounding import ROUNDOFF
-from dpjax._sharding import (
-    AxisName,
-    check_key_of_rows,
-    check_key_varies_as,
-    num_shares,
-    row_axes,
-)
+from dpjax._sharding import AxisName, num_shares, row_axes
 from dpjax._sums.fold import FEW_ROWS, Unrounded, proven_divisor
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import like
@@ -38,9 +32,7 @@ from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
 class Piece(NamedTuple):
     """Asks update for the `BoundedMean` of a piece of a batch, in place of samples.
 
-    Attributes:
-        samples: pytree, leaves (rows, ...), or a stream; None asks for shapes.
-        num_pieces: number of pieces of the batch.
+    Without samples, it asks for shapes. `num_pieces` are the pieces of the batch.
     """
 
     samples: PyTree
@@ -98,12 +90,7 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
     measure: Callable[..., BoundedMean]
 
     @classmethod
-    def of(
-        cls,
-        init: optax.TransformInitFn,
-        release: Callable[..., tuple[PyTree, PyTree, PyTree | None]],
-        measure: Callable[..., BoundedMean],
-    ) -> Self:
+    def of(cls, init: Callable, release: Callable, measure: Callable) -> Self:
         """Returns the transformation that these functions make up."""
 
         def update(updates, state, params=None, **extra_args) -> tuple[Any, PyTree]:
@@ -154,14 +141,13 @@ def aggregate(
         refuse_wrappers(params)
         return optax.EmptyState()
 
+    how = {"normalize_by": normalize_by, "axis_name": axis_name}
+
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
         refuse_wrappers(updates)
         require_samples(updates, params)
-        mean = estimator(
-            updates, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
-        )
-        return mean, state
+        return estimator(updates, is_padding_example, **how), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -227,7 +213,6 @@ def privatize(
         al. (2022), Theorem 2.1. `TrimmedMean`: Wang, Xiao, Devadas, Xu (2020), whose
         printed sensitivity is not smooth; noise of Bun, Steinke (2019), Section 3.
     """
-    scaled = estimator if isinstance(estimator, Scaled) else None
     inner = estimator.measured if isinstance(estimator, Scaled) else estimator
     adaptive = inner if isinstance(inner, AdaptiveThreshold) else None
     bounded = inner.counting if isinstance(inner, AdaptiveThreshold) else inner
@@ -243,23 +228,17 @@ def privatize(
     is_fine = noise is None or (isinstance(noise, Strategy) and is_steady)
     _validate.require(is_fine, "noise", noise, rule)
     # Rejects arguments for which the estimator has no noise, before any data.
-    bounded.noise_parameters(
-        noise_multiplier, 2**20, 1, relation, is_sampled=sampled is True
-    )
+    args, is_sampled = (noise_multiplier, 2**20, 1, relation), sampled is True
+    bounded.noise_parameters(*args, is_sampled=is_sampled)
     check_divisor(normalize_by, relation)
     options = (noise_multiplier, normalize_by, relation, sampled, axis_name)
     mean = _NoisyMean(bounded, adaptive, noise, key, *options)
     private = PrivateMean.of(mean.init, mean.release, mean.measure)
-    return private if scaled is None else _restored(private, scaled)
+    return _restored(private, estimator) if isinstance(estimator, Scaled) else private
 
 
 class ThresholdState(NamedTuple):
-    """Holds the state of `privatize` with `AdaptiveThreshold`.
-
-    Attributes:
-        key: key of the next draws.
-        thresholds: released thresholds, shape (groups,).
-    """
+    """Holds the next draws' key, and released thresholds of `AdaptiveThreshold`."""
 
     key: Key
     thresholds: jax.Array
@@ -285,22 +264,13 @@ class _NoisyMean(NamedTuple):
         start = KeyState.of(self.key)
         if self.strategy is not None:
             num_buffers = self.strategy.num_buffers
-            buffers = tuple(_wide_zeros(params) for _ in range(num_buffers))
+            buffers = tuple(wide_zeros(params) for _ in range(num_buffers))
             return CorrelatedState(start.key, jnp.zeros((), jnp.int32), buffers)
         if self.adaptive is None:
             return start
         return ThresholdState(start.key, jnp.copy(self.adaptive.thresholds))
 
-    def measure(
-        self,
-        updates,
-        state,
-        params=None,
-        *,
-        is_padding_example=None,
-        num_pieces=None,
-        **_,
-    ):
+    def measure(self, updates, state, params=None, *, num_pieces=None, **extra_args):
         """Returns the mean without noise: see `PrivateMean.measure`."""
         refuse_wrappers(updates)
         if updates is None:
@@ -309,9 +279,9 @@ class _NoisyMean(NamedTuple):
         estimator, divisor, limit = self.bounded, self.normalize_by, None
         if self.adaptive is not None:
             estimator = self.adaptive.at(state.thresholds).counting
-        stream = SampleStream.of(updates, is_padding_example)
+        stream = SampleStream.of(updates, extra_args.get("is_padding_example"))
         if self.axis_name is None:
-            check_key_of_rows(state.key, stream.rows)
+            _sharding.check_key_of_rows(state.key, stream.rows)
         num_rows = stream.num_rows * num_shares(row_axes(stream.rows, self.axis_name))
         varies = divisor is not None or stream.is_padding_example is not None
         parameters = estimator.noise_parameters(
@@ -325,12 +295,11 @@ class _NoisyMean(NamedTuple):
             divisor, limit, more = _of_batch(estimator, divisor, num_rows, num_pieces)
             parameters["stddev"] = parameters["stddev"] * more
         how = {"normalize_by": divisor, "axis_name": self.axis_name}
-        if estimator.noise == "gaussian":
-            mean = estimator.unrounded(stream, **how)
-            drawn = {"stddev": parameters["stddev"]}
-        else:
-            mean, drawn = _smooth_mean(estimator, parameters["rho"], stream, **how)
-        return BoundedMean(mean, drawn, limit)
+        if estimator.noise != "gaussian":
+            drawn = _smooth_mean(estimator, parameters["rho"], stream, **how)
+            return BoundedMean(*drawn, limit)
+        mean = estimator.unrounded(stream, **how)
+        return BoundedMean(mean, {"stddev": parameters["stddev"]}, limit)
 
     def release(self, updates, state, params=None, **extra_args):
         """Returns the mean with noise, the next state, and the noise's stddev."""
@@ -411,15 +380,15 @@ def add_correlated_noise(
     z is standard normal. `stddev`, in units of value, must be the same in all steps.
     """
     next_key, noise_key = jax.random.split(state.key)
-    check_key_varies_as(value, noise_key)
+    _sharding.check_key_varies_as(value, noise_key)
     # `gaussian` rounds its scale up, and has full tails.
-    independent = gaussian(noise_key, _wide_zeros(value.high), stddev=1.0)
+    independent = gaussian(noise_key, wide_zeros(value.high), stddev=1.0)
     noise, buffers = strategy.next_noise(independent, state.buffers, state.step)
     noise = jax.tree.map(lambda z: like(stddev, z) * z, noise)
     return value.plus(noise), CorrelatedState(next_key, state.step + 1, buffers)
 
 
-def _wide_zeros(tree: PyTree) -> PyTree:
+def wide_zeros(tree: PyTree) -> PyTree:
     """Returns zeros like a tree, with its sharding, in float32 or float64."""
 
     def zeros(x: Any) -> jax.Array:
@@ -479,8 +448,7 @@ def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformat
     def update(updates, state, params=None):
         del params
         next_key, noise_key = jax.random.split(state.key)
-        noisy = gaussian(noise_key, updates, stddev=stddev)
-        return noisy, KeyState(next_key)
+        return gaussian(noise_key, updates, stddev=stddev), KeyState(next_key)
 
     return optax.GradientTransformation(lambda params: KeyState.of(key), update)
 
