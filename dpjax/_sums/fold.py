@@ -328,7 +328,7 @@ def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
 class Fold:
     """Adds summands to digits, block by block.
 
-    Shapes and dtypes: `made` of one sample as it is read, `row` of one summand, `aux` of
+    Shapes and dtypes are `made` of a sample as it is read, `row` of a summand, `aux` of
     its aux, and `shape` of a sum, in which small leaves may be `Stacked`.
     """
 
