@@ -69,7 +69,7 @@ class Store(NamedTuple):
         part = self.folder / f"{step}.part"
         if self._is_first:
             part.mkdir(mode=0o700)
-        self._of_all(0)
+        self._of_all(0)  # waits for all processes
         content = packed(arrays, self.run)
         _files.write_whole(part / self._piece, content, name=self.option)
         sync(part)
@@ -145,8 +145,8 @@ def opened(
 ) -> Iterator[Store]:
     """Opens a folder of states of this run.
 
-    It refuses a folder of another run, one that another process has open, and one that
-    holds other files: two runs that both find an empty folder would both draw from the
+    It refuses a folder of another run, one that holds other files, and one that another
+    process has open: two runs that both find an empty folder would both draw from the
     same key. The lock on the folder ends with the block or the process.
     """
     import fcntl  # not on Windows, where the rest of the package works
@@ -155,7 +155,6 @@ def opened(
     _files.check_folder(option, folder)
     make_private(folder)
     store = Store(folder, run, option, devices)
-    is_free = True
     if devices:  # all processes must see one folder, or they would wait forever
         names = _sharding.rows_of_all(np.frombuffer(os.urandom(16), np.uint8), devices)
         marker = folder / f".{names[0].tobytes().hex()}"
@@ -168,6 +167,7 @@ def opened(
         store._require(bool(is_shared), "a folder that all processes share")
     descriptor = os.open(folder, os.O_RDONLY)
     try:
+        is_free = True
         if store._is_first:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -112,8 +112,8 @@ def _rounded_sum_jvp(primals, tangents):
 class Summands(NamedTuple):
     """The terms of a sum: `prepare` makes them from the samples of a microbatch.
 
-    An influence, which maps coordinates and zero to zero, acts as terms are added:
-    factored leaves are multiplied out for it.
+    An influence is a map of coordinates, zero to zero, that acts as terms are added.
+    Factored leaves are multiplied out for it.
     """
 
     stream: SampleStream

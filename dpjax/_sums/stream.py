@@ -1,10 +1,10 @@
 """Streams of samples, computed from rows when needed, and the sizes of microbatches.
 
 Rows are read in microbatches, and added in blocks, each with a float sum: `Layout`. On
-a GPU or TPU the memory bounds the size of a microbatch, and so does the size
-of the sums of its blocks: 2^22 numbers together, or a single block. The size depends
-only on shapes and on the device, hence on public facts. It changes how a mean is
-rounded; `sensitivity()` bounds that for every size.
+a GPU or TPU the memory bounds the size of a microbatch, and so does the size of the
+sums of its blocks: 2^22 numbers together, or a single block. The size depends only on
+shapes and on the device, hence on public facts. It changes how a mean is rounded;
+`sensitivity()` bounds that for every size.
 
 On a GPU or TPU a microbatch has at least one row, and at most
 

@@ -150,8 +150,8 @@ def _with_shifts(sites, shifts, program, args, within=()):
         if not inside:
             return run()
         through = THROUGH[equation.primitive]
-        run = partial(_with_shifts, sites)
-        results, inner = through(place, equation, inputs, inside, run)
+        evaluated = partial(_with_shifts, sites)
+        results, inner = through(place, equation, inputs, inside, evaluated)
         residuals.update(inner)
         return results
 
