@@ -26,6 +26,7 @@ from dpjax._sums.fold import (
     Unrounded,
     block_length,
     fold_mean,
+    proven_divisor,
 )
 from dpjax._sums.samples import FactoredSamples, unstacked
 from dpjax._sums.stream import SampleStream
@@ -182,6 +183,8 @@ class Estimator(abc.ABC):
             elif self.groups_by_index:
                 rule = f"the number of rows, {num_rows}: {self} takes no sampled batch"
                 raise ValueError(f"normalize_by must be {rule}, got {normalize_by}.")
+            elif is_known:  # before jit, which traces it
+                normalize_by = proven_divisor(num_rows, normalize_by)
         stream = replace(stream, axes=axes)
         return stream.call(_fold_stream, self, normalize_by, *static)
 
