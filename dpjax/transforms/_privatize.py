@@ -404,7 +404,8 @@ def _of_batch(
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Returns a batch's divisor, the bound of its sum, and the excess of its pieces.
 
-    The last is the ratio of the sum's sensitivity to that of a batch in one piece.
+    The last is the ratio of the sum's sensitivity to that of a batch in one piece: the
+    file of `accumulate` derives it.
     """
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
