@@ -4,6 +4,7 @@ A name is imported when it is first read (PEP 562): importing JAX takes a second
 code that needs one package should not wait for all of them.
 """
 
+from importlib import metadata as _metadata
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from dpjax._lazy import lazily as _lazily
@@ -33,7 +34,10 @@ if _TYPE_CHECKING:
     from dpjax.tables.describe._release import describe
     from dpjax.transforms import chain, dp_sgd
 
-    __version__: str
+try:
+    __version__ = _metadata.version("dpjax")
+except _metadata.PackageNotFoundError:  # a folder of files that was never installed
+    __version__ = "0+unknown"
 
 __getattr__, __dir__ = _lazily(
     __name__,
@@ -42,7 +46,6 @@ __getattr__, __dir__ = _lazily(
         "loading losses mechanisms models parties solvers transforms tuning",
         "dpjax.tables.describe._release": "describe",
         "dpjax._types": "ADD_OR_REMOVE_ONE REPLACE_ONE",
-        "dpjax._version": "__version__",
         "dpjax.gradients": "check_model per_sample_grad robust_grad",
         "dpjax.models": "load_model",
         "dpjax.solvers": "PrivateTraining recommend",

@@ -33,7 +33,7 @@ def secret_repr(self: Any) -> str:
 
     Example:
         >>> import jax
-        >>> from dpjax.transforms._chain import KeyState
+        >>> from dpjax.transforms._privatize import KeyState
         >>> KeyState(jax.random.key(0))
         KeyState(key=ShapedArray(key<fry>[]))
     """

@@ -32,13 +32,8 @@ Devices = tuple[Device, ...]
 def row_axes(rows: PyTree, axis_name: AxisName | None) -> tuple[str, ...]:
     """Returns the mesh axes over which rows are sharded, or ().
 
-    Args:
-        rows: pytree, leaves of shape (n, ...).
-        axis_name: the axes, `()` for none; None reads them from the arrays. Traced
-            arrays show Explicit axes only.
-
-    Raises:
-        ValueError: If axis_name is invalid, or leaves are sharded over different axes.
+    axis_name gives them, `()` for none; None reads them from the arrays, which must
+    agree. Traced arrays show Explicit axes only.
     """
     axes_of_leaves = sorted({_leading_axes(x) for x in jax.tree.leaves(rows)} - {()})
     if axis_name is None:
@@ -83,20 +78,20 @@ def by_device(
 ) -> tuple[PyTree, PyTree]:
     """Returns `function(replicated, rows)`, which each device calls with its own rows.
 
-    Args:
-        function: returns a replicated pytree, and a pytree that is sharded like rows.
-        axes: the mesh axes over which rows are sharded, from `row_axes`.
-        replicated: pytree.
-        rows: pytree, leaves of shape (n, ...), or (n / devices, ...) in `shard_map`.
-
-    Raises:
-        ValueError: If no mesh has these axes, n is not divisible by the number of
-            devices, or rows are replicated.
+    The function returns a replicated pytree, and a pytree that is sharded like rows,
+    over `axes` from `row_axes`. Rows are leaves (n, ...), or (n / devices, ...) in
+    `shard_map`. A mesh must have these axes, and n be divisible by its devices.
     """
-    if not axes:
-        return function(replicated, rows)
-    if _are_manual(axes):
-        _check_rows_vary(axes, rows)
+    is_manual = _are_manual(axes)
+    if is_manual:
+        rule = (
+            "axes that rows are dealt out over, with every leaf of them; rows that are "
+            "the same on all devices would count several times"
+        )
+        vary = [varying_axes(x) >= set(axes) for x in jax.tree.leaves(rows)]
+        is_fine = _is_unchecked(axes) or all(vary)
+        _validate.require(is_fine, "axis_name", axes, rule)
+    if is_manual or not axes:
         return function(replicated, rows)
     mesh = _mesh_of(axes, (rows, replicated))
     num_rows = _validate.leading_size(rows, "rows")
@@ -118,15 +113,12 @@ def by_device(
     )
 
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-
-    def placed(tree: PyTree, spec: PartitionSpec) -> PyTree:
-        # Under Explicit axes `shard_map` takes only arrays of its own sharding.
-        if AxisType.Explicit not in {types[axis] for axis in axes}:
-            return tree
-        place = NamedSharding(mesh, spec)
-        return jax.tree.map(lambda x: jax.sharding.reshard(x, place), tree)
-
-    return jax.jit(mapped)(placed(replicated, PartitionSpec()), placed(rows, by_row))
+    # Under Explicit axes `shard_map` takes only arrays of its own sharding.
+    if AxisType.Explicit in {types[axis] for axis in axes}:
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        replicated = jax.sharding.reshard(replicated, everywhere)
+        rows = jax.sharding.reshard(rows, NamedSharding(mesh, by_row))
+    return jax.jit(mapped)(replicated, rows)
 
 
 def gathered(tree: PyTree) -> PyTree:
@@ -245,9 +237,7 @@ def check_key_of_rows(key: jax.Array, rows: PyTree) -> None:
 def zeros(like: Any, shape: tuple[int, ...] | None = None) -> jax.Array:
     """Returns zeros with the dtype, sharding and varying axes of `like`.
 
-    Args:
-        like: an array, or a `jax.ShapeDtypeStruct`.
-        shape: another shape with the same number of axes.
+    A shape, if given, has the same number of axes.
     """
     shape = like.shape if shape is None else shape
     sharding = _type(like).sharding
@@ -280,16 +270,6 @@ def _are_manual(axes: tuple[str, ...]) -> bool:
     rule = "axes that are all Manual here, or none of them"
     _validate.require(all(inside) or not any(inside), "axis_name", axes, rule)
     return bool(axes) and all(inside)
-
-
-def _check_rows_vary(axes: tuple[str, ...], rows: PyTree) -> None:
-    rule = (
-        "axes that rows are dealt out over, with every leaf of them; rows that are the "
-        "same on all devices would count several times"
-    )
-    vary = [varying_axes(x) >= set(axes) for x in jax.tree.leaves(rows)]
-    is_fine = _is_unchecked(axes) or all(vary)
-    _validate.require(is_fine, "axis_name", axes, rule)
 
 
 def _is_unchecked(axes: tuple[str, ...]) -> bool:
@@ -410,6 +390,7 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def _own(value: PyTree) -> Iterator[bytes]:
+    """Yields the bytes of values that all processes must hold alike."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
         if isinstance(leaf, str):
             yield leaf.encode()

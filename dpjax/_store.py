@@ -69,38 +69,34 @@ class Store(NamedTuple):
         part = self.folder / f"{step}.part"
         if self._is_first:
             part.mkdir(mode=0o700)
-        self._wait()
+        self._of_all(0)  # waits for all processes
         content = packed(arrays, self.run)
         _files.write_whole(part / self._piece, content, name=self.option)
         sync(part)
-        self._wait()
+        self._of_all(0)
         if self._is_first:
             part.rename(self.folder / str(step))
             sync(self.folder)
             self._remove("", keep=str(step))
-        self._wait()
+        self._of_all(0)
 
     def check(self) -> None:
         """Requires, in all processes, that the saved states belong to this run."""
         if self._is_first:
             self._remove(".part")  # a process may have been killed while it wrote
         step = self.step
-        seen = np.array([-1 if step is None else step])
-        seen = _sharding.rows_of_all(seen, self.devices)
-        self._require(
-            bool((seen == seen[0]).all()),
-            "a folder that all processes share (they see different steps)",
-        )
+        steps = self._of_all(-1 if step is None else step)
+        rule = "a folder that all processes share (they see different steps)"
+        self._require(bool((steps == steps[0]).all()), rule)
         if step is None:
             return
         saved, _ = self._read(step)
         different = [name for name in self.run if self.run[name] != saved.get(name)]
-        self._require(
-            not different,
-            f"of the same run (another {', another '.join(different)} was saved)",
-        )
+        rule = f"of the same run (another {', another '.join(different)} was saved)"
+        self._require(not different, rule)
 
     def _read(self, step: int | None) -> tuple[dict[str, str], Arrays]:
+        """Returns the identity of the run and the arrays that were saved at a step."""
         path = self.folder / str(step) / self._piece
         # Any folder may have a number as its name, but only a state has this file.
         if not path.parent.joinpath("0.npz").exists():
@@ -113,10 +109,15 @@ class Store(NamedTuple):
         return unpacked(path if path.exists() else path.with_name("0.npz"))
 
     def _remove(self, ending: str, keep: str = "") -> None:
-        for path in [*self.folder.iterdir()]:
-            is_state = STATE.fullmatch(path.name) and path.suffix == ending
-            if is_state and path.name != keep and path.is_dir():
-                _remove_state(path)
+        """Removes states with this ending, but no unknown files in their folders."""
+        for folder in [*self.folder.iterdir()]:
+            is_state = STATE.fullmatch(folder.name) and folder.suffix == ending
+            if is_state and folder.name != keep and folder.is_dir():
+                for path in [*folder.iterdir()]:
+                    if _PIECE.fullmatch(path.name):
+                        path.unlink()
+                with contextlib.suppress(OSError):  # an unknown file is in it
+                    folder.rmdir()
 
     def _require(self, is_fine: bool, rule: str) -> None:
         _validate.require(is_fine, self.option, str(self.folder), rule)
@@ -129,9 +130,9 @@ class Store(NamedTuple):
     def _piece(self) -> str:
         return f"{_sharding.processes_of(self.devices).index(jax.process_index())}.npz"
 
-    def _wait(self) -> None:
-        """Waits for the other processes."""
-        _sharding.rows_of_all(np.zeros(1, np.int32), self.devices)
+    def _of_all(self, number: int) -> np.ndarray:
+        """Returns the numbers of all processes, after waiting for them."""
+        return _sharding.rows_of_all(np.array([number], np.int32), self.devices)
 
 
 @contextlib.contextmanager
@@ -144,17 +145,40 @@ def opened(
 ) -> Iterator[Store]:
     """Opens a folder of states of this run.
 
-    It refuses a folder of another run, one that another process has open, and one that
-    holds other files.
+    It refuses a folder of another run, one that holds other files, and one that another
+    process has open: two runs that both find an empty folder would both draw from the
+    same key. The lock on the folder ends with the block or the process.
     """
+    import fcntl  # not on Windows, where the rest of the package works
+
     folder = Path(path).absolute()
     _files.check_folder(option, folder)
     make_private(folder)
     store = Store(folder, run, option, devices)
-    _check_shared(store)
-    with _locked(store):
+    if devices:  # all processes must see one folder, or they would wait forever
+        names = _sharding.rows_of_all(np.frombuffer(os.urandom(16), np.uint8), devices)
+        marker = folder / f".{names[0].tobytes().hex()}"
+        if store._is_first:
+            marker.touch(mode=0o600)
+        store._of_all(0)  # until the first process has made the marker
+        is_shared = store._of_all(marker.exists()).all()
+        if store._is_first:
+            marker.unlink()
+        store._require(bool(is_shared), "a folder that all processes share")
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        is_free = True
+        if store._is_first:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                is_free = False
+        is_free = bool(store._of_all(is_free).all())
+        store._require(is_free, "a folder that no other process has open")
         store.check()
         yield store
+    finally:
+        os.close(descriptor)
 
 
 def make_private(folder: Path) -> None:
@@ -192,51 +216,3 @@ def unpacked(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
             for i, (name, (dtype, _)) in enumerate(kinds.items(), 1)
         }
     return run, {name: x.reshape(kinds[name][1]) for name, x in arrays.items()}
-
-
-def _remove_state(folder: Path) -> None:
-    """Removes a state, but no unknown files in its folder."""
-    for path in [*folder.iterdir()]:
-        if _PIECE.fullmatch(path.name):
-            path.unlink()
-    with contextlib.suppress(OSError):  # an unknown file is in it
-        folder.rmdir()
-
-
-@contextlib.contextmanager
-def _locked(store: Store) -> Iterator[None]:
-    """Locks the folder against other processes, until the block or the process ends.
-
-    Two runs that both find an empty folder would both draw from the same key.
-    """
-    import fcntl  # not on Windows, where the rest of the package works
-
-    descriptor = os.open(store.folder, os.O_RDONLY)
-    try:
-        is_free = True
-        if store._is_first:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                is_free = False
-        is_free = _sharding.rows_of_all(np.array([is_free]), store.devices).all()
-        store._require(bool(is_free), "a folder that no other process has open")
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _check_shared(store: Store) -> None:
-    """Requires that all processes see one folder, or they would wait forever."""
-    if not store.devices:
-        return
-    devices = store.devices
-    names = _sharding.rows_of_all(np.frombuffer(os.urandom(16), np.uint8), devices)
-    marker = store.folder / f".{names[0].tobytes().hex()}"
-    if store._is_first:
-        marker.touch(mode=0o600)
-    store._wait()  # until the first process has made the marker
-    seen = _sharding.rows_of_all(np.array([marker.exists()]), devices)
-    if store._is_first:
-        marker.unlink()
-    store._require(bool(seen.all()), "a folder that all processes share")

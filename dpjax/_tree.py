@@ -31,16 +31,14 @@ def register(*data_fields: str) -> Callable:
         meta_fields = [name for name in fields if name not in data_fields]
 
         def flatten_with_keys(self):
-            data = [
-                (jax.tree_util.GetAttrKey(x), getattr(self, x)) for x in data_fields
-            ]
-            return data, tuple(getattr(self, x) for x in meta_fields)
+            keys = map(jax.tree_util.GetAttrKey, data_fields)
+            data = [getattr(self, name) for name in data_fields]
+            meta = tuple(getattr(self, name) for name in meta_fields)
+            return [*zip(keys, data, strict=True)], meta
 
         def unflatten(meta, data):
-            self = object.__new__(cls)
-            for name, value in zip(meta_fields, meta, strict=True):
-                object.__setattr__(self, name, value)
-            for name, value in zip(data_fields, data, strict=True):
+            self, names = object.__new__(cls), (*meta_fields, *data_fields)
+            for name, value in zip(names, (*meta, *data), strict=True):
                 object.__setattr__(self, name, value)
             return self
 
@@ -165,6 +163,7 @@ def _barrier(tree):
 
 
 def _called(tree):
+    """Returns a tree whose floats went through calls that XLA must not inline."""
     leaves, structure = jax.tree.flatten(tree)
     at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
     # With few arrays each gets a call of its own, so that not all are in memory at
@@ -209,9 +208,8 @@ def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
         return jax.vmap(function)
 
     def of_row(rows: PyTree) -> PyTree:
-        return jax.tree.map(
-            lambda x: jnp.asarray(x)[None], function(jax.tree.map(lambda x: x[0], rows))
-        )
+        result = function(jax.tree.map(lambda x: x[0], rows))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], result)
 
     return of_row
 
@@ -259,21 +257,13 @@ def flatten(tree: PyTree, name: str) -> tuple[jax.Array, Callable[[jax.Array], P
     rule = "a pytree of real arrays with at least one entry"
     is_fine = is_real and sum(leaf.size for leaf in leaves) > 0
     _validate.require(is_fine, name, kinds, rule)
-    is_double = any(leaf.dtype == jnp.float64 for leaf in leaves)
-    dtype = jnp.float64 if is_double else jnp.float32
-    vector, unravel = ravel_pytree(
-        jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), tree)
-    )
+    dtypes = [leaf.dtype for leaf in leaves]
+    dtype = jnp.float64 if jnp.float64 in dtypes else jnp.float32
+    wide = jax.tree.map(lambda x: jnp.asarray(x).astype(dtype), tree)
+    vector, unravel = ravel_pytree(wide)
 
-    def unflatten(vector: jax.Array) -> PyTree:
-        return jax.tree.map(
-            lambda x, leaf: x.astype(float_dtype(leaf)), unravel(vector), tree
-        )
+    def restored(x, leaf):
+        dtype = jnp.asarray(leaf).dtype
+        return x.astype(dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.float32)
 
-    return vector, unflatten
-
-
-def float_dtype(leaf: jax.Array) -> np.dtype:
-    """Returns the dtype of a leaf, or float32 if it is not floating point."""
-    dtype = jnp.asarray(leaf).dtype
-    return dtype if jnp.issubdtype(dtype, jnp.floating) else np.dtype("float32")
+    return vector, lambda vector: jax.tree.map(restored, unravel(vector), tree)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import jax
 from dp_accounting import NeighboringRelation
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike as ArrayLike  # for the other files
 
 from dpjax import _validate
 
@@ -44,22 +44,3 @@ def check_divisor(normalize_by: Any, relation: NeighboringRelation) -> None:
     )
     is_fine = normalize_by is not None or relation is REPLACE_ONE
     _validate.require(is_fine, "normalize_by", normalize_by, rule)
-
-
-__all__ = [
-    "ADD_OR_REMOVE_ONE",
-    "REPLACE_ONE",
-    "REPLACE_SPECIAL",
-    "ArrayLike",
-    "Key",
-    "LossFn",
-    "NeighboringRelation",
-    "NoiseName",
-    "PeelingNoise",
-    "PyTree",
-    "RandomBytes",
-    "Scalar",
-    "SelectionName",
-    "Unit",
-    "check_divisor",
-]

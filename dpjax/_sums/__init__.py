@@ -10,7 +10,7 @@ numbers. It passes through three forms:
 
    * `samples.Arrays`, (k, ...), or
    * `samples.OuterProducts`, of (k, p) and (k, q), or
-   * `MatrixProducts` of `gradients.factored`, of (k, G, T, p) and (k, G, T, q), summed
+   * `MatrixProducts` of `gradients._factored`, of (k, G, T, p) and (k, G, T, q), summed
      over positions T, or
    * `tables.TableRows`: rows (k, t, q) at places (k, t) of a table.
 
@@ -19,7 +19,7 @@ numbers. It passes through three forms:
    which add without rounding.
 
 Read `samples`, `stream`, `fold`, in this order. `samples` measures and adds rows.
-`stream` decides how many rows are read at once, from the size of the `memory`.
+`stream` decides how many rows are read at once, from the size of the memory.
 `fold.fold_mean` computes the mean of a stream, and `fold.group_means` the means of
 groups of rows. `order_statistics` orders samples by coordinate, for trimmed means.
 """

@@ -17,38 +17,103 @@ of devices; only the numbers of blocks and of rows per divisor are totals over d
 A block's sum adds K terms to every coordinate. It may be a product of matrices, with an
 unknown order of additions in each coordinate, and unknown fused operations: `sum_error`
 bounds its error for the worst order, `docs/privacy/proofs/sums.md`, 1.2 and 1.3.
+
+A mean is two floats until noise is added (`Unrounded`), and is then rounded once. All
+steps of that are correctly rounded additions: `docs/privacy/proofs/sums.md`, 1.11.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax._sharding import num_shares, psum, zeros
-from dpjax._sums.exact import Unrounded, exact_sum
-from dpjax._sums.memory import num_bytes, peak_bytes, rows_at_once
-from dpjax._sums.samples import MANY, FactoredSamples, Influence
-from dpjax._sums.stream import Layout, SampleStream, Sizes
+from dpjax._sums.samples import MANY, Arrays, FactoredSamples, Influence
+from dpjax._sums.stream import (
+    Layout,
+    SampleStream,
+    Sizes,
+    num_bytes,
+    peak_bytes,
+    rows_at_once,
+)
 from dpjax._sums.tables import TableRows
 from dpjax._tree import as_float, by_row, like, materialized, num_coordinates
 from dpjax._types import PyTree, Scalar
 from dpjax._validate import is_concrete, require
 
 FEW_ROWS = 4096  # with at most this many rows, any divisor is allowed, such as 1
-MANY_ROWS = 2**24  # replaces a traced divisor where a static number is needed
+
+
+class Unrounded(NamedTuple):
+    """A mean before it is rounded: the exact sum of two floats for each coordinate.
+
+    `high` is the mean, rounded, and `low` the rounding error, mean - high.
+    """
+
+    high: PyTree
+    low: PyTree
+
+    @classmethod
+    def of(cls, mean: PyTree) -> Self:
+        """Returns a mean of floats, with low = 0."""
+        return cls(mean, jax.tree.map(jnp.zeros_like, mean))
+
+    def map(self, function: Callable[[Any], Any]) -> Self:
+        """Returns the mean with a function applied to both trees."""
+        return type(self)(function(self.high), function(self.low))
+
+    def plus(self, noise: PyTree) -> PyTree:
+        """Returns the exact sum with noise, rounded to the nearest float."""
+        return jax.tree.map(rounded_sum, *materialized((*self, noise)))
+
+
+MeanAndAux = tuple[Unrounded, PyTree]
+
+
+def two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns a + b rounded, and its exact error (Knuth 1997, Section 4.2.2)."""
+    high = a + b
+    part = high - a
+    return high, (a - (high - part)) + (b - part)
+
+
+def exact_sum(terms: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Returns the sum of terms, given in decreasing order of size, as two floats."""
+    high, errors = terms[-1], jnp.zeros_like(terms[-1])
+    for term in reversed(terms[:-1]):
+        high, error = two_sum(term, high)
+        errors = errors + error
+    return two_sum(high, errors)
+
+
+@jax.custom_jvp
+def rounded_sum(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    """Returns a + b + c, rounded once (Boldo, Melquiond 2008, Theorem 5)."""
+    high, low = two_sum(b, c)
+    high, rest = two_sum(a, high)
+    # The remainder is rounded to odd, so that it is a tie only if the exact sum is.
+    left, error = two_sum(rest, low)
+    bits = jax.lax.bitcast_convert_type(left, f"int{8 * left.dtype.itemsize}")
+    odd = bits + jnp.where((error > 0) == (left > 0), 1, -1).astype(bits.dtype)
+    bits = jnp.where((error != 0) & (bits & 1 == 0), odd, bits)
+    return high + jax.lax.bitcast_convert_type(bits, left.dtype)
+
+
+@rounded_sum.defjvp
+def _rounded_sum_jvp(primals, tangents):
+    a, b, c = tangents
+    return rounded_sum(*primals), a + b + c
 
 
 class Summands(NamedTuple):
-    """The terms of a sum: prepared samples, or their influences.
+    """The terms of a sum: `prepare` makes them from the samples of a microbatch.
 
-    Attributes:
-        stream: the samples.
-        prepare: maps the samples of a microbatch to the terms.
-        influence: an optional map of coordinates, with zero mapped to zero, which acts
-            as terms are added. Factored leaves are multiplied out for it.
+    An influence is a map of coordinates, zero to zero, that acts as terms are added.
+    Factored leaves are multiplied out for it.
     """
 
     stream: SampleStream
@@ -58,25 +123,22 @@ class Summands(NamedTuple):
 
 def fold_mean(
     summands: Summands, limit: Scalar | None, *, normalize_by: Scalar
-) -> tuple[Unrounded, PyTree]:
-    """Returns the sum of summands divided by `normalize_by`, and the aux of all rows.
+) -> MeanAndAux:
+    """Returns the sum of summands divided by a public number, and the aux of all rows.
 
-    Args:
-        summands: the terms. Leaves of the sum may be stacked: see `unstacked`.
-        limit: the bound of each coordinate of a term, or None without a bound (`Mean`).
-        normalize_by: the public divisor.
+    `limit` bounds each coordinate of a term, and is None without a bound (`Mean`).
+    Leaves of the sum may be stacked: see `unstacked`.
     """
     stream = summands.stream
     normalize_by = proven_divisor(stream.num_rows_in_all, normalize_by)
     fold = Fold(summands, limit)
 
-    def run(layout: Layout) -> tuple[Unrounded, PyTree]:
+    def run(layout: Layout) -> MeanAndAux:
         digits = fold.digits(layout, normalize_by)
         total, aux = fold.add(layout, digits, None, fold.no_aux())
         return digits.mean(psum(total, stream.axes)), aux
 
-    divisor = float(normalize_by) if is_concrete(normalize_by) else MANY_ROWS
-    return fold.by_platform(run, stream.num_rows, block_length(divisor))
+    return fold.by_platform(run, stream.num_rows, block_length(normalize_by))
 
 
 def group_means(
@@ -123,7 +185,7 @@ def group_means(
 
     # All groups share the layout of the largest group; a span excludes rows beyond it.
     most = min(int(sizes.max()), stream.num_rows)
-    return fold.by_platform(run, most, block_length(MANY_ROWS))
+    return fold.by_platform(run, most, block_length())
 
 
 def _groups_by_device(sizes, stream):
@@ -173,16 +235,16 @@ class Digits(NamedTuple):
         if limit is None:
             return cls(None, 1.0, 1, normalize_by)
         nmant = min(int(jnp.finfo(x.dtype).nmant) for x in jax.tree.leaves(shape))
-        layout = digit_layout(num_sums, nmant)
-        if layout.num_digits == 1:
+        high_bits, base_bits, num_digits = digit_layout(num_sums, nmant)
+        if num_digits == 1:
             return cls(None, 1.0, 1, normalize_by)
         # The largest power of two with |x / normalize_by| unit <= 2^high_bits.
         limit, divisor = (
             jnp.asarray(x).astype(jnp.float32) for x in (limit, normalize_by)
         )
         _, exponent = jnp.frexp(jax.lax.stop_gradient(limit * length / divisor))
-        unit = jnp.ldexp(jnp.float32(1), jnp.minimum(layout.high_bits - exponent, 126))
-        return cls(unit, 2.0**layout.base_bits, layout.num_digits, normalize_by)
+        unit = jnp.ldexp(jnp.float32(1), jnp.minimum(high_bits - exponent, 126))
+        return cls(unit, 2.0**base_bits, num_digits, normalize_by)
 
     def of_group(self, index: Scalar) -> "Digits":
         """Returns the digits for the divisor `normalize_by[index]`."""
@@ -206,7 +268,7 @@ class Digits(NamedTuple):
         if (unit := self.unit) is None:
             return Unrounded.of(total[0])
 
-        def both(*digits):
+        def both(digits):
             """Returns one leaf's mean from its digits, as a float and its remainder."""
             digits = list(digits)
             # Carries make each lower digit less than the base, so that terms decrease
@@ -216,12 +278,11 @@ class Digits(NamedTuple):
                 digits[i] = digits[i] - carry * self.base
                 digits[i - 1] = digits[i - 1] + carry
             terms = [digit * self.base**-i for i, digit in enumerate(digits)]
-            return Unrounded(*(x / unit.astype(x.dtype) for x in exact_sum(terms)))
+            return [x / unit.astype(x.dtype) for x in exact_sum(terms)]
 
-        pairs = jax.tree.map(both, *total)
-        return jax.tree.transpose(
-            jax.tree.structure(total[0]), jax.tree.structure(Unrounded(0, 0)), pairs
-        )
+        digits_of_leaves = zip(*map(jax.tree.leaves, total), strict=True)
+        trees = zip(*map(both, digits_of_leaves), strict=True)
+        return Unrounded(*map(jax.tree.structure(total[0]).unflatten, trees))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -241,17 +302,10 @@ def _split_jvp(base, num_digits, primals, tangents):
     return _split(*primals, base, num_digits), (tangent, *zeros)
 
 
-class DigitLayout(NamedTuple):
-    """Bits of the first digit, bits of the base, and the number of digits."""
+def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
+    """Returns the bits of the first digit and of the base, and the number of digits.
 
-    high_bits: int
-    base_bits: int
-    num_digits: int
-
-
-def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
-    """Returns how numbers are split into digits, so that sums do not depend on order.
-
+    Sums of numbers that are split in this way do not depend on their order.
     In each place, the digits of `num_sums` numbers add exactly in floats of `nmant`
     stored bits, except in the last place, whose sums err by at most 2^-(nmant + 11) of
     the largest absolute value that a block may have. The first digit is at most
@@ -262,24 +316,20 @@ def digit_layout(num_sums: int, nmant: int) -> DigitLayout:
     require(bits < nmant, "samples", f"{num_sums:,} blocks of them", rule)
     high, base = nmant - bits, nmant + 1 - bits
     if bits == 0:  # a single sum needs no addition
-        return DigitLayout(high, base, 1)
+        return high, base, 1
     # Each of the 2^bits remainders is at most 2^-(b + 1) of a block's bound, if b bits
     # precede it. In any order, their sum errs by at most 2^(2 bits) 2^-(nmant + 1)
     # (1 + 1/3) times that: b = 11 + 2 bits is enough. (Coordinates round independently:
     # the sensitivity counts sqrt(d) times this error.)
     more = max(0, -(-(11 + 2 * bits - high) // base))
-    return DigitLayout(high, base, 2 + more)
+    return high, base, 2 + more
 
 
 class Fold:
     """Adds summands to digits, block by block.
 
-    Attributes:
-        read: the function that `SampleStream.reader` returns.
-        made: shapes and dtypes of one sample as it is read.
-        row: shapes and dtypes of one summand; `aux` describes its aux.
-        row_bytes: about the peak memory for a row.
-        shape: the pytree of a sum, in which small leaves may be `Stacked`.
+    Shapes and dtypes are `made` of a sample as it is read, `row` of a summand, `aux` of
+    its aux, and `shape` of a sum, in which small leaves may be `Stacked`.
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
@@ -316,7 +366,10 @@ class Fold:
         if stream.make_factored is None and is_few:
             on_cpu = Layout.one_by_one(*args)
         else:
-            is_large = self.influence is not None or made.has_large_arrays
+            # A large array is one of which a sample has more than `SMALL` entries.
+            is_large = self.influence is not None or any(
+                isinstance(part, Arrays) and part.is_large for part in made.parts
+            )
             on_cpu = Layout.cached(*args, is_large=is_large)
         num_at_once = stream.microbatch_size or rows_at_once(
             self.row_bytes, num_bytes(self.shape), num_bytes(stream.rows)
@@ -338,13 +391,7 @@ class Fold:
         num_rows = self.stream.num_rows
         return jax.tree.map(lambda x: zeros(x, (num_rows, *x.shape[1:])), self.aux)
 
-    def add(
-        self,
-        layout: Layout,
-        digits: Digits,
-        span: tuple[Scalar, Scalar] | None,
-        aux: PyTree,
-    ) -> tuple[tuple[PyTree, ...], PyTree]:
+    def add(self, layout, digits, span, aux) -> tuple[tuple[PyTree, ...], PyTree]:
         """Returns the digits of the sum of some rows, and aux with their aux filled in.
 
         A span (start, stop) selects the rows `start` to `stop - 1`; None selects all.
@@ -410,40 +457,34 @@ class Fold:
         return samples.padded(layout.size), aux
 
 
-def block_length(normalize_by: float) -> int:
+def block_length(normalize_by: Scalar = 0.0) -> int:
     """Returns the number K of influences that a block adds as floats.
 
     The rounding of a block adds K^2 2^-23 / sqrt(3) of one record's influence: 0.03 per
-    cent for K = 64, and 0.5 per cent for the longer blocks beyond 2^27, which keep
-    their number so small that digits add exactly.
+    cent for K = 64, which a traced or missing divisor has, and 0.5 per cent for the
+    longer blocks beyond 2^27, which keep their number so small that digits add exactly.
     """
-    return 64 if normalize_by <= 2**27 else 256
-
-
-def check_rows_per_divisor(num_rows: int, normalize_by: Scalar) -> None:
-    """Refuses a concrete divisor that is too small for the bound on rounding."""
-    if is_concrete(normalize_by):
-        least, reason = _least_divisor(num_rows), "its rounding is proven up to there"
-        rule = f"at least {least:.0f} for a batch of {num_rows} rows ({reason})"
-        require(float(normalize_by) >= least, "normalize_by", normalize_by, rule)
+    is_large = is_concrete(normalize_by) and float(normalize_by) > 2**27
+    return 256 if is_large else 64
 
 
 def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
     """Returns the divisor, raised if it is traced and too small for the rounding bound.
 
-    A traced divisor cannot be refused. Raising it is safe: the sensitivity decreases in
-    the divisor, so `sensitivity(normalize_by)` is still a bound.
+    A concrete one is refused. A traced one cannot be; raising it is safe, because the
+    sensitivity decreases in the divisor, so `sensitivity(normalize_by)` still bounds.
     """
-    least = _least_divisor(num_rows)
-    if is_concrete(normalize_by) or least == 0:
-        check_rows_per_divisor(num_rows, normalize_by)
-        return normalize_by
-    # The next float32 above n / 1.125, because rounding to a float may lower it.
-    divisor = as_float(jnp.asarray(normalize_by))
-    above = np.nextafter(np.float32(least), np.float32(np.inf))
-    return jnp.maximum(divisor, like(above, divisor))
-
-
-def _least_divisor(num_rows: int) -> float:
-    """Returns n / 1.125, with which the mean is within 9/8 of the limit, or 0."""
-    return 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 1.125
+    # With n / 1.125 the mean is within 9/8 of the limit; few rows have any divisor.
+    least = 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 1.125
+    if is_concrete(normalize_by):
+        rule = (
+            f"at least {least:.0f} for a batch of {num_rows} rows (its rounding is "
+            "proven up to there)"
+        )
+        require(float(normalize_by) >= least, "normalize_by", normalize_by, rule)
+    elif least > 0:
+        # The next float32 above n / 1.125, because rounding to a float may lower it.
+        divisor = as_float(jnp.asarray(normalize_by))
+        above = np.nextafter(np.float32(least), np.float32(np.inf))
+        return jnp.maximum(divisor, like(above, divisor))
+    return normalize_by

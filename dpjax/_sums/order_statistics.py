@@ -19,7 +19,7 @@ u = 2^-24. Converting the integers to one float adds u times the sum and 2^-11 u
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,22 +27,18 @@ import numpy as np
 
 from dpjax._rounding import LARGEST
 from dpjax._sharding import from_all, num_shares, psum, varying, varying_axes
-from dpjax._sums.exact import two_sum
+from dpjax._sums.fold import two_sum
 
 # A CPU processes columns of this many numbers at a time, which fit into its cache.
 _BLOCK = 2**18
 _WORD = 32
 
-Result = TypeVar("Result")
-
 
 class OrderStatistics(NamedTuple):
     """The order statistics that the trimmed mean and its sensitivity need.
 
-    Attributes:
-        low: x_(m+1), x_(m), ..., x_(1), shape (m + 1, d).
-        high: x_(n-m), x_(n-m+1), ..., x_(n), shape (m + 1, d).
-        middle_sum: x_(m+1) + ... + x_(n-m), shape (d,).
+    `low` has x_(m+1), ..., x_(1), and `high` has x_(n-m), ..., x_(n), shape (m + 1, d);
+    `middle_sum` is x_(m+1) + ... + x_(n-m), shape (d,).
     """
 
     low: jax.Array
@@ -60,9 +56,8 @@ def order_statistics(
     `samples` are one device's shard and the result is replicated. The derivative
     gathers the samples of all devices.
     """
-    low, high, middle_sum = _by_columns(
-        partial(_ends, m=trim_count, axes=axes), samples
-    )
+    ends = partial(_ends, m=trim_count, axes=axes)
+    low, high, middle_sum = _by_columns(ends, samples)
     return OrderStatistics(low.T[::-1], high.T, middle_sum)
 
 
@@ -138,7 +133,7 @@ def _two_middle_jvp(primals, tangents):
     return (low, high), rates
 
 
-def _by_columns(function: Callable[[jax.Array], Result], samples: jax.Array) -> Result:
+def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any:
     """Applies a function of (columns, n) to samples (n, d); results are (d, ...)."""
     # Counts along an axis that is contiguous in memory run at the memory's speed.
     columns = samples.T

@@ -96,19 +96,9 @@ class Leaf(abc.ABC):
 @register("leaves")
 @dataclass(frozen=True)
 class FactoredSamples:
-    """Samples with leaves that may be factored.
+    """Samples: a pytree of arrays (n, ...) and of instances of `Leaf`.
 
-    Attributes:
-        leaves: a pytree of arrays (n, ...) and of instances of `Leaf`.
-        work: about how many numbers the program computes for a sample.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from dpjax._sums.samples import OuterProducts
-        >>> kernel = OuterProducts(jnp.ones((5, 2)), jnp.ones((5, 3)), lambda x: x)
-        >>> samples = FactoredSamples({"kernel": kernel, "bias": jnp.ones((5, 3))})
-        >>> samples.written_out()["kernel"].shape
-        (5, 2, 3)
+    The program computes about `work` numbers for a sample.
     """
 
     leaves: PyTree
@@ -156,13 +146,10 @@ class FactoredSamples:
         return jax.tree.unflatten(structure, leaves)
 
     @property
-    def numbers(self) -> list[jax.Array]:
-        return [x for part in self.parts for x in part.numbers]
-
-    @property
     def dtype(self) -> Any:
         """Returns float64 if a leaf has it, else float32."""
-        return max((x.dtype for x in self.numbers), key=lambda dtype: dtype.itemsize)
+        dtypes = [x.dtype for part in self.parts for x in part.numbers]
+        return max(dtypes, key=lambda dtype: dtype.itemsize)
 
     def finite(self) -> "FactoredSamples":
         return self.with_parts([part.finite() for part in self.parts])
@@ -200,17 +187,6 @@ class FactoredSamples:
         return jax.tree.map(lambda x: zero_unless(counts, x), self)
 
     @property
-    def has_small_factors(self) -> bool:
-        """Returns whether factors of any leaf are much smaller than the leaf."""
-        return any(part.is_smaller for part in self.parts)
-
-    @property
-    def has_large_arrays(self) -> bool:
-        """Returns whether an array of a sample has more than `SMALL` entries."""
-        arrays = [part for part in self.parts if isinstance(part, Arrays)]
-        return any(part.is_large for part in arrays)
-
-    @property
     def num_rows(self) -> int:
         return len(jax.tree.leaves(self.leaves)[0])
 
@@ -225,12 +201,8 @@ class FactoredSamples:
 class Stacked:
     """A pytree of samples, or of their sum, in which small arrays are stacked by shape.
 
-    The compiler then sees a few arrays instead of thousands.
-
-    Attributes:
-        leaves: stacks (..., m, *shape) of m leaves, and leaves that are not stacked.
-        groups: for each item of leaves, the indices of its leaves; static.
-        structure: the structure of the pytree; static.
+    The compiler then sees a few arrays instead of thousands: stacks (..., m, *shape),
+    and leaves that are not stacked. `groups` has the indices of the leaves of each.
     """
 
     leaves: list[Any]
@@ -257,22 +229,20 @@ class Stacked:
         ]
         return cls(stacks, tuple(map(tuple, joined)), structure)
 
-    def unstacked(self) -> PyTree:
-        """Returns the sum with the structure of a sample."""
-        leaves = {}
-        for x, group in zip(self.leaves, self.groups, strict=True):
-            rows = [y[0] for y in split(x, [1] * len(x))] if group[1:] else [x]
-            leaves.update(zip(group, rows, strict=True))
-        return self.structure.unflatten(leaves[i] for i in range(len(leaves)))
-
 
 def unstacked(tree: PyTree) -> PyTree:
-    """Replaces every `Stacked` of a pytree by its leaves."""
-    return jax.tree.map(
-        lambda x: x.unstacked() if isinstance(x, Stacked) else x,
-        tree,
-        is_leaf=lambda x: isinstance(x, Stacked),
-    )
+    """Replaces every `Stacked` of a pytree, a sum, by its leaves."""
+
+    def each(node):
+        if not isinstance(node, Stacked):
+            return node
+        leaves = {}
+        for x, group in zip(node.leaves, node.groups, strict=True):
+            rows = [y[0] for y in split(x, [1] * len(x))] if group[1:] else [x]
+            leaves.update(zip(group, rows, strict=True))
+        return node.structure.unflatten(leaves[i] for i in range(len(leaves)))
+
+    return jax.tree.map(each, tree, is_leaf=lambda x: isinstance(x, Stacked))
 
 
 def _kind(x: Any) -> Any:
@@ -308,18 +278,9 @@ class Factors(Leaf):
 @register("left", "right")
 @dataclass(frozen=True)
 class OuterProducts(Factors):
-    """A leaf of n samples: outer products of two vectors.
+    """A leaf of n samples: outer products of vectors `left` (n, p) and `right` (n, q).
 
-    Attributes:
-        left: shape (n, p).
-        right: shape (n, q).
-        build: reshapes a matrix (p, q) to the leaf; it may reorder entries.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> left, right = jnp.ones((5, 2)), jnp.ones((5, 3))
-        >>> OuterProducts(left, right, jnp.transpose).written_out().shape
-        (5, 3, 2)
+    `build` reshapes a matrix (p, q) to the leaf; it may reorder entries.
     """
 
     @property
@@ -328,9 +289,7 @@ class OuterProducts(Factors):
         return p * q >= SAVING * (p + q)
 
     def written_out(self) -> jax.Array:
-        return jax.vmap(lambda a, d: self.build(a[:, None] * d[None]))(
-            as_float(self.left), as_float(self.right)
-        )
+        return jax.vmap(lambda a, d: self.build(a[:, None] * d[None]))(*self.numbers)
 
     def zeros(self) -> jax.Array:
         return zeros_for((self.left.shape[1], self.right.shape[1]), self.right)
@@ -342,9 +301,7 @@ class OuterProducts(Factors):
         left, right = self.numbers
         return squared_norm_of_product(left, right * like(inverse_unit, right))
 
-    def add(
-        self, total: jax.Array, influence: Influence | None, in_turn: int | None
-    ) -> jax.Array:
+    def add(self, total, influence, in_turn) -> jax.Array:
         """Adds outer products to total: without influence, as one matrix product."""
         if influence is None:
             return total + sum_of_products(*self.numbers)
@@ -384,11 +341,9 @@ class Values(Leaf):
 @register("values", "weights")
 @dataclass(frozen=True)
 class Arrays(Values):
-    """A leaf of n samples that is an array, without factors.
+    """A leaf of n samples that is an array (n, ...), without factors.
 
-    Attributes:
-        values: shape (n, ...).
-        weights: shape (n,); rows are multiplied by them as they are added, if given.
+    Rows are multiplied by `weights` (n,), if given, as they are added.
     """
 
     weights: jax.Array | None = None
@@ -401,15 +356,12 @@ class Arrays(Values):
 
     def zeros(self) -> jax.Array:
         # Sharded like a row of the leaf, as of a gradient by a sharded parameter.
-        row = zeros(self.values, (1, *self.values.shape[1:]))[0]
-        return row if row.dtype == jnp.float64 else row.astype(jnp.float32)
+        return as_float(zeros(self.values, (1, *self.values.shape[1:]))[0])
 
     def weighted(self, weight: jax.Array) -> "Arrays":
         return Arrays(self.values, weight)
 
-    def add(
-        self, total: jax.Array, influence: Influence | None, in_turn: int | None
-    ) -> jax.Array:
+    def add(self, total, influence, in_turn) -> jax.Array:
         """Adds to total the rows times weights, or the influences of plain rows."""
         (values,) = self.numbers
         num_rows = len(values)

@@ -1,13 +1,33 @@
 """Streams of samples, computed from rows when needed, and the sizes of microbatches.
 
 Rows are read in microbatches, and added in blocks, each with a float sum: `Layout`. On
-a GPU or TPU the memory bounds the size of a microbatch (`memory`), and so does the size
-of the sums of its blocks: 2^22 numbers together, or a single block. The size depends
-only on shapes and on the device, hence on public facts. It changes how a mean is
-rounded; `sensitivity()` bounds that for every size.
+a GPU or TPU the memory bounds the size of a microbatch, and so does the size of the
+sums of its blocks: 2^22 numbers together, or a single block. The size depends only on
+shapes and on the device, hence on public facts. It changes how a mean is rounded;
+`sensitivity()` bounds that for every size.
+
+On a GPU or TPU a microbatch has at least one row, and at most
+
+    rows = (M - D - 8 S) / (2 R)
+
+where
+
+* M is the memory that the device gives to JAX: the smallest `bytes_limit` in
+  `memory_stats()` of all devices. It is 2^35 (32 GiB) if JAX reports none, as in an
+  export from a machine without a GPU, and if several processes run one program, because
+  digits add up only if all processes have the same blocks, and no process knows the
+  memory of another;
+* D is the number of bytes of the rows themselves, such as the batch;
+* S is the number of bytes of one sum, which is as large as the parameters. There are
+  eight arrays of this size: the parameters, the mean, the sum of a block, three digits
+  (`Digits`), and the two moments of an optimizer;
+* R is the peak number of bytes for one row in the program that computes a sample and
+  its influence: activations kept for the backward pass, factors, gradients in full. The
+  factor 2 is a margin, because the compiler may order operations in another way.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,6 +35,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
 from dpjax import _validate
 from dpjax._sharding import num_shares
@@ -24,8 +45,13 @@ from dpjax._types import PyTree, Scalar
 
 MOST_NUMBERS = 2**18  # bounds the numbers in all sums of concurrent blocks, on CPU
 IN_TURN = 16  # rows that are added in one pass over a large sum, on CPU
+DEFAULT = 2**35  # about the three quarters of a GPU of 40 GB that JAX allocates
+# Operations with results that are views of their operands, and need no memory.
+VIEWS = {
+    *("reshape", "squeeze", "transpose", "broadcast_in_dim"),
+    *("copy", "optimization_barrier"),
+}
 MakeFactored = Callable[[PyTree], tuple[FactoredSamples, PyTree]]
-
 
 REFUSED = (
     "a stream of samples takes no arithmetic, and passes no jit, scan or vmap, because "
@@ -120,8 +146,14 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         They are rows `start` to `start + size - 1`; size is static. `make_factored` is
         traced here, once.
         """
+
+        def made(rows):
+            samples, aux = self.make_samples(self.shared, rows)
+            _validate.real(samples=samples)
+            return FactoredSamples(samples), aux
+
         factored = self.make_factored
-        make = self._made if factored is None else factored(self.shared, self.rows)
+        make = made if factored is None else factored(self.shared, self.rows)
 
         def read(start: Scalar, size: int) -> tuple[FactoredSamples, PyTree]:
             if size == self.num_rows:
@@ -146,7 +178,8 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         """Returns whether factors of any leaf are much smaller than the leaf."""
         if self.make_factored is None:
             return False
-        return jax.eval_shape(lambda: self.reader()(0, 1)[0]).has_small_factors
+        samples = jax.eval_shape(lambda: self.reader()(0, 1)[0])
+        return any(part.is_smaller for part in samples.parts)
 
     def read_all(self) -> tuple[PyTree, PyTree]:
         """Returns all samples, as arrays, and all aux."""
@@ -172,11 +205,6 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         row = jax.tree.map(lambda x: on_no_mesh(x, 1), self.rows)
         samples, _ = jax.eval_shape(self.make_samples, shared, row)
         return sum(x.size for x in jax.tree.leaves(samples))
-
-    def _made(self, rows):
-        samples, aux = self.make_samples(self.shared, rows)
-        _validate.real(samples=samples)
-        return FactoredSamples(samples), aux
 
 
 def _themselves(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
@@ -260,32 +288,29 @@ class Layout(NamedTuple):
         if microbatch_size is None:
             # If all rows are processed at once, in blocks without padding, the batch is
             # read in place and nothing is copied.
-            length = _length(num_rows, longest)
+            few = min(longest, num_rows)
+            length = next(k for k in range(few, 0, -1) if num_rows % k == 0)
             blocks = num_rows // length
             is_small = (
                 num_rows * sizes.made <= 2**21 and blocks * sizes.total <= MOST_NUMBERS
             )
-            if 2 * length > min(longest, num_rows) and is_small and not is_large:
+            if 2 * length > few and is_small and not is_large:
                 return cls(num_rows, blocks, length, 1, 1)
-            few = min(4, 2**25 // sizes.row)  # at least four rows, if memory holds them
+            least = min(4, 2**25 // sizes.row)  # four rows, if memory holds them
             # Several blocks side by side, if a sum is small and the caches hold them.
             blocks = min(2**12 // sizes.total, 2**18 // (sizes.row * longest))
             most = longest * max(blocks, 1)
-            microbatch_size = min(max(2**21 // sizes.row, few, 1), most)
+            microbatch_size = min(max(2**21 // sizes.row, least, 1), most)
             if microbatch_size < num_rows:  # nearly all batch sizes are powers of two
                 microbatch_size = 2 ** (microbatch_size.bit_length() - 1)
-        layout = cls._of(num_rows, longest, sizes, microbatch_size, MOST_NUMBERS)
+        layout = cls.parallel(num_rows, longest, sizes, microbatch_size, MOST_NUMBERS)
         return layout._replace(in_turn=in_turn)
 
     @classmethod
-    def parallel(cls, num_rows, longest, sizes, microbatch_size):
-        """Returns the layout for GPU and TPU, where memory bounds microbatch_size."""
-        return cls._of(num_rows, longest, sizes, microbatch_size, 2**22)
-
-    @classmethod
-    def _of(cls, num_rows, longest, sizes, microbatch_size, most_numbers):
+    def parallel(cls, num_rows, longest, sizes, microbatch_size, most_numbers=2**22):
         """Returns a layout with equal microbatches of about microbatch_size rows.
 
+        It is the layout for GPU and TPU, where memory bounds microbatch_size.
         The sums of blocks side by side have at most most_numbers numbers, unless a
         single sum has more.
         """
@@ -301,6 +326,82 @@ class Layout(NamedTuple):
         return cls(num_rows, width, rows, microbatches, rounds)
 
 
-def _length(num_rows, longest):
-    """Returns the largest divisor of num_rows that is at most `longest`."""
-    return next(k for k in range(min(longest, num_rows), 0, -1) if num_rows % k == 0)
+def rows_at_once(row_bytes: int, sum_bytes: int, bytes_of_rows: int) -> int:
+    """Returns the formula above for R, S and D bytes."""
+    devices = jax.local_devices() if jax.process_count() == 1 else []
+    limits = [(x.memory_stats() or {}).get("bytes_limit") for x in devices]
+    memory = min(filter(None, limits), default=DEFAULT)
+    return max((memory - bytes_of_rows - 8 * sum_bytes) // (2 * max(row_bytes, 1)), 1)
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Returns the size of all arrays of a pytree, in bytes."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
+    """Returns the peak number of bytes of values that depend on `of_row`.
+
+    `of_row` are the arguments that hold one row. Arguments are not counted, nor are
+    values that do not depend on the row, because all rows share them. Results are held
+    until the end.
+    """
+    # Maps a value to the variable that owns its memory; None if an argument owns it.
+    place: dict[Any, core.Var | None] = dict.fromkeys(of_row)
+    last: dict[core.Var | None, int] = {}
+    steps = []
+    for i, equation in enumerate(jaxpr.eqns):
+        read = [x for x in equation.invars if _is_in(place, x)]
+        if not read:
+            continue
+        made = equation.outvars
+        if equation.primitive.name in VIEWS:
+            pairs = zip(equation.invars, made, strict=False)
+            place |= {y: place[x] for x, y in pairs if _is_in(place, x)}
+            made = [x for x in made if x not in place]
+        place |= {x: x for x in made}
+        last |= {place[x]: i for x in (*read, *equation.outvars)}
+        steps.append((i, equation, made))
+    last |= {place[x]: len(jaxpr.eqns) for x in jaxpr.outvars if _is_in(place, x)}
+    # Each value is freed after its last use; the peak is over the running total.
+    freed = Counter()
+    for x, i in last.items():
+        freed[i] += 0 if x is None else _bytes(x)
+    live = highest = 0
+    for i, equation, made in steps:
+        new = sum(map(_bytes, made))
+        within = max((peak_bytes(*each) for each in _inner(equation, place)), default=0)
+        # A loop stores its results beside the memory of its body; other programs count
+        # their results themselves.
+        is_loop = equation.primitive.name in ("scan", "while")
+        highest = max(highest, live + (new + within if is_loop else max(new, within)))
+        live += new - freed[i]
+    return highest
+
+
+def programs_in(equation: core.JaxprEqn) -> Iterator[core.ClosedJaxpr]:
+    """Yields the programs inside an equation, such as the body of a loop."""
+    for value in equation.params.values():
+        for program in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(program, core.Jaxpr):
+                yield core.ClosedJaxpr(program, [])
+            elif isinstance(program, core.ClosedJaxpr):
+                yield program
+
+
+def _inner(equation, place):
+    """Yields the programs inside an equation, and their arguments that hold a row."""
+    for jaxpr in (program.jaxpr for program in programs_in(equation)):
+        if equation.primitive is core.primitives.jit_p:
+            pairs = zip(equation.invars, jaxpr.invars, strict=True)
+            yield jaxpr, [y for x, y in pairs if _is_in(place, x)]
+        else:
+            yield jaxpr, jaxpr.invars
+
+
+def _is_in(place, x):
+    return isinstance(x, core.Var) and x in place
+
+
+def _bytes(x):
+    return num_bytes([x.aval]) if hasattr(x.aval, "dtype") else 0

@@ -7,7 +7,7 @@ from functools import partial, reduce
 import jax
 import jax.numpy as jnp
 
-from dpjax._sums.samples import Influence, Values, times, zeros_for
+from dpjax._sums.samples import Values, times, zeros_for
 from dpjax._tree import as_finite, as_float, register
 
 
@@ -16,12 +16,9 @@ from dpjax._tree import as_finite, as_float, register
 class TableRows(Values):
     """A leaf of n samples: tables of zeros, except for a few rows.
 
-    Attributes:
-        values: the rows, shape (n, t, q); zero where a place is outside of the table.
-        places: the indices of the rows in the table, shape (n, t), of a dtype that
-            represents num_rows. A sample has no index twice: see `of`.
-        num_rows: number of rows of a table.
-        build: reshapes a table (num_rows, q) to the leaf; it may reorder entries.
+    The rows are `values` (n, t, q), zero where a place is outside of the table. Their
+    indices are `places` (n, t), none twice, of a dtype that represents num_rows.
+    `build` reshapes a table (num_rows, q) to the leaf; it may reorder entries.
 
     Example:
         >>> import jax.numpy as jnp
@@ -94,9 +91,7 @@ class TableRows(Values):
     def weighted(self, weight: jax.Array) -> "TableRows":
         return replace(self, values=times(self.values, weight))
 
-    def add(
-        self, total: jax.Array, influence: Influence | None, in_turn: int | None
-    ) -> jax.Array:
+    def add(self, total, influence, in_turn) -> jax.Array:
         del in_turn
         values = self.values if influence is None else influence(self.values)
         rows = values.reshape(-1, values.shape[-1])

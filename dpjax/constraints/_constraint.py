@@ -1,14 +1,18 @@
-"""The base classes of convex sets of parameters."""
+"""Convex sets of parameters, and those with a projection in closed form."""
 
 import abc
-from typing import Literal
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from dpjax import _validate
-from dpjax._tree import flatten, like
+from dpjax._rounding import LARGEST, ROUNDOFF, SMALLEST
+from dpjax._tree import flatten, like, register
 from dpjax._types import PyTree, Scalar
 
 Norm = Literal["l1", "l2"]
@@ -177,3 +181,308 @@ def check_coordinates(num_coordinates: int, expected: int) -> None:
     rule = f"{expected}, the coordinates of the set"
     is_fine = num_coordinates == expected
     _validate.require(is_fine, "num_coordinates", num_coordinates, rule)
+
+
+@register("lower", "upper")
+@dataclass(frozen=True)
+class Box(Constraint):
+    """The set of all x with lower <= x <= upper.
+
+    The projection clips. The minimum of <v, g> is at lower if g > 0, else at upper. The
+    diameter is the norm of upper - lower. The box has 2^d vertices, too many to score.
+
+    Attributes:
+        lower: one number for all coordinates, or a pytree of arrays of the shapes of
+            the parameters; its arrays are pytree leaves.
+        upper: of the same structure and shapes as lower, nowhere below lower.
+
+    Raises:
+        ValueError: If bounds are not numbers in [-1e30, 1e30], differ in shape, or
+            upper is below lower.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.constraints import Box
+        >>> box = Box(0.0, 1.0)
+        >>> print(box.project({"w": jnp.array([-0.5, 0.5, 2.0])})["w"])
+        [0.  0.5 1. ]
+        >>> print(box.minimize_linear(jnp.array([3.0, -4.0])))
+        [0. 1.]
+    """
+
+    lower: PyTree
+    upper: PyTree
+
+    def __post_init__(self):
+        shapes, rule = _shapes(self.lower), "a number or a pytree of arrays"
+        _validate.require(bool(shapes[1]), "lower", self.lower, rule)
+        is_fine = _shapes(self.upper) == shapes
+        _validate.require(is_fine, "upper", self.upper, "shaped as lower, leaf by leaf")
+        pairs = zip(*map(jax.tree.leaves, (self.lower, self.upper)), strict=True)
+        for low, high in pairs:
+            _validate.within(-LARGEST, LARGEST, lower=low, upper=high)
+            if _validate.is_concrete(low) and _validate.is_concrete(high):
+                is_fine = bool(np.all(np.asarray(low) <= np.asarray(high)))
+                rule = f"nowhere below lower, {low!r}"
+                _validate.require(is_fine, "upper", high, rule)
+
+    def project(self, params: PyTree) -> PyTree:
+        vector, unflatten, *bounds = self._flat(params, "params")
+        return unflatten(optax.projections.projection_box(vector, *bounds))
+
+    def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
+        """Returns whether lower - tolerance <= x <= upper + tolerance."""
+        _validate.non_negative(tolerance=tolerance)
+        vector, _, lower, upper = self._flat(params, "params")
+        slack = like(tolerance, vector)
+        return jnp.all((vector >= lower - slack) & (vector <= upper + slack))
+
+    def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
+        check_diameter(norm, num_coordinates)
+        if self._is_uniform():
+            factor = num_coordinates if norm == "l1" else math.sqrt(num_coordinates)
+            return factor * (self.upper - self.lower)
+        lower, upper = (flatten(x, "bound")[0] for x in (self.lower, self.upper))
+        check_coordinates(num_coordinates, lower.size)
+        return jnp.linalg.norm(upper - lower, ord=1 if norm == "l1" else 2)
+
+    def minimize_linear(self, gradient: PyTree) -> PyTree:
+        vector, unflatten, lower, upper = self._flat(gradient, "gradient")
+        return unflatten(jnp.where(vector > 0, lower, upper))
+
+    def _is_uniform(self) -> bool:
+        structure, shapes = _shapes(self.lower)
+        return structure.num_nodes == 1 and shapes == [()]
+
+    def _flat(self, tree: PyTree, name: str) -> Any:
+        """Returns the results of `flatten`, and both bounds as vectors like its own."""
+        vector, unflatten = flatten(tree, name)
+        if not self._is_uniform():
+            rule = f"shaped as the bounds, {_shapes(self.lower)}"
+            is_fine = _shapes(tree) == _shapes(self.lower)
+            _validate.require(is_fine, name, _shapes(tree), rule)
+        bounds = [flatten(x, "bound")[0] for x in (self.lower, self.upper)]
+        bounds = [like(jnp.broadcast_to(x, vector.shape), vector) for x in bounds]
+        return vector, unflatten, *bounds
+
+
+def _shapes(tree: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, [np.shape(leaf) for leaf in leaves]
+
+
+@dataclass(frozen=True)
+class RadiusConstraint(Constraint):
+    """A set in proportion to its radius, which is a pytree leaf."""
+
+    radius: Scalar
+
+    def __post_init__(self):
+        _validate.within(SMALLEST, LARGEST, radius=self.radius)
+
+
+@register("radius")
+@dataclass(frozen=True)
+class L2Ball(RadiusConstraint):
+    """The set of all x with ||x||_2 <= radius.
+
+    The projection is x min(1, radius / ||x||). The minimum of <v, g> is at
+    -radius g / ||g||, or at zero if g is zero. The diameter is 2 radius in l2 and
+    2 radius sqrt(d) in l1.
+
+    Attributes:
+        radius: r in [1e-20, 1e30], in units of the parameters; a pytree leaf.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.constraints import L2Ball
+        >>> ball = L2Ball(1.0)
+        >>> print(ball.project(jnp.array([3.0, -4.0])).round(3))
+        [ 0.6 -0.8]
+        >>> print(ball.minimize_linear(jnp.array([3.0, -4.0])).round(3))
+        [-0.6  0.8]
+    """
+
+    def project(self, params: PyTree) -> PyTree:
+        vector, unflatten = flatten(params, "params")
+        norm, unit = _norm(vector)
+        is_inside = norm <= like(self.radius, vector) / unit
+        return unflatten(jnp.where(is_inside, vector, self._along(vector)))
+
+    def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
+        """Returns whether ||x||_2 <= radius + tolerance."""
+        _validate.non_negative(tolerance=tolerance)
+        vector, _ = flatten(params, "params")
+        limit = like(self.radius, vector) + like(tolerance, vector)
+        return jnp.sum(jnp.square(vector / limit)) <= 1
+
+    def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
+        check_diameter(norm, num_coordinates)
+        return (2 if norm == "l2" else 2 * math.sqrt(num_coordinates)) * self.radius
+
+    def minimize_linear(self, gradient: PyTree) -> PyTree:
+        vector, unflatten = flatten(gradient, "gradient")
+        return unflatten(self._along(-vector))
+
+    def _along(self, vector: jax.Array) -> jax.Array:
+        """Returns the vector scaled to the norm `radius`; zero remains zero."""
+        norm, unit = _norm(vector)
+        return like(self.radius, vector) * (vector / unit / norm)
+
+
+def _norm(vector: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns ||vector|| in a unit in which no square overflows, and the unit.
+
+    Both are 1 for a zero vector. `optax.projections.projection_l2_ball` squares the
+    entries themselves, and is zero for float32 parameters, or a radius, above 1e19.
+    """
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(vector)))
+    unit = jnp.where(largest > 0, largest, 1)
+    squares = jnp.sum(jnp.square(vector / unit))
+    return jnp.sqrt(jnp.where(squares > 0, squares, 1)), unit
+
+
+@dataclass(frozen=True)
+class AxisConstraint(RadiusConstraint, VertexConstraint):
+    """The convex hull of radius e_j, and of -radius e_j if num_signs is 2."""
+
+    num_signs: ClassVar[int]
+
+    def num_vertices(self, num_coordinates: int) -> int:
+        _validate.count(num_coordinates=num_coordinates)
+        return self.num_signs * num_coordinates
+
+    def score_error(self, num_coordinates: int) -> Scalar:
+        """Returns 2^-24 radius, because a score is a single product."""
+        _validate.count(num_coordinates=num_coordinates)
+        return ROUNDOFF * self.radius
+
+    def vertex_scores(self, gradient: PyTree) -> jax.Array:
+        vector, _ = flatten(gradient, "gradient")
+        scores = -like(self.radius, vector) * kept_finite(vector, self.radius)
+        return scores if self.num_signs == 1 else jnp.concatenate([scores, -scores])
+
+    def _vertex(self, index, vector):
+        radius = like(self.radius, vector)
+        value = jnp.where(index < vector.size, radius, -radius)
+        return jnp.zeros_like(vector).at[index % vector.size].set(value)
+
+
+@register("radius")
+@dataclass(frozen=True)
+class L1Ball(AxisConstraint):
+    """The set of all x with ||x||_1 <= radius.
+
+    The projection keeps x inside the ball; outside it is sign(x) max(|x| - tau, 0),
+    with tau such that its norm is radius. Vertex j < d is radius e_j, with score
+    -radius g_j, and vertex d + j is -radius e_j, with score radius g_j; no matrix of
+    vertices is stored. The diameter is 2 radius in both norms.
+
+    Attributes:
+        radius: r in [1e-20, 1e30], in units of the parameters; a pytree leaf.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.constraints import L1Ball
+        >>> ball = L1Ball(1.0)
+        >>> print(ball.project(jnp.array([1.5, -1.0, 0.25])))
+        [ 0.75 -0.25  0.  ]
+        >>> print(ball.minimize_linear(jnp.array([0.5, -2.0, 1.0])))
+        [0. 1. 0.]
+
+    Reference:
+        Duchi et al. (2008), section 4, for the projection.
+    """
+
+    num_signs: ClassVar[int] = 2
+
+    def project(self, params: PyTree) -> PyTree:
+        vector, unflatten = flatten(params, "params")
+        radius, size = like(self.radius, vector), jnp.abs(vector)
+        on_sphere = jnp.sign(vector) * _project_simplex(size, radius)
+        return unflatten(jnp.where(jnp.sum(size) <= radius, vector, on_sphere))
+
+    def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
+        """Returns whether ||x||_1 <= radius + tolerance."""
+        _validate.non_negative(tolerance=tolerance)
+        vector, _ = flatten(params, "params")
+        limit = like(self.radius, vector) + like(tolerance, vector)
+        return jnp.sum(jnp.abs(vector)) <= limit
+
+    def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
+        check_diameter(norm, num_coordinates)
+        return 2 * self.radius
+
+
+@register("radius")
+@dataclass(frozen=True)
+class Simplex(AxisConstraint):
+    """The set of all x >= 0 with sum radius: for radius 1, the probability vectors.
+
+    The projection is max(x - tau, 0), with tau such that the sum is radius. Vertex j is
+    radius e_j, with score -radius g_j. The diameter is 2 radius in l1 and sqrt(2)
+    radius in l2, and 0 for a single coordinate.
+
+    Attributes:
+        radius: r in [1e-20, 1e30], in units of the parameters; a pytree leaf.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.constraints import Simplex
+        >>> simplex = Simplex(1.0)
+        >>> print(simplex.project(jnp.array([1.0, 0.5, -1.0])))
+        [0.75 0.25 0.  ]
+        >>> print(simplex.minimize_linear(jnp.array([0.5, -2.0, 1.0])))
+        [0. 1. 0.]
+
+    Reference:
+        Duchi et al. (2008), Figure 1, for the projection.
+    """
+
+    num_signs: ClassVar[int] = 1
+
+    def project(self, params: PyTree) -> PyTree:
+        vector, unflatten = flatten(params, "params")
+        return unflatten(_project_simplex(vector, like(self.radius, vector)))
+
+    def contains(self, params: PyTree, tolerance: Scalar = 1e-5) -> jax.Array:
+        """Returns whether x >= -tolerance and |sum x - radius| <= tolerance."""
+        _validate.non_negative(tolerance=tolerance)
+        vector, _ = flatten(params, "params")
+        slack = like(tolerance, vector)
+        gap = jnp.abs(jnp.sum(vector) - like(self.radius, vector))
+        return jnp.all(vector >= -slack) & (gap <= slack)
+
+    def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
+        check_diameter(norm, num_coordinates)
+        if num_coordinates == 1:
+            return 0 * self.radius
+        return (2 if norm == "l1" else math.sqrt(2)) * self.radius
+
+
+@jax.jit
+def _project_simplex(vector: jax.Array, radius: jax.Array) -> jax.Array:
+    """Returns the projection onto {x >= 0, sum x = radius}: max(vector - tau, 0).
+
+    The algorithm is in Held, Wolfe and Crowder (1974) and Duchi et al. (2008), Figure
+    1. `optax.projections.projection_simplex` mixes integers and floats, which strict
+    dtype promotion refuses, and loses the radius in sums of large entries.
+    """
+    # Adding a constant to all entries changes no projection. With the largest entry at
+    # zero, -1 <= tau < 0 in units of the radius, so smaller entries are clipped to -1.
+    shifted = vector - jax.lax.stop_gradient(jnp.max(vector))
+    units = jnp.maximum(shifted, -radius) / radius
+    sums = jnp.cumsum(jnp.sort(units, descending=True))
+    counts = jnp.arange(1, vector.size + 1).astype(vector.dtype)
+    # Every count gives a lower bound of tau, and the support's size gives tau itself.
+    tau = jnp.max((sums - 1) / counts)
+
+    def newton_step(above):  # returns the increase of tau that makes the sum 1
+        support = jnp.maximum(jnp.sum((above > 0).astype(above.dtype)), 1)
+        return (jnp.sum(jax.nn.relu(above)) - 1) / support
+
+    # Two Newton steps remove the rounding errors of long sums. Only the last step is
+    # differentiated: it has the derivative of tau, without differentiating the sort.
+    tau = jax.lax.stop_gradient(tau + newton_step(units - tau))
+    above = units - tau
+    return radius * jax.nn.relu(above - newton_step(above))

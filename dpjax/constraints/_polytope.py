@@ -17,8 +17,8 @@ from dpjax import _validate
 from dpjax._rounding import LARGEST, ROUNDOFF, SMALLEST
 from dpjax._tree import flatten, register
 from dpjax._types import PyTree, Scalar
-from dpjax.constraints._balls import Box
 from dpjax.constraints._constraint import (
+    Box,
     Constraint,
     Norm,
     VertexConstraint,

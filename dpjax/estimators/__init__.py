@@ -13,14 +13,11 @@ norms. With `Scaled` every coordinate has a public scale, and noise proportional
 range. An argument out of its range raises `ValueError`.
 """
 
-from dpjax.estimators._adaptive import AdaptiveThreshold
+from dpjax.estimators._adaptive import AdaptiveThreshold, Scaled
 from dpjax.estimators._clipping import Clipping, Grouped, Normalization
-from dpjax.estimators._estimator import Estimator, Mean
-from dpjax.estimators._median_of_means import MedianOfMeans
-from dpjax.estimators._scaled import Scaled
-from dpjax.estimators._sensitivity import Sensitivity
+from dpjax.estimators._estimator import Estimator, Mean, Sensitivity
+from dpjax.estimators._order import MedianOfMeans, TrimmedMean
 from dpjax.estimators._smoothed import SmoothedClipping, SmoothedTruncation
-from dpjax.estimators._trimmed_mean import TrimmedMean
 from dpjax.estimators._truncation import Truncation, Winsorization
 
 __all__ = [

@@ -28,8 +28,7 @@ from dpjax._sums.samples import NORM_ERROR, FactoredSamples, Leaf, weigh
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import as_float, by_row, like, materialized, register
 from dpjax._types import PyTree, Scalar
-from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._sensitivity import norm_sensitivity
+from dpjax.estimators._estimator import Estimator, norm_sensitivity
 
 # Clip norms, scales and offsets are at least this large, so that the norm of an
 # ordinary sample stays below 2^63 times the threshold.

@@ -1,19 +1,33 @@
-"""The base classes of robust means, and `Mean`, the mean without a bound."""
+"""The base classes of robust means, their worst-case sensitivity, and `Mean`.
+
+By default neighboring data sets are related by replace-one: n is public, and they
+differ in one record. Under add/remove, one data set has this row masked as padding, so
+all other rows keep their indices. Sensitivities include float32 rounding.
+"""
 
 import abc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpjax import _validate
+from dpjax._rounding import ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes, varying_with
-from dpjax._sums.exact import Unrounded
-from dpjax._sums.fold import FEW_ROWS, Summands, check_rows_per_divisor, fold_mean
+from dpjax._sums.fold import (
+    FEW_ROWS,
+    MeanAndAux,
+    Summands,
+    Unrounded,
+    block_length,
+    fold_mean,
+    proven_divisor,
+)
 from dpjax._sums.samples import FactoredSamples, unstacked
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import Static, as_finite, by_row, like, register
@@ -25,11 +39,24 @@ from dpjax._types import (
     PyTree,
     Scalar,
 )
-from dpjax.estimators._sensitivity import (
-    Sensitivity,
-    coordinate_sensitivity,
-    maximum,
-)
+
+
+class Sensitivity(NamedTuple):
+    """The largest change of an estimate between neighbors, in three norms.
+
+    `privatize` adds noise of stddev `noise_multiplier * l2`, where l2 is computed with
+    rounded=False. `linf` is the largest change of a single coordinate.
+
+    Example:
+        >>> from dpjax.estimators import Winsorization
+        >>> sensitivity = Winsorization(1.0).sensitivity(1_000, 4)
+        >>> print(f"{sensitivity.linf:.5f} {sensitivity.l2:.5f} {sensitivity.l1:.5f}")
+        0.00200 0.00400 0.00800
+    """
+
+    l1: Scalar
+    l2: Scalar
+    linf: Scalar
 
 
 class Estimator(abc.ABC):
@@ -101,10 +128,8 @@ class Estimator(abc.ABC):
                 normalize_by is not positive or much smaller than n, or axis_name does
                 not fit.
         """
-        stream, divisor = self._checked(
-            samples, is_padding_example, normalize_by, axis_name
-        )
-        return stream.call(_fold_stream, self, divisor)[0]
+        args = is_padding_example, normalize_by, axis_name
+        return self._folded(samples, *args)[0]
 
     def unrounded(
         self,
@@ -127,10 +152,8 @@ class Estimator(abc.ABC):
             >>> print(mean.plus(jnp.float32(2.0)))
             2.1666667
         """
-        stream, divisor = self._checked(
-            samples, is_padding_example, normalize_by, axis_name
-        )
-        return stream.call(_fold_stream, self, divisor, Static(False))[0]
+        args = is_padding_example, normalize_by, axis_name
+        return self._folded(samples, *args, Static(False))[0]
 
     def with_aux(
         self,
@@ -145,27 +168,25 @@ class Estimator(abc.ABC):
         Arguments and errors are the same as in `__call__`. The stream makes an aux for
         each sample; the aux of all samples, with leading axis n, is NOT private.
         """
-        stream, divisor = self._checked(
-            stream, is_padding_example, normalize_by, axis_name
-        )
-        return _fold_stream(stream, self, divisor)
+        return self._folded(stream, is_padding_example, normalize_by, axis_name)
 
-    def _checked(self, stream, is_padding_example, normalize_by, axis_name):
-        """Returns the stream with mask and axes, and the divisor, or None for n."""
+    def _folded(self, stream, is_padding_example, normalize_by, axis_name, *static):
+        """Checks the arguments, and returns the results of `_fold_stream`."""
         stream = SampleStream.of(stream, is_padding_example)
-        num_rows = stream.num_rows
         axes = row_axes(stream.rows, axis_name)
         if normalize_by is not None:
             _validate.positive(normalize_by=normalize_by)
-            num_rows *= num_shares(axes)
-            check_rows_per_divisor(num_rows, normalize_by)
+            num_rows = stream.num_rows * num_shares(axes)
             is_known = _validate.is_concrete(normalize_by)
-            rule = f"the number of rows, {num_rows}: {self} takes no sampled batch"
             if is_known and num_rows == float(normalize_by):
                 normalize_by = None  # static: as an argument of jit it is traced
             elif self.groups_by_index:
+                rule = f"the number of rows, {num_rows}: {self} takes no sampled batch"
                 raise ValueError(f"normalize_by must be {rule}, got {normalize_by}.")
-        return replace(stream, axes=axes), normalize_by
+            elif is_known:  # before jit, which traces it
+                normalize_by = proven_divisor(num_rows, normalize_by)
+        stream = replace(stream, axes=axes)
+        return stream.call(_fold_stream, self, normalize_by, *static)
 
     def sensitivity(
         self,
@@ -193,11 +214,18 @@ class Estimator(abc.ABC):
         return self._sensitivity(num_samples, num_coordinates, relation, rounded)
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns linf = 2 limit / n, with rounding, and l2 = sqrt(d) linf."""
+        """Returns the sensitivity of a mean of influences within ±limit by coordinate.
+
+        One record moves a coordinate of the exact mean by at most 2 limit / n, and may
+        move all d coordinates: l1 and l2 are d and sqrt(d) times as large.
+        """
         if self.limit is None:
             return Sensitivity(math.inf, math.inf, math.inf)
-        args = self.limit, num_samples, num_coordinates, relation
-        return coordinate_sensitivity(*args, rounded=rounded)
+        limit, num_samples = of_one_type(self.limit, num_samples)
+        args = limit, num_samples, _moved(relation), sum_error_in_turn
+        linf = _rounded_change(*args) if rounded else _unrounded_change(*args)
+        root = math.sqrt(num_coordinates)
+        return Sensitivity(num_coordinates * linf, root * linf, linf)
 
     def sampled_sensitivity(
         self,
@@ -253,9 +281,7 @@ class Estimator(abc.ABC):
 
         return Summands(stream.written_out(), prepare)
 
-    def fold(
-        self, stream: SampleStream, *, normalize_by: Scalar
-    ) -> tuple[Unrounded, PyTree]:
+    def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
         """Returns the robust mean of one device's rows, and the aux of these rows."""
         summands = self.summands(stream)
         mean, aux = fold_mean(summands, self.limit, normalize_by=normalize_by)
@@ -333,3 +359,138 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
     replicated = estimator, normalize_by, stream.shared
     mask = varying_with(stream.is_padding_example, stream.rows)
     return by_device(on_device, axes, replicated, (stream.rows, mask))
+
+
+def norm_sensitivity(
+    limit, num_samples, num_coordinates, relation, *, norm_error, diameter, rounded
+):
+    """Returns the sensitivity for influences of norm at most limit (1 + norm_error).
+
+    The distance of two influences is at most diameter·limit (1 + norm_error), and a
+    record moves the exact mean by this divided by n. The mean has norm at most 9/8
+    limit (the fold rejects more rows per divisor), and if `rounded`, rounding its
+    coordinates to float32 moves the mean of each neighbor by 2^-24 of its norm.
+    """
+    limit, num_samples = of_one_type(limit, num_samples)
+    moved = _moved(relation, diameter)
+    longest = limit * (1 + norm_error)
+    linf = l2 = _unrounded_change(
+        longest, num_samples, moved, sum_error, num_coordinates
+    )
+    if rounded:
+        linf = _rounded_change(limit, num_samples, moved, sum_error, norm_error)
+        l2 += 2 * ROUNDOFF * 1.125 * _largest_mean(longest, num_samples)
+    if num_coordinates == 1:
+        return Sensitivity(linf, linf, linf)
+    return Sensitivity(math.sqrt(num_coordinates) * l2, l2, linf)
+
+
+def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
+    """Returns the float32 spacing just below the largest value of an estimate."""
+    limit, num_samples = of_one_type(limit, num_samples)
+    xp = _numpy_for(limit, num_samples)
+    mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
+    exponent = xp.where(mantissa == 0.5, exponent - 1, exponent)
+    # A limit that is computed on the device may exceed a power of two by rounding.
+    exponent = xp.where(mantissa > 1 - 16 * ROUNDOFF, exponent + 1, exponent)
+    return xp.ldexp(xp.ones_like(mantissa), exponent - 24)
+
+
+def _moved(relation, diameter=2.0):
+    """Returns the distance of two neighbors' exact sums, in units of limit."""
+    moved = {REPLACE_ONE: diameter, ADD_OR_REMOVE_ONE: 1.0}.get(relation, 0.0)
+    rule = "REPLACE_ONE or ADD_OR_REMOVE_ONE"
+    _validate.require(moved > 0, "relation", relation, rule)
+    return moved
+
+
+def _rounded_change(limit, num_samples, moved, error, excess=0.0):
+    """Bounds the change of one coordinate of the float32 mean between neighbors.
+
+    Two exact means differ by at most `change`; each is rounded to the nearest float32.
+    Where both lie in the top binade, with spacing ulp, the results differ by a multiple
+    of ulp that is at most change + ulp. Where one lies k binades lower they differ by a
+    multiple of ulp/2^k that is at most change + (1/2 + 1/2^(k+1)) ulp.
+    """
+    xp = _numpy_for(limit, num_samples)
+    longest = limit * (1 + excess)
+    change = _unrounded_change(longest, num_samples, moved, error)
+    ulp = largest_ulp(limit, num_samples)
+    steps = change / ulp
+    same_binade = xp.floor(steps) + 1
+    next_binade = xp.floor(2 * steps + 1.5) / 2
+    lower_binades = xp.maximum(xp.floor(4 * steps + 2.5) / 4, steps + 0.5625)
+    rounded = ulp * xp.maximum(xp.maximum(same_binade, next_binade), lower_binades)
+    if xp is np:
+        return float(rounded)
+    # Only the change is differentiated; the rounding counts as a constant.
+    return change + jax.lax.stop_gradient(rounded - change)
+
+
+def sum_error_in_turn(num_terms: int) -> float:
+    """Returns the largest error of a float sum of K terms, in units of u limit.
+
+    One after the other, results are largest: 2, 3, ..., K times the limit. 1.01 covers
+    the second order (Higham 2002, eq. 4.3; `docs/privacy/proofs/sums.md`, 1.2).
+    """
+    return 1.01 * (num_terms * (num_terms + 1) / 2 - 1)
+
+
+def sum_error(num_terms: int) -> float:
+    """Returns the largest l2 error of a sum of K products, in units of u limit.
+
+    Products are rounded too, and the order of additions may differ by coordinate, as in
+    a product of matrices: see `_sums.fold`.
+    """
+    depths = [num_terms - 1, *range(num_terms - 1, 0, -1)]
+    squares = num_terms * sum((1 + depth) ** 2 for depth in depths)
+    return math.sqrt(squares) * (1 + num_terms * ROUNDOFF)
+
+
+def _unrounded_change(limit, num_samples, moved, error, num_coordinates=1):
+    """Bounds the l2 change of the fold's mean before it is rounded to float32."""
+    # A block's sum has a rounding error in each of the two neighbors.
+    length = block_length(num_samples)
+    block = 2 * error(length) * ROUNDOFF
+    # The block sum of each neighbor is divided by n, and the remainders below the
+    # exact digits of all blocks are added as floats (`digit_layout`).
+    rests = 2.0**-34
+    digits = 2 * length * (rests * math.sqrt(num_coordinates) + ROUNDOFF)
+    # Two floats hold the digits to 2^-41 of the mean.
+    unit = limit / num_samples
+    pairs = 2.25 * 2.0**-41 * _largest_mean(limit, num_samples)
+    # 16 u covers rounding the limit to float32, and the rounding of this formula.
+    return (unit * (moved + block + digits) + pairs) * (1 + 16 * ROUNDOFF)
+
+
+def _largest_mean(limit, num_samples):
+    """Returns the bound to which the mean is clipped, for any divisor."""
+    xp = _numpy_for(limit, num_samples)
+    return limit * xp.maximum(1.0, FEW_ROWS / num_samples)
+
+
+def precise(x: Scalar) -> Scalar:
+    """Returns x in 32 bits or more, because half precision may lose 0.7 per cent."""
+    if _validate.is_concrete(x):
+        return float(x)
+    x = jnp.asarray(x)
+    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+
+
+def of_one_type(*values: Scalar) -> list[Scalar]:
+    """Returns `precise` values, and converts arrays to their widest type."""
+    exact = [precise(x) for x in values]
+    types = [x.dtype for x in exact if isinstance(x, jax.Array)]
+    widest = jnp.float64 if jnp.float64 in types else jnp.float32
+    return [x.astype(widest) if isinstance(x, jax.Array) else x for x in exact]
+
+
+def maximum(a: Scalar, b: Scalar) -> Scalar:
+    """Returns the larger number: a Python float if both are concrete."""
+    xp = _numpy_for(a, b)
+    return float(xp.maximum(a, b)) if xp is np else xp.maximum(a, b)
+
+
+def _numpy_for(*values: Any) -> Any:
+    """Returns NumPy, which has float64, if all values are concrete, else jax.numpy."""
+    return np if all(map(_validate.is_concrete, values)) else jnp

@@ -12,17 +12,18 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 
 from dpjax import _validate
-from dpjax._sums.memory import programs_in
+from dpjax._sums.stream import programs_in
 from dpjax._types import LossFn, PyTree
+from dpjax.gradients._factored import uses
 from dpjax.gradients._loss import (
     closed_over,
+    is_array,
     loss_of_users,
     no_running_statistics,
     rows_held,
     running_statistics,
     trainable,
 )
-from dpjax.gradients.factored import uses
 
 FREEZING = (
     "All parameters in this table share the clip norm and get noise. Leave those that "
@@ -137,7 +138,7 @@ def check_model(
     """
     num_rows = _validate.leading_size(batch, "batch")
     named, structure = jax.tree_util.tree_flatten_with_path(params)
-    arrays = {i: x for i, (_, x) in enumerate(named) if _is_array(x)}
+    arrays = {i: x for i, (_, x) in enumerate(named) if is_array(x)}
     example = jax.eval_shape(lambda batch: jax.tree.map(lambda x: x[0], batch), batch)
 
     def loss(arrays: dict[int, Any], example: PyTree) -> Any:
@@ -187,12 +188,8 @@ def check_model(
     return ModelCheck(tuple(rows), tuple(problems))
 
 
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "dtype") or isinstance(x, int | float | complex)
-
-
 def _is_trainable(x: Any) -> bool:
-    return _is_array(x) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    return is_array(x) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
 def _in_words(problem: str, why: Exception) -> str:

@@ -22,7 +22,7 @@ from jax import lax
 from jax.extend import core
 
 from dpjax import _validate
-from dpjax._sums.memory import programs_in
+from dpjax._sums.stream import programs_in
 from dpjax._types import LossFn, PyTree
 from dpjax.gradients._users import UserRecords
 
@@ -65,12 +65,16 @@ def trainable(params: PyTree) -> None:
         "nnx.split(model, nnx.Param, ...) do"
     )
     for path, x in jax.tree_util.tree_leaves_with_path(params):
-        is_array = hasattr(x, "dtype") or isinstance(x, int | float | complex)
-        dtype = jnp.result_type(x) if is_array else type(x)
-        is_fine = is_array and jnp.issubdtype(dtype, jnp.inexact)
+        dtype = jnp.result_type(x) if is_array(x) else type(x)
+        is_fine = is_array(x) and jnp.issubdtype(dtype, jnp.inexact)
         place = "params" + jax.tree_util.keystr(path)
         _validate.require(is_fine, place, dtype, rule)
     _validate.real(params=params)
+
+
+def is_array(x: Any) -> bool:
+    """Returns whether a leaf is an array or a number."""
+    return hasattr(x, "dtype") or isinstance(x, int | float | complex)
 
 
 def no_running_statistics(params: PyTree) -> None:
@@ -214,17 +218,14 @@ def warn_of_rows(
 
 
 def evaluate(
-    jaxpr: core.Jaxpr,
-    consts: Sequence[Any],
-    args: Sequence[Any],
-    rule: Rule,
-    within: Place = (),
+    program: core.ClosedJaxpr, args: Sequence[Any], rule: Rule, within: Place = ()
 ) -> list[Any]:
     """Returns the results of a program, with `rule` applied to each equation.
 
     A jit that `is_plain_jit` is inlined.
     """
-    values = dict(zip(jaxpr.constvars + jaxpr.invars, [*consts, *args], strict=True))
+    jaxpr, given = program.jaxpr, [*program.consts, *args]
+    values = dict(zip(jaxpr.constvars + jaxpr.invars, given, strict=True))
 
     def read(atom):
         return atom.val if isinstance(atom, core.Literal) else values[atom]
@@ -250,8 +251,7 @@ def evaluate(
         inputs[indices] = map(wide, inputs[indices])
         with equation.ctx.manager:  # the settings of JAX under which it was traced
             if is_plain_jit(equation):
-                inner = equation.params["jaxpr"]
-                results = evaluate(inner.jaxpr, inner.consts, inputs, rule, place)
+                results = evaluate(equation.params["jaxpr"], inputs, rule, place)
             else:
                 results = rule(place, equation, inputs, partial(run, equation, inputs))
         values.update(zip(equation.outvars, results, strict=True))
@@ -323,7 +323,7 @@ def traced(function: Callable[..., PyTree], *args: PyTree) -> Callable[..., PyTr
                     return [jnp.outer(*reversed(factors[x]))]
             return run()
 
-        results = evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), rule)
+        results = evaluate(closed, jax.tree.leaves(args), rule)
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return rewritten
@@ -349,12 +349,9 @@ def refuse_collectives(jaxpr: core.Jaxpr, own: frozenset[Any] = frozenset()) -> 
         is_fine = not named or kind in ("pvary", "axis_index")
         operation = f"a gradient with {kind} over {sorted(map(str, named))}"
         _validate.require(is_fine, "loss_fn", operation, rule)
-        inside = own | set(params.get("manual_axes", ()))
-        for value in params.values():
-            for x in value if isinstance(value, tuple | list) else (value,):
-                program = getattr(x, "jaxpr", x)
-                if isinstance(program, core.Jaxpr):
-                    refuse_collectives(program, inside)
+        for program in programs_in(equation):
+            inside = own | set(params.get("manual_axes", ()))
+            refuse_collectives(program.jaxpr, inside)
 
 
 def _order(ndim: int) -> lax.ConvDimensionNumbers:

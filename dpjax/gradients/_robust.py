@@ -1,21 +1,13 @@
 """Gradients of single examples: all at once, as a stream, and their robust mean."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 
 from dpjax import _validate
-from dpjax._sharding import (
-    AxisName,
-    by_device,
-    manual_axes_of,
-    row_axes,
-    varying_with,
-)
-from dpjax._sums.samples import FactoredSamples
+from dpjax._sharding import AxisName, by_device, manual_axes_of, row_axes, varying_with
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import by_row
 from dpjax._types import (
@@ -27,6 +19,7 @@ from dpjax._types import (
     check_divisor,
 )
 from dpjax.estimators import Estimator
+from dpjax.gradients._factored import factored_grad
 from dpjax.gradients._loss import (
     loss_of_users,
     no_running_statistics,
@@ -34,8 +27,7 @@ from dpjax.gradients._loss import (
     trainable,
     warn_of_rows,
 )
-from dpjax.gradients._users import UserGradient, Users
-from dpjax.gradients.factored import factored_grad
+from dpjax.gradients._users import UserGradient, check_users, stream_of_users
 
 
 def per_sample_grad(
@@ -123,15 +115,16 @@ def streamed_grad(
         >>> print(Winsorization(1.0)(grads))
         -0.25
     """
-    stream_fn = _stream_fn(_SampleGrad(loss_fn, has_aux), microbatch_size)
-    wanted = _wanted(return_values=return_values, has_aux=has_aux)
+    if microbatch_size is not None:
+        _validate.count(microbatch_size=microbatch_size)
 
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
         """Returns the stream of a batch's gradients, with values and aux if wanted."""
-        stream = SampleStream.of(stream_fn(params, batch), is_padding_example)
-        if not wanted:
+        args = params, batch, microbatch_size, has_aux
+        stream = SampleStream.of(_stream_of_grads(loss_fn, *args), is_padding_example)
+        if not (return_values or has_aux):
             return stream
         params = varying_with(params, batch)  # loss_fn may itself compute gradients
         loss_of = partial(loss_of_users(loss_fn, has_aux=has_aux), params)
@@ -140,7 +133,8 @@ def streamed_grad(
         else:
             results = jax.lax.map(loss_of, batch, batch_size=microbatch_size)
         values, aux = results if has_aux else (results, ())
-        return _with_wanted(stream, {"values": values, "aux": aux}, wanted)
+        beside = (values,) * return_values + (aux,) * has_aux
+        return stream, beside if len(beside) == 2 else beside[0]
 
     return grad_fn
 
@@ -213,93 +207,64 @@ def robust_grad(
     """
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.estimator(estimator)
-    users = Users.of(user_ids, num_users, records_per_user, user_gradient)
+    users = user_ids, num_users, records_per_user, user_gradient
+    check_users(*users)
     check_divisor(num_users if normalize_by is None else normalize_by, relation)
-    make_grads = _SampleGrad(loss_fn, has_aux, return_values)
-    stream_fn = _stream_fn(make_grads, microbatch_size)
-    wanted = _wanted(return_values=return_values, has_aux=has_aux)
+    if microbatch_size is not None:
+        _validate.count(microbatch_size=microbatch_size)
 
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
         """Returns the robust mean of all gradients, with values and aux if wanted."""
-        stream = stream_fn(params, batch)
+        args = params, batch, microbatch_size, has_aux, return_values
+        stream = _stream_of_grads(loss_fn, *args)
         stream = stream if factored else stream.written_out()
-        if users is not None:
+        if user_ids is not None:
             axes = row_axes(batch, axis_name)
             if axis_name is None:
                 axes = axes or manual_axes_of(batch)
-            stream = users.stream(stream, is_padding_example, axes)
+            stream = stream_of_users(stream, is_padding_example, axes, users)
             is_padding_example = None
         grads, aux = estimator.with_aux(
             stream, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
         )
-        return _with_wanted(grads, aux, wanted)
+        beside = (aux["values"],) * return_values + (aux["aux"],) * has_aux
+        if not beside:
+            return grads
+        return grads, beside if len(beside) == 2 else beside[0]
 
     return grad_fn
 
 
-def _wanted(*, return_values: bool, has_aux: bool) -> list[str]:
-    return ["values"] * return_values + ["aux"] * has_aux
+def _stream_of_grads(
+    loss_fn, params, batch, microbatch_size, has_aux, return_values=False
+) -> SampleStream:
+    """Returns the stream of a batch's gradients, with values and aux if wanted."""
+    num_rows = _validate.leading_size(batch, "batch")
+    trainable(params)
+    warn_of_rows(loss_fn, params, batch, num_rows, has_aux=has_aux)
+    loss_fn = loss_of_users(loss_fn, has_aux=has_aux)
 
+    def wanted(values):
+        values, aux = values if has_aux else (values, ())
+        return {"values": values if return_values else (), "aux": aux}
 
-def _with_wanted(result: Any, available: dict[str, PyTree], wanted: list[str]) -> Any:
-    """Returns a result, in a tuple with the entries of `available` that are wanted."""
-    if not wanted:
-        return result
-    beside = tuple(available[name] for name in wanted)
-    return result, beside if len(beside) == 2 else beside[0]
-
-
-@dataclass(frozen=True)
-class _SampleGrad:
-    """Computes the gradients of some rows, and the requested values and aux."""
-
-    loss_fn: LossFn
-    has_aux: bool = False
-    return_values: bool = False
-
-    def __call__(self, params: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
-        loss_fn = loss_of_users(self.loss_fn, has_aux=self.has_aux)
-        value_and_grad = streamlined(jax.value_and_grad(loss_fn, has_aux=self.has_aux))
+    def make_samples(params, rows):
+        value_and_grad = streamlined(jax.value_and_grad(loss_fn, has_aux=has_aux))
         num_rows = _validate.leading_size(rows, "batch")
         # `grad` with respect to replicated parameters would sum over devices.
         params = varying_with(params, rows)
         values, grads = by_row(partial(value_and_grad, params), num_rows)(rows)
-        return grads, self._returned(values)
+        return grads, wanted(values)
 
-    def factored(
-        self, params: PyTree, rows: PyTree
-    ) -> Callable[[PyTree], tuple[FactoredSamples, PyTree]]:
-        """Returns a function that computes the gradients of some rows as factors."""
-        loss_fn = loss_of_users(self.loss_fn, has_aux=self.has_aux)
-        grad_fn = factored_grad(loss_fn, params, rows, has_aux=self.has_aux)
+    def make_factored(params, rows):
+        grad_fn = factored_grad(loss_fn, params, rows, has_aux=has_aux)
 
         def make(rows):
             grads, values = grad_fn(rows)
-            return grads, self._returned(values)
+            return grads, wanted(values)
 
         return make
 
-    def _returned(self, values):
-        values, aux = values if self.has_aux else (values, ())
-        return {"values": values if self.return_values else (), "aux": aux}
-
-
-def _stream_fn(
-    make_grads: _SampleGrad, microbatch_size: int | None
-) -> Callable[[PyTree, PyTree], SampleStream]:
-    """Returns a function of params and batch that returns the stream of gradients."""
-    if microbatch_size is not None:
-        _validate.count(microbatch_size=microbatch_size)
-
-    def grad_fn(params: PyTree, batch: PyTree) -> SampleStream:
-        num_rows = _validate.leading_size(batch, "batch")
-        trainable(params)
-        loss_fn, has_aux = make_grads.loss_fn, make_grads.has_aux
-        warn_of_rows(loss_fn, params, batch, num_rows, has_aux=has_aux)
-        return SampleStream(
-            make_grads, params, batch, microbatch_size, make_grads.factored
-        )
-
-    return grad_fn
+    return SampleStream(make_samples, params, batch, microbatch_size, make_factored)

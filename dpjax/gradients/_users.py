@@ -8,7 +8,7 @@ robust mean over users has the sensitivity of a robust mean over as many samples
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -110,32 +110,18 @@ def by_user(
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _laid_out(num_users, records_per_user, user_gradient, records, user_ids):
     num_records = _validate.leading_size(records, "records")
-    spans = UserSpans.of(user_ids, num_records, None, num_users=num_users)
+    spans = UserSpans.of(user_ids, num_records, None, num_users)
     return spans.gather(records, spans.bounds, records_per_user, user_gradient)
 
 
-@register("order", "bounds")
-@dataclass(frozen=True)
-class UserSpans:
-    """Holds the places of each user's records.
-
-    Attributes:
-        order: indices of records sorted by user, then by index, shape (n,).
-        bounds: start and end of each user in `order`, shape (num_users, 2).
-    """
+class UserSpans(NamedTuple):
+    """Holds indices of records by user, (n,), and the start and end of each user."""
 
     order: jax.Array
     bounds: jax.Array
 
     @classmethod
-    def of(
-        cls,
-        user_ids: jax.Array,
-        num_records: int,
-        is_padding_example: jax.Array | None,
-        *,
-        num_users: int,
-    ) -> "UserSpans":
+    def of(cls, user_ids, num_records, is_padding_example, num_users) -> "UserSpans":
         """Sorts records by user; padding and ids out of range belong to no user."""
         ids = within_range(user_ids, num_users)
         shown = jax.ShapeDtypeStruct(ids.shape, ids.dtype)
@@ -152,13 +138,7 @@ class UserSpans:
         bounds = jnp.searchsorted(ids[order], jnp.arange(num_users + 1))
         return cls(order, jnp.stack([bounds[:-1], bounds[1:]], axis=1))
 
-    def gather(
-        self,
-        records: PyTree,
-        bounds: jax.Array,
-        records_per_user: int,
-        user_gradient: UserGradient,
-    ) -> UserRecords:
+    def gather(self, records, bounds, records_per_user, user_gradient) -> UserRecords:
         """Returns the records of k users from their bounds, of shape (k, 2)."""
         num_records = len(self.order)
         start, stop = bounds[:, :1], bounds[:, 1:]
@@ -189,70 +169,53 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
     return jnp.asarray(ids)
 
 
-@dataclass(frozen=True)
-class Users:
-    """Holds the arguments of `robust_grad` about users."""
+def check_users(user_ids, num_users, records_per_user, user_gradient) -> None:
+    """Checks the arguments of `robust_grad` about users."""
+    _validate.choice(UserGradient, user_gradient=user_gradient)
+    if user_ids is None:
+        rule, many = "None without user_ids", records_per_user
+        _validate.require(num_users is None, "num_users", num_users, rule)
+        _validate.require(many is None, "records_per_user", many, rule)
+        return
+    _validate.count(num_users=num_users)
+    if records_per_user is not None:
+        _validate.count(records_per_user=records_per_user)
 
-    user_ids: jax.Array
-    num_users: int
-    records_per_user: int | None
-    user_gradient: UserGradient
 
-    @classmethod
-    def of(
-        cls,
-        user_ids: jax.Array | None,
-        num_users: int | None,
-        records_per_user: int | None,
-        user_gradient: UserGradient,
-    ) -> "Users | None":
-        """Checks the arguments of `robust_grad`; returns None without user_ids."""
-        _validate.choice(UserGradient, user_gradient=user_gradient)
-        if user_ids is None:
-            rule, many = "None without user_ids", records_per_user
-            _validate.require(num_users is None, "num_users", num_users, rule)
-            _validate.require(many is None, "records_per_user", many, rule)
-            return None
-        _validate.count(num_users=num_users)
-        if records_per_user is not None:
-            _validate.count(records_per_user=records_per_user)
-        return cls(user_ids, cast(int, num_users), records_per_user, user_gradient)
+def stream_of_users(
+    rows: SampleStream, is_padding_example, axes, users
+) -> SampleStream:
+    """Returns the stream of users' gradients from the stream of rows' gradients.
 
-    def stream(
-        self,
-        rows: SampleStream,
-        is_padding_example: jax.Array | None,
-        axes: tuple[str, ...],
-    ) -> SampleStream:
-        """Returns the stream of users' gradients from the stream of rows' gradients."""
-        rule = (
-            "of a batch on one device: to spread users, lay them out by "
-            "dpjax.gradients.by_user"
-        )
-        _validate.require(not axes, "user_ids", f"those of a batch over {axes}", rule)
-        _validate.mask(is_padding_example, rows.num_rows)
-        spans = UserSpans.of(
-            self.user_ids, rows.num_rows, is_padding_example, num_users=self.num_users
-        )
-        size = min(self.records_per_user or rows.num_rows, rows.num_rows)
-        make_factored = rows.make_factored
+    `users` has the arguments of `check_users`.
+    """
+    user_ids, num_users, records_per_user, user_gradient = users
+    rule = (
+        "of a batch on one device: to spread users, lay them out by "
+        "dpjax.gradients.by_user"
+    )
+    _validate.require(not axes, "user_ids", f"those of a batch over {axes}", rule)
+    _validate.mask(is_padding_example, rows.num_rows)
+    spans = UserSpans.of(user_ids, rows.num_rows, is_padding_example, num_users)
+    size = min(records_per_user or rows.num_rows, rows.num_rows)
+    make_factored = rows.make_factored
 
-        def of_users(shared: PyTree, bounds: jax.Array) -> tuple[PyTree, UserRecords]:
-            params, batch, spans = shared
-            return params, spans.gather(batch, bounds, size, self.user_gradient)
+    def of_users(shared: PyTree, bounds: jax.Array) -> tuple[PyTree, UserRecords]:
+        params, batch, spans = shared
+        return params, spans.gather(batch, bounds, size, user_gradient)
 
-        def make_samples(shared: PyTree, bounds: jax.Array) -> Any:
-            return rows.make_samples(*of_users(shared, bounds))
+    def make_samples(shared: PyTree, bounds: jax.Array) -> Any:
+        return rows.make_samples(*of_users(shared, bounds))
 
-        def make_factors(shared: PyTree, bounds: jax.Array) -> Any:
-            assert make_factored is not None
-            make = make_factored(*of_users(shared, bounds[:1]))
-            return lambda some: make(of_users(shared, some)[1])
+    def make_factors(shared: PyTree, bounds: jax.Array) -> Any:
+        assert make_factored is not None
+        make = make_factored(*of_users(shared, bounds[:1]))
+        return lambda some: make(of_users(shared, some)[1])
 
-        return SampleStream(
-            make_samples,
-            (rows.shared, rows.rows, spans),
-            spans.bounds,
-            rows.microbatch_size,
-            None if make_factored is None else make_factors,
-        )
+    return SampleStream(
+        make_samples,
+        (rows.shared, rows.rows, spans),
+        spans.bounds,
+        rows.microbatch_size,
+        None if make_factored is None else make_factors,
+    )

@@ -10,7 +10,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_varies_as, varying_axes
-from dpjax._sums.exact import Unrounded
+from dpjax._sums.fold import Unrounded
 from dpjax._types import ArrayLike, Key, PyTree, Scalar
 from dpjax.mechanisms import _samplers
 

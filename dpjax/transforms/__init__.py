@@ -1,16 +1,13 @@
 """Optax transformations: robust aggregation, privacy, sparsity, averaging."""
 
-from dpjax.transforms._accumulate import accumulate
-from dpjax.transforms._adam import scale_by_dp_adam
-from dpjax.transforms._chain import chain
-from dpjax.transforms._frank_wolfe import frank_wolfe
-from dpjax.transforms._iterates import average_iterates, average_params, project
-from dpjax.transforms._peel import peel
-from dpjax.transforms._privatize import (
-    add_gaussian_noise,
-    aggregate,
-    dp_sgd,
-    privatize,
+from dpjax.transforms._chain import accumulate, chain, dp_sgd
+from dpjax.transforms._choices import frank_wolfe, peel
+from dpjax.transforms._privatize import add_gaussian_noise, aggregate, privatize
+from dpjax.transforms._steps import (
+    average_iterates,
+    average_params,
+    project,
+    scale_by_dp_adam,
 )
 
 __all__ = [

@@ -1,8 +1,26 @@
-"""Chains that begin with a private mean, so that nothing can mix samples before it."""
+"""Chains that begin with a private mean, and batches that are taken in pieces.
 
-import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple, Self, cast
+`chain` checks that nothing can mix samples before the private mean. `accumulate` draws
+noise once for each batch of pieces:
+
+Piece k of K gives y_k, the sum of its influences over the divisor n of the whole batch,
+as two floats. A replaced record lies in one piece, and moves it as it would move the
+mean of a whole batch, rounding included. Adding the pieces rounds as well. Let u =
+2^-24 be the unit roundoff, and L >= |y_1 + ... + y_j| a bound for all j, by coordinate
+or in the l2 norm, as the influences are bounded.
+
+The higher floats are added exactly, with remainders of at most u L each. The remainders
+and the lower floats of the y_k, also at most u L each, are added as floats: these are
+2 K sums of up to 2 K u L, each with a relative error of u. The errors are 4 K^2 u^2 L
+in all, and twice as much for two neighboring data sets.
+
+L is 9/8 max(n, 4096) times limit / n, and limit / n is the change by one masked record.
+So the errors are 9 max(n, 4096) K^2 u^2 of that change. 2^-20 more covers underflow and
+the rounding of this factor. The sum is rounded after the noise is added.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,90 +28,15 @@ import optax
 
 from dpjax import _validate
 from dpjax._keys import secret_repr
-from dpjax._sums.exact import Unrounded
-from dpjax._types import Key, PyTree, Scalar
+from dpjax._sharding import AxisName
+from dpjax._sums.fold import Unrounded, two_sum
+from dpjax._tree import like, materialized
+from dpjax._types import REPLACE_ONE, Key, NeighboringRelation, PyTree, Scalar
+from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
+from dpjax.mechanisms import Strategy
+from dpjax.transforms._privatize import BoundedMean, Piece, PrivateMean, privatize
 
-
-class Piece(NamedTuple):
-    """Asks update for the `BoundedMean` of a piece of a batch, in place of samples.
-
-    Attributes:
-        samples: pytree, leaves (rows, ...), or a stream; None asks for shapes.
-        num_pieces: number of pieces of the batch.
-    """
-
-    samples: PyTree
-    num_pieces: int
-
-
-class BoundedMean(NamedTuple):
-    """Holds the mean of bounded samples before its noise is added.
-
-    Attributes:
-        value: the mean, which is NOT private. It is rounded only if its noise is
-            calibrated to the smooth sensitivity.
-        noise: the arguments of its noise, such as stddev.
-        limit: the bound of a sum of pieces; None for a whole batch.
-    """
-
-    value: Unrounded | PyTree
-    noise: dict[str, PyTree]
-    limit: Scalar | None
-    __repr__ = secret_repr
-
-
-class KeyState(NamedTuple):
-    """Holds the key of a transformation's next draws.
-
-    After restoring a checkpoint replace the key, or the next update repeats its noise.
-    """
-
-    key: Key
-    __repr__ = secret_repr
-
-    @classmethod
-    def of(cls, key: Key) -> Self:
-        """Returns the state with a copy of a key, so that the state may be donated.
-
-        A copy would hide from `jax.debug_key_reuse` that another run uses the same key.
-        So under that setting the state has the key itself.
-        """
-        return cls(key if jax.debug_key_reuse.value else jnp.copy(key))
-
-
-class PrivateMean(optax.GradientTransformationExtraArgs):
-    """Maps per-example gradients to a private mean, as an optax transformation.
-
-    Attributes:
-        release: like update, but also returns the standard deviation of the noise in
-            the mean: a number, or a pytree prefix of the mean. It is None if it is not
-            public, or the noise depends on earlier noise. `release` also accepts a
-            `BoundedMean` from `measure` in place of samples.
-        measure: returns a `BoundedMean`, without noise. If the samples are None, it
-            shows only shapes. `update` with a `Piece` calls it, and keeps the state.
-    """
-
-    release: Callable[..., tuple[PyTree, PyTree, PyTree | None]]
-    measure: Callable[..., BoundedMean]
-
-    @classmethod
-    def of(
-        cls,
-        init: optax.TransformInitFn,
-        release: Callable[..., tuple[PyTree, PyTree, PyTree | None]],
-        measure: Callable[..., BoundedMean],
-    ) -> Self:
-        """Returns the transformation that these functions make up."""
-
-        def update(updates, state, params=None, **extra_args) -> tuple[Any, PyTree]:
-            if isinstance(updates, Piece):
-                samples, extra_args["num_pieces"] = updates
-                return measure(samples, state, params, **extra_args), state
-            return release(updates, state, params, **extra_args)[:2]
-
-        made = cls(init, update)
-        made.release, made.measure = release, measure
-        return made
+_INJECTED = "inject_hyperparams."  # prefix of the qualified names that optax gives
 
 
 def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
@@ -185,68 +128,218 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
     return PrivateMean.of(init, release, measure)
 
 
-_REFUSED = {
-    "MultiSteps": "it would average over samples before they are bounded. Give one "
-    "update the whole batch, as a stream of dpjax.gradients.streamed_grad, or put "
-    "dpjax.transforms.accumulate around the optimizer, which takes pieces.",
-    "apply_if_finite": "it would skip updates by the values of private samples. It is "
-    "not needed: releases are finite, whatever the samples.",
-}
-# Wrappers of optax that pass samples on unchanged.
-_PASS_PIECES = ("inject_hyperparams", "with_extra_args_support")
+def dp_sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    estimator: Estimator | AdaptiveThreshold | Scaled,
+    *,
+    noise_multiplier: Scalar,
+    key: Key,
+    normalize_by: Scalar | None = None,
+    relation: NeighboringRelation = REPLACE_ONE,
+    axis_name: AxisName | None = None,
+    noise: Strategy | None = None,
+) -> PrivateMean:
+    """Returns an optimizer that privatizes per-example gradients and takes an SGD step.
 
+    The parameters become
+    params - learning_rate·(robust mean + noise_multiplier·l2 sensitivity·N(0, I)).
+    With `Clipping` this is the DP-SGD of Abadi et al.
 
-def refuse_wrappers(tree: PyTree) -> None:
-    """Raises `ValueError` if an optax wrapper around a private mean would break it.
+    Args:
+        learning_rate: step size, or a schedule of the step.
+        estimator: see `privatize`.
+        noise_multiplier: stddev / l2 sensitivity under `relation`.
+        key: see `privatize`.
+        normalize_by: see `privatize`.
+        relation: see `privatize`.
+        axis_name: see `privatize`.
+        noise: see `privatize`.
 
-    `tree` holds the parameters of `init`, or the updates of `update`.
+    Returns:
+        An optax optimizer that takes per-example gradients with leaves (n, ...), and
+        the keyword is_padding_example.
+
+    Raises:
+        ValueError: As for `privatize`.
+
+    Privacy: The guarantee of `privatize` holds; the step is post-processing.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from dpjax.estimators import SmoothedTruncation
+        >>> optimizer = dp_sgd(0.1, SmoothedTruncation(1.0), noise_multiplier=0.5,
+        ...                    key=jax.random.key(0))
+        >>> state = optimizer.init(jnp.zeros(3))
+        >>> print(optimizer.update(jnp.ones((8, 3)), state)[0].shape)
+        (3,)
+
+    Reference:
+        Abadi et al. (2016); Wang, Xiao, Devadas, Xu (2020), Algorithm 4.
     """
-    is_masked = False
+    private = privatize(
+        estimator,
+        noise_multiplier=noise_multiplier,
+        key=key,
+        normalize_by=normalize_by,
+        relation=relation,
+        axis_name=axis_name,
+        noise=noise,
+    )
+    return chain(private, optax.scale_by_learning_rate(learning_rate))
 
-    def look(node: Any) -> bool:
-        nonlocal is_masked
-        is_masked |= isinstance(node, optax.MaskedNode)
-        return is_masked
 
-    jax.tree.flatten(tree, is_leaf=look)
-    if is_masked:
-        raise ValueError(
-            "optax.masked must not stand around privatize, aggregate or dp_sgd: leaves "
-            "that are masked out would pass raw per-sample gradients through. Put it "
-            "after privatize, but leave frozen parameters out of params: after it they "
-            "still share the clip norm. For separate bounds of groups of leaves use "
-            "dpjax.estimators.Grouped."
+def accumulate(
+    optimizer: optax.GradientTransformationExtraArgs, *, num_pieces: int
+) -> optax.GradientTransformationExtraArgs:
+    """Returns an optimizer that takes each batch in pieces, one after the other.
+
+    The bounded influences of all pieces are summed. After the last piece the optimizer
+    gets their mean, with noise drawn once. Until then updates are zero, and the state
+    of the optimizer does not change, thresholds and moments included. So `optimizer`
+    takes the same step as with the whole batch, to rounding.
+
+    Args:
+        optimizer: `privatize`, `dp_sgd`, or a `dpjax.chain` with either and all later
+            transformations. normalize_by is the public size of the whole batch. Or
+            `optax.inject_hyperparams(make)(...)` where make returns one of these:
+            schedules then count batches.
+        num_pieces: number of pieces of a batch. Pad them to one shape, with masks.
+
+    Returns:
+        An optax transformation whose update takes the gradients of one piece: leaves
+        (rows, ...) or a stream, and the keyword is_padding_example.
+
+    Raises:
+        ValueError: If optimizer is none of these, or num_pieces is no count; from init,
+            inside another optax transformation; from update, without normalize_by, with
+            many more rows in all than it says, or with `MedianOfMeans` or
+            `TrimmedMean`.
+
+    Privacy:
+        The guarantee is the optimizer's, under its relation, for one release per batch.
+        A record lies in one piece, so it moves the sum as it moves the mean of a whole
+        batch. The noise covers rounding: it is 0.1 per cent larger, and 3 more for a
+        million records in a thousand pieces. The batching must draw the records of a
+        batch. Between two pieces the state holds a sum without noise: save checkpoints
+        between batches, or keep them as secret as the records.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> import dpjax
+        >>> from dpjax.estimators import Clipping
+        >>> from dpjax.transforms import accumulate, privatize
+        >>> private = privatize(Clipping(1.0), noise_multiplier=0.0, normalize_by=4,
+        ...                     key=jax.random.key(0))
+        >>> optimizer = accumulate(dpjax.chain(private, optax.sgd(1.0)), num_pieces=2)
+        >>> state = optimizer.init(jnp.float32(0.0))
+        >>> for piece in jnp.array([[0.5, -9.0], [0.25, 0.5]]):
+        ...     update, state = optimizer.update(piece, state)
+        >>> print(update)
+        -0.0625
+
+    Reference:
+        Abadi et al. (2016), "Deep learning with differential privacy", Section 3.1.
+    """
+    rule = (
+        "privatize, dp_sgd or dpjax.chain of one, a mean with noise; or "
+        "optax.inject_hyperparams of a function that returns one"
+    )
+    step: Any = getattr(optimizer, "update", None)
+    name = getattr(step, "__qualname__", "")
+    is_fine = isinstance(optimizer, PrivateMean) or name.startswith(_INJECTED)
+    _validate.require(is_fine, "optimizer", optimizer, rule)
+    _validate.count(num_pieces=num_pieces)
+
+    def start(inner: PyTree, shapes: PyTree) -> PiecesState:
+        return PiecesState(inner, PieceSum.zero(shapes), jnp.zeros((), jnp.int32))
+
+    def measured(samples: PyTree, *args: PyTree, **extra_args: Any) -> BoundedMean:
+        # The new state is dropped, because schedules in it count batches, not pieces.
+        piece, _ = step(Piece(samples, num_pieces), *args, **extra_args)
+        _validate.require(isinstance(piece, BoundedMean), "optimizer", optimizer, rule)
+        return piece
+
+    def init(params: PyTree) -> PiecesState:
+        inner = optimizer.init(params)
+        shapes = jax.eval_shape(lambda: measured(None, inner, params).value)
+        return start(inner, shapes)
+
+    def update(updates, state, params=None, **extra_args):
+        """Adds a piece to the batch's sum; the last piece releases the noisy mean."""
+        piece = measured(updates, state.optimizer, params, **extra_args)
+        total = state.total.plus(piece.value, piece.limit)
+
+        def release() -> tuple[PyTree, PiecesState]:
+            mean = piece._replace(value=total.value(piece.limit))
+            steps, inner = step(mean, state.optimizer, params, **extra_args)
+            return steps, start(inner, total.high)
+
+        def wait() -> tuple[PyTree, PiecesState]:
+            steps, _ = jax.eval_shape(release)
+            none = jax.tree.map(jnp.zeros_like, steps)
+            return none, PiecesState(state.optimizer, total, state.num_added + 1)
+
+        return jax.lax.cond(state.num_added == num_pieces - 1, release, wait)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class PieceSum(NamedTuple):
+    """Holds a sum of pieces in two floats, in units of a power of two near its limit.
+
+    `low` is the sum of the remainders of all additions to `high`.
+    """
+
+    high: PyTree
+    low: PyTree
+    __repr__ = secret_repr
+
+    @classmethod
+    def zero(cls, tree: PyTree) -> "PieceSum":
+        """Returns the sum of no pieces, shaped like a tree of arrays or of shapes."""
+        return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
+
+    def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
+        """Returns the sum with one more piece."""
+
+        def scaled(x: jax.Array) -> jax.Array:
+            return x / _unit(limit, x)
+
+        def rest(x: jax.Array, y: jax.Array, *lows: jax.Array) -> jax.Array:
+            return sum(lows, start=two_sum(x, y)[1])
+
+        piece = materialized(piece.map(partial(jax.tree.map, scaled)))
+        return PieceSum(
+            jax.tree.map(jnp.add, self.high, piece.high),
+            jax.tree.map(rest, self.high, piece.high, piece.low, self.low),
         )
-    # apply_if_finite leaves no trace in the values: only the call stack shows it.
-    frame, is_in_pieces, part = sys._getframe(1), False, None
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__")).split(".")[0]
-        if module not in ("optax", "dpjax"):
-            return
-        wrapper = frame.f_code.co_qualname.split(".")[0]
-        if wrapper in _REFUSED:
-            raise ValueError(
-                f"optax.{wrapper} must not stand around privatize, aggregate or "
-                f"dp_sgd: {_REFUSED[wrapper]}"
-            )
-        if module == "optax" and is_in_pieces and wrapper != "with_extra_args_support":
-            raise ValueError(
-                f"optax.{wrapper} must not stand around accumulate: it would step, and "
-                "count a step in its schedules, with every piece. Put it inside, as "
-                "accumulate(dpjax.chain(private, ...), ...), or "
-                "accumulate(optax.inject_hyperparams(make)(...), ...) of a function "
-                "make that returns dpjax.chain."
-            )
-        if wrapper == "accumulate" and part is not None:
-            raise ValueError(
-                f"optax.{part} must not stand inside accumulate: only dpjax.chain "
-                "knows the pieces of a batch. Let make return one, in "
-                "accumulate(optax.inject_hyperparams(make)(...), ...)."
-            )
-        is_in_pieces |= wrapper == "accumulate"
-        if module == "optax" and wrapper not in _PASS_PIECES:
-            part = wrapper
-        frame = frame.f_back
+
+    def value(self, limit: Scalar) -> Unrounded:
+        """Returns the sum before it is rounded."""
+        units = partial(jax.tree.map, lambda x: x * _unit(limit, x))
+        return Unrounded(self.high, self.low).map(units)
+
+
+def _unit(limit: Scalar, x: jax.Array) -> jax.Array:
+    """Returns the power of two that scales numbers up to the limit to at most one."""
+    _, exponent = jnp.frexp(like(limit, x))
+    return jnp.ldexp(like(1, x), exponent)
+
+
+class PiecesState(NamedTuple):
+    """State of `accumulate`.
+
+    Attributes:
+        optimizer: state of the optimizer.
+        total: the sum of the pieces so far. It has no noise: keep it as secret as the
+            records.
+        num_added: number of pieces so far.
+    """
+
+    optimizer: PyTree
+    total: PieceSum
+    num_added: jax.Array
+    __repr__ = secret_repr
 
 
 def _wide(params: PyTree) -> PyTree:
@@ -259,23 +352,3 @@ def _wide(params: PyTree) -> PyTree:
         return x.astype(jnp.float32) if dtype.itemsize < 4 else x
 
     return jax.tree.map(wide, params)
-
-
-def require_params(params: Any) -> None:
-    """Requires that params were given, which are optional in an optax update."""
-    rule = "given to update, as optax asks"
-    _validate.require(params is not None, "params", params, rule)
-
-
-def require_samples(updates: PyTree, params: PyTree) -> None:
-    """Requires leaves (n, ...) of updates for leaves (...) of params, if given."""
-    are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(updates))
-    if are_arrays and jax.tree.structure(updates) == jax.tree.structure(params):
-        shapes = [x.shape for x in jax.tree.leaves(updates)]
-        wanted = [jnp.shape(x) for x in jax.tree.leaves(params)]
-        rule = (
-            f"per-sample gradients, of shapes (n, ...) for params of shapes {wanted}; "
-            "no mean or sum of them, as jax.grad of a batch and optax.MultiSteps make"
-        )
-        is_fine = [shape[1:] for shape in shapes] == wanted
-        _validate.require(is_fine, "updates", shapes, rule)

@@ -1,21 +1,18 @@
 """Robust and private means of per-example gradients, and noise for other updates."""
 
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import _validate
+from dpjax import _sharding, _validate
 from dpjax._keys import secret_repr
-from dpjax._sharding import (
-    AxisName,
-    check_key_of_rows,
-    check_key_varies_as,
-    num_shares,
-    row_axes,
-)
-from dpjax._sums.exact import Unrounded
+from dpjax._rounding import ROUNDOFF
+from dpjax._sharding import AxisName, num_shares, row_axes
+from dpjax._sums.fold import FEW_ROWS, Unrounded, proven_divisor
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import like
 from dpjax._types import (
@@ -28,16 +25,83 @@ from dpjax._types import (
 )
 from dpjax.accounting._smooth import calibrate_smooth_noise
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
+from dpjax.estimators._estimator import maximum
 from dpjax.mechanisms import Strategy, gaussian, laplace_log_normal
-from dpjax.transforms._accumulate import of_batch
-from dpjax.transforms._chain import (
-    BoundedMean,
-    KeyState,
-    PrivateMean,
-    chain,
-    refuse_wrappers,
-    require_samples,
-)
+
+
+class Piece(NamedTuple):
+    """Asks update for the `BoundedMean` of a piece of a batch, in place of samples.
+
+    Without samples, it asks for shapes. `num_pieces` are the pieces of the batch.
+    """
+
+    samples: PyTree
+    num_pieces: int
+
+
+class BoundedMean(NamedTuple):
+    """Holds the mean of bounded samples before its noise is added.
+
+    Attributes:
+        value: the mean, which is NOT private. It is rounded only if its noise is
+            calibrated to the smooth sensitivity.
+        noise: the arguments of its noise, such as stddev.
+        limit: the bound of a sum of pieces; None for a whole batch.
+    """
+
+    value: Unrounded | PyTree
+    noise: dict[str, PyTree]
+    limit: Scalar | None
+    __repr__ = secret_repr
+
+
+class KeyState(NamedTuple):
+    """Holds the key of a transformation's next draws.
+
+    After restoring a checkpoint replace the key, or the next update repeats its noise.
+    """
+
+    key: Key
+    __repr__ = secret_repr
+
+    @classmethod
+    def of(cls, key: Key) -> Self:
+        """Returns the state with a copy of a key, so that the state may be donated.
+
+        A copy would hide from `jax.debug_key_reuse` that another run uses the same key.
+        So under that setting the state has the key itself.
+        """
+        return cls(key if jax.debug_key_reuse.value else jnp.copy(key))
+
+
+class PrivateMean(optax.GradientTransformationExtraArgs):
+    """Maps per-example gradients to a private mean, as an optax transformation.
+
+    Attributes:
+        release: like update, but also returns the standard deviation of the noise in
+            the mean: a number, or a pytree prefix of the mean. It is None if it is not
+            public, or the noise depends on earlier noise. `release` also accepts a
+            `BoundedMean` from `measure` in place of samples.
+        measure: returns a `BoundedMean`, without noise. If the samples are None, it
+            shows only shapes. `update` with a `Piece` calls it, and keeps the state.
+    """
+
+    release: Callable[..., tuple[PyTree, PyTree, PyTree | None]]
+    measure: Callable[..., BoundedMean]
+
+    @classmethod
+    def of(cls, init: Callable, release: Callable, measure: Callable) -> Self:
+        """Returns the transformation that these functions make up."""
+
+        def update(updates, state, params=None, **extra_args) -> tuple[Any, PyTree]:
+            if isinstance(updates, Piece):
+                samples, extra_args["num_pieces"] = updates
+                return measure(samples, state, params, **extra_args), state
+            return release(updates, state, params, **extra_args)[:2]
+
+        made = cls(init, update)
+        made.release, made.measure = release, measure
+        return made
 
 
 def aggregate(
@@ -77,14 +141,13 @@ def aggregate(
         refuse_wrappers(params)
         return optax.EmptyState()
 
+    how = {"normalize_by": normalize_by, "axis_name": axis_name}
+
     def update(updates, state, params=None, *, is_padding_example=None, **extra_args):
         del extra_args
         refuse_wrappers(updates)
         require_samples(updates, params)
-        mean = estimator(
-            updates, is_padding_example, normalize_by=normalize_by, axis_name=axis_name
-        )
-        return mean, state
+        return estimator(updates, is_padding_example, **how), state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -150,7 +213,6 @@ def privatize(
         al. (2022), Theorem 2.1. `TrimmedMean`: Wang, Xiao, Devadas, Xu (2020), whose
         printed sensitivity is not smooth; noise of Bun, Steinke (2019), Section 3.
     """
-    scaled = estimator if isinstance(estimator, Scaled) else None
     inner = estimator.measured if isinstance(estimator, Scaled) else estimator
     adaptive = inner if isinstance(inner, AdaptiveThreshold) else None
     bounded = inner.counting if isinstance(inner, AdaptiveThreshold) else inner
@@ -166,23 +228,17 @@ def privatize(
     is_fine = noise is None or (isinstance(noise, Strategy) and is_steady)
     _validate.require(is_fine, "noise", noise, rule)
     # Rejects arguments for which the estimator has no noise, before any data.
-    bounded.noise_parameters(
-        noise_multiplier, 2**20, 1, relation, is_sampled=sampled is True
-    )
+    args, is_sampled = (noise_multiplier, 2**20, 1, relation), sampled is True
+    bounded.noise_parameters(*args, is_sampled=is_sampled)
     check_divisor(normalize_by, relation)
     options = (noise_multiplier, normalize_by, relation, sampled, axis_name)
     mean = _NoisyMean(bounded, adaptive, noise, key, *options)
     private = PrivateMean.of(mean.init, mean.release, mean.measure)
-    return private if scaled is None else _restored(private, scaled)
+    return _restored(private, estimator) if isinstance(estimator, Scaled) else private
 
 
 class ThresholdState(NamedTuple):
-    """Holds the state of `privatize` with `AdaptiveThreshold`.
-
-    Attributes:
-        key: key of the next draws.
-        thresholds: released thresholds, shape (groups,).
-    """
+    """Holds the next draws' key, and released thresholds of `AdaptiveThreshold`."""
 
     key: Key
     thresholds: jax.Array
@@ -206,22 +262,16 @@ class _NoisyMean(NamedTuple):
     def init(self, params):
         refuse_wrappers(params)
         if self.strategy is not None:
-            return correlated_state(self.strategy, self.key, params)
+            num_buffers = self.strategy.num_buffers
+            buffers = tuple(wide_zeros(params) for _ in range(num_buffers))
+            start = KeyState.of(self.key)
+            return CorrelatedState(start.key, jnp.zeros((), jnp.int32), buffers)
         start = KeyState.of(self.key)
         if self.adaptive is None:
             return start
         return ThresholdState(start.key, jnp.copy(self.adaptive.thresholds))
 
-    def measure(
-        self,
-        updates,
-        state,
-        params=None,
-        *,
-        is_padding_example=None,
-        num_pieces=None,
-        **_,
-    ):
+    def measure(self, updates, state, params=None, *, num_pieces=None, **extra_args):
         """Returns the mean without noise: see `PrivateMean.measure`."""
         refuse_wrappers(updates)
         if updates is None:
@@ -230,9 +280,9 @@ class _NoisyMean(NamedTuple):
         estimator, divisor, limit = self.bounded, self.normalize_by, None
         if self.adaptive is not None:
             estimator = self.adaptive.at(state.thresholds).counting
-        stream = SampleStream.of(updates, is_padding_example)
+        stream = SampleStream.of(updates, extra_args.get("is_padding_example"))
         if self.axis_name is None:
-            check_key_of_rows(state.key, stream.rows)
+            _sharding.check_key_of_rows(state.key, stream.rows)
         num_rows = stream.num_rows * num_shares(row_axes(stream.rows, self.axis_name))
         varies = divisor is not None or stream.is_padding_example is not None
         parameters = estimator.noise_parameters(
@@ -243,15 +293,14 @@ class _NoisyMean(NamedTuple):
             is_sampled=varies if self.sampled is None else self.sampled,
         )
         if num_pieces is not None:
-            divisor, limit, more = of_batch(estimator, divisor, num_rows, num_pieces)
+            divisor, limit, more = _of_batch(estimator, divisor, num_rows, num_pieces)
             parameters["stddev"] = parameters["stddev"] * more
         how = {"normalize_by": divisor, "axis_name": self.axis_name}
-        if estimator.noise == "gaussian":
-            mean = estimator.unrounded(stream, **how)
-            drawn = {"stddev": parameters["stddev"]}
-        else:
-            mean, drawn = _smooth_mean(estimator, parameters["rho"], stream, **how)
-        return BoundedMean(mean, drawn, limit)
+        if estimator.noise != "gaussian":
+            drawn = _smooth_mean(estimator, parameters["rho"], stream, **how)
+            return BoundedMean(*drawn, limit)
+        mean = estimator.unrounded(stream, **how)
+        return BoundedMean(mean, {"stddev": parameters["stddev"]}, limit)
 
     def release(self, updates, state, params=None, **extra_args):
         """Returns the mean with noise, the next state, and the noise's stddev."""
@@ -324,12 +373,6 @@ class CorrelatedState(NamedTuple):
     __repr__ = secret_repr
 
 
-def correlated_state(strategy: Strategy, key: Key, params: PyTree) -> CorrelatedState:
-    """Returns the state before the first step, with buffers like params."""
-    buffers = tuple(_wide_zeros(params) for _ in range(strategy.num_buffers))
-    return CorrelatedState(KeyState.of(key).key, jnp.zeros((), jnp.int32), buffers)
-
-
 def add_correlated_noise(
     strategy: Strategy, state: CorrelatedState, value: Unrounded, *, stddev: Scalar
 ) -> tuple[PyTree, CorrelatedState]:
@@ -338,15 +381,15 @@ def add_correlated_noise(
     z is standard normal. `stddev`, in units of value, must be the same in all steps.
     """
     next_key, noise_key = jax.random.split(state.key)
-    check_key_varies_as(value, noise_key)
+    _sharding.check_key_varies_as(value, noise_key)
     # `gaussian` rounds its scale up, and has full tails.
-    independent = gaussian(noise_key, _wide_zeros(value.high), stddev=1.0)
+    independent = gaussian(noise_key, wide_zeros(value.high), stddev=1.0)
     noise, buffers = strategy.next_noise(independent, state.buffers, state.step)
     noise = jax.tree.map(lambda z: like(stddev, z) * z, noise)
     return value.plus(noise), CorrelatedState(next_key, state.step + 1, buffers)
 
 
-def _wide_zeros(tree: PyTree) -> PyTree:
+def wide_zeros(tree: PyTree) -> PyTree:
     """Returns zeros like a tree, with its sharding, in float32 or float64."""
 
     def zeros(x: Any) -> jax.Array:
@@ -356,64 +399,24 @@ def _wide_zeros(tree: PyTree) -> PyTree:
     return jax.tree.map(zeros, tree)
 
 
-def dp_sgd(
-    learning_rate: optax.ScalarOrSchedule,
-    estimator: Estimator | AdaptiveThreshold | Scaled,
-    *,
-    noise_multiplier: Scalar,
-    key: Key,
-    normalize_by: Scalar | None = None,
-    relation: NeighboringRelation = REPLACE_ONE,
-    axis_name: AxisName | None = None,
-    noise: Strategy | None = None,
-) -> PrivateMean:
-    """Returns an optimizer that privatizes per-example gradients and takes an SGD step.
+def _of_batch(
+    estimator: Estimator, normalize_by: Scalar | None, num_rows: int, num_pieces: int
+) -> tuple[Scalar, Scalar, Scalar]:
+    """Returns a batch's divisor, the bound of its sum, and the excess of its pieces.
 
-    The parameters become
-    params - learning_rate·(robust mean + noise_multiplier·l2 sensitivity·N(0, I)).
-    With `Clipping` this is the DP-SGD of Abadi et al.
-
-    Args:
-        learning_rate: step size, or a schedule of the step.
-        estimator: see `privatize`.
-        noise_multiplier: stddev / l2 sensitivity under `relation`.
-        key: see `privatize`.
-        normalize_by: see `privatize`.
-        relation: see `privatize`.
-        axis_name: see `privatize`.
-        noise: see `privatize`.
-
-    Returns:
-        An optax optimizer that takes per-example gradients with leaves (n, ...), and
-        the keyword is_padding_example.
-
-    Raises:
-        ValueError: As for `privatize`.
-
-    Privacy: The guarantee of `privatize` holds; the step is post-processing.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from dpjax.estimators import SmoothedTruncation
-        >>> optimizer = dp_sgd(0.1, SmoothedTruncation(1.0), noise_multiplier=0.5,
-        ...                    key=jax.random.key(0))
-        >>> state = optimizer.init(jnp.zeros(3))
-        >>> print(optimizer.update(jnp.ones((8, 3)), state)[0].shape)
-        (3,)
-
-    Reference:
-        Abadi et al. (2016); Wang, Xiao, Devadas, Xu (2020), Algorithm 4.
+    The last is the ratio of the sum's sensitivity to that of a batch in one piece: the
+    file of `accumulate` derives it.
     """
-    private = privatize(
-        estimator,
-        noise_multiplier=noise_multiplier,
-        key=key,
-        normalize_by=normalize_by,
-        relation=relation,
-        axis_name=axis_name,
-        noise=noise,
-    )
-    return chain(private, optax.scale_by_learning_rate(learning_rate))
+    rule = "given to privatize inside accumulate: the public size of the whole batch"
+    _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
+    rule = "one that adds influences: others take no batch in pieces"
+    _validate.require(not estimator.groups_by_index, "estimator", estimator, rule)
+    assert normalize_by is not None
+    assert estimator.limit is not None
+    divisor = proven_divisor(num_rows * num_pieces, normalize_by)
+    most = maximum(normalize_by, FEW_ROWS)
+    limit = estimator.limit * (most / normalize_by)
+    return divisor, limit, 1 + 2.0**-20 + 9 * most * (num_pieces * ROUNDOFF) ** 2
 
 
 def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformation:
@@ -447,7 +450,90 @@ def add_gaussian_noise(*, stddev: Scalar, key: Key) -> optax.GradientTransformat
     def update(updates, state, params=None):
         del params
         next_key, noise_key = jax.random.split(state.key)
-        noisy = gaussian(noise_key, updates, stddev=stddev)
-        return noisy, KeyState(next_key)
+        return gaussian(noise_key, updates, stddev=stddev), KeyState(next_key)
 
     return optax.GradientTransformation(lambda params: KeyState.of(key), update)
+
+
+_REFUSED = {
+    "MultiSteps": "it would average over samples before they are bounded. Give one "
+    "update the whole batch, as a stream of dpjax.gradients.streamed_grad, or put "
+    "dpjax.transforms.accumulate around the optimizer, which takes pieces.",
+    "apply_if_finite": "it would skip updates by the values of private samples. It is "
+    "not needed: releases are finite, whatever the samples.",
+}
+# Wrappers of optax that pass samples on unchanged.
+_PASS_PIECES = ("inject_hyperparams", "with_extra_args_support")
+
+
+def refuse_wrappers(tree: PyTree) -> None:
+    """Raises `ValueError` if an optax wrapper around a private mean would break it.
+
+    `tree` holds the parameters of `init`, or the updates of `update`.
+    """
+    is_masked = False
+
+    def look(node: Any) -> bool:
+        nonlocal is_masked
+        is_masked |= isinstance(node, optax.MaskedNode)
+        return is_masked
+
+    jax.tree.flatten(tree, is_leaf=look)
+    if is_masked:
+        raise ValueError(
+            "optax.masked must not stand around privatize, aggregate or dp_sgd: leaves "
+            "that are masked out would pass raw per-sample gradients through. Put it "
+            "after privatize, but leave frozen parameters out of params: after it they "
+            "still share the clip norm. For separate bounds of groups of leaves use "
+            "dpjax.estimators.Grouped."
+        )
+    # apply_if_finite leaves no trace in the values: only the call stack shows it.
+    frame, is_in_pieces, part = sys._getframe(1), False, None
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__")).split(".")[0]
+        if module not in ("optax", "dpjax"):
+            return
+        wrapper = frame.f_code.co_qualname.split(".")[0]
+        if wrapper in _REFUSED:
+            raise ValueError(
+                f"optax.{wrapper} must not stand around privatize, aggregate or "
+                f"dp_sgd: {_REFUSED[wrapper]}"
+            )
+        if module == "optax" and is_in_pieces and wrapper != "with_extra_args_support":
+            raise ValueError(
+                f"optax.{wrapper} must not stand around accumulate: it would step, and "
+                "count a step in its schedules, with every piece. Put it inside, as "
+                "accumulate(dpjax.chain(private, ...), ...), or "
+                "accumulate(optax.inject_hyperparams(make)(...), ...) of a function "
+                "make that returns dpjax.chain."
+            )
+        if wrapper == "accumulate" and part is not None:
+            raise ValueError(
+                f"optax.{part} must not stand inside accumulate: only dpjax.chain "
+                "knows the pieces of a batch. Let make return one, in "
+                "accumulate(optax.inject_hyperparams(make)(...), ...)."
+            )
+        is_in_pieces |= wrapper == "accumulate"
+        if module == "optax" and wrapper not in _PASS_PIECES:
+            part = wrapper
+        frame = frame.f_back
+
+
+def require_params(params: Any) -> None:
+    """Requires that params were given, which are optional in an optax update."""
+    rule = "given to update, as optax asks"
+    _validate.require(params is not None, "params", params, rule)
+
+
+def require_samples(updates: PyTree, params: PyTree) -> None:
+    """Requires leaves (n, ...) of updates for leaves (...) of params, if given."""
+    are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(updates))
+    if are_arrays and jax.tree.structure(updates) == jax.tree.structure(params):
+        shapes = [x.shape for x in jax.tree.leaves(updates)]
+        wanted = [jnp.shape(x) for x in jax.tree.leaves(params)]
+        rule = (
+            f"per-sample gradients, of shapes (n, ...) for params of shapes {wanted}; "
+            "no mean or sum of them, as jax.grad of a batch and optax.MultiSteps make"
+        )
+        is_fine = [shape[1:] for shape in shapes] == wanted
+        _validate.require(is_fine, "updates", shapes, rule)

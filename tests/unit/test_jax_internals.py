@@ -25,7 +25,7 @@ def test_barriers_exist_elsewhere():
 
 
 def test_programs_are_read_equation_by_equation():
-    # `gradients._loss`, `gradients.factored` and `tuning._select` read `jax.extend`.
+    # `gradients._loss`, `gradients._factored` and `tuning._select` read `jax.extend`.
     closed = jax.make_jaxpr(lambda x: jax.jit(jnp.sin)(x) * 2.0)(1.0)
     inner, product = closed.jaxpr.eqns
     assert is_plain_jit(inner)
@@ -38,13 +38,13 @@ def test_programs_are_read_equation_by_equation():
         seen.append((place, equation.primitive.name))
         return run()
 
-    (result,) = evaluate(closed.jaxpr, closed.consts, [jnp.float32(1)], rule)
+    (result,) = evaluate(closed, [jnp.float32(1)], rule)
     assert seen == [((0, 0), "sin"), ((1,), "mul")]
     assert result == 2 * jnp.sin(1.0)
 
 
 def test_loops_are_read_as_jax_writes_them():
-    """`gradients.factored` reads these parameters of two operations."""
+    """`gradients._factored` reads these parameters of two operations."""
 
     def loss(w, x):
         step = lambda x, _: (jax.checkpoint(jnp.dot)(x, w), None)  # noqa: E731
@@ -61,9 +61,7 @@ def test_loops_are_read_as_jax_writes_them():
 
 def test_an_equation_can_be_run_alone():
     closed = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x))(1.0)
-    (result,) = evaluate(
-        closed.jaxpr, closed.consts, [jnp.float32(-1)], lambda *args: args[-1]()
-    )
+    (result,) = evaluate(closed, [jnp.float32(-1)], lambda *args: args[-1]())
     assert result == jnp.cos(-1.0)
 
 

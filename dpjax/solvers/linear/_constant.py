@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax import _keys
 from dpjax._sharding import gathered
-from dpjax._sums.exact import Unrounded
+from dpjax._sums.fold import Unrounded
 from dpjax._tree import like
 from dpjax._types import Key, Scalar
 from dpjax.estimators import Estimator

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from dpjax import _keys
 from dpjax._sharding import AxisName, gathered
-from dpjax._sums.exact import Unrounded
+from dpjax._sums.fold import Unrounded
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.batching import Full
 from dpjax.losses import LinearLoss

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import AxisName
-from dpjax._sums.exact import Unrounded
+from dpjax._sums.fold import Unrounded
 from dpjax._tree import like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.estimators import Clipping

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import AxisName
-from dpjax._sums.exact import Unrounded
+from dpjax._sums.fold import Unrounded
 from dpjax._tree import register
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import (

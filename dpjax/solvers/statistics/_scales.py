@@ -16,7 +16,7 @@ import numpy as np
 from dpjax import _keys
 from dpjax._rounding import ROUNDED_UP
 from dpjax._sharding import check_key_of_rows
-from dpjax._sums.exact import Unrounded, two_sum
+from dpjax._sums.fold import Unrounded, two_sum
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.estimators import Clipping
 from dpjax.mechanisms._additive import gaussian_of_padded, padded

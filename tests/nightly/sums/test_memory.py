@@ -12,7 +12,7 @@ import pytest
 from benchmarks.speed.models import GPT2, transformer
 from benchmarks.speed.peers import plain
 from dpjax._sums import fold
-from dpjax._sums.memory import DEFAULT, peak_bytes, rows_at_once
+from dpjax._sums.stream import DEFAULT, peak_bytes, rows_at_once
 from dpjax.estimators import Clipping, SmoothedTruncation
 from dpjax.gradients import robust_grad
 

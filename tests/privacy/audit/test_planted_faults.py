@@ -21,7 +21,7 @@ from benchmarks.audits.case import Case
 from benchmarks.audits.transforms import gaussian_claim
 from benchmarks.figures import printed
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE, transforms
-from dpjax._sums.exact import Unrounded
+from dpjax._sums.fold import Unrounded
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon, rho_to_epsilon
 from dpjax.accounting._objective import objective_epsilon
 from dpjax.estimators import Clipping, Mean, MedianOfMeans, TrimmedMean, Truncation

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax.estimators import Clipping
-from dpjax.estimators._sensitivity import sum_error, sum_error_in_turn
+from dpjax.estimators._estimator import sum_error, sum_error_in_turn
 
 ROUNDOFF = 2.0**-24
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpjax.estimators import Clipping
-from dpjax.gradients.factored._grad import FactoredSamples
-from dpjax.gradients.factored._products import (
+from dpjax.gradients._factored import FactoredSamples
+from dpjax.gradients._products import (
     MatrixProducts,
     balanced,
     squared_norm_of_matrices,

@@ -29,7 +29,7 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 
-from dpjax._sums.exact import Unrounded
+from dpjax._sums.fold import Unrounded
 from dpjax._types import REPLACE_ONE
 from dpjax.mechanisms import _additive, _peeling, _samplers, _selection
 from dpjax.sklearn import _labels

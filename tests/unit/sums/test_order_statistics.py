@@ -89,7 +89,7 @@ def check(samples, trim_count, order=order, total_of=total_of):
         exact, size = math.fsum(terms), len(terms) * np.abs(terms).max()
         info = np.finfo(samples.dtype)
         if samples.dtype == np.float32:
-            # What `_trimmed_mean.py` builds on.
+            # What `_order.py` builds on.
             error = U * abs(exact) + (2.0**-7 + 2.0**-11) * U * size
         else:
             error = 2.0**-52 * abs(exact) + 2.0**-60 * size

@@ -20,7 +20,7 @@ from dpjax.estimators import (
 from dpjax.gradients import streamed_grad
 from dpjax.mechanisms import BandedToeplitz
 from dpjax.transforms import accumulate, privatize
-from dpjax.transforms._accumulate import PieceSum
+from dpjax.transforms._chain import PieceSum
 
 N, K, WIDTH = 24, 4, 3
 RNG = np.random.default_rng(0)

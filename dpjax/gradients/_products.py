@@ -32,7 +32,6 @@ import numpy as np
 from dpjax._rounding import ROUNDOFF
 from dpjax._sums.samples import (
     Factors,
-    Influence,
     OuterProducts,
     add_rows,
     are_much_smaller,
@@ -86,9 +85,9 @@ class Site(NamedTuple):
         at: the place of the equation.
         result: the type of its result.
         loops: the loops around it, from the outside in.
-        sizes: for products (G, T, p, q): the numbers of groups and positions, and the
-            entries of a vector and of a result; for look-ups the numbers
-            (1, rows read, rows of the table, entries of a row).
+        sizes: for products (G, T, p, q), the numbers of groups and positions, and the
+            entries of a vector and of a result; for look-ups (1, rows read, rows of the
+            table, entries of a row).
         kind: "vector", "patch" of an image, or "one-hot" for products; else "row".
         residuals: selects the inputs of the equation to keep for the backward pass.
         factors: maps residuals and the result's cotangents of all turns to vectors
@@ -142,15 +141,10 @@ def repeated(
 
 @dataclass(frozen=True)
 class Product:
-    """Describes a parameter that is multiplied by vectors.
+    """Describes a parameter that the equations `sites` multiply by vectors.
 
-    Attributes:
-        sites: the equations that multiply it.
-        order: its axes: first of groups, then summed over, then all remaining axes.
-        num_groups: number of axes of groups.
-        num_summed: number of axes that are summed over.
-        shape: shape of the moved parameter, as the sites use it.
-        moves: the moves from the parameter to that shape.
+    The sites use it in `shape`, after `moves`. `order` lists its axes: first those of
+    groups, then those that are summed over, then all others.
     """
 
     sites: tuple[Site, ...]
@@ -234,15 +228,11 @@ class Product:
         )
         return math.prod(each) * groups, positions, p, q
 
-    def factors(
-        self, residuals: Sequence[jax.Array], cotangents: Sequence[jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
+    def factors(self, residuals, cotangents) -> tuple[jax.Array, jax.Array]:
         """Returns vectors (G, T, p) and cotangents (G, T, q) of one example."""
         return joined(self.sites, residuals, cotangents, axis=1)
 
-    def samples(
-        self, left: jax.Array, right: jax.Array
-    ) -> "OuterProducts | MatrixProducts | jax.Array":
+    def samples(self, left, right) -> "OuterProducts | MatrixProducts | jax.Array":
         """Returns the gradients of n examples, from their factors."""
         n, order = self.num_summed, self.order
         if not self.is_outer:
@@ -271,27 +261,21 @@ class WrittenOut:
     way = "written out"
 
 
-def joined(
-    sites: Sequence[Site],
-    residuals: Sequence[jax.Array],
-    cotangents: Sequence[jax.Array],
-    axis: int,
-) -> tuple[jax.Array, jax.Array]:
+def joined(sites, residuals, cotangents, axis: int) -> tuple[jax.Array, jax.Array]:
     """Returns the factors of all sites, concatenated along an axis."""
     pairs = [
         site.factors(x, y)
         for site, x, y in zip(sites, residuals, cotangents, strict=True)
     ]
-    left, right = zip(*pairs, strict=True)
-    return _concatenated(left, axis), _concatenated(right, axis)
 
+    def concatenated(arrays):
+        if len({x.dtype for x in arrays}) > 1:  # indices, or floats below 64 bits
+            is_index = jnp.issubdtype(arrays[0].dtype, jnp.integer)
+            arrays = [x.astype(jnp.int32 if is_index else jnp.float32) for x in arrays]
+        return jnp.concatenate(arrays, axis)
 
-def _concatenated(arrays, axis):
-    dtypes = {x.dtype for x in arrays}
-    if len(dtypes) > 1:  # all are indices, or all are floats below 64 bits
-        is_index = jnp.issubdtype(arrays[0].dtype, jnp.integer)
-        arrays = [x.astype(jnp.int32 if is_index else jnp.float32) for x in arrays]
-    return jnp.concatenate(arrays, axis)
+    left, right = map(concatenated, zip(*pairs, strict=True))
+    return left, right
 
 
 def product_at(
@@ -405,16 +389,8 @@ def are_of_one_kind(*arrays: Any) -> bool:
 class MatrixProducts(Factors):
     """Holds a leaf of n samples: sums of outer products over T positions, in G groups.
 
-    Attributes:
-        left: shape (n, G, T, p).
-        right: shape (n, G, T, q).
-        build: maps an array (G, p, q) to the leaf: its entries, in another order.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> left, right = jnp.ones((5, 1, 4, 2)), jnp.ones((5, 1, 4, 3))
-        >>> print(MatrixProducts(left, right, jnp.ravel).written_out()[0])
-        [4. 4. 4. 4. 4. 4.]
+    The factors are `left` (n, G, T, p) and `right` (n, G, T, q). `build` maps an array
+    (G, p, q) to the leaf: its entries, in another order.
     """
 
     @property
@@ -437,9 +413,7 @@ class MatrixProducts(Factors):
         left, right = self.numbers
         return squared_norm_of_matrices(left, right, inverse_unit)
 
-    def add(
-        self, total: jax.Array, influence: Influence | None, in_turn: int | None
-    ) -> jax.Array:
+    def add(self, total, influence, in_turn) -> jax.Array:
         """Adds rows to a sum, or their influences, with a product for each row.
 
         In one product over rows and positions, terms that cancel within a row would add
@@ -480,12 +454,8 @@ def squared_norm_of_matrices(
 ) -> jax.Array:
     """Returns an upper bound of the squared norm of left^T right, times inverse_unit^2.
 
-    It covers the rounding of the norm and of the product: see above.
-
-    Args:
-        left: shape (G, T, p), `balanced` with right; the norm is of all G products.
-        right: shape (G, T, q).
-        inverse_unit: a number.
+    It covers the rounding of the norm and of the product: see above. The norm is of all
+    G products of `left` (G, T, p) and `right` (G, T, q), which are `balanced`.
     """
     inverse_unit = like(inverse_unit, right)
     if left.shape[1] == 1:

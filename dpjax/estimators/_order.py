@@ -1,4 +1,6 @@
-"""The trimmed mean, with noise scaled to its smooth sensitivity (001, Algorithm 2).
+"""Means by order: the trimmed mean, and the median of means of groups.
+
+The noise of a trimmed mean is scaled to its smooth sensitivity (001, Algorithm 2).
 
 Let x_(1) <= ... <= x_(n) be the ordered samples, x_(i) = -inf for i < 1 and +inf for
 i > n, N = n - 2m, W = b - a the width of the range, and w_k = max(e^(-kt), floor). With
@@ -27,6 +29,7 @@ underflow. Proof: `docs/privacy/proofs/sums.md`, 1.9.
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal, NoReturn
 
 import jax
@@ -36,13 +39,19 @@ import numpy as np
 from dpjax import _validate
 from dpjax._rounding import LARGEST, LEAST_WEIGHT, ROUNDOFF
 from dpjax._sharding import AxisName, by_device, num_shares, row_axes
-from dpjax._sums.exact import Unrounded
-from dpjax._sums.order_statistics import OrderStatistics, middle_sum, order_statistics
+from dpjax._sums.fold import MeanAndAux, Unrounded, group_means
+from dpjax._sums.order_statistics import median, middle_sum, order_statistics
+from dpjax._sums.samples import unstacked
 from dpjax._sums.stream import SampleStream
 from dpjax._tree import Static, as_float, by_column, like, register
 from dpjax._types import REPLACE_ONE, NeighboringRelation, NoiseName, PyTree, Scalar
-from dpjax.estimators._estimator import Estimator
-from dpjax.estimators._sensitivity import Sensitivity, maximum
+from dpjax.estimators._estimator import (
+    Estimator,
+    Sensitivity,
+    largest_ulp,
+    maximum,
+    precise,
+)
 
 Bound = Literal["fast", "exact"]
 
@@ -168,9 +177,7 @@ class TrimmedMean(Estimator):
         _validate.require(is_fine, "estimator", self, rule)
         return {"rho": 0.5 / noise_multiplier**2}
 
-    def fold(
-        self, stream: SampleStream, *, normalize_by: Scalar
-    ) -> tuple[Unrounded, PyTree]:
+    def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
         """Returns the trimmed mean and the aux, after reading all rows at once."""
         del normalize_by  # equals the number of rows, because groups_by_index is True
         self._no_padding(stream)
@@ -223,7 +230,7 @@ class TrimmedMean(Estimator):
                 |f(x) - f(x')| <= min(S(x), S(x')),    S(x) <= e^t S(x'),
 
             for all values: outliers, ties, NaN. The proof, with rounding, is in
-            `_trimmed_mean.py`. It assumes correctly rounded additions and products, in
+            `_order.py`. It assumes correctly rounded additions and products, in
             the written order.
 
         Example:
@@ -239,8 +246,8 @@ class TrimmedMean(Estimator):
             The scale printed in paper 001, Algorithm 2, line 1, is not smooth: no
             privacy follows from that scale.
         """
-        both = self.with_smooth_sensitivity
-        return both(samples, smoothness, bound=bound, axis_name=axis_name)[1]
+        options = {"bound": bound, "axis_name": axis_name}
+        return self.with_smooth_sensitivity(samples, smoothness, **options)[1]
 
     def with_smooth_sensitivity(
         self,
@@ -285,16 +292,15 @@ def _with_sensitivity(stream, estimator, weights, bound):
     def on_device(replicated, rows):
         """Returns estimates and smooth sensitivities; rows are one device's share."""
         estimator, weights, shared = replicated
-        mine = replace(stream, shared=shared, rows=rows)
-        samples, _ = mine.read_all()
+        samples, _ = replace(stream, shared=shared, rows=rows).read_all()
 
         def both(x):
             trimmed = len(weights) - 1
             num_kept = len(x) * num_shares(axes) - 2 * trimmed
             order = order_statistics(x, trimmed, axes)
             width = like(estimator.upper, order.low) - like(estimator.lower, order.low)
-            args = {"num_kept": num_kept, "bound": bound.value}
-            sensitivity = smooth_sensitivity(order, weights, width, **args)
+            args = order, weights, width, num_kept, bound.value
+            sensitivity = smooth_sensitivity(*args)
             return estimator._mean(order.middle_sum, num_kept), sensitivity
 
         leaves, structure = jax.tree.flatten(samples)
@@ -311,9 +317,7 @@ def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
     return np.maximum(np.exp(-max(smoothness - SLACK, 0.0) * steps), LEAST_WEIGHT)
 
 
-def smooth_sensitivity(
-    order: OrderStatistics, weights, width, *, num_kept: int, bound: Bound
-) -> jax.Array:
+def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Array:
     """Returns the maximum of the terms (4) in (2) or (3), for each of d columns."""
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]
@@ -340,3 +344,96 @@ def smooth_sensitivity(
         zeros = jnp.zeros(num_columns, low.dtype)
         largest = jax.lax.fori_loop(0, trim_count + 1, widen, zeros)
     return jnp.maximum(largest, weights[-1] * width) * (1 + SLACK)
+
+
+@register("inner")
+@dataclass(frozen=True)
+class MedianOfMeans(Estimator):
+    """The median over groups, by coordinate, of an inner estimator's group means.
+
+    Groups are ranges of record indices, hence public: each of the num_groups groups has
+    floor(n / num_groups) records or one more. The sum of a group is divided by the size
+    of this group. A sampled batch has no public groups, so it is rejected
+    (`normalize_by`).
+
+    Sensitivity: a replaced record moves one group's mean, and the median moves by at
+    most as much in every coordinate: by the inner sensitivity at the smallest group
+    size floor(n / num_groups), which is num_groups times the inner sensitivity at n. If
+    num_groups is even, the median averages two means, and moves by half as much.
+
+    Attributes:
+        inner: the estimator of a group's mean, neither a median of means nor a
+            `TrimmedMean`.
+        num_groups: number of groups, at least one and at most n.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.estimators import MedianOfMeans, Truncation
+        >>> estimator = MedianOfMeans(Truncation(10.0), num_groups=3)
+        >>> print(estimator(jnp.array([1.0, 2.0, 9.0, 9.0, 3.0, 3.0, 3.0])))
+        4.0
+
+    Reference:
+        Tao, Wu, Cheng, Wang (2022), Algorithm 3; the printed noise assumes that
+        num_groups divides n, which dpjax does not.
+    """
+
+    inner: Estimator
+    num_groups: int
+    groups_by_index: ClassVar[bool] = True
+
+    def __post_init__(self):
+        _validate.count(num_groups=self.num_groups)
+        rule = "an estimator other than MedianOfMeans and TrimmedMean"
+        is_fine = isinstance(self.inner, Estimator) and not self.inner.groups_by_index
+        _validate.require(is_fine, "inner", self.inner, rule)
+
+    def influence(self, sample: PyTree) -> PyTree:
+        return self.inner.influence(sample)
+
+    @property
+    def limit(self) -> Scalar | None:
+        return self.inner.limit
+
+    def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
+        """Returns the inner sensitivity of a group, or half for an even num_groups."""
+        del rounded  # means of groups are always rounded
+        if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
+            raise ValueError(
+                f"num_samples must be at least num_groups = {self.num_groups}, "
+                f"got {num_samples}."
+            )
+        group_size = precise(num_samples) // self.num_groups
+        inner = self.inner.sensitivity(group_size, num_coordinates, relation)
+        if self.limit is None or self.num_groups % 2:
+            return inner
+        # The two middle means together move by one mean's change at most: their average
+        # moves by half of it, and is rounded.
+        ulp = largest_ulp(self.limit, group_size)
+        return Sensitivity(
+            inner.l1 / 2 + num_coordinates * ulp,
+            inner.l2 / 2 + math.sqrt(num_coordinates) * ulp,
+            inner.linf / 2 + ulp,
+        )
+
+    def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
+        """Returns the median of group means and the aux, folding group after group."""
+        del normalize_by  # equals the number of rows, because groups_by_index is True
+        n = stream.num_rows_in_all
+        rule = f"at least num_groups = {self.num_groups} records"
+        _validate.require(n >= self.num_groups, "samples", n, rule)
+        smallest, longer = divmod(n, self.num_groups)
+        sizes = smallest + (np.arange(self.num_groups) < longer)
+        means, aux = group_means(self.inner.summands(stream), self.limit, sizes=sizes)
+        means = jax.vmap(self._within_limit)(means, jnp.asarray(sizes))
+        medians = unstacked(jax.tree.map(partial(by_column, median), means))
+        return Unrounded.of(medians), aux
+
+    @classmethod
+    def for_failure_prob(
+        cls, inner: Estimator, *, num_coordinates: int, failure_prob: float = 0.01
+    ) -> "MedianOfMeans":
+        """Returns ceil(4 log(2 d / failure_prob)) groups (003, Algorithm 3, line 1)."""
+        _validate.count(num_coordinates=num_coordinates)
+        _validate.probability(failure_prob=failure_prob)
+        return cls(inner, int(np.ceil(4 * np.log(2 * num_coordinates / failure_prob))))

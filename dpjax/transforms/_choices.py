@@ -1,5 +1,6 @@
-"""Frank-Wolfe steps with a private choice of the vertex, as a transformation."""
+"""Steps with a private choice, of a vertex or of the largest coordinates."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -9,12 +10,19 @@ from dp_accounting import DpEvent
 
 from dpjax import _validate, mechanisms
 from dpjax._keys import secret_repr
-from dpjax._tree import clip, like
-from dpjax._types import Key, Scalar, SelectionName
+from dpjax._rounding import ROUNDOFF
+from dpjax._tree import clip, flatten, like, num_coordinates
+from dpjax._types import Key, PeelingNoise, Scalar, SelectionName
 from dpjax.accounting._selection import selection_event, total_selection_epsilon
 from dpjax.constraints._constraint import VertexConstraint
-from dpjax.transforms._chain import KeyState, require_params
+from dpjax.transforms._privatize import KeyState, require_params
 
+# Two factors for each noise: b^2 rho / (s sensitivity^2) gives the scale b of the
+# selection, and the second is the standard deviation of the release in units of b.
+NOISE_FACTORS: dict[PeelingNoise, tuple[float, float]] = {
+    "gumbel": (1.0, 1.0),
+    "laplace": (2.5, math.sqrt(2)),
+}
 # Covers a few float32 roundings of the range, so that epsilon is never exceeded.
 _ROUNDED_UP = 1 + 2.0**-20
 
@@ -65,20 +73,13 @@ class FrankWolfe(optax.GradientTransformation):
         Raises:
             ValueError: If an argument is out of its range, or epsilon is traced.
         """
-        return total_selection_epsilon(
-            self._concrete_epsilon(),
-            delta,
-            num_selections=num_updates,
-            mechanism=self.mechanism,
-        )
+        choices = {"num_selections": num_updates, "mechanism": self.mechanism}
+        return total_selection_epsilon(self._concrete_epsilon(), delta, **choices)
 
     def dp_event(self, *, num_updates: int) -> DpEvent:
         """Returns the `dp_accounting` event; see `total_epsilon`, `selection_event`."""
-        return selection_event(
-            self._concrete_epsilon(),
-            num_selections=num_updates,
-            mechanism=self.mechanism,
-        )
+        choices = {"num_selections": num_updates, "mechanism": self.mechanism}
+        return selection_event(self._concrete_epsilon(), **choices)
 
     def _concrete_epsilon(self) -> float:
         rule = "a concrete number, not a traced one, to compute the cost of choices"
@@ -161,9 +162,9 @@ def frank_wolfe(
         rate_fn = optax.constant_schedule(rate_fn)
 
     def init(params):
-        num_coordinates = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
-        change = constraint.diameter("l1", num_coordinates) * sensitivity
-        change += 4 * constraint.score_error(num_coordinates) * limit
+        size = num_coordinates(params)
+        change = constraint.diameter("l1", size) * sensitivity
+        change += 4 * constraint.score_error(size) * limit
         change = jnp.asarray(change * _ROUNDED_UP)
         return FrankWolfeState(KeyState.of(key).key, jnp.zeros((), jnp.int32), change)
 
@@ -171,12 +172,9 @@ def frank_wolfe(
         """Returns the step from params to a vertex, chosen by the mean gradient."""
         require_params(params)
         next_key, choice_key = jax.random.split(state.key)
-        index = select(
-            choice_key,
-            constraint.vertex_scores(clip(updates, limit)),
-            epsilon=epsilon,
-            sensitivity_range=state.sensitivity_range,
-        )
+        scores = constraint.vertex_scores(clip(updates, limit))
+        costs = {"epsilon": epsilon, "sensitivity_range": state.sensitivity_range}
+        index = select(choice_key, scores, **costs)
         vertex = constraint.vertex(index, params)
         rate = jnp.asarray(rate_fn(state.num_steps))
         moves = jax.tree.map(lambda v, w: like(rate, v) * (v - w), vertex, params)
@@ -190,3 +188,101 @@ def frank_wolfe(
 
 def _papers_rate(step: jax.typing.ArrayLike) -> jax.Array:
     return 2 / (jnp.asarray(step).astype(jnp.float32) + 3)
+
+
+def peel(
+    sparsity: int,
+    *,
+    rho: Scalar,
+    sensitivity: Scalar,
+    limit: Scalar,
+    key: Key,
+    noise: PeelingNoise = "gumbel",
+) -> optax.GradientTransformation:
+    """Returns a transformation that keeps the s largest entries of params, with noise.
+
+    Put it last in a chain. The parameters become `mechanisms.peeling` of params +
+    update, with all leaves as one vector. Gumbel and Gaussian noise both have the scale
+    sensitivity·sqrt(s / rho), Laplace noise has b = sensitivity·sqrt(5 s / (2 rho)).
+
+    Args:
+        sparsity: s, the number of entries of all leaves together that are kept.
+        rho: zCDP cost of one update, positive, from `accounting.epsilon_to_rho`; for
+            pure epsilon-DP with Laplace noise use 5 epsilon^2 / (18 s).
+        sensitivity: linf sensitivity of the incoming update, in units of the
+            parameters: learning_rate·`estimator.sensitivity(n, d).linf`.
+        limit: bound on the entries of the incoming update, which are clipped to it:
+            learning_rate·`estimator.limit`. It bounds the rounding of sums.
+        key: a typed key. It is part of the state; each update draws from a fresh one.
+        noise: "gumbel", or "laplace" as in the papers.
+
+    Returns:
+        An optax transformation; its update needs params.
+
+    Raises:
+        ValueError: If an argument is out of its range, or update gets no params.
+
+    Privacy:
+        One update is rho-zCDP, under the relation of the sensitivity, if params are
+        released or public; with Laplace noise it is also epsilon-DP, with
+        epsilon = 3 s sensitivity / b = 3 sqrt(2 s rho / 5). In float32 the product with
+        the learning rate and params + update are each rounded, by at most
+        2^-24 (max |params| + limit): four times this is added to the sensitivity.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from dpjax.accounting import epsilon_to_rho
+        >>> from dpjax.estimators import Winsorization
+        >>> from dpjax.transforms import aggregate
+        >>> estimator, rate, params = Winsorization(1.0), 0.5, jnp.zeros(3)
+        >>> optimizer = optax.chain(
+        ...     aggregate(estimator), optax.sgd(rate),
+        ...     peel(1, rho=epsilon_to_rho(1.0, 1e-6), key=jax.random.key(0),
+        ...          sensitivity=rate * estimator.sensitivity(10_000, 3).linf,
+        ...          limit=rate * estimator.limit))
+        >>> grads = jnp.tile(jnp.array([0.0, -0.8, 0.1]), (10_000, 1))
+        >>> update, _ = optimizer.update(grads, optimizer.init(params), params)
+        >>> print([f"{x:.1f}" for x in update])
+        ['0.0', '0.4', '0.0']
+
+    Reference:
+        Hu, Ni, Xiao, Wang (2022), Algorithms 3 to 5; Tao, Wu, Cheng, Wang (2022),
+        Algorithm 5. Noise drawn once for all s choices: Durfee, Rogers (2019).
+    """
+    _validate.choice(PeelingNoise, noise=noise)
+    _validate.count(sparsity=sparsity)
+    _validate.positive(rho=rho, sensitivity=sensitivity, limit=limit)
+    _validate.typed_key(key)
+
+    def init(params):
+        size = num_coordinates(params)
+        rule = f"at most the {size} entries of params"
+        _validate.require(sparsity <= size, "sparsity", sparsity, rule)
+        return KeyState.of(key)
+
+    def update(updates, state, params=None):
+        """Returns the step from params to a sparse release of params + updates."""
+        require_params(params)
+        next_key, peel_key = jax.random.split(state.key)
+        start, unflatten = flatten(params, "params")
+        move, _ = flatten(clip(updates, limit), "updates")
+        # Use float64 if it is enabled, so that no number is rounded down to float32.
+        largest, most, change, cost = (
+            jnp.asarray(x, float)
+            for x in (jnp.max(jnp.abs(start)), limit, sensitivity, rho)
+        )
+        widened = change + 4 * ROUNDOFF * (largest + most)
+        factor, stddev = NOISE_FACTORS[noise]
+        scale = widened * jnp.sqrt(factor * sparsity / cost)
+        sparse = mechanisms.peeling(
+            peel_key,
+            start + move.astype(start.dtype),
+            sparsity=sparsity,
+            selection_scale=scale,
+            release_stddev=stddev * scale,
+            noise=noise,
+        )
+        moves = jax.tree.map(jnp.subtract, unflatten(sparse), params)
+        return moves, KeyState(next_key)
+
+    return optax.GradientTransformation(init, update)

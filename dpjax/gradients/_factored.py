@@ -1,4 +1,7 @@
-"""Reads from the program of one example how a loss uses each of its parameters.
+"""Per-example gradients, as factors if the use of a parameter allows it.
+
+The loss of one example is traced, and its equations are read: `uses`. Then they are run
+again with a shift of zero added to the result of each site: `factored_grad`.
 
 Before its use a parameter may pass through operations that move its entries or change
 their precision, and into the program of a `jit`, a `jax.checkpoint`, a branch of a
@@ -16,8 +19,9 @@ layer, then the rows that are read count as products with one-hot vectors.
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,10 +30,14 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from dpjax._sharding import varying_axes
+from dpjax import _sharding, _validate
+from dpjax._sums.samples import FactoredSamples
+from dpjax._sums.stream import programs_in
 from dpjax._sums.tables import TableRows
-from dpjax.gradients._loss import Place, as_function, evaluate, is_plain_jit
-from dpjax.gradients.factored._products import (
+from dpjax._tree import by_row
+from dpjax._types import LossFn, PyTree
+from dpjax.gradients._loss import Place, as_function, evaluate, is_plain_jit, traced
+from dpjax.gradients._products import (
     EACH,
     Image,
     Loop,
@@ -45,18 +53,181 @@ from dpjax.gradients.factored._products import (
 
 # Operations that only move entries, and neither drop nor repeat one.
 RESHAPES = (lax.reshape_p, lax.squeeze_p, lax.broadcast_in_dim_p)
-WITH_RULES = ("custom_vjp_call", "custom_jvp_call")
 LARGE = 4  # factors pay if a table has at least this many rows for each row read
+
+
+def factored_grad(
+    loss_fn: LossFn, params: PyTree, rows: PyTree, *, has_aux: bool = False
+) -> Callable[[PyTree], tuple[FactoredSamples, PyTree]]:
+    """Returns a function that computes per-example gradients as factors.
+
+    It maps some rows to their gradients, and to `values` or `(values, aux)` with the
+    leading axis of the rows. The loss is traced once, here, by the shapes of `rows`.
+    """
+    # Gradients with respect to replicated values would be summed over devices.
+    params = _sharding.varying_with(params, rows)
+    example = jax.tree.map(lambda x: x[0], rows)
+    program, shapes = jax.make_jaxpr(loss_fn, return_shape=True)(params, example)
+    out_tree = jax.tree.structure(shapes)
+    leaves, structure = jax.tree.flatten(params)
+    factored = {
+        i: use
+        for i, use in enumerate(uses(program, len(leaves)))
+        if not isinstance(use, WrittenOut)
+        # Gram matrices of sharded parameters would need parts from other devices.
+        and (use.way != "matrix product" or _sharding.num_other_devices(leaves[i]) == 1)
+    }
+    # Equations that multiply or look up a parameter, by their place in the program.
+    sites = {site.at: site for use in factored.values() for site in use.sites}
+
+    def loss(written_out, shifts, example):
+        mine = [written_out.get(i, leaf) for i, leaf in enumerate(leaves)]
+        args = [*mine, *jax.tree.leaves(example)]
+        results, residuals = _with_shifts(sites, shifts, program, args)
+        results = jax.tree.unflatten(out_tree, results)
+        value, aux = results if has_aux else (results, ())
+        return value, (aux, residuals)
+
+    axes = _sharding.varying_over((params, rows))
+    written_out = {i: x for i, x in enumerate(leaves) if i not in factored}
+    # A gradient takes about the work of three forward passes.
+    work = 3 * sum(x.aval.size for e in program.jaxpr.eqns for x in e.outvars)
+
+    def shifts():
+        zeros = {}
+        for place, site in sites.items():
+            shape = *(loop.length for loop in site.loops), *site.result.shape
+            zeros[place] = jnp.zeros(shape, site.result.dtype)
+        return _sharding.varying(zeros, axes)
+
+    grad = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    grad = traced(grad, written_out, shifts(), example)
+
+    def grad_fn(rows: PyTree) -> tuple[FactoredSamples, PyTree]:
+        """Returns the gradients of rows, factored where possible, and the values."""
+        no_shifts = shifts()
+
+        def of_example(example):
+            """Returns value, aux, written-out gradients and factors of one example."""
+            (value, (aux, residuals)), (full, cotangents) = grad(
+                written_out, no_shifts, example
+            )
+
+            def factors(use):
+                each = (
+                    [x[site.at] for site in use.sites] for x in (residuals, cotangents)
+                )
+                return use.factors(*each)
+
+            return value, aux, full, {i: factors(x) for i, x in factored.items()}
+
+        num_rows = _validate.leading_size(rows, "batch")
+        value, aux, full, factors = by_row(of_example, num_rows)(rows)
+        made = {i: use.samples(*factors[i]) for i, use in factored.items()}
+        grads = [(full | made)[i] for i in range(len(leaves))]
+        samples = FactoredSamples(jax.tree.unflatten(structure, grads), work)
+        return samples, (value, aux) if has_aux else value
+
+    return grad_fn
+
+
+def _with_shifts(sites, shifts, program, args, within=()):
+    """Returns a program's results, with shifts added at sites, and the residuals.
+
+    The derivative of a loss with respect to the shift of a result is the result's
+    cotangent, so one backward pass has the cotangents of all sites.
+    """
+    residuals = {}
+
+    def rule(place, equation, inputs, run):
+        """Returns an equation's results, with shifts at a site or at sites inside."""
+        if place in sites:
+            residuals[place] = sites[place].residuals(inputs)
+            (result,) = run()
+            return [result + shifts[place]]
+        # Sites in the program of this equation: a loop, a checkpoint, or a branch.
+        inside = {at: x for at, x in shifts.items() if at[: len(place)] == place}
+        if not inside:
+            return run()
+        through = THROUGH[equation.primitive]
+        evaluated = partial(_with_shifts, sites)
+        results, inner = through(place, equation, inputs, inside, evaluated)
+        residuals.update(inner)
+        return results
+
+    return evaluate(program, args, rule, within), residuals
+
+
+def _through_scan(place, equation, inputs, shifts, run):
+    """Returns the results and residuals of a scan, with shifts in each turn."""
+    params = equation.params
+    num_whole, num_carried = params["num_consts"], params["num_carry"]
+    consts, rest = inputs[:num_whole], inputs[num_whole:]
+
+    # Shifts and residuals are sliced and stacked by turn, as slices and results are.
+    def body(carry, turn):
+        slices, shifts = turn
+        args = [*consts, *carry, *slices]
+        results, residuals = run(shifts, params["jaxpr"], args, place)
+        return results[:num_carried], (results[num_carried:], residuals)
+
+    options = {name: params[name] for name in ("length", "reverse", "unroll")}
+    turns = rest[num_carried:], shifts
+    last, (each, residuals) = jax.lax.scan(body, rest[:num_carried], turns, **options)
+    return [*last, *each], residuals
+
+
+def _through_remat(place, equation, inputs, shifts, run):
+    """Returns the results and residuals of a `jax.checkpoint`, with shifts."""
+    (program,) = programs_in(equation)
+
+    def inner(inputs, shifts):
+        return run(shifts, program, inputs, place)
+
+    options = {name: equation.params[name] for name in ("policy", "prevent_cse")}
+    return jax.checkpoint(inner, **options)(inputs, shifts)
+
+
+def _through_cond(place, equation, inputs, shifts, run):
+    """Returns the results and residuals of the branch that is chosen, with shifts.
+
+    Residuals and cotangents of the other branches are zero.
+    """
+    index, *inputs = inputs
+
+    def branch(number, program):
+        return lambda inputs, shifts: run(shifts, program, inputs, (*place, number))
+
+    branches = [branch(b, x) for b, x in enumerate(equation.params["branches"])]
+    # All branches must return one structure, so each returns the residuals of all.
+    shapes = {}
+    for each in branches:
+        shapes |= jax.eval_shape(each, inputs, shifts)[1]
+    axes = _sharding.varying_over(shapes)
+
+    def filled(branch):
+        def with_zeros(inputs, shifts):
+            results, residuals = branch(inputs, shifts)
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            return results, _sharding.varying(zeros | residuals, axes)
+
+        return with_zeros
+
+    return jax.lax.switch(index, [*map(filled, branches)], inputs, shifts)
+
+
+THROUGH = {
+    core.primitives.scan_p: _through_scan,
+    core.primitives.remat_p: _through_remat,
+    core.primitives.cond_p: _through_cond,
+}
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Describes a parameter of which a few rows are read.
+    """Describes a parameter of which the equations `sites` read a few rows.
 
-    Attributes:
-        sites: the equations that read rows.
-        shape: shape of the moved parameter, as these equations use it.
-        moves: the moves from the parameter to that shape.
+    They use it in `shape`, after `moves`.
     """
 
     sites: tuple[Site, ...]
@@ -90,9 +261,7 @@ class Lookup:
         """Returns how many numbers are stored for an example, places included."""
         return self.num_read * (1 + math.prod(self.shape[1:]))
 
-    def factors(
-        self, residuals: Sequence[jax.Array], cotangents: Sequence[jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:
+    def factors(self, residuals, cotangents) -> tuple[jax.Array, jax.Array]:
         """Returns places (num_read,) and cotangents of rows, (num_read, q)."""
         return joined(self.sites, residuals, cotangents, axis=0)
 
@@ -106,38 +275,28 @@ class Lookup:
 
 
 def lookup_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
-    """Returns the look-up by a `gather` that reads whole rows, or None."""
-    numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
-    table, result = equation.invars[0].aval, equation.outvars[0].aval
-    is_clipped = mode == lax.GatherScatterMode.CLIP
-    # A batch of `dynamic_slice` has a start index for every axis. For whole rows all
-    # but the first are clipped to zero.
-    axes = {(0,), tuple(range(table.ndim))} if is_clipped else {(0,)}
-    is_by_row = (
-        set(numbers.collapsed_slice_dims) <= {0}
-        and numbers.start_index_map in axes
-        and not numbers.operand_batching_dims
-        and equation.params["slice_sizes"] == (1, *table.shape[1:])
-    )
-    if not is_by_row:
-        return None
-    return _lookup(table, result, tuple(numbers.offset_dims), is_clipped, moves, place)
-
-
-def slice_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
-    """Returns the look-up by a `dynamic_slice` that reads one row, or None."""
+    """Returns the look-up by a `gather` of rows, or `dynamic_slice` of one, or None."""
     table, result = equation.invars[0].aval, equation.outvars[0].aval
     is_by_row = equation.params["slice_sizes"] == (1, *table.shape[1:])
-    if not is_by_row or table.shape[0] < LARGE:
-        return None
-    return _lookup(table, result, tuple(range(1, table.ndim)), True, moves, place)
-
-
-def _lookup(table, result, entries, is_clipped, moves, place):
-    """Returns a look-up whose result has the entries of a row along axes `entries`."""
+    if equation.primitive is lax.dynamic_slice_p:
+        entries, is_clipped = tuple(range(1, table.ndim)), True
+        is_by_row = is_by_row and table.shape[0] >= LARGE
+    else:
+        numbers, mode = equation.params["dimension_numbers"], equation.params["mode"]
+        entries, is_clipped = numbers.offset_dims, mode == lax.GatherScatterMode.CLIP
+        # A batch of `dynamic_slice` has a start index for every axis. For whole rows
+        # all but the first are clipped to zero.
+        axes = {(0,), tuple(range(table.ndim))} if is_clipped else {(0,)}
+        is_by_row = (
+            is_by_row
+            and set(numbers.collapsed_slice_dims) <= {0}
+            and numbers.start_index_map in axes
+            and not numbers.operand_batching_dims
+        )
+    # The result has the entries of a row along axes `entries`.
     rows = tuple(axis for axis in range(result.ndim) if axis not in entries)
     num_rows, num_read = table.shape[0], math.prod(result.shape[axis] for axis in rows)
-    if num_read == 0:
+    if not is_by_row or num_read == 0:
         return None
 
     def places_of(inputs):
@@ -333,26 +492,16 @@ def _use(jaxpr, equation, operand, image, place, is_alone):
     kind, use = equation.primitive, None
     # Only look-ups outside of loops are supported: places belong to one turn.
     is_first = operand == 0 and is_alone and not image.loops
-    if kind.name in WITH_RULES:
+    if kind.name in ("custom_vjp_call", "custom_jvp_call"):
         use = product_of_rule(jaxpr, equation, operand, image, place)
     elif kind is lax.dot_general_p and is_alone:
         use = product_at(equation, operand, image, place)
     elif kind is lax.conv_general_dilated_p and operand == 1 and is_alone:
         use = convolution_at(equation, image, place)
-    elif kind is lax.gather_p and is_first:
+    elif kind in (lax.gather_p, lax.dynamic_slice_p) and is_first:
         use = lookup_at(equation, image.moves, place)
-    elif kind is lax.dynamic_slice_p and is_first:
-        use = slice_at(equation, image.moves, place)
-    if use is not None:
-        return use
-    if any(isinstance(x, core.Jaxpr | core.ClosedJaxpr) for x in _values(equation)):
-        return WrittenOut(f"used inside {kind.name}")
-    return WrittenOut(f"used by {kind.name}")
-
-
-def _values(equation):
-    for value in equation.params.values():
-        yield from value if isinstance(value, tuple) else (value,)
+    inside = any(True for _ in programs_in(equation))
+    return use or WrittenOut(f"used {'inside' if inside else 'by'} {kind.name}")
 
 
 def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
@@ -362,29 +511,25 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
     # With symbolic zeros a rule may depend on which of its inputs have derivatives.
     has_zeros = equation.params.get("symbolic_zeros", False)
     # Inside `jax.shard_map` the rule's program would have to know what varies.
-    is_plain = is_plain and not any(map(varying_axes, avals))
+    is_plain = is_plain and not any(map(_sharding.varying_axes, avals))
     if len(equation.outvars) != 1 or image.loops or has_zeros or not is_plain:
         return None
     shape, result = avals[operand].shape, avals[-1]
     if len(shape) != 2 or 0 in shape:
         return None
-    rule = _rule_of(jaxpr, equation, operand)
-    product = None if rule is None else _product_at_the_end(rule.jaxpr)
-    if rule is None or product is None:
+    rule = _rule_of_layer(jaxpr, equation, operand)
+    product = rule and _product_at_the_end(rule.jaxpr)
+    if not (rule and product):
         return None
     operands, axes = product
-    kinds = {x.aval.dtype == jnp.float64 for x in operands} | {
-        avals[operand].dtype == jnp.float64,
-        result.dtype == jnp.float64,
-    }
-    if len(kinds) > 1:
+    if not are_of_one_kind(avals[operand], result, *(x.aval for x in operands)):
         return None
     rule = core.ClosedJaxpr(rule.jaxpr.replace(outvars=operands), rule.consts)
     num_positions = operands[0].aval.size // shape[0]
 
     def factors(residuals, cotangents):
         """Returns vectors (1, T, p) and cotangents (1, T, q), computed by the rule."""
-        results = _inlined(rule.jaxpr, rule.consts, [cotangents, *residuals])
+        results = _inlined(rule, [cotangents, *residuals])
         left, right = (
             x.transpose(order).reshape(1, num_positions, size)
             for x, order, size in zip(results, axes, shape, strict=True)
@@ -397,7 +542,7 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
     return Product((site,), (0, 1), 0, 1, shape, Moves(image.moves))
 
 
-def _rule_of(jaxpr, equation, operand):
+def _rule_of_layer(jaxpr, equation, operand):
     """Returns the program of the gradient with respect to an operand, without jits."""
     names, layer = as_function(jaxpr, equation)
 
@@ -412,21 +557,17 @@ def _rule_of(jaxpr, equation, operand):
 
     if len(names) < len(equation.invars):  # one is a literal, or stands twice
         return None
-    types = [
-        jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype)
-        for x in (*equation.outvars, *equation.invars)
-    ]
+    avals = [x.aval for x in (*equation.outvars, *equation.invars)]
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
     try:
         rule = jax.make_jaxpr(gradient)(*types)
-        return jax.make_jaxpr(
-            lambda *inputs: _inlined(rule.jaxpr, rule.consts, inputs)
-        )(*types)
+        return jax.make_jaxpr(lambda *inputs: _inlined(rule, inputs))(*types)
     except Exception:  # the same error is raised when gradients are computed
         return None
 
 
-def _inlined(jaxpr, consts, inputs):
-    return evaluate(jaxpr, consts, inputs, lambda place, equation, inputs, run: run())
+def _inlined(program, inputs):
+    return evaluate(program, inputs, lambda place, equation, inputs, run: run())
 
 
 def _product_at_the_end(jaxpr):
