@@ -12,7 +12,6 @@ import jaxlib
 import pytest
 
 collect_ignore = ["nightly/processes/worker.py"]  # a program, not a module
-
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -38,28 +37,16 @@ class Absent(pytest.Module):
         pytest.skip(reason, allow_module_level=True)
 
 
-def is_absent(path):
-    """Whether a file tests the repository rather than the library, which is alone."""
-    if IS_REPOSITORY or path.suffix != ".py":
-        return False
-    is_of_pages = path.name.startswith("test_docs") or path.name in NEEDS_REPOSITORY
-    return is_of_pages or "\nfrom benchmarks" in path.read_text()
-
-
-def pytest_pycollect_makemodule(module_path, parent):
-    """Skips what tests the repository, where it is absent."""
-    if is_absent(module_path):
-        return Absent.from_parent(parent, path=module_path)
-    return None
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_collect_file(file_path):
-    """Keeps such a file from those that look for examples, and import it for that."""
+def pytest_collect_file(file_path, parent):
+    """Skips a file that tests the repository, where the library is alone."""
     collectors = yield
-    if is_absent(file_path):
-        return [x for x in collectors if isinstance(x, Absent)]
-    return collectors
+    if IS_REPOSITORY or file_path.suffix != ".py":
+        return collectors
+    name = file_path.name
+    is_absent = name.startswith("test_docs") or name in NEEDS_REPOSITORY
+    is_absent |= "\nfrom benchmarks" in file_path.read_text()
+    return [Absent.from_parent(parent, path=file_path)] if is_absent else collectors
 
 
 def pytest_addoption(parser):
@@ -72,7 +59,8 @@ def pytest_collection_modifyitems(config, items):
     """Leaves out all but a few cases of a test with `quick`, without `--all-cases`.
 
     The few lie evenly over the list. Every test begins at another place of it, so that
-    the tests of a layer, run over one list, together meet every member.
+    the tests of a layer, run over one list, together meet every member. `quick(0)`
+    leaves out all.
     """
     if config.getoption("--all-cases"):
         return
@@ -101,17 +89,6 @@ def pytest_collection_finish():
 
 
 def pytest_configure(config):
-    keep_compiled_programs()
-    add_flag(WHOLE)
-    paths = [Path(path.partition("::")[0]).absolute() for path in config.args]
-    # XLA ends the process where it does not know a flag.
-    if jaxlib.version.__version_info__ < (0, 11) and all(
-        path == UNIT or UNIT in path.parents for path in paths
-    ):
-        add_flag("--xla_cpu_use_fusion_emitters=false")
-
-
-def keep_compiled_programs():
     """Keeps compiled programs between runs, outside the tree: they take half the time.
 
     `DPJAX_TEST_CACHE` names another folder. A folder may be deleted at any time; each
@@ -125,6 +102,13 @@ def keep_compiled_programs():
     # Commands that tests start, and workers, read the environment.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / versions)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    add_flag(WHOLE)
+    paths = [Path(path.partition("::")[0]).absolute() for path in config.args]
+    # XLA ends the process where it does not know a flag.
+    if jaxlib.version.__version_info__ < (0, 11) and all(
+        path == UNIT or UNIT in path.parents for path in paths
+    ):
+        add_flag("--xla_cpu_use_fusion_emitters=false")
 
 
 def add_flag(flag):

@@ -1,5 +1,7 @@
 """Records and transports of several parties, and processes, for tests of each tier."""
 
+import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -42,30 +44,39 @@ class Recorder:
         return self.heard[-1]
 
 
-def run_processes(script, num_processes, *arguments, timeout=60):
-    """Runs a script several times; returns exit codes, and the results it prints.
+def free_port(*candidates):
+    for port in candidates:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return free.getsockname()[1]
+    raise AssertionError("no port is free")
 
-    Its arguments are the number of the process, an address for all, and the rest.
+
+def run_processes(commands, environments=None, timeout=400):
+    """Runs Python several times at once, and no longer than until this returns.
+
+    Returns exit codes, the results that each printed, all its output, and the errors
+    of all as one text.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(party), address, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for party in range(num_processes)
-    ]
-    try:
-        output = [process.communicate(timeout=timeout)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    environments = [{}] * len(commands) if environments is None else environments
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for command, environment in zip(commands, environments, strict=True):
+            process = subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | environment,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        texts = [process.communicate(timeout=timeout) for process in processes]
+    out = [text for text, _ in texts]
     results = [
-        [line for line in text.splitlines() if line.startswith("RESULT")]
-        for text in output
+        [x.removeprefix("RESULT ") for x in text.splitlines() if x[:7] == "RESULT "]
+        for text in out
     ]
-    return [process.returncode for process in processes], results
+    codes = [process.returncode for process in processes]
+    return codes, results, out, "\n".join(err for _, err in texts)

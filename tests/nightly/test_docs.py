@@ -1,4 +1,4 @@
-"""The site: every public name has its place, links lead somewhere, ways are short."""
+"""The site: every public name has its place, and links lead somewhere."""
 
 import importlib.util
 import inspect
@@ -117,36 +117,3 @@ def test_site_is_built_without_warnings_and_asks_no_other_host(tmp_path):
     content = (site / "objects.inv").read_bytes()
     kinds = InventoryFile.loads(content, uri="").data
     assert public_names() <= {name for found in kinds.values() for name in found}
-
-
-# What people come for, and the page that has it.
-TASKS = {
-    "what epsilon": "guides/epsilon.md",
-    "which method": "which_method.md",
-    "predict": "guides/table.md",
-    "baseline": "guides/network.md",
-    "error bar": "guides/intervals.md",
-    "a proof": "privacy/proofs/papers.md",
-    "cite": "contribute/cite.md",
-}
-
-
-def links(page):
-    """Pages that a click on a page of docs leads to, menus included."""
-    text = page.read_text()
-    targets = [target for _, _, target in load(DOCS / "_pages.py").LINK.findall(text)]
-    targets += re.findall(r"^:link: (\S+)$", text, re.MULTILINE)
-    for menu in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
-        assert "<" not in menu, "menus have the titles of the pages"
-        targets += re.findall(r"^([\w/.]+)$", menu, re.MULTILINE)
-    for target in targets:
-        file = (page.parent / target.partition("#")[0]).resolve()
-        yield from {file, file.with_suffix(".md")} & set(PAGES)
-
-
-def test_a_task_is_three_clicks_from_home():
-    ways = {page: {*links(page)} for page in PAGES}
-    reached = {DOCS / "index.md"}
-    for _ in range(3):
-        reached |= {target for page in reached for target in ways[page]}
-    assert {DOCS / page for page in TASKS.values()} <= reached

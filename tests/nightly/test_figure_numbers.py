@@ -8,12 +8,25 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.figures import laws
+from benchmarks.figures import laws, printed
 from benchmarks.figures.panel import Setting
 from benchmarks.figures.problems import PROBLEMS, measure, optimum
 from dpjax import datasets
 
 FALSE_ALARM = 1e-4  # the key is fixed
+
+
+def test_printed_thresholds_and_scales():
+    setting = {"num_samples": 10_000, "epsilon": 1.0, "delta": 1e-5}
+    single = printed.threshold(2.0, moment_order=2.0, **setting)
+    expected = 2.0 * 10_000 / math.log(100) / math.sqrt(math.log(1.25e5))
+    np.testing.assert_allclose(single, math.sqrt(expected))
+    sizes = {"moment_order": 1.5, "num_coordinates": 9, "num_steps": 16}
+    many = printed.threshold(2.0, **sizes, **setting)
+    np.testing.assert_allclose(many, (2e4 / (27 * 4)) ** (1 / 1.5))
+    # Lemma 3.
+    scale = printed.smoothed_truncation(4.0, 1000, failure_prob=0.05).scale
+    np.testing.assert_allclose(scale, math.sqrt(1000 * 4.0 / (2 * math.log(20))))
 
 
 @pytest.mark.parametrize("problem", ["logistic, in the unit ball", "RAND HIE"])
@@ -71,16 +84,6 @@ def test_a_law_without_a_mean_or_with_a_bad_parameter_is_refused():
         laws.LogLogistic(scale=1.0).centered()
     with pytest.raises(ValueError, match="concentration must be"):
         laws.LogGamma(concentration=-1.0)
-
-
-def test_the_parametrisation_of_paper_004():
-    # c x^(-c-1) (1 + x^-c)^-2 against e^z / (sigma x (1 + e^z)^2) with sigma = 1 / c.
-    points, c = np.array([0.1, 0.7, 1.0, 3.0]), 2.5
-    z = c * np.log(points)
-    ours = c * np.exp(z) / (points * (1 + np.exp(z)) ** 2)
-    paper = c * points ** (-c - 1) * (1 + points**-c) ** -2
-    np.testing.assert_allclose(ours, paper)
-    np.testing.assert_allclose(ours, stats.fisk(c).pdf(points))
 
 
 def test_label_noise_of_paper_001_is_centred_log_logistic(key):

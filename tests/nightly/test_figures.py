@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -204,27 +203,3 @@ def test_a_repeat_runs_the_figure_that_it_repeats(
     assert f"{name} repeats {first}, which is run\n" in capsys.readouterr().out
     assert ran == [one for one in NAMES if one.startswith(first)]
     assert [path.name for path in tmp_path.glob("*.png")] == [f"{first}.png"]
-
-
-WRONG = {
-    "run 004-12": "NAME must be one that",
-    "run 001-5x": "NAME must be one that",
-    "run 001-51": "NAME must be one that",
-    "run 004-1b --repeats 0": "--repeats must be",
-    "run 004-1b --seed -1": "--seed must be",
-    "run 004-1b --out file": "--out must be a folder",
-    "run 004-1b --out taken": "--out must be a folder",
-    f"report {Path(__file__).parent}": "must hold tables of figures",
-}
-
-
-@pytest.mark.parametrize("arguments", WRONG)
-def test_bad_arguments(arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    Path("taken/004-1b.csv").mkdir(parents=True)
-    before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr(commands, "run_panel", None)
-    with pytest.raises(SystemExit, match=WRONG[arguments]):
-        invoke(*arguments.split())
-    assert sorted(tmp_path.rglob("*")) == before

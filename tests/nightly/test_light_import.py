@@ -4,7 +4,11 @@ import subprocess
 import sys
 
 import numpy as np
+import polars as pl
 import pytest
+
+from dpjax.tables.models._file import model_file
+from tests.unit.models.test_model import BENT, TABLE, model, save
 
 EXTRAS = {"typer", "rich", "matplotlib", "polars", "flax", "onnx", "orbax", "pytest"}
 EXTRAS |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn"}
@@ -13,8 +17,9 @@ EXTRAS |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn
 def loaded_by(script):
     """Names of the packages that a new process has imported at a script's end."""
     script += "\nimport sys\nprint(*{name.split('.')[0] for name in sys.modules})"
-    command = [sys.executable, "-c", script]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-W", "error", "-c", script]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
     return set(result.stdout.splitlines()[-1].split())
 
 
@@ -68,3 +73,31 @@ with contextlib.suppress(SystemExit):
     heavy = {"jax", "optax", "dp_accounting", "scipy", "matplotlib", "polars"}
     assert "typer" in loaded
     assert not loaded & heavy
+
+
+def test_a_model_is_served_by_numpy_alone(tmp_path, monkeypatch):
+    path = save(tmp_path, model_file(model(params=BENT)))
+    monkeypatch.chdir(tmp_path)
+    pl.DataFrame(TABLE).write_csv("new.csv")
+    loaded_by(f"""
+import sys
+import numpy as np
+import dpjax
+from dpjax.tables.cli import main
+
+slow = {{"jax", "dp_accounting", "scipy", "optax"}}
+table = {{"rooms": np.array([6.0, np.nan]), "town": np.array(["Ghent", "x"])}}
+made = dpjax.load_model({str(path)!r})
+assert made.predict(table).tolist() == [700, 350], made.predict(table)
+assert not slow & {{*sys.modules}}, "predict"
+sys.argv = ["dpjax", "predict", {str(path)!r}, "new.csv"]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code
+assert not slow & {{*sys.modules}}, "dpjax predict"
+assert type(made.params).__name__ == "Curves"  # for which JAX is needed
+assert made.privacy.relation is dpjax.REPLACE_ONE
+""")
+    lines = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert lines[1:3] == ["700", "350"]

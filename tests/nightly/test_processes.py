@@ -1,14 +1,9 @@
 """Several processes train as one does; one that is killed ends the job, unreleased."""
 
-import contextlib
 import json
-import os
 import re
 import runpy
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -21,13 +16,13 @@ from dpjax.batching import Poisson, WithoutReplacement
 from dpjax.estimators import SmoothedTruncation
 from dpjax.solvers import Checkpoint, Execution
 from dpjax.tables.io._sample import Tags, order_of
+from tests.parties import free_port, run_processes
 
 WORKER = Path(__file__).parent / "processes" / "worker.py"
 LAUNCH = Path(__file__).parents[2] / "benchmarks" / "launch"
 # Optimized programs of one process are the comparison.
 OPTIONS = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 OPTIONS |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-TIMEOUT = 400  # for a machine that does much else
 N = 64
 RNG = np.random.default_rng(0)
 FEATURES = RNG.standard_t(3, (N, 3)).astype(np.float32)
@@ -47,73 +42,30 @@ def write(folder):
     np.save(folder / "odd.npy", np.arange(11.0))
 
 
-@contextlib.contextmanager
-def started(commands, environments):
-    """Processes that do not outlive the test that started them."""
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for command, environment in zip(commands, environments, strict=True):
-            process = subprocess.Popen(
-                [sys.executable, *map(str, command)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=os.environ | OPTIONS | environment,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            processes.append(process)
-        yield processes
-
-
-def outcome(commands, environments):
-    """Exit codes of processes, what each wrote, and their errors in one text."""
-    with started(commands, environments) as processes:
-        texts = [process.communicate(timeout=TIMEOUT) for process in processes]
-        codes = [process.returncode for process in processes]
-    return codes, [out for out, _ in texts], "\n".join(err for _, err in texts)
-
-
-def free_port(*candidates):
-    for port in candidates:
-        with socket.socket() as free, contextlib.suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return free.getsockname()[1]
-    raise AssertionError("no port is free")
-
-
 def job(folder, num_processes, *tasks):
     """Runs the processes; their exit codes, their errors, and their results."""
-    address = f"127.0.0.1:{free_port(0)}"
-    commands = [
-        [WORKER, address, num_processes, i, folder, *tasks]
-        for i in range(num_processes)
-    ]
-    codes, out, err = outcome(commands, [{}] * num_processes)
-    lines = [line for text in out for line in text.splitlines()]
-    found = [line.removeprefix("RESULT") for line in lines if line[:6] == "RESULT"]
-    return codes, err, [json.loads(line) for line in found]
+    job = f"127.0.0.1:{free_port(0)}", num_processes
+    commands = [[WORKER, *job, i, folder, *tasks] for i in range(num_processes)]
+    codes, lines, _, err = run_processes(commands, [OPTIONS] * num_processes)
+    return codes, err, [json.loads(line) for one in lines for line in one]
 
 
-def train(batching=None, key=None, **options):
+def train(data=(FEATURES, TARGETS), key=1, **options):
     return solvers.dp_gradient_descent(
-        losses.squared,
-        jnp.zeros(3),
-        (FEATURES, TARGETS),
-        key=jax.random.key(1) if key is None else key,
+        *(losses.squared, jnp.zeros(3), data),
+        key=jax.random.key(key) if isinstance(key, int) else key,
         epsilon=0.1,
         delta=1e-2,
         estimator=SmoothedTruncation(3.0),
         learning_rate=0.3,
         num_steps=5,
-        batching=batching,
         **options,
     )
 
 
 @pytest.fixture(scope="module")
 def expected():
-    return {"full": train(), "poisson": train(Poisson(16.0))}
+    return {"full": train(), "poisson": train(batching=Poisson(16.0))}
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +202,9 @@ def launched(folder, program, *options):
     }
     ranks = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
     command = [LAUNCH / program, "--folder", folder, *options]
-    codes, out, err = outcome([command] * 2, [slurm | rank for rank in ranks])
+    codes, _, out, err = run_processes(
+        [command] * 2, [OPTIONS | slurm | rank for rank in ranks]
+    )
     assert codes == [0, 0], err
     return out
 
@@ -324,6 +278,6 @@ def test_the_launcher_refuses_text_and_a_used_key(tmp_path, monkeypatch):
 def test_the_launcher_knows_the_options_that_are_shown(name, program):
     shown = (LAUNCH / name).read_text().rsplit(program, 1)[1]
     shown = shown.partition("\n\n")[0]
-    options = set(re.findall(r"--(?!nodes)[a-z][a-z-]+", shown))
-    known = re.findall(r'"(--[a-z-]+)"', (LAUNCH / program).read_text())
-    assert {"--folder", "--epsilon"} <= options <= set(known)
+    options = set(re.findall(r"--((?!nodes)[a-z][a-z-]+)", shown))
+    known = re.findall(r'"(?:--)?([a-z-]+)"', (LAUNCH / program).read_text())
+    assert {"folder", "epsilon"} <= options <= set(known)

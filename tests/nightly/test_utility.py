@@ -265,25 +265,6 @@ def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
     assert found.geometric_mean(names, "tukey_em", 1.0) is None
 
 
-WRONG = {
-    "--methods none": "method = 'none': must be one of",
-    "--problems none": "problem = 'none': must be one of",
-    "--epsilons 0": "epsilon = 0.0: must be positive",
-    "--repetitions 1": "repetitions = 1: must be at least 2",
-    "--out x.txt": "--out must be a file",
-}
-PARTS = *(f"utility {part}" for part in command.PARTS), "deep run"
-WRONG = {f"{part} {x}": words for part in PARTS for x, words in WRONG.items()}
-
-
-@pytest.mark.parametrize("arguments", WRONG)
-def test_the_command_names_a_wrong_argument(arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=WRONG[arguments]):
-        main(arguments.split())
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_search_trains_and_scores_on_disjoint_records():
     # Records are their own numbers, so that what a part holds is told apart.
     features = np.c_[np.arange(400.0) / 400, np.ones(400)].astype(np.float32)

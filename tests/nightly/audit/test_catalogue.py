@@ -4,14 +4,18 @@ import inspect
 import types
 
 import jax
+import numpy as np
 import pytest
 
 from benchmarks import guarantees
 from benchmarks.audits import catalogue
 from benchmarks.audits import mechanisms as of_mechanisms
 from benchmarks.audits.catalogue import LAYERS, cases, names_of
-from dpjax import estimators, mechanisms, solvers, transforms
+from dpjax import accounting, estimators, loading, mechanisms, solvers, transforms
+from dpjax.audit import epsilon_lower_bound
 from dpjax.estimators import Estimator
+from dpjax.tables.models import _noisy_counts
+from tests.unit.audit import test_lower_bound as short
 
 # What these return is as private as what they are given, or they say that they protect
 # nobody.
@@ -154,3 +158,48 @@ def test_two_thirds_of_the_noise_refute_the_claim(name, key, monkeypatch):
     case = getattr(of_mechanisms, name)()
     assert case.privacy == claim
     assert case.audit(key=key).epsilon > claim.epsilon
+
+
+@pytest.mark.parametrize("name", names_of("models"))
+def test_the_attack_sees_a_score_with_little_noise(name, monkeypatch):
+    case, draw = cases()[name], mechanisms.discrete_gaussian
+
+    def weak(shape, *, stddev, random_bytes):
+        return draw(shape, stddev=round(0.05 * stddev), random_bytes=random_bytes)
+
+    monkeypatch.setattr(_noisy_counts, "discrete_gaussian", weak)
+    sides = [
+        [float(case.statistic(case.release(jax.random.key(i), x))) for i in range(4)]
+        for x in (case.data, case.neighbor)
+    ]
+    assert min(sides[1]) - max(sides[0]) > np.std(sides[0])
+
+
+@pytest.mark.parametrize("share", [1.0, 0.2])
+def test_an_attack_on_the_sum_of_a_sample(share, key):
+    # One record of four is drawn. Of less noise than is said the attack finds it.
+    inner, delta = 3.0, 0.04
+    stddev = accounting.gaussian_stddev(inner, delta, sensitivity=1.0)
+    event = accounting.gaussian_event(stddev)
+    privacy = accounting.PrivacyGuarantee.of(inner, delta, dp_event=event)
+    privacy = accounting.Sample(4, 1).privacy(privacy)
+
+    def release(key, values):
+        draw_key, key = jax.random.split(key)
+        drawn, _ = loading.sample([np.asarray(values)], 1, key=draw_key)
+        return mechanisms.gaussian(key, drawn, stddev=share * stddev)
+
+    pair, options = np.eye(4, dtype=np.float32)[0], {"delta": privacy.delta, "key": key}
+    options |= {"num_releases": 4000, "vectorize": False}
+    found = epsilon_lower_bound(release, 0 * pair, pair, **options)
+    assert (found.epsilon <= privacy.epsilon) == (share == 1.0)
+
+
+@pytest.mark.parametrize(("bound", "name"), short.EACH)
+def test_valid_over_many_keys(bound, name, key):
+    short.check_over_many_keys(bound, name, 1000, key)
+
+
+@pytest.mark.parametrize("release", short.LEARNT)
+def test_statistics_are_learnt_for_any_release(release, key):
+    short.check_learnt(release, key)

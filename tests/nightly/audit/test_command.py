@@ -66,27 +66,6 @@ def test_a_claim_that_is_refuted(folder, run, monkeypatch):
     assert [p.name for p in folder.iterdir()] == ["plot.png"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("nothing",), "NAME must be list, or one of gaussian, laplace,"),
-        (("laplace", "--releases", 99), "--releases must be at least 100, got 99"),
-        (("laplace", "--seed", -1), "--seed must be from 0 to 2^32 - 1, got -1"),
-        (("laplace", "--output", "plot.pdf"), "--output must be a file that ends in"),
-        (("laplace", "--output", "link/plot.png"), "--output must be a file that"),
-    ],
-)
-def test_bad_arguments_are_refused_before_it_draws(
-    arguments, message, folder, run, monkeypatch
-):
-    monkeypatch.setattr(Case, "audit", None)
-    (folder / "link").symlink_to("nowhere")
-    text, code = run(*arguments)
-    assert not text
-    assert message in code
-    assert {p.name for p in folder.iterdir()} == {"link"}
-
-
 def test_a_claim_is_rounded_up_and_a_bound_down(folder, run, monkeypatch):
     class Rounded(Case):
         def audit(self, **options):

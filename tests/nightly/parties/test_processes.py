@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.parties import records, run_processes
+from tests.parties import free_port, records, run_processes
 from tests.unit.solvers.test_multiparty import SIZES, noise_of, pooled_descent
 
 EXCHANGE = """
@@ -41,19 +41,26 @@ print("RESULT", *(float(x).hex() for x in solution.params), flush=True)
 """
 
 
+def run(script, *arguments):
+    """Runs a script for each of three parties: exit codes, and what they print."""
+    address = f"127.0.0.1:{free_port(0)}"
+    commands = [["-c", script, i, address, *arguments] for i in range(3)]
+    return run_processes(commands, timeout=120)[:2]
+
+
 def test_processes_exchange_over_jax():
-    codes, results = run_processes(EXCHANGE, 3, "live")
+    codes, results = run(EXCHANGE, "live")
     assert codes == [0, 0, 0]
     everything = [bytes([party]) * 5 for party in range(3)]
     most, second = [b"de", None, b"de"], [None, b"abc", None]
     assert results == [
-        [f"RESULT {everything} {[b'ab', None, None]} {own} {[b'z'] * 3}"]
+        [f"{everything} {[b'ab', None, None]} {own} {[b'z'] * 3}"]
         for own in (most, second, most)
     ]
 
 
 def test_a_process_that_dies_ends_the_job():
-    codes, results = run_processes(EXCHANGE, 3, "die")
+    codes, results = run(EXCHANGE, "die")
     assert codes[1] == 7
     assert 0 not in codes
     assert results == [[], [], []]
@@ -64,10 +71,9 @@ def test_processes_do_as_one_process_does_with_the_same_noise(tmp_path):
     arrays = {f"features{i}": x for i, (x, _) in enumerate(data)}
     arrays |= {f"targets{i}": y for i, (_, y) in enumerate(data)}
     np.savez(tmp_path / "data.npz", **arrays)
-    codes, lines = run_processes(DESCENT, 3, "3", tmp_path / "data.npz", timeout=120)
+    codes, lines = run(DESCENT, 3, tmp_path / "data.npz")
     assert codes == [0] * 3
-    lines = [[line.split()[1:] for line in printed] for printed in lines]
-    results = np.array([[float.fromhex(x) for x in line] for (line,) in lines])
+    results = np.array([[float.fromhex(x) for x in line.split()] for (line,) in lines])
     assert np.all(results == results[0])
     expected = pooled_descent(data, noise_of(SIZES[:3], num_shares=2))
     np.testing.assert_allclose(results[0], expected, rtol=1e-5, atol=1e-5)

@@ -26,7 +26,7 @@ from dpjax.estimators import (
 from dpjax.gradients import by_user, per_sample_grad, robust_grad, streamed_grad
 from dpjax.transforms import accumulate, aggregate, dp_sgd, privatize
 from tests import registry
-from tests.nightly.sharding._devices import normal
+from tests.nightly.sharding.test_means import normal
 
 N, DEVICES = 16, 4
 if jax.device_count() < DEVICES:  # meshes stand below

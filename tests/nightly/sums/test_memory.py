@@ -1,4 +1,4 @@
-"""Rows at once from a device's memory: what a row needs, and what is made of it."""
+"""Rows at once from a device's memory; a million samples, and thousands of leaves."""
 
 import math
 import re
@@ -7,14 +7,18 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks.speed.models import GPT2, transformer
 from benchmarks.speed.peers import plain
 from dpjax._sums import fold
 from dpjax._sums.memory import DEFAULT, peak_bytes, rows_at_once
-from dpjax.estimators import Clipping, SmoothedTruncation
+from dpjax._sums.samples import FactoredSamples
+from dpjax.estimators import Clipping, SmoothedTruncation, Truncation
 from dpjax.gradients import robust_grad
+from tests.unit.sums.test_fold import many_leaves
+from tests.unit.sums.test_order_statistics import check
 
 MANY = jnp.ones(1000)
 LOOP = partial(jax.lax.scan, lambda x, _: (jnp.sin(x), x), length=50)
@@ -125,3 +129,29 @@ def largest(text):
     arrays = set(re.findall(r"tensor<((?:\d+x)+)[a-z]+(\d+)>", text))
     counts = [math.prod(map(int, sizes[:-1].split("x"))) for sizes, _ in arrays]
     return max(n * int(bits) // 8 for n, (_, bits) in zip(counts, arrays, strict=True))
+
+
+def test_many_samples():
+    # Four digits in the sum, and a search of many words.
+    rng = np.random.default_rng(0)
+    samples = rng.standard_t(2, (2**20 + 3, 1)).astype(np.float32)
+    with jax.enable_x64(True):
+        check(samples, 5000)
+        check(np.abs(samples), 2**19)
+
+
+def test_the_norm_of_many_leaves_errs_by_few_roundings():
+    # One after the other, each small square is rounded away beside the first: the norm
+    # errs by 2.4e-4. (Not as one program: it would take minutes to compile.)
+    small = np.float32(2.0**-12.01)
+    leaves = [jnp.float32(1.0), *[jnp.float32(small)] * 7999]
+    exact = 1 + 7999 * float(small) ** 2
+    assert exact**0.5 - 1 > 2.0**-13  # what sensitivity() allows for
+    squares = FactoredSamples(leaves).squared_norm(jnp.float32(1))
+    assert abs(float(squares) / exact - 1) < 14 * 2**-24
+
+
+def test_many_shapes_are_summed_without_a_loop():
+    # A loop that carries a sum for each of 2,000 leaves would compile for minutes.
+    samples = many_leaves(16, range(1, 71))
+    assert "while" not in jax.jit(Truncation(0.5)).lower(samples).as_text()

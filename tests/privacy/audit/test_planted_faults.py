@@ -345,14 +345,22 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize(
+    "is_all", [False, pytest.param(True, marks=pytest.mark.quick(0))]
+)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_few_releases_catch(name, key):
+def test_a_few_releases_catch(name, is_all, key):
     case = FAULTS[name].build(True)
-    check(name, case.audit(key=key, num_releases=max(200, case.num_releases // 20)))
-
-
-def check(name, audit):
-    claim = FAULTS[name].build(True).privacy
-    assert claim.epsilon < audit.epsilon <= FAULTS[name].epsilon
-    assert audit.delta == claim.delta
+    few = max(200, case.num_releases // 20)
+    audit = case.audit(key=key, num_releases=case.num_releases if is_all else few)
+    assert case.privacy.epsilon < audit.epsilon <= FAULTS[name].epsilon
+    assert audit.delta == case.privacy.delta
     assert audit.confidence == 1 - 1e-6
+
+
+@pytest.mark.quick(0)
+@pytest.mark.parametrize("name", FAULTS)
+def test_without_the_fault_the_claim_stands(name, key):
+    case = FAULTS[name].build(False)
+    assert case.privacy.epsilon == FAULTS[name].build(True).privacy.epsilon
+    assert case.audit(key=key).epsilon <= case.privacy.epsilon

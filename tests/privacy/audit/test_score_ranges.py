@@ -106,11 +106,16 @@ def test_no_search_finds_a_wider_range():
     assert 0.9 < widest(0, 60, [1, 2, 17]) <= 1
 
 
-def test_many_coordinates():
-    check_many_coordinates(10_000)
+@pytest.mark.quick(0)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_no_long_search_finds_a_wider_range(seed):
+    assert 0.99 < widest(seed, 3000, [1, 2, 3, 17, 1000]) <= 1
 
 
-def check_many_coordinates(d):
+@pytest.mark.parametrize(
+    "d", [10_000, pytest.param(1_000_000, marks=pytest.mark.quick(0))]
+)
+def test_many_coordinates(d):
     rng = np.random.default_rng(3)
     for vertices in (
         rng.uniform(0, 1, (3, d)),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.estimators import Clipping, SmoothedTruncation
+from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation, Truncation
 from dpjax.gradients import explain
 from tests.factored import RIGHT, convolved
 
@@ -144,9 +144,18 @@ CASES = [(CLIPPING, model, SINGLE, 40, 3) for model in MODELS]
 CASES += [(SMOOTHED, model, HALF, 40, 3) for model in MODELS]
 CASES += [(CLIPPING, model, HALF, 40, 3) for model in LEAVES]
 CASES += [(CLIPPING, "held", dtype, 9, 4096) for dtype in (SINGLE, HALF)]
+SIZES = product(MODELS, (SINGLE, HALF), ((40, 3), (256, 7)))
+SETTINGS = [(model, dtype, *sizes) for model, dtype, sizes in SIZES]
+SETTINGS += [(model, SINGLE, 9, 4096) for model in ("positions", "held")]
+SETTINGS += [("loop", SINGLE, 3, 4096), ("kernel", SINGLE, 40, 64)]
+BOUNDED = CLIPPING, SMOOTHED, SmoothedClipping(1.0), Truncation(0.5)
+MORE = [(x, *setting) for x in BOUNDED for setting in SETTINGS]
+MORE = [pytest.param(*x, marks=pytest.mark.quick(0)) for x in MORE if x not in CASES]
 
 
-@pytest.mark.parametrize(("estimator", "model", "dtype", "n", "num_positions"), CASES)
+@pytest.mark.parametrize(
+    ("estimator", "model", "dtype", "n", "num_positions"), CASES + MORE
+)
 def test_no_record_moves_the_mean_too_far(
     estimator, model, dtype, n, num_positions, monkeypatch
 ):
