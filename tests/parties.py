@@ -13,7 +13,6 @@ FALSE_ALARM = 1e-6
 
 
 def records(size, seed, d=3):
-    """Returns one party's features and labels."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(size, d)).astype(np.float32)
     targets = np.where(features @ np.arange(1, d + 1) > 0, 1, -1).astype(np.float32)

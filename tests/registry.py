@@ -333,7 +333,6 @@ def released(name: str, data: Any, key: jax.Array, i: int = 0, /, **others: Any)
 
 
 def names(parts: Mapping[str, Any]) -> set[str]:
-    """The public names of a registry, without variants."""
     return {name.split(",")[0] for name in parts}
 
 

@@ -632,7 +632,6 @@ def place_of(fault: Fault, root: Path) -> Path:
 
 
 def run(command: list[str], root: Path) -> subprocess.CompletedProcess[str]:
-    """Runs Python in a copy of the repository, and returns what it printed."""
     environment = {**os.environ, "PYTHONPATH": str(root), "CI": "false"}
     return subprocess.run(
         [sys.executable, *command],
@@ -644,12 +643,10 @@ def run(command: list[str], root: Path) -> subprocess.CompletedProcess[str]:
 
 
 def holds(probe: str, root: Path) -> bool:
-    """Returns whether a probe is true of the library in a copy of the repository."""
     return run(["-c", f"{PRELUDE}\nassert ({probe})"], root).returncode == 0
 
 
 def first_failure(fault: Fault, root: Path) -> str | None:
-    """Returns the first test that fails, None if all pass."""
     for paths in (fault.tests.split(), *TIERS):
         result = run(["-m", "pytest", "-x", "-q", "-n0", "--durations=0", *paths], root)
         if result.returncode == 1:
@@ -661,7 +658,6 @@ def first_failure(fault: Fault, root: Path) -> str | None:
 
 
 def measured(fault: Fault) -> dict[str, object]:
-    """Returns a line of the record: whether a fault is one, and which test finds it."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "dpjax"

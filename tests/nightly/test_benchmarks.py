@@ -42,7 +42,6 @@ def measurement(name, seconds=1.0, **others):
 
 
 def made_up():
-    """A record of two cases at made-up times."""
     rows, names = {}, ("gradient-mlp", "gradient-decoder")
     for name in names:
         rows[name, "Clipping"] = row(peak_bytes=2**20)
@@ -185,7 +184,6 @@ def test_a_case_runs_and_leaves_out_what_fails():
 
 
 def result_of(made):
-    """All numbers of a gradient in order, whatever shapes and places they have."""
     function, arguments = made
     leaves = jax.tree.leaves(function(*arguments))
     return np.sort(np.concatenate([np.asarray(leaf).ravel() for leaf in leaves]))

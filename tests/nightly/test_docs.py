@@ -24,7 +24,6 @@ GUIDES = sorted(path for path in PAGES if "```python\n" in path.read_text())
 
 
 def load(path):
-    """Imports a file by its path, as the site does and readers of a skeleton will."""
     name = f"docs_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)

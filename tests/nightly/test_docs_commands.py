@@ -62,7 +62,6 @@ TARGETS = {
 
 
 def write_tables(folder, num_records=2_000):
-    """Writes `my.csv`, `new.csv`, `policies.csv` and the folder `records`."""
     rng = np.random.default_rng(0)
     rooms, area = rng.integers(1, 8, num_records), rng.uniform(20, 200, num_records)
     frame = pl.DataFrame(
@@ -84,7 +83,6 @@ def write_tables(folder, num_records=2_000):
 
 
 def blocks(path):
-    """Yields a page's blocks, in order, each with the one right behind it, or None."""
     found = list(BLOCK.finditer(path.read_text()))
     for one, behind in zip(found, [*found[1:], None], strict=True):
         between = one.string[one.end() : behind.start()] if behind else "end"
@@ -93,7 +91,6 @@ def blocks(path):
 
 
 def commands(code):
-    """Yields a block's commands, of one or several lines, without their remarks."""
     open_lines = ""
     for line in code.replace("\\\n", " ").splitlines():
         open_lines += line + "\n"
@@ -103,7 +100,6 @@ def commands(code):
 
 
 def run(path, folder):
-    """Runs a page's commands, and yields what a block shows and what it said."""
     write_tables(folder)
     schema = folder / "schema.toml"
     for (language, code), behind in blocks(path):
@@ -126,7 +122,6 @@ def run(path, folder):
 
 
 def said_by(command):
-    """Runs a command, one of dpjax in this process, and returns its stdout."""
     if not command.startswith("dpjax "):
         run = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
@@ -186,13 +181,11 @@ REPORT = DOCS / "static" / "walk.html", Path("out/report.html")
 
 
 def words(html):
-    """Returns what a page of HTML says, without its pictures."""
     html = re.sub(r"<style.*?</style>|data:[^\"]*", "", html, flags=re.DOTALL)
     return re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", "\n", html)).strip()
 
 
 def points_of(figure):
-    """Returns the titles of a figure and the points of its lines, as text."""
     found = []
     for axes in figure.axes:
         points = np.concatenate([line.get_xydata().ravel() for line in axes.lines])
@@ -215,7 +208,6 @@ def drawn(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working directory of commands, whose output has 80 columns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
@@ -292,7 +284,6 @@ def test_a_page_that_says_something_else_is_found():
 
 
 def keep():
-    """Runs the walk, and writes the files that the site keeps of it."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.chdir(name)
         patch.setenv("COLUMNS", "80")

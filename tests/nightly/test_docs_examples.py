@@ -15,7 +15,6 @@ from tests.nightly.test_docs import DOCS, GUIDES, load
 
 
 def examples():
-    """Yields each page's code, once for each of its tabs."""
     for path in GUIDES:
         text = path.read_text()
         tabs = dict(re.findall(r":::\{tab-item\} (.+)\n```python\n([^`]*)```", text))

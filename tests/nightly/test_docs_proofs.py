@@ -16,8 +16,6 @@ _FACT = re.compile(r"^\* (Code|Test|Audit|Source): (.+(?:\n  .+)*)$", re.MULTILI
 
 
 class Statement(NamedTuple):
-    """A statement, and the four lines at the end of its proof."""
-
     anchor: str
     number: str
     title: str
@@ -25,7 +23,6 @@ class Statement(NamedTuple):
 
 
 def statements() -> list[Statement]:
-    """Returns the statements of all pages, in the order of their numbers."""
     found = []
     for page in FOLDER.glob("*.md"):
         _, *parts = _HEAD.split(page.read_text())

@@ -60,7 +60,6 @@ def test_the_record_is_of_every_case(record):
 
 
 def public_functions():
-    """All public functions and methods, by their names without `dpjax`."""
     for module in pkgutil.iter_modules(dpjax.__path__):
         if module.name.startswith("_") or module.name == "cli":
             continue
@@ -139,7 +138,6 @@ def test_pitfall(name):
 
 
 def made_up_cases(epsilon):
-    """Two cases of few releases; the second one's claim is given."""
     laplace = dataclasses.replace(cases()["laplace"], num_releases=2000)
     privacy = dataclasses.replace(laplace.privacy, epsilon=epsilon)
     other = dataclasses.replace(laplace, name="laplace_other", privacy=privacy)

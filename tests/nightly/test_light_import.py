@@ -15,7 +15,6 @@ EXTRAS |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn
 
 
 def loaded_by(script):
-    """Names of the packages that a new process has imported at a script's end."""
     script += "\nimport sys\nprint(*{name.split('.')[0] for name in sys.modules})"
     command = [sys.executable, "-W", "error", "-c", script]
     result = subprocess.run(command, capture_output=True, text=True)

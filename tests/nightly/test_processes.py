@@ -43,7 +43,6 @@ def write(folder):
 
 
 def job(folder, num_processes, *tasks):
-    """Runs the processes; their exit codes, their errors, and their results."""
     job = f"127.0.0.1:{free_port(0)}", num_processes
     commands = [[WORKER, *job, i, folder, *tasks] for i in range(num_processes)]
     codes, lines, _, err = run_processes(commands, [OPTIONS] * num_processes)
@@ -190,7 +189,6 @@ WORDS = np.array([3, 20261122], np.uint32)
 
 
 def launched(folder, program, *options):
-    """What both processes of a launcher write, under Slurm."""
     WORDS.tofile(folder / "key")
     # A job's number tells its processes the port of the first.
     port = free_port(*range(61440, 65536))

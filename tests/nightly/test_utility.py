@@ -33,7 +33,6 @@ RUN |= {"system": "Linux", "versions": {"jax": "0"}, "commit": "abc"}
 
 
 def small(loss="squared", n=400, d=3, **changes):
-    """A problem of a few features, the last of ones."""
     rng = np.random.default_rng(0)
     features = rng.standard_normal((n, d)).astype(np.float32)
     features[:, -1] = 1
@@ -203,7 +202,6 @@ def test_every_method_fits_what_it_serves(name, loss, monkeypatch):
 
 
 def row(method, *excess, problem="adult", epsilon=1.0, **others):
-    """A place and what is there."""
     values = {"excess": list(excess), "seconds": 0.0, "facts": {}, "run": 0}
     return (problem, method, epsilon), values | others
 

@@ -58,7 +58,6 @@ def of_pandas(cells, kind):
 
 
 def typed():
-    """Yields the name, the column and the maker of each container with a type."""
     makers = (
         ("", PANDAS, lambda cells, kind: pd.Series(cells, dtype=kind)),
         ("arrow ", ARROW, lambda cells, kind: pa.array(cells, kind)),
@@ -101,7 +100,6 @@ def named(case):
 
 
 def model(name):
-    """A model that shows the category and the number of each cell."""
     cells = COLUMNS[name]
     kinds = {"a": Categorical(tuple(dict.fromkeys(map(str, cells)))), "b": Numeric()}
     size = len(kinds["a"].categories)

@@ -35,7 +35,6 @@ PARAMS = jnp.zeros(2)
 
 
 def trace(release, *args):
-    """Traces a release, which is when it is checked; nothing is compiled."""
     jax.jit(release).trace(*args)
 
 

@@ -76,7 +76,6 @@ NOISE = {"arsinh_normal": 0.4}
 
 @pytest.fixture(scope="module")
 def recorded():
-    """What is recorded of each case, and stands on the page of guarantees."""
     return catalogue.read(guarantees.RECORD)
 
 

@@ -16,8 +16,6 @@ PNG = b"\x89PNG"
 
 @pytest.fixture
 def run(capsys):
-    """Runs the command, and returns what it printed and its exit code."""
-
     def of(*arguments):
         code = None
         try:

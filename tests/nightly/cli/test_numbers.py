@@ -80,8 +80,6 @@ def test_numbers_of_a_sample():
 
 @pytest.fixture
 def planned(folder):
-    """Makes the plan of a loss without a width, and reads it and its printout."""
-
     def plan(target, *options, rows=2_000):
         Path("schema.toml").write_text(PLANNED + f"target = {target}")
         words = ["schema.toml", "--rows", rows, "--seed", 3, "--output", "plan"]

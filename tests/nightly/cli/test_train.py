@@ -119,7 +119,6 @@ def test_intervals_are_trained_shown_and_reported(here):
 
 @pytest.fixture
 def claims(here):
-    """A file of policies with half a year on average, and its schema."""
     rng = np.random.default_rng(0)
     n = 20_000
     age, years = rng.uniform(20, 80, n), rng.uniform(0.05, 1, n)

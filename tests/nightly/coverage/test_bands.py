@@ -20,7 +20,6 @@ LAWS = {
 
 
 def table(key, law, num_samples):
-    """Two correlated columns and an intercept, and the means of targets."""
     columns = LAWS[law](key, (num_samples, 2)) @ MIXED
     first, second = columns.T
     means = jnp.where(first > 0, jnp.sin(1.5 * first), 0.5 * first)
@@ -29,7 +28,6 @@ def table(key, law, num_samples):
 
 
 def best(law, knots, num_samples=2_000_000):
-    """Returns the best curves in the population at the grid, shape (2, 8)."""
     features, means = table(jax.random.key(999), law, num_samples)
     inner = knots.index(0.0)
     peaks = np.delete(np.eye(len(knots)), inner, 0)
@@ -42,8 +40,6 @@ def best(law, knots, num_samples=2_000_000):
 
 
 def errors_of(law, num_samples, epsilon, repetitions):
-    """Returns errors of curves, and their standard errors, (repetitions, 16)."""
-
     def solve(key):
         data_key, noise_key, key = jax.random.split(key, 3)
         features, means = table(data_key, law, num_samples)

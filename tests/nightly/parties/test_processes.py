@@ -42,7 +42,6 @@ print("RESULT", *(float(x).hex() for x in solution.params), flush=True)
 
 
 def run(script, *arguments):
-    """Runs a script for each of three parties: exit codes, and what they print."""
     address = f"127.0.0.1:{free_port(0)}"
     commands = [["-c", script, i, address, *arguments] for i in range(3)]
     return run_processes(commands, timeout=120)[:2]

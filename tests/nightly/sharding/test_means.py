@@ -65,7 +65,6 @@ def auto(function, mesh):
 
 
 def explicit(function, mesh):
-    """Arrays tell by their type how they are dealt out; the function is not told."""
     typed = jax.make_mesh((mesh.size,), ("records",), devices=mesh.devices.ravel())
     run = jax.jit(function)
     return lambda whole, rows: run(whole, dealt(rows, typed))
@@ -489,7 +488,6 @@ STRATEGIES = {
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_correlated_noise(name):
-    """Of parameters over one axis of a mesh, and of rows over another one."""
     mesh = mesh_over_two_axes(AxisType.Explicit)
 
     def released(params, grads, axis_name=None):

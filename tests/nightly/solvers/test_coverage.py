@@ -13,7 +13,6 @@ from tests.unit.solvers.test_untuned_mean import BUDGET, laws
 
 
 def covered(tables, truths, **settings):
-    """Returns how often intervals of each statistic of groups hold its truths."""
     samples, of_groups = (np.stack(x) for x in zip(*tables, strict=True))
     keys = jax.random.split(jax.random.key(1), len(tables))
 

@@ -145,7 +145,6 @@ ESTIMATORS = {
 
 
 def farthest_move(estimator, rng, num_cases):
-    """The largest measured / stated move of a sum, in exact integers, over records."""
     worst, steps = 0.0, descent.Descent(None, False)
     method = descent._Method(linear, None, None, steps)
     for _ in range(num_cases):
@@ -183,7 +182,6 @@ def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name):
 
 
 def residual_of_objective(num_parties, num_colluders, num_runs, d=32):
-    """Noise left in the minimiser after colluders subtract their shares, in stddevs."""
     left = []
     for run in range(num_runs):
 

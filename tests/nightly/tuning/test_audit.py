@@ -26,7 +26,6 @@ CLAIM = PrivacyGuarantee.of(PRICE, 0.0, dp_event=NoOpDpEvent())
 
 
 def uniform(key):
-    """A number of a key, faster than by what draws arrays."""
     return (int(np.asarray(jax.random.key_data(key))[0]) + 0.5) / 2**32
 
 

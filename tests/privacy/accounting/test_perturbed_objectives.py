@@ -25,8 +25,6 @@ QUADRATURE = 1e-3
 
 
 class Loss(NamedTuple):
-    """phi' and phi'' of a margin, and the bounds that are declared for them."""
-
     derivatives: object
     bounds: dict
 
@@ -77,7 +75,6 @@ class Attack(NamedTuple):
     others: np.ndarray  # the records that both have; further ones are zero
 
     def ratio(self, is_printed=False, num_points=221):
-        """Measured over stated epsilon."""
         bounds, num_samples = self.loss.bounds, 50
         least = bounds["curvature_bound"] / math.expm1(self.epsilon / 2) / num_samples
         setting = {"num_samples": num_samples, "regularization": self.strength * least}
@@ -112,7 +109,6 @@ class Attack(NamedTuple):
         return upper
 
     def _losses_on_points(self, convexity, stddev, num_points):
-        """The mass of each cell of points under one data set, and its loss."""
         reach = (7.5 * stddev + 1 + len(self.others)) / convexity
         points, width = grid(reach, num_points)
         (_, mine), (_, other) = (
@@ -123,7 +119,6 @@ class Attack(NamedTuple):
         return np.exp(mine) * cell, mine - other
 
     def _losses_on_noise(self, convexity, stddev, num_points):
-        """The mass of each cell of noise, and the loss of the minimisers in it."""
         noise, width = grid(7.5 * stddev, num_points)
         points = self._minimisers(noise, convexity)
         (eta, mine), (_, other) = (
@@ -162,7 +157,6 @@ class Attack(NamedTuple):
         return points
 
     def _map(self, points, record, convexity):
-        """The noise whose minimiser a point is, and minus the derivative of that."""
         eta = -convexity * points
         matrix = np.multiply.outer(np.ones(points.shape[1:]), convexity * np.eye(2))
         for row in [record, *self.others]:
@@ -179,7 +173,6 @@ class Attack(NamedTuple):
 
 
 def grid(reach, num_points):
-    """Points of a square, shape (2, num_points^2), and the distance of neighbours."""
     axis = np.linspace(-reach, reach, num_points)
     points = np.stack(np.meshgrid(axis, axis, indexing="ij")).reshape(2, -1)
     return points, axis[1] - axis[0]
@@ -218,8 +211,6 @@ def random_attack(rng):
 
 
 def moved(attack, rng):
-    """A neighbouring attack, for climbing."""
-
     def within_disk(rows):
         rows = rows + 0.15 * rng.normal(size=rows.shape)
         return rows / np.maximum(1, np.linalg.norm(rows, axis=1, keepdims=True))

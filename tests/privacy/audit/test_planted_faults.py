@@ -43,7 +43,6 @@ class Fault(NamedTuple):
 
 
 def cost(excess):
-    """The epsilon of Gaussian noise for a sensitivity that is so much too small."""
     multiplier, _ = gaussian_claim()
     return gaussian_epsilon(multiplier, DELTA, sensitivity=excess)
 
@@ -52,7 +51,6 @@ gaussian_case = partial(Case, is_gaussian=True)
 
 
 def turned(values):
-    """Records, and the same with the last one turned round."""
     data = jnp.array(values)
     return data, data.at[-1].multiply(-1)
 
@@ -221,7 +219,6 @@ OBJECTIVE = {"num_samples": 1, "regularization": 1.0, "curvature_bound": 0.25}
 
 
 def roots():
-    """Both roots of Procedure 3, for one record with one feature."""
     noise = printed.procedure_3(ROOTS_EPSILON, DELTA, num_features=1, **OBJECTIVE)
     assert noise.extra_regularization == 0
     # sigma^2 e - 2 q sigma - 2 = 0 for the one, sigma^2 e + 2 q sigma - 2 = 0 for the

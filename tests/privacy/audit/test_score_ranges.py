@@ -31,7 +31,6 @@ def range_of(constraint, sensitivity, limit, num_coordinates):
 
 
 def ratio(constraint, gradient, other, limit):
-    """The measured over the stated range of what the scores differ by."""
     g, h = (
         np.clip(np.asarray(x), -limit, limit).astype(np.float32)
         for x in (gradient, other)
@@ -93,7 +92,6 @@ def extreme_pair(constraint, rng, d):
 
 
 def widest(seed, num_cases, dimensions):
-    """The largest measured over stated range among random attacks."""
     rng, worst = np.random.default_rng(seed), 0.0
     for _ in range(num_cases):
         d = int(rng.choice(dimensions))

@@ -77,7 +77,6 @@ def drawn(path, names, size):
 
 
 def cells(column, rows=...):
-    """Returns cells of a column, and the numbers that they are read as."""
     numbers = Numeric(limit=1e30).encode(column)[rows].tobytes()
     return np.array(column.tolist(), object)[rows].astype(str).tolist(), numbers
 
@@ -129,7 +128,6 @@ def command(*options, data="data.csv"):
 
 @pytest.fixture
 def table(here):
-    """A working directory with a file of 1,000 records of 250 persons."""
     lines = [f"p{i % 250},{i / 500 - 1},{i}" for i in range(1000)]
     (here / "data.csv").write_text("\n".join(["who,x,y", *lines]))
     (here / "schema.toml").write_text(SCHEMA)

@@ -101,8 +101,6 @@ def records(rng, count):
 
 
 class Program:
-    """A mean of samples of some make, drawn from a seed."""
-
     def __init__(self, seed, num_devices):
         self.rng = rng = np.random.default_rng(seed)
         kinds = rng.choice([*SHAPES], rng.integers(1, 5))
@@ -150,7 +148,6 @@ class Program:
         return total
 
     def run(self, estimator, divisor, params, batch, mask):
-        """The mean, and what is stated of it."""
         options = {"axis_name": "records"} if self.num_devices > 1 else {}
         by = self.num_rows if divisor is None else divisor
         if self.is_streamed:
@@ -171,7 +168,6 @@ class Program:
         return mean, (stated, estimator.sensitivity(by, d, ADD_OR_REMOVE_ONE))
 
     def compiled(self):
-        """A function of a batch and its mask."""
         estimator, divisor = self.estimator, self.divisor
         if self.limited_in is not None:
             estimator = jax.tree.map(
@@ -198,7 +194,6 @@ class Program:
 
 
 def check_moves_of_program(seed, num_devices=1):
-    """Checks that no record moves a program's mean beyond its sensitivity."""
     with jax.enable_x64(True):
         program = Program(seed, num_devices)
         rng, n = program.rng, program.num_rows

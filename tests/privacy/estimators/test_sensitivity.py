@@ -37,7 +37,6 @@ def name_of(estimator):
 
 
 def norms(first, second):
-    """Returns the l1, l2 and linf distance of two float32 trees, in float64."""
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     gaps = [np.ravel(np.float64(x) - np.float64(y)) for x, y in pairs]
     gap = np.concatenate(gaps)

@@ -15,7 +15,6 @@ REPLACEMENTS = np.array(
 
 
 def neighbours(num_samples, seed):
-    """Two arrays (n, pairs), columns of which differ in one row."""
     rng = np.random.default_rng(seed)
     n, size = num_samples, 400
     wild = rng.normal(size=(n, size)) * 10.0 ** rng.integers(-3, 10, (n, size))

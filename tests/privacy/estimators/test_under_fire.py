@@ -51,7 +51,6 @@ ESTIMATORS = {
 
 
 def as_tree(rows, dtypes=DTYPES):
-    """The columns of rows (n, 5) in several precisions."""
     tree, first = {}, 0
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for name, (dtype, size) in dtypes.items():
@@ -61,8 +60,6 @@ def as_tree(rows, dtypes=DTYPES):
 
 
 def largest_share(estimator, dtypes, values):
-    """How long one record's estimate is, at most; the unit is the limit."""
-
     @jax.jit
     @jax.vmap
     def estimates(sample):
@@ -136,7 +133,6 @@ ENDS = [1 / 8, -1.0, ABOVE_ONE, -ABOVE_ONE]
 
 
 def moves(mean_fn, sequence, places=REPLACED, ends=ENDS):
-    """The largest change of a mean as one of its records takes any of the ends."""
     largest = 0.0
     for place in places:
         values = []

@@ -20,7 +20,6 @@ def dense(params, x, tokens, y):
 
 
 def positions(params, x, tokens, y):
-    """A sum of outer products over positions, which may cancel."""
     return jnp.sum((x @ params["w"]) * y[None])
 
 
@@ -58,7 +57,6 @@ def rule(params, x, tokens, y):
 
 
 def kernel(params, x, tokens, y):
-    """Positions that cancel, in patches of three."""
     return jnp.sum(convolved(x[None], params["k"]) * y[None, None])
 
 
@@ -92,7 +90,6 @@ def loss_of(model):
 
 
 def attacks(rng, n, num_positions, p=P, q=Q):
-    """Batches that differ in their first record: the batch, and the records."""
     sizes = (n, num_positions, p)
     same = np.ones(sizes) + 1e-3 * rng.standard_normal(sizes)
     signs = np.where(np.arange(num_positions) % 2, -1.0, 1.0)[None, :, None]

@@ -219,7 +219,6 @@ def optimizer():
 
 
 def by_hand(loss_fn, params):
-    """The parameters after two steps without a training class."""
     transform = optimizer()
     state = transform.init(params)
     for _ in range(2):

@@ -41,7 +41,6 @@ FAMILIES = (random, cancelling, of_all_sizes, by_position)
 
 @jax.jit
 def clipped(limit, left, right):
-    """Returns the factors of an influence."""
     sample = FactoredSamples(MatrixProducts(left[None], right[None], lambda x: x))
     row = jax.tree.map(lambda x: x[0], sample.finite())
     return Clipping(limit).bound_fn()(row)[0].leaves.numbers

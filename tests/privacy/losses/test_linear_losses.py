@@ -77,7 +77,6 @@ SMOOTH = ["squared", "logistic", "poisson", "gamma", "tweedie", "wide"]
 
 
 def draw(name, num=400, spread=4.0):
-    """Predictions and targets of the loss's range, its ends among them."""
     _, _, low, high = CASES[name]
     predictions = spread * RNG.standard_t(3, size=num)
     if low == -1:
@@ -86,8 +85,6 @@ def draw(name, num=400, spread=4.0):
 
 
 def derivatives(loss):
-    """Returns the value, the declared derivatives, and those of the value."""
-
     @jax.jit
     def evaluate(predictions, targets):
         declared = (loss.derivative(predictions, targets),)

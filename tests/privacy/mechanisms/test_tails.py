@@ -55,7 +55,6 @@ def of_vector(mechanism, **scale):
 
 
 def of_peeling(key, n):
-    """The noise of what is released, of all coordinates."""
     return mechanisms.peeling(
         key, jnp.zeros(n), sparsity=n, selection_scale=1.0, release_stddev=1.0
     )
@@ -134,7 +133,6 @@ def test_tails_have_their_mass_and_no_value_repeats_beyond_chance(name, key):
 
 
 def num_pairs(draws):
-    """The number of pairs of equal draws."""
     _, counts = np.unique(draws, return_counts=True)
     return int((counts * (counts - 1) // 2).sum())
 

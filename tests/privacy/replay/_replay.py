@@ -49,7 +49,6 @@ class Release:
         self.scales = _numbers(scales)
 
     def is_like(self, other: "Release") -> bool:
-        """Whether what is handed out may stand for the other's output."""
         kinds = [
             [(np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(one.output)]
             for one in (self, other)

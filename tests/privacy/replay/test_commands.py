@@ -46,7 +46,6 @@ HOSTILE = [
 
 
 def plain():
-    """Lines of 20 persons with three records each."""
     x = [((7 * i) % NUM) / 10 - 3 for i in range(NUM)]
     jobs = ["cook", "smith"]
     return [f"{i % 20},{x[i]},{jobs[i % 2]},{i % 3 + 0.5}" for i in range(NUM)]
@@ -61,7 +60,6 @@ def watch(step, params):
 
 
 def watched(*, callback, **options):
-    """An `Execution` that calls the command's callback by way of `watch`."""
     WATCHES[:] = [callback]
     return Execution(callback=watch, **options)
 
@@ -105,7 +103,6 @@ class Commands:
         yield lambda *tick: self.ticks.append(tick)
 
     def note(self, patch, module, name, results):
-        """Keeps what a function of the command returns."""
         call = getattr(module, name)
 
         def noted(*args, **options):
@@ -115,7 +112,6 @@ class Commands:
         patch.setattr(module, name, noted)
 
     def run(self, options, lines, encode):
-        """Returns exit code, output, ticks and files of a command on the lines."""
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         (self.folder / "run").mkdir()
         self.drawn, self.ticks = 0, []
@@ -190,7 +186,6 @@ def as_utf16(lines):
 
 @pytest.fixture
 def commands(hooks, tmp_path, monkeypatch):
-    """A `Commands` in a folder with the schemas."""
     commands = Commands(hooks, tmp_path, monkeypatch)
     for name, target in TARGETS.items():
         columns = SCHEMA if name != "open" else SCHEMA.split("\n", 1)[1]
@@ -201,7 +196,6 @@ def commands(hooks, tmp_path, monkeypatch):
 
 
 def train(schema="squared", loss=None, **options):
-    """The words of a command that trains."""
     words = ["train", "DATA", "--schema", f"../{schema}.toml", "--epsilon", 2]
     words += ["--loss", loss or schema, "--output", "out"]
     for name, value in options.items():
@@ -210,7 +204,6 @@ def train(schema="squared", loss=None, **options):
 
 
 def describe(*options):
-    """The words of a command that describes."""
     words = ["describe", "DATA", "--schema", "../open.toml", "--epsilon", 2]
     return [*words, "--output", "out", *options]
 

@@ -24,7 +24,6 @@ NEW = np.array([[0.0, 3.0], [50.0, -1e5], [1e9, 0.5], [np.nan, np.inf]])
 
 
 def table(kind, num_samples):
-    """Features in raw units, and targets or labels, an array of objects."""
     rng = np.random.default_rng(num_samples)
     features = np.c_[rng.normal(45, 15, num_samples), rng.lognormal(10, 1, num_samples)]
     targets = 0.3 + 0.005 * features[:, 0] + 0.001 * rng.standard_t(3, num_samples)

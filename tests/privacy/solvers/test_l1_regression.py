@@ -61,7 +61,6 @@ def test_neighbours_move_scores_by_one_at_most(num_samples, order):
 
 
 def two_candidates(num_first, num_records=41):
-    """Records that fit one candidate and are truncated at the other."""
     is_first = (jnp.arange(num_records) < num_first)[:, None]
     features = jnp.where(is_first, jnp.array([[0.0, 10.0]]), jnp.array([[10.0, 0.0]]))
     return features, jnp.zeros(num_records), jnp.eye(2)
@@ -86,7 +85,6 @@ LAWS = {  # probability of the candidate that has a higher score by `gap`
 
 
 def law_of_two(num_first, name, epsilon):
-    """The exact probabilities, from the scores as the solver computes them."""
     scores = scores_of(*two_candidates(num_first), 1.0, 2.0)
     gap = float(scores[0]) - float(scores[1])
     return np.array([LAWS[name](gap, epsilon), LAWS[name](-gap, epsilon)])

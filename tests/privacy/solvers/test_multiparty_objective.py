@@ -40,8 +40,6 @@ def fit(transport, features, labels, secure_sum=None, **changes):
 
 
 def solve(data, *, known=False, max_colluding=0, **setting):
-    """Returns all parties' solutions, and what the last party heard."""
-
     def party_fn(transport):
         recorder = Recorder(transport)
         source = np.random.default_rng(7 + transport.party).bytes if known else None

@@ -32,7 +32,6 @@ def attack(sums, iterates, candidates):
 
 
 def neighbours():
-    """Two data sets of two parties, different in one record as much as can be."""
     there, other = records(20, 1), records(20, 1)
     for (features, targets), target in ((there, -1.0), (other, 1.0)):
         features[7], targets[7] = [3.0, -4.0, 5.0], target
