@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks.figures import command as commands
-from benchmarks.figures import page
 from benchmarks.figures import run as runner
 from benchmarks.figures.catalogue import REPEATS, panels
 from benchmarks.figures.catalogue import figures as all_figures
@@ -148,45 +147,16 @@ def test_side_by_side_is_the_same(tmp_path, monkeypatch):
     np.testing.assert_allclose(alone["value"], together["value"], rtol=1e-4, atol=1e-6)
 
 
-def invoke(*arguments):
-    command.main(["figures", *map(str, arguments)])
-
-
 def test_the_command_lists_runs_and_draws(tmp_path, monkeypatch, capsys):
-    invoke("list")
+    command.main(["figures", "list"])
     said = capsys.readouterr().out
     assert sorted(x.split()[0] for x in said.splitlines()) == sorted([*NAMES, *REPEATS])
     assert "001-5   repeats 001-1\n001-6   repeats 001-2\n002-1a  " in said
     at = Panel.at
     monkeypatch.setattr(Panel, "at", lambda self, size: at(self, Size.SMOKE))
-    invoke("run", "004-1b", "--out", tmp_path)
+    command.main(["figures", "run", "004-1b", "--out", str(tmp_path)])
     assert (tmp_path / "004-1b.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "004-1b.csv").exists()
-
-
-def test_the_page_keeps_full_runs(tmp_path):
-    panel = panels()["004-10a"]
-    rows = [
-        {
-            "method": method,
-            "curve": panel.curve_name(setting),
-            "epsilon": setting.epsilon,
-            "repetition": 0,
-            "value": 0.5 if method.endswith("paper") else 1.0,
-            "epsilon_spent": setting.epsilon * (1 + method.endswith("paper")),
-            "records": setting.num_samples,
-        }
-        for setting in panel.settings()
-        for method in panel.methods
-    ]
-    table, output = tmp_path / "004-10a.csv", tmp_path / "page"
-    for kept, kind in (rows[4:], "quick"), (rows, "full"), (rows[4:], "full"):
-        pl.DataFrame(kept).write_csv(table)
-        text = page.write(output, tmp_path)[0].read_text()
-        assert f"A {kind} run: n = 8,000, 1 repetitions" in text
-        assert text.count("full run: not yet run") == (kind == "quick")
-        # The printed constants spend twice the budget: not the best, however good.
-        assert "| d = 800 | zero | 1 | 1 | 1 | 1 | 0.5 |" in text
 
 
 @pytest.mark.parametrize(("name", "first"), [("001-5", "001-1"), ("001-6b", "001-2b")])
@@ -199,7 +169,7 @@ def test_a_repeat_runs_the_figure_that_it_repeats(
     monkeypatch.setattr(commands, "read", lambda table: None)
     monkeypatch.setattr(commands, "draw", lambda chosen, tables: None)
     monkeypatch.setattr(commands, "save_png", lambda figure, path: path.touch())
-    invoke("run", name, "--out", tmp_path)
+    command.main(["figures", "run", name, "--out", str(tmp_path)])
     assert f"{name} repeats {first}, which is run\n" in capsys.readouterr().out
     assert ran == [one for one in NAMES if one.startswith(first)]
     assert [path.name for path in tmp_path.glob("*.png")] == [f"{first}.png"]
