@@ -1,10 +1,8 @@
 """Commands of the pages: each runs as it is written, and prints what the page shows.
 
-A block of text behind a block of `sh` is what its lines write to stdout. There, `...`
-in a line of its own stands for lines that the page leaves out. Words are compared as
-they are. A number with a fraction may differ by one in its last place, and beyond four
-digits by 1e-4 of itself, since processors round sums differently. What changes with the
-day, the version and the run is masked: `MASKED`.
+A block of text behind a block of `sh` is its output; `...` in a line of its own stands
+for lines that are left out. A fraction may differ by one in its last place, and beyond
+four digits by 1e-4 of itself, since processors round sums differently.
 
 `python -m tests.nightly.test_docs_commands` writes the pictures and the report anew.
 """

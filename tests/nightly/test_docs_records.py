@@ -1,8 +1,4 @@
-"""Pages and pictures are those of their records: written anew, and compared.
-
-No other test looks at what a page says of a record: a change of a page's code shows in
-the page, which `python -m benchmarks report` writes.
-"""
+"""Pages and pictures are those of their records: written anew, and compared."""
 
 import re
 

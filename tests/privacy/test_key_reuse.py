@@ -1,8 +1,8 @@
 """A key is used once: planted reuse is caught, and no release of dpjax reuses one.
 
 The suite runs under `jax_debug_key_reuse`, which looks at programs as they are traced.
-It loses a key whose words are read, and takes `fold_in` for no
-use. So releases are also run with keys that tell of every use.
+It loses a key whose words are read, and takes `fold_in` for no use. So releases are
+also run with keys that tell of every use.
 """
 
 import inspect

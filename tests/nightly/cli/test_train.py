@@ -1,8 +1,12 @@
-"""`dpjax train`: runs from end to end."""
+"""`dpjax train` from end to end, with private ranges, and resumed."""
 
+import contextlib
 import json
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import polars as pl
@@ -225,3 +229,130 @@ def test_persons_on_a_list(here):
     assert report["privacy"]["epsilon"] == pytest.approx(4.0)
     description = report["evaluation"]["privacy"]["description"]
     assert f"any one of the 60 {words}" in description
+
+
+OPEN = """
+[columns.rooms]
+
+[columns.town]
+categories = ["Ghent", "Lier"]
+
+[target]
+"""
+ODD_LINES = ['nan,"Ghent,1e38,yes', "", "inf,Lier", "1e39,?,abc,maybe,5", "-1e38,,,"]
+
+
+def test_private_ranges_count_in_the_guarantee(rooms):
+    rng = np.random.default_rng(1)
+    sizes = rng.normal(40, 10, 4_000)
+    prices = 1e5 + 500 * sizes + 2e3 * rng.standard_t(2.1, 4_000)
+    frame = pl.DataFrame({"rooms": sizes, "town": ["Ghent"] * 4_000, "price": prices})
+    frame.write_csv(rooms / "data.csv")
+    (rooms / "number.toml").write_text(OPEN)
+    result = done(run("data.csv", *options(private_ranges=0.25, delta=1e-4)))
+    report = read_report(rooms / "out")
+    total, ranges = report["privacy"], report["ranges"]
+    assert (total["epsilon"], total["delta"]) == (1.0, pytest.approx(1e-4))
+    part = ranges["privacy"]
+    assert (part["epsilon"], part["delta"]) == (0.25, 2.5e-5)
+    assert "any one of the 4,000 records" in total["description"]
+    assert "e^1 = 2.72" in total["description"]
+    shown = words_of(result.stdout)
+    assert "epsilon = 1, delta = 0.0001" in shown
+    assert "epsilon = 0.25, delta = 2.5e-05 is for the centers and scales of 2" in shown
+    assert set(ranges["columns"]) == {"rooms", "price"}
+    assert ranges["columns"]["rooms"]["center"] == pytest.approx(40, rel=0.1)
+    assert 10 < ranges["columns"]["rooms"]["scale"] < 40
+    assert ranges["columns"]["price"]["center"] == pytest.approx(1.2e5, rel=0.1)
+    assert ranges["is_informative"]
+    scale = ranges["columns"]["price"]["scale"]
+    assert report["target_unit"] == f"price / {scale:g}"
+
+
+def test_ranges_of_odd_columns(rooms):
+    (rooms / "number.toml").write_text(OPEN)
+    lines = (rooms / "data.csv").read_text().splitlines()
+    (rooms / "data.csv").write_text("\n".join([lines[0], *ODD_LINES * 8]) + "\n")
+    result = done(run("data.csv", *options(private_ranges=0.1)))
+    assert "may be mere noise" in words_of(result.stderr)
+    assert np.isfinite(params_of(rooms)).all()
+
+
+@pytest.mark.parametrize("target", ["yes", "amount"])
+def test_without_ranges_a_model_is_no_worse_than_the_private_mean(here, target):
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(4_000, 30))
+    if target == "yes":
+        values, kind = rng.uniform(size=4_000) < 0.1, "positive = 1"
+    else:
+        values, kind = 500 + np.exp(2 * rng.normal(size=4_000)), ""
+    names = [f"x{i}" for i in range(30)]
+    lines = [",".join(f"{x:.6g}" for x in row) for row in np.c_[features, values]]
+    (here / "data.csv").write_text("\n".join([",".join([*names, target]), *lines]))
+    columns = "".join(f"columns.{name} = {{}}\n" for name in names)
+    (here / "schema.toml").write_text(f"{columns}[target]\n{kind}")
+    loss = "logistic" if target == "yes" else "squared"
+    words = f"data.csv --schema schema.toml --target {target} --loss {loss} "
+    words += "--epsilon 0.5 --private-ranges 0.1 --output out --seed 0"
+    done(run(*words.split()))
+    found = np.asarray(load_model("out/model.npz").predict("data.csv"), np.float64)
+    # No feature is worth its noise; the constant is the mean, but for clipped tails.
+    assert np.ptp(found) == 0
+    np.testing.assert_allclose(found[0], np.mean(values), rtol=0.1)
+
+
+def command(output, checkpoint):
+    words = ["train", "rand-hie", "--epsilon", "1", "--model", "linear"]
+    return [*words, "--output", str(output), "--checkpoint", str(checkpoint)]
+
+
+@contextlib.contextmanager
+def started(output, checkpoint):
+    """Yields a process of the command; it does not outlive the test."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "dpjax", *command(output, checkpoint)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_killed_and_resumed(tmp_path):
+    kept, output, other = (tmp_path / name for name in ("kept", "out", "other"))
+    with started(output, kept) as process:
+        while not any(path.name.isdigit() for path in kept.glob("states/*")):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, process.stderr.read()
+    assert not output.exists()
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+    # With the same key from the first step on: what the run would have been.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(kept / "key.npz", copy)
+    with started(output, kept) as resumed, started(other, copy) as untouched:
+        for process in (resumed, untouched):
+            _, shown = process.communicate()
+            assert process.returncode == 0, shown
+    models = [(folder / "model.npz").read_bytes() for folder in (output, other)]
+    assert models[0] == models[1]  # bit for bit
+    reports = [(folder / "report.json").read_text() for folder in (output, other)]
+    assert reports[0] == reports[1]
+    assert json.loads(reports[0])["privacy"]["epsilon"] == pytest.approx(1.0)
+    assert not kept.exists()  # nobody can find the key, and subtract the noise
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize("name", ["key.npz", "paid.npz"])
+def test_killed_while_a_file_was_written(tmp_path, name):
+    kept, output = tmp_path / "kept", tmp_path / "out"
+    kept.mkdir()
+    (kept / f".{name}.7.part").write_bytes(b"the first half of")
+    done(invoke(*command(output, kept)))
+    assert not kept.exists()

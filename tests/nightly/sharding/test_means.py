@@ -1,6 +1,4 @@
-"""Rows, and models, over eight devices: the mean and the sensitivity of one; little
-travels; noise is drawn once.
-"""
+"""Rows and models over eight devices: the mean of one, little travels, one noise."""
 
 import functools
 import os

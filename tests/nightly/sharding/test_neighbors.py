@@ -1,8 +1,4 @@
-"""One record moves what is computed on several devices by the sensitivity, at most.
-
-Every function of gradients and means, under every way to deal rows out: it keeps to the
-bound, or it is refused.
-"""
+"""One record moves means of rows on several devices by the sensitivity, or raises."""
 
 import functools
 from functools import partial

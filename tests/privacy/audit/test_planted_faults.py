@@ -1,9 +1,8 @@
 """Audits have power: faults that have been made in practice and in print are caught.
 
-Each fault is planted in a release that is sound but for it, and both are audited with
-the claim of the sound one, as the cases of `benchmarks.audits` are: by the same
-functions, at the same confidence, with as many releases. Faults of papers have their
-printed constant and their own claim.
+Each is planted in a release that is sound but for it, and both are audited with the
+claim of the sound one, as the cases of `benchmarks.audits` are. Faults of papers have
+their printed constant and their own claim.
 """
 
 import functools

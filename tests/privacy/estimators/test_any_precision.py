@@ -1,8 +1,7 @@
 """Samples of every precision and size, in programs drawn at random, with x64.
 
-A tree of leaves of mixed types, as arrays or as gradients in factored form; one record
-of any norm from 1e-300 to 1e300 for another; divisors and limits at hand or traced in
-any type; one device or eight. No record moves the mean beyond `sensitivity`.
+Trees of mixed types, as arrays or factored; records of any norm from 1e-300 to 1e300;
+divisors and limits at hand or traced; one device or eight.
 """
 
 import jax

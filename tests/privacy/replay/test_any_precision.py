@@ -1,7 +1,4 @@
-"""Solvers and transforms in any precision: what they show and move, and the guarantee.
-
-With x64, on tables of every type, records become numbers of any size that the type has.
-"""
+"""Solvers and transforms of any precision, with x64: what they show, move and claim."""
 
 import jax
 import jax.numpy as jnp

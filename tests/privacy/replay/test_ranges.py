@@ -1,8 +1,4 @@
-"""Every loss x every solver that takes it, on targets beyond the loss's range.
-
-Of all records, not of the one that is replaced alone: what a release moves is compared
-with what was charged, as in `test_solvers`.
-"""
+"""Every loss x every solver that takes it, on targets beyond the loss's range."""
 
 import jax
 import jax.numpy as jnp
