@@ -14,10 +14,27 @@ EXTRAS = {"typer", "rich", "matplotlib", "polars", "flax", "onnx", "orbax", "pyt
 EXTRAS |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn"}
 
 
+# Before what runs without the extras of the wing for tables.
+MISSING = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("matplotlib", "polars", "rich", "typer"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def run(script):
+    command = [sys.executable, "-W", "error", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def loaded_by(script):
     script += "\nimport sys\nprint(*{name.split('.')[0] for name in sys.modules})"
-    command = [sys.executable, "-W", "error", "-c", script]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run(script)
     assert result.returncode == 0, result.stderr
     return set(result.stdout.splitlines()[-1].split())
 
@@ -35,15 +52,11 @@ for one in read:
 
 def test_the_library_needs_no_packages_of_the_wing_for_tables(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(4.0))
-    loaded_by(f"""
-import sys
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("polars", "rich", "typer"):
-            raise ImportError(name)
-
-sys.meta_path.insert(0, Missing())
+    result = run(f"{MISSING}\nimport dpjax.tables.cli\ndpjax.tables.cli.main()")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert 'install with pip install "dpjax[experiments]"' in result.stderr
+    assert "Traceback" not in result.stderr
+    loaded_by(f"""{MISSING}
 import jax
 import dpjax
 for name in dpjax.__all__:

@@ -41,29 +41,6 @@ def test_columns_of_nan_and_of_nothing(rooms):
     assert np.isfinite(params_of(rooms)).all()
 
 
-BLOCKED = """
-import sys
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"typer", "rich", "matplotlib", "polars"}:
-            raise ModuleNotFoundError(name, name=name)
-
-sys.meta_path.insert(0, Blocker())
-import dpjax
-import dpjax.tables.cli
-dpjax.tables.cli.main()
-"""
-
-
-def test_without_the_extra():
-    command = [sys.executable, "-c", BLOCKED]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert 'install with pip install "dpjax[experiments]"' in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_adult_shows_the_comparison(tmp_path):
     out = tmp_path / "out"
     result = done(run("adult", "--epsilon", 1, "--seed", 0, "--output", out))
@@ -112,13 +89,7 @@ def test_intervals_are_trained_shown_and_reported(here):
     assert [float(x) for x in row[:2]] == pytest.approx([*numbers], rel=1e-3)
     # JSON has no infinity.
     assert content["coefficients"]["town=Ghent"]["standard_error"] is None
-    for text in (
-        "95% interval",
-        "inf -inf to inf",
-        "It counts the sampling of records and the noise of everything that was",
-        "No honest interval can be had for town=Ghent: the noise hides",
-    ):
-        assert text in shown
+    assert "No honest interval can be had for town=Ghent: the noise hides" in shown
 
 
 @pytest.fixture
@@ -155,25 +126,18 @@ def test_a_frequency(claims):
     (claims / "new.csv").write_text("age,years\n50,1\n50,0.5\n50,\n50,3\n")
     code, _, shown = outputs_of("predict", "out", "new.csv")
     assert code == 0
-    for text in (
-        "years: 1 of 4 cells lie above 1: they count as this, as in training.",
-        "years: 1 of 4 cells hold no number from zero on: they count as zero",
-    ):
-        assert text in shown
-    title, *rows = (claims / "predictions.csv").read_text().splitlines()
-    assert title == "predicted_claims"
-    year, half, none, more = map(float, rows)
+    assert "years: 1 of 4 cells lie above 1: they count as this" in shown
+    year, half, none, more = map(
+        float, (claims / "predictions.csv").read_text().split()[1:]
+    )
     assert year == pytest.approx(0.3, rel=0.2)
     assert (half, none, more) == (pytest.approx(year / 2), 0, year)
     (claims / "new.csv").write_text("age\n50\n")
     code, _, shown = outputs_of("predict", "out", "new.csv")
     assert "There is no column years: predictions are for one of it." in shown
     assert float((claims / "predictions.csv").read_text().split()[1]) == year
-    shown = outputs_of("show", "out")[1]
-    assert "Predicts the mean of claims, in proportion to years. A factor is" in shown
     factor = np.exp(model.coefficients()["age"])
-    assert f"age larger by 1 {factor:.4g}" in shown
-    assert "Means lie between 0.001 and 30 where years is 1, and no more" in shown
+    assert f"age larger by 1 {factor:.4g}" in outputs_of("show", "out")[1]
 
 
 def test_costs_with_a_bought_scale_and_a_ledger(claims):
@@ -214,18 +178,11 @@ def test_persons_on_a_list(here):
     words += "--records-per-unit 2 --holdout 0.2 --unit-names names.txt --output out"
     shown = words_of(done(run(*words.split(), "--ledger", "t.toml")).stdout)
     words = "groups of records with one who by any others, or none, with the same who,"
-    public = "The list of values of who that was given is public; whether one of"
-    for part in (
-        "n = 240 values of who, 2 places each",
-        f"Replacing any one of the 300 {words} changes",
-        public,
-        "On 60 records held out, by a budget of their own of epsilon = 4",
-        "95 per cent bounds for sampling and noise. The constant is the",
-    ):
-        assert part in shown
-    report = json.loads((here / "out" / "report.json").read_text())
-    assert report["unit"].pop("public").startswith(public)
-    assert report["unit"] == {"column": "who", "num_units": 300, "records_per_unit": 2}
+    assert "n = 240 values of who, 2 places each" in shown
+    assert f"Replacing any one of the 300 {words} changes" in shown
+    assert "The list of values of who that was given is public" in shown
+    report = read_report(here / "out")
+    assert (report["unit"]["num_units"], report["unit"]["records_per_unit"]) == (300, 2)
     assert report["privacy"]["epsilon"] == pytest.approx(4.0)
     description = report["evaluation"]["privacy"]["description"]
     assert f"any one of the 60 {words}" in description

@@ -125,8 +125,7 @@ def assert_close(result, expected, atol=3e-6):
     jax.tree.map(check, result, expected)
 
 
-def assert_equal(result, expected):
-    assert_close(result, expected, atol=0)
+assert_equal = partial(assert_close, atol=0)
 
 
 @functools.cache
@@ -146,10 +145,6 @@ PAIRS += [("manual", "median-19"), ("unchecked", "median-3"), ("manual", "trimme
 PAIRS += [("manual", "SmoothedTruncation, beta 50")]
 
 
-def loss_with_aux(params, example):
-    return loss_fn(params, example), {"y": example["y"]}
-
-
 @pytest.mark.parametrize(("setting", "name"), PAIRS)
 def test_the_mean_is_that_of_one_device(setting, name):
     run = SETTINGS[setting](grads_of(ESTIMATORS[name]), mesh_of(8))
@@ -157,14 +152,16 @@ def test_the_mean_is_that_of_one_device(setting, name):
 
 
 def test_over_two_axes():
-    mesh = jax.make_mesh((2, 4), ("hosts", "chips"), axis_types=(AxisType.Auto,) * 2)
-    batch = dealt(BATCH, mesh, P(("hosts", "chips")))
+    axes = "hosts", "chips"
+    mesh = jax.make_mesh((2, 4), axes, axis_types=(AxisType.Auto,) * 2)
+    batch = dealt(BATCH, mesh, P(axes))
     # At hand, an array tells; traced, it must be said.
-    mean = robust_grad(loss_fn, ESTIMATORS["Clipping"])(PARAMS, batch)
-    assert_close(mean, mean_of_one_device("Clipping"))
-    median = ESTIMATORS["median-19"]
-    grad_fn = robust_grad(loss_fn, median, axis_name=("hosts", "chips"))
-    assert_close(jax.jit(grad_fn)(PARAMS, batch), mean_of_one_device("median-19"))
+    for name, axis_name, run in (
+        ("Clipping", None, lambda f: f),
+        ("median-19", axes, jax.jit),
+    ):
+        grad_fn = run(robust_grad(loss_fn, ESTIMATORS[name], axis_name=axis_name))
+        assert_close(grad_fn(PARAMS, batch), mean_of_one_device(name))
 
 
 @pytest.mark.parametrize("name", ["Clipping", "median-19", "trimmed"])
@@ -195,9 +192,11 @@ def test_masks_divisors_values_and_aux(setting):
     rows = (BATCH, mask)
     options = {"normalize_by": 53, "return_values": True, "has_aux": True}
 
+    def with_aux(params, example):
+        return loss_fn(params, example), {"y": example["y"]}
+
     def run(params, rows, axis_name=None):
-        options["axis_name"] = axis_name
-        grad_fn = robust_grad(loss_with_aux, Clipping(0.8), **options)
+        grad_fn = robust_grad(with_aux, Clipping(0.8), axis_name=axis_name, **options)
         grads, (values, aux) = grad_fn(params, *rows)
         return grads, values, aux
 
@@ -382,8 +381,8 @@ def test_noise_is_drawn_once_and_the_same_everywhere(setting):
 
 
 def by_device(key, rows, axis_name=None):
-    key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-    return private_mean(key, rows, axis_name)
+    own = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+    return private_mean(own, rows, axis_name)
 
 
 def test_noise_drawn_by_device_has_another_variance():

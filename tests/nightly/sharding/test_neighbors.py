@@ -2,6 +2,7 @@
 
 import functools
 from functools import partial
+from itertools import product
 
 import chex
 import jax
@@ -316,17 +317,16 @@ REFUSED |= {
 }
 
 
-@pytest.mark.parametrize("setting", ["shard_map", "shard_map, unchecked", "pmap"])
-@pytest.mark.parametrize("name", REFUSED)
+ALL_THREE = ["shard_map", "shard_map, unchecked", "pmap"]
+MIXED = [*product(REFUSED, ALL_THREE), ("derivative", "shard_map")]
+REFUSED["derivative"] = grad_of_loss(by_constant), "closes over and that is the same"
+
+
+@pytest.mark.parametrize(("name", "setting"), MIXED)
 def test_what_would_mix_devices_is_refused(name, setting):
     function, reason = REFUSED[name]
     with pytest.raises(ValueError, match=reason):
         BY_HAND[setting](function)(PARAMS, BATCH)
-
-
-def test_a_derivative_that_jax_sums_over_devices_is_refused():
-    with pytest.raises(ValueError, match="closes over and that is the same"):
-        BY_HAND["shard_map"](grad_of_loss(by_constant))(PARAMS, BATCH)
 
 
 def test_records_that_all_devices_have_are_refused():

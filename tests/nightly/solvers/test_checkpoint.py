@@ -1,8 +1,5 @@
 """States that are taken up by another process, or in another environment."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from functools import partial
 from pathlib import Path
@@ -12,6 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax.solvers import Checkpoint
+from tests.parties import run_processes
 from tests.unit.solvers import test_checkpoint
 from tests.unit.solvers.test_checkpoint import KilledError, T, kill_at, make_data
 
@@ -50,27 +48,22 @@ def test_one_process_at_a_time(tmp_path):
     np.testing.assert_array_equal(descent(tmp_path / "states"), first)
 
 
-def with_flags(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
-
-
-def with_another_processor(monkeypatch):
-    read = Path.read_text
-
-    def read_text(path, *args, **options):
-        text = read(path, *args, **options)
-        return text + "flags\t: avx1024\n" if str(path) == "/proc/cpuinfo" else text
-
-    monkeypatch.setattr(Path, "read_text", read_text)
-    monkeypatch.setattr("platform.processor", lambda: "avx1024")
-
-
 def test_another_environment_rounds_otherwise(tmp_path, monkeypatch):
     with pytest.raises(KilledError):
         descent(tmp_path, callback=kill_at(4))
-    for change in (with_flags, with_another_processor):
-        with monkeypatch.context() as context:
-            change(context)
+    read = Path.read_text
+
+    def of_another_processor(path, *args, **options):
+        text = read(path, *args, **options)
+        return text + "flags\t: avx1024\n" if str(path) == "/proc/cpuinfo" else text
+
+    for is_flag in (True, False):
+        with monkeypatch.context() as patch:
+            if is_flag:
+                patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+            else:
+                patch.setattr(Path, "read_text", of_another_processor)
+                patch.setattr("platform.processor", lambda: "avx1024")
             with pytest.raises(ValueError, match="another compiler or device was sav"):
                 descent(tmp_path)
     for setting in (
@@ -118,28 +111,20 @@ PROCESS = """
 """
 
 
-def in_a_process(fault, *folders):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROCESS), fault, *map(str, folders)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONHASHSEED": "random"},
-        timeout=300,
-    )
-
-
 def test_a_process_that_is_killed_and_a_disk_that_fills(tmp_path):
+    command = ["-c", textwrap.dedent(PROCESS)]
+    run = partial(run_processes, environments=[{"PYTHONHASHSEED": "random"}])
     for fault, saved in (("kill", "4"), ("full disk", "2")):
         folder = tmp_path / fault
-        stopped = in_a_process(fault, folder)
-        assert stopped.returncode != 0
-        assert not stopped.stdout
+        (code,), _, (out,), err = run([[*command, fault, folder]])
+        assert code != 0
+        assert not out
         if fault == "full disk":
-            assert "File too large" in stopped.stderr or "ENOSPC" in stopped.stderr
+            assert "File too large" in err or "ENOSPC" in err
         states = [p.name for p in folder.iterdir() if p.name.isdigit()]
-        assert states == [saved], (fault, states, stopped.stderr)
+        assert states == [saved], (fault, states, err)
     names = "kill", "full disk", "to the end"
-    resumed = in_a_process("none", *(tmp_path / name for name in names))
-    assert resumed.returncode == 0, resumed.stderr
-    *after_faults, expected = resumed.stdout.split()
+    (code,), _, (out,), err = run([[*command, "none", *(tmp_path / x for x in names)]])
+    assert code == 0, err
+    *after_faults, expected = out.split()
     assert after_faults == [expected, expected]

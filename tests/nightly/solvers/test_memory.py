@@ -62,14 +62,11 @@ def test_twenty_repetitions_need_little_more_memory_than_one(batching, copies):
 
 
 def test_memory_of_reverse_mode_does_not_grow_with_the_folds():
-    def gradient(rate, data):
-        def loss(rate):
-            return jnp.sum(descent(jax.random.key(0), data, learning_rate=rate))
-
-        return jax.grad(loss)(rate)
+    def total(rate, data):
+        return jnp.sum(descent(jax.random.key(0), data, learning_rate=rate))
 
     small, large = (
-        temporary_bytes(gradient, 0.1, (floats(n, 8), floats(n)))
+        temporary_bytes(jax.grad(total), 0.1, (floats(n, 8), floats(n)))
         for n in (2**13, 2**17)
     )
     # All gradients of one step would take 4 MB more.
@@ -80,36 +77,25 @@ def test_frank_wolfe_stores_no_gradient_of_every_sample():
     # n d = 1e7 floats; the program needs a few vectors of d beside the data.
     n, d = 1000, 10_000
 
+    options = {"epsilon": 1.0, "delta": 1e-6, "num_steps": 4}
+
     def run(data):
-        return solvers.dp_frank_wolfe(
-            squared,
-            jnp.zeros(d),
-            data,
-            key=jax.random.key(0),
-            epsilon=1.0,
-            constraint=L1Ball(1.0),
-            delta=1e-6,
-            num_steps=4,
-        ).params
+        options.update(key=jax.random.key(0), constraint=L1Ball(1.0))
+        return solvers.dp_frank_wolfe(squared, jnp.zeros(d), data, **options).params
 
     assert temporary_bytes(run, (floats(n, d), floats(n))) < 40 * 4 * d
 
 
 @pytest.mark.parametrize("num_samples", [10_000, 100_000])
 def test_a_million_candidates_are_stored_once(num_samples):
-    def solve(key, features, targets, candidates):
-        return solvers.dp_l1_regression(
-            features,
-            targets,
-            key=key,
-            epsilon=1.0,
-            truncation=1.0,
-            candidates=candidates,
-        ).params
+    def solve(key, *data, candidates):
+        options = {"epsilon": 1.0, "truncation": 1.0, "candidates": candidates}
+        return solvers.dp_l1_regression(*data, key=key, **options).params
 
-    shapes = floats(num_samples, 4), floats(num_samples), floats(1_000_000, 4)
+    data, candidates = (floats(num_samples, 4), floats(num_samples)), floats(10**6, 4)
+    program = jax.jit(solve).lower(jax.random.key(0), *data, candidates=candidates)
     # It is mostly a copy of the candidates.
-    assert temporary_bytes(solve, jax.random.key(0), *shapes) < 2**26
+    assert program.compile().memory_analysis().temp_size_in_bytes < 2**26
 
 
 @pytest.mark.parametrize("is_private", [False, True])

@@ -146,7 +146,8 @@ ESTIMATORS = {
 
 def farthest_move(estimator, rng, num_cases):
     worst, steps = 0.0, descent.Descent(None, False)
-    method = descent._Method(linear, None, None, steps)
+    # A loss whose gradient is the record, whatever it holds.
+    method = descent._Method(lambda w, row: jnp.sum(w * row), None, None, steps)
     for _ in range(num_cases):
         size, d = int(rng.choice([3, 7, 40])), int(rng.choice([1, 2, 9]))
         shares = {"num_params": d, "num_shares": 1, "num_releases": 1}
@@ -171,11 +172,6 @@ def farthest_move(estimator, rng, num_cases):
     return worst
 
 
-def linear(params, row):
-    """A loss whose gradient is the record, whatever it holds."""
-    return jnp.sum(params * row)
-
-
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name):
     assert 0.5 < farthest_move(ESTIMATORS[name], np.random.default_rng(2), 60) <= 1
@@ -183,6 +179,10 @@ def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name):
 
 def residual_of_objective(num_parties, num_colluders, num_runs, d=32):
     left = []
+
+    def source_of(run, party):
+        return np.random.default_rng([run, party]).bytes
+
     for run in range(num_runs):
 
         def party_fn(transport, run=run):
@@ -214,10 +214,6 @@ def residual_of_objective(num_parties, num_colluders, num_runs, d=32):
                 eta = eta - np.asarray(gaussian(key, zeros, stddev=share_stddev))
         left.append(eta / stats["stddev"])
     return np.array(left)
-
-
-def source_of(run, party):
-    return np.random.default_rng([run, party]).bytes
 
 
 @pytest.mark.parametrize(("num_colluders", "num_runs"), [(2, 12), (0, 80), (1, 80)])
