@@ -99,10 +99,6 @@ def descended(key, batch):
     return step.update(batch, step.init(PARAMS), PARAMS)[0]
 
 
-def in_a_branch(key, data):
-    return jax.lax.cond(data[0, 0] > 0, lambda: noisy(key, data), lambda: data)
-
-
 # Of two keys, which are one where it is reused.
 OF_TWO_KEYS = {
     "batch and noise": lambda x, y, data: noisy(y, drawn(x, data).mean(axis=0)),
@@ -112,21 +108,17 @@ OF_TWO_KEYS = {
         noisy(x, data),
         *(noisy(key, data) for key in jax.random.split(y)),
     ],
-    "branch and noise": lambda x, y, data: noisy(y, in_a_branch(x, data)),
+    "branch and noise": lambda x, y, data: noisy(
+        y, jax.lax.cond(data[0, 0] > 0, lambda: noisy(x, data), lambda: data)
+    ),
     "batches and their descent": lambda x, y, data: descended(y, drawn(x, data)),
 }
-
-
-def of_two_keys(release, key, data, *, reuses):
-    return release(*((key, key) if reuses else jax.random.split(key)), data)
-
-
-PLANTED = {name: partial(of_two_keys, x) for name, x in OF_TWO_KEYS.items()} | {
-    x.__name__: x
-    for x in (
-        *(some_leaf_of_a_split, two_updates, scan_of_updates),
-        loop_with_the_key_from_outside,
+PLANTED = some_leaf_of_a_split, two_updates, scan_of_updates
+PLANTED = {x.__name__: x for x in (*PLANTED, loop_with_the_key_from_outside)} | {
+    name: lambda key, data, *, reuses, release=release: release(
+        *((key, key) if reuses else jax.random.split(key)), data
     )
+    for name, release in OF_TWO_KEYS.items()
 }
 
 

@@ -63,11 +63,8 @@ def random_vertices(rng, num_vertices, d):
 
 
 def random_constraint(rng, d):
-    kind = rng.integers(6)
-    if kind == 0:
-        return L1Ball(10.0 ** rng.uniform(-20, 30))
-    if kind == 1:
-        return Simplex(10.0 ** rng.uniform(-20, 30))
+    if (kind := rng.integers(6)) < 2:
+        return (L1Ball, Simplex)[kind](10.0 ** rng.uniform(-20, 30))
     vertices = random_vertices(rng, int(rng.choice([2, 3, 8])), d)
     return Polytope(jnp.asarray(np.clip(vertices, -9e29, 9e29), jnp.float32))
 

@@ -65,14 +65,6 @@ def extreme_neighbours(limit, n, d):
     return rows, sorted({0, n - 1}) if n < 100 else [n // 2]
 
 
-def opposed(estimator, n):
-    """Returns signs by which groups of records disagree, so that one is the median."""
-    num_groups = getattr(estimator, "num_groups", 1)
-    groups = np.array_split(np.arange(n), num_groups)
-    signs = [np.full(len(g), (-1) ** i) for i, g in enumerate(groups)]
-    return np.concatenate(signs).astype(np.float32)
-
-
 @functools.partial(jax.jit, static_argnames=("estimator", "n"))
 def means(estimator, signs, base, rows, positions, n):
     """Means of copies of one record, where a row is replaced, or left out.
@@ -100,8 +92,10 @@ def attack(estimator, n, d):
     Both relations: one for a row that is replaced, one for a row that is masked.
     """
     rows, positions = extreme_neighbours(estimator.limit, n, d)
-    signs = opposed(estimator, n)[:, None]
-
+    # Groups of records disagree, so that one is the median.
+    groups = np.array_split(np.arange(n), getattr(estimator, "num_groups", 1))
+    signs = [np.full((len(g), 1), (-1.0) ** i) for i, g in enumerate(groups)]
+    signs = np.concatenate(signs).astype(np.float32)
     replaced, removed = [], []
     for base in rows:
         found = means(estimator, signs, base, rows, np.array(positions), n)

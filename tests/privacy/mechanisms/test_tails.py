@@ -55,33 +55,22 @@ def of_vector(mechanism, **scale):
 
 
 def of_peeling(key, n):
-    return mechanisms.peeling(
-        key, jnp.zeros(n), sparsity=n, selection_scale=1.0, release_stddev=1.0
-    )
+    options = {"selection_scale": 1.0, "release_stddev": 1.0}
+    return mechanisms.peeling(key, jnp.zeros(n), sparsity=n, **options)
 
 
 def of_peeling_laplace(key, n):
-    scales = {"selection_scale": 1.0, "release_stddev": math.sqrt(2)}
-
-    def one(key):
-        return mechanisms.peeling(
-            key, jnp.zeros(1), sparsity=1, noise="laplace", **scales
-        )[0]
-
-    return jax.vmap(one)(jax.random.split(key, n))
+    options = {"selection_scale": 1.0, "release_stddev": math.sqrt(2), "sparsity": 1}
+    options |= {"noise": "laplace"}
+    one = jax.vmap(lambda key: mechanisms.peeling(key, jnp.zeros(1), **options)[0])
+    return one(jax.random.split(key, n))
 
 
-def law(distribution):
-    return distribution.cdf, distribution.pdf
-
-
+NORMAL = scipy.stats.norm.cdf, scipy.stats.norm.pdf
+LAPLACE = scipy.stats.laplace.cdf, scipy.stats.laplace.pdf
 NOISES = {
-    "gaussian": Noise(
-        of_vector(mechanisms.gaussian, stddev=1.0), *law(scipy.stats.norm)
-    ),
-    "laplace": Noise(
-        of_vector(mechanisms.laplace, scale=1.0), *law(scipy.stats.laplace)
-    ),
+    "gaussian": Noise(of_vector(mechanisms.gaussian, stddev=1.0), *NORMAL),
+    "laplace": Noise(of_vector(mechanisms.laplace, scale=1.0), *LAPLACE),
     "arsinh_normal": Noise(
         of_vector(mechanisms.arsinh_normal, scale=1.0, sigma=SIGMA),
         cdf=lambda z: scipy.stats.norm.cdf(arsinh(z)),
@@ -92,10 +81,8 @@ NOISES = {
         cdf=mixed(lambda z, b: scipy.stats.laplace.cdf(z / b)),
         pdf=mixed(lambda z, b: scipy.stats.laplace.pdf(z / b) / b),
     ),
-    "peeling": Noise(of_peeling, *law(scipy.stats.norm), num_draws=2**20),
-    "peeling_laplace": Noise(
-        of_peeling_laplace, *law(scipy.stats.laplace), num_draws=2**20
-    ),
+    "peeling": Noise(of_peeling, *NORMAL, num_draws=2**20),
+    "peeling_laplace": Noise(of_peeling_laplace, *LAPLACE, num_draws=2**20),
 }
 
 
@@ -112,10 +99,9 @@ def test_tails_have_their_mass_and_no_value_repeats_beyond_chance(name, key):
         end = scipy.optimize.brentq(lambda z, m=mass: noise.cdf(-z) - m, -700, 700)
         end = np.float32(end)
         counts = [int(np.sum(side * draws > end)) for side in (1, -1)]
-        for count in counts:
-            test = scipy.stats.binomtest(count, draws.size, noise.cdf(-np.float64(end)))
-            assert test.pvalue > FALSE_ALARM
-        assert scipy.stats.binomtest(counts[0], sum(counts)).pvalue > FALSE_ALARM
+        beyond = draws.size, noise.cdf(-np.float64(end))
+        for test in (*((count, *beyond) for count in counts), (counts[0], sum(counts))):
+            assert scipy.stats.binomtest(*test).pvalue > FALSE_ALARM
     # Two draws are equal with probability E m(Z), where m(z) is the mass of one float:
     # that between neighbouring tail probabilities, and between neighbouring values, of
     # which the last few roundings leave at least every other one.
