@@ -26,19 +26,23 @@ def uniformity(vector):
 
 
 class Recorder:
-    """A transport that writes down what its party hears, and may change what it sends.
+    """A transport that writes down what its party hears and sends, and may change that.
 
-    change(party, index, message) is sent in the place of a message.
+    change(party, index, message) is sent in the place of a message. From message number
+    `ends` on nothing is sent.
     """
 
-    def __init__(self, transport, heard=None, change=None):
+    def __init__(self, transport, heard=None, change=None, ends=None):
         self.party, self.num_parties = transport.party, transport.num_parties
-        self.heard = [] if heard is None else heard
-        self._transport, self._change = transport, change
+        self.heard, self.sent = [] if heard is None else heard, []
+        self._transport, self._change, self._ends = transport, change, ends
 
     def exchange(self, message, num_bytes):
         if self._change:
             message = self._change(self.party, len(self.heard), message)
+        if self._ends is not None and len(self.sent) >= self._ends:
+            message = b""
+        self.sent.append((message, num_bytes))
         self.heard.append(self._transport.exchange(message, num_bytes))
         return self.heard[-1]
 

@@ -19,7 +19,7 @@ from dpjax.solvers import (
     dp_multiparty_objective_perturbation,
 )
 from dpjax.solvers.papers import _multiparty_gradient_descent as descent
-from tests.privacy.replay.test_parties import Recorded
+from tests.parties import Recorder
 
 FALSE_ALARM_IN_ERRORS = 5  # standard errors, two-sided: 6e-7
 
@@ -42,7 +42,7 @@ def sums_without_colluders(
             jnp.zeros(size),
             (jnp.zeros((2, size)), jnp.zeros(2)),
             secure_sum=SecureSum(
-                Recorded(transport, [], drops.get(transport.party)),
+                Recorder(transport, ends=drops.get(transport.party)),
                 max_colluding=max_colluding,
                 max_dropouts=dropouts,
                 test_only_random_bytes=np.random.default_rng(transport.party).bytes,

@@ -1,5 +1,7 @@
 """Solvers and transforms of any precision, with x64: what they show, move and claim."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,17 +73,15 @@ NOISY = sorted(set(registry.OF_SAMPLES) - {"aggregate"})
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NOISY)
 def test_transforms_in_any_precision(hooks, name, dtype):
-    features, targets = table(20)
-    key = jax.random.key(7)
+    data, key = table(20), jax.random.key(7)
     one = registry.TRANSFORMS[name](jax.random.clone(key))
     update = jax.jit(one.update)  # all that differs is in the state
 
     def run(data):
-        features, targets = data
-        updates = {"w": features.reshape(-1, 2, 3), "b": targets}
+        features, targets = cast(data, dtype)
         # Two types in one tree.
-        updates["w"] = jnp.asarray(updates["w"])
-        updates["b"] = jnp.asarray(cast(updates["b"], "float32"))
+        updates = {"w": jnp.asarray(features.reshape(-1, 2, 3))}
+        updates["b"] = jnp.asarray(cast(targets, "float32"))
         params = jax.tree.map(lambda x: jnp.ones_like(x[0]), updates)
         transform = registry.TRANSFORMS[name](jax.random.clone(key))
         state = transform.init(params)
@@ -89,12 +89,10 @@ def test_transforms_in_any_precision(hooks, name, dtype):
             _, state = update(jax.tree.map(jnp.zeros_like, updates), state, params)
         return update(updates, state, params)[0]
 
-    data = features, targets
-    shown = hooks.record(lambda: run(cast(data, dtype)))
+    shown = hooks.record(partial(run, data))
     assert shown[0][0] != "raised", shown
     assert hooks.recorded
     for first in NEIGHBOURS.values():  # each has the noise multiplier 0.5
-        other = cast(neighbour(data, *first), dtype)
-        hooks.replay(lambda other=other: run(other), shown, 2.0)
-    for x in jax.tree.leaves(run(cast(data, dtype))):
+        hooks.replay(partial(run, neighbour(data, *first)), shown, 2.0)
+    for x in jax.tree.leaves(run(data)):
         assert np.isfinite(np.asarray(x, np.float64)).all()

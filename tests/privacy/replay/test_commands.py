@@ -26,14 +26,17 @@ SCHEMA = """\
 columns.x = {center = 0, scale = 1}
 columns.job = {categories = ["cook", "smith"]}
 """
-TARGETS = {
-    "squared": 'target = {column = "y", center = 0, scale = 2}\n',
-    "logistic": 'target = {column = "y", positive = "1.5"}\n',
-    "poisson": 'target = {column = "y", scale = 2}\n'
+SQUARED, JOBS = (
+    'target = {column = "y", center = 0, scale = 2}\n',
+    SCHEMA.split("\n", 1)[1],
+)
+SCHEMAS = {
+    "squared": SCHEMA + SQUARED,
+    "logistic": SCHEMA + 'target = {column = "y", positive = "1.5"}\n',
+    "poisson": JOBS + 'target = {column = "y", scale = 2}\n'
     'exposure = {column = "x", max = 1}\n',
-    "weighted": 'target = {column = "y", center = 0, scale = 2}\n'
-    'weight = {column = "who", max = 5}\n',
-    "open": 'columns.x = {}\ntarget = {column = "y"}\n',
+    "weighted": SCHEMA + SQUARED + 'weight = {column = "who", max = 5}\n',
+    "open": JOBS + 'columns.x = {}\ntarget = {column = "y"}\n',
 }
 # Lines that no reader of tables likes.
 HOSTILE = [
@@ -52,11 +55,8 @@ def plain():
 
 
 WATCHES = []
-
-
-def watch(step, params):
-    """The callback of all commands, so that they share programs: the last one's own."""
-    WATCHES[-1](step, params)
+# The callback of all commands, so that they share programs: the last one's own.
+watch = lambda step, params: WATCHES[-1](step, params)  # noqa: E731
 
 
 def watched(*, callback, **options):
@@ -187,11 +187,8 @@ def as_utf16(lines):
 @pytest.fixture
 def commands(hooks, tmp_path, monkeypatch):
     commands = Commands(hooks, tmp_path, monkeypatch)
-    for name, target in TARGETS.items():
-        columns = SCHEMA if name != "open" else SCHEMA.split("\n", 1)[1]
-        if name == "poisson":
-            columns = SCHEMA.split("\n", 1)[1]
-        (tmp_path / f"{name}.toml").write_text(columns + target)
+    for name, text in SCHEMAS.items():
+        (tmp_path / f"{name}.toml").write_text(text)
     return commands
 
 

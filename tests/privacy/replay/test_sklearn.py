@@ -95,18 +95,14 @@ def refuse_interference(hooks, make, num_samples, weighted=False, container="arr
         exposure = weights if getattr(model, "max_exposure", None) else None
         return shown_by(make(), rows, held, weights if weighted else None, exposure)
 
-    shown = hooks.record(lambda: run(None))
+    shown = hooks.record(partial(run, None))
     assert shown[0][0] != "raised", shown
-    price = _price(model, num_samples)
-    for first in neighbours.values():
-        hooks.replay(lambda first=first: run(first), shown, price)
-
-
-def _price(model, num_samples):
     delta = model.delta or num_samples**-1.1
     if is_classifier(model) and model.classes is None:
         delta *= 0.8  # the rest is for a label of one record
-    return 0.5 / noise_multiplier(model.epsilon, delta, Sampling(num_steps=1)) ** 2
+    multiplier = noise_multiplier(model.epsilon, delta, Sampling(num_steps=1))
+    for first in neighbours.values():
+        hooks.replay(partial(run, first), shown, 0.5 / multiplier**2)
 
 
 def options_of(kind):
@@ -185,6 +181,4 @@ def test_scores_show_what_they_release(hooks, kind):
     shown = hooks.record(run)
     price = _replay.charged(run()[1])
     for cells, target, _ in first.values():
-        hooks.replay(
-            lambda cells=cells, target=target: run(cells, target), shown, price
-        )
+        hooks.replay(partial(run, cells, target), shown, price)

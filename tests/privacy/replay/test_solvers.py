@@ -233,11 +233,10 @@ def refuse_interference(hooks, release, num_samples, neighbours=NEIGHBOURS, most
         guarantees.append(solution.privacy)
         return solution
 
-    shown = hooks.record(lambda: run(data))
+    shown = hooks.record(partial(run, data))
     price = _replay.charged(guarantees[0]) if guarantees else None
     for first in neighbours.values():
-        other = neighbour(data, *first)
-        hooks.replay(lambda other=other: run(other), shown, most or price)
+        hooks.replay(partial(run, neighbour(data, *first)), shown, most or price)
     return shown
 
 
