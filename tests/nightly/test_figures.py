@@ -12,7 +12,6 @@ import pytest
 from scipy import stats
 
 from benchmarks import __main__ as command
-from benchmarks.figures import command as commands
 from benchmarks.figures import laws, printed
 from benchmarks.figures import run as runner
 from benchmarks.figures.catalogue import REPEATS, panels
@@ -129,19 +128,6 @@ def test_clipping_takes_the_candidate_that_ends_best(tmp_path, monkeypatch):
     assert runner._best(broken).tolist() == [[2.0, 3.0]]
 
 
-def test_an_optimum_is_found_once_for_the_same_data(tmp_path, monkeypatch):
-    calls, found = [], runner.optimum
-    monkeypatch.setattr(
-        runner, "optimum", lambda *args: calls.append(args) or found(*args)
-    )
-    _, table, _ = run("004-10a", tmp_path, repetitions=2)
-    assert table["epsilon"].n_unique() == 2
-    assert len(calls) == 2  # one a repetition
-    zero = table.filter(pl.col("method") == "zero").sort("repetition", "epsilon")
-    first, second = zero["value"].to_numpy().reshape(2, 2)
-    assert first[0] == first[1] != second[0] == second[1]
-
-
 def test_side_by_side_is_the_same(tmp_path, monkeypatch):
     _, alone, _ = run("004-1b", tmp_path / "alone", repetitions=3)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -162,22 +148,6 @@ def test_the_command_lists_runs_and_draws(tmp_path, monkeypatch, capsys):
     command.main(["figures", "run", "004-1b", "--out", str(tmp_path)])
     assert (tmp_path / "004-1b.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "004-1b.csv").exists()
-
-
-@pytest.mark.parametrize(("name", "first"), [("001-5", "001-1"), ("001-6b", "001-2b")])
-def test_a_repeat_runs_the_figure_that_it_repeats(
-    name, first, tmp_path, monkeypatch, capsys
-):
-    ran = []
-    runs = lambda panel, folder, **_: ran.append(panel.name) or folder  # noqa: E731
-    monkeypatch.setattr(commands, "run_panel", runs)
-    monkeypatch.setattr(commands, "read", lambda table: None)
-    monkeypatch.setattr(commands, "draw", lambda chosen, tables: None)
-    monkeypatch.setattr(commands, "save_png", lambda figure, path: path.touch())
-    command.main(["figures", "run", name, "--out", str(tmp_path)])
-    assert f"{name} repeats {first}, which is run\n" in capsys.readouterr().out
-    assert ran == [one for one in NAMES if one.startswith(first)]
-    assert [path.name for path in tmp_path.glob("*.png")] == [f"{first}.png"]
 
 
 FALSE_ALARM = 1e-4  # the key is fixed

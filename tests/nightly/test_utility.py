@@ -24,7 +24,6 @@ from benchmarks.utility import (
 from benchmarks.utility.hindsight import Setting
 from benchmarks.utility.methods import METHODS
 from benchmarks.utility.problems import Problem
-from dpjax import datasets
 from dpjax.accounting import gaussian_stddev
 
 KEYS = jax.random.split(jax.random.key(3), 2)
@@ -153,19 +152,6 @@ def test_tukey_em_gives_zero_weights_where_its_test_fails():
         peers.tukey_em(small(n=16), jax.random.key(0), 1.0)
 
 
-def test_a_point_between_boxes_is_uniform():
-    rng = np.random.default_rng(0)
-    outer = np.array([[0.0, -1.0], [2.0, 3.0]])
-    inner = np.array([[0.5, 0.0], [1.0, 2.0]])
-    logs = [np.log(box[1] - box[0]) for box in (outer, inner)]
-    points = np.array([peers._between(rng, outer, inner, *logs) for _ in range(20_000)])
-    assert ((points >= outer[0]) & (points <= outer[1])).all()
-    assert not ((points > inner[0]) & (points < inner[1])).all(axis=1).any()
-    area = 2 * 4 - 0.5 * 2
-    for is_in, size in (points[:, 0] < 0.5, 0.5 * 4), (points[:, 1] > 2, 2 * 1):
-        assert is_in.mean() == pytest.approx(size / area, abs=0.015)
-
-
 def test_adaptive_clipping_pays_for_its_counts():
     data = small("logistic")
     _, facts = METHODS["adaptive_clipping"].fit(data, KEYS, 1.0)
@@ -263,16 +249,6 @@ def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
     assert found.geometric_mean(names, "tukey_em", 1.0) is None
 
 
-def test_a_search_trains_and_scores_on_disjoint_records():
-    # Records are their own numbers, so that what a part holds is told apart.
-    features = np.c_[np.arange(400.0) / 400, np.ones(400)].astype(np.float32)
-    data = small(features=features, d=2, reference=np.zeros(2))
-    trained, held_out = tuning.split(data)
-    assert (len(trained[1]), len(held_out[1])) == (360, 40)
-    together = np.concatenate([trained[0][:, 0], held_out[0][:, 0]])
-    assert sorted((400 * together).round().tolist()) == list(range(400))
-
-
 def test_a_search_states_how_its_budget_is_split(monkeypatch):
     monkeypatch.setattr(tuning, "NUM_STEPS", 3)
     keys = jax.random.split(jax.random.key(4), 1)  # others have used KEYS
@@ -294,28 +270,6 @@ def test_every_model_predicts_the_test_set(name, loss):
     constant = data.reference_risk + data.intercept_excess
     assert np.mean(found["excess"]) < constant * (1.3 if name == "constant" else 1)
     assert ("auc" in found) == (loss == "logistic")
-
-
-def test_curves_that_are_not_private_follow_a_bend():
-    rng = np.random.default_rng(0)
-    features = np.c_[rng.standard_t(3, 2_000), np.ones(2_000)].astype(np.float32)
-    targets = np.abs(features[:, 0]).clip(0, 2)
-    data = small(features=features, targets=targets, d=2)
-    data = dataclasses.replace(data, test_features=features, test_targets=targets)
-    assert data.smooth == (0,)
-    assert data.mean_loss(predictions.bent(data)[:, None])[0] < 1e-4
-
-
-def test_columns_before_encoding_are_categories_and_numbers():
-    data = problems.problem("rand_hie")
-    kinds, train, test = predictions.raw(data)
-    assert (train.shape, test.shape) == ((16_190, 23), (4_000, 23))
-    (place,) = (place for place, kind in enumerate(kinds) if kind == "nominal")
-    names = datasets.load("rand_hie").feature_names
-    sites = [name.startswith("site=") for name in names]
-    expected = np.eye(6)[train[:, place].astype(int)]
-    np.testing.assert_array_equal(expected, data.features[:, sites])
-    np.testing.assert_array_equal(train[:, 0].astype(np.float32), data.features[:, 0])
 
 
 @pytest.mark.skipif(
