@@ -54,8 +54,7 @@ def test_hindsight_takes_the_best_of_its_grid_and_reports_fresh_keys(monkeypatch
     monkeypatch.setattr("benchmarks.deep.methods.NORMS", (1.0, 10.0))
     monkeypatch.setattr("benchmarks.deep.methods.RATES", (0.001, 1.0))
     monkeypatch.setattr("benchmarks.deep.methods.STEPS", (10,))
-    task = tasks.task("digits")
-    key = jax.random.key(0)
+    task, key = tasks.task("digits"), jax.random.key(0)
     losses = grid_losses(task, command.METHODS["hindsight"], 8.0, key)
     assert len(losses) == 4
     best = min(losses, key=lambda one: losses[one])

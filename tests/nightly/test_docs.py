@@ -48,8 +48,7 @@ def test_the_reference_has_every_public_name_once():
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_links_and_included_files_exist(path):
-    copies = load(DOCS / "_pages.py")
-    text = path.read_text()
+    copies, text = load(DOCS / "_pages.py"), path.read_text()
     targets = [target for _, _, target in copies.LINK.findall(text)]
     targets += re.findall(r"^```\{(?:literal)?include\} (\S+)$", text, re.MULTILINE)
     targets += re.findall(r"^:link: (\S+)$", text, re.MULTILINE)

@@ -114,8 +114,7 @@ def test_examples_of_a_skeleton_run(name):
 
 def test_skeleton_of_an_estimator_keeps_its_sensitivity():
     make = load(SKELETONS / "estimator.py").SaturatedMean
-    samples = jnp.zeros((5, 2))
-    estimator = make(3.0)
+    samples, estimator = jnp.zeros((5, 2)), make(3.0)
     bound = estimator.sensitivity(5, 2).linf
     worst = []
     for bad in (jnp.nan, jnp.inf, -jnp.inf, 3e38, -3e38, 1e-45):

@@ -7,8 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dpjax.tables.models._file import model_file
-from tests.unit.models.test_model import BENT, TABLE, model, save
+from tests.unit.models import test_model
 
 EXTRAS = {"typer", "rich", "matplotlib", "polars", "flax", "onnx", "orbax", "pytest"}
 EXTRAS |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn"}
@@ -88,9 +87,10 @@ with contextlib.suppress(SystemExit):
 
 
 def test_a_model_is_served_by_numpy_alone(tmp_path, monkeypatch):
-    path = save(tmp_path, model_file(model(params=BENT)))
+    content = test_model.model_file(test_model.model(params=test_model.BENT))
+    path = test_model.save(tmp_path, content)
     monkeypatch.chdir(tmp_path)
-    pl.DataFrame(TABLE).write_csv("new.csv")
+    pl.DataFrame(test_model.TABLE).write_csv("new.csv")
     loaded_by(f"""
 import sys
 import numpy as np

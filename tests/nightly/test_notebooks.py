@@ -29,8 +29,7 @@ def code_cells(path):
 
 def texts(output):
     """What an output shows in words; pictures aside."""
-    data = output.get("data", {})
-    shown = [output.get("text", "")]
+    data, shown = output.get("data", {}), [output.get("text", "")]
     shown += [data[kind] for kind in data if kind.startswith("text/")]
     return [one if isinstance(one, str) else "".join(one) for one in shown]
 

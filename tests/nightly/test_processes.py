@@ -233,8 +233,7 @@ def test_each_process_fits_its_own_files(tmp_path):
     numbers = "--target y --max-records 100 --epsilon 3000 --delta 0.01"
     files = tmp_path / "*.parquet"
     out = launched(tmp_path, "fit.py", "--files", files, *numbers.split())
-    order = np.r_[0:30, 49:N, 30:49]
-    ones = np.ones((N, 1), np.float32)
+    order, ones = np.r_[0:30, 49:N, 30:49], np.ones((N, 1), np.float32)
     data = np.c_[FEATURES[:, [1, 0, 2]], ones][order], TARGETS[order]
     key = jax.random.wrap_key_data(WORDS, impl="threefry2x32")
     solution = solvers.dp_linear_model(

@@ -133,8 +133,7 @@ def test_a_noisy_gram_has_half_the_variance_off_its_diagonal():
 
 @pytest.mark.parametrize("name", ["adassp", "boosted_adassp", "tukey_em"])
 def test_rivals_find_the_weights_where_the_budget_is_vast(name):
-    data = small(n=20_000)
-    method = METHODS[name]
+    data, method = small(n=20_000), METHODS[name]
     reference = data.reference
     if method.row_norm is not None:  # a model of other features: none is worse
         features = problems.scaled_down(data.features, method.row_norm)

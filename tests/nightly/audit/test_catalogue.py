@@ -14,7 +14,6 @@ from benchmarks.audits.catalogue import LAYERS, cases, names_of
 from dpjax import accounting, estimators, loading, mechanisms, solvers, transforms
 from dpjax.audit import epsilon_lower_bound
 from dpjax.estimators import Estimator
-from dpjax.tables.models import _noisy_counts
 from tests.unit.audit import test_lower_bound as short
 
 # What these return is as private as what they are given, or they say that they protect
@@ -151,7 +150,7 @@ def test_the_attack_sees_a_score_with_little_noise(name, monkeypatch):
     def weak(shape, *, stddev, random_bytes):
         return draw(shape, stddev=round(0.05 * stddev), random_bytes=random_bytes)
 
-    monkeypatch.setattr(_noisy_counts, "discrete_gaussian", weak)
+    monkeypatch.setattr("dpjax.tables.models._noisy_counts.discrete_gaussian", weak)
     sides = [
         [float(case.statistic(case.release(jax.random.key(i), x))) for i in range(4)]
         for x in (case.data, case.neighbor)

@@ -94,8 +94,7 @@ def test_intervals_are_trained_shown_and_reported(here):
 
 @pytest.fixture
 def claims(here):
-    rng = np.random.default_rng(0)
-    n = 20_000
+    rng, n = np.random.default_rng(0), 20_000
     age, years = rng.uniform(20, 80, n), rng.uniform(0.05, 1, n)
     counts = rng.poisson(0.3 * years * np.exp(0.02 * (age - 50)))
     cost = np.where(counts > 0, 500 * rng.gamma(2.0 * np.maximum(counts, 1)), 0)

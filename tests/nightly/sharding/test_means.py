@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dpjax import mechanisms
 from dpjax.estimators import (
     AdaptiveThreshold,
     Clipping,
@@ -24,13 +25,6 @@ from dpjax.estimators import (
     Winsorization,
 )
 from dpjax.gradients import by_user, per_sample_grad, robust_grad
-from dpjax.mechanisms import (
-    BandedToeplitz,
-    BinaryTree,
-    BufferedToeplitz,
-    gaussian,
-    laplace_log_normal,
-)
 from dpjax.transforms import aggregate, privatize
 from tests import registry
 from tests.factored import GROUPS
@@ -166,8 +160,7 @@ def test_over_two_axes():
 
 @pytest.mark.parametrize("name", ["Clipping", "median-19", "trimmed"])
 def test_nothing_with_as_many_rows_travels(name):
-    estimator = ESTIMATORS[name]
-    batch = dealt(BATCH, mesh_of(8))
+    estimator, batch = ESTIMATORS[name], dealt(BATCH, mesh_of(8))
     grad_fn = jax.jit(robust_grad(loss_fn, estimator, axis_name="records"))
     moved = collectives(grad_fn.lower(PARAMS, batch).compile().as_text())
     assert {kind for kind, _ in moved} == {"all-reduce"}
@@ -450,8 +443,7 @@ def test_order_statistics_are_those_of_one_device_in_every_bit(setting, fraction
 
 
 def test_derivatives():
-    rows = normal(11, N, 3)
-    params = normal(12, 3)
+    rows, params = normal(11, N, 3), normal(12, 3)
 
     def gradient(axis_name=None):
         def total(norm, params, rows):
@@ -462,8 +454,7 @@ def test_derivatives():
 
         return jax.jit(jax.grad(total, argnums=(0, 1, 2)))
 
-    expected = gradient()(0.8, params, rows)
-    split = dealt(rows, mesh_of(8))
+    expected, split = gradient()(0.8, params, rows), dealt(rows, mesh_of(8))
     assert_close(gradient("records")(0.8, params, split), expected, 1e-5)
     estimator = TrimmedMean(0.2, -3.0, 3.0)
 
@@ -477,9 +468,9 @@ def test_derivatives():
 
 
 STRATEGIES = {
-    "bands": BandedToeplitz.square_root(6, 3),
-    "buffers": BufferedToeplitz(6, decays=(0.9, 0.25), scales=(0.3, 0.2)),
-    "tree": BinaryTree(6),
+    "bands": mechanisms.BandedToeplitz.square_root(6, 3),
+    "buffers": mechanisms.BufferedToeplitz(6, decays=(0.9, 0.25), scales=(0.3, 0.2)),
+    "tree": mechanisms.BinaryTree(6),
 }
 
 
@@ -540,8 +531,8 @@ def test_rows_and_parameters_over_two_axes(name, kind):
     assert max(max(sizes(s)) for _, s in moved) <= 6 * 256 * groups
 
 
-GAUSSIAN = partial(gaussian, stddev=1.0)
-SMOOTH = partial(laplace_log_normal, scale=1.0, sigma=0.4)
+GAUSSIAN = partial(mechanisms.gaussian, stddev=1.0)
+SMOOTH = partial(mechanisms.laplace_log_normal, scale=1.0, sigma=0.4)
 
 
 @pytest.mark.parametrize(
@@ -549,8 +540,7 @@ SMOOTH = partial(laplace_log_normal, scale=1.0, sigma=0.4)
     [(GAUSSIAN, AxisType.Auto), *((x, AxisType.Explicit) for x in (GAUSSIAN, SMOOTH))],
 )
 def test_noise_is_made_where_it_is_added(add, kind):
-    rows = 2048
-    mesh = mesh_over_two_axes(kind, kind)
+    rows, mesh = 2048, mesh_over_two_axes(kind, kind)
     value = {"w": jnp.ones((rows, 514)), "v": jnp.ones(514, jnp.bfloat16)}
     split = over_model(value, mesh)
     expected = jax.jit(add)(jax.random.key(15), value)

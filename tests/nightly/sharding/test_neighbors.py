@@ -13,13 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpjax
-from dpjax.estimators import (
-    Clipping,
-    MedianOfMeans,
-    SmoothedTruncation,
-    TrimmedMean,
-    Winsorization,
-)
+from dpjax import estimators
 from dpjax.gradients import by_user, per_sample_grad, robust_grad, streamed_grad
 from dpjax.transforms import accumulate, aggregate, dp_sgd, privatize
 from tests import registry
@@ -33,9 +27,12 @@ PARAMS = {"w": jnp.zeros((3, 4)), "b": jnp.zeros(4)}
 SIZE = 16
 BATCH = {"x": normal(0, N, 3), "y": normal(1, N, 4)}
 LAYOUT = by_user(BATCH, jnp.arange(N), num_users=N, records_per_user=1)
-CLIPPING, WINSORIZATION = Clipping(1.0), Winsorization(0.5)
-SMOOTHED = SmoothedTruncation(1.0, 50.0)
-MEDIAN, TRIMMED = MedianOfMeans(CLIPPING, 3), TrimmedMean(0.25, -1.0, 1.0)
+CLIPPING, WINSORIZATION = estimators.Clipping(1.0), estimators.Winsorization(0.5)
+SMOOTHED = estimators.SmoothedTruncation(1.0, 50.0)
+MEDIAN, TRIMMED = (
+    estimators.MedianOfMeans(CLIPPING, 3),
+    estimators.TrimmedMean(0.25, -1.0, 1.0),
+)
 
 
 def loss_fn(params, example):

@@ -9,15 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import losses
+from dpjax import losses, solvers
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Winsorization
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import SecureSum, run_parties
-from dpjax.solvers import (
-    Execution,
-    dp_multiparty_gradient_descent,
-    dp_multiparty_objective_perturbation,
-)
 from dpjax.solvers.papers import _multiparty_gradient_descent as descent
 from tests.parties import Recorder
 
@@ -37,7 +32,7 @@ def sums_without_colluders(
 
     def party_fn(transport):
         iterates = [np.zeros(size)]
-        solution = dp_multiparty_gradient_descent(
+        solution = solvers.dp_multiparty_gradient_descent(
             losses.squared,
             jnp.zeros(size),
             (jnp.zeros((2, size)), jnp.zeros(2)),
@@ -52,7 +47,7 @@ def sums_without_colluders(
             estimator=Clipping(1.0),
             learning_rate=1.0,
             num_steps=num_steps,
-            execution=Execution(
+            execution=solvers.Execution(
                 callback=lambda _, params: iterates.append(np.asarray(params, float))
             ),
         )
@@ -79,8 +74,7 @@ def sums_without_colluders(
     for party in colluders:
         source = np.random.default_rng(party).bytes
         source(32)  # the secret key of the masks
-        shares = []
-        failed = set(ends.values())
+        shares, failed = [], set(ends.values())
         for step in range(num_steps):
             draws = 2 if step in failed else 1  # the failed attempt has its own
             for _ in range(draws):
@@ -186,7 +180,7 @@ def residual_of_objective(num_parties, num_colluders, num_runs, d=32):
     for run in range(num_runs):
 
         def party_fn(transport, run=run):
-            return dp_multiparty_objective_perturbation(
+            return solvers.dp_multiparty_objective_perturbation(
                 np.zeros((2, d), np.float32),
                 np.ones(2, np.float32),
                 secure_sum=SecureSum(

@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.figures import printed
-from dpjax import PrivateTraining, accounting, datasets, losses
+from dpjax import PrivateTraining, accounting, datasets, losses, solvers
 from dpjax.constraints import L1Ball
 from dpjax.estimators import SmoothedTruncation
-from dpjax.solvers import (
-    dp_frank_wolfe,
-    dp_gradient_descent,
-    dp_iterative_hard_thresholding,
-    dp_lasso,
-    dp_sparse_linear_regression,
-)
 
 LOG_NORMAL = datasets.LogNormal(scale=0.6**0.5)
 
@@ -79,14 +72,14 @@ def test_figure_1b_at_its_largest_sample():
     ).true_params
     papers, default = (  # a walk ends anywhere: means of four keys
         np.mean([excess(solve(fit, start, key).params) for key in range(6, 10)])
-        for fit in (printed.frank_wolfe, dp_frank_wolfe)
+        for fit in (printed.frank_wolfe, solvers.dp_frank_wolfe)
     )
     assert 0.01 < papers < 0.4
     assert default < papers / 3
 
     problem = regression(90_000, 200, params_fn=three_large)
     zero = jnp.zeros(200)
-    solution = solve(dp_frank_wolfe, zero, 8)
+    solution = solve(solvers.dp_frank_wolfe, zero, 8)
     assert excess(solution.params) < excess(zero) / 4
     assert solution.stats["is_informative"]
 
@@ -95,7 +88,7 @@ def test_figure_1b_at_its_largest_sample():
 def test_lasso_beats_zero_and_the_printed_constants(law):
     problem = regression(20_000, 100, feature_law=law, params_fn=three_large)
     options = {"epsilon": 2.0, "delta": 1e-6}
-    tight = dp_lasso(*problem.data, key=jax.random.key(2), **options)
+    tight = solvers.dp_lasso(*problem.data, key=jax.random.key(2), **options)
     papers = printed.lasso(*problem.data, key=jax.random.key(3), **options)
     assert risk(problem, tight.params) < 0.6 * risk(problem, jnp.zeros(100))
     assert risk(problem, tight.params) < 0.6 * risk(problem, papers.params)
@@ -107,7 +100,7 @@ def test_sparse_solvers_beat_zero_and_the_dense_solver():
     # The truth lies on the unit sphere: the zero vector is at distance 1.
     problem = sparse_problem()
     options = {"epsilon": 2.0, "delta": 50_000**-1.1}
-    by_regression = dp_sparse_linear_regression(
+    by_regression = solvers.dp_sparse_linear_regression(
         *problem.data, key=jax.random.key(2), sparsity=20, **options
     )
     by_thresholding, dense = (
@@ -121,8 +114,8 @@ def test_sparse_solvers_beat_zero_and_the_dense_solver():
             **options | others,
         )
         for solve, others in (
-            (dp_iterative_hard_thresholding, {"sparsity": 20}),
-            (dp_gradient_descent, {"num_steps": 10}),
+            (solvers.dp_iterative_hard_thresholding, {"sparsity": 20}),
+            (solvers.dp_gradient_descent, {"num_steps": 10}),
         )
     )
     assert distance(by_thresholding, problem) < 0.2
@@ -149,7 +142,7 @@ def test_steps_are_taken_where_they_pay(num_samples, sparsity, epsilon, dearer):
     for seed in range(2):
         problem = sparse_problem(num_samples, 400, seed, sparsity)
         for num_steps in distances:
-            solution = dp_sparse_linear_regression(
+            solution = solvers.dp_sparse_linear_regression(
                 *problem.data,
                 key=jax.random.key(seed),
                 sparsity=sparsity,
@@ -167,7 +160,7 @@ def test_the_mean_square_of_a_sparse_regression_is_paid_for_and_close():
     features = features.astype(np.float32)
     options = {"epsilon": 1.0, "delta": 1e-5, "sparsity": 2, "threshold": 9.0}
     released, given = (
-        dp_sparse_linear_regression(
+        solvers.dp_sparse_linear_regression(
             features, features[:, 0], key=jax.random.key(1), learning_rate=x, **options
         )
         for x in (None, 0.1)

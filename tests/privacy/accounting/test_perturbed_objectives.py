@@ -133,8 +133,7 @@ class Attack(NamedTuple):
 
     def _minimisers(self, noise, convexity):
         """As the solver's: of Newton's step at several lengths and a gradient step."""
-        lengths = 2.0 ** -np.arange(12)[:, None]
-        records = 1 + len(self.others)
+        lengths, records = 2.0 ** -np.arange(12)[:, None], 1 + len(self.others)
         smoothness = convexity + records * self.loss.bounds["curvature_bound"]
         points, left = np.zeros_like(noise), np.arange(noise.shape[1])
         for _ in range(500):

@@ -151,8 +151,7 @@ def test_the_diameter_of_a_polytope_far_from_zero(scale, d):
 def test_scores_that_would_overflow_are_in_for_both_neighbours(
     constraint, gradient, other
 ):
-    d = len(gradient)
-    moves = []
+    d, moves = len(gradient), []
     for g in (gradient, other):
         scores = np.asarray(scores_of(constraint, jnp.array(g)), float)
         assert np.isfinite(scores).all()

@@ -82,8 +82,7 @@ def test_no_neighbor_moves_mean_and_counts_beyond_the_sensitivity(name):
     adaptive = estimators.AdaptiveThreshold(
         INNER[name], lower=1e-6, upper=1e6, share=0.3
     )
-    counting = adaptive.counting
-    rng = np.random.default_rng(1)
+    counting, rng = adaptive.counting, np.random.default_rng(1)
     directions = rng.normal(size=(40, 5))
     # As long as thresholds, and thus short; the other far longer, the other way.
     parts = [directions[:, :2], directions[:, 2:]]

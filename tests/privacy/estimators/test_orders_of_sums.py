@@ -30,8 +30,7 @@ def random_tree_sum(terms, rng):
 @pytest.mark.parametrize("length", [64, 256])
 def test_no_order_of_a_sum_passes_what_is_allowed(length):
     """A search: nearly collinear terms of norm one, and terms of a few coordinates."""
-    rng = np.random.default_rng(length)
-    allowed = sum_error(length) * ROUNDOFF
+    rng, allowed = np.random.default_rng(length), sum_error(length) * ROUNDOFF
     largest = 0.0
     for spread in (0.0, 1e-3, 1.0):
         terms = np.ones(8) + spread * rng.standard_normal((length, 8))

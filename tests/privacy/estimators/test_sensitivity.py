@@ -245,8 +245,7 @@ def test_median_of_means_groups_that_do_not_divide_the_records(n, num_groups):
     # sizes are whole: with 59 records in 30 groups some hold 1, not 1.97.
     estimator = MedianOfMeans(Truncation(1.0), num_groups)
     sizes = [len(group) for group in np.array_split(np.arange(n), num_groups)]
-    starts = np.cumsum([0, *sizes])
-    smallest = int(np.argmin(sizes))
+    starts, smallest = np.cumsum([0, *sizes]), int(np.argmin(sizes))
     # Half of the other groups at each limit: the smallest group decides the median.
     rows = np.ones(n, np.float32)
     others = [g for g in range(num_groups) if g != smallest]

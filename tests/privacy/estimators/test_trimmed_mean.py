@@ -28,8 +28,7 @@ def neighbours(num_samples, seed):
         rng.choice(REPLACEMENTS, (n, size)),  # NaN and infinities
     ]
     x = np.concatenate(columns, axis=1).astype(np.float32)
-    y = x.copy()
-    pairs = x.shape[1]
+    y, pairs = x.copy(), x.shape[1]
     rows = rng.integers(0, n, pairs)
     # Replaced by a special value, by a neighbour of another record, or anything.
     others = x[rng.integers(0, n, pairs), np.arange(pairs)]

@@ -198,8 +198,7 @@ def test_records_of_every_size_are_clipped_to_the_norm(model, n):
 
     Where squares over- or underflow they may be clipped to less, or count as zero.
     """
-    estimator = Clipping(1.0)
-    params = params_of()
+    estimator, params = Clipping(1.0), params_of()
     grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
     tokens = jnp.arange(6 * n, dtype=jnp.int32).reshape(n, 6)
     sizes = np.array(list(product(SIZES_OF_X, SIZES_OF_Y)))

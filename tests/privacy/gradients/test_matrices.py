@@ -69,8 +69,7 @@ def sums_in_some_orders(left, right):
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_no_sum_is_longer_than_the_limit(family, dtype):
     """In any order over positions, for sizes with and without a common power of 2."""
-    rng = np.random.default_rng(0)
-    longest = 0.0
+    rng, longest = np.random.default_rng(0), 0.0
     for shape, q in (((1, 2, 3), 4), ((3, 40, 21), 8), ((1, 4096, 5), 2)):
         for limit in (1e-12, 0.7, 1e30):
             left = jnp.asarray(family(rng, shape), dtype)
@@ -188,8 +187,7 @@ def test_the_compiler_makes_it_twice_where_nothing_is_done():
 def test_one_user_moves_the_mean_by_no_more_than_the_sensitivity():
     # Records of user 0 come, go and are replaced, those of others stay; ids and values
     # are whatever floats and integers there are, and nothing raises.
-    rng = np.random.default_rng(2)
-    estimator = Clipping(1.0)
+    rng, estimator = np.random.default_rng(2), Clipping(1.0)
     bound = estimator.sensitivity(3, 2).l2
 
     @jax.jit

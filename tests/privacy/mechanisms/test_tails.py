@@ -151,8 +151,7 @@ def test_every_quantile_has_the_mass_beyond_it(name, dtype, key, with_bits):
     # last digit is worth 4 in a million.
     sampler, distribution = LAWS[name]
     prob = (np.array(Q, object) + 0.5) * 2.0**-64
-    prob = prob.astype(np.float64)
-    values = []
+    prob, values = prob.astype(np.float64), []
     for is_lower in (False, True):
         with jax.enable_x64(dtype == jnp.float64):
             with_bits(Q, is_lower)
@@ -172,8 +171,7 @@ def test_every_quantile_has_the_mass_beyond_it(name, dtype, key, with_bits):
 @pytest.mark.parametrize("sigma", [0.001, 0.3, 1.0, 8.0])
 def test_smooth_noise_of_every_quantile(sigma, key, with_bits):
     prob = ((np.array(Q, object) + 0.5) * 2.0**-64).astype(np.float64)
-    zeros = jnp.zeros(len(Q))
-    values = []
+    zeros, values = jnp.zeros(len(Q)), []
     for is_lower in (False, True):
         sign = -1 if is_lower else 1
         y = sign * scipy.stats.norm.isf(prob)

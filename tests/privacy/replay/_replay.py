@@ -266,8 +266,7 @@ def seen(x: Any) -> Any:
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if isinstance(x, jax.Array | np.ndarray | np.generic):
-        array = np.asarray(x)
-        weak = getattr(x, "weak_type", None)
+        array, weak = np.asarray(x), getattr(x, "weak_type", None)
         if array.dtype == object:
             return "array", array.shape, [seen(one) for one in array.ravel()]
         return type(x).__name__, str(array.dtype), array.shape, weak, array.tobytes()

@@ -178,7 +178,6 @@ def test_scores_show_what_they_release(hooks, kind):
         beside = model if is_classifier(model) else baseline
         return score_privately(model, rows, column, baseline=beside, random_state=1)
 
-    shown = hooks.record(run)
-    price = _replay.charged(run()[1])
+    shown, price = hooks.record(run), _replay.charged(run()[1])
     for cells, target, _ in first.values():
         hooks.replay(partial(run, cells, target), shown, price)

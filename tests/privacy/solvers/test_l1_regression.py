@@ -115,8 +115,7 @@ def test_the_law_that_is_drawn(name, key):
     assert first + int((params[:, 1] == 1).sum()) == num_draws
 
     def rejects(epsilon):
-        law = law_of_two(23, name, epsilon)
-        counts = [first, num_draws - first]
+        law, counts = law_of_two(23, name, epsilon), [first, num_draws - first]
         return scipy.stats.chisquare(counts, law * num_draws).pvalue < FALSE_ALARM
 
     assert not rejects(epsilon)
