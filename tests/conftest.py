@@ -30,8 +30,6 @@ IS_REPOSITORY = (Path(__file__).parents[1] / "benchmarks").exists()
 
 
 class Absent(pytest.Module):
-    """A file of tests of what is not there."""
-
     def collect(self):
         reason = "needs benchmarks, docs and notebooks: clone the repository"
         pytest.skip(reason, allow_module_level=True)
@@ -78,22 +76,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Keeps modules and tests, which stay, out of the search for garbage.
-
-    It is rare then: tracing makes many objects, few of them garbage, and the search at
-    every 700 of them took a twelfth of the time.
-    """
+    """Makes the search for garbage rare, which took a twelfth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_configure(config):
-    """Keeps compiled programs between runs, outside the tree: they take half the time.
-
-    `DPJAX_TEST_CACHE` names another folder. A folder may be deleted at any time; each
-    version of jax and jaxlib has its own, so that those of old versions can go.
-    """
+    """Keeps compiled programs between runs, which takes half of the time."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "dpjax-tests")
     folder = Path(os.environ.get("DPJAX_TEST_CACHE", default)).expanduser()
     versions = f"jax-{jax.__version__}-jaxlib-{jaxlib.__version__}"
@@ -121,9 +111,7 @@ def add_flag(flag):
 def programs_of_a_module(request):
     """Drops compiled programs module by module, and optimizes them outside `unit`.
 
-    Programs for the CPU that are not optimized compile in half the time, which is most
-    of the time of unit tests. They are not those that users run: the other tests
-    compile as users do.
+    Others compile in half the time, but are not those that users run.
     """
     is_unit = UNIT in request.path.parents
     jax.config.update("jax_disable_most_optimizations", is_unit)
@@ -139,11 +127,10 @@ def compiled_quickly(programs_of_a_module):
 
 @pytest.fixture(autouse=True)
 def few_programs():
-    """Drops compiled programs where they take too many memory mappings.
+    """Drops compiled programs where they take too many memory mappings, some ten each.
 
-    Each takes some ten. Linux gives a process 65,530 of them, and the compiler ends in
-    a segmentation fault where there are no more. Counting takes a millisecond for each
-    thousand, so it is done once a second: no more than 200 programs are compiled then.
+    Linux gives a process 65,530 of them, and the compiler ends in a segmentation fault
+    where there are no more. They are counted once a second: that takes milliseconds.
     """
     yield
     if time.monotonic() < COUNTED["at"] + 1:

@@ -61,16 +61,16 @@ def test_the_record_is_of_every_case(record):
 
 
 def public_functions():
-    for module in pkgutil.iter_modules(dpjax.__path__):
-        package = importlib.import_module(f"dpjax.{module.name}")
-        names = () if module.name[0] == "_" else getattr(package, "__all__", ())
-        for name in names:
+    public = (x.name for x in pkgutil.iter_modules(dpjax.__path__) if x.name[0] != "_")
+    for module in public:
+        package = importlib.import_module(f"dpjax.{module}")
+        for name in getattr(package, "__all__", ()):
             value = getattr(package, name)
             inner = (
                 [x for x in dir(value) if x[0] != "_"] if inspect.isclass(value) else []
             )
-            yield f"{module.name}.{name}", value
-            yield from ((f"{module.name}.{name}.{x}", getattr(value, x)) for x in inner)
+            yield f"{module}.{name}", value
+            yield from ((f"{module}.{name}.{x}", getattr(value, x)) for x in inner)
 
 
 def test_nothing_public_is_forgotten(page):

@@ -259,22 +259,6 @@ def scored(params, batch, axis_name):
     return score.fn(params, jax.random.key(0))
 
 
-def solved(solver, params, batch, axis_name):
-    del params, axis_name
-    return solver((batch["x"], batch["y"][:, 0]), jax.random.key(0), 0).params
-
-
-def users_by_id(params, batch, axis_name):
-    ids = jnp.arange(len(batch["x"]))
-    return grad_of(user_ids=ids, num_users=N)(params, batch, axis_name)
-
-
-def users_laid_out(params, batch, axis_name):
-    del params, axis_name
-    ids = jnp.arange(len(batch["x"]))
-    return by_user(batch, ids, num_users=N, records_per_user=1).records
-
-
 def grad_of_loss(reads_others):
     """Returns the mean gradient of a loss that reads the records of other devices."""
 
@@ -296,11 +280,25 @@ def by_constant(value, params, example):
 
 FORGOTTEN = {name: f for name, (f, _) in NOISY.items()}
 FORGOTTEN |= {"PrivateTraining": trained, "clipped_loss": scored}
-FORGOTTEN |= {name: partial(solved, x) for name, x in registry.SOLVERS.items()}
+FORGOTTEN |= {
+    name: lambda params, batch, axis_name, solver=solver: (
+        solver((batch["x"], batch["y"][:, 0]), jax.random.key(0), 0).params
+    )
+    for name, solver in registry.SOLVERS.items()
+}
 REFUSED = {name: (f, "key must be one for each") for name, f in FORGOTTEN.items()}
+IDS = jnp.arange(N // DEVICES)
 REFUSED |= {
-    "user_ids": (users_by_id, "user_ids must be of a batch on one device"),
-    "by_user": (users_laid_out, "records must be those of all devices"),
+    "user_ids": (
+        lambda *args, axis_name: grad_of(user_ids=IDS, num_users=N)(*args, axis_name),
+        "user_ids must be of a batch on one device",
+    ),
+    "by_user": (
+        lambda params, batch, axis_name: (
+            by_user(batch, IDS, num_users=N, records_per_user=1).records
+        ),
+        "records must be those of all devices",
+    ),
     "psum": (
         grad_of_loss(lambda value, *_: jnp.square(jax.lax.pmean(value, "records"))),
         "loss_fn must be the loss of one example.*psum",
