@@ -59,17 +59,6 @@ def test_a_release_refuses_the_placeholder_of_the_host():
     assert all(file.exists() for file in files)
 
 
-def test_the_citation_is_that_of_the_page():
-    file, page = (
-        (ROOT / name).read_text() for name in (CITATION, "docs/contribute/cite.md")
-    )
-    fields = dict(re.findall(r'^(title|version|date-released): "?(.*?)"?$', file, re.M))
-    year = fields.pop("date-released")[:4]
-    for name, value in (fields | {"year": year}).items():
-        assert f"  {name} = {{{value}}},\n" in page
-    assert len(fields) == 2
-
-
 def test_the_changes_and_the_claims_that_broke_are_of_the_release():
     changes, security, citation = (
         (ROOT / name).read_text() for name in ("CHANGELOG.md", "SECURITY.md", CITATION)

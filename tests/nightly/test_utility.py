@@ -11,7 +11,7 @@ from scipy import stats
 
 from benchmarks.__main__ import main
 from benchmarks.comparison import LARGEST_EXCESS
-from benchmarks.record import Record, merge, read
+from benchmarks.record import Record, read
 from benchmarks.utility import (
     command,
     hindsight,
@@ -197,25 +197,6 @@ def record_of(*rows, run=RUN):
     return Record((run,), {name: facts | {"title": name} for name in known}, dict(rows))
 
 
-def test_parts_are_merged_and_later_rows_win(tmp_path):
-    path = tmp_path / "utility.json"
-    first = record_of(row("zero", 1.0, 2.0), row("zero", 3.0, 4.0, epsilon=8.0))
-    other = {**RUN, "cores": 16}
-    second = record_of(row("zero", 5.0, 6.0), run=other)
-    merge([first], path)
-    whole = merge([second], path)
-    assert whole == read(path)
-    assert whole.runs == (RUN, other)
-    assert whole.rows["adult", "zero", 1.0]["excess"] == [5.0, 6.0]
-    assert whole.rows["adult", "zero", 1.0]["run"] == 1
-    assert whole.rows["adult", "zero", 8.0]["run"] == 0
-    # A machine without a package does not undo what another has measured.
-    left_out = record_of(row("zero", left_out="not installed"), row("tukey_em", 1.0))
-    again = merge([left_out], path)
-    assert again.rows["adult", "zero", 1.0]["excess"] == [5.0, 6.0]
-    assert again.rows["adult", "tukey_em", 1.0]["run"] == 0
-
-
 def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
     monkeypatch.setattr(problems, "problem", lambda name: small(name=name))
     done, fit = [], METHODS["zero"].fit
@@ -269,14 +250,3 @@ def test_every_model_predicts_the_test_set(name, loss):
     constant = data.reference_risk + data.intercept_excess
     assert np.mean(found["excess"]) < constant * (1.3 if name == "constant" else 1)
     assert ("auc" in found) == (loss == "logistic")
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("interpret") is None, reason="needs interpret-core"
-)
-def test_dp_ebm_takes_the_best_range_of_targets():
-    data = problems.problem("rand_hie")
-    found, facts = predictions.dp_ebm(data, KEYS, 8.0)
-    assert found.shape == (4_000, 2)
-    assert facts == {"largest_target": 30.0}
-    assert data.mean_loss(found).max() < data.reference_risk + data.intercept_excess

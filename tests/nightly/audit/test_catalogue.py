@@ -1,6 +1,7 @@
 """Every release under attack: no claim is refuted, and each shows what it should."""
 
 import inspect
+import re
 import types
 
 import jax
@@ -26,42 +27,33 @@ NOT_RELEASED = {
 # The share of its claim that a case shows at least, with all its releases, where it is
 # not that of its layer.
 LEAST = {"mechanisms": 0.3, "transforms": 0.85, "solvers": 0.85, "models": 0.2}
+SHOWN = """
+0.1 privatize_trimmed_mean_smooth dp_multiparty_objective_perturbation
+0.15 dp_additive_model_choice dp_additive_model_sample
+0.2 dp_multiparty_gradient_descent
+0.25 dp_additive_model dp_linear_model_exposures dp_linear_model_outputs
+  dp_linear_model_intervals
+0.3 dp_gradient_descent_trimmed dp_linear_model_features
+0.35 dp_quantile
+0.4 dp_center_and_scale
+0.45 dp_linear_model_sample
+0.5 dp_mean dp_group_means dp_gradient_descent_poisson
+  dp_gradient_descent_without_replacement dp_gradient_descent_bins
+  dp_iterative_hard_thresholding dp_sparse_linear_regression_scaled
+  dp_linear_model_intercept private_training_bins private_training_recipe
+0.55 privatize_trimmed_mean peel peel_laplace dp_mean_trimmed dp_frank_wolfe_composed
+  dp_iterative_hard_thresholding_pure dp_sparse_linear_regression
+  dp_linear_model_offsets
+0.6 privatize_correlated_cyclic dp_mean_geometric_median dp_gradient_descent_cyclic
+  dp_linear_model dp_linear_model_weights
+0.65 dp_gradient_descent_group
+0.7 frank_wolfe private_training_monitor dp_objective_perturbation
+  dp_sample_and_aggregate
+"""
+# Lines of a share and its names.
 SHOWN = {
-    name: share
-    for share, names in {
-        0.1: "privatize_trimmed_mean_smooth dp_multiparty_objective_perturbation",
-        0.15: "dp_additive_model_choice dp_additive_model_sample",
-        0.2: "dp_multiparty_gradient_descent",
-        0.25: (
-            "dp_additive_model dp_linear_model_exposures dp_linear_model_outputs "
-            "dp_linear_model_intervals"
-        ),
-        0.3: "dp_gradient_descent_trimmed dp_linear_model_features",
-        0.35: "dp_quantile",
-        0.4: "dp_center_and_scale",
-        0.45: "dp_linear_model_sample",
-        0.5: (
-            "dp_mean dp_group_means dp_gradient_descent_poisson "
-            "dp_gradient_descent_without_replacement dp_gradient_descent_bins "
-            "dp_iterative_hard_thresholding dp_sparse_linear_regression_scaled "
-            "dp_linear_model_intercept private_training_bins "
-            "private_training_recipe"
-        ),
-        0.55: (
-            "privatize_trimmed_mean peel peel_laplace dp_mean_trimmed "
-            "dp_frank_wolfe_composed dp_iterative_hard_thresholding_pure "
-            "dp_sparse_linear_regression dp_linear_model_offsets"
-        ),
-        0.6: (
-            "privatize_correlated_cyclic dp_mean_geometric_median "
-            "dp_gradient_descent_cyclic dp_linear_model dp_linear_model_weights"
-        ),
-        0.65: "dp_gradient_descent_group",
-        0.7: (
-            "frank_wolfe private_training_monitor dp_objective_perturbation "
-            "dp_sample_and_aggregate"
-        ),
-    }.items()
+    name: float(share)
+    for share, names in re.findall(r"^(\S+) (.+(?:\n  .+)*)", SHOWN, re.MULTILINE)
     for name in names.split()
 }
 CASES = [(layer, name) for layer in LAYERS for name in names_of(layer)]

@@ -18,7 +18,6 @@ from dpjax.estimators import (
 )
 from dpjax.gradients import streamed_grad
 from tests.factored import FAST_TO_COMPILE, GROUPS
-from tests.unit.gradients import test_robust as short
 from tests.unit.gradients.test_robust import BATCH, ESTIMATORS, PARAMS, loss_fn
 
 
@@ -88,12 +87,6 @@ def test_lowers_for_every_platform(name):
     expected = jax.jit(grad_fn)(PARAMS, BATCH)[0]
     chex.assert_trees_all_close(mean, expected, rtol=0, atol=2e-6)
     assert values.shape == (70,)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_means_and_masks(name):
-    short.test_it_is_the_estimator_of_per_sample_gradients(name, 3)
-    short.test_masks_and_divisors(name)
 
 
 def test_no_convolution_of_another_order_is_left_inside_a_loop_on_cpu(key):
