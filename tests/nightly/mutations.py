@@ -249,7 +249,7 @@ TABLE = r"""
 ~ group_size = precise(num_samples){{ // self.num_groups|}}
 ? estimators.MedianOfMeans(estimators.Winsorization(1.0), 5).sensitivity(100, 1).linf >
 ? 0.09
-@ tests/privacy/estimators/test_orders_of_sums.py tests/privacy/estimators/test_under_fire.py
+@ tests/privacy/estimators/test_composed.py tests/privacy/estimators/test_under_fire.py
 = a sensitivity without the slack of a block's sum
 ~ block = {{2|0}} * error(length) * ROUNDOFF
 ? estimators.Winsorization(1.0).sensitivity(256, 10, rounded=False).linf > 2 / 256 *
