@@ -107,34 +107,6 @@ def attacks(rng, n, num_positions, p=P, q=Q):
         yield x, tokens, y.copy(), records
 
 
-def farthest_move(loss_fn, params, estimator, batches):
-    """Returns the farthest move of the mean over the sensitivity, which is at most 1.
-
-    batches: arrays, and the records of which each becomes their first.
-    """
-    grad_fn, farthest = jax.jit(dpjax.robust_grad(loss_fn, estimator)), 0.0
-    dtype = jax.tree.leaves(params)[0].dtype
-    for arrays, records in batches:
-        means = []
-        for record in records:
-            for x, first in zip(arrays, record, strict=False):
-                x[0] = first
-            batch = tuple(
-                jnp.asarray(x, dtype if x.dtype.kind == "f" else "int32")
-                for x in arrays
-            )
-            leaves = jax.tree.leaves(grad_fn(params, batch))
-            means.append(np.concatenate([np.asarray(x, float).ravel() for x in leaves]))
-        means = np.stack(means)
-        assert np.isfinite(means).all()
-        sensitivity = estimator.sensitivity(len(arrays[0]), means.shape[1])
-        moves = means[:, None] - means[None]
-        assert np.abs(moves).max() <= sensitivity.linf
-        farthest = max(farthest, np.linalg.norm(moves, axis=-1).max() / sensitivity.l2)
-    assert farthest <= 1
-    return farthest
-
-
 CLIPPING, SMOOTHED = Clipping(1.0), SmoothedTruncation(0.5)
 SINGLE, HALF = jnp.float32, jnp.bfloat16
 CASES = [(CLIPPING, model, SINGLE, 40, 3) for model in MODELS]
@@ -165,25 +137,29 @@ def test_no_record_moves_the_mean_too_far(
         # Long loops are slow: their rows are always added one by one, and what odd
         # values do to a row is seen in short ones.
         p, q, most = 3, 2, 5
-    batches = [
-        ((x, y, tokens), records[:most])
-        for x, tokens, y, records in attacks(
-            np.random.default_rng(n), n, num_positions, p, q
-        )
-    ]
-
-    def loss_fn(params, example):
-        x, y, tokens = example
-        return loss_of(model)(params, (x, tokens, y))
-
     params = params_of(dtype, p, q)
     if model in LEAVES:
         params = {LEAVES[model]: params[LEAVES[model]]}
-        batch = [jnp.asarray(z, dtype) for z in batches[0][0][:2]]
-        tokens = jnp.asarray(batches[0][0][2], jnp.int32)
-        (row,) = explain(loss_fn, params, (*batch, tokens)).rows
+    grad_fn, farthest = jax.jit(dpjax.robust_grad(loss_of(model), estimator)), 0.0
+    for x, tokens, y, records in attacks(
+        np.random.default_rng(n), n, num_positions, p, q
+    ):
+        means = []
+        for x[0], y[0] in records[:most]:
+            batch = [jnp.asarray(z, dtype) for z in (x, y)]
+            batch.insert(1, jnp.asarray(tokens, "int32"))
+            leaves = jax.tree.leaves(grad_fn(params, tuple(batch)))
+            means.append(np.concatenate([np.asarray(z, float).ravel() for z in leaves]))
+        means = np.stack(means)
+        assert np.isfinite(means).all()
+        sensitivity = estimator.sensitivity(n, means.shape[1])
+        moves = means[:, None] - means[None]
+        assert np.abs(moves).max() <= sensitivity.linf
+        farthest = max(farthest, np.linalg.norm(moves, axis=-1).max() / sensitivity.l2)
+    assert farthest <= 1
+    if model in LEAVES:
+        (row,) = explain(loss_of(model), params, tuple(batch)).rows
         assert row.way == "matrix product"
-    farthest = farthest_move(loss_fn, params, estimator, batches)
     assert farthest > 0.9 or model not in LEAVES or estimator != CLIPPING
 
 
