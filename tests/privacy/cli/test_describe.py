@@ -22,8 +22,8 @@ from dpjax.tables.cli._release import Release
 from dpjax.tables.cli._settings import Settings
 from dpjax.tables.cli._sources import Draw, encode_table
 from dpjax.tables.cli._train import read_private
-from tests.unit.cli.command import done, invoke, refusals, refused
 from tests.unit.cli import conftest
+from tests.unit.cli.command import done, invoke, refusals, refused
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -35,17 +35,20 @@ exposure = {column = "years", max = 1}
 """
 
 
+here = conftest.here
+
+
 @pytest.fixture
-def folder(folder):
+def folder(here):
     """A working directory with a file of 400 records of 100 persons, and a ledger."""
     lines = [
         f"{i % 100},{i / 200 - 1},{('cook', 'smith', '')[i % 3]},{i},.5"
         for i in range(400)
     ]
-    (folder / "data.csv").write_text("\n".join(["who,x,job,y,years", *lines]))
-    (folder / "schema.toml").write_text(DESCRIBED)
+    (here / "data.csv").write_text("\n".join(["who,x,job,y,years", *lines]))
+    (here / "schema.toml").write_text(DESCRIBED)
     opened()
-    return folder
+    return here
 
 
 def describe(*options, source="data.csv", schema="schema.toml", epsilon=2.0):
