@@ -18,7 +18,7 @@ from benchmarks.figures.catalogue import REPEATS, panels
 from benchmarks.figures.catalogue import figures as all_figures
 from benchmarks.figures.methods import METHODS
 from benchmarks.figures.panel import Panel, Setting, Size
-from benchmarks.figures.problems import METRICS, PROBLEMS, measure, optimum
+from benchmarks.figures.problems import PROBLEMS, measure, optimum
 from dpjax import datasets
 
 # That runs resume, and what is written of them, not which numbers they find.
@@ -47,25 +47,6 @@ def test_every_figure_of_the_papers_is_there():
     assert [name for name, chosen in all_figures().items() if not chosen] == [*REPEATS]
     assert list(all_figures())[3:8] == ["001-3", "001-4", *REPEATS, "002-1"]
     assert [one.name for chosen in all_figures().values() for one in chosen] == NAMES
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_declarations_name_what_exists(name):
-    panel = panels()[name]
-    assert panel.name == name
-    assert panel.problem in PROBLEMS
-    assert {"zero"} <= set(panel.methods) <= set(METHODS)
-    assert panel.metric in METRICS
-    has_optimum = any(not METHODS[method].is_private for method in panel.methods)
-    assert has_optimum or panel.metric.startswith("excess")  # which the optimum has not
-    # The least that a risk can be shows only so.
-    assert panel.metric not in ("risk", "test risk") or "not private" in panel.methods
-    for size in Size:
-        settings = list(panel.at(size).settings())
-        assert len(settings) == len(set(settings))
-        if size == Size.SMOKE:
-            assert len(settings) <= 2
-            assert all(setting.num_samples <= 400 for setting in settings)
 
 
 @pytest.mark.parametrize("size", [Size.SMOKE, Size.QUICK], ids=lambda size: size.name)
