@@ -44,10 +44,15 @@ def write(folder):
 
 
 def job(folder, num_processes, *tasks):
-    job = f"127.0.0.1:{free_port(0)}", num_processes
-    commands = [[WORKER, *job, i, folder, *tasks] for i in range(num_processes)]
-    codes, lines, _, err = run_processes(commands, [OPTIONS] * num_processes)
-    return codes, err, [json.loads(line) for one in lines for line in one]
+    """Runs the processes; their results, or after a kill also exit codes and errors."""
+    place = f"127.0.0.1:{free_port(0)}", num_processes
+    commands = [[WORKER, *place, i, folder, *tasks] for i in range(num_processes)]
+    codes, lines, _, errors = run_processes(commands, [OPTIONS] * num_processes)
+    found = [json.loads(line) for one in lines for line in one]
+    if "kill" in tasks:
+        return codes, errors, found
+    assert codes == [0] * len(found) == [0] * num_processes, errors
+    return found
 
 
 def train(data=(FEATURES, TARGETS), key=1, **options):
@@ -70,9 +75,8 @@ def expected():
 
 @pytest.fixture(scope="module")
 def of_two(folder):
-    return job(
-        folder, 2, "undisturbed", "read_by_batch", "unshared", "saved", "sampled"
-    )
+    tasks = "undisturbed", "read_by_batch", "unshared", "saved", "sampled"
+    return job(folder, 2, *tasks)
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +86,7 @@ def of_four(folder):
 
 @pytest.fixture(params=["of_two", "of_four"])
 def results(request):
-    codes, errors, results = request.getfixturevalue(request.param)
-    assert codes == [0] * len(codes), errors
-    assert len(results) == len(codes)
-    return results
+    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("name", ["full", "poisson"])
@@ -100,32 +101,26 @@ def test_several_processes_train_as_one_does(name, results, expected):
 
 @pytest.mark.parametrize("batching", [Poisson(6.0), WithoutReplacement(7)])
 def test_each_reads_its_part_of_a_batch(batching, of_two):
-    codes, errors, results = of_two
-    assert codes == [0, 0], errors
     state = batching.init(jax.random.key(5), len(TARGETS), 2, epsilon=1.0, delta=1e-5)
     for step in range(2):
         (features, targets), mask, state = batching.draw(
             state, (jnp.asarray(FEATURES), jnp.asarray(TARGETS))
         )
-        parts = [part for r in results for part in r[f"batches {batching}"][step]]
+        parts = [part for r in of_two for part in r[f"batches {batching}"][step]]
         _, *columns = zip(*sorted(parts), strict=True)
         whole = [np.concatenate(column) for column in columns]
-        num_rows = -(-len(targets) // len(results)) * len(results)
-        assert len(parts) == len(results)
-        assert len(whole[0]) == num_rows
+        num_rows = -(-len(targets) // 2) * 2
+        assert (len(parts), len(whole[0])) == (2, num_rows)
         fill = [(0, num_rows - len(targets))]
         np.testing.assert_array_equal(whole[0], np.pad(features, [*fill, (0, 0)]))
         np.testing.assert_array_equal(whole[1], np.pad(targets, fill))
-        np.testing.assert_array_equal(
-            whole[2], np.pad(mask, fill, constant_values=True)
-        )
+        mask = np.pad(mask, fill, constant_values=True)
+        np.testing.assert_array_equal(whole[2], mask)
 
 
 def test_processes_draw_one_sample_of_all_their_records(of_two):
-    codes, errors, results = of_two
-    assert codes == [0, 0], errors
-    assert results[0]["sampled"] == results[1]["sampled"]  # bit for bit
-    for size, total, drawn in results[0]["sampled"]:
+    assert of_two[0]["sampled"] == of_two[1]["sampled"]  # bit for bit
+    for size, total, drawn in of_two[0]["sampled"]:
         assert total == 70  # of 50 and 20
         keys = [jax.random.fold_in(jax.random.key(size), i) for i in range(2)]
         tags = [Tags(keys[0]).following(50), Tags(keys[1]).following(20)]
@@ -135,7 +130,7 @@ def test_processes_draw_one_sample_of_all_their_records(of_two):
 
 
 def test_refuses_to_sample_what_differs_between_processes(of_two):
-    for result in of_two[2]:
+    for result in of_two:
         refused = result["not sampled"]
         assert "arrays without Python objects" in refused.pop("objects")
         for what, error in refused.items():
@@ -157,13 +152,11 @@ def test_refuses_what_differs_between_processes(results):
 
 
 def test_refuses_a_folder_that_not_all_see(of_two):
-    for result in of_two[2]:
+    for result in of_two:
         assert "checkpoint must be a folder that all processes" in result["unshared"]
 
 
 def test_a_killed_process_stops_the_job_and_the_job_goes_on(folder, of_two, tmp_path):
-    codes, errors, undisturbed = of_two
-    assert codes == [0, 0], errors
     write(tmp_path)
     codes, errors, results = job(tmp_path, 2, "saved", "kill")
     assert codes[1] == -signal.SIGKILL, errors
@@ -173,9 +166,8 @@ def test_a_killed_process_stops_the_job_and_the_job_goes_on(folder, of_two, tmp_
     states = tmp_path / "states"
     assert [path.name for path in states.iterdir() if path.name.isdigit()] == ["2"]
     assert states.stat().st_mode & 0o777 == 0o700
-    codes, errors, resumed = job(tmp_path, 2, "saved")
-    assert codes == [0, 0], errors
-    for result, expected in zip(resumed, undisturbed, strict=True):
+    resumed = job(tmp_path, 2, "saved")
+    for result, expected in zip(resumed, of_two, strict=True):
         assert result["saved"] == expected["saved"]  # bit for bit
     assert [path.name for path in states.iterdir()] == ["5"]
 
