@@ -26,10 +26,9 @@ def uniformity(vector):
 
 
 class Recorder:
-    """A transport that writes down what its party hears and sends, and may change that.
+    """A transport that writes down what its party hears and sends.
 
-    change(party, index, message) is sent in the place of a message. From message number
-    `ends` on nothing is sent.
+    change(party, index, message) is sent for a message, and nothing from `ends` on.
     """
 
     def __init__(self, transport, heard=None, change=None, ends=None):
@@ -56,11 +55,7 @@ def free_port(*candidates):
 
 
 def run_processes(commands, environments=None, timeout=400):
-    """Runs Python several times at once, and no longer than until this returns.
-
-    Returns exit codes, the results that each printed, all its output, and the errors
-    of all as one text.
-    """
+    """Returns exit codes, printed results, all output, and the errors as one text."""
     environments = [{}] * len(commands) if environments is None else environments
     with contextlib.ExitStack() as stack:
         processes = []

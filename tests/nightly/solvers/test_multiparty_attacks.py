@@ -23,11 +23,7 @@ BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 def check_residual(
     num_parties, colluders, dropouts, drops, size, num_steps, max_colluding=None
 ):
-    """Compares noise of sums without a gradient, less shares of colluders, with theory.
-
-    As many collude as are admitted, unless that is given. Returns the noise over what
-    is stated, and its error.
-    """
+    """Returns noise of sums, less shares of colluders, over the stated; the error."""
     max_colluding = len(colluders) if max_colluding is None else max_colluding
 
     def party_fn(transport):

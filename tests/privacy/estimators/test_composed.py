@@ -26,10 +26,7 @@ SCALED = {
 
 
 def check_moves(mean, rows, others, least):
-    """Checks how far one of N equal rows moves a mean that is replaced, and removed.
-
-    At most as far as stated, and in the l2 norm at least so much of it, by relation.
-    """
+    """Checks how far one of N equal rows, replaced or removed, moves a mean."""
 
     @jax.jit
     def changes(rows, others):

@@ -49,10 +49,7 @@ def is_within(change, stated):
 
 
 def extreme_neighbours(limit, n, d):
-    """Returns bases (B, d) whose copies fill n rows, and rows (R, d) that replace one.
-
-    Copies of one record are the worst case for sums: all other influences agree.
-    """
+    """Returns rows (R, d) whose copies, the worst case, fill n rows, or replace one."""
     above, below = np.nextafter(np.float32(limit), np.float32([np.inf, 0]))
     values = [limit, -limit, below, -above, 0, 1e-45, -1e19, 3e19, 1e38]
     values = np.float32([*values, -np.inf, np.nan])
@@ -67,10 +64,7 @@ def extreme_neighbours(limit, n, d):
 
 @functools.partial(jax.jit, static_argnames=("estimator", "n"))
 def means(estimator, signs, base, rows, positions, n):
-    """Means of copies of one record, where a row is replaced, or left out.
-
-    The last row that is put in is the copy itself.
-    """
+    """Means of copies of a record: a row is replaced, last by itself, or masked."""
     samples = signs * base[None]
 
     def replace(row, position):
@@ -87,10 +81,7 @@ def means(estimator, signs, base, rows, positions, n):
 
 
 def attack(estimator, n, d):
-    """Returns the largest l1, l2 and linf change that extreme neighbours reach.
-
-    Both relations: one for a row that is replaced, one for a row that is masked.
-    """
+    """Returns the largest changes by extreme neighbours, replaced and masked."""
     rows, positions = extreme_neighbours(estimator.limit, n, d)
     # Groups of records disagree, so that one is the median.
     groups = np.array_split(np.arange(n), getattr(estimator, "num_groups", 1))

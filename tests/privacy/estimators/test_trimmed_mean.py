@@ -49,10 +49,7 @@ SIZES = [(3, 0.3), (4, 0.3), (5, 0.45), (11, 0.25), (40, 0.1), (200, 0.2)]
 
 
 def fuzz_of_size(bound, seed):
-    """The greatest of |log S - log S'|/t and |f - f'|/min(S, S'), and the printed one.
-
-    The estimator's are exact: S and f as computed in float32, compared in float64.
-    """
+    """The greatest |log S - log S'|/t and |f - f'|/min(S, S'), and the printed one."""
     greatest, (n, fraction) = np.zeros(3), SIZES[seed]
     x, y = neighbours(n, seed)
     for t in (1e-5, 0.02, 0.3, 2.0):

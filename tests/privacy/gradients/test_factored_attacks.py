@@ -170,10 +170,7 @@ SIZES_OF_Y = (0, -126, -70, -40, 0, 40, 63, 80, 126, 127)
 @pytest.mark.parametrize("n", [1, 3])  # one alone is another program
 @pytest.mark.parametrize("model", ["dense", "table", "single", "bias", "all_of"])
 def test_records_of_every_size_are_clipped_to_the_norm(model, n):
-    """In the company of others, and beside themselves in another leaf.
-
-    Where squares over- or underflow they may be clipped to less, or count as zero.
-    """
+    """If squares over- or underflow they may be clipped to less, or count as zero."""
     estimator, params = Clipping(1.0), params_of()
     grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
     tokens = jnp.arange(6 * n, dtype=jnp.int32).reshape(n, 6)

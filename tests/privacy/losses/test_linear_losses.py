@@ -115,10 +115,7 @@ def test_value_and_derivatives_are_those_of_the_formula(name):
 
 
 def search(loss, low, high):
-    """The largest |derivative|, and the extreme rises, that a search can find.
-
-    On a grid that holds the ends of the range, then ever nearer around the best.
-    """
+    """The largest |derivative| and extreme rises, on a grid and nearer to the best."""
     targets = np.array([-1.0, 1.0]) if low == -1 else np.linspace(low, high, 21)
     center, width = np.zeros((1, targets.size)), 20.0
     slopes, rises = [], []

@@ -144,10 +144,7 @@ class Commands:
         return self.files()
 
     def compare(self, options, lines, neighbours, encode, others=()):
-        """Compares a command on lines with the same on others, and what it costs.
-
-        Neighbours move no release further than was charged, others as far as they may.
-        """
+        """Compares a command on lines with others; neighbours move what was charged."""
         shown = self.hooks.record(lambda: self.run(options, lines, encode))
         assert shown[0][1] == ("int", "0"), self.stderr
         reports = self.reported() if self.is_reported else None

@@ -74,10 +74,7 @@ CASES = {
 
 
 def refuse_interference(hooks, case, owner=0, ends=None, names=tuple(NEIGHBOURS)):
-    """Compares a run with those in which the owner's first record is another.
-
-    `ends` is how many messages the last party sends; all by default.
-    """
+    """Compares runs of other first records; the last party may send `ends` messages."""
     is_objective = getattr(case, "func", case) is objective
     tables = [table(size) for size in SIZES]
     guarantees = []

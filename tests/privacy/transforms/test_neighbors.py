@@ -15,11 +15,7 @@ from dpjax.transforms import accumulate, aggregate, frank_wolfe, privatize
 
 @pytest.mark.parametrize("mechanism", ["exponential", "permute_and_flip"])
 def test_two_candidates_attain_epsilon_and_never_pass_it(mechanism):
-    """Two vertices; one record decides which of them is ahead.
-
-    The law of the choice has two points, so that the largest log ratio is attained at
-    one of them. 2^18 draws each; the bounds hold with probability 1 - 1e-6.
-    """
+    """One record decides which of two vertices is ahead: false alarm 1e-6."""
     estimator, num_samples, num_draws = Winsorization(1.0), 8, 2**18
     epsilon, step, counts = 2.0, aggregate(estimator), []
     # Permute-and-flip is at its worst where the scores tie, the other about a tie.
