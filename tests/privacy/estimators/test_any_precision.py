@@ -140,28 +140,22 @@ class Program:
         for name, kind in self.kinds.items():
             dtype = self.made_in[name]
             x, y = (example[i].astype(dtype) for i in "xy")
-            one = term(
-                kind, params[name].astype(dtype), self.mode, x, y, example["tokens"]
-            )
+            param, tokens = params[name].astype(dtype), example["tokens"]
+            one = term(kind, param, self.mode, x, y, tokens)
             total += one.astype(total.dtype)
         return total
 
     def run(self, estimator, divisor, params, batch, mask):
         options = {"axis_name": "records"} if self.num_devices > 1 else {}
+        options["normalize_by"] = divisor
         by = self.num_rows if divisor is None else divisor
         if self.is_streamed:
             size = self.microbatch_size
-            grad_fn = robust_grad(
-                self.loss,
-                estimator,
-                normalize_by=divisor,
-                microbatch_size=size,
-                **options,
-            )
+            grad_fn = robust_grad(self.loss, estimator, microbatch_size=size, **options)
             mean = grad_fn(params, batch, mask)
         else:
             samples = per_sample_grad(self.loss)(params, batch)
-            mean = estimator(samples, mask, normalize_by=divisor, **options)
+            mean = estimator(samples, mask, **options)
         d = sum(x.size for x in jax.tree.leaves(params))
         stated = estimator.sensitivity(by, d)
         return mean, (stated, estimator.sensitivity(by, d, ADD_OR_REMOVE_ONE))
@@ -217,9 +211,8 @@ def check_moves_of_program(seed, num_devices=1):
         means = np.stack([np.concatenate(leaves) for leaves in means])
         assert np.isfinite(means).all(), program
         moves = np.abs(means[:, None] - means[None])
-        moves = np.stack(
-            [moves.sum(-1), np.sqrt((moves**2).sum(-1)), moves.max(-1)], axis=-1
-        )
+        moves = moves.sum(-1), np.sqrt((moves**2).sum(-1)), moves.max(-1)
+        moves = np.stack(moves, axis=-1)
         replaced, masked = np.asarray(stated, np.float64)
         ratio = (moves[1:, 1:] / replaced).max((0, 1)), (moves[0] / masked).max(0)
         print("REACHED", program.name, np.max(ratio))
