@@ -12,7 +12,6 @@ import jaxlib
 import pytest
 
 collect_ignore = ["nightly/processes/worker.py"]  # a program, not a module
-
 jax.config.update("jax_debug_key_reuse", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -31,35 +30,21 @@ IS_REPOSITORY = (Path(__file__).parents[1] / "benchmarks").exists()
 
 
 class Absent(pytest.Module):
-    """A file of tests of what is not there."""
-
     def collect(self):
         reason = "needs benchmarks, docs and notebooks: clone the repository"
         pytest.skip(reason, allow_module_level=True)
 
 
-def is_absent(path):
-    """Whether a file tests the repository rather than the library, which is alone."""
-    if IS_REPOSITORY or path.suffix != ".py":
-        return False
-    is_of_pages = path.name.startswith("test_docs") or path.name in NEEDS_REPOSITORY
-    return is_of_pages or "\nfrom benchmarks" in path.read_text()
-
-
-def pytest_pycollect_makemodule(module_path, parent):
-    """Skips what tests the repository, where it is absent."""
-    if is_absent(module_path):
-        return Absent.from_parent(parent, path=module_path)
-    return None
-
-
 @pytest.hookimpl(wrapper=True)
-def pytest_collect_file(file_path):
-    """Keeps such a file from those that look for examples, and import it for that."""
+def pytest_collect_file(file_path, parent):
+    """Skips a file that tests the repository, where the library is alone."""
     collectors = yield
-    if is_absent(file_path):
-        return [x for x in collectors if isinstance(x, Absent)]
-    return collectors
+    if IS_REPOSITORY or file_path.suffix != ".py":
+        return collectors
+    name = file_path.name
+    is_absent = name.startswith("test_docs") or name in NEEDS_REPOSITORY
+    is_absent |= "\nfrom benchmarks" in file_path.read_text()
+    return [Absent.from_parent(parent, path=file_path)] if is_absent else collectors
 
 
 def pytest_addoption(parser):
@@ -72,7 +57,8 @@ def pytest_collection_modifyitems(config, items):
     """Leaves out all but a few cases of a test with `quick`, without `--all-cases`.
 
     The few lie evenly over the list. Every test begins at another place of it, so that
-    the tests of a layer, run over one list, together meet every member.
+    the tests of a layer, run over one list, together meet every member. `quick(0)`
+    leaves out all.
     """
     if config.getoption("--all-cases"):
         return
@@ -90,33 +76,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Keeps modules and tests, which stay, out of the search for garbage.
-
-    It is rare then: tracing makes many objects, few of them garbage, and the search at
-    every 700 of them took a twelfth of the time.
-    """
+    """Makes the search for garbage rare, which took a twelfth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 100)
 
 
 def pytest_configure(config):
-    keep_compiled_programs()
-    add_flag(WHOLE)
-    paths = [Path(path.partition("::")[0]).absolute() for path in config.args]
-    # XLA ends the process where it does not know a flag.
-    if jaxlib.version.__version_info__ < (0, 11) and all(
-        path == UNIT or UNIT in path.parents for path in paths
-    ):
-        add_flag("--xla_cpu_use_fusion_emitters=false")
-
-
-def keep_compiled_programs():
-    """Keeps compiled programs between runs, outside the tree: they take half the time.
-
-    `DPJAX_TEST_CACHE` names another folder. A folder may be deleted at any time; each
-    version of jax and jaxlib has its own, so that those of old versions can go.
-    """
+    """Keeps compiled programs between runs, which takes half of the time."""
     default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "dpjax-tests")
     folder = Path(os.environ.get("DPJAX_TEST_CACHE", default)).expanduser()
     versions = f"jax-{jax.__version__}-jaxlib-{jaxlib.__version__}"
@@ -125,6 +92,13 @@ def keep_compiled_programs():
     # Commands that tests start, and workers, read the environment.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / versions)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    add_flag(WHOLE)
+    paths = [Path(path.partition("::")[0]).absolute() for path in config.args]
+    # XLA ends the process where it does not know a flag.
+    if jaxlib.version.__version_info__ < (0, 11) and all(
+        path == UNIT or UNIT in path.parents for path in paths
+    ):
+        add_flag("--xla_cpu_use_fusion_emitters=false")
 
 
 def add_flag(flag):
@@ -137,9 +111,7 @@ def add_flag(flag):
 def programs_of_a_module(request):
     """Drops compiled programs module by module, and optimizes them outside `unit`.
 
-    Programs for the CPU that are not optimized compile in half the time, which is most
-    of the time of unit tests. They are not those that users run: the other tests
-    compile as users do.
+    Others compile in half the time, but are not those that users run.
     """
     is_unit = UNIT in request.path.parents
     jax.config.update("jax_disable_most_optimizations", is_unit)
@@ -155,11 +127,10 @@ def compiled_quickly(programs_of_a_module):
 
 @pytest.fixture(autouse=True)
 def few_programs():
-    """Drops compiled programs where they take too many memory mappings.
+    """Drops compiled programs where they take too many memory mappings, some ten each.
 
-    Each takes some ten. Linux gives a process 65,530 of them, and the compiler ends in
-    a segmentation fault where there are no more. Counting takes a millisecond for each
-    thousand, so it is done once a second: no more than 200 programs are compiled then.
+    Linux gives a process 65,530 of them, and the compiler ends in a segmentation fault
+    where there are no more. They are counted once a second: that takes milliseconds.
     """
     yield
     if time.monotonic() < COUNTED["at"] + 1:

@@ -73,8 +73,6 @@ def recurrent(p, x):
 
 
 def layers_over_time(p, x):
-    """Slices of a parameter in a loop inside of another one, and it whole."""
-
     def step(h, x):
         h = lax.scan(lambda h, w: (jnp.tanh(h @ w), None), h + x @ p["v"], p["g"])[0]
         return h, h
@@ -132,8 +130,6 @@ def of_rows(p, x):
 
 
 def in_a_loop(p, x):
-    """Slices of a parameter and it whole, in branches in a loop of checkpoints."""
-
     @jax.checkpoint
     def layer(x, w):
         y = lax.cond(x[0] > 0, lambda w, v: x @ w + x @ v, lambda w, v: x, w, p["v"])
@@ -188,7 +184,6 @@ def _(primals, tangents):
 
 
 def tripled(cotangent, w, x):
-    """No derivative at all, but what the rule says."""
     return (3 * x).T @ jnp.clip(cotangent, -0.1, 0.1)
 
 
@@ -227,7 +222,6 @@ RULES = {
 
 # -- Tables with several uses, of tokens ---------------------------------------------
 def tied(p, tokens):
-    """A model of the next token whose output layer is its embedding."""
     return jnp.tanh(p[tokens].mean(axis=0)) @ p.T
 
 
@@ -239,7 +233,6 @@ def in_half(p, tokens):
 
 
 def filled(p, tokens):
-    """Of places outside, which count for nothing."""
     rows = p.at[tokens + VOCABULARY - 60].get(mode="fill", fill_value=0)
     return rows.mean(axis=0) @ p.T
 

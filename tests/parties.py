@@ -1,5 +1,7 @@
 """Records and transports of several parties, and processes, for tests of each tier."""
 
+import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -11,7 +13,6 @@ FALSE_ALARM = 1e-6
 
 
 def records(size, seed, d=3):
-    """Returns one party's features and labels."""
     rng = np.random.default_rng(seed)
     features = rng.normal(size=(size, d)).astype(np.float32)
     targets = np.where(features @ np.arange(1, d + 1) > 0, 1, -1).astype(np.float32)
@@ -25,47 +26,55 @@ def uniformity(vector):
 
 
 class Recorder:
-    """A transport that writes down what its party hears, and may change what it sends.
+    """A transport that writes down what its party hears and sends.
 
-    change(party, index, message) is sent in the place of a message.
+    change(party, index, message) is sent for a message, and nothing from `ends` on.
     """
 
-    def __init__(self, transport, heard=None, change=None):
+    def __init__(self, transport, heard=None, change=None, ends=None):
         self.party, self.num_parties = transport.party, transport.num_parties
-        self.heard = [] if heard is None else heard
-        self._transport, self._change = transport, change
+        self.heard, self.sent = [] if heard is None else heard, []
+        self._transport, self._change, self._ends = transport, change, ends
 
     def exchange(self, message, num_bytes):
         if self._change:
             message = self._change(self.party, len(self.heard), message)
+        if self._ends is not None and len(self.sent) >= self._ends:
+            message = b""
+        self.sent.append((message, num_bytes))
         self.heard.append(self._transport.exchange(message, num_bytes))
         return self.heard[-1]
 
 
-def run_processes(script, num_processes, *arguments, timeout=60):
-    """Runs a script several times; returns exit codes, and the results it prints.
+def free_port(*candidates):
+    for port in candidates:
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return free.getsockname()[1]
+    raise AssertionError("no port is free")
 
-    Its arguments are the number of the process, an address for all, and the rest.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(party), address, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for party in range(num_processes)
-    ]
-    try:
-        output = [process.communicate(timeout=timeout)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+
+def run_processes(commands, environments=None, timeout=400):
+    """Returns exit codes, printed results, all output, and the errors as one text."""
+    environments = [{}] * len(commands) if environments is None else environments
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for command, environment in zip(commands, environments, strict=True):
+            process = subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | environment,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            processes.append(process)
+        texts = [process.communicate(timeout=timeout) for process in processes]
+    out = [text for text, _ in texts]
     results = [
-        [line for line in text.splitlines() if line.startswith("RESULT")]
-        for text in output
+        [x.removeprefix("RESULT ") for x in text.splitlines() if x[:7] == "RESULT "]
+        for text in out
     ]
-    return [process.returncode for process in processes], results
+    codes = [process.returncode for process in processes]
+    return codes, results, out, "\n".join(err for _, err in texts)

@@ -83,17 +83,17 @@ _ADAPTIVE = estimators.AdaptiveThreshold(
 )
 
 
-def _scaled() -> Any:
-    scale = {"w": jnp.array([[0.3, 1.0, 2.0]] * 2), "b": 0.1}
-    return estimators.Scaled(estimators.Winsorization(1.0), scale)
-
-
 # make(key) -> the transform, whose updates are per-sample gradients; or not.
 OF_SAMPLES = {
     "aggregate": lambda key: transforms.aggregate(estimators.Truncation(1.0)),
     "privatize": _private(estimators.SmoothedTruncation(1.0)),
     "privatize, adaptive": _private(_ADAPTIVE),
-    "privatize, scaled": lambda key: _private(_scaled())(key),
+    "privatize, scaled": lambda key: _private(
+        estimators.Scaled(
+            estimators.Winsorization(1.0),
+            {"w": jnp.array([[0.3, 1.0, 2.0]] * 2), "b": 0.1},
+        )
+    )(key),
     "privatize, correlated": _private(
         estimators.Truncation(1.0), noise=mechanisms.BinaryTree(16)
     ),
@@ -173,12 +173,9 @@ def _budget(key: jax.Array, i: int) -> dict[str, Any]:
     return {"key": key, "epsilon": 0.5 + i / 10, "delta": 1e-5 / (1 + i)}
 
 
-def _start(data: Any) -> jax.Array:
-    return jnp.asarray(np.zeros(data[0].shape[1], data[0].dtype))
-
-
 def _problem(data: Any) -> tuple[Any, jax.Array, Any]:
-    return losses.squared, _start(data), data
+    start = np.zeros(data[0].shape[1], data[0].dtype)
+    return losses.squared, jnp.asarray(start), data
 
 
 def _steps(i: int) -> dict[str, Any]:
@@ -333,7 +330,6 @@ def released(name: str, data: Any, key: jax.Array, i: int = 0, /, **others: Any)
 
 
 def names(parts: Mapping[str, Any]) -> set[str]:
-    """The public names of a registry, without variants."""
     return {name.split(",")[0] for name in parts}
 
 

@@ -1,8 +1,6 @@
 """The benchmark suite: fair methods, targets judged right, records that are whole."""
 
-import ast
 import importlib.util
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -10,6 +8,8 @@ import pytest
 
 from benchmarks import record
 from benchmarks.__main__ import main
+from benchmarks.audits.case import Case as AuditCase
+from benchmarks.figures import command as figures
 from benchmarks.page import number
 from benchmarks.record import Record
 from benchmarks.speed import measure, page, peers
@@ -17,11 +17,10 @@ from benchmarks.speed.case import Case, Measurement, Method, Target
 from benchmarks.speed.measure import results
 from benchmarks.speed.models import MODELS
 from benchmarks.speed.suites import CASES
+from benchmarks.utility import command as utility
 from dpjax import estimators, robust_grad
 from tests.nightly import test_utility
-from tests.unit.test_layers import imports_of
 
-ROOT = Path(__file__).parents[2]
 SPEED = {"copies": [{"bytes_per_second": 1000.0}, {"bytes_per_second": 10.0}]}
 RUN = {
     **test_utility.RUN,
@@ -43,7 +42,6 @@ def measurement(name, seconds=1.0, **others):
 
 
 def made_up():
-    """A record of two cases at made-up times."""
     rows, names = {}, ("gradient-mlp", "gradient-decoder")
     for name in names:
         rows[name, "Clipping"] = row(peak_bytes=2**20)
@@ -90,22 +88,6 @@ def test_a_target_without_its_numbers_is_not_judged():
     ):
         assert target.judge([measurement("a")], SPEED) is None
         assert target.judge([], SPEED) is None
-
-
-def test_no_import_goes_round_in_a_circle():
-    known, below = {}, {}
-    for path in (ROOT / "benchmarks").rglob("*.py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        known[".".join(parts).removesuffix(".__init__")] = path
-    for name, path in known.items():
-        targets = {target for _, target in imports_of(ast.parse(path.read_text()))}
-        targets |= {target.rpartition(".")[0] for target in targets}
-        below[name] = targets & known.keys() - {"benchmarks"}
-    while below:
-        free = [name for name, targets in below.items() if not targets & below.keys()]
-        assert free, f"a circle among {sorted(below)}"
-        for name in free:
-            del below[name]
 
 
 def test_targets_name_methods_of_their_case():
@@ -202,7 +184,6 @@ def test_a_case_runs_and_leaves_out_what_fails():
 
 
 def result_of(made):
-    """All numbers of a gradient in order, whatever shapes and places they have."""
     function, arguments = made
     leaves = jax.tree.leaves(function(*arguments))
     return np.sort(np.concatenate([np.asarray(leaf).ravel() for leaf in leaves]))
@@ -239,15 +220,45 @@ def test_the_peers_compute_our_gradient(model):
             assert result_of(made) == pytest.approx(expected, abs=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "--case", "none"], r"case = 'none': must be one of"),
-        (["run", "--out", "cpu.txt"], "--out must be a file that ends in"),
-        (["report", "none"], "page = 'none': must be one of"),
-    ],
-)
-def test_the_command_names_a_wrong_argument(arguments, message, monkeypatch):
-    monkeypatch.setattr(measure, "floor", None)
-    with pytest.raises(SystemExit, match=message):
-        main(arguments)
+WRONG = {
+    "--methods none": "method = 'none': must be one of",
+    "--problems none": "problem = 'none': must be one of",
+    "--epsilons 0": "epsilon = 0.0: must be positive",
+    "--repetitions 1": "repetitions = 1: must be at least 2",
+    "--out x.txt": "--out must be a file",
+}
+PARTS = *(f"utility {part}" for part in utility.PARTS), "deep run"
+WRONG = {f"{part} {x}": words for part in PARTS for x, words in WRONG.items()} | {
+    "run --case none": "case = 'none': must be one of",
+    "run --out cpu.txt": "--out must be a file that ends in",
+    "report none": "page = 'none': must be one of",
+    "figures run 004-12": "NAME must be one that",
+    "figures run 001-5x": "NAME must be one that",
+    "figures run 001-51": "NAME must be one that",
+    "figures run 004-1b --repeats 0": "--repeats must be",
+    "figures run 004-1b --seed -1": "--seed must be",
+    "figures run 004-1b --out file": "--out must be a folder",
+    "figures run 004-1b --out taken": "--out must be a folder",
+    "figures report here": "must hold tables of figures",
+    "audit nothing": "NAME must be list, or one of gaussian, laplace,",
+    "audit laplace --releases 99": "--releases must be at least 100, got 99",
+    "audit laplace --seed -1": "--seed must be from 0 to 2.32 - 1, got -1",
+    "audit laplace --output plot.pdf": "--output must be a file that ends in",
+    "audit laplace --output link/plot.png": "--output must be a file that",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
+def test_a_command_names_a_wrong_argument(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "taken/004-1b.csv").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("nowhere")
+    before = sorted(tmp_path.rglob("*"))
+    for owner, name in (measure, "floor"), (figures, "run_panel"), (AuditCase, "audit"):
+        monkeypatch.setattr(owner, name, None)
+    with pytest.raises(SystemExit, match=WRONG[arguments]):
+        main(arguments.split())
+    assert not capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,20 +1,21 @@
-"""Code of the pages: it runs, and prints what the page shows."""
+"""Code of the pages runs, and prints what they show; skeletons keep what they say."""
 
+import doctest
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from dpjax import batching
 from dpjax.mechanisms import BandedToeplitz
 from tests import registry
-from tests.nightly.test_docs import GUIDES
+from tests.nightly.test_docs import DOCS, GUIDES, load
 
 
 def examples():
-    """Yields each page's code, once for each of its tabs."""
     for path in GUIDES:
         text = path.read_text()
         tabs = dict(re.findall(r":::\{tab-item\} (.+)\n```python\n([^`]*)```", text))
@@ -97,3 +98,45 @@ def test_loop_of_the_guide_draws_what_is_accounted_for(name, monkeypatch):
         assert (gaps >= pattern.min_separation).all()
     if not one.pads and name != "WithoutReplacement":
         assert most == priced.num_steps
+
+
+def skeleton(name, folder):
+    """Imports the code of a page by the page's name."""
+    text = (DOCS / "contribute" / f"{name}.md").read_text()
+    path, code = folder / f"{name}.py", text.partition("```{code-block} python\n")[2]
+    path.write_text(code.partition("```\n")[0])
+    return load(path)
+
+
+@pytest.mark.parametrize("name", ["estimator", "mechanism", "solver"])
+def test_examples_of_a_skeleton_run(tmp_path, name):
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    result = doctest.testmod(skeleton(name, tmp_path), optionflags=flags)
+    assert result.attempted
+    assert not result.failed
+
+
+def test_skeleton_of_an_estimator_keeps_its_sensitivity(tmp_path):
+    make = skeleton("estimator", tmp_path).SaturatedMean
+    samples, estimator = jnp.zeros((5, 2)), make(3.0)
+    bound = estimator.sensitivity(5, 2).linf
+    worst = []
+    for bad in (jnp.nan, jnp.inf, -jnp.inf, 3e38, -3e38, 1e-45):
+        moved = estimator(samples.at[0].set(bad)) - estimator(samples.at[0].set(-3e38))
+        worst.append(float(abs(moved).max()))
+    assert 0.99 * bound < max(worst) <= bound
+    with pytest.raises(ValueError, match="threshold"):
+        make(0.0)
+
+
+def test_skeletons_of_a_mechanism_and_a_solver_have_their_laws(tmp_path, key):
+    draw = skeleton("mechanism", tmp_path).logistic
+    noise = np.asarray(draw(key, jnp.zeros(20_000), scale=1.0))
+    for scale in (1.0, 2 / 3, 3 / 2):  # false alarm 1e-4; the key is fixed
+        pvalue = scipy.stats.kstest(noise / scale, "logistic").pvalue
+        assert (pvalue > 1e-4) == (scale == 1.0)
+    solve = skeleton("solver", tmp_path).dp_histogram
+    bins, own = jnp.array([0, 1, 1, 7, -3]), jax.random.key(0)
+    solution = solve(bins, key=own, epsilon=1e6, num_bins=3)
+    np.testing.assert_allclose(solution.params, [1, 2, 0], atol=1e-3)
+    assert solution.stats["scale"] == 2e-6

@@ -1,22 +1,62 @@
-"""Files about the project say the same as each other."""
+"""Files about the project say the same as each other, and as `pyproject.toml`."""
 
 import re
 import tomllib
 
+import pytest
+
 from tests.nightly.test_docs import ROOT
 
+yaml = pytest.importorskip("yaml")
+TOML = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, BUILD = TOML["project"], TOML["build-system"]
 CITATION = "CITATION.cff"
 
 
-def test_the_citation_is_that_of_the_page():
-    file, page = (
-        (ROOT / name).read_text() for name in (CITATION, "docs/contribute/cite.md")
-    )
-    fields = dict(re.findall(r'^(title|version|date-released): "?(.*?)"?$', file, re.M))
-    year = fields.pop("date-released")[:4]
-    for name, value in (fields | {"year": year}).items():
-        assert f"  {name} = {{{value}}},\n" in page
-    assert len(fields) == 2
+def test_the_recipe_of_conda_has_the_fields_of_the_project():
+    text = (ROOT / ".ci" / "conda" / "meta.yaml").read_text()
+    version = re.search(r'set version = "(.*)"', text)[1]
+    lines = [line for line in text.splitlines() if "{%" not in line]
+    recipe = yaml.safe_load("\n".join(lines).replace("{{ version }}", version))
+    citation = yaml.safe_load((ROOT / CITATION).read_text())
+    needed = [name.replace(" ", "") for name in recipe["requirements"]["run"]]
+    urls = PROJECT["urls"]
+    assert version == citation["version"]
+    assert needed == [f"python{PROJECT['requires-python']}", *PROJECT["dependencies"]]
+    assert recipe["requirements"]["host"][2:] == [
+        requirement.replace(">=", " >=") for requirement in BUILD["requires"]
+    ]
+    assert recipe["build"]["entry_points"] == [
+        f"{name} = {target}" for name, target in PROJECT["scripts"].items()
+    ]
+    assert recipe["about"] == {
+        "home": urls["Homepage"],
+        "doc_url": urls["Documentation"],
+        "dev_url": urls["Repository"],
+        "summary": PROJECT["description"],
+        "license": PROJECT["license"],
+        "license_file": PROJECT["license-files"][0],
+    }
+    assert citation["url"] == urls["Homepage"]
+    assert citation["repository-code"] == urls["Repository"]
+
+
+def test_the_workflows_try_the_pythons_that_the_project_names():
+    named = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    workflows = (ROOT / ".github" / "workflows").glob("*.yml")
+    text = "".join(path.read_text() for path in workflows)
+    assert set(named) == set(re.findall(r'"(3\.\d+)"', text))
+    assert PROJECT["requires-python"] == f">={named[0]}"
+
+
+def test_a_release_refuses_the_placeholder_of_the_host():
+    text = (ROOT / ".github" / "workflows" / "publish.yml").read_text()
+    command = re.search(r"grep -rn '(\S+)' (.*)\"", text)
+    files = [ROOT / name for name in command[2].split()]
+    paths = [path for file in files for path in (file, *file.rglob("*"))]
+    hosts = "".join(path.read_text() for path in paths if path.is_file())
+    assert re.search(command[1], hosts) or "https://dpjax" not in hosts
+    assert all(file.exists() for file in files)
 
 
 def test_the_changes_and_the_claims_that_broke_are_of_the_release():
@@ -39,9 +79,7 @@ def test_the_changes_and_the_claims_that_broke_are_of_the_release():
 
 
 def test_lowest_versions_are_those_of_the_project():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = list(project["dependencies"])
-    extras = project["optional-dependencies"]
+    wanted, extras = list(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
     lines = (ROOT / ".ci" / "lowest.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if line and line[0] != "#")
     for name in ("experiments", "export", "loading", "parties", "sklearn", "test"):
@@ -70,5 +108,4 @@ def test_what_builds_a_release_is_named_exactly():
         assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", one), one
     lines = (ROOT / ".ci" / "build.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if line[0] != "#")
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
-    assert pinned.keys() >= {one.split(">")[0] for one in needed["requires"]}
+    assert pinned.keys() >= {one.split(">")[0] for one in BUILD["requires"]}

@@ -16,26 +16,22 @@ _FACT = re.compile(r"^\* (Code|Test|Audit|Source): (.+(?:\n  .+)*)$", re.MULTILI
 
 
 class Statement(NamedTuple):
-    """A statement, and the four lines at the end of its proof."""
-
     anchor: str
     number: str
     title: str
     facts: dict[str, str]
 
 
-def statements() -> list[Statement]:
-    """Returns the statements of all pages, in the order of their numbers."""
-    found = []
-    for page in FOLDER.glob("*.md"):
-        _, *parts = _HEAD.split(page.read_text())
-        for anchor, number, title, text in zip(*[iter(parts)] * 4, strict=True):
-            facts = {name: " ".join(x.split()) for name, x in _FACT.findall(text)}
-            found.append(Statement(anchor, number, title, facts))
-    return sorted(found, key=lambda x: [int(part) for part in x.number.split(".")])
-
-
-STATEMENTS = statements()
+STATEMENTS = [
+    Statement(
+        *(anchor, number, title),
+        {name: " ".join(x.split()) for name, x in _FACT.findall(text)},
+    )
+    for page in FOLDER.glob("*.md")
+    for anchor, number, title, text in zip(
+        *[iter(_HEAD.split(page.read_text())[1:])] * 4, strict=True
+    )
+]
 _TEST = r"`(tests/[\w/]+\.py)::(\w+)`"
 
 

@@ -1,5 +1,6 @@
-"""The page of guarantees: whole, up to date, and its pitfalls shown by running them."""
+"""The page of guarantees is up to date, its pitfalls are shown; audits by command."""
 
+import contextlib
 import dataclasses
 import doctest
 import importlib
@@ -13,7 +14,7 @@ import pytest
 import dpjax
 from benchmarks import guarantees
 from benchmarks.__main__ import main
-from benchmarks.audits import catalogue
+from benchmarks.audits import catalogue, command
 from benchmarks.audits.case import Case
 from benchmarks.audits.catalogue import cases
 from dpjax import batching, mechanisms, models, parties, solvers, transforms, tuning
@@ -60,32 +61,25 @@ def test_the_record_is_of_every_case(record):
 
 
 def public_functions():
-    """All public functions and methods, by their names without `dpjax`."""
-    for module in pkgutil.iter_modules(dpjax.__path__):
-        if module.name.startswith("_") or module.name == "cli":
-            continue
-        package = importlib.import_module(f"dpjax.{module.name}")
+    public = (x.name for x in pkgutil.iter_modules(dpjax.__path__) if x.name[0] != "_")
+    for module in public:
+        package = importlib.import_module(f"dpjax.{module}")
         for name in getattr(package, "__all__", ()):
             value = getattr(package, name)
-            if inspect.isclass(value):
-                yield f"{module.name}.{name}", value
-                for inner in dir(value):
-                    if not inner.startswith("_") and callable(getattr(value, inner)):
-                        yield f"{module.name}.{name}.{inner}", getattr(value, inner)
-            elif callable(value):
-                yield f"{module.name}.{name}", value
-
-
-def takes_randomness(function):
-    try:
-        return bool(SOURCES & set(inspect.signature(function).parameters))
-    except (TypeError, ValueError):  # such as the class of an exception
-        return False
+            inner = (
+                [x for x in dir(value) if x[0] != "_"] if inspect.isclass(value) else []
+            )
+            yield f"{module}.{name}", value
+            yield from ((f"{module}.{name}.{x}", getattr(value, x)) for x in inner)
 
 
 def test_nothing_public_is_forgotten(page):
-    found = {name for name, value in public_functions() if takes_randomness(value)}
-    found = {name for name in found if not name.startswith("datasets.")}  # made-up data
+    found = set()
+    for name, value in public_functions():
+        with contextlib.suppress(TypeError, ValueError):  # the class of an exception
+            is_random = SOURCES & set(inspect.signature(value).parameters)
+            if is_random and not name.startswith("datasets."):  # made-up data
+                found.add(name)
     assert set(NO_RELEASE) <= found
     states = {name for name in found if name.endswith("State")}  # what a release keeps
     stated = {
@@ -138,48 +132,34 @@ def test_pitfall(name):
     assert "*Seen" in PITFALLS[name] or "*Not seen" in PITFALLS[name]
 
 
-def made_up_cases(epsilon):
-    """Two cases of few releases; the second one's claim is given."""
-    laplace = dataclasses.replace(cases()["laplace"], num_releases=2000)
-    privacy = dataclasses.replace(laplace.privacy, epsilon=epsilon)
-    other = dataclasses.replace(laplace, name="laplace_other", privacy=privacy)
-    return {"laplace": laplace, "laplace_other": other}
-
-
 def test_the_record_is_taken_up_where_it_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(guarantees, "RECORD", tmp_path / "record.json")
     audited, audit, page = [], Case.audit, tmp_path / "page.md"
-    stops_at = "laplace_other"
+    laplace = dataclasses.replace(cases()["laplace"], num_releases=2000)
 
     def count(self, **options):
         audited.append(self.name)
-        if self.name == stops_at:
+        if len(audited) == 2:
             raise OSError("cut off")
         return audit(self, **options)
 
     def run(epsilon, *options):
-        audited.clear()
-        monkeypatch.setattr(guarantees, "cases", lambda: made_up_cases(epsilon))
+        privacy = dataclasses.replace(laplace.privacy, epsilon=epsilon)
+        other = dataclasses.replace(laplace, name="other", privacy=privacy)
+        pair = {"laplace": laplace, "other": other}
+        monkeypatch.setattr(guarantees, "cases", lambda: pair)
         main(["guarantees", *options, "--output", str(page)])
-        return page.read_text()
+        assert f"`other` | replace-one | {epsilon:g} |" in page.read_text()
 
     monkeypatch.setattr(Case, "audit", count)
     with pytest.raises(SystemExit, match="error: cut off"):
         run(2.0, "--audit")
     assert not page.exists()
-    assert audited == ["laplace", "laplace_other"]
-    stops_at = ""
     # Taken up; nothing to do; a new claim; the page alone.
-    for epsilon, again, options in (
-        (2.0, ["laplace_other"], ["--audit"]),
-        (2.0, [], ["--audit"]),
-        (3.0, ["laplace_other"], ["--audit"]),
-        (3.0, [], []),
-    ):
-        text = run(epsilon, *options)
-        assert audited == again
-        assert f"`laplace_other` | replace-one | {epsilon:g} |" in text
-    assert {path.name for path in tmp_path.iterdir()} == {"record.json", "page.md"}
+    for epsilon, options in (2.0, ["--audit"]), (2.0, ["--audit"]), (3.0, ["--audit"]):
+        run(epsilon, *options)
+    run(3.0)
+    assert audited == ["laplace", "other", "other", "other"]
     (tmp_path / "record.json").write_text('{"laplace": {"epsilon": 1}}')
     with pytest.raises(SystemExit, match="not a record"):
         run(2.0)
@@ -202,3 +182,59 @@ def test_the_page_rounds_claims_up_and_bounds_down(record):
     page = guarantees.page(record | {"laplace": odd})
     assert "ε ≥ 0.999 of 1.01 |" in page
     assert "| 1.001 | 1.23457e-05 | 0.9999 | 99% | 100,000 |" in page
+
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def run(capsys):
+    def of(*arguments):
+        code = None
+        try:
+            main(["audit", *map(str, arguments)])
+        except SystemExit as end:
+            code = end.code
+        printed = capsys.readouterr()
+        return " ".join(printed.out.split()), code
+
+    return of
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_claim_that_stands(folder, run):
+    assert run("list")[0].split() == list(cases())
+    assert not list(folder.iterdir())
+    text, code = run("laplace", "--releases", 20_000)
+    assert code is None
+    assert "laplace: claims epsilon = 1 at delta = 0, replace_one" in text
+    assert re.search(r"An attack proves epsilon >= 0\.[6-9]", text)
+    assert "with confidence 1 - 1e-06, from 20,000 releases" in text
+    assert "REFUTED" not in text
+    path = folder / "dpjax-output" / "laplace-audit.png"
+    assert path.read_bytes().startswith(PNG)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_claim_that_is_refuted(folder, run, monkeypatch):
+    case = cases()["laplace"]
+    privacy = dataclasses.replace(case.privacy, epsilon=1.00001, delta=1.2345612e-5)
+
+    def release(key, value):
+        return case.release(key, jax.tree.map(lambda x: 2 * x, value))
+
+    faulty = dataclasses.replace(case, release=release, privacy=privacy)
+    monkeypatch.setattr(command, "cases", lambda: {"laplace": faulty})
+    (folder / "plot.png").write_text("of an earlier run")
+    text, code = run("laplace", "--releases", 20_000, "--output", "plot.png")
+    assert code == 1
+    assert "REFUTED" in text
+    # A claim is rounded up, and a bound down.
+    assert "claims epsilon = 1.001 at delta = 1.23457e-05," in text
+    assert (folder / "plot.png").read_bytes().startswith(PNG)
+    assert [p.name for p in folder.iterdir()] == ["plot.png"]

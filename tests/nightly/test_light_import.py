@@ -4,17 +4,37 @@ import subprocess
 import sys
 
 import numpy as np
+import polars as pl
 import pytest
+
+from tests.unit.models import test_model
 
 EXTRAS = {"typer", "rich", "matplotlib", "polars", "flax", "onnx", "orbax", "pytest"}
 EXTRAS |= {"cryptography", "grain", "jax_privacy", "pandas", "pyarrow", "sklearn"}
 
 
+# Before what runs without the extras of the wing for tables.
+MISSING = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("matplotlib", "polars", "rich", "typer"):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Missing())
+"""
+
+
+def run(script):
+    command = [sys.executable, "-W", "error", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
 def loaded_by(script):
-    """Names of the packages that a new process has imported at a script's end."""
     script += "\nimport sys\nprint(*{name.split('.')[0] for name in sys.modules})"
-    command = [sys.executable, "-c", script]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = run(script)
+    assert result.returncode == 0, result.stderr
     return set(result.stdout.splitlines()[-1].split())
 
 
@@ -31,15 +51,11 @@ for one in read:
 
 def test_the_library_needs_no_packages_of_the_wing_for_tables(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(4.0))
-    loaded_by(f"""
-import sys
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("polars", "rich", "typer"):
-            raise ImportError(name)
-
-sys.meta_path.insert(0, Missing())
+    result = run(f"{MISSING}\nimport dpjax.tables.cli\ndpjax.tables.cli.main()")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert 'install with pip install "dpjax[experiments]"' in result.stderr
+    assert "Traceback" not in result.stderr
+    loaded_by(f"""{MISSING}
 import jax
 import dpjax
 for name in dpjax.__all__:
@@ -68,3 +84,32 @@ with contextlib.suppress(SystemExit):
     heavy = {"jax", "optax", "dp_accounting", "scipy", "matplotlib", "polars"}
     assert "typer" in loaded
     assert not loaded & heavy
+
+
+def test_a_model_is_served_by_numpy_alone(tmp_path, monkeypatch):
+    content = test_model.model_file(test_model.model(params=test_model.BENT))
+    path = test_model.save(tmp_path, content)
+    monkeypatch.chdir(tmp_path)
+    pl.DataFrame(test_model.TABLE).write_csv("new.csv")
+    loaded_by(f"""
+import sys
+import numpy as np
+import dpjax
+from dpjax.tables.cli import main
+
+slow = {{"jax", "dp_accounting", "scipy", "optax"}}
+table = {{"rooms": np.array([6.0, np.nan]), "town": np.array(["Ghent", "x"])}}
+made = dpjax.load_model({str(path)!r})
+assert made.predict(table).tolist() == [700, 350], made.predict(table)
+assert not slow & {{*sys.modules}}, "predict"
+sys.argv = ["dpjax", "predict", {str(path)!r}, "new.csv"]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code
+assert not slow & {{*sys.modules}}, "dpjax predict"
+assert type(made.params).__name__ == "Curves"  # for which JAX is needed
+assert made.privacy.relation is dpjax.REPLACE_ONE
+""")
+    lines = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert lines[1:3] == ["700", "350"]

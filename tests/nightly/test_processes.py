@@ -1,14 +1,9 @@
 """Several processes train as one does; one that is killed ends the job, unreleased."""
 
-import contextlib
 import json
-import os
 import re
 import runpy
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -21,13 +16,14 @@ from dpjax.batching import Poisson, WithoutReplacement
 from dpjax.estimators import SmoothedTruncation
 from dpjax.solvers import Checkpoint, Execution
 from dpjax.tables.io._sample import Tags, order_of
+from tests.parties import free_port, records, run_processes
+from tests.unit.solvers.test_multiparty import SIZES, noise_of, pooled_descent
 
 WORKER = Path(__file__).parent / "processes" / "worker.py"
 LAUNCH = Path(__file__).parents[2] / "benchmarks" / "launch"
 # Optimized programs of one process are the comparison.
 OPTIONS = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 OPTIONS |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-TIMEOUT = 400  # for a machine that does much else
 N = 64
 RNG = np.random.default_rng(0)
 FEATURES = RNG.standard_t(3, (N, 3)).astype(np.float32)
@@ -47,80 +43,40 @@ def write(folder):
     np.save(folder / "odd.npy", np.arange(11.0))
 
 
-@contextlib.contextmanager
-def started(commands, environments):
-    """Processes that do not outlive the test that started them."""
-    with contextlib.ExitStack() as stack:
-        processes = []
-        for command, environment in zip(commands, environments, strict=True):
-            process = subprocess.Popen(
-                [sys.executable, *map(str, command)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=os.environ | OPTIONS | environment,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            processes.append(process)
-        yield processes
-
-
-def outcome(commands, environments):
-    """Exit codes of processes, what each wrote, and their errors in one text."""
-    with started(commands, environments) as processes:
-        texts = [process.communicate(timeout=TIMEOUT) for process in processes]
-        codes = [process.returncode for process in processes]
-    return codes, [out for out, _ in texts], "\n".join(err for _, err in texts)
-
-
-def free_port(*candidates):
-    for port in candidates:
-        with socket.socket() as free, contextlib.suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return free.getsockname()[1]
-    raise AssertionError("no port is free")
-
-
 def job(folder, num_processes, *tasks):
-    """Runs the processes; their exit codes, their errors, and their results."""
-    address = f"127.0.0.1:{free_port(0)}"
-    commands = [
-        [WORKER, address, num_processes, i, folder, *tasks]
-        for i in range(num_processes)
-    ]
-    codes, out, err = outcome(commands, [{}] * num_processes)
-    lines = [line for text in out for line in text.splitlines()]
-    found = [line.removeprefix("RESULT") for line in lines if line[:6] == "RESULT"]
-    return codes, err, [json.loads(line) for line in found]
+    """Runs the processes; their results, or after a kill also exit codes and errors."""
+    place = f"127.0.0.1:{free_port(0)}", num_processes
+    commands = [[WORKER, *place, i, folder, *tasks] for i in range(num_processes)]
+    codes, lines, _, errors = run_processes(commands, [OPTIONS] * num_processes)
+    found = [json.loads(line) for one in lines for line in one]
+    if "kill" in tasks:
+        return codes, errors, found
+    assert codes == [0] * len(found) == [0] * num_processes, errors
+    return found
 
 
-def train(batching=None, key=None, **options):
+def train(data=(FEATURES, TARGETS), key=1, **options):
     return solvers.dp_gradient_descent(
-        losses.squared,
-        jnp.zeros(3),
-        (FEATURES, TARGETS),
-        key=jax.random.key(1) if key is None else key,
+        *(losses.squared, jnp.zeros(3), data),
+        key=jax.random.key(key) if isinstance(key, int) else key,
         epsilon=0.1,
         delta=1e-2,
         estimator=SmoothedTruncation(3.0),
         learning_rate=0.3,
         num_steps=5,
-        batching=batching,
         **options,
     )
 
 
 @pytest.fixture(scope="module")
 def expected():
-    return {"full": train(), "poisson": train(Poisson(16.0))}
+    return {"full": train(), "poisson": train(batching=Poisson(16.0))}
 
 
 @pytest.fixture(scope="module")
 def of_two(folder):
-    return job(
-        folder, 2, "undisturbed", "read_by_batch", "unshared", "saved", "sampled"
-    )
+    tasks = "undisturbed", "read_by_batch", "unshared", "saved", "sampled"
+    return job(folder, 2, *tasks)
 
 
 @pytest.fixture(scope="module")
@@ -130,10 +86,7 @@ def of_four(folder):
 
 @pytest.fixture(params=["of_two", "of_four"])
 def results(request):
-    codes, errors, results = request.getfixturevalue(request.param)
-    assert codes == [0] * len(codes), errors
-    assert len(results) == len(codes)
-    return results
+    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("name", ["full", "poisson"])
@@ -148,32 +101,26 @@ def test_several_processes_train_as_one_does(name, results, expected):
 
 @pytest.mark.parametrize("batching", [Poisson(6.0), WithoutReplacement(7)])
 def test_each_reads_its_part_of_a_batch(batching, of_two):
-    codes, errors, results = of_two
-    assert codes == [0, 0], errors
     state = batching.init(jax.random.key(5), len(TARGETS), 2, epsilon=1.0, delta=1e-5)
     for step in range(2):
         (features, targets), mask, state = batching.draw(
             state, (jnp.asarray(FEATURES), jnp.asarray(TARGETS))
         )
-        parts = [part for r in results for part in r[f"batches {batching}"][step]]
+        parts = [part for r in of_two for part in r[f"batches {batching}"][step]]
         _, *columns = zip(*sorted(parts), strict=True)
         whole = [np.concatenate(column) for column in columns]
-        num_rows = -(-len(targets) // len(results)) * len(results)
-        assert len(parts) == len(results)
-        assert len(whole[0]) == num_rows
+        num_rows = -(-len(targets) // 2) * 2
+        assert (len(parts), len(whole[0])) == (2, num_rows)
         fill = [(0, num_rows - len(targets))]
         np.testing.assert_array_equal(whole[0], np.pad(features, [*fill, (0, 0)]))
         np.testing.assert_array_equal(whole[1], np.pad(targets, fill))
-        np.testing.assert_array_equal(
-            whole[2], np.pad(mask, fill, constant_values=True)
-        )
+        mask = np.pad(mask, fill, constant_values=True)
+        np.testing.assert_array_equal(whole[2], mask)
 
 
 def test_processes_draw_one_sample_of_all_their_records(of_two):
-    codes, errors, results = of_two
-    assert codes == [0, 0], errors
-    assert results[0]["sampled"] == results[1]["sampled"]  # bit for bit
-    for size, total, drawn in results[0]["sampled"]:
+    assert of_two[0]["sampled"] == of_two[1]["sampled"]  # bit for bit
+    for size, total, drawn in of_two[0]["sampled"]:
         assert total == 70  # of 50 and 20
         keys = [jax.random.fold_in(jax.random.key(size), i) for i in range(2)]
         tags = [Tags(keys[0]).following(50), Tags(keys[1]).following(20)]
@@ -183,7 +130,7 @@ def test_processes_draw_one_sample_of_all_their_records(of_two):
 
 
 def test_refuses_to_sample_what_differs_between_processes(of_two):
-    for result in of_two[2]:
+    for result in of_two:
         refused = result["not sampled"]
         assert "arrays without Python objects" in refused.pop("objects")
         for what, error in refused.items():
@@ -205,13 +152,11 @@ def test_refuses_what_differs_between_processes(results):
 
 
 def test_refuses_a_folder_that_not_all_see(of_two):
-    for result in of_two[2]:
+    for result in of_two:
         assert "checkpoint must be a folder that all processes" in result["unshared"]
 
 
 def test_a_killed_process_stops_the_job_and_the_job_goes_on(folder, of_two, tmp_path):
-    codes, errors, undisturbed = of_two
-    assert codes == [0, 0], errors
     write(tmp_path)
     codes, errors, results = job(tmp_path, 2, "saved", "kill")
     assert codes[1] == -signal.SIGKILL, errors
@@ -221,9 +166,8 @@ def test_a_killed_process_stops_the_job_and_the_job_goes_on(folder, of_two, tmp_
     states = tmp_path / "states"
     assert [path.name for path in states.iterdir() if path.name.isdigit()] == ["2"]
     assert states.stat().st_mode & 0o777 == 0o700
-    codes, errors, resumed = job(tmp_path, 2, "saved")
-    assert codes == [0, 0], errors
-    for result, expected in zip(resumed, undisturbed, strict=True):
+    resumed = job(tmp_path, 2, "saved")
+    for result, expected in zip(resumed, of_two, strict=True):
         assert result["saved"] == expected["saved"]  # bit for bit
     assert [path.name for path in states.iterdir()] == ["5"]
 
@@ -238,7 +182,6 @@ WORDS = np.array([3, 20261122], np.uint32)
 
 
 def launched(folder, program, *options):
-    """What both processes of a launcher write, under Slurm."""
     WORDS.tofile(folder / "key")
     # A job's number tells its processes the port of the first.
     port = free_port(*range(61440, 65536))
@@ -250,7 +193,9 @@ def launched(folder, program, *options):
     }
     ranks = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
     command = [LAUNCH / program, "--folder", folder, *options]
-    codes, out, err = outcome([command] * 2, [slurm | rank for rank in ranks])
+    codes, _, out, err = run_processes(
+        [command] * 2, [OPTIONS | slurm | rank for rank in ranks]
+    )
     assert codes == [0, 0], err
     return out
 
@@ -280,8 +225,7 @@ def test_each_process_fits_its_own_files(tmp_path):
     numbers = "--target y --max-records 100 --epsilon 3000 --delta 0.01"
     files = tmp_path / "*.parquet"
     out = launched(tmp_path, "fit.py", "--files", files, *numbers.split())
-    order = np.r_[0:30, 49:N, 30:49]
-    ones = np.ones((N, 1), np.float32)
+    order, ones = np.r_[0:30, 49:N, 30:49], np.ones((N, 1), np.float32)
     data = np.c_[FEATURES[:, [1, 0, 2]], ones][order], TARGETS[order]
     key = jax.random.wrap_key_data(WORDS, impl="threefry2x32")
     solution = solvers.dp_linear_model(
@@ -324,6 +268,79 @@ def test_the_launcher_refuses_text_and_a_used_key(tmp_path, monkeypatch):
 def test_the_launcher_knows_the_options_that_are_shown(name, program):
     shown = (LAUNCH / name).read_text().rsplit(program, 1)[1]
     shown = shown.partition("\n\n")[0]
-    options = set(re.findall(r"--(?!nodes)[a-z][a-z-]+", shown))
-    known = re.findall(r'"(--[a-z-]+)"', (LAUNCH / program).read_text())
-    assert {"--folder", "--epsilon"} <= options <= set(known)
+    options = set(re.findall(r"--((?!nodes)[a-z][a-z-]+)", shown))
+    known = re.findall(r'"(?:--)?([a-z-]+)"', (LAUNCH / program).read_text())
+    assert {"folder", "epsilon"} <= options <= set(known)
+
+
+EXCHANGE = """
+import os, sys, jax
+party, address = int(sys.argv[1]), sys.argv[2]
+jax.distributed.initialize(
+    address, 3, party, initialization_timeout=30, heartbeat_timeout_seconds=5
+)
+from dpjax.parties import SecureSum
+transport = SecureSum().transport
+everything = transport.exchange(bytes([party]) * 5, 5)
+gaps = transport.exchange(b"" if party == 1 else b"ab" * (1 + party), 2)
+# They may also await different sizes.
+own = transport.exchange(b"abc" if party == 1 else b"de", 2 + (party == 1))
+if sys.argv[3] == "die" and party == 1:
+    os._exit(7)
+print("RESULT", everything, gaps, own, transport.exchange(b"z", 1), flush=True)
+"""
+DESCENT = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+party, address, num_parties = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+jax.distributed.initialize(address, num_parties, party, initialization_timeout=60)
+from dpjax import losses
+from dpjax.estimators import Clipping
+from dpjax.parties import SecureSum
+from dpjax.solvers import dp_multiparty_gradient_descent
+with np.load(sys.argv[4]) as file:
+    data = file[f"features{party}"], file[f"targets{party}"]
+known = np.random.default_rng(party).bytes
+solution = dp_multiparty_gradient_descent(
+    losses.logistic, jnp.zeros(3), data,
+    secure_sum=SecureSum(test_only_random_bytes=known), epsilon=2.0,
+    delta=1e-6, estimator=Clipping(1.0), learning_rate=0.5, num_steps=5)
+print("RESULT", *(float(x).hex() for x in solution.params), flush=True)
+"""
+
+
+def run(script, *arguments):
+    address = f"127.0.0.1:{free_port(0)}"
+    commands = [["-c", script, i, address, *arguments] for i in range(3)]
+    return run_processes(commands, timeout=120)[:2]
+
+
+def test_processes_exchange_over_jax():
+    codes, results = run(EXCHANGE, "live")
+    assert codes == [0, 0, 0]
+    everything = [bytes([party]) * 5 for party in range(3)]
+    most, second = [b"de", None, b"de"], [None, b"abc", None]
+    assert results == [
+        [f"{everything} {[b'ab', None, None]} {own} {[b'z'] * 3}"]
+        for own in (most, second, most)
+    ]
+
+
+def test_a_process_that_dies_ends_the_job():
+    codes, results = run(EXCHANGE, "die")
+    assert codes[1] == 7
+    assert 0 not in codes
+    assert results == [[], [], []]
+
+
+def test_processes_do_as_one_process_does_with_the_same_noise(tmp_path):
+    data = [records(size, seed) for seed, size in enumerate(SIZES[:3])]
+    arrays = {f"features{i}": x for i, (x, _) in enumerate(data)}
+    arrays |= {f"targets{i}": y for i, (_, y) in enumerate(data)}
+    np.savez(tmp_path / "data.npz", **arrays)
+    codes, lines = run(DESCENT, 3, tmp_path / "data.npz")
+    assert codes == [0] * 3
+    results = np.array([[float.fromhex(x) for x in line.split()] for (line,) in lines])
+    assert np.all(results == results[0])
+    expected = pooled_descent(data, noise_of(SIZES[:3], num_shares=2))
+    np.testing.assert_allclose(results[0], expected, rtol=1e-5, atol=1e-5)

@@ -14,7 +14,6 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def run_example(heading):
-    """Runs the first block under a heading, and returns its names."""
     section = README.read_text().split(f"## {heading}\n")[1]
     code = re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)
     names = {}

@@ -11,7 +11,7 @@ from scipy import stats
 
 from benchmarks.__main__ import main
 from benchmarks.comparison import LARGEST_EXCESS
-from benchmarks.record import Record, merge, read
+from benchmarks.record import Record, read
 from benchmarks.utility import (
     hindsight,
     page,
@@ -23,7 +23,6 @@ from benchmarks.utility import (
 from benchmarks.utility.hindsight import Setting
 from benchmarks.utility.methods import METHODS
 from benchmarks.utility.problems import Problem
-from dpjax import datasets
 from dpjax.accounting import gaussian_stddev
 
 KEYS = jax.random.split(jax.random.key(3), 2)
@@ -32,7 +31,6 @@ RUN |= {"system": "Linux", "versions": {"jax": "0"}, "commit": "abc"}
 
 
 def small(loss="squared", n=400, d=3, **changes):
-    """A problem of a few features, the last of ones."""
     rng = np.random.default_rng(0)
     features = rng.standard_normal((n, d)).astype(np.float32)
     features[:, -1] = 1
@@ -134,8 +132,7 @@ def test_a_noisy_gram_has_half_the_variance_off_its_diagonal():
 
 @pytest.mark.parametrize("name", ["adassp", "boosted_adassp", "tukey_em"])
 def test_rivals_find_the_weights_where_the_budget_is_vast(name):
-    data = small(n=20_000)
-    method = METHODS[name]
+    data, method = small(n=20_000), METHODS[name]
     reference = data.reference
     if method.row_norm is not None:  # a model of other features: none is worse
         features = problems.scaled_down(data.features, method.row_norm)
@@ -151,19 +148,6 @@ def test_tukey_em_gives_zero_weights_where_its_test_fails():
     assert not peers.tukey_em(small(), jax.random.key(0), 0.05).any()
     with pytest.raises(peers.LeftOut, match="5 fits of d records are too few"):
         peers.tukey_em(small(n=16), jax.random.key(0), 1.0)
-
-
-def test_a_point_between_boxes_is_uniform():
-    rng = np.random.default_rng(0)
-    outer = np.array([[0.0, -1.0], [2.0, 3.0]])
-    inner = np.array([[0.5, 0.0], [1.0, 2.0]])
-    logs = [np.log(box[1] - box[0]) for box in (outer, inner)]
-    points = np.array([peers._between(rng, outer, inner, *logs) for _ in range(20_000)])
-    assert ((points >= outer[0]) & (points <= outer[1])).all()
-    assert not ((points > inner[0]) & (points < inner[1])).all(axis=1).any()
-    area = 2 * 4 - 0.5 * 2
-    for is_in, size in (points[:, 0] < 0.5, 0.5 * 4), (points[:, 1] > 2, 2 * 1):
-        assert is_in.mean() == pytest.approx(size / area, abs=0.015)
 
 
 def test_adaptive_clipping_pays_for_its_counts():
@@ -202,7 +186,6 @@ def test_every_method_fits_what_it_serves(name, loss, monkeypatch):
 
 
 def row(method, *excess, problem="adult", epsilon=1.0, **others):
-    """A place and what is there."""
     values = {"excess": list(excess), "seconds": 0.0, "facts": {}, "run": 0}
     return (problem, method, epsilon), values | others
 
@@ -211,25 +194,6 @@ def record_of(*rows, run=RUN):
     known = {problem for (problem, *_), _ in rows}
     facts = page.facts(small()) | {"zero_excess": 10.0}
     return Record((run,), {name: facts | {"title": name} for name in known}, dict(rows))
-
-
-def test_parts_are_merged_and_later_rows_win(tmp_path):
-    path = tmp_path / "utility.json"
-    first = record_of(row("zero", 1.0, 2.0), row("zero", 3.0, 4.0, epsilon=8.0))
-    other = {**RUN, "cores": 16}
-    second = record_of(row("zero", 5.0, 6.0), run=other)
-    merge([first], path)
-    whole = merge([second], path)
-    assert whole == read(path)
-    assert whole.runs == (RUN, other)
-    assert whole.rows["adult", "zero", 1.0]["excess"] == [5.0, 6.0]
-    assert whole.rows["adult", "zero", 1.0]["run"] == 1
-    assert whole.rows["adult", "zero", 8.0]["run"] == 0
-    # A machine without a package does not undo what another has measured.
-    left_out = record_of(row("zero", left_out="not installed"), row("tukey_em", 1.0))
-    again = merge([left_out], path)
-    assert again.rows["adult", "zero", 1.0]["excess"] == [5.0, 6.0]
-    assert again.rows["adult", "tukey_em", 1.0]["run"] == 0
 
 
 def test_a_run_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
@@ -264,35 +228,6 @@ def test_ratios_have_a_floor_and_means_leave_out_what_is_not_served():
     assert found.geometric_mean(names, "tukey_em", 1.0) is None
 
 
-WRONG = {
-    "--methods none": "method = 'none': must be one of",
-    "--problems none": "problem = 'none': must be one of",
-    "--epsilons 0": "epsilon = 0.0: must be positive",
-    "--repetitions 1": "repetitions = 1: must be at least 2",
-    "--out x.txt": "--out must be a file",
-}
-PARTS = *(f"utility {part}" for part in page.PARTS), "deep run"
-WRONG = {f"{part} {x}": words for part in PARTS for x, words in WRONG.items()}
-
-
-@pytest.mark.parametrize("arguments", WRONG)
-def test_the_command_names_a_wrong_argument(arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match=WRONG[arguments]):
-        main(arguments.split())
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_search_trains_and_scores_on_disjoint_records():
-    # Records are their own numbers, so that what a part holds is told apart.
-    features = np.c_[np.arange(400.0) / 400, np.ones(400)].astype(np.float32)
-    data = small(features=features, d=2, reference=np.zeros(2))
-    trained, held_out = tuning.split(data)
-    assert (len(trained[1]), len(held_out[1])) == (360, 40)
-    together = np.concatenate([trained[0][:, 0], held_out[0][:, 0]])
-    assert sorted((400 * together).round().tolist()) == list(range(400))
-
-
 def test_a_search_states_how_its_budget_is_split(monkeypatch):
     monkeypatch.setattr(tuning, "NUM_STEPS", 3)
     keys = jax.random.split(jax.random.key(4), 1)  # others have used KEYS
@@ -314,36 +249,3 @@ def test_every_model_predicts_the_test_set(name, loss):
     constant = data.reference_risk + data.intercept_excess
     assert np.mean(found["excess"]) < constant * (1.3 if name == "constant" else 1)
     assert ("auc" in found) == (loss == "logistic")
-
-
-def test_curves_that_are_not_private_follow_a_bend():
-    rng = np.random.default_rng(0)
-    features = np.c_[rng.standard_t(3, 2_000), np.ones(2_000)].astype(np.float32)
-    targets = np.abs(features[:, 0]).clip(0, 2)
-    data = small(features=features, targets=targets, d=2)
-    data = dataclasses.replace(data, test_features=features, test_targets=targets)
-    assert data.smooth == (0,)
-    assert data.mean_loss(predictions.bent(data)[:, None])[0] < 1e-4
-
-
-def test_columns_before_encoding_are_categories_and_numbers():
-    data = problems.problem("rand_hie")
-    kinds, train, test = predictions.raw(data)
-    assert (train.shape, test.shape) == ((16_190, 23), (4_000, 23))
-    (place,) = (place for place, kind in enumerate(kinds) if kind == "nominal")
-    names = datasets.load("rand_hie").feature_names
-    sites = [name.startswith("site=") for name in names]
-    expected = np.eye(6)[train[:, place].astype(int)]
-    np.testing.assert_array_equal(expected, data.features[:, sites])
-    np.testing.assert_array_equal(train[:, 0].astype(np.float32), data.features[:, 0])
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("interpret") is None, reason="needs interpret-core"
-)
-def test_dp_ebm_takes_the_best_range_of_targets():
-    data = problems.problem("rand_hie")
-    found, facts = predictions.dp_ebm(data, KEYS, 8.0)
-    assert found.shape == (4_000, 2)
-    assert facts == {"largest_target": 30.0}
-    assert data.mean_loss(found).max() < data.reference_risk + data.intercept_excess

@@ -53,21 +53,15 @@ def masked(cells):
     return np.ma.MaskedArray(np.array(filled), np.logical_not(known))
 
 
-def of_pandas(cells, kind):
-    return pd.Series(pd.arrays.ArrowExtensionArray(pa.array(cells, kind)))
-
-
 def typed():
-    """Yields the name, the column and the maker of each container with a type."""
+    def of_pandas(cells, kind):
+        return pd.Series(pd.arrays.ArrowExtensionArray(pa.array(cells, kind)))
+
     makers = (
         ("", PANDAS, lambda cells, kind: pd.Series(cells, dtype=kind)),
         ("arrow ", ARROW, lambda cells, kind: pa.array(cells, kind)),
         ("pandas ", ARROW, of_pandas),
-        (
-            "polars ",
-            POLARS,
-            lambda cells, kind: pl.Series(cells, dtype=kind, strict=False),
-        ),
+        ("polars ", POLARS, lambda x, kind: pl.Series(x, dtype=kind, strict=False)),
     )
     for library, kinds, make in makers:
         for kind, names in kinds.items():
@@ -96,12 +90,7 @@ CASES += [
 ]
 
 
-def named(case):
-    return " ".join(map(str, (case[0], case[1], repr(case[3])[:9])))
-
-
 def model(name):
-    """A model that shows the category and the number of each cell."""
     cells = COLUMNS[name]
     kinds = {"a": Categorical(tuple(dict.fromkeys(map(str, cells)))), "b": Numeric()}
     size = len(kinds["a"].categories)
@@ -110,14 +99,13 @@ def model(name):
 
 
 def expected(name):
-    return model(name).predict({"a": list(map(str, COLUMNS[name]))} | both(name))
+    texts = list(map(str, COLUMNS[name]))
+    return model(name).predict({"a": texts, "b": np.array(texts, object)})
 
 
-def both(name):
-    return {"b": np.array([str(cell) for cell in COLUMNS[name]], object)}
-
-
-@pytest.mark.parametrize("case", CASES, ids=map(named, CASES))
+@pytest.mark.parametrize(
+    "case", CASES, ids=[f"{a} {b} {x!r:.9}" for a, b, _, x in CASES]
+)
 def test_a_model_reads_each_cell_by_itself(case):
     _, name, make, odd = case
     made, truth, cells = model(name), expected(name), COLUMNS[name]

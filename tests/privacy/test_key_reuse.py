@@ -1,8 +1,8 @@
 """A key is used once: planted reuse is caught, and no release of dpjax reuses one.
 
 The suite runs under `jax_debug_key_reuse`, which looks at programs as they are traced.
-It loses a key whose words are read, and takes `fold_in` for no
-use. So releases are also run with keys that tell of every use.
+It loses a key whose words are read, and takes `fold_in` for no use. So releases are
+also run with keys that tell of every use.
 """
 
 import inspect
@@ -35,7 +35,6 @@ PARAMS = jnp.zeros(2)
 
 
 def trace(release, *args):
-    """Traces a release, which is when it is checked; nothing is compiled."""
     jax.jit(release).trace(*args)
 
 
@@ -100,10 +99,6 @@ def descended(key, batch):
     return step.update(batch, step.init(PARAMS), PARAMS)[0]
 
 
-def in_a_branch(key, data):
-    return jax.lax.cond(data[0, 0] > 0, lambda: noisy(key, data), lambda: data)
-
-
 # Of two keys, which are one where it is reused.
 OF_TWO_KEYS = {
     "batch and noise": lambda x, y, data: noisy(y, drawn(x, data).mean(axis=0)),
@@ -113,21 +108,17 @@ OF_TWO_KEYS = {
         noisy(x, data),
         *(noisy(key, data) for key in jax.random.split(y)),
     ],
-    "branch and noise": lambda x, y, data: noisy(y, in_a_branch(x, data)),
+    "branch and noise": lambda x, y, data: noisy(
+        y, jax.lax.cond(data[0, 0] > 0, lambda: noisy(x, data), lambda: data)
+    ),
     "batches and their descent": lambda x, y, data: descended(y, drawn(x, data)),
 }
-
-
-def of_two_keys(release, key, data, *, reuses):
-    return release(*((key, key) if reuses else jax.random.split(key)), data)
-
-
-PLANTED = {name: partial(of_two_keys, x) for name, x in OF_TWO_KEYS.items()} | {
-    x.__name__: x
-    for x in (
-        *(some_leaf_of_a_split, two_updates, scan_of_updates),
-        loop_with_the_key_from_outside,
+PLANTED = some_leaf_of_a_split, two_updates, scan_of_updates
+PLANTED = {x.__name__: x for x in (*PLANTED, loop_with_the_key_from_outside)} | {
+    name: lambda key, data, *, reuses, release=release: release(
+        *((key, key) if reuses else jax.random.split(key)), data
     )
+    for name, release in OF_TWO_KEYS.items()
 }
 
 

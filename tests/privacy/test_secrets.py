@@ -67,23 +67,17 @@ def test_a_sum_without_noise_is_not_shown():
     assert not re.search(r"\bArray\(", repr(state) + repr(state.total))
 
 
-def classes_with_keys():
+def test_every_class_with_a_key_hides_it():
+    found = {}
     for module in pkgutil.walk_packages(dpjax.__path__, "dpjax."):
         if module.name.endswith("__main__"):
             continue
         for each in vars(importlib.import_module(module.name)).values():
             if inspect.isclass(each) and each.__module__ == module.name:
-                yield from [each] if "key" in shown_fields(each) else []
-
-
-def shown_fields(each):
-    if dataclasses.is_dataclass(each):
-        return [field.name for field in dataclasses.fields(each) if field.repr]
-    return getattr(each, "_fields", ())
-
-
-def test_every_class_with_a_key_hides_it():
-    found = {each.__name__: each.__repr__ for each in classes_with_keys()}
+                shown = getattr(each, "_fields", ())
+                if dataclasses.is_dataclass(each):
+                    shown = [x.name for x in dataclasses.fields(each) if x.repr]
+                found |= {each.__name__: each.__repr__} if "key" in shown else {}
     hidden = type(STATES["batches"](jax.random.key(0))).__repr__
     assert len(found) >= 6
     assert {n for n, text in found.items() if text is not hidden} <= INTERNAL

@@ -31,10 +31,18 @@ from dpjax.accounting._sampled_gaussian import (
 )
 from dpjax.batching import CyclicPoisson
 from dpjax.mechanisms import BandedToeplitz, BufferedToeplitz
+from tests.unit.accounting.test_smooth import MECHANISMS, check_cost
 from tests.unit.accounting.test_subsampling import FIXED_SIZE, POISSON
 from tests.unit.accounting.test_tuning import BASES, DELTA, DISTRIBUTIONS, check_price
 
 BANDED = BandedToeplitz.square_root(40, 4)
+SMOOTH = [(0.3, 0.05, 0.5), (0.05, 0.5, 0.5), (0.02, 0.2, 0.3), (0.2, 0.5, 1.0)]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(("t", "s", "sigma"), [*SMOOTH, (1e-3, 1, 1)])
+def test_cost_covers_the_renyi_divergence(mechanism, t, s, sigma):
+    check_cost(mechanism, t, s, sigma)
 
 
 def test_costs_are_jax_privacys():

@@ -1,8 +1,12 @@
-"""`dpjax train`: runs from end to end."""
+"""`dpjax train` from end to end, with private ranges, and resumed."""
 
+import contextlib
 import json
+import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import polars as pl
@@ -35,29 +39,6 @@ def test_columns_of_nan_and_of_nothing(rooms):
     pl.DataFrame(frame).write_parquet(rooms / "data.parquet")
     done(run("data.parquet", *options()))
     assert np.isfinite(params_of(rooms)).all()
-
-
-BLOCKED = """
-import sys
-
-class Blocker:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"typer", "rich", "matplotlib", "polars"}:
-            raise ModuleNotFoundError(name, name=name)
-
-sys.meta_path.insert(0, Blocker())
-import dpjax
-import dpjax.tables.cli
-dpjax.tables.cli.main()
-"""
-
-
-def test_without_the_extra():
-    command = [sys.executable, "-c", BLOCKED]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert 'install with pip install "dpjax[experiments]"' in result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_adult_shows_the_comparison(tmp_path):
@@ -108,20 +89,12 @@ def test_intervals_are_trained_shown_and_reported(here):
     assert [float(x) for x in row[:2]] == pytest.approx([*numbers], rel=1e-3)
     # JSON has no infinity.
     assert content["coefficients"]["town=Ghent"]["standard_error"] is None
-    for text in (
-        "95% interval",
-        "inf -inf to inf",
-        "It counts the sampling of records and the noise of everything that was",
-        "No honest interval can be had for town=Ghent: the noise hides",
-    ):
-        assert text in shown
+    assert "No honest interval can be had for town=Ghent: the noise hides" in shown
 
 
 @pytest.fixture
 def claims(here):
-    """A file of policies with half a year on average, and its schema."""
-    rng = np.random.default_rng(0)
-    n = 20_000
+    rng, n = np.random.default_rng(0), 20_000
     age, years = rng.uniform(20, 80, n), rng.uniform(0.05, 1, n)
     counts = rng.poisson(0.3 * years * np.exp(0.02 * (age - 50)))
     cost = np.where(counts > 0, 500 * rng.gamma(2.0 * np.maximum(counts, 1)), 0)
@@ -152,25 +125,18 @@ def test_a_frequency(claims):
     (claims / "new.csv").write_text("age,years\n50,1\n50,0.5\n50,\n50,3\n")
     code, _, shown = outputs_of("predict", "out", "new.csv")
     assert code == 0
-    for text in (
-        "years: 1 of 4 cells lie above 1: they count as this, as in training.",
-        "years: 1 of 4 cells hold no number from zero on: they count as zero",
-    ):
-        assert text in shown
-    title, *rows = (claims / "predictions.csv").read_text().splitlines()
-    assert title == "predicted_claims"
-    year, half, none, more = map(float, rows)
+    assert "years: 1 of 4 cells lie above 1: they count as this" in shown
+    year, half, none, more = map(
+        float, (claims / "predictions.csv").read_text().split()[1:]
+    )
     assert year == pytest.approx(0.3, rel=0.2)
     assert (half, none, more) == (pytest.approx(year / 2), 0, year)
     (claims / "new.csv").write_text("age\n50\n")
     code, _, shown = outputs_of("predict", "out", "new.csv")
     assert "There is no column years: predictions are for one of it." in shown
     assert float((claims / "predictions.csv").read_text().split()[1]) == year
-    shown = outputs_of("show", "out")[1]
-    assert "Predicts the mean of claims, in proportion to years. A factor is" in shown
     factor = np.exp(model.coefficients()["age"])
-    assert f"age larger by 1 {factor:.4g}" in shown
-    assert "Means lie between 0.001 and 30 where years is 1, and no more" in shown
+    assert f"age larger by 1 {factor:.4g}" in outputs_of("show", "out")[1]
 
 
 def test_costs_with_a_bought_scale_and_a_ledger(claims):
@@ -211,18 +177,138 @@ def test_persons_on_a_list(here):
     words += "--records-per-unit 2 --holdout 0.2 --unit-names names.txt --output out"
     shown = words_of(done(run(*words.split(), "--ledger", "t.toml")).stdout)
     words = "groups of records with one who by any others, or none, with the same who,"
-    public = "The list of values of who that was given is public; whether one of"
-    for part in (
-        "n = 240 values of who, 2 places each",
-        f"Replacing any one of the 300 {words} changes",
-        public,
-        "On 60 records held out, by a budget of their own of epsilon = 4",
-        "95 per cent bounds for sampling and noise. The constant is the",
-    ):
-        assert part in shown
-    report = json.loads((here / "out" / "report.json").read_text())
-    assert report["unit"].pop("public").startswith(public)
-    assert report["unit"] == {"column": "who", "num_units": 300, "records_per_unit": 2}
+    assert "n = 240 values of who, 2 places each" in shown
+    assert f"Replacing any one of the 300 {words} changes" in shown
+    assert "The list of values of who that was given is public" in shown
+    report = read_report(here / "out")
+    assert (report["unit"]["num_units"], report["unit"]["records_per_unit"]) == (300, 2)
     assert report["privacy"]["epsilon"] == pytest.approx(4.0)
     description = report["evaluation"]["privacy"]["description"]
     assert f"any one of the 60 {words}" in description
+
+
+OPEN = """
+[columns.rooms]
+
+[columns.town]
+categories = ["Ghent", "Lier"]
+
+[target]
+"""
+ODD_LINES = ['nan,"Ghent,1e38,yes', "", "inf,Lier", "1e39,?,abc,maybe,5", "-1e38,,,"]
+
+
+def test_private_ranges_count_in_the_guarantee(rooms):
+    rng = np.random.default_rng(1)
+    sizes = rng.normal(40, 10, 4_000)
+    prices = 1e5 + 500 * sizes + 2e3 * rng.standard_t(2.1, 4_000)
+    frame = pl.DataFrame({"rooms": sizes, "town": ["Ghent"] * 4_000, "price": prices})
+    frame.write_csv(rooms / "data.csv")
+    (rooms / "number.toml").write_text(OPEN)
+    result = done(run("data.csv", *options(private_ranges=0.25, delta=1e-4)))
+    report = read_report(rooms / "out")
+    total, ranges = report["privacy"], report["ranges"]
+    assert (total["epsilon"], total["delta"]) == (1.0, pytest.approx(1e-4))
+    part = ranges["privacy"]
+    assert (part["epsilon"], part["delta"]) == (0.25, 2.5e-5)
+    assert "any one of the 4,000 records" in total["description"]
+    assert "e^1 = 2.72" in total["description"]
+    shown = words_of(result.stdout)
+    assert "epsilon = 1, delta = 0.0001" in shown
+    assert "epsilon = 0.25, delta = 2.5e-05 is for the centers and scales of 2" in shown
+    assert set(ranges["columns"]) == {"rooms", "price"}
+    assert ranges["columns"]["rooms"]["center"] == pytest.approx(40, rel=0.1)
+    assert 10 < ranges["columns"]["rooms"]["scale"] < 40
+    assert ranges["columns"]["price"]["center"] == pytest.approx(1.2e5, rel=0.1)
+    assert ranges["is_informative"]
+    scale = ranges["columns"]["price"]["scale"]
+    assert report["target_unit"] == f"price / {scale:g}"
+
+
+def test_ranges_of_odd_columns(rooms):
+    (rooms / "number.toml").write_text(OPEN)
+    lines = (rooms / "data.csv").read_text().splitlines()
+    (rooms / "data.csv").write_text("\n".join([lines[0], *ODD_LINES * 8]) + "\n")
+    result = done(run("data.csv", *options(private_ranges=0.1)))
+    assert "may be mere noise" in words_of(result.stderr)
+    assert np.isfinite(params_of(rooms)).all()
+
+
+@pytest.mark.parametrize("target", ["yes", "amount"])
+def test_without_ranges_a_model_is_no_worse_than_the_private_mean(here, target):
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(4_000, 30))
+    if target == "yes":
+        values, kind = rng.uniform(size=4_000) < 0.1, "positive = 1"
+    else:
+        values, kind = 500 + np.exp(2 * rng.normal(size=4_000)), ""
+    names = [f"x{i}" for i in range(30)]
+    lines = [",".join(f"{x:.6g}" for x in row) for row in np.c_[features, values]]
+    (here / "data.csv").write_text("\n".join([",".join([*names, target]), *lines]))
+    columns = "".join(f"columns.{name} = {{}}\n" for name in names)
+    (here / "schema.toml").write_text(f"{columns}[target]\n{kind}")
+    loss = "logistic" if target == "yes" else "squared"
+    words = f"data.csv --schema schema.toml --target {target} --loss {loss} "
+    words += "--epsilon 0.5 --private-ranges 0.1 --output out --seed 0"
+    done(run(*words.split()))
+    found = np.asarray(load_model("out/model.npz").predict("data.csv"), np.float64)
+    # No feature is worth its noise; the constant is the mean, but for clipped tails.
+    assert np.ptp(found) == 0
+    np.testing.assert_allclose(found[0], np.mean(values), rtol=0.1)
+
+
+def command(output, checkpoint):
+    words = ["train", "rand-hie", "--epsilon", "1", "--model", "linear"]
+    return [*words, "--output", str(output), "--checkpoint", str(checkpoint)]
+
+
+@contextlib.contextmanager
+def started(output, checkpoint):
+    """Yields a process of the command; it does not outlive the test."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "dpjax", *command(output, checkpoint)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_killed_and_resumed(tmp_path):
+    kept, output, other = (tmp_path / name for name in ("kept", "out", "other"))
+    with started(output, kept) as process:
+        while not any(path.name.isdigit() for path in kept.glob("states/*")):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, process.stderr.read()
+    assert not output.exists()
+    assert kept.stat().st_mode & 0o777 == 0o700
+
+    # With the same key from the first step on: what the run would have been.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(kept / "key.npz", copy)
+    with started(output, kept) as resumed, started(other, copy) as untouched:
+        for process in (resumed, untouched):
+            _, shown = process.communicate()
+            assert process.returncode == 0, shown
+    models = [(folder / "model.npz").read_bytes() for folder in (output, other)]
+    assert models[0] == models[1]  # bit for bit
+    reports = [(folder / "report.json").read_text() for folder in (output, other)]
+    assert reports[0] == reports[1]
+    assert json.loads(reports[0])["privacy"]["epsilon"] == pytest.approx(1.0)
+    assert not kept.exists()  # nobody can find the key, and subtract the noise
+    assert not copy.exists()
+
+
+@pytest.mark.parametrize("name", ["key.npz", "paid.npz"])
+def test_killed_while_a_file_was_written(tmp_path, name):
+    kept, output = tmp_path / "kept", tmp_path / "out"
+    kept.mkdir()
+    (kept / f".{name}.7.part").write_bytes(b"the first half of")
+    done(invoke(*command(output, kept)))
+    assert not kept.exists()

@@ -1,11 +1,15 @@
-"""How often the intervals of linear models and of quantiles hold the population's."""
+"""How often intervals of models, and of curves and quantiles, hold the population's."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks import populations
 from benchmarks.coverage import LAWS, QUANTILE_LAWS, SIZES, are_too_many, misses, study
+from dpjax.solvers import dp_additive_model
 from dpjax.solvers.linear import _intervals
 
 
@@ -68,3 +72,86 @@ def test_real_columns_are_populations(tmp_path, monkeypatch):
     text = populations.table(rows)
     assert text.count("| adult, age | 5 |") == len(rows)
     assert populations.table({}) == ""
+
+
+GRID = np.array([-4.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0])
+MIXED = jnp.array([[1.0, 0.5], [0.0, 0.87]])
+CURVE_LAWS = {
+    "normal": lambda key, shape: jax.random.normal(key, shape),
+    "heavy": lambda key, shape: jax.random.t(key, 3.0, shape) / 1.5,
+    "few beyond one": lambda key, shape: jax.random.normal(key, shape) * 0.5,
+}
+
+
+def table(key, law, num_samples):
+    columns = CURVE_LAWS[law](key, (num_samples, 2)) @ MIXED
+    first, second = columns.T
+    means = jnp.where(first > 0, jnp.sin(1.5 * first), 0.5 * first)
+    means += jnp.minimum(second**2, 6) / 3  # neither is a sum of hat functions
+    return jnp.c_[columns, jnp.ones(num_samples)], means
+
+
+def best(law, knots, num_samples=2_000_000):
+    features, means = table(jax.random.key(999), law, num_samples)
+    inner = knots.index(0.0)
+    peaks = np.delete(np.eye(len(knots)), inner, 0)
+    columns = np.asarray(features[:, :2]).T
+    bends = [np.stack([np.interp(x, knots, y) for y in peaks], 1) for x in columns]
+    rows = np.hstack([np.ones((num_samples, 1)), *bends]).astype(np.float64)
+    weights = np.linalg.solve(rows.T @ rows, rows.T @ np.asarray(means, np.float64))
+    heights = np.insert(weights[1:].reshape(2, -1), inner, 0.0, axis=1)
+    return np.array([np.interp(GRID, knots, curve) for curve in heights])
+
+
+def errors_of(law, num_samples, epsilon, repetitions):
+    def solve(key):
+        data_key, noise_key, key = jax.random.split(key, 3)
+        features, means = table(data_key, law, num_samples)
+        return dp_additive_model(
+            "squared",
+            (features, means + jax.random.t(noise_key, 4.0, means.shape)),
+            key=key,
+            epsilon=epsilon,
+            delta=0.1 / num_samples,
+            smooth=(0, 1),
+            intercept=2,
+            intervals=True,
+        )
+
+    def found(key):
+        solution = solve(key)
+        pair = solution.standard_errors, solution.correlations
+        curves = [solution.params.curve(j, GRID) for j in (0, 1)]
+        return curves, [solution.params.errors(*pair, j, GRID) for j in (0, 1)]
+
+    truth = best(law, jax.eval_shape(solve, jax.random.key(0)).params.knots)
+    keys = jax.random.split(jax.random.key(1), repetitions)
+    runs = jax.jit(partial(jax.lax.map, found, batch_size=4))(keys)
+    curves, errors = (np.stack(parts, 1).reshape(repetitions, 16) for parts in runs)
+    return curves - truth.ravel(), errors
+
+
+def check(errors, found, least=0.94):
+    is_finite = np.isfinite(found)
+    missed = np.sum(is_finite & ~(np.abs(errors) <= 1.96 * found), axis=0)
+    total = np.sum(is_finite, axis=0)
+    held = 1 - np.sum(missed) / np.sum(total)
+    return not are_too_many(missed, total) and held > least
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("num_samples", "epsilon"), [(20_000, 1.0), (20_000, 3.0), (100_000, 1.0)]
+)
+@pytest.mark.parametrize("law", CURVE_LAWS)
+def test_bands_hold_the_best_curves(law, num_samples, epsilon):
+    errors, found = errors_of(law, num_samples, epsilon, 100)
+    assert check(errors, found)
+    assert law == "few beyond one" or np.mean(np.isfinite(found)) > 0.98
+
+
+def test_some_bands_hold_the_best_curves_and_narrower_ones_do_not():
+    errors, found = errors_of("normal", 12_000, 3.0, 160)
+    assert np.all(np.isfinite(found))
+    assert check(errors, found, least=0.92)
+    assert not check(errors, 0.6 * found, least=0.92)

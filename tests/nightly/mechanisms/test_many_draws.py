@@ -1,4 +1,4 @@
-"""Tails so far out that a hundred million draws reach them, and large selections."""
+"""Tails of many draws, large selections, and strategies beside those of jax_privacy."""
 
 from functools import partial
 
@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from dpjax.mechanisms import _samplers, discrete_gaussian, exponential, permute_and_flip
+from dpjax.mechanisms import (
+    BandedToeplitz,
+    BinaryTree,
+    BufferedToeplitz,
+    _samplers,
+    discrete_gaussian,
+    exponential,
+    permute_and_flip,
+)
 
 FALSE_ALARM = 1e-6
 
@@ -56,18 +64,6 @@ def test_tails(sampler, law, thresholds, key):
     assert counts[:, -1].sum() > 0
 
 
-def test_jax_random_normal_has_no_tails():
-    # Why dpjax has a sampler of its own: each of the 2^23 uniforms that
-    # jax.random.normal can start from, and none passes 5.42.
-    mantissa = jnp.arange(2**23, dtype=jnp.uint32) | jnp.uint32(0x3F800000)
-    unit = jax.lax.bitcast_convert_type(mantissa, jnp.float32) - 1
-    low = np.nextafter(np.float32(-1), np.float32(0))
-    uniform = jnp.maximum(low, unit * (1 - low) + low)
-    normal = np.sqrt(np.float32(2)) * jax.lax.erf_inv(uniform)
-    assert -5.42 <= float(normal.min()) < -5.41
-    assert 5.21 < float(normal.max()) <= 5.23
-
-
 def test_tails_reach_as_far_as_they_should():
     draws = discrete_gaussian(
         4_000_000, stddev=2**24, random_bytes=np.random.default_rng(2).bytes
@@ -93,3 +89,53 @@ def test_memory_is_that_of_one_chunk(mechanism, key):
     compiled = jax.jit(choose).lower(key).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 40 * size
     assert int(compiled(key)) == 777_777
+
+
+def test_sensitivities_are_jax_privacys():
+    pytest.importorskip("jax_privacy.matrix_factorization")
+    from jax_privacy.matrix_factorization import (
+        buffered_toeplitz,
+        sensitivity,
+        toeplitz,
+    )
+
+    banded = BandedToeplitz.square_root(60, 10)
+    buffered = BufferedToeplitz(60, decays=(0.9, 0.5), scales=(0.3, 0.2))
+    tree = BinaryTree(60)
+    with (
+        jax.enable_x64(True),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+    ):
+        blt = buffered_toeplitz.BufferedToeplitz.build(
+            list(buffered.decays), list(buffered.scales)
+        )
+        columns = jnp.asarray(banded.coefficients), blt.toeplitz_coefs(60)
+        for most, apart in ((1, 1), (3, 20), (6, 10)):
+            pattern = {"max_participations": most, "min_separation": apart}
+            for ours, column in zip((banded, buffered), columns, strict=True):
+                squared = toeplitz.minsep_sensitivity_squared(column, apart, most, n=60)
+                expected = ours.sensitivity(**pattern) ** 2
+                np.testing.assert_allclose(expected, squared, rtol=1e-8)
+            # Their bound for any matrix takes the worst of each row on its own.
+            theirs = sensitivity.get_min_sep_sensitivity_upper_bound(
+                jnp.asarray(tree.matrix()), apart, most
+            )
+            assert tree.sensitivity(**pattern) <= 1.05 * theirs
+
+
+def test_the_best_strategies_are_better():
+    pytest.importorskip("jax_privacy")
+
+    def errors(strategy, **pattern):
+        prefix = np.tri(24) @ np.linalg.inv(strategy.matrix())
+        return strategy.sensitivity(**pattern) ** 2 * (prefix**2).sum(axis=1)
+
+    best, root = BandedToeplitz.optimal(24, 4), BandedToeplitz.square_root(24, 4)
+    assert best.num_bands == 4
+    assert errors(best).mean() < errors(root).mean() < errors(BinaryTree(24)).mean()
+    pattern = {"max_participations": 2, "min_separation": 12}
+    buffered = BufferedToeplitz.optimal(24, **pattern)
+    one = BandedToeplitz(24, (1.0,))
+    assert buffered.num_buffers <= 10
+    assert errors(buffered, **pattern).max() < 0.7 * errors(one, **pattern).max()

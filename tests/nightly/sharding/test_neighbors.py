@@ -1,11 +1,8 @@
-"""One record moves what is computed on several devices by the sensitivity, at most.
-
-Every function of gradients and means, under every way to deal rows out: it keeps to the
-bound, or it is refused.
-"""
+"""One record moves means of rows on several devices by the sensitivity, or raises."""
 
 import functools
 from functools import partial
+from itertools import product
 
 import chex
 import jax
@@ -16,17 +13,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpjax
-from dpjax.estimators import (
-    Clipping,
-    MedianOfMeans,
-    SmoothedTruncation,
-    TrimmedMean,
-    Winsorization,
-)
+from dpjax import estimators
 from dpjax.gradients import by_user, per_sample_grad, robust_grad, streamed_grad
 from dpjax.transforms import accumulate, aggregate, dp_sgd, privatize
 from tests import registry
-from tests.nightly.sharding._devices import normal
+from tests.nightly.sharding.test_means import normal
 
 N, DEVICES = 16, 4
 if jax.device_count() < DEVICES:  # meshes stand below
@@ -36,9 +27,12 @@ PARAMS = {"w": jnp.zeros((3, 4)), "b": jnp.zeros(4)}
 SIZE = 16
 BATCH = {"x": normal(0, N, 3), "y": normal(1, N, 4)}
 LAYOUT = by_user(BATCH, jnp.arange(N), num_users=N, records_per_user=1)
-CLIPPING, WINSORIZATION = Clipping(1.0), Winsorization(0.5)
-SMOOTHED = SmoothedTruncation(1.0, 50.0)
-MEDIAN, TRIMMED = MedianOfMeans(CLIPPING, 3), TrimmedMean(0.25, -1.0, 1.0)
+CLIPPING, WINSORIZATION = estimators.Clipping(1.0), estimators.Winsorization(0.5)
+SMOOTHED = estimators.SmoothedTruncation(1.0, 50.0)
+MEDIAN, TRIMMED = (
+    estimators.MedianOfMeans(CLIPPING, 3),
+    estimators.TrimmedMean(0.25, -1.0, 1.0),
+)
 
 
 def loss_fn(params, example):
@@ -265,22 +259,6 @@ def scored(params, batch, axis_name):
     return score.fn(params, jax.random.key(0))
 
 
-def solved(solver, params, batch, axis_name):
-    del params, axis_name
-    return solver((batch["x"], batch["y"][:, 0]), jax.random.key(0), 0).params
-
-
-def users_by_id(params, batch, axis_name):
-    ids = jnp.arange(len(batch["x"]))
-    return grad_of(user_ids=ids, num_users=N)(params, batch, axis_name)
-
-
-def users_laid_out(params, batch, axis_name):
-    del params, axis_name
-    ids = jnp.arange(len(batch["x"]))
-    return by_user(batch, ids, num_users=N, records_per_user=1).records
-
-
 def grad_of_loss(reads_others):
     """Returns the mean gradient of a loss that reads the records of other devices."""
 
@@ -302,11 +280,25 @@ def by_constant(value, params, example):
 
 FORGOTTEN = {name: f for name, (f, _) in NOISY.items()}
 FORGOTTEN |= {"PrivateTraining": trained, "clipped_loss": scored}
-FORGOTTEN |= {name: partial(solved, x) for name, x in registry.SOLVERS.items()}
+FORGOTTEN |= {
+    name: lambda params, batch, axis_name, solver=solver: (
+        solver((batch["x"], batch["y"][:, 0]), jax.random.key(0), 0).params
+    )
+    for name, solver in registry.SOLVERS.items()
+}
 REFUSED = {name: (f, "key must be one for each") for name, f in FORGOTTEN.items()}
+IDS = jnp.arange(N // DEVICES)
 REFUSED |= {
-    "user_ids": (users_by_id, "user_ids must be of a batch on one device"),
-    "by_user": (users_laid_out, "records must be those of all devices"),
+    "user_ids": (
+        lambda *args, axis_name: grad_of(user_ids=IDS, num_users=N)(*args, axis_name),
+        "user_ids must be of a batch on one device",
+    ),
+    "by_user": (
+        lambda params, batch, axis_name: (
+            by_user(batch, IDS, num_users=N, records_per_user=1).records
+        ),
+        "records must be those of all devices",
+    ),
     "psum": (
         grad_of_loss(lambda value, *_: jnp.square(jax.lax.pmean(value, "records"))),
         "loss_fn must be the loss of one example.*psum",
@@ -320,17 +312,16 @@ REFUSED |= {
 }
 
 
-@pytest.mark.parametrize("setting", ["shard_map", "shard_map, unchecked", "pmap"])
-@pytest.mark.parametrize("name", REFUSED)
+ALL_THREE = ["shard_map", "shard_map, unchecked", "pmap"]
+MIXED = [*product(REFUSED, ALL_THREE), ("derivative", "shard_map")]
+REFUSED["derivative"] = grad_of_loss(by_constant), "closes over and that is the same"
+
+
+@pytest.mark.parametrize(("name", "setting"), MIXED)
 def test_what_would_mix_devices_is_refused(name, setting):
     function, reason = REFUSED[name]
     with pytest.raises(ValueError, match=reason):
         BY_HAND[setting](function)(PARAMS, BATCH)
-
-
-def test_a_derivative_that_jax_sums_over_devices_is_refused():
-    with pytest.raises(ValueError, match="closes over and that is the same"):
-        BY_HAND["shard_map"](grad_of_loss(by_constant))(PARAMS, BATCH)
 
 
 def test_records_that_all_devices_have_are_refused():

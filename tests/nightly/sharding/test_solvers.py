@@ -18,7 +18,7 @@ from dpjax.constraints import Box, L1Ball, halton_net
 from dpjax.estimators import MedianOfMeans, TrimmedMean, Truncation, Winsorization
 from dpjax.mechanisms import exponential, permute_and_flip
 from tests import registry
-from tests.nightly.sharding import _devices
+from tests.nightly.sharding import test_means
 
 N, D = 480, 6
 
@@ -88,7 +88,7 @@ def on_one_device(name):
 
 
 def dealt(tree, count=8, kind=AxisType.Auto):
-    return _devices.dealt(tree, _devices.mesh_of(count, kind))
+    return test_means.dealt(tree, test_means.mesh_of(count, kind))
 
 
 def check_same(many, one, atol=1e-6):

@@ -4,106 +4,77 @@ Colluders know their own shares and subtract them; parties drop. What is left is
 from the iterates, and compared with the stddev that the guarantee rests on.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import losses
+from dpjax import losses, solvers
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Winsorization
-from dpjax.mechanisms import discrete_gaussian, gaussian
+from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import SecureSum, run_parties
-from dpjax.solvers import (
-    Execution,
-    dp_multiparty_gradient_descent,
-    dp_multiparty_objective_perturbation,
-)
 from dpjax.solvers.papers import _multiparty_gradient_descent as descent
-from tests.privacy.replay.test_parties import Recorded
+from tests.parties import Recorder
+from tests.privacy.solvers.test_multiparty_objective import drawn_noise
 
 FALSE_ALARM_IN_ERRORS = 5  # standard errors, two-sided: 6e-7
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 
 
-def sums_without_colluders(
+def check_residual(
     num_parties, colluders, dropouts, drops, size, num_steps, max_colluding=None
 ):
-    """Iterates of parties without a gradient, less what the colluders have added.
-
-    As many collude as are admitted, unless that is said. Returns the residual noise of
-    each sum, an array (num_steps, size), and the stats.
-    """
-
+    """Returns noise of sums, less shares of colluders, over the stated; the error."""
     max_colluding = len(colluders) if max_colluding is None else max_colluding
 
     def party_fn(transport):
-        iterates = [np.zeros(size)]
-        solution = dp_multiparty_gradient_descent(
-            losses.squared,
-            jnp.zeros(size),
+        iterates, source = [np.zeros(size)], np.random.default_rng(transport.party)
+        recorder = Recorder(transport, ends=drops.get(transport.party))
+        threats = {"max_colluding": max_colluding, "max_dropouts": dropouts}
+        solution = solvers.dp_multiparty_gradient_descent(
+            *(losses.squared, jnp.zeros(size)),
             (jnp.zeros((2, size)), jnp.zeros(2)),
             secure_sum=SecureSum(
-                Recorded(transport, [], drops.get(transport.party)),
-                max_colluding=max_colluding,
-                max_dropouts=dropouts,
-                test_only_random_bytes=np.random.default_rng(transport.party).bytes,
+                recorder, test_only_random_bytes=source.bytes, **threats
             ),
-            epsilon=1.0,
-            delta=1e-5,
             estimator=Clipping(1.0),
             learning_rate=1.0,
             num_steps=num_steps,
-            execution=Execution(
+            execution=solvers.Execution(
                 callback=lambda _, params: iterates.append(np.asarray(params, float))
             ),
+            **BUDGET,
         )
         return np.array(iterates), solution.stats
 
     iterates, stats = run_parties(party_fn, num_parties)[0]
     noise = descent._Noise.calibrated(
-        Clipping(1.0),
-        [2] * num_parties,
+        *(Clipping(1.0), [2] * num_parties),
         num_params=size,
         num_shares=num_parties - max_colluding - dropouts,
         num_releases=num_steps + dropouts,
-        epsilon=1.0,
-        delta=1e-5,
+        **BUDGET,
     )
     assert noise.stddev == stats["stddev"]
     # Exchanges: keys, numbers of records, and then a vector an attempt.
     ends = {party: start - 2 for party, start in drops.items()}
     live = [
-        [party for party in range(num_parties) if ends.get(party, np.inf) > step]
+        sum(ends.get(party, np.inf) > step for party in range(num_parties))
         for step in range(num_steps)
     ]
-    sums = -np.diff(iterates, axis=0) * np.array([2 * len(x) for x in live])[:, None]
+    sums = -np.diff(iterates, axis=0) * 2 * np.array(live)[:, None]
     for party in colluders:
         source = np.random.default_rng(party).bytes
         source(32)  # the secret key of the masks
-        shares = []
-        failed = set(ends.values())
         for step in range(num_steps):
-            draws = 2 if step in failed else 1  # the failed attempt has its own
-            for _ in range(draws):
-                share = discrete_gaussian(
-                    (size,), stddev=noise.share, random_bytes=source
-                )
-            shares.append(noise.grid.to_reals(share))
-        sums = sums - np.array(shares)
-    return sums, stats
-
-
-def check_residual(num_parties, colluders, dropouts, drops, size, num_steps):
-    residual, stats = sums_without_colluders(
-        num_parties, colluders, dropouts, drops, size, num_steps
-    )
-    last = max([start - 2 for start in drops.values()], default=0)
-    left = residual[last:]  # after all have dropped
+            for _ in range(1 + (step in ends.values())):  # a failed attempt has its own
+                draw = {"stddev": noise.share, "random_bytes": source}
+                share = discrete_gaussian((size,), **draw)
+            sums[step] -= noise.grid.to_reals(share)
+    left = sums[max(ends.values(), default=0) :]  # after all have dropped
     ratio = np.sqrt(np.mean(left**2)) / stats["stddev"]
     error = FALSE_ALARM_IN_ERRORS / np.sqrt(2 * left.size)
-    expected = np.sqrt(
-        (num_parties - len(colluders) - len(drops))
-        / (num_parties - len(colluders) - dropouts)
-    )
+    shares = num_parties - len(colluders) - len(drops)
+    expected = np.sqrt(shares / (num_parties - max_colluding - dropouts))
     assert ratio == pytest.approx(expected, abs=error)
     assert stats["num_live"] == num_parties - len(drops)
     return ratio, error
@@ -119,9 +90,7 @@ def test_colluders_and_dropouts_leave_the_noise_that_is_stated():
 
 def test_a_colluder_more_than_is_admitted_finds_less_noise():
     # The measure has power: two of four collude where one is admitted.
-    residual, stats = sums_without_colluders(4, [0, 2], 0, {}, 400, 8, max_colluding=1)
-    ratio = np.sqrt(np.mean(residual**2)) / stats["stddev"]
-    error = FALSE_ALARM_IN_ERRORS / np.sqrt(2 * residual.size)
+    ratio, error = check_residual(4, [0, 2], 0, {}, 400, 8, max_colluding=1)
     assert ratio == pytest.approx(np.sqrt(2 / 3), abs=error)
 
 
@@ -145,15 +114,13 @@ ESTIMATORS = {
 
 
 def farthest_move(estimator, rng, num_cases):
-    """The largest measured / stated move of a sum, in exact integers, over records."""
     worst, steps = 0.0, descent.Descent(None, False)
-    method = descent._Method(linear, None, None, steps)
+    # A loss whose gradient is the record, whatever it holds.
+    method = descent._Method(lambda w, row: jnp.sum(w * row), None, None, steps)
     for _ in range(num_cases):
         size, d = int(rng.choice([3, 7, 40])), int(rng.choice([1, 2, 9]))
         shares = {"num_params": d, "num_shares": 1, "num_releases": 1}
-        noise = descent._Noise.calibrated(
-            estimator, [size, 3], **shares, epsilon=1.0, delta=1e-5
-        )
+        noise = descent._Noise.calibrated(estimator, [size, 3], **shares, **BUDGET)
 
         def integers(rows, noise=noise, size=size, d=d):
             mean = descent._mean_grad(method, jnp.zeros(d), rows, estimator)
@@ -172,58 +139,34 @@ def farthest_move(estimator, rng, num_cases):
     return worst
 
 
-def linear(params, row):
-    """A loss whose gradient is the record, whatever it holds."""
-    return jnp.sum(params * row)
-
-
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_a_record_moves_the_integers_of_a_sum_by_what_is_stated(name):
     assert 0.5 < farthest_move(ESTIMATORS[name], np.random.default_rng(2), 60) <= 1
 
 
-def residual_of_objective(num_parties, num_colluders, num_runs, d=32):
-    """Noise left in the minimiser after colluders subtract their shares, in stddevs."""
-    left = []
+@pytest.mark.parametrize(("num_colluders", "num_runs"), [(2, 12), (0, 80), (1, 80)])
+def test_shares_of_a_perturbed_objective_leave_what_is_stated(num_colluders, num_runs):
+    d, left = 32, []
     for run in range(num_runs):
 
         def party_fn(transport, run=run):
-            return dp_multiparty_objective_perturbation(
-                np.zeros((2, d), np.float32),
-                np.ones(2, np.float32),
-                secure_sum=SecureSum(
-                    transport,
-                    max_colluding=num_colluders,
-                    test_only_random_bytes=source_of(run, transport.party),
-                ),
-                epsilon=1.0,
-                delta=1e-5,
+            source = np.random.default_rng([run, transport.party]).bytes
+            options = {"max_colluding": num_colluders, "test_only_random_bytes": source}
+            return solvers.dp_multiparty_objective_perturbation(
+                *(np.zeros((2, d), np.float32), np.ones(2, np.float32)),
+                secure_sum=SecureSum(transport, **options),
                 regularization=1.0,
+                **BUDGET,
             )
 
-        solution = run_parties(party_fn, num_parties)[0]
+        solution = run_parties(party_fn, 3)[0]
         stats = solution.stats
         convexity = stats["regularization"] * stats["num_samples"]
         eta = -convexity * np.asarray(solution.params, float)
-        share_stddev = stats["stddev"] / np.sqrt(num_parties - num_colluders)
+        share = stats["stddev"] / np.sqrt(3 - num_colluders)
         for party in range(num_colluders):
-            source = source_of(run, party)
-            source(32)  # the secret key of the masks
-            words = jnp.asarray(np.frombuffer(source(8), np.uint32))
-            with jax.enable_x64(True):
-                key = jax.random.wrap_key_data(words, impl="threefry2x32")
-                zeros = jnp.zeros(d, jnp.float64)
-                eta = eta - np.asarray(gaussian(key, zeros, stddev=share_stddev))
+            eta = eta - drawn_noise([run, party], d, share)
         left.append(eta / stats["stddev"])
-    return np.array(left)
-
-
-def source_of(run, party):
-    return np.random.default_rng([run, party]).bytes
-
-
-@pytest.mark.parametrize(("num_colluders", "num_runs"), [(2, 12), (0, 80), (1, 80)])
-def test_shares_of_a_perturbed_objective_leave_what_is_stated(num_colluders, num_runs):
-    left = residual_of_objective(3, num_colluders, num_runs)
+    left = np.array(left)
     ratio = np.sqrt(np.mean(left**2))
     assert ratio == pytest.approx(1, abs=FALSE_ALARM_IN_ERRORS / np.sqrt(2 * left.size))

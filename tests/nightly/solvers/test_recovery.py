@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks.figures import printed
-from dpjax import PrivateTraining, accounting, datasets, losses
+from dpjax import PrivateTraining, accounting, datasets, losses, solvers
 from dpjax.constraints import L1Ball
 from dpjax.estimators import SmoothedTruncation
-from dpjax.solvers import (
-    dp_frank_wolfe,
-    dp_gradient_descent,
-    dp_iterative_hard_thresholding,
-    dp_lasso,
-    dp_sparse_linear_regression,
-)
 
 LOG_NORMAL = datasets.LogNormal(scale=0.6**0.5)
 
@@ -25,28 +18,19 @@ def three_large(key, num_features):
     return jnp.zeros(num_features).at[:3].set(jnp.array([0.5, -0.3, 0.2]))
 
 
-def regression(num_samples, num_features, feature_law=LOG_NORMAL, **options):
+def regression(num_samples, num_features, seed=0, **options):
     """Linear regression with heavy-tailed features, as in figures 1 and 5 of 004."""
-    return datasets.linear_model(
-        jax.random.key(0),
-        num_samples=num_samples,
-        num_features=num_features,
-        feature_law=feature_law,
-        noise_law=datasets.Normal(scale=0.1**0.5),
-        **options,
-    )
+    laws = {"feature_law": LOG_NORMAL, "noise_law": datasets.Normal(scale=0.1**0.5)}
+    sizes = {"num_samples": num_samples, "num_features": num_features}
+    return datasets.linear_model(jax.random.key(seed), **sizes, **laws | options)
 
 
 def sparse_problem(num_samples=50_000, num_features=1000, seed=0, sparsity=20):
     """Sparse regression, as in figure 7 of paper 004."""
-    return datasets.linear_model(
-        jax.random.key(seed),
-        num_samples=num_samples,
-        num_features=num_features,
-        feature_law=datasets.Normal(scale=5**0.5),
-        noise_law=datasets.LogNormal(scale=0.5**0.5),
-        params_fn=datasets.sparse_params(sparsity),
-    )
+    laws = {"feature_law": datasets.Normal(scale=5**0.5)}
+    laws |= {"noise_law": datasets.LogNormal(scale=0.5**0.5)}
+    params = {"params_fn": datasets.sparse_params(sparsity)}
+    return regression(num_samples, num_features, seed, **laws, **params)
 
 
 def risk(problem, params):
@@ -58,11 +42,7 @@ def distance(solution, problem):
 
 
 def test_figure_1b_at_its_largest_sample():
-    """Paper 004, figure 1(b), n = 9e4, epsilon = 1; the paper reports about 0.03.
-
-    The paper's own setting makes its choices blindly, and ends where a random walk over
-    vertices does.
-    """
+    """Paper 004, figure 1(b), n = 9e4, epsilon = 1: its choices are blind, a walk."""
 
     def solve(fit, start, key):
         options = {"epsilon": 1.0, "constraint": L1Ball(1.0)}
@@ -79,14 +59,14 @@ def test_figure_1b_at_its_largest_sample():
     ).true_params
     papers, default = (  # a walk ends anywhere: means of four keys
         np.mean([excess(solve(fit, start, key).params) for key in range(6, 10)])
-        for fit in (printed.frank_wolfe, dp_frank_wolfe)
+        for fit in (printed.frank_wolfe, solvers.dp_frank_wolfe)
     )
     assert 0.01 < papers < 0.4
     assert default < papers / 3
 
     problem = regression(90_000, 200, params_fn=three_large)
     zero = jnp.zeros(200)
-    solution = solve(dp_frank_wolfe, zero, 8)
+    solution = solve(solvers.dp_frank_wolfe, zero, 8)
     assert excess(solution.params) < excess(zero) / 4
     assert solution.stats["is_informative"]
 
@@ -95,7 +75,7 @@ def test_figure_1b_at_its_largest_sample():
 def test_lasso_beats_zero_and_the_printed_constants(law):
     problem = regression(20_000, 100, feature_law=law, params_fn=three_large)
     options = {"epsilon": 2.0, "delta": 1e-6}
-    tight = dp_lasso(*problem.data, key=jax.random.key(2), **options)
+    tight = solvers.dp_lasso(*problem.data, key=jax.random.key(2), **options)
     papers = printed.lasso(*problem.data, key=jax.random.key(3), **options)
     assert risk(problem, tight.params) < 0.6 * risk(problem, jnp.zeros(100))
     assert risk(problem, tight.params) < 0.6 * risk(problem, papers.params)
@@ -107,22 +87,17 @@ def test_sparse_solvers_beat_zero_and_the_dense_solver():
     # The truth lies on the unit sphere: the zero vector is at distance 1.
     problem = sparse_problem()
     options = {"epsilon": 2.0, "delta": 50_000**-1.1}
-    by_regression = dp_sparse_linear_regression(
-        *problem.data, key=jax.random.key(2), sparsity=20, **options
+    by_regression, papers = (
+        solve(*problem.data, key=jax.random.key(2), sparsity=20, **options)
+        for solve in (solvers.dp_sparse_linear_regression, printed.sparse_regression)
     )
+    descent = {"estimator": SmoothedTruncation(10.0), "learning_rate": 2 / 3 / 5}
+    start = losses.squared, jnp.zeros(1000), problem.data
     by_thresholding, dense = (
-        solve(
-            losses.squared,
-            jnp.zeros(1000),
-            problem.data,
-            key=jax.random.key(1),
-            estimator=SmoothedTruncation(10.0),
-            learning_rate=2 / 3 / 5,
-            **options | others,
-        )
+        solve(*start, key=jax.random.key(1), **descent, **options, **others)
         for solve, others in (
-            (dp_iterative_hard_thresholding, {"sparsity": 20}),
-            (dp_gradient_descent, {"num_steps": 10}),
+            (solvers.dp_iterative_hard_thresholding, {"sparsity": 20}),
+            (solvers.dp_gradient_descent, {"num_steps": 10}),
         )
     )
     assert distance(by_thresholding, problem) < 0.2
@@ -131,9 +106,6 @@ def test_sparse_solvers_beat_zero_and_the_dense_solver():
     assert by_regression.stats["is_informative"]
     assert int((by_regression.params != 0).sum()) <= 20
     # The printed constants drown it: their noise exceeds the whole ball.
-    papers = printed.sparse_regression(
-        *problem.data, key=jax.random.key(2), sparsity=20, **options
-    )
     assert distance(papers, problem) > 1
     assert papers.stats["noise_norm"] > 1
     assert papers.privacy.epsilon <= 2.0
@@ -149,7 +121,7 @@ def test_steps_are_taken_where_they_pay(num_samples, sparsity, epsilon, dearer):
     for seed in range(2):
         problem = sparse_problem(num_samples, 400, seed, sparsity)
         for num_steps in distances:
-            solution = dp_sparse_linear_regression(
+            solution = solvers.dp_sparse_linear_regression(
                 *problem.data,
                 key=jax.random.key(seed),
                 sparsity=sparsity,
@@ -167,7 +139,7 @@ def test_the_mean_square_of_a_sparse_regression_is_paid_for_and_close():
     features = features.astype(np.float32)
     options = {"epsilon": 1.0, "delta": 1e-5, "sparsity": 2, "threshold": 9.0}
     released, given = (
-        dp_sparse_linear_regression(
+        solvers.dp_sparse_linear_regression(
             features, features[:, 0], key=jax.random.key(1), learning_rate=x, **options
         )
         for x in (None, 0.1)

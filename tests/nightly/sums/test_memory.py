@@ -1,4 +1,4 @@
-"""Rows at once from a device's memory: what a row needs, and what is made of it."""
+"""Rows at once from a device's memory; a million samples, and thousands of leaves."""
 
 import math
 import re
@@ -7,14 +7,18 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks.speed.models import GPT2, transformer
 from benchmarks.speed.peers import plain
 from dpjax._sums import fold
+from dpjax._sums.samples import FactoredSamples
 from dpjax._sums.stream import DEFAULT, peak_bytes, rows_at_once
-from dpjax.estimators import Clipping, SmoothedTruncation
+from dpjax.estimators import Clipping, SmoothedTruncation, Truncation
 from dpjax.gradients import robust_grad
+from tests.unit.sums.test_fold import many_leaves
+from tests.unit.sums.test_order_statistics import check
 
 MANY = jnp.ones(1000)
 LOOP = partial(jax.lax.scan, lambda x, _: (jnp.sin(x), x), length=50)
@@ -70,29 +74,22 @@ def test_the_compiled_program_holds_no_more(plan, estimator, monkeypatch):
     assert 0 < held[1] - held[0] <= 16 * needed[0]
 
 
-def network(params, example):
-    features, label = example
-    hidden = jnp.tanh(features @ params[0])
-    return -jax.nn.log_softmax(hidden @ params[1])[label]
-
-
 @pytest.mark.parametrize(
     "estimator", [Clipping(1.0), SmoothedTruncation(1.0)], ids=["clipping", "smoothed"]
 )
 def test_memory_does_not_grow_with_the_batch(estimator):
-    params = (
-        jax.ShapeDtypeStruct((784, 256), jnp.float32),
-        jax.ShapeDtypeStruct((256, 10), jnp.float32),
-    )
+    def network(params, example):
+        features, label = example
+        hidden = jnp.tanh(features @ params[0])
+        return -jax.nn.log_softmax(hidden @ params[1])[label]
+
+    params = [jax.ShapeDtypeStruct(x, "float32") for x in ((784, 256), (256, 10))]
 
     def temporary_bytes(n):
-        batch = (
-            jax.ShapeDtypeStruct((n, 784), jnp.float32),
-            jax.ShapeDtypeStruct((n,), jnp.int32),
-        )
-        grad_fn = jax.jit(robust_grad(network, estimator))
-        compiled = grad_fn.lower(params, batch).compile()
-        return compiled.memory_analysis().temp_size_in_bytes
+        features = jax.ShapeDtypeStruct((n, 784), jnp.float32)
+        batch = features, jax.ShapeDtypeStruct((n,), jnp.int32)
+        compiled = jax.jit(robust_grad(network, estimator)).lower(params, batch)
+        return compiled.compile().memory_analysis().temp_size_in_bytes
 
     # Samples are never written out, however costly the influence is. One block, as up
     # to 64 rows are, needs its sum, activations and finite inputs; several need digits
@@ -114,14 +111,38 @@ def test_a_decoder_of_124_million_parameters_exported_for_cuda():
         jax.export.export(f, platforms=["cuda"])(params, batch).mlir_module()
         for f in (clipped, plain(loss_fn, params, batch)[0])
     ]
-    ours, theirs = map(largest, texts)
-    assert ours <= theirs + 2**30
+    most = []
+    for text in texts:
+        arrays = set(re.findall(r"tensor<((?:\d+x)+)[a-z]+(\d+)>", text))
+        sizes = [[*map(int, x[:-1].split("x")), int(bits)] for x, bits in arrays]
+        most.append(max(map(math.prod, sizes)) // 8)
+    assert most[0] <= most[1] + 2**30
     # Tokens are read from the batch as many rows at once: 8 at least, of 64.
     sizes = set(map(int, re.findall(r"tensor<(\d+)x512xi32>", texts[0])))
     assert min(sizes) >= 8
 
 
-def largest(text):
-    arrays = set(re.findall(r"tensor<((?:\d+x)+)[a-z]+(\d+)>", text))
-    counts = [math.prod(map(int, sizes[:-1].split("x"))) for sizes, _ in arrays]
-    return max(n * int(bits) // 8 for n, (_, bits) in zip(counts, arrays, strict=True))
+def test_many_samples():
+    # Four digits in the sum, and a search of many words.
+    rng = np.random.default_rng(0)
+    samples = rng.standard_t(2, (2**20 + 3, 1)).astype(np.float32)
+    with jax.enable_x64(True):
+        check(samples, 5000)
+        check(np.abs(samples), 2**19)
+
+
+def test_the_norm_of_many_leaves_errs_by_few_roundings():
+    # One after the other, each small square is rounded away beside the first: the norm
+    # errs by 2.4e-4. (Not as one program: it would take minutes to compile.)
+    small = np.float32(2.0**-12.01)
+    leaves = [jnp.float32(1.0), *[jnp.float32(small)] * 7999]
+    exact = 1 + 7999 * float(small) ** 2
+    assert exact**0.5 - 1 > 2.0**-13  # what sensitivity() allows for
+    squares = FactoredSamples(leaves).squared_norm(jnp.float32(1))
+    assert abs(float(squares) / exact - 1) < 14 * 2**-24
+
+
+def test_many_shapes_are_summed_without_a_loop():
+    # A loop that carries a sum for each of 2,000 leaves would compile for minutes.
+    samples = many_leaves(16, range(1, 71))
+    assert "while" not in jax.jit(Truncation(0.5)).lower(samples).as_text()

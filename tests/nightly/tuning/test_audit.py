@@ -1,8 +1,4 @@
-"""Attacks on private selection, sound and with two faults planted.
-
-Cheap tests of the same two faults stand in `tests/unit/tuning`: of the law of the
-number of runs in test_select.py, of the noise of a score in test_scores.py.
-"""
+"""Attacks on private selection, sound and with two faults planted."""
 
 import math
 
@@ -26,7 +22,6 @@ CLAIM = PrivacyGuarantee.of(PRICE, 0.0, dp_event=NoOpDpEvent())
 
 
 def uniform(key):
-    """A number of a key, faster than by what draws arrays."""
     return (int(np.asarray(jax.random.key_data(key))[0]) + 0.5) / 2**32
 
 

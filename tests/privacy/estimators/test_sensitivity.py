@@ -37,7 +37,6 @@ def name_of(estimator):
 
 
 def norms(first, second):
-    """Returns the l1, l2 and linf distance of two float32 trees, in float64."""
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
     gaps = [np.ravel(np.float64(x) - np.float64(y)) for x, y in pairs]
     gap = np.concatenate(gaps)
@@ -50,10 +49,7 @@ def is_within(change, stated):
 
 
 def extreme_neighbours(limit, n, d):
-    """Returns bases (B, d) whose copies fill n rows, and rows (R, d) that replace one.
-
-    Copies of one record are the worst case for sums: all other influences agree.
-    """
+    """Returns rows (R, d) whose copies, the worst case, fill n rows, or replace one."""
     above, below = np.nextafter(np.float32(limit), np.float32([np.inf, 0]))
     values = [limit, -limit, below, -above, 0, 1e-45, -1e19, 3e19, 1e38]
     values = np.float32([*values, -np.inf, np.nan])
@@ -66,20 +62,9 @@ def extreme_neighbours(limit, n, d):
     return rows, sorted({0, n - 1}) if n < 100 else [n // 2]
 
 
-def opposed(estimator, n):
-    """Returns signs by which groups of records disagree, so that one is the median."""
-    num_groups = getattr(estimator, "num_groups", 1)
-    groups = np.array_split(np.arange(n), num_groups)
-    signs = [np.full(len(g), (-1) ** i) for i, g in enumerate(groups)]
-    return np.concatenate(signs).astype(np.float32)
-
-
 @functools.partial(jax.jit, static_argnames=("estimator", "n"))
 def means(estimator, signs, base, rows, positions, n):
-    """Means of copies of one record, where a row is replaced, or left out.
-
-    The last row that is put in is the copy itself.
-    """
+    """Means of copies of a record: a row is replaced, last by itself, or masked."""
     samples = signs * base[None]
 
     def replace(row, position):
@@ -96,13 +81,12 @@ def means(estimator, signs, base, rows, positions, n):
 
 
 def attack(estimator, n, d):
-    """Returns the largest l1, l2 and linf change that extreme neighbours reach.
-
-    Both relations: one for a row that is replaced, one for a row that is masked.
-    """
+    """Returns the largest changes by extreme neighbours, replaced and masked."""
     rows, positions = extreme_neighbours(estimator.limit, n, d)
-    signs = opposed(estimator, n)[:, None]
-
+    # Groups of records disagree, so that one is the median.
+    groups = np.array_split(np.arange(n), getattr(estimator, "num_groups", 1))
+    signs = [np.full((len(g), 1), (-1.0) ** i) for i, g in enumerate(groups)]
+    signs = np.concatenate(signs).astype(np.float32)
     replaced, removed = [], []
     for base in rows:
         found = means(estimator, signs, base, rows, np.array(positions), n)
@@ -252,8 +236,7 @@ def test_median_of_means_groups_that_do_not_divide_the_records(n, num_groups):
     # sizes are whole: with 59 records in 30 groups some hold 1, not 1.97.
     estimator = MedianOfMeans(Truncation(1.0), num_groups)
     sizes = [len(group) for group in np.array_split(np.arange(n), num_groups)]
-    starts = np.cumsum([0, *sizes])
-    smallest = int(np.argmin(sizes))
+    starts, smallest = np.cumsum([0, *sizes]), int(np.argmin(sizes))
     # Half of the other groups at each limit: the smallest group decides the median.
     rows = np.ones(n, np.float32)
     others = [g for g in range(num_groups) if g != smallest]

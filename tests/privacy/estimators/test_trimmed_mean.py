@@ -15,7 +15,6 @@ REPLACEMENTS = np.array(
 
 
 def neighbours(num_samples, seed):
-    """Two arrays (n, pairs), columns of which differ in one row."""
     rng = np.random.default_rng(seed)
     n, size = num_samples, 400
     wild = rng.normal(size=(n, size)) * 10.0 ** rng.integers(-3, 10, (n, size))
@@ -29,8 +28,7 @@ def neighbours(num_samples, seed):
         rng.choice(REPLACEMENTS, (n, size)),  # NaN and infinities
     ]
     x = np.concatenate(columns, axis=1).astype(np.float32)
-    y = x.copy()
-    pairs = x.shape[1]
+    y, pairs = x.copy(), x.shape[1]
     rows = rng.integers(0, n, pairs)
     # Replaced by a special value, by a neighbour of another record, or anything.
     others = x[rng.integers(0, n, pairs), np.arange(pairs)]
@@ -51,10 +49,7 @@ SIZES = [(3, 0.3), (4, 0.3), (5, 0.45), (11, 0.25), (40, 0.1), (200, 0.2)]
 
 
 def fuzz_of_size(bound, seed):
-    """The greatest of |log S - log S'|/t and |f - f'|/min(S, S'), and the printed one.
-
-    The estimator's are exact: S and f as computed in float32, compared in float64.
-    """
+    """The greatest |log S - log S'|/t and |f - f'|/min(S, S'), and the printed one."""
     greatest, (n, fraction) = np.zeros(3), SIZES[seed]
     x, y = neighbours(n, seed)
     for t in (1e-5, 0.02, 0.3, 2.0):

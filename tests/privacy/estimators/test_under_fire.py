@@ -1,9 +1,4 @@
-"""Records of any floats, in any precision, and a million of them in any order.
-
-`test_sensitivity.py` goes where a sensitivity is reached, and `test_any_precision.py`
-searches all programs. Here are the bounds that both rest on, at their sharpest: of
-one record alone, and of the sums of a million.
-"""
+"""Records of any floats, in any precision, and a million of them in any order."""
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +46,6 @@ ESTIMATORS = {
 
 
 def as_tree(rows, dtypes=DTYPES):
-    """The columns of rows (n, 5) in several precisions."""
     tree, first = {}, 0
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for name, (dtype, size) in dtypes.items():
@@ -61,8 +55,6 @@ def as_tree(rows, dtypes=DTYPES):
 
 
 def largest_share(estimator, dtypes, values):
-    """How long one record's estimate is, at most; the unit is the limit."""
-
     @jax.jit
     @jax.vmap
     def estimates(sample):
@@ -136,7 +128,6 @@ ENDS = [1 / 8, -1.0, ABOVE_ONE, -ABOVE_ONE]
 
 
 def moves(mean_fn, sequence, places=REPLACED, ends=ENDS):
-    """The largest change of a mean as one of its records takes any of the ends."""
     largest = 0.0
     for place in places:
         values = []

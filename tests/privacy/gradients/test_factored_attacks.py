@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax.estimators import Clipping, SmoothedTruncation
+from dpjax.estimators import Clipping, SmoothedClipping, SmoothedTruncation, Truncation
 from dpjax.gradients import check_model
 from tests.factored import RIGHT, convolved
 
@@ -20,7 +20,6 @@ def dense(params, x, tokens, y):
 
 
 def positions(params, x, tokens, y):
-    """A sum of outer products over positions, which may cancel."""
     return jnp.sum((x @ params["w"]) * y[None])
 
 
@@ -58,7 +57,6 @@ def rule(params, x, tokens, y):
 
 
 def kernel(params, x, tokens, y):
-    """Positions that cancel, in patches of three."""
     return jnp.sum(convolved(x[None], params["k"]) * y[None, None])
 
 
@@ -92,7 +90,6 @@ def loss_of(model):
 
 
 def attacks(rng, n, num_positions, p=P, q=Q):
-    """Batches that differ in their first record: the batch, and the records."""
     sizes = (n, num_positions, p)
     same = np.ones(sizes) + 1e-3 * rng.standard_normal(sizes)
     signs = np.where(np.arange(num_positions) % 2, -1.0, 1.0)[None, :, None]
@@ -110,43 +107,24 @@ def attacks(rng, n, num_positions, p=P, q=Q):
         yield x, tokens, y.copy(), records
 
 
-def farthest_move(loss_fn, params, estimator, batches):
-    """Returns the farthest move of the mean over the sensitivity, which is at most 1.
-
-    batches: arrays, and the records of which each becomes their first.
-    """
-    grad_fn, farthest = jax.jit(dpjax.robust_grad(loss_fn, estimator)), 0.0
-    dtype = jax.tree.leaves(params)[0].dtype
-    for arrays, records in batches:
-        means = []
-        for record in records:
-            for x, first in zip(arrays, record, strict=False):
-                x[0] = first
-            batch = tuple(
-                jnp.asarray(x, dtype if x.dtype.kind == "f" else "int32")
-                for x in arrays
-            )
-            leaves = jax.tree.leaves(grad_fn(params, batch))
-            means.append(np.concatenate([np.asarray(x, float).ravel() for x in leaves]))
-        means = np.stack(means)
-        assert np.isfinite(means).all()
-        sensitivity = estimator.sensitivity(len(arrays[0]), means.shape[1])
-        moves = means[:, None] - means[None]
-        assert np.abs(moves).max() <= sensitivity.linf
-        farthest = max(farthest, np.linalg.norm(moves, axis=-1).max() / sensitivity.l2)
-    assert farthest <= 1
-    return farthest
-
-
 CLIPPING, SMOOTHED = Clipping(1.0), SmoothedTruncation(0.5)
 SINGLE, HALF = jnp.float32, jnp.bfloat16
 CASES = [(CLIPPING, model, SINGLE, 40, 3) for model in MODELS]
 CASES += [(SMOOTHED, model, HALF, 40, 3) for model in MODELS]
 CASES += [(CLIPPING, model, HALF, 40, 3) for model in LEAVES]
 CASES += [(CLIPPING, "held", dtype, 9, 4096) for dtype in (SINGLE, HALF)]
+SIZES = product(MODELS, (SINGLE, HALF), ((40, 3), (256, 7)))
+SETTINGS = [(model, dtype, *sizes) for model, dtype, sizes in SIZES]
+SETTINGS += [(model, SINGLE, 9, 4096) for model in ("positions", "held")]
+SETTINGS += [("loop", SINGLE, 3, 4096), ("kernel", SINGLE, 40, 64)]
+BOUNDED = CLIPPING, SMOOTHED, SmoothedClipping(1.0), Truncation(0.5)
+MORE = [(x, *setting) for x in BOUNDED for setting in SETTINGS]
+MORE = [pytest.param(*x, marks=pytest.mark.quick(0)) for x in MORE if x not in CASES]
 
 
-@pytest.mark.parametrize(("estimator", "model", "dtype", "n", "num_positions"), CASES)
+@pytest.mark.parametrize(
+    ("estimator", "model", "dtype", "n", "num_positions"), CASES + MORE
+)
 def test_no_record_moves_the_mean_too_far(
     estimator, model, dtype, n, num_positions, monkeypatch
 ):
@@ -159,25 +137,29 @@ def test_no_record_moves_the_mean_too_far(
         # Long loops are slow: their rows are always added one by one, and what odd
         # values do to a row is seen in short ones.
         p, q, most = 3, 2, 5
-    batches = [
-        ((x, y, tokens), records[:most])
-        for x, tokens, y, records in attacks(
-            np.random.default_rng(n), n, num_positions, p, q
-        )
-    ]
-
-    def loss_fn(params, example):
-        x, y, tokens = example
-        return loss_of(model)(params, (x, tokens, y))
-
     params = params_of(dtype, p, q)
     if model in LEAVES:
         params = {LEAVES[model]: params[LEAVES[model]]}
-        batch = [jnp.asarray(z, dtype) for z in batches[0][0][:2]]
-        tokens = jnp.asarray(batches[0][0][2], jnp.int32)
-        (row,) = check_model(loss_fn, params, (*batch, tokens)).rows
+    grad_fn, farthest = jax.jit(dpjax.robust_grad(loss_of(model), estimator)), 0.0
+    for x, tokens, y, records in attacks(
+        np.random.default_rng(n), n, num_positions, p, q
+    ):
+        means = []
+        for x[0], y[0] in records[:most]:
+            batch = [jnp.asarray(z, dtype) for z in (x, y)]
+            batch.insert(1, jnp.asarray(tokens, "int32"))
+            leaves = jax.tree.leaves(grad_fn(params, tuple(batch)))
+            means.append(np.concatenate([np.asarray(z, float).ravel() for z in leaves]))
+        means = np.stack(means)
+        assert np.isfinite(means).all()
+        sensitivity = estimator.sensitivity(n, means.shape[1])
+        moves = means[:, None] - means[None]
+        assert np.abs(moves).max() <= sensitivity.linf
+        farthest = max(farthest, np.linalg.norm(moves, axis=-1).max() / sensitivity.l2)
+    assert farthest <= 1
+    if model in LEAVES:
+        (row,) = check_model(loss_of(model), params, tuple(batch)).rows
         assert row.way == "matrix product"
-    farthest = farthest_move(loss_fn, params, estimator, batches)
     assert farthest > 0.9 or model not in LEAVES or estimator != CLIPPING
 
 
@@ -188,12 +170,8 @@ SIZES_OF_Y = (0, -126, -70, -40, 0, 40, 63, 80, 126, 127)
 @pytest.mark.parametrize("n", [1, 3])  # one alone is another program
 @pytest.mark.parametrize("model", ["dense", "table", "single", "bias", "all_of"])
 def test_records_of_every_size_are_clipped_to_the_norm(model, n):
-    """In the company of others, and beside themselves in another leaf.
-
-    Where squares over- or underflow they may be clipped to less, or count as zero.
-    """
-    estimator = Clipping(1.0)
-    params = params_of()
+    """If squares over- or underflow they may be clipped to less, or count as zero."""
+    estimator, params = Clipping(1.0), params_of()
     grad_fn = jax.jit(dpjax.robust_grad(loss_of(model), estimator))
     tokens = jnp.arange(6 * n, dtype=jnp.int32).reshape(n, 6)
     sizes = np.array(list(product(SIZES_OF_X, SIZES_OF_Y)))

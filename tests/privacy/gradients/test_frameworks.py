@@ -1,7 +1,6 @@
 """Models of other packages: factored, with dropout; and their training classes."""
 
 import re
-import warnings
 from functools import partial
 
 import chex
@@ -16,6 +15,7 @@ from dpjax.estimators import Clipping
 from dpjax.gradients import check_model, streamed_grad
 from dpjax.transforms import privatize
 from tests.factored import FAST_TO_COMPILE
+from tests.unit.gradients import test_check_model
 
 N, LENGTH, WIDTH = 6, 5, 24
 RNG = np.random.default_rng(0)
@@ -25,17 +25,8 @@ BATCH = FEATURES, FEATURES.sum(axis=1)
 MASK = jnp.arange(12) >= 9
 
 
-@pytest.fixture(autouse=True)
-def their_promotion():
-    """Packages of networks mix dtypes and ranks, and use keys again."""
-    with (
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-        jax.debug_key_reuse(False),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore", DeprecationWarning)
-        yield
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+their_promotion = test_check_model.their_promotion
 
 
 def linen_text():
@@ -219,7 +210,6 @@ def optimizer():
 
 
 def by_hand(loss_fn, params):
-    """The parameters after two steps without a training class."""
     transform = optimizer()
     state = transform.init(params)
     for _ in range(2):

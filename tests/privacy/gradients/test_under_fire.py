@@ -1,9 +1,7 @@
 """Gradients that cancel and round: every fast path of the stream keeps to its bounds.
 
-A compiler may compute a gradient twice, once for its norm and once for the sum. Where
-it is a difference of large terms, or rounded to half precision, the two could disagree
-by more than any limit, and no sensitivity would hold. One record alone tells: its share
-of the mean is within the limit.
+If a compiler computed a gradient twice, for its norm and for the sum, the two could
+disagree by more than any limit where it is a difference of large terms, or rounded.
 """
 
 import jax

@@ -55,34 +55,22 @@ def of_vector(mechanism, **scale):
 
 
 def of_peeling(key, n):
-    """The noise of what is released, of all coordinates."""
-    return mechanisms.peeling(
-        key, jnp.zeros(n), sparsity=n, selection_scale=1.0, release_stddev=1.0
-    )
+    options = {"selection_scale": 1.0, "release_stddev": 1.0}
+    return mechanisms.peeling(key, jnp.zeros(n), sparsity=n, **options)
 
 
 def of_peeling_laplace(key, n):
-    scales = {"selection_scale": 1.0, "release_stddev": math.sqrt(2)}
-
-    def one(key):
-        return mechanisms.peeling(
-            key, jnp.zeros(1), sparsity=1, noise="laplace", **scales
-        )[0]
-
-    return jax.vmap(one)(jax.random.split(key, n))
+    options = {"selection_scale": 1.0, "release_stddev": math.sqrt(2), "sparsity": 1}
+    options |= {"noise": "laplace"}
+    one = jax.vmap(lambda key: mechanisms.peeling(key, jnp.zeros(1), **options)[0])
+    return one(jax.random.split(key, n))
 
 
-def law(distribution):
-    return distribution.cdf, distribution.pdf
-
-
+NORMAL = scipy.stats.norm.cdf, scipy.stats.norm.pdf
+LAPLACE = scipy.stats.laplace.cdf, scipy.stats.laplace.pdf
 NOISES = {
-    "gaussian": Noise(
-        of_vector(mechanisms.gaussian, stddev=1.0), *law(scipy.stats.norm)
-    ),
-    "laplace": Noise(
-        of_vector(mechanisms.laplace, scale=1.0), *law(scipy.stats.laplace)
-    ),
+    "gaussian": Noise(of_vector(mechanisms.gaussian, stddev=1.0), *NORMAL),
+    "laplace": Noise(of_vector(mechanisms.laplace, scale=1.0), *LAPLACE),
     "arsinh_normal": Noise(
         of_vector(mechanisms.arsinh_normal, scale=1.0, sigma=SIGMA),
         cdf=lambda z: scipy.stats.norm.cdf(arsinh(z)),
@@ -93,10 +81,8 @@ NOISES = {
         cdf=mixed(lambda z, b: scipy.stats.laplace.cdf(z / b)),
         pdf=mixed(lambda z, b: scipy.stats.laplace.pdf(z / b) / b),
     ),
-    "peeling": Noise(of_peeling, *law(scipy.stats.norm), num_draws=2**20),
-    "peeling_laplace": Noise(
-        of_peeling_laplace, *law(scipy.stats.laplace), num_draws=2**20
-    ),
+    "peeling": Noise(of_peeling, *NORMAL, num_draws=2**20),
+    "peeling_laplace": Noise(of_peeling_laplace, *LAPLACE, num_draws=2**20),
 }
 
 
@@ -113,10 +99,9 @@ def test_tails_have_their_mass_and_no_value_repeats_beyond_chance(name, key):
         end = scipy.optimize.brentq(lambda z, m=mass: noise.cdf(-z) - m, -700, 700)
         end = np.float32(end)
         counts = [int(np.sum(side * draws > end)) for side in (1, -1)]
-        for count in counts:
-            test = scipy.stats.binomtest(count, draws.size, noise.cdf(-np.float64(end)))
-            assert test.pvalue > FALSE_ALARM
-        assert scipy.stats.binomtest(counts[0], sum(counts)).pvalue > FALSE_ALARM
+        beyond = draws.size, noise.cdf(-np.float64(end))
+        for test in (*((count, *beyond) for count in counts), (counts[0], sum(counts))):
+            assert scipy.stats.binomtest(*test).pvalue > FALSE_ALARM
     # Two draws are equal with probability E m(Z), where m(z) is the mass of one float:
     # that between neighbouring tail probabilities, and between neighbouring values, of
     # which the last few roundings leave at least every other one.
@@ -134,7 +119,6 @@ def test_tails_have_their_mass_and_no_value_repeats_beyond_chance(name, key):
 
 
 def num_pairs(draws):
-    """The number of pairs of equal draws."""
     _, counts = np.unique(draws, return_counts=True)
     return int((counts * (counts - 1) // 2).sum())
 
@@ -167,8 +151,7 @@ def test_every_quantile_has_the_mass_beyond_it(name, dtype, key, with_bits):
     # last digit is worth 4 in a million.
     sampler, distribution = LAWS[name]
     prob = (np.array(Q, object) + 0.5) * 2.0**-64
-    prob = prob.astype(np.float64)
-    values = []
+    prob, values = prob.astype(np.float64), []
     for is_lower in (False, True):
         with jax.enable_x64(dtype == jnp.float64):
             with_bits(Q, is_lower)
@@ -188,8 +171,7 @@ def test_every_quantile_has_the_mass_beyond_it(name, dtype, key, with_bits):
 @pytest.mark.parametrize("sigma", [0.001, 0.3, 1.0, 8.0])
 def test_smooth_noise_of_every_quantile(sigma, key, with_bits):
     prob = ((np.array(Q, object) + 0.5) * 2.0**-64).astype(np.float64)
-    zeros = jnp.zeros(len(Q))
-    values = []
+    zeros, values = jnp.zeros(len(Q)), []
     for is_lower in (False, True):
         sign = -1 if is_lower else 1
         y = sign * scipy.stats.norm.isf(prob)

@@ -41,7 +41,6 @@ def scored(kind, scores, targets, beside, *, multiplier=1.0, key=0):
 
 @pytest.fixture
 def sums(monkeypatch):
-    """Records what is released, before the noise; the noise is left out."""
     seen = []
 
     def record(self, sums, sensitivity):
@@ -55,7 +54,6 @@ def sums(monkeypatch):
 
 
 def moves(rows):
-    """Returns how far apart releases lie at most."""
     rows = np.array([row.ravel() for row, _ in rows])
     return np.linalg.norm(rows[:, None] - rows[None], axis=2).max()
 

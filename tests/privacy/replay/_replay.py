@@ -1,15 +1,13 @@
 """Non-interference by replay: what a run shows beside what its mechanisms release.
 
 `Replay.record` keeps what every mechanism returns in a run on one data set. `replay`
-runs on a neighbour and hands out those very values. Whatever then differs is a release
-that no mechanism makes: everything that a reader can see must be equal to the bit. And
-the releases themselves must not move further than what was charged for them: `cost` is
-their sum in zCDP, with the draws of batches held fixed.
+runs on a neighbour and hands out those very values. All that a reader can see must then
+be equal to the bit. And the releases themselves must not move further than what was
+charged for them: `cost` is their sum in zCDP, with the draws of batches held fixed.
 
-The hooks lie where noise meets a value, in the modules that add it: a new solver that
-draws from `dpjax.mechanisms` is covered by itself. Five places add noise of their own
-to a value, or release labels; they have a hook each. Of a party among several, its own
-noisy contributions to sums are what is handed out, of `watched` alone.
+The hooks stand where noise meets a value: a new solver that draws from
+`dpjax.mechanisms` is covered by itself. Five places add noise of their own to a value,
+or release labels. Of several parties, `watched` is handed its noisy contributions.
 
 Outside of the guarantee, hence not compared: what `dpjax check` prints, messages for
 the curator on stderr, and the refusal of a checkpoint whose table was changed.
@@ -49,7 +47,6 @@ class Release:
         self.scales = _numbers(scales)
 
     def is_like(self, other: "Release") -> bool:
-        """Whether what is handed out may stand for the other's output."""
         kinds = [
             [(np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(one.output)]
             for one in (self, other)
@@ -83,12 +80,9 @@ class Replay:
         return shown
 
     def replay(self, run: Callable[[], Any], shown: Any, price: float | None) -> None:
-        """Compares a run that gets the recorded values with the one recorded.
+        """Compares a neighbour's run, which gets recorded values, with what was shown.
 
-        Args:
-            run: on the neighbour.
-            shown: what `record` returned.
-            price: the most zCDP that the releases may move by; None: not known.
+        Its releases may move by `price` in zCDP at most, if that is known.
         """
         self.is_replay, self.faults = True, []
         other = self._shown(run)
@@ -267,8 +261,7 @@ def seen(x: Any) -> Any:
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     if isinstance(x, jax.Array | np.ndarray | np.generic):
-        array = np.asarray(x)
-        weak = getattr(x, "weak_type", None)
+        array, weak = np.asarray(x), getattr(x, "weak_type", None)
         if array.dtype == object:
             return "array", array.shape, [seen(one) for one in array.ravel()]
         return type(x).__name__, str(array.dtype), array.shape, weak, array.tobytes()

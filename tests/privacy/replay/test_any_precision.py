@@ -1,7 +1,6 @@
-"""Solvers and transforms in any precision: what they show and move, and the guarantee.
+"""Solvers and transforms of any precision, with x64: what they show, move and claim."""
 
-With x64, on tables of every type, records become numbers of any size that the type has.
-"""
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,23 +8,17 @@ import numpy as np
 import pytest
 
 from tests import registry
-from tests.privacy.replay.test_solvers import (
-    CASES,
-    D,
-    neighbour,
-    refuse_interference,
-    table,
-)
+from tests.privacy.replay import test_solvers
 
 DTYPES = ["float64", "float32", "bfloat16", "float16"]
 # What the first record becomes, in any type: some of it overflows to infinity.
 NEIGHBOURS = {
-    "huge": (np.resize([1e300, -1e300, 3e38, 1e42], D), -1e300),
+    "huge": (np.resize([1e300, -1e300, 3e38, 1e42], test_solvers.D), -1e300),
     "target": (0.0, 1e60),
     "long": (1e39, -1e39),
     "tiny": (5e-324, 1e-300),
     "NaN": (np.nan, -np.inf),
-    "mixed": (np.resize([1e154, -1e19, 6e4, np.inf], D), 1e-310),
+    "mixed": (np.resize([1e154, -1e19, 6e4, np.inf], test_solvers.D), 1e-310),
 }
 
 
@@ -47,20 +40,22 @@ def cast(data, dtype):
 # A description reads tables, and has the floats of their container.
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [x for x in CASES if not x.startswith("description")])
+@pytest.mark.parametrize(
+    "name", [x for x in test_solvers.CASES if not x.startswith("description")]
+)
 def test_solvers_in_any_precision(hooks, name, dtype):
     num_samples, solutions = registry.enough(name, 20), []
 
     def release(data, key, i, dtype=dtype):
-        solutions.append(CASES[name](cast(data, dtype), key, i))
+        solutions.append(test_solvers.CASES[name](cast(data, dtype), key, i))
         return solutions[-1]
 
-    refuse_interference(hooks, release, num_samples, NEIGHBOURS)
+    test_solvers.refuse_interference(hooks, release, num_samples, NEIGHBOURS)
     assert len(solutions) == 1 + len(NEIGHBOURS), "none was refused"
     for solution in solutions:
         for x in jax.tree.leaves(solution.params):
             assert np.isfinite(np.asarray(x, np.float64)).all()
-    data = table(num_samples)
+    data = test_solvers.table(num_samples)
     with jax.enable_x64(False):  # the guarantee is known once it is traced
         jax.eval_shape(lambda: release(data, jax.random.key(7), 0, "float32"))
     assert len({str(solution.privacy) for solution in solutions}) == 1
@@ -74,17 +69,15 @@ NOISY = sorted(set(registry.OF_SAMPLES) - {"aggregate"})
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NOISY)
 def test_transforms_in_any_precision(hooks, name, dtype):
-    features, targets = table(20)
-    key = jax.random.key(7)
+    data, key = test_solvers.table(20), jax.random.key(7)
     one = registry.TRANSFORMS[name](jax.random.clone(key))
     update = jax.jit(one.update)  # all that differs is in the state
 
     def run(data):
-        features, targets = data
-        updates = {"w": features.reshape(-1, 2, 3), "b": targets}
+        features, targets = cast(data, dtype)
         # Two types in one tree.
-        updates["w"] = jnp.asarray(updates["w"])
-        updates["b"] = jnp.asarray(cast(updates["b"], "float32"))
+        updates = {"w": jnp.asarray(features.reshape(-1, 2, 3))}
+        updates["b"] = jnp.asarray(cast(targets, "float32"))
         params = jax.tree.map(lambda x: jnp.ones_like(x[0]), updates)
         transform = registry.TRANSFORMS[name](jax.random.clone(key))
         state = transform.init(params)
@@ -92,12 +85,10 @@ def test_transforms_in_any_precision(hooks, name, dtype):
             _, state = update(jax.tree.map(jnp.zeros_like, updates), state, params)
         return update(updates, state, params)[0]
 
-    data = features, targets
-    shown = hooks.record(lambda: run(cast(data, dtype)))
+    shown = hooks.record(partial(run, data))
     assert shown[0][0] != "raised", shown
     assert hooks.recorded
     for first in NEIGHBOURS.values():  # each has the noise multiplier 0.5
-        other = cast(neighbour(data, *first), dtype)
-        hooks.replay(lambda other=other: run(other), shown, 2.0)
-    for x in jax.tree.leaves(run(cast(data, dtype))):
+        hooks.replay(partial(run, test_solvers.neighbour(data, *first)), shown, 2.0)
+    for x in jax.tree.leaves(run(data)):
         assert np.isfinite(np.asarray(x, np.float64)).all()

@@ -26,14 +26,17 @@ SCHEMA = """\
 columns.x = {center = 0, scale = 1}
 columns.job = {categories = ["cook", "smith"]}
 """
-TARGETS = {
-    "squared": 'target = {column = "y", center = 0, scale = 2}\n',
-    "logistic": 'target = {column = "y", positive = "1.5"}\n',
-    "poisson": 'target = {column = "y", scale = 2}\n'
+SQUARED, JOBS = (
+    'target = {column = "y", center = 0, scale = 2}\n',
+    SCHEMA.split("\n", 1)[1],
+)
+SCHEMAS = {
+    "squared": SCHEMA + SQUARED,
+    "logistic": SCHEMA + 'target = {column = "y", positive = "1.5"}\n',
+    "poisson": JOBS + 'target = {column = "y", scale = 2}\n'
     'exposure = {column = "x", max = 1}\n',
-    "weighted": 'target = {column = "y", center = 0, scale = 2}\n'
-    'weight = {column = "who", max = 5}\n',
-    "open": 'columns.x = {}\ntarget = {column = "y"}\n',
+    "weighted": SCHEMA + SQUARED + 'weight = {column = "who", max = 5}\n',
+    "open": JOBS + 'columns.x = {}\ntarget = {column = "y"}\n',
 }
 # Lines that no reader of tables likes.
 HOSTILE = [
@@ -46,22 +49,17 @@ HOSTILE = [
 
 
 def plain():
-    """Lines of 20 persons with three records each."""
     x = [((7 * i) % NUM) / 10 - 3 for i in range(NUM)]
     jobs = ["cook", "smith"]
     return [f"{i % 20},{x[i]},{jobs[i % 2]},{i % 3 + 0.5}" for i in range(NUM)]
 
 
 WATCHES = []
-
-
-def watch(step, params):
-    """The callback of all commands, so that they share programs: the last one's own."""
-    WATCHES[-1](step, params)
+# The callback of all commands, so that they share programs: the last one's own.
+watch = lambda step, params: WATCHES[-1](step, params)  # noqa: E731
 
 
 def watched(*, callback, **options):
-    """An `Execution` that calls the command's callback by way of `watch`."""
     WATCHES[:] = [callback]
     return Execution(callback=watch, **options)
 
@@ -105,7 +103,6 @@ class Commands:
         yield lambda *tick: self.ticks.append(tick)
 
     def note(self, patch, module, name, results):
-        """Keeps what a function of the command returns."""
         call = getattr(module, name)
 
         def noted(*args, **options):
@@ -115,7 +112,6 @@ class Commands:
         patch.setattr(module, name, noted)
 
     def run(self, options, lines, encode):
-        """Returns exit code, output, ticks and files of a command on the lines."""
         shutil.rmtree(self.folder / "run", ignore_errors=True)
         (self.folder / "run").mkdir()
         self.drawn, self.ticks = 0, []
@@ -148,10 +144,7 @@ class Commands:
         return self.files()
 
     def compare(self, options, lines, neighbours, encode, others=()):
-        """Compares a command on lines with the same on others, and what it costs.
-
-        Neighbours move no release further than was charged, others as far as they may.
-        """
+        """Compares a command on lines with others; neighbours move what was charged."""
         shown = self.hooks.record(lambda: self.run(options, lines, encode))
         assert shown[0][1] == ("int", "0"), self.stderr
         reports = self.reported() if self.is_reported else None
@@ -190,18 +183,13 @@ def as_utf16(lines):
 
 @pytest.fixture
 def commands(hooks, tmp_path, monkeypatch):
-    """A `Commands` in a folder with the schemas."""
     commands = Commands(hooks, tmp_path, monkeypatch)
-    for name, target in TARGETS.items():
-        columns = SCHEMA if name != "open" else SCHEMA.split("\n", 1)[1]
-        if name == "poisson":
-            columns = SCHEMA.split("\n", 1)[1]
-        (tmp_path / f"{name}.toml").write_text(columns + target)
+    for name, text in SCHEMAS.items():
+        (tmp_path / f"{name}.toml").write_text(text)
     return commands
 
 
 def train(schema="squared", loss=None, **options):
-    """The words of a command that trains."""
     words = ["train", "DATA", "--schema", f"../{schema}.toml", "--epsilon", 2]
     words += ["--loss", loss or schema, "--output", "out"]
     for name, value in options.items():
@@ -210,7 +198,6 @@ def train(schema="squared", loss=None, **options):
 
 
 def describe(*options):
-    """The words of a command that describes."""
     words = ["describe", "DATA", "--schema", "../open.toml", "--epsilon", 2]
     return [*words, "--output", "out", *options]
 

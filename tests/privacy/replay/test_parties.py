@@ -13,23 +13,11 @@ import numpy as np
 import pytest
 
 from dpjax import constraints, estimators, losses, parties, solvers
+from tests.parties import Recorder
 from tests.privacy.replay import _replay
 from tests.privacy.replay.test_solvers import CLIPPING, NEIGHBOURS, D, neighbour, table
 
 SIZES = (5, 1, 14)  # of the parties' tables
-
-
-class Recorded:
-    """A transport that keeps what its party sends, and from some message on is cut."""
-
-    def __init__(self, transport, sent, ends=None):
-        self.party, self.num_parties = transport.party, transport.num_parties
-        self.sent, self._transport, self._ends = sent, transport, ends
-
-    def exchange(self, message, num_bytes):
-        is_cut = self._ends is not None and len(self.sent) >= self._ends
-        self.sent.append((b"" if is_cut else message, num_bytes))
-        return self._transport.exchange(self.sent[-1][0], num_bytes)
 
 
 class Released(parties.SecureSum):
@@ -86,16 +74,13 @@ CASES = {
 
 
 def refuse_interference(hooks, case, owner=0, ends=None, names=tuple(NEIGHBOURS)):
-    """Compares a run with those in which the owner's first record is another.
-
-    `ends` is how many messages the last party sends; all by default.
-    """
+    """Compares runs of other first records; the last party may send `ends` messages."""
     is_objective = getattr(case, "func", case) is objective
     tables = [table(size) for size in SIZES]
     guarantees = []
 
     def run(data):
-        sent = [[] for _ in SIZES]
+        sent = {}
 
         def party_fn(transport):
             k = transport.party
@@ -104,8 +89,10 @@ def refuse_interference(hooks, case, owner=0, ends=None, names=tuple(NEIGHBOURS)
             if k == owner:
                 hooks.watched = None if is_objective else entropy
             is_cut = ends is not None and k == len(SIZES) - 1
+            recorder = Recorder(transport, ends=ends if is_cut else None)
+            sent[k] = recorder.sent
             secure_sum = (Released if is_objective else parties.SecureSum)(
-                Recorded(transport, sent[k], ends if is_cut else None),
+                recorder,
                 max_colluding=1,
                 max_dropouts=0 if ends is None else 1,
                 identity=source.bytes(32),
@@ -120,16 +107,15 @@ def refuse_interference(hooks, case, owner=0, ends=None, names=tuple(NEIGHBOURS)
         found = parties.run_parties(party_fn, len(SIZES))
         first = found[0] if is_objective else found[0][0]
         guarantees.append(first.privacy)
-        return first if is_objective else (found, sent)
+        return first if is_objective else (found, [sent[k] for k in range(len(SIZES))])
 
     Released.hooks = hooks
-    shown = hooks.record(lambda: run(tables[owner]))
+    shown = hooks.record(partial(run, tables[owner]))
     assert shown[0][0] != "raised", shown
     assert hooks.recorded
     for name in names:
         other = neighbour(tables[owner], *NEIGHBOURS[name])
-        price = _replay.charged(guarantees[0])
-        hooks.replay(lambda other=other: run(other), shown, price)
+        hooks.replay(partial(run, other), shown, _replay.charged(guarantees[0]))
 
 
 @pytest.mark.quick(3)

@@ -12,12 +12,8 @@ import pytest
 
 from dpjax import batching, estimators, mechanisms
 from dpjax.sklearn import _labels
+from dpjax.solvers import papers
 from dpjax.solvers.linear import _columns, _model
-from dpjax.solvers.papers import (
-    _gradient_descent,
-    _multiparty_gradient_descent,
-    _multiparty_objective,
-)
 from dpjax.tables.cli import _units
 from dpjax.tables.io import _csv
 from dpjax.transforms import _privatize
@@ -68,7 +64,7 @@ def test_a_number_that_is_not_released(hooks, monkeypatch):
 
 
 def test_a_warning_of_one_number(hooks, monkeypatch):
-    monkeypatch.setattr(_gradient_descent, "arrays", lambda tree: tree)
+    monkeypatch.setattr(papers._gradient_descent, "arrays", lambda tree: tree)
     refused(hooks, test_solvers.descent(), "RuntimeWarning", "huge")
 
 
@@ -123,20 +119,20 @@ def test_a_party_that_replaces_a_record_and_counts_one_added(hooks, monkeypatch)
 
 
 def test_a_party_that_tells_the_norm_of_its_mean(hooks, monkeypatch):
-    to_vector = _multiparty_gradient_descent._to_vector
+    to_vector = papers._multiparty_gradient_descent._to_vector
 
     def telling(mean):
         vector = to_vector(mean)
         warnings.warn(f"{np.linalg.norm(vector)}", stacklevel=2)
         return vector
 
-    monkeypatch.setattr(_multiparty_gradient_descent, "_to_vector", telling)
+    monkeypatch.setattr(papers._multiparty_gradient_descent, "_to_vector", telling)
     refused_of_parties(hooks, "shows", "clipped")
 
 
 def test_the_first_slope_of_an_objective_of_parties(hooks, monkeypatch):
-    slopes, solution = [], _multiparty_objective.Solution
-    add = _multiparty_objective._Party._sum_gradients
+    slopes, solution = [], papers._multiparty_objective.Solution
+    add = papers._multiparty_objective._Party._sum_gradients
 
     def summed(self, points):
         slopes.append(add(self, points))
@@ -145,8 +141,8 @@ def test_the_first_slope_of_an_objective_of_parties(hooks, monkeypatch):
     def telling(params, privacy, stats):
         return solution(params, privacy, stats | {"first": slopes[-1][0, 0]})
 
-    monkeypatch.setattr(_multiparty_objective._Party, "_sum_gradients", summed)
-    monkeypatch.setattr(_multiparty_objective, "Solution", telling)
+    monkeypatch.setattr(papers._multiparty_objective._Party, "_sum_gradients", summed)
+    monkeypatch.setattr(papers._multiparty_objective, "Solution", telling)
     refused_of_parties(hooks, "shows", "objective")
 
 

@@ -24,7 +24,6 @@ NEW = np.array([[0.0, 3.0], [50.0, -1e5], [1e9, 0.5], [np.nan, np.inf]])
 
 
 def table(kind, num_samples):
-    """Features in raw units, and targets or labels, an array of objects."""
     rng = np.random.default_rng(num_samples)
     features = np.c_[rng.normal(45, 15, num_samples), rng.lognormal(10, 1, num_samples)]
     targets = 0.3 + 0.005 * features[:, 0] + 0.001 * rng.standard_t(3, num_samples)
@@ -96,18 +95,14 @@ def refuse_interference(hooks, make, num_samples, weighted=False, container="arr
         exposure = weights if getattr(model, "max_exposure", None) else None
         return shown_by(make(), rows, held, weights if weighted else None, exposure)
 
-    shown = hooks.record(lambda: run(None))
+    shown = hooks.record(partial(run, None))
     assert shown[0][0] != "raised", shown
-    price = _price(model, num_samples)
-    for first in neighbours.values():
-        hooks.replay(lambda first=first: run(first), shown, price)
-
-
-def _price(model, num_samples):
     delta = model.delta or num_samples**-1.1
     if is_classifier(model) and model.classes is None:
         delta *= 0.8  # the rest is for a label of one record
-    return 0.5 / noise_multiplier(model.epsilon, delta, Sampling(num_steps=1)) ** 2
+    multiplier = noise_multiplier(model.epsilon, delta, Sampling(num_steps=1))
+    for first in neighbours.values():
+        hooks.replay(partial(run, first), shown, 0.5 / multiplier**2)
 
 
 def options_of(kind):
@@ -183,9 +178,6 @@ def test_scores_show_what_they_release(hooks, kind):
         beside = model if is_classifier(model) else baseline
         return score_privately(model, rows, column, baseline=beside, random_state=1)
 
-    shown = hooks.record(run)
-    price = _replay.charged(run()[1])
+    shown, price = hooks.record(run), _replay.charged(run()[1])
     for cells, target, _ in first.values():
-        hooks.replay(
-            lambda cells=cells, target=target: run(cells, target), shown, price
-        )
+        hooks.replay(partial(run, cells, target), shown, price)

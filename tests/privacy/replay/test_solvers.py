@@ -18,7 +18,6 @@ D = 6
 
 
 def table(num_samples):
-    """Features and targets, as the registry's solvers take them."""
     rng = np.random.default_rng(num_samples)
     features = rng.standard_t(3, (num_samples, D))
     return features, features[:, 0] + rng.standard_t(3, num_samples)
@@ -37,7 +36,6 @@ NEIGHBOURS = {
 
 
 def neighbour(data, row, target):
-    """The table with another first record."""
     features, targets = (np.array(x) for x in data)
     if row is not None:
         features[0] = row
@@ -95,7 +93,6 @@ def descent(estimator=CLIPPING, **options):
 
 
 def description(data, key, i, **options):
-    """A description by groups of a private column, as a solution."""
     features, targets = data
     frame = {"x": features[:, 0], "y": targets, "by": features[:, 1] > 0}
     schema = {"x": Numeric(0, 2, limit=1), "y": None, "by": Categorical(("true",))}
@@ -228,7 +225,6 @@ CASES = PRIVATE | OPTIONS
 
 
 def refuse_interference(hooks, release, num_samples, neighbours=NEIGHBOURS, most=None):
-    """Compares a run with those on neighbours, and what moves with what was charged."""
     data, key = table(num_samples), jax.random.key(7)
     guarantees = []
 
@@ -237,11 +233,10 @@ def refuse_interference(hooks, release, num_samples, neighbours=NEIGHBOURS, most
         guarantees.append(solution.privacy)
         return solution
 
-    shown = hooks.record(lambda: run(data))
+    shown = hooks.record(partial(run, data))
     price = _replay.charged(guarantees[0]) if guarantees else None
     for first in neighbours.values():
-        other = neighbour(data, *first)
-        hooks.replay(lambda other=other: run(other), shown, most or price)
+        hooks.replay(partial(run, neighbour(data, *first)), shown, most or price)
     return shown
 
 

@@ -61,7 +61,6 @@ def test_neighbours_move_scores_by_one_at_most(num_samples, order):
 
 
 def two_candidates(num_first, num_records=41):
-    """Records that fit one candidate and are truncated at the other."""
     is_first = (jnp.arange(num_records) < num_first)[:, None]
     features = jnp.where(is_first, jnp.array([[0.0, 10.0]]), jnp.array([[10.0, 0.0]]))
     return features, jnp.zeros(num_records), jnp.eye(2)
@@ -86,7 +85,6 @@ LAWS = {  # probability of the candidate that has a higher score by `gap`
 
 
 def law_of_two(num_first, name, epsilon):
-    """The exact probabilities, from the scores as the solver computes them."""
     scores = scores_of(*two_candidates(num_first), 1.0, 2.0)
     gap = float(scores[0]) - float(scores[1])
     return np.array([LAWS[name](gap, epsilon), LAWS[name](-gap, epsilon)])
@@ -117,8 +115,7 @@ def test_the_law_that_is_drawn(name, key):
     assert first + int((params[:, 1] == 1).sum()) == num_draws
 
     def rejects(epsilon):
-        law = law_of_two(23, name, epsilon)
-        counts = [first, num_draws - first]
+        law, counts = law_of_two(23, name, epsilon), [first, num_draws - first]
         return scipy.stats.chisquare(counts, law * num_draws).pvalue < FALSE_ALARM
 
     assert not rejects(epsilon)

@@ -8,13 +8,10 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
+from dpjax import solvers
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import gaussian
 from dpjax.parties import SecureSum, run_parties
-from dpjax.solvers import (
-    dp_multiparty_objective_perturbation,
-    dp_objective_perturbation,
-)
 from tests import parties
 from tests.parties import FALSE_ALARM, Recorder
 from tests.unit.refusals import refused
@@ -34,14 +31,12 @@ DATA = [records(size, seed) for seed, size in enumerate((300, 120, 81))]
 def fit(transport, features, labels, secure_sum=None, **changes):
     """Takes one party's part: of `SETTING`, but for the changes."""
     secure_sum = secure_sum or SecureSum(transport)
-    return dp_multiparty_objective_perturbation(
+    return solvers.dp_multiparty_objective_perturbation(
         features, labels, secure_sum=secure_sum, **SETTING | changes
     )
 
 
 def solve(data, *, known=False, max_colluding=0, **setting):
-    """Returns all parties' solutions, and what the last party heard."""
-
     def party_fn(transport):
         recorder = Recorder(transport)
         source = np.random.default_rng(7 + transport.party).bytes if known else None
@@ -91,7 +86,7 @@ def test_released_is_the_minimiser_for_the_noise_that_was_drawn(max_colluding):
 
 def test_the_noise_is_that_of_one_party_with_all_records():
     pool = (np.concatenate(x) for x in zip(*DATA, strict=True))
-    pooled = dp_objective_perturbation(*pool, key=jax.random.key(0), **SETTING)
+    pooled = solvers.dp_objective_perturbation(*pool, key=jax.random.key(0), **SETTING)
     solution = solve(DATA)[0][0]
     for name in ("stddev", "regularization", "extra_regularization"):
         assert solution.stats[name] == pooled.stats[name]

@@ -32,7 +32,6 @@ def attack(sums, iterates, candidates):
 
 
 def neighbours():
-    """Two data sets of two parties, different in one record as much as can be."""
     there, other = records(20, 1), records(20, 1)
     for (features, targets), target in ((there, -1.0), (other, 1.0)):
         features[7], targets[7] = [3.0, -4.0, 5.0], target
@@ -49,8 +48,7 @@ def test_the_papers_transcript_tells_neighbours_apart():
     candidates = [pooled(first, second) for second in seconds]
     rng = np.random.default_rng(0)
     for trial in range(20):
-        truth = trial % 2
-        eta = rng.normal(scale=1e6, size=3)
+        truth, eta = trial % 2, rng.normal(scale=1e6, size=3)
         params, sums, iterates = jnp.zeros(3), [], []
         for _ in range(3):
             mean = np.asarray(mean_grad(params, candidates[truth]), np.float64)
@@ -68,8 +66,7 @@ def test_our_transcript_does_not_tell_neighbours_apart():
     noise = noise_of((20, 20), num_shares=1, epsilon=epsilon, num_steps=num_steps)
     right = 0
     for trial in range(num_trials):
-        truth = trial % 2
-        iterates = [jnp.zeros(3)]
+        truth, iterates = trial % 2, [jnp.zeros(3)]
         show = Execution(
             callback=lambda step, params, iterates=iterates: iterates.append(params)
         )

@@ -1,4 +1,4 @@
-"""The noise of solvers is of the law and scale that their budgets need."""
+"""Noise of solvers is what budgets need; certificates hold; an order tells nothing."""
 
 import math
 
@@ -12,8 +12,18 @@ from dpjax import accounting, solvers
 from dpjax.batching import Disjoint, Poisson
 from dpjax.estimators import Clipping, MedianOfMeans, Truncation, Winsorization
 from dpjax.losses import MarginLoss
+from dpjax.solvers import dp_linear_model
 from tests.unit.solvers import test_sample_and_aggregate as aggregate
 from tests.unit.solvers import test_sparse as sparse
+from tests.unit.solvers.test_objective_perturbation import (
+    LOSSES,
+    NORMAL,
+    RNG,
+    SIGNS,
+    computed_minimizer,
+    exact_gradient,
+    solve,
+)
 
 FALSE_ALARM = 1e-6
 EPSILON, DELTA, RATE, T = 0.7, 1e-5, 0.3, 4
@@ -115,3 +125,55 @@ def test_noise_is_of_the_scale_that_the_budget_needs(name):
     assert scipy.stats.kstest(noise, law).pvalue > FALSE_ALARM
     for factor in (2 / 3, 3 / 2):
         assert scipy.stats.kstest(noise * factor, law).pvalue < FALSE_ALARM
+
+
+def test_the_order_of_chosen_features_says_nothing(key):
+    # In the order of peeling's values odd columns came last on one table in 59 of 60
+    # runs, and on its neighbor in 1 of 60: epsilon 2.96 at a claimed 0.1.
+    rng = np.random.default_rng(0)
+    labels = rng.choice([-1.0, 1.0], 1_000)
+    features = np.repeat(labels[:, None], 60, 1)
+    labels[0] = 1
+    budget = {"epsilon": 0.1, "delta": 1e-5, "max_features": 50}
+    for sign in (1e6, -1e6):
+        features[0] = sign * np.where(np.arange(60) % 2 == 0, 1, -1)
+        data, own_key = (features, labels), jax.random.clone(key)
+        solution = dp_linear_model("logistic", data, key=own_key, **budget)
+        assert (np.diff(np.asarray(solution.stats["selected"])) > 0).all()
+
+
+WILD = (RNG.standard_cauchy(size=(300, 4)) * 1e30).astype(np.float32)
+WILD[0], WILD[1, 0], WILD[2] = np.inf, np.nan, -3e38
+ONES = np.ones((300, 4), np.float32)
+DATA = {
+    "normal": (NORMAL, SIGNS),
+    "separable": (NORMAL, NORMAL[:, 0]),
+    "one record many times": (ONES, ONES[:, 0]),
+    "at odds": (ONES, SIGNS),
+    "zeros": (0 * ONES, SIGNS),
+    "tiny": (NORMAL * np.float32(1e-30), SIGNS),
+    "wild": (WILD, SIGNS),
+    "one record": (NORMAL[:1], SIGNS[:1]),
+    "more features than records": (RNG.normal(size=(5, 30)), SIGNS[:5]),
+}
+
+
+# Every data set with one loss and budget, and every loss on data with many slopes.
+CASES = [(name, "logistic", 0.1, 0.01) for name in DATA]
+CASES += [("wild", loss, 10.0, 0.0) for loss in LOSSES]
+
+
+@pytest.mark.parametrize(("name", "loss", "epsilon", "regularization"), CASES)
+def test_certificate_holds(name, loss, epsilon, regularization):
+    (features, labels), loss = DATA[name], LOSSES[loss]
+    options = {"epsilon": epsilon, "regularization": regularization, "loss": loss}
+    solution = solve(features, labels, **options)
+    assert np.isfinite(np.asarray(solution.params)).all()
+    stats = solution.stats
+    convexity = len(features) * stats["regularization"]
+    eta = stats["stddev"] * RNG.normal(size=features.shape[1])
+    rows, params, _ = computed_minimizer(
+        features, labels, loss, convexity, eta, stats["gradient_norm"]
+    )
+    gradient = exact_gradient(rows, params, loss, convexity, eta)
+    assert np.linalg.norm(gradient) <= stats["gradient_norm"]

@@ -89,17 +89,13 @@ def test_bound_in_float32_is_never_below_the_exact_one():
                 SMOOTHNESS, _smooth_center.num_steps(11, 1)
             )
             _, found = _smooth_center.smooth_center(jnp.asarray(x), weights, overlap=1)
-            exact = exact_bound(x.astype(np.float64), weights)
+            x = x.astype(np.float64)
+            radii = np.sort(np.linalg.norm(x[:, None] - x[None], axis=2), axis=1)
+            balls = [np.sort(radii[:, 6 + k])[k] for k in range(5)]  # t_0 = 7 of 11
+            bounds = [min(1.0, a + b) for a, b in itertools.pairwise(balls)]
+            pairs = zip(weights, [*bounds, 1.0], strict=True)
+            exact = max(weight * bound for weight, bound in pairs)
             assert exact <= float(found) <= exact * 1.01
-
-
-def exact_bound(x, weights):
-    m = len(x)
-    radii = np.sort(np.linalg.norm(x[:, None] - x[None], axis=2), axis=1)
-    t0 = (m + 1) // 2 + 1
-    balls = [np.sort(radii[:, t0 - 1 + k])[k] for k in range(m - t0 + 1)]
-    bounds = [min(1.0, a + b) for a, b in itertools.pairwise(balls)]
-    return max(w * b for w, b in zip(weights, [*bounds, 1.0], strict=True))
 
 
 def test_audit_of_the_worst_pair():

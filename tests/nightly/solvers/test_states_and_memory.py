@@ -1,0 +1,256 @@
+"""Solvers: derivatives, memory of many repetitions, and states that others take up."""
+
+import textwrap
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax import solvers
+from dpjax.batching import Disjoint, Full, Poisson
+from dpjax.constraints import L1Ball
+from dpjax.estimators import SmoothedTruncation, Winsorization
+from dpjax.losses import squared
+from dpjax.solvers import Checkpoint
+from tests.parties import run_processes
+from tests.unit.solvers import test_checkpoint
+from tests.unit.solvers.test_checkpoint import KilledError, T, kill_at, make_data
+
+
+def floats(*shape):
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def temporary_bytes(run, *shapes):
+    compiled = jax.jit(run).lower(*shapes).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def descent(key, data, **changes):
+    settings = {"learning_rate": 0.1, "num_steps": 3}
+    return solvers.dp_gradient_descent(
+        squared,
+        jnp.zeros(data[0].shape[1]),
+        data,
+        key=key,
+        epsilon=1.0,
+        delta=1e-5,
+        estimator=Winsorization(1.0),
+        **settings | changes,
+    ).params
+
+
+# Each repetition copies its batch, a twentieth of the data, and draws its places.
+@pytest.mark.parametrize(
+    ("batching", "copies"),
+    [(Full(), 0.0), (Disjoint(), 1.0), (Poisson(5_000), 1.5)],
+    ids=["full", "disjoint", "poisson"],
+)
+def test_twenty_repetitions_need_little_more_memory_than_one(batching, copies):
+    n, d = 100_000, 50
+    shapes = floats(n, d), floats(n)
+
+    def repetition(key, data):
+        return descent(key, data, num_steps=20, batching=batching)
+
+    keys = jax.random.split(jax.random.key(0), 20)
+    size = 4 * n * (d + 1)
+    single = temporary_bytes(repetition, keys[0], shapes)
+    in_turn = temporary_bytes(
+        lambda keys, data: jax.lax.map(lambda key: repetition(key, data), keys),
+        keys,
+        shapes,
+    )
+    together = temporary_bytes(jax.vmap(repetition, in_axes=(0, None)), keys, shapes)
+    assert size + in_turn < 1.1 * (size + single)
+    assert size + together < 1.6 * (size + single) + copies * size
+
+
+def test_memory_of_reverse_mode_does_not_grow_with_the_folds():
+    def total(rate, data):
+        return jnp.sum(descent(jax.random.key(0), data, learning_rate=rate))
+
+    small, large = (
+        temporary_bytes(jax.grad(total), 0.1, (floats(n, 8), floats(n)))
+        for n in (2**13, 2**17)
+    )
+    # All gradients of one step would take 4 MB more.
+    assert large - small < 2**20
+
+
+def test_frank_wolfe_stores_no_gradient_of_every_sample():
+    # n d = 1e7 floats; the program needs a few vectors of d beside the data.
+    n, d = 1000, 10_000
+
+    options = {"epsilon": 1.0, "delta": 1e-6, "num_steps": 4}
+
+    def run(data):
+        options.update(key=jax.random.key(0), constraint=L1Ball(1.0))
+        return solvers.dp_frank_wolfe(squared, jnp.zeros(d), data, **options).params
+
+    assert temporary_bytes(run, (floats(n, d), floats(n))) < 40 * 4 * d
+
+
+@pytest.mark.parametrize("num_samples", [10_000, 100_000])
+def test_a_million_candidates_are_stored_once(num_samples):
+    def solve(key, *data, candidates):
+        options = {"epsilon": 1.0, "truncation": 1.0, "candidates": candidates}
+        return solvers.dp_l1_regression(*data, key=key, **options).params
+
+    data, candidates = (floats(num_samples, 4), floats(num_samples)), floats(10**6, 4)
+    program = jax.jit(solve).lower(jax.random.key(0), *data, candidates=candidates)
+    # It is mostly a copy of the candidates.
+    assert program.compile().memory_analysis().temp_size_in_bytes < 2**26
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_derivatives_against_finite_differences(is_private):
+    with jax.enable_x64(True):
+        features = jax.random.normal(jax.random.key(3), (30, 2), jnp.float64)
+        noise = jax.random.t(jax.random.key(4), 2.0, (30,), jnp.float64)
+        optimum = jnp.array([1.0, 2.0])
+        data = features, features @ optimum + noise
+
+        @jax.jit
+        def fn(hyperparameters):
+            rate, scale = hyperparameters
+            options = {"learning_rate": rate, "num_steps": 4}
+            options["estimator"] = SmoothedTruncation(2.0 if is_private else scale)
+            solver = solvers.robust_gradient_descent
+            if is_private:
+                solver = solvers.dp_gradient_descent
+                options |= {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
+            params = solver(squared, jnp.zeros(2), data, **options).params
+            return jnp.sum((params - optimum) ** 2)
+
+        point, step = jnp.array([0.3, 2.0]), 1e-5
+        forward = jax.jit(jax.jacfwd(fn))(point)
+        reverse = jax.jit(jax.grad(fn))(point)
+        numeric = [
+            (fn(point + step * e) - fn(point - step * e)) / (2 * step)
+            for e in jnp.eye(2)
+        ]
+    np.testing.assert_allclose(forward, reverse, rtol=1e-9)
+    # Central differences: an error of step^2 times the third derivative.
+    np.testing.assert_allclose(reverse, numeric, rtol=1e-6, atol=1e-9)
+
+
+def saved_run(folder, *, every=2, sign=1.0, **options):
+    features, targets = make_data()
+    options["checkpoint"] = Checkpoint(folder, every)
+    return test_checkpoint.descent(data=(features, sign * targets), **options).params
+
+
+def test_a_folder_belongs_to_its_run_before_the_first_save(tmp_path):
+    # Steps 1 to 3 have been shown. On other data the same noise would be drawn, and
+    # the difference of both would have none.
+    with pytest.raises(KilledError):
+        saved_run(tmp_path, every=5, callback=kill_at(3))
+    for other in ({"sign": -1.0}, {"epsilon": 2.0}, {"num_steps": T + 1}):
+        with pytest.raises(ValueError, match="checkpoint must be of the same run"):
+            saved_run(tmp_path, every=5, **other)
+    # Another interval draws the same noise.
+    expected = saved_run(tmp_path / "to the end")
+    np.testing.assert_array_equal(saved_run(tmp_path, every=1), expected)
+
+
+def test_one_process_at_a_time(tmp_path):
+    refused = []
+
+    def second(step, params):
+        del params
+        with pytest.raises(ValueError, match="that no other process has open"):
+            saved_run(tmp_path / "states", sign=-1.0)
+        refused.append(step)
+
+    first = saved_run(tmp_path / "states", callback=second)
+    assert refused == list(range(1, T + 1))
+    # Once it has ended, whoever asks for the same gets it.
+    np.testing.assert_array_equal(saved_run(tmp_path / "states"), first)
+
+
+def test_another_environment_rounds_otherwise(tmp_path, monkeypatch):
+    with pytest.raises(KilledError):
+        saved_run(tmp_path, callback=kill_at(4))
+    read = Path.read_text
+
+    def of_another_processor(path, *args, **options):
+        text = read(path, *args, **options)
+        return text + "flags\t: avx1024\n" if str(path) == "/proc/cpuinfo" else text
+
+    for is_flag in (True, False):
+        with monkeypatch.context() as patch:
+            if is_flag:
+                patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=true")
+            else:
+                patch.setattr(Path, "read_text", of_another_processor)
+                patch.setattr("platform.processor", lambda: "avx1024")
+            with pytest.raises(ValueError, match="another compiler or device was sav"):
+                saved_run(tmp_path)
+    for setting in (
+        partial(jax.enable_x64, True),
+        partial(jax.threefry_partitionable, False),
+        partial(jax.default_matmul_precision, "highest"),
+    ):
+        with setting(), pytest.raises(ValueError, match="another program"):
+            saved_run(tmp_path)
+    np.testing.assert_array_equal(
+        saved_run(tmp_path), saved_run(tmp_path / "to the end")
+    )
+
+
+def test_another_generator_is_another_run(tmp_path):
+    # The words of both keys are the same.
+    with pytest.raises(KilledError):
+        saved_run(tmp_path, impl="rbg", callback=kill_at(4))
+    with pytest.raises(ValueError, match="another program was saved"):
+        saved_run(tmp_path, impl="unsafe_rbg")
+
+
+PROCESS = """
+    import os, resource, signal, sys
+    import jax, jax.numpy as jnp
+    from dpjax import losses, solvers
+    from dpjax.estimators import Winsorization
+    from dpjax.solvers import Checkpoint, Execution
+
+    fault, *folders = sys.argv[1:]
+
+    def watch(step, params):
+        if fault == "kill" and step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "full disk" and step == 3:  # the state of step 4 has no room
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+
+    data = jax.random.t(jax.random.key(0), 3.0, (50, 200)), jnp.ones(50)
+    for folder in folders:
+        solution = solvers.dp_gradient_descent(
+            losses.squared, jnp.zeros(200), data, key=jax.random.key(1), epsilon=1.0,
+            delta=1e-3, estimator=Winsorization(1.0), learning_rate=0.3, num_steps=6,
+            execution=Execution(
+                callback=watch, checkpoint=Checkpoint(folder, every=2)))
+        print(solution.params.tobytes().hex())
+"""
+
+
+def test_a_process_that_is_killed_and_a_disk_that_fills(tmp_path):
+    command = ["-c", textwrap.dedent(PROCESS)]
+    run = partial(run_processes, environments=[{"PYTHONHASHSEED": "random"}])
+    for fault, saved in (("kill", "4"), ("full disk", "2")):
+        folder = tmp_path / fault
+        (code,), _, (out,), err = run([[*command, fault, folder]])
+        assert code != 0
+        assert not out
+        if fault == "full disk":
+            assert "File too large" in err or "ENOSPC" in err
+        states = [p.name for p in folder.iterdir() if p.name.isdigit()]
+        assert states == [saved], (fault, states, err)
+    names = "kill", "full disk", "to the end"
+    (code,), _, (out,), err = run([[*command, "none", *(tmp_path / x for x in names)]])
+    assert code == 0, err
+    *after_faults, expected = out.split()
+    assert after_faults == [expected, expected]

@@ -1,5 +1,0 @@
-"""What these tests share with those that run before each commit."""
-
-from tests.unit.cli.conftest import folder, here
-
-__all__ = ["folder", "here"]
