@@ -32,9 +32,12 @@ from dpjax.estimators import Estimator, SmoothedTruncation, Winsorization
 from dpjax.mechanisms import exponential
 from dpjax.solvers import Execution, Solution
 from dpjax.solvers.papers._frank_wolfe import checked_num_steps, choose_vertices
-from dpjax.solvers.papers._hard_thresholding import Peeling, papers_num_steps
+from dpjax.solvers.papers._hard_thresholding import (
+    Peeling,
+    ShrunkenStep,
+    papers_num_steps,
+)
 from dpjax.solvers.papers._l1_regression import FixedPoint, chunk_scores, row_blocks
-from dpjax.solvers.papers._sparse_regression import ShrunkenStep
 from dpjax.solvers.training._calibration import Choices
 from dpjax.solvers.training._loop import Batches, iterate
 

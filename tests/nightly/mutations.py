@@ -710,7 +710,7 @@ FAULTS = [
         "mean = 1 - math.fsum(share for share in before if share)",
         "mean = 1.02 - math.fsum(share for share in before if share)",
         "tests/unit/solvers/test_untuned_mean.py",
-        "math.fsum(x for x in dpjax.solvers.statistics._untuned_mean.Shares.of((1000, 3), 1.0) if x)"
+        "math.fsum(x for x in dpjax.solvers.statistics._mean.Shares.of((1000, 3), 1.0) if x)"
         " <= 1 + 1e-9",
     ),
     Fault(
@@ -769,17 +769,17 @@ FAULTS = [
         "        clip((features, targets), threshold),\n",
         "        (features, targets),\n",
         "tests/unit/solvers/test_lasso.py",
-        "(lambda m, seen: (setattr(m, 'choose_vertices', lambda loss, params, data, **_:"
+        "(lambda m, seen: (setattr(m, 'choose_vertices', lambda loss, params, data, *_, **__:"
         " (seen.append(data), (params, {'selection_error': 0.0}))[1]),"
         " m.dp_lasso(jnp.full((50, 2), 9.0), jnp.full(50, 9.0), key=key, epsilon=1.0,"
-        " threshold=2.0), float(seen[0][1].max()) == 2)[-1])(dpjax.solvers.papers._lasso, [])",
+        " threshold=2.0), float(seen[0][1].max()) == 2)[-1])(dpjax.solvers.papers._frank_wolfe, [])",
     ),
     Fault(
         "gradients of a Lasso grow with its parameters",
         "return losses.squared(params, example) / (1 + size)",
         "return losses.squared(params, example) / 1",
         "tests/unit/solvers/test_lasso.py",
-        "float(jnp.abs(jax.grad(dpjax.solvers.papers._lasso._scaled_squared)(jnp.array([3.0]),"
+        "float(jnp.abs(jax.grad(dpjax.solvers.papers._frank_wolfe._scaled_squared)(jnp.array([3.0]),"
         " (jnp.ones(1), 1.0))[0])) <= 1.01",
     ),
     # -- Parties ---------------------------------------------------------------------

@@ -114,18 +114,25 @@ def dp_gradient_descent(
     check_budget(epsilon, delta)
     check_key_of_rows(key, data)
     check_descent(loss_fn, learning_rate, projection_fn)
-    data, batches = _batches(data, num_steps, batching, execution, epsilon, delta)
+    data = arrays(data)
+    budget = {"epsilon": epsilon, "delta": delta}
+    batches = _batches(data, num_steps, batching, execution, budget)
     multiplier, privacy = calibrated_noise(
         estimator,
         batches.start.batching,
         num_samples=batches.start.num_samples,
         num_steps=batches.start.num_steps,
-        epsilon=epsilon,
-        delta=delta,
         unit=unit_of(data),
+        **budget,
     )
-    descent = Descent(projection_fn, bool(averaging))
-    step = _step(loss_fn, batches, estimator, multiplier, learning_rate, descent)
+    step = PrivateStep(
+        loss_fn=loss_fn,
+        batches=batches,
+        estimator=estimator,
+        noise_multiplier=traceable(estimator, multiplier),
+        optimizer_fn=Descent(projection_fn, bool(averaging)),
+        learning_rate=_static(learning_rate),
+    )
     params, stats = _run(step, params, data, key, execution)
     stats |= step.noise_parameters(num_coordinates(params))
     return Solution(params, privacy, stats | {"noise_multiplier": multiplier})
@@ -185,13 +192,21 @@ def robust_gradient_descent(
     _validate.estimator(estimator)
     # The capacity of a Poisson batch depends on a budget. There is none here, so this
     # uses epsilon = 1 and delta = 1e-5.
-    data, batches = _batches(data, num_steps, batching, execution, 1.0, 1e-5)
+    data = arrays(data)
+    budget = {"epsilon": 1.0, "delta": 1e-5}
+    batches = _batches(data, num_steps, batching, execution, budget)
     rule = f"given where batches are drawn, as by {batching}"
     _validate.require(key is not None or not batches.is_sampled, "key", key, rule)
     key = jax.random.key(0) if key is None else key  # nothing is drawn with it
     check_key_of_rows(key, data)
-    descent = Descent(projection_fn, bool(averaging))
-    step = _step(loss_fn, batches, estimator, None, learning_rate, descent)
+    step = PrivateStep(
+        loss_fn=loss_fn,
+        batches=batches,
+        estimator=estimator,
+        noise_multiplier=None,
+        optimizer_fn=Descent(projection_fn, bool(averaging)),
+        learning_rate=_static(learning_rate),
+    )
     params, stats = _run(step, params, data, key, execution)
     return Solution(params, PrivacyGuarantee.non_private(), stats)
 
@@ -217,37 +232,19 @@ def _batches(
     num_steps: int | None,
     batching: Batching | None,
     execution: Execution,
-    epsilon: float,
-    delta: float,
-) -> tuple[PyTree, Batches]:
-    """Returns data as arrays, and the batches; by default each has all records."""
-    data = arrays(data)
+    budget: dict[str, float],
+) -> Batches:
+    """Returns the batches of a run; by default each has all records."""
     if num_steps is None:
         num_steps = default_num_steps(_validate.leading_size(data, "data"))
     batching = Full() if batching is None else batching
-    budget = {"epsilon": epsilon, "delta": delta}
-    return data, Batches.of(data, num_steps, batching, execution, **budget)
+    return Batches.of(data, num_steps, batching, execution, **budget)
 
 
-def _step(
-    loss_fn: LossFn,
-    batches: Batches,
-    estimator: Estimator,
-    noise_multiplier: float | None,
-    learning_rate: Any,
-    descent: Descent,
-) -> PrivateStep:
-    """Returns the step of a descent; a schedule is static unless it is a `Partial`."""
-    if callable(learning_rate) and not isinstance(learning_rate, Partial):
-        learning_rate = Static(learning_rate)
-    return PrivateStep(
-        loss_fn=loss_fn,
-        batches=batches,
-        estimator=estimator,
-        noise_multiplier=traceable(estimator, noise_multiplier),
-        optimizer_fn=descent,
-        learning_rate=learning_rate,
-    )
+def _static(learning_rate: Any) -> Any:
+    """Returns a learning rate, static if it is a schedule but no `Partial`."""
+    is_static = callable(learning_rate) and not isinstance(learning_rate, Partial)
+    return Static(learning_rate) if is_static else learning_rate
 
 
 def _run(

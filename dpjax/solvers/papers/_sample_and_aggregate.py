@@ -16,10 +16,7 @@ from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import arrays, flatten, like
 from dpjax._types import Key, PyTree, Scalar
 from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._smooth import (
-    largest_smoothness,
-    smooth_gaussian_multiplier,
-)
+from dpjax.accounting._smooth import largest_smoothness, smooth_gaussian_multiplier
 from dpjax.constraints import L2Ball
 from dpjax.mechanisms import gaussian
 from dpjax.solvers.papers._smooth_center import (

@@ -19,6 +19,14 @@ from dpjax.solvers.statistics._histogram import (
     count_errors,
     noisy_integers,
 )
+from dpjax.solvers.statistics._mean import (
+    HIDDEN_RECORDS,
+    LEAST_BOUND,
+    ONE_NUMBER,
+    kept_of,
+    layers_of,
+    radii_of,
+)
 from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean, one_gaussian
 from dpjax.solvers.statistics._noisy_quantile import (
     NUM_MEDIAN_HALVINGS,
@@ -29,14 +37,6 @@ from dpjax.solvers.statistics._noisy_quantile import (
     noisy_size_histogram,
 )
 from dpjax.solvers.statistics._quantile import APART, checked_samples
-from dpjax.solvers.statistics._untuned_mean import (
-    HIDDEN_RECORDS,
-    LEAST_BOUND,
-    ONE_NUMBER,
-    kept_of,
-    layers_of,
-    radii_of,
-)
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 
@@ -170,11 +170,7 @@ class Groups(NamedTuple):
 
 @partial(jax.jit, static_argnums=0)
 def _known(
-    num_groups: int,
-    samples: jax.Array,
-    groups: jax.Array,
-    middle: float,
-    reach: float,
+    num_groups: int, samples: jax.Array, groups: jax.Array, middle: float, reach: float
 ) -> Groups:
     is_known = ~jnp.isnan(samples) & (groups >= 0) & (groups < num_groups)
     values = jnp.where(is_known, jnp.clip(samples - middle, -reach, reach), 0.0)

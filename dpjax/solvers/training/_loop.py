@@ -20,22 +20,9 @@ import scipy.linalg
 from jax.tree_util import Partial
 
 from dpjax import _validate
-from dpjax._sharding import (
-    AxisName,
-    devices_of,
-    digests,
-    is_first_process,
-    row_axes,
-)
+from dpjax._sharding import AxisName, devices_of, digests, is_first_process, row_axes
 from dpjax._tree import Static, broadcast, register
-from dpjax._types import (
-    REPLACE_ONE,
-    Key,
-    LossFn,
-    NeighboringRelation,
-    PyTree,
-    Scalar,
-)
+from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree, Scalar
 from dpjax.batching import Batching
 from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled

@@ -18,14 +18,7 @@ from dpjax._keys import secret_repr
 from dpjax._rounding import rounded_up
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import arrays, like, num_coordinates
-from dpjax._types import (
-    REPLACE_ONE,
-    Key,
-    LossFn,
-    NeighboringRelation,
-    PyTree,
-    Scalar,
-)
+from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree, Scalar
 from dpjax.batching import BallsInBins, Batching, CyclicPoisson, Full, Poisson
 from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Clipping, Estimator, Mean, Scaled

@@ -10,8 +10,8 @@ import pytest
 
 from dpjax.solvers.additive import _choice
 from dpjax.solvers.linear._kind import Examples
-from dpjax.solvers.papers import _sparse_regression
-from dpjax.solvers.statistics import _group_means, _noisy_mean, _untuned_mean
+from dpjax.solvers.papers import _hard_thresholding
+from dpjax.solvers.statistics import _group_means, _mean, _noisy_mean
 from dpjax.solvers.statistics._group_means import Groups
 
 
@@ -49,7 +49,7 @@ def squares_of_a_mean(key, d):
     seen = SimpleNamespace(sum_of_squares=lambda low, high: 0.0)
     radii, lengths = jnp.arange(4.0), jnp.linalg.norm(z, axis=1)
     multipliers = SimpleNamespace(squares=1.0)
-    _untuned_mean._squares(key, z, lengths, seen, radii, multipliers, None)
+    _mean._squares(key, z, lengths, seen, radii, multipliers, None)
 
 
 def squares_of_groups(key, num_groups):
@@ -78,7 +78,7 @@ def moments_of_hats(key, k):
 
 
 def mean_square(key, d):
-    _sparse_regression._learning_rate.__wrapped__(None, grid(d), 2.0, key, 1.0)
+    _hard_thresholding._learning_rate.__wrapped__(None, grid(d), 2.0, key, 1.0)
 
 
 # Which mean of the release, and how close two of its records come to the bound. Those
