@@ -732,8 +732,8 @@ FAULTS = [
     ),
     Fault(
         "a count's interval without the sampling part",
-        "sampling = num_samples * share * (1 - share)\n    return jnp.sqrt(",
-        "sampling = 0 * share * (1 - share)\n    return jnp.sqrt(",
+        "sampling = num_samples * share * (1 - share)\n    return counts, jnp.sqrt(",
+        "sampling = 0 * share * (1 - share)\n    return counts, jnp.sqrt(",
         "tests/unit/solvers/test_groups.py",
         "float(solvers.dp_histogram(jnp.tile(jnp.array([0.5, 1.5]), 500), key=key,"
         " epsilon=100.0, delta=1e-5, edges=[0.0, 1.0, 2.0]).standard_errors[0]) > 15",

@@ -37,16 +37,12 @@ from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
 from dpjax._tree import arrays, flatten, num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax.accounting import Sampling, noise_multiplier
 from dpjax.batching import Full
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Clipping
 from dpjax.solvers.papers._smooth_center import smooth_center
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.solvers.training._calibration import check_budget, unit_of
 from dpjax.solvers.training._loop import (
     Batches,
@@ -169,10 +165,7 @@ def dp_localized_sco(
         first += num_groups * phase.num_samples
     # Each record is in one group of one phase. All of these have noise with the same
     # guarantee, as one Gaussian release.
-    event = gaussian_event(theory.noise_multiplier)
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit_of(data)
-    )
+    _, privacy = one_gaussian(epsilon, delta, num_samples, unit_of(data))
     stats = {
         "num_phases": len(phases),
         "num_steps": sum(phase.num_steps for phase in phases),
@@ -187,20 +180,15 @@ def dp_localized_sco(
 class Theory(NamedTuple):
     """The assumptions: E sup ||gradient||^k <= G^k within a ball, and the budget.
 
-    Attributes:
-        bound: G.
-        order: k.
-        radius: R, the radius of the ball.
-        dimension: d.
-        noise_multiplier: kappa, for one Gaussian release at the whole budget; for
-            delta = 0 one release of Laplace noise in the l2 norm, see `_one_pass`.
+    kappa is for one Gaussian release at the whole budget; for delta = 0 for one release
+    of Laplace noise in the l2 norm, see `_one_pass`.
     """
 
-    bound: float
-    order: float
-    radius: float
-    dimension: int
-    noise_multiplier: float
+    bound: float  # G
+    order: float  # k
+    radius: float  # R
+    dimension: int  # d
+    noise_multiplier: float  # kappa
 
     @classmethod
     def of(

@@ -152,15 +152,18 @@ def dp_multiparty_gradient_descent(
         **budget,
     )
     mean_fn = partial(_mean_grad, method, data=data, estimator=estimator)
-    mean = _noisy_mean(secure_sum, noise, num_records, mean_fn, params)
-    params = _descend(method, params, mean, step_size, num_steps, execution)
-    event = gaussian_event(noise.multiplier, Sampling(num_steps=num_releases))
+    parties = secure_sum, noise, num_records
+    params = _descend(method, parties, mean_fn, params, step_size, num_steps, execution)
+    multiplier = noise.stddev / noise.l2_sensitivity
+    event = gaussian_event(multiplier, Sampling(num_steps=num_releases))
     stats = {
         "num_steps": num_steps,
         "num_samples": sum(num_records),
         "num_parties": len(num_records),
         "num_live": len(secure_sum.live),
-        **noise.stats(),
+        "l2_sensitivity": noise.l2_sensitivity,
+        "stddev": noise.stddev,
+        "noise_multiplier": multiplier,
     }
     privacy = PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=sum(num_records)
@@ -222,41 +225,30 @@ def _mean_grad(
     return robust_grad(method.loss_fn, estimator, microbatch_size=size)(params, data)
 
 
-def _noisy_mean(
-    secure_sum: SecureSum,
-    noise: "_Noise",
-    num_records: Sequence[int],
-    mean_fn: Callable[[PyTree], PyTree],
-    params: PyTree,
-) -> Callable[[PyTree], PyTree]:
-    """Returns the function of one round, from released params to the noisy mean."""
-    num_mine = num_records[secure_sum.transport.party]
-    shapes = jax.eval_shape(mean_fn, params)
-
-    def round_at(params: PyTree) -> PyTree:
-        def contribution() -> np.ndarray:
-            vector = num_mine * _to_vector(mean_fn(params))
-            return noise.add(vector, secure_sum.random_bytes)
-
-        total = noise.grid.to_reals(secure_sum(contribution, noise.num_params))
-        divisor = sum(num_records[k] for k in secure_sum.live)
-        return _to_tree(total / divisor, shapes)
-
-    return round_at
-
-
 def _descend(
     method: _Method,
+    parties: tuple[SecureSum, "_Noise", Sequence[int]],
+    mean_fn: Callable[[PyTree], PyTree],
     params: PyTree,
-    mean: Callable[[PyTree], PyTree],
     step_size: float | None,
     num_steps: int,
     execution: Execution,
 ) -> PyTree:
     """Returns the last iterate, or the mean of all iterates."""
+    secure_sum, noise, num_records = parties
+    num_mine = num_records[secure_sum.transport.party]
+    shapes = jax.eval_shape(mean_fn, params)
     state = method.optimizer(step_size).init(params)
     for step in range(1, num_steps + 1):
-        params, state = _move(method, params, state, mean(params), step_size)
+
+        def contribution(params: PyTree = params) -> np.ndarray:
+            vector = num_mine * _to_vector(mean_fn(params))
+            return noise.add(vector, secure_sum.random_bytes)
+
+        total = noise.grid.to_reals(secure_sum(contribution, noise.num_params))
+        divisor = sum(num_records[k] for k in secure_sum.live)
+        mean = _to_tree(total / divisor, shapes)
+        params, state = _move(method, params, state, mean, step_size)
         is_due = step % execution.callback_every == 0 or step == num_steps
         if execution.callback is not None and is_due:
             execution.callback(step, params)
@@ -272,20 +264,12 @@ def _move(
 
 
 class _Noise(NamedTuple):
-    """A party's share of the noise of a round, as integers on a grid.
+    """A party's share of the noise of a round, as integers on a grid."""
 
-    Attributes:
-        grid: the grid of the sum of gradients.
-        share: stddev of a party's share, in steps of the grid.
-        stddev: stddev of the sum of all shares that are certainly secret.
-        l2_sensitivity: sensitivity of the sum, with rounding to the grid.
-        num_params: d.
-    """
-
-    grid: Grid
-    share: int
-    stddev: float
-    l2_sensitivity: float
+    grid: Grid  # of the sum of gradients
+    share: int  # stddev of a party's share, in steps of the grid
+    stddev: float  # of the sum of all shares that are certainly secret
+    l2_sensitivity: float  # of the sum, with rounding to the grid
     num_params: int
 
     @classmethod
@@ -319,18 +303,6 @@ class _Noise(NamedTuple):
         )
         stddev = math.sqrt(num_shares) * share * grid.step
         return cls(grid, share, stddev, steps * grid.step, num_params)
-
-    @property
-    def multiplier(self) -> float:
-        return self.stddev / self.l2_sensitivity
-
-    def stats(self) -> dict[str, float]:
-        """Returns the stats of the noise, in units of the sum."""
-        return {
-            "l2_sensitivity": self.l2_sensitivity,
-            "stddev": self.stddev,
-            "noise_multiplier": self.multiplier,
-        }
 
     def add(self, values: np.ndarray, random_bytes: RandomBytes) -> np.ndarray:
         """Returns values on the grid, as integers, with a fresh share of noise."""

@@ -8,16 +8,15 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
-from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._types import Key, Scalar
-from dpjax.accounting import PrivacyGuarantee, gaussian_stddev
+from dpjax.accounting import gaussian_stddev
 from dpjax.accounting._objective import objective_noise
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import gaussian
-from dpjax.solvers.training._calibration import check_budget
+from dpjax.solvers.training._calibration import check_budget, unsupported
 from dpjax.solvers.training._solution import Solution
 
 # This share of epsilon and delta pays for the output noise. It hides how far the
@@ -115,11 +114,7 @@ def dp_objective_perturbation(
     with jax.enable_x64(True):
         numbers = np.array([plan.convexity, plan.stddev, gradient_norm, output_stddev])
         params = _release(plan.objective, dtype, features, labels, key, numbers)
-    # No event of dp_accounting describes this mechanism; accountants reject this one.
-    event, num_samples = UnsupportedDpEvent(), len(features)
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples
-    )
+    privacy = unsupported(epsilon, delta, len(features))
     return Solution(params, privacy, plan.stats(gradient_norm, output_stddev))
 
 

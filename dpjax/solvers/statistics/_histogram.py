@@ -103,22 +103,23 @@ def _counted(
     bins = jnp.searchsorted(edges[1:-1], samples, side="left")
     known = (~jnp.isnan(samples)).astype("int32")
     counts = jnp.zeros(edges.size - 1, "int32").at[bins].add(known)
+    return noisy_counts(key, counts, multiplier, samples.size)
+
+
+def noisy_counts(
+    key: Key, counts: jax.Array, multiplier: Scalar, num_samples: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Releases counts as integers, and returns errors and the stddev of the noise.
+
+    A record moves the counts by sqrt(2). They are exact in float32. The errors are of
+    estimates of n times a probability.
+    """
     stddev = math.sqrt(2) * ROUNDED_UP * jnp.asarray(multiplier, "float32")
-    noisy = noisy_integers(key, counts, stddev)
-    return noisy, count_errors(noisy, stddev, samples.size), stddev
-
-
-def noisy_integers(key: Key, counts: jax.Array, stddev: Scalar) -> jax.Array:
-    """Releases counts, which are exact in float32, with noise rounded to integers."""
     noisy = gaussian(key, counts.astype("float32"), stddev=stddev)
-    return jnp.rint(jnp.clip(noisy, -(2.0**30), 2.0**30)).astype("int32")
-
-
-def count_errors(counts: jax.Array, stddev: Scalar, num_samples: int) -> jax.Array:
-    """Returns standard errors of noisy counts as estimates of n times a probability."""
+    counts = jnp.rint(jnp.clip(noisy, -(2.0**30), 2.0**30)).astype("int32")
     share = jnp.clip(counts.astype("float32") / num_samples, 0.0, 1.0)
     sampling = num_samples * share * (1 - share)
-    return jnp.sqrt(sampling + stddev**2 + _LEAST_VARIANCE)
+    return counts, jnp.sqrt(sampling + stddev**2 + _LEAST_VARIANCE), stddev
 
 
 def private_edges(key: Key, samples: jax.Array, multiplier: float) -> jax.Array:

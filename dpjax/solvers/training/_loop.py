@@ -224,17 +224,11 @@ def _relative_noise(strategy: Strategy | None) -> float:
 
 
 class Observed(NamedTuple):
-    """State of an optimizer, and public norms of the last mean that it took.
-
-    Attributes:
-        optimizer: state of the optimizer.
-        gradient_norm: l2 norm of the noisy mean.
-        noise_norm: sqrt(d) times the standard deviation of its noise.
-    """
+    """State of an optimizer, and public norms of the last mean that it took."""
 
     optimizer: PyTree
-    gradient_norm: jax.Array
-    noise_norm: jax.Array
+    gradient_norm: jax.Array  # l2 norm of the noisy mean
+    noise_norm: jax.Array  # sqrt(d) times the standard deviation of its noise
 
 
 def observed(
@@ -252,7 +246,14 @@ def observed(
         return Observed(optimizer.init(params), *unseen)
 
     def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
-        noise = _norm_of_noise(noise_stddev if stddev is None else stddev, updates)
+        used, noise = noise_stddev if stddev is None else stddev, jnp.float32(0.0)
+        if used is not None:
+            # The root of the sum of all coordinates' variances.
+            stddevs = broadcast(used, updates, "stddev")
+            sizes = jax.tree.map(
+                lambda s, x: s * math.sqrt(x.size / jnp.size(s)), stddevs, updates
+            )
+            noise = _norm(sizes)
         seen = _norm(updates), noise
         told = extra_args | {"noise_stddev": noise_stddev, "noise_norm": noise}
         updates, following = optimizer.update(updates, state.optimizer, params, **told)
@@ -264,16 +265,6 @@ def observed(
 def _norm(tree: PyTree) -> jax.Array:
     squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(tree)]
     return jnp.asarray(jnp.sqrt(sum(squares)), jnp.float32)
-
-
-def _norm_of_noise(stddev: PyTree | None, mean: PyTree) -> jax.Array:
-    """Returns the root of the sum of all coordinates' variances; 0 for stddev None."""
-    if stddev is None:
-        return jnp.zeros((), jnp.float32)
-    stddevs = broadcast(stddev, mean, "stddev")
-    return _norm(
-        jax.tree.map(lambda s, x: s * math.sqrt(x.size / jnp.size(s)), stddevs, mean)
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,14 +334,6 @@ def iterate(
     return params, state
 
 
-class _Part(NamedTuple):
-    """Steps `start` + 1 to `stop` of a run; carry is None before the first step."""
-
-    start: Scalar
-    stop: Scalar
-    carry: tuple[PyTree, PyTree, BatchState] | None
-
-
 @partial(jax.jit, static_argnums=0)
 def _run(
     execution: Execution,
@@ -358,9 +341,9 @@ def _run(
     params: PyTree,
     data: PyTree,
     key: Key,
-    part: _Part | None,
+    part: tuple[Scalar, Scalar, PyTree | None] | None,
 ) -> tuple[PyTree, PyTree, BatchState | None]:
-    """Runs a part of the steps, or all of them without a part.
+    """Runs all steps, or without a carry none, or a part (after, up to, carry).
 
     Returns the iterate, the state of the optimizer, and the state of the batches, which
     is None after all steps.
@@ -387,11 +370,10 @@ def _run(
             jax.lax.cond(is_due, show, lambda: None)
         return (params, state, batches), None
 
-    if part is not None and part.carry is not None:
+    if part is not None and part[2] is not None:
         # The bounds are traced, so that one program runs all parts.
-        return jax.lax.fori_loop(
-            part.start, part.stop, lambda i, carry: one_step(carry, i)[0], part.carry
-        )
+        first, stop, carry = part
+        return jax.lax.fori_loop(first, stop, lambda i, x: one_step(x, i)[0], carry)
     carry = (params, step.init(params), start.started(batch_key))
     if part is not None:
         return carry
@@ -418,10 +400,10 @@ def _saved(execution, step, traced, arguments, devices):
         again = jax.tree.map(
             lambda x: jax.random.clone(x) if is_key(x) else x, (step, traced)
         )
-        return _run(compiled, again[0], part=_Part(start, stop, carry), **again[1])
+        return _run(compiled, again[0], part=(start, stop, carry), **again[1])
 
     carry = run_part(0, 0, None)
-    program = _run.lower(compiled, step, part=_Part(0, 0, carry), **traced)
+    program = _run.lower(compiled, step, part=(0, 0, carry), **traced)
     # The program runs any part of the steps, so the text adds their number.
     text = f"{program.as_text()}\n{num_steps} steps of {step.batches.start.batching!r}"
     run_identity = identity(text, arguments, devices)

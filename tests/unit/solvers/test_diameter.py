@@ -54,13 +54,12 @@ def squares_of_a_mean(key, d):
 
 def squares_of_groups(key, num_groups):
     values = jnp.tile(grid(1)[:, 0], 2)
-    groups = Groups(values, jnp.arange(values.size) % num_groups)
+    indices = jnp.arange(values.size) % num_groups
+    groups = Groups(values, indices, jnp.ones(num_groups, "int32"), jnp.ones(()))
     seen = SimpleNamespace(sum_of_squares=lambda low, high: 0.0, top=jnp.int32(0))
     keys = tuple(jax.random.split(key))
-    counts, zero = jnp.ones(num_groups, "int32"), jnp.zeros(())
-    place = zero, jnp.ones(()), counts, _group_means._LARGEST, jnp.ones(())
-    sums = _group_means._sums.__wrapped__
-    sums(num_groups, keys, groups, place, seen, (1.0, 1.0, 1.0))
+    place = jnp.zeros(()), jnp.ones(()), _group_means._LARGEST
+    _group_means._sums.__wrapped__(keys, groups, place, seen, (1.0, 1.0, 1.0))
 
 
 def rare_columns(key, k):
