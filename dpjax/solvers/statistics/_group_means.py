@@ -14,7 +14,6 @@ from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import arrays, like
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.estimators import Clipping
-from dpjax.solvers.statistics._histogram import check_countable, noisy_counts
 from dpjax.solvers.statistics._mean import (
     HIDDEN_RECORDS,
     LEAST_BOUND,
@@ -32,7 +31,12 @@ from dpjax.solvers.statistics._noisy_quantile import (
     noisy_quantile,
     noisy_size_histogram,
 )
-from dpjax.solvers.statistics._quantile import APART, checked_samples
+from dpjax.solvers.statistics._quantile import (
+    APART,
+    check_countable,
+    checked_samples,
+    noisy_counts,
+)
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
 

@@ -18,7 +18,7 @@ from dpjax.solvers import (
     dp_multiparty_gradient_descent,
     dp_multiparty_objective_perturbation,
 )
-from dpjax.solvers.papers import _multiparty_gradient_descent as descent
+from dpjax.solvers.papers import _gradient_descent as descent
 from tests.privacy.replay.test_parties import Recorded
 
 FALSE_ALARM_IN_ERRORS = 5  # standard errors, two-sided: 6e-7

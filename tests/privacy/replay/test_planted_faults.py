@@ -15,7 +15,6 @@ from dpjax.sklearn import _labels
 from dpjax.solvers.linear import _columns, _model
 from dpjax.solvers.papers import (
     _gradient_descent,
-    _multiparty_gradient_descent,
     _multiparty_objective,
 )
 from dpjax.tables.cli import _units
@@ -123,14 +122,14 @@ def test_a_party_that_replaces_a_record_and_counts_one_added(hooks, monkeypatch)
 
 
 def test_a_party_that_tells_the_norm_of_its_mean(hooks, monkeypatch):
-    to_vector = _multiparty_gradient_descent._to_vector
+    to_vector = _gradient_descent._to_vector
 
     def telling(mean):
         vector = to_vector(mean)
         warnings.warn(f"{np.linalg.norm(vector)}", stacklevel=2)
         return vector
 
-    monkeypatch.setattr(_multiparty_gradient_descent, "_to_vector", telling)
+    monkeypatch.setattr(_gradient_descent, "_to_vector", telling)
     refused_of_parties(hooks, "shows", "clipped")
 
 
