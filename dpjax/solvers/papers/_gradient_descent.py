@@ -134,7 +134,7 @@ def dp_gradient_descent(
     check_key_of_rows(key, data)
     _check_descent(loss_fn, learning_rate, projection_fn)
     data = arrays(data)
-    budget = {"epsilon": epsilon, "delta": delta}
+    budget: Any = {"epsilon": epsilon, "delta": delta}
     batches = _batches(data, num_steps, batching, execution, budget)
     multiplier, privacy = calibrated_noise(
         estimator,
@@ -380,13 +380,7 @@ def _default_num_steps(num_samples: int) -> int:
     return max(1, math.ceil(10 * math.log(num_samples)))
 
 
-def _batches(
-    data: PyTree,
-    num_steps: int | None,
-    batching: Batching | None,
-    execution: Execution,
-    budget: dict[str, float],
-) -> Batches:
+def _batches(data, num_steps, batching, execution, budget) -> Batches:
     """Returns the batches of a run; by default each has all records."""
     if num_steps is None:
         num_steps = _default_num_steps(_validate.leading_size(data, "data"))
@@ -520,17 +514,17 @@ class _Noise(NamedTuple):
         *,
         num_params: int,
         num_shares: int,
-        num_releases: int,
-        epsilon: float,
-        delta: float,
+        **budget: Any,
     ) -> "_Noise":
-        """Returns the smallest noise for the budget, on a much finer grid."""
+        """Returns the smallest noise for the budget, on a much finer grid.
+
+        The budget is epsilon, delta and num_releases.
+        """
         # A replaced record moves only its party's contribution. The factor covers a few
         # roundings of a float32 sensitivity, by 2^-24 each.
         sensitivity = (1 + 2.0**-21) * max(
             n * float(estimator.sensitivity(n, num_params).l2) for n in num_records
         )
-        budget = {"epsilon": epsilon, "delta": delta, "num_releases": num_releases}
         continuous = gaussian_stddev(**budget, sensitivity=sensitivity)
         bound = max(num_records) * float(np.max(np.asarray(estimator.limit)))
         grid = Grid.for_stddev(continuous / math.sqrt(num_shares), bound=bound)

@@ -12,7 +12,7 @@ from dp_accounting import ZCDpEvent
 
 from dpjax import _validate, losses
 from dpjax._rounding import ROUNDED_UP
-from dpjax._sharding import AxisName, check_key_of_rows
+from dpjax._sharding import check_key_of_rows
 from dpjax._tree import arrays, clip, like, linear_data, num_coordinates, register
 from dpjax._types import Key, LossFn, PeelingNoise, PyTree, Scalar, Unit
 from dpjax.accounting import PrivacyGuarantee, epsilon_to_rho
@@ -102,7 +102,13 @@ def dp_iterative_hard_thresholding(
     num_samples = _validate.leading_size(data, "data")
     if num_steps is None:
         num_steps = papers_num_steps(num_samples)
-    peeling = Peeling.tight(sparsity, epsilon, delta)
+    budget = epsilon, delta
+    if delta == 0:
+        # The scale of the noise is then 3 s / epsilon times the sensitivity.
+        rho = 5 * epsilon**2 / (18 * sparsity)
+        peeling = Peeling(sparsity, rho, "laplace", budget)
+    else:
+        peeling = Peeling(sparsity, epsilon_to_rho(*budget), "gumbel", budget)
     step = PeeledStep(
         loss_fn=loss_fn,
         batches=Batches.of(data, num_steps, Disjoint(), execution),
@@ -230,28 +236,12 @@ def dp_sparse_linear_regression(
 
 
 class Peeling(NamedTuple):
-    """The peeling of a step, which chooses and releases s entries, and its privacy.
+    """The peeling of a step, which chooses and releases s entries, and its privacy."""
 
-    Attributes:
-        sparsity: s.
-        rho: zCDP cost of one peeling.
-        noise: "gumbel", or "laplace" as in the papers.
-        privacy: (epsilon, delta) of one peeling, and so of all on disjoint batches.
-    """
-
-    sparsity: int
-    rho: float
-    noise: PeelingNoise
-    privacy: tuple[float, float]
-
-    @classmethod
-    def tight(cls, sparsity: int, epsilon: float, delta: float) -> "Peeling":
-        """Returns the peeling with the least noise that a budget affords."""
-        if delta == 0:
-            # The scale of the noise is then 3 s / epsilon times the sensitivity.
-            rho = 5 * epsilon**2 / (18 * sparsity)
-            return cls(sparsity, rho, "laplace", (epsilon, delta))
-        return cls(sparsity, epsilon_to_rho(epsilon, delta), "gumbel", (epsilon, delta))
+    sparsity: int  # s
+    rho: float  # zCDP cost of one peeling
+    noise: PeelingNoise  # "gumbel", or "laplace" as in the papers
+    privacy: tuple[float, float]  # of one peeling, and so of all on disjoint batches
 
     def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
         """Returns the stats of a `Solution`, for the sensitivity of the last step."""
@@ -410,13 +400,7 @@ class ShrunkenStep(PeeledStep):
 
 
 @partial(jax.jit, static_argnums=0)
-def _learning_rate(
-    axis_name: AxisName | None,
-    features: jax.Array,
-    threshold: Scalar,
-    key: Key,
-    rho: Scalar,
-) -> Scalar:
+def _learning_rate(axis_name, features, threshold, key, rho) -> Scalar:
     """Releases 2/3 of the inverse mean square of clipped features, with rho-zCDP."""
     # Squares are in [0, K^2]; minus K^2 / 2 they are within ±K^2 / 2.
     half = like(threshold, features) ** 2 / 2

@@ -232,20 +232,13 @@ class FixedPoint(NamedTuple):
     score, exact in float32, by at most 1 (`docs/privacy/proofs/solvers.md`, 4.5). The
     slack U / log(theta) is 1.0011 for theta = 2 and n = 100,000, and below 1.01 for
     n < 2^24 and theta >= 1.1.
-
-    Attributes:
-        moment_order: theta.
-        unit: U.
-        block_length: K.
-        fine_bits: g.
-        score_bits: h.
     """
 
-    moment_order: float
-    unit: float
-    block_length: int
-    fine_bits: int
-    score_bits: int
+    moment_order: float  # theta
+    unit: float  # U
+    block_length: int  # K
+    fine_bits: int  # g
+    score_bits: int  # h
 
     @classmethod
     def of(cls, num_samples: int, moment_order: float) -> "FixedPoint":

@@ -24,7 +24,7 @@ is no larger than the first. The paper's lambda grows 32-fold, to suit its const
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -192,13 +192,7 @@ class Theory(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        epsilon: float,
-        delta: float,
-        moment_bound: float,
-        moment_order: float,
-        diameter: float,
-        dimension: int,
+        cls, epsilon, delta, moment_bound, moment_order, diameter, dimension
     ) -> "Theory":
         """Returns the assumptions that a solver's arguments state, if valid."""
         _validate.positive(moment_bound=moment_bound, moment_order=moment_order)
@@ -352,16 +346,11 @@ class _Step(OptaxStep):
         )
 
 
-def _end(
-    step_of: Callable[..., _Step],
-    phase: Phase,
-    start: PyTree,
-    data: PyTree,
-    first: int,
-    keys: Sequence[Key],
-    execution: Execution,
-) -> PyTree:
-    """Returns the last iterate of a phase, for several groups the middle of theirs."""
+def _end(step_of, phase: Phase, start, data, first, keys, execution) -> PyTree:
+    """Returns the last iterate of a phase, for several groups the middle of theirs.
+
+    The phase's records begin at the index `first`; `step_of` makes a group's step.
+    """
     points, size = [], phase.num_samples
     for i, key in enumerate(keys):
         rows = slice(first + i * size, first + (i + 1) * size)

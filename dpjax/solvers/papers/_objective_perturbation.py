@@ -248,13 +248,7 @@ class _Step(NamedTuple):
     has_fallen: jax.Array
 
 
-def minimize(
-    objective: Objective,
-    rows: jax.Array,
-    convexity: Scalar,
-    eta: jax.Array,
-    gradient_norm: Scalar,
-) -> jax.Array:
+def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.Array:
     """Returns w with a certificate that ||grad J(w)|| <= gradient_norm, or NaN."""
     # Each round tries Newton steps of several lengths and a gradient step, and goes to
     # the point of least gradient norm. The gradient step guarantees that the norm falls
@@ -312,14 +306,8 @@ def minimize(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _release(
-    objective: Objective,
-    dtype: np.dtype,
-    features: jax.Array,
-    labels: jax.Array,
-    key: Key,
-    numbers: jax.Array,
-) -> jax.Array:
+def _release(objective: Objective, dtype, features, labels, key, numbers) -> jax.Array:
+    """Releases the minimizer, with output noise."""
     convexity, stddev, gradient_norm, output_stddev = numbers
     objective_key, output_key = jax.random.split(key)
     zeros = jnp.zeros(objective.num_features, jnp.float64)

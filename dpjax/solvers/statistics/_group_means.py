@@ -171,15 +171,7 @@ class Groups(NamedTuple):
 
 
 @partial(jax.jit, static_argnums=0)
-def _counted(
-    num_groups: int,
-    key: Key,
-    samples: jax.Array,
-    indices: jax.Array,
-    middle: float,
-    reach: float,
-    multiplier: Scalar,
-) -> tuple[Groups, jax.Array]:
+def _counted(num_groups, key, samples, indices, middle, reach, multiplier):
     """Releases the count of each group, and returns standard errors."""
     is_known = ~jnp.isnan(samples) & (indices >= 0) & (indices < num_groups)
     values = jnp.where(is_known, jnp.clip(samples - middle, -reach, reach), 0.0)
@@ -399,13 +391,7 @@ def _quantiles(
 
 
 @partial(jax.jit, static_argnums=0)
-def _bisected_quantiles(
-    quantiles: tuple[float, ...],
-    key: Key,
-    groups: Groups,
-    bound: jax.Array,
-    multiplier: Scalar,
-) -> tuple[jax.Array, jax.Array]:
+def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
     """Releases quantiles of each group by bisection, and returns standard errors."""
     num_groups, counts = groups.counts.size, groups.counts
     num_steps = 2 * len(quantiles) * NUM_MEDIAN_HALVINGS

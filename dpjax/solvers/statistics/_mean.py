@@ -1,7 +1,6 @@
 """The private mean of heavy-tailed samples (papers 001 and 003)."""
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Literal, NamedTuple, cast
 
@@ -152,7 +151,7 @@ def dp_mean(
     rows = jnp.concatenate([leaf.reshape(num_samples, -1) for leaf in leaves], axis=1)
     multiplier, privacy = one_gaussian(epsilon, delta, num_samples)
     shares = Shares.of(rows.shape, multiplier)
-    stats = {"noise_multiplier": multiplier}
+    stats: dict[str, Scalar] = {"noise_multiplier": multiplier}
     if method == "geometric_median":
         rule = "at least two numbers each; the median of one is that of `dp_quantile`"
         _validate.require(rows.shape[1] > 1, "samples", samples, rule)
@@ -344,30 +343,16 @@ def untuned_mean(
 
 
 class Round(NamedTuple):
-    """Holds rows in coordinates of about equal spread, z = A^T (x - center) / scale.
+    """Holds rows in coordinates of about equal spread, z = A^T (x - center) / scale."""
 
-    Attributes:
-        rows: z, shape (n, d).
-        centers: the columns' medians.
-        scales: distances from the medians that few numbers exceed; 1 for one column.
-        bounds: the medians were searched within ±bounds.
-        inverse: the inverse of A^T; None if A is the identity.
-    """
-
-    rows: jax.Array
-    centers: jax.Array
-    scales: jax.Array
-    bounds: jax.Array
-    inverse: jax.Array | None
+    rows: jax.Array  # z, shape (n, d)
+    centers: jax.Array  # the columns' medians
+    scales: jax.Array  # few distances from the medians exceed them; 1 for one column
+    bounds: jax.Array  # the medians were searched within ±bounds
+    inverse: jax.Array | None  # of A^T; None if A is the identity
 
     @classmethod
-    def of(
-        cls,
-        keys: Sequence[Key],
-        samples: jax.Array,
-        multipliers: Shares,
-        axis_name: AxisName | None,
-    ) -> "Round":
+    def of(cls, keys, samples: jax.Array, multipliers: Shares, axis_name) -> "Round":
         """Releases medians and scales, and A if it has a share of the budget."""
         place_key, moments_key = keys
         size_key, median_key, scale_key = _keys.split(place_key, 3)
@@ -465,15 +450,7 @@ def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
     return jnp.maximum(0.0, 1 - noise / jnp.maximum(energy, noise))
 
 
-def _squares(
-    key: Key,
-    z: jax.Array,
-    lengths: jax.Array,
-    seen: SizeHistogram,
-    radii: jax.Array,
-    multipliers: Shares,
-    axis_name: AxisName | None,
-) -> jax.Array:
+def _squares(key, z, lengths, seen: SizeHistogram, radii, multipliers, axis_name):
     """Releases second moments of the coordinates of rows clipped to the last radius."""
     num_samples, d = z.shape
     # Rows are clipped to the middle radius, for less noise. The histogram of lengths

@@ -186,13 +186,7 @@ def dp_histogram(
 
 
 @partial(jax.jit, static_argnums=0)
-def _with_error(
-    static: tuple[SelectionName, float],
-    key: Key,
-    samples: jax.Array,
-    edges: jax.Array,
-    epsilon: Scalar,
-) -> tuple[jax.Array, jax.Array]:
+def _with_error(static: tuple[SelectionName, float], key, samples, edges, epsilon):
     """Releases a quantile, and its standard error."""
     mechanism, quantile = static
     center_key, width_key = _keys.split(key)

@@ -66,21 +66,13 @@ class Noise(NamedTuple):
 
 
 class Standard(NamedTuple):
-    """Holds centers, scales and ranges of columns; public, or released.
+    """Holds centers, scales and ranges of columns, shape (k,); public, or released."""
 
-    Attributes:
-        centers: shape (k,); NaN counts as the center.
-        scales: shape (k,), positive.
-        low: shape (k,); columns are clipped to at least this.
-        high: shape (k,); columns are clipped to at most this.
-        is_known: shape (k,), whether these numbers are informative.
-    """
-
-    centers: np.ndarray
-    scales: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    is_known: np.ndarray
+    centers: np.ndarray  # NaN counts as the center
+    scales: np.ndarray  # positive
+    low: np.ndarray  # columns are clipped to at least this
+    high: np.ndarray  # columns are clipped to at most this
+    is_known: np.ndarray  # whether these numbers are informative
 
     @classmethod
     def of_ranges(cls, low: np.ndarray, high: np.ndarray) -> "Standard":
@@ -378,12 +370,7 @@ def _most_cells(
 
 
 @jax.jit
-def _exponents(
-    columns: jax.Array,
-    is_counted: jax.Array | None,
-    scales: _Scales,
-    multiplier: Scalar,
-) -> tuple[Unrounded, jax.Array]:
+def _exponents(columns, is_counted, scales: _Scales, multiplier):
     """Returns histograms of exponents of differences, and stddevs of their noise."""
     num_samples, num_columns = columns.shape
     most_cells = scales.most_cells

@@ -29,31 +29,19 @@ from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.gradients import streamed_grad
 from dpjax.gradients._loss import warn_of_rows
 from dpjax.mechanisms import Strategy
-from dpjax.solvers.training._checkpoint import (
-    Checkpoint,
-    identity,
-    is_key,
-    latest,
-    opened,
-    save,
-)
+from dpjax.solvers.training import _checkpoint
+from dpjax.solvers.training._checkpoint import Checkpoint, is_key
 from dpjax.transforms import aggregate, chain, privatize
 
 Mean = Estimator | AdaptiveThreshold | Scaled
 
 
 class Batches(NamedTuple):
-    """Public facts about a run's batches; all of them are static.
+    """Public facts about a run's batches; all of them are static."""
 
-    Attributes:
-        start: the state before the first batch, without keys and step.
-        microbatch_size: how many per-example gradients are computed at once, or None.
-        axis_name: the mesh axes over which rows are sharded.
-    """
-
-    start: BatchState
-    microbatch_size: int | None
-    axis_name: AxisName | None
+    start: BatchState  # before the first batch, without keys and step
+    microbatch_size: int | None  # how many gradients are computed at once
+    axis_name: AxisName | None  # the mesh axes over which rows are sharded
 
     @classmethod
     def of(
@@ -129,13 +117,7 @@ class OptaxStep(abc.ABC):
         """Returns the state before the first step."""
         return self.optimizer(params).init(params)
 
-    def __call__(
-        self,
-        params: PyTree,
-        state: PyTree,
-        batch: PyTree,
-        is_padding_example: jax.Array | None,
-    ) -> tuple[PyTree, PyTree]:
+    def __call__(self, params, state, batch, is_padding_example) -> Any:
         """Returns the next iterate and state."""
         # `streamed_grad` warns of arrays with a batch's rows, this of arrays with all.
         warn_of_rows(self.loss_fn, params, batch, self.batches.start.num_samples)
@@ -155,23 +137,16 @@ class OptaxStep(abc.ABC):
 class PrivateStep(OptaxStep):
     """A step of an optimizer along the noisy robust mean of a batch's gradients.
 
-    Attributes:
-        estimator: the robust mean.
-        noise_multiplier: noise multiplier of the mean; None adds no noise, which gives
-            no privacy.
-        optimizer_fn: takes the learning rate, and returns the optimizer of the mean.
-        learning_rate: a number or a schedule. A schedule is static, but the arguments
-            of a `Partial` are traced.
-        relation: the neighboring relation.
-        strategy: the strategy of correlated noise, or None.
+    A schedule is static, but the arguments of a `Partial` are traced. Without a noise
+    multiplier there is no noise, and no privacy.
     """
 
     estimator: Mean
     noise_multiplier: Scalar | Static | None
-    optimizer_fn: Callable[[Any], optax.GradientTransformation]
+    optimizer_fn: Callable[[Any], optax.GradientTransformation]  # of a learning rate
     learning_rate: Scalar | Partial | Static | None = None
     relation: NeighboringRelation = REPLACE_ONE
-    strategy: Strategy | None = None
+    strategy: Strategy | None = None  # of correlated noise
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         del params
@@ -335,15 +310,8 @@ def iterate(
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(
-    execution: Execution,
-    step: OptaxStep,
-    params: PyTree,
-    data: PyTree,
-    key: Key,
-    part: tuple[Scalar, Scalar, PyTree | None] | None,
-) -> tuple[PyTree, PyTree, BatchState | None]:
-    """Runs all steps, or without a carry none, or a part (after, up to, carry).
+def _run(execution: Execution, step: OptaxStep, params, data, key, part):
+    """Runs all steps, or a part (first, stop, carry); none, if its carry is None.
 
     Returns the iterate, the state of the optimizer, and the state of the batches, which
     is None after all steps.
@@ -406,10 +374,10 @@ def _saved(execution, step, traced, arguments, devices):
     program = _run.lower(compiled, step, part=(0, 0, carry), **traced)
     # The program runs any part of the steps, so the text adds their number.
     text = f"{program.as_text()}\n{num_steps} steps of {step.batches.start.batching!r}"
-    run_identity = identity(text, arguments, devices)
-    with opened(checkpoint, run_identity, devices) as store:
+    run_identity = _checkpoint.identity(text, arguments, devices)
+    with _checkpoint.opened(checkpoint, run_identity, devices) as store:
         store.claim()  # from now on no other run may use the folder
-        done, carry = latest(store, carry)
+        done, carry = _checkpoint.latest(store, carry)
         while True:
             cuts = [done - done % every + every for every in intervals]
             stop = min(num_steps, *cuts)
@@ -421,7 +389,7 @@ def _saved(execution, step, traced, arguments, devices):
             if callback and is_due and is_first_process(devices):
                 callback(stop, carry[0])
             if stop > done and (is_last or stop % checkpoint.every == 0):
-                save(store, stop, carry)
+                _checkpoint.save(store, stop, carry)
             if is_last:
                 return carry[:2]
             done = stop
