@@ -32,11 +32,7 @@ from dpjax.estimators import Estimator, SmoothedTruncation, Winsorization
 from dpjax.mechanisms import exponential
 from dpjax.solvers import Execution, Solution
 from dpjax.solvers.papers._frank_wolfe import checked_num_steps, choose_vertices
-from dpjax.solvers.papers._hard_thresholding import (
-    Peeling,
-    ShrunkenStep,
-    papers_num_steps,
-)
+from dpjax.solvers.papers._hard_thresholding import Peeling, ShrunkenStep
 from dpjax.solvers.papers._l1_regression import FixedPoint, chunk_scores, row_blocks
 from dpjax.solvers.training._calibration import Choices
 from dpjax.solvers.training._loop import Batches, iterate
@@ -223,7 +219,7 @@ def sparse_regression(
     Algorithm 4 has b = 2 lambda sqrt(3 s L) / epsilon.
     """
     num_samples, num_features = features.shape
-    num_steps = papers_num_steps(num_samples)
+    num_steps = max(1, math.floor(math.log(num_samples)))
     peeling = _peeling(sparsity, 5 / 24, epsilon, delta)
     step = _PrintedStep(
         loss_fn=losses.squared,

@@ -53,9 +53,7 @@ class Descent(NamedTuple):
     projection_fn: ProjectionFn | None
     averaging: bool
 
-    def __call__(
-        self, learning_rate: optax.ScalarOrSchedule
-    ) -> optax.GradientTransformation:
+    def __call__(self, learning_rate: Any) -> optax.GradientTransformation:
         keep = optax.identity()
         return optax.chain(
             optax.sgd(learning_rate),
@@ -333,8 +331,8 @@ def dp_multiparty_gradient_descent(
     settings |= _programs(method, params, data, estimator, step_size)
     # `agree` raises if settings differ between parties, before any record is used.
     num_records = secure_sum.agree(settings, num_mine)
-    if num_steps is None:
-        num_steps = _default_num_steps(sum(num_records))
+    num_all = sum(num_records)
+    num_steps = _default_num_steps(num_all) if num_steps is None else num_steps
     num_releases = num_steps + secure_sum.max_dropouts
     noise = _Noise.calibrated(
         estimator,
@@ -351,16 +349,14 @@ def dp_multiparty_gradient_descent(
     event = gaussian_event(multiplier, Sampling(num_steps=num_releases))
     stats = {
         "num_steps": num_steps,
-        "num_samples": sum(num_records),
+        "num_samples": num_all,
         "num_parties": len(num_records),
         "num_live": len(secure_sum.live),
         "l2_sensitivity": noise.l2_sensitivity,
         "stddev": noise.stddev,
         "noise_multiplier": multiplier,
     }
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=sum(num_records)
-    )
+    privacy = PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_all)
     return Solution(params, privacy, stats)
 
 
@@ -428,13 +424,7 @@ def _grad(loss_fn: LossFn, params: PyTree, record: PyTree) -> PyTree:
     return jax.grad(loss_fn)(params, record)
 
 
-def _programs(
-    method: _Method,
-    params: PyTree,
-    data: PyTree,
-    estimator: Estimator,
-    step_size: float | None,
-) -> dict[str, PyTree]:
+def _programs(method: _Method, params, data, estimator, step_size) -> dict[str, Any]:
     """Returns the settings that parties compare, with functions as traced programs."""
     start, record = jax.eval_shape(
         lambda params, data: (params, jax.tree.map(lambda x: x[0], data)), params, data
@@ -460,15 +450,12 @@ def _mean_grad(
 
 
 def _descend(
-    method: _Method,
-    parties: tuple[SecureSum, "_Noise", Sequence[int]],
-    mean_fn: Callable[[PyTree], PyTree],
-    params: PyTree,
-    step_size: float | None,
-    num_steps: int,
-    execution: Execution,
-) -> PyTree:
-    """Returns the last iterate, or the mean of all iterates."""
+    method: _Method, parties, mean_fn, params, step_size, num_steps, execution
+):
+    """Returns the last iterate, or the mean of all iterates.
+
+    `parties` has the secure sum, this party's noise, and all numbers of records.
+    """
     secure_sum, noise, num_records = parties
     num_mine = num_records[secure_sum.transport.party]
     shapes = jax.eval_shape(mean_fn, params)

@@ -151,14 +151,12 @@ def dp_sparse_linear_regression(
         epsilon: privacy of the whole run, positive.
         delta: privacy of the whole run, in (0, 1).
         sparsity: s, the number of nonzero weights.
-        threshold: K, in units of the features and of the targets, which should have
-            similar scales; by default the best K for `fourth_moment_bound`.
+        threshold: K, as in `dp_lasso`.
         learning_rate: eta; by default 2/3 of the inverse mean square of the clipped
             features, for 2 per cent of the budget; pass less for correlated features.
         num_steps: T; by default the best trade-off of noise and convergence, at most
             floor(log n): a single step, unless n epsilon is large for s.
-        fourth_moment_bound: a public bound on E x_j^4 and E y^4. Privacy holds even if
-            the bound is wrong.
+        fourth_moment_bound: a public bound on E x_j^4 and E y^4, as in `dp_lasso`.
         radius: radius of the l2 ball onto which the weights are projected.
         execution: microbatches, callback, checkpoint.
 

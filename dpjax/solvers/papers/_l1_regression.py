@@ -148,12 +148,7 @@ def dp_l1_regression(
 
 
 @partial(jax.jit, static_argnums=0)
-def _choose(
-    static: tuple["FixedPoint", int, tuple[str, ...], tuple[str, ...]],
-    numbers: tuple[Key, Scalar, Scalar],
-    data: tuple[jax.Array, jax.Array],
-    candidates: jax.Array,
-) -> jax.Array:
+def _choose(static, numbers, data, candidates) -> jax.Array:
     """Chooses a candidate; records and candidates may both be sharded."""
     # `on_records` runs on each shard of the records, and `among` on each shard of the
     # candidates; the index that `permute_and_flip` returns counts over all shards.

@@ -289,9 +289,8 @@ def phases_of(
         strength = penalty * _GROWTH**i
         # With s = 3 + 2 beta / lambda and T = 3 s, (s / (T + s))^4, a 256th, of the
         # first squared distance is left.
-        steps = num_steps
-        if steps is None:
-            steps = math.ceil(3 * (3 + 2 * smoothness / strength))
+        enough = math.ceil(3 * (3 + 2 * smoothness / strength))
+        steps = enough if num_steps is None else num_steps
         _validate.count(num_steps=steps)
         rule = f"given where smoothness and diameter ask for {steps} steps"
         _validate.require(steps < 2**31, "num_steps", num_steps, rule)

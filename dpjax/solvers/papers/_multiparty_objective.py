@@ -8,7 +8,6 @@ the exact minimizer, and not for the view of a third party.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -196,13 +195,7 @@ def _with_noise(
 class _Party:
     """The part of one party in the search for the minimizer, which party 0 directs."""
 
-    def __init__(
-        self,
-        secure_sum: SecureSum,
-        plan: Perturbation,
-        gradient_norm: float,
-        num_records: Sequence[int],
-    ) -> None:
+    def __init__(self, secure_sum: SecureSum, plan, gradient_norm, num_records) -> None:
         """Computes the party's share of the noise, and the grids of the secure sums."""
         self.secure_sum, self.gradient_norm = secure_sum, gradient_norm
         self.objective, self.convexity = plan.objective, plan.convexity

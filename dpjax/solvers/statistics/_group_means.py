@@ -124,7 +124,11 @@ def dp_group_means(
         shape = jax.ShapeDtypeStruct(indices.shape, indices.dtype)
         rule = f"integers of shape {samples.shape}"
         raise ValueError(f"groups must be {rule}, got {shape}.")
-    middle, reach = _middle(bounds)
+    low, high = bounds or (-_LARGEST, _LARGEST)
+    middle, reach = low / 2 + high / 2, high / 2 - low / 2
+    is_fine = low >= -_LARGEST and high <= _LARGEST and reach > _NARROWEST * abs(middle)
+    rule = f"two increasing numbers within {_LARGEST:g} that float32 tells apart"
+    _validate.require(is_fine, "bounds", bounds, rule)
     multiplier, privacy = one_gaussian(epsilon, delta, samples.size)
     count_key, mean_key, quantile_key = _keys.split(key, 3)
     rest = 1 - _QUANTILES if quantiles else 1.0
@@ -149,16 +153,6 @@ def dp_group_means(
         params[name] = jnp.clip(params[name], -reach, reach) + middle
     stats = {"noise_multiplier": multiplier, "count_stddev": counted.stddev}
     return Solution(params, privacy, stats, errors)
-
-
-def _middle(bounds: tuple[float, float] | None) -> tuple[float, float]:
-    """Returns the middle of `bounds`, and half of their distance."""
-    low, high = bounds or (-_LARGEST, _LARGEST)
-    middle, reach = low / 2 + high / 2, high / 2 - low / 2
-    is_fine = low >= -_LARGEST and high <= _LARGEST and reach > _NARROWEST * abs(middle)
-    rule = f"two increasing numbers within {_LARGEST:g} that float32 tells apart"
-    _validate.require(is_fine, "bounds", bounds, rule)
-    return middle, reach
 
 
 class Groups(NamedTuple):

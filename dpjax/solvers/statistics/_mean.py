@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -132,13 +132,9 @@ def dp_mean(
     num_samples = _validate.leading_size(samples, "samples")
     axis_name = row_axes(samples, None) or None
     if estimator is not None:
+        budget: Any = {"epsilon": epsilon, "delta": delta}
         multiplier, privacy = calibrated_noise(
-            estimator,
-            Full(),
-            num_samples=num_samples,
-            num_steps=1,
-            epsilon=epsilon,
-            delta=delta,
+            estimator, Full(), num_samples=num_samples, num_steps=1, **budget
         )
         traced = traceable(estimator, multiplier)
         mean = _release(axis_name, samples, key, estimator, traced)
@@ -259,14 +255,7 @@ class Shares(NamedTuple):
         lengths = _LENGTHS_ALONE if d == 1 else _LENGTHS
         before = sizes, centers, scales, radius, moments, lengths, _SQUARES
         mean = 1 - math.fsum(share for share in before if share)
-        return cls(
-            sizes, centers, scales, radius, moments, lengths, _SQUARES, mean=mean
-        )
-
-    @property
-    def hiding(self) -> Scalar:
-        """Returns the share of the release that hides records far from a center."""
-        return self.lengths if self.scales is None else self.scales
+        return cls(*before, mean)
 
     def multipliers(self, noise_multiplier: float) -> "Shares":
         """Returns the noise multiplier of each release, from their total."""
@@ -330,7 +319,8 @@ def untuned_mean(
     errors = place.scales * jnp.sqrt(variance)
     # If all numbers of a column seem to be one number, noise may hide a few records.
     spread = place.scales if d > 1 else radii[1] * jnp.ones_like(bounds)
-    num_hidden = HIDDEN_RECORDS * math.sqrt(2 * d) * multipliers.hiding
+    hiding = multipliers.lengths if multipliers.scales is None else multipliers.scales
+    num_hidden = HIDDEN_RECORDS * math.sqrt(2 * d) * hiding
     hidden = jnp.minimum(num_hidden / num_samples, 1.0) * bounds
     errors = errors + jnp.where(spread < ONE_NUMBER * bounds, hidden, 0.0)
     # Rounding must not make an interval a single point.
@@ -439,11 +429,8 @@ def layers_of(
 def kept_of(layers: jax.Array, variances: jax.Array) -> jax.Array:
     """Returns the factors by which outer layers shrink toward zero (James and Stein).
 
-    A factor is the share of the layer's energy that exceeds its variance.
-
-    Args:
-        layers: noisy sums or means, shape (3, k).
-        variances: shape (3,), the variance of each coordinate by noise and sampling.
+    A factor is the share of the layer's energy that exceeds its variance: of noisy
+    layers (3, k) and variances (3,) of a coordinate, by noise and sampling.
     """
     energy = jnp.sum(layers[1:] ** 2, axis=1)
     noise = layers.shape[1] * variances[1:]

@@ -207,19 +207,10 @@ def release_scales(
 ) -> Standard:
     """Releases the `Standard` of a table's columns, as `dp_center_and_scale` does.
 
-    Columns whose size the noise hides are clipped to [-1, 1]: this keeps dummies, and
-    the signs of amounts.
-
-    Args:
-        key: a typed key.
-        columns: shape (n, k), float64, k at least 1.
-        noise: the budget of all releases together.
-        weights: shape (n,), or None. A record of weight zero does not count in any
-            release.
-        is_centered: whether to release centers; otherwise all are zero.
-
-    Privacy:
-        One Gaussian mechanism of the noise multiplier under replace-one.
+    Columns (n, k) whose size the noise hides are clipped to [-1, 1]: this keeps dummies,
+    and the signs of amounts. A record of weight zero does not count in any release. If
+    not is_centered, all centers are zero. All releases together are one Gaussian
+    mechanism of the noise multiplier under replace-one.
     """
     cells = np.clip(columns, -_BEYOND, _BEYOND).astype(np.float32)
     is_counted = None if weights is None else jnp.asarray(weights > 0)

@@ -270,10 +270,8 @@ class Execution:
     def __post_init__(self):
         if self.microbatch_size is not None:
             _validate.count(microbatch_size=self.microbatch_size)
-        if self.callback is not None:
-            _validate.require(
-                callable(self.callback), "callback", self.callback, "callable"
-            )
+        is_fine = self.callback is None or callable(self.callback)
+        _validate.require(is_fine, "callback", self.callback, "callable")
         _validate.count(callback_every=self.callback_every)
         if self.checkpoint is not None:
             Checkpoint.checked(self.checkpoint)
@@ -283,9 +281,9 @@ def check_execution(execution: Execution, no_checkpoint: str | None = None) -> N
     """Requires an `Execution`; with the rule no_checkpoint, without a checkpoint."""
     rule = "an Execution(microbatch_size=, callback=, checkpoint=)"
     _validate.require(isinstance(execution, Execution), "execution", execution, rule)
-    if no_checkpoint is not None and execution.checkpoint is not None:
-        name = "execution.checkpoint"
-        _validate.require(False, name, execution.checkpoint, no_checkpoint)
+    name, value = "execution.checkpoint", execution.checkpoint
+    if no_checkpoint is not None:
+        _validate.require(value is None, name, value, no_checkpoint)
 
 
 def iterate(

@@ -493,10 +493,7 @@ def recommend(
         quantile by the noise".
     """
     run = PrivateTraining(
-        lambda params, example: 0.0,
-        num_samples=num_samples,
-        epsilon=epsilon,
-        delta=delta,
+        lambda *_: 0.0, num_samples=num_samples, epsilon=epsilon, delta=delta
     )
     noise = run.relative_noise(num_params)
     return Recommendation(
