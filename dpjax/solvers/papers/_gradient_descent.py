@@ -207,9 +207,9 @@ def robust_gradient_descent(
     """
     _check_descent(loss_fn, learning_rate, projection_fn)
     _validate.estimator(estimator)
+    data = arrays(data)
     # The capacity of a Poisson batch depends on a budget. There is none here, so this
     # uses epsilon = 1 and delta = 1e-5.
-    data = arrays(data)
     budget = {"epsilon": 1.0, "delta": 1e-5}
     batches = _batches(data, num_steps, batching, execution, budget)
     rule = f"given where batches are drawn, as by {batching}"

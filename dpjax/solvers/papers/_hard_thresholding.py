@@ -273,7 +273,7 @@ class PeeledStep(OptaxStep):
     noise: PeelingNoise
 
     def estimator_at(self, params: PyTree) -> Estimator:
-        """Returns the robust mean at released parameters, which may bound it."""
+        """Returns the robust mean; its bound may depend on the released parameters."""
         del params
         return cast(Estimator, self.estimator)
 

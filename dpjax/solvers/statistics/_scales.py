@@ -207,10 +207,10 @@ def release_scales(
 ) -> Standard:
     """Releases the `Standard` of a table's columns, as `dp_center_and_scale` does.
 
-    Columns (n, k) whose size the noise hides are clipped to [-1, 1]: this keeps dummies,
-    and the signs of amounts. A record of weight zero does not count in any release. If
-    not is_centered, all centers are zero. All releases together are one Gaussian
-    mechanism of the noise multiplier under replace-one.
+    Columns (n, k) whose size the noise hides are clipped to [-1, 1], which keeps
+    dummies and the signs of amounts. A record of weight zero does not count. Without
+    is_centered all centers are zero. All releases together are one Gaussian mechanism
+    of the noise multiplier under replace-one.
     """
     cells = np.clip(columns, -_BEYOND, _BEYOND).astype(np.float32)
     is_counted = None if weights is None else jnp.asarray(weights > 0)

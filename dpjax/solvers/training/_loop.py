@@ -221,14 +221,14 @@ def observed(
         return Observed(optimizer.init(params), *unseen)
 
     def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
-        used, noise = noise_stddev if stddev is None else stddev, jnp.float32(0.0)
-        if used is not None:
-            # The root of the sum of all coordinates' variances.
-            stddevs = broadcast(used, updates, "stddev")
-            sizes = jax.tree.map(
+        noise, spread = jnp.float32(0.0), noise_stddev if stddev is None else stddev
+        if spread is not None:
+            # The norm is the root of the sum of all coordinates' variances.
+            stddevs = broadcast(spread, updates, "stddev")
+            norms = jax.tree.map(
                 lambda s, x: s * math.sqrt(x.size / jnp.size(s)), stddevs, updates
             )
-            noise = _norm(sizes)
+            noise = _norm(norms)
         seen = _norm(updates), noise
         told = extra_args | {"noise_stddev": noise_stddev, "noise_norm": noise}
         updates, following = optimizer.update(updates, state.optimizer, params, **told)
