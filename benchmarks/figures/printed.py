@@ -23,9 +23,8 @@ from dpjax.estimators import SmoothedTruncation, Winsorization
 from dpjax.mechanisms import exponential
 from dpjax.solvers import Execution, Solution
 from dpjax.solvers.papers._frank_wolfe import checked_num_steps, choose_vertices
-from dpjax.solvers.papers._hard_thresholding import Peeling, papers_num_steps
+from dpjax.solvers.papers._hard_thresholding import Peeling, ShrunkenStep
 from dpjax.solvers.papers._l1_regression import FixedPoint, chunk_scores, row_blocks
-from dpjax.solvers.papers._sparse_regression import ShrunkenStep
 from dpjax.solvers.training._calibration import Choices
 from dpjax.solvers.training._loop import Batches, iterate
 
@@ -157,7 +156,7 @@ def sparse_regression(features, targets, *, key, epsilon, delta, sparsity) -> So
     Algorithm 4 has b = 2 lambda sqrt(3 s L) / epsilon.
     """
     num_samples, num_features = features.shape
-    num_steps = papers_num_steps(num_samples)
+    num_steps = max(1, math.floor(math.log(num_samples)))
     peeling = _peeling(sparsity, 5 / 24, epsilon, delta)
     start, data = jnp.zeros(num_features, features.dtype), (features, targets)
     batches = Batches.of(data, num_steps, Disjoint(), Execution())

@@ -6,29 +6,27 @@ range raises `ValueError`, before any computation on records.
 
 from dpjax.solvers.additive._model import dp_additive_model
 from dpjax.solvers.linear._model import dp_linear_model
-from dpjax.solvers.papers._frank_wolfe import dp_frank_wolfe
+from dpjax.solvers.papers._frank_wolfe import dp_frank_wolfe, dp_lasso
 from dpjax.solvers.papers._gradient_descent import (
     dp_gradient_descent,
+    dp_multiparty_gradient_descent,
     robust_gradient_descent,
 )
-from dpjax.solvers.papers._hard_thresholding import dp_iterative_hard_thresholding
-from dpjax.solvers.papers._l1_regression import dp_l1_regression
-from dpjax.solvers.papers._lasso import dp_lasso
-from dpjax.solvers.papers._localized_descent import dp_localized_sco
-from dpjax.solvers.papers._multiparty_gradient_descent import (
-    dp_multiparty_gradient_descent,
+from dpjax.solvers.papers._hard_thresholding import (
+    dp_iterative_hard_thresholding,
+    dp_sparse_linear_regression,
 )
+from dpjax.solvers.papers._l1_regression import dp_l1_regression
+from dpjax.solvers.papers._localized_descent import dp_localized_sco
 from dpjax.solvers.papers._multiparty_objective import (
     dp_multiparty_objective_perturbation,
 )
 from dpjax.solvers.papers._objective_perturbation import dp_objective_perturbation
 from dpjax.solvers.papers._one_pass import dp_one_pass_sco
 from dpjax.solvers.papers._sample_and_aggregate import dp_sample_and_aggregate
-from dpjax.solvers.papers._sparse_regression import dp_sparse_linear_regression
 from dpjax.solvers.statistics._group_means import dp_group_means
-from dpjax.solvers.statistics._histogram import dp_histogram
 from dpjax.solvers.statistics._mean import dp_mean
-from dpjax.solvers.statistics._quantile import dp_quantile
+from dpjax.solvers.statistics._quantile import dp_histogram, dp_quantile
 from dpjax.solvers.statistics._scales import dp_center_and_scale
 from dpjax.solvers.training._checkpoint import Checkpoint
 from dpjax.solvers.training._curves import Curves

@@ -425,7 +425,7 @@ TABLE = r"""
 @ tests/unit/solvers/test_untuned_mean.py
 = the shares of a mean add up to more than one
 ~ mean = {{1|1.02}} - math.fsum(share for share in before if share)
-? math.fsum(x for x in solvers.statistics._untuned_mean.Shares.of((1000, 3), 1.0) if x)
+? math.fsum(x for x in solvers.statistics._mean.Shares.of((1000, 3), 1.0) if x)
 ? <= 1 + 1e-9
 @ tests/unit/solvers/test_groups.py
 = the shares of group means add up to more than one
@@ -439,7 +439,7 @@ TABLE = r"""
 ? 2.0]))
 = a count's interval without the sampling part
 ~ sampling = {{num_samples|0}} * share * (1 - share)
-~     return jnp.sqrt(
+~     return counts, jnp.sqrt(
 ? float(solvers.dp_histogram(jnp.tile(jnp.array([0.5, 1.5]), 500), key=key,
 ? epsilon=100.0, delta=1e-5, edges=[0.0, 1.0, 2.0]).standard_errors[0]) > 15
 @ tests/unit/solvers/test_quantile.py
@@ -460,13 +460,13 @@ TABLE = r"""
 = a Lasso's targets are not clipped
 ~         {{clip((features, targets), threshold)|(features, targets)}},
 ~
-? (lambda m, seen: (setattr(m, 'choose_vertices', lambda loss, params, data, **_: (
-? seen.append(data), (params, {'selection_error': 0.0}))[1]), m.dp_lasso(jnp.full((50,
+? (lambda m, seen: (setattr(m, 'choose_vertices', lambda loss, params, data, *_, **__:
+? (seen.append(data), (params, {'selection_error': 0.0}))[1]), m.dp_lasso(jnp.full((50,
 ? 2), 9.0), jnp.full(50, 9.0), key=key, epsilon=1.0, threshold=2.0), float(seen[0][
-? 1].max()) == 2)[-1])(solvers.papers._lasso, [])
+? 1].max()) == 2)[-1])(solvers.papers._frank_wolfe, [])
 = gradients of a Lasso grow with its parameters
 ~ return losses.squared(params, example) / {{(1 + size)|1}}
-? float(jnp.abs(jax.grad(solvers.papers._lasso._scaled_squared)(jnp.array([3.0]), (
+? float(jnp.abs(jax.grad(solvers.papers._frank_wolfe._scaled_squared)(jnp.array([3.0]), (
 ? jnp.ones(1), 1.0))[0])) <= 1.01
 @ tests/unit/parties/test_secure_sum.py
 = rounding to a grid is not counted

@@ -1,1 +1,1 @@
-"""The algorithms of the papers, each in its own file."""
+"""The algorithms of the papers, those of one kind in one file."""

@@ -149,12 +149,7 @@ def dp_l1_regression(
 
 
 @partial(jax.jit, static_argnums=0)
-def _choose(
-    static: tuple["FixedPoint", int, tuple[str, ...], tuple[str, ...]],
-    numbers: tuple[Key, Scalar, Scalar],
-    data: tuple[jax.Array, jax.Array],
-    candidates: jax.Array,
-) -> jax.Array:
+def _choose(static, numbers, data, candidates) -> jax.Array:
     """Chooses a candidate; records and candidates may both be sharded."""
     # `on_records` runs on each shard of the records, and `among` on each shard of the
     # candidates; the index that `permute_and_flip` returns counts over all shards.
@@ -233,20 +228,13 @@ class FixedPoint(NamedTuple):
     score, exact in float32, by at most 1 (`docs/privacy/proofs/solvers.md`, 4.5). The
     slack U / log(theta) is 1.0011 for theta = 2 and n = 100,000, and below 1.01 for
     n < 2^24 and theta >= 1.1.
-
-    Attributes:
-        moment_order: theta.
-        unit: U.
-        block_length: K.
-        fine_bits: g.
-        score_bits: h.
     """
 
-    moment_order: float
-    unit: float
-    block_length: int
-    fine_bits: int
-    score_bits: int
+    moment_order: float  # theta
+    unit: float  # U
+    block_length: int  # K
+    fine_bits: int  # g
+    score_bits: int  # h
 
     @classmethod
     def of(cls, num_samples: int, moment_order: float) -> "FixedPoint":

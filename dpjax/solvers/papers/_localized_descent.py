@@ -24,7 +24,7 @@ is no larger than the first. The paper's lambda grows 32-fold, to suit its const
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,16 +37,12 @@ from dpjax import _validate
 from dpjax._sharding import check_key_of_rows
 from dpjax._tree import arrays, flatten, num_coordinates, register
 from dpjax._types import Key, LossFn, PyTree, Scalar
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax.accounting import Sampling, noise_multiplier
 from dpjax.batching import Full
 from dpjax.constraints import L2Ball
 from dpjax.estimators import Clipping
 from dpjax.solvers.papers._smooth_center import smooth_center
+from dpjax.solvers.statistics._noisy_mean import one_gaussian
 from dpjax.solvers.training._calibration import check_budget, unit_of
 from dpjax.solvers.training._loop import (
     Batches,
@@ -169,10 +165,7 @@ def dp_localized_sco(
         first += num_groups * phase.num_samples
     # Each record is in one group of one phase. All of these have noise with the same
     # guarantee, as one Gaussian release.
-    event = gaussian_event(theory.noise_multiplier)
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit_of(data)
-    )
+    _, privacy = one_gaussian(epsilon, delta, num_samples, unit_of(data))
     stats = {
         "num_phases": len(phases),
         "num_steps": sum(phase.num_steps for phase in phases),
@@ -187,30 +180,19 @@ def dp_localized_sco(
 class Theory(NamedTuple):
     """The assumptions: E sup ||gradient||^k <= G^k within a ball, and the budget.
 
-    Attributes:
-        bound: G.
-        order: k.
-        radius: R, the radius of the ball.
-        dimension: d.
-        noise_multiplier: kappa, for one Gaussian release at the whole budget; for
-            delta = 0 one release of Laplace noise in the l2 norm, see `_one_pass`.
+    kappa is for one Gaussian release at the whole budget; for delta = 0 for one release
+    of Laplace noise in the l2 norm, see `_one_pass`.
     """
 
-    bound: float
-    order: float
-    radius: float
-    dimension: int
-    noise_multiplier: float
+    bound: float  # G
+    order: float  # k
+    radius: float  # R
+    dimension: int  # d
+    noise_multiplier: float  # kappa
 
     @classmethod
     def of(
-        cls,
-        epsilon: float,
-        delta: float,
-        moment_bound: float,
-        moment_order: float,
-        diameter: float,
-        dimension: int,
+        cls, epsilon, delta, moment_bound, moment_order, diameter, dimension
     ) -> "Theory":
         """Returns the assumptions that a solver's arguments state, if valid."""
         _validate.positive(moment_bound=moment_bound, moment_order=moment_order)
@@ -307,9 +289,8 @@ def phases_of(
         strength = penalty * _GROWTH**i
         # With s = 3 + 2 beta / lambda and T = 3 s, (s / (T + s))^4, a 256th, of the
         # first squared distance is left.
-        steps = num_steps
-        if steps is None:
-            steps = math.ceil(3 * (3 + 2 * smoothness / strength))
+        enough = math.ceil(3 * (3 + 2 * smoothness / strength))
+        steps = enough if num_steps is None else num_steps
         _validate.count(num_steps=steps)
         rule = f"given where smoothness and diameter ask for {steps} steps"
         _validate.require(steps < 2**31, "num_steps", num_steps, rule)
@@ -364,16 +345,11 @@ class _Step(OptaxStep):
         )
 
 
-def _end(
-    step_of: Callable[..., _Step],
-    phase: Phase,
-    start: PyTree,
-    data: PyTree,
-    first: int,
-    keys: Sequence[Key],
-    execution: Execution,
-) -> PyTree:
-    """Returns the last iterate of a phase, for several groups the middle of theirs."""
+def _end(step_of, phase: Phase, start, data, first, keys, execution) -> PyTree:
+    """Returns the last iterate of a phase, for several groups the middle of theirs.
+
+    The phase's records begin at the index `first`; `step_of` makes a group's step.
+    """
     points, size = [], phase.num_samples
     for i, key in enumerate(keys):
         rows = slice(first + i * size, first + (i + 1) * size)

@@ -8,7 +8,6 @@ the exact minimizer, and not for the view of a third party.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._types import PyTree
-from dpjax.accounting import PrivacyGuarantee, discrete_gaussian_stddev, gaussian_stddev
+from dpjax.accounting import discrete_gaussian_stddev, gaussian_stddev
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import discrete_gaussian, gaussian
 from dpjax.parties import SecureSum
@@ -34,7 +32,7 @@ from dpjax.solvers.papers._objective_perturbation import (
     released_dtype,
     signed_rows,
 )
-from dpjax.solvers.training._calibration import check_budget
+from dpjax.solvers.training._calibration import check_budget, unsupported
 from dpjax.solvers.training._solution import Solution
 
 _OUTPUT_STEPS = 2**14  # steps of the output's grid in one stddev of its noise
@@ -135,9 +133,7 @@ def dp_multiparty_objective_perturbation(
     )
     counts = {"num_samples": num_samples, "num_parties": num_parties}
     stats = counts | plan.stats(gradient_norm, output_stddev)
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=UnsupportedDpEvent(), num_samples=num_samples
-    )
+    privacy = unsupported(epsilon, delta, num_samples)
     warning = (
         "This holds only for the released parameters: the transcript is NOT private, "
         "and every party has it."
@@ -199,13 +195,7 @@ def _with_noise(
 class _Party:
     """The part of one party in the search for the minimizer, which party 0 directs."""
 
-    def __init__(
-        self,
-        secure_sum: SecureSum,
-        plan: Perturbation,
-        gradient_norm: float,
-        num_records: Sequence[int],
-    ) -> None:
+    def __init__(self, secure_sum: SecureSum, plan, gradient_norm, num_records) -> None:
         """Computes the party's share of the noise, and the grids of the secure sums."""
         self.secure_sum, self.gradient_norm = secure_sum, gradient_norm
         self.objective, self.convexity = plan.objective, plan.convexity
@@ -233,8 +223,12 @@ class _Party:
             self.noise = np.asarray(gaussian(key, zeros, stddev=self.share_stddev))
             rows = signed_rows(jnp.asarray(features), jnp.asarray(labels))
             self.chunks = self.objective.chunked(rows)
-            is_aggregator = self.secure_sum.transport.party == 0
-            return self._direct() if is_aggregator else self._serve()
+            if self.secure_sum.transport.party == 0:
+                return self._direct()
+            # The other parties take part in sums until the aggregator sends the result.
+            while (message := self._broadcast())[0] != _STOP:
+                self._add(*message)
+            return message[1][0]
 
     def _direct(self) -> np.ndarray:
         """Directs the search; returns w with a certified gradient, or NaN."""
@@ -260,14 +254,6 @@ class _Party:
             norm = float(norms[best])
         self._broadcast(_STOP, params)
         return params
-
-    def _serve(self) -> np.ndarray:
-        """Takes part in sums until the aggregator sends the result, and returns it."""
-        while True:
-            kind, points = self._broadcast()
-            if kind == _STOP:
-                return points[0]
-            self._add(kind, points)
 
     def _is_certified(self, params: np.ndarray, norm: float) -> bool:
         # The noise norm is 0.0 here: noise is rounded only with the gradients, to their

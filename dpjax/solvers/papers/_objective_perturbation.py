@@ -8,16 +8,15 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
-from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._types import Key, Scalar
-from dpjax.accounting import PrivacyGuarantee, gaussian_stddev
+from dpjax.accounting import gaussian_stddev
 from dpjax.accounting._objective import objective_noise
 from dpjax.losses import MarginLoss
 from dpjax.mechanisms import gaussian
-from dpjax.solvers.training._calibration import check_budget
+from dpjax.solvers.training._calibration import check_budget, unsupported
 from dpjax.solvers.training._solution import Solution
 
 # This share of epsilon and delta pays for the output noise. It hides how far the
@@ -115,11 +114,7 @@ def dp_objective_perturbation(
     with jax.enable_x64(True):
         numbers = np.array([plan.convexity, plan.stddev, gradient_norm, output_stddev])
         params = _release(plan.objective, dtype, features, labels, key, numbers)
-    # No event of dp_accounting describes this mechanism; accountants reject this one.
-    event, num_samples = UnsupportedDpEvent(), len(features)
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples
-    )
+    privacy = unsupported(epsilon, delta, len(features))
     return Solution(params, privacy, plan.stats(gradient_norm, output_stddev))
 
 
@@ -253,13 +248,7 @@ class _Step(NamedTuple):
     has_fallen: jax.Array
 
 
-def minimize(
-    objective: Objective,
-    rows: jax.Array,
-    convexity: Scalar,
-    eta: jax.Array,
-    gradient_norm: Scalar,
-) -> jax.Array:
+def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.Array:
     """Returns w with a certificate that ||grad J(w)|| <= gradient_norm, or NaN."""
     # Each round tries Newton steps of several lengths and a gradient step, and goes to
     # the point of least gradient norm. The gradient step guarantees that the norm falls
@@ -317,14 +306,8 @@ def minimize(
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _release(
-    objective: Objective,
-    dtype: np.dtype,
-    features: jax.Array,
-    labels: jax.Array,
-    key: Key,
-    numbers: jax.Array,
-) -> jax.Array:
+def _release(objective: Objective, dtype, features, labels, key, numbers) -> jax.Array:
+    """Releases the minimizer, with output noise."""
     convexity, stddev, gradient_norm, output_stddev = numbers
     objective_key, output_key = jax.random.split(key)
     zeros = jnp.zeros(objective.num_features, jnp.float64)

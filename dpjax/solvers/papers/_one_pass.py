@@ -39,7 +39,6 @@ with b as in `_localized_descent`. C and eta minimize (3).
 
 import math
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -140,16 +139,11 @@ def dp_one_pass_sco(
     num_samples = check_size(
         lambda n: risk(theory, n // 2) / (theory.bound * theory.radius), features
     )
-    phases = phases_of(theory, num_samples)
+    sizes, numbers = phases_of(theory, num_samples)
+    scalars = np.array([theory.radius, theory.noise_multiplier])
     with jax.enable_x64(True):
-        released, stddev = _release(
-            (loss, delta == 0, tuple(phase.num_samples for phase in phases)),
-            key,
-            (features, targets),
-            params,
-            np.array([(phase.l2_clip_norm, phase.learning_rate) for phase in phases]),
-            np.array([theory.radius, theory.noise_multiplier]),
-        )
+        static, data = (loss, delta == 0, sizes), (features, targets)
+        released, stddev = _release(static, key, data, params, numbers, scalars)
     event = gaussian_event(theory.noise_multiplier)
     if delta == 0:
         # No event of dp_accounting has this noise. Randomized response dominates every
@@ -157,9 +151,9 @@ def dp_one_pass_sco(
         flips = 2 / (1 + math.exp(epsilon)) if epsilon < 700 else 0.0
         event = RandomizedResponseDpEvent(flips, 2)
     stats: dict[str, Scalar] = {
-        "num_phases": len(phases),
-        "l2_clip_norm": phases[0].l2_clip_norm,
-        "learning_rate": phases[0].learning_rate,
+        "num_phases": len(sizes),
+        "l2_clip_norm": float(numbers[0, 0]),
+        "learning_rate": float(numbers[0, 1]),
         "stddev": stddev,
         "risk_scale": risk(theory, num_samples // 2),
     }
@@ -167,14 +161,6 @@ def dp_one_pass_sco(
         epsilon, delta, dp_event=event, num_samples=num_samples
     )
     return Solution(released, privacy, stats)
-
-
-class Phase(NamedTuple):
-    """One phase: its records, clip norm C and step size eta."""
-
-    num_samples: int
-    l2_clip_norm: float
-    learning_rate: float
 
 
 def clip_norm(theory: Theory, num_samples: int) -> float:
@@ -205,29 +191,28 @@ def _spread(theory: Theory, num_samples: int) -> float:
     return 2 / 3 * theory.bound**2 + 32 * theory.dimension * noise**2 / num_samples
 
 
-def phases_of(theory: Theory, num_samples: int) -> list[Phase]:
-    """Returns the phases; the noise of the last phase adds no more risk than (3)."""
+def phases_of(theory: Theory, num_samples: int) -> tuple[tuple[int, ...], np.ndarray]:
+    """Returns the number of records, and (C, eta), of each phase.
+
+    There are so many phases that the noise of the last adds no more risk than (3).
+    """
     half = num_samples // 2
     first, clipped = learning_rate(theory, half), clip_norm(theory, half)
     noise = 2 * theory.noise_multiplier * math.sqrt(theory.dimension) * first * clipped
     ratio = theory.bound * noise / risk(theory, half)
     num_phases = 1 + max(0, math.ceil(math.log(ratio, _DECAY)))
-    return [
-        Phase(size, clip_norm(theory, size), first / _DECAY**i)
-        for i, size in enumerate(phase_sizes(num_samples, num_phases))
-    ]
+    sizes = tuple(phase_sizes(num_samples, num_phases))
+    rates = [first / _DECAY**i for i in range(num_phases)]
+    norms = [clip_norm(theory, size) for size in sizes]
+    return sizes, np.array([norms, rates]).T
 
 
 @partial(jax.jit, static_argnums=0)
-def _release(
-    static: tuple[LinearLoss, bool, tuple[int, ...]],
-    key: Key,
-    data: tuple[jax.Array, jax.Array],
-    center: jax.Array,
-    numbers: jax.Array,
-    scalars: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the last phase's result in the dtype of center, and the first stddev."""
+def _release(static, key, data, center, numbers, scalars):
+    """Returns the last phase's result in the dtype of center, and the first stddev.
+
+    `numbers` has a clip norm and a step size for each phase.
+    """
     (loss, is_pure, sizes), (radius, noise_multiplier) = static, scalars
     wide = center.astype(jnp.float64)
     dtype = jnp.float64 if center.dtype == jnp.float64 else jnp.float32
@@ -256,15 +241,7 @@ def _release(
     return (wide + moved).astype(center.dtype), stddevs[0]
 
 
-def _one_pass(
-    loss: LinearLoss,
-    rows: tuple[jax.Array, jax.Array],
-    center: jax.Array,
-    start: jax.Array,
-    radius: jax.Array,
-    clipped: jax.Array,
-    rate: jax.Array,
-) -> jax.Array:
+def _one_pass(loss, rows, center, start, radius, clipped, rate) -> jax.Array:
     """Returns the mean of the iterates of (1), relative to the center."""
 
     def step(carry, row):

@@ -8,18 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dp_accounting import UnsupportedDpEvent
 
 from dpjax import _validate
 from dpjax._rounding import claim
 from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import arrays, flatten, like
 from dpjax._types import Key, PyTree, Scalar
-from dpjax.accounting import PrivacyGuarantee
-from dpjax.accounting._smooth import (
-    largest_smoothness,
-    smooth_gaussian_multiplier,
-)
+from dpjax.accounting._smooth import largest_smoothness, smooth_gaussian_multiplier
 from dpjax.constraints import L2Ball
 from dpjax.mechanisms import gaussian
 from dpjax.solvers.papers._smooth_center import (
@@ -28,7 +23,7 @@ from dpjax.solvers.papers._smooth_center import (
     smooth_center,
     smooth_weights,
 )
-from dpjax.solvers.training._calibration import check_budget
+from dpjax.solvers.training._calibration import check_budget, unsupported
 from dpjax.solvers.training._solution import Solution
 
 FitFn = Callable[[PyTree], PyTree]
@@ -123,11 +118,7 @@ def dp_sample_and_aggregate(
     params = _release(
         overlap, results, noise_key, origin, diameter, weights, multiplier
     )
-    # No event of dp_accounting describes this mechanism; accountants reject this one.
-    event, num_samples = UnsupportedDpEvent(), subsets.num_samples
-    privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples
-    )
+    privacy = unsupported(epsilon, delta, subsets.num_samples)
     stats: dict[str, Scalar] = {
         "subset_size": subsets.size,
         "smoothness": smoothness,

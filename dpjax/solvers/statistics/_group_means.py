@@ -14,10 +14,13 @@ from dpjax._sharding import check_key_of_rows, gathered
 from dpjax._tree import arrays, like
 from dpjax._types import ArrayLike, Key, Scalar
 from dpjax.estimators import Clipping
-from dpjax.solvers.statistics._histogram import (
-    check_countable,
-    count_errors,
-    noisy_integers,
+from dpjax.solvers.statistics._mean import (
+    HIDDEN_RECORDS,
+    LEAST_BOUND,
+    ONE_NUMBER,
+    kept_of,
+    layers_of,
+    radii_of,
 )
 from dpjax.solvers.statistics._noisy_mean import SetClipping, noisy_mean, one_gaussian
 from dpjax.solvers.statistics._noisy_quantile import (
@@ -28,14 +31,11 @@ from dpjax.solvers.statistics._noisy_quantile import (
     noisy_quantile,
     noisy_size_histogram,
 )
-from dpjax.solvers.statistics._quantile import APART, checked_samples
-from dpjax.solvers.statistics._untuned_mean import (
-    HIDDEN_RECORDS,
-    LEAST_BOUND,
-    ONE_NUMBER,
-    kept_of,
-    layers_of,
-    radii_of,
+from dpjax.solvers.statistics._quantile import (
+    APART,
+    check_countable,
+    checked_samples,
+    noisy_counts,
 )
 from dpjax.solvers.training._calibration import check_budget
 from dpjax.solvers.training._solution import Solution
@@ -124,22 +124,26 @@ def dp_group_means(
         shape = jax.ShapeDtypeStruct(indices.shape, indices.dtype)
         rule = f"integers of shape {samples.shape}"
         raise ValueError(f"groups must be {rule}, got {shape}.")
-    middle, reach = _middle(bounds)
+    low, high = bounds or (-_LARGEST, _LARGEST)
+    middle, reach = low / 2 + high / 2, high / 2 - low / 2
+    is_fine = low >= -_LARGEST and high <= _LARGEST and reach > _NARROWEST * abs(middle)
+    rule = f"two increasing numbers within {_LARGEST:g} that float32 tells apart"
+    _validate.require(is_fine, "bounds", bounds, rule)
     multiplier, privacy = one_gaussian(epsilon, delta, samples.size)
     count_key, mean_key, quantile_key = _keys.split(key, 3)
-    all_groups = _known(num_groups, samples, indices, middle, reach)
     rest = 1 - _QUANTILES if quantiles else 1.0
     params, errors = {}, {}
-    params["counts"], errors["counts"], stddev = _counted(
-        num_groups, count_key, all_groups, multiplier / math.sqrt(rest * _COUNTS)
+    counted, errors["counts"] = _counted(
+        *(num_groups, count_key, samples, indices, middle, reach),
+        multiplier / math.sqrt(rest * _COUNTS),
     )
-    counted = all_groups, params["counts"], stddev
+    params["counts"] = counted.counts
     params["means"], errors["means"] = _means(
-        num_groups, mean_key, counted, (multiplier, rest), reach
+        mean_key, counted, (multiplier, rest), reach
     )
     if quantiles:
         params["quantiles"], errors["quantiles"] = _quantiles(
-            (num_groups, tuple(map(float, quantiles))),
+            tuple(map(float, quantiles)),
             quantile_key,
             counted,
             multiplier / math.sqrt(_QUANTILES),
@@ -147,59 +151,34 @@ def dp_group_means(
         )
     for name in params.keys() - {"counts"}:  # back between the bounds
         params[name] = jnp.clip(params[name], -reach, reach) + middle
-    stats: dict[str, Scalar] = {"noise_multiplier": multiplier, "count_stddev": stddev}
+    stats = {"noise_multiplier": multiplier, "count_stddev": counted.stddev}
     return Solution(params, privacy, stats, errors)
 
 
-def _middle(bounds: tuple[float, float] | None) -> tuple[float, float]:
-    """Returns the middle of `bounds`, and half of their distance."""
-    low, high = bounds or (-_LARGEST, _LARGEST)
-    middle, reach = low / 2 + high / 2, high / 2 - low / 2
-    is_fine = low >= -_LARGEST and high <= _LARGEST and reach > _NARROWEST * abs(middle)
-    rule = f"two increasing numbers within {_LARGEST:g} that float32 tells apart"
-    _validate.require(is_fine, "bounds", bounds, rule)
-    return middle, reach
-
-
 class Groups(NamedTuple):
-    """Holds samples and group indices, (n,): zero and G if a record does not count."""
+    """Holds samples, their groups, and the released counts of all G groups."""
 
-    values: jax.Array
-    indices: jax.Array
+    values: jax.Array  # shape (n,), zero if a record does not count
+    indices: jax.Array  # shape (n,), G if a record does not count
+    counts: jax.Array  # shape (G,)
+    stddev: jax.Array  # of the noise of a count
 
 
 @partial(jax.jit, static_argnums=0)
-def _known(
-    num_groups: int,
-    samples: jax.Array,
-    groups: jax.Array,
-    middle: float,
-    reach: float,
-) -> Groups:
-    is_known = ~jnp.isnan(samples) & (groups >= 0) & (groups < num_groups)
+def _counted(num_groups, key, samples, indices, middle, reach, multiplier):
+    """Releases the count of each group, and returns standard errors."""
+    is_known = ~jnp.isnan(samples) & (indices >= 0) & (indices < num_groups)
     values = jnp.where(is_known, jnp.clip(samples - middle, -reach, reach), 0.0)
-    return Groups(values, jnp.where(is_known, groups, num_groups).astype("int32"))
-
-
-@partial(jax.jit, static_argnums=0)
-def _counted(
-    num_groups: int, key: Key, groups: Groups, multiplier: Scalar
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    stddev = math.sqrt(2) * ROUNDED_UP * jnp.asarray(multiplier, "float32")
-    sizes = jnp.zeros(num_groups + 1, "int32").at[groups.indices].add(1)[:-1]
-    counts = noisy_integers(key, sizes, stddev)
-    return counts, count_errors(counts, stddev, groups.values.size), stddev
+    indices = jnp.where(is_known, indices, num_groups).astype("int32")
+    sizes = jnp.zeros(num_groups + 1, "int32").at[indices].add(1)[:-1]
+    counts, errors, stddev = noisy_counts(key, sizes, multiplier, values.size)
+    return Groups(values, indices, counts, stddev), errors
 
 
 def _means(
-    num_groups: int,
-    key: Key,
-    counted: tuple[Groups, jax.Array, jax.Array],
-    budget: tuple[float, float],
-    reach: float,
+    key: Key, groups: Groups, budget: tuple[float, float], reach: float
 ) -> tuple[jax.Array, jax.Array]:
     """Releases the mean of each group, and returns standard errors."""
-    groups, counts, count_stddev = counted
     size_key, median_key, length_key, sum_key, square_key = _keys.split(key, 5)
 
     def part(share: float) -> float:
@@ -209,60 +188,50 @@ def _means(
     center, bound = median_and_bound(
         (size_key, median_key),
         groups.values,
-        (groups.indices < num_groups).astype(groups.values.dtype),
+        (groups.indices < groups.counts.size).astype(groups.values.dtype),
         size_multiplier=part(_SIZE),
         multiplier=part(_MEDIAN),
     )
-    lengths = jnp.abs(_centered(num_groups, groups, center))
+    lengths = jnp.abs(_centered(groups, center))
     seen = noisy_size_histogram(length_key, lengths, part(_LENGTHS))
     sums = 1 - _COUNTS - _SIZE - _MEDIAN - _LENGTHS - _SQUARES
     released = _sums(
-        num_groups,
         (sum_key, square_key),
         groups,
-        (center, bound, counts, reach * (1 + 1e-6), count_stddev),
+        (center, bound, reach * (1 + 1e-6)),
         seen,
         (part(sums), part(_SQUARES), part(_LENGTHS)),
     )
-    return _group_means(counts, count_stddev, released)
+    return _group_means(groups.counts, groups.stddev, released)
 
 
-@partial(jax.jit, static_argnums=0)
-def _centered(num_groups: int, groups: Groups, center: jax.Array) -> jax.Array:
-    return jnp.where(groups.indices < num_groups, groups.values - center, 0.0)
+@jax.jit
+def _centered(groups: Groups, center: jax.Array) -> jax.Array:
+    is_known = groups.indices < groups.counts.size
+    return jnp.where(is_known, groups.values - center, 0.0)
 
 
 class _Sums(NamedTuple):
-    """Holds released sums of distances from the center, each of shape (G,).
+    """Holds released sums of distances from the center, each of shape (G,)."""
 
-    Attributes:
-        center: a scalar.
-        is_seen: whether the noise shows any length.
-        values: sums of clipped samples.
-        variance: squared errors by noise, shrinking, and records that noise may hide.
-        squares: sums of squares of clipped samples.
-        left_out: a bound on what the group has beyond the last radius.
-    """
-
-    center: jax.Array
-    is_seen: jax.Array
-    values: jax.Array
-    variance: jax.Array
-    squares: jax.Array
-    left_out: jax.Array
+    center: jax.Array  # a scalar
+    is_seen: jax.Array  # whether the noise shows any length
+    values: jax.Array  # sums of clipped samples
+    variance: jax.Array  # by noise, shrinking, and records that noise may hide
+    squares: jax.Array  # sums of squares of clipped samples
+    left_out: jax.Array  # a bound on the part beyond the last radius
 
 
-@partial(jax.jit, static_argnums=0)
+@jax.jit
 def _sums(
-    num_groups: int,
     keys: tuple[Key, Key],
     groups: Groups,
-    place: tuple[jax.Array, jax.Array, jax.Array, float, jax.Array],
+    place: tuple[jax.Array, jax.Array, float],
     seen: SizeHistogram,
     multipliers: tuple[float, float, float],
 ) -> _Sums:
     """Releases sums and squares of each group, clipped at the bounds or in layers."""
-    center, bound, counts, reach, count_stddev = place
+    (center, bound, reach), counts = place, groups.counts
     num_samples = groups.values.size
     radii, left_out = radii_of(seen, multipliers[0], num_samples, 1)
     # If all samples seem to be one number, noise may hide a few records far from it. If
@@ -283,21 +252,20 @@ def _sums(
     # Narrow bounds need no layers, because all samples are within reach of the middle.
     of_layers = noise(radii[-1], radii[-1] / 2)
     of_layers += (num_samples * left_out) ** 2 + hidden**2
-    of_all = noise(reach, reach) + (count_stddev * like(center, radii)) ** 2
+    of_all = noise(reach, reach) + (groups.stddev * like(center, radii)) ** 2
     is_narrow = is_bounded & ((seen.top < 0) | (of_all < of_layers))
     left_out = jnp.where(is_narrow, 0.0, left_out).astype(center.dtype)
     hidden = jnp.where(is_narrow, 0.0, hidden).astype(center.dtype)
     center = jnp.where(is_narrow, 0.0, center)
-    z = _centered(num_groups, groups, center)
+    z = _centered(groups, center)
     lengths = jnp.abs(z)
     layers, weights = layers_of(z[:, None], lengths, radii.astype(z.dtype))
     no_layers = jnp.zeros_like(layers).at[:, 0, 0].set(z / reach)
     layers = jnp.where(is_narrow, no_layers, layers)
     innermost = jnp.array([1 / reach, _NO_LAYER, _NO_LAYER], z.dtype)
     weights = jnp.where(is_narrow, innermost, weights)
-    noisy, stddev = _noisy_sums(
-        num_groups, keys[0], groups, layers[:, :, 0], multipliers[0], Clipping(1.0)
-    )
+    rows, clipping = layers[:, :, 0], Clipping(1.0)
+    noisy, stddev = _noisy_sums(keys[0], groups, rows, multipliers[0], clipping)
     noisy, variances = (noisy / weights[None]).T, (stddev / weights) ** 2
     values, taken_off = _shrunk(noisy, counts, variances)
 
@@ -310,9 +278,7 @@ def _sums(
     known = jnp.maximum(jnp.abs(values) - jnp.sqrt(jnp.sum(variances)), 0.0)
     squares_of_mean = known**2 / jnp.maximum(counts, 1).astype(z.dtype)
     of_mean = jnp.where(is_narrow, squares_of_mean, 0.0)
-    squares, stddev = _squares(
-        num_groups, keys[1], groups, lengths, radius, multipliers[1]
-    )
+    squares, stddev = _squares(keys[1], groups, lengths, radius, multipliers[1])
     squares = jnp.maximum(squares - of_mean, stddev)
     total = jnp.maximum(seen.sum_of_squares(0.0, radius), stddev)
     # A group may have all that lies beyond the last radius, as far as its squares
@@ -330,19 +296,12 @@ def _sums(
 
 
 def _squares(
-    num_groups: int,
-    key: Key,
-    groups: Groups,
-    lengths: jax.Array,
-    radius: jax.Array,
-    multiplier: float,
+    key: Key, groups: Groups, lengths: jax.Array, radius: jax.Array, multiplier: float
 ) -> tuple[jax.Array, jax.Array]:
     """Releases sums of squares of clipped lengths, and returns the noise's stddev."""
     short = (jnp.minimum(lengths, radius) / radius) ** 2
-    clipping = SetClipping(1.0, math.sqrt(min(num_groups, 2)))
-    squares, stddev = _noisy_sums(
-        num_groups, key, groups, short[:, None], multiplier, clipping
-    )
+    clipping = SetClipping(1.0, math.sqrt(min(groups.counts.size, 2)))
+    squares, stddev = _noisy_sums(key, groups, short[:, None], multiplier, clipping)
     stddev = radius**2 * stddev
     return jnp.maximum(radius**2 * squares[:, 0] + stddev, 0.0), stddev
 
@@ -354,12 +313,11 @@ def _shrunk(
 
     The part removed is at worst a bias, in a group that is unlike the other groups.
     """
-    num_groups = counts.size
     sizes = jnp.maximum(counts, 1).astype(layers.dtype)
     # Skewed groups share a tail: the total shrinks toward zero, as in one mean, and
     # each group toward its part of the total, by its count.
     total = jnp.sum(layers, axis=1, keepdims=True)
-    total = total[1:] * kept_of(total, num_groups * variances)[:, None]
+    total = total[1:] * kept_of(total, counts.size * variances)[:, None]
     apart = layers.at[1:].add(-total * (sizes / jnp.sum(sizes))[None])
     shares = kept_of(apart, variances)
     taken_off = (1 - shares) @ apart[1:]
@@ -367,15 +325,10 @@ def _shrunk(
 
 
 def _noisy_sums(
-    num_groups: int,
-    key: Key,
-    groups: Groups,
-    rows: jax.Array,
-    multiplier: Scalar,
-    clipping: Clipping,
+    key: Key, groups: Groups, rows: jax.Array, multiplier: Scalar, clipping: Clipping
 ) -> tuple[jax.Array, Scalar]:
     """Releases the sum in each group of clipped rows, shape (G, k)."""
-    num_samples, k = rows.shape
+    (num_samples, k), num_groups = rows.shape, groups.counts.size
 
     def product(table: jax.Array, record: tuple[jax.Array, jax.Array]) -> jax.Array:
         group, row = record
@@ -405,9 +358,9 @@ def _group_means(
 
 
 def _quantiles(
-    static: tuple[int, tuple[float, ...]],
+    quantiles: tuple[float, ...],
     key: Key,
-    counted: tuple[Groups, jax.Array, jax.Array],
+    groups: Groups,
     multiplier: float,
     reach: float | None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -420,27 +373,21 @@ def _quantiles(
     """
     # Without a public reach, a bound of all samples is released.
     bound_key, key = _keys.split(key)
-    values = counted[0].values
+    values = groups.values
     if reach is not None:
         bound = jnp.asarray(reach, values.dtype)
-        return _bisected_quantiles(static, key, counted, bound, multiplier)
-    of_bound = multiplier / math.sqrt(_BOUND)
-    bound = 2 * noisy_quantile(bound_key, jnp.abs(values), noise_multiplier=of_bound)
-    multiplier /= math.sqrt(1 - _BOUND)
-    return _bisected_quantiles(static, key, counted, bound, multiplier)
+    else:
+        of_bound = multiplier / math.sqrt(_BOUND)
+        sizes = jnp.abs(values)
+        bound = 2 * noisy_quantile(bound_key, sizes, noise_multiplier=of_bound)
+        multiplier /= math.sqrt(1 - _BOUND)
+    return _bisected_quantiles(quantiles, key, groups, bound, multiplier)
 
 
 @partial(jax.jit, static_argnums=0)
-def _bisected_quantiles(
-    static: tuple[int, tuple[float, ...]],
-    key: Key,
-    counted: tuple[Groups, jax.Array, jax.Array],
-    bound: jax.Array,
-    multiplier: Scalar,
-) -> tuple[jax.Array, jax.Array]:
+def _bisected_quantiles(quantiles, key: Key, groups: Groups, bound, multiplier):
     """Releases quantiles of each group by bisection, and returns standard errors."""
-    num_groups, quantiles = static
-    groups, counts, count_stddev = counted
+    num_groups, counts = groups.counts.size, groups.counts
     num_steps = 2 * len(quantiles) * NUM_MEDIAN_HALVINGS
     stddev = math.sqrt(2 * num_steps) * ROUNDED_UP * multiplier
     stddev = jnp.asarray(stddev, "float32")
@@ -448,14 +395,17 @@ def _bisected_quantiles(
     requested = jnp.asarray(quantiles, "float32")[:, None]
     variances = requested * (1 - requested) * sizes[None] + stddev**2
     apart = APART * jnp.sqrt(variances) / sizes[None]  # of shares, (Q, G)
-    ordered = _ordered(num_groups, groups)
+    # Samples are sorted within groups, and each group begins at its index of ends.
+    indices, values = jax.lax.sort((groups.indices, groups.values), num_keys=2)
+    ends = jnp.searchsorted(indices, jnp.arange(num_groups + 1, dtype="int32"))
+    ends = ends.astype("int32")
 
     def end_of(key: Key, start: jax.Array, ends_of: Any, is_higher: Any) -> Any:
         """Returns where a bisection near `start` ends, and half its last step."""
         return bisected(
             key,
             (start, jnp.asarray(bound, start.dtype) / 2),
-            lambda middle: _beside(*ordered, *ends_of(middle)),
+            lambda middle: _beside(values, ends, *ends_of(middle)),
             lambda noisy, _: is_higher(*jnp.moveaxis(noisy, 1, 0)),
             NUM_MEDIAN_HALVINGS,
             stddev,
@@ -485,17 +435,10 @@ def _bisected_quantiles(
         is_short,
     )
     is_inside = apart < jnp.minimum(requested, 1 - requested)
-    is_seen = is_inside & (sizes > _LEAST_COUNT * count_stddev)[None]
+    is_seen = is_inside & (sizes > _LEAST_COUNT * groups.stddev)[None]
     off = 2 * off  # the last step of the bisection
     errors = (width + off) / APART + off
     return center.T, jnp.where(is_seen, errors, jnp.inf).T
-
-
-def _ordered(num_groups: int, groups: Groups) -> tuple[jax.Array, jax.Array]:
-    """Returns samples sorted within groups, and the index where each group begins."""
-    indices, values = jax.lax.sort((groups.indices, groups.values), num_keys=2)
-    ends = jnp.searchsorted(indices, jnp.arange(num_groups + 1, dtype="int32"))
-    return values, ends.astype("int32")
 
 
 def _beside(

@@ -26,15 +26,12 @@ _CLEAR_WEIGHT = 2.0  # least mean weight, in stddevs of its noise
 class Whitening(NamedTuple):
     """Holds a linear map to coordinates in which second moments are about the identity.
 
-    Attributes:
-        center: subtracted from features, shape (d,); zeros without an intercept.
-        matrix: A of shape (d, d), in z = A^T (x - center).
-        share_kept: the share of the off-diagonal moments that is not noise, 0 to 1.
+    z = A^T (x - center) has these coordinates.
     """
 
-    center: jax.Array
-    matrix: jax.Array
-    share_kept: jax.Array
+    center: jax.Array  # shape (d,); zeros without an intercept
+    matrix: jax.Array  # A, shape (d, d)
+    share_kept: jax.Array  # share of the off-diagonal moments that is not noise
 
 
 def noisy_second_moments(

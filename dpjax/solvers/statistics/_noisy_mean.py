@@ -59,7 +59,7 @@ WEIGHTED = SetClipping(2 / math.sqrt(3), 1.0)
 
 
 def one_gaussian(
-    epsilon: float, delta: float, num_samples: int
+    epsilon: float, delta: float, num_samples: int, unit: str = "record"
 ) -> tuple[float, PrivacyGuarantee]:
     """Returns the multiplier and guarantee of Gaussian releases that share a budget.
 
@@ -68,7 +68,7 @@ def one_gaussian(
     multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
     event = gaussian_event(multiplier)
     privacy = PrivacyGuarantee.of(
-        epsilon, delta, dp_event=event, num_samples=num_samples
+        epsilon, delta, dp_event=event, num_samples=num_samples, unit=unit
     )
     return multiplier, privacy
 

@@ -63,11 +63,8 @@ def noisy_quantile(
         A Gaussian mechanism of the noise multiplier under replace-one: replacing a
         record moves two counts by 1, sqrt(2) in the l2 norm. Counts are exact.
     """
-    # There are three programs, so that the long program for noise is compiled once for
-    # all numbers of records.
-    counts, stddevs = _counts(magnitudes, noise_multiplier)
-    noisy = gaussian_of_padded(key, counts, stddevs)
-    return _quantile(magnitudes.dtype, noisy, stddevs, num_above, share_above)
+    seen = noisy_size_histogram(key, magnitudes, noise_multiplier)
+    return seen.quantile(num_above, share_above).astype(magnitudes.dtype)
 
 
 @jax.jit
@@ -91,18 +88,6 @@ def _counts(
     return entries, jnp.full_like(entries, stddev)
 
 
-@partial(jax.jit, static_argnums=0)
-def _quantile(
-    dtype: jax.typing.DTypeLike,
-    noisy: jax.Array,
-    stddevs: jax.Array,
-    num_above: Scalar,
-    share_above: Scalar,
-) -> jax.Array:
-    seen = SizeHistogram.of(noisy[:_NUM_BINS], stddevs[0])
-    return seen.quantile(num_above, share_above).astype(dtype)
-
-
 def noisy_size_histogram(
     key: Key, magnitudes: jax.Array, noise_multiplier: Scalar, *, num_skipped: int = 0
 ) -> "SizeHistogram":
@@ -111,6 +96,8 @@ def noisy_size_histogram(
     Up to `num_skipped` bins in a row that seem empty do not end the data, if the next
     bin does not seem so.
     """
+    # There are three programs, so that the long program for noise is compiled once for
+    # all numbers of records.
     counts, stddevs = _counts(magnitudes, noise_multiplier)
     return _histogram(gaussian_of_padded(key, counts, stddevs), stddevs, num_skipped)
 
@@ -123,20 +110,12 @@ def _histogram(
 
 
 class SizeHistogram(NamedTuple):
-    """Holds released counts of records in bins of a factor of two.
+    """Holds released counts of records in bins of a factor of two."""
 
-    Attributes:
-        noisy: the counts with noise, in ascending order of bins.
-        stddev: the stddev of the noise.
-        top: the highest bin that is known to hold records, -1 if there is none.
-        above: the noisy number of records in a bin and the bins above it, up to the
-            top.
-    """
-
-    noisy: jax.Array
-    stddev: jax.Array
-    top: jax.Array
-    above: jax.Array
+    noisy: jax.Array  # counts with noise, in ascending order of bins
+    stddev: jax.Array  # of the noise
+    top: jax.Array  # the highest bin that is known to hold records, -1 if none
+    above: jax.Array  # noisy number of records from a bin up to the top
 
     @classmethod
     def of(
@@ -156,6 +135,7 @@ class SizeHistogram(NamedTuple):
         above = jnp.sum(jnp.triu(jnp.broadcast_to(counted, (noisy.size,) * 2)), axis=1)
         return cls(noisy, stddev, top, above)
 
+    @jax.jit
     def quantile(self, num_above: Scalar, share_above: Scalar = 0.0) -> jax.Array:
         """Returns the number that `noisy_quantile` releases, in float32."""
         num_above, share_above = jnp.float32(num_above), jnp.float32(share_above)
@@ -264,17 +244,11 @@ def bisected(
 
 
 class Excess(NamedTuple):
-    """Estimates how much magnitudes exceed a bound, from released counts.
+    """Estimates how much magnitudes exceed a bound, from released counts."""
 
-    Attributes:
-        ratio: the sum of (x - C)+ over the sum of clip(x, C / 2, C) - C / 2.
-        error: the standard error of the ratio, from the noise of the counts.
-        is_heavy: whether the tail is too heavy for a ratio, beyond doubt by noise.
-    """
-
-    ratio: jax.Array
-    error: jax.Array
-    is_heavy: jax.Array
+    ratio: jax.Array  # sum of (x - C)+ over the sum of clip(x, C / 2, C) - C / 2
+    error: jax.Array  # standard error of the ratio, from the noise of the counts
+    is_heavy: jax.Array  # the tail is too heavy for a ratio, beyond doubt by noise
 
 
 def noisy_excess(

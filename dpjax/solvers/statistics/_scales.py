@@ -66,21 +66,13 @@ class Noise(NamedTuple):
 
 
 class Standard(NamedTuple):
-    """Holds centers, scales and ranges of columns; public, or released.
+    """Holds centers, scales and ranges of columns, shape (k,); public, or released."""
 
-    Attributes:
-        centers: shape (k,); NaN counts as the center.
-        scales: shape (k,), positive.
-        low: shape (k,); columns are clipped to at least this.
-        high: shape (k,); columns are clipped to at most this.
-        is_known: shape (k,), whether these numbers are informative.
-    """
-
-    centers: np.ndarray
-    scales: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
-    is_known: np.ndarray
+    centers: np.ndarray  # NaN counts as the center
+    scales: np.ndarray  # positive
+    low: np.ndarray  # columns are clipped to at least this
+    high: np.ndarray  # columns are clipped to at most this
+    is_known: np.ndarray  # whether these numbers are informative
 
     @classmethod
     def of_ranges(cls, low: np.ndarray, high: np.ndarray) -> "Standard":
@@ -215,19 +207,10 @@ def release_scales(
 ) -> Standard:
     """Releases the `Standard` of a table's columns, as `dp_center_and_scale` does.
 
-    Columns whose size the noise hides are clipped to [-1, 1]: this keeps dummies, and
-    the signs of amounts.
-
-    Args:
-        key: a typed key.
-        columns: shape (n, k), float64, k at least 1.
-        noise: the budget of all releases together.
-        weights: shape (n,), or None. A record of weight zero does not count in any
-            release.
-        is_centered: whether to release centers; otherwise all are zero.
-
-    Privacy:
-        One Gaussian mechanism of the noise multiplier under replace-one.
+    Columns (n, k) whose size the noise hides are clipped to [-1, 1], which keeps
+    dummies and the signs of amounts. A record of weight zero does not count. Without
+    is_centered all centers are zero. All releases together are one Gaussian mechanism
+    of the noise multiplier under replace-one.
     """
     cells = np.clip(columns, -_BEYOND, _BEYOND).astype(np.float32)
     is_counted = None if weights is None else jnp.asarray(weights > 0)
@@ -241,25 +224,15 @@ def release_scales(
 
 
 class _Scales(NamedTuple):
-    """Holds released numbers of columns, each of shape (k,) but the last two.
+    """Holds released numbers of columns, each of shape (k,) but the last two."""
 
-    Attributes:
-        centers: numbers that are subtracted first.
-        scales: divisors of the differences.
-        sizes: the scales about zero.
-        is_known: whether the noise shows a size.
-        is_away: whether the column may have a center other than zero.
-        num_counted: the number of records that count, a scalar.
-        most_cells: b, a number of cells that few rows exceed, a scalar.
-    """
-
-    centers: jax.Array
-    scales: jax.Array
-    sizes: jax.Array
-    is_known: jax.Array
-    is_away: jax.Array
-    num_counted: jax.Array
-    most_cells: jax.Array
+    centers: jax.Array  # subtracted first
+    scales: jax.Array  # divisors of the differences
+    sizes: jax.Array  # the scales about zero
+    is_known: jax.Array  # whether the noise shows a size
+    is_away: jax.Array  # whether the column may have a center other than zero
+    num_counted: jax.Array  # the number of records that count, a scalar
+    most_cells: jax.Array  # b, a number of cells that few rows exceed, a scalar
 
 
 def _released(
@@ -305,29 +278,20 @@ def _released(
         most_cells = _most_cells(columns.shape, noisy, stddevs)
         scales = scales._replace(most_cells=most_cells)
 
-    def sizes_of(key: Key, quantile: float, multiplier: float) -> _Sizes:
+    def resized(key: Key, is_first: bool, multiplier: float) -> _Scales:
         counts, stddevs = _exponents(columns, is_counted, scales, multiplier)
         noisy = gaussian_of_padded(key, counts, stddevs)
-        return _sizes(scales, noisy, stddevs, quantile)
+        return _resized((is_first, is_counted is not None), scales, noisy, stddevs)
 
-    sizes = sizes_of(first_key, _QUANTILE, first)
-    scales = _sized(is_counted is not None, scales, sizes)
+    scales = resized(first_key, True, first)
     rounds = zip(keys, rounds[::2], rounds[1::2], strict=True)
     for round_key, of_mean, of_size in rounds if is_centered else ():
         mean_key, size_key = _keys.split(round_key)
         mean, stddevs = _means(columns, scales, of_mean)
         noisy = gaussian_of_padded(mean_key, mean, stddevs)
         scales = _centered(len(columns), scales, noisy)
-        scales = _rescaled(scales, sizes_of(size_key, _QUANTILE_AWAY, of_size))
+        scales = resized(size_key, False, of_size)
     return scales
-
-
-class _Sizes(NamedTuple):
-    """Holds released sizes of columns, and the numbers of their records and of all."""
-
-    sizes: jax.Array
-    num_seen: jax.Array
-    num_counted: jax.Array
 
 
 @jax.jit
@@ -397,12 +361,7 @@ def _most_cells(
 
 
 @jax.jit
-def _exponents(
-    columns: jax.Array,
-    is_counted: jax.Array | None,
-    scales: _Scales,
-    multiplier: Scalar,
-) -> tuple[Unrounded, jax.Array]:
+def _exponents(columns, is_counted, scales: _Scales, multiplier):
     """Returns histograms of exponents of differences, and stddevs of their noise."""
     num_samples, num_columns = columns.shape
     most_cells = scales.most_cells
@@ -426,11 +385,12 @@ def _exponents(
     return _entries(counts, unit, jnp.sqrt(2 * most_cells), multiplier)
 
 
-@jax.jit
-def _sizes(
-    scales: _Scales, noisy: jax.Array, stddevs: jax.Array, quantile: Scalar
-) -> _Sizes:
-    """Returns each column's size and number of records; 1 and 0 if none is clear."""
+@partial(jax.jit, static_argnums=0)
+def _resized(
+    static: tuple[bool, bool], scales: _Scales, noisy: jax.Array, stddevs: jax.Array
+) -> _Scales:
+    """Returns scales by the sizes of differences, which are 1 first if not clear."""
+    is_first, is_weighted = static
     num_cells = scales.centers.size * _NUM_BINS
     num_counted, noisy = noisy[num_cells], noisy[:num_cells].reshape(-1, _NUM_BINS)
     sums = noisy[:, :-2] + noisy[:, 1:-1] + noisy[:, 2:]
@@ -444,28 +404,26 @@ def _sizes(
     # The quantile is interpolated in the logarithm of the size, within its bin.
     counted = jnp.where(is_near | stands_out, jnp.maximum(noisy, 0.0), 0.0)
     below = counted @ (bins[:, None] <= bins[None]).astype("float32")
-    requested = jnp.asarray(quantile, "float32") * below[:, -1:]
+    quantile = jnp.float32(_QUANTILE if is_first else _QUANTILE_AWAY)
+    requested = quantile * below[:, -1:]
     places = jnp.argmax(below >= requested, axis=1)[:, None]
     inside, up_to = (jnp.take_along_axis(x, places, 1) for x in (counted, below))
     steps = 1 - (up_to - requested) / jnp.maximum(inside, 1e-9)
     sizes = jnp.exp2((places.astype(steps.dtype) + steps + _FIRST)[:, 0])
     sizes = jnp.where(is_seen, sizes, 1.0).astype(scales.centers.dtype)
-    return _Sizes(sizes, jnp.where(is_seen, num_seen, 0.0), num_counted)
-
-
-@partial(jax.jit, static_argnums=0)
-def _sized(is_weighted: bool, scales: _Scales, seen: _Sizes) -> _Scales:
-    """Returns scales about zero."""
-    num_counted = scales.num_counted
+    if not is_first:
+        sizes = jnp.where(is_seen, sizes, scales.scales)
+        sizes = jnp.maximum(sizes, _LEAST_SPREAD * scales.sizes)
+        return scales._replace(scales=jnp.where(scales.is_away, sizes, scales.scales))
+    num_seen, num_samples = jnp.where(is_seen, num_seen, 0.0), scales.num_counted
     if is_weighted:
-        least = _LEAST_COUNTED * num_counted
-        num_counted = jnp.clip(seen.num_counted, least, num_counted)
+        num_samples = jnp.clip(num_counted, _LEAST_COUNTED * num_samples, num_samples)
     return scales._replace(
-        scales=seen.sizes,
-        sizes=seen.sizes,
-        is_known=seen.num_seen > 0,
-        is_away=seen.num_seen > num_counted / 2,
-        num_counted=num_counted,
+        scales=sizes,
+        sizes=sizes,
+        is_known=num_seen > 0,
+        is_away=num_seen > num_samples / 2,
+        num_counted=num_samples,
     )
 
 
@@ -490,14 +448,6 @@ def _centered(num_samples: int, scales: _Scales, noisy: jax.Array) -> _Scales:
     centers = centers + jnp.where(is_away, means * scales.scales, 0.0)
     scales = scales._replace(centers=centers, is_away=is_away)
     return scales._replace(most_cells=_num_away(scales))
-
-
-@jax.jit
-def _rescaled(scales: _Scales, seen: _Sizes) -> _Scales:
-    """Returns scales of the differences from centers."""
-    sizes = jnp.where(seen.num_seen > 0, seen.sizes, scales.scales)
-    sizes = jnp.maximum(sizes, _LEAST_SPREAD * scales.sizes)
-    return scales._replace(scales=jnp.where(scales.is_away, sizes, scales.scales))
 
 
 def released(key: Key, values: np.ndarray, stddev: float) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from dp_accounting import UnsupportedDpEvent
+
 from dpjax import _validate
 from dpjax._tree import Static
 from dpjax._types import (
@@ -84,6 +86,12 @@ def calibrated_noise(
     )
 
 
+def unsupported(epsilon: float, delta: float, num_samples: int) -> PrivacyGuarantee:
+    """Returns the guarantee of a mechanism that no event of dp_accounting describes."""
+    event = UnsupportedDpEvent()  # accountants reject it
+    return PrivacyGuarantee.of(epsilon, delta, dp_event=event, num_samples=num_samples)
+
+
 def traceable(
     estimator: Estimator, noise_multiplier: float | None
 ) -> float | Static | None:
@@ -91,25 +99,17 @@ def traceable(
 
     Such noise is fitted to its multiplier on the host, which needs a concrete number.
     """
-    if noise_multiplier is None or estimator.noise == "gaussian":
-        return noise_multiplier
-    return Static(noise_multiplier)
+    is_fitted = noise_multiplier is not None and estimator.noise != "gaussian"
+    return Static(noise_multiplier) if is_fitted else noise_multiplier
 
 
 class Choices(NamedTuple):
-    """Private choices of a run: their mechanism, and the guarantee of all together.
-
-    Attributes:
-        mechanism: "exponential" or "permute_and_flip".
-        epsilon: privacy of one choice.
-        num_composed: how many choices one record affects.
-        privacy: (epsilon, delta) of all these choices together.
-    """
+    """Private choices of a run: their mechanism, and the guarantee of all together."""
 
     mechanism: SelectionName
-    epsilon: float
-    num_composed: int
-    privacy: tuple[float, float]
+    epsilon: float  # of one choice
+    num_composed: int  # how many choices one record affects
+    privacy: tuple[float, float]  # (epsilon, delta) of all these choices together
 
     @classmethod
     def tight(cls, num_composed: int, epsilon: float, delta: float) -> "Choices":

@@ -20,53 +20,28 @@ import scipy.linalg
 from jax.tree_util import Partial
 
 from dpjax import _validate
-from dpjax._sharding import (
-    AxisName,
-    devices_of,
-    digests,
-    is_first_process,
-    row_axes,
-)
+from dpjax._sharding import AxisName, devices_of, digests, is_first_process, row_axes
 from dpjax._tree import Static, broadcast, register
-from dpjax._types import (
-    REPLACE_ONE,
-    Key,
-    LossFn,
-    NeighboringRelation,
-    PyTree,
-    Scalar,
-)
+from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree, Scalar
 from dpjax.batching import Batching
 from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Estimator, Scaled
 from dpjax.gradients import streamed_grad
 from dpjax.gradients._loss import warn_of_rows
 from dpjax.mechanisms import Strategy
-from dpjax.solvers.training._checkpoint import (
-    Checkpoint,
-    identity,
-    is_key,
-    latest,
-    opened,
-    save,
-)
+from dpjax.solvers.training import _checkpoint
+from dpjax.solvers.training._checkpoint import Checkpoint, is_key
 from dpjax.transforms import aggregate, chain, privatize
 
 Mean = Estimator | AdaptiveThreshold | Scaled
 
 
 class Batches(NamedTuple):
-    """Public facts about a run's batches; all of them are static.
+    """Public facts about a run's batches; all of them are static."""
 
-    Attributes:
-        start: the state before the first batch, without keys and step.
-        microbatch_size: how many per-example gradients are computed at once, or None.
-        axis_name: the mesh axes over which rows are sharded.
-    """
-
-    start: BatchState
-    microbatch_size: int | None
-    axis_name: AxisName | None
+    start: BatchState  # before the first batch, without keys and step
+    microbatch_size: int | None  # how many gradients are computed at once
+    axis_name: AxisName | None  # the mesh axes over which rows are sharded
 
     @classmethod
     def of(
@@ -142,13 +117,7 @@ class OptaxStep(abc.ABC):
         """Returns the state before the first step."""
         return self.optimizer(params).init(params)
 
-    def __call__(
-        self,
-        params: PyTree,
-        state: PyTree,
-        batch: PyTree,
-        is_padding_example: jax.Array | None,
-    ) -> tuple[PyTree, PyTree]:
+    def __call__(self, params, state, batch, is_padding_example) -> Any:
         """Returns the next iterate and state."""
         # `streamed_grad` warns of arrays with a batch's rows, this of arrays with all.
         warn_of_rows(self.loss_fn, params, batch, self.batches.start.num_samples)
@@ -168,23 +137,16 @@ class OptaxStep(abc.ABC):
 class PrivateStep(OptaxStep):
     """A step of an optimizer along the noisy robust mean of a batch's gradients.
 
-    Attributes:
-        estimator: the robust mean.
-        noise_multiplier: noise multiplier of the mean; None adds no noise, which gives
-            no privacy.
-        optimizer_fn: takes the learning rate, and returns the optimizer of the mean.
-        learning_rate: a number or a schedule. A schedule is static, but the arguments
-            of a `Partial` are traced.
-        relation: the neighboring relation.
-        strategy: the strategy of correlated noise, or None.
+    A schedule is static, but the arguments of a `Partial` are traced. Without a noise
+    multiplier there is no noise, and no privacy.
     """
 
     estimator: Mean
     noise_multiplier: Scalar | Static | None
-    optimizer_fn: Callable[[Any], optax.GradientTransformation]
+    optimizer_fn: Callable[[Any], optax.GradientTransformation]  # of a learning rate
     learning_rate: Scalar | Partial | Static | None = None
     relation: NeighboringRelation = REPLACE_ONE
-    strategy: Strategy | None = None
+    strategy: Strategy | None = None  # of correlated noise
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
         del params
@@ -237,17 +199,11 @@ def _relative_noise(strategy: Strategy | None) -> float:
 
 
 class Observed(NamedTuple):
-    """State of an optimizer, and public norms of the last mean that it took.
-
-    Attributes:
-        optimizer: state of the optimizer.
-        gradient_norm: l2 norm of the noisy mean.
-        noise_norm: sqrt(d) times the standard deviation of its noise.
-    """
+    """State of an optimizer, and public norms of the last mean that it took."""
 
     optimizer: PyTree
-    gradient_norm: jax.Array
-    noise_norm: jax.Array
+    gradient_norm: jax.Array  # l2 norm of the noisy mean
+    noise_norm: jax.Array  # sqrt(d) times the standard deviation of its noise
 
 
 def observed(
@@ -265,7 +221,14 @@ def observed(
         return Observed(optimizer.init(params), *unseen)
 
     def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
-        noise = _norm_of_noise(noise_stddev if stddev is None else stddev, updates)
+        noise, spread = jnp.float32(0.0), noise_stddev if stddev is None else stddev
+        if spread is not None:
+            # The norm is the root of the sum of all coordinates' variances.
+            stddevs = broadcast(spread, updates, "stddev")
+            norms = jax.tree.map(
+                lambda s, x: s * math.sqrt(x.size / jnp.size(s)), stddevs, updates
+            )
+            noise = _norm(norms)
         seen = _norm(updates), noise
         told = extra_args | {"noise_stddev": noise_stddev, "noise_norm": noise}
         updates, following = optimizer.update(updates, state.optimizer, params, **told)
@@ -277,16 +240,6 @@ def observed(
 def _norm(tree: PyTree) -> jax.Array:
     squares = [jnp.sum(jnp.square(x)) for x in jax.tree.leaves(tree)]
     return jnp.asarray(jnp.sqrt(sum(squares)), jnp.float32)
-
-
-def _norm_of_noise(stddev: PyTree | None, mean: PyTree) -> jax.Array:
-    """Returns the root of the sum of all coordinates' variances; 0 for stddev None."""
-    if stddev is None:
-        return jnp.zeros((), jnp.float32)
-    stddevs = broadcast(stddev, mean, "stddev")
-    return _norm(
-        jax.tree.map(lambda s, x: s * math.sqrt(x.size / jnp.size(s)), stddevs, mean)
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,10 +270,8 @@ class Execution:
     def __post_init__(self):
         if self.microbatch_size is not None:
             _validate.count(microbatch_size=self.microbatch_size)
-        if self.callback is not None:
-            _validate.require(
-                callable(self.callback), "callback", self.callback, "callable"
-            )
+        is_fine = self.callback is None or callable(self.callback)
+        _validate.require(is_fine, "callback", self.callback, "callable")
         _validate.count(callback_every=self.callback_every)
         if self.checkpoint is not None:
             Checkpoint.checked(self.checkpoint)
@@ -330,9 +281,9 @@ def check_execution(execution: Execution, no_checkpoint: str | None = None) -> N
     """Requires an `Execution`; with the rule no_checkpoint, without a checkpoint."""
     rule = "an Execution(microbatch_size=, callback=, checkpoint=)"
     _validate.require(isinstance(execution, Execution), "execution", execution, rule)
-    if no_checkpoint is not None and execution.checkpoint is not None:
-        name = "execution.checkpoint"
-        _validate.require(False, name, execution.checkpoint, no_checkpoint)
+    name, value = "execution.checkpoint", execution.checkpoint
+    if no_checkpoint is not None:
+        _validate.require(value is None, name, value, no_checkpoint)
 
 
 def iterate(
@@ -356,24 +307,9 @@ def iterate(
     return params, state
 
 
-class _Part(NamedTuple):
-    """Steps `start` + 1 to `stop` of a run; carry is None before the first step."""
-
-    start: Scalar
-    stop: Scalar
-    carry: tuple[PyTree, PyTree, BatchState] | None
-
-
 @partial(jax.jit, static_argnums=0)
-def _run(
-    execution: Execution,
-    step: OptaxStep,
-    params: PyTree,
-    data: PyTree,
-    key: Key,
-    part: _Part | None,
-) -> tuple[PyTree, PyTree, BatchState | None]:
-    """Runs a part of the steps, or all of them without a part.
+def _run(execution: Execution, step: OptaxStep, params, data, key, part):
+    """Runs all steps, or a part (first, stop, carry); none, if its carry is None.
 
     Returns the iterate, the state of the optimizer, and the state of the batches, which
     is None after all steps.
@@ -400,11 +336,10 @@ def _run(
             jax.lax.cond(is_due, show, lambda: None)
         return (params, state, batches), None
 
-    if part is not None and part.carry is not None:
+    if part is not None and part[2] is not None:
         # The bounds are traced, so that one program runs all parts.
-        return jax.lax.fori_loop(
-            part.start, part.stop, lambda i, carry: one_step(carry, i)[0], part.carry
-        )
+        first, stop, carry = part
+        return jax.lax.fori_loop(first, stop, lambda i, x: one_step(x, i)[0], carry)
     carry = (params, step.init(params), start.started(batch_key))
     if part is not None:
         return carry
@@ -431,16 +366,16 @@ def _saved(execution, step, traced, arguments, devices):
         again = jax.tree.map(
             lambda x: jax.random.clone(x) if is_key(x) else x, (step, traced)
         )
-        return _run(compiled, again[0], part=_Part(start, stop, carry), **again[1])
+        return _run(compiled, again[0], part=(start, stop, carry), **again[1])
 
     carry = run_part(0, 0, None)
-    program = _run.lower(compiled, step, part=_Part(0, 0, carry), **traced)
+    program = _run.lower(compiled, step, part=(0, 0, carry), **traced)
     # The program runs any part of the steps, so the text adds their number.
     text = f"{program.as_text()}\n{num_steps} steps of {step.batches.start.batching!r}"
-    run_identity = identity(text, arguments, devices)
-    with opened(checkpoint, run_identity, devices) as store:
+    run_identity = _checkpoint.identity(text, arguments, devices)
+    with _checkpoint.opened(checkpoint, run_identity, devices) as store:
         store.claim()  # from now on no other run may use the folder
-        done, carry = latest(store, carry)
+        done, carry = _checkpoint.latest(store, carry)
         while True:
             cuts = [done - done % every + every for every in intervals]
             stop = min(num_steps, *cuts)
@@ -452,7 +387,7 @@ def _saved(execution, step, traced, arguments, devices):
             if callback and is_due and is_first_process(devices):
                 callback(stop, carry[0])
             if stop > done and (is_last or stop % checkpoint.every == 0):
-                save(store, stop, carry)
+                _checkpoint.save(store, stop, carry)
             if is_last:
                 return carry[:2]
             done = stop

@@ -18,14 +18,7 @@ from dpjax._keys import secret_repr
 from dpjax._rounding import rounded_up
 from dpjax._sharding import AxisName, row_axes
 from dpjax._tree import arrays, like, num_coordinates
-from dpjax._types import (
-    REPLACE_ONE,
-    Key,
-    LossFn,
-    NeighboringRelation,
-    PyTree,
-    Scalar,
-)
+from dpjax._types import REPLACE_ONE, Key, LossFn, NeighboringRelation, PyTree, Scalar
 from dpjax.batching import BallsInBins, Batching, CyclicPoisson, Full, Poisson
 from dpjax.batching._batching import BatchState
 from dpjax.estimators import AdaptiveThreshold, Clipping, Estimator, Mean, Scaled
@@ -500,10 +493,7 @@ def recommend(
         quantile by the noise".
     """
     run = PrivateTraining(
-        lambda params, example: 0.0,
-        num_samples=num_samples,
-        epsilon=epsilon,
-        delta=delta,
+        lambda *_: 0.0, num_samples=num_samples, epsilon=epsilon, delta=delta
     )
     noise = run.relative_noise(num_params)
     return Recommendation(

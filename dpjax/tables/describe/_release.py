@@ -26,7 +26,7 @@ from dpjax.accounting import (
 from dpjax.accounting._sample import sample_budget, sample_privacy
 from dpjax.batching._fixed_size import uniform_subset
 from dpjax.solvers import dp_group_means, dp_histogram
-from dpjax.solvers.statistics._histogram import EDGES_SHARE, private_edges
+from dpjax.solvers.statistics._quantile import EDGES_SHARE, private_edges
 from dpjax.tables import _progress, default_delta
 from dpjax.tables.columns._kinds import Categorical, Numeric
 from dpjax.tables.describe._description import OTHER, Description, Row

@@ -12,7 +12,7 @@ from dpjax import losses, solvers
 from dpjax.estimators import Clipping, MedianOfMeans, SmoothedTruncation, Winsorization
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import SecureSum, run_parties
-from dpjax.solvers.papers import _multiparty_gradient_descent as descent
+from dpjax.solvers.papers import _gradient_descent as descent
 from tests.parties import Recorder
 from tests.privacy.solvers.test_multiparty_objective import drawn_noise
 

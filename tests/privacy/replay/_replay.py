@@ -31,7 +31,7 @@ from dpjax._sums.fold import Unrounded
 from dpjax._types import REPLACE_ONE
 from dpjax.mechanisms import _additive, _peeling, _samplers, _selection
 from dpjax.sklearn import _labels
-from dpjax.solvers.papers import _multiparty_gradient_descent, _objective_perturbation
+from dpjax.solvers.papers import _gradient_descent, _objective_perturbation
 from dpjax.tables.models import _noisy_counts
 from dpjax.transforms import _privatize
 
@@ -220,7 +220,7 @@ def installed(patch: Any) -> Replay:
     hook(_labels, "passing", labelled)
     for owner, name, around in (
         (_noisy_counts.Release, "__call__", counted),
-        (_multiparty_gradient_descent._Noise, "add", contributed),
+        (_gradient_descent._Noise, "add", contributed),
     ):
         method = getattr(owner, name)
         patch.setattr(owner, name, lambda *x, m=method, f=around: f(m, *x))

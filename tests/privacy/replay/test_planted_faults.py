@@ -119,14 +119,14 @@ def test_a_party_that_replaces_a_record_and_counts_one_added(hooks, monkeypatch)
 
 
 def test_a_party_that_tells_the_norm_of_its_mean(hooks, monkeypatch):
-    to_vector = papers._multiparty_gradient_descent._to_vector
+    to_vector = papers._gradient_descent._to_vector
 
     def telling(mean):
         vector = to_vector(mean)
         warnings.warn(f"{np.linalg.norm(vector)}", stacklevel=2)
         return vector
 
-    monkeypatch.setattr(papers._multiparty_gradient_descent, "_to_vector", telling)
+    monkeypatch.setattr(papers._gradient_descent, "_to_vector", telling)
     refused_of_parties(hooks, "shows", "clipped")
 
 

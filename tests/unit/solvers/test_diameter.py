@@ -10,8 +10,8 @@ import pytest
 
 from dpjax.solvers.additive import _choice
 from dpjax.solvers.linear._kind import Examples
-from dpjax.solvers.papers import _sparse_regression
-from dpjax.solvers.statistics import _group_means, _noisy_mean, _untuned_mean
+from dpjax.solvers.papers import _hard_thresholding
+from dpjax.solvers.statistics import _group_means, _mean, _noisy_mean
 from dpjax.solvers.statistics._group_means import Groups
 
 
@@ -49,18 +49,17 @@ def squares_of_a_mean(key, d):
     seen = SimpleNamespace(sum_of_squares=lambda low, high: 0.0)
     radii, lengths = jnp.arange(4.0), jnp.linalg.norm(z, axis=1)
     multipliers = SimpleNamespace(squares=1.0)
-    _untuned_mean._squares(key, z, lengths, seen, radii, multipliers, None)
+    _mean._squares(key, z, lengths, seen, radii, multipliers, None)
 
 
 def squares_of_groups(key, num_groups):
     values = jnp.tile(grid(1)[:, 0], 2)
-    groups = Groups(values, jnp.arange(values.size) % num_groups)
+    indices = jnp.arange(values.size) % num_groups
+    groups = Groups(values, indices, jnp.ones(num_groups, "int32"), jnp.ones(()))
     seen = SimpleNamespace(sum_of_squares=lambda low, high: 0.0, top=jnp.int32(0))
     keys = tuple(jax.random.split(key))
-    counts, zero = jnp.ones(num_groups, "int32"), jnp.zeros(())
-    place = zero, jnp.ones(()), counts, _group_means._LARGEST, jnp.ones(())
-    sums = _group_means._sums.__wrapped__
-    sums(num_groups, keys, groups, place, seen, (1.0, 1.0, 1.0))
+    place = jnp.zeros(()), jnp.ones(()), _group_means._LARGEST
+    _group_means._sums.__wrapped__(keys, groups, place, seen, (1.0, 1.0, 1.0))
 
 
 def rare_columns(key, k):
@@ -78,7 +77,7 @@ def moments_of_hats(key, k):
 
 
 def mean_square(key, d):
-    _sparse_regression._learning_rate.__wrapped__(None, grid(d), 2.0, key, 1.0)
+    _hard_thresholding._learning_rate.__wrapped__(None, grid(d), 2.0, key, 1.0)
 
 
 # Which mean of the release, and how close two of its records come to the bound. Those

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax.solvers import dp_lasso
-from dpjax.solvers.papers._lasso import _scaled_squared
+from dpjax.solvers.papers._frank_wolfe import _scaled_squared
 
 
 def solve(fit=dp_lasso, **changes):

@@ -14,7 +14,7 @@ from dpjax.estimators import Clipping, Mean, MedianOfMeans, Truncation, Winsoriz
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.parties import SecureSum, run_parties
 from dpjax.solvers import Checkpoint, Execution, dp_multiparty_gradient_descent
-from dpjax.solvers.papers import _multiparty_gradient_descent as _multiparty
+from dpjax.solvers.papers import _gradient_descent as _multiparty
 from tests.parties import Recorder, records
 from tests.unit.refusals import refused
 

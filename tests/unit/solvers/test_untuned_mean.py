@@ -9,7 +9,7 @@ import pytest
 
 from dpjax.estimators import Clipping
 from dpjax.solvers import dp_mean
-from dpjax.solvers.statistics._untuned_mean import Shares
+from dpjax.solvers.statistics._mean import Shares
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 PLACES, UNITS = np.array([1e6, -3.0, 0.0, 2e-3]), np.array([10.0, 1e3, 1.0, 1e-3])
