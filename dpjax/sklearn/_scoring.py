@@ -17,8 +17,8 @@ from dpjax.accounting import (
     noise_multiplier,
 )
 from dpjax.sklearn._additive import DPAdditiveRegressor
-from dpjax.sklearn._amounts import LogLinkRegressor, log_means
 from dpjax.sklearn._labels import indices
+from dpjax.sklearn._regressors import LogLinkRegressor, log_means
 from dpjax.sklearn._tables import as_column, as_numbers, key_of, shares_of
 from dpjax.tables import _progress, default_delta
 from dpjax.tables.models._scores import PrivateScores, private_scores

@@ -83,30 +83,19 @@ _TEMPLATE = Numeric(0.0, 1.0)
 
 
 class Cells(NamedTuple):
-    """Counts of the cells of a column.
-
-    Attributes:
-        total: number of all cells.
-        missing: number of cells without a value.
-        unread: number of cells with a value that is no number, or is in no category.
-        far: number of cells over five scales from the center, or above the maximum.
-        looks: the most common format of unread numbers, and the option that reads it.
-        example: the most common cell that is in no category.
-        reference: number of cells with the most common value outside the categories, if
-            it is common enough to be the reference level.
-        level: the reference level.
-        undecoded: number of missing cells whose bytes do not decode.
-    """
+    """Counts of the cells of a column."""
 
     total: int
-    missing: int
-    unread: int
-    far: int = 0
-    looks: str = ""
-    example: str = ""
+    missing: int  # cells without a value
+    unread: int  # cells with a value that is no number, or is in no category
+    far: int = 0  # cells over five scales from the center, or above the maximum
+    looks: str = ""  # the commonest format of unread numbers, and how to read it
+    example: str = ""  # the commonest cell that is in no category
+    # Cells with the commonest value outside the categories, if it is common enough to
+    # be the reference level.
     reference: int = 0
-    level: str = ""
-    undecoded: int = 0
+    level: str = ""  # the reference level
+    undecoded: int = 0  # missing cells whose bytes do not decode
 
     @property
     def used(self) -> int:
@@ -421,23 +410,14 @@ _MOST_CATEGORIES = 30
 
 
 class Guess(NamedTuple):
-    """A guess about the content of a column.
+    """A guess about the content of a column."""
 
-    Attributes:
-        center: a usual number; None if it is not guessed.
-        scale: a usual distance of numbers from the center.
-        categories: the categories; empty if they are not guessed, None for numbers.
-        left_out: why the column should be left out; empty if it should not.
-        is_exposure: whether the target is in proportion to the column.
-        size: the usual size of numbers above zero; None if it is not guessed.
-    """
-
-    center: float | None = None
-    scale: float | None = None
-    categories: tuple[str, ...] | None = None
-    left_out: str = ""
-    is_exposure: bool = False
-    size: float | None = None
+    center: float | None = None  # a usual number; None if it is not guessed
+    scale: float | None = None  # a usual distance of numbers from the center
+    categories: tuple[str, ...] | None = None  # () if not guessed, None for numbers
+    left_out: str = ""  # why the column should be left out, if it should
+    is_exposure: bool = False  # the target is in proportion to the column
+    size: float | None = None  # the usual size of numbers above zero
 
 
 _NAMES_A_RECORD = Guess(left_out="tells records apart")

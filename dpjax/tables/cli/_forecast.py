@@ -80,22 +80,13 @@ _AMOUNTS_WITHIN = 3.0  # scales
 
 @dataclass(frozen=True)
 class Outcome:
-    """The quality of models of simulated records at one epsilon.
+    """The quality of models of simulated records at one epsilon."""
 
-    Attributes:
-        privacy: the models' guarantee; epsilon = inf without privacy.
-        loss: the mean loss on simulated test records.
-        score: R2 on these records, or AUC for classes.
-        width: the median width of a coefficient's interval; inf if there is none.
-        least_rows: about the number of records that the requested width needs; None if
-            it is unknown.
-    """
-
-    privacy: PrivacyGuarantee
-    loss: float
-    score: float
-    width: float = math.inf
-    least_rows: int | None = None
+    privacy: PrivacyGuarantee  # epsilon = inf without privacy
+    loss: float  # the mean on simulated test records
+    score: float  # R2 on these records, or AUC for classes
+    width: float = math.inf  # the median width of a coefficient's interval
+    least_rows: int | None = None  # about so many records for the requested width
 
     def or_better(self, other: "Outcome") -> "Outcome":
         """Returns an outcome with the better loss and the better score of the two."""
@@ -315,10 +306,8 @@ class _Made:
 
         A squared width is modeled as a / n for the sampling of records, as without
         privacy, plus b / n^2 for the noise. Each fit gives the next number to try,
-        until it is within 10 per cent of the last.
-
-        Returns:
-            The number, rounded up to two digits; None if the search finds none.
+        until it is within 10 per cent of the last. The number is rounded up to two
+        digits; None if the search finds none.
         """
         rows, reached = self.settings.rows, outcome.width
         most = _MOST_CELLS // len(self.data(2).feature_names)

@@ -41,53 +41,31 @@ _RULE = "a file that dpjax ledger open has written"
 
 @dataclass(frozen=True)
 class Source:
-    """Public facts that identify a table.
+    """Public facts that identify a table."""
 
-    Attributes:
-        name: name of the file.
-        num_records: number of records, or of values of the ledger's unit.
-        columns: names of the columns.
-    """
-
-    name: str
-    num_records: int
+    name: str  # of the file
+    num_records: int  # or values of the ledger's unit
     columns: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run and what it has spent.
+    """A run and what it has spent."""
 
-    Attributes:
-        id: random identifier of the run.
-        at: the day on which the run began, in UTC.
-        method: name of the method.
-        parts: each release and the part of the records that it uses, in words.
-        price: the run's price in the ledger's filter.
-    """
-
-    id: str
-    at: date
+    id: str  # random
+    at: date  # the day on which the run began, in UTC
     method: str
-    parts: tuple[str, ...]
-    price: Spending
+    parts: tuple[str, ...]  # each release, with its guarantee, in words
+    price: Spending  # in the ledger's filter
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """A limit, and the runs so far.
+    """A limit, and the runs so far."""
 
-    Attributes:
-        limit: the filter before any run has spent.
-        unit: the column whose values are protected, each with all its records; None:
-            single records are protected.
-        source: the table of the first run; None before it.
-        entries: the runs.
-    """
-
-    limit: PrivacyFilter
-    unit: str | None = None
-    source: Source | None = None
+    limit: PrivacyFilter  # before any run has spent
+    unit: str | None = None  # whose values are protected, each with all its records
+    source: Source | None = None  # the table of the first run; None before it
     entries: tuple[Entry, ...] = ()
 
     @property
@@ -279,10 +257,9 @@ def charge(
 ) -> Entry:
     """Adds a run to a ledger, before it releases anything; waits for other runs.
 
-    The `parts` are released from disjoint parts of the records. A resumed run may be in
-    the ledger as `paid`, and does not spend twice. A run is refused, and the ledger
-    stays unchanged, if the run does not fit within the limit, has another table or
-    unit, or is in the ledger at another price.
+    A resumed run may be in the ledger as `paid`, and does not spend twice. A run is
+    refused, and the ledger stays unchanged, if the run does not fit within the limit,
+    has another table or unit, or is in the ledger at another price.
     """
     path = path.resolve()  # a symbolic link to the ledger is kept
     with _files.locked(path):

@@ -50,8 +50,7 @@ from dpjax.tables.describe._description import Description, Row, costs_of, numbe
 from dpjax.tables.io._tables import Column, column_names, read_columns
 from dpjax.tables.io._texts import Texts, text_of
 from dpjax.tables.io._untrusted import harmless, number
-from dpjax.tables.models._file import load_model
-from dpjax.tables.models._model import Model
+from dpjax.tables.models._model import Model, load_model
 
 Content = Mapping[str, Any]
 _MOST_NAMES, _MOST_LINES, _MOST_PANELS = 12, 200, 40  # the most to show

@@ -50,23 +50,15 @@ _BOUNDED = {"exposure", "weight"}
 
 @dataclass(frozen=True)
 class Schema:
-    """Public facts about a file.
+    """Public facts about a file."""
 
-    Attributes:
-        columns: the features, by the name of their column; None for numbers with a
-            center and scale that are to be released privately.
-        target: a number, or for classification the only positive category; None as for
-            a column.
-        target_column: the name of the target's column, if the schema has it.
-        exposure: the column to which the target's mean is proportional, if any.
-        weight: the column with the weights of records, if any.
-    """
-
+    # The features; None for numbers whose center and scale are released privately.
     columns: Mapping[str, Numeric | Categorical | None]
+    # A number, or for classification the only positive category; None as for a column.
     target: Numeric | Categorical | None
-    target_column: str | None = None
-    exposure: BoundedColumn | None = None
-    weight: BoundedColumn | None = None
+    target_column: str | None = None  # its name, if the schema has it
+    exposure: BoundedColumn | None = None  # the target's mean is proportional to it
+    weight: BoundedColumn | None = None  # the weights of records
 
     @property
     def bounded(self) -> dict[str, BoundedColumn]:
@@ -78,11 +70,9 @@ class Schema:
 def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) -> Schema:
     """Reads a schema from a TOML file.
 
-    Args:
-        path: the file.
-        link: link of the loss: for "logit" `[target]` needs `positive`, for "log"
-            `scale`, else `center` and `scale`. None accepts all, and no target.
-        allows_empty: whether a section of numbers may be empty, for `--private-ranges`.
+    For the link "logit" `[target]` needs `positive`, for "log" `scale`, else `center`
+    and `scale`. The link None accepts all, and no target. With `allows_empty`, for
+    `--private-ranges`, a section of numbers may be empty.
     """
     _require(path.is_file(), str(path), "a file that exists")
     try:
@@ -108,9 +98,9 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         _require(isinstance(target_column, str), target_column, rule)
     asked = link
     if link is None:
-        has_label = isinstance(target, dict) and "positive" in target
         link = "log" if _has(target, "scale") else "identity"
-        link = "logit" if has_label else link
+        if isinstance(target, dict) and "positive" in target:
+            link = "logit"
     kinds = {name: _column(name, x, allows_empty) for name, x in columns.items()}
     bounded = {name: _bounded(name, content[name]) for name in _BOUNDED & set(content)}
     if link == "logit":

@@ -19,13 +19,7 @@ from dpjax.tables.cli._terminal import SchemaNeeded
 from dpjax.tables.cli._units import Units, check_unit, named, read_names, units_of
 from dpjax.tables.io._sample import Reservoir, Tags, order_of
 from dpjax.tables.io._tables import Column, column_names, joined, read_chunks
-from dpjax.tables.io._texts import (
-    TextFormat,
-    Texts,
-    float32_of,
-    is_missing,
-    text_of,
-)
+from dpjax.tables.io._texts import TextFormat, Texts, float32_of, is_missing, text_of
 from dpjax.tables.models._terms import bending_features
 
 _FEWEST = 20  # records that --model additive needs
@@ -48,21 +42,13 @@ def default_size(num_columns: int, each: int) -> int:
 
 
 class Draw(NamedTuple):
-    """The plan of how a sample is drawn.
+    """The plan of how a sample is drawn."""
 
-    Attributes:
-        size: the largest number of records, or of units; None: `default_size`.
-        key: random key, as secret as the key of the noise, and another one.
-        unit: the column with the names of units, if any.
-        each: only this many records of a unit count, the first ones.
-        listed: the names of all units; None: the names that occur.
-    """
-
-    size: int | None
-    key: Key
-    unit: str | None = None
-    each: int = 1
-    listed: Sequence[str] | None = None
+    size: int | None  # the most records, or units; None: `default_size`
+    key: Key  # as secret as the key of the noise, and another one
+    unit: str | None = None  # the column with the names of units
+    each: int = 1  # only this many records of a unit count, the first ones
+    listed: Sequence[str] | None = None  # all units; None: the names that occur
 
     def read(
         self,
@@ -75,10 +61,8 @@ class Draw(NamedTuple):
         """Reads columns of a file in one pass, and keeps the records of the sample.
 
         The columns `numbers` are kept in float32, which takes less memory than text.
-
-        Returns:
-            The columns, the units of their records, and the sample; None without units,
-            and None if no more than `size` are there, then in the order of the file.
+        Returns the columns, the units of their records, and the sample. It is None if
+        no more than `size` are there, and the records are then in the file's order.
         """
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
@@ -123,26 +107,15 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A user's file, read but not yet encoded.
-
-    Attributes:
-        name: the file's name.
-        columns: the columns of the schema and of the target, each of shape (n,).
-        schema: the public facts about the columns.
-        target: the target's name.
-        is_test: whether each record is held out for testing, shape (n,); with units,
-            whether each unit is, shape (num_units,).
-        units: the units of the records, if neighbors differ in all records of a unit.
-        sample: the sizes of the sample; None if it has all records of the file.
-    """
+    """A user's file, read but not yet encoded."""
 
     name: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Column]  # of the schema, the target and the bounded columns
     schema: _schema.Schema
     target: str
-    is_test: np.ndarray
-    units: Units | None = None
-    sample: Sample | None = None
+    is_test: np.ndarray  # whether each record, or unit, is held out for testing
+    units: Units | None = None  # if neighbors differ in all records of a unit
+    sample: Sample | None = None  # None if it has all records of the file
 
     @property
     def num_samples(self) -> int:

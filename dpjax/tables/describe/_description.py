@@ -19,7 +19,7 @@ from dpjax.accounting import (
     noise_multiplier_to_epsilon,
 )
 from dpjax.accounting._sample import sample_budget, subsampled_epsilon
-from dpjax.tables import _pages
+from dpjax.tables import _pages, stated
 from dpjax.tables.io._untrusted import harmless, printable
 
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
@@ -180,7 +180,6 @@ class Description:
             {k: x if isinstance(x, str) or math.isfinite(x) else None for k, x in cells}
             for cells in (row._asdict().items() for row in self.rows)
         ]
-        privacy = self.privacy
         return {
             "num_samples": self.num_samples,
             "sample_size": self.sample_size,
@@ -189,12 +188,7 @@ class Description:
             "rows": rows,
             "edges": {name: list(edges) for name, edges in self.edges.items()},
             "costs": [cost._asdict() for cost in self.costs],
-            "privacy": {
-                "epsilon": privacy.epsilon,
-                "delta": privacy.delta,
-                "relation": privacy.relation.name,
-                "description": privacy.description,
-            },
+            "privacy": stated(self.privacy),
         }
 
     def to_json(self) -> str:

@@ -444,9 +444,7 @@ def _bins(edges: tuple[float, ...]) -> list[str]:
 
 
 def _sizes_of(
-    groups: Groups,
-    releases: Sequence[Statistics],
-    own: Statistics | None,
+    groups: Groups, releases: Sequence[Statistics], own: Statistics | None
 ) -> np.ndarray:
     """Returns the number of records in each group, integers of shape (G,)."""
     # Every column with these groups, and the column of groups itself (`own`), has noisy

@@ -5,7 +5,7 @@ import sys
 
 import polars as pl
 
-from dpjax.tables.models._file import model_file
+from dpjax.tables.models._model import model_file
 from tests.unit.models.test_model import BENT, TABLE, model, save
 
 
