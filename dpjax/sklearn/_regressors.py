@@ -39,75 +39,50 @@ class Unit(NamedTuple):
     share: float
 
 
-def _released_unit(
-    targets: np.ndarray,
-    weights: np.ndarray,
-    *,
-    key: Key,
-    noise_multiplier: float,
-    is_centered: bool,
-) -> Unit:
-    """Releases the unit of the targets; its center is 0 unless `is_centered`."""
-    share = scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE)
-    if not share:
-        return Unit(0.0, 1.0, 0.0)
-    standard = release_scales(
-        key,
-        targets[:, None],
-        noise=Noise(noise_multiplier).part(share),
-        weights=weights,
-        is_centered=is_centered,
-    )
-    return Unit(float(standard.centers[0]), float(standard.scales[0]), share)
-
-
 def in_unit(
     model: Any,
     loss: LinearLoss,
     targets: np.ndarray,
     weights: np.ndarray,
     offsets: np.ndarray | None = None,
-    **release: Any,
+    *,
+    key: Key,
+    noise_multiplier: float,
 ) -> tuple[np.ndarray, Unit]:
-    """Returns standardized targets, 0 for missing ones, and the unit that was used."""
-    if loss.has_log_link:
-        return _amounts_in_unit(model, loss, targets, weights, offsets, **release)
-    if model.target_range is None:
-        unit = _released_unit(targets, weights, is_centered=True, **release)
-        targets = np.clip(targets, -_BEYOND, _BEYOND)
-    else:
-        low, high = _tables.interval("target_range", model.target_range)
+    """Returns targets in their unit, 0 for missing ones, and the unit that was used.
+
+    With a log link targets are amounts of at least 0, and the center of the unit is 0.
+    """
+    low, high, unit = -_BEYOND, _BEYOND, Unit(0.0, 1.0, 0.0)
+    if is_amount := loss.has_log_link:
+        targets = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
+    if model.target_range is not None:
+        low, high = ends = _tables.interval("target_range", model.target_range)
         unit = Unit((low + high) / 2, (high - low) / 2, 0.0)
-        targets = np.clip(targets, low, high)
+        if is_amount:
+            rule = "one that reaches above zero"
+            _validate.require(high > 0, "target_range", ends, rule)
+            low = max(low, 0.0)
+            if offsets is not None:
+                low, high = 0.0, high * model.max_exposure
+            unit = Unit(0.0, high, 0.0)
+    elif share := scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE):
+        rates = targets
+        if is_amount and offsets is not None:
+            # The unit is the scale of rates, not of amounts, which would bound the
+            # means of records with unusually large exposures.
+            with np.errstate(over="ignore"):  # a warning would tell of a record
+                rates = targets / np.exp(offsets)
+        noise, how = Noise(noise_multiplier).part(share), {"is_centered": not is_amount}
+        scales = release_scales(
+            key, rates[:, None], noise=noise, weights=weights, **how
+        )
+        unit = Unit(float(scales.centers[0]), float(scales.scales[0]), share)
+    targets = np.clip(targets, low, high)
+    if is_amount:
+        return np.minimum(targets / unit.scale, loss.target_range[1]), unit
     known = np.nan_to_num((targets - unit.center) / unit.scale, nan=0.0)
     return np.clip(known, -_LARGEST, _LARGEST), unit
-
-
-def _amounts_in_unit(
-    model: Any,
-    loss: LinearLoss,
-    targets: np.ndarray,
-    weights: np.ndarray,
-    offsets: np.ndarray | None,
-    **release: Any,
-) -> tuple[np.ndarray, Unit]:
-    """Returns targets as amounts of at least 0, divided by their unit, and the unit."""
-    # The unit is the scale of rates, not of amounts, which would bound the means of
-    # records with unusually large exposures.
-    amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
-    if model.target_range is None:
-        with np.errstate(over="ignore"):  # a warning would tell of a record
-            rates = amounts if offsets is None else amounts / np.exp(offsets)
-        unit = _released_unit(rates, weights, is_centered=False, **release)
-        amounts = np.minimum(amounts, _BEYOND)
-    else:
-        low, high = ends = _tables.interval("target_range", model.target_range)
-        _validate.require(high > 0, "target_range", ends, "one that reaches above zero")
-        low = max(low, 0.0)
-        if offsets is not None:
-            low, high = 0.0, high * model.max_exposure
-        amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)
-    return np.minimum(amounts / unit.scale, loss.target_range[1]), unit
 
 
 def targets_of(
@@ -160,8 +135,13 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
         if exposure is not None and not loss.has_log_link:
             raise ValueError("exposure must be left out with a loss without log link.")
         targets, weights = targets_of(self, y, sample_weight, features)
-        offsets, weights = _tables.seen_by(self, exposure, weights)
-        self._largest = None if offsets is None else float(self.max_exposure or 1.0)
+        self._largest, offsets = None, None
+        if exposure is not None:
+            shares = _tables.shares_of(exposure, self.max_exposure, weights)
+            # A record without an exposure has no weight.
+            weights = np.where(shares > 0, weights, 0.0)
+            offsets = np.log(np.where(shares > 0, shares, 1.0))
+            self._largest = float(self.max_exposure or 1.0)
         total = _linear.total_noise(epsilon, delta)
         _progress.say("unit of the target")
         # The model gets the share of the budget that the unit of the target leaves.

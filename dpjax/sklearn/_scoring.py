@@ -9,13 +9,8 @@ from sklearn.base import is_classifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_consistent_length
 
-from dpjax import _validate, losses
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax import _validate, accounting, losses
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn._additive import DPAdditiveRegressor
 from dpjax.sklearn._labels import indices
 from dpjax.sklearn._regressors import LogLinkRegressor, log_means
@@ -99,8 +94,7 @@ def score_privately(
     _validate.probability(delta=delta)
     key = key_of(random_state)
     if is_classifier(model):
-        unit = None
-        loss, name, known, predict = _of_classes(model, baseline, targets)
+        unit, (loss, name, known, predict) = None, _of_classes(model, baseline, targets)
     else:
         unit = _scale_of(model) if scale is None else scale
         _validate.require(unit is not None, "scale", scale, "given, for this model")
@@ -110,7 +104,8 @@ def score_privately(
             known = as_numbers("y", y, targets) / unit
         loss, name = _loss_of(model)
         predict = partial(_in_units, loss=loss, unit=unit, exposure=exposure)
-    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=2))
+    releases = accounting.Sampling(num_steps=2)
+    multiplier = accounting.noise_multiplier(epsilon, delta, releases)
     _progress.say("predictions")
     predictions = predict(model, X)
     beside = None if baseline is None else predict(baseline, X)
@@ -135,7 +130,7 @@ def score_privately(
         noise_multiplier=multiplier,
         is_end=is_end,
     )
-    event = gaussian_event(multiplier, Sampling(num_steps=2))
+    event = accounting.gaussian_event(multiplier, releases)
     return scores, PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=len(targets)
     )
@@ -154,7 +149,7 @@ def _of_classes(
     places = indices(targets, model.classes_)
     if len(classes) == 2:
         signs = np.array([-1.0, 1.0, np.nan])[places]
-        return losses.logistic, "logistic", signs, _log_odds
+        return losses.logistic, "logistic", signs, partial(_log_shares, is_odds=True)
     return losses.softmax(len(classes)), "logarithmic", places, _log_shares
 
 
@@ -185,16 +180,13 @@ def _in_units(
     return means if is_mean else np.log(np.maximum(means, _LEAST_MEAN))
 
 
-def _log_shares(model: Any, X: Any) -> np.ndarray:
+def _log_shares(model: Any, X: Any, *, is_odds: bool = False) -> np.ndarray:
+    """Returns logarithms of probabilities (n, K), or log odds (n,) of the second."""
+    shares = np.asarray(model.predict_proba(X), np.float64)
     with np.errstate(divide="ignore"):
-        shares = np.log(np.asarray(model.predict_proba(X), np.float64))
-    return np.maximum(shares, -_MOST_LOG_ODDS)
-
-
-def _log_odds(model: Any, X: Any) -> np.ndarray:
-    share = np.asarray(model.predict_proba(X), np.float64)[:, 1]
-    with np.errstate(divide="ignore"):
-        odds = np.log(share) - np.log1p(-share)
+        if not is_odds:
+            return np.maximum(np.log(shares), -_MOST_LOG_ODDS)
+        odds = np.log(shares[:, 1]) - np.log1p(-shares[:, 1])
     return np.clip(odds, -_MOST_LOG_ODDS, _MOST_LOG_ODDS)
 
 

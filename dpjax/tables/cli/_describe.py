@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import io
 import json
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 import dpjax
 from dpjax import _store, _validate
 from dpjax._types import Key
-from dpjax.tables._pages import svg_of
+from dpjax.tables._pages import image_of
 from dpjax.tables.cli._outputs import show_units_and_sample
 from dpjax.tables.cli._release import begin
 from dpjax.tables.cli._run import charge, plan_description
@@ -120,9 +119,9 @@ def _contents(
     description: Description, content: dict, *, is_dark: bool
 ) -> dict[str, bytes]:
     """Returns the contents of the files by name."""
-    figure, png = description.plot(is_dark=is_dark), io.BytesIO()
-    figure.savefig(png, format="png")
+    figure = description.plot(is_dark=is_dark)
+    pictures = (image_of(figure, form) for form in ("png", "svg"))
     own = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     page = description.to_html(f"Private description of {content['data']}")
     texts = [x.encode("utf-8", "replace") for x in (description.to_csv(), page, own)]
-    return dict(zip(_NAMES, [*texts, png.getvalue(), svg_of(figure)], strict=True))
+    return dict(zip(_NAMES, [*texts, *pictures], strict=True))

@@ -25,7 +25,7 @@ from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import link_of
 from dpjax.tables.cli._terminal import table_of
 from dpjax.tables.models._model import Model, model_file
-from dpjax.tables.models._noisy_counts import Interval
+from dpjax.tables.models._scores import Interval
 
 NAMES = MODEL, REPORT = "model.npz", "report.json"
 
@@ -182,9 +182,21 @@ def show(console: Console, trained: Trained) -> None:
     if units is not None:
         num_units = num_places // units.size
         records = f"{num_units:,} values of {units.column}, {units.size} places each"
+    words = {
+        "num_steps": "{:d} steps",
+        "num_curves": "{:d} curves",
+        "num_knots": "{:d} knots each",
+        "max_features": "{:,d} features at most",
+    }
+    sizes = {**trained.plan.arguments, **stats}
+    steps = [
+        form.format(int(sizes[name]))
+        for name, form in words.items()
+        if sizes.get(name) is not None
+    ]
     console.print(
         f"{data.name}: n = {records}, d = {len(data.feature_names)} features, "
-        f"{trained.plan.loss} loss, {_steps_of({**trained.plan.arguments, **stats})}"
+        f"{trained.plan.loss} loss, {', '.join(steps)}"
     )
     if trained.scores:
         console.print(_table(data, trained.scores))
@@ -261,21 +273,6 @@ def _show_evaluation(
 def _bounds(interval: Interval) -> str:
     value, low, high = map(digits, interval)
     return f"{value} ({low} to {high})"
-
-
-def _steps_of(values: Mapping[str, Any]) -> str:
-    """Describes the numbers of steps, curves, knots and features in words."""
-    words = {
-        "num_steps": "{:d} steps",
-        "num_curves": "{:d} curves",
-        "num_knots": "{:d} knots each",
-        "max_features": "{:,d} features at most",
-    }
-    return ", ".join(
-        form.format(int(values[name]))
-        for name, form in words.items()
-        if values.get(name) is not None
-    )
 
 
 def _table(data: Dataset, scores: list[Score]) -> Rows:

@@ -10,15 +10,10 @@ import jax
 import numpy as np
 from dp_accounting import ComposedDpEvent, NoOpDpEvent
 
-from dpjax import _validate
+from dpjax import _validate, accounting
 from dpjax._rounding import sum_up
 from dpjax._types import Key
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers.statistics._scales import Noise, Standard, least_seen, release_scales
 from dpjax.tables.cli._sources import Table
 from dpjax.tables.cli._terminal import warn
@@ -77,7 +72,9 @@ def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
     _validate.require(len(names) > 0, "--private-ranges", "given", rule)
     has_target = table.schema.target is None
     num_features = len(names) - has_target
-    noise = Noise(noise_multiplier(epsilon, delta, Sampling(num_steps=1)))
+    noise = Noise(
+        accounting.noise_multiplier(epsilon, delta, accounting.Sampling(num_steps=1))
+    )
     least, is_informative = 0.0, True
     if num_features:
         share = _FEATURES_SHARE if has_target else 1.0
@@ -89,7 +86,7 @@ def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
         part = noise.part(_target_share(len(names)))
         least = max(least, least_seen(1, part))
     spent = (epsilon, delta) if names else (0.0, 0.0)
-    event = gaussian_event(noise.multiplier) if names else NoOpDpEvent()
+    event = accounting.gaussian_event(noise.multiplier) if names else NoOpDpEvent()
     return Ranges(
         num_samples,
         dict.fromkeys(names, Numeric()),

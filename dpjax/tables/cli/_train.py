@@ -8,7 +8,7 @@ from dpjax.tables.cli._fit import compare, evaluate, train_private
 from dpjax.tables.cli._ranges import release_ranges
 from dpjax.tables.cli._release import begin
 from dpjax.tables.cli._run import charge, plan_training
-from dpjax.tables.cli._settings import Settings, public_name
+from dpjax.tables.cli._settings import FOR_AMOUNTS, Settings, public_name
 from dpjax.tables.cli._sources import Table, encode_table, load_public, read_private
 from dpjax.tables.cli._terminal import progress_bars, show_paths, stage, terminal
 
@@ -43,7 +43,7 @@ def train(settings: Settings) -> None:
         warn_of_cells(table, settings)
         stage("Preparing the columns")
         if run.ranges is not None:
-            how = {"is_centered": not plan.loss_fn.has_log_link, "key": ranges_key}
+            how = {"is_centered": plan.loss not in FOR_AMOUNTS, "key": ranges_key}
             how["may_bend"] = settings.may_bend
             ranges, table = release_ranges(run.ranges, table, **how)
         data, schema = encode_table(table), table.schema

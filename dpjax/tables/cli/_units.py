@@ -107,13 +107,6 @@ def units_of(
     return Units(column, size, len(ordered), index, rank, names is not None)
 
 
-def check_unit(column: str | None, names: Sequence[str], used: Iterable[str]) -> None:
-    """Requires that the column of units, if given, is in the file and not used."""
-    rule = f"a column of {names} that is neither a feature nor the target"
-    is_fine = column is None or (column in names and column not in used)
-    _validate.require(is_fine, "--unit", column, rule)
-
-
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
     """Returns names, perhaps with duplicates, and the index of each cell's name."""
     if isinstance(cells, Texts):

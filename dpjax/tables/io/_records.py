@@ -27,11 +27,9 @@ class Records(Protocol):
 
     def __len__(self) -> int:
         """Returns n, which is public."""
-        ...
 
     def __getitem__(self, rows: Any) -> PyTree:
         """Returns one record, or for a slice or an array leaves (rows, ...)."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +72,9 @@ class MemoryMapped:
         return jax.tree.map(partial(np.load, mmap_mode="r"), self.files)
 
     def __len__(self) -> int:
-        """See `Records`."""
         return len(jax.tree.leaves(self._arrays)[0])
 
     def __getitem__(self, rows: Rows) -> PyTree:
-        """See `Records`."""
         read = jax.tree.map(lambda x: np.asarray(x[rows]), self._arrays)
         return jax.tree.map(narrowed, read)
 
@@ -128,11 +124,9 @@ class Parquet:
             _validate.require(is_fine, "files", f"{path} of {types}", rule)
 
     def __len__(self) -> int:
-        """See `Records`."""
         return int(self._starts[-1])
 
     def __getitem__(self, rows: Rows) -> PyTree:
-        """See `Records`."""
         if isinstance(rows, slice):
             numbers = np.arange(*rows.indices(len(self)))
         else:

@@ -365,7 +365,8 @@ def model_file(model: Model) -> bytes:
             **model.target.declared(),
         },
         "feature_names": names,
-        "privacy": stated(model.privacy),
+        "privacy": stated(model.privacy)
+        | {x: float(getattr(model.privacy, x)) for x in ("epsilon", "delta")},
     }
     text, file = np.array(json.dumps(content, ensure_ascii=False)), io.BytesIO()
     known = ((name, getattr(model, name)) for name in _ERRORS)
@@ -456,6 +457,13 @@ def _model(
         knots = tuple(number("knots", knot) for knot in knots)
         smooth = tuple(names.index(name) for name in bent)
         params = Terms(slopes, heights, knots, smooth)  # which `Model` checks
+    epsilon, delta = (number(name, privacy[name]) for name in ("epsilon", "delta"))
+    _validate.within(0.0, math.inf, epsilon=epsilon)
+    _validate.delta(delta)
+    if privacy["relation"] not in _RELATIONS:
+        raise ValueError("its relation is unknown")
+    relation, text = privacy["relation"], _text(privacy, "description")
+    statement = Statement(epsilon, delta, relation, text)
     if (exposure := content["exposure"]) is not None:
         of_type(dict, "exposure", exposure)
         largest = number("max", exposure["max"])
@@ -468,7 +476,7 @@ def _model(
         target_unit=_text(target, "unit"),
         link=content["link"],
         exposure=exposure,
-        privacy=cast(Any, _statement(privacy)),
+        privacy=cast(Any, statement),
         method=_text(content, "method"),
         data=_text(content, "data"),
         versions={name: _text(versions, name) for name in versions},
@@ -478,15 +486,6 @@ def _model(
     if names != [*model.feature_names]:
         raise ValueError("its features are not those of its columns")
     return model
-
-
-def _statement(content: Mapping[str, Any]) -> Statement:
-    epsilon, delta = (number(name, content[name]) for name in ("epsilon", "delta"))
-    _validate.within(0.0, math.inf, epsilon=epsilon)
-    _validate.delta(delta)
-    if content["relation"] not in _RELATIONS:
-        raise ValueError("its relation is unknown")
-    return Statement(epsilon, delta, content["relation"], _text(content, "description"))
 
 
 def _text(content: Mapping[str, Any], name: str) -> str:

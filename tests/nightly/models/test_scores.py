@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.audits.catalogue import cases, names_of
 from dpjax import mechanisms
-from dpjax.tables.models import _noisy_counts
+from dpjax.tables.models import _scores
 
 
 @pytest.mark.parametrize("name", names_of("models"))
@@ -19,7 +19,7 @@ def test_the_attack_sees_a_score_with_little_noise(name, monkeypatch):
             shape, stddev=stddev, random_bytes=random_bytes
         )
 
-    monkeypatch.setattr(_noisy_counts, "discrete_gaussian", weak)
+    monkeypatch.setattr(_scores, "discrete_gaussian", weak)
     sides = [
         [float(case.statistic(case.release(jax.random.key(i), x))) for i in range(4)]
         for x in (case.data, case.neighbor)
