@@ -130,17 +130,12 @@ def figures() -> Any:
 
 
 class Shape(NamedTuple):
-    """The contribution of a column to the score, up to a constant.
+    """The contribution of a column to the score, up to a constant."""
 
-    Attributes:
-        grid: shape (m,): numbers of the column, between which the function is linear,
-            or categories.
-        values: the contribution at each entry of the grid, shape (m,), or (m, K) for K
-            classes. It is zero at the column's center, and for a category that is not
-            in the grid.
-    """
-
+    # Numbers of the column, between which the function is linear, or categories, (m,).
     grid: np.ndarray
+    # The contribution at each entry, (m,), or (m, K) for K classes. It is zero at the
+    # column's center, and for a category that is not in the grid.
     values: np.ndarray
 
     @classmethod
