@@ -73,9 +73,12 @@ def in_unit(
             # means of records with unusually large exposures.
             with np.errstate(over="ignore"):  # a warning would tell of a record
                 rates = targets / np.exp(offsets)
-        noise, how = Noise(noise_multiplier).part(share), {"is_centered": not is_amount}
         scales = release_scales(
-            key, rates[:, None], noise=noise, weights=weights, **how
+            key,
+            rates[:, None],
+            noise=Noise(noise_multiplier).part(share),
+            weights=weights,
+            is_centered=not is_amount,
         )
         unit = Unit(float(scales.centers[0]), float(scales.scales[0]), share)
     targets = np.clip(targets, low, high)

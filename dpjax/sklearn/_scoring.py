@@ -149,7 +149,7 @@ def _of_classes(
     places = indices(targets, model.classes_)
     if len(classes) == 2:
         signs = np.array([-1.0, 1.0, np.nan])[places]
-        return losses.logistic, "logistic", signs, partial(_log_shares, is_odds=True)
+        return losses.logistic, "logistic", signs, _log_odds
     return losses.softmax(len(classes)), "logarithmic", places, _log_shares
 
 
@@ -180,13 +180,16 @@ def _in_units(
     return means if is_mean else np.log(np.maximum(means, _LEAST_MEAN))
 
 
-def _log_shares(model: Any, X: Any, *, is_odds: bool = False) -> np.ndarray:
-    """Returns logarithms of probabilities (n, K), or log odds (n,) of the second."""
-    shares = np.asarray(model.predict_proba(X), np.float64)
+def _log_shares(model: Any, X: Any) -> np.ndarray:
     with np.errstate(divide="ignore"):
-        if not is_odds:
-            return np.maximum(np.log(shares), -_MOST_LOG_ODDS)
-        odds = np.log(shares[:, 1]) - np.log1p(-shares[:, 1])
+        shares = np.log(np.asarray(model.predict_proba(X), np.float64))
+    return np.maximum(shares, -_MOST_LOG_ODDS)
+
+
+def _log_odds(model: Any, X: Any) -> np.ndarray:
+    share = np.asarray(model.predict_proba(X), np.float64)[:, 1]
+    with np.errstate(divide="ignore"):
+        odds = np.log(share) - np.log1p(-share)
     return np.clip(odds, -_MOST_LOG_ODDS, _MOST_LOG_ODDS)
 
 

@@ -498,7 +498,7 @@ def _limits_of(model: Model) -> Iterator[str]:
     by_range: dict[str, list[str]] = {}
     for name, kind in model.columns.items():
         if not kind.categories and kind.limit < math.inf:
-            low, high = kind.range
+            low, high = (kind.center + s * kind.limit * kind.scale for s in (-1, 1))
             by_range.setdefault(f"{low:.4g} and {high:.4g}", []).append(name)
     for ends, names in by_range.items():
         verb = "is" if len(names) == 1 else "are each"

@@ -161,7 +161,7 @@ def _budgets(settings: ReleaseOptions, table: Table) -> tuple[Budget, Budget, Bu
 
 
 def charge(
-    run: Run, release: Release, table: Table | None
+    run: Run, release: Release, source: Table | Dataset
 ) -> tuple[Release, str | None]:
     """Binds a release to its run, and enters the run into its --ledger, if it has one.
 
@@ -171,10 +171,11 @@ def charge(
     """
     settings, paid = run.settings, None
     options = repr(dataclasses.replace(settings, output=None, checkpoint=None))
-    release = release.bound(options, () if table is None else table.parts())
+    records = () if isinstance(source, Dataset) else source.parts()
+    release = release.bound(options, records)
     if settings.ledger is None:
         return release, None
-    assert table is not None
+    assert not isinstance(source, Dataset)  # `load_public` refuses a ledger
     if (run_folder := release.run_folder) is not None:
         paid = run_folder.paid(options)
         _validate.require(
@@ -188,7 +189,7 @@ def charge(
     entry = _ledger.charge(
         settings.ledger,
         run.released,
-        source=_ledger.Source(table.name, table.num_records, tuple(names)),
+        source=_ledger.Source(source.name, source.num_records, tuple(names)),
         method=run.method,
         unit=settings.unit,
         paid=paid,

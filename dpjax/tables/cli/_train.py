@@ -2,6 +2,7 @@
 
 import jax
 
+from dpjax.datasets import Dataset
 from dpjax.tables.cli import _outputs
 from dpjax.tables.cli._curator import warn_curator
 from dpjax.tables.cli._fit import compare, evaluate, train_private
@@ -28,18 +29,20 @@ def train(settings: Settings) -> None:
     # Each use has its own key, so that no noise is drawn twice.
     keys = jax.random.split(release.key, 5)
     key, baseline_key, ranges_key, test_key, sample_key = keys
-    ranges = table = schema = evaluation = scores = None
+    ranges = schema = evaluation = scores = None
     if (name := public_name(settings.source)) is not None:
-        data = load_public(name, settings)
-        run = plan_training(settings, data)
+        source = load_public(name, settings)
     else:
         stage(f"Reading {settings.source}")
-        table = read_private(settings, sample_key)
-        run = plan_training(settings, table)
-    release, entry = charge(run, release, table)
+        source = read_private(settings, sample_key)
+    run = plan_training(settings, source)
+    release, entry = charge(run, release, source)
     plan = run.plan
     assert plan is not None
-    if table is not None:
+    if isinstance(source, Dataset):
+        data = source
+    else:
+        table = source
         warn_of_cells(table, settings)
         stage("Preparing the columns")
         if run.ranges is not None:
@@ -47,7 +50,7 @@ def train(settings: Settings) -> None:
             how["may_bend"] = settings.may_bend
             ranges, table = release_ranges(run.ranges, table, **how)
         data, schema = encode_table(table), table.schema
-        del table  # its cells take more memory than the features
+        del source, table  # the cells take more memory than the features
     # Standard output holds the results; progress and warnings go to stderr.
     bars = progress_bars(terminal(stderr=True))
     with release.recorded() as files, bars as on_step:

@@ -27,9 +27,11 @@ class Records(Protocol):
 
     def __len__(self) -> int:
         """Returns n, which is public."""
+        ...
 
     def __getitem__(self, rows: Any) -> PyTree:
         """Returns one record, or for a slice or an array leaves (rows, ...)."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)

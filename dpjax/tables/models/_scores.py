@@ -440,11 +440,11 @@ def _of_labels(
         # A range with fewer records has a share that is mostly noise.
         if counts[:, part].sum() > 4 * stddev * math.sqrt(2 * width):
 
-            def share(counts, part=part):
+            def share_of(counts, part=part):
                 return counts[1, part].sum() / max(counts[:, part].sum(), 1.0)
 
             ends = first / _SCORE_BINS, (first + width) / _SCORE_BINS
-            calibration.append((*ends, bounded(share)))
+            calibration.append((*ends, bounded(share_of)))
     measures = [
         Measure("accuracy", bounded(right, is_mean=True), constants[0]),
         Measure("area under the ROC curve", bounded(_area), constants[1]),
