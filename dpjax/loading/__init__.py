@@ -22,16 +22,14 @@ from typing import TYPE_CHECKING
 from dpjax._lazy import lazily
 
 if TYPE_CHECKING:
-    from dpjax.tables.io._records import MemoryMapped, Parquet
+    from dpjax.tables.io._records import MemoryMapped, Parquet, batches, load
     from dpjax.tables.io._sample import sample
-    from dpjax.tables.io._shards import batches, load
 
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "dpjax.tables.io._records": "MemoryMapped Parquet",
+        "dpjax.tables.io._records": "MemoryMapped Parquet batches load",
         "dpjax.tables.io._sample": "sample",
-        "dpjax.tables.io._shards": "batches load",
     },
 )
 

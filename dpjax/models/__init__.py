@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING
 from dpjax._lazy import lazily
 
 if TYPE_CHECKING:
-    from dpjax.tables.models._file import load_model
-    from dpjax.tables.models._model import Model
+    from dpjax.tables.models._model import Model, load_model
     from dpjax.tables.models._scores import private_scores
 
 __getattr__, __dir__ = lazily(
     __name__,
     {
-        "dpjax.tables.models._file": "load_model",
-        "dpjax.tables.models._model": "Model",
+        "dpjax.tables.models._model": "Model load_model",
         "dpjax.tables.models._scores": "private_scores",
     },
 )

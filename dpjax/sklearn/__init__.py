@@ -58,16 +58,14 @@ if find_spec("sklearn") is None:
     raise ImportError('dpjax.sklearn needs scikit-learn: pip install "dpjax[sklearn]"')
 
 from dpjax.sklearn._additive import DPAdditiveClassifier, DPAdditiveRegressor
-from dpjax.sklearn._amounts import (
-    DPGammaRegressor,
-    DPPoissonRegressor,
-    DPTweedieRegressor,
-)
 from dpjax.sklearn._classifier import DPLogisticRegression
 from dpjax.sklearn._regressors import (
+    DPGammaRegressor,
     DPHuberRegressor,
     DPLinearRegression,
     DPMeanRegressor,
+    DPPoissonRegressor,
+    DPTweedieRegressor,
 )
 from dpjax.sklearn._scoring import score_privately
 

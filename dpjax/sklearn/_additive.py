@@ -15,10 +15,9 @@ from dpjax._types import Key
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import named
 from dpjax.sklearn import _tables
-from dpjax.sklearn._amounts import WithExposure
 from dpjax.sklearn._classifier import Classifier
 from dpjax.sklearn._linear import LinearEstimator, parameters
-from dpjax.sklearn._regressors import Unit
+from dpjax.sklearn._regressors import Unit, WithExposure
 from dpjax.solvers import Curves, dp_additive_model
 from dpjax.tables import _pages
 from dpjax.tables._pages import Shape

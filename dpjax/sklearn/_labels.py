@@ -56,7 +56,12 @@ def numbered(labels: np.ndarray) -> tuple[list, np.ndarray]:
     place_of = np.full(len(distinct), -1)
     for row, label in enumerate(distinct):
         form = canonical(label)
-        if form is not None or _is_known(label):
+        try:
+            hash(label)
+            is_known = label is not None and bool(label == label)
+        except (TypeError, ValueError):  # it has no hash, or a comparison is an array
+            is_known = False
+        if form is not None or is_known:
             form = (label,) if form is None else form
             place_of[row] = places.setdefault(form, len(places))
     return list(places), place_of[codes]
@@ -141,11 +146,3 @@ def _sorted(labels: np.ndarray) -> np.ndarray:
     except TypeError:  # values that do not compare are sorted by type and text
         texts = [(type(label).__name__, str(label)) for label in labels]
         return labels[sorted(range(len(labels)), key=texts.__getitem__)]
-
-
-def _is_known(label: Any) -> bool:
-    try:
-        hash(label)
-        return label is not None and bool(label == label)
-    except (TypeError, ValueError):  # it has no hash, or its comparison is an array
-        return False

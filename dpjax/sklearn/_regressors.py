@@ -1,8 +1,9 @@
-"""The private mean, and linear regression with the squared and the Huber loss."""
+"""The private mean, and regression with squared, Huber and log-link losses."""
 
 import math
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
+import jax.numpy as jnp
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
@@ -38,75 +39,53 @@ class Unit(NamedTuple):
     share: float
 
 
-def _released_unit(
-    targets: np.ndarray,
-    weights: np.ndarray,
-    *,
-    key: Key,
-    noise_multiplier: float,
-    is_centered: bool,
-) -> Unit:
-    """Releases the unit of the targets; its center is 0 unless `is_centered`."""
-    share = scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE)
-    if not share:
-        return Unit(0.0, 1.0, 0.0)
-    standard = release_scales(
-        key,
-        targets[:, None],
-        noise=Noise(noise_multiplier).part(share),
-        weights=weights,
-        is_centered=is_centered,
-    )
-    return Unit(float(standard.centers[0]), float(standard.scales[0]), share)
-
-
 def in_unit(
     model: Any,
     loss: LinearLoss,
     targets: np.ndarray,
     weights: np.ndarray,
     offsets: np.ndarray | None = None,
-    **release: Any,
+    *,
+    key: Key,
+    noise_multiplier: float,
 ) -> tuple[np.ndarray, Unit]:
-    """Returns standardized targets, 0 for missing ones, and the unit that was used."""
-    if loss.has_log_link:
-        return _amounts_in_unit(model, loss, targets, weights, offsets, **release)
-    if model.target_range is None:
-        unit = _released_unit(targets, weights, is_centered=True, **release)
-        targets = np.clip(targets, -_BEYOND, _BEYOND)
-    else:
-        low, high = _tables.interval("target_range", model.target_range)
+    """Returns targets in their unit, 0 for missing ones, and the unit that was used.
+
+    With a log link targets are amounts of at least 0, and the center of the unit is 0.
+    """
+    low, high, unit = -_BEYOND, _BEYOND, Unit(0.0, 1.0, 0.0)
+    if is_amount := loss.has_log_link:
+        targets = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
+    if model.target_range is not None:
+        low, high = ends = _tables.interval("target_range", model.target_range)
         unit = Unit((low + high) / 2, (high - low) / 2, 0.0)
-        targets = np.clip(targets, low, high)
+        if is_amount:
+            rule = "one that reaches above zero"
+            _validate.require(high > 0, "target_range", ends, rule)
+            low = max(low, 0.0)
+            if offsets is not None:
+                low, high = 0.0, high * model.max_exposure
+            unit = Unit(0.0, high, 0.0)
+    elif share := scales_share(len(targets), 1, noise_multiplier, least=_LEAST_SHARE):
+        rates = targets
+        if is_amount and offsets is not None:
+            # The unit is the scale of rates, not of amounts, which would bound the
+            # means of records with unusually large exposures.
+            with np.errstate(over="ignore"):  # a warning would tell of a record
+                rates = targets / np.exp(offsets)
+        scales = release_scales(
+            key,
+            rates[:, None],
+            noise=Noise(noise_multiplier).part(share),
+            weights=weights,
+            is_centered=not is_amount,
+        )
+        unit = Unit(float(scales.centers[0]), float(scales.scales[0]), share)
+    targets = np.clip(targets, low, high)
+    if is_amount:
+        return np.minimum(targets / unit.scale, loss.target_range[1]), unit
     known = np.nan_to_num((targets - unit.center) / unit.scale, nan=0.0)
     return np.clip(known, -_LARGEST, _LARGEST), unit
-
-
-def _amounts_in_unit(
-    model: Any,
-    loss: LinearLoss,
-    targets: np.ndarray,
-    weights: np.ndarray,
-    offsets: np.ndarray | None,
-    **release: Any,
-) -> tuple[np.ndarray, Unit]:
-    """Returns targets as amounts of at least 0, divided by their unit, and the unit."""
-    # The unit is the scale of rates, not of amounts, which would bound the means of
-    # records with unusually large exposures.
-    amounts = np.maximum(np.nan_to_num(targets, nan=0.0), 0.0)
-    if model.target_range is None:
-        with np.errstate(over="ignore"):  # a warning would tell of a record
-            rates = amounts if offsets is None else amounts / np.exp(offsets)
-        unit = _released_unit(rates, weights, is_centered=False, **release)
-        amounts = np.minimum(amounts, _BEYOND)
-    else:
-        low, high = ends = _tables.interval("target_range", model.target_range)
-        _validate.require(high > 0, "target_range", ends, "one that reaches above zero")
-        low = max(low, 0.0)
-        if offsets is not None:
-            low, high = 0.0, high * model.max_exposure
-        amounts, unit = np.clip(amounts, low, high), Unit(0.0, high, 0.0)
-    return np.minimum(amounts / unit.scale, loss.target_range[1]), unit
 
 
 def targets_of(
@@ -159,8 +138,13 @@ class Regressor(RegressorMixin, _linear.LinearEstimator):
         if exposure is not None and not loss.has_log_link:
             raise ValueError("exposure must be left out with a loss without log link.")
         targets, weights = targets_of(self, y, sample_weight, features)
-        offsets, weights = _tables.seen_by(self, exposure, weights)
-        self._largest = None if offsets is None else float(self.max_exposure or 1.0)
+        self._largest, offsets = None, None
+        if exposure is not None:
+            shares = _tables.shares_of(exposure, self.max_exposure, weights)
+            # A record without an exposure has no weight.
+            weights = np.where(shares > 0, weights, 0.0)
+            offsets = np.log(np.where(shares > 0, shares, 1.0))
+            self._largest = float(self.max_exposure or 1.0)
         total = _linear.total_noise(epsilon, delta)
         _progress.say("unit of the target")
         # The model gets the share of the budget that the unit of the target leaves.
@@ -362,3 +346,183 @@ class DPMeanRegressor(RegressorMixin, _linear.PrivateEstimator):
         check_is_fitted(self)
         features = _tables.features_of(self, X, is_new=False)
         return np.full(len(features), self.mean_)
+
+
+def log_means(loss: LinearLoss, scale: float) -> np.ndarray:
+    """Returns log(mean * scale) for the smallest and the largest mean of `loss`."""
+    ends = loss.mean_of(jnp.array([-jnp.inf, jnp.inf]))
+    return np.log(np.asarray(ends, np.float64) * scale)
+
+
+@_linear.parameters
+class WithExposure(Regressor):
+    """Fits means that are proportional to an exposure, such as a policy's years."""
+
+    max_exposure: float | None = None
+
+    def _check(self, X):
+        if self.max_exposure is not None:
+            _validate.positive(max_exposure=self.max_exposure)
+        return super()._check(X)
+
+    def fit(self, X, y, sample_weight=None, exposure=None):
+        """Fits the model and spends the budget, as `DPLinearRegression.fit` does.
+
+        Args:
+            X: shape (n, d), numbers in any units.
+            y: shape (n,), numbers in any unit.
+            sample_weight: shape (n,), the weights of the records, or None.
+            exposure: shape (n,), such as the years that a policy was in force; means
+                are proportional to it. It is clipped to `max_exposure`. A record with
+                an exposure that is zero, negative or NaN has no weight. None: all
+                exposures are one.
+        """
+        return self._fit(X, y, sample_weight, exposure)
+
+    def _means(self, logarithms: np.ndarray, unit: Unit, exposure: Any) -> np.ndarray:
+        """Returns means for `exposure`, from log means for the largest exposure."""
+        low, high = log_means(self._loss(), unit.scale)
+        means = np.exp(np.clip(logarithms, low, high))
+        if exposure is None:
+            return means / (self._largest or 1.0)
+        if self._largest is None:
+            raise ValueError("exposure must be left out, because the fit had none.")
+        return means * _tables.shares_of(exposure, self._largest, means)
+
+
+class LogLinkRegressor(WithExposure):
+    """Fits means exp(coef·x + intercept); a subclass defines the loss and its name."""
+
+    _loss_name: ClassVar[str]
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    @property
+    def _factor(self) -> tuple[str, list[str]]:
+        return "factor", ["Coefficients are of the logarithm of the mean."]
+
+    def _set_unit(self, unit: Unit) -> None:
+        self._unit = unit
+        # Coefficients were fitted for the largest exposure.
+        self.intercept_ = float(self.intercept_) + math.log(unit.scale)
+        self.intercept_ -= math.log(self._largest or 1.0)
+
+    def predict(self, X, exposure=None):
+        """Returns means in the unit of the target, shape (n,).
+
+        For the largest exposure they lie between a thousandth of `target_scale_` and
+        thirty times it. `exposure` is as for `fit`, but exposures that are negative or
+        NaN count as zero.
+        """
+        logarithms = self._linear(X) + math.log(self._largest or 1.0)
+        return self._means(logarithms, self._unit, exposure)
+
+
+@_linear.parameters
+class DPPoissonRegressor(_linear.WithIntervals, LogLinkRegressor):
+    """Private Poisson regression with log link, for counts and rates.
+
+    Args:
+        target_range: the public range (low, high) of the target, with high above zero.
+            With an exposure, high is per unit of exposure, and targets are clipped to
+            [0, high * max_exposure]. None: the scale of the target is released.
+        max_exposure: the largest exposure, public. Larger exposures count as this one,
+            and `target_scale_` is the scale of the target for it. None: `fit` takes no
+            exposures.
+
+    Attributes:
+        coef_: the change of the logarithm of the mean if a feature grows by one unit,
+            shape (d,).
+        intercept_: the logarithm of the mean if all features are zero, in the unit of
+            the target and for an exposure of one.
+
+    Other parameters and attributes are as for `DPLinearRegression`.
+
+    Privacy:
+        As for `DPLinearRegression`, but negative targets count as zero, and targets
+        above a thousand units as a thousand units. The logarithm of the exposure is an
+        offset of `dp_linear_model`, and its guarantee holds for every offset.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPPoissonRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.uniform(18, 80, (20_000, 1))
+        >>> y = rng.poisson(np.exp(0.02 * X[:, 0] - 1))
+        >>> model = DPPoissonRegressor(random_state=0).fit(X, y)
+        >>> print(model.coef_.round(2), model.predict([[50]]).round(1))
+        [0.02] [1.]
+
+    Reference:
+        As for `dpjax.losses.poisson` and `dpjax.solvers.dp_linear_model`.
+    """
+
+    _loss_name = "poisson"
+
+    def _loss(self) -> LinearLoss:
+        return losses.log_link(1.0)
+
+
+@_linear.parameters
+class DPGammaRegressor(_linear.WithIntervals, LogLinkRegressor):
+    """Private gamma regression with log link, for positive amounts.
+
+    Errors are measured in proportion to the mean. Parameters, attributes and privacy
+    are as for `DPPoissonRegressor`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPGammaRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.uniform(18, 80, (20_000, 1))
+        >>> y = rng.gamma(2.0, 1_000 * np.exp(0.02 * X[:, 0]) / 2)
+        >>> model = DPGammaRegressor(random_state=0).fit(X, y)  # doctest: +SKIP
+        >>> print(model.predict([[50]]).round(-3))  # doctest: +SKIP
+        [3000.]
+
+    Reference:
+        As for `dpjax.losses.gamma` and `dpjax.solvers.dp_linear_model`.
+    """
+
+    _loss_name = "gamma"
+
+    def _loss(self) -> LinearLoss:
+        return losses.log_link(2.0)
+
+
+@_linear.parameters
+class DPTweedieRegressor(LogLinkRegressor):
+    """Private Tweedie regression with log link, for amounts that may be zero.
+
+    Args:
+        power: the exponent p in (1, 2): the variance is proportional to the mean to the
+            power p. The ends 1 and 2 are `DPPoissonRegressor` and `DPGammaRegressor`.
+
+    Everything else, privacy included, is as for `DPPoissonRegressor`, but there are no
+    intervals.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.sklearn import DPTweedieRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.uniform(18, 80, (40_000, 1))
+        >>> claims = rng.poisson(np.exp(0.02 * X[:, 0] - 2))
+        >>> y = rng.gamma(2.0 * claims + 1e-9, 500.0)
+        >>> model = DPTweedieRegressor(random_state=0).fit(X, y)  # doctest: +SKIP
+        >>> print(model.predict([[50]]).round(-2))  # doctest: +SKIP
+        [400.]
+
+    Reference:
+        As for `dpjax.losses.tweedie` and `dpjax.solvers.dp_linear_model`.
+    """
+
+    _loss_name = "tweedie"
+    power: float = 1.5
+
+    def _loss(self) -> LinearLoss:
+        is_fine = 1 < self.power < 2
+        _validate.require(is_fine, "power", self.power, "strictly between 1 and 2")
+        return losses.log_link(self.power)

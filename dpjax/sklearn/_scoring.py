@@ -9,16 +9,11 @@ from sklearn.base import is_classifier
 from sklearn.pipeline import Pipeline
 from sklearn.utils.validation import check_consistent_length
 
-from dpjax import _validate, losses
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax import _validate, accounting, losses
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.sklearn._additive import DPAdditiveRegressor
-from dpjax.sklearn._amounts import LogLinkRegressor, log_means
 from dpjax.sklearn._labels import indices
+from dpjax.sklearn._regressors import LogLinkRegressor, log_means
 from dpjax.sklearn._tables import as_column, as_numbers, key_of, shares_of
 from dpjax.tables import _progress, default_delta
 from dpjax.tables.models._scores import PrivateScores, private_scores
@@ -99,8 +94,7 @@ def score_privately(
     _validate.probability(delta=delta)
     key = key_of(random_state)
     if is_classifier(model):
-        unit = None
-        loss, name, known, predict = _of_classes(model, baseline, targets)
+        unit, (loss, name, known, predict) = None, _of_classes(model, baseline, targets)
     else:
         unit = _scale_of(model) if scale is None else scale
         _validate.require(unit is not None, "scale", scale, "given, for this model")
@@ -110,7 +104,8 @@ def score_privately(
             known = as_numbers("y", y, targets) / unit
         loss, name = _loss_of(model)
         predict = partial(_in_units, loss=loss, unit=unit, exposure=exposure)
-    multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=2))
+    releases = accounting.Sampling(num_steps=2)
+    multiplier = accounting.noise_multiplier(epsilon, delta, releases)
     _progress.say("predictions")
     predictions = predict(model, X)
     beside = None if baseline is None else predict(baseline, X)
@@ -135,7 +130,7 @@ def score_privately(
         noise_multiplier=multiplier,
         is_end=is_end,
     )
-    event = gaussian_event(multiplier, Sampling(num_steps=2))
+    event = accounting.gaussian_event(multiplier, releases)
     return scores, PrivacyGuarantee.of(
         epsilon, delta, dp_event=event, num_samples=len(targets)
     )

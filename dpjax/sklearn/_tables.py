@@ -215,17 +215,6 @@ def largest_weight(model: Any) -> Any:
     return 1.0 if model.max_weight is None else model.max_weight
 
 
-def seen_by(
-    model: Any, exposure: Any, weights: np.ndarray
-) -> tuple[np.ndarray | None, np.ndarray]:
-    """Returns log(exposure / max_exposure), and weights, zero without an exposure."""
-    if exposure is None:
-        return None, weights
-    shares = shares_of(exposure, model.max_exposure, weights)
-    is_seen = shares > 0
-    return np.log(np.where(is_seen, shares, 1.0)), np.where(is_seen, weights, 0.0)
-
-
 def shares_of(exposure: Any, largest: float | None, X: np.ndarray) -> np.ndarray:
     """Returns (n,) exposures divided by the largest, in [0, 1], NaN as zero."""
     if largest is None:

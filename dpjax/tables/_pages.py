@@ -106,16 +106,16 @@ def _html(text: str) -> str:
 
 
 def _svg_url(figure: Any) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg_of(figure)).decode()}"
+    return f"data:image/svg+xml;base64,{base64.b64encode(image_of(figure)).decode()}"
 
 
-def svg_of(figure: Any) -> bytes:
-    """Returns a figure as SVG, the same bytes whenever it is drawn."""
+def image_of(figure: Any, form: str = "svg") -> bytes:
+    """Returns a figure as SVG or PNG, the same bytes whenever it is drawn."""
     import matplotlib
 
-    content = io.BytesIO()
+    content, more = io.BytesIO(), {"metadata": {"Date": None}} if form == "svg" else {}
     with matplotlib.rc_context({"svg.hashsalt": "dpjax"}):
-        figure.savefig(content, format="svg", metadata={"Date": None})
+        figure.savefig(content, format=form, **more)
     return content.getvalue()
 
 
@@ -130,17 +130,12 @@ def figures() -> Any:
 
 
 class Shape(NamedTuple):
-    """The contribution of a column to the score, up to a constant.
+    """The contribution of a column to the score, up to a constant."""
 
-    Attributes:
-        grid: shape (m,): numbers of the column, between which the function is linear,
-            or categories.
-        values: the contribution at each entry of the grid, shape (m,), or (m, K) for K
-            classes. It is zero at the column's center, and for a category that is not
-            in the grid.
-    """
-
+    # Numbers of the column, between which the function is linear, or categories, (m,).
     grid: np.ndarray
+    # The contribution at each entry, (m,), or (m, K) for K classes. It is zero at the
+    # column's center, and for a category that is not in the grid.
     values: np.ndarray
 
     @classmethod

@@ -20,24 +20,8 @@ import numpy as np
 from rich.table import Table
 
 from dpjax import _validate
-from dpjax.tables.cli._schema import (
-    FILL_IN,
-    Kind,
-    Schema,
-    check_target,
-    declared_columns,
-    toml_key,
-    toml_text,
-)
+from dpjax.tables.cli import _schema, _terminal
 from dpjax.tables.cli._settings import CheckSettings, SchemaSettings, link_of
-from dpjax.tables.cli._terminal import (
-    check_output,
-    end_stage,
-    table_of,
-    terminal,
-    warn,
-    write_output,
-)
 from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.io._tables import (
     Column,
@@ -83,30 +67,19 @@ _TEMPLATE = Numeric(0.0, 1.0)
 
 
 class Cells(NamedTuple):
-    """Counts of the cells of a column.
-
-    Attributes:
-        total: number of all cells.
-        missing: number of cells without a value.
-        unread: number of cells with a value that is no number, or is in no category.
-        far: number of cells over five scales from the center, or above the maximum.
-        looks: the most common format of unread numbers, and the option that reads it.
-        example: the most common cell that is in no category.
-        reference: number of cells with the most common value outside the categories, if
-            it is common enough to be the reference level.
-        level: the reference level.
-        undecoded: number of missing cells whose bytes do not decode.
-    """
+    """Counts of the cells of a column."""
 
     total: int
-    missing: int
-    unread: int
-    far: int = 0
-    looks: str = ""
-    example: str = ""
+    missing: int  # cells without a value
+    unread: int  # cells with a value that is no number, or is in no category
+    far: int = 0  # cells over five scales from the center, or above the maximum
+    looks: str = ""  # the commonest format of unread numbers, and how to read it
+    example: str = ""  # the commonest cell that is in no category
+    # Cells with the commonest value outside the categories, if it is common enough to
+    # be the reference level.
     reference: int = 0
-    level: str = ""
-    undecoded: int = 0
+    level: str = ""  # the reference level
+    undecoded: int = 0  # missing cells whose bytes do not decode
 
     @property
     def used(self) -> int:
@@ -121,11 +94,11 @@ class Cells(NamedTuple):
 def check(settings: CheckSettings) -> None:
     """Prints which cells of a file can be used; writes nothing."""
     path, text_format = Path(settings.source), settings.text_format
-    kinds, target = declared_columns(
+    kinds, target = _schema.declared_columns(
         path, schema=settings.schema, target=settings.target, text_format=text_format
     )
     columns = read_columns(path, [*kinds], text_format=text_format)
-    console = terminal()
+    console = _terminal.terminal()
     console.print(
         "NOT PRIVATE: for the eyes of the data's owner. These numbers are of the "
         "records, no guarantee covers them, and they are written nowhere.",
@@ -151,9 +124,11 @@ def check(settings: CheckSettings) -> None:
         console.print(text, soft_wrap=True)
 
 
-def warn_curator(schema: Schema, target: str, columns: Mapping[str, Column]) -> bool:
+def warn_curator(
+    schema: _schema.Schema, target: str, columns: Mapping[str, Column]
+) -> bool:
     """Prints which columns training cannot use; returns whether there are any."""
-    kinds: dict[str, Kind] = {**schema.columns, target: schema.target}
+    kinds: dict[str, _schema.Kind] = {**schema.columns, target: schema.target}
     kinds |= schema.bounded
     cells = {k: count_cells(kind, columns[k]) for k, kind in kinds.items()}
     findings = [*_findings(kinds, cells, target)]
@@ -162,7 +137,7 @@ def warn_curator(schema: Schema, target: str, columns: Mapping[str, Column]) -> 
 
 
 def _findings(
-    kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
+    kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
     """Yields a message for each column with nearly no cell that can be used."""
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
@@ -177,7 +152,7 @@ def _findings(
 
 
 def _remarks(
-    kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
+    kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
     """Yields messages about single cells of columns that can be used."""
     for name, kind in kinds.items():
@@ -213,7 +188,7 @@ def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str
             f"{used} cells are the schema's positive, {labels[0]!r}; it must be "
             "written as in the file."
         )
-    if labels == (FILL_IN,):
+    if labels == (_schema.FILL_IN,):
         return "its categories are still to be listed in the schema."
     if share > _NEARLY_NONE:
         return ""
@@ -248,15 +223,15 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
 
 
 def _rows(
-    kinds: Mapping[str, Kind], cells: Mapping[str, Cells], target: str | None
+    kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Table:
     """Returns a table of the shares of cells that are missing, unread or far."""
     lines, right = [], ["missing", "not read", "beyond 5 scales"]
     for name, kind in kinds.items():
         counts = cells[name]
-        missing, unread, far = (
+        missing, unread, far, reference = (
             _percent(count, counts.total)
-            for count in (counts.missing, counts.unread, counts.far)
+            for count in (counts.missing, counts.unread, counts.far, counts.reference)
         )
         if kind is None:
             text, far = "number", "-"
@@ -268,16 +243,13 @@ def _rows(
             text, unread, far = f"+1 is {kind.categories[0]}", "-", "-"
         else:
             text, far = ", ".join(kind.categories), "-"
-        look = counts.looks
-        if counts.example and name != target:
-            look = f"such as {counts.example!r}"
-        if counts.level and name != target:
-            share = _percent(counts.reference, counts.total)
-            look = ", ".join(
-                filter(None, [f"reference level {counts.level!r} ({share})", look])
-            )
-        lines.append([name, text, missing, unread, far, look])
-    return table_of(["column", "declared as", *right, "look"], lines, right)
+        look = [counts.looks]
+        if name != target:
+            level = f"reference level {counts.level!r} ({reference})"
+            example = f"such as {counts.example!r}" if counts.example else counts.looks
+            look = [level, example] if counts.level else [example]
+        lines.append([name, text, missing, unread, far, ", ".join(filter(None, look))])
+    return _terminal.table_of(["column", "declared as", *right, "look"], lines, right)
 
 
 def _percent(count: int, total: int) -> str:
@@ -344,11 +316,11 @@ def say_to_curator(texts: Iterable[str]) -> None:
     """Prints findings about cells under a warning, if there are any."""
     for place, text in enumerate(texts):
         if place == 0:
-            warn(
+            _terminal.warn(
                 "For the curator's eyes only, outside the guarantee (computed from the "
                 "records, and written nowhere; dpjax check tells more):"
             )
-        warn(f"  {text}")
+        _terminal.warn(f"  {text}")
 
 
 def remarks_on_lines(path: Path, text_format: TextFormat) -> Iterator[str]:
@@ -421,23 +393,14 @@ _MOST_CATEGORIES = 30
 
 
 class Guess(NamedTuple):
-    """A guess about the content of a column.
+    """A guess about the content of a column."""
 
-    Attributes:
-        center: a usual number; None if it is not guessed.
-        scale: a usual distance of numbers from the center.
-        categories: the categories; empty if they are not guessed, None for numbers.
-        left_out: why the column should be left out; empty if it should not.
-        is_exposure: whether the target is in proportion to the column.
-        size: the usual size of numbers above zero; None if it is not guessed.
-    """
-
-    center: float | None = None
-    scale: float | None = None
-    categories: tuple[str, ...] | None = None
-    left_out: str = ""
-    is_exposure: bool = False
-    size: float | None = None
+    center: float | None = None  # a usual number; None if it is not guessed
+    scale: float | None = None  # a usual distance of numbers from the center
+    categories: tuple[str, ...] | None = None  # () if not guessed, None for numbers
+    left_out: str = ""  # why the column should be left out, if it should
+    is_exposure: bool = False  # the target is in proportion to the column
+    size: float | None = None  # the usual size of numbers above zero
 
 
 _NAMES_A_RECORD = Guess(left_out="tells records apart")
@@ -540,7 +503,10 @@ def schema_text(
     """Returns the text of a schema, which the user is to correct."""
     sections, has_exposure = [], False
     for name, guess in guesses.items():
-        title, column = f"[columns.{toml_key(name)}]", f"column = {toml_text(name)}"
+        title, column = (
+            f"[columns.{_schema.toml_key(name)}]",
+            f"column = {_schema.toml_text(name)}",
+        )
         lines = f"[exposure]\n{column}\nmax = 1.0"
         if name == target:
             continue
@@ -559,10 +525,10 @@ def schema_text(
             )
     last, guess = "[target]\n", Guess()
     if target is not None:
-        last += f"column = {toml_text(target)}\n"
+        last += f"column = {_schema.toml_text(target)}\n"
         guess = guesses[target]
     if link == "logit" or (link is None and guess.categories is not None):
-        label = toml_text(guess.categories[-1] if guess.categories else "yes")
+        label = _schema.toml_text(guess.categories[-1] if guess.categories else "yes")
         last += f"positive = {label}  # counts as +1, anything else as -1\n"
     elif link == "log":
         last += f"scale = {guess.size or 1.0}  # what targets above zero mostly are\n"
@@ -589,8 +555,8 @@ def _entry(guess: Guess) -> str:
             return "center = 0.0  # not guessed\nscale = 1.0\n"
         return f"center = {guess.center}\nscale = {guess.scale}\n"
     if not guess.categories:
-        return f'categories = ["{FILL_IN}"]  # list them: "a", "b"\n'
-    return f"categories = [{', '.join(map(toml_text, guess.categories))}]\n"
+        return f'categories = ["{_schema.FILL_IN}"]  # list them: "a", "b"\n'
+    return f"categories = [{', '.join(map(_schema.toml_text, guess.categories))}]\n"
 
 
 def propose(settings: SchemaSettings) -> None:
@@ -598,16 +564,16 @@ def propose(settings: SchemaSettings) -> None:
     path, target, output = Path(settings.source), settings.target, settings.output
     text_format, how = settings.text_format, "the names alone"
     if output is not None:
-        check_output(output, {}, ".toml")
+        _terminal.check_output(output, {}, ".toml")
         rule = "a new file; this one is there, perhaps corrected by hand"
         _validate.require(not output.exists(), "--output", str(output), rule)
     names = column_names(path, text_format)
     if len(names) == 1:
-        warn(
+        _terminal.warn(
             f"Warning: the only column is {printable(names[0])!r}. If this is a title "
             "above the header, --skip-lines 1 leaves it out."
         )
-    check_target(target, names)
+    _schema.check_target(target, names)
     guesses = guess_names(path, names)
     if settings.from_data:
         # Names suggest times, but may be wrong: cells that are numbers count.
@@ -628,7 +594,7 @@ def propose(settings: SchemaSettings) -> None:
             if name not in times or guess.center is not None
         }
         how = "THE RECORDS, which no guarantee covers"
-        warn(
+        _terminal.warn(
             "Warning: the guesses of --from-data depend on the records, and the "
             "guarantee of a model that uses them does not cover that. Use them for "
             "public data, or replace them by what you knew before."
@@ -637,7 +603,7 @@ def propose(settings: SchemaSettings) -> None:
     more = {"how": how, "link": link, "is_quoted": text_format.quoted}
     text = schema_text(guesses, target=target, **more)
     if output is None:
-        end_stage()
+        _terminal.end_stage()
         print(text)
     else:
-        write_output(output, f"{text}\n".encode())
+        _terminal.write_output(output, f"{text}\n".encode())

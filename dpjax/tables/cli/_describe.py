@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import io
 import json
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy as np
 import dpjax
 from dpjax import _store, _validate
 from dpjax._types import Key
-from dpjax.tables._pages import svg_of
+from dpjax.tables._pages import image_of
 from dpjax.tables.cli._outputs import show_units_and_sample
 from dpjax.tables.cli._release import begin
 from dpjax.tables.cli._run import charge, plan_description
@@ -41,14 +40,14 @@ def describe(settings: DescribeSettings) -> None:
     kinds, table = _read(settings, sample_key)
     if table.sample is None:  # without a sample the whole key is for the noise
         key = jax.random.clone(begun.key)
-    begun, run = begun.bound(settings, table), plan_description(settings, table)
-    entry = charge(run, begun.run_folder)
+    run = plan_description(settings, table)
+    begun, entry = charge(run, begun, table)
     stage("Releasing")
     units, place = table.units, None
     if units is not None:
         is_all = np.ones(table.num_samples, bool)
         place = functools.partial(units.placed, is_chosen=is_all, size=units.size)
-    with begun.recorded(), contextlib.ExitStack() as stack:
+    with begun.recorded() as files, contextlib.ExitStack() as stack:
         if (folder := begun.run_folder) is not None:
             # With a state in the folder, a run that breaks off keeps its key.
             state = {"run": folder.run}
@@ -64,21 +63,21 @@ def describe(settings: DescribeSettings) -> None:
             place=place,
             num_samples=table.places_per_unit * table.num_records,
         )
-    more = {"privacy": run.privacy}
-    if units is not None:
-        more |= {"unit": units.column, "records_per_unit": units.size}
-    description = dataclasses.replace(description, **more)
-    content = {
-        "dpjax": dpjax.__version__,
-        "data": table.name,
-        "unit": None if units is None else units.report(),
-        "noise_key": begun.noise_key,
-        "ledger_entry": entry,
-        **description.content(),
-    }
-    if run.sample is not None:
-        content["sample"] = run.sample
-    begun.write(_contents(description, content, is_dark=settings.dark))
+        more = {"privacy": run.privacy}
+        if units is not None:
+            more |= {"unit": units.column, "records_per_unit": units.size}
+        description = dataclasses.replace(description, **more)
+        content = {
+            "dpjax": dpjax.__version__,
+            "data": table.name,
+            "unit": None if units is None else units.report(),
+            "noise_key": begun.noise_key,
+            "ledger_entry": entry,
+            **description.content(),
+        }
+        if run.sample is not None:
+            content["sample"] = run.sample
+        files |= _contents(description, content, is_dark=settings.dark)
     console = terminal()
     for head, lines in description.tables():
         console.print(table_of(head, lines))
@@ -92,10 +91,7 @@ def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]
     """Reads the columns of the schema in one pass; `key` draws a sample."""
     source, text_format = Path(settings.source), settings.text_format
     declared, _ = declared_columns(
-        source,
-        schema=settings.schema,
-        target=settings.target,
-        text_format=text_format,
+        source, schema=settings.schema, target=settings.target, text_format=text_format
     )
     # Exposures and weights are described as numbers from zero to their maximum.
     kinds: dict[str, Kind] = {
@@ -123,9 +119,9 @@ def _contents(
     description: Description, content: dict, *, is_dark: bool
 ) -> dict[str, bytes]:
     """Returns the contents of the files by name."""
-    figure, png = description.plot(is_dark=is_dark), io.BytesIO()
-    figure.savefig(png, format="png")
+    figure = description.plot(is_dark=is_dark)
+    pictures = (image_of(figure, form) for form in ("png", "svg"))
     own = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     page = description.to_html(f"Private description of {content['data']}")
     texts = [x.encode("utf-8", "replace") for x in (description.to_csv(), page, own)]
-    return dict(zip(_NAMES, [*texts, png.getvalue(), svg_of(figure)], strict=True))
+    return dict(zip(_NAMES, [*texts, *pictures], strict=True))

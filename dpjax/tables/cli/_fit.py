@@ -1,4 +1,4 @@
-"""Plans models from public facts alone, and fits them to a file or a public set."""
+"""Plans models from public facts, fits them, and scores them on other records."""
 
 import dataclasses
 import functools
@@ -12,7 +12,12 @@ import numpy as np
 
 from dpjax import _validate, losses
 from dpjax._types import ArrayLike, Key, PyTree
-from dpjax.accounting import PrivacyGuarantee, Sampling, noise_multiplier
+from dpjax.accounting import (
+    PrivacyGuarantee,
+    Sampling,
+    gaussian_event,
+    noise_multiplier,
+)
 from dpjax.datasets import Dataset
 from dpjax.losses import LinearLoss
 from dpjax.losses._residual_losses import named
@@ -34,7 +39,8 @@ from dpjax.tables.cli._settings import (
     Settings,
 )
 from dpjax.tables.cli._terminal import OnStep
-from dpjax.tables.models._terms import bending_features
+from dpjax.tables.models._scores import PrivateScores, private_scores
+from dpjax.tables.models._terms import MEANS, bending_features
 
 _TWEEDIE = 1.5  # the default, halfway between counts (1) and amounts (2)
 # Solvers take no infinite epsilon. At this one, the noise is below every other error,
@@ -51,26 +57,19 @@ class Budget(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A fully specified training; every entry is public.
-
-    Attributes:
-        loss: name of the loss.
-        power: power of the Tweedie loss; None for its default.
-        budget: privacy budget of the training, for one record.
-        arguments: arguments of the solver; the model is additive if one is `smooth`.
-    """
+    """A fully specified training; every entry is public."""
 
     loss: LossName
-    power: float | None
-    budget: Budget
-    arguments: Mapping[str, Any]
+    power: float | None  # of the Tweedie loss; None for its default
+    budget: Budget  # of the training, for one record
+    arguments: Mapping[str, Any]  # of the solver; it is additive if one is `smooth`
 
     @property
     def loss_fn(self) -> LinearLoss:
         """The loss function, for targets in units of their scale."""
-        return (
-            _losses()[self.loss] if self.power is None else losses.log_link(self.power)
-        )
+        if self.power is not None:
+            return losses.log_link(self.power)
+        return _losses()[self.loss]
 
     @property
     def method(self) -> str:
@@ -98,10 +97,10 @@ def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
     is_classification = data.task == "classification"
     loss = settings.find_loss(is_classification=is_classification)
     rule = f"{', '.join(FOR_NUMBERS)} for {data.name}, whose target is a number"
-    _validate.require(is_classification or loss != "logistic", "--loss", loss, rule)
-    rule = f"another than {AMOUNTS} for {data.name}, whose target is a class"
-    is_fine = not is_classification or loss not in FOR_AMOUNTS
-    _validate.require(is_fine, "--loss", loss, rule)
+    if is_classification:
+        rule = f"another than {AMOUNTS} for {data.name}, whose target is a class"
+    unfit = FOR_AMOUNTS if is_classification else ("logistic",)
+    _validate.require(loss not in unfit, "--loss", loss, rule)
     num_samples, num_features = data.features.shape
     arguments: dict[str, Any] = {}
     if settings.intervals:
@@ -122,19 +121,12 @@ def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
 
 
 class Score(NamedTuple):
-    """Scores of a method on the test records, without any privacy.
-
-    Attributes:
-        method: name of the method.
-        privacy: guarantee of the method, for the training records.
-        risk: mean loss.
-        score: accuracy for classification, else mean absolute error.
-    """
+    """Scores of a method on the test records, without any privacy."""
 
     method: str
-    privacy: PrivacyGuarantee
-    risk: float
-    score: float
+    privacy: PrivacyGuarantee  # for the training records
+    risk: float  # the mean loss
+    score: float  # accuracy for classification, else mean absolute error
 
 
 def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solution:
@@ -162,11 +154,9 @@ def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solut
     )
     if not is_additive:
         return solution
-    curves = {
-        "num_curves": len(plan.arguments["smooth"]),
-        "num_knots": len(solution.params.knots),
-    }
-    return dataclasses.replace(solution, stats=solution.stats | curves)
+    stats: dict[str, Any] = {"num_curves": len(plan.arguments["smooth"])}
+    stats["num_knots"] = len(solution.params.knots)
+    return dataclasses.replace(solution, stats=solution.stats | stats)
 
 
 def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
@@ -176,11 +166,13 @@ def rows_of(data: Dataset) -> tuple[np.ndarray | None, ...]:
 
 def training_privacy(plan: Plan, data: Dataset) -> PrivacyGuarantee:
     """Returns the guarantee that `train_private` will state, from shapes alone."""
-    rows = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32), rows_of(data)
-    )
-    solution = jax.eval_shape(lambda rows: fit(plan, rows, key=jax.random.key(0)), rows)
-    return solution.privacy
+
+    def as_shape(x: np.ndarray) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, jnp.float32)
+
+    rows = jax.tree.map(as_shape, rows_of(data))
+    run = functools.partial(fit, plan, key=jax.random.key(0))
+    return jax.eval_shape(run, rows).privacy
 
 
 def train_private(
@@ -262,3 +254,93 @@ def predictions_of(params: PyTree, features: ArrayLike) -> jax.Array:
     if isinstance(params, Curves):
         return params.predict(features)
     return jnp.asarray(features) @ params
+
+
+class Evaluation(NamedTuple):
+    """Private scores on the held-out records."""
+
+    num_samples: int
+    constant: str  # description of the constant that the model is compared with
+    scores: PrivateScores
+
+    def report(self) -> dict[str, Any]:
+        """Returns the evaluation for JSON."""
+        return {
+            "num_samples": self.num_samples,
+            "num_scored": self.scores.num_scored,
+            "constant": self.constant,
+            "measures": {
+                name: {"model": model._asdict(), "constant": constant._asdict()}
+                for name, model, constant in self.scores.measures
+            },
+            "calibration": [
+                {"from": low, "to": high, "share": share._asdict()}
+                for low, high, share in self.scores.calibration
+            ],
+        }
+
+
+def evaluation_privacy(
+    training: PrivacyGuarantee, num_samples: int, unit: str
+) -> PrivacyGuarantee:
+    """Returns the guarantee of an evaluation at the budget of the training.
+
+    The index of a record, or the name of its unit, decides whether it is held out. So a
+    replaced record changes the training or the evaluation, never both, and each may
+    spend the whole budget (parallel composition), if nothing else uses both parts. The
+    evaluation uses one record of each unit, so a unit costs as much as a record.
+    """
+    budget = training.epsilon, training.delta
+    releases = Sampling(num_steps=2)
+    event = gaussian_event(noise_multiplier(*budget, releases), releases)
+    return PrivacyGuarantee.of(
+        *budget, dp_event=event, num_samples=num_samples, unit=unit
+    )
+
+
+def evaluate(
+    plan: Plan,
+    data: Dataset,
+    solution: Solution,
+    privacy: PrivacyGuarantee,
+    target: Any,
+    *,
+    key: Key,
+) -> Evaluation:
+    """Releases private scores on the held-out records, which training must not use.
+
+    Privacy:
+        The guarantee is `privacy`, which `evaluation_privacy` returns. With units,
+        neighboring data sets differ in all records of one unit.
+    """
+    features, targets = data.test
+    known = "constant" in solution.stats
+    constant: Any = float(solution.stats["constant"]) if known else 0.0
+    name = "the best constant, released in training"
+    predicted = np.asarray(predictions_of(solution.params, features), np.float64)
+    is_end = None
+    if plan.loss_fn.has_log_link:
+        # Predictions are logarithms of means; the model's range bounds them.
+        low, high = np.log(MEANS)
+        is_end = (predicted <= low) | (predicted >= high)
+        predicted = np.clip(predicted, low, high)
+    if data.test_exposures is not None:
+        # A record without exposure was not observed: no weight, as in training.
+        is_seen = data.test_exposures > 0
+        offsets = np.log(np.where(is_seen, data.test_exposures, 1.0).astype(float))
+        predicted, constant = predicted + offsets, constant + offsets
+        targets = np.where(is_seen, targets, np.nan)
+        name += ", in proportion to the exposure"
+    event: Any = privacy.dp_event
+    scores = private_scores(
+        predicted,
+        targets,
+        beside=constant,
+        loss=plan.loss_fn,
+        loss_name=plan.loss,
+        scale=None if target.categories else target.scale,
+        key=key,
+        noise_multiplier=event.event.noise_multiplier,
+        is_end=is_end,
+    )
+    return Evaluation(len(targets), name if known else "zero weights", scores)

@@ -5,7 +5,6 @@ and simulated records.
 """
 
 import dataclasses
-import io
 import json
 import math
 import secrets
@@ -28,6 +27,8 @@ from dpjax.solvers import Solution
 from dpjax.solvers.additive._curves import FINE
 from dpjax.solvers.training._curves import hats
 from dpjax.tables import default_delta
+from dpjax.tables._pages import image_of
+from dpjax.tables.cli import _settings, _terminal
 from dpjax.tables.cli._fit import (
     NO_PRIVACY,
     Budget,
@@ -38,22 +39,6 @@ from dpjax.tables.cli._fit import (
     rows_of,
 )
 from dpjax.tables.cli._schema import Schema, read_schema
-from dpjax.tables.cli._settings import (
-    FOR_AMOUNTS,
-    ForecastSettings,
-    LossName,
-    ModelName,
-    Settings,
-    link_of,
-)
-from dpjax.tables.cli._terminal import (
-    chunks_of,
-    filled,
-    progress_bars,
-    show_paths,
-    table_of,
-    terminal,
-)
 from dpjax.tables.models._terms import bending_features
 
 _FILES = ["plan.json", "plan.md", "plan.png"]
@@ -80,22 +65,13 @@ _AMOUNTS_WITHIN = 3.0  # scales
 
 @dataclass(frozen=True)
 class Outcome:
-    """The quality of models of simulated records at one epsilon.
+    """The quality of models of simulated records at one epsilon."""
 
-    Attributes:
-        privacy: the models' guarantee; epsilon = inf without privacy.
-        loss: the mean loss on simulated test records.
-        score: R2 on these records, or AUC for classes.
-        width: the median width of a coefficient's interval; inf if there is none.
-        least_rows: about the number of records that the requested width needs; None if
-            it is unknown.
-    """
-
-    privacy: PrivacyGuarantee
-    loss: float
-    score: float
-    width: float = math.inf
-    least_rows: int | None = None
+    privacy: PrivacyGuarantee  # epsilon = inf without privacy
+    loss: float  # the mean on simulated test records
+    score: float  # R2 on these records, or AUC for classes
+    width: float = math.inf  # the median width of a coefficient's interval
+    least_rows: int | None = None  # about so many records for the requested width
 
     def or_better(self, other: "Outcome") -> "Outcome":
         """Returns an outcome with the better loss and the better score of the two."""
@@ -119,8 +95,8 @@ class Outcome:
 class Forecast:
     """Compares models at each epsilon with a model without privacy and a constant."""
 
-    settings: ForecastSettings
-    loss: LossName
+    settings: _settings.ForecastSettings
+    loss: _settings.LossName
     seed: int
     num_features: int
     constant: Outcome
@@ -172,7 +148,7 @@ class Forecast:
             **{"signal": f"{100 * asked.signal:g}", "score": self.score},
             "rate": f"{rate}{rates[self.loss]}. " if self.loss in rates else "",
             "kinds": "lines" if asked.model == "linear" else "lines, of curves",
-            "unit": _UNITS[link_of(self.loss)],
+            "unit": _UNITS[_settings.link_of(self.loss)],
             "delta": rounded_up(self.delta, 3),
             "share": digits(1 / asked.rows),
         }
@@ -185,7 +161,11 @@ class Forecast:
             values["smallest"] = enough[0].name
         else:
             values["too_little"] = ""
-        return [text for x in chunks_of("plan.md") if (text := filled(x, values))]
+        return [
+            text
+            for x in _terminal.chunks_of("plan.md")
+            if (text := _terminal.filled(x, values))
+        ]
 
     def content(self) -> dict[str, Any]:
         """Returns the forecast for JSON."""
@@ -211,14 +191,14 @@ class Forecast:
         }
 
 
-def forecast(settings: ForecastSettings) -> None:
+def forecast(settings: _settings.ForecastSettings) -> None:
     """Prints what privacy would cost, and writes it to --output if that is given."""
     folder = settings.output
     if folder is not None:
         _files.check_folder("--output", folder, names=_FILES)
         inputs = {"SCHEMA": settings.schema}
         _files.check_spared("--output", [folder / name for name in _FILES], inputs)
-    link = link_of(settings.loss) if settings.loss else None
+    link = _settings.link_of(settings.loss) if settings.loss else None
     schema = read_schema(settings.schema, link=link)
     is_class = bool(schema.target and schema.target.categories)
     loss = settings.loss or ("logistic" if is_class else "squared")
@@ -232,7 +212,7 @@ def forecast(settings: ForecastSettings) -> None:
     is_fine = settings.rows * size <= _MOST_CELLS
     _validate.require(is_fine, "--rows", settings.rows, rule)
     outcomes, total = [], len(settings.epsilons) + 1
-    with progress_bars(terminal(stderr=True)) as on_step:
+    with _terminal.progress_bars(_terminal.terminal(stderr=True)) as on_step:
         on_step("Models of made records", 0, total)
         ideal, constant = made.without_privacy()
         for done, epsilon in enumerate(settings.epsilons, 1):
@@ -251,24 +231,24 @@ def forecast(settings: ForecastSettings) -> None:
                 outcomes[place] = dataclasses.replace(outcomes[place], least_rows=least)
             on_step("Records for the width", total - 1, total - 1)
     result = Forecast(settings, loss, seed, size - 1, constant, tuple(outcomes), ideal)
-    console = terminal()
+    console = _terminal.terminal()
     for head, *lines in result.tables():
-        console.print(table_of(head, lines, head[1:]))
+        console.print(_terminal.table_of(head, lines, head[1:]))
     for text in result.texts():
         console.print(text)
     if folder is not None:
         files = dict(zip(_FILES, _contents(result), strict=True))
         _files.write_together(folder, files, name="--output")
-        show_paths(console, [folder / name for name in files])
+        _terminal.show_paths(console, [folder / name for name in files])
 
 
 @dataclass(frozen=True, eq=False)
 class _Made:
     """Fits models of records that are simulated from a schema."""
 
-    settings: ForecastSettings
+    settings: _settings.ForecastSettings
     schema: Schema
-    loss: LossName
+    loss: _settings.LossName
     seed: int
 
     def outcome(self, epsilon: float) -> Outcome:
@@ -315,10 +295,8 @@ class _Made:
 
         A squared width is modeled as a / n for the sampling of records, as without
         privacy, plus b / n^2 for the noise. Each fit gives the next number to try,
-        until it is within 10 per cent of the last.
-
-        Returns:
-            The number, rounded up to two digits; None if the search finds none.
+        until it is within 10 per cent of the last. The number is rounded up to two
+        digits; None if the search finds none.
         """
         rows, reached = self.settings.rows, outcome.width
         most = _MOST_CELLS // len(self.data(2).feature_names)
@@ -352,7 +330,7 @@ class _Made:
     def _plan(
         self,
         epsilon: float,
-        model: ModelName | None,
+        model: _settings.ModelName | None,
         rows: int | None = None,
         *,
         intervals: bool = False,
@@ -360,7 +338,7 @@ class _Made:
         data = self.data(rows or self.settings.rows)
         delta = self.settings.delta or default_delta(len(data.features))
         options = {"loss": self.loss, "model": model, "intervals": intervals}
-        settings = Settings(source="made", epsilon=epsilon, **options)
+        settings = _settings.Settings(source="made", epsilon=epsilon, **options)
         return make_plan(settings, data, Budget(epsilon, delta)), data
 
     def _fit(self, plan: Plan, data: Dataset, draw: int = 0) -> Solution:
@@ -408,7 +386,7 @@ def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float,
 def made_records(
     schema: Schema,
     num_samples: int,
-    loss: LossName,
+    loss: _settings.LossName,
     *,
     tail: float,
     signal: float,
@@ -434,7 +412,7 @@ def made_records(
     def student() -> np.ndarray:
         return rng.standard_t(tail, size) * math.sqrt((tail - 2) / tail)
 
-    is_amount = loss in FOR_AMOUNTS
+    is_amount = loss in _settings.FOR_AMOUNTS
     names, features, effect = [], [], np.zeros(size)
     columns = {key: kind for key, kind in schema.columns.items() if kind is not None}
     for place, (key, kind) in enumerate(columns.items()):
@@ -489,9 +467,8 @@ def _contents(result: Forecast) -> list[bytes]:
         rows = [f"| {' | '.join(row)} |\n" for row in (head, rule, *lines)]
         page += "".join(rows) + "\n"
     page += "\n\n".join([*result.texts(), "![score and attacks](plan.png)"]) + "\n"
-    png = io.BytesIO()
-    _draw(result).savefig(png, format="png")
-    return [f"{content}\n".encode(), page.encode("utf-8", "replace"), png.getvalue()]
+    picture = image_of(_draw(result), "png")
+    return [f"{content}\n".encode(), page.encode("utf-8", "replace"), picture]
 
 
 def _draw(result: Forecast) -> Figure:

@@ -41,53 +41,31 @@ _RULE = "a file that dpjax ledger open has written"
 
 @dataclass(frozen=True)
 class Source:
-    """Public facts that identify a table.
+    """Public facts that identify a table."""
 
-    Attributes:
-        name: name of the file.
-        num_records: number of records, or of values of the ledger's unit.
-        columns: names of the columns.
-    """
-
-    name: str
-    num_records: int
+    name: str  # of the file
+    num_records: int  # or values of the ledger's unit
     columns: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run and what it has spent.
+    """A run and what it has spent."""
 
-    Attributes:
-        id: random identifier of the run.
-        at: the day on which the run began, in UTC.
-        method: name of the method.
-        parts: each release and the part of the records that it uses, in words.
-        price: the run's price in the ledger's filter.
-    """
-
-    id: str
-    at: date
+    id: str  # random
+    at: date  # the day on which the run began, in UTC
     method: str
-    parts: tuple[str, ...]
-    price: Spending
+    parts: tuple[str, ...]  # each release, with its guarantee, in words
+    price: Spending  # in the ledger's filter
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """A limit, and the runs so far.
+    """A limit, and the runs so far."""
 
-    Attributes:
-        limit: the filter before any run has spent.
-        unit: the column whose values are protected, each with all its records; None:
-            single records are protected.
-        source: the table of the first run; None before it.
-        entries: the runs.
-    """
-
-    limit: PrivacyFilter
-    unit: str | None = None
-    source: Source | None = None
+    limit: PrivacyFilter  # before any run has spent
+    unit: str | None = None  # whose values are protected, each with all its records
+    source: Source | None = None  # the table of the first run; None before it
     entries: tuple[Entry, ...] = ()
 
     @property
@@ -175,14 +153,13 @@ def said_left(filled: PrivacyFilter) -> str:
 
 def _said_spent(read: Ledger) -> str:
     """Returns a sentence on how many runs have spent how much, and when."""
-    if not read.entries:
+    filled, days = read.filter, sorted(entry.at.isoformat() for entry in read.entries)
+    if not days:
         return "No run has spent anything."
-    filled = read.filter
-    days = sorted(entry.at.isoformat() for entry in read.entries)
     when = f"from {days[0]} to {days[-1]}" if days[0] < days[-1] else f"on {days[0]}"
-    text = f"1 run {when} spent"
-    if len(days) > 1:
-        text = f"{len(days)} runs {when} have spent"
+    text = f"{len(days)} runs {when} have spent"
+    if len(days) == 1:
+        text = f"1 run {when} spent"
     spent = filled.total.divergence
     if filled.order == math.inf:
         return f"{text} a pure epsilon of {rounded_up(spent, 4)} together."
@@ -212,6 +189,11 @@ def read_ledger(path: Path) -> Ledger:
             raise ValueError(f"its format is {content['format']}, not {_FORMAT}")
         limit = of_type(dict, "limit", content["limit"])
         unit, source = limit.get("unit"), content.get("table")
+        if source is not None:
+            of_type(dict, "table", source)
+            _validate.count(records=source["records"])
+            name = of_type(str, "name", source["name"])
+            source = Source(name, source["records"], _texts(source, "columns"))
         return Ledger(
             PrivacyFilter(
                 number("epsilon", limit["epsilon"]),
@@ -220,7 +202,7 @@ def read_ledger(path: Path) -> Ledger:
                 limit["order"],
             ),
             None if unit is None else of_type(str, "unit", unit),
-            None if source is None else _source(of_type(dict, "table", source)),
+            source,
             tuple(map(_entry, of_type(list, "runs", content.get("runs", [])))),
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as why:
@@ -229,26 +211,15 @@ def read_ledger(path: Path) -> Ledger:
         ) from None
 
 
-def _source(content: Mapping[str, Any]) -> Source:
-    _validate.count(records=content["records"])
-    name = of_type(str, "name", content["name"])
-    return Source(name, content["records"], _texts(content, "columns"))
-
-
 def _entry(content: Any) -> Entry:
     """Returns the entry of a run from the content of the file, and checks its types."""
     of_type(dict, "runs", content)
-    names = Spending._fields
-    price = Spending(*(number(name, content[name]) for name in names))
+    price = Spending(*(number(name, content[name]) for name in Spending._fields))
     _validate.non_negative(**price._asdict())
     at = of_type(date, "at", content["at"])
-    return Entry(
-        id=of_type(str, "id", content["id"]),
-        at=at.date() if isinstance(at, datetime) else at,
-        method=of_type(str, "method", content["method"]),
-        parts=_texts(content, "parts"),
-        price=price,
-    )
+    at = at.date() if isinstance(at, datetime) else at
+    run, method = (of_type(str, name, content[name]) for name in ("id", "method"))
+    return Entry(run, at, method, _texts(content, "parts"), price)
 
 
 def _texts(content: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -279,10 +250,9 @@ def charge(
 ) -> Entry:
     """Adds a run to a ledger, before it releases anything; waits for other runs.
 
-    The `parts` are released from disjoint parts of the records. A resumed run may be in
-    the ledger as `paid`, and does not spend twice. A run is refused, and the ledger
-    stays unchanged, if the run does not fit within the limit, has another table or
-    unit, or is in the ledger at another price.
+    A resumed run may be in the ledger as `paid`, and does not spend twice. A run is
+    refused, and the ledger stays unchanged, if the run does not fit within the limit,
+    has another table or unit, or is in the ledger at another price.
     """
     path = path.resolve()  # a symbolic link to the ledger is kept
     with _files.locked(path):

@@ -25,19 +25,12 @@ _NUMBERS = {float: "a number", int: "a whole number"}
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of an option, besides its name, type and default.
+    """The declaration of an option, besides its name, type and default."""
 
-    Attributes:
-        panel: the section of the help that shows the option.
-        help: the text of the option in the help.
-        check: checks a value that is not None: `check(**{"--name": value})`.
-        metavar: the name of a positional argument in the help; "" for an option.
-    """
-
-    panel: str
+    panel: str  # the section of the help that shows the option
     help: str
-    check: Callable[..., None] | None = None
-    metavar: str = ""
+    check: Callable[..., None] | None = None  # of a value: check(**{"--name": value})
+    metavar: str = ""  # the name of a positional argument in the help
 
 
 def _declared(panel: str, help: str, check: Any = None, *, default: Any = None) -> Any:

@@ -1,6 +1,5 @@
 """Writes a training's files, model.npz and report.json, and prints its results."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -18,49 +17,41 @@ from dpjax.accounting import PrivacyGuarantee
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.solvers import Solution
 from dpjax.solvers.linear._constant import missing_share
-from dpjax.tables.cli._evaluation import Evaluation
-from dpjax.tables.cli._fit import Plan, Score
+from dpjax.tables import stated
+from dpjax.tables.cli._fit import Evaluation, Plan, Score
 from dpjax.tables.cli._ranges import Ranges
 from dpjax.tables.cli._run import Run
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._settings import link_of
-from dpjax.tables.cli._terminal import table_of, warn
-from dpjax.tables.models._file import model_file
-from dpjax.tables.models._model import Model
-from dpjax.tables.models._noisy_counts import Interval
+from dpjax.tables.cli._terminal import table_of
+from dpjax.tables.models._model import Model, model_file
+from dpjax.tables.models._scores import Interval
 
 NAMES = MODEL, REPORT = "model.npz", "report.json"
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A finished training: its numbers are released, or come from public data sets.
-
-    Attributes:
-        run: the run as it was planned, and its guarantee.
-        data: the records; only the names of columns and the sizes are shown.
-        solution: the private model.
-        schema: the schema of a file, with released ranges.
-        ranges: the released centers and scales, if any.
-        evaluation: the private scores, if any.
-        scores: scores of all methods on public records; None for private records.
-        entry: the run's entry in the ledger, if there is one.
-    """
+    """A finished training: its numbers are released, or come from public data sets."""
 
     run: Run
-    data: Dataset
+    data: Dataset  # only the names of its columns and the sizes are shown
     solution: Solution
-    schema: Schema | None = None
+    schema: Schema | None = None  # of a file, with released ranges
     ranges: Ranges | None = None
     evaluation: Evaluation | None = None
-    scores: list[Score] | None = None
-    entry: str | None = None
+    scores: list[Score] | None = None  # of all methods, on public records only
+    entry: str | None = None  # in the ledger
 
     @property
     def plan(self) -> Plan:
         """The plan of the run."""
         assert self.run.plan is not None
         return self.run.plan
+
+    def files(self, noise_key: str) -> dict[str, bytes]:
+        """Returns the contents of the run's files by name."""
+        return files(self.model(), self.report(noise_key))
 
     def report(self, noise_key: str) -> dict[str, Any]:
         """Returns the public facts about the run for JSON."""
@@ -78,18 +69,14 @@ class Trained:
             "loss": plan.loss,
             "arguments": _plain({"power": plan.power, **plan.arguments}),
             "stats": _plain(self.solution.stats),
-            "privacy": _statement(run.privacy) | {"noise_key": noise_key},
+            "privacy": stated(run.privacy) | {"noise_key": noise_key},
         }
         if (ranges := self.ranges) is not None:
-            columns = {k: dataclasses.asdict(x) for k, x in ranges.columns.items()}
             content["ranges"] = {
-                "columns": {
-                    name: {k: x for k, x in constants.items() if math.isfinite(x)}
-                    for name, constants in columns.items()
-                },
+                "columns": {k: x.declared() for k, x in ranges.columns.items()},
                 "least_seen": ranges.least_seen,
                 "is_informative": ranges.is_informative,
-                "privacy": _statement(run.of_file(ranges.privacy)),
+                "privacy": stated(run.of_file(ranges.privacy)),
             }
         if self.scores:
             content["comparison"] = [
@@ -105,7 +92,7 @@ class Trained:
         if run.table is not None and run.table.units is not None:
             content["unit"] = run.table.units.report()
         if self.evaluation is not None:
-            privacy = _statement(run.released["evaluation"])
+            privacy = stated(run.released["evaluation"])
             content["evaluation"] = self.evaluation.report() | {"privacy": privacy}
         more = {"sample": run.sample, "ledger_entry": self.entry}
         return content | {name: x for name, x in more.items() if x is not None}
@@ -120,13 +107,11 @@ class Trained:
         target = Categorical(("+1",)) if is_classification else Numeric()
         if schema is not None and schema.target is not None:
             target = schema.target
-        standard_errors, correlations = (
-            None if x is None else np.asarray(x)
-            for x in (solution.standard_errors, solution.correlations)
-        )
+        numbers = solution.params, solution.standard_errors, solution.correlations
+        params, standard_errors, correlations = jax.tree.map(np.asarray, numbers)
         table = self.run.table
         return Model(
-            params=jax.tree.map(np.asarray, solution.params),
+            params=params,
             standard_errors=standard_errors,
             correlations=correlations,
             columns=data.schema,
@@ -138,9 +123,7 @@ class Trained:
             privacy=self.run.privacy,
             method=self.run.method,
             data=data.name,
-            versions={
-                module.__name__: module.__version__ for module in (dpjax, jax, np)
-            },
+            versions={x.__name__: x.__version__ for x in (dpjax, jax, np)},
         )
 
 
@@ -161,15 +144,6 @@ def files(model: Model, content: Mapping[str, Any]) -> dict[str, bytes]:
         content = {**content, "intervals": intervals}
     text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return {REPORT: text.encode(), MODEL: model_file(model)}
-
-
-def _statement(privacy: PrivacyGuarantee) -> dict[str, Any]:
-    return {
-        "epsilon": privacy.epsilon,
-        "delta": privacy.delta,
-        "relation": privacy.relation.name,
-        "description": privacy.description,
-    }
 
 
 def _plain(entry: Any) -> Any:
@@ -199,17 +173,6 @@ def _score_name(data: Dataset) -> str:
     return f"mean absolute error ({data.target_unit})"
 
 
-def warn_of_weakness(ranges: Ranges | None) -> None:
-    """Warns if public numbers show that a good model is unlikely."""
-    if ranges is not None and not ranges.is_informative:
-        warn(
-            "Warning: the private centers and scales may be mere noise (a scale is "
-            f"detected if {ranges.least_seen:,.0f} of {ranges.num_samples:,} records "
-            "have numbers of about that size). Features without a scale are left out. "
-            "Declare centers and scales in the schema, or raise --private-ranges."
-        )
-
-
 def show(console: Console, trained: Trained) -> None:
     """Prints the run, its scores if there are any, and the guarantee."""
     run, data, ranges = trained.run, trained.data, trained.ranges
@@ -219,9 +182,21 @@ def show(console: Console, trained: Trained) -> None:
     if units is not None:
         num_units = num_places // units.size
         records = f"{num_units:,} values of {units.column}, {units.size} places each"
+    words = {
+        "num_steps": "{:d} steps",
+        "num_curves": "{:d} curves",
+        "num_knots": "{:d} knots each",
+        "max_features": "{:,d} features at most",
+    }
+    sizes = {**trained.plan.arguments, **stats}
+    steps = [
+        form.format(int(sizes[name]))
+        for name, form in words.items()
+        if sizes.get(name) is not None
+    ]
     console.print(
         f"{data.name}: n = {records}, d = {len(data.feature_names)} features, "
-        f"{trained.plan.loss} loss, {_steps_of({**trained.plan.arguments, **stats})}"
+        f"{trained.plan.loss} loss, {', '.join(steps)}"
     )
     if trained.scores:
         console.print(_table(data, trained.scores))
@@ -298,21 +273,6 @@ def _show_evaluation(
 def _bounds(interval: Interval) -> str:
     value, low, high = map(digits, interval)
     return f"{value} ({low} to {high})"
-
-
-def _steps_of(values: Mapping[str, Any]) -> str:
-    """Describes the numbers of steps, curves, knots and features in words."""
-    words = {
-        "num_steps": "{:d} steps",
-        "num_curves": "{:d} curves",
-        "num_knots": "{:d} knots each",
-        "max_features": "{:,d} features at most",
-    }
-    return ", ".join(
-        form.format(int(values[name]))
-        for name, form in words.items()
-        if values.get(name) is not None
-    )
 
 
 def _table(data: Dataset, scores: list[Score]) -> Rows:

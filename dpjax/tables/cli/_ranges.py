@@ -10,17 +10,13 @@ import jax
 import numpy as np
 from dp_accounting import ComposedDpEvent, NoOpDpEvent
 
-from dpjax import _validate
+from dpjax import _validate, accounting
 from dpjax._rounding import sum_up
 from dpjax._types import Key
-from dpjax.accounting import (
-    PrivacyGuarantee,
-    Sampling,
-    gaussian_event,
-    noise_multiplier,
-)
+from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers.statistics._scales import Noise, Standard, least_seen, release_scales
 from dpjax.tables.cli._sources import Table
+from dpjax.tables.cli._terminal import warn
 from dpjax.tables.columns._kinds import Numeric
 from dpjax.tables.io._texts import float32_of
 
@@ -36,26 +32,18 @@ _FEATURES_SHARE = 1 - 1 / 3  # of the budget, if the target needs a share, too
 
 @dataclass(frozen=True, eq=False)
 class Ranges:
-    """Centers and scales of columns, planned or released, and their cost.
-
-    Attributes:
-        num_samples: number of records.
-        columns: center and scale of each column, by name; before the release, 0 and 1.
-            Features are left out if their scales would be noise.
-        privacy: the guarantee for all of them.
-        least_seen: the scale of a column exceeds the noise if this many records have
-            numbers of about one size.
-        is_informative: whether `least_seen` is at most half of the records; if not,
-            features are left out. Also False if the target's scale is unknown.
-        noise: the noise of all releases together.
-    """
+    """Centers and scales of columns, planned or released, and their cost."""
 
     num_samples: int
+    # The center and scale of each column; before the release, 0 and 1. Features are
+    # left out if their scales would be noise.
     columns: Mapping[str, Numeric]
-    privacy: PrivacyGuarantee
+    privacy: PrivacyGuarantee  # for all of them
+    # The scale of a column exceeds the noise if this many records have numbers of about
+    # one size. If it is more than half of the records, features are left out.
     least_seen: float
-    is_informative: bool
-    noise: Noise
+    is_informative: bool  # False also if the target's scale is unknown
+    noise: Noise  # of all releases together
 
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee of the ranges and a training on the same records.
@@ -84,7 +72,9 @@ def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
     _validate.require(len(names) > 0, "--private-ranges", "given", rule)
     has_target = table.schema.target is None
     num_features = len(names) - has_target
-    noise = Noise(noise_multiplier(epsilon, delta, Sampling(num_steps=1)))
+    noise = Noise(
+        accounting.noise_multiplier(epsilon, delta, accounting.Sampling(num_steps=1))
+    )
     least, is_informative = 0.0, True
     if num_features:
         share = _FEATURES_SHARE if has_target else 1.0
@@ -95,19 +85,15 @@ def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
     if has_target:
         part = noise.part(_target_share(len(names)))
         least = max(least, least_seen(1, part))
-    event = gaussian_event(noise.multiplier) if names else NoOpDpEvent()
+    spent = (epsilon, delta) if names else (0.0, 0.0)
+    event = accounting.gaussian_event(noise.multiplier) if names else NoOpDpEvent()
     return Ranges(
-        num_samples=num_samples,
-        columns=dict.fromkeys(names, Numeric()),
-        privacy=PrivacyGuarantee.of(
-            epsilon if names else 0.0,
-            delta if names else 0.0,
-            dp_event=event,
-            num_samples=num_samples,
-        ),
-        least_seen=least,
-        is_informative=is_informative,
-        noise=noise,
+        num_samples,
+        dict.fromkeys(names, Numeric()),
+        PrivacyGuarantee.of(*spent, dp_event=event, num_samples=num_samples),
+        least,
+        is_informative,
+        noise,
     )
 
 
@@ -123,8 +109,8 @@ def release_ranges(
     key: Key,
     is_centered: bool = True,
     may_bend: bool = False,
-) -> Ranges:
-    """Releases centers and scales from the training records, as planned.
+) -> tuple[Ranges, Table]:
+    """Releases centers and scales from the training records, and closes the table.
 
     `release_scales` computes them, as for the estimators of `dpjax.sklearn`. The scale
     of the target is measured from zero unless `is_centered`, as with a log link. If
@@ -169,7 +155,17 @@ def release_ranges(
             scale /= schema.exposure.max
         columns[table.target] = Numeric(center, scale)
         is_informative &= standard.is_known.item()
-    return dataclasses.replace(planned, columns=columns, is_informative=is_informative)
+    if not is_informative:
+        warn(
+            "Warning: the private centers and scales may be mere noise (a scale is "
+            f"detected if {planned.least_seen:,.0f} of {planned.num_samples:,} records "
+            "have numbers of about that size). Features without a scale are left out. "
+            "Declare centers and scales in the schema, or raise --private-ranges."
+        )
+    released = dataclasses.replace(
+        planned, columns=columns, is_informative=is_informative
+    )
+    return released, table.with_ranges(columns)
 
 
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:

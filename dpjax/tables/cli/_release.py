@@ -1,7 +1,6 @@
 """Begins and ends a private release: its key, its files, and its run folder."""
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import os
@@ -23,7 +22,6 @@ from dpjax.mechanisms._chacha import key_of_words
 from dpjax.tables.cli import _ledger
 from dpjax.tables.cli._options import FROM_SYSTEM, Generator, flag
 from dpjax.tables.cli._settings import ReleaseOptions, public_name
-from dpjax.tables.cli._sources import Table
 from dpjax.tables.cli._terminal import warn
 
 _KEY, _STATES, _PAID = "key.npz", "states", "paid.npz"
@@ -42,14 +40,10 @@ class RunFolder(NamedTuple):
     A key belongs to one command on one table: their digest is saved with it. On other
     records the same key would draw the same noise, and the difference of the two
     releases would reveal the records.
-
-    Attributes:
-        path: path of the folder.
-        run: the digest of the command and the table, keyed by the run's key.
     """
 
     path: Path
-    run: str = ""
+    run: str = ""  # the digest of the command and the table, keyed by the run's key
 
     def checked(self) -> "RunFolder":
         """Returns the folder with its path resolved, if it may be removed later."""
@@ -169,48 +163,39 @@ class RunFolder(NamedTuple):
 
 
 class Release(NamedTuple):
-    """A private release that a command makes.
+    """A private release that a command makes."""
 
-    Attributes:
-        folder: the folder for its files.
-        key: the key of all its noise.
-        noise_key: the source of the key, in words.
-        is_seeded: whether the key is a known seed, so that nothing is protected.
-        run_folder: the folder from which it can be resumed, if any.
-    """
+    folder: Path  # for its files
+    key: Key  # of all its noise
+    noise_key: str  # the source of the key, in words
+    is_seeded: bool  # if the key is a known seed, nothing is protected
+    run_folder: RunFolder | None  # from which it can be resumed, if any
 
-    folder: Path
-    key: Key
-    noise_key: str
-    is_seeded: bool
-    run_folder: RunFolder | None
-
-    def bound(self, settings: ReleaseOptions, table: Table | None) -> "Release":
+    def bound(self, options: str, records: Iterable[bytes]) -> "Release":
         """Returns the release with its folder bound to these options and records."""
         if self.run_folder is None:
             return self
-        options = dataclasses.replace(settings, output=None, checkpoint=None)
-        records = () if table is None else table.parts()
-        parts = itertools.chain([repr(options).encode()], records)
+        parts = itertools.chain([options.encode()], records)
         return self._replace(run_folder=self.run_folder.bound(self.key, parts))
 
     @contextlib.contextmanager
-    def recorded(self) -> Iterator[None]:
-        """Saves the key for the duration of a run.
+    def recorded(self) -> Iterator[dict[str, bytes]]:
+        """Saves the key for the duration of a run, then writes the files that it adds.
 
         If the run breaks off, the key stays only if there is a state to resume from. A
         seed is not saved, because the same command gives it again.
         """
+        files: dict[str, bytes] = {}
         folder, how = self.run_folder, "With --checkpoint FOLDER a run can be resumed."
         try:
             if folder is not None:
                 folder.make()
                 if not self.is_seeded:
                     folder.keep_key(jax.random.clone(self.key))
-            yield
+            yield files
         except BaseException as why:
             if folder is not None and folder.has_states():
-                how = "The same command goes on from here; it needs --checkpoint "
+                how = "The same command goes on from here; it needs --checkpoint"
                 how += (
                     f"{folder.path}, which holds the key and is as secret as the data."
                 )
@@ -220,6 +205,7 @@ class Release(NamedTuple):
             if isinstance(why, KeyboardInterrupt):
                 warn(f"Stopped; nothing was written to --output. {how}")
             raise
+        self.write(files)
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Writes the released files, all or none, before anything else can fail.

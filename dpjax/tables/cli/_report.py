@@ -31,27 +31,17 @@ from dpjax.accounting import (
 from dpjax.accounting._guarantee import group_budget
 from dpjax.tables import _pages
 from dpjax.tables._pages import Block, Picture, Rows, Text, html_of
-from dpjax.tables.cli import _settings
+from dpjax.tables.cli import _settings, _terminal
 from dpjax.tables.cli._curator import count_cells, say_to_curator, undecoded
 from dpjax.tables.cli._ledger import Ledger, read_ledger, said_left
 from dpjax.tables.cli._options import FROM_SYSTEM
 from dpjax.tables.cli._outputs import MODEL, REPORT
-from dpjax.tables.cli._terminal import (
-    check_output,
-    chunks_of,
-    filled,
-    table_of,
-    terminal,
-    warn,
-    write_output,
-)
 from dpjax.tables.columns._kinds import BoundedColumn, Categorical, Numeric
 from dpjax.tables.describe._description import Description, Row, costs_of, numbers_of
 from dpjax.tables.io._tables import Column, column_names, read_columns
 from dpjax.tables.io._texts import Texts, text_of
 from dpjax.tables.io._untrusted import harmless, number
-from dpjax.tables.models._file import load_model
-from dpjax.tables.models._model import Model
+from dpjax.tables.models._model import Model, load_model
 
 Content = Mapping[str, Any]
 _MOST_NAMES, _MOST_LINES, _MOST_PANELS = 12, 200, 40  # the most to show
@@ -76,14 +66,21 @@ def report(settings: _settings.ReportSettings) -> None:
         path /= names[0]
     output = settings.output or path.with_name("report.html")
     inputs = {"RUN": path, "--ledger": settings.ledger or path}
-    check_output(output, inputs, ".html")
+    _terminal.check_output(output, inputs, ".html")
     ledger = None if settings.ledger is None else read_ledger(settings.ledger)
     model = load_model(path.with_name(MODEL)) if path.name == REPORT else None
     raw = path.read_bytes()
     try:
         content = json.loads(raw)
-        released = _described(content) if model is None else _same(content, model)
-        noun = "model" if model is not None else "description"
+        released = _described(content) if model is None else model
+        noun = "description"
+        if model is not None:
+            noun, own, privacy = "model", content["privacy"], model.privacy
+            names = content["method"], content["data"], content["feature_names"]
+            is_same = names == (model.method, model.data, [*model.feature_names])
+            stated = own["epsilon"], own["delta"]
+            if not is_same or stated != (privacy.epsilon, privacy.delta):
+                raise ValueError(f"it is of another run than {MODEL} in its folder")
         title = f"Report on a private {noun} of {content['data']}"
         text = html_of(title, [*blocks_of(content, released, ledger)])
     except (*_UNREADABLE, RecursionError) as why:
@@ -91,18 +88,7 @@ def report(settings: _settings.ReportSettings) -> None:
             "RUN must be what dpjax train or describe has written, "
             f"got {str(path)!r}: {type(why).__name__}, {why}."
         ) from None
-    write_output(output, text.encode())
-
-
-def _same(content: Mapping[str, Any], model: Model) -> Model:
-    """Returns the model, if it is from the same run."""
-    own, privacy = content["privacy"], model.privacy
-    names = content["method"], content["data"], content["feature_names"]
-    is_same = names == (model.method, model.data, [*model.feature_names])
-    stated = own["epsilon"], own["delta"]
-    if not is_same or stated != (privacy.epsilon, privacy.delta):
-        raise ValueError(f"it is of another run than {MODEL} in its folder")
-    return model
+    _terminal.write_output(output, text.encode())
 
 
 def _described(content: Mapping[str, Any]) -> Description:
@@ -132,9 +118,20 @@ def blocks_of(
     """Yields the titles, paragraphs, tables and pictures of a report."""
     privacy = _with_event(content, released.privacy)
     values = _values(content, released, privacy, ledger)
+    costs = {
+        "all together": content["privacy"],
+        "of it, centers and scales": content.get("ranges", {}).get("privacy"),
+        "on the sample, by itself": content.get("sample", {}).get("budget_of_sample"),
+        "scores, on other records": content.get("evaluation", {}).get("privacy"),
+    }
+    spent = [
+        [name, *(rounded_up(cost[x], 6) for x in ("epsilon", "delta"))]
+        for name, cost in costs.items()
+        if cost is not None
+    ]
     parts: dict[str, list[Block]] = {
         "attacks": _attacks(privacy),
-        "spent": [_spent(content)],
+        "spent": [Rows(["for what", "epsilon", "delta"], spent)],
     }
     if ledger is not None:
         runs = [[x.id, str(x.at), x.method, "; ".join(x.parts)] for x in ledger.entries]
@@ -143,14 +140,14 @@ def blocks_of(
         parts |= _of_model(content, released)
     else:
         parts |= {"costs": [costs_of(released)], "numbers": numbers_of(released)}
-    for chunk in chunks_of("report.md"):
+    for chunk in _terminal.chunks_of("report.md"):
         if chunk[0] == "[":
             yield from parts.get(chunk[1:-1], [])
         elif chunk[0] == "-":
-            items = (filled(item, values) for item in chunk[2:].split("\n- "))
+            items = (_terminal.filled(item, values) for item in chunk[2:].split("\n- "))
             if shown := [item for item in items if item]:
                 yield shown
-        elif text := filled(chunk.lstrip("#! "), values):
+        elif text := _terminal.filled(chunk.lstrip("#! "), values):
             yield text if chunk[0] == "#" else Text(text, chunk[0] == "!")
 
 
@@ -163,12 +160,15 @@ def _values(
     """Returns the placeholders' values; a condition that holds is "", else missing."""
     terms, unit = content["privacy"] | content, content.get("unit")
     scores, is_model = content.get("evaluation", {}), isinstance(released, Model)
+    count = content["num_samples"] + scores.get("num_samples", 0)
+    count = count if unit is None else unit["num_units"]
+    count = (content.get("sample") or {"num_records": count})["num_records"]
     budget = privacy.epsilon, privacy.delta
     options = " --epsilon {} --delta {}".format(*(rounded_up(x, 6) for x in budget))
     values: dict[str, Any] = {
         **{"data": content["data"], "unit": unit, "noise_key": terms["noise_key"]},
         **{"description": privacy.description, "claim": claim(*budget)},
-        **{"one": "record", "ones": "records", "count": f"{_count(content):,}"},
+        **{"one": "record", "ones": "records", "count": f"{count:,}"},
         **{name: content.get(name) for name in ("evaluation", "sample")},
     }
     if unit is not None:
@@ -212,15 +212,6 @@ def _values(
     return values | {name: "" for name, is_so in flags.items() if is_so}
 
 
-def _count(content: Content) -> int:
-    """Returns the number of records, or units, of the table."""
-    if (sample := content.get("sample")) is not None:
-        return sample["num_records"]
-    if (unit := content.get("unit")) is not None:
-        return unit["num_units"]
-    return content["num_samples"] + content.get("evaluation", {}).get("num_samples", 0)
-
-
 def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
     columns = _RATES, privacy.tradeoff(_RATES), privacy.posterior(0.01, _RATES)
     lines = [[*map(_percent, line)] for line in zip(*columns, strict=True)]
@@ -262,27 +253,16 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
     return privacy
 
 
-def _spent(content: Content) -> Rows:
-    """Returns a table of the epsilon and delta of a run, and of its parts."""
-    parts = {
-        "all together": content["privacy"],
-        "of it, centers and scales": content.get("ranges", {}).get("privacy"),
-        "on the sample, by itself": content.get("sample", {}).get("budget_of_sample"),
-        "scores, on other records": content.get("evaluation", {}).get("privacy"),
-    }
-    lines = [
-        [name, *(rounded_up(cost[x], 6) for x in ("epsilon", "delta"))]
-        for name, cost in parts.items()
-        if cost is not None
-    ]
-    return Rows(["for what", "epsilon", "delta"], lines)
-
-
 def _of_model(content: Content, model: Model) -> dict[str, list[Block]]:
     """Returns the parts of a page that only the report on a model has, by name."""
+    settings = [
+        [name.replace("_", " "), _plain(entry)]
+        for name, entry in (content["arguments"] | content["stats"]).items()
+        if isinstance(entry, int | float | str) and name not in _SAID
+    ]
     parts: dict[str, list[Block]] = {
         "public": [_public(content, model)],
-        "settings": [_settings_table(content)],
+        "settings": [Rows(["setting", ""], settings)],
         "numbers": [*_numbers(model)],
     }
     if (scores := content.get("evaluation")) is not None:
@@ -333,19 +313,8 @@ def _kind_of(kind: Any) -> str:
         return f"an exposure up to {digits(kind.max)}"
     text = f"numbers around {digits(kind.center)}, give or take {digits(kind.scale)}"
     if kind.limit < math.inf:
-        ends = (kind.center + side * kind.limit * kind.scale for side in (-1, 1))
-        text += f", held within {' and '.join(map(digits, ends))}"
+        text += f", held within {' and '.join(map(digits, kind.range))}"
     return text
-
-
-def _settings_table(content: Content) -> Rows:
-    given = content["arguments"] | content["stats"]
-    lines = [
-        [name.replace("_", " "), _plain(entry)]
-        for name, entry in given.items()
-        if isinstance(entry, int | float | str) and name not in _SAID
-    ]
-    return Rows(["setting", ""], lines)
 
 
 def _numbers(model: Model) -> Iterator[Block]:
@@ -384,8 +353,8 @@ def export(settings: _settings.ExportSettings) -> None:
     """Writes a model in another language, whole or not at all."""
     suffix = _SUFFIXES[settings.format]
     output = settings.output or Path(f"model{suffix}")
-    check_output(output, {"MODEL": Path(settings.model)}, suffix)
-    write_output(output, model_at(settings.model).export(settings.format))
+    _terminal.check_output(output, {"MODEL": Path(settings.model)}, suffix)
+    _terminal.write_output(output, model_at(settings.model).export(settings.format))
 
 
 def model_at(path: str) -> Model:
@@ -398,13 +367,13 @@ def model_at(path: str) -> Model:
 def show(settings: _settings.ShowSettings) -> None:
     """Prints a model in the units of its table, and its guarantee."""
     model = model_at(settings.model)
-    console = terminal()
+    console = _terminal.terminal()
     versions = ", ".join(f"{k} {v}" for k, v in (model.versions or {}).items())
     console.print(f"{model.method} of {model.data} ({versions})")
     console.print(_meaning(model))
     head, lines = _weights_of(model)
     right = [title for title in head[1:] if title != _WHERE]
-    console.print(table_of(head, lines, right))
+    console.print(_terminal.table_of(head, lines, right))
     if model.standard_errors is not None:
         for note in model.summary().sentences:
             console.print(note)
@@ -417,14 +386,12 @@ def show(settings: _settings.ShowSettings) -> None:
 def plot(settings: _settings.PlotSettings) -> None:
     """Draws each column's effect as PNG or SVG, written whole or not at all."""
     output = settings.output
-    check_output(output, {"MODEL": Path(settings.model)})
+    _terminal.check_output(output, {"MODEL": Path(settings.model)})
     model = model_at(settings.model)
     rule = "a model that reads a column"
     _validate.require(len(model.columns) > 0, "MODEL", settings.model, rule)
     figure = _figure_of(model, is_dark=settings.dark)
-    content = io.BytesIO()
-    figure.savefig(content, format=output.suffix[1:])
-    write_output(output, content.getvalue())
+    _terminal.write_output(output, _pages.image_of(figure, output.suffix[1:]))
 
 
 def _figure_of(model: Model, *, is_dark: bool = False) -> Any:
@@ -547,7 +514,7 @@ def predict(settings: _settings.PredictSettings) -> None:
     messages on standard error about their cells, which are for the curator alone.
     """
     source = Path(settings.source)
-    check_output(settings.output, {"DATA": source}, ".csv")
+    _terminal.check_output(settings.output, {"DATA": source}, ".csv")
     model = model_at(settings.model)
     names = column_names(source, settings.text_format)
     copied = names if settings.keep else []
@@ -572,9 +539,9 @@ def predict(settings: _settings.PredictSettings) -> None:
         kind = model.columns[name]
         center = f"the center {digits(kind.center)}"
         value = "none of its categories" if kind.categories else center
-        warn(f"There is no column {name}: {value} is used for all records.")
+        _terminal.warn(f"There is no column {name}: {value} is used for all records.")
     if (gone := [name for name in exposure if name not in names]) != []:
-        warn(f"There is no column {gone[0]}: predictions are for one of it.")
+        _terminal.warn(f"There is no column {gone[0]}: predictions are for one of it.")
     about_means = _said_of_means(model, known, predictions)
     say_to_curator([*_said_of_cells(model, known), *about_means])
     text = io.StringIO(newline="")
@@ -590,7 +557,7 @@ def predict(settings: _settings.PredictSettings) -> None:
         cells.append(harmless("" if x == blank else x) for x in texts)
     shown = [f"{prediction:.9g}" for prediction in predictions.tolist()]
     writer.writerows(zip(*cells, shown, strict=True))
-    write_output(settings.output, text.getvalue().encode("utf-8", "replace"))
+    _terminal.write_output(settings.output, text.getvalue().encode("utf-8", "replace"))
 
 
 def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:

@@ -21,10 +21,15 @@ from dpjax.accounting._sample import sample_budget, sample_privacy
 from dpjax.datasets import Dataset
 from dpjax.tables import default_delta
 from dpjax.tables.cli import _ledger
-from dpjax.tables.cli._evaluation import evaluation_privacy
-from dpjax.tables.cli._fit import Budget, Plan, make_plan, training_privacy
+from dpjax.tables.cli._fit import (
+    Budget,
+    Plan,
+    evaluation_privacy,
+    make_plan,
+    training_privacy,
+)
 from dpjax.tables.cli._ranges import Ranges, plan_ranges
-from dpjax.tables.cli._release import RunFolder
+from dpjax.tables.cli._release import Release
 from dpjax.tables.cli._settings import DescribeSettings, ReleaseOptions, Settings
 from dpjax.tables.cli._sources import Table, blank_data
 from dpjax.tables.cli._units import privacy_of_units
@@ -34,29 +39,20 @@ from dpjax.tables.io._tables import column_names
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run before it begins; every attribute is public.
-
-    Attributes:
-        settings: the options.
-        table: the file that was read, without its cells; None for a public data set.
-        asked: the budget for the file.
-        own: the budget for the records that were read; a sample may spend more.
-        budget: the part of `own` that one record (with units, one of several of a unit)
-            may spend on the model or the description.
-        parts: the guarantee of each release, by name, for the records that were read;
-            releases use disjoint parts of them.
-        plan: the plan of a training; None for a description.
-        ranges: the centers and scales to release, if any.
-    """
+    """A run before it begins; every attribute is public."""
 
     settings: ReleaseOptions
-    table: Table | None
-    asked: Budget
-    own: Budget
+    table: Table | None  # without its cells; None for a public data set
+    asked: Budget  # for the file
+    own: Budget  # for the records that were read; a sample may spend more
+    # The part of `own` that one record (with units, one of several of a unit) may spend
+    # on the model or the description.
     budget: Budget
+    # The guarantee of each release for the records that were read; the releases use
+    # disjoint parts of them.
     parts: Mapping[str, PrivacyGuarantee]
-    plan: Plan | None = None
-    ranges: Ranges | None = None
+    plan: Plan | None = None  # None for a description
+    ranges: Ranges | None = None  # the centers and scales to release, if any
 
     def of_file(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee for the file, given one for the records that were read.
@@ -125,10 +121,8 @@ def plan_training(settings: Settings, source: Table | Dataset) -> Run:
     if (share := settings.private_ranges) is not None:
         # The ranges take a share of the budget, and the model has the rest.
         part = Budget(share * own.epsilon, share * own.delta)
-        ranges, budget = (
-            plan_ranges(table, *part),
-            Budget(*map(difference_down, own, part)),
-        )
+        ranges = plan_ranges(table, *part)
+        budget = Budget(*map(difference_down, own, part))
         table = table.with_ranges(ranges.columns)
     data = blank_data(table)
     plan = make_plan(settings, data, budget)
@@ -166,18 +160,23 @@ def _budgets(settings: ReleaseOptions, table: Table) -> tuple[Budget, Budget, Bu
     return asked, own, Budget(*group_budget(*own, table.places_per_unit))
 
 
-def charge(run: Run, run_folder: RunFolder | None) -> str | None:
-    """Enters a run into its --ledger; returns the entry's id, or None without a ledger.
+def charge(
+    run: Run, release: Release, source: Table | Dataset
+) -> tuple[Release, str | None]:
+    """Binds a release to its run, and enters the run into its --ledger, if it has one.
 
-    A run that resumes from its folder, with the same options, has an entry already,
-    which pays for one release: that release has not been made yet.
+    Returns the release and the id of the entry. A run that resumes from its folder,
+    with the same options, has an entry already, which pays for one release: that
+    release has not been made yet.
     """
-    settings, table, paid = run.settings, run.table, None
-    if settings.ledger is None:
-        return None
-    assert table is not None
+    settings, paid = run.settings, None
     options = repr(dataclasses.replace(settings, output=None, checkpoint=None))
-    if run_folder is not None:
+    records = () if isinstance(source, Dataset) else source.parts()
+    release = release.bound(options, records)
+    if settings.ledger is None:
+        return release, None
+    assert not isinstance(source, Dataset)  # `load_public` refuses a ledger
+    if (run_folder := release.run_folder) is not None:
         paid = run_folder.paid(options)
         _validate.require(
             paid is not None or not run_folder.has_states(),
@@ -190,11 +189,11 @@ def charge(run: Run, run_folder: RunFolder | None) -> str | None:
     entry = _ledger.charge(
         settings.ledger,
         run.released,
-        source=_ledger.Source(table.name, table.num_records, tuple(names)),
+        source=_ledger.Source(source.name, source.num_records, tuple(names)),
         method=run.method,
         unit=settings.unit,
         paid=paid,
     )
     if run_folder is not None:
         run_folder.keep_paid(entry.id, options)
-    return entry.id
+    return release, entry.id

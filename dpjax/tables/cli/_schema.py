@@ -50,23 +50,15 @@ _BOUNDED = {"exposure", "weight"}
 
 @dataclass(frozen=True)
 class Schema:
-    """Public facts about a file.
+    """Public facts about a file."""
 
-    Attributes:
-        columns: the features, by the name of their column; None for numbers with a
-            center and scale that are to be released privately.
-        target: a number, or for classification the only positive category; None as for
-            a column.
-        target_column: the name of the target's column, if the schema has it.
-        exposure: the column to which the target's mean is proportional, if any.
-        weight: the column with the weights of records, if any.
-    """
-
+    # The features; None for numbers whose center and scale are released privately.
     columns: Mapping[str, Numeric | Categorical | None]
+    # A number, or for classification the only positive category; None as for a column.
     target: Numeric | Categorical | None
-    target_column: str | None = None
-    exposure: BoundedColumn | None = None
-    weight: BoundedColumn | None = None
+    target_column: str | None = None  # its name, if the schema has it
+    exposure: BoundedColumn | None = None  # the target's mean is proportional to it
+    weight: BoundedColumn | None = None  # the weights of records
 
     @property
     def bounded(self) -> dict[str, BoundedColumn]:
@@ -78,11 +70,9 @@ class Schema:
 def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) -> Schema:
     """Reads a schema from a TOML file.
 
-    Args:
-        path: the file.
-        link: link of the loss: for "logit" `[target]` needs `positive`, for "log"
-            `scale`, else `center` and `scale`. None accepts all, and no target.
-        allows_empty: whether a section of numbers may be empty, for `--private-ranges`.
+    For the link "logit" `[target]` needs `positive`, for "log" `scale`, else `center`
+    and `scale`. The link None accepts all, and no target. With `allows_empty`, for
+    `--private-ranges`, a section of numbers may be empty.
     """
     _require(path.is_file(), str(path), "a file that exists")
     try:
@@ -96,8 +86,7 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         content.setdefault("target", {})  # nothing is predicted
     rule = "made of two sections, [columns] and [target], with [exposure] and [weight] "
     rule += f"where they are needed, in {path}"
-    is_fine = set(content) - _BOUNDED == {"columns", "target"}
-    _require(is_fine, sorted(content), rule)
+    _require(set(content) - _BOUNDED == {"columns", "target"}, sorted(content), rule)
     columns, target = content["columns"], content["target"]
     is_fine = isinstance(columns, dict) and len(columns) > 0
     _require(is_fine, columns, "at least one column long: [columns.NAME]")
@@ -108,15 +97,22 @@ def read_schema(path: Path, *, link: Link | None, allows_empty: bool = False) ->
         _require(isinstance(target_column, str), target_column, rule)
     asked = link
     if link is None:
-        has_label = isinstance(target, dict) and "positive" in target
         link = "log" if _has(target, "scale") else "identity"
-        link = "logit" if has_label else link
+        if isinstance(target, dict) and "positive" in target:
+            link = "logit"
     kinds = {name: _column(name, x, allows_empty) for name, x in columns.items()}
     bounded = {name: _bounded(name, content[name]) for name in _BOUNDED & set(content)}
     if link == "logit":
-        kind = _positive(target)
+        rule = "positive, the text or number that counts as +1, in [target]"
+        is_fine = _has(target, "positive") and isinstance(target["positive"], _CATEGORY)
+        _require(is_fine, target, rule)
+        kind = Categorical((_label(target["positive"]),))
     elif link == "log":
-        kind = _amount(target, allows_empty)
+        # The target of a log link has no center.
+        rule = f"scale, a number, with center 0 or none, in [target], for {AMOUNTS}"
+        is_fine = isinstance(target, dict) and ("scale" in target or target == {})
+        _require(is_fine and target.get("center", 0) == 0, target, rule)
+        kind = _numeric("[target]", target and {"center": 0} | target, allows_empty)
         if asked == "log" and kind is not None:
             kind = for_largest(kind, bounded.get("exposure"))
     else:
@@ -217,14 +213,6 @@ def _numeric(where: str, entry: Any, allows_empty: bool) -> Numeric | None:
         raise ValueError(f"--schema, {where}: {why}") from None
 
 
-def _amount(entry: Any, allows_empty: bool) -> Numeric | None:
-    """Returns the scale of the target of a log link, which has no center."""
-    rule = f"scale, a number, with center 0 or none, in [target], for {AMOUNTS}"
-    is_fine = isinstance(entry, dict) and ("scale" in entry or entry == {})
-    _require(is_fine and entry.get("center", 0) == 0, entry, rule)
-    return _numeric("[target]", entry and {"center": 0} | entry, allows_empty)
-
-
 def _bounded(name: str, entry: Any) -> BoundedColumn:
     rule = f"column, a name, and max, a number above zero, in [{name}]"
     is_fine = _has(entry, "column", "max") and isinstance(entry["column"], str)
@@ -233,13 +221,6 @@ def _bounded(name: str, entry: Any) -> BoundedColumn:
         return BoundedColumn(**entry)
     except (ValueError, OverflowError):
         raise ValueError(f"--schema must be {rule}, got {entry!r}.") from None
-
-
-def _positive(entry: Any) -> Categorical:
-    rule = "positive, the text or number that counts as +1, in [target]"
-    is_fine = _has(entry, "positive") and isinstance(entry["positive"], _CATEGORY)
-    _require(is_fine, entry, rule)
-    return Categorical((_label(entry["positive"]),))
 
 
 def _is_number(value: Any) -> bool:

@@ -3,6 +3,7 @@
 Nothing here imports JAX, so that help and errors about options appear at once.
 """
 
+import contextlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +90,13 @@ class TextOptions(Options):
     @property
     def text_format(self) -> TextFormat:
         """The format in which the file is read."""
+        is_quoted, schema = self.quoted, getattr(self, "schema", None)
+        if schema is not None and not is_quoted:
+            # `read_schema` checks the rest of the file.
+            with contextlib.suppress(OSError, ValueError):
+                is_quoted = toml_content(schema).get("quoted") is True
         return TextFormat(
-            quoted=self.quoted or _is_quoted(getattr(self, "schema", None)),
+            quoted=is_quoted,
             skip_lines=self.skip_lines or 0,
             last_lines=self.last_lines or 0,
             row_names=self.row_names,
@@ -99,14 +105,6 @@ class TextOptions(Options):
             thousands=self.thousands,
             currency=self.currency,
         )
-
-
-def _is_quoted(schema: Path | None) -> bool:
-    """Returns whether a schema has `quoted = true`; `read_schema` checks the rest."""
-    try:
-        return schema is not None and toml_content(schema).get("quoted") is True
-    except (OSError, ValueError):
-        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,17 +151,15 @@ class ReleaseOptions(TextOptions):
     )
     max_records: int | None = of_data(
         "On a file: use at most this many records, or values of --unit, drawn at "
-        "random while a file larger than memory is read. The sample may spend more; "
-        "epsilon and delta stay those of the whole file. By default as many as have "
-        "10^8 cells in the columns in use.",
+        "random; epsilon and delta stay those of the whole file. By default as many as "
+        "have 10^8 cells in the columns in use.",
         _validate.count,
     )
     output: Path | None = of_output("Folder to write to; dpjax-output/NAME by default.")
     checkpoint: Path | None = of_output(
-        "Folder that keeps the state of the run, apart from --output: the same "
-        "command resumes a stopped run. It holds the key, so it is as secret as the "
-        "data. The command removes it before the files appear. A killed run leaves "
-        "it: resume the run, or remove the folder."
+        "Folder that keeps the state of the run, apart from --output: the same command "
+        "resumes a stopped run. It holds the key, so it is as secret as the data. A "
+        "killed run leaves it: resume the run, or remove the folder."
     )
 
     def __post_init__(self) -> None:
@@ -224,10 +220,8 @@ class Settings(ReleaseOptions):
         required(lambda power: 1 < power < 2, "strictly between 1 and 2"),
     )
     model: ModelName | None = of_method(
-        "additive, with a curve for each column of numbers, or "
-        "linear. By default additive without --max-features. The number of knots of a "
-        "curve follows from the numbers of records and features and the budget; if "
-        "they are too small, the model is linear."
+        "additive, with a curve for each column of numbers if the records and the "
+        "budget suffice, or linear. By default additive without --max-features."
     )
     max_features: int | None = of_method(
         "The largest number of features with a weight, chosen "
@@ -235,9 +229,8 @@ class Settings(ReleaseOptions):
         _validate.count,
     )
     intervals: bool = of_method(
-        "A linear model whose coefficients have standard errors and "
-        "intervals, at a share of the budget. dpjax show prints them. Not with "
-        "--unit, because their widths assume independent records.",
+        "A linear model whose coefficients have standard errors and intervals, at a "
+        "share of the budget; dpjax show prints them. Not with --unit.",
         default=False,
     )
 

@@ -12,20 +12,14 @@ from dpjax import _validate, datasets
 from dpjax._types import Key
 from dpjax.datasets import Categorical, Dataset, Numeric
 from dpjax.datasets._dataset import PUBLIC_SETS, encode
-from dpjax.tables.cli import _schema
+from dpjax.tables.cli import _options, _schema
 from dpjax.tables.cli._curator import guess_names, schema_text
-from dpjax.tables.cli._settings import AMOUNTS, Settings, link_of
+from dpjax.tables.cli._settings import AMOUNTS, Settings, TextOptions, link_of
 from dpjax.tables.cli._terminal import SchemaNeeded
-from dpjax.tables.cli._units import Units, check_unit, named, read_names, units_of
+from dpjax.tables.cli._units import Units, named, read_names, units_of
 from dpjax.tables.io._sample import Reservoir, Tags, order_of
 from dpjax.tables.io._tables import Column, column_names, joined, read_chunks
-from dpjax.tables.io._texts import (
-    TextFormat,
-    Texts,
-    float32_of,
-    is_missing,
-    text_of,
-)
+from dpjax.tables.io._texts import TextFormat, Texts, float32_of, is_missing, text_of
 from dpjax.tables.models._terms import bending_features
 
 _FEWEST = 20  # records that --model additive needs
@@ -48,21 +42,13 @@ def default_size(num_columns: int, each: int) -> int:
 
 
 class Draw(NamedTuple):
-    """The plan of how a sample is drawn.
+    """The plan of how a sample is drawn."""
 
-    Attributes:
-        size: the largest number of records, or of units; None: `default_size`.
-        key: random key, as secret as the key of the noise, and another one.
-        unit: the column with the names of units, if any.
-        each: only this many records of a unit count, the first ones.
-        listed: the names of all units; None: the names that occur.
-    """
-
-    size: int | None
-    key: Key
-    unit: str | None = None
-    each: int = 1
-    listed: Sequence[str] | None = None
+    size: int | None  # the most records, or units; None: `default_size`
+    key: Key  # as secret as the key of the noise, and another one
+    unit: str | None = None  # the column with the names of units
+    each: int = 1  # only this many records of a unit count, the first ones
+    listed: Sequence[str] | None = None  # all units; None: the names that occur
 
     def read(
         self,
@@ -75,10 +61,8 @@ class Draw(NamedTuple):
         """Reads columns of a file in one pass, and keeps the records of the sample.
 
         The columns `numbers` are kept in float32, which takes less memory than text.
-
-        Returns:
-            The columns, the units of their records, and the sample; None without units,
-            and None if no more than `size` are there, then in the order of the file.
+        Returns the columns, the units of their records, and the sample. It is None if
+        no more than `size` are there, and the records are then in the file's order.
         """
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
@@ -123,26 +107,15 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A user's file, read but not yet encoded.
-
-    Attributes:
-        name: the file's name.
-        columns: the columns of the schema and of the target, each of shape (n,).
-        schema: the public facts about the columns.
-        target: the target's name.
-        is_test: whether each record is held out for testing, shape (n,); with units,
-            whether each unit is, shape (num_units,).
-        units: the units of the records, if neighbors differ in all records of a unit.
-        sample: the sizes of the sample; None if it has all records of the file.
-    """
+    """A user's file, read but not yet encoded."""
 
     name: str
-    columns: Mapping[str, Column]
+    columns: Mapping[str, Column]  # of the schema, the target and the bounded columns
     schema: _schema.Schema
     target: str
-    is_test: np.ndarray
-    units: Units | None = None
-    sample: Sample | None = None
+    is_test: np.ndarray  # whether each record, or unit, is held out for testing
+    units: Units | None = None  # if neighbors differ in all records of a unit
+    sample: Sample | None = None  # None if it has all records of the file
 
     @property
     def num_samples(self) -> int:
@@ -195,8 +168,7 @@ class Table:
         words, size = "records" if self.units is None else "units", len(self.is_test)
         num_held_out = round(share * size)
         rule = f"a share that holds out and leaves 10 of {size} {words} or more"
-        is_fine = 10 <= num_held_out <= size - 10
-        _validate.require(is_fine, "--holdout", share, rule)
+        _validate.require(10 <= num_held_out <= size - 10, "--holdout", share, rule)
         order = np.random.default_rng(_PUBLIC_SEED).permutation(size)
         return dataclasses.replace(self, is_test=order < num_held_out)
 
@@ -225,9 +197,8 @@ class Table:
 
 def load_public(name: str, settings: Settings) -> Dataset:
     """Loads a public data set; requires that options of files are left out."""
-    own = ("ledger", "schema", "target", "private_ranges", "holdout", "unit")
-    own += ("max_records", "quoted", "skip_lines", "last_lines", "row_names")
-    own += ("encoding", "decimal", "thousands", "currency")
+    own = "ledger", "schema", "target", "private_ranges", "holdout", "unit"
+    own += ("max_records", *_options.declared(TextOptions))
     for option in own:
         settings.require(option, False, f"left out with {name}, which has its own")
     data = datasets.load(name)
@@ -292,12 +263,13 @@ def read_records(
     """Reads the columns of a schema from a file, as `draw` plans it."""
     targets = [target] if target else []
     used = [*schema.columns, *targets, *schema.bounded]
-    check_unit(draw.unit, names, used)
+    rule = f"a column of {names} that is neither a feature nor the target"
+    is_fine = draw.unit is None or (draw.unit in names and draw.unit not in used)
+    _validate.require(is_fine, "--unit", draw.unit, rule)
     columns, units, sample = draw.read(path, used, text_format, numbers=numbers)
     num_records = len(columns[used[0]])
     is_fine = num_records > 0 or draw.listed is not None  # with a list, it is private
-    rule = "a file with at least one record"
-    _validate.require(is_fine, "DATA", str(path), rule)
+    _validate.require(is_fine, "DATA", str(path), "a file with at least one record")
     is_test = np.zeros(num_records, bool)
     table = Table(path.name, columns, schema, target, is_test, sample=sample)
     return table if units is None else table.by_unit(units)
@@ -315,16 +287,6 @@ def _check_model(
     ):
         is_fine |= settings.model != "additive"
         settings.require("model", is_fine, f"linear or left out {where}")
-
-
-def _has_target(kind: Numeric | Categorical, column: Column) -> np.ndarray:
-    """Returns which cells of the target hold a number, or for labels any text."""
-    if not kind.categories:
-        return kind.is_read(column)
-    cells, codes = column.tolist(), slice(None)
-    if isinstance(column, Texts):
-        cells, codes = column.distinct
-    return np.array([not is_missing(text_of(cell)) for cell in cells], bool)[codes]
 
 
 def encode_table(table: Table) -> Dataset:
@@ -348,7 +310,15 @@ def encode_table(table: Table) -> Dataset:
         for bound in (table.schema.weight, table.schema.exposure)
     )
     is_test, units = table.is_test, table.units
-    has_target = _has_target(target, cells)
+    # A target is a number, or for labels any text.
+    if target.categories:
+        texts, codes = cells.tolist(), slice(None)
+        if isinstance(cells, Texts):
+            texts, codes = cells.distinct
+        is_text = [not is_missing(text_of(text)) for text in texts]
+        has_target = np.array(is_text, bool)[codes]
+    else:
+        has_target = target.is_read(cells)
     weights = np.where(has_target, 1.0 if weights is None else weights, 0.0)
     weights = weights.astype(np.float32)  # empty places have weight zero
 

@@ -143,9 +143,7 @@ def write_output(path: Path, content: bytes) -> None:
 
 
 def table_of(
-    head: Iterable[str],
-    lines: Iterable[Iterable[str]],
-    right: Container[str] = (),
+    head: Iterable[str], lines: Iterable[Iterable[str]], right: Container[str] = ()
 ) -> Table:
     """Returns a table with the titles `head`; columns named in `right` align right."""
     shown = Table()

@@ -2,14 +2,14 @@
 
 import jax
 
+from dpjax.datasets import Dataset
 from dpjax.tables.cli import _outputs
 from dpjax.tables.cli._curator import warn_curator
-from dpjax.tables.cli._evaluation import evaluate
-from dpjax.tables.cli._fit import compare, train_private
+from dpjax.tables.cli._fit import compare, evaluate, train_private
 from dpjax.tables.cli._ranges import release_ranges
 from dpjax.tables.cli._release import begin
 from dpjax.tables.cli._run import charge, plan_training
-from dpjax.tables.cli._settings import Settings, link_of, public_name
+from dpjax.tables.cli._settings import FOR_AMOUNTS, Settings, public_name
 from dpjax.tables.cli._sources import Table, encode_table, load_public, read_private
 from dpjax.tables.cli._terminal import progress_bars, show_paths, stage, terminal
 
@@ -29,33 +29,33 @@ def train(settings: Settings) -> None:
     # Each use has its own key, so that no noise is drawn twice.
     keys = jax.random.split(release.key, 5)
     key, baseline_key, ranges_key, test_key, sample_key = keys
-    name, ranges, schema, entry = public_name(settings.source), None, None, None
-    if name is not None:
-        data = load_public(name, settings)
-        release, run = release.bound(settings, None), plan_training(settings, data)
+    ranges = schema = evaluation = scores = None
+    if (name := public_name(settings.source)) is not None:
+        source = load_public(name, settings)
     else:
         stage(f"Reading {settings.source}")
-        table = read_private(settings, sample_key)
-        release, run = release.bound(settings, table), plan_training(settings, table)
-        entry = charge(run, release.run_folder)
+        source = read_private(settings, sample_key)
+    run = plan_training(settings, source)
+    release, entry = charge(run, release, source)
+    plan = run.plan
+    assert plan is not None
+    if isinstance(source, Dataset):
+        data = source
+    else:
+        table = source
         warn_of_cells(table, settings)
         stage("Preparing the columns")
         if run.ranges is not None:
-            how = {"is_centered": link_of(settings.loss) != "log", "key": ranges_key}
+            how = {"is_centered": plan.loss not in FOR_AMOUNTS, "key": ranges_key}
             how["may_bend"] = settings.may_bend
-            ranges = release_ranges(run.ranges, table, **how)
-            table = table.with_ranges(ranges.columns)
+            ranges, table = release_ranges(run.ranges, table, **how)
         data, schema = encode_table(table), table.schema
-        del table  # its cells take more memory than the features
-    plan = run.plan
-    assert plan is not None
+        del source, table  # the cells take more memory than the features
     # Standard output holds the results; progress and warnings go to stderr.
-    _outputs.warn_of_weakness(ranges)
-    scores = evaluation = None
-    with progress_bars(terminal(stderr=True)) as on_step:
-        with release.recorded():
-            given = {"on_step": on_step, "run_folder": release.run_folder}
-            solution = train_private(plan, data, key=key, **given)
+    bars = progress_bars(terminal(stderr=True))
+    with release.recorded() as files, bars as on_step:
+        given = {"on_step": on_step, "run_folder": release.run_folder}
+        solution = train_private(plan, data, key=key, **given)
         if schema is not None and settings.holdout is not None:
             on_step("Evaluation", 0, 1)
             kind, own = schema.target, run.parts["evaluation"]
@@ -63,10 +63,9 @@ def train(settings: Settings) -> None:
             on_step("Evaluation", 1, 1)
         if run.table is None:
             scores = compare(plan, data, solution, key=baseline_key, on_step=on_step)
-    more = {"evaluation": evaluation, "scores": scores, "entry": entry}
-    trained = _outputs.Trained(run, data, solution, schema, ranges, **more)
-    content = trained.report(release.noise_key)
-    release.write(_outputs.files(trained.model(), content))
+        more = {"evaluation": evaluation, "scores": scores, "entry": entry}
+        trained = _outputs.Trained(run, data, solution, schema, ranges, **more)
+        files |= trained.files(release.noise_key)
     console = terminal()
     _outputs.show(console, trained)
     show_paths(console, [release.folder / name for name in _outputs.NAMES])

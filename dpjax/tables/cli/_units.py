@@ -32,23 +32,14 @@ _WHOLE = re.compile(r"([+-]?[0-9]+)\.0?")
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The units of a table's records.
+    """The units of a table's records."""
 
-    Attributes:
-        column: the column with the names of units.
-        size: k, the largest number of records of a unit that count.
-        num_units: number of units; public.
-        index: index of each record's unit, shape (n,); -1 for a record of no unit.
-        rank: rank of each record among the records of its unit, shape (n,).
-        is_listed: whether the names are a public list, not the names that occur.
-    """
-
-    column: str
-    size: int
-    num_units: int
-    index: np.ndarray
-    rank: np.ndarray
-    is_listed: bool = False
+    column: str  # with the names of units
+    size: int  # k, the largest number of records of a unit that count
+    num_units: int  # public
+    index: np.ndarray  # (n,), of each record's unit; -1 for a record of no unit
+    rank: np.ndarray  # (n,), of each record among the records of its unit
+    is_listed: bool = False  # the names are a public list, not the names that occur
 
     @property
     def words(self) -> str:
@@ -62,12 +53,15 @@ class Units:
     @property
     def public(self) -> str:
         """A sentence on what is public about the units, and what is protected."""
-        text = f"Which values of {self.column} have a record is public; how many "
-        text += "records each has, and what they hold, is protected."
         if self.is_listed:
-            text = f"The list of values of {self.column} that was given is public; "
-            text += "whether one of them has records, how many and which, is protected."
-        return text
+            return (
+                f"The list of values of {self.column} that was given is public; "
+                "whether one of them has records, how many and which, is protected."
+            )
+        return (
+            f"Which values of {self.column} have a record is public; how many records "
+            "each has, and what they hold, is protected."
+        )
 
     def report(self) -> dict[str, Any]:
         """Returns the public facts about the units, for JSON."""
@@ -79,11 +73,7 @@ class Units:
         }
 
     def placed(self, rows: np.ndarray, is_chosen: np.ndarray, size: int) -> np.ndarray:
-        """Lays out rows of chosen units, `size` places each; empty places are zeros.
-
-        Returns:
-            Shape (number of chosen units * size, ...).
-        """
+        """Lays out rows of chosen units, `size` places each; empty places are zeros."""
         place = np.cumsum(is_chosen) - 1
         is_kept = (self.index >= 0) & is_chosen[self.index] & (self.rank < size)
         laid = np.zeros((int(np.sum(is_chosen)) * size, *rows.shape[1:]), rows.dtype)
@@ -99,15 +89,11 @@ def units_of(
     names: Iterable[str] | None = None,
     order: Sequence[str] | None = None,
 ) -> Units:
-    """Returns the units of a table.
+    """Returns the units of a table, from the column with their names.
 
-    Args:
-        column: name of the column with the names of units.
-        cells: the cells of this column, one for each record.
-        size: the largest number of records of a unit that count.
-        names: all units, as `name_of` writes them; other records belong to no unit.
-            None: the names that occur, with records without a value as one unit.
-        order: the units that have places, in this order. None: all, sorted.
+    `names` lists all units, as `name_of` writes them; other records belong to no unit.
+    Without it the units are the names that occur, with records without a value as one
+    unit. `order` has the units that have places; by default all, sorted.
     """
     distinct, codes = named(cells)
     ordered = order or sorted(set(distinct if names is None else names))
@@ -119,13 +105,6 @@ def units_of(
         index[row], rank[row] = unit, counts[unit]
         counts[unit] += 1
     return Units(column, size, len(ordered), index, rank, names is not None)
-
-
-def check_unit(column: str | None, names: Sequence[str], used: Iterable[str]) -> None:
-    """Requires that the column of units, if given, is in the file and not used."""
-    rule = f"a column of {names} that is neither a feature nor the target"
-    is_fine = column is None or (column in names and column not in used)
-    _validate.require(is_fine, "--unit", column, rule)
 
 
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
@@ -164,7 +143,7 @@ def read_names(path: Path) -> list[str]:
         raise ValueError(f"--unit-names must be {rule}") from None
     names = [name for name in map(name_of, lines) if name]
     rule = "a file that names one unit at least"
-    _validate.require(len(names) > 0, "--unit-names", str(path), rule)
+    _validate.require(bool(names), "--unit-names", str(path), rule)
     return names
 
 

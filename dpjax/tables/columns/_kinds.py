@@ -230,8 +230,7 @@ def encode(
     rule = f"made of columns that are there ({list(columns)})"
     _validate.require(not missing, "schema", missing, rule)
     shapes = {name: np.shape(columns[name]) for name in schema}
-    is_fine = len({*shapes.values()}) == 1
-    _validate.require(is_fine, "columns", shapes, "of one length")
+    _validate.require(len({*shapes.values()}) == 1, "columns", shapes, "of one length")
     features = np.hstack([kind.encode(columns[name]) for name, kind in schema.items()])
     names = [feature for name, kind in schema.items() for feature in kind.names(name)]
     return features, tuple(names)

@@ -2,8 +2,10 @@
 
 import csv
 import io
+import itertools
 import json
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -19,7 +21,7 @@ from dpjax.accounting import (
     noise_multiplier_to_epsilon,
 )
 from dpjax.accounting._sample import sample_budget, subsampled_epsilon
-from dpjax.tables import _pages
+from dpjax.tables import _pages, stated
 from dpjax.tables.io._untrusted import harmless, printable
 
 _OF_NUMBERS = ("count", "missing", "mean", "median", "quantile 0.9")
@@ -138,16 +140,14 @@ class Description:
     @property
     def costs(self) -> list[Cost]:
         """The cost of each part."""
+        size, once = self.sample_size or self.num_samples, Sampling(num_steps=1)
         given = self.privacy.epsilon, self.privacy.delta
-        sizes = self.num_samples, self.sample_size or self.num_samples
-        prob = sizes[1] / sizes[0]
-        own = sample_budget(*given, num_samples=sizes[0], sample_size=sizes[1])
-        multiplier = noise_multiplier(*own, Sampling(num_steps=1))
-        costs = []
+        own = sample_budget(*given, num_samples=self.num_samples, sample_size=size)
+        multiplier, costs = noise_multiplier(*own, once), []
         for (column, name), share in self.shares.items():
             part = multiplier / math.sqrt(share)
-            epsilon = noise_multiplier_to_epsilon(part, own[1], Sampling(num_steps=1))
-            epsilon = subsampled_epsilon(epsilon, prob)
+            epsilon = noise_multiplier_to_epsilon(part, own[1], once)
+            epsilon = subsampled_epsilon(epsilon, size / self.num_samples)
             costs.append(Cost(column, name, share, epsilon))
         return costs
 
@@ -180,7 +180,6 @@ class Description:
             {k: x if isinstance(x, str) or math.isfinite(x) else None for k, x in cells}
             for cells in (row._asdict().items() for row in self.rows)
         ]
-        privacy = self.privacy
         return {
             "num_samples": self.num_samples,
             "sample_size": self.sample_size,
@@ -189,12 +188,7 @@ class Description:
             "rows": rows,
             "edges": {name: list(edges) for name, edges in self.edges.items()},
             "costs": [cost._asdict() for cost in self.costs],
-            "privacy": {
-                "epsilon": privacy.epsilon,
-                "delta": privacy.delta,
-                "relation": privacy.relation.name,
-                "description": privacy.description,
-            },
+            "privacy": stated(self.privacy),
         }
 
     def to_json(self) -> str:
@@ -243,7 +237,13 @@ class Description:
         paper, ink, rule, colors = _pages.DARK if is_dark else _pages.LIGHT
         text: dict[str, Any] = {"color": ink, "fontsize": 10, "parse_math": False}
         panels = _by(self.rows, "column")
-        heights = [_height(rows, name in self.edges) for name, rows in panels]
+        heights = []
+        for name, rows in panels:
+            num_groups = min(len({row.group for row in rows}), _MOST_LINES)
+            num_names = min(len({row.of for row in rows}), _MOST_LINES)
+            thin = _THIN * max(1.0, 0.35 * min(num_groups, 12)) * num_names
+            needed = _LINE * num_groups if name in self.edges else thin
+            heights.append(max(_TALL, needed) + _AROUND)
         num = min(3, len(panels))
         tall = [max(heights[i : i + num]) for i in range(0, len(panels), num)]
         facts = f"{claim(self.privacy.epsilon, self.privacy.delta, 4)}, {self.size}"
@@ -308,19 +308,8 @@ def costs_of(description: Description) -> _pages.Rows:
 
 def _by(rows: Iterable[Row], field: str) -> list[tuple[str, list[Row]]]:
     """Groups rows by a field, such as "column" or "group", in their order."""
-    by_column: dict[str, list[Row]] = {}
-    for row in rows:
-        by_column.setdefault(getattr(row, field), []).append(row)
-    return [*by_column.items()]
-
-
-def _height(rows: list[Row], is_number: bool) -> float:
-    num_groups = min(len({row.group for row in rows}), _MOST_LINES)
-    if is_number:
-        return max(_TALL, _LINE * num_groups) + _AROUND
-    num = min(len({row.of for row in rows}), _MOST_LINES)
-    thin = _THIN * max(1.0, 0.35 * min(num_groups, 12))
-    return max(_TALL, thin * num) + _AROUND
+    groups = itertools.groupby(rows, operator.attrgetter(field))
+    return [(name, [*own]) for name, own in groups]
 
 
 def _draw_numbers(

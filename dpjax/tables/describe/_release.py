@@ -234,8 +234,7 @@ def check(schema: Mapping[str, Kind], by: str | None) -> None:
     kinds = _kinds_of(schema)
     for name, kind in kinds.items():
         rule = f"None, Numeric or Categorical for column {name!r}"
-        is_kind = isinstance(kind, Numeric | Categorical)
-        _validate.require(is_kind, "schema", kind, rule)
+        _validate.require(isinstance(kind, Numeric | Categorical), "schema", kind, rule)
     known = [name for name, kind in kinds.items() if kind.categories]
     rule = f"a column of the schema with categories, of {known}"
     _validate.require(by is None or by in known, "by", by, rule)
@@ -339,22 +338,20 @@ class Statistics(NamedTuple):
         return share * counts + (1 - share) * total, share * stddev**2
 
     @property
-    def sizes(self) -> np.ndarray:
-        """The number of records in each group."""
-        return self.known[0] + (0 if self.counted is None else self.cells[-1])
-
-    @property
-    def size_variance(self) -> float:
-        """The variance of the noise of `sizes`."""
-        return self.known[1] + (0 if self.counted is None else self.stddev**2)
+    def size(self) -> tuple[np.ndarray, float]:
+        """The number of records in each group, and the variance of its noise."""
+        known, variance = self.known
+        if self.counted is None:
+            return known, variance
+        return known + self.cells[-1], variance + self.stddev**2
 
     def divided(self, group: int, size: int) -> tuple[int, int]:
         """Returns the numbers of known and missing cells in a group of `size` cells."""
         if self.counted is None:
             return size, 0
-        excess = float(self.sizes[group]) - size
-        known, variance = float(self.known[0][group]), self.known[1]
-        known = round(known - excess * variance / self.size_variance)
+        (sizes, total), (known, variance) = self.size, self.known
+        excess = float(sizes[group]) - size
+        known = round(float(known[group]) - excess * variance / total)
         known = min(max(known, 0), size)
         return known, size - known
 
@@ -364,8 +361,11 @@ def _of_numbers(
 ) -> Statistics:
     """Releases counts, means, quantiles and a histogram of numbers in every group."""
     mean_key, edge_key, count_key = _keys.split(key, 3)
-    within = kind.range
-    edges = _public_edges(within)
+    within, edges = kind.range, None
+    if within[1] < math.inf:  # the edges of equal bins, if they differ
+        ends = np.clip(within, -_LARGEST, _LARGEST)
+        edges = np.linspace(ends[0], ends[1], _NUM_BINS + 1).astype(np.float32)
+        edges = edges if np.all(np.diff(edges) > 0) else None
     clipped = np.clip(float32_of(column).astype(float), *within)
     numbers = groups.place(clipped.astype(np.float32))
     moments = dp_group_means(
@@ -413,15 +413,6 @@ def _of_categories(
     return Statistics(names, counts, errors, stddev, {"counts": 1.0}, [multiplier])
 
 
-def _public_edges(within: tuple[float, float]) -> np.ndarray | None:
-    """Returns equal bins' edges in a range, or None if it is infinite or too short."""
-    if within[1] == math.inf:
-        return None
-    ends = np.clip(within, -_LARGEST, _LARGEST)
-    edges = np.linspace(ends[0], ends[1], _NUM_BINS + 1).astype(np.float32)
-    return edges if np.all(np.diff(edges) > 0) else None
-
-
 def _codes(kind: Categorical, column: Column) -> np.ndarray:
     """Returns the index of each cell's category, the number of categories if none."""
     codes = np.full(len(column), len(kind.categories), np.int32)
@@ -444,14 +435,12 @@ def _bins(edges: tuple[float, ...]) -> list[str]:
 
 
 def _sizes_of(
-    groups: Groups,
-    releases: Sequence[Statistics],
-    own: Statistics | None,
+    groups: Groups, releases: Sequence[Statistics], own: Statistics | None
 ) -> np.ndarray:
     """Returns the number of records in each group, integers of shape (G,)."""
     # Every column with these groups, and the column of groups itself (`own`), has noisy
     # sizes, which are averaged with inverse variances as weights.
-    counts = [(release.sizes, release.size_variance) for release in releases]
+    counts = [release.size for release in releases]
     if own is not None:
         counts.append((own.cells[:, 0], own.stddev**2))
     weights = [1 / (variance + 1 / 12) for _, variance in counts]

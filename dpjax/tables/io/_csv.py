@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from dpjax.tables.io._texts import UNDECODED, TextFormat, Texts
 
@@ -189,7 +189,8 @@ def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any
     """Yields blocks of lines, which are polars series of strings."""
     import polars as pl
 
-    with _open(path) as file:
+    is_zipped = path.suffix.lower() == ".gz"
+    with gzip.open(path) if is_zipped else path.open("rb") as file:
         start = file.read(_START)
         for begin, kind in _OTHER_FILES.items():
             if start.startswith(begin):
@@ -214,12 +215,6 @@ def _lines(path: Path, encoding: str | None, *, is_quoted: bool) -> Iterator[Any
             elif is_ended:
                 decoded = [_decoded(line, codec) for line in lines.split(end)]
                 yield pl.Series(decoded, dtype=pl.String)
-
-
-def _open(path: Path) -> IO[bytes]:
-    if path.suffix.lower() == ".gz":
-        return cast(IO[bytes], gzip.open(path))
-    return path.open("rb")
 
 
 def _codec(start: bytes, encoding: str | None) -> str:

@@ -25,17 +25,10 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._tree import arrays
-from dpjax._types import ArrayLike, Key
+from dpjax._types import ArrayLike, Key, RandomBytes
 from dpjax.losses import LinearLoss, squared
 from dpjax.losses._log_link import LogLink
-from dpjax.tables.models._noisy_counts import (
-    WIDTH,
-    Interval,
-    Release,
-    adding_up,
-    interval_of,
-    num_seen,
-)
+from dpjax.mechanisms import discrete_gaussian
 
 _MOST_NATS = 5.0
 # Edges of absolute errors, in scales of the target: eight a decade.
@@ -45,12 +38,28 @@ _AMOUNT_EDGES = np.logspace(-4, 2, 37)
 _BEYOND = 3.0  # errors are clipped to so many times their 90th percentile
 _STEPS = 1000  # losses and errors are rounded to multiples of bound / 1000: exact sums
 _LARGEST = 1e30
-_NOTHING = Interval(0.0, 0.0, 0.0)
 _MEANS = 1e-9, 1e9  # in scales; range of means in losses, wide enough for exposures
 _SCORE_BINS = 20  # bins of probabilities, with an edge at a half
 _CALIBRATION_BINS = 5
 # The smallest share of a label, because noise may make it zero before the logarithm.
 _LEAST_SHARE = 1e-3
+_RAISED = 1 + 2.0**-16
+_FURTHEST = 30.0  # z in the docstring of `Release`
+_MOST_BITS = 20  # the largest k
+_LARGEST_STDDEV = 2**25  # of one draw, in units; more noise is a sum of draws
+_NUM_RESAMPLES = 200
+WIDTH = 1.96  # standard deviations: 95 per cent of a normal law
+
+
+class Interval(NamedTuple):
+    """A released number, with 95 per cent bounds for sampling and noise together."""
+
+    value: float
+    low: float
+    high: float
+
+
+_NOTHING = Interval(0.0, 0.0, 0.0)
 _COIN = Interval(0.5, 0.5, 0.5)  # area under the ROC curve of a constant
 
 
@@ -75,6 +84,42 @@ class PrivateScores(NamedTuple):
     measures: list[Measure]
     calibration: list[tuple[float, float, Interval]]
     num_scored: float
+
+
+class Release:
+    """Adds discrete Gaussian noise to sums of integers, exactly.
+
+    The noise is an integer in units of 2^-k, exact in its tails and in its last bits,
+    so these reveal nothing about a count. Sums in float64 are exact below 2^52 units.
+
+    By (3) and (4) of `dpjax.accounting._discrete_gaussian`, d counts cost as much as
+    with Gaussian noise of the same standard deviation (s counts, or S units), except
+    for 2 eta in epsilon and e^eta in delta, where eta = d z^2 / (8 S^2). The mass
+    beyond z = 30 is below e^-420. The standard deviation is therefore multiplied by 1 +
+    2^-16 and by 1 + 4 eta m, with the noise multiplier m, which pays for both terms:
+    `docs/privacy/proofs/estimators.md`, 9.5.
+    """
+
+    def __init__(self, key: Key, multiplier: float):
+        self.keys = iter(jax.random.split(key))
+        self.multiplier = multiplier
+
+    def __call__(
+        self, sums: np.ndarray, sensitivity: float
+    ) -> tuple[np.ndarray, float]:
+        """Returns the noisy sums, and the standard deviation of the noise."""
+        stddev = self.multiplier * sensitivity * _RAISED
+        # The unit is the finest in which the noise is not above the largest draw.
+        bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
+        unit = 2.0 ** -min(max(bits, 0), _MOST_BITS)
+        eta = sums.size * (_FURTHEST / max(stddev / unit, 1.0)) ** 2 / 8
+        stddev *= 1 + 4 * eta * self.multiplier
+        num_draws = max(1, math.ceil((stddev / unit / _LARGEST_STDDEV) ** 2))
+        of_one = max(1, math.ceil(stddev / unit / math.sqrt(num_draws)))
+        shape, source = (num_draws, *sums.shape), _random_bytes_of(next(self.keys))
+        noise = discrete_gaussian(shape, stddev=of_one, random_bytes=source)
+        noise = unit * noise.sum(axis=0)
+        return sums + noise, unit * of_one * math.sqrt(num_draws)
 
 
 def private_scores(
@@ -142,15 +187,12 @@ def private_scores(
     _validate.require(targets.ndim == 1, "targets", targets.shape, "of shape (n,)")
     outputs = () if loss.num_outputs == 1 else (loss.num_outputs,)
     shape = (*targets.shape, *outputs)
-    is_fine = scores.shape == shape
-    _validate.require(is_fine, "scores", scores.shape, f"of shape {shape}")
+    rule = f"of shape {shape}"
+    _validate.require(scores.shape == shape, "scores", scores.shape, rule)
     scores, other = _clipped(scores), None if beside is None else _clipped(beside)
     if other is not None:
-        is_fine, rule = (
-            other.shape in (shape, outputs),
-            f"of shape {outputs} or {shape}",
-        )
-        _validate.require(is_fine, "beside", other.shape, rule)
+        rule = f"of shape {outputs} or {shape}"
+        _validate.require(other.shape in (shape, outputs), "beside", other.shape, rule)
     if is_end is not None:
         given, rule = (is_end.shape, is_end.dtype), f"of shape {targets.shape} and bool"
         _validate.require(given == (targets.shape, bool), "is_end", given, rule)
@@ -215,10 +257,8 @@ def _of_numbers(
         Measure("mean absolute error, clipped", *(_times(scale, x) for x in means[1])),
         Measure("root mean squared error, clipped", *roots),
     ]
-    for name, times, limits in (
-        ("absolute error", scale, ends),
-        (kind, factor, bounds),
-    ):
+    clipped = ("absolute error", scale, ends), (kind, factor, bounds)
+    for name, times, limits in clipped:
         exact = (Interval(*[times * limit] * 3) for limit in limits)
         measures.append(Measure(f"{name}: clipped to", *exact))
     if other is not None:
@@ -374,10 +414,8 @@ def _of_labels(
 
     def bounded(statistic, table=tables[0], is_mean=False):
         def of_table(table):
-            value = statistic(table[:-1].reshape(2, _SCORE_BINS))
-            return (
-                value / num_seen(table[-1], num_samples, stddev) if is_mean else value
-            )
+            seen = num_seen(table[-1], num_samples, stddev) if is_mean else 1.0
+            return statistic(table[:-1].reshape(2, _SCORE_BINS)) / seen
 
         return _within_one(interval_of(of_table, table, num_samples, stddev))
 
@@ -401,13 +439,12 @@ def _of_labels(
         part = slice(first, first + width)
         # A range with fewer records has a share that is mostly noise.
         if counts[:, part].sum() > 4 * stddev * math.sqrt(2 * width):
-            share = bounded(
-                lambda counts, part=part: (
-                    counts[1, part].sum() / max(counts[:, part].sum(), 1.0)
-                )
-            )
+
+            def share_of(counts, part=part):
+                return counts[1, part].sum() / max(counts[:, part].sum(), 1.0)
+
             ends = first / _SCORE_BINS, (first + width) / _SCORE_BINS
-            calibration.append((*ends, share))
+            calibration.append((*ends, bounded(share_of)))
     measures = [
         Measure("accuracy", bounded(right, is_mean=True), constants[0]),
         Measure("area under the ROC curve", bounded(_area), constants[1]),
@@ -509,3 +546,53 @@ def _sides(scores: np.ndarray, beside: np.ndarray | None) -> list[np.ndarray]:
 
 def _within_one(interval: Interval) -> Interval:
     return Interval(*(min(max(x, 0.0), 1.0) for x in interval))
+
+
+def _random_bytes_of(key: Key) -> RandomBytes:
+    """Returns a source of random bytes, which is as secret as the key."""
+    left = b""
+
+    def random_bytes(count: int) -> bytes:
+        nonlocal key, left
+        while len(left) < count:
+            key, block = jax.random.split(key)
+            left += np.asarray(jax.random.bits(block, (2048,), "uint32")).tobytes()
+        first, left = left[:count], left[count:]
+        return first
+
+    return random_bytes
+
+
+def interval_of(
+    statistic: Callable[[np.ndarray], float],
+    counts: np.ndarray,
+    num_samples: int,
+    stddev: float,
+) -> Interval:
+    """Returns a statistic of released counts, with bounds; it costs no privacy."""
+    # The bounds are from a parametric bootstrap with the released counts as shares.
+    rng = np.random.default_rng(0)
+    # Counts that are mostly noise are set to zero. Clipped at zero, many of them would
+    # have a large sum.
+    shares = np.where(counts > 2 * stddev, counts, 0.0).ravel()
+    if shares.sum() <= 0:
+        shares = np.ones(counts.size)
+    drawn = rng.multinomial(num_samples, shares / shares.sum(), _NUM_RESAMPLES)
+    noisy = drawn + stddev * rng.standard_normal(drawn.shape)
+    tables = (adding_up(x.reshape(counts.shape), num_samples) for x in noisy)
+    spread = float(np.std([statistic(table) for table in tables]))
+    value = float(statistic(adding_up(counts, num_samples)))
+    return Interval(value, value - WIDTH * spread, value + WIDTH * spread)
+
+
+def num_seen(num_missing: float, num_samples: int, stddev: float) -> float:
+    """Returns the number of records with a target, from the noisy number without."""
+    # A count that may be noise alone is taken as 0, so that a table without missing
+    # targets gets no noise here.
+    is_clear = num_missing > WIDTH * stddev
+    return max(num_samples - num_missing * is_clear, 1.0)
+
+
+def adding_up(counts: np.ndarray, num_samples: int) -> np.ndarray:
+    """Returns noisy counts, shifted to add up to the public number of records."""
+    return counts + (num_samples - counts.sum()) / counts.size

@@ -142,7 +142,7 @@ def test_the_attack_sees_a_score_with_little_noise(name, monkeypatch):
     def weak(shape, *, stddev, random_bytes):
         return draw(shape, stddev=round(0.05 * stddev), random_bytes=random_bytes)
 
-    monkeypatch.setattr("dpjax.tables.models._noisy_counts.discrete_gaussian", weak)
+    monkeypatch.setattr("dpjax.tables.models._scores.discrete_gaussian", weak)
     sides = [
         [float(case.statistic(case.release(jax.random.key(i), x))) for i in range(4)]
         for x in (case.data, case.neighbor)

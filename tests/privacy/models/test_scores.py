@@ -11,7 +11,7 @@ import pytest
 from dpjax import losses
 from dpjax.mechanisms import discrete_gaussian
 from dpjax.models import private_scores
-from dpjax.tables.models import _noisy_counts, _scores
+from dpjax.tables.models import _scores
 
 ODD = [0.0, 1e4, 1e38, -1e38, math.nan, math.inf, 3.0]
 CLASSES = (0, 1, 2, -1, 7, math.nan)
@@ -47,8 +47,8 @@ def sums(monkeypatch):
         seen.append((np.array(sums), sensitivity))
         return sums, 0.0
 
-    monkeypatch.setattr(_noisy_counts.Release, "__call__", record)
-    interval = _noisy_counts.Interval(1.0, 1.0, 1.0)
+    monkeypatch.setattr(_scores.Release, "__call__", record)
+    interval = _scores.Interval(1.0, 1.0, 1.0)
     monkeypatch.setattr(_scores, "interval_of", lambda *_: interval)
     return seen
 
@@ -88,7 +88,7 @@ def test_a_record_moves_counts_and_losses_by_their_sensitivity(kind, beside, sum
 @pytest.mark.parametrize("loss", [losses.squared, losses.log_link(1.5)])
 def test_sums_within_given_bounds_move_by_their_sensitivity(sums, loss, marks):
     """Beside them stands the number of records that are marked, if any may be."""
-    release = _noisy_counts.Release(jax.random.key(0), 1.0)
+    release = _scores.Release(jax.random.key(0), 1.0)
     odd = np.array([0.0, 1e38, -1e38, np.nan, np.inf, 0.3])
     for score, target in itertools.product(odd, odd[[0, 1, 2, 3, 5]]):
         scores = np.array([[score, 1.0], [-score, 2.0]])
@@ -125,7 +125,7 @@ def test_noise_is_what_the_multiplier_says(monkeypatch, kind):
         seen.append((stddev, noise))
         return noise
 
-    monkeypatch.setattr(_noisy_counts, "discrete_gaussian", spy)
+    monkeypatch.setattr(_scores, "discrete_gaussian", spy)
     x, multiplier = np.random.default_rng(3).normal(size=50), 7.0
     scored(kind, x, np.sign(x), np.zeros(()), multiplier=multiplier)
     (of_counts, counts), (of_losses, losses_) = seen
@@ -141,7 +141,7 @@ def test_noise_is_what_the_multiplier_says(monkeypatch, kind):
 
 @pytest.mark.parametrize("multiplier", [0.0, 1e-4, 0.7, 40.0, 3e6, 1e8])
 def test_noise_of_counts_hides_their_last_bits(multiplier):
-    release = _noisy_counts.Release(jax.random.key(0), multiplier)
+    release = _scores.Release(jax.random.key(0), multiplier)
     counts = np.array([0.0, 1.0, 2.0**24 + 1, 1e9, *[5.0] * 400])
     released, stddev = release(counts, 2.0)
     noise = released - counts
@@ -153,7 +153,7 @@ def test_noise_of_counts_hides_their_last_bits(multiplier):
     assert 2 * multiplier <= stddev <= max(2 * multiplier * 1.01, 1e-6)
     if multiplier > 0.0:
         assert 0.85 < np.std(noise) / stddev < 1.15
-    again, _ = _noisy_counts.Release(jax.random.key(0), multiplier)(counts, 2.0)
+    again, _ = _scores.Release(jax.random.key(0), multiplier)(counts, 2.0)
     np.testing.assert_array_equal(again, released)
 
 
@@ -167,9 +167,9 @@ def test_raised_noise_pays_for_being_discrete(monkeypatch, size, multiplier):
         units.append(math.sqrt(shape[0]) * stddev)
         return np.zeros(shape, np.int64)
 
-    monkeypatch.setattr(_noisy_counts, "discrete_gaussian", zero)
+    monkeypatch.setattr(_scores, "discrete_gaussian", zero)
     sensitivity = math.sqrt(size / 20.5)
-    release = _noisy_counts.Release(jax.random.key(0), multiplier)
+    release = _scores.Release(jax.random.key(0), multiplier)
     _, stddev = release(np.zeros(size), sensitivity)
 
     def delta(epsilon, mu):

@@ -32,7 +32,7 @@ from dpjax._types import REPLACE_ONE
 from dpjax.mechanisms import _additive, _peeling, _samplers, _selection
 from dpjax.sklearn import _labels
 from dpjax.solvers.papers import _gradient_descent, _objective_perturbation
-from dpjax.tables.models import _noisy_counts
+from dpjax.tables.models import _scores
 from dpjax.transforms import _privatize
 
 SLACK = 1 + 1e-4  # of float32 numbers, in what moves
@@ -219,7 +219,7 @@ def installed(patch: Any) -> Replay:
     hook(_objective_perturbation, "_release", perturbed)
     hook(_labels, "passing", labelled)
     for owner, name, around in (
-        (_noisy_counts.Release, "__call__", counted),
+        (_scores.Release, "__call__", counted),
         (_gradient_descent._Noise, "add", contributed),
     ):
         method = getattr(owner, name)

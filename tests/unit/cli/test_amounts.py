@@ -160,7 +160,7 @@ def test_a_scale_is_bought_without_a_center():
     made = Table("t", columns, schema, "y", np.zeros(4_000, bool))
     planned = plan_ranges(made, 1.0, 1e-5)
     options = {"key": jax.random.key(0), "is_centered": False}
-    bought = release_ranges(planned, made, **options)
+    bought, _ = release_ranges(planned, made, **options)
     (kind,) = bought.columns.values()
     assert kind.center == 0
     assert 5_000 < kind.scale < 7_500  # a bin of ten a decade

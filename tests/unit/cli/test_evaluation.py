@@ -11,7 +11,7 @@ from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee, gaussian_epsilon
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import Solution
-from dpjax.tables.cli._evaluation import evaluate, evaluation_privacy
+from dpjax.tables.cli._fit import evaluate, evaluation_privacy
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._sources import Table, encode_table
 
@@ -78,7 +78,7 @@ def test_what_it_costs(monkeypatch):
         multipliers.append(noise_multiplier)
         return SimpleNamespace(num_scored=1, measures=(), calibration=())
 
-    monkeypatch.setattr("dpjax.tables.cli._evaluation.private_scores", scores)
+    monkeypatch.setattr("dpjax.tables.cli._fit.private_scores", scores)
     privacy, _ = evaluation(many(PRICE, n=50), PRICE, epsilon=0.7, delta=1e-6)
     assert (privacy.epsilon, privacy.delta) == (0.7, 1e-6)
     (multiplier,) = multipliers

@@ -34,7 +34,7 @@ def made_up(columns, y, target=None, **kinds):
 def buy(table, key=None, epsilon=2.0, delta=1e-5, **options):
     key = jax.random.key(0) if key is None else key
     planned = plan_ranges(table, epsilon, delta)
-    bought = release_ranges(planned, table, key=key, **options)
+    bought, _ = release_ranges(planned, table, key=key, **options)
     assert bought.privacy is planned.privacy  # what is charged
     assert [*bought.columns] == [*planned.columns]
     return bought

@@ -10,7 +10,7 @@ import pytest
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import Curves
 from dpjax.tables.columns._kinds import BoundedColumn
-from dpjax.tables.models._file import model_file
+from dpjax.tables.models._model import model_file
 from tests.unit.cli import command
 from tests.unit.cli.command import done, refusals
 from tests.unit.models import test_model

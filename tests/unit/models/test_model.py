@@ -21,7 +21,7 @@ from dpjax.datasets import Categorical, Numeric
 from dpjax.models import Model
 from dpjax.solvers import Curves
 from dpjax.tables.columns._kinds import BoundedColumn, encode
-from dpjax.tables.models._file import model_file
+from dpjax.tables.models._model import model_file
 from tests.unit.refusals import refused
 
 ROOMS, TOWN = Numeric(4, 2), Categorical(("Ghent", "Lier"))
