@@ -11,7 +11,7 @@ _EXTRA = ("typer", "rich", "matplotlib", "polars")
 
 def main() -> None:
     """Runs the command, or says what to install if a package is missing."""
-    missing = [name for name in _EXTRA if importlib.util.find_spec(name) is None]
+    missing = [name for name in _EXTRA if not _is_installed(name)]
     if missing:
         print(
             f"The dpjax command needs {', '.join(missing)}: "
@@ -29,3 +29,10 @@ def main() -> None:
     from dpjax.tables.cli._app import app
 
     app()
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ImportError:
+        return False

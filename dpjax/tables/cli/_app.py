@@ -45,11 +45,11 @@ for name, settings, place in (
     ("plan", _settings.ForecastSettings, "_forecast.forecast"),
     ("check", _settings.CheckSettings, "_curator.check"),
     ("describe", _settings.DescribeSettings, "_describe.describe"),
-    ("predict", _settings.PredictSettings, "_report.predict"),
-    ("export", _settings.ExportSettings, "_report.export"),
-    ("show", _settings.ShowSettings, "_report.show"),
+    ("predict", _settings.PredictSettings, "_saved.predict"),
+    ("export", _settings.ExportSettings, "_saved.export"),
+    ("show", _settings.ShowSettings, "_saved.show"),
     ("report", _settings.ReportSettings, "_report.report"),
-    ("plot", _settings.PlotSettings, "_report.plot"),
+    ("plot", _settings.PlotSettings, "_saved.plot"),
 ):
     app.command(name)(command(settings, place))
 ledger = typer.Typer(no_args_is_help=True, help="What all runs on a table may spend.")

@@ -10,7 +10,7 @@ import pytest
 
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import Curves
-from dpjax.tables.cli._report import _said_of_cells
+from dpjax.tables.cli._saved import _said_of_cells
 from tests.unit.cli.command import done, invoke, model_content, refusals
 from tests.unit.models.test_model import TOWN, WEIGHTS, model
 
