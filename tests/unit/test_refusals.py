@@ -98,6 +98,7 @@ BAD = {
     "records": ["all"],
     "mean_trials": [0.0, INF, NAN, None],
     "relation": ["replace", None],
+    "value": [np.zeros(3, kind) for kind in (int, bool, complex)],
     "key": [0, None, np.zeros(2, np.uint32), jax.random.split(jax.random.key(0))],
     "execution": [print],
     "checkpoint": ["folder", 3],
@@ -396,7 +397,7 @@ WRONG = [
         ],
     ),
     (
-        "dp_quantile",
+        "dp_quantile dp_histogram",
         "edges",
         [[0.0, 1.0], [0.0, 2.0, 1.0], [0.0, 1.0, INF], [1.0, 1.0 + 1e-12, 2.0]],
     ),

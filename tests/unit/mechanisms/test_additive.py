@@ -119,14 +119,6 @@ def test_a_private_scale_is_never_looked_at_but_has_to_fit(name, key):
             mechanism(key, jnp.zeros(3), scale)
 
 
-@each
-def test_bad_value(name, key):
-    for dtype in (jnp.int32, jnp.bool_, jnp.complex64):
-        value = {"a": jnp.zeros(2), "b": jnp.zeros(2, dtype)}
-        with pytest.raises(ValueError, match="value must be of floating point"):
-            MECHANISMS[name][0](key, value, 1.0)
-
-
 @pytest.mark.quick(1)
 @each
 def test_differentiable_in_value_and_scale(name, key):

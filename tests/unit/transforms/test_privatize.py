@@ -189,20 +189,8 @@ def test_a_private_size_divides_nothing(name, key):
     make(relation=ADD_OR_REMOVE_ONE, normalize_by=3)
     with pytest.raises(ValueError, match="relation must be REPLACE_ONE or ADD_OR_REM"):
         make(relation="replace", normalize_by=3)
-
-
-def test_one_record_more_moves_a_mean_by_its_sensitivity(key):
-    # With the realized sizes 4 and 3 as divisors it would be moved by 2 / 3 or more.
-    rows = jnp.array([-1.0, -1.0, -1.0, 1.0])
-    grads = partial(
-        dpjax.robust_grad,
-        *(lambda w, x: w * x, Clipping(1.0)),
-        relation=ADD_OR_REMOVE_ONE,
-    )
-    mean = grads(normalize_by=4)
-    moved = abs(mean(0.0, rows) - mean(0.0, rows[:3]))
-    assert moved <= Clipping(1.0).sensitivity(4, 1, ADD_OR_REMOVE_ONE).l2
-    grads(user_ids=jnp.arange(4), num_users=4)  # a public number, which divides
+    if name == "robust_grad":  # the number of users is public, and divides
+        make(relation=ADD_OR_REMOVE_ONE, user_ids=jnp.arange(4), num_users=4)
 
 
 EACH_FIRST = {
@@ -306,16 +294,3 @@ def test_it_is_independent_noise_of_the_same_keys(name):
             rtol=1e-5,
             atol=1e-5,
         )
-
-
-@pytest.mark.parametrize(
-    ("estimator", "noise"),
-    [
-        (Clipping(1.0), "tree"),
-        (Clipping(1.0), BinaryTree),
-        (TrimmedMean(0.2, -1.0, 1.0), BinaryTree(4)),
-    ],
-)
-def test_bad_noise_is_named(estimator, noise, key):
-    with pytest.raises(ValueError, match="noise must be a strategy of dpjax"):
-        privatize(estimator, noise_multiplier=1.0, key=key, noise=noise)
