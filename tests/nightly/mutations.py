@@ -192,14 +192,14 @@ FAULTS = [
         "zCDP is converted without its alpha",
         "epsilon = (1 + b) * rho + (log_inverse",
         "epsilon = b * rho + (log_inverse",
-        "tests/unit/accounting/test_zcdp.py",
+        "tests/unit/accounting/test_gaussian.py",
         "near(accounting.rho_to_epsilon(0.03056, 1e-5), 1.0, 0.002)",
     ),
     Fault(
         "the order of zCDP is forgotten on the way back",
         "return gain / (1 + b) * (1 - _SLACK)",
         "return gain / b * (1 - _SLACK)",
-        "tests/unit/accounting/test_zcdp.py",
+        "tests/unit/accounting/test_gaussian.py",
         "accounting.rho_to_epsilon(accounting.epsilon_to_rho(8, 1e-2), 1e-2) <= 8",
     ),
     Fault(
@@ -312,7 +312,7 @@ FAULTS = [
         "batches overflow more often than is counted",
         "tail = _OVERFLOW_SHARE * delta * shrink / ((1 + shrink) * num_steps)",
         "tail = _OVERFLOW_SHARE * delta * num_steps",
-        "tests/unit/accounting/test_poisson_capacity.py",
+        "tests/unit/accounting/test_subsampling.py",
         "dpjax.accounting._sampled_gaussian.poisson_capacity(10_000, 0.01, num_steps=1000, epsilon=1.0,"
         " delta=1e-6) > 160",
     ),

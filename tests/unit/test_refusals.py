@@ -397,7 +397,7 @@ WRONG = [
         ],
     ),
     (
-        "dp_quantile dp_histogram",
+        "dp_quantile",
         "edges",
         [[0.0, 1.0], [0.0, 2.0, 1.0], [0.0, 1.0, INF], [1.0, 1.0 + 1e-12, 2.0]],
     ),

@@ -11,7 +11,7 @@ from dpjax.sklearn import DPPoissonRegressor
 from dpjax.tables.cli._schema import Schema
 from dpjax.tables.cli._sources import Table
 from tests.unit.cli.command import done, invoke, words_of
-from tests.unit.cli.test_printed import NO_NOISE, N, of_errors, records
+from tests.unit.sklearn.test_scoring import NO_NOISE, N, of_errors, records
 
 HALF = Table("", {}, Schema({}, None), "", np.zeros(N, bool)).held_out(0.5)
 UNITS = ["--unit", "who", "--records-per-unit", 1]

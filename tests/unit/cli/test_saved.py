@@ -171,18 +171,13 @@ def test_no_control_character_of_a_model_reaches_the_terminal(folder):
 test_what_is_refused = refusals(
     """
 plot none.npz => none.npz
-plot new.csv => MODEL must be a file that dpjax train has written
 plot out --output p.pdf => --output must be a file that ends in .png or .svg
 plot out --output new.csv/p.png => --output must be a file, in a folder
 plot m.png --output m.png => --output must be another file than MODEL m.png
 plot constant.npz => MODEL must be a model that reads a column, got
-predict none.npz new.csv => MODEL must be a file that dpjax train has written
 predict new.csv new.csv => MODEL must be a file that dpjax train has written
-predict out none.csv => DATA must be a file that exists
 predict out other.csv => with one of the columns that the model reads, ['rooms
 predict out new.csv --id who => --id must be a column of
 predict out new.csv --output new.csv => --output must be another file
-predict out new.csv --output new.txt => --output must be a file that ends in
-predict out new.csv --output new.csv/x.csv => --output must be a file
 """
 )
