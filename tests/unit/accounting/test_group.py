@@ -123,8 +123,7 @@ def line(moves, weights):
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize(
-    ("shift", "prob", "size"),
-    [(0.3, 0.02, 4), (2.0, 0.5, 3), (0.7, 1.0, 2)],
+    ("shift", "prob", "size"), [(0.3, 0.02, 4), (2.0, 0.5, 3), (0.7, 1.0, 2)]
 )
 def test_one_step_by_integration(shift, prob, size, relation):
     counts = np.arange(size + 1)

@@ -170,26 +170,6 @@ def test_reference_levels_unknown_cells_and_what_does_not_decode():
     assert (counts.unread, counts.reference, counts.example) == (251, 0, "a")
 
 
-@pytest.mark.parametrize("folder_options", [[], ["--checkpoint", "kept"]])
-def test_an_interrupted_run_says_how_to_resume(folder, folder_options, monkeypatch):
-    (folder / "schema.toml").write_text(schema(age=GOOD["age"]))
-
-    def interrupt(*_, run_folder, **__):
-        if run_folder is not None:
-            (run_folder.path / "states" / "1").mkdir(parents=True)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("dpjax.tables.cli._train.train_private", interrupt)
-    code, _, said = train(*folder_options)
-    assert code not in (0, 2)
-    assert "Stopped; nothing was written to --output." in said
-    if folder_options:
-        assert "The same command goes on from here" in said
-        assert (folder / "kept" / "key.npz").exists()
-    else:
-        assert "With --checkpoint FOLDER a run can be resumed." in said
-
-
 def test_what_a_command_is_at_shows_until_something_is_printed(monkeypatch, capsys):
     _terminal.stage("nowhere")
     assert not _terminal._stages

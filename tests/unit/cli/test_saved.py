@@ -2,7 +2,6 @@
 
 import dataclasses
 import xml.etree.ElementTree as ElementTree
-from types import SimpleNamespace
 
 import matplotlib.image
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import Curves
-from dpjax.tables.cli._report import _said_of_cells
 from tests.unit.cli.command import done, invoke, model_content, refusals
 from tests.unit.models.test_model import TOWN, WEIGHTS, model
 
@@ -85,15 +83,6 @@ def test_predictions_join_by_what_is_kept(folder):
     assert "--encoding says how the file is encoded: latin-1 or cp1252" in said
     more = "--encoding", "cp1252", "--currency", "€", "--decimal", ",", "--keep"
     assert told(*more, "--thousands", ".")[0][1] == 'Ghént,"2.000,5 €",950'
-
-
-def test_another_value_beside_a_single_category_is_an_answer(folder):
-    columns = {"town": np.array(["Ghent", "Lier", "Lier", ""], object)}
-    one = SimpleNamespace(columns={"town": Categorical(("Ghent",))}, exposure=None)
-    (said,) = _said_of_cells(one, columns)
-    assert said.startswith("town: 1 of 4 cells hold no value: they count as none of")
-    columns["town"][3] = "Ghent"
-    assert not list(_said_of_cells(one, columns))
 
 
 def test_probabilities(folder):

@@ -453,19 +453,6 @@ def test_operations_beside_the_two_stay_as_they_are(by):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
 
 
-def test_a_constant_may_be_transposed():
-    matrix = np.arange(6.0, dtype=np.float32).reshape(2, 3)
-
-    def scaled(x):
-        return jax.lax.transpose(matrix, (1, 0)) * x
-
-    jax.config.update("jax_use_simplified_jaxpr_constants", True)  # else no literal
-    try:
-        np.testing.assert_array_equal(streamlined(scaled)(jnp.ones(())), matrix.T)
-    finally:
-        jax.config.update("jax_use_simplified_jaxpr_constants", False)
-
-
 def test_what_states_its_sharding_keeps_it(key):
     mesh = jax.make_mesh((1,), ("axis",), axis_types=(AxisType.Explicit,))
     dealt = NamedSharding(mesh, PartitionSpec("axis"))
