@@ -76,7 +76,7 @@ TABLE = r"""
 ~ return jnp.sinh(sigma * _samplers.normal(key, *kind)){{ / sigma|}}
 ? near(jnp.median(jnp.abs(mechanisms.arsinh_normal(key, jnp.zeros(100_000), scale=1.0,
 ? sigma=0.5))), 2 * math.sinh(0.5 * 0.6745), 0.04)
-@ tests/unit/mechanisms/test_samplers.py
+@ tests/unit/mechanisms/test_additive.py
 = Laplace draws of another law
 ~ return -jnp.log({{2|1}} * tail)
 ? near(jnp.abs(mechanisms.laplace(key, jnp.zeros(100_000), scale=1.0)).mean(), 1)
@@ -127,7 +127,7 @@ TABLE = r"""
 ~ unit = stddev / (sensitivity * math.sqrt({{num_releases|math.sqrt(num_releases)}}))
 ? accounting.gaussian_epsilon(8.0, 1e-5, sensitivity=1, num_releases=4) >=
 ? accounting.gaussian_epsilon(4.0, 1e-5, sensitivity=1) * (1 - 1e-9)
-@ tests/unit/accounting/test_zcdp.py
+@ tests/unit/accounting/test_gaussian.py
 = zCDP is converted without its alpha
 ~ epsilon = {{(1 + b)|b}} * rho + (log_inverse
 ? near(accounting.rho_to_epsilon(0.03056, 1e-5), 1.0, 0.002)
@@ -196,7 +196,7 @@ TABLE = r"""
 ? accounting._objective.objective_epsilon(accounting._objective.objective_noise(1.0,
 ? 1e-5, num_samples=1000, regularization=1.0, curvature_bound=0.25).stddev, 1e-5,
 ? num_samples=1000, regularization=1.0, curvature_bound=0.25) <= 1.0001
-@ tests/unit/accounting/test_poisson_capacity.py
+@ tests/unit/accounting/test_subsampling.py
 = batches overflow more often than is counted
 ~ tail = _OVERFLOW_SHARE * delta * {{shrink / ((1 + shrink) * num_steps)|num_steps}}
 ? accounting._sampled_gaussian.poisson_capacity(10_000, 0.01, num_steps=1000,

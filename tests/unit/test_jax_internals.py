@@ -59,12 +59,6 @@ def test_loops_are_read_as_jax_writes_them():
     assert {"jaxpr", "policy", "prevent_cse"} <= remat.params.keys()
 
 
-def test_an_equation_can_be_run_alone():
-    closed = jax.make_jaxpr(lambda x: jax.lax.cond(x > 0, jnp.sin, jnp.cos, x))(1.0)
-    (result,) = evaluate(closed, [jnp.float32(-1)], lambda *args: args[-1]())
-    assert result == jnp.cos(-1.0)
-
-
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
 def test_traced_values_are_told_from_concrete_ones(transform):
     # `_validate.is_concrete`: a traced value must never be looked at.

@@ -145,7 +145,7 @@ EXCEPTIONS = {
     "unit/models/test_export.py",
     "unit/models/test_model.py",
     "unit/test_jax_internals.py",
-    "unit/transforms/test_smooth_noise.py",
+    "unit/transforms/test_privatize.py",
 }
 
 

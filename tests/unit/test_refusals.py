@@ -98,6 +98,7 @@ BAD = {
     "records": ["all"],
     "mean_trials": [0.0, INF, NAN, None],
     "relation": ["replace", None],
+    "value": [np.zeros(3, kind) for kind in (int, bool, complex)],
     "key": [0, None, np.zeros(2, np.uint32), jax.random.split(jax.random.key(0))],
     "execution": [print],
     "checkpoint": ["folder", 3],
@@ -355,11 +356,7 @@ WRONG = [
     ("BufferedToeplitz", "decays", [(), (1.5,)]),
     ("BufferedToeplitz", "scales", [(0.2, 0.1), (1.2,)]),
     ("Box", "upper", [-1.0, np.ones((1, 3))]),
-    (
-        "Polytope",
-        "vertices",
-        [[[1.0]], np.ones(3), np.ones((0, 3)), np.array([[INF]])],
-    ),
+    ("Polytope", "vertices", [[[1.0]], np.ones(3), np.ones((0, 3)), np.array([[INF]])]),
     ("Box.diameter Polytope.diameter grid_net halton_net", "num_coordinates", [4]),
     ("VertexConstraint.vertex", "index", [6, -1, 0.5]),
     ("L1Ball.contains", "tolerance", [-1.0]),
@@ -381,11 +378,7 @@ WRONG = [
         "num_steps",
         [41],
     ),
-    (
-        "dp_iterative_hard_thresholding dp_sparse_linear_regression",
-        "sparsity",
-        [7],
-    ),
+    ("dp_iterative_hard_thresholding dp_sparse_linear_regression", "sparsity", [7]),
     (
         "dp_l1_regression",
         "candidates",

@@ -49,21 +49,6 @@ def test_a_state_that_was_not_finished_is_none(name, tmp_path, monkeypatch):
         assert [path.name for path in tmp_path.iterdir()] == ["2"]
 
 
-def test_another_run_or_process_is_refused(tmp_path):
-    with opened(tmp_path, RUN, option="--kept") as store:
-        store.claim()
-        with (
-            pytest.raises(ValueError, match=r"--kept must be .* no other process has"),
-            opened(tmp_path, RUN, option="--kept"),
-        ):
-            pass
-    with (
-        pytest.raises(ValueError, match=r"same run \(another key was saved\)"),
-        opened(tmp_path, RUN | {"key": "other"}),
-    ):
-        pass
-
-
 def test_what_is_no_state_stays(tmp_path):
     for name in ("1", "1.part", "notes"):
         (tmp_path / name).mkdir()

@@ -31,7 +31,7 @@ from tests.unit.cli.test_numbers_of_describe_and_plan import (
     right,
     table,
 )
-from tests.unit.cli.test_printed import NO_NOISE, N, of_errors, records
+from tests.unit.sklearn.test_scoring import NO_NOISE, N, of_errors, records
 
 DECLARED = """\
 columns.free = {}

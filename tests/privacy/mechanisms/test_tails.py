@@ -19,7 +19,7 @@ import scipy.stats
 
 from dpjax import mechanisms
 from dpjax.mechanisms import _discrete_gaussian, _samplers
-from tests.unit.mechanisms.test_samplers import LAWS
+from tests.unit.mechanisms.test_additive import LAWS
 
 FALSE_ALARM = 1e-6
 SIGMA = 0.7  # of the noise for smooth sensitivities

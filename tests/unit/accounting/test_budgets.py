@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax import ADD_OR_REMOVE_ONE, accounting
+from dpjax.accounting._discrete_gaussian import discrete_gaussian_epsilon
 from dpjax.accounting._selection import total_selection_epsilon
 from dpjax.batching import BallsInBins, CyclicPoisson, Disjoint, Full
 from dpjax.mechanisms import BandedToeplitz, BinaryTree, BufferedToeplitz
@@ -63,6 +64,12 @@ PAIRS = WITH_LIMITS | {
         for name in ("exponential", "permute_and_flip")
         for count in (3, 40, 5000)
     },
+    "discrete": Pair(
+        *(accounting.discrete_gaussian_stddev, discrete_gaussian_epsilon),
+        {"sensitivity": 1e5, "num_coordinates": 9, "num_shares": 3},
+        *([0.1, 1.0, 8.0], [1e-6, 1e-3]),
+        slack=1e-3,  # a whole number
+    ),
     "groups": run([3.0], **POISSON, group_size=3),
     "banded, full": correlated(BANDED, Full()),
     "banded, disjoint": correlated(BANDED, Disjoint()),

@@ -102,20 +102,6 @@ def test_many_coordinates_against_the_exact_law():
     assert hockey.mean() - 5 * hockey.std() / math.sqrt(len(hockey)) <= delta
 
 
-@pytest.mark.parametrize(
-    ("sensitivity", "num_shares", "num_releases"),
-    [(1.0, 1, 1), (37.5, 3, 50), (1e4, 1, 1), (1e8, 3, 50)],
-)
-def test_stddev_is_the_smallest_that_passes(sensitivity, num_shares, num_releases):
-    setting = {"sensitivity": sensitivity, "num_shares": num_shares}
-    setting |= {"num_coordinates": 100, "num_releases": num_releases}
-    for epsilon in (0.1, 1.0, 8.0):
-        stddev = discrete_gaussian_stddev(epsilon, 1e-6, **setting)
-        assert discrete_gaussian_epsilon(stddev, 1e-6, **setting) <= epsilon
-        if stddev > 1:
-            assert discrete_gaussian_epsilon(stddev - 1, 1e-6, **setting) > epsilon
-
-
 def test_more_coordinates_cost_more():
     # Sums of shares are nearly a discrete Gaussian, in each coordinate: equation (1).
     setting = {"sensitivity": 1.0, "num_shares": 9}

@@ -1,22 +1,29 @@
-"""Group privacy: events against accountants, budgets there and back."""
+"""Group privacy: events, budgets there and back, groups in Poisson batches."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
 from dp_accounting import ComposedDpEvent, UnsupportedDpEvent, ZCDpEvent
 from dp_accounting.rdp import RdpAccountant
 
-from dpjax import REPLACE_ONE
+from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
 from dpjax.accounting import (
     PrivacyGuarantee,
     Sampling,
     gaussian_epsilon,
     gaussian_event,
     gaussian_stddev,
+    noise_multiplier,
+    noise_multiplier_to_epsilon,
 )
 from dpjax.accounting._guarantee import group_budget
+from dpjax.accounting._likelihood_ratios import losses_of, step_law
 from dpjax.accounting._selection import selection_event
+from dpjax.mechanisms import BandedToeplitz
 
 FLIP: Any = {"mechanism": "permute_and_flip"}
 
@@ -81,3 +88,121 @@ def test_what_protects_nobody_protects_no_group():
     whole = PrivacyGuarantee.non_private().for_groups(3)
     assert whole.epsilon == math.inf
     assert guarantee(900.0, 1e-9).for_groups(3).delta < 1.0
+
+
+# -- Groups in Poisson batches ---------------------------------------------------------
+RELATIONS = (REPLACE_ONE, ADD_OR_REMOVE_ONE)
+EPSILONS = (0.0, 0.3, 1.0, 3.0)
+
+
+def bounds(shift, prob, size, relation):
+    """Deltas of a step at the epsilons, in both directions."""
+    weights = scipy.stats.binom.pmf(np.arange(size + 1), size, prob)
+    pairs = losses_of(step_law(shift * np.arange(size + 1), weights, relation))
+    return np.array([x.get_delta_for_epsilon(EPSILONS) for x in pairs])
+
+
+def divergences(density, other, cell):
+    """The same of two densities, whose integrals are sums over cells."""
+    pairs = (density, other), (other, density)
+    return np.array(
+        [
+            [np.maximum(p - math.exp(e) * q, 0.0).sum() * cell for e in EPSILONS]
+            for p, q in pairs
+        ]
+    )
+
+
+def line(moves, weights):
+    x = np.linspace(-25.0, 25.0, 200_001)
+    return sum(
+        w * scipy.stats.norm.pdf(x - m) for m, w in zip(moves, weights, strict=True)
+    )
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize(
+    ("shift", "prob", "size"), [(0.3, 0.02, 4), (2.0, 0.5, 3), (0.7, 1.0, 2)]
+)
+def test_one_step_by_integration(shift, prob, size, relation):
+    counts = np.arange(size + 1)
+    weights = scipy.stats.binom.pmf(counts, size, prob)
+    is_replaced = relation is REPLACE_ONE
+    other = line(-shift * counts, weights) if is_replaced else line([0.0], [1.0])
+    exact = divergences(line(shift * counts, weights), other, 50 / 200_000)
+    found = bounds(shift, prob, size, relation)
+    assert (found >= exact * (1 - 1e-9) - 1e-13).all()
+    assert (found <= 1.01 * exact + 1e-12).all()
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+@pytest.mark.parametrize("kind", ["one", "random", "two steps", "opposite"])
+def test_no_other_moves_pass_the_pair(relation, kind):
+    rng, grid = np.random.default_rng(5), np.linspace(-9.0, 9.0, 721)
+    points = np.stack(np.meshgrid(grid, grid), axis=-1)
+    shift, prob, size = 1.5, 0.3, 1 if kind == "one" else 2
+    found = bounds(shift, prob, size, relation)
+
+    def density(moves):
+        total = 0.0
+        for enters in np.ndindex(*[2] * size):
+            weight = np.prod(np.where(enters, prob, 1 - prob)) / (2 * math.pi)
+            squares = (points - np.array(enters) @ moves) ** 2
+            total = total + weight * np.exp(-squares.sum(axis=-1) / 2)
+        return total
+
+    for _ in range(2):
+        moves = rng.normal(size=(2, size, 2))
+        moves *= shift / np.linalg.norm(moves, axis=-1, keepdims=True)
+        if kind == "two steps":  # of a cycle, one record in each
+            moves = shift * np.stack([np.eye(2), -np.eye(2)])
+        if kind == "opposite":
+            moves[1] = -moves[0, ::-1]
+        other = density(moves[1] * (relation is REPLACE_ONE))
+        exact = divergences(density(moves[0]), other, (grid[1] - grid[0]) ** 2)
+        assert (exact <= found * (1 + 1e-9) + 1e-12).all()
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_group_costs_no_more_than_its_records(relation):
+    size = 3
+    run = Sampling(num_steps=50, sampling_prob=0.05, relation=relation)
+    epsilon = noise_multiplier_to_epsilon(1.5, 1e-8, run)
+    event = gaussian_event(1.5, run)
+    one = PrivacyGuarantee.of(epsilon, 1e-8, dp_event=event, relation=relation)
+    whole = one.for_groups(size)
+    found = noise_multiplier_to_epsilon(1.5, whole.delta, replace(run, group_size=size))
+    assert 0.5 * whole.epsilon < found < whole.epsilon
+    multiplier = noise_multiplier(3.0, 1e-6, replace(run, group_size=size))
+    several = noise_multiplier(
+        3.0, 1e-6, replace(run, group_size=size, other_multiplier=90.0)
+    )
+    assert multiplier < several < 1.5 * multiplier
+
+
+def test_large_groups_and_other_releases_fall_back_to_full_batches():
+    run = Sampling(num_steps=9, relation=ADD_OR_REMOVE_ONE)
+
+    def cost(multiplier, **options):
+        return noise_multiplier_to_epsilon(multiplier, 1e-6, replace(run, **options))
+
+    # Of 3,000 records a batch has some dozens, if they are drawn rarely.
+    few = cost(3_000.0, group_size=3_000, sampling_prob=0.01)
+    assert few < 0.1 * cost(3_000.0, group_size=3_000, sampling_prob=1.0)
+    for options in ({"group_size": 10**6}, {"group_size": 2, "other_multiplier": 0.01}):
+        found, whole = (cost(1e6, **options, sampling_prob=x) for x in (0.5, 1.0))
+        assert whole <= found <= 1.01 * whole
+
+
+BANDED = BandedToeplitz.square_root(9, 3)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"noise": "laplace_log_normal"}, {"strategy": BANDED}], ids=str
+)
+def test_full_batches_of_a_group_have_so_many_times_the_noise(options):
+    run = Sampling(num_steps=9, **options)
+    one, four = (
+        noise_multiplier(1.0, 1e-6, replace(run, group_size=k)) for k in (1, 4)
+    )
+    assert four == pytest.approx(4 * one, rel=1e-6)

@@ -48,19 +48,9 @@ def test_is_an_immutable_value():
     assert none == PrivacyGuarantee.non_private()
 
 
-def test_description_at_any_epsilon():
-    for epsilon, text in (
-        (0.0, "most e^0 = 1 times"),
-        (1e-12, "most e^1e-12 times"),
-        (10.0049, "e^10.01 = 22300 times"),
-        (1e4, "most e^1e+04 times"),
-    ):
-        assert text in PrivacyGuarantee.of(epsilon, 1e-5, dp_event=EVENT).description
-
-
 @hypothesis.settings(max_examples=200, deadline=None, database=None)
 @hypothesis.given(
-    epsilon=st.floats(-6, 3).map(lambda x: min(max(10**x, 1e-6), 1e3)),
+    epsilon=st.just(0.0) | st.floats(-6, 3).map(lambda x: min(max(10**x, 1e-6), 1e3)),
     delta=st.just(0.0) | st.floats(-300, -1).map(lambda x: max(10**x, 1e-300)),
 )
 def test_what_is_read_is_never_a_stronger_claim(epsilon, delta):

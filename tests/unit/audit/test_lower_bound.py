@@ -149,12 +149,6 @@ def correlated(key, value):
     return {"a": jnp.stack([noise + value, noise]), "b": jnp.zeros(2)}
 
 
-def sparse(key, index):
-    choice, noise = jax.random.split(key)
-    place = jnp.where(jax.random.bernoulli(choice, 0.8), index, 3)
-    return jnp.zeros(5).at[place].set(jax.random.cauchy(noise))
-
-
 def sometimes_nan(key, probability):
     return jnp.where(jax.random.bernoulli(key, probability), jnp.nan, 0.0)
 
@@ -164,17 +158,11 @@ def pair_of_bits(key, sign):  # each bit is fair; only together they tell
     return jnp.stack([first, jnp.where(sign, first, second)])
 
 
-def cauchy(key, value):
-    return value + jax.random.cauchy(key, value.shape)
-
-
 LEARNT = {
     scale: (1.0, 2.0, 4.0),
     correlated: (0.0, 1.0, 5.0),
-    sparse: (0, 1, 5.0),
     sometimes_nan: (0.1, 0.5, 1.4),
     pair_of_bits: (False, True, 5.0),
-    cauchy: (jnp.zeros(20), jnp.ones(20), 3.0),
 }
 
 
@@ -189,17 +177,6 @@ def check_learnt(release, key):
 @pytest.mark.parametrize("release", [sometimes_nan, pair_of_bits])
 def test_statistics_are_learnt_for_any_release(release, key):
     check_learnt(release, key)
-
-
-def test_the_audit_can_be_drawn_again_from_its_counts(key):
-    audit = epsilon_lower_bound(RESPONSE, *BITS, key=key, num_releases=20_000)
-    low, _ = audit.rate_bounds(audit.true_positives)
-    _, high = audit.rate_bounds(audit.false_positives)
-    ratio = max(low / high, (1 - high) / (1 - low))
-    assert audit.epsilon == pytest.approx(math.log(ratio))
-    assert [audit.false_positives, audit.true_positives] in audit.roc.tolist()
-    assert (np.diff(audit.roc, axis=0) >= 0).all()
-    assert audit.roc.max() <= audit.num_tested
 
 
 def test_same_for_the_same_key_in_batches_of_any_size_and_on_the_host(key, monkeypatch):
@@ -250,14 +227,11 @@ def test_a_key_that_is_used_twice_is_caught(key):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_releases": 99}, "num_releases must be at least 100, got 99"),
         (
             {"neighbor": jnp.int32(0)},
             r"neighbor must be of the data's kind float32\[\]",
         ),
-        ({"neighbor": (jnp.zeros(()),)}, "neighbor must be of the data's kind"),
         ({"release": lambda key, x: ()}, "what release returns must be real"),
-        ({"release": lambda key, x: key}, "what release returns must be real"),
         ({"statistic": lambda x: (x, x)}, "what statistic returns must be a scalar"),
     ],
 )
@@ -320,7 +294,6 @@ def test_one_run_without_its_extra(key, monkeypatch):
     ("changes", "message"),
     [
         ({"neighbor": jnp.zeros(5)}, "neighbor must be different from data"),
-        ({"neighbor": jnp.zeros(4)}, "neighbor must be of the data's kind"),
         ({"data": 0.0}, "data must be arrays that share one leading sample axis"),
         ({"statistic": jnp.sum}, "what statistic returns must be one number for each"),
     ],

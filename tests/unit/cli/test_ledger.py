@@ -250,26 +250,20 @@ delta = 0
         ("[", LEDGER),
         ("format = 2", "its format is 2, not 1"),
         ("format = 1", LEDGER),
-        ("format = 1\nlimit = {epsilon = -1, delta = 0.1}", LEDGER),
         (HEAD.replace("REPLACE_ONE", "X"), LEDGER),
-        (
-            "format = 1\nruns = [{id = 'a', divergence = -3, delta = 0}]\n[limit]\n"
-            "epsilon = 1\ndelta = 0.1\nrelation = 'REPLACE_ONE'\norder = 2",
-            "divergence must be non-negative",
-        ),
+        (f"{HEAD}[[runs]]\n{RUN.replace('7', '-3')}", "must be non-negative"),
         *(
             (HEAD.replace("1 #", f"{value} #"), LEDGER)
-            for value in ("'1'", "[1, 1]", "true", "9" * 400, "[" * 9_999, "nan")
+            for value in ("'1'", "true", "9" * 400, "[" * 9_999, "nan")
         ),
         *(
             (f"{HEAD}[[runs]]\n{RUN.replace(old, new)}", LEDGER)
             for old, new in (
-                *(("7", wrong) for wrong in ("'7'", "[7]", "true", "9" * 400, "inf")),
+                *(("7", wrong) for wrong in ("'7'", "true", "9" * 400, "inf")),
                 *(("2026-01-01", "'2026-01-01'"), ("['p']", "'p'"), ("'m'", "3")),
             )
         ),
         (f"{HEAD}[table]\nname = 'd'\nrecords = '4'\ncolumns = ['x']", LEDGER),
-        (f"{HEAD}[table]\nname = 'd'\nrecords = 4\ncolumns = 'x'", LEDGER),
         (f"{HEAD}unit = 3", LEDGER),
         (f"runs = 3\n{HEAD}", LEDGER),
     ],
@@ -286,12 +280,9 @@ test_wrong_ledgers_are_not_opened = refusals(
     """
 ledger open t.toml --epsilon 1 --delta 0.1 => LEDGER must be a new
 ledger open new.toml --epsilon 1 => Missing option '--delta'
-ledger open new.toml --delta 0.1 => Missing option '--epsilon'
 ledger open n.toml --epsilon 0 --delta 0 => --epsilon must be
-ledger open n.toml --epsilon 1 --delta 1 => --delta must be
 ledger open new.csv --epsilon 1 --delta 0 => that ends in .toml
 ledger show none.toml => --ledger must be a file; dpjax ledger open FILE --eps
-ledger t.toml => No such command 't.toml'
 train adult --epsilon 1 --ledger t.toml => left out with adult, which has its own
 train data.csv --epsilon 1 --seed 1 --ledger t.toml => --ledger must be left out with
 """

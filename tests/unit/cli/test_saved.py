@@ -2,7 +2,6 @@
 
 import dataclasses
 import xml.etree.ElementTree as ElementTree
-from types import SimpleNamespace
 
 import matplotlib.image
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from dpjax.datasets import Categorical, Numeric
 from dpjax.solvers import Curves
-from dpjax.tables.cli._saved import _said_of_cells
 from tests.unit.cli.command import done, invoke, model_content, refusals
 from tests.unit.models.test_model import TOWN, WEIGHTS, model
 
@@ -85,15 +83,6 @@ def test_predictions_join_by_what_is_kept(folder):
     assert "--encoding says how the file is encoded: latin-1 or cp1252" in said
     more = "--encoding", "cp1252", "--currency", "€", "--decimal", ",", "--keep"
     assert told(*more, "--thousands", ".")[0][1] == 'Ghént,"2.000,5 €",950'
-
-
-def test_another_value_beside_a_single_category_is_an_answer(folder):
-    columns = {"town": np.array(["Ghent", "Lier", "Lier", ""], object)}
-    one = SimpleNamespace(columns={"town": Categorical(("Ghent",))}, exposure=None)
-    (said,) = _said_of_cells(one, columns)
-    assert said.startswith("town: 1 of 4 cells hold no value: they count as none of")
-    columns["town"][3] = "Ghent"
-    assert not list(_said_of_cells(one, columns))
 
 
 def test_probabilities(folder):
@@ -171,18 +160,13 @@ def test_no_control_character_of_a_model_reaches_the_terminal(folder):
 test_what_is_refused = refusals(
     """
 plot none.npz => none.npz
-plot new.csv => MODEL must be a file that dpjax train has written
 plot out --output p.pdf => --output must be a file that ends in .png or .svg
 plot out --output new.csv/p.png => --output must be a file, in a folder
 plot m.png --output m.png => --output must be another file than MODEL m.png
 plot constant.npz => MODEL must be a model that reads a column, got
-predict none.npz new.csv => MODEL must be a file that dpjax train has written
 predict new.csv new.csv => MODEL must be a file that dpjax train has written
-predict out none.csv => DATA must be a file that exists
 predict out other.csv => with one of the columns that the model reads, ['rooms
 predict out new.csv --id who => --id must be a column of
 predict out new.csv --output new.csv => --output must be another file
-predict out new.csv --output new.txt => --output must be a file that ends in
-predict out new.csv --output new.csv/x.csv => --output must be a file
 """
 )

@@ -1,5 +1,6 @@
-"""Columns to features: public constants, and no value that raises."""
+"""Columns to features: public constants, no value that raises; bundled data sets."""
 
+import functools
 from decimal import Decimal
 from fractions import Fraction
 from types import SimpleNamespace
@@ -7,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dpjax.datasets import Categorical, Numeric
-from dpjax.datasets._dataset import encode
+from dpjax import datasets
+from dpjax.datasets import Categorical, Numeric, _adult, _rand_hie
+from dpjax.datasets._dataset import bundled, encode, read_columns
 
 pd = pytest.importorskip("pandas")
 ODD_CELLS = ["", "?", "abc", "nan", "inf", "-inf", "1e400", "1e300", "\x00", "1,5"]
@@ -98,13 +100,6 @@ def test_one_is_one_however_it_is_written(name):
     assert not kind.encode(odd).any()
 
 
-def test_identifiers_are_compared_to_the_last_digit():
-    ids = ["103241243500726324", "103241243500726320", "103241243500726324.0"]
-    encoded = Categorical((ids[0],)).encode(np.array(ids, object))
-    assert encoded.tolist() == [[1], [0], [1]]
-    assert Categorical(tuple(ids[:2])).encode(np.array(ids[:2], np.int64)).sum() == 2
-
-
 def test_what_is_missing_is_no_category():
     missing = [None, np.nan, pd.NA, pd.NaT, np.datetime64("NaT"), Decimal("NaN"), " "]
     kind = Categorical(("NA", "None", "a"))
@@ -125,3 +120,69 @@ def test_codes_stay_apart():
     written = np.array(["1.5e+00", "2.500000000000000000e-01", "1.5"])
     cells = Categorical(("1.5", "0.25")).encode(written)
     assert cells.tolist() == [[1, 0], [0, 1], [1, 0]]
+
+
+SIZES = {"adult": (32_561, 16_281, 105), "rand_hie": (16_190, 4_000, 29)}
+loaded = functools.cache(datasets.load)  # for tests that change nothing
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_shapes_dtypes_and_scales(name):
+    data = loaded(name)
+    n, num_test, d = SIZES[data.name]
+    arrays, again = (*data.train, *data.test), datasets.load(name)
+    assert [x.shape for x in arrays] == [(n, d), (n,), (num_test, d), (num_test,)]
+    for array, same in zip(arrays, (*again.train, *again.test), strict=True):
+        assert array.dtype == np.float32
+        assert np.isfinite(array).all()
+        np.testing.assert_array_equal(array, same)
+    assert len(set(data.feature_names)) == d
+    assert data.feature_names[-1] == "intercept"
+    assert np.all(data.features[:, -1] == 1)
+    if data.task == "classification":
+        assert set(np.unique(data.targets)) == {-1.0, 1.0}
+    # Scales are not computed from the data, yet near it.
+    assert data.features.std(axis=0).max() < 5
+
+
+def test_adult_first_record():
+    # The file says: age 39, education-num 13, capital-gain 2174, 40 hours a week.
+    data = loaded("adult")
+    record = dict(zip(data.feature_names, data.features[0].tolist(), strict=True))
+    nonzero = {name: value for name, value in record.items() if value}
+    ones = ["education-num", "workclass=State-gov", "education=Bachelors", "race=White"]
+    ones += ["marital-status=Never-married", "occupation=Adm-clerical", "sex=Male"]
+    ones += ["relationship=Not-in-family", "native-country=United-States", "intercept"]
+    expected = dict.fromkeys(ones, 1.0) | {"age": -1 / 15, "capital-gain": 0.2174}
+    assert nonzero == pytest.approx(expected)
+    assert data.targets[0] == -1
+    assert int((data.targets > 0).sum()) == 7_841
+    assert int((data.test_targets > 0).sum()) == 3_846
+
+
+def test_adult_lists_every_category_of_its_files():
+    columns = read_columns(bundled("adult.data.gz"), _adult._FILE_COLUMNS)
+    for name, kind in _adult.SCHEMA.items():
+        if isinstance(kind, datasets.Categorical):
+            assert set(columns[name]) - {"?"} <= set(kind.categories)
+
+
+def test_rand_hie_targets_are_hundreds_of_dollars_and_no_outcome_is_a_feature():
+    outcomes = {
+        *("outpdol", "drugdol", "suppdol", "mentdol", "inpdol", "meddol", "totadm"),
+        *("inpmis", "mentvis", "mdvis", "notmdvis", "lnmeddol", "binexp"),
+    }
+    assert not outcomes & set(_rand_hie.SCHEMA)
+    data = loaded("rand_hie")
+    targets = np.concatenate([data.targets, data.test_targets])
+    assert targets.max() == pytest.approx(391.8202)
+    assert targets.mean() == pytest.approx(1.7156790, rel=1e-5)
+    with pytest.raises(ValueError, match="name must be one of adult, rand_hie"):
+        datasets.load("iris")
+
+
+def test_short_and_long_rows_are_read():
+    columns = read_columns(b'a,b\n1, "x,y"\n\n2\n3,z,extra\n')
+    assert columns["a"].tolist() == ["1", "2", "3"]
+    assert columns["b"].tolist() == ["x,y", "", "z"]
+    assert read_columns(b"a,b\n")["b"].shape == (0,)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import ADD_OR_REMOVE_ONE, robust_grad
+from dpjax import ADD_OR_REMOVE_ONE
 from dpjax.estimators import MedianOfMeans, TrimmedMean
 
 BOUNDS = ["fast", "exact"]
@@ -85,47 +85,17 @@ def test_trees_and_dtypes(key):
     rows = jax.random.t(key, 2.0, (11, 3))
     tree = {"a": rows, "b": (rows[:, 0], rows.astype(jnp.bfloat16))}
     mean, sensitivity = estimator.with_smooth_sensitivity(tree, 0.1)
-    for result in (mean, sensitivity):
-        assert jax.tree.map(lambda x: (x.shape, x.dtype.name), result) == {
-            "a": ((3,), "float32"),
-            "b": (((), "float32"), ((3,), "float32")),
-        }
     np.testing.assert_array_equal(mean["a"], estimator(rows))
     np.testing.assert_array_equal(mean["b"][0], mean["a"][0])
     alone = estimator.smooth_sensitivity(rows, 0.1)
     np.testing.assert_array_equal(sensitivity["a"], alone)
-    assert jax.eval_shape(estimator, jnp.arange(11)).dtype == jnp.float32
+    assert mean["b"][1].dtype == sensitivity["b"][1].dtype == jnp.float32
     with jax.enable_x64(True):
         wide = jnp.asarray(rows, jnp.float64)
         mean, sensitivity = estimator.with_smooth_sensitivity(wide, 0.1)
         assert mean.dtype == sensitivity.dtype == jnp.float64
         exact = np.clip(np.sort(np.asarray(wide), axis=0)[2:-2].mean(axis=0), -1, 1)
         np.testing.assert_allclose(mean, exact, rtol=1e-15, atol=1e-16)
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("bound", BOUNDS)
-def test_jit_vmap_platforms_and_hyperparameters(bound, key):
-    batch = jax.random.cauchy(key, (3, 20, 3))
-
-    def both(estimator, x):
-        return estimator.with_smooth_sensitivity(x, 0.1, bound=bound)
-
-    estimator = TrimmedMean(0.1, -1.0, 2.0)
-    singles = [jax.jit(both)(estimator, x) for x in batch]
-    with jax.disable_jit():
-        singles[0] = both(estimator, batch[0])
-    singles = jax.tree.map(lambda *x: jnp.stack(x), *singles)
-    mapped = jax.jit(jax.vmap(both, (None, 0)))(estimator, batch)
-    for x, y in zip(singles, mapped, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-6)
-    wider = jax.vmap(lambda upper: both(TrimmedMean(0.1, -1.0, upper), batch[0])[1])
-    sensitivity = jax.jit(wider)(jnp.array([1.0, 2.0, 4.0]))
-    np.testing.assert_allclose(sensitivity[1], singles[1][0], rtol=1e-6)
-    assert (jnp.diff(sensitivity, axis=0) >= 0).all()
-    platforms = ("cpu", "cuda", "tpu")
-    exported = jax.export.export(jax.jit(both), platforms=platforms)
-    assert exported(estimator, batch[0]).platforms == platforms
 
 
 def test_gradient():
@@ -153,17 +123,6 @@ def test_sensitivity_is_the_width():
     assert TrimmedMean(0.1, -1.0, 2.0).limit == 2.0
 
 
-def test_robust_grad_hands_out_values_in_order(key):
-    rows = jax.random.cauchy(key, (21,))
-    estimator = TrimmedMean(0.2, -2.0, 2.0)
-    grad_fn = robust_grad(
-        jnp.multiply, estimator, microbatch_size=4, return_values=True
-    )
-    mean, values = jax.jit(grad_fn)(2.0, rows)
-    np.testing.assert_allclose(mean, estimator(rows), rtol=1e-6)
-    np.testing.assert_array_equal(values, 2 * rows)
-
-
 def test_what_has_no_smooth_sensitivity_is_refused():
     estimator, rows = TrimmedMean(0.2, -1.0, 1.0), jnp.zeros((10, 2))
     assert estimator.groups_by_index
@@ -180,7 +139,6 @@ def test_what_has_no_smooth_sensitivity_is_refused():
     with pytest.raises(ValueError, match="inner must be an estimator other than"):
         MedianOfMeans(estimator, 2)
     assert TrimmedMean(0.1, -1.0, 1.0).trim_count(5) == 1
-    assert TrimmedMean(0.49, -1.0, 1.0).trim_count(101) == 49
     for n in (1, 2):
         with pytest.raises(ValueError, match="num_samples must be more than the 2"):
             estimator(jnp.zeros(n))

@@ -94,9 +94,7 @@ LOSSES = {
     "mixes examples by a collective, .*unbound axis name: batch": (
         lambda p, x: jax.lax.pmean(squared(p, x), "batch")
     ),
-    "a key that is the same for all examples": partial(dropped, KEY),
     "a key that is .* same for all": partial(dropped, jax.random.PRNGKey(0)),
-    "key that is the same for all": jax.jit(partial(dropped, KEY)),
     "that is the same for all examples": jax.checkpoint(
         jax.jit(lambda p, x: jax.lax.cond(x[1] > 0, dropped, dropped, KEY, p, x))
     ),

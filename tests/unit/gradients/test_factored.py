@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import dpjax
-from dpjax.estimators import Clipping
+from dpjax.estimators import Clipping, MedianOfMeans, Truncation
 from dpjax.gradients import check_model
 from tests.factored import (
     ESTIMATORS,
@@ -244,6 +244,20 @@ def test_several_parameters_of_one_rule():
     result = [way for way, _ in ways(loss_fn, params, batch).values()]
     assert result == ["written out", MATRICES, MATRICES]  # of b, v, w
     assert_same_mean(loss_fn, params, batch, 1e-4, CLIPPING)
+
+
+def test_blocks_of_a_large_slab():
+    """Of a table and two dense layers, all of them factored, and a bias."""
+    shapes = {"table": (60, 40), "first": (40, 40), "bias": (40,), "last": (40, 40)}
+    params = {n: 0.2 * numbers(*s, seed=i) for i, (n, s) in enumerate(shapes.items())}
+    tokens = np.random.default_rng(5).integers(0, 60, (600, 5)).astype(np.int32)
+
+    def loss_fn(params, tokens):
+        x = params["table"][tokens].mean(axis=0) @ params["first"] + params["bias"]
+        return jnp.sum(jnp.sin(jax.nn.gelu(x) @ params["last"]))
+
+    estimators = Clipping(0.5), Truncation(0.02), MedianOfMeans(Clipping(0.5), 3)
+    assert_same_mean(loss_fn, params, tokens, estimators=estimators)
 
 
 def test_a_loop_adds_nothing_up_where_matrices_are_no_smaller():

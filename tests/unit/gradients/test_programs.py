@@ -1,5 +1,6 @@
 """Programs of every make, streamlined or not, have the same values and gradients."""
 
+import re
 from functools import partial
 
 import hypothesis
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpjax
 from dpjax.estimators import Clipping, Mean, Winsorization
@@ -247,14 +250,14 @@ def loss_of(program):
     return loss_fn
 
 
-def model_and_batch(dtype, num_rows=2):
+def model_and_batch(dtype):
     params = {
         "matrix": numbers((3, 3), dtype, 0),
         "vector": numbers((3,), dtype, 1),
         "none": None,
     }
-    keys = jax.random.split(jax.random.key(3), num_rows)
-    return params, {"x": numbers((num_rows, 3), dtype, 2), "key": keys}
+    keys = jax.random.split(jax.random.key(3), 2)
+    return params, {"x": numbers((2, 3), dtype, 2), "key": keys}
 
 
 PROGRAMS = st.recursive(
@@ -267,6 +270,14 @@ PROGRAMS = st.recursive(
 )
 
 
+# Some of which are always tried: with rules, constants, branches and loops.
+ALWAYS = [
+    ("then", "outer", ("rule", "dense")),
+    ("then", ("closed over", "entries"), ("cond", ("tangent", "outer"))),
+    ("then", ("checkpoint", "dense"), ("while", ("scan", "written to"))),
+]
+
+
 def test_layers_in_and_after_each_other(wide_search):
     def check(program):
         def run(change, params, batch):
@@ -276,40 +287,10 @@ def test_layers_in_and_after_each_other(wide_search):
 
         assert_same(run, *model_and_batch(jnp.float64))
 
-    wide_search(check, PROGRAMS, few=4, many=250)
-
-
-def assert_mean_of_gradients(loss_fn, params, batch, **options):
-    def both(params, batch):
-        grads = jax.vmap(jax.grad(loss_fn), (None, 0))(params, batch)
-        mean = dpjax.robust_grad(loss_fn, Mean(), **options)(params, batch)
-        return mean, jax.tree.map(lambda g: g.mean(0), grads)
-
-    actual, expected = jax.jit(both, compiler_options=FAST_TO_COMPILE)(params, batch)
-    assert all(np.abs(leaf).max() > 0.01 for leaf in jax.tree.leaves(expected))
-    assert_equal(actual, expected)
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        ("then", "outer", ("rule", "dense")),
-        ("then", ("jit", "flipped"), ("scan", "rows")),
-        ("then", ("closed over", "entries"), ("cond", "outer")),
-        ("then", ("rows", "convolved"), ("tangent", "entries")),
-        ("then", ("checkpoint", "dense"), ("while", "written to")),
-    ],
-    ids=str,
-)
-def test_robust_gradients_of_programs(program):
-    params, batch = model_and_batch(jnp.float32, num_rows=5)
-
-    def loss_fn(params, example):
-        rest = jnp.sum(params["matrix"] * example["x"][:, None]) + params["vector"][0]
-        dropped = dropped_out(params, example["key"], params["vector"])
-        return loss_of(program)(params, example) + rest + jnp.sum(dropped**2)
-
-    assert_mean_of_gradients(loss_fn, params, batch, microbatch_size=1)
+    with jax.enable_x64(True):
+        for program in ALWAYS:
+            check(program)
+    wide_search(check, PROGRAMS, few=2, many=250)
 
 
 # How rows of a table w are read, by indices i of shape (3,).
@@ -391,3 +372,153 @@ def test_rows_by_any_index(wide_search):
             assert np.abs(gap).max() <= stated.linf
 
     wide_search(check, lookups(), few=3, many=400)
+
+
+# -- What else a program may hold, and what is gained ----------------------------------
+def test_outer_products_are_multiplied_out_as_they_are_read(key):
+    def loss_fn(w, x):
+        return jnp.sum(jnp.tanh(x @ w) * jnp.arange(3.0))
+
+    w, x = jax.random.normal(key, (4, 3)), jnp.arange(4.0)
+    program = str(jax.make_jaxpr(streamlined(jax.grad(loss_fn)))(w, x))
+    assert "dot_general" in program  # the forward pass is left alone
+    np.testing.assert_array_equal(
+        streamlined(jax.grad(loss_fn))(w, x), jax.grad(loss_fn)(w, x)
+    )
+    lowered = jax.jit(streamlined(jax.grad(loss_fn))).lower(w, x).as_text()
+    assert lowered.count("dot_general") == 1
+    assert jax.jit(jax.grad(loss_fn)).lower(w, x).as_text().count("dot_general") == 2
+
+
+def outer(x, y, **options):
+    return jax.lax.dot_general(x, y, (((), ()), ((), ())), **options)
+
+
+def swaps_nothing(x, y):
+    return jax.lax.transpose_p.bind(outer(x, y), permutation=(0, 1))
+
+
+def of_weak_type(x, y):
+    return outer(jax.lax.broadcast(2.0, (3,)), jax.lax.broadcast(3.0, (4,)))
+
+
+def several_results(x, y):
+    matrix = outer(x, y)
+    return jnp.linalg.svd(matrix), jnp.linalg.qr(matrix), jax.lax.top_k(y, 2)
+
+
+def by_a_rule_for_batches(x, y):
+    @jax.custom_batching.custom_vmap
+    def triple(x):
+        return 3 * x
+
+    @triple.def_vmap
+    def _(axis_size, in_batched, x):
+        return 5 * x, in_batched[0]
+
+    return outer(triple(x), y)
+
+
+def on_devices(x, y):
+    places = {"in_specs": PartitionSpec(), "out_specs": PartitionSpec()}
+    mesh = jax.make_mesh((1,), ("axis",))
+    return jax.shard_map(lambda x, y: outer(x, y).T, mesh=mesh, **places)(x, y)
+
+
+def of_other_numbers(x, y):
+    k = jnp.arange(100, 103).astype(jnp.int8)
+    wide = outer(k, k, preferred_element_type=jnp.int32)
+    return outer(k, k), wide, outer(k > 101, k > 0)
+
+
+OPERATIONS = (swaps_nothing, of_weak_type, several_results)
+OPERATIONS += (by_a_rule_for_batches, on_devices, of_other_numbers)
+
+
+@pytest.mark.parametrize(
+    "by", [lambda f: f, jax.jit, jax.vmap], ids=["", "jit", "vmap"]
+)
+def test_operations_beside_the_two_stay_as_they_are(by):
+    args = jnp.linspace(-1.0, 1.0, 3), jnp.linspace(0.5, 2.0, 4)
+    if by is jax.vmap:
+        args = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), args)
+
+    def function(x, y):
+        return [operation(x, y) for operation in OPERATIONS]
+
+    actual, expected = by(streamlined(function))(*args), by(function)(*args)
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for x, y in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
+        assert x.aval == y.aval
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
+
+
+def test_what_states_its_sharding_keeps_it(key):
+    mesh = jax.make_mesh((1,), ("axis",), axis_types=(AxisType.Explicit,))
+    dealt = NamedSharding(mesh, PartitionSpec("axis"))
+    x = jnp.arange(1.0, 5.0)
+
+    def placed(x):
+        return jax.jit(jnp.sin, out_shardings=dealt)(x)
+
+    assert streamlined(placed)(x).sharding == placed(x).sharding == dealt
+    with jax.set_mesh(mesh):
+        x = jax.device_put(x, dealt)  # an outer product cannot be dealt out twice
+
+        def by_rows(x):
+            return outer(x, x, out_sharding=PartitionSpec("axis", None))
+
+        assert streamlined(by_rows)(x).sharding == by_rows(x).sharding
+        np.testing.assert_array_equal(streamlined(by_rows)(x), by_rows(x))
+
+        def channels_first(kernel, x):
+            return jax.lax.conv_general_dilated(
+                x, kernel, (1,), "SAME", out_sharding=PartitionSpec("axis", None, None)
+            )
+
+        kernel = jax.random.normal(key, (3, 2, 2))
+        images = jax.device_put(jnp.ones((2, 2, 5)), dealt)
+        actual, expected = (
+            f(kernel, images) for f in (streamlined(channels_first), channels_first)
+        )
+        assert actual.sharding == expected.sharding
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_product_spelled_out_keeps_its_marks():
+    def marked(x):
+        with set_xla_metadata(mark="this"):
+            return outer(x, x)
+
+    text = jax.jit(streamlined(marked)).lower(jnp.ones(3)).as_text()
+    assert re.search('multiply.*mark = "this"', text)
+
+
+def test_each_callback_is_called_once():
+    calls = []
+
+    def loss_fn(w, x):
+        jax.debug.callback(calls.append, x)
+        jax.debug.callback(calls.append, -x, ordered=True)
+        return jnp.sum(outer(w, x) ** 2)
+
+    jax.block_until_ready(streamlined(jax.value_and_grad(loss_fn))(*jnp.ones((2, 3))))
+    jax.effects_barrier()
+    assert sorted(call[0].item() for call in calls) == [-1, 1]
+
+
+def test_a_closed_over_number_keeps_its_derivative_through_vmap_and_jit():
+    def total(s):
+        def closed(w, x):
+            return jnp.sum(jnp.sin(s * w * x))
+
+        grads = jax.vmap(streamlined(jax.grad(closed)), (None, 0))
+        return jnp.sum(jax.jit(grads)(w, jnp.ones((2, 6))) ** 2)
+
+    s, w = 0.7, np.linspace(-1.0, 1.0, 6)  # of sum (s cos(s w))^2, twice
+    slope = 4 * np.sum(
+        s * np.cos(s * w) * (np.cos(s * w) - s * w * np.sin(s * w)), dtype=np.float64
+    )
+    backward = jax.jit(jax.grad(total))(s)
+    forward = jax.jit(lambda s: jax.jvp(total, (s,), (1.0,))[1])(s)
+    np.testing.assert_allclose([backward, forward], slope, rtol=1e-5)

@@ -155,13 +155,3 @@ test_bad_arguments_are_named = refused(
         "records_per_user must be an integer",
     ),
 )
-
-
-def test_layout_refuses_bad_shapes():
-    x, ids = jnp.ones(4), jnp.zeros(4, int)
-    for of, most, message in (
-        (ids, 0, "records_per_user must be an integer"),
-        (jnp.zeros(5, int), 1, "user_ids must be integers of shape"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            by_user(x, of, num_users=2, records_per_user=most)

@@ -279,32 +279,23 @@ def test_files_that_are_no_models(tmp_path):
         archive(params=np.zeros(4)),
         *(filed("{"), filed("3"), archive(params=np.zeros(4), model=np.zeros(2))),
         archive(params=np.zeros(4), model=np.array(json.dumps(content_of(whole)))),
-        *(bent(curves=x) for x in ("rooms", None, [], ["town=Lier"], ["x"], [0])),
-        *(bent(curves=[["rooms"]]), bent(curves=["rooms", "rooms"])),
-        *(bent(knots=x) for x in ([1, -1], ["1", 2], [1], [], None, [1, 10**400])),
-        *(bent(np.zeros(shape)) for shape in ((0, 0), (1, 3), (2, 2), (1,), (1, 2, 1))),
-        *(bent(np.zeros((1, 2), kind)) for kind in (int, complex, "U1")),
-        filed(json.dumps(content_of(whole)), np.zeros((1, 2))),
+        *(bent(curves=x) for x in ("rooms", None, ["x"], [0], ["rooms", "rooms"])),
+        *(bent(knots=x) for x in ([1, -1], ["1", 2], [1], None, [1, 10**400])),
+        *(bent(np.zeros(shape)) for shape in ((0, 0), (1, 3), (1,))),
+        *(bent(np.zeros((1, 2), kind)) for kind in (int, "U1")),
         *(changed(columns={}), changed(columns=3), changed(link="exp")),
-        changed(columns={"rooms": {"center": 0, "scale": 0}}),
         changed(columns={"rooms": {"center": 0}, "town": {"categories": 3}}),
-        changed(target={"name": "y"}),
-        *(changed(privacy={"epsilon": -1}), changed(versions=None)),
         # Values of other types, and numbers that nothing holds.
         *(changed(**{name: 3}) for name in ("method", "data", "exposure", "versions")),
-        *(changed(exposure=[]), changed(link=["identity"]), changed(feature_names=[])),
-        changed(versions={"numpy": 2}),
+        *(changed(link=["identity"]), changed(feature_names=[])),
         *(
             changed(columns={"rooms": rooms | {"scale": scale}, "town": town})
             for scale in ("2", [2], True, None, 10**400, float("inf"))
         ),
-        changed(columns={"rooms": rooms, "town": {"categories": [3, 4]}}),
         *(
             changed(privacy=privacy | {name: value})
             for name, value in (
                 ("epsilon", 10**400),
-                ("epsilon", "1"),
-                ("delta", [0.1, 0.2]),
                 ("relation", ["REPLACE_ONE"]),
                 ("description", None),
             )
@@ -312,7 +303,7 @@ def test_files_that_are_no_models(tmp_path):
         filed("[" * 100_000),
         *(
             shaped(size, name=name)
-            for size in (10**20, 2**62, 10**11, -4)
+            for size in (10**20, 10**11, -4)
             for name in ("params", "heights")
         ),
         shaped(4, zipfile.ZIP_DEFLATED),
@@ -356,16 +347,14 @@ NO_EXPONENTIAL = "link must be log where there is an expo"
 test_models_that_are_refused = refused(
     lambda changes: changes() if callable(changes) else model(**changes),
     (partial(BoundedColumn, "years", 0.0), "max must be positive"),
-    ({"params": np.zeros(3)}, "params must be one number for each of 4"),
     ({"link": "probit"}, "link must be identity or logit or log"),
     ({"link": "log"}, NO_EXPONENTIAL),
     ({"link": "log", "target": Categorical(("yes",))}, NO_EXPONENTIAL),
     (EXPOSURE, NO_EXPONENTIAL),
-    (curves(slopes=np.zeros(3)), "params must be one number for each of 4 features"),
     (curves(slopes=np.zeros(4, int)), "params must be one number for each of 4"),
     *(
         (curves(heights=heights), "params must be heights of shape")
-        for heights in (np.zeros((1, 2)), np.zeros((1, 3), int), np.zeros((1, 3, 2)))
+        for heights in (np.zeros((1, 2)), np.zeros((1, 3), int))
     ),
     *(
         (curves(knots=knots), "params must be of two or more knots, ascending")

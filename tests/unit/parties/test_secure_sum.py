@@ -289,28 +289,6 @@ test_threats_leave_a_share = refused(
 )
 
 
-def agreed(num_parties, make=PairwiseMasks):
-    masks = [make(party) for party in range(num_parties)]
-    public_keys = [mask.public_key for mask in masks]
-    for mask in masks:
-        mask.agree(public_keys)
-    return masks
-
-
-def test_known_entropy_gives_known_keys_and_replaced_ones_other_masks():
-    def known(party):
-        return PairwiseMasks(party, np.random.default_rng(party).bytes)
-
-    first, second = agreed(3, known), agreed(3, known)
-    keys = [m.public_key for m in first]
-    assert keys == [m.public_key for m in second]
-    victim, middle = known(0), PairwiseMasks(1)
-    victim.agree([keys[0], middle.public_key, keys[2]])
-    masks = [m.mask([0, 2], attempt=1, size=9) for m in (first[0], second[0], victim)]
-    np.testing.assert_array_equal(masks[0], masks[1])
-    assert not np.any(masks[0] == masks[2])
-
-
 @pytest.mark.parametrize("key", [bytes(32), b"short"])
 def test_a_bad_public_key_names_its_party(key):
     masks = PairwiseMasks(0)

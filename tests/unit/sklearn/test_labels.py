@@ -146,14 +146,3 @@ def test_labels_that_match_no_class_are_told(classes, max_weight):
     assert model.mean_weight_ == pytest.approx(0.7, abs=0.02)
     messages = [str(warning.message)[:22] for warning in told]
     assert messages == (["About 30% of the recor"] if max_weight is None else [])
-
-
-def test_few_records_make_no_class_impossible():
-    rng = np.random.default_rng(0)
-    X, losses = rng.normal(size=(60, 1)), []
-    signs = np.where(X[:, 0] > 0, 1, -1)
-    for seed in range(15):
-        model = DPLogisticRegression(epsilon=0.5, classes=[-1, 1], random_state=seed)
-        scores = model.fit(X, signs).decision_function(X)
-        losses.append(np.mean(np.logaddexp(0.0, -signs * scores)))
-    assert np.mean(losses) < 0.8  # of a constant without privacy log(2)

@@ -11,7 +11,7 @@ from dpjax import losses
 from dpjax.accounting import PrivacyGuarantee
 from dpjax.solvers import Curves, Solution, dp_additive_model, dp_linear_model
 from dpjax.solvers.additive import _curves
-from dpjax.solvers.additive._choice import rare_columns, released_gain, shares_of
+from dpjax.solvers.additive._choice import rare_columns
 from dpjax.solvers.additive._curves import (
     FINE,
     FINEST,
@@ -21,11 +21,9 @@ from dpjax.solvers.additive._curves import (
     at_finest,
     curves_of,
 )
-from dpjax.solvers.linear import _columns
-from dpjax.solvers.linear._kind import Examples, ModelKind
-from dpjax.solvers.training._curves import hats
+from dpjax.solvers.linear._kind import Examples
 
-KNOTS, SQUARED, LOGISTIC = (-2.0, 0.0, 2.0), losses.squared, losses.logistic
+KNOTS = (-2.0, 0.0, 2.0)
 NUM = 4_000
 
 
@@ -47,17 +45,6 @@ def solve(loss="squared", data=None, **changes):
 
 def bent(features):
     return 3 * np.minimum(np.abs(features[:, 0]), 2) - features[:, 1]
-
-
-def test_hat_functions_interpolate():
-    values = jnp.array([-1e15, -3.0, -0.5, 0.0, 0.3, 0.5, 2.0, 1e15])
-    found = np.asarray(hats(values, KNOTS))
-    np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-6)
-    assert ((found >= 0) & (found <= 1)).all()
-    heights = np.array([3.0, 1.0, -2.0])
-    np.testing.assert_allclose(
-        found @ heights, np.interp(values, KNOTS, heights), rtol=1e-5
-    )
 
 
 @pytest.mark.parametrize("outputs", [(), (3,)])
@@ -185,67 +172,6 @@ def test_knots_follow_from_public_numbers():
     assert not _curves.may_be_finest(KNOTS, 1e9, 10)
 
 
-def test_slopes_of_skewed_targets_are_no_gain():
-    rng = np.random.default_rng(0)
-    features = rng.standard_t(3, (5 * NUM, 4)).astype(np.float32)
-    skewed = np.exp(2 * rng.standard_normal(5 * NUM)).astype(np.float32)
-    bends = 2 * np.minimum(np.abs(features[:, 0]), 2)
-    ones, multiplier = jnp.ones(5 * NUM, "float32"), 7.0
-    threshold = Rule.of(losses.squared).threshold.of(5 * NUM, multiplier)
-    kind = ModelKind(losses.squared, True, False, None)
-    shares = shares_of(kind, threshold, 5 * NUM, 8, multiplier)
-
-    def gains(targets):
-        examples = Examples(jnp.asarray(features), jnp.asarray(targets), 0 * ones, ones)
-        level = jnp.mean(examples.targets) * ones
-        return [
-            released_gain(
-                *(kind, examples, level),
-                key=jax.random.key(seed),
-                noise_multiplier=multiplier,
-                shares=shares,
-            )
-            for seed in range(10)
-        ]
-
-    assert abs(np.mean(gains(skewed))) < 0.05 * threshold
-    assert np.min(gains(skewed + 5 * bends)) > threshold
-
-
-def test_a_choice_costs_no_more_than_it_needs():
-    few, many, labels = (
-        shares_of(ModelKind(loss, True, False, None), 1e-3, num, 8, 4.0)
-        for loss, num in ((SQUARED, 5_000), (SQUARED, 500_000), (LOGISTIC, 500_000))
-    )
-    assert few["bends"] == few["first_fit"] == 0.05
-    assert many["bends"] < 1e-3
-    assert many["first_fit"] == 0.02
-    assert sum(labels.values()) == pytest.approx(0.115)
-
-
-BAD = {
-    "constant": lambda x: np.full_like(x, 3.0),
-    "NaN": lambda x: np.full_like(x, np.nan),
-    "two values": lambda x: np.sign(x),
-    "huge": lambda x: np.sign(x) * 1e308,
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_finite_model_whatever_the_column(name):
-    features, noise = table()
-    odd = np.float64(features)
-    odd[:, 0] = BAD[name](odd[:, 0])
-    with np.errstate(over="ignore"):
-        solution = solve(data=(odd, 3 - features[:, 1] + noise))
-        found = np.asarray(solution.predict(odd))
-    for leaf in jax.tree.leaves(solution.params):
-        assert jnp.isfinite(leaf).all()
-    assert np.isfinite(found).all()
-    if name != "huge":  # beside which nothing else is seen: the constant is left
-        assert np.median(np.abs(found - (3 - features[:, 1]))) < 0.5
-
-
 @pytest.mark.parametrize("fit", [dp_additive_model, dp_linear_model])
 def test_a_fit_on_a_sample_has_every_option(fit, monkeypatch):
     def on_sample(again, data, max_records, **given):
@@ -261,23 +187,6 @@ def test_a_fit_on_a_sample_has_every_option(fit, monkeypatch):
     assert {*inspect.signature(fit).parameters} - {*passed} == {
         *("loss", "data", "noise_multiplier")
     }
-
-
-def test_what_is_refused_draws_no_sample(monkeypatch):
-    monkeypatch.setattr(_columns, "uniform_subset", None)
-    for wrong in (
-        {"smooth": (0, 0)},
-        {"smooth": (0, 3)},
-        {"smooth": (0, 2)},  # the intercept
-        {"intercept": 3},
-        {"max_weight": 0.0},
-        {"execution": print},
-        {"delta": 0.1},
-        {"epsilon": None, "noise_multiplier": 1.0},
-        {"loss": losses.softmax(3), "intervals": True},
-    ):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
-            solve(**{"max_records": 10} | wrong)
 
 
 def test_a_solution_has_the_shape_of_each_column():

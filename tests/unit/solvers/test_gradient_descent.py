@@ -14,7 +14,6 @@ from dpjax import accounting, losses
 from dpjax.batching import Disjoint, Full, Poisson, ShuffledEpochs, WithoutReplacement
 from dpjax.estimators import Mean, SmoothedTruncation, Winsorization
 from dpjax.solvers import Execution, dp_gradient_descent, robust_gradient_descent
-from tests import registry
 
 
 def location(params, example):
@@ -139,32 +138,3 @@ def test_schedules_and_their_traced_numbers():
     assert (params[0] != params[1]).all()
     static = solve(functools.partial(falling, 0.2))
     np.testing.assert_allclose(params[1], static, rtol=1e-6)
-
-
-MEDIANS = registry.ESTIMATORS["MedianOfMeans"](1.0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_steps": 41, "batching": Disjoint()}, "num_steps must be at most the 40"),
-        ({"batching": Poisson(41.0)}, "expected_batch_size must be at most the number"),
-        ({"batching": Poisson(9.0, capacity=9)}, "capacity must be at least"),
-        ({"batching": WithoutReplacement(41)}, "batch_size must be at most the number"),
-        *(
-            ({"batching": x, "estimator": MEDIANS}, r"batching must be .* index")
-            for x in registry.BATCHINGS.values()
-            if x.is_sampled
-        ),
-    ],
-)
-def test_bad_arguments_before_any_computation(changes, message):
-    calls = []
-
-    def loss_fn(params, example):
-        calls.append(1)
-        return location(params, example)
-
-    with pytest.raises(ValueError, match=message):
-        descend(loss_fn, data=jnp.zeros((40, 2)), **changes)
-    assert not calls

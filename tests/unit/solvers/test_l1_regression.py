@@ -116,9 +116,3 @@ def test_blocks_side_by_side_give_the_scores_of_one_by_one(monkeypatch):
     found = scores_of.__wrapped__(*data, 1.0, 2.0)
     # Products may be taken in another order, in which they round otherwise.
     np.testing.assert_allclose(found, expected, rtol=0, atol=0.01)
-
-
-def test_too_many_records_are_refused():
-    shapes = [jax.ShapeDtypeStruct((2**24, *x), jnp.float32) for x in ((1,), ())]
-    with pytest.raises(ValueError, match=r"features must be of fewer than 2\^24 rows"):
-        jax.eval_shape(lambda *x: solve(*x, candidates=jnp.zeros((2, 1))), *shapes)

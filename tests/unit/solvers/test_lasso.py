@@ -45,12 +45,3 @@ def test_the_scaled_gradient_keeps_its_bound_wherever_the_weights_are():
         y[0] = -2.0
         grads = jax.vmap(jax.grad(_scaled_squared), (None, 0))(w, (x, y))
         assert float(jnp.abs(grads).max()) == pytest.approx(4.0, rel=1e-5)
-
-
-def test_budgets():
-    solution = solve(num_steps=50)
-    assert (solution.privacy.epsilon, solution.privacy.delta) == (1.0, 1e-5)
-    assert solution.stats["selection_epsilon"] == pytest.approx(0.0699, abs=1e-4)
-    pure = solve(num_steps=4, delta=0.0)
-    assert (pure.privacy.epsilon, pure.privacy.delta) == (1.0, 0.0)
-    assert pure.stats["selection_epsilon"] == 0.25

@@ -122,17 +122,6 @@ def test_groups_have_records_of_their_own():
     np.testing.assert_allclose(one, other, atol=0.05)
 
 
-def test_its_numbers_are_told():
-    x = jax.random.normal(jax.random.key(0), (20_000, 2))
-    options = {"moment_bound": 300.0, "diameter": 6.0, "smoothness": 1.0}
-    found = solve((x, x @ jnp.array([1.0, 2.0])), losses.squared, **options)
-    stats = found.stats
-    assert stats["risk_scale"] == pytest.approx(9 * stats["penalty"])
-    assert stats["num_phases"] == 3
-    assert found.privacy.epsilon == 1.0
-    assert "20,000" in str(found.privacy)
-
-
 def test_one_pass_finds_the_optimum_around_another_centre_and_with_pure_epsilon():
     np.testing.assert_allclose(pass_once().params, [1, -1], atol=0.15)
     around = pass_once(params=jnp.array([1.0, -1.0]), diameter=0.5, moment_bound=1.0)

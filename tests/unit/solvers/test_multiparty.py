@@ -178,22 +178,17 @@ def scaled_logistic(scale):
 # An argument, and what it is of party 0 and of party 1.
 DIFFERENT = [
     ("epsilon", 2.0, 2.1),
-    ("delta", 1e-6, 2e-6),
     ("estimator", Clipping(1.0), Clipping(1.1)),
     ("estimator", Truncation(1.0), Winsorization(1.0)),
-    ("num_steps", 5, 6),
     ("num_steps", None, 41),
     ("averaging", False, True),
     ("params", jnp.zeros(3), jnp.full(3, 1e-9)),
     # What the loss is traced for.
     ("data", records(30, 0), (np.zeros((30, 3), "float32"), np.zeros(30, "int32"))),
-    ("loss_fn", losses.logistic, losses.squared),
     ("loss_fn", losses.logistic, as_logistic),
     ("loss_fn", scaled_logistic(2.0), scaled_logistic(2.0000002)),
-    ("learning_rate", 0.5, 0.6),
     ("learning_rate", 0.5, lambda step: 0.5),
     ("learning_rate", *(optax.linear_schedule(0.5, x, 5) for x in (0.1, 0.2))),
-    ("projection_fn", None, BALL),
     ("projection_fn", BALL, partial(BALL, scale=2.0)),
 ]
 
@@ -234,15 +229,9 @@ test_bad_arguments_are_named = refused(
     lambda changes: run_parties(
         lambda x: descend(x, **{"data": records(30, x.party)} | changes), 2
     ),
-    ({"epsilon": 0.0}, "epsilon"),
-    ({"delta": 1.0}, "delta"),
-    ({"loss_fn": None}, "loss_fn"),
     ({"estimator": Mean()}, "estimator"),
     ({"learning_rate": -1.0}, "learning_rate"),
-    ({"num_steps": 0}, "num_steps"),
     ({"secure_sum": None}, "secure_sum"),
-    ({"projection_fn": 3}, "projection_fn"),
-    ({"execution": print}, "execution"),
     ({"execution": Execution(checkpoint=Checkpoint("states"))}, "checkpoint"),
     ({"data": ()}, "data"),
     ({"estimator": MedianOfMeans(Clipping(1.0), 31)}, "num_groups"),

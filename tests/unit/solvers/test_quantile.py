@@ -12,11 +12,7 @@ import scipy.stats
 from dpjax.accounting import selection_epsilon
 from dpjax.solvers import dp_quantile
 from dpjax.solvers.statistics import _quantile
-from dpjax.solvers.statistics._quantile import (
-    _WIDTH_EDGES,
-    _preference,
-    _width_scores,
-)
+from dpjax.solvers.statistics._quantile import _WIDTH_EDGES, _preference, _width_scores
 from dpjax.solvers.statistics._quantile import EDGES as DEFAULT_EDGES
 
 WILD = [math.nan, math.inf, -math.inf, 1e38, -1e38, 1e-45, -0.0, 0.5, 1.5, 2.5, 9.0]

@@ -1,15 +1,19 @@
-"""The private mean without settings: its error, its interval, hostile samples."""
+"""Private means: without settings, and trimmed; their errors, hostile samples."""
 
 import math
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.estimators import Clipping
-from dpjax.solvers import dp_mean
+from dpjax import accounting
+from dpjax.batching import Disjoint, Poisson, WithoutReplacement
+from dpjax.estimators import Clipping, MedianOfMeans, TrimmedMean, Truncation
+from dpjax.solvers import dp_gradient_descent, dp_mean
 from dpjax.solvers.statistics._mean import Shares
+from tests.unit.refusals import refused
 
 BUDGET = {"epsilon": 1.0, "delta": 1e-5}
 PLACES, UNITS = np.array([1e6, -3.0, 0.0, 2e-3]), np.array([10.0, 1e3, 1.0, 1e-3])
@@ -43,19 +47,6 @@ def test_units_and_places_do_not_matter(law, num_columns):
     least = stddev / num_samples**0.5
     assert np.all(errors > (0.3 if law == "student" else 0.8) * least)
     assert np.all(errors < 8 * least)
-
-
-def test_an_interval_counts_records_beyond_empty_lengths():
-    samples = np.random.default_rng(0).standard_normal(10_000)
-    samples[:50] = 25.0  # no other number is beyond 5
-
-    @jax.jit
-    @jax.vmap
-    def interval(key):
-        return dp_mean(samples, key=key, epsilon=1.0, delta=4e-5).interval()
-
-    low, high = np.asarray(interval(jax.random.split(jax.random.key(0), 20))).T
-    assert np.sum((low < samples.mean()) & (samples.mean() < high)) >= 18
 
 
 def test_a_pytree_is_a_row():
@@ -110,13 +101,69 @@ def test_the_geometric_median_is_the_mean_of_symmetric_laws_of_any_tail(law):
     assert released.standard_errors is None
 
 
-def test_methods_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="at least two numbers"):
-        solve(np.ones(100), method="geometric_median")
-    with pytest.raises(ValueError, match="method must be left out with an estimator"):
-        solve(np.ones((9, 2)), method="geometric_median", estimator=Clipping(1.0))
-
-
 def test_the_shares_of_the_budget_add_up_to_it():
     for shape in ((1_000, 3), (50, 1), (10**6, 40)):
         assert math.fsum(share for share in Shares.of(shape, 1.0) if share) <= 1 + 1e-9
+
+
+# -- Trimmed means: with noise by their smooth sensitivity ----------------------------
+TRIMMED = TrimmedMean(0.05, lower=-5.0, upper=5.0)
+
+
+def samples(num_samples=20_000):
+    noise = np.random.default_rng(0).standard_t(2.5, (num_samples, 2))
+    return jnp.asarray(noise + np.array([1.0, -2.0]), jnp.float32)
+
+
+def descend(data=None, **changes):
+    options = {"key": jax.random.key(1), "epsilon": 1.0, "delta": 1e-5}
+    options |= {"estimator": TRIMMED, "learning_rate": 0.5, "num_steps": 4}
+    return dp_gradient_descent(
+        lambda params, example: 0.5 * jnp.sum((params - example) ** 2),
+        jnp.zeros(2),
+        samples(200) if data is None else data,
+        **(options | changes),
+    )
+
+
+def test_trimmed_means_are_found_with_little_noise():
+    # Noise for the whole range would be seen: 3.7 (upper - lower) sqrt(2).
+    params = solve(samples(), estimator=TRIMMED).params
+    np.testing.assert_allclose(params, [1.0, -2.0], atol=0.1)
+    params = descend(samples(), num_steps=6).params
+    np.testing.assert_allclose(params, [1.0, -2.0], atol=0.2)
+
+
+def test_budgets_of_trimmed_means():
+    rho = accounting.epsilon_to_rho(1.0, 1e-5)
+    full = descend()
+    assert full.stats["rho"] == pytest.approx(rho / 4)
+    assert full.stats["batch_size"] == 200
+    assert full.privacy.epsilon == 1.0
+    assert full.privacy.dp_event.count == 4
+    accountant = dp_accounting.rdp.RdpAccountant().compose(full.privacy.dp_event)
+    assert 1.0 <= accountant.get_epsilon(1e-5) <= 1.1
+    # One release takes the whole budget.
+    disjoint = descend(batching=Disjoint())
+    assert disjoint.stats["rho"] == pytest.approx(rho)
+    assert disjoint.stats["batch_size"] == 50
+    single = solve(samples(200), estimator=TRIMMED)
+    assert single.stats["rho"] == pytest.approx(rho)
+    assert single.stats["noise_multiplier"] == pytest.approx((2 * rho) ** -0.5)
+
+
+test_what_does_not_fit_is_named = refused(
+    lambda changes: descend(**changes),
+    ({"batching": Poisson(20.0)}, r"batching must be Full\(\) or Disjoint\(\)"),
+    ({"batching": WithoutReplacement(20)}, r"batching must be Full\(\) or Disjoint"),
+    (
+        {"batching": Disjoint(), "num_steps": 100},
+        "num_samples must be more than the 2 samples that are trimmed",
+    ),
+    ({"estimator": MedianOfMeans(Truncation(1.0), 201)}, "at least num_groups = 201"),
+)
+test_methods_that_do_not_fit_are_named = refused(
+    lambda options: solve(np.ones((9, 1)), method="geometric_median", **options),
+    ({}, "at least two numbers"),
+    ({"estimator": Clipping(1.0)}, "method must be left out with an estimator"),
+)

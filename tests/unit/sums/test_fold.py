@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpjax._sums.fold import block_length, digit_layout, proven_divisor, rounded_sum
-from dpjax._sums.stream import Layout, SampleStream, Sizes
+from dpjax._sums.stream import SampleStream
 from dpjax.estimators import (
     AdaptiveThreshold,
     Clipping,
@@ -61,31 +61,6 @@ def test_a_traced_divisor_is_raised_to_what_is_proven(dtype):
         for n in (4609, 5000, 2**24 + 3):
             raised = jax.jit(partial(proven_divisor, n))(jnp.asarray(1, dtype))
             assert n / 1.125 <= float(raised) <= n / 1.125 * (1 + 2**-22)
-
-
-@pytest.mark.parametrize(
-    "make", [Layout.one_by_one, Layout.parallel, partial(Layout.cached, is_large=False)]
-)
-@pytest.mark.parametrize("num_coordinates", [1, 100, 10**6, 10**9])
-def test_plans_cover_all_rows_with_short_blocks(make, num_coordinates):
-    sizes = Sizes(num_coordinates, num_coordinates, num_coordinates)
-    for n in [*AWKWARD, 100_000, 1_000_003]:
-        for size in [None, 1, 3, 64, 100, 1000, 5000, 10**7]:
-            longest = block_length(n)
-            if make == Layout.parallel:
-                size = size or 77
-            layout = make(n, longest, sizes, size)
-            if size and num_coordinates < 2**13:
-                assert layout == make(n, longest, sizes, min(size, n))
-            covered = layout.size * layout.microbatches * layout.rounds
-            assert covered >= n
-            # No round is empty, so that the digits have no more sums than needed.
-            assert covered - n < layout.size * layout.microbatches
-            assert layout.block_length <= longest
-            assert layout.width <= n
-            if layout.rows > 1:
-                assert layout.width == 1 or layout.width * num_coordinates <= 2**22
-            assert layout.is_exact == (covered == n)
 
 
 @pytest.mark.quick(2)

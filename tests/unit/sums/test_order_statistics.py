@@ -208,17 +208,3 @@ def test_ties_share_the_derivative():
     halves = gradient_of_median(x[:6])
     np.testing.assert_allclose(halves, [1 / 3, 0, 1 / 3, 0, 1 / 3, 0])
     np.testing.assert_allclose(gradient_of_median(x[3:]), [0, 1 / 2, 0, 1 / 2])
-
-
-@pytest.mark.quick(1)
-@both_dtypes
-@pytest.mark.parametrize("n", [1, 2, 3, 24, 41, 100])
-def test_median(n, dtype, rng):
-    x = rng.standard_cauchy((n, 30)).astype(dtype)
-    x[:, :5] = rng.integers(0, 2, (n, 5))
-    x[:, 5] = np.finfo(dtype).max / 4  # not clipped
-    found = jax.jit(median)(x)
-    assert found.dtype == dtype
-    np.testing.assert_allclose(found, np.median(x, axis=0), rtol=1e-6)
-    batch = jax.jit(jax.vmap(median))(np.stack([x, -x]))
-    np.testing.assert_array_equal(batch[1], -np.asarray(found))

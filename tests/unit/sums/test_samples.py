@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax._sums import samples as forms
-from dpjax._sums.samples import FactoredSamples, OuterProducts, add_rows
+from dpjax._sums.samples import FactoredSamples, OuterProducts
 from dpjax._sums.stream import SampleStream
 from dpjax._sums.tables import TableRows, scatter_add
 from dpjax.estimators import (
@@ -224,15 +224,6 @@ def test_the_derivative_by_the_clip_norm(derivative):
         np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-3)
 
 
-@pytest.mark.parametrize(("n", "in_turn"), [(5, None), (5, 1), (17, 16), (40, 16)])
-def test_sums_over_rows(n, in_turn):
-    x, w = jnp.arange(3.0 * n).reshape(n, 3), jnp.arange(1.0, n + 1)
-    found = jax.jit(
-        lambda x, w: add_rows(jnp.ones(3), lambda x, w: x * w, (x, w), in_turn)
-    )(x, w)
-    np.testing.assert_allclose(found, 1 + (x * w[:, None]).sum(axis=0), rtol=1e-6)
-
-
 def table_of(places, values, num_rows):
     return TableRows.of(places, values, num_rows=num_rows, build=lambda x: x)
 
@@ -246,20 +237,6 @@ def test_rows_outside_of_the_table_are_zero_and_places_have_any_type():
     for num_rows, dtype in [(256, jnp.uint8), (200, jnp.int8)]:
         rows = table_of(jnp.asarray([[1, 99, 1]], dtype), jnp.ones((1, 3, 2)), num_rows)
         np.testing.assert_array_equal(rows.written_out()[0, [1, 99]], [[2, 2], [1, 1]])
-
-
-@pytest.mark.parametrize("num_rows", [7, 100])  # found in a table, and by pairs
-def test_rows_of_one_place_are_added_up(num_rows):
-    places = jnp.asarray([[3, 0, 3, 5, 3, num_rows, num_rows], [0, 1, 2, 3, 4, 5, 6]])
-    values = jnp.arange(1.0, 29.0).reshape(2, 7, 2)
-    rows = table_of(places, values, num_rows)
-    for before, after in zip(np.asarray(places), np.asarray(rows.places), strict=True):
-        kept = after[after < num_rows]
-        assert sorted(kept) == sorted(set(before) - {num_rows})  # each of them once
-    expected = np.zeros((2, num_rows + 1, 2))
-    for i in range(2):
-        np.add.at(expected[i], np.asarray(places[i]), np.asarray(values[i]))
-    np.testing.assert_array_equal(rows.written_out(), expected[:, :num_rows])
 
 
 @pytest.mark.parametrize("plan", ["parallel"], indirect=True)

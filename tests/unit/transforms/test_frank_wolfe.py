@@ -24,16 +24,6 @@ def transform(constraint=SETS["l1_ball"], **changes):
     return frank_wolfe(constraint, **{"key": jax.random.key(0)} | options)
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_great_epsilon_goes_to_the_best_vertex(name):
-    constraint = SETS[name]
-    step = transform(constraint, epsilon=1e6, learning_rate=0.25)
-    params, gradient = jnp.array([0.1, 0.2, 0.3]), jnp.array([0.5, -0.9, 0.1])
-    update, _ = step.update(gradient, step.init(params), params)
-    vertex = constraint.minimize_linear(gradient)
-    np.testing.assert_allclose(update, 0.25 * (vertex - params), rtol=1e-6)
-
-
 def test_the_papers_rate_and_a_schedule():
     rates = {"papers": None, "schedule": lambda step: 1 / (step.astype("float32") + 2)}
     expected = {"papers": [2 / 3, 2 / 4, 2 / 5], "schedule": [1 / 2, 1 / 3, 1 / 4]}

@@ -1,5 +1,6 @@
-"""`privatize`: the noise's size and covariance, the divisor, the key, the pitfalls."""
+"""`privatize`: its noise by either sensitivity, the divisor, the key, the pitfalls."""
 
+import dataclasses
 import math
 from functools import partial
 
@@ -12,6 +13,7 @@ import scipy.stats
 
 import dpjax
 from dpjax import ADD_OR_REMOVE_ONE, REPLACE_ONE
+from dpjax.accounting._smooth import calibrate_smooth_noise, smooth_noise_rho
 from dpjax.estimators import (
     AdaptiveThreshold,
     Clipping,
@@ -189,20 +191,8 @@ def test_a_private_size_divides_nothing(name, key):
     make(relation=ADD_OR_REMOVE_ONE, normalize_by=3)
     with pytest.raises(ValueError, match="relation must be REPLACE_ONE or ADD_OR_REM"):
         make(relation="replace", normalize_by=3)
-
-
-def test_one_record_more_moves_a_mean_by_its_sensitivity(key):
-    # With the realized sizes 4 and 3 as divisors it would be moved by 2 / 3 or more.
-    rows = jnp.array([-1.0, -1.0, -1.0, 1.0])
-    grads = partial(
-        dpjax.robust_grad,
-        *(lambda w, x: w * x, Clipping(1.0)),
-        relation=ADD_OR_REMOVE_ONE,
-    )
-    mean = grads(normalize_by=4)
-    moved = abs(mean(0.0, rows) - mean(0.0, rows[:3]))
-    assert moved <= Clipping(1.0).sensitivity(4, 1, ADD_OR_REMOVE_ONE).l2
-    grads(user_ids=jnp.arange(4), num_users=4)  # a public number, which divides
+    if name == "robust_grad":  # the number of users is public, and divides
+        make(relation=ADD_OR_REMOVE_ONE, user_ids=jnp.arange(4), num_users=4)
 
 
 EACH_FIRST = {
@@ -308,14 +298,98 @@ def test_it_is_independent_noise_of_the_same_keys(name):
         )
 
 
-@pytest.mark.parametrize(
-    ("estimator", "noise"),
-    [
-        (Clipping(1.0), "tree"),
-        (Clipping(1.0), BinaryTree),
-        (TrimmedMean(0.2, -1.0, 1.0), BinaryTree(4)),
-    ],
-)
-def test_bad_noise_is_named(estimator, noise, key):
+# -- Noise by smooth sensitivity ------------------------------------------------------
+ESTIMATOR = TrimmedMean(0.1, -1.0, 1.0)
+
+
+def privatized(estimator, *, rho, key):
+    return privatize(estimator, noise_multiplier=(2 * rho) ** -0.5, key=key)
+
+
+def samples_of(num_rows, num_columns):
+    """Columns of very different spread, each many times."""
+    samples = np.random.default_rng(0).standard_t(2, (num_rows, num_columns))
+    spreads = np.tile([0.0, 1e-2, 1.0, 1e2], num_columns // 4)
+    return jnp.asarray(samples * spreads, jnp.float32)
+
+
+def test_noise_is_the_multiplier_times_the_smooth_sensitivity(key):
+    rho, n, d = 40.0, 50, 20_000
+    grads = {"a": samples_of(n, d // 2), "b": jnp.zeros((n, d // 2))}
+    transform = privatized(ESTIMATOR, rho=rho, key=key)
+    released = updated(transform, grads)
+    # Each of d coordinates gets a d-th of the budget.
+    noise = calibrate_smooth_noise(rho / d, num_samples=n, trim_count=5)
+    spent = smooth_noise_rho(
+        noise.multiplier, smoothness=noise.smoothness, sigma=noise.sigma
+    )
+    assert d * spent <= rho
+    assert d * spent > 0.999 * rho
+    mean, sensitivity = jax.jit(
+        lambda x: ESTIMATOR.with_smooth_sensitivity(x, noise.smoothness)
+    )(grads)
+    units = [
+        (x - y) / (noise.multiplier * s)
+        for x, y, s in zip(
+            *map(jax.tree.leaves, (released, mean, sensitivity)), strict=True
+        )
+    ]
+    units = np.concatenate([np.ravel(x) for x in units]).astype(np.float64)
+    assert units.size == d
+    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
+    weights /= weights.sum()
+
+    def distance(scale):
+        def cdf(z):  # of Laplace noise of every spread, averaged
+            tails = [
+                np.exp(-np.abs(z) / scale * math.exp(-noise.sigma * y)) for y in nodes
+            ]
+            return 0.5 + 0.5 * np.sign(z) * (1 - weights @ np.array(tails))
+
+        return scipy.stats.kstest(units, cdf).statistic
+
+    # Massart: Pr[distance > t] <= 2 exp(-2 n t^2).
+    bound = math.sqrt(math.log(2 / FALSE_ALARM) / (2 * d))
+    assert distance(1.0) <= bound
+    for wrong in (2 / 3, 3 / 2):
+        assert distance(wrong) > 2 * bound
+
+
+def test_the_guess_of_the_spread_changes_the_split_alone(key):
+    grads = jax.random.normal(key, (200, 4))
+    estimator = dataclasses.replace(ESTIMATOR, relative_spread=1e4)
+    transform = privatized(estimator, rho=1e6, key=jax.random.key(0))
+    noise = calibrate_smooth_noise(
+        1e6 / 4, num_samples=200, trim_count=20, relative_spread=1e4
+    )
+    mean, sensitivity = jax.jit(
+        lambda x: ESTIMATOR.with_smooth_sensitivity(x, noise.smoothness)
+    )(grads)
+    # Laplace beyond 45 scales, normal beyond 9.4: never drawn.
+    largest = 45 * math.exp(9.4 * noise.sigma) * noise.multiplier * sensitivity
+    assert (jnp.abs(updated(transform, grads) - mean) <= largest).all()
+
+
+def test_bad_updates(key):
+    rows = jnp.zeros((10, 2))
+
+    def traced(multiplier):
+        return updated(privatize(ESTIMATOR, noise_multiplier=multiplier, key=key), rows)
+
+    with pytest.raises(ValueError, match="noise_multiplier must be a concrete number"):
+        jax.jit(traced)(1.0)
+    transform = privatized(ESTIMATOR, rho=1.0, key=key)
+    mask = jnp.zeros(10, bool)
+    with pytest.raises(ValueError, match="estimator must be one that takes masks"):
+        updated(transform, rows, is_padding_example=mask)
+    fixed = privatize(ESTIMATOR, noise_multiplier=1.0, key=key, sampled=False)
+    with pytest.raises(ValueError, match="is_padding_example must be None"):
+        updated(fixed, rows, is_padding_example=mask)
+    with pytest.raises(ValueError, match="estimator must be one that takes masks"):
+        privatize(ESTIMATOR, noise_multiplier=1.0, key=key, relation=ADD_OR_REMOVE_ONE)
     with pytest.raises(ValueError, match="noise must be a strategy of dpjax"):
-        privatize(estimator, noise_multiplier=1.0, key=key, noise=noise)
+        privatize(ESTIMATOR, noise_multiplier=1.0, key=key, noise=BinaryTree(4))
+    with pytest.raises(ValueError, match="num_samples must be more than the 2"):
+        updated(transform, rows[:2])
+    with pytest.raises(ValueError, match="must be arrays that share"):
+        transform.update({"a": rows, "b": rows[:5]}, transform.init(rows))

@@ -1,4 +1,4 @@
-"""Private selection: what is run, kept, released and refused."""
+"""Private selection: what is run, kept, released and refused; and private scores."""
 
 import dataclasses
 import itertools
@@ -14,12 +14,13 @@ import scipy.special
 import scipy.stats
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, NoOpDpEvent
 
-from dpjax import ADD_OR_REMOVE_ONE, tuning
+from dpjax import ADD_OR_REMOVE_ONE, losses, tuning
 from dpjax.accounting import (
     PrivacyGuarantee,
     Sample,
     gaussian_epsilon,
     gaussian_event,
+    gaussian_stddev,
     tuning_epsilon,
 )
 from dpjax.solvers import Solution
@@ -308,7 +309,6 @@ def test_what_is_refused(key):
     for options, message in (
         ({"candidates": []}, "candidates must be at least one"),
         ({"candidates": jnp.zeros((0, 2))}, "candidates must be arrays with at least"),
-        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
         ({"train_fn": costly(PrivacyGuarantee.non_private())}, "finite: the best of"),
         ({"epsilon": 0.2}, "epsilon must be at least 0.2"),
         ({"train_fn": costly(other)}, "the relation of a run"),
@@ -316,13 +316,53 @@ def test_what_is_refused(key):
         ({"train_fn": drawn, "privacy": COST}, "privacy must be the guarantee of"),
         ({"train_fn": costly(other), "score": added}, "the relation of a score on a h"),
         ({"train_fn": lambda candidate, key: candidate}, "what train_fn returns must"),
-        ({"train_fn": 3.0}, "train_fn must be a function"),
         ({"distribution": "poisson"}, "default must be given where poisson"),
-        ({"mean_trials": 0.5}, "mean_trials"),
-        ({"delta": 1.0}, "delta"),
         ({"score": toy}, "score must be a Score"),
         ({"score": rows}, "score must be a scalar"),
     ):
         given = {"train_fn": toy, "candidates": RATES, "key": key, "score": BY_DRAW}
         with pytest.raises(ValueError, match=message):
             tuning.dp_select(**given | BUDGET | options)
+
+
+# -- Scores: their noise, and how far a record moves them ------------------------------
+DATA = jnp.ones((50, 2)), jnp.full(50, 3.0)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-5])
+def test_the_noise_of_a_score_is_there_and_has_its_scale(delta):
+    score = tuning.clipped_loss(
+        losses.squared, DATA, limit=2.0, epsilon=0.5, delta=delta
+    )
+    keys = jax.random.split(jax.random.key(0), 4_000)
+    found = jax.vmap(score.fn, (None, 0))(jnp.ones(2), keys)
+    sensitivity = 2.0 / 50
+    if delta == 0:
+        law = scipy.stats.laplace(-0.5, sensitivity / 0.5)
+        assert score.privacy.dp_event == LaplaceDpEvent(2.0)
+    else:
+        law = scipy.stats.norm(
+            -0.5, gaussian_stddev(0.5, delta, sensitivity=sensitivity)
+        )
+        assert tuning_epsilon(score.privacy, delta, mean_trials=1) <= 0.5 * (1 + 1e-6)
+    noise = np.asarray(found) + 0.5
+    for factor in (1, 2 / 3, 3 / 2, 0):  # another scale, or none, is found out
+        pvalue = scipy.stats.kstest(factor * noise - 0.5, law.cdf).pvalue
+        assert (pvalue > 1e-6) == (factor == 1)
+
+
+def test_no_record_moves_a_score_by_more():
+
+    def loss(params, example):
+        return example
+
+    def score(values):
+        found = tuning.clipped_loss(loss, values, limit=2.0, epsilon=1e9, delta=0.0)
+        return float(found.fn(None, jax.random.key(1)))
+
+    values = jnp.linspace(0.0, 3.0, 21)
+    for bad in (jnp.nan, jnp.inf, -jnp.inf, 1e38, -1.0, 0.0):
+        moved = abs(score(values.at[0].set(bad)) - score(values.at[0].set(2.0)))
+        assert moved <= 2.0 / 21 * (1 + 1e-5)
+    worst = score(jnp.full(21, jnp.nan))
+    assert worst == pytest.approx(-2.0, abs=1e-5)

@@ -158,19 +158,3 @@ def test_an_excess_is_that_of_a_pareto_tail(index, ratio, key):
     nothing = noisy_excess(key, few, jnp.float32(1), noise_multiplier=1.0)
     assert 0 <= nothing.ratio <= 2
     assert not nothing.is_heavy
-
-
-@pytest.mark.parametrize("has_intercept", [True, False])
-def test_curvatures_are_ones_in_their_directions(has_intercept):
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(50, 4)) @ np.diag([3.0, 1.0, 0.3, 0.001])
-    rows = np.c_[rows + 2, np.ones(50)] if has_intercept else rows
-    moments = jnp.asarray(rows.T @ rows / 50, "float32")
-    found = _intervals._curvatures(has_intercept, moments, 1e-3)
-    assert found.num_hidden == 1
-    inner = found.root.T @ moments @ found.root
-    np.testing.assert_allclose(
-        jnp.sort(jnp.diag(inner)), [0] + [1] * (len(inner) - 1), atol=1e-3
-    )
-    np.testing.assert_allclose(inner, jnp.diag(jnp.diag(inner)), atol=1e-4)
-    assert jnp.sum(found.hidden**2) >= 1

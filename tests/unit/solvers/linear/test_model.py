@@ -19,8 +19,8 @@ from dpjax.accounting import (
     noise_multiplier,
     rho_to_epsilon,
 )
-from dpjax.solvers import dp_linear_model
-from dpjax.solvers.linear import _columns, _fit, _kind
+from dpjax.solvers import dp_additive_model, dp_linear_model
+from dpjax.solvers.linear import _columns, _fit
 from dpjax.solvers.linear._kind import ModelKind, Shares
 from dpjax.solvers.linear._steps import BlockClipping
 from dpjax.solvers.statistics import _noisy_quantile
@@ -133,27 +133,6 @@ def test_a_group_beyond_all_means_leaves_the_others_as_they_are(power, other):
         assert loss.mean_of(level + weight) > 5
     else:
         assert abs(weight) < 10
-
-
-@pytest.mark.parametrize("unit", [0.5, 20.0])
-def test_a_log_link_has_its_best_weights_in_any_unit(unit):
-    rng = np.random.default_rng(0)
-    x = np.c_[rng.normal(size=(NUM, 6)), np.ones(NUM)]
-    x[:, 1] = 0.9 * x[:, 0] + 0.3 * x[:, 1]
-    targets = rng.poisson(
-        np.exp(x @ [0.5, -0.3, 0.2, 0.1, 0, 0, 1]) * rng.exponential(size=NUM)
-    )
-    data = x, targets / unit
-    params = solve(losses.log_link(1.0), data=data, intercept=6, epsilon=1e6).params
-    best = np.zeros(7)
-    for _ in range(30):  # Newton's steps
-        means = np.exp(np.clip(x @ best, -9, 9))
-        best += np.linalg.solve((x.T * means) @ x, x.T @ (targets - means))
-    residuals = targets - np.exp(x @ best)
-    bread = np.linalg.inv((x.T * np.exp(x @ best)) @ x)
-    errors = np.sqrt(np.diag(bread @ (x.T * residuals**2) @ x @ bread))
-    found = np.asarray(params) + np.log(unit) * (np.arange(7) == 6)
-    assert np.max(np.abs(found - best) / errors) < 0.5
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [(0.5, 0.01), (8.0, 0.01), (8.0, 0.0)])
@@ -317,19 +296,6 @@ class TestSecondMoments:
         upper = np.asarray(found)[np.triu_indices(40, 1)]
         np.testing.assert_allclose(np.std(upper), stddev / 2**0.5, rtol=0.1)
 
-    @pytest.mark.parametrize("ones", [0.01, 1.0, 30.0])
-    def test_round_coordinates(self, ones):
-        rng = np.random.default_rng(0)
-        rows = rng.normal(size=(5_000, 3)) @ rng.normal(size=(3, 3)) + [5.0, 0.0, 1.0]
-        rows = np.c_[rows, np.full(5_000, ones)].astype(np.float32)
-        moments = jnp.asarray(rows.T.astype(float) @ rows / 5_000)
-        white = whitening(moments, 1e-9, ones=ones)
-        z = (rows[:, :3] - np.asarray(white.center)) @ white.matrix
-        np.testing.assert_allclose(white.center, rows.mean(axis=0)[:3], atol=1e-3)
-        spread = np.var(np.asarray(z), axis=0)
-        assert spread.max() < 1.01
-        assert spread.min() > 0.05
-
     def test_what_noise_hides_leaves_one_scale_and_no_center_far_off(self):
         moments = jnp.diag(jnp.array([1.0, 1.0, 0.01])).at[:2, 2].set(0.5)
         center = whitening(moments, 0.2, ones=1.0).center
@@ -355,22 +321,6 @@ def test_blocks_are_clipped_apart_and_noise_holds_for_both():
     assert estimator.sensitivity(100, 3).l2 >= 2 / 100
 
 
-@pytest.mark.parametrize("num_rows", [1, 4, 11])
-def test_features_are_made_a_block_of_records_at_a_time(num_rows, monkeypatch):
-    monkeypatch.setattr(_kind, "_MOST_NUMBERS", 12)  # four rows of three
-    rows = jnp.arange(2.0 * num_rows).reshape(num_rows, 2), jnp.arange(1.0 * num_rows)
-    sizes = []
-
-    def function(factor, rows):
-        columns, weights = rows
-        sizes.append(len(columns))
-        return factor * jnp.concatenate([columns, weights[:, None]], axis=1)
-
-    found = _kind.by_block(function, 3.0, rows, width=3, axis_name=None)
-    assert max(sizes) <= 4
-    np.testing.assert_array_equal(found, 3 * np.c_[rows[0], rows[1]])
-
-
 def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
     x = jax.random.normal(jax.random.key(5), (4_000, 3))
     data = x, x @ jnp.array([1.0, -2.0, 0.5])
@@ -388,19 +338,25 @@ def test_a_fit_on_a_sample_costs_what_was_asked_for_all():
     )
 
 
-def test_what_is_refused_draws_no_sample(monkeypatch):
+@pytest.mark.parametrize("fit", [dp_linear_model, dp_additive_model])
+def test_what_is_refused_draws_no_sample(fit, monkeypatch):
     monkeypatch.setattr(_columns, "uniform_subset", None)
-    for wrong in (
-        {"loss": losses.softmax(3), "intervals": True},
+    features, means, _ = table()
+    given = {"key": jax.random.key(1), "epsilon": 8.0, "delta": 1e-5, "max_records": 9}
+    given |= {} if fit is dp_linear_model else {"smooth": (0, 1)}
+    of_all = {"max_weight": 0.0}, {"execution": print}, {"intercept": 4}, {"delta": 0.5}
+    of_one = (
         {"max_features": 0},
         {"max_features": 2, "intervals": True},
-        {"intercept": 4},
-        {"max_weight": 0.0},
         {"weights": np.ones(3)},
         {"offsets": np.ones(3)},
-        {"execution": print},
-        {"delta": 0.5},
+    )
+    of_other = {"smooth": (0, 0)}, {"smooth": (0, 4)}, {"smooth": (3,), "intercept": 3}
+    for wrong in (
+        *of_all,
+        *(of_one if fit is dp_linear_model else of_other),
         {"epsilon": None, "noise_multiplier": 1.0},
+        {"loss": losses.softmax(3), "intervals": True},
     ):
-        with pytest.raises(ValueError, match="must be"):
-            solve(**{"max_records": 10} | wrong)
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+            fit(**{"loss": "squared", "data": (features, means)} | given | wrong)
