@@ -9,7 +9,7 @@ import pytest
 from benchmarks import record
 from benchmarks.__main__ import main
 from benchmarks.audits.case import Case as AuditCase
-from benchmarks.figures import command as figures
+from benchmarks.figures import run as figures
 from benchmarks.page import number
 from benchmarks.record import Record
 from benchmarks.speed import measure, page, peers
@@ -17,7 +17,7 @@ from benchmarks.speed.case import Case, Measurement, Method, Target
 from benchmarks.speed.measure import results
 from benchmarks.speed.models import MODELS
 from benchmarks.speed.suites import CASES
-from benchmarks.utility import command as utility
+from benchmarks.utility import page as utility
 from dpjax import estimators, robust_grad
 from tests.nightly import test_utility
 
