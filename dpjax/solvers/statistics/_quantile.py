@@ -174,11 +174,11 @@ def dp_histogram(
     samples = checked_samples(samples, num_axes=1)
     check_countable(samples.size)
     multiplier, privacy = one_gaussian(epsilon, delta, samples.size)
+    # Given edges are checked before the key is used.
+    share, bins = 0.0, None if edges is None else checked_edges(edges, samples)
     edge_key, key = _keys.split(key)
-    if edges is None:
+    if bins is None:
         share, bins = EDGES_SHARE, private_edges(edge_key, samples, multiplier)
-    else:
-        share, bins = 0.0, checked_edges(edges, samples)
     of_counts = multiplier / math.sqrt(1 - share)
     counts, errors, stddev = _counted(key, samples, bins, of_counts)
     stats = {"edges": bins, "stddev": stddev, "noise_multiplier": multiplier}

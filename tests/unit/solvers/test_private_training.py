@@ -246,6 +246,12 @@ def test_a_trimmed_mean_shows_no_norm_of_its_noise():
     assert sorted(metrics) == names.split()
 
 
+def test_noise_that_follows_the_data_has_no_public_norm():
+    run = training(estimator=TrimmedMean(0.1, lower=-1.0, upper=1.0), batching=Full())
+    with pytest.raises(ValueError, match="estimator must be one of fixed noise"):
+        run.relative_noise(D)
+
+
 def test_what_is_recommended_is_the_default():
     advice = recommend(N, D, **BUDGET)
     default = PrivateTraining(loss_fn, num_samples=N, **BUDGET)
