@@ -134,7 +134,7 @@ def leading_size(tree: Any, name: str) -> int:
     import jax
 
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(tree)]
-    require(bool(shapes), name, shapes, "a pytree with at least one array")
+    require(bool(shapes), name, type(tree), "a pytree with at least one array")
     is_shared = all(shapes) and len({shape[:1] for shape in shapes}) == 1
     require(is_shared, name, shapes, "arrays that share one leading sample axis")
     require(shapes[0][0] >= 1, name, shapes, "arrays with at least one sample")

@@ -250,9 +250,9 @@ class Measured(Estimator):
     def _ratios(self, sample):
         def ratio(x, scale):
             x = as_float(x)
-            rule = f"numbers, or arrays of the shape of their leaves, as {x.shape}"
+            rule = f"() or {x.shape}, that of the leaf which they divide"
             is_fine = np.shape(scale) in ((), x.shape)
-            _validate.require(is_fine, "scales", np.shape(scale), rule)
+            _validate.require(is_fine, "the shape of scales", np.shape(scale), rule)
             return x / like(scale, x)
 
         return jax.tree.map(ratio, sample, broadcast(self.scales, sample, "scales"))

@@ -91,11 +91,10 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         rule = "an optax transformation"
         _validate.require(is_fine, f"transforms[{i}]", transform, rule)
     rule = (
-        "privatize, dp_sgd or a chain of them: a transformation before it would see "
-        "samples, and one that mixes them (as optax.clip_by_global_norm) breaks the "
-        "guarantee. optax.inject_hyperparams goes around the whole chain, as "
-        "optax.inject_hyperparams(make)(learning_rate=...) of a function "
-        "make(learning_rate) that returns dpjax.chain(...)"
+        "privatize, dp_sgd or a chain of them, since one before it that mixes samples "
+        "(as optax.clip_by_global_norm) would break the guarantee; inject_hyperparams "
+        "goes around the chain: optax.inject_hyperparams(make)(learning_rate=...), "
+        "where make(learning_rate) returns dpjax.chain(...)"
     )
     _validate.require(isinstance(mean, PrivateMean), "transforms[0]", mean, rule)
     for i, transform in enumerate(rest, start=1):

@@ -409,7 +409,7 @@ def _of_batch(
     """
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
-    rule = "one that adds influences: others take no batch in pieces"
+    rule = "one that adds influences: no median and no trimmed mean in accumulate"
     _validate.require(not estimator.groups_by_index, "estimator", estimator, rule)
     assert normalize_by is not None
     assert estimator.limit is not None

@@ -131,7 +131,7 @@ def _released_guarantee(
         rule = "finite: the best of runs without privacy is not private"
         name, epsilon_of_it = "the epsilon of a run or a score", released.epsilon
         _validate.require(math.isfinite(epsilon_of_it), name, epsilon_of_it, rule)
-        rule = f"that of the score, {relation}"
+        rule = f"{relation.name}, as in score.privacy: both need one relation"
         is_fine = released.relation is relation
         _validate.require(is_fine, "the relation of a run", released.relation, rule)
     rule = "REPLACE_ONE: a record that is added may move others into it"
@@ -325,7 +325,7 @@ class Runs:
                     "train_fn must be traceable, with a list for candidates that are "
                     "Python values, or privacy given, the guarantee of every run."
                 ) from why
-            _validate.require(value.shape == (), "score", value, "a scalar")
+            _validate.require(value.shape == (), "score.fn(...)", value, "a scalar")
             results.append(solution.privacy)
             self.treedefs[i] = jax.tree.structure((solution.params, solution.stats))
         return results

@@ -131,8 +131,8 @@ def dp_one_pass_sco(
     params, num_features = jnp.asarray(params), features.shape[1]
     is_fine = params.shape == (num_features,)
     is_fine = is_fine and jnp.issubdtype(params.dtype, jnp.floating)
-    shown, rule = f"{params.dtype}{list(params.shape)}", f"floats of ({num_features},)"
-    _validate.require(is_fine, "params", shown, rule)
+    rule = f"floats of shape ({num_features},), one for each feature"
+    _validate.require(is_fine, "params", f"{params.dtype}{list(params.shape)}", rule)
     theory = Theory.of(
         epsilon, delta, moment_bound, moment_order, diameter, num_features
     )

@@ -121,8 +121,8 @@ def dp_group_means(
     check_countable(samples.size)
     indices = jnp.asarray(gathered(arrays(groups)))
     if indices.shape != samples.shape or not jnp.issubdtype(indices.dtype, jnp.integer):
-        shape = jax.ShapeDtypeStruct(indices.shape, indices.dtype)
-        rule = f"integers of shape {samples.shape}"
+        shape = f"{indices.dtype}{list(indices.shape)}"
+        rule = f"integers of shape {samples.shape}, one for each sample"
         raise ValueError(f"groups must be {rule}, got {shape}.")
     low, high = bounds or (-_LARGEST, _LARGEST)
     middle, reach = low / 2 + high / 2, high / 2 - low / 2

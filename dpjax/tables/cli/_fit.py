@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -31,13 +31,7 @@ from dpjax.solvers import (
 )
 from dpjax.solvers.additive._curves import knots_of
 from dpjax.tables.cli._release import RunFolder
-from dpjax.tables.cli._settings import (
-    AMOUNTS,
-    FOR_AMOUNTS,
-    FOR_NUMBERS,
-    LossName,
-    Settings,
-)
+from dpjax.tables.cli._settings import FOR_AMOUNTS, LossName, Settings
 from dpjax.tables.cli._terminal import OnStep
 from dpjax.tables.models._scores import PrivateScores, private_scores
 from dpjax.tables.models._terms import MEANS, bending_features
@@ -96,10 +90,10 @@ def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
     """
     is_classification = data.task == "classification"
     loss = settings.find_loss(is_classification=is_classification)
-    rule = f"{', '.join(FOR_NUMBERS)} for {data.name}, whose target is a number"
-    if is_classification:
-        rule = f"another than {AMOUNTS} for {data.name}, whose target is a class"
     unfit = FOR_AMOUNTS if is_classification else ("logistic",)
+    allowed = ", ".join(name for name in get_args(LossName) if name not in unfit)
+    kind = "class" if is_classification else "number"
+    rule = f"one of {allowed} for {data.name}, whose target is a {kind}"
     _validate.require(loss not in unfit, "--loss", loss, rule)
     num_samples, num_features = data.features.shape
     arguments: dict[str, Any] = {}

@@ -261,4 +261,4 @@ def _require_column(column: Any) -> None:
     rule = "a numpy array of shape (n,)"
     _validate.require(is_fine, "column", np.shape(column), rule)
     is_fine = column.dtype.kind in "biufSUTO"
-    _validate.require(is_fine, "column", column.dtype, "of text or numbers")
+    _validate.require(is_fine, "column", column.dtype, "of text or numbers, not dates")

@@ -146,7 +146,7 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     """Returns the parts of a model; requires finite weights, and names in UTF-8."""
     numbers = [terms.slopes, terms.heights]
     is_finite = all(np.isfinite(each).all() for each in numbers)
-    _validate.require(is_finite, "params", numbers, "finite, of a model to export")
+    _validate.require(is_finite, "params", numbers, "finite in a model to export")
     columns: list[Numbers | Levels] = []
     place = 0
     for name, kind in model.columns.items():
@@ -164,7 +164,7 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
         exposure = Numbers(share.column, 0.0, float(share.max), 0.0, line)
         same = model.columns.get(share.column)
         is_number = same is None or not same.categories
-        rule = "no column of categories, of a model to export"
+        rule = "no column of categories in a model to export"
         _validate.require(is_number, "exposure", share.column, rule)
     privacy, target = model.privacy, model.target_name
     if model.positive is not None:
@@ -180,8 +180,8 @@ def parts_of(model: "Model", terms: Terms) -> Parts:
     levels = (x.weights for x in columns if isinstance(x, Levels))
     for text in itertools.chain(parts.inputs, *levels):
         written = text.replace("\0", "").encode("utf-8", "ignore").decode()
-        rule = "text without NUL, in UTF-8, of a model to export"
-        _validate.require(text == written != "", "columns", text, rule)
+        rule = "UTF-8 text without NUL, and not empty, to be exported"
+        _validate.require(text == written != "", "a name or category", text, rule)
     return parts
 
 

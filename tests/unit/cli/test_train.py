@@ -308,9 +308,9 @@ def test_mistakes_in_the_data_argument(rooms, monkeypatch):
         ("adult --private-ranges 0.1", "--private-ranges must be left out with adult"),
         ("adult --quoted", "--quoted must be left out with adult"),
         ("adult --row-names", "--row-names must be left out with adult"),
-        ("adult --loss gamma", "another than poisson, gamma or tweedie for adult"),
+        ("adult --loss gamma", "must be one of logistic, squared, huber for adult"),
         ("credit-default", "DATA must be a file, or one of adult, rand"),
-        ("rand_hie --loss logistic", "--loss must be squared"),
+        ("rand_hie --loss logistic", "--loss must be one of squared"),
     ):
         own = ["--schema", "number.toml"] * (words == "adult")
         refused(run(*words.split(), *own, "--epsilon", 1, "--output", "out"), message)

@@ -206,8 +206,8 @@ def test_adam_is_told_of_every_coordinates_noise(key):
     [
         ({"w": 1.0}, "scales must be one leaf, or a pytree as"),
         ([1.0, 1.0], "scales must be one leaf, or a pytree as"),
-        ({"w": np.ones(3), "b": 1.0}, "scales must be numbers, or arrays of the shape"),
-        ({"w": np.ones((4, 2)), "b": 1.0}, r"of their leaves, as \(2,\), got \(4, 2\)"),
+        ({"w": np.ones(3), "b": 1.0}, r"the shape of scales must be \(\) or"),
+        ({"w": np.ones((4, 2)), "b": 1.0}, r"\(\) or \(2,\), .*, got \(4, 2\)"),
     ],
 )
 def test_scales_that_do_not_fit_are_named(scales, message):

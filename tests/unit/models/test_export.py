@@ -135,7 +135,7 @@ def of(columns, **changes):
 
 
 EXPOSED = {"link": "log", "target": Numeric(), "exposure": BoundedColumn("a", 1.0)}
-NUL = "columns must be text without NUL"
+NUL = "a name or category must be UTF-8 text without NUL"
 
 
 @pytest.mark.parametrize(

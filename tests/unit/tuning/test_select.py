@@ -318,7 +318,7 @@ def test_what_is_refused(key):
         ({"train_fn": lambda candidate, key: candidate}, "what train_fn returns must"),
         ({"distribution": "poisson"}, "default must be given where poisson"),
         ({"score": toy}, "score must be a Score"),
-        ({"score": rows}, "score must be a scalar"),
+        ({"score": rows}, r"score.fn\(...\) must be a scalar"),
     ):
         given = {"train_fn": toy, "candidates": RATES, "key": key, "score": BY_DRAW}
         with pytest.raises(ValueError, match=message):
