@@ -14,9 +14,9 @@ from dpjax import _validate
 
 def check_folder(option: str, folder: Path, *, names: Iterable[str] = ()) -> None:
     """Requires a folder that can be written to, or made, for files of these names."""
-    taken = [f", without a folder {x} in it" for x in names if (folder / x).is_dir()]
-    rule = "a folder that can be written to, or made" + "".join(taken)
-    _validate.require(can_be_folder(folder) and not taken, option, str(folder), rule)
+    blocked = [f", without a folder {x} in it" for x in names if (folder / x).is_dir()]
+    rule = "a folder that can be written to, or made" + "".join(blocked)
+    _validate.require(can_be_folder(folder) and not blocked, option, str(folder), rule)
 
 
 def check_file(option: str, path: Path, *, suffix: str = "") -> None:
