@@ -62,9 +62,10 @@ class Store(NamedTuple):
         return self._read(self.step)[1]
 
     def save(self, step: int, arrays: Arrays) -> None:
-        """Saves a state completely or not at all, then removes the previous state.
+        """Saves arrays as the state of a step, and then removes the previous state.
 
-        All processes must call it, each with its own part of the arrays.
+        The state is written completely or not at all. All processes must call it, each
+        with its own part of the arrays.
         """
         part = self.folder / f"{step}.part"
         if self._is_first:
@@ -109,7 +110,7 @@ class Store(NamedTuple):
         return unpacked(path if path.exists() else path.with_name("0.npz"))
 
     def _remove(self, ending: str, keep: str = "") -> None:
-        """Removes states with this ending, but no unknown files in their folders."""
+        """Removes state folders with an ending, "" or ".part", except `keep`."""
         for folder in [*self.folder.iterdir()]:
             is_state = STATE.fullmatch(folder.name) and folder.suffix == ending
             if is_state and folder.name != keep and folder.is_dir():
@@ -143,11 +144,12 @@ def opened(
     option: str = "checkpoint",
     devices: _sharding.Devices = (),
 ) -> Iterator[Store]:
-    """Opens a folder of states of this run.
+    """Opens a folder of states of this run, and yields a `Store` to save and read them.
 
-    It refuses a folder of another run, one that holds other files, and one that another
-    process has open: two runs that both find an empty folder would both draw from the
-    same key. The lock on the folder ends with the block or the process.
+    It raises `ValueError` for a folder of another run (`run` has digests of its
+    arguments), for one that holds other files, and for one that another process has
+    open: two runs that both find an empty folder would both draw from the same key. The
+    lock on the folder ends with the block or the process.
     """
     import fcntl  # not on Windows, where the rest of the package works
 

@@ -27,6 +27,7 @@ def register(*data_fields: str) -> Callable:
     """
 
     def decorate(cls):
+        """Returns the class, registered; it is rebuilt without its constructor."""
         fields = [field.name for field in dataclasses.fields(cls)]
         meta_fields = [name for name in fields if name not in data_fields]
 

@@ -214,6 +214,7 @@ class Box(Constraint):
     upper: PyTree
 
     def __post_init__(self):
+        """Requires bounds of one structure within ±1e30, with lower <= upper."""
         shapes, rule = _shapes(self.lower), "a number or a pytree of arrays"
         _validate.require(bool(shapes[1]), "lower", self.lower, rule)
         is_fine = _shapes(self.upper) == shapes
@@ -255,7 +256,7 @@ class Box(Constraint):
         return structure.num_nodes == 1 and shapes == [()]
 
     def _flat(self, tree: PyTree, name: str) -> Any:
-        """Returns the results of `flatten`, and both bounds as vectors like its own."""
+        """Returns a tree as a vector, the inverse function, and bounds as vectors."""
         vector, unflatten = flatten(tree, name)
         if not self._is_uniform():
             rule = f"shaped as the bounds, {_shapes(self.lower)}"

@@ -231,7 +231,7 @@ def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Ar
 def _bounding_box(
     constraint: Constraint, num_coordinates: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the smallest and the largest value of each coordinate, in float64."""
+    """Returns the smallest and largest value of each coordinate in a set, float64."""
     constraint.diameter("l2", num_coordinates)  # checks the number of coordinates
     axes = jnp.eye(num_coordinates)
     lower, upper = (

@@ -77,7 +77,7 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that bounds a sample and adds ±half for each count."""
+        """Returns a function that bounds a sample, and adds ±half for each count."""
         bound = self.estimator.bound_fn()
 
         def counted(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -156,7 +156,7 @@ class AdaptiveThreshold:
     share: float = 0.01
 
     def __post_init__(self):
-        """Refuses first thresholds out of range, and makes static fields floats."""
+        """Requires initial thresholds in [lower, upper]; makes static fields floats."""
         base = self.estimator
         rule = "norm-wise: Clipping, SmoothedClipping, Normalization, or Grouped of one"
         is_fine = isinstance(base, NormBounded) and not isinstance(base, Counting)
@@ -193,7 +193,7 @@ class AdaptiveThreshold:
     def follow(self, released: Counted) -> tuple[PyTree, Self]:
         """Returns the private mean, and a copy of this object with the next thresholds.
 
-        `released` is the result of `counting`, with noise.
+        `released` is the result of `counting` (mean and counts), with noise.
         """
         half = jnp.asarray(self.counting.half).astype(released.short.dtype)
         shares = 0.5 + released.short / (2 * half)
@@ -248,6 +248,8 @@ class Measured(Estimator):
         return self.estimator.fold(ratios, normalize_by=normalize_by)
 
     def _ratios(self, sample):
+        """Returns a sample divided by the scales, entry by entry."""
+
         def ratio(x, scale):
             x = as_float(x)
             rule = f"numbers, or arrays of the shape of their leaves, as {x.shape}"
@@ -312,6 +314,7 @@ class Scaled:
     scales: PyTree
 
     def __post_init__(self):
+        """Requires an estimator with Gaussian noise, and scales in [1e-20, 1e30]."""
         base, leaves = self.estimator, jax.tree.leaves(self.scales)
         rule = "one with Gaussian noise, such as Winsorization or Clipping"
         is_fine = isinstance(base, Estimator) and base.limit is not None

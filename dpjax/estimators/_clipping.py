@@ -134,6 +134,7 @@ class NormEstimator(NormBounded):
         return other
 
     def bound_fn(self) -> BoundFn:
+        """Returns a function from a sample to its influence and [norm <= threshold]."""
         weight_fn, threshold = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -324,10 +325,11 @@ class Grouped(NormBounded):
         return replace(self, estimator=estimator)
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that bounds each group of a sample's leaves by itself."""
+        """Returns a function that bounds each group of a sample's leaves separately."""
         bounds = [each.bound_fn() for each in self._each()]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
+            """Returns an influence, and booleans (groups,), true for a norm within."""
             group_of_leaf = self._group_of_leaf(sample.leaves)
             # Each group is bounded as a sample, and its leaves are put back in order.
             parts: list[list[Any]] = [[] for _ in self.groups]
@@ -350,7 +352,10 @@ class Grouped(NormBounded):
         return [of(i) for i in range(len(self.groups))]
 
     def _group_of_leaf(self, leaves: PyTree) -> list[int]:
-        """Returns the index of every leaf's group: the longest matching name wins."""
+        """Returns the index of every leaf's group: the longest matching name wins.
+
+        It raises `ValueError` if a leaf has no group or a group no leaf.
+        """
         index = {name: i for i, x in enumerate(self.groups) for name in _names(x)}
         is_leaf = lambda x: isinstance(x, Leaf)  # noqa: E731
         paths = jax.tree.leaves_with_path(leaves, is_leaf=is_leaf)

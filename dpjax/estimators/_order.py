@@ -105,6 +105,7 @@ class TrimmedMean(Estimator):
     noise: ClassVar[NoiseName] = "laplace_log_normal"
 
     def __post_init__(self):
+        """Requires attributes in range, and upper above lower, where concrete."""
         fraction, spread = self.trim_fraction, self.relative_spread
         rule = "a Python float strictly between 0 and 1/2"
         is_fine = isinstance(fraction, float) and 0 < fraction < 0.5
@@ -178,7 +179,7 @@ class TrimmedMean(Estimator):
         return {"rho": 0.5 / noise_multiplier**2}
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the trimmed mean and the aux, after reading all rows at once."""
+        """Returns the trimmed mean over all devices, and this device's rows' aux."""
         del normalize_by  # equals the number of rows, because groups_by_index is True
         self._no_padding(stream)
         num_rows = stream.num_rows_in_all
@@ -257,7 +258,7 @@ class TrimmedMean(Estimator):
         bound: Bound = "fast",
         axis_name: AxisName | None = None,
     ) -> tuple[PyTree, PyTree]:
-        """Returns the estimate and its `smooth_sensitivity`, from one selection."""
+        """Returns the trimmed mean and its `smooth_sensitivity`, computed together."""
         stream = SampleStream.of(samples)
         self._no_padding(stream)
         rule = "one concrete number, not a traced one"
@@ -318,7 +319,12 @@ def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
 
 
 def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Array:
-    """Returns the maximum of the terms (4) in (2) or (3), for each of d columns."""
+    """Returns the smooth sensitivity of the trimmed mean of each of d columns, (d,).
+
+    It is the maximum of the terms (4), in (2) for "exact" or (3) for "fast". `order`
+    has the `OrderStatistics`, `weights` are `smooth_weights`, width is upper - lower,
+    and num_kept is n - 2m.
+    """
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]
     weights, width = like(weights, low), like(width, low)
@@ -417,7 +423,7 @@ class MedianOfMeans(Estimator):
         )
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the median of group means and the aux, folding group after group."""
+        """Returns the median of group means over all devices, and this device's aux."""
         del normalize_by  # equals the number of rows, because groups_by_index is True
         n = stream.num_rows_in_all
         rule = f"at least num_groups = {self.num_groups} records"

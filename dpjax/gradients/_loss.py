@@ -139,8 +139,9 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
 def closed_over(loss_fn: Any) -> dict[str, Any]:
     """Returns the pytrees that `loss_fn` uses besides its arguments, by name.
 
-    It closes over them, or they are bound by `functools.partial` or as `self`. Wrappers
-    such as `jax.jit`, which have `__wrapped__`, are unwrapped first.
+    They may hold records or BatchNorm's state. It closes over them, or they are bound
+    by `functools.partial` or as `self`. Wrappers such as `jax.jit`, which have
+    `__wrapped__`, are unwrapped first.
     """
     bound: dict[str, Any] = {}
     while not inspect.isfunction(loss_fn) or hasattr(loss_fn, "__wrapped__"):
@@ -177,10 +178,11 @@ def constants(program: core.ClosedJaxpr) -> Iterator[Any]:
 def rows_held(
     loss_fn: LossFn, programs: Iterable[core.ClosedJaxpr], num_rows: int
 ) -> list[str]:
-    """Returns a sentence for each shape of arrays with num_rows rows in a loss.
+    """Returns a warning for each shape of arrays in a loss that have num_rows rows.
 
-    The arrays are constants of `programs`, or `closed_over` (as NumPy arrays are). Only
-    names and shapes are read. With one row, every array of one row would match.
+    An example whose loss reads such an array may depend on all records. The arrays are
+    constants of `programs`, or `closed_over` (as NumPy arrays are). Only names and
+    shapes are read. With one row, every array of one row would match.
     """
     leaves = [
         (f"closes over {name}, with", x)
@@ -200,7 +202,7 @@ def rows_held(
 def warn_of_rows(
     loss_fn: LossFn, params: PyTree, batch: PyTree, num_rows: int, *, has_aux=False
 ) -> None:
-    """Warns if the gradient of one example has `rows_held`, as a loss of pairs has."""
+    """Warns if the traced gradient of one example holds an array with num_rows rows."""
 
     def shape(x: Any, axes: int) -> jax.ShapeDtypeStruct:  # without a mesh
         kind = jax.typeof(x)
@@ -261,7 +263,7 @@ def evaluate(
 def as_function(
     jaxpr: core.Jaxpr, equation: core.JaxprEqn
 ) -> tuple[list[core.Var], Callable[..., list[Any]]]:
-    """Returns the variables that an equation reads, and the equation as a function."""
+    """Returns the variables that an equation reads, and it as a function."""
     used = list(dict.fromkeys(x for x in equation.invars if isinstance(x, core.Var)))
     program = jaxpr.replace(
         constvars=[], invars=used, outvars=equation.outvars, eqns=[equation]
@@ -362,7 +364,7 @@ def _order(ndim: int) -> lax.ConvDimensionNumbers:
 
 
 def _convolution(lhs, rhs, *, dimension_numbers, **params):
-    """Returns a convolution, which is computed as NHWC and HWIO on CPU."""
+    """Returns a convolution of images and kernels: on CPU, as NHWC and HWIO, fast."""
 
     def as_given(lhs, rhs):
         return lax.conv_general_dilated_p.bind(

@@ -110,7 +110,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         return mean.init(params), *(part.init(wide) for part in parts)
 
     def release(updates, state, params=None, **extra_args):
-        """Returns what the other parts make of the private mean, and the states."""
+        """Returns the update after all parts, the new states, and None for noise."""
         updates, new, noise_stddev = mean.release(
             updates, state[0], params, **extra_args
         )
@@ -300,7 +300,7 @@ class PieceSum(NamedTuple):
         return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
     def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
-        """Returns the sum with one more piece."""
+        """Returns the sum with one more piece of a batch; limit bounds all sums."""
 
         def scaled(x: jax.Array) -> jax.Array:
             return x / _unit(limit, x)

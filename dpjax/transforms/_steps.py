@@ -200,6 +200,7 @@ def average_iterates(
         return AverageIteratesState(jnp.zeros((), jnp.int32), wide_zeros(params))
 
     def update(updates, state, params=None):
+        """Returns updates as they are, and the state with params + updates averaged."""
         count = state.num_iterates + 1
 
         def mean_of(old, new):
