@@ -12,7 +12,7 @@ from typing import Any
 def lazily(
     package: str, names: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns `__getattr__` and `__dir__` of a package.
+    """Returns `__getattr__` and `__dir__` of a package that imports on first use.
 
     `names` maps each module to the names imported from it, separated by blanks. The key
     `package` itself maps to the names of its modules.

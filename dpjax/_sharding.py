@@ -350,10 +350,11 @@ def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
 
 
 def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
-    """Returns digests of values, the same on all processes; all must call it.
+    """Returns a digest of each value, to tell if processes and runs have the same.
 
-    A digest covers the bits, shapes, dtypes and paths of all leaves. Each process reads
-    its own shards of a sharded array; only digests are sent.
+    A digest covers the bits, shapes, dtypes and paths of all leaves. The processes of
+    `devices`, () for one process, must all call it. Each reads its own shards of an
+    array, sends digests only, and gets the same results.
 
     Raises:
         ValueError: On all processes, if values that are not sharded differ.

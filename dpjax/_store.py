@@ -97,7 +97,7 @@ class Store(NamedTuple):
         self._require(not different, rule)
 
     def _read(self, step: int | None) -> tuple[dict[str, str], Arrays]:
-        """Returns the identity of the run and the arrays that were saved at a step."""
+        """Returns the run's digests and the arrays that were saved at a step."""
         path = self.folder / str(step) / self._piece
         # Any folder may have a number as its name, but only a state has this file.
         if not path.parent.joinpath("0.npz").exists():

@@ -164,7 +164,7 @@ def _barrier(tree):
 
 
 def _called(tree):
-    """Returns a tree whose floats went through calls that XLA must not inline."""
+    """Returns `tree` after its floats passed through calls that XLA must not inline."""
     leaves, structure = jax.tree.flatten(tree)
     at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
     # With few arrays each gets a call of its own, so that not all are in memory at

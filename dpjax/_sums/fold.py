@@ -161,7 +161,7 @@ def group_means(
     fold = Fold(summands, limit)
 
     def run(layout: Layout) -> tuple[PyTree, PyTree]:
-        """Returns the groups' means and the aux of all rows, added in this layout."""
+        """Returns the groups' means and the aux of all rows, divided by `layout`."""
         every = fold.digits(layout, jnp.asarray(sizes))
 
         def group(aux, place):
@@ -256,7 +256,11 @@ class Digits(NamedTuple):
         return self._replace(unit=unit, normalize_by=self.normalize_by[index])
 
     def add(self, total: tuple[PyTree, ...], sums: PyTree) -> tuple[PyTree, ...]:
-        """Returns `total`, a tree for each digit, plus the digits of sums (k, ...)."""
+        """Returns `total`, a tree for each digit, plus the digits of sums (k, ...).
+
+        Digits are the parts of a float: integers that add exactly, and a small
+        remainder.
+        """
 
         def scaled(x):
             x = x / jnp.asarray(self.normalize_by).astype(x.dtype)
@@ -337,7 +341,7 @@ class Fold:
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
-        """Traces the computation of one row for its shapes and its peak memory."""
+        """Traces one row's computation for shapes and memory, to choose a layout by."""
         self.stream, self.prepare, self.influence = summands
         self.limit = limit
         self.read = self.stream.reader()
@@ -403,12 +407,11 @@ class Fold:
         """Returns the digits of the sum of some rows, and aux with their aux filled in.
 
         A span (start, stop) selects the rows `start` to `stop - 1`; None selects all.
-        `digits` splits sums of blocks into integers that add exactly; aux are outputs
-        (n, ...).
+        `digits` splits sums of blocks into integers that add exactly.
         """
 
         def add_microbatch(first, i, carry):
-            """Adds microbatch first + i to the sums of its blocks, and to aux."""
+            """Returns carry (sums of blocks, aux) plus microbatch first + i."""
             sums, aux = carry
             samples, aux = self._microbatch(layout, span, first + i, aux)
 
@@ -423,7 +426,7 @@ class Fold:
         # all blocks; now it recomputes them, a microbatch at a time.
         @jax.checkpoint
         def add_blocks(carry, index):
-            """Adds the sums of one round of blocks to the digits, and fills in aux."""
+            """Returns carry (total of digits, aux) plus one round of blocks."""
             total, aux = carry
             none = [
                 jnp.broadcast_to(x, (layout.width, *x.shape)) for x in self.row.zeros()

@@ -130,10 +130,9 @@ class FactoredSamples:
     ) -> list[jax.Array]:
         """Returns `sums`, an array for each leaf, plus all samples or their influences.
 
-        An influence is a function that is applied to each row of a leaf and maps zero
-        to zero; None adds the rows themselves. in_turn is the number of rows that are
-        added one after the other in one pass over a large sum; None leaves the order to
-        XLA.
+        An influence is a function of each row that maps zero to zero; None adds the
+        rows themselves. in_turn is the number of rows that are added one after the
+        other in one pass over a large sum; None leaves the order to the compiler.
         """
         pairs = zip(sums, self.parts, strict=True)
         return [part.add(x, influence, in_turn) for x, part in pairs]
@@ -159,8 +158,7 @@ class FactoredSamples:
     def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
         """Returns |sample·inverse_unit|^2, over all leaves, for one finite sample.
 
-        The unit is near the norm, such as the clip norm, so that squares do not
-        overflow.
+        The unit is near the norm, as the clip norm is, so that no square overflows.
         """
         dtype = self.dtype
         # A sequential sum of thousands of leaves rounds thousands of times; a tree of
@@ -371,10 +369,7 @@ class Arrays(Values):
         return Arrays(self.values, weight)
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Returns the sum `total` plus all rows, times weights, or their influences.
-
-        Rows have no weights if there is an influence: see `FactoredSamples.add_to`.
-        """
+        """Returns `total` plus all rows times weights, or influences: see `add_to`."""
         (values,) = self.numbers
         num_rows = len(values)
         # A loop over rows makes a long program, which does not pay for a small sum.
@@ -423,8 +418,8 @@ def add_rows(
     """Returns total + the sum of `function(*row)` over the n rows of arrays (n, ...).
 
     The function maps zeros to zeros. in_turn is the number of rows that are added one
-    after the other in one pass over a large total, as is fast on CPU; None adds all at
-    once.
+    after the other in a pass over a large total, as on CPU; None leaves the order to
+    XLA.
     """
     if in_turn is None:
         return total + jax.vmap(function)(*arrays).sum(axis=0)

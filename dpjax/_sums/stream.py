@@ -265,10 +265,10 @@ class Layout(NamedTuple):
     def one_by_one(cls, num_rows, longest, sizes, microbatch_size):
         """Returns the layout for arrays on CPU: a microbatch has one row of each block.
 
-        `longest` is the most rows of a block, which are added as floats. Several blocks
-        side by side are faster if their sums fit into the first cache of 2^15 numbers.
-        Larger sums than 2^13 numbers are computed one by one, because XLA then fuses
-        the additions of four unrolled rows.
+        It divides rows into microbatches, computed at once, and blocks of at most
+        `longest` rows, added as floats. Several blocks side by side are faster if their
+        sums fit into the first cache of 2^15 numbers. Larger sums than 2^13 numbers are
+        computed one by one, because XLA then fuses the additions of four unrolled rows.
         """
         is_large = sizes.total > 2**13
         if microbatch_size is None:
@@ -286,8 +286,8 @@ class Layout(NamedTuple):
     def cached(cls, num_rows, longest, sizes, microbatch_size, *, is_large):
         """Returns the layout for factors on CPU: as many rows as the caches hold.
 
-        `longest` is the most rows of a block, which are added as floats. is_large tells
-        if a sum has large arrays, to which `IN_TURN` rows are then added in one pass.
+        It divides rows into microbatches, computed at once, and blocks of at most
+        `longest` rows, added as floats. is_large tells if a sum has large arrays.
         """
         in_turn = IN_TURN if is_large else None
         if microbatch_size is None:
@@ -315,8 +315,8 @@ class Layout(NamedTuple):
     def parallel(cls, num_rows, longest, sizes, microbatch_size, most_numbers=2**22):
         """Returns a layout with equal microbatches of about microbatch_size rows.
 
-        It is the layout for GPU and TPU, where memory bounds microbatch_size. `longest`
-        is the most rows of a block. The sums of blocks side by side have at most
+        It is for GPU and TPU, where memory bounds microbatch_size. Blocks have at most
+        `longest` rows, added as floats. The sums of blocks side by side have at most
         most_numbers numbers, unless a single sum has more.
         """
         most = longest * max(most_numbers // sizes.total, 1)

@@ -47,8 +47,9 @@ class TableRows(Values):
     ) -> "TableRows":
         """Returns n gradients of a table, with rows at the same place added up.
 
-        Row `values[i, j]`, of shape (q,), has index `places[i, j]` in the table of
-        gradient i. Rows outside of the table become zero. Norms need each place once.
+        Row `values[i, j]`, (q,), has index `places[i, j]` in the table of gradient i;
+        rows outside of it become zero. Norms need each place once. `build` reshapes a
+        table.
         """
         if places.dtype.itemsize < 4:  # 8 or 16 bits may not represent num_rows
             places = places.astype(jnp.int32)

@@ -19,12 +19,12 @@ Norm = Literal["l1", "l2"]
 
 
 def kept_finite(gradient: jax.Array, largest_norm: Scalar) -> jax.Array:
-    """Clips a gradient g so that <v, g> is finite for all ||v||_1 <= largest_norm.
+    """Returns gradient g clipped so that <v, g> is finite for ||v||_1 <= largest_norm.
 
     A score that overflows to -inf for one of two neighboring data sets would exclude
-    its vertex there only. Clipping increases no distance of two gradients in any
-    coordinate, so their linf distance still bounds the difference of the scores. Scores
-    are at most a quarter of the largest float, so that no difference overflows.
+    its vertex there only. Clipping increases no distance of gradients in any
+    coordinate, so their linf distance still bounds the difference of scores. Scores are
+    at most a quarter of the largest float, so that no difference overflows.
     """
     limit = jnp.finfo(gradient.dtype).max / 4 / like(largest_norm, gradient)
     return jnp.clip(gradient, -limit, limit)
@@ -465,9 +465,8 @@ class Simplex(AxisConstraint):
 def _project_simplex(vector: jax.Array, radius: jax.Array) -> jax.Array:
     """Returns the projection onto {x >= 0, sum x = radius}: max(vector - tau, 0).
 
-    The algorithm is in Held, Wolfe and Crowder (1974) and Duchi et al. (2008), Figure
-    1. `optax.projections.projection_simplex` mixes integers and floats, which strict
-    dtype promotion refuses, and loses the radius in sums of large entries.
+    See Held, Wolfe and Crowder (1974); Duchi et al. (2008), Figure 1. The function of
+    optax mixes integers and floats, and loses the radius in sums of large entries.
     """
     # Adding a constant to all entries changes no projection. With the largest entry at
     # zero, -1 <= tau < 0 in units of the radius, so smaller entries are clipped to -1.

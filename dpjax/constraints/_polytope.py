@@ -83,7 +83,7 @@ class Polytope(VertexConstraint):
         return jnp.asarray(distance * unit <= tolerance)
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
-        """Returns the largest distance of two rows, in |V|^2 d steps."""
+        """Returns the largest distance of two vertices, with |V|^2 d operations."""
         check_diameter(norm, num_coordinates)
         check_coordinates(num_coordinates, self.vertices.shape[1])
         dtype = jnp.asarray(self.vertices).dtype
@@ -112,11 +112,12 @@ class Polytope(VertexConstraint):
         return self.vertices.shape[0]
 
     def score_error(self, num_coordinates: int) -> Scalar:
-        """Returns twice the error bound for a sum of k products, in any order.
+        """Returns a bound on the rounding error of a score, per unit of max |gradient|.
 
-        The error is at most k 2^-24 times the sum of magnitudes, if k counts products
-        by nonzero entries only (Higham 2002, eq. 3.4). The factor two is for
-        accelerators that compose a float32 product from products of lower precision.
+        A sum of k products, in any order, errs by k 2^-24 times the sum of magnitudes,
+        if k counts nonzero entries (Higham 2002, eq. 3.4). The result is twice that,
+        for accelerators that compose a float32 product from products of lower
+        precision.
         """
         check_coordinates(num_coordinates, self.vertices.shape[1])
         sizes = jnp.abs(jnp.asarray(self.vertices).astype(jnp.float32))

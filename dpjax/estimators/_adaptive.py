@@ -77,7 +77,11 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that bounds a sample, and adds ±half for each count."""
+        """Returns a function that bounds a sample, and appends a number for each group.
+
+        It is half if the group's norm is within its threshold, else -half: so its mean
+        tells the share of such samples.
+        """
         bound = self.estimator.bound_fn()
 
         def counted(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:

@@ -282,7 +282,7 @@ class Grouped(NormBounded):
     groups: tuple[Group, ...]
 
     def __post_init__(self):
-        """Refuses groups without names and names given twice; makes groups tuples."""
+        """Raises `ValueError` for missing or repeated names; makes groups tuples."""
         base, rule = self.estimator, "Clipping, SmoothedClipping or Normalization"
         is_fine = isinstance(base, NormEstimator)
         _validate.require(is_fine, "estimator", base, f"norm-wise: {rule}")
@@ -352,10 +352,7 @@ class Grouped(NormBounded):
         return [of(i) for i in range(len(self.groups))]
 
     def _group_of_leaf(self, leaves: PyTree) -> list[int]:
-        """Returns the index of every leaf's group: the longest matching name wins.
-
-        It raises `ValueError` if a leaf has no group or a group no leaf.
-        """
+        """Returns each leaf's group, by the longest name that fits, or raises."""
         index = {name: i for i, x in enumerate(self.groups) for name in _names(x)}
         is_leaf = lambda x: isinstance(x, Leaf)  # noqa: E731
         paths = jax.tree.leaves_with_path(leaves, is_leaf=is_leaf)

@@ -291,7 +291,7 @@ class Estimator(abc.ABC):
         return mean.map(unstacked), aux
 
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
-        """Clips a mean to ±limit, or beyond it if normalize_by is below `FEW_ROWS`."""
+        """Clips a mean to ±limit, or ±limit·4096 / normalize_by if that is larger."""
         # sensitivity() needs a bound on the result, and clipping increases no distance.
         limit = self.limit
         if limit is None:
@@ -370,11 +370,11 @@ def norm_sensitivity(
 ):
     """Returns the sensitivity for influences of norm at most limit (1 + norm_error).
 
-    norm_error is the relative error of computed norms. The distance of two influences
-    is at most diameter·limit (1 + norm_error), and a record moves the exact mean by
-    this divided by n. The mean has norm at most 9/8 limit (the fold rejects more rows
-    per divisor), and if `rounded`, rounding its coordinates to float32 moves the mean
-    of each neighbor by 2^-24 of its norm.
+    norm_error is the error of a computed norm. Two influences have a distance of at
+    most diameter·limit (1 + norm_error), and a record moves the exact mean by this
+    divided by n. The mean has norm at most 9/8 limit (more rows per divisor are
+    rejected), and if `rounded`, rounding its coordinates moves the mean of each
+    neighbor by 2^-24 of that.
     """
     limit, num_samples = of_one_type(limit, num_samples)
     moved = _moved(relation, diameter)
@@ -391,7 +391,7 @@ def norm_sensitivity(
 
 
 def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
-    """Returns the float32 spacing just below the largest value of an estimate."""
+    """Returns the float32 spacing below the largest mean, for bounds on rounding."""
     limit, num_samples = of_one_type(limit, num_samples)
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
@@ -412,11 +412,11 @@ def _moved(relation, diameter=2.0):
 def _rounded_change(limit, num_samples, moved, error, excess=0.0):
     """Returns a bound on the change of a coordinate of the float32 mean, by a record.
 
-    `_unrounded_change` explains the arguments; excess is a relative error of limit. Two
-    exact means differ by at most `change`; each is rounded to the nearest float32.
-    Where both lie in the top binade, with spacing ulp, the results differ by a multiple
-    of ulp that is at most change + ulp. Where one lies k binades lower they differ by a
-    multiple of ulp/2^k that is at most change + (1/2 + 1/2^(k+1)) ulp.
+    `_unrounded_change` explains the arguments; excess is a relative error of limit.
+    Exact means differ by at most `change`; each is rounded to the nearest float32. In
+    the top binade, with spacing ulp, results differ by a multiple of ulp that is at
+    most change + ulp. Where one lies k binades lower they differ by a multiple of
+    ulp/2^k that is at most change + (1/2 + 1/2^(k+1)) ulp.
     """
     xp = _numpy_for(limit, num_samples)
     longest = limit * (1 + excess)
@@ -443,7 +443,7 @@ def sum_error_in_turn(num_terms: int) -> float:
 
 
 def sum_error(num_terms: int) -> float:
-    """Returns the largest l2 error of a sum of K products, in units of u limit.
+    """Returns the largest l2 error of a sum of K products, in units of 2^-24 limit.
 
     Products are rounded too, and the order of additions may differ by coordinate, as in
     a product of matrices: see `_sums.fold`.

@@ -163,7 +163,7 @@ class TrimmedMean(Estimator):
         *,
         is_sampled: bool = False,
     ) -> dict[str, Scalar]:
-        """Returns rho, the zCDP cost of one release.
+        """Returns {"rho": the zCDP cost of one release, 1 / (2 noise_multiplier^2)}.
 
         Sampled batches and the add/remove relation raise `ValueError`, because no
         accounting is known for order statistics of such batches.
@@ -402,7 +402,7 @@ class MedianOfMeans(Estimator):
         return self.inner.limit
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns the inner sensitivity of a group, or half for an even num_groups."""
+        """Returns the inner sensitivity at a group's size; half for even num_groups."""
         del rounded  # means of groups are always rounded
         if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
             raise ValueError(

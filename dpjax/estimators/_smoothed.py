@@ -63,7 +63,7 @@ class SmoothedEstimator(Estimator):
         return self.scale * supremum(self.beta)
 
     def _smoothed_fn(self) -> Callable[[jax.Array, Scalar], jax.Array]:
-        """Returns a function (x, scale) -> scale·h_beta(x / scale); NaN gives zero."""
+        """Returns the smooth bound (x, scale) -> scale·h_beta(x / scale); NaN is 0."""
         beta, largest, coefficients = self.beta, supremum(self.beta), None
         if self._degree:
             coefficients = series_coefficients(beta, self._degree)
@@ -248,7 +248,7 @@ def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
 
 
 def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
-    """Returns the smooth bound h_beta(a) by `series_coefficients`, for |a| <= FAR."""
+    """Returns the smooth bound h_beta(a) by `series_coefficients`, for |a| <= 1e6."""
     c2 = 0.09 * beta
     inverse = 1 / (a * a + c2)
     z = 1 - 2 * c2 * inverse  # = 2 v^2 - 1
@@ -267,7 +267,7 @@ def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
 
 
 def exact(a: jax.Array, beta: Scalar) -> jax.Array:
-    """Returns h_beta(a) for |a| <= FAR and any beta > 0, at forty times the cost."""
+    """Returns the smooth bound h_beta(a), |a| <= 1e6, for any beta; it is slow."""
     beta = jnp.asarray(beta).astype(a.dtype)
     size = jnp.abs(a)
     is_tiny = size < 1e-6

@@ -202,11 +202,7 @@ def _in_words(problem: str, why: Exception) -> str:
 
 
 def _of_params(params: PyTree) -> Iterator[str]:
-    """Yields sentences for `check_model` on leaves of params that cannot be trained.
-
-    Such a leaf is no array of real floats, or has BatchNorm's statistics, NaN or
-    infinity.
-    """
+    """Yields a sentence for `check_model` on each leaf that is not real and finite."""
     try:
         no_running_statistics(params)
     except ValueError as why:
@@ -260,10 +256,7 @@ def _is_loss(program: core.ClosedJaxpr) -> bool:
 
 
 def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
-    """Returns whether random bits are drawn from a key that no argument determines.
-
-    `fixed` are the variables of the program that no argument determines, so far.
-    """
+    """Returns whether random bits come from a key that `fixed` values determine."""
     fixed = {*fixed, *jaxpr.constvars}
     for equation in jaxpr.eqns:
         is_fixed = [isinstance(x, core.Literal) or x in fixed for x in equation.invars]
@@ -282,10 +275,7 @@ def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
 def _with_gradient(
     loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
 ) -> tuple[set[int], core.ClosedJaxpr]:
-    """Returns the indices of arrays with a derivative, and the gradient's program.
-
-    `loss(arrays, example)` is a scalar, and is only traced.
-    """
+    """Returns the indices of arrays that loss has a derivative by, and its gradient."""
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     fixed = {i: x for i, x in arrays.items() if i not in floats}
     draws = set()

@@ -136,11 +136,11 @@ def factored_grad(
 def _with_shifts(sites, shifts, program, args, within=()):
     """Returns a program's results, with shifts added at sites, and the residuals.
 
-    A site is an equation that multiplies or reads a parameter, and its shift is an
-    array of zeros. The derivative of a loss with respect to the shift of a result is
-    the result's cotangent, so one backward pass has the cotangents of all sites.
-    Residuals are inputs of sites, such as the vectors. `sites`, `shifts` and residuals
-    are by place: `within` is the place of the program itself.
+    A site is an equation that multiplies or reads a parameter, and its shift an array
+    of zeros. The derivative with respect to the shift of a result is the result's
+    cotangent, so one backward pass has the cotangents of all sites. Residuals are
+    inputs of sites. All are by place; `within` is the place of the program in the
+    programs around it.
     """
     residuals = {}
 
@@ -462,8 +462,7 @@ def _read(jaxpr, images, within, leaf_uses):
 def _inside(equation, operands, place):
     """Returns the programs in an equation, with places, and the images that enter them.
 
-    `operands` and the images, variables with a parameter's entries, are by input
-    number.
+    `operands` and images, variables with a parameter's entries, are by input number.
     """
     kind, params = equation.primitive, equation.params
     if is_plain_jit(equation):
@@ -576,8 +575,7 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
 def _rule_of_layer(jaxpr, equation, operand):
     """Returns the jaxpr (cotangent, *inputs) -> gradient by one operand, without jits.
 
-    It is None if an input is a literal or occurs twice, or if the layer has no
-    gradient.
+    It is None if an input is a literal or occurs twice, or there is no gradient.
     """
     names, layer = as_function(jaxpr, equation)
 
@@ -606,9 +604,9 @@ def _inlined(program, inputs):
 
 
 def _product_at_the_end(jaxpr):
-    """Returns the operands of the product that is the result, and their axes, or None.
+    """Returns the two operands of the product that is the result, and axes, or None.
 
-    The entries of the first operand are along the rows of the result.
+    For a result (p, q), `operand.transpose(axes)` has p or q last, after summed axes.
     """
     made = {x: equation for equation in jaxpr.eqns for x in equation.outvars}
 

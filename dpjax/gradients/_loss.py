@@ -224,7 +224,8 @@ def evaluate(
 ) -> list[Any]:
     """Returns the results of a program, with `rule` applied to each equation.
 
-    A jit that `is_plain_jit` is inlined.
+    `rule(place, equation, inputs, run)` returns the results of an equation, which
+    `run()` computes as they are. A jit that `is_plain_jit` is inlined.
     """
     jaxpr, given = program.jaxpr, [*program.consts, *args]
     values = dict(zip(jaxpr.constvars + jaxpr.invars, given, strict=True))
@@ -282,12 +283,11 @@ def is_plain_jit(equation: core.JaxprEqn) -> bool:
 def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Returns the same function, rewritten so that XLA computes it fast and correctly.
 
-    * The derivative of a convolution is a convolution with its axes in another order.
-      Inside a loop, XLA's CPU compiler has no fast kernel for that order, and is ten
-      times slower. So on CPU its operands are transposed first.
-    * The gradient of a dense layer is a transposed outer product. It is computed in the
-      final order, so that XLA can fuse it into the next operation without a copy.
-    * Indices of fewer than 32 bits are widened: XLA may lose a gradient by them.
+    On CPU, convolutions get their axes in the order for which XLA has a fast kernel
+    inside a loop; the derivative of a convolution has another order, ten times slower.
+    The gradient of a dense layer, a transposed outer product, is computed in its final
+    order, so that XLA fuses it into the next operation without a copy. Indices of fewer
+    than 32 bits are widened: XLA may lose a gradient by them.
 
     Results are the same, to the rounding of a convolution. Operations inside a loop, a
     branch or a `jax.checkpoint` of the function, or with a sharding, are unchanged.
@@ -364,7 +364,7 @@ def _order(ndim: int) -> lax.ConvDimensionNumbers:
 
 
 def _convolution(lhs, rhs, *, dimension_numbers, **params):
-    """Returns a convolution of images and kernels: on CPU, as NHWC and HWIO, fast."""
+    """Returns a convolution; on CPU, of NHWC images and HWIO kernels, which is fast."""
 
     def as_given(lhs, rhs):
         return lax.conv_general_dilated_p.bind(

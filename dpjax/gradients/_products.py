@@ -118,11 +118,12 @@ def repeated(
     loops: tuple[Loop, ...],
     num_groups: int,
 ) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Returns the function `Site.factors` of a site in loops.
+    """Returns a function from an example's residuals and cotangents to its factors.
 
-    For one turn, `vectors` maps residuals to (G, T, p), and `cotangents` maps the
-    result's cotangent to (G, T, q). The turns of a loop over slices of the parameter
-    become groups; the turns of any other loop become positions.
+    It is the `factors` of a `Site` inside the scans `loops`. For one turn, `vectors`
+    maps residuals to (G, T, p), and `cotangents` maps the result's cotangent to (G, T,
+    q). The turns of a loop over slices of the parameter become groups; the turns of any
+    other loop become positions.
     """
     depth = len(loops)
     each = [i for i, loop in enumerate(loops) if loop.is_each]
@@ -177,10 +178,10 @@ class Product:
 
     @property
     def is_in_loop(self) -> bool:
-        """Returns whether a product after a `scan` can replace additions in each turn.
+        """Returns if a product after a `scan` can replace additions in each turn.
 
-        That is faster, but needs the vectors of all turns; patches and one-hot vectors
-        would take too much memory.
+        It needs the vectors of all turns; patches and one-hot vectors would take too
+        much memory.
         """
         loops = [loop for site in self.sites for loop in site.loops]
         is_there = self.kinds == {"vector"}
@@ -200,7 +201,7 @@ class Product:
 
     @property
     def why(self) -> str:
-        """Returns the text for `LeafCheck.why`: number and sizes of the vectors."""
+        """Returns the text in `check_model`'s table: number and size of vectors."""
         groups, positions, p, q = self.sizes
         name, names = "vector", "vectors"
         if "patch" in self.kinds:
@@ -528,10 +529,9 @@ def _root(x: jax.Array) -> jax.Array:
 def balanced(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns finite factors (..., p) and (..., q) with similar largest entries.
 
-    Squares of entries then do not overflow in Gram matrices. Powers of two move between
-    the factors, so their product does not change, except for entries that underflow.
-    The largest entries are then within a factor of four, unless that takes an exponent
-    over 126.
+    Their squares then do not overflow in Gram matrices. Powers of two move between the
+    factors, so their product does not change, except for entries that underflow. The
+    largest entries are within a factor of four, unless that takes an exponent over 126.
     """
     left, right = as_finite(left), as_finite(right)
 

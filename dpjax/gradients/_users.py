@@ -173,7 +173,7 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
 
 
 def check_users(user_ids, num_users, records_per_user, user_gradient) -> None:
-    """Checks the arguments of `robust_grad` about users."""
+    """Raises `ValueError` if arguments of `robust_grad` about users do not fit."""
     _validate.choice(UserGradient, user_gradient=user_gradient)
     if user_ids is None:
         rule, many = "None without user_ids", records_per_user

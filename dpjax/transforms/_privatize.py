@@ -326,10 +326,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns a private mean in units of the samples: it is multiplied by the scales.
-
-    `measured` privatizes samples that are divided by the public scales of `scaled`.
-    """
+    """Returns the transformation to means in units of the samples, times the scales."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
