@@ -201,8 +201,7 @@ def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
     """Raises `ValueError` if a key varies over other mesh axes than the value.
 
     If devices add the same noise to different values, differences are released without
-    noise. If they add different noise to a replicated value, it is released several
-    times, and its copies diverge.
+    noise. If they add different noise to a replicated value, it is released repeatedly.
     """
     of_key = varying_axes(key)
     shown = f"a key that varies over mesh axes {sorted(of_key)}"

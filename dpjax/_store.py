@@ -64,8 +64,7 @@ class Store(NamedTuple):
     def save(self, step: int, arrays: Arrays) -> None:
         """Saves arrays as the state of a step, and then removes the previous state.
 
-        The state is written completely or not at all. All processes must call it, each
-        with its own part of the arrays.
+        It is written completely or not at all. Each process has a part of the arrays.
         """
         part = self.folder / f"{step}.part"
         if self._is_first:
@@ -105,8 +104,7 @@ class Store(NamedTuple):
                 f"{self.option} must be a folder of one run's states alone, got "
                 f"{str(path.parent)!r}, which is none."
             )
-        # If fewer processes saved the state, it has no file for this process. The first
-        # file still identifies the run.
+        # If fewer processes saved it, this one has no file; the first has the digests.
         return unpacked(path if path.exists() else path.with_name("0.npz"))
 
     def _remove(self, ending: str, keep: str = "") -> None:

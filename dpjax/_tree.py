@@ -218,8 +218,7 @@ def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
 def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
     """Returns `function` of the columns of x (n, ...), with leaves of shape (...).
 
-    `function` maps (n, d) to leaves (d,). Axes that may be sharded are not merged,
-    because that would gather them.
+    `function` maps (n, d) to leaves (d,). Axes that may be sharded are not merged.
     """
     if x.ndim > 2 and num_other_devices(x) > 1:
         return jax.vmap(partial(by_column, function), in_axes=1)(x)

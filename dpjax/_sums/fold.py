@@ -258,8 +258,7 @@ class Digits(NamedTuple):
     def add(self, total: tuple[PyTree, ...], sums: PyTree) -> tuple[PyTree, ...]:
         """Returns `total`, a tree for each digit, plus the digits of sums (k, ...).
 
-        Digits are the parts of a float: integers that add exactly, and a small
-        remainder.
+        Digits are parts of a float: integers, which add exactly, and a small rest.
         """
 
         def scaled(x):

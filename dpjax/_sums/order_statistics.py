@@ -327,8 +327,7 @@ def _middle_sum(keys, low, high, m, axes):
     def multiple(key):
         return jnp.round(_float(key) * power(exponent)[:, None]).astype(key.dtype)
 
-    # Sums of the multiples would overflow. Sums of digits of b bits do not, because
-    # n 2^b <= 2^31.
+    # Sums of multiples would overflow; of digits of b bits they do not: n 2^b <= 2^31.
     b = limits.bits - 1 - (n - 1).bit_length()
     shifts = list(range(0, limits.bits, b))
 

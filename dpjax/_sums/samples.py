@@ -307,8 +307,7 @@ class OuterProducts(Factors):
     def add(self, total, influence, in_turn) -> jax.Array:
         """Returns the sum `total`, (p, q), plus n outer products or their influences.
 
-        Without an influence they are one matrix product. `FactoredSamples.add_to`
-        explains the arguments.
+        Without an influence they are one matrix product; `add_to` has the arguments.
         """
         if influence is None:
             return total + sum_of_products(*self.numbers)
@@ -418,8 +417,7 @@ def add_rows(
     """Returns total + the sum of `function(*row)` over the n rows of arrays (n, ...).
 
     The function maps zeros to zeros. in_turn is the number of rows that are added one
-    after the other in a pass over a large total, as on CPU; None leaves the order to
-    XLA.
+    after the other in a pass over a large total; None leaves the order to XLA.
     """
     if in_turn is None:
         return total + jax.vmap(function)(*arrays).sum(axis=0)
@@ -427,8 +425,7 @@ def add_rows(
     size = min(in_turn, num_rows)
 
     def part(x, i):
-        # If the last part reaches past the end, it starts earlier, and rows that were
-        # added before are set to zero.
+        # A part that reaches past the end starts earlier; rows added before are zero.
         start = jnp.minimum(i * size, num_rows - size)
         x = jax.lax.dynamic_slice_in_dim(x, start, size)
         if num_rows % size == 0:

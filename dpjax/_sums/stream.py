@@ -376,8 +376,7 @@ def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
     for i, equation, made in steps:
         new = sum(map(_bytes, made))
         within = max((peak_bytes(*each) for each in _inner(equation, place)), default=0)
-        # A loop stores its results beside the memory of its body; other programs count
-        # their results themselves.
+        # A loop stores results beside its body's memory; other programs count theirs.
         is_loop = equation.primitive.name in ("scan", "while")
         highest = max(highest, live + (new + within if is_loop else max(new, within)))
         live += new - freed[i]

@@ -48,8 +48,7 @@ class TableRows(Values):
         """Returns n gradients of a table, with rows at the same place added up.
 
         Row `values[i, j]`, (q,), has index `places[i, j]` in the table of gradient i;
-        rows outside of it become zero. Norms need each place once. `build` reshapes a
-        table.
+        rows outside of it become zero. Norms need unique places.
         """
         if places.dtype.itemsize < 4:  # 8 or 16 bits may not represent num_rows
             places = places.astype(jnp.int32)

@@ -108,8 +108,7 @@ class Constraint(abc.ABC):
 class VertexConstraint(Constraint):
     """The convex hull of a few vertices, each with a score.
 
-    A private Frank-Wolfe step selects an index by `vertex_scores` and moves towards
-    `vertex(index, params)`.
+    A private Frank-Wolfe step selects an index by score, and moves to `vertex(index)`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -79,8 +79,7 @@ class Counting(NormBounded):
     def bound_fn(self) -> BoundFn:
         """Returns a function that bounds a sample, and appends a number for each group.
 
-        It is half if the group's norm is within its threshold, else -half: so its mean
-        tells the share of such samples.
+        It is half for a norm within the threshold, else -half: its mean is a count.
         """
         bound = self.estimator.bound_fn()
 
@@ -239,8 +238,7 @@ class Measured(Estimator):
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
         """Returns the mean of samples that are divided as they are read.
 
-        Factors are multiplied out, because an outer product divided entry by entry is
-        no longer an outer product.
+        Factors are multiplied out first, because entries have different scales.
         """
 
         def make_samples(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:

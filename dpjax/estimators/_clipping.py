@@ -307,8 +307,7 @@ class Grouped(NormBounded):
             return float(np.sqrt(np.sum(limits**2)))
         limits = jnp.broadcast_to(limit, len(self.groups))
         # Bounds are divided by the largest bound, because their squares could overflow.
-        # The root of a sum of G squares has a relative error of G 2^-25: NORM_ERROR
-        # covers G = 2,000.
+        # NORM_ERROR covers G 2^-25, the relative error of the root, for G = 2,000.
         most = limits.max()
         return most * jnp.sqrt(jnp.sum((limits / most) ** 2))
 

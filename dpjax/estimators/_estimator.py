@@ -373,8 +373,7 @@ def norm_sensitivity(
     norm_error is the error of a computed norm. Two influences have a distance of at
     most diameter·limit (1 + norm_error), and a record moves the exact mean by this
     divided by n. The mean has norm at most 9/8 limit (more rows per divisor are
-    rejected), and if `rounded`, rounding its coordinates moves the mean of each
-    neighbor by 2^-24 of that.
+    rejected); if `rounded`, rounding moves each neighbor's mean by 2^-24 of that.
     """
     limit, num_samples = of_one_type(limit, num_samples)
     moved = _moved(relation, diameter)

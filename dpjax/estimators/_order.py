@@ -285,8 +285,7 @@ class TrimmedMean(Estimator):
 def _with_sensitivity(stream, estimator, weights, bound):
     """Returns the trimmed mean and its smooth sensitivity, of each coordinate.
 
-    The weights are those of `smooth_weights`, and `bound` is a choice of
-    `smooth_sensitivity`.
+    `weights` are `smooth_weights`, and `bound` is as for `smooth_sensitivity`.
     """
     axes = stream.axes
 
@@ -322,8 +321,7 @@ def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Arr
     """Returns the smooth sensitivity of the trimmed mean of each of d columns, (d,).
 
     It is the maximum of the terms (4), in (2) for "exact" or (3) for "fast". `order`
-    has the `OrderStatistics`, `weights` are `smooth_weights`, width is upper - lower,
-    and num_kept is n - 2m.
+    has `OrderStatistics`; width is upper - lower, and num_kept is n - 2m.
     """
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]

@@ -62,8 +62,7 @@ class ModelCheck:
 
     Attributes:
         rows: one `LeafCheck` for every parameter.
-        problems: sentences that each name a problem and a remedy; empty if there are
-            none.
+        problems: sentences that each name a problem and a remedy, or empty.
     """
 
     rows: tuple[LeafCheck, ...]

@@ -63,8 +63,7 @@ def factored_grad(
 
     A factor is a vector or a few rows, much smaller than the gradient that follows from
     it. The function maps some rows of a batch to their gradients, and to `values` or
-    `(values, aux)` with the leading axis of the rows. The loss is traced once, here, by
-    the shapes of `rows`.
+    `(values, aux)` with the leading axis of the rows. The loss is traced once, here.
     """
     # Gradients with respect to replicated values would be summed over devices.
     params = _sharding.varying_with(params, rows)
@@ -139,8 +138,7 @@ def _with_shifts(sites, shifts, program, args, within=()):
     A site is an equation that multiplies or reads a parameter, and its shift an array
     of zeros. The derivative with respect to the shift of a result is the result's
     cotangent, so one backward pass has the cotangents of all sites. Residuals are
-    inputs of sites. All are by place; `within` is the place of the program in the
-    programs around it.
+    inputs of sites. All are by place; `within` is the program's.
     """
     residuals = {}
 
@@ -388,8 +386,7 @@ def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
 def _of_matrix(use):
     """Returns a use as a product with the matrix (p, q) itself, or None.
 
-    `_together` adds up such products. If the use transposes the matrix, vectors and
-    cotangents change places.
+    `_together` adds them up. For a transpose, vectors and cotangents change places.
     """
     if isinstance(use, WrittenOut) or len(use.shape) != 2:
         return None

@@ -180,8 +180,7 @@ class Product:
     def is_in_loop(self) -> bool:
         """Returns if a product after a `scan` can replace additions in each turn.
 
-        It needs the vectors of all turns; patches and one-hot vectors would take too
-        much memory.
+        It needs the vectors of all turns: too much if they are patches or one-hot.
         """
         loops = [loop for site in self.sites for loop in site.loops]
         is_there = self.kinds == {"vector"}
