@@ -62,9 +62,9 @@ class Store(NamedTuple):
         return self._read(self.step)[1]
 
     def save(self, step: int, arrays: Arrays) -> None:
-        """Saves arrays as the state of a step, and then removes the previous state.
+        """Saves arrays as a step's state, all or none, and removes the last state.
 
-        It is written completely or not at all. Each process has a part of the arrays.
+        All processes must call it, each with its own part of the arrays.
         """
         part = self.folder / f"{step}.part"
         if self._is_first:

@@ -99,7 +99,7 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
 
 
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns real features (n, d) and targets (n,) as arrays of one float dtype."""
+    """Returns real features (n, d) and targets (n,), of one dtype, for linear fits."""
     x, y = (
         arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
         if isinstance(x, np.ndarray)

@@ -232,9 +232,10 @@ class Digits(NamedTuple):
     def of(cls, num_sums: int, length: int, shape: PyTree, limit, normalize_by):
         """Returns the unit and base of digits, in which `num_sums` sums add exactly.
 
-        They are the sums on all devices together, each of at most `length` terms within
-        ±limit (None: unbounded). The divisor is a number or an array. `shape` is the
-        pytree of shapes and dtypes of a sum.
+        Digits of a sum are integers, which add without rounding, and a small rest. The
+        sums are on all devices together, each of at most `length` terms within ±limit
+        (None: unbounded), and divided by a number or array. `shape` has the shapes and
+        dtypes of a sum.
         """
         if limit is None:
             return cls(None, 1.0, 1, normalize_by)

@@ -158,7 +158,7 @@ class FactoredSamples:
     def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
         """Returns |sample·inverse_unit|^2, over all leaves, for one finite sample.
 
-        The unit is near the norm, as the clip norm is, so that no square overflows.
+        The unit, such as the clip norm, brings squares of entries to the order of one.
         """
         dtype = self.dtype
         # A sequential sum of thousands of leaves rounds thousands of times; a tree of

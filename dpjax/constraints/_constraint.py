@@ -108,7 +108,7 @@ class Constraint(abc.ABC):
 class VertexConstraint(Constraint):
     """The convex hull of a few vertices, each with a score.
 
-    A private Frank-Wolfe step selects an index by score, and moves to `vertex(index)`.
+    A private Frank-Wolfe step selects an index by score, and moves towards `vertex`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -115,8 +115,8 @@ class Polytope(VertexConstraint):
         """Returns a bound on the rounding error of a score, per unit of max |gradient|.
 
         A sum of k products, in any order, errs by k 2^-24 times the sum of magnitudes,
-        if k counts nonzero entries (Higham 2002, eq. 3.4). Twice
-        that allows for accelerators with products of lower precision.
+        if k counts nonzero entries (Higham 2002, eq. 3.4). It is doubled for
+        accelerators with products of lower precision.
         """
         check_coordinates(num_coordinates, self.vertices.shape[1])
         sizes = jnp.abs(jnp.asarray(self.vertices).astype(jnp.float32))

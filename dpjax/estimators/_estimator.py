@@ -414,7 +414,7 @@ def _rounded_change(limit, num_samples, moved, error, excess=0.0):
     `_unrounded_change` explains the arguments; excess is a relative error of limit.
     Exact means differ by at most `change`; each is rounded to the nearest float32. In
     the top binade, with spacing ulp, results differ by a multiple of ulp that is at
-    most change + ulp. Where one lies k binades lower they differ by a multiple of
+    most change + ulp. Where one is k binades lower they differ by a multiple of
     ulp/2^k that is at most change + (1/2 + 1/2^(k+1)) ulp.
     """
     xp = _numpy_for(limit, num_samples)

@@ -201,7 +201,7 @@ def _in_words(problem: str, why: Exception) -> str:
 
 
 def _of_params(params: PyTree) -> Iterator[str]:
-    """Yields a sentence for `check_model` on each leaf that is not real and finite."""
+    """Yields sentences for `check_model` on leaves of params that cannot be trained."""
     try:
         no_running_statistics(params)
     except ValueError as why:
@@ -255,7 +255,10 @@ def _is_loss(program: core.ClosedJaxpr) -> bool:
 
 
 def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
-    """Returns whether random bits come from a key that `fixed` values determine."""
+    """Returns whether random bits are drawn from a key that no argument determines.
+
+    `fixed` are the variables that no argument determines, besides constants.
+    """
     fixed = {*fixed, *jaxpr.constvars}
     for equation in jaxpr.eqns:
         is_fixed = [isinstance(x, core.Literal) or x in fixed for x in equation.invars]

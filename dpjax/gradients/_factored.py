@@ -138,7 +138,8 @@ def _with_shifts(sites, shifts, program, args, within=()):
     A site is an equation that multiplies or reads a parameter, and its shift an array
     of zeros. The derivative with respect to the shift of a result is the result's
     cotangent, so one backward pass has the cotangents of all sites. Residuals are
-    inputs of sites. All are by place; `within` is the program's.
+    inputs of sites. All three are dictionaries by place, the indices of an equation in
+    nested programs; `within` is the place of this program.
     """
     residuals = {}
 

@@ -178,7 +178,7 @@ class Product:
 
     @property
     def is_in_loop(self) -> bool:
-        """Returns if a product after a `scan` can replace additions in each turn.
+        """Returns whether one product after a `scan` replaces additions in each turn.
 
         It needs the vectors of all turns: too much if they are patches or one-hot.
         """

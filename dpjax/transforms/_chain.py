@@ -265,7 +265,7 @@ def accumulate(
         return start(inner, shapes)
 
     def update(updates, state, params=None, **extra_args):
-        """Adds a piece to the batch's sum; the last piece releases the noisy mean."""
+        """Returns zeros after adding a piece, or the step after the last piece."""
         piece = measured(updates, state.optimizer, params, **extra_args)
         total = state.total.plus(piece.value, piece.limit)
 
@@ -343,7 +343,7 @@ class PiecesState(NamedTuple):
 
 
 def _wide(params: PyTree) -> PyTree:
-    """Returns parameters, with float32 in place of half precision."""
+    """Returns parameters with float32 in place of half precision, for later steps."""
 
     def wide(x: Any) -> Any:
         dtype = getattr(x, "dtype", None)

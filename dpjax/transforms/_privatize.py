@@ -326,7 +326,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns the transformation to means in units of the samples, times the scales."""
+    """Returns a transformation with `measured`'s means and noise times the scales."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
@@ -535,7 +535,7 @@ def require_params(params: Any) -> None:
 
 
 def require_samples(updates: PyTree, params: PyTree) -> None:
-    """Requires leaves (n, ...) of updates for leaves (...) of params, if given."""
+    """Requires updates (n, ...), not a mean, for params (...), if params are given."""
     are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(updates))
     if are_arrays and jax.tree.structure(updates) == jax.tree.structure(params):
         shapes = [x.shape for x in jax.tree.leaves(updates)]

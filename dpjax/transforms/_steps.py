@@ -112,7 +112,7 @@ def scale_by_dp_adam(
 def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
     """Returns a transformation that keeps the parameters in a set.
 
-    Updates become projection_fn(params + update) - params. Put it last in a chain.
+    The update is projection_fn(params + update) - params. Put it after the step size.
 
     Args:
         projection_fn: maps parameters to the nearest point of the set, such as
