@@ -69,7 +69,7 @@ def is_within(inner: Path, outer: Path) -> bool:
 
 
 def _place(path: Path) -> tuple[Any, ...]:
-    """Returns an id of a path: its existing folder, and the parts that are missing."""
+    """Returns an id to compare paths by: the existing folder, and missing parts."""
     path = Path(os.path.realpath(path))
     existing = next(place for place in (path, *path.parents) if place.exists())
     status = existing.stat()

@@ -14,8 +14,7 @@ _MOST = 5
 def split(key: Key, num: int = 2) -> tuple[Key, ...]:
     """Returns up to five independent keys, the same as `jax.random.split(key, num)`.
 
-    Outside jit, `jax.random.split` compiles programs for each `num`, which takes a
-    tenth of a second.
+    Outside jit, `jax.random.split` takes a tenth of a second to compile for each `num`.
 
     Example:
         >>> import jax

@@ -12,7 +12,7 @@ from typing import Any
 def lazily(
     package: str, names: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns `__getattr__` and `__dir__` of a package.
+    """Returns `__getattr__` and `__dir__` of a package that imports on first use.
 
     `names` maps each module to the names imported from it, separated by blanks. The key
     `package` itself maps to the names of its modules.
@@ -25,6 +25,7 @@ def lazily(
     sources = {name: path for path, listed in names.items() for name in listed.split()}
 
     def find(name: str) -> Any:
+        """Returns a name's value, and stores it in the package for the next use."""
         if name not in sources:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         path = sources[name]

@@ -66,7 +66,7 @@ def as_decimal(value: float) -> Decimal:
 
 
 def factor_up(epsilon: float) -> str:
-    """Returns e^epsilon rounded up, to three digits of e^epsilon - 1, up to 1e4.
+    """Returns e^epsilon as text, rounded up to three digits of e^epsilon - 1.
 
     Example:
         >>> factor_up(1.0), factor_up(0.001), factor_up(0.0)
@@ -94,7 +94,7 @@ def sum_up(*values: float) -> float:
 
 
 def difference_down(total: float, part: float) -> float:
-    """Returns total - part, rounded down to a float.
+    """Returns total - part, rounded down, so that part + result <= total.
 
     Example:
         >>> 0.1 * 0.3 + (0.3 - 0.1 * 0.3) > 0.3

@@ -198,11 +198,10 @@ def varying_over(tree: PyTree) -> frozenset[str]:
 
 
 def check_key_varies_as(value: PyTree, key: jax.Array) -> None:
-    """Refuses a key that varies over other mesh axes than the value.
+    """Raises `ValueError` if a key varies over other mesh axes than the value.
 
     If devices add the same noise to different values, differences are released without
-    noise. If they add different noise to a replicated value, it is released several
-    times, and its copies diverge.
+    noise. If they add different noise to a replicated value, it is released repeatedly.
     """
     of_key = varying_axes(key)
     shown = f"a key that varies over mesh axes {sorted(of_key)}"
@@ -291,7 +290,7 @@ def _mesh_of(axes: tuple[str, ...], tree: PyTree) -> Mesh | AbstractMesh:
 def _check_other_axes(
     mesh: Mesh | AbstractMesh, axes: tuple[str, ...], tree: PyTree
 ) -> None:
-    """Refuses arrays over other Explicit axes, which `shard_map` would gather."""
+    """Raises `ValueError` for other Explicit axes, which `shard_map` would gather."""
     used = {
         axis
         for x in jax.tree.leaves(tree)
@@ -334,7 +333,7 @@ def is_first_process(devices: Devices) -> bool:
 
 
 def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
-    """Returns the rows of all processes, shape (processes, m); all must call it."""
+    """Returns the rows (m,) of all processes, (processes, m); all must call it."""
     if not devices:
         return row[None]
     mesh = Mesh(np.array(devices), ("devices",))
@@ -350,10 +349,11 @@ def rows_of_all(row: np.ndarray, devices: Devices) -> np.ndarray:
 
 
 def digests(values: Mapping[str, PyTree], devices: Devices) -> dict[str, str]:
-    """Returns digests of values, the same on all processes; all must call it.
+    """Returns a digest of each value, to tell if processes and runs have the same.
 
-    A digest covers the bits, shapes, dtypes and paths of all leaves. Each process reads
-    its own shards of a sharded array; only digests are sent.
+    A digest covers the bits, shapes, dtypes and paths of all leaves. The processes of
+    `devices`, () for one process, must all call it. Each reads its own shards of an
+    array, sends digests only, and gets the same results.
 
     Raises:
         ValueError: On all processes, if values that are not sharded differ.
@@ -390,7 +390,7 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def _own(value: PyTree) -> Iterator[bytes]:
-    """Yields the bytes of values that all processes must hold alike."""
+    """Yields the bytes of values that all processes must hold alike, for a digest."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(value):
         if isinstance(leaf, str):
             yield leaf.encode()

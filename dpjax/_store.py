@@ -62,7 +62,7 @@ class Store(NamedTuple):
         return self._read(self.step)[1]
 
     def save(self, step: int, arrays: Arrays) -> None:
-        """Saves a state completely or not at all, then removes the previous state.
+        """Saves arrays as a step's state, all or none, and removes the last state.
 
         All processes must call it, each with its own part of the arrays.
         """
@@ -96,7 +96,7 @@ class Store(NamedTuple):
         self._require(not different, rule)
 
     def _read(self, step: int | None) -> tuple[dict[str, str], Arrays]:
-        """Returns the identity of the run and the arrays that were saved at a step."""
+        """Returns the run's digests and the arrays that were saved at a step."""
         path = self.folder / str(step) / self._piece
         # Any folder may have a number as its name, but only a state has this file.
         if not path.parent.joinpath("0.npz").exists():
@@ -104,12 +104,11 @@ class Store(NamedTuple):
                 f"{self.option} must be a folder of one run's states alone, got "
                 f"{str(path.parent)!r}, which is none."
             )
-        # If fewer processes saved the state, it has no file for this process. The first
-        # file still identifies the run.
+        # If fewer processes saved it, this one has no file; the first has the digests.
         return unpacked(path if path.exists() else path.with_name("0.npz"))
 
     def _remove(self, ending: str, keep: str = "") -> None:
-        """Removes states with this ending, but no unknown files in their folders."""
+        """Removes state folders with an ending, "" or ".part", except `keep`."""
         for folder in [*self.folder.iterdir()]:
             is_state = STATE.fullmatch(folder.name) and folder.suffix == ending
             if is_state and folder.name != keep and folder.is_dir():
@@ -143,11 +142,12 @@ def opened(
     option: str = "checkpoint",
     devices: _sharding.Devices = (),
 ) -> Iterator[Store]:
-    """Opens a folder of states of this run.
+    """Opens a folder of states of this run, and yields a `Store` to save and read them.
 
-    It refuses a folder of another run, one that holds other files, and one that another
-    process has open: two runs that both find an empty folder would both draw from the
-    same key. The lock on the folder ends with the block or the process.
+    It raises `ValueError` for a folder of another run (`run` has digests of its
+    arguments), for one that holds other files, and for one that another process has
+    open: two runs that both find an empty folder would both draw from the same key. The
+    lock on the folder ends with the block or the process.
     """
     import fcntl  # not on Windows, where the rest of the package works
 

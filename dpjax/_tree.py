@@ -27,6 +27,7 @@ def register(*data_fields: str) -> Callable:
     """
 
     def decorate(cls):
+        """Returns the class, registered; it is rebuilt without its constructor."""
         fields = [field.name for field in dataclasses.fields(cls)]
         meta_fields = [name for name in fields if name not in data_fields]
 
@@ -98,7 +99,7 @@ def narrowed(array: np.ndarray, *, copy: bool | None = None) -> np.ndarray:
 
 
 def linear_data(features: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Returns real features (n, d) and targets (n,) as arrays of one float dtype."""
+    """Returns real features (n, d) and targets (n,), of one dtype, for linear fits."""
     x, y = (
         arrays(x.astype(np.float32) if x.dtype.kind in "iu" else x)
         if isinstance(x, np.ndarray)
@@ -163,7 +164,7 @@ def _barrier(tree):
 
 
 def _called(tree):
-    """Returns a tree whose floats went through calls that XLA must not inline."""
+    """Returns `tree` after its floats passed through calls that XLA must not inline."""
     leaves, structure = jax.tree.flatten(tree)
     at = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
     # With few arrays each gets a call of its own, so that not all are in memory at
@@ -217,8 +218,7 @@ def by_row(function: Callable[..., PyTree], size: int) -> Callable[..., PyTree]:
 def by_column(function: Callable[[jax.Array], PyTree], x: jax.Array) -> PyTree:
     """Returns `function` of the columns of x (n, ...), with leaves of shape (...).
 
-    `function` maps (n, d) to leaves (d,). Axes that may be sharded are not merged,
-    because that would gather them.
+    `function` maps (n, d) to leaves (d,). Axes that may be sharded are not merged.
     """
     if x.ndim > 2 and num_other_devices(x) > 1:
         return jax.vmap(partial(by_column, function), in_axes=1)(x)

@@ -39,7 +39,7 @@ def is_concrete(value: Any) -> bool:
 
 
 def _number(rule: str, holds: Callable[[np.ndarray], Any]) -> Callable[..., None]:
-    """Returns a function that requires its keyword arguments to satisfy `holds`."""
+    """Returns a check, which raises `ValueError` for arguments that fail `holds`."""
 
     def check(**arguments: Any) -> None:
         for name, value in arguments.items():

@@ -126,8 +126,10 @@ def fold_mean(
 ) -> MeanAndAux:
     """Returns the sum of summands divided by a public number, and the aux of all rows.
 
-    `limit` bounds each coordinate of a term, and is None without a bound (`Mean`).
-    Leaves of the sum may be stacked: see `unstacked`.
+    Summands are bounded terms, one for each row of a stream, and aux are further
+    outputs, such as losses. On several devices the sum is over all, and rows and aux
+    are one device's. `limit` bounds each coordinate of a term, and is None without a
+    bound (`Mean`). Leaves of the sum may be stacked: see `unstacked`.
     """
     stream = summands.stream
     normalize_by = proven_divisor(stream.num_rows_in_all, normalize_by)
@@ -159,7 +161,7 @@ def group_means(
     fold = Fold(summands, limit)
 
     def run(layout: Layout) -> tuple[PyTree, PyTree]:
-        """Returns the groups' means and the aux of all rows, added in this layout."""
+        """Returns the groups' means and the aux of all rows, divided by `layout`."""
         every = fold.digits(layout, jnp.asarray(sizes))
 
         def group(aux, place):
@@ -191,8 +193,9 @@ def group_means(
 def _groups_by_device(sizes, stream):
     """Returns each device's first group, and the ranges of its k groups in its rows.
 
-    The shapes are (devices,), (devices, k) and (devices, k), where k is the largest
-    number of groups on a device; ranges are empty for groups without rows there.
+    `sizes` are the groups' numbers of rows. The results' shapes are (devices,),
+    (devices, k) and (devices, k), where k is the largest number of groups on a device;
+    ranges are empty for groups without rows there.
     """
     stops = np.cumsum(sizes)
     offsets = np.arange(0, stream.num_rows_in_all, stream.num_rows)
@@ -227,10 +230,12 @@ class Digits(NamedTuple):
 
     @classmethod
     def of(cls, num_sums: int, length: int, shape: PyTree, limit, normalize_by):
-        """Returns digits for `num_sums` sums, on all devices together.
+        """Returns the unit and base of digits, in which `num_sums` sums add exactly.
 
-        Each sum has at most `length` terms within ±limit (None: unbounded). The divisor
-        is a number or an array. `shape` is the pytree of shapes and dtypes of a sum.
+        Digits of a sum are integers, which add without rounding, and a small rest. The
+        sums are on all devices together, each of at most `length` terms within ±limit
+        (None: unbounded), and divided by a number or array. `shape` has the shapes and
+        dtypes of a sum.
         """
         if limit is None:
             return cls(None, 1.0, 1, normalize_by)
@@ -252,7 +257,10 @@ class Digits(NamedTuple):
         return self._replace(unit=unit, normalize_by=self.normalize_by[index])
 
     def add(self, total: tuple[PyTree, ...], sums: PyTree) -> tuple[PyTree, ...]:
-        """Adds the sums of some blocks, along the first axis, digit by digit."""
+        """Returns `total`, a tree for each digit, plus the digits of sums (k, ...).
+
+        Digits are parts of a float: integers, which add exactly, and a small rest.
+        """
 
         def scaled(x):
             x = x / jnp.asarray(self.normalize_by).astype(x.dtype)
@@ -264,7 +272,7 @@ class Digits(NamedTuple):
         return jax.tree.map(lambda old, x: old + x.sum(axis=0), total, digits)
 
     def mean(self, total: tuple[PyTree, ...]) -> Unrounded:
-        """Returns the mean that the digits add up to, with relative error 2^-41."""
+        """Returns the mean with digits `total`, in two floats: relative error 2^-41."""
         if (unit := self.unit) is None:
             return Unrounded.of(total[0])
 
@@ -305,11 +313,11 @@ def _split_jvp(base, num_digits, primals, tangents):
 def digit_layout(num_sums: int, nmant: int) -> tuple[int, int, int]:
     """Returns the bits of the first digit and of the base, and the number of digits.
 
-    Sums of numbers that are split in this way do not depend on their order.
-    In each place, the digits of `num_sums` numbers add exactly in floats of `nmant`
-    stored bits, except in the last place, whose sums err by at most 2^-(nmant + 11) of
-    the largest absolute value that a block may have. The first digit is at most
-    2^high_bits, all other digits at most base/2. One number has one digit.
+    Numbers split in this way have the same sum in any order. In each place, the digits
+    of `num_sums` numbers add exactly in floats of `nmant` stored bits, except in the
+    last place, whose sums err by at most 2^-(nmant + 11) of the largest absolute value
+    that a block may have. The first digit is at most 2^high_bits, all other digits at
+    most base/2. One number has one digit.
     """
     bits = max(num_sums - 1, 0).bit_length()
     rule = f"at most 2^{nmant - 1} blocks (the sum of more could not be exact)"
@@ -333,7 +341,7 @@ class Fold:
     """
 
     def __init__(self, summands: Summands, limit: Scalar | None):
-        """Traces the computation of one row for its shapes and its peak memory."""
+        """Traces one row's computation for shapes and memory, to choose a layout by."""
         self.stream, self.prepare, self.influence = summands
         self.limit = limit
         self.read = self.stream.reader()
@@ -355,7 +363,11 @@ class Fold:
     def by_platform(
         self, run: Callable[[Layout], PyTree], num_rows: int, longest: int
     ) -> PyTree:
-        """Returns `run(layout)`, with the layout for the platform of the program."""
+        """Returns `run(layout)`, with the layout of the program's platform, CPU or GPU.
+
+        The layout divides num_rows rows into microbatches, which are computed together,
+        and blocks of at most `longest` rows, which are added as floats.
+        """
         made, stream = self.made, self.stream
         work = made.work if stream.is_padding_example is None else made.row_size
         sizes = Sizes(made.row_size, work, max(num_coordinates(self.shape), 1))
@@ -395,10 +407,11 @@ class Fold:
         """Returns the digits of the sum of some rows, and aux with their aux filled in.
 
         A span (start, stop) selects the rows `start` to `stop - 1`; None selects all.
+        `digits` splits sums of blocks into integers that add exactly.
         """
 
         def add_microbatch(first, i, carry):
-            """Adds microbatch first + i to the sums of its blocks, and to aux."""
+            """Returns carry (sums of blocks, aux) plus microbatch first + i."""
             sums, aux = carry
             samples, aux = self._microbatch(layout, span, first + i, aux)
 
@@ -413,7 +426,7 @@ class Fold:
         # all blocks; now it recomputes them, a microbatch at a time.
         @jax.checkpoint
         def add_blocks(carry, index):
-            """Adds the sums of one round of blocks to the digits, and fills in aux."""
+            """Returns carry (total of digits, aux) plus one round of blocks."""
             total, aux = carry
             none = [
                 jnp.broadcast_to(x, (layout.width, *x.shape)) for x in self.row.zeros()
@@ -434,7 +447,11 @@ class Fold:
         return jax.lax.scan(add_blocks, carry, jnp.arange(layout.rounds))[0]
 
     def _microbatch(self, layout, span, number, aux):
-        """Returns the summands of a microbatch, and aux with its rows filled in."""
+        """Returns the summands of one microbatch, and aux with its rows filled in.
+
+        `number` counts the microbatches of the span (start, stop), or of all rows for
+        None. Summands of other rows and of padding are zero.
+        """
         num_rows = self.stream.num_rows
         start, size = number * layout.size, min(layout.size, num_rows)
         is_whole, stop = span is None and layout.is_exact, num_rows
@@ -458,7 +475,7 @@ class Fold:
 
 
 def block_length(normalize_by: Scalar = 0.0) -> int:
-    """Returns the number K of influences that a block adds as floats.
+    """Returns K, the number of bounded terms that are added as floats in one block.
 
     The rounding of a block adds K^2 2^-23 / sqrt(3) of one record's influence: 0.03 per
     cent for K = 64, which a traced or missing divisor has, and 0.5 per cent for the
@@ -471,8 +488,9 @@ def block_length(normalize_by: Scalar = 0.0) -> int:
 def proven_divisor(num_rows: int, normalize_by: Scalar) -> Scalar:
     """Returns the divisor, raised if it is traced and too small for the rounding bound.
 
-    A concrete one is refused. A traced one cannot be; raising it is safe, because the
-    sensitivity decreases in the divisor, so `sensitivity(normalize_by)` still bounds.
+    A concrete divisor that is too small raises `ValueError`. A traced divisor cannot;
+    to raise it is safe, because the sensitivity decreases in the divisor, so
+    `sensitivity(normalize_by)` still bounds.
     """
     # With n / 1.125 the mean is within 9/8 of the limit; few rows have any divisor.
     least = 0.0 if num_rows <= 1.125 * FEW_ROWS else num_rows / 1.125

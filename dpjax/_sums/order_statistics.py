@@ -50,9 +50,10 @@ class OrderStatistics(NamedTuple):
 def order_statistics(
     samples: jax.Array, trim_count: int, axes: tuple[str, ...] = ()
 ) -> OrderStatistics:
-    """Orders the ends of each column of samples, floats of shape (n, d), 2m < n.
+    """Returns the m + 1 smallest and largest of each column, and the sum of the middle.
 
-    NaN counts as zero, and all samples are clipped to ±1e30. With Manual mesh axes,
+    They are for trimmed means of samples, floats (n, d), with m = trim_count and 2m <
+    n. NaN counts as zero, and all samples are clipped to ±1e30. With Manual mesh axes,
     `samples` are one device's shard and the result is replicated. The derivative
     gathers the samples of all devices.
     """
@@ -90,6 +91,8 @@ def middle_sum(
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _middle(samples, trim_count, axes):
+    """Returns x_(m+1), x_(n-m) and the `middle_sum` of each column, shape (d,) each."""
+
     def middle(x):
         keys = _finite(_key(x))
         last = x.shape[1] * num_shares(axes) - trim_count - 1
@@ -134,7 +137,7 @@ def _two_middle_jvp(primals, tangents):
 
 
 def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any:
-    """Applies a function of (columns, n) to samples (n, d); results are (d, ...)."""
+    """Returns function(samples.T), leaves (d, ...), computed by blocks on CPU."""
     # Counts along an axis that is contiguous in memory run at the memory's speed.
     columns = samples.T
     num_columns, num_samples = columns.shape
@@ -162,7 +165,11 @@ def _by_columns(function: Callable[[jax.Array], Any], samples: jax.Array) -> Any
 
 
 def _ends(x, m, axes):
-    """Returns the m + 1 lowest and highest, in increasing order, and the middle sum."""
+    """Returns the m + 1 lowest and the m + 1 highest of each row, and the middle sum.
+
+    x is (d, n), or one device's shard of the n. Both ends, (d, m + 1), increase along
+    axis 1. The middle sum, (d,), is x_(m+1) + ... + x_(n-m).
+    """
     keys, n = _finite(_key(x)), x.shape[1] * num_shares(axes)
     # Sorting all samples was faster from m = 0.22 n to 0.32 n on, measured for n = 100
     # to 100,000. Sharded samples are never gathered, hence never sorted.
@@ -196,7 +203,7 @@ def _flipped(bits):
 
 
 def _finite(keys):
-    """Clips keys to the keys of ±1e30, and replaces the key of NaN by zero."""
+    """Returns keys (see `_key`) clipped to the keys of ±1e30, and zero's for NaN."""
     info = jnp.finfo(f"float{8 * keys.dtype.itemsize}")
     infinite, largest = (
         int(np.array(x, info.dtype).view(keys.dtype)) for x in (np.inf, LARGEST)
@@ -207,7 +214,7 @@ def _finite(keys):
 
 
 def _select(keys, ranks, axes):
-    """Returns the keys of two ranks, counted from 0, of each row of keys (d, n)."""
+    """Returns the keys of two ranks, from 0 upwards, for each row of keys (d, n)."""
     info = jnp.iinfo(keys.dtype)
     bits = (1 << np.arange(info.bits, dtype=np.int64)[::-1]).astype(keys.dtype)
 
@@ -227,7 +234,7 @@ def _select(keys, ranks, axes):
 
 
 def _sums(terms, axes):
-    """Sums arrays (d, n) over axis 1 in one pass, and over devices."""
+    """Returns the sums of arrays (d, n) along axis 1, in one pass, over all devices."""
     sums = jax.lax.reduce(
         tuple(terms),
         tuple(np.zeros((), x.dtype) for x in terms),
@@ -238,7 +245,7 @@ def _sums(terms, axes):
 
 
 def _gather_all(keys, is_chosen, size, fill, axes):
-    """Returns the chosen keys of each row on all devices, as `_gather` does on one."""
+    """Returns each row's chosen keys of all devices, (d, size), as `_gather` does."""
     chosen = _gather(keys, is_chosen, size, fill)
     if not axes:
         return chosen
@@ -255,10 +262,11 @@ def _gather_all(keys, is_chosen, size, fill, axes):
 
 
 def _gather(keys, is_chosen, size, fill):
-    """Returns the chosen keys of each row, up to `size`, then `fill`.
+    """Returns each row's keys where is_chosen, shape (d, size), followed by `fill`.
 
-    Choices are packed into words of 32 bits. The j-th chosen key is found by bisection:
-    first over the words, by the number chosen before a word, then over its bits.
+    Shapes are (d, n) for keys and is_chosen, and (d,) for fill. Choices are packed into
+    words of 32 bits. The j-th chosen key is found by bisection: first over the words,
+    by the number chosen before a word, then over its bits.
     """
     num_columns, n = keys.shape
     num_words = -(-n // _WORD)
@@ -299,7 +307,11 @@ def _count_bits(words):
 
 
 def _middle_sum(keys, low, high, m, axes):
-    """Returns x_(m+1) + ... + x_(n-m), with terms rounded to multiples of q."""
+    """Returns x_(m+1) + ... + x_(n-m) for each row of keys, the same in any order.
+
+    low and high, (d,), are the keys of x_(m+1) and x_(n-m). Terms are rounded to
+    multiples of a power of two, and added as integers on all devices.
+    """
     n, limits = keys.shape[1] * num_shares(axes), jnp.iinfo(keys.dtype)
     info = jnp.finfo(_float(low).dtype)
     largest = jnp.maximum(jnp.abs(_float(low)), jnp.abs(_float(high)))
@@ -315,8 +327,7 @@ def _middle_sum(keys, low, high, m, axes):
     def multiple(key):
         return jnp.round(_float(key) * power(exponent)[:, None]).astype(key.dtype)
 
-    # Sums of the multiples would overflow. Sums of digits of b bits do not, because
-    # n 2^b <= 2^31.
+    # Sums of multiples would overflow; of digits of b bits they do not: n 2^b <= 2^31.
     b = limits.bits - 1 - (n - 1).bit_length()
     shifts = list(range(0, limits.bits, b))
 
@@ -336,8 +347,9 @@ def _middle_sum(keys, low, high, m, axes):
 
 
 def _middle_rates(samples, tangent, low, high, trim_count, axes):
-    """Returns the derivatives of x_(m+1), x_(n-m) and the middle sum.
+    """Returns the derivatives of x_(m+1), x_(n-m) and the middle sum, (d,) each.
 
+    low and high are x_(m+1) and x_(n-m); samples and their tangent have shape (n, d).
     Samples that equal an end share its derivative and its weight in the sum equally.
     """
     last = len(samples) * num_shares(axes) - trim_count

@@ -128,10 +128,11 @@ class FactoredSamples:
     def add_to(
         self, sums: list[jax.Array], influence: Influence | None, in_turn: int | None
     ) -> list[jax.Array]:
-        """Adds samples to sums, or their influences, which map zero to zero.
+        """Returns `sums`, an array for each leaf, plus all samples or their influences.
 
-        in_turn is the number of rows that are added one after the other in one pass
-        over a large sum; None leaves the order to the compiler.
+        An influence is a function of each row that maps zero to zero; None adds the
+        rows themselves. in_turn is the number of rows that are added one after the
+        other in one pass over a large sum; None leaves the order to the compiler.
         """
         pairs = zip(sums, self.parts, strict=True)
         return [part.add(x, influence, in_turn) for x, part in pairs]
@@ -155,7 +156,10 @@ class FactoredSamples:
         return self.with_parts([part.finite() for part in self.parts])
 
     def squared_norm(self, inverse_unit: jax.Array) -> jax.Array:
-        """Returns |sample·inverse_unit|^2 for one finite sample."""
+        """Returns |sample·inverse_unit|^2, over all leaves, for one finite sample.
+
+        The unit, such as the clip norm, brings squares of entries to the order of one.
+        """
         dtype = self.dtype
         # A sequential sum of thousands of leaves rounds thousands of times; a tree of
         # sums rounds each number only a few times.
@@ -213,8 +217,7 @@ class Stacked:
     def of(cls, tree: PyTree) -> "Stacked":
         """Returns a tree in which more than `MANY` leaves of one shape are one stack.
 
-        Leaves of a smaller group stay as they are, because only many arrays compile
-        slowly.
+        XLA compiles thousands of small arrays slowly. Smaller groups stay as they are.
         """
         leaves, structure = jax.tree.flatten(tree, is_leaf=_is_leaf)
         groups: dict[Any, list[int]] = {}
@@ -231,7 +234,7 @@ class Stacked:
 
 
 def unstacked(tree: PyTree) -> PyTree:
-    """Replaces every `Stacked` of a pytree, a sum, by its leaves."""
+    """Returns a sum in which each `Stacked`, leaves in one array, is a tree again."""
 
     def each(node):
         if not isinstance(node, Stacked):
@@ -302,7 +305,10 @@ class OuterProducts(Factors):
         return squared_norm_of_product(left, right * like(inverse_unit, right))
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Adds outer products to total: without influence, as one matrix product."""
+        """Returns the sum `total`, (p, q), plus n outer products or their influences.
+
+        Without an influence they are one matrix product; `add_to` has the arguments.
+        """
         if influence is None:
             return total + sum_of_products(*self.numbers)
         if not self.is_smaller and total.size <= SMALL:
@@ -362,7 +368,7 @@ class Arrays(Values):
         return Arrays(self.values, weight)
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Adds to total the rows times weights, or the influences of plain rows."""
+        """Returns `total` plus all rows times weights, or influences: see `add_to`."""
         (values,) = self.numbers
         num_rows = len(values)
         # A loop over rows makes a long program, which does not pay for a small sum.
@@ -408,9 +414,10 @@ def add_rows(
     arrays: tuple[jax.Array, ...],
     in_turn: int | None,
 ) -> jax.Array:
-    """Adds `function(*row)` of all rows of arrays (n, ...) to a sum.
+    """Returns total + the sum of `function(*row)` over the n rows of arrays (n, ...).
 
-    The function maps zeros to zeros. `FactoredSamples.add_to` explains in_turn.
+    The function maps zeros to zeros. in_turn is the number of rows that are added one
+    after the other in a pass over a large total; None leaves the order to XLA.
     """
     if in_turn is None:
         return total + jax.vmap(function)(*arrays).sum(axis=0)
@@ -418,8 +425,7 @@ def add_rows(
     size = min(in_turn, num_rows)
 
     def part(x, i):
-        # If the last part reaches past the end, it starts earlier, and rows that were
-        # added before are set to zero.
+        # A part that reaches past the end starts earlier; rows added before are zero.
         start = jnp.minimum(i * size, num_rows - size)
         x = jax.lax.dynamic_slice_in_dim(x, start, size)
         if num_rows % size == 0:
@@ -505,10 +511,12 @@ def sum_in_levels(terms: jax.Array, flat: int = FLAT, row: int = ROW) -> jax.Arr
 def weigh(
     squares: jax.Array, weight_fn: Callable[[jax.Array], jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the weight of one sample, and its norm in units.
+    """Returns the weight of one sample, weight_fn(norm), and its norm in units.
 
-    `squares` is the squared norm, infinity where it overflows. `weight_fn` must be
-    differentiable on [0, 2^63); beyond, the weight is zero and the norm infinite.
+    A robust mean multiplies the sample by the weight, such as min(1, 1 / norm).
+    `squares` is the squared l2 norm over the unit's square, infinity where it
+    overflows. `weight_fn` must be differentiable on [0, 2^63); beyond, the weight is
+    zero and the norm infinite.
     """
     is_measured = squares < LONGEST**2
     is_positive = is_measured & (squares > 0)

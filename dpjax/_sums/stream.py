@@ -143,8 +143,8 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
     def reader(self) -> Callable[[Scalar, int], tuple[FactoredSamples, PyTree]]:
         """Returns read(start, size), which computes samples and aux of `size` rows.
 
-        They are rows `start` to `start + size - 1`; size is static. `make_factored` is
-        traced here, once.
+        They are rows `start` to `start + size - 1`; size is static. Aux are further
+        outputs, such as losses. `make_factored` is traced here, once.
         """
 
         def made(rows):
@@ -182,7 +182,7 @@ class SampleStream(np.lib.mixins.NDArrayOperatorsMixin):
         return any(part.is_smaller for part in samples.parts)
 
     def read_all(self) -> tuple[PyTree, PyTree]:
-        """Returns all samples, as arrays, and all aux."""
+        """Returns all samples, as arrays (n, ...), and all aux, the further outputs."""
 
         def of_row(row):
             some = self.make_samples(self.shared, jax.tree.map(lambda x: x[None], row))
@@ -265,9 +265,10 @@ class Layout(NamedTuple):
     def one_by_one(cls, num_rows, longest, sizes, microbatch_size):
         """Returns the layout for arrays on CPU: a microbatch has one row of each block.
 
-        Several blocks side by side are faster if their sums fit into the first cache of
-        2^15 numbers. Larger sums than 2^13 numbers are computed one by one, because XLA
-        then fuses the additions of four unrolled rows.
+        It divides rows into microbatches, computed at once, and blocks of at most
+        `longest` rows, added as floats. Several blocks side by side are faster if their
+        sums fit into the first cache of 2^15 numbers. Larger sums than 2^13 numbers are
+        computed one by one, because XLA then fuses the additions of four unrolled rows.
         """
         is_large = sizes.total > 2**13
         if microbatch_size is None:
@@ -283,7 +284,11 @@ class Layout(NamedTuple):
 
     @classmethod
     def cached(cls, num_rows, longest, sizes, microbatch_size, *, is_large):
-        """Returns the layout for factors on CPU: as many rows as the caches hold."""
+        """Returns the layout for factors on CPU: as many rows as the caches hold.
+
+        It divides rows into microbatches, computed at once, and blocks of at most
+        `longest` rows, added as floats. is_large tells if a sum has large arrays.
+        """
         in_turn = IN_TURN if is_large else None
         if microbatch_size is None:
             # If all rows are processed at once, in blocks without padding, the batch is
@@ -310,9 +315,9 @@ class Layout(NamedTuple):
     def parallel(cls, num_rows, longest, sizes, microbatch_size, most_numbers=2**22):
         """Returns a layout with equal microbatches of about microbatch_size rows.
 
-        It is the layout for GPU and TPU, where memory bounds microbatch_size.
-        The sums of blocks side by side have at most most_numbers numbers, unless a
-        single sum has more.
+        It is for GPU and TPU, where memory bounds microbatch_size. Blocks have at most
+        `longest` rows, added as floats. The sums of blocks side by side have at most
+        most_numbers numbers, unless a single sum has more.
         """
         most = longest * max(most_numbers // sizes.total, 1)
         size = min(microbatch_size, num_rows, most)
@@ -342,9 +347,9 @@ def num_bytes(tree: PyTree) -> int:
 def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
     """Returns the peak number of bytes of values that depend on `of_row`.
 
-    `of_row` are the arguments that hold one row. Arguments are not counted, nor are
-    values that do not depend on the row, because all rows share them. Results are held
-    until the end.
+    It bounds the rows of a microbatch on a GPU. `of_row` are the arguments that hold
+    one row. Arguments are not counted, nor are values that do not depend on the row,
+    because all rows share them. Results stay in memory until the end.
     """
     # Maps a value to the variable that owns its memory; None if an argument owns it.
     place: dict[Any, core.Var | None] = dict.fromkeys(of_row)
@@ -371,8 +376,7 @@ def peak_bytes(jaxpr: core.Jaxpr, of_row: Sequence[core.Var]) -> int:
     for i, equation, made in steps:
         new = sum(map(_bytes, made))
         within = max((peak_bytes(*each) for each in _inner(equation, place)), default=0)
-        # A loop stores its results beside the memory of its body; other programs count
-        # their results themselves.
+        # A loop stores results beside its body's memory; other programs count theirs.
         is_loop = equation.primitive.name in ("scan", "while")
         highest = max(highest, live + (new + within if is_loop else max(new, within)))
         live += new - freed[i]

@@ -45,7 +45,11 @@ class TableRows(Values):
         num_rows: int,
         build: Callable[[jax.Array], jax.Array],
     ) -> "TableRows":
-        """Adds up rows at the same place, and sets rows outside the table to zero."""
+        """Returns n gradients of a table, with rows at the same place added up.
+
+        Row `values[i, j]`, (q,), has index `places[i, j]` in the table of gradient i;
+        rows outside of it become zero. Norms need unique places.
+        """
         if places.dtype.itemsize < 4:  # 8 or 16 bits may not represent num_rows
             places = places.astype(jnp.int32)
         is_inside = (places >= 0) & (places < num_rows)
@@ -101,7 +105,7 @@ class TableRows(Values):
 def scatter_add(
     most: int, table: jax.Array, places: jax.Array, rows: jax.Array
 ) -> jax.Array:
-    """Adds rows (m, q) to the rows `places` of a table (N, q), and drops rows outside.
+    """Returns a table (N, q) plus rows (m, q) at indices `places`, if in the table.
 
     A GPU adds in a different order in each run, so rounding would differ in all blocks,
     not only in the block of a replaced record. There, rows are written as two digits,
@@ -119,7 +123,10 @@ def _scatter(table, places, rows):
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _scatter_digits(most, table, places, rows):
-    """Adds rows with errors of 2^(2b - nmant - 24) max |row|, for 2^b at a place."""
+    """Returns table plus rows at places, the same whatever the order of additions.
+
+    At most `most` rows, 2^b, have one place: errors are 2^(2b - nmant - 24) max |row|.
+    """
     nmant = jnp.finfo(rows.dtype).nmant
     bits = max(most - 1, 0).bit_length()
     # The digits at one place add up to at most 2^(nmant + 1), so their sum is exact.

@@ -19,12 +19,12 @@ Norm = Literal["l1", "l2"]
 
 
 def kept_finite(gradient: jax.Array, largest_norm: Scalar) -> jax.Array:
-    """Clips a gradient g so that <v, g> is finite for all ||v||_1 <= largest_norm.
+    """Returns gradient g clipped so that <v, g> is finite for ||v||_1 <= largest_norm.
 
     A score that overflows to -inf for one of two neighboring data sets would exclude
-    its vertex there only. Clipping increases no distance of two gradients in any
-    coordinate, so their linf distance still bounds the difference of the scores. Scores
-    are at most a quarter of the largest float, so that no difference overflows.
+    its vertex there only. Clipping increases no distance of gradients in any
+    coordinate, so their linf distance still bounds the difference of scores. Scores are
+    at most a quarter of the largest float, so that no difference overflows.
     """
     limit = jnp.finfo(gradient.dtype).max / 4 / like(largest_norm, gradient)
     return jnp.clip(gradient, -limit, limit)
@@ -108,8 +108,7 @@ class Constraint(abc.ABC):
 class VertexConstraint(Constraint):
     """The convex hull of a few vertices, each with a score.
 
-    A private Frank-Wolfe step selects an index by `vertex_scores` and moves towards
-    `vertex(index, params)`.
+    A private Frank-Wolfe step selects an index by score, and moves towards `vertex`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -214,6 +213,7 @@ class Box(Constraint):
     upper: PyTree
 
     def __post_init__(self):
+        """Requires bounds of one structure within ±1e30, with lower <= upper."""
         shapes, rule = _shapes(self.lower), "a number or a pytree of arrays"
         _validate.require(bool(shapes[1]), "lower", self.lower, rule)
         is_fine = _shapes(self.upper) == shapes
@@ -255,7 +255,7 @@ class Box(Constraint):
         return structure.num_nodes == 1 and shapes == [()]
 
     def _flat(self, tree: PyTree, name: str) -> Any:
-        """Returns the results of `flatten`, and both bounds as vectors like its own."""
+        """Returns a tree as a vector, the inverse function, and bounds as vectors."""
         vector, unflatten = flatten(tree, name)
         if not self._is_uniform():
             rule = f"shaped as the bounds, {_shapes(self.lower)}"
@@ -464,9 +464,8 @@ class Simplex(AxisConstraint):
 def _project_simplex(vector: jax.Array, radius: jax.Array) -> jax.Array:
     """Returns the projection onto {x >= 0, sum x = radius}: max(vector - tau, 0).
 
-    The algorithm is in Held, Wolfe and Crowder (1974) and Duchi et al. (2008), Figure
-    1. `optax.projections.projection_simplex` mixes integers and floats, which strict
-    dtype promotion refuses, and loses the radius in sums of large entries.
+    See Held, Wolfe and Crowder (1974); Duchi et al. (2008), Figure 1. The function of
+    optax mixes integers and floats, and loses the radius in sums of large entries.
     """
     # Adding a constant to all entries changes no projection. With the largest entry at
     # zero, -1 <= tau < 0 in units of the radius, so smaller entries are clipped to -1.

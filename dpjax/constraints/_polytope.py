@@ -83,7 +83,7 @@ class Polytope(VertexConstraint):
         return jnp.asarray(distance * unit <= tolerance)
 
     def diameter(self, norm: Norm, num_coordinates: int) -> Scalar:
-        """Returns the largest distance of two rows, in |V|^2 d steps."""
+        """Returns the largest distance of two vertices, with |V|^2 d operations."""
         check_diameter(norm, num_coordinates)
         check_coordinates(num_coordinates, self.vertices.shape[1])
         dtype = jnp.asarray(self.vertices).dtype
@@ -112,11 +112,11 @@ class Polytope(VertexConstraint):
         return self.vertices.shape[0]
 
     def score_error(self, num_coordinates: int) -> Scalar:
-        """Returns twice the error bound for a sum of k products, in any order.
+        """Returns a bound on the rounding error of a score, per unit of max |gradient|.
 
-        The error is at most k 2^-24 times the sum of magnitudes, if k counts products
-        by nonzero entries only (Higham 2002, eq. 3.4). The factor two is for
-        accelerators that compose a float32 product from products of lower precision.
+        A sum of k products, in any order, errs by k 2^-24 times the sum of magnitudes,
+        if k counts nonzero entries (Higham 2002, eq. 3.4). It is doubled for
+        accelerators with products of lower precision.
         """
         check_coordinates(num_coordinates, self.vertices.shape[1])
         sizes = jnp.abs(jnp.asarray(self.vertices).astype(jnp.float32))
@@ -231,7 +231,7 @@ def halton_net(box: Box, num_coordinates: int, *, num_candidates: int) -> jax.Ar
 def _bounding_box(
     constraint: Constraint, num_coordinates: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the smallest and the largest value of each coordinate, in float64."""
+    """Returns the smallest and largest value of each coordinate in a set, float64."""
     constraint.diameter("l2", num_coordinates)  # checks the number of coordinates
     axes = jnp.eye(num_coordinates)
     lower, upper = (

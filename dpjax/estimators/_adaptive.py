@@ -77,7 +77,10 @@ class Counting(NormBounded):
         return replace(self, estimator=self.estimator.resized(sizes))
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that bounds a sample and adds ±half for each count."""
+        """Returns a function that bounds a sample, and appends a number for each group.
+
+        It is half for a norm within the threshold, else -half: its mean is a count.
+        """
         bound = self.estimator.bound_fn()
 
         def counted(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -156,7 +159,7 @@ class AdaptiveThreshold:
     share: float = 0.01
 
     def __post_init__(self):
-        """Refuses first thresholds out of range, and makes static fields floats."""
+        """Requires initial thresholds in [lower, upper]; makes static fields floats."""
         base = self.estimator
         rule = "norm-wise: Clipping, SmoothedClipping, Normalization, or Grouped of one"
         is_fine = isinstance(base, NormBounded) and not isinstance(base, Counting)
@@ -193,7 +196,7 @@ class AdaptiveThreshold:
     def follow(self, released: Counted) -> tuple[PyTree, Self]:
         """Returns the private mean, and a copy of this object with the next thresholds.
 
-        `released` is the result of `counting`, with noise.
+        `released` is the result of `counting` (mean and counts), with noise.
         """
         half = jnp.asarray(self.counting.half).astype(released.short.dtype)
         shares = 0.5 + released.short / (2 * half)
@@ -235,8 +238,7 @@ class Measured(Estimator):
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
         """Returns the mean of samples that are divided as they are read.
 
-        Factors are multiplied out, because an outer product divided entry by entry is
-        no longer an outer product.
+        Factors are multiplied out first, because entries have different scales.
         """
 
         def make_samples(shared: PyTree, rows: PyTree) -> tuple[PyTree, PyTree]:
@@ -248,6 +250,8 @@ class Measured(Estimator):
         return self.estimator.fold(ratios, normalize_by=normalize_by)
 
     def _ratios(self, sample):
+        """Returns a sample divided by the scales, entry by entry."""
+
         def ratio(x, scale):
             x = as_float(x)
             rule = f"() or {x.shape}, that of the leaf which they divide"
@@ -312,6 +316,7 @@ class Scaled:
     scales: PyTree
 
     def __post_init__(self):
+        """Requires an estimator with Gaussian noise, and scales in [1e-20, 1e30]."""
         base, leaves = self.estimator, jax.tree.leaves(self.scales)
         rule = "one with Gaussian noise, such as Winsorization or Clipping"
         is_fine = isinstance(base, Estimator) and base.limit is not None

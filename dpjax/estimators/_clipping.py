@@ -134,6 +134,7 @@ class NormEstimator(NormBounded):
         return other
 
     def bound_fn(self) -> BoundFn:
+        """Returns a function from a sample to its influence and [norm <= threshold]."""
         weight_fn, threshold = self.weight_fn(), self.sizes[0]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
@@ -281,7 +282,7 @@ class Grouped(NormBounded):
     groups: tuple[Group, ...]
 
     def __post_init__(self):
-        """Refuses groups without names and names given twice; makes groups tuples."""
+        """Raises `ValueError` for missing or repeated names; makes groups tuples."""
         base, rule = self.estimator, "Clipping, SmoothedClipping or Normalization"
         is_fine = isinstance(base, NormEstimator)
         _validate.require(is_fine, "estimator", base, f"norm-wise: {rule}")
@@ -306,8 +307,7 @@ class Grouped(NormBounded):
             return float(np.sqrt(np.sum(limits**2)))
         limits = jnp.broadcast_to(limit, len(self.groups))
         # Bounds are divided by the largest bound, because their squares could overflow.
-        # The root of a sum of G squares has a relative error of G 2^-25: NORM_ERROR
-        # covers G = 2,000.
+        # NORM_ERROR covers G 2^-25, the relative error of the root, for G = 2,000.
         most = limits.max()
         return most * jnp.sqrt(jnp.sum((limits / most) ** 2))
 
@@ -324,10 +324,11 @@ class Grouped(NormBounded):
         return replace(self, estimator=estimator)
 
     def bound_fn(self) -> BoundFn:
-        """Returns a function that bounds each group of a sample's leaves by itself."""
+        """Returns a function that bounds each group of a sample's leaves separately."""
         bounds = [each.bound_fn() for each in self._each()]
 
         def bound(sample: FactoredSamples) -> tuple[FactoredSamples, jax.Array]:
+            """Returns an influence, and booleans (groups,), true for a norm within."""
             group_of_leaf = self._group_of_leaf(sample.leaves)
             # Each group is bounded as a sample, and its leaves are put back in order.
             parts: list[list[Any]] = [[] for _ in self.groups]
@@ -350,7 +351,7 @@ class Grouped(NormBounded):
         return [of(i) for i in range(len(self.groups))]
 
     def _group_of_leaf(self, leaves: PyTree) -> list[int]:
-        """Returns the index of every leaf's group: the longest matching name wins."""
+        """Returns each leaf's group, by the longest name that fits, or raises."""
         index = {name: i for i, x in enumerate(self.groups) for name in _names(x)}
         is_leaf = lambda x: isinstance(x, Leaf)  # noqa: E731
         paths = jax.tree.leaves_with_path(leaves, is_leaf=is_leaf)

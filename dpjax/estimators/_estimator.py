@@ -171,7 +171,10 @@ class Estimator(abc.ABC):
         return self._folded(stream, is_padding_example, normalize_by, axis_name)
 
     def _folded(self, stream, is_padding_example, normalize_by, axis_name, *static):
-        """Checks the arguments, and returns the results of `_fold_stream`."""
+        """Returns the robust mean and all aux, as `_fold_stream` does, after checks.
+
+        `static` is `Static(False)` for a mean in two floats, before it is rounded.
+        """
         stream = SampleStream.of(stream, is_padding_example)
         axes = row_axes(stream.rows, axis_name)
         if normalize_by is not None:
@@ -282,13 +285,13 @@ class Estimator(abc.ABC):
         return Summands(stream.written_out(), prepare)
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the robust mean of one device's rows, and the aux of these rows."""
+        """Returns the robust mean over all devices, and this device's rows' aux."""
         summands = self.summands(stream)
         mean, aux = fold_mean(summands, self.limit, normalize_by=normalize_by)
         return mean.map(unstacked), aux
 
     def _within_limit(self, mean: PyTree, normalize_by: Scalar) -> PyTree:
-        """Clips a mean to ±limit, or beyond it if normalize_by is below `FEW_ROWS`."""
+        """Clips a mean to ±limit, or ±limit·4096 / normalize_by if that is larger."""
         # sensitivity() needs a bound on the result, and clipping increases no distance.
         limit = self.limit
         if limit is None:
@@ -345,6 +348,7 @@ def _fold_stream(stream, estimator, normalize_by, is_rounded=None):
     axes = stream.axes
 
     def on_device(replicated, rows):
+        """Returns the mean over all devices' rows, and the aux of this device's."""
         # `varying_with` declares that all rows and the mask vary over the same devices,
         # as the carry of a loop over both requires.
         (estimator, normalize_by, shared), (rows, mask) = replicated, varying_with(rows)
@@ -366,10 +370,10 @@ def norm_sensitivity(
 ):
     """Returns the sensitivity for influences of norm at most limit (1 + norm_error).
 
-    The distance of two influences is at most diameter·limit (1 + norm_error), and a
-    record moves the exact mean by this divided by n. The mean has norm at most 9/8
-    limit (the fold rejects more rows per divisor), and if `rounded`, rounding its
-    coordinates to float32 moves the mean of each neighbor by 2^-24 of its norm.
+    norm_error is the error of a computed norm. Two influences have a distance of at
+    most diameter·limit (1 + norm_error), and a record moves the exact mean by this
+    divided by n. The mean has norm at most 9/8 limit (more rows per divisor are
+    rejected); if `rounded`, rounding moves each neighbor's mean by 2^-24 of that.
     """
     limit, num_samples = of_one_type(limit, num_samples)
     moved = _moved(relation, diameter)
@@ -386,7 +390,7 @@ def norm_sensitivity(
 
 
 def largest_ulp(limit: Scalar, num_samples: Scalar) -> Scalar:
-    """Returns the float32 spacing just below the largest value of an estimate."""
+    """Returns the float32 spacing below the largest mean, for bounds on rounding."""
     limit, num_samples = of_one_type(limit, num_samples)
     xp = _numpy_for(limit, num_samples)
     mantissa, exponent = xp.frexp(_largest_mean(limit, num_samples))
@@ -405,12 +409,13 @@ def _moved(relation, diameter=2.0):
 
 
 def _rounded_change(limit, num_samples, moved, error, excess=0.0):
-    """Bounds the change of one coordinate of the float32 mean between neighbors.
+    """Returns a bound on the change of a coordinate of the float32 mean, by a record.
 
-    Two exact means differ by at most `change`; each is rounded to the nearest float32.
-    Where both lie in the top binade, with spacing ulp, the results differ by a multiple
-    of ulp that is at most change + ulp. Where one lies k binades lower they differ by a
-    multiple of ulp/2^k that is at most change + (1/2 + 1/2^(k+1)) ulp.
+    `_unrounded_change` explains the arguments; excess is a relative error of limit.
+    Exact means differ by at most `change`; each is rounded to the nearest float32. In
+    the top binade, with spacing ulp, results differ by a multiple of ulp that is at
+    most change + ulp. Where one is k binades lower they differ by a multiple of
+    ulp/2^k that is at most change + (1/2 + 1/2^(k+1)) ulp.
     """
     xp = _numpy_for(limit, num_samples)
     longest = limit * (1 + excess)
@@ -437,7 +442,7 @@ def sum_error_in_turn(num_terms: int) -> float:
 
 
 def sum_error(num_terms: int) -> float:
-    """Returns the largest l2 error of a sum of K products, in units of u limit.
+    """Returns the largest l2 error of a sum of K products, in units of 2^-24 limit.
 
     Products are rounded too, and the order of additions may differ by coordinate, as in
     a product of matrices: see `_sums.fold`.
@@ -448,7 +453,11 @@ def sum_error(num_terms: int) -> float:
 
 
 def _unrounded_change(limit, num_samples, moved, error, num_coordinates=1):
-    """Bounds the l2 change of the fold's mean before it is rounded to float32."""
+    """Returns a bound on the l2 change of the mean between neighbors, before rounding.
+
+    The exact sum changes by moved·limit. `error` maps the number of terms that are
+    added as floats to the error of their sum, in units of 2^-24 limit.
+    """
     # A block's sum has a rounding error in each of the two neighbors.
     length = block_length(num_samples)
     block = 2 * error(length) * ROUNDOFF

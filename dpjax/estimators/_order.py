@@ -105,6 +105,7 @@ class TrimmedMean(Estimator):
     noise: ClassVar[NoiseName] = "laplace_log_normal"
 
     def __post_init__(self):
+        """Requires attributes in range, and upper above lower, where concrete."""
         fraction, spread = self.trim_fraction, self.relative_spread
         rule = "a Python float strictly between 0 and 1/2"
         is_fine = isinstance(fraction, float) and 0 < fraction < 0.5
@@ -162,7 +163,7 @@ class TrimmedMean(Estimator):
         *,
         is_sampled: bool = False,
     ) -> dict[str, Scalar]:
-        """Returns rho, the zCDP cost of one release.
+        """Returns {"rho": the zCDP cost of one release, 1 / (2 noise_multiplier^2)}.
 
         Sampled batches and the add/remove relation raise `ValueError`, because no
         accounting is known for order statistics of such batches.
@@ -178,7 +179,7 @@ class TrimmedMean(Estimator):
         return {"rho": 0.5 / noise_multiplier**2}
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the trimmed mean and the aux, after reading all rows at once."""
+        """Returns the trimmed mean over all devices, and this device's rows' aux."""
         del normalize_by  # equals the number of rows, because groups_by_index is True
         self._no_padding(stream)
         num_rows = stream.num_rows_in_all
@@ -257,7 +258,7 @@ class TrimmedMean(Estimator):
         bound: Bound = "fast",
         axis_name: AxisName | None = None,
     ) -> tuple[PyTree, PyTree]:
-        """Returns the estimate and its `smooth_sensitivity`, from one selection."""
+        """Returns the trimmed mean and its `smooth_sensitivity`, computed together."""
         stream = SampleStream.of(samples)
         self._no_padding(stream)
         rule = "one concrete number, not a traced one"
@@ -284,8 +285,7 @@ class TrimmedMean(Estimator):
 def _with_sensitivity(stream, estimator, weights, bound):
     """Returns the trimmed mean and its smooth sensitivity, of each coordinate.
 
-    The weights are those of `smooth_weights`, and `bound` is a choice of
-    `smooth_sensitivity`.
+    `weights` are `smooth_weights`, and `bound` is as for `smooth_sensitivity`.
     """
     axes = stream.axes
 
@@ -318,7 +318,11 @@ def smooth_weights(smoothness: float, trim_count: int) -> np.ndarray:
 
 
 def smooth_sensitivity(order, weights, width, num_kept, bound: Bound) -> jax.Array:
-    """Returns the maximum of the terms (4) in (2) or (3), for each of d columns."""
+    """Returns the smooth sensitivity of the trimmed mean of each of d columns, (d,).
+
+    It is the maximum of the terms (4), in (2) for "exact" or (3) for "fast". `order`
+    has `OrderStatistics`; width is upper - lower, and num_kept is n - 2m.
+    """
     low, high, _ = order
     trim_count, num_columns = len(low) - 1, low.shape[1]
     weights, width = like(weights, low), like(width, low)
@@ -396,7 +400,7 @@ class MedianOfMeans(Estimator):
         return self.inner.limit
 
     def _sensitivity(self, num_samples, num_coordinates, relation, rounded):
-        """Returns the inner sensitivity of a group, or half for an even num_groups."""
+        """Returns the inner sensitivity at a group's size; half for even num_groups."""
         del rounded  # means of groups are always rounded
         if _validate.is_concrete(num_samples) and float(num_samples) < self.num_groups:
             raise ValueError(
@@ -417,7 +421,7 @@ class MedianOfMeans(Estimator):
         )
 
     def fold(self, stream: SampleStream, *, normalize_by: Scalar) -> MeanAndAux:
-        """Returns the median of group means and the aux, folding group after group."""
+        """Returns the median of group means over all devices, and this device's aux."""
         del normalize_by  # equals the number of rows, because groups_by_index is True
         n = stream.num_rows_in_all
         rule = f"at least num_groups = {self.num_groups} records"

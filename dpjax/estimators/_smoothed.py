@@ -63,14 +63,14 @@ class SmoothedEstimator(Estimator):
         return self.scale * supremum(self.beta)
 
     def _smoothed_fn(self) -> Callable[[jax.Array, Scalar], jax.Array]:
-        """Returns a function (x, scale) -> scale·h_beta(x / scale); NaN gives zero."""
+        """Returns the smooth bound (x, scale) -> scale·h_beta(x / scale); NaN is 0."""
         beta, largest, coefficients = self.beta, supremum(self.beta), None
         if self._degree:
             coefficients = series_coefficients(beta, self._degree)
             largest = jnp.where(jnp.isnan(coefficients[0]), jnp.nan, largest)
 
         def smoothed(x: jax.Array, scale: Scalar) -> jax.Array:
-            """Returns scale·h_beta(x / scale), within the bound of the sensitivity."""
+            """Returns scale·h_beta(x / scale), clipped to the bound of `limit`."""
             x = as_float(x)
             s, b = like(scale, x), like(beta, x)
             number = jnp.where(jnp.isnan(x), 0, x)
@@ -233,10 +233,10 @@ def degree_for(beta: float) -> int:
 
 
 def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
-    """Returns the coefficients of the polynomial in 2 v^2 - 1, lowest term first.
+    """Returns the coefficients of h_beta's polynomial in z = 2 v^2 - 1, lowest first.
 
-    They are NaN if beta > SERIES[degree]: a traced beta may exceed the beta for which
-    the degree was chosen.
+    `series` has the polynomial, of this degree. They are NaN if beta > SERIES[degree]:
+    a traced beta may exceed the beta for which the degree was chosen.
     """
     beta = jnp.asarray(beta)
     beta = jnp.where(beta <= SERIES[degree], beta, jnp.nan)
@@ -248,7 +248,7 @@ def series_coefficients(beta: Scalar, degree: int) -> jax.Array:
 
 
 def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
-    """Returns h_beta(a) by `series_coefficients`, for |a| <= FAR."""
+    """Returns the smooth bound h_beta(a) by `series_coefficients`, for |a| <= 1e6."""
     c2 = 0.09 * beta
     inverse = 1 / (a * a + c2)
     z = 1 - 2 * c2 * inverse  # = 2 v^2 - 1
@@ -267,7 +267,7 @@ def series(a: jax.Array, beta: jax.Array, coefficients: jax.Array) -> jax.Array:
 
 
 def exact(a: jax.Array, beta: Scalar) -> jax.Array:
-    """Returns h_beta(a) for |a| <= FAR and any beta > 0, at forty times the cost."""
+    """Returns the smooth bound h_beta(a), |a| <= 1e6, for any beta; it is slow."""
     beta = jnp.asarray(beta).astype(a.dtype)
     size = jnp.abs(a)
     is_tiny = size < 1e-6
@@ -281,7 +281,7 @@ def exact(a: jax.Array, beta: Scalar) -> jax.Array:
 
 
 def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
-    """Returns E phi(a + b Z) for a standard normal Z and b = a / sqrt(beta)."""
+    """Returns h_beta(a) = E phi(a + b Z) for standard normal Z, b = a / sqrt(beta)."""
     # E phi(X) for X ~ N(a, b^2) is E p(X), with p(x) = x - x^3/6, plus the mean of
     # phi - p beyond ±sqrt(2), where phi(sqrt(2) + u) - p(sqrt(2) + u) is u^2/sqrt(2) +
     # u^3/6. This equals (9)-(10) and (36)-(41) of Wang, Xiao, Devadas, Xu (2020).
@@ -299,7 +299,7 @@ def _closed_form(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 
 def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
-    """Returns h_beta(a) for a beyond the range of `_closed_form`, even infinite."""
+    """Returns h_beta(a) for an a too large for `_closed_form`, even infinite."""
     # E phi(X) = int_0^sqrt(2) phi'(x) (P(X > x) - P(X < -x)) dx: all weights are
     # positive, so nothing cancels, and the formula holds at a = infinity.
     nodes, weights = np.polynomial.legendre.leggauss(32)
@@ -318,7 +318,7 @@ def _quadrature(a: jax.Array, beta: jax.Array) -> jax.Array:
 
 @functools.cache
 def _series_table(degree: int) -> np.ndarray:
-    """Returns Chebyshev coefficients in beta of each coefficient in 2 v^2 - 1."""
+    """Returns Chebyshev coefficients for `series_coefficients`, (13, degree + 1)."""
     count = _BETA_DEGREE + 1
     x = np.cos((np.arange(count) + 0.5) * np.pi / count)
     z = np.cos((np.arange(64) + 0.5) * np.pi / 64)
@@ -333,7 +333,7 @@ def _series_table(degree: int) -> np.ndarray:
 
 
 def _reference(a: np.ndarray, beta: float) -> np.ndarray:
-    """Returns h_beta(a) for a > 0 by quadrature in float64."""
+    """Returns h_beta(a) for a > 0 by quadrature in float64, to fit `series` to it."""
     nodes, weights = np.polynomial.legendre.leggauss(200)
     end = np.minimum(math.sqrt(2), a * (1 + 9 / math.sqrt(beta)))[:, None]
     x = end * (nodes + 1) / 2

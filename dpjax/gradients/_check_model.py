@@ -62,14 +62,14 @@ class ModelCheck:
 
     Attributes:
         rows: one `LeafCheck` for every parameter.
-        problems: sentences that each name a problem and a remedy; empty if there are
-            none.
+        problems: sentences that each name a problem and a remedy, or empty.
     """
 
     rows: tuple[LeafCheck, ...]
     problems: tuple[str, ...]
 
     def __str__(self) -> str:
+        """Returns a table with a row for each parameter, and the problems below it."""
         cells = [
             (x.name, str(x.shape), x.dtype, x.way, f"{x.num_bytes:,} B", x.why)
             for x in self.rows
@@ -201,7 +201,7 @@ def _in_words(problem: str, why: Exception) -> str:
 
 
 def _of_params(params: PyTree) -> Iterator[str]:
-    """Yields a problem for each leaf of params that is refused, NaN or infinite."""
+    """Yields sentences for `check_model` on leaves of params that cannot be trained."""
     try:
         no_running_statistics(params)
     except ValueError as why:
@@ -221,7 +221,7 @@ def _of_params(params: PyTree) -> Iterator[str]:
 
 
 def _of_statistics(loss_fn: LossFn) -> Iterator[str]:
-    """Yields a problem for each state of BatchNorm that loss_fn closes over."""
+    """Yields sentences for `check_model` on BatchNorm's state in what loss_fn uses."""
     for name, value in closed_over(loss_fn).items():
         if (statistics := running_statistics(value)) is not None:
             yield (
@@ -232,7 +232,7 @@ def _of_statistics(loss_fn: LossFn) -> Iterator[str]:
 
 
 def _of_program(program: core.ClosedJaxpr) -> Iterator[str]:
-    """Yields the problems that the program of one example's loss shows."""
+    """Yields sentences for `check_model` on a loss's result, keys and side effects."""
     if not _is_loss(program):
         kinds = ", ".join(x.str_short() for x in program.out_avals)
         yield f"loss_fn must return one real scalar for an example, got {kinds}."
@@ -255,7 +255,10 @@ def _is_loss(program: core.ClosedJaxpr) -> bool:
 
 
 def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
-    """Returns whether random bits are drawn from a key that no argument determines."""
+    """Returns whether random bits are drawn from a key that no argument determines.
+
+    `fixed` are the variables that no argument determines, besides constants.
+    """
     fixed = {*fixed, *jaxpr.constvars}
     for equation in jaxpr.eqns:
         is_fixed = [isinstance(x, core.Literal) or x in fixed for x in equation.invars]
@@ -274,7 +277,7 @@ def _draws_alike(jaxpr: core.Jaxpr, fixed: set[Any]) -> bool:
 def _with_gradient(
     loss: Callable[..., Any], arrays: dict[int, Any], example: PyTree
 ) -> tuple[set[int], core.ClosedJaxpr]:
-    """Returns the indices of arrays with a derivative, and the gradient's program."""
+    """Returns the indices of arrays that loss has a derivative by, and its gradient."""
     floats = {i: x for i, x in arrays.items() if _is_trainable(x)}
     fixed = {i: x for i, x in arrays.items() if i not in floats}
     draws = set()

@@ -61,8 +61,9 @@ def factored_grad(
 ) -> Callable[[PyTree], tuple[FactoredSamples, PyTree]]:
     """Returns a function that computes per-example gradients as factors.
 
-    It maps some rows to their gradients, and to `values` or `(values, aux)` with the
-    leading axis of the rows. The loss is traced once, here, by the shapes of `rows`.
+    A factor is a vector or a few rows, much smaller than the gradient that follows from
+    it. The function maps some rows of a batch to their gradients, and to `values` or
+    `(values, aux)` with the leading axis of the rows. The loss is traced once, here.
     """
     # Gradients with respect to replicated values would be summed over devices.
     params = _sharding.varying_with(params, rows)
@@ -134,8 +135,11 @@ def factored_grad(
 def _with_shifts(sites, shifts, program, args, within=()):
     """Returns a program's results, with shifts added at sites, and the residuals.
 
-    The derivative of a loss with respect to the shift of a result is the result's
-    cotangent, so one backward pass has the cotangents of all sites.
+    A site is an equation that multiplies or reads a parameter, and its shift an array
+    of zeros. The derivative with respect to the shift of a result is the result's
+    cotangent, so one backward pass has the cotangents of all sites. Residuals are
+    inputs of sites. All three are dictionaries by place, the indices of an equation in
+    nested programs; `within` is the place of this program.
     """
     residuals = {}
 
@@ -159,7 +163,7 @@ def _with_shifts(sites, shifts, program, args, within=()):
 
 
 def _through_scan(place, equation, inputs, shifts, run):
-    """Returns the results and residuals of a scan, with shifts in each turn."""
+    """Returns a `scan`'s results and the residuals of all turns, for `_with_shifts`."""
     params = equation.params
     num_whole, num_carried = params["num_consts"], params["num_carry"]
     consts, rest = inputs[:num_whole], inputs[num_whole:]
@@ -178,7 +182,7 @@ def _through_scan(place, equation, inputs, shifts, run):
 
 
 def _through_remat(place, equation, inputs, shifts, run):
-    """Returns the results and residuals of a `jax.checkpoint`, with shifts."""
+    """Returns the results and residuals of a `jax.checkpoint`, for `_with_shifts`."""
     (program,) = programs_in(equation)
 
     def inner(inputs, shifts):
@@ -189,7 +193,7 @@ def _through_remat(place, equation, inputs, shifts, run):
 
 
 def _through_cond(place, equation, inputs, shifts, run):
-    """Returns the results and residuals of the branch that is chosen, with shifts.
+    """Returns the results and residuals of the chosen branch, for `_with_shifts`.
 
     Residuals and cotangents of the other branches are zero.
     """
@@ -275,7 +279,12 @@ class Lookup:
 
 
 def lookup_at(equation: Any, moves: Moves, place: Place) -> Lookup | None:
-    """Returns the look-up by a `gather` of rows, or `dynamic_slice` of one, or None."""
+    """Returns how an equation reads rows of a table, a parameter; None if it does not.
+
+    A `gather` of rows or a `dynamic_slice` of one row does. `moves` lead from the
+    parameter to the table, and `place` finds the equation in the program. A gradient is
+    then stored as the rows that an example reads.
+    """
     table, result = equation.invars[0].aval, equation.outvars[0].aval
     is_by_row = equation.params["slice_sizes"] == (1, *table.shape[1:])
     if equation.primitive is lax.dynamic_slice_p:
@@ -340,7 +349,10 @@ def uses(program: core.ClosedJaxpr, num_leaves: int) -> list[Use]:
 
 
 def _only(leaf_uses: list[Use]) -> Use:
-    """Returns the use of a parameter, with several uses merged into one."""
+    """Returns one use for all uses of a parameter: it tells how to store its gradient.
+
+    `Product` and `Lookup` store it as factors; `WrittenOut` stores all of its entries.
+    """
     if not leaf_uses:
         return WrittenOut("not used: zero")
     use, many = leaf_uses[0], f"used {len(leaf_uses)} times"
@@ -358,7 +370,7 @@ def _only(leaf_uses: list[Use]) -> Use:
 
 
 def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
-    """Returns several uses of one parameter as one use, or None."""
+    """Returns several uses of a parameter as one product or look-up, or else None."""
     for kind in (Product, Lookup):
         same = [use for use in leaf_uses if isinstance(use, kind)]
         if len(same) == len(leaf_uses) and len({use.common for use in same}) == 1:
@@ -375,7 +387,7 @@ def _together(leaf_uses: Sequence[Use]) -> Product | Lookup | None:
 def _of_matrix(use):
     """Returns a use as a product with the matrix (p, q) itself, or None.
 
-    If the use transposes the matrix, vectors and cotangents change places.
+    `_together` adds them up. For a transpose, vectors and cotangents change places.
     """
     if isinstance(use, WrittenOut) or len(use.shape) != 2:
         return None
@@ -401,7 +413,12 @@ def _end(variables, images, why, leaf_uses):
 
 
 def _read(jaxpr, images, within, leaf_uses):
-    """Adds the uses in a program to leaf_uses, and returns all images of parameters."""
+    """Adds the uses in a program to leaf_uses, and returns all images of parameters.
+
+    An image is a variable with the entries of a parameter, perhaps moved; `images` has
+    those among the inputs. leaf_uses has a list of uses for each parameter, and
+    `within` is the place of this program in the programs around it.
+    """
     images = dict(images)
     for i, equation in enumerate(jaxpr.eqns):
         place = (*within, i)
@@ -441,7 +458,10 @@ def _read(jaxpr, images, within, leaf_uses):
 
 
 def _inside(equation, operands, place):
-    """Returns the programs in an equation, with their places, and their images."""
+    """Returns the programs in an equation, with places, and the images that enter them.
+
+    `operands` and images, variables with a parameter's entries, are by input number.
+    """
     kind, params = equation.primitive, equation.params
     if is_plain_jit(equation):
         return [(params["jaxpr"].jaxpr, place)], operands
@@ -469,7 +489,7 @@ def _inside(equation, operands, place):
 
 
 def _moved(equation):
-    """Returns how an equation moves its operand's entries; None if it does more."""
+    """Returns the moves of entries, as a transpose, that an equation is; or None."""
     source, result = equation.invars[0].aval, equation.outvars[0].aval
     params, kind = equation.params, equation.primitive
     if kind is lax.convert_element_type_p:
@@ -488,7 +508,11 @@ def _moved(equation):
 
 
 def _use(jaxpr, equation, operand, image, place, is_alone):
-    """Returns how an equation uses a parameter: by factors, or `WrittenOut` and why."""
+    """Returns how an equation uses a parameter: by factors, or `WrittenOut` and why.
+
+    The parameter enters as input number `operand`, after the moves of `image`; is_alone
+    tells that no other input comes from parameters.
+    """
     kind, use = equation.primitive, None
     # Only look-ups outside of loops are supported: places belong to one turn.
     is_first = operand == 0 and is_alone and not image.loops
@@ -505,7 +529,11 @@ def _use(jaxpr, equation, operand, image, place, is_alone):
 
 
 def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
-    """Returns the use of a matrix in a layer with its own derivative, or None."""
+    """Returns the use of a matrix in a layer with its own derivative, or None.
+
+    The layer is a `jax.custom_vjp` or `jax.custom_jvp`. The gradient has factors if the
+    rule of its derivative ends in a product of two operands: these are the factors.
+    """
     avals = [x.aval for x in (*equation.invars, *equation.outvars)]
     is_plain = not any(jnp.issubdtype(x.dtype, jax.dtypes.extended) for x in avals)
     # With symbolic zeros a rule may depend on which of its inputs have derivatives.
@@ -543,7 +571,10 @@ def product_of_rule(jaxpr, equation, operand, image, place) -> Product | None:
 
 
 def _rule_of_layer(jaxpr, equation, operand):
-    """Returns the program of the gradient with respect to an operand, without jits."""
+    """Returns the jaxpr (cotangent, *inputs) -> gradient by one operand, without jits.
+
+    It is None if an input is a literal or occurs twice, or there is no gradient.
+    """
     names, layer = as_function(jaxpr, equation)
 
     def gradient(cotangent, *inputs):
@@ -571,9 +602,9 @@ def _inlined(program, inputs):
 
 
 def _product_at_the_end(jaxpr):
-    """Returns the operands of the product that is the result, and their axes, or None.
+    """Returns the two operands of the product that is the result, and axes, or None.
 
-    The entries of the first operand are along the rows of the result.
+    For a result (p, q), `operand.transpose(axes)` has p or q last, after summed axes.
     """
     made = {x: equation for equation in jaxpr.eqns for x in equation.outvars}
 

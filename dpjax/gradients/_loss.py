@@ -139,8 +139,9 @@ def loss_of_users(loss_fn: LossFn, *, has_aux: bool = False) -> LossFn:
 def closed_over(loss_fn: Any) -> dict[str, Any]:
     """Returns the pytrees that `loss_fn` uses besides its arguments, by name.
 
-    It closes over them, or they are bound by `functools.partial` or as `self`. Wrappers
-    such as `jax.jit`, which have `__wrapped__`, are unwrapped first.
+    They may hold records or BatchNorm's state. It closes over them, or they are bound
+    by `functools.partial` or as `self`. Wrappers such as `jax.jit`, which have
+    `__wrapped__`, are unwrapped first.
     """
     bound: dict[str, Any] = {}
     while not inspect.isfunction(loss_fn) or hasattr(loss_fn, "__wrapped__"):
@@ -177,10 +178,11 @@ def constants(program: core.ClosedJaxpr) -> Iterator[Any]:
 def rows_held(
     loss_fn: LossFn, programs: Iterable[core.ClosedJaxpr], num_rows: int
 ) -> list[str]:
-    """Returns a sentence for each shape of arrays with num_rows rows in a loss.
+    """Returns a warning for each shape of arrays in a loss that have num_rows rows.
 
-    The arrays are constants of `programs`, or `closed_over` (as NumPy arrays are). Only
-    names and shapes are read. With one row, every array of one row would match.
+    An example whose loss reads such an array may depend on all records. The arrays are
+    constants of `programs`, or `closed_over` (as NumPy arrays are). Only names and
+    shapes are read. With one row, every array of one row would match.
     """
     leaves = [
         (f"closes over {name}, with", x)
@@ -200,7 +202,7 @@ def rows_held(
 def warn_of_rows(
     loss_fn: LossFn, params: PyTree, batch: PyTree, num_rows: int, *, has_aux=False
 ) -> None:
-    """Warns if the gradient of one example has `rows_held`, as a loss of pairs has."""
+    """Warns if the traced gradient of one example holds an array with num_rows rows."""
 
     def shape(x: Any, axes: int) -> jax.ShapeDtypeStruct:  # without a mesh
         kind = jax.typeof(x)
@@ -222,7 +224,8 @@ def evaluate(
 ) -> list[Any]:
     """Returns the results of a program, with `rule` applied to each equation.
 
-    A jit that `is_plain_jit` is inlined.
+    `rule(place, equation, inputs, run)` returns the results of an equation, which
+    `run()` computes as they are. A jit that `is_plain_jit` is inlined.
     """
     jaxpr, given = program.jaxpr, [*program.consts, *args]
     values = dict(zip(jaxpr.constvars + jaxpr.invars, given, strict=True))
@@ -280,12 +283,11 @@ def is_plain_jit(equation: core.JaxprEqn) -> bool:
 def streamlined(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Returns the same function, rewritten so that XLA computes it fast and correctly.
 
-    * The derivative of a convolution is a convolution with its axes in another order.
-      Inside a loop, XLA's CPU compiler has no fast kernel for that order, and is ten
-      times slower. So on CPU its operands are transposed first.
-    * The gradient of a dense layer is a transposed outer product. It is computed in the
-      final order, so that XLA can fuse it into the next operation without a copy.
-    * Indices of fewer than 32 bits are widened: XLA may lose a gradient by them.
+    On CPU, convolutions get their axes in the order for which XLA has a fast kernel
+    inside a loop; the derivative of a convolution has another order, ten times slower.
+    The gradient of a dense layer, a transposed outer product, is computed in its final
+    order, so that XLA fuses it into the next operation without a copy. Indices of fewer
+    than 32 bits are widened: XLA may lose a gradient by them.
 
     Results are the same, to the rounding of a convolution. Operations inside a loop, a
     branch or a `jax.checkpoint` of the function, or with a sharding, are unchanged.
@@ -362,7 +364,7 @@ def _order(ndim: int) -> lax.ConvDimensionNumbers:
 
 
 def _convolution(lhs, rhs, *, dimension_numbers, **params):
-    """Returns a convolution, which is computed as NHWC and HWIO on CPU."""
+    """Returns a convolution; on CPU, of NHWC images and HWIO kernels, which is fast."""
 
     def as_given(lhs, rhs):
         return lax.conv_general_dilated_p.bind(

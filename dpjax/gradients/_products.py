@@ -118,11 +118,12 @@ def repeated(
     loops: tuple[Loop, ...],
     num_groups: int,
 ) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
-    """Returns the function `Site.factors` of a site in loops.
+    """Returns a function from an example's residuals and cotangents to its factors.
 
-    For one turn, `vectors` maps residuals to (G, T, p), and `cotangents` maps the
-    result's cotangent to (G, T, q). The turns of a loop over slices of the parameter
-    become groups; the turns of any other loop become positions.
+    It is the `factors` of a `Site` inside the scans `loops`. For one turn, `vectors`
+    maps residuals to (G, T, p), and `cotangents` maps the result's cotangent to (G, T,
+    q). The turns of a loop over slices of the parameter become groups; the turns of any
+    other loop become positions.
     """
     depth = len(loops)
     each = [i for i, loop in enumerate(loops) if loop.is_each]
@@ -177,10 +178,9 @@ class Product:
 
     @property
     def is_in_loop(self) -> bool:
-        """Returns whether a product after a `scan` can replace additions in each turn.
+        """Returns whether one product after a `scan` replaces additions in each turn.
 
-        It needs the vectors of all turns; patches and one-hot vectors would take too
-        much memory.
+        It needs the vectors of all turns: too much if they are patches or one-hot.
         """
         loops = [loop for site in self.sites for loop in site.loops]
         is_there = self.kinds == {"vector"}
@@ -200,7 +200,7 @@ class Product:
 
     @property
     def why(self) -> str:
-        """Returns the text for `LeafCheck.why`: number and sizes of the vectors."""
+        """Returns the text in `check_model`'s table: number and size of vectors."""
         groups, positions, p, q = self.sizes
         name, names = "vector", "vectors"
         if "patch" in self.kinds:
@@ -219,7 +219,7 @@ class Product:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Returns the numbers of groups and positions, and the sizes p and q."""
+        """Returns (G, T, p, q): groups, positions, entries of vector and result."""
         groups, _, p, q = self.sites[0].sizes
         each = [loop.length for loop in self.sites[0].loops if loop.is_each]
         positions = sum(
@@ -233,7 +233,7 @@ class Product:
         return joined(self.sites, residuals, cotangents, axis=1)
 
     def samples(self, left, right) -> "OuterProducts | MatrixProducts | jax.Array":
-        """Returns the gradients of n examples, from their factors."""
+        """Returns n gradients, from their factors (n, G, T, p) and (n, G, T, q)."""
         n, order = self.num_summed, self.order
         if not self.is_outer:
             products = MatrixProducts(left, right, self._built(order))
@@ -262,7 +262,11 @@ class WrittenOut:
 
 
 def joined(sites, residuals, cotangents, axis: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the factors of all sites, concatenated along an axis."""
+    """Returns one example's factors of all sites, concatenated along an axis.
+
+    A site is an equation that uses a parameter. `residuals` and `cotangents` have an
+    item for each site: inputs that were stored, and the cotangent of its result.
+    """
     pairs = [
         site.factors(x, y)
         for site, x, y in zip(sites, residuals, cotangents, strict=True)
@@ -281,7 +285,11 @@ def joined(sites, residuals, cotangents, axis: int) -> tuple[jax.Array, jax.Arra
 def product_at(
     equation: Any, operand: int, image: Image, place: Place
 ) -> Product | None:
-    """Returns the product of a parameter in a `dot_general`, or None."""
+    """Returns how a `dot_general` multiplies a parameter by vectors, or None.
+
+    The parameter is input number `operand`, after the moves of `image`; `place` finds
+    the equation in the program. Its gradient is then stored as vectors and cotangents.
+    """
     summed, groups = equation.params["dimension_numbers"]
     matrix, vector = (equation.invars[k].aval for k in (operand, 1 - operand))
     if not is_ordinary(equation):
@@ -315,7 +323,11 @@ def product_at(
 
 
 def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
-    """Returns the product of a kernel with patches in a convolution, or None."""
+    """Returns how a convolution multiplies its kernel by patches of an image, or None.
+
+    The kernel follows from a parameter by the moves of `image`; `place` finds the
+    equation in the program. The gradient is then stored as patches and cotangents.
+    """
     params = equation.params
     if not is_ordinary(equation) or params["batch_group_count"] > 1:
         return None
@@ -347,7 +359,7 @@ def convolution_at(equation: Any, image: Image, place: Place) -> Product | None:
 
 
 def _patches(x, params, window, counts):
-    """Returns the window of x (N, ..., C) at each position of a convolution."""
+    """Returns the patches (N, *counts, *window, C) of images x, shape (N, ..., C)."""
     no_padding = (0, 0, 0)
     pairs = zip(params["padding"], params["lhs_dilation"], strict=True)
     edges = [(low, high, dilation - 1) for (low, high), dilation in pairs]
@@ -414,7 +426,7 @@ class MatrixProducts(Factors):
         return squared_norm_of_matrices(left, right, inverse_unit)
 
     def add(self, total, influence, in_turn) -> jax.Array:
-        """Adds rows to a sum, or their influences, with a product for each row.
+        """Returns `total`, (G, p, q), plus all samples or influences, one by one.
 
         In one product over rows and positions, terms that cancel within a row would add
         rounding errors. With one position no term cancels.
@@ -485,7 +497,7 @@ def squared_norm_of_matrices(
 
 
 def _gram(x: jax.Array) -> tuple[jax.Array, int]:
-    """Returns x x^T, shape (G, T, T), and the most roundings that a term passes."""
+    """Returns x x^T, (G, T, T), for x (G, T, p), and the most roundings of a term."""
     size = x.shape[2]
     width = 2 ** -(-max(size.bit_length(), 8) // 2)  # about the root, at least 16
     num_parts = -(-size // width)
@@ -516,9 +528,9 @@ def _root(x: jax.Array) -> jax.Array:
 def balanced(left: jax.Array, right: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns finite factors (..., p) and (..., q) with similar largest entries.
 
-    Powers of two move between them, so their product does not change, except for
-    entries that underflow. The largest entries are then within a factor of four, unless
-    that takes an exponent over 126.
+    Their squares then do not overflow in Gram matrices. Powers of two move between the
+    factors, so their product does not change, except for entries that underflow. The
+    largest entries are within a factor of four, unless that takes an exponent over 126.
     """
     left, right = as_finite(left), as_finite(right)
 

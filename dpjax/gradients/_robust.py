@@ -121,7 +121,7 @@ def streamed_grad(
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
-        """Returns the stream of a batch's gradients, with values and aux if wanted."""
+        """Returns the stream of a batch's gradients, with losses and aux if wanted."""
         args = params, batch, microbatch_size, has_aux
         stream = SampleStream.of(_stream_of_grads(loss_fn, *args), is_padding_example)
         if not (return_values or has_aux):
@@ -216,7 +216,7 @@ def robust_grad(
     def grad_fn(
         params: PyTree, batch: PyTree, is_padding_example: jax.Array | None = None
     ) -> Any:
-        """Returns the robust mean of all gradients, with values and aux if wanted."""
+        """Returns the robust mean of all gradients, with losses and aux if wanted."""
         args = params, batch, microbatch_size, has_aux, return_values
         stream = _stream_of_grads(loss_fn, *args)
         stream = stream if factored else stream.written_out()
@@ -240,7 +240,7 @@ def robust_grad(
 def _stream_of_grads(
     loss_fn, params, batch, microbatch_size, has_aux, return_values=False
 ) -> SampleStream:
-    """Returns the stream of a batch's gradients, with values and aux if wanted."""
+    """Returns the stream of a batch's gradients, with losses and aux if wanted."""
     num_rows = _validate.leading_size(batch, "batch")
     trainable(params)
     warn_of_rows(loss_fn, params, batch, num_rows, has_aux=has_aux)

@@ -122,7 +122,10 @@ class UserSpans(NamedTuple):
 
     @classmethod
     def of(cls, user_ids, num_records, is_padding_example, num_users) -> "UserSpans":
-        """Sorts records by user; padding and ids out of range belong to no user."""
+        """Returns the order of records by user, from ids (n,), and each user's range.
+
+        Padding and ids out of range belong to no user.
+        """
         ids = within_range(user_ids, num_users)
         shown = jax.ShapeDtypeStruct(ids.shape, ids.dtype)
         rule = f"integers of shape ({num_records},), one for each record"
@@ -139,7 +142,7 @@ class UserSpans(NamedTuple):
         return cls(order, jnp.stack([bounds[:-1], bounds[1:]], axis=1))
 
     def gather(self, records, bounds, records_per_user, user_gradient) -> UserRecords:
-        """Returns the records of k users from their bounds, of shape (k, 2)."""
+        """Returns k users' records (k, records_per_user, ...) from ranges (k, 2)."""
         num_records = len(self.order)
         start, stop = bounds[:, :1], bounds[:, 1:]
         place = start + jnp.arange(records_per_user)[None]
@@ -170,7 +173,7 @@ def within_range(user_ids: Any, num_users: int) -> jax.Array:
 
 
 def check_users(user_ids, num_users, records_per_user, user_gradient) -> None:
-    """Checks the arguments of `robust_grad` about users."""
+    """Raises `ValueError` if arguments of `robust_grad` about users do not fit."""
     _validate.choice(UserGradient, user_gradient=user_gradient)
     if user_ids is None:
         rule, many = "None without user_ids", records_per_user
@@ -187,7 +190,7 @@ def stream_of_users(
 ) -> SampleStream:
     """Returns the stream of users' gradients from the stream of rows' gradients.
 
-    `users` has the arguments of `check_users`.
+    `users` has the arguments of `check_users`. `axes` must be (): rows are not sharded.
     """
     user_ids, num_users, records_per_user, user_gradient = users
     rule = (

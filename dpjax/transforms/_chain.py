@@ -109,7 +109,7 @@ def chain(*transforms: optax.GradientTransformation) -> PrivateMean:
         return mean.init(params), *(part.init(wide) for part in parts)
 
     def release(updates, state, params=None, **extra_args):
-        """Returns what the other parts make of the private mean, and the states."""
+        """Returns the update after all parts, the new states, and None for noise."""
         updates, new, noise_stddev = mean.release(
             updates, state[0], params, **extra_args
         )
@@ -264,7 +264,7 @@ def accumulate(
         return start(inner, shapes)
 
     def update(updates, state, params=None, **extra_args):
-        """Adds a piece to the batch's sum; the last piece releases the noisy mean."""
+        """Returns zeros after adding a piece, or the step after the last piece."""
         piece = measured(updates, state.optimizer, params, **extra_args)
         total = state.total.plus(piece.value, piece.limit)
 
@@ -299,7 +299,7 @@ class PieceSum(NamedTuple):
         return cls(*(jax.tree.map(jnp.zeros_like, tree) for _ in range(2)))
 
     def plus(self, piece: Unrounded, limit: Scalar) -> "PieceSum":
-        """Returns the sum with one more piece."""
+        """Returns the sum with one more piece of a batch; limit bounds all sums."""
 
         def scaled(x: jax.Array) -> jax.Array:
             return x / _unit(limit, x)
@@ -342,7 +342,7 @@ class PiecesState(NamedTuple):
 
 
 def _wide(params: PyTree) -> PyTree:
-    """Returns parameters, with float32 in place of half precision."""
+    """Returns parameters with float32 in place of half precision, for later steps."""
 
     def wide(x: Any) -> Any:
         dtype = getattr(x, "dtype", None)

@@ -91,7 +91,7 @@ class PrivateMean(optax.GradientTransformationExtraArgs):
 
     @classmethod
     def of(cls, init: Callable, release: Callable, measure: Callable) -> Self:
-        """Returns the transformation that these functions make up."""
+        """Returns a transformation; update calls release, or measure for a `Piece`."""
 
         def update(updates, state, params=None, **extra_args) -> tuple[Any, PyTree]:
             if isinstance(updates, Piece):
@@ -260,6 +260,7 @@ class _NoisyMean(NamedTuple):
     __repr__ = secret_repr
 
     def init(self, params):
+        """Returns the state: a key, with buffers of a strategy or the thresholds."""
         refuse_wrappers(params)
         if self.strategy is not None:
             num_buffers = self.strategy.num_buffers
@@ -272,7 +273,11 @@ class _NoisyMean(NamedTuple):
         return ThresholdState(start.key, jnp.copy(self.adaptive.thresholds))
 
     def measure(self, updates, state, params=None, *, num_pieces=None, **extra_args):
-        """Returns the mean without noise: see `PrivateMean.measure`."""
+        """Returns the `BoundedMean` of samples, before its noise, for `release` to add.
+
+        `updates` are gradients (n, ...) or a stream; None asks for shapes only.
+        num_pieces is given if they are one piece of a batch, by `accumulate`.
+        """
         refuse_wrappers(updates)
         if updates is None:
             return BoundedMean(self.bounded.influence(params), {}, None)
@@ -321,7 +326,7 @@ class _NoisyMean(NamedTuple):
 
 
 def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
-    """Returns the transformation with its means and noise multiplied by the scales."""
+    """Returns a transformation with `measured`'s means and noise times the scales."""
 
     def release(updates, state, params=None, **extra_args):
         mean, state, stddev = measured.release(updates, state, params, **extra_args)
@@ -333,7 +338,10 @@ def _restored(measured: PrivateMean, scaled: Scaled) -> PrivateMean:
 
 
 def _smooth_mean(estimator, rho, stream, *, normalize_by, axis_name):
-    """Returns the mean, and the parameters of noise for its smooth sensitivity."""
+    """Returns a trimmed mean, and scale and sigma of noise for its smooth sensitivity.
+
+    `rho` is the zCDP cost of one release of all coordinates, which have equal shares.
+    """
     rule = "a concrete number, not a traced one: the shape of the noise depends on it"
     _validate.require(_validate.is_concrete(rho), "noise_multiplier", rho, rule)
     num_samples = stream.num_rows * num_shares(row_axes(stream.rows, axis_name))
@@ -378,7 +386,8 @@ def add_correlated_noise(
 ) -> tuple[PyTree, CorrelatedState]:
     """Returns the value plus the next row of stddev·C^-1 z, and the next state.
 
-    z is standard normal. `stddev`, in units of value, must be the same in all steps.
+    C is the strategy's matrix over steps, and z is standard normal. `stddev`, in units
+    of value, must be the same in all steps.
     """
     next_key, noise_key = jax.random.split(state.key)
     _sharding.check_key_varies_as(value, noise_key)
@@ -402,10 +411,10 @@ def wide_zeros(tree: PyTree) -> PyTree:
 def _of_batch(
     estimator: Estimator, normalize_by: Scalar | None, num_rows: int, num_pieces: int
 ) -> tuple[Scalar, Scalar, Scalar]:
-    """Returns a batch's divisor, the bound of its sum, and the excess of its pieces.
+    """Returns a batch's divisor, the bound of its sum, and the factor of its noise.
 
-    The last is the ratio of the sum's sensitivity to that of a batch in one piece: the
-    file of `accumulate` derives it.
+    The batch has num_pieces pieces of num_rows rows. The factor, slightly above one,
+    covers the rounding of their addition: the file of `accumulate` derives it.
     """
     rule = "given to privatize inside accumulate: the public size of the whole batch"
     _validate.require(normalize_by is not None, "normalize_by", normalize_by, rule)
@@ -526,7 +535,7 @@ def require_params(params: Any) -> None:
 
 
 def require_samples(updates: PyTree, params: PyTree) -> None:
-    """Requires leaves (n, ...) of updates for leaves (...) of params, if given."""
+    """Requires updates (n, ...), not a mean, for params (...), if params are given."""
     are_arrays = all(hasattr(x, "shape") for x in jax.tree.leaves(updates))
     if are_arrays and jax.tree.structure(updates) == jax.tree.structure(params):
         shapes = [x.shape for x in jax.tree.leaves(updates)]

@@ -112,8 +112,7 @@ def scale_by_dp_adam(
 def project(projection_fn: Callable[[PyTree], PyTree]) -> optax.GradientTransformation:
     """Returns a transformation that keeps the parameters in a set.
 
-    The update becomes projection_fn(params + update) - params. Put it after the
-    learning rate in a chain.
+    The update is projection_fn(params + update) - params. Put it after the step size.
 
     Args:
         projection_fn: maps parameters to the nearest point of the set, such as
@@ -200,6 +199,7 @@ def average_iterates(
         return AverageIteratesState(jnp.zeros((), jnp.int32), wide_zeros(params))
 
     def update(updates, state, params=None):
+        """Returns updates as they are, and the state with params + updates averaged."""
         count = state.num_iterates + 1
 
         def mean_of(old, new):
