@@ -80,6 +80,7 @@ def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
     _validate.count(sparsity=sparsity)
 
     def draw(key: Key, num_features: int) -> jax.Array:
+        """Draws w*: normal entries at random places, zeros elsewhere, of l2 norm 1."""
         _validate.typed_key(key)
         _validate.count(num_features=num_features)
         _validate.within(1, num_features, sparsity=sparsity)
@@ -183,7 +184,7 @@ def logistic_model(
 
 
 def _latent_model(key, num_samples, num_features, feature_law, noise_law, params_fn):
-    """Draws x, z = <w*, x> + e and w*, which all models share."""
+    """Draws x (n, d), z = <w*, x> + e (n,) and w* (d,), which all models share."""
     _validate.typed_key(key)
     _validate.count(num_samples=num_samples, num_features=num_features)
     params_key, feature_key, noise_key = jax.random.split(key, 3)

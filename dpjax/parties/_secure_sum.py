@@ -145,6 +145,9 @@ class SecureSum:
     ) -> int:
         """Returns K - C - D, the number of noise shares that no colluder knows.
 
+        K, C and D are the arguments, in this order. A party scales its noise so that so
+        many shares are enough.
+
         Example:
             >>> SecureSum.count_secret_shares(4, max_colluding=1, max_dropouts=1)
             2
@@ -276,7 +279,7 @@ class PairwiseMasks:
         self.public_key: bytes = self._secret.public_key().public_bytes_raw()
 
     def agree(self, public_keys: Sequence[bytes]) -> None:
-        """Derives the keys that are shared with the parties of the public keys."""
+        """Derives the secret key shared with each party, from all public keys."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -322,6 +325,7 @@ class Grid:
     bound: float
 
     def __post_init__(self) -> None:
+        """Raises `ValueError` unless bound is at most 2^52 steps of a power of two."""
         _validate.positive(step=self.step, bound=self.bound)
         is_power = math.frexp(self.step)[0] == 0.5
         _validate.require(is_power, "step", self.step, "a power of two")
