@@ -86,7 +86,7 @@ class Strategy(abc.ABC):
     def next_noise(
         self, noise: PyTree, buffers: tuple[PyTree, ...], step: jax.Array
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        """Returns row `step` of C^-1 z, the noise to add, and buffers for the next step.
+        """Returns row `step` of C^-1 z, the noise of the step, and the next buffers.
 
         Args:
             noise: row `step` of z, a pytree of independent Gaussian noise.
