@@ -121,7 +121,7 @@ def _is_between(kind: type, value: Any, low: float, high: float) -> bool:
 
 
 def has_no_noise(event: dpa.DpEvent) -> bool:
-    """Returns whether an event, or the event that it samples for, has no noise."""
+    """Returns whether an event, or the event inside a sampled event, has no noise."""
     amounts = ("noise_multiplier", "noise_parameter", "standard_deviation")
     inner = getattr(event, "event", None)
     return (

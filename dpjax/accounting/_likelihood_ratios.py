@@ -317,7 +317,8 @@ def _points(law: Law) -> np.ndarray:
 
 def _trimmed(law: Law) -> Law:
     """Returns a law above the given law, without the points of its far ends."""
-    # It is larger in convex order, so that bounds stay valid, and has fewer points.
+    # It moves mass of 1e-18 at either end, so that there are fewer points. It is larger
+    # in convex order, so that bounds of epsilon stay valid.
     points, masses = _points(law), law.masses
     low = int(np.searchsorted(np.cumsum(masses), _UNSEEN))
     beyond = int(np.searchsorted(np.cumsum((masses * points)[::-1]), _UNSEEN))

@@ -83,7 +83,7 @@ class Profile:
 
     def reach(self, z: np.ndarray) -> np.ndarray:
         """Returns the largest probability on a neighbor of events of probability z."""
-        # It bounds (2) of this module, for an array z: an attack's power by its size.
+        # It bounds (2) of this module, for an array z, and so the power of an attack.
         bounds = [np.ones_like(z)]
         if self.frontier is not None:
             bounds.append(self.frontier(z))
@@ -219,7 +219,8 @@ def worst(profiles: Sequence[Profile]) -> Profile:
 
 def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
     """Returns a bound of the probability that padded batches drop a record."""
-    # It holds for a run with this guarantee, and is 0 without padded batches.
+    # Padded batches have a fixed number of rows, and drop records beyond it. It holds
+    # for a run with this guarantee, and is 0 without such batches.
     # `poisson_capacity` bounds it by the epsilon of the run, which is known if the
     # event has no other part.
     parts = [part for part, _ in leaves(event)]

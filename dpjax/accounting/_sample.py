@@ -38,7 +38,7 @@ from dpjax.accounting._sampled_gaussian import (
 def sample_budget(
     epsilon: float, delta: float, *, num_samples: int, sample_size: int
 ) -> tuple[float, float]:
-    """Returns the budget of all releases of a random sample, for one of its table."""
+    """Returns the budget of all releases of a random sample, by its table's budget."""
     # It inverts amplification by sampling: see `Sample.budget`.
     _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)

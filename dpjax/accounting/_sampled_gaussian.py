@@ -135,7 +135,8 @@ def fixed_size_losses(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
     """Returns the privacy loss distribution of a step on a batch of fixed size."""
-    # A record is replaced; `prob` is q, and losses are multiples of `interval`. By (1).
+    # A record is replaced, which is in the batch with `prob`. Losses are multiples of
+    # `interval`; their divergences are (1) of this module.
     largest = one_step_epsilon(noise_multiplier, _UNSEEN, prob)
     count = max(1, math.ceil(largest / interval))
     epsilons = interval * np.arange(count + 1)
@@ -238,7 +239,7 @@ def losses_where_removed(
 
 def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
     """Returns (order - 1) times the Renyi divergence of a Poisson step."""
-    # A record, in with `prob`, is replaced; `multiplier` is stddev / sensitivity.
+    # A record, in a batch with `prob`, is replaced; multiplier = stddev / sensitivity.
     bound = 0.5 / multiplier
     step = min(1 / 8, 0.1 / (bound * math.sqrt(order)))
     count = math.ceil((2 * order * bound + 40) / step)

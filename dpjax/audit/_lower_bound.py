@@ -301,7 +301,7 @@ def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
 
 def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> Score:
     """Returns a score of releases (n, d), the linear discriminant of both data sets."""
-    # It is the log ratio of two Gaussians of one covariance. `order` has coordinates.
+    # It is the log ratio of Gaussians of one covariance, in the coordinates `order`.
     both = np.concatenate([data, neighbor])[:, order].astype(np.float64)
     # Values are clipped, because with heavy tails a mean or covariance may not exist.
     low, high = np.quantile(both, [0.001, 0.999], axis=0)

@@ -106,11 +106,10 @@ def linear_model(
 
     The targets are y = <w*, x> + e, with independent features and noise.
 
-    The defaults follow the experiment of 001, which has n = 1e5 and d = 10: log-normal
-    noise (mu, sigma) = (1, 1), minus its mean. That paper states neither the law of x
-    nor w*. Features are standard normal here, because in 001 the noise has the heavy
-    tail, and w* comes from the unit l1 ball, as in 004. The experiments of 004 do not
-    subtract the mean of the noise.
+    The defaults follow the experiment of 001, with n = 1e5 and d = 10: log-normal noise
+    (mu, sigma) = (1, 1), minus its mean (004 does not subtract it). 001 states neither
+    the law of x nor w*. Features are standard normal here, because in 001 the noise has
+    the heavy tail, and w* comes from the unit l1 ball, as in 004.
 
     Args:
         key: a typed JAX key.

@@ -198,7 +198,7 @@ class LogLink(LinearLoss):
         return jnp.where(inner == predictions, rising + falling, outside)
 
     def _beyond(self, predictions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns predictions' distances beyond the means' range, and the curvature.
+        """Returns predictions' distances from the means' range, and curvatures there.
 
         The distance is clipped to the length of the parabola, on which the derivative
         changes far enough to reach zero for any targets: the best prediction is finite.

@@ -272,6 +272,8 @@ def _add_smooth(sampler, key, value, scale, sigma):
 
 def _like_value(scale, value):
     """Returns a scale for each leaf of value, with a shape that broadcasts to it."""
+    # `scale` is a number or a pytree prefix of value; an unfit scale raises
+    # `ValueError`.
     kinds = [np.shape(leaf) for leaf in jax.tree.leaves(scale)]
     rule = "a number, or a pytree prefix of value with shapes that broadcast to it"
     try:

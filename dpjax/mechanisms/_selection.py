@@ -137,7 +137,8 @@ def permute_and_flip(
 def _choose(
     sampler, key, scores, epsilon, sensitivity_range, num_chunks, axis_name
 ) -> jax.Array:
-    """Returns the index that `exponential` releases, with noise of any sampler."""
+    """Returns the index that `exponential` or `permute_and_flip` releases."""
+    # `sampler` draws the noise. The other arguments are those of `exponential`.
     _validate.typed_key(key)
     _validate.positive(epsilon=epsilon, sensitivity_range=sensitivity_range)
     axes = () if axis_name is None else row_axes((), axis_name)

@@ -226,6 +226,7 @@ class BandedToeplitz(Toeplitz):
 
     def next_noise(self, noise, buffers, step):
         """Returns x_t = z_t - sum_(j >= 1) c_j x_(t - j), and the last x as buffers."""
+        # z is the independent noise of the steps, x their correlated noise C^-1 z.
 
         def solve(z: jax.Array, *before: jax.Array) -> jax.Array:
             for c, x in zip(self.coefficients[1:], before, strict=True):
@@ -325,6 +326,8 @@ class BufferedToeplitz(Toeplitz):
 
     def next_noise(self, noise, buffers, step):
         """Returns x_t = z_t - s . m for buffers m, and m <- d m + x_t."""
+        # z is the independent noise, x the correlated noise C^-1 z; s are scales, d
+        # decays.
 
         def solve(z: jax.Array, *old: jax.Array) -> jax.Array:
             for scale, m in zip(self.scales, old, strict=True):

@@ -102,7 +102,7 @@ class SecureSum:
         fingerprints: Sequence[str] | None = None,
         test_only_random_bytes: RandomBytes | None = None,
     ):
-        """Exchanges signed public keys with all parties, from which masks follow."""
+        """Exchanges signed public keys with all parties. Arguments: see the class."""
         rule = "given with fingerprints, one of which is its own"
         is_fine = identity is not None or fingerprints is None
         _validate.require(is_fine, "identity", identity, rule)
@@ -145,8 +145,7 @@ class SecureSum:
     ) -> int:
         """Returns K - C - D, the number of noise shares that no colluder knows.
 
-        K, C and D are the arguments, in this order. A party scales its noise so that so
-        many shares are enough.
+        K, C and D are the arguments. So many shares must be noise enough for a sum.
 
         Example:
             >>> SecureSum.count_secret_shares(4, max_colluding=1, max_dropouts=1)
@@ -280,6 +279,7 @@ class PairwiseMasks:
 
     def agree(self, public_keys: Sequence[bytes]) -> None:
         """Derives the secret key shared with each party, from all public keys."""
+        # Keys are in the order of the parties' numbers; `mask` needs the secret keys.
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF

@@ -249,7 +249,7 @@ def _draw(size: int, key: Key, turn: Any) -> tuple[jax.Array, Key]:
 
 def _constants(program: Any) -> Iterator[bytes]:
     """Yields the bytes of the constants of a jaxpr and its parts, including data."""
-    # The text of a program lacks large constants, by which searches may differ.
+    # `identity` needs them, because the text of a program lacks large constants.
     if isinstance(program, ClosedJaxpr):
         yield from map(_bits, program.consts)
         program = program.jaxpr
