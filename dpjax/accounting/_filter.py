@@ -195,7 +195,7 @@ class PrivacyFilter:
 
     def _price(self, part: PrivacyGuarantee) -> Spending:
         """Returns the Renyi divergence and the delta that one guarantee costs."""
-        # The divergence follows from the event, or else from epsilon and delta alone.
+        # The divergence follows from the event, or else from epsilon and delta.
         if self.order == math.inf:
             return Spending(part.epsilon if part.delta == 0 else math.inf, 0.0)
         event = part.dp_event

@@ -425,7 +425,7 @@ def _multiple(epsilon: float, group_size: int) -> float:
 
 def _event(event: DpEvent, group_size: int) -> DpEvent:
     """Returns the event of a release for group_size records, from that for a record."""
-    # `UnsupportedDpEvent` replaces an event whose cost for a group is not known.
+    # `UnsupportedDpEvent` replaces an event if its cost for a group is not known.
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(event.noise_multiplier / group_size)
     if isinstance(event, ZCDpEvent) and event.xi == 0:

@@ -160,8 +160,8 @@ def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribut
 
 def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> float:
     """Returns the spacing of the grid to which privacy losses of a run are rounded."""
-    # A wider one takes less time, and makes epsilon larger. `prob` is the probability
-    # that a record enters a step; other_multiplier = inf: no other release.
+    # A wide spacing takes less time, but makes epsilon larger. `prob` is the chance
+    # of a record to be in a step; other_multiplier = inf: no other release.
     # The loss of a release spans about 1 / multiplier^2: this bounds time and memory.
     # The loss of a sampled step may be much smaller: on average it is q of this.
     least = min(noise_multiplier, other_multiplier)

@@ -197,7 +197,7 @@ def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
 
 def _smallest(epsilon: float, delta: float, run: Sampling, base: float) -> float:
     """Returns the smallest noise multiplier base 2^(-k / 1024) within the budget."""
-    # k may be below 0; `base` is the noise without sampling, or for the steps alone.
+    # k may be below 0; `base` is the noise without sampling, or for the steps only.
     if base in (0.0, math.inf):
         return base
 

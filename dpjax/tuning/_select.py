@@ -196,7 +196,7 @@ class Progress(NamedTuple):
         }
 
     def with_run(self, candidate: int, score: float, released: PyTree) -> "Progress":
-        """Returns the state after one more run, whose result is stored if best."""
+        """Returns the state after one more run; it has the best run's result."""
         # `released` are the params and stats of the run.
         # NaN is the worst score. The first of tied runs is kept: it is a random one of
         # them, because all runs have the same distribution.
@@ -319,7 +319,7 @@ class Runs:
                 yield lambda key, i=i: self.run_of(i, key), ()
 
     def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
-        """Returns the guarantees of runs with the candidates, by tracing alone."""
+        """Returns the guarantees of runs with the candidates, which it only traces."""
         # Candidates in rows of arrays share one guarantee.
         results = []
         for i, (run, inputs) in enumerate(self.traced()):
