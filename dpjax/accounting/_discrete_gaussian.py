@@ -104,6 +104,7 @@ def discrete_gaussian_epsilon(
 ) -> float:
     """Returns the epsilon of integers released with a sum of discrete Gaussian shares.
 
+    `stddev` is that of each share; `discrete_gaussian_stddev` has the other arguments.
     It is the smaller of (2) and (4) of this module, which hold for every stddev >= 1.
     """
     if sensitivity == 0:

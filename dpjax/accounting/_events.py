@@ -59,7 +59,8 @@ class SampleDpEvent(dpa.DpEvent):
 
 
 def leaves(event: dpa.DpEvent, count: int = 1) -> Iterator[tuple[dpa.DpEvent, int]]:
-    """Yields all events of a composition, and the number of times each happens."""
+    """Yields pairs (part, number of times) of an event that happens `count` times."""
+    # A part is an event inside the composition that is no composition itself.
     if isinstance(event, dpa.ComposedDpEvent):
         for part in event.events:
             yield from leaves(part, count)
@@ -80,7 +81,8 @@ def with_tuples(event: dpa.DpEvent) -> dpa.DpEvent:
 
 
 def samples_of(*events: dpa.DpEvent) -> Counter[str]:
-    """Returns the number of releases of each sample in the events."""
+    """Counts the releases of each `Sample` in the events, by the sample's identity."""
+    # Callers refuse more than one: the releases of a sample are amplified together.
     counts: Counter[str] = Counter()
     for event in events:
         for leaf, count in leaves(event):
@@ -93,7 +95,8 @@ def samples_of(*events: dpa.DpEvent) -> Counter[str]:
 
 
 def check_event(name: str, event: Any) -> None:
-    """Requires an event with numbers in their ranges; fields of new names pass."""
+    """Raises `ValueError` unless the numbers of a `dp_accounting` event are valid."""
+    # `name` is the argument that the message names. Unknown fields of an event pass.
     _validate.require(isinstance(event, dpa.DpEvent), name, event, "a DpEvent")
     parts = getattr(event, "events", [getattr(event, "event", None)])
     for part in parts:
@@ -118,7 +121,7 @@ def _is_between(kind: type, value: Any, low: float, high: float) -> bool:
 
 
 def has_no_noise(event: dpa.DpEvent) -> bool:
-    """Returns whether an event releases some or all records without noise."""
+    """Returns whether an event, or the event inside a sampled event, has no noise."""
     amounts = ("noise_multiplier", "noise_parameter", "standard_deviation")
     inner = getattr(event, "event", None)
     return (
@@ -129,7 +132,7 @@ def has_no_noise(event: dpa.DpEvent) -> bool:
 
 
 def pure_epsilon(event: dpa.DpEvent, relation: NeighboringRelation) -> float:
-    """Returns the epsilon of a single event at delta = 0, inf where none is known."""
+    """Returns the epsilon at delta = 0 of an uncomposed event, or inf if unknown."""
     if isinstance(event, dpa.NoOpDpEvent):
         return 0.0
     if isinstance(event, BoundedRangeDpEvent):

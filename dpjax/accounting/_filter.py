@@ -92,7 +92,7 @@ class PrivacyFilter:
     samples: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Refuses fields out of their ranges, and chooses an order where it is None."""
+        """Raises `ValueError` for a wrong field; chooses an order if it is None."""
         _validate.positive(epsilon=self.epsilon)
         _validate.delta(self.delta)
         check_relation(self.relation)
@@ -119,7 +119,7 @@ class PrivacyFilter:
         return Spending(_sum_up(divergences), _sum_up(deltas))
 
     def price(self, *parts: PrivacyGuarantee) -> Spending:
-        """Returns the cost that a release would have.
+        """Returns the divergence and the delta that a release would cost.
 
         The divergence is computed from the event of the guarantee, if `dp_accounting`
         can do so. Otherwise it is the divergence of randomized response at epsilon,
@@ -147,7 +147,7 @@ class PrivacyFilter:
         return Spending(*(max(numbers) for numbers in zip(*prices, strict=True)))
 
     def spend(self, *parts: PrivacyGuarantee) -> "PrivacyFilter":
-        """Returns the filter after a release.
+        """Returns a new filter, to which the cost of a release is added.
 
         Args:
             parts: as for `price`.
@@ -194,7 +194,8 @@ class PrivacyFilter:
         return Spending(*(max(0.0, limit - spent) for limit, spent in pairs))
 
     def _price(self, part: PrivacyGuarantee) -> Spending:
-        """Returns the cost of one guarantee, by its event or its epsilon and delta."""
+        """Returns the Renyi divergence and the delta that one guarantee costs."""
+        # The divergence follows from the event, or else from epsilon and delta.
         if self.order == math.inf:
             return Spending(part.epsilon if part.delta == 0 else math.inf, 0.0)
         event = part.dp_event
@@ -208,7 +209,7 @@ class PrivacyFilter:
         return Spending(min(known, response), part.delta)
 
     def _divergence(self, event: DpEvent, relation: NeighboringRelation) -> float:
-        """Bounds the event's Renyi divergence of the filter's order; inf if unknown."""
+        """Returns a bound of the Renyi divergence at the filter's order, or inf."""
         order = self.order or 2
         accountant = RdpAccountant([order], neighboring_relation=relation)
         if not accountant.supports(event):
@@ -222,7 +223,7 @@ class PrivacyFilter:
 
 
 def _sum_up(numbers: Sequence[float]) -> float:
-    """Returns the sum of the numbers as decimals, rounded up: ten times 0.1 is 1."""
+    """Returns the sum of costs, added as decimals, rounded up: ten times 0.1 is 1."""
     if math.inf in numbers:
         return math.inf
     exact = sum(Fraction(as_decimal(x)) for x in numbers)

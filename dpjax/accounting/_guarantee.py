@@ -70,6 +70,7 @@ class PrivacyGuarantee:
     description: str
 
     def __post_init__(self) -> None:
+        """Raises `ValueError` for a wrong field or a sample released twice."""
         _validate.within(0.0, math.inf, epsilon=self.epsilon)
         _validate.delta(self.delta)
         check_relation(self.relation)
@@ -381,7 +382,8 @@ def _any_one(unit: str, relation: NeighboringRelation, num_samples: int | None) 
 
 
 def _describe(epsilon, delta, relation: NeighboringRelation, replaced: str) -> str:
-    """Returns the guarantee in words, with epsilon and delta rounded up."""
+    """Returns the guarantee in one sentence, with epsilon and delta rounded up."""
+    # `replaced` are the words for what neighbors differ in, from `_any_one`.
     # Rounded up: the text never claims more than is proved.
     shown = rounded_up(epsilon, 4)
     factor = f"e^{shown}"
@@ -399,8 +401,8 @@ def _describe(epsilon, delta, relation: NeighboringRelation, replaced: str) -> s
 def group_budget(epsilon: float, delta: float, group_size: int) -> tuple[float, float]:
     """Returns the budget for one record that implies (epsilon, delta) for k records.
 
-    It inverts `for_groups`, rounded down: (epsilon / k, delta (e^(epsilon/k) - 1) /
-    (e^epsilon - 1)).
+    It inverts `for_groups` for k = group_size, rounded down: (epsilon / k, delta
+    (e^(epsilon/k) - 1) / (e^epsilon - 1)).
     """
     _validate.positive(epsilon=epsilon)
     _validate.delta(delta)
@@ -422,7 +424,8 @@ def _multiple(epsilon: float, group_size: int) -> float:
 
 
 def _event(event: DpEvent, group_size: int) -> DpEvent:
-    """Returns the event of a group of records, unsupported where none is known."""
+    """Returns the event of a release for group_size records, from that for a record."""
+    # `UnsupportedDpEvent` replaces an event if its cost for a group is not known.
     if isinstance(event, GaussianDpEvent):
         return GaussianDpEvent(event.noise_multiplier / group_size)
     if isinstance(event, ZCDpEvent) and event.xi == 0:

@@ -118,10 +118,12 @@ class Law:
 def allocation_epsilon(
     stddev: float, delta: float, run: Sampling, other_multiplier: float, fft_error
 ) -> float:
-    """Returns an upper bound of epsilon of T steps, and another Gaussian release.
+    """Returns an upper bound of the epsilon at `delta` of steps with random allocation.
 
-    `stddev` and `other_multiplier` are in units of the norm bound of a record, and
-    `fft_error` is the absolute error of a delta that is computed by composition.
+    A record enters one random step of each epoch of `run.num_bins` steps. `stddev` is
+    the noise of a step, and `other_multiplier` that of another Gaussian release (inf:
+    none), in units of the norm bound of a record. `fft_error` is the absolute error of
+    a delta that is computed by composition. It is inf where no bound is computed.
     """
     least = min(stddev, other_multiplier)
     if not _LEAST_STDDEV <= least <= stddev <= _LARGEST_STDDEV:
@@ -152,7 +154,8 @@ def allocation_epsilon(
 def allocation_delta(
     event: RandomAllocationDpEvent, relation, fft_error: float, epsilons: np.ndarray
 ) -> np.ndarray:
-    """Returns upper bounds of delta at epsilons >= 0."""
+    """Returns upper bounds of delta at epsilons >= 0 (an array): random allocation."""
+    # Steps and `fft_error` are as for `allocation_epsilon`; there is no other release.
     stddev = event.event.noise_multiplier
     if not _LEAST_STDDEV <= stddev <= _LARGEST_STDDEV:
         return np.ones_like(epsilons)
@@ -175,7 +178,12 @@ def allocation_delta(
 def run_losses(
     stddev: float, num_steps: int, num_bins: int, other_multiplier: float
 ) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
-    """Returns privacy losses of a run, from P to Q and from Q to P."""
+    """Returns the privacy loss distributions for a removed and for an added record.
+
+    The record enters one random step of each epoch of `num_bins` steps; the last epoch
+    may be shorter. `stddev` of a step and `other_multiplier` of another Gaussian
+    release (inf: none) are in units of the record's norm bound.
+    """
     shift = 1 / stddev
     epochs, last = divmod(num_steps, num_bins)
     # The variance of the losses, and the largest loss of an epoch, set the spacing.
@@ -214,7 +222,9 @@ def losses_of(law: Law) -> list[PrivacyLossDistribution]:
 
 
 def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
-    """Returns the law of the likelihood ratio after the first steps of an epoch."""
+    """Returns the law of the likelihood ratio (1) after the first steps of an epoch."""
+    # A record enters one random step of `num_bins`, and moves its sum by `shift`
+    # stddevs of the noise; `spacing` is that of the grid of log ratios.
 
     @functools.cache
     def mean_of(count: int, depth: int) -> Law:
@@ -235,6 +245,8 @@ def _epoch(num_steps: int, num_bins: int, shift: float, spacing: float) -> Law:
 
 def _lognormal(shift: float, spacing: float) -> Law:
     """Returns a law above exp(shift z - shift^2/2) for a standard normal z."""
+    # This is the likelihood ratio of a step that the record enters. A law is above
+    # another law if it is larger in convex order: then all bounds stay valid.
     reach = math.ceil((_REACH * shift + shift**2 / 2) / spacing)
     z = spacing * np.arange(-reach, reach + 1) / shift + shift / 2
     points = np.exp(spacing * np.arange(-reach, reach + 1))
@@ -258,8 +270,9 @@ def normal_masses(z: np.ndarray) -> np.ndarray:
 
 def _mixed(first: Law, second: Law, weight: float, spacing: float) -> Law:
     """Returns a law above weight A + (1 - weight) B, for independent A and B."""
-    # The laws of A and B have one spacing, a multiple of the new spacing. Up to a
-    # shift, the place of a sum on the grid depends only on the gap of the two integers.
+    # `first` and `second`, the laws of A and B, have one spacing, a multiple of the new
+    # `spacing`. Up to a shift, the place of a sum on the grid depends on the gap of the
+    # two integers only. A law is above another law if it is larger in convex order.
     factor = round(first.spacing / spacing)
     size, other_size = len(first.masses), len(second.masses)
     gaps = second.first - first.first + np.arange(1 - size, other_size)
@@ -304,6 +317,8 @@ def _points(law: Law) -> np.ndarray:
 
 def _trimmed(law: Law) -> Law:
     """Returns a law above the given law, without the points of its far ends."""
+    # It moves mass of 1e-18 at either end, so that there are fewer points. It is larger
+    # in convex order, so that bounds of epsilon stay valid.
     points, masses = _points(law), law.masses
     low = int(np.searchsorted(np.cumsum(masses), _UNSEEN))
     beyond = int(np.searchsorted(np.cumsum((masses * points)[::-1]), _UNSEEN))
@@ -318,10 +333,11 @@ def _trimmed(law: Law) -> Law:
 
 
 def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
-    """Returns an upper bound of epsilon of Poisson steps for a group of records.
+    """Returns an upper bound of the epsilon of Poisson steps, for a group of records.
 
     `stddev` is in units of the norm bound of a record, and `delta` is already reduced
-    by the FFT's error.
+    by the FFT's error. `run` has the size of the group, the number of steps and another
+    Gaussian release, if any. The result is inf where no bound is computed.
     """
     group_size, other_multiplier = run.group_size, run.other_multiplier
     if group_size > _LARGEST_SHIFT * min(stddev, other_multiplier):
@@ -347,9 +363,11 @@ def group_epsilon(stddev: float, delta: float, run: Sampling) -> float:
 def step_law(
     moves: np.ndarray, weights: np.ndarray, relation: NeighboringRelation
 ) -> Law:
-    """Returns a law above the likelihood ratio of the pair (3).
+    """Returns a law of the likelihood ratio of a Poisson step that a group may enter.
 
-    `moves` are the increasing i C of the terms, in standard deviations of the noise.
+    The law is on a grid, and larger in convex order. `weights` are the probabilities of
+    the numbers i of records that enter, and `moves` the increasing shifts i C of the
+    sum, in standard deviations of the noise: the pair (3) of this module.
     """
     law = moves, weights
     other = (-moves, weights) if relation is REPLACE_ONE else (np.zeros(1), np.ones(1))

@@ -52,11 +52,11 @@ def objective_noise(
 ) -> ObjectiveNoise:
     """Returns the noise that makes the minimizer of a perturbed objective private.
 
-    Sigma solves (2) of this module, or (3) for a loss that never increases. If j would
-    exceed epsilon/2, regularization is raised until j = epsilon/2. The exact minimizer
-    of (1) is then (epsilon, delta)-DP under replace-one, for predictors that use a
-    record only through <w, x>. Chaudhuri, Monteleoni, Sarwate (2011), Theorem 9, have
-    the Jacobian.
+    Sigma solves (2) of this module, or (3) for a loss that never increases. If the
+    Jacobian term j would exceed epsilon/2, regularization is raised until j =
+    epsilon/2. The exact minimizer of (1) is then (epsilon, delta)-DP under replace-one,
+    for predictors that use a record only through <w, x>. Chaudhuri, Monteleoni, Sarwate
+    (2011), Theorem 9, have the Jacobian.
 
     `num_samples` is N, public; `regularization` is lambda >= 0, in the objective
     (N lambda / 2) ||w||^2 plus the *sum* of losses; `curvature_bound` is c, and
@@ -91,8 +91,9 @@ def objective_epsilon(
 ) -> float:
     """Returns the epsilon that a perturbed objective of given noise costs.
 
-    It solves (2) of this module, or (3) for a loss that never increases. Here
-    regularization is the total Lambda > 0, which includes the extra regularization.
+    It solves (2) of this module, or (3) for a loss that never increases. `stddev` is
+    that of each coordinate of the noise; `regularization` is the total Lambda > 0, with
+    the extra regularization. It inverts `objective_noise`, with its other arguments.
     """
     unit = stddev / derivative_bound
     if is_non_increasing:

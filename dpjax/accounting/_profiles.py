@@ -68,7 +68,7 @@ class Profile:
     renyi: tuple[np.ndarray, np.ndarray] | None = None
 
     def delta_at(self, epsilon: np.ndarray) -> np.ndarray:
-        """Returns an upper bound of (1) at any real epsilons."""
+        """Returns upper bounds of delta at an array of epsilons, also below zero."""
         size = np.abs(epsilon)
         bounds = [np.ones_like(size)]
         if math.isfinite(self.pure):
@@ -82,7 +82,8 @@ class Profile:
         return np.where(epsilon >= 0, delta, negative)
 
     def reach(self, z: np.ndarray) -> np.ndarray:
-        """Returns an upper bound of (2) at probabilities z."""
+        """Returns the largest probability on a neighbor of events of probability z."""
+        # It bounds (2) of this module, for an array z, and so the power of an attack.
         bounds = [np.ones_like(z)]
         if self.frontier is not None:
             bounds.append(self.frontier(z))
@@ -108,8 +109,9 @@ class Profile:
 
     @functools.cached_property
     def _lines(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns slopes e^epsilon and intercepts delta of lines lowest somewhere."""
-        # They are the vertices of the lower convex hull of the curve (1).
+        """Returns slopes and intercepts of the lines e^epsilon z + delta of (2)."""
+        # `reach` is the lowest line at z. Lines that are the lowest somewhere are the
+        # vertices of the lower convex hull of delta over e^epsilon.
         epsilons = np.r_[-_EPSILONS[:0:-1], _EPSILONS]
         hull: list[tuple[float, float]] = []
         points = np.exp(epsilons).tolist(), self.delta_at(epsilons).tolist()
@@ -137,7 +139,8 @@ def readable(name: str, event: dpa.DpEvent, relation: NeighboringRelation) -> Pr
 def profile_of_release(
     epsilon: float, delta: float, event: dpa.DpEvent, relation: NeighboringRelation
 ) -> Profile:
-    """Returns the profile of a guarantee, from its event where one can be read."""
+    """Returns the privacy profile, delta by epsilon, of a release's guarantee."""
+    # It follows from epsilon, delta and, where an accountant reads it, the event.
     claimed = approximate(epsilon, delta)
     # A guarantee of a pure epsilon is used as it is, without its event.
     profile = _of_event(event, relation) if delta > 0 else None
@@ -159,10 +162,10 @@ def profile_of_release(
 
 
 def approximate(epsilon: float, delta: float) -> Profile:
-    """Returns the profile of a mechanism of which only (epsilon, delta)-DP is known.
+    """Returns the privacy profile, delta by epsilon, that (epsilon, delta)-DP implies.
 
-    It leaks at most everything, with probability delta, and otherwise one answer of
-    randomized response (Kairouz, Oh, Viswanath 2015).
+    Such a mechanism leaks at most everything, with probability delta, and otherwise one
+    answer of randomized response (Kairouz, Oh, Viswanath 2015).
     """
     if epsilon == math.inf:
         return Profile(math.inf, np.ones_like)
@@ -173,6 +176,7 @@ def approximate(epsilon: float, delta: float) -> Profile:
 
 def root(excess: Callable[[float], float]) -> float:
     """Returns the zero of a decreasing function, rounded up; 0 if excess(0) <= 0."""
+    # This finds epsilon: `excess` is delta(epsilon) minus a delta; inf beyond 1e4.
     if excess(0.0) <= 0:
         return 0.0
     lower, upper = 0.0, 1.0
@@ -187,7 +191,8 @@ def root(excess: Callable[[float], float]) -> float:
 
 
 def gaussian(mu: float) -> Profile:
-    """Returns the profile of mu-Gaussian DP: Balle, Wang (2018), Theorem 8."""
+    """Returns the privacy profile of Gaussian noise, mu = sensitivity / stddev."""
+    # Balle, Wang (2018), Theorem 8, have its delta(epsilon).
     if mu == 0:
         return approximate(0.0, 0.0)
 
@@ -198,10 +203,10 @@ def gaussian(mu: float) -> Profile:
 
 
 def worst(profiles: Sequence[Profile]) -> Profile:
-    """Returns a profile of any mixture of mechanisms by weights that ignore the data.
+    """Returns a privacy profile of a mechanism that is drawn from several mechanisms.
 
-    It is the largest (1) at every epsilon; the largest price of a single mechanism
-    would not be enough: `docs/privacy/proofs/choices.md`, 6.6.
+    The draw ignores the data. It is the largest delta at every epsilon; the largest
+    price of a mechanism is not enough: `docs/privacy/proofs/choices.md`, 6.6.
     """
     if len(profiles) == 1:
         return profiles[0]
@@ -214,6 +219,8 @@ def worst(profiles: Sequence[Profile]) -> Profile:
 
 def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
     """Returns a bound of the probability that padded batches drop a record."""
+    # Padded batches have a fixed number of rows, and drop records beyond it. It holds
+    # for a run with this guarantee, and is 0 without such batches.
     # `poisson_capacity` bounds it by the epsilon of the run, which is known if the
     # event has no other part.
     parts = [part for part, _ in leaves(event)]
@@ -225,7 +232,8 @@ def overflow_of(epsilon: float, delta: float, event: dpa.DpEvent) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _of_event(event: dpa.DpEvent, relation: NeighboringRelation) -> Profile | None:
-    """Returns the profile of an event of `gaussian_event`'s conventions, or None."""
+    """Returns the privacy profile, delta by epsilon, of an event; None if unknown."""
+    # The numbers of the event have the units that `gaussian_event` documents.
     parts, relation = list(leaves(event)), read_under(relation)
     kinds = {type(part) for part, _ in parts}
     if any(has_no_noise(part) for part, _ in parts):
@@ -289,7 +297,8 @@ def _mu(parts: list[tuple[dpa.DpEvent, int]]) -> float:
 
 
 def _chords(get_delta: Callable, num_steps: int) -> Curve:
-    """Returns chords of delta, convex in e^epsilon, which are never below it."""
+    """Returns a fast function above a curve delta(epsilon): its chords in e^epsilon."""
+    # Delta is convex in e^epsilon. The error of the FFT is added `num_steps` times.
     deltas = get_delta(_EPSILONS)
     deltas = np.broadcast_to(np.asarray(deltas, float), _EPSILONS.shape)
     known = np.minimum(deltas + _FFT_ERROR * num_steps, 1.0)

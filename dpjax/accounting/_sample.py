@@ -38,7 +38,8 @@ from dpjax.accounting._sampled_gaussian import (
 def sample_budget(
     epsilon: float, delta: float, *, num_samples: int, sample_size: int
 ) -> tuple[float, float]:
-    """Returns `Sample.budget` for a sample of these sizes."""
+    """Returns the budget of all releases of a random sample, by its table's budget."""
+    # It inverts amplification by sampling: see `Sample.budget`.
     _validate.above_zero(epsilon=epsilon)
     _validate.delta(delta)
     prob = sampling_prob(num_samples, sample_size)
@@ -119,7 +120,7 @@ class Sample:
 
         Args:
             epsilon: privacy parameter for the table, 0 < epsilon <= inf.
-            delta: privacy parameter for the table, in [0, q).
+            delta: privacy parameter for the table, in [0, q), q = m / n.
 
         Returns:
             epsilon' = log(1 + (e^epsilon - 1) / q) and delta' = delta / q, both
@@ -169,7 +170,9 @@ class Sample:
 def sample_privacy(
     release: PrivacyGuarantee, *, num_samples: int, sample_size: int, unit: str
 ) -> PrivacyGuarantee:
-    """Returns `Sample.privacy` of the only release of a sample, without its name."""
+    """Returns the guarantee, for a table, of the only release of a sample of it."""
+    # Unlike that of `Sample.privacy`, it has no identity of the sample. `unit` is a
+    # noun for a record, as for `PrivacyGuarantee.of`.
     check_sampled(release)
     prob = sampling_prob(num_samples, sample_size)
     epsilon, delta = subsampled_epsilon(release.epsilon, prob), release.delta

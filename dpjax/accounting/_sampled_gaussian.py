@@ -134,7 +134,9 @@ def one_step_epsilon(noise_multiplier: float, delta: float, prob: float) -> floa
 def fixed_size_losses(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
-    """Returns the losses of the pair that dominates a step of fixed size: (1)."""
+    """Returns the privacy loss distribution of a step on a batch of fixed size."""
+    # A record is replaced, which is in the batch with `prob`. Losses are multiples of
+    # `interval`; their divergences are (1) of this module.
     largest = one_step_epsilon(noise_multiplier, _UNSEEN, prob)
     count = max(1, math.ceil(largest / interval))
     epsilons = interval * np.arange(count + 1)
@@ -144,7 +146,8 @@ def fixed_size_losses(
 
 
 def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribution:
-    """Returns losses of a symmetric pair with divergences `above` at 0, interval, .."""
+    """Returns a privacy loss distribution with given hockey-stick divergences."""
+    # `above` are these at epsilon = 0, interval, 2 interval, .., in both directions.
     # The divergences of the result are chords, which lie above the curve.
     last = len(above) - 1
     epsilons = interval * np.arange(last + 1)
@@ -156,7 +159,9 @@ def symmetric_losses(interval: float, above: np.ndarray) -> PrivacyLossDistribut
 
 
 def spacing(noise_multiplier: float, prob: float, other_multiplier: float) -> float:
-    """Returns a spacing of the losses of a run: a wider one rounds up more."""
+    """Returns the spacing of the grid to which privacy losses of a run are rounded."""
+    # A wide spacing takes less time, but makes epsilon larger. `prob` is the chance
+    # of a record to be in a step; other_multiplier = inf: no other release.
     # The loss of a release spans about 1 / multiplier^2: this bounds time and memory.
     # The loss of a sampled step may be much smaller: on average it is q of this.
     least = min(noise_multiplier, other_multiplier)
@@ -175,7 +180,9 @@ def run_losses(
     interval: float,
     other_multiplier: float,
 ) -> PrivacyLossDistribution:
-    """Returns the losses of T steps, and of the other release if there is one."""
+    """Returns the privacy loss distribution of T steps, with another release if any."""
+    # `step` is that of one step, on a grid of spacing `interval`; `other_multiplier` is
+    # the noise multiplier of another Gaussian release of all records, inf without one.
     losses = step.self_compose(num_steps)
     if other_multiplier == math.inf:
         return losses
@@ -188,7 +195,8 @@ def run_losses(
 def losses_where_replaced(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
-    """Returns the losses of the pair that dominates a Poisson step: (2) and (3)."""
+    """Returns the privacy loss distribution of a Poisson step for a replaced record."""
+    # Arguments are as for `fixed_size_losses`; (2) and (3) are of this module.
     bound = 0.5 / noise_multiplier
     reach = bound - float(scipy.special.ndtri(_UNSEEN_OF_POISSON))
     shifts = np.array([bound, -bound]) * reach - bound**2 / 2
@@ -210,7 +218,8 @@ def losses_where_replaced(
 def losses_where_removed(
     noise_multiplier: float, prob: float, interval: float
 ) -> PrivacyLossDistribution:
-    """Returns the losses of the pairs that dominate a Poisson step: (4)."""
+    """Returns the privacy losses of a Poisson step for a record removed or added."""
+    # Arguments are as for `fixed_size_losses`. It follows from (4) of this module.
     bound = 1 / noise_multiplier
     reach = -float(scipy.special.ndtri(_UNSEEN_OF_POISSON))
     ends = np.array([-reach, reach + bound]) * bound - bound**2 / 2
@@ -229,7 +238,8 @@ def losses_where_removed(
 
 
 def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
-    """Returns (order - 1) times a Poisson step's divergence under REPLACE_ONE."""
+    """Returns (order - 1) times the Renyi divergence of a Poisson step."""
+    # A record, in a batch with `prob`, is replaced; multiplier = stddev / sensitivity.
     bound = 0.5 / multiplier
     step = min(1 / 8, 0.1 / (bound * math.sqrt(order)))
     count = math.ceil((2 * order * bound + 40) / step)
@@ -240,7 +250,8 @@ def poisson_log_moment(order: float, multiplier: float, prob: float) -> float:
 
 
 def fixed_size_log_moment(order: float, multiplier: float, prob: float) -> float:
-    """Returns (order - 1) times the divergence of a step of fixed size."""
+    """Returns (order - 1) times the Renyi divergence of a step of fixed batch size."""
+    # The arguments are as for `poisson_log_moment`.
     mu = 1 / multiplier
     step = min(1 / 250, 1 / (20 * order * mu))
     x = mu / 2 + step * np.arange(math.ceil((order * mu + 40) / step) + 1)
@@ -278,6 +289,7 @@ def _log_sum(logs: np.ndarray) -> float:
 
 def without_sampling(epsilons: ArrayLike, prob: float) -> np.ndarray:
     """Returns log(1 + (e^epsilon - 1) / q), for epsilons above log(1 - q)."""
+    # It inverts `subsampled_epsilon`: a release may cost this much before sampling.
     epsilons = np.asarray(epsilons)
     with np.errstate(over="ignore"):
         return np.where(
@@ -289,7 +301,8 @@ def without_sampling(epsilons: ArrayLike, prob: float) -> np.ndarray:
 
 
 def subsampled_epsilon(epsilon: float, prob: float) -> float:
-    """Returns log(1 + q (e^epsilon - 1)), rounded up."""
+    """Returns epsilon after amplification by sampling: log(1 + q (e^epsilon - 1))."""
+    # It is rounded up; q = `prob` is the probability that a record is in the sample.
     if prob == 1:
         return epsilon
     if epsilon < 700:
@@ -321,7 +334,8 @@ def _unit(run: Sampling) -> int:
 
 
 def event_of(multiplier: float, run: Sampling) -> DpEvent:
-    """Returns the event of the steps, in the convention of an accountant for it."""
+    """Returns the `dp_accounting` event of the steps of a run, for one record."""
+    # `multiplier` is stddev / sensitivity; `gaussian_event` has the units of events.
     if run.noise != "gaussian":
         rho = 0.5 / multiplier**2 if multiplier > 0 else math.inf
         return SelfComposedDpEvent(ZCDpEvent(rho), run.num_steps)
@@ -341,7 +355,8 @@ def epsilon_of_run(
 ) -> float:
     """Returns an upper bound of epsilon at `delta` of a run with independent noise.
 
-    With a larger coarseness of the privacy losses it is larger, and takes less time.
+    It is the smallest of several bounds; `multiplier` is stddev / sensitivity of a
+    step. With a larger coarseness of privacy losses it is larger, and takes less time.
     """
     other = run.other_multiplier
     if run.noise != "gaussian":
@@ -375,7 +390,7 @@ def epsilon_of_run(
 
 
 def _full_batch_epsilon(multiplier: float, delta: float, run: Sampling) -> float:
-    """Returns epsilon at `delta` as if every step used all records."""
+    """Returns epsilon at `delta` of a Gaussian run as if steps used all records."""
     sensitivity, other = float(run.group_size), run.other_multiplier
     if other == math.inf:
         return gaussian_epsilon(
@@ -399,7 +414,8 @@ def _prob(run: Sampling) -> float:
 def _by_losses(
     multiplier: float, delta: float, run: Sampling, coarseness: int
 ) -> float:
-    """Returns an epsilon by privacy loss distributions, composed by FFT."""
+    """Returns the epsilon of a sampled run, by privacy losses composed by FFT."""
+    # A larger `coarseness` of the losses takes less time, and makes epsilon larger.
     other = run.other_multiplier
     if run.group_size > 1:
         return group_epsilon(_unit(run) * multiplier, delta, run)
@@ -417,7 +433,8 @@ def _by_losses(
 
 
 def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
-    """Returns an epsilon by Renyi divergences, which have no error in delta."""
+    """Returns the epsilon of a sampled run, by Renyi divergences."""
+    # They serve for a tiny delta, in which they have no absolute error, unlike an FFT.
     if run.relation is REPLACE_ONE:
         moment = poisson_log_moment if run.batch_size is None else fixed_size_log_moment
         orders, step = _step_divergences(moment, multiplier, _prob(run))
@@ -436,7 +453,7 @@ def _by_renyi(multiplier: float, delta: float, run: Sampling) -> float:
 def poisson_capacity(
     num_samples: int, prob: float, *, num_steps: int, epsilon: float, delta: float
 ) -> int:
-    """Returns the capacity of Poisson batches at which the accounting covers overflow.
+    """Returns the rows of a padded Poisson batch that are enough for the accounting.
 
     It is the smallest c with (1 + e^epsilon) T Pr[Binomial(n, q) > c] <= delta / 1000,
     for T batches that each of n records enters with probability q; or n, if that tail

@@ -84,6 +84,7 @@ class Sampling:
     min_separation: int = 1
 
     def __post_init__(self):
+        """Raises `ValueError` unless a cost is proved for these fields together."""
         _validate.choice(NoiseName, noise=self.noise)
         names = ["num_steps", "group_size", "max_participations", "min_separation"]
         optional = ("num_samples", "batch_size", "num_bins")
@@ -160,7 +161,12 @@ class Sampling:
 
 
 def independent(sampling: Sampling) -> tuple[Sampling, float]:
-    """Returns a run of independent noise at equal cost, and the multipliers' ratio."""
+    """Returns an equally costly run of independent noise, and a ratio of multipliers.
+
+    The noise multiplier of `sampling` is the ratio times that of the returned run,
+    which accountants read: it has no strategy (correlated noise), and batches that hold
+    all records are described as full batches.
+    """
     rule = "a Sampling, as batching.sampling(num_samples, num_steps) returns"
     _validate.require(isinstance(sampling, Sampling), "sampling", sampling, rule)
     # Batches of fixed size that hold all records, and a single bin, are full batches.

@@ -97,9 +97,9 @@ def total_selection_epsilon(
 ) -> float:
     """Returns the epsilon of T adaptive selections of a given epsilon, rounded up.
 
-    It is the smallest of basic composition, equation (1) of this module, and for the
-    exponential mechanism zCDP with rho = T epsilon_0^2 / 8. Permute-and-flip has no
-    bounded range: its zCDP bound, with epsilon_0^2 / 2, is never below (1).
+    It is the smallest of basic composition, optimal composition, (1) of this module,
+    and for the exponential mechanism zCDP with rho = T epsilon_0^2 / 8. The zCDP bound
+    of permute-and-flip, with epsilon_0^2 / 2, is never below (1).
     """
     _validate.delta(delta)
     _validate.count(num_selections=num_selections)
@@ -132,7 +132,8 @@ def selection_event(
 
 
 def _optimal_epsilon(epsilon: float, delta: float, num_selections: int) -> float:
-    """Solves equation (1) for epsilon; the result is 0 if delta(0) <= delta."""
+    """Returns the total epsilon of T selections of `epsilon` each, at `delta`."""
+    # It solves (1) of this module, optimal composition, for epsilon, rounded up.
     flips = np.arange(num_selections // 2 + 1)  # with more, the loss is negative
     losses = (num_selections - 2 * flips) * epsilon
     masses = scipy.stats.binom.pmf(flips, num_selections, scipy.special.expit(-epsilon))

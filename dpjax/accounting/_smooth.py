@@ -139,8 +139,8 @@ def smooth_noise_rho(
 ) -> float:
     """Returns the zCDP cost of noise of a given scale / smooth sensitivity, rounded up.
 
-    It is epsilon^2 / 2 of equation (1) or (2) with s = 1 / multiplier, for one number;
-    costs add up over coordinates and steps.
+    It inverts `smooth_noise_multiplier`, with the same arguments, by (1) or (2) with s
+    = 1 / multiplier. It is for one number; costs add up over coordinates and steps.
     """
     _validate.positive(multiplier=multiplier, smoothness=smoothness)
     _check(sigma, mechanism)
@@ -159,11 +159,12 @@ def calibrate_smooth_noise(
 ) -> SmoothNoise:
     """Splits a zCDP budget between smoothness and noise for a trimmed mean.
 
-    It minimizes the standard deviation of the noise over t and sigma (Bun, Steinke
-    2019, Section 3.1.1), for the expected smooth sensitivity max(relative_spread /
-    (n - 2m), e^(-mt)), in units of upper - lower, where relative_spread is a public
-    guess of (x_(n) - x_(1)) / (upper - lower), and m is trim_count. `smooth_noise_rho`
-    of the result is at most rho, for every guess.
+    It minimizes the standard deviation of the noise over the smoothness t and the
+    noise's shape sigma (Bun, Steinke 2019, Section 3.1.1), for the expected smooth
+    sensitivity max(relative_spread / (n - 2m), e^(-mt)), in units of upper - lower, the
+    bounds of the values. Here n is num_samples, m is trim_count, and relative_spread is
+    a public guess of (x_(n) - x_(1)) / (upper - lower). `smooth_noise_rho` of the
+    result is at most rho, for every guess.
     """
     epsilon = math.sqrt(2 * rho)
     floor = relative_spread / (num_samples - 2 * trim_count)
@@ -226,9 +227,9 @@ def smooth_gaussian_multiplier(
 ) -> float:
     """Returns the multiplier c of Gaussian noise on a B-smooth sensitivity S.
 
-    The release value + c S N(0, I), in d dimensions, is (epsilon, delta)-DP under the
-    relation of S, if S bounds the l2 distance of the values of any two neighbors, and
-    is B-smooth. c is inf from about `largest_smoothness` on.
+    The release value + c S N(0, I), in num_coordinates, is (epsilon, delta)-DP under
+    the relation of S, if S bounds the l2 distance of the values of any two neighbors,
+    and changes by at most e^B. c is inf from about `largest_smoothness` on.
     """
     epsilon, num = min(epsilon, _LARGEST_EPSILON), num_coordinates
 
@@ -251,10 +252,10 @@ def smooth_gaussian_multiplier(
 
 
 def largest_smoothness(epsilon: float, delta: float, *, num_coordinates: int) -> float:
-    """Returns the largest B with D(e^-B, 0) and D(e^B, 0) at most delta.
+    """Returns the smoothness B at which no finite Gaussian noise is enough.
 
-    Here Gaussian noise would have to be infinite: even if the values of two neighbors
-    agree and only S differs, the release reveals the scale of its noise.
+    Even if the values of two neighbors agree, and only their smooth sensitivities
+    differ, by e^B, the scale of the noise reveals this at the cost (epsilon, delta).
     """
     epsilon = min(epsilon, _LARGEST_EPSILON)
 
@@ -274,6 +275,8 @@ def _root(function: Callable[[float], float], low: float, high: float) -> float:
 
 def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
     """Returns whether D(r, min(1, r) shift) <= delta on [e^-B, e^B], by (4), (5)."""
+    # D(r, s) is the delta at epsilon of N(0, I) against N(s e_1, r^2 I): r is the ratio
+    # of two neighbors' noise scales, B the smoothness, and 1 / shift the multiplier.
     # (5) covers [e^-near, e^near]; (4) then covers both sides in pieces.
     near = smoothness
     while not _by_two_steps(epsilon, delta, near, num_coordinates, shift):
@@ -282,6 +285,7 @@ def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
             return False
 
     def is_covered(far: float, near: float) -> bool:
+        """Returns whether (4) proves D <= delta at every log r from `near` to `far`."""
         alpha = math.sqrt(math.expm1(2 * near) / math.expm1(2 * far))  # equation (4)
         longest = min(1.0, math.exp(near)) * shift / alpha
         if _delta(epsilon, far, num_coordinates, longest) <= delta:
@@ -297,7 +301,8 @@ def _is_enough(epsilon, delta, smoothness, num_coordinates, shift) -> bool:
 
 
 def _by_two_steps(epsilon, delta, width, num_coordinates, shift) -> bool:
-    """Returns whether (5) is at most delta on [e^-width, e^width], for some e."""
+    """Returns whether (5) proves D <= delta at every r in [e^-width, e^width]."""
+    # D and r are as in `_is_enough`; `first` of epsilon pays for the change of scale.
     for first in epsilon * 2.0 ** -np.arange(1, 16):
         scale = _largest_scale_delta(first, width, num_coordinates)
         remaining = (delta - scale) * math.exp(-first)
@@ -315,7 +320,8 @@ def _largest_scale_delta(epsilon: float, width: float, num_coordinates: int) -> 
 
 
 def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
-    """Returns D(r, s) of (3) by (6), at log r and s."""
+    """Returns the delta at epsilon of N(0, I) against N(shift e_1, r^2 I)."""
+    # log r is `log_ratio`. It is D(r, s) of (3), by the integral (6) of this module.
     curvature = math.expm1(-2 * log_ratio)  # 1/r^2 - 1
     slope = shift * math.exp(-2 * log_ratio)
     # d log r + curvature x^2/2 - slope x + slope s/2 = epsilon where the best A meets
@@ -339,7 +345,7 @@ def _delta(epsilon, log_ratio, num_coordinates, shift) -> float:
 
 
 def _scale_delta(epsilon: ArrayLike, log_ratio, num_coordinates) -> np.ndarray:
-    """Returns D(r, 0) at log r, for every real epsilon."""
+    """Returns the delta at real epsilons of N(0, I) against N(0, r^2 I), at log r."""
     t = np.asarray(epsilon, np.float64)
     growth = np.exp(np.minimum(t, _LARGEST_EXPONENT))
     if num_coordinates == 0:

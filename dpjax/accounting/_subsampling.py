@@ -172,7 +172,8 @@ def gaussian_event(
 
 @functools.lru_cache(maxsize=256)
 def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
-    """Returns the smallest multiplier with an epsilon of at most `epsilon`."""
+    """Returns the smallest noise multiplier for which a run costs up to `epsilon`."""
+    # The noise of `run` is independent. A multiplier is stddev / sensitivity of a step.
     if not is_full_batch(run) and epsilon < math.inf:
         epsilon = min(epsilon, _LARGEST)
     # Without the other release the run needs less noise: the search starts there.
@@ -195,7 +196,8 @@ def _calibrate(epsilon: float, delta: float, run: Sampling) -> float:
 
 
 def _smallest(epsilon: float, delta: float, run: Sampling, base: float) -> float:
-    """Returns the smallest base 2^(-k / 1024) that is within the budget."""
+    """Returns the smallest noise multiplier base 2^(-k / 1024) within the budget."""
+    # k may be below 0; `base` is the noise without sampling, or for the steps only.
     if base in (0.0, math.inf):
         return base
 
@@ -220,7 +222,8 @@ def _smallest(epsilon: float, delta: float, run: Sampling, base: float) -> float
 
 
 def _last_within(excess: Callable[[int], float], start: int, rise: float) -> int:
-    """Returns the last k at which the increasing `excess` is at most 0."""
+    """Returns the last integer k at which the increasing `excess` is at most 0."""
+    # The search begins at `start`, with `rise` as a guess of the slope of `excess`.
     seen: dict[int, float] = {}
     within, beyond, guess = -math.inf, math.inf, start
     while within + 1 < beyond:

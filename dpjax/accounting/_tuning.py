@@ -84,7 +84,8 @@ class TrialCount:
 
     @property
     def excess(self) -> float:
-        """Returns c = 1/gamma - 1 of a truncated law; it is 0 if K is always 1."""
+        """Returns c = 1/gamma - 1 of a truncated law of K, from the law's mean."""
+        # gamma is as in the text of this module; c is 0 if K is always 1.
         mean = float(self.mean)
         if self.distribution == "geometric":  # its mean is 1 / gamma
             return mean - 1
@@ -125,7 +126,7 @@ class TrialCount:
         return (1 + _SHAPES[self.distribution]) * self.excess / (1 + self.excess * z)
 
     def prob(self, k: np.ndarray) -> np.ndarray:
-        """Returns Pr[K = k], each with a small relative error."""
+        """Returns Pr[K = k] for an array of k, each with a small relative error."""
         k = np.asarray(k, float)
         if self.distribution == "poisson":
             log = scipy.special.xlogy(k, self.mean) - self.mean
@@ -214,7 +215,8 @@ def tuning_epsilon(
 def mixture_epsilon(
     bases: Sequence[PrivacyGuarantee], delta: float, law: TrialCount
 ) -> float:
-    """Returns `tuning_epsilon` of runs that each have one of several guarantees."""
+    """Returns the epsilon of the best of K runs with one of these guarantees each."""
+    # `law` is the distribution of K. See `tuning_epsilon`.
     rule = (
         "the guarantee of independent runs, where these share a sample: search on the "
         "sample, and pass the guarantee of the search to `Sample.privacy`"
@@ -285,9 +287,10 @@ def _pure_price(epsilon: float, law: TrialCount) -> float:
 
 
 def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
-    """Returns the epsilon at `delta` of the best run, by the profile of each run."""
+    """Returns epsilon at `delta` of the best of K runs, by a run's privacy profile."""
     slopes, roots = _support(profile, law)
     # The largest line is sum_k c_k (r - e^b_k)_+: `steps` are c_k, `shifts` are b_k.
+    # The best run then has the delta sum_k c_k delta(epsilon + b_k).
     steps = np.diff(slopes, prepend=0.0)
     shifts = np.log(np.diff(slopes * roots, prepend=0.0) / steps)
 
@@ -301,7 +304,8 @@ def _profile_price(profile: Profile, delta: float, law: TrialCount) -> float:
 def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]:
     """Returns increasing slopes and roots of lines slope (r - root) that bound F.
 
-    F is at most the largest of the lines and 0: `docs/privacy/proofs/choices.md`, 6.4.
+    F, (2) of this module, gives the profile of the best run from that of each run. It
+    is at most the largest of the lines and 0: `docs/privacy/proofs/choices.md`, 6.4.
     """
 
     def g(w: np.ndarray) -> np.ndarray:
@@ -339,6 +343,7 @@ def _support(profile: Profile, law: TrialCount) -> tuple[np.ndarray, np.ndarray]
 
 def _envelope(slopes: np.ndarray, roots: np.ndarray) -> np.ndarray:
     """Returns indices, by slope, of lines that are the largest above 0 somewhere."""
+    # The lines are slope (r - root); `_profile_price` has no use for the other lines.
     order = np.lexsort((roots, slopes))
     hull: list[int] = []
     for i in order.tolist():
@@ -367,7 +372,7 @@ def _meeting(slopes: np.ndarray, roots: np.ndarray, low: int, high: int) -> floa
 
 
 def _renyi_price(profile: Profile, delta: float, law: TrialCount) -> float:
-    """Returns the Renyi bound at the best of the orders."""
+    """Returns epsilon at `delta` of the best of K runs, by its Renyi divergences."""
     assert profile.renyi is not None
     orders, values = profile.renyi
     slope = max(float(law.rise(np.array([1e-12]))[0]) * 1e12, 1.0)
@@ -386,6 +391,7 @@ def _renyi_price(profile: Profile, delta: float, law: TrialCount) -> float:
 
 def _largest(price: Callable[[float], float], epsilon: float, *, upper: float) -> float:
     """Returns the largest argument in (0, upper] with a price of at most epsilon."""
+    # `price`, the epsilon of a search by the privacy of each run, is increasing.
     if price(upper) <= epsilon:
         return upper
     lower = upper / 2

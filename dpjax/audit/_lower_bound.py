@@ -249,7 +249,9 @@ def _thresholds(scores: np.ndarray) -> np.ndarray:
 def _positives(
     scores: list[np.ndarray], thresholds: np.ndarray, direction: int
 ) -> np.ndarray:
-    """Returns the positives at each threshold in each data set, of shape (k, 2)."""
+    """Returns how many scores are beyond each of k thresholds, of shape (k, 2)."""
+    # Columns are the data and the neighbor. Scores count from the threshold on: upwards
+    # for direction 1, downwards for -1.
     if direction == 1:
         counts = [len(x) - np.searchsorted(np.sort(x), thresholds) for x in scores]
     else:
@@ -258,7 +260,8 @@ def _positives(
 
 
 def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
-    """Returns functions that score rows (n, d), high for rows of the neighbor."""
+    """Returns fitted scores: functions of releases (n, d), high for the neighbor."""
+    # `data` and `neighbor` are releases of the two data sets, to fit the scores to.
     # By Neyman and Pearson the best attack thresholds the log ratio of both densities:
     # each statistic is the log ratio of a simple model.
     data, neighbor = _finite(data), _finite(neighbor)
@@ -276,7 +279,8 @@ def learn_statistics(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
 
 
 def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
-    """Returns the z-score of the difference in a coordinate, and the log ratio."""
+    """Returns how a coordinate of releases differs, as a z-score, and a score of it."""
+    # `data` and `neighbor` are its values (n,). The score is the histograms' log ratio.
     both = np.concatenate([data, neighbor])
     edges = np.unique(np.quantile(both, _QUANTILES, method="inverted_cdf"))
 
@@ -296,7 +300,8 @@ def _histogram(data: np.ndarray, neighbor: np.ndarray) -> tuple[float, Score]:
 
 
 def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> Score:
-    """Returns the log ratio of two Gaussians of one covariance, up to constants."""
+    """Returns a score of releases (n, d), the linear discriminant of both data sets."""
+    # It is the log ratio of Gaussians of one covariance, in the coordinates `order`.
     both = np.concatenate([data, neighbor])[:, order].astype(np.float64)
     # Values are clipped, because with heavy tails a mean or covariance may not exist.
     low, high = np.quantile(both, [0.001, 0.999], axis=0)
@@ -318,7 +323,8 @@ def _discriminant(data: np.ndarray, neighbor: np.ndarray, order: np.ndarray) -> 
 
 
 def _counts(data: np.ndarray, neighbor: np.ndarray) -> list[Score]:
-    """Returns the log ratio of the counts of entire rows, if rows recur."""
+    """Returns a list with a score of entire releases (n, d), empty if few recur."""
+    # It is the log ratio of how often each distinct release occurs for both data sets.
     both = _as_keys(np.concatenate([data, neighbor]))
     rows, cells = np.unique(both, return_inverse=True)
     if len(rows) > len(both) / 4:

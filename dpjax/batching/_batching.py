@@ -155,7 +155,7 @@ class Batching(abc.ABC):
     def _drawn(
         self, state: BatchState, key: Key, data: PyTree, axis_name: AxisName | None
     ) -> tuple[PyTree, jax.Array | None]:
-        """Returns the batch of a step, and its mask, or None if no row is padding."""
+        """Returns the batch of a step, and the mask of padding rows or None without."""
         axes = row_axes(data, axis_name)
         rows = self._rows(state, key)
         if rows is None:
@@ -168,7 +168,7 @@ class Batching(abc.ABC):
         return batch, is_padding_example if has_padding else None
 
     def _check(self, state: BatchState, data: PyTree, axes: tuple[str, ...]) -> None:
-        """Requires a state that this batching made for as many records as in data."""
+        """Raises `ValueError` unless this batching made the state for these data."""
         num_samples = _validate.leading_size(data, "data") * num_shares(axes)
         rule = f"one that {self}.init returned"
         is_fine = isinstance(state, BatchState) and state.batching == self
@@ -189,7 +189,7 @@ class Batching(abc.ABC):
         """Returns the public number that divides the sum of a batch."""
 
     def sampling(self, num_samples: int, num_steps: int, **fields: Any) -> Sampling:
-        """Returns the `Sampling`, for which `accounting.noise_multiplier` gives noise.
+        """Returns the description of a run that `accounting.noise_multiplier` takes.
 
         Args:
             num_samples: n.
@@ -213,7 +213,7 @@ class Batching(abc.ABC):
     def _sampling(
         self, num_samples: int, num_steps: int
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the fields of a `Sampling` for independent and correlated noise.
+        """Returns the fields of a `Sampling` for independent, and for correlated noise.
 
         With a strategy, a record enters at most max_participations of num_steps steps,
         any two of them at least min_separation apart (1 if consecutive), and each with
@@ -243,11 +243,13 @@ def _rows_at(
 ) -> tuple[PyTree, jax.Array]:
     """Returns rows of data by index, sharded like data, and the mask of padding.
 
-    Padding rows are zeros, so that a caller without the mask counts no record twice.
+    `rows` are indices of the n = num_samples records of all devices, n for padding;
+    `axes` are the mesh axes over which records are sharded, () on one device. Padding
+    rows are zeros, so that a caller without the mask counts no record twice.
     """
 
     def on_device(rows: jax.Array, data: PyTree) -> tuple[tuple[()], PyTree]:
-        """Returns the device's share of the requested rows and of the padding mask."""
+        """Returns (), and the device's share of the requested rows and of the mask."""
         num_devices = num_shares(axes)
         rows = jnp.pad(rows, (0, -len(rows) % num_devices), constant_values=num_samples)
         if not axes:

@@ -67,7 +67,7 @@ class Disjoint(Batching):
     """
 
     def _drawn(self, state, key, data, axis_name):
-        """Returns batch t, on one device as a slice, and zeros after the last step."""
+        """Returns batch t, zeros after the last step; on one device without a mask."""
         # On one device take a slice, which is cheaper than rows by index.
         if row_axes(data, axis_name):
             return super()._drawn(state, key, data, axis_name)
@@ -182,7 +182,7 @@ class WithoutReplacement(Batching):
 
 
 def uniform_subset(key: Key, num_samples: int, size: int) -> jax.Array:
-    """Returns `size` different indices in random order, all subsets equally likely.
+    """Returns `size` of num_samples indices, a uniform subset in random order.
 
     A coin for each index keeps a few more than `size` indices. Only these are sorted,
     by random numbers, and the first `size` are returned. If too few or too many are

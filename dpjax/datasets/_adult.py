@@ -46,7 +46,7 @@ SCHEMA = {
 
 
 def load() -> Dataset:
-    """Returns Adult, with its official split.
+    """Returns the census data set Adult, with its official split.
 
     The target is +1 for an income above 50,000 dollars a year, else -1. Numbers are
     scaled and categories one-hot by `SCHEMA`, written above this function.

@@ -104,7 +104,8 @@ def assemble(
     is_test: np.ndarray,
     **about: Any,
 ) -> Dataset:
-    """Encodes columns, appends an intercept and splits records; `about` has fields."""
+    """Returns a `Dataset`: encoded columns and an intercept, in two sets of records."""
+    # `is_test` marks records of the test set; `about` are all other fields.
     features, feature_names = encode(columns, schema)
     features = np.hstack([features, np.ones((len(features), 1), np.float32)])
     return Dataset(
@@ -142,7 +143,8 @@ def bundled(name: str) -> bytes:
 def read_columns(
     text: bytes, names: Iterable[str] | None = None
 ) -> dict[str, np.ndarray]:
-    """Reads comma-separated text into columns of strings; the first row has `names`."""
+    """Returns columns of strings by name, from comma-separated text."""
+    # Without `names` they are in the first row.
     lines = io.StringIO(text.decode("utf-8", "replace"), newline="")
     rows = filter(None, csv.reader(lines, skipinitialspace=True))
     header = list(next(rows, []) if names is None else names)

@@ -80,6 +80,7 @@ def sparse_params(sparsity: int) -> Callable[[Key, int], jax.Array]:
     _validate.count(sparsity=sparsity)
 
     def draw(key: Key, num_features: int) -> jax.Array:
+        """Draws w*: normal entries at random places, zeros elsewhere, of l2 norm 1."""
         _validate.typed_key(key)
         _validate.count(num_features=num_features)
         _validate.within(1, num_features, sparsity=sparsity)
@@ -105,11 +106,10 @@ def linear_model(
 
     The targets are y = <w*, x> + e, with independent features and noise.
 
-    The defaults follow the experiment of 001, which has n = 1e5 and d = 10: log-normal
-    noise (mu, sigma) = (1, 1), minus its mean. That paper states neither the law of x
-    nor w*. Features are standard normal here, because in 001 the noise has the heavy
-    tail, and w* comes from the unit l1 ball, as in 004. The experiments of 004 do not
-    subtract the mean of the noise.
+    The defaults follow the experiment of 001, with n = 1e5 and d = 10: log-normal noise
+    (mu, sigma) = (1, 1), minus its mean (004 does not subtract it). 001 states neither
+    the law of x nor w*. Features are standard normal here, because in 001 the noise has
+    the heavy tail, and w* comes from the unit l1 ball, as in 004.
 
     Args:
         key: a typed JAX key.
@@ -183,7 +183,7 @@ def logistic_model(
 
 
 def _latent_model(key, num_samples, num_features, feature_law, noise_law, params_fn):
-    """Draws x, z = <w*, x> + e and w*, which all models share."""
+    """Draws x (n, d), z = <w*, x> + e (n,) and w* (d,), which all models share."""
     _validate.typed_key(key)
     _validate.count(num_samples=num_samples, num_features=num_features)
     params_key, feature_key, noise_key = jax.random.split(key, 3)

@@ -21,8 +21,8 @@ def poisson(max_mean: float, *, max_target: float | None = None) -> LinearLoss:
     With eta = <w, x>, the loss is e^eta - 1 - y eta, with its minimum over eta at
     log(y). Where e^eta is above max_mean or below a millionth of max_mean, the loss
     continues as a parabola and then linearly, so that it is convex with bounded
-    curvature: c = max_mean, L = max_mean + max_target. For records of a larger mean,
-    the best prediction is a little above log(max_mean).
+    curvature, at most c = max_mean; L = max_mean + max_target bounds the derivative.
+    For records of a larger mean, the best prediction is a little above log(max_mean).
 
     Args:
         max_mean: the largest mean of a record, exposure included, positive, public.
@@ -54,8 +54,9 @@ def gamma(*, min_mean: float, max_target: float) -> LinearLoss:
     With eta = <w, x>, the loss is eta + y (e^-eta - 1), with its minimum over eta at
     log(y). It does not depend on units: an error counts relative to the mean. Where
     e^eta is below min_mean or above max_target, the loss continues as a parabola and
-    then linearly, so that its curvature is bounded: c = max_target / min_mean,
-    L = c + 1. For targets near zero, the best prediction is just below log(min_mean).
+    then linearly, so that its curvature is at most c = max_target / min_mean, and its
+    slope L = c + 1. For targets near zero, the best prediction is just below
+    log(min_mean).
 
     Args:
         min_mean: the smallest mean of a record, positive, public, in units of the
@@ -152,7 +153,7 @@ class LogLink(LinearLoss):
     max_target: float
 
     def __post_init__(self) -> None:
-        """Sets bounds of derivative and curvature, from the least and largest mean."""
+        """Checks the fields, and sets the bounds of derivative and curvature."""
         _validate.positive(
             min_mean=self.min_mean, max_target=self.max_target, max_mean=self.max_mean
         )
@@ -197,7 +198,7 @@ class LogLink(LinearLoss):
         return jnp.where(inner == predictions, rising + falling, outside)
 
     def _beyond(self, predictions: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns predictions' distances beyond the means' range, and the curvature.
+        """Returns predictions' distances from the means' range, and curvatures there.
 
         The distance is clipped to the length of the parabola, on which the derivative
         changes far enough to reach zero for any targets: the best prediction is finite.

@@ -77,8 +77,9 @@ class MarginLoss(LinearLoss):
     def smoothed_hinge(cls, width: float = 0.5) -> "MarginLoss":
         """Makes the hinge loss of a support vector machine, smoothed by a parabola.
 
-        The loss is 0 for z > 1 + h, (1 + h - z)^2 / (4h) for |1 - z| <= h, else 1 - z.
-        So L = 1 and c = 1/(2h), where h = width > 0 is half the parabola's width.
+        At the margin z = y <w, x> the loss is 0 for z > 1 + h, (1 + h - z)^2 / (4h) for
+        |1 - z| <= h, else 1 - z, where h = width > 0 is half the parabola's width. Its
+        derivative is at most L = 1, and its curvature c = 1/(2h).
         """
         _validate.positive(width=width)
         derivative_fn, value_fn = _SmoothedHingeDerivative(width), _SmoothedHinge(width)

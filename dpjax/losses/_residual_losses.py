@@ -81,7 +81,7 @@ def huber(threshold: Scalar) -> LinearLoss:
     """Makes the Huber loss: quadratic near zero, linear beyond the threshold.
 
     With s = <w, x> - y and threshold t > 0, in units of the target, the loss is s^2 / 2
-    if |s| <= t, else t |s| - t^2 / 2. L = t and c = 1.
+    if |s| <= t, else t |s| - t^2 / 2. Its slope is at most L = t, its curvature c = 1.
 
     Example:
         >>> import jax.numpy as jnp
@@ -131,7 +131,8 @@ def biweight(threshold: Scalar) -> LinearLoss:
 
     With s = <w, x> - y and threshold t > 0, in units of the target, the loss is
     (t^2 / 6) (1 - (1 - (s/t)^2)^3) if |s| <= t, else t^2 / 6. Near zero it is about
-    s^2 / 2; beyond t its gradient is zero. L = 16 t / (25 sqrt(5)) and c = 1.
+    s^2 / 2; beyond t its gradient is zero. Its slope is at most L = 16 t / (25
+    sqrt(5)), and its curvature c = 1.
 
     Example:
         >>> import jax.numpy as jnp

@@ -73,8 +73,9 @@ def gaussian_of_padded(
 ) -> jax.Array:
     """Adds the noise of `gaussian` to a `padded` vector, with a stddev for each entry.
 
-    All vectors of one length share this program, which takes a fifth of a second to
-    compile. With Threefry, padding does not change the noise.
+    `padded` vectors have 1024 entries or more. All vectors of one length share this
+    program, which takes a fifth of a second to compile. With Threefry, padding does not
+    change the noise.
     """
     return gaussian(key, vector, stddev=jnp.asarray(stddevs))
 
@@ -149,7 +150,7 @@ def as_float32(value: PyTree) -> PyTree:
 
 @partial(jax.jit, static_argnums=0)
 def _noisy(sampler, key: Key, value: PyTree, scale: Scalar) -> PyTree:
-    """Adds noise of the sampler to each leaf, scaled by no less than `scale`."""
+    """Adds noise of a sampler of `_samplers` to each leaf, times `scale` rounded up."""
     value = jax.tree.map(jnp.asarray, value)
     is_unrounded = isinstance(value, Unrounded)
     wide = as_float32(value.high if is_unrounded else value)
@@ -271,6 +272,8 @@ def _add_smooth(sampler, key, value, scale, sigma):
 
 def _like_value(scale, value):
     """Returns a scale for each leaf of value, with a shape that broadcasts to it."""
+    # `scale` is a number or a pytree prefix of value; an unfit scale raises
+    # `ValueError`.
     kinds = [np.shape(leaf) for leaf in jax.tree.leaves(scale)]
     rule = "a number, or a pytree prefix of value with shapes that broadcast to it"
     try:
@@ -286,7 +289,8 @@ def _like_value(scale, value):
 
 @partial(jax.jit, static_argnums=0)
 def _noisy_smooth(sampler, key, value, scale, sigma):
-    """Adds noise of shape sigma to each leaf, scaled by no less than its scale."""
+    """Adds noise of shape sigma to each leaf, times its scale rounded up."""
+    # `sampler(key, sigma, shape, dtype, sharding)` draws the noise at scale 1.
     value = jax.tree.map(jnp.asarray, value)
     wide = as_float32(value)
 

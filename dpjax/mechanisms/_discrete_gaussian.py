@@ -67,7 +67,7 @@ def discrete_gaussian(
 
 
 def _accepted(count: int, stddev: int, random_bytes: RandomBytes) -> np.ndarray:
-    """Draws `count` proposals, and returns those that are accepted, in their order."""
+    """Returns discrete Gaussian integers: about 4 in 10 of `count` proposals."""
     # Algorithm 2: |y| of the discrete Laplace distribution of scale t is u + t v.
     scale = stddev + 1
     u = _words(count, random_bytes) >> (64 - scale.bit_length())
@@ -89,7 +89,8 @@ def _accepted(count: int, stddev: int, random_bytes: RandomBytes) -> np.ndarray:
 
 
 def _bernoulli_exp(numerators, denominator, random_bytes, *, squared=False):
-    """Draws true with probability exp(-r), or exp(-r^2/2), where r is the ratio."""
+    """Draws booleans, true with probability exp(-r), or exp(-r^2/2) if squared."""
+    # r = numerators / denominator, of integers. Probabilities are exact.
     ratio = numerators / denominator
     probability = np.exp(-(ratio**2) / 2 if squared else -ratio)
     words = _words(numerators.size, random_bytes) >> 11
@@ -107,7 +108,7 @@ def _is_below_exp(
 ) -> bool:
     """Returns whether a uniform number that begins with `word` is below exp(-exponent).
 
-    More of its bits are drawn until the answer is certain.
+    `word` has the first num_bits bits. More are drawn until the answer is certain.
     """
     while True:
         # 22 digits beyond those of the word: an exponent below 2^22 and the two

@@ -101,7 +101,7 @@ def _peel_once(sparsity, key, vector, selection_scale, release_stddev):
 
 @partial(jax.jit, static_argnums=0)
 def _peel_in_rounds(sparsity, key, vector, selection_scale, release_stddev):
-    """Chooses the entries one by one with Laplace noise, and releases them."""
+    """Returns what `peeling` releases with noise="laplace": an entry in each round."""
     v = _finite(vector)
     choice_key, release_key = jax.random.split(key)
 

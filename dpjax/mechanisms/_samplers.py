@@ -45,7 +45,7 @@ def like(sampler: Callable[..., jax.Array], key: Key, tree: PyTree) -> PyTree:
 
 
 def _together(sampler, key: Key, leaves: list[jax.Array]) -> list[jax.Array]:
-    """Draws a group of leaves as slices of one vector."""
+    """Returns noise in the shapes of leaves, drawn as slices of one vector."""
     if len(leaves) == 1:
         (leaf,) = leaves
         return [sampler(key, leaf.shape, leaf.dtype, jax.typeof(leaf).sharding)]
@@ -83,7 +83,8 @@ def laplace(key: Key, *kind: Any) -> jax.Array:
 
 def spherical_laplace(key: Key, *kind: Any) -> jax.Array:
     """Draws one array of density exp(-||x||_2), up to a constant."""
-    # Its length is distributed as a sum of d exponentials; its direction is uniform.
+    # `kind` is as for `normal`. The array's length is distributed as a sum of d
+    # exponentials; its direction is uniform.
     length_key, direction_key = jax.random.split(key)
     length = jnp.sum(jnp.abs(laplace(length_key, *kind)))
     direction = normal(direction_key, *kind)

@@ -137,7 +137,8 @@ def permute_and_flip(
 def _choose(
     sampler, key, scores, epsilon, sensitivity_range, num_chunks, axis_name
 ) -> jax.Array:
-    """Checks the arguments of a selection, and returns the index that it releases."""
+    """Returns the index that `exponential` or `permute_and_flip` releases."""
+    # `sampler` draws the noise. The other arguments are those of `exponential`.
     _validate.typed_key(key)
     _validate.positive(epsilon=epsilon, sensitivity_range=sensitivity_range)
     axes = () if axis_name is None else row_axes((), axis_name)
@@ -180,7 +181,8 @@ class _Best(NamedTuple):
 def _scan(
     sampler, axes, key, score_fn, num_chunks, epsilon, sensitivity_range
 ) -> jax.Array:
-    """Returns the index of the best candidate of all chunks, and of all devices."""
+    """Returns the index of the candidate with the largest noisy score, by chunks."""
+    # `score_fn(i)` is chunk i of this device; the mesh `axes` shard the candidates.
     first = jax.eval_shape(score_fn, jax.ShapeDtypeStruct((), jnp.int32))
     dtype = jnp.float64 if first.dtype == jnp.float64 else jnp.float32
     finite = jnp.finfo(dtype)

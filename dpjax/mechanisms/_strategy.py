@@ -66,6 +66,8 @@ class Strategy(abc.ABC):
     ) -> float:
         """Returns the l2 sensitivity of C g if one record moves g_t by at most 1.
 
+        C is this matrix, which correlates the noise, and g_t the mean of step t.
+
         Args:
             max_participations: the most steps that one record may enter.
             min_separation: the least distance between two steps of one record; 1 if
@@ -84,10 +86,10 @@ class Strategy(abc.ABC):
     def next_noise(
         self, noise: PyTree, buffers: tuple[PyTree, ...], step: jax.Array
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        """Returns row `step` of C^-1 z, and the buffers for the next step.
+        """Returns row `step` of C^-1 z, the noise of the step, and the next buffers.
 
         Args:
-            noise: row `step` of z, a pytree of arrays.
+            noise: row `step` of z, a pytree of independent Gaussian noise.
             buffers: buffers from the previous step; zeros like noise in the first step.
             step: 0 to T - 1.
         """
@@ -114,7 +116,9 @@ class Toeplitz(Strategy):
     def sensitivity(
         self, *, max_participations: int = 1, min_separation: int = 1
     ) -> float:
-        """See `Strategy.sensitivity`: exact, by (1) of this module."""
+        """Returns the exact l2 sensitivity of C g, by (1) of this module."""
+        # A record enters at most max_participations steps, min_separation apart, and
+        # moves the row of g of each by at most 1.
         num = self._num_participations(max_participations, min_separation)
         column = self.toeplitz()
         total = np.zeros(self.num_steps)
@@ -154,7 +158,7 @@ class BandedToeplitz(Toeplitz):
     coefficients: tuple[float, ...]
 
     def __post_init__(self):
-        """Checks the coefficients, and stores them in float32, divided by the first."""
+        """Checks the coefficients; stores them in float32, divided by the first."""
         _validate.count(num_steps=self.num_steps)
         given = np.asarray(self.coefficients, np.float64)
         rule = f"1 to {self.num_steps} finite numbers, the first of them positive"
@@ -169,7 +173,7 @@ class BandedToeplitz(Toeplitz):
 
     @classmethod
     def square_root(cls, num_steps: int, num_bands: int) -> "BandedToeplitz":
-        """Returns the first bands of the square root of the matrix of prefix sums.
+        """Returns a strategy: the first bands of the prefix-sum matrix's square root.
 
         Example:
             >>> BandedToeplitz.square_root(num_steps=100, num_bands=3).coefficients
@@ -185,7 +189,7 @@ class BandedToeplitz(Toeplitz):
 
     @classmethod
     def optimal(cls, num_steps: int, num_bands: int) -> "BandedToeplitz":
-        """Returns coefficients for the smallest mean squared error of prefix sums.
+        """Returns the strategy of the smallest mean squared error of prefix sums.
 
         jax_privacy computes them in seconds, without data, for records whose steps are
         num_bands apart; num_bands is at most num_steps.
@@ -221,7 +225,8 @@ class BandedToeplitz(Toeplitz):
         return np.pad(self.coefficients, (0, self.num_steps - self.num_bands))
 
     def next_noise(self, noise, buffers, step):
-        """See `Strategy.next_noise`: x_t = z_t - sum_(j >= 1) c_j x_(t - j)."""
+        """Returns x_t = z_t - sum_(j >= 1) c_j x_(t - j), and the last x as buffers."""
+        # z is the independent noise of the steps, x their correlated noise C^-1 z.
 
         def solve(z: jax.Array, *before: jax.Array) -> jax.Array:
             for c, x in zip(self.coefficients[1:], before, strict=True):
@@ -277,7 +282,7 @@ class BufferedToeplitz(Toeplitz):
     def optimal(
         cls, num_steps: int, *, max_participations: int = 1, min_separation: int = 1
     ) -> "BufferedToeplitz":
-        """Returns buffers for the smallest maximal squared error of prefix sums.
+        """Returns the strategy of the smallest maximal squared error of prefix sums.
 
         jax_privacy computes them in seconds to minutes, and chooses their number. The
         arguments are as for `Strategy.sensitivity`.
@@ -320,7 +325,9 @@ class BufferedToeplitz(Toeplitz):
         return np.concatenate([[1.0], later])
 
     def next_noise(self, noise, buffers, step):
-        """See `Strategy.next_noise`: x_t = z_t - s . m, then m <- d m + x_t."""
+        """Returns x_t = z_t - s . m for buffers m, and m <- d m + x_t."""
+        # z is the independent noise, x the correlated noise C^-1 z; s are scales, d
+        # decays.
 
         def solve(z: jax.Array, *old: jax.Array) -> jax.Array:
             for scale, m in zip(self.scales, old, strict=True):
@@ -402,12 +409,13 @@ class BinaryTree(Strategy):
     def sensitivity(
         self, *, max_participations: int = 1, min_separation: int = 1
     ) -> float:
-        """See `Strategy.sensitivity`: a bound, exact for one participation.
+        """Returns a bound of the l2 sensitivity of C g, exact for one participation.
 
-        A node covers some of a record's steps. The squared sensitivity is the sum over
-        nodes of that number squared. Nodes of level l are disjoint, and each covers at
-        most m_l = min(k, ceil(2^l / b)) of these steps, so level l adds at most m_l for
-        each covered step. It remains to find the largest sum of k weights, b apart.
+        A record enters k steps, b apart. The squared sensitivity is the sum over nodes
+        of the squared number of these steps that a node covers. Nodes of level l are
+        disjoint, and each covers at most m_l = min(k, ceil(2^l / b)) of these steps, so
+        level l adds at most m_l for each covered step. It remains to find the largest
+        sum of k weights, b apart.
         """
         num = self._num_participations(max_participations, min_separation)
         step = np.arange(self.num_steps)
@@ -427,9 +435,10 @@ class BinaryTree(Strategy):
         return math.sqrt(best[0]) * (1 + ROUNDED_UP)
 
     def next_noise(self, noise, buffers, step):
-        """See `Strategy.next_noise`: node t replaces the smaller nodes that it covers.
+        """Returns the noise of node t minus that of nodes it covers, and new buffers.
 
-        It covers one node of each level below its own.
+        A buffer holds the noise of a level's last node. Node t of the tree replaces the
+        smaller nodes that it covers, one of each level below its own.
         """
         node = step + 1
         is_passed = [(node >> i << i) == node for i in range(1, len(buffers))]

@@ -42,7 +42,8 @@ def signed(public_key: bytes, identity: bytes, party: int, num_parties: int) -> 
 
 
 def opened(message: bytes, party: int, num_parties: int) -> tuple[bytes, str | None]:
-    """Returns the key for a job, and its signer's fingerprint, None if not valid."""
+    """Returns the public key in a message of `signed`, and its signer's fingerprint."""
+    # The fingerprint is None if the signature is not valid for this party's number.
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -67,7 +68,7 @@ def check_fingerprints(fingerprints: Sequence[str], num_parties: int) -> None:
 
 
 def _signing_key(identity: bytes):
-    """Returns the Ed25519 key of an identity; errors do not show the secret bytes."""
+    """Returns the Ed25519 key of 32 secret bytes, which no error message shows."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:

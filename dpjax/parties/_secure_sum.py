@@ -102,7 +102,7 @@ class SecureSum:
         fingerprints: Sequence[str] | None = None,
         test_only_random_bytes: RandomBytes | None = None,
     ):
-        """Exchanges signed public keys with all parties, from which masks follow."""
+        """Exchanges signed public keys with all parties. Arguments: see the class."""
         rule = "given with fingerprints, one of which is its own"
         is_fine = identity is not None or fingerprints is None
         _validate.require(is_fine, "identity", identity, rule)
@@ -144,6 +144,8 @@ class SecureSum:
         num_parties: int, max_colluding: int, max_dropouts: int
     ) -> int:
         """Returns K - C - D, the number of noise shares that no colluder knows.
+
+        K, C and D are the arguments. So many shares must be noise enough for a sum.
 
         Example:
             >>> SecureSum.count_secret_shares(4, max_colluding=1, max_dropouts=1)
@@ -276,7 +278,8 @@ class PairwiseMasks:
         self.public_key: bytes = self._secret.public_key().public_bytes_raw()
 
     def agree(self, public_keys: Sequence[bytes]) -> None:
-        """Derives the keys that are shared with the parties of the public keys."""
+        """Derives the secret key shared with each party, from all public keys."""
+        # Keys are in the order of the parties' numbers; `mask` needs the secret keys.
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -322,6 +325,7 @@ class Grid:
     bound: float
 
     def __post_init__(self) -> None:
+        """Raises `ValueError` unless bound is at most 2^52 steps of a power of two."""
         _validate.positive(step=self.step, bound=self.bound)
         is_power = math.frexp(self.step)[0] == 0.5
         _validate.require(is_power, "step", self.step, "a power of two")

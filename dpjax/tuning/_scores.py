@@ -107,6 +107,7 @@ def clipped_loss(
     event = gaussian_event(stddev) if delta > 0 else LaplaceDpEvent(1 / epsilon)
 
     def fn(params: PyTree, key: Key) -> Scalar:
+        """Returns minus the noisy mean of the clipped losses of params."""
         check_key_of_rows(key, data)
         losses = jax.vmap(loss_fn, (None, 0))(params, data)
         losses = jnp.where(jnp.isnan(losses), limit, losses) - limit / 2

@@ -52,7 +52,8 @@ def dp_select(
     A run trains with a random candidate; `accounting.tuning_budget` is its budget.
 
     Args:
-        train_fn: `train_fn(candidate, key)` returns a `Solution` of static `privacy`.
+        train_fn: `train_fn(candidate, key)` returns released params and their guarantee
+            in a `Solution`; the guarantee is static.
         candidates: public first arguments of train_fn: a list or tuple; or a pytree of
             arrays of shape (N, ...), with a candidate in each row.
         key: a typed key.
@@ -125,7 +126,8 @@ def dp_select(
 def _released_guarantee(
     guarantees: list[PrivacyGuarantee], score: Score, epsilon, delta, law: TrialCount
 ) -> PrivacyGuarantee:
-    """Returns the guarantee of the search; raises if it is above the budget."""
+    """Returns the guarantee of a search; raises if it costs more than its budget."""
+    # `guarantees` are of runs with each candidate; `law` is that of the number of runs.
     relation = score.privacy.relation
     for released in (*guarantees, score.privacy):
         rule = "finite: the best of runs without privacy is not private"
@@ -159,7 +161,7 @@ def _released_guarantee(
 
 
 def _both(first: PrivacyGuarantee, second: PrivacyGuarantee) -> PrivacyGuarantee:
-    """Returns the guarantee of a run and a score of the same records."""
+    """Returns the guarantee of a run and its score together, on the same records."""
     events: Any = (first.dp_event, second.dp_event)  # a tuple, which can be hashed
     return PrivacyGuarantee.of(
         math.nextafter(first.epsilon + second.epsilon, math.inf),
@@ -194,7 +196,8 @@ class Progress(NamedTuple):
         }
 
     def with_run(self, candidate: int, score: float, released: PyTree) -> "Progress":
-        """Counts one more run, and keeps it if it is better than all before."""
+        """Returns the state after one more run; it has the best run's result."""
+        # `released` are the params and stats of the run.
         # NaN is the worst score. The first of tied runs is kept: it is a random one of
         # them, because all runs have the same distribution.
         score = -np.inf if np.isnan(score) else score
@@ -205,7 +208,7 @@ class Progress(NamedTuple):
 
 
 def draw_count(law: TrialCount, key: Key) -> int:
-    """Draws K, each value with its probability up to a relative error of 1e-12.
+    """Draws the number of runs from its law, up to relative errors of 1e-12.
 
     128 random bits are compared with sums of probabilities, rounded to 128 bits. Bits
     beyond these sums, with probability below 1e-12, are drawn again.
@@ -245,7 +248,8 @@ def _draw(size: int, key: Key, turn: Any) -> tuple[jax.Array, Key]:
 
 
 def _constants(program: Any) -> Iterator[bytes]:
-    """Yields the constants of a program and of its inner programs, including data."""
+    """Yields the bytes of the constants of a jaxpr and its parts, including data."""
+    # `identity` needs them, because the text of a program lacks large constants.
     if isinstance(program, ClosedJaxpr):
         yield from map(_bits, program.consts)
         program = program.jaxpr
@@ -276,7 +280,7 @@ class Runs:
     treedefs: dict[int, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks the candidates, sets their number, and makes stacked ones arrays."""
+        """Checks and counts the candidates; converts rows of arrays to JAX arrays."""
         is_fine = callable(self.train_fn)
         _validate.require(is_fine, "train_fn", self.train_fn, "a function")
         if self.is_stacked:
@@ -295,7 +299,7 @@ class Runs:
         )
 
     def run_of(self, index: Any, key: Key) -> tuple[Solution, Scalar]:
-        """Makes a run of a candidate; returns its solution and score."""
+        """Returns the solution of a run with a candidate, by index, and its score."""
         train_key, score_key = jax.random.split(key)
         if self.is_stacked:
             candidate = jax.tree.map(lambda leaf: leaf[index], self.candidates)
@@ -315,7 +319,8 @@ class Runs:
                 yield lambda key, i=i: self.run_of(i, key), ()
 
     def guarantees(self, key: Key) -> list[PrivacyGuarantee]:
-        """Returns the guarantees of the candidates, by tracing."""
+        """Returns the guarantees of runs with the candidates, which it only traces."""
+        # Candidates in rows of arrays share one guarantee.
         results = []
         for i, (run, inputs) in enumerate(self.traced()):
             try:
@@ -331,7 +336,8 @@ class Runs:
         return results
 
     def identity(self, key: Key, law: TrialCount, num_parallel: int) -> dict[str, str]:
-        """Returns digests of everything that determines a search, by name."""
+        """Returns texts by name that identify a search, most of them digests."""
+        # A checkpoint is refused unless all texts are equal.
 
         def programs() -> Iterator[bytes]:
             for run, inputs in self.traced():
@@ -352,7 +358,8 @@ class Runs:
         return jax.tree.unflatten(treedef, map(jnp.asarray, progress.leaves))
 
     def made(self, key: Key, turns: range) -> Iterator[tuple[int, Solution, float]]:
-        """Makes the runs of turns; yields indices of candidates, solutions, scores."""
+        """Makes the runs of turns; yields index of candidate, solution and score."""
+        # A turn is a run's number in the search: key and turn determine its candidate.
 
         def run(turn: int) -> tuple[int, Solution, float]:
             index, run_key = _draw(self.size, key, turn)
@@ -379,7 +386,9 @@ class Runs:
 def _search(
     runs: Runs, law: TrialCount, key: Key, num_parallel: int, known, store: Store | None
 ) -> Progress:
-    """Makes a number of runs drawn from `law`, resumed from the store; returns them."""
+    """Makes as many runs as `law` draws; returns the state with the best run."""
+    # `known` is the guarantee that covers every run, None where runs were traced.
+    # `store` is the checkpoint from which a search continues, if any.
     if store is not None and store.step is not None:
         progress = Progress.of(store.latest())
     else:
@@ -407,7 +416,7 @@ def _search(
 
 
 def _is_covered(released: PrivacyGuarantee, known: PrivacyGuarantee) -> bool:
-    """Returns whether the accounted guarantee covers the guarantee of a run."""
+    """Returns whether `known`, an accounted guarantee, covers that of a run."""
     if samples_of(released.dp_event):  # runs on one drawn sample are not independent
         return False
     # Another event of the same epsilon may have a larger profile: epsilon and delta are
