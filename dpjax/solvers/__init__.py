@@ -1,4 +1,4 @@
-"""The papers' algorithms: data and a budget in, a released solution out.
+"""Solvers of papers and of this project: data and a budget in, a `Solution` out.
 
 Guarantees are for noise in real numbers: see `dpjax.mechanisms`. An argument out of its
 range raises `ValueError`, before any computation on records.

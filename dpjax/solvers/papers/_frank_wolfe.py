@@ -230,7 +230,9 @@ class VertexStep(OptaxStep):
         return self.estimator.sensitivity(self.batches.divisor, size).linf
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """Returns the chain of the mean without noise and a step to a noisy vertex."""
+        """Returns the optax chain of a step, which takes per-example gradients."""
+        # It forms their robust mean, without noise, and moves to a vertex that is
+        # chosen privately by its score. Of `params` only the size is used.
         return optax.chain(
             self.mean(self.estimator),
             frank_wolfe(
@@ -258,7 +260,9 @@ def choose_vertices(
     execution: Execution,
     learning_rate: optax.ScalarOrSchedule | None = None,
 ) -> tuple[PyTree, dict[str, Scalar]]:
-    """Returns the last iterate of steps to private vertices, and the run's stats."""
+    """Returns the last iterate of Frank-Wolfe with private choices, and its stats."""
+    # It serves both solvers; `dp_frank_wolfe` explains the stats, and `choices` has the
+    # mechanism and the epsilon of one choice.
     # epsilon must be finite in float32; a larger one gets more noise than it needs.
     epsilon = min(choices.epsilon, LARGEST)
     rate = Static(learning_rate) if callable(learning_rate) else learning_rate
@@ -290,18 +294,18 @@ def choose_vertices(
 def checked_num_steps(
     num_steps: int | None, num_samples: int, epsilon: float, power: float
 ) -> int:
-    """Returns T in [1, n], by default floor((n epsilon)^power)."""
+    """Returns the number of steps T in [1, n]; for None floor((n epsilon)^power)."""
     if num_steps is None:
         return min(num_samples, max(1, math.floor((num_samples * epsilon) ** power)))
     _validate.count(num_steps=num_steps)
-    # With more choices than records, each choice would be nearly random.
     rule = f"at most the {num_samples} samples"
     _validate.require(num_steps <= num_samples, "num_steps", num_steps, rule)
     return num_steps
 
 
 def _check_start(constraint: VertexConstraint, params: PyTree) -> None:
-    """Requires a constraint with vertices, which contains params if it is concrete."""
+    """Requires a constraint with vertices that contains params, the start of a run."""
+    # Traced numbers cannot be compared, so they are not checked.
     rule = "a set with vertices: L1Ball, Simplex or Polytope"
     is_fine = isinstance(constraint, VertexConstraint)
     _validate.require(is_fine, "constraint", constraint, rule)
@@ -319,7 +323,9 @@ def _best_estimator(
     num_coordinates: int,
     num_vertices: int,
 ) -> SmoothedTruncation:
-    """Returns the estimator that minimizes a bound on the error of the choices."""
+    """Returns the estimator of `dp_frank_wolfe` if its caller gives none."""
+    # Its scale s minimizes a bound on the errors of the scores by which vertices are
+    # chosen. All arguments are public; moment_bound is tau >= E g_j^2 for a gradient g.
     # With probability 1 - zeta, and M the largest |h_beta|, all scores of all T steps
     # err by at most the l1 diameter times
     #     tau (1 + 1/beta) / (2 s) + (s/m) (beta/2 + log(2dT/zeta)
@@ -346,7 +352,9 @@ def _scaled_squared(params: PyTree, example: PyTree) -> jax.Array:
 def _best_threshold(
     choices: Choices, num_samples: int, num_features: int, fourth_moment_bound: float
 ) -> float:
-    """Returns the clipping bound K that minimizes the error of a choice's score."""
+    """Returns the bound K to which `dp_lasso` clips data if its caller gives none."""
+    # It minimizes a bound on the error of the score by which a vertex is chosen. All
+    # arguments are public; fourth_moment_bound is M >= E x_j^4.
     # Per unit of 2 r (1 + ||w||_1) and with probability 1 - zeta, clipping biases a
     # score by at most 2 M / K^2, since E |x_j x_k| 1(|x_j| > K) <= M / K^2; the choice
     # and outliers (Bernstein) move it by K^2 (2 / epsilon_0 + 4/3) log(2dT/zeta) / n.

@@ -104,8 +104,7 @@ def dp_gradient_descent(
 
     Returns:
         A `Solution`. Its stats hold num_steps, batch_size, noise_multiplier,
-        l2_sensitivity and stddev. With `TrimmedMean`, rho of one step (zCDP) replaces
-        the last two.
+        l2_sensitivity and stddev; with `TrimmedMean`, a step's rho (zCDP) instead.
 
     Privacy:
         (epsilon, delta)-DP under replace-one for every input, and so are all iterates
@@ -275,8 +274,7 @@ def dp_multiparty_gradient_descent(
         ValueError: If an argument is out of its range.
         RuntimeError: If another party's arguments differ (see `SecureSum.agree`),
             before any record is used; only `execution` and the records may differ.
-            Later, if more than D parties send nothing or a wrong size; nothing of that
-            round is released.
+            Later, before a release, if over D parties send nothing or a wrong size.
 
     Privacy:
         (epsilon, delta)-DP under replace-one, for each record of the parties that do
@@ -309,8 +307,7 @@ def dp_multiparty_gradient_descent(
         Rajkumar, Agarwal (2012), Algorithm 1 and Proposition 3.1, but with fresh noise
         in each round: with the paper's noise, which stays the same, differences of sums
         distinguish neighboring data sets with certainty. Kairouz, Liu, Steinke (2021),
-        "The distributed discrete Gaussian mechanism for federated learning with secure
-        aggregation", Theorem 1.
+        "The distributed discrete Gaussian mechanism", Theorem 1.
     """
     check_budget(epsilon, delta)
     _check_descent(loss_fn, learning_rate, projection_fn)
@@ -363,7 +360,7 @@ def dp_multiparty_gradient_descent(
 def _check_descent(
     loss_fn: Any, learning_rate: optax.ScalarOrSchedule, projection_fn: Any
 ) -> None:
-    """Raises unless the arguments are a loss, a step size or schedule, a projection."""
+    """Requires callables (or no projection_fn), and a step size > 0 or a schedule."""
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     is_fine = projection_fn is None or callable(projection_fn)
     _validate.require(is_fine, "projection_fn", projection_fn, "callable")
@@ -393,7 +390,7 @@ def _static(learning_rate: Any) -> Any:
 def _run(
     step: PrivateStep, params: PyTree, data: PyTree, key: Key, execution: Execution
 ) -> tuple[PyTree, dict[str, Scalar]]:
-    """Returns the released iterate, and the stats of the run."""
+    """Runs all steps; returns the released params, and num_steps and batch_size."""
     params, state = iterate(step, params, data, key=key, execution=execution)
     batches = step.batches
     stats = {"num_steps": batches.start.num_steps, "batch_size": batches.divisor}
@@ -425,7 +422,9 @@ def _grad(loss_fn: LossFn, params: PyTree, record: PyTree) -> PyTree:
 
 
 def _programs(method: _Method, params, data, estimator, step_size) -> dict[str, Any]:
-    """Returns the settings that parties compare, with functions as traced programs."""
+    """Returns the settings that parties compare by `SecureSum.agree` at the start."""
+    # Functions are traced, and compared as text. Of the data, only a record's shapes
+    # and dtypes are compared. step_size is None if there is a schedule.
     start, record = jax.eval_shape(
         lambda params, data: (params, jax.tree.map(lambda x: x[0], data)), params, data
     )
@@ -452,9 +451,11 @@ def _mean_grad(
 def _descend(
     method: _Method, parties, mean_fn, params, step_size, num_steps, execution
 ):
-    """Returns the last iterate, or the mean of all iterates.
+    """Returns the params after all steps: the last iterate, or the mean of iterates.
 
-    `parties` has the secure sum, this party's noise, and all numbers of records.
+    In each step this party adds its noise to its number of records times its robust
+    mean gradient `mean_fn(params)`, and all parties move along the secure sum of these
+    vectors. `parties` has the secure sum, this party's `_Noise`, and all record counts.
     """
     secure_sum, noise, num_records = parties
     num_mine = num_records[secure_sum.transport.party]
@@ -503,9 +504,11 @@ class _Noise(NamedTuple):
         num_shares: int,
         **budget: Any,
     ) -> "_Noise":
-        """Returns the smallest noise for the budget, on a much finer grid.
+        """Returns the least noise of each party with which all sums meet the budget.
 
-        The budget is epsilon, delta and num_releases.
+        num_records has each party's number of records, num_params is the length of a
+        gradient, num_shares the number of parties whose noise is certainly secret, and
+        `budget` has epsilon, delta and num_releases. Rounding to the grid costs little.
         """
         # A replaced record moves only its party's contribution. The factor covers a few
         # roundings of a float32 sensitivity, by 2^-24 each.

@@ -89,8 +89,7 @@ def dp_iterative_hard_thresholding(
         [7 9]
 
     Reference:
-        Hu, Ni, Xiao, Wang (2022), Algorithm 5, Theorem 8; Tao, Wu, Cheng, Wang (2022),
-        Algorithm 5.
+        Hu et al. (2022), Algorithm 5, Theorem 8; Tao et al. (2022), Algorithm 5.
     """
     _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
     _validate.positive(epsilon=epsilon, learning_rate=learning_rate)
@@ -242,7 +241,8 @@ class Peeling(NamedTuple):
     privacy: tuple[float, float]  # of one peeling, and so of all on disjoint batches
 
     def stats(self, num_samples: int, num_steps: int, sensitivity: Scalar) -> dict:
-        """Returns the stats of a `Solution`, for the sensitivity of the last step."""
+        """Returns a run's stats: its sizes, its sensitivity, and its noise."""
+        # `sensitivity` is the linf sensitivity of eta g in the last step.
         rounds = 1.0 if self.noise == "gumbel" else 2.5
         scale = sensitivity * math.sqrt(rounds * self.sparsity / self.rho)
         return {
@@ -284,7 +284,9 @@ class PeeledStep(OptaxStep):
         return self.learning_rate * change * ROUNDED_UP
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """Returns the chain of the mean without noise, a step, and private peeling."""
+        """Returns the optax chain of a step from params, for per-example gradients."""
+        # It takes their robust mean g, without noise, moves to w - eta g, and releases
+        # the s largest entries with noise. It may depend on params: they are public.
         estimator = self.estimator_at(params)
         return optax.chain(
             self.mean(estimator),
@@ -324,7 +326,8 @@ class _Design(NamedTuple):
     radius: float
 
     def best_threshold(self, num_steps: int) -> float:
-        """Returns the clipping bound K with the least error in a gradient's entry."""
+        """Returns the bound K to which data are clipped if the caller gives none."""
+        # It has the least bound on the error of an entry of a step's mean gradient.
         # Per unit of 1 + ||w||_1 and with probability 1 - zeta, clipping biases an
         # entry by at most 2 M / K^2, because E |x_j x_k| 1(|x_j| > K) <= M / K^2. Noise
         # and outliers (Bernstein) move it by K^2 c / m with
@@ -336,7 +339,7 @@ class _Design(NamedTuple):
         return (2 * self.fourth_moment_bound * batch_size / cost) ** 0.25
 
     def best_num_steps(self) -> int:
-        """Returns the number of steps with the least modeled error of the weights."""
+        """Returns the default number of steps, for the least modeled error of w."""
         # With eta = 2/3 of the inverse curvature (with moments at their bound, sqrt(M))
         # each step leaves a third of the distance, and adds noise of stddev b to each
         # of s entries. The choice among d noisy entries loses entries of up to
@@ -347,6 +350,7 @@ class _Design(NamedTuple):
         spread = 1 + 2 * math.log(self.num_features / self.sparsity)
 
         def squared_error(num_steps: int) -> float:
+            """Returns the modeled squared l2 error of the weights after all steps."""
             batch_size = max(1, self.num_samples // num_steps)
             sensitivity = 2 * rate * self.best_threshold(num_steps) ** 2 / batch_size
             noise = sensitivity * math.sqrt(self.sparsity / self.rho)
@@ -391,15 +395,16 @@ class ShrunkenStep(PeeledStep):
         return optax.chain(super().optimizer(params), into_ball)
 
     def estimator_at(self, params: jax.Array) -> Winsorization:
-        # |x_j (<x, w> - y)| <= K (K ||w||_1 + K); the paper's line 6 has sqrt(s) in
-        # place of ||w||_1.
+        # |x_j (<x, w> - y)| <= K (K ||w||_1 + K); the paper has sqrt(s), not ||w||_1.
         size = jnp.sum(jnp.abs(params))
         return Winsorization(like(self.threshold, params) ** 2 * (1 + size))
 
 
 @partial(jax.jit, static_argnums=0)
 def _learning_rate(axis_name, features, threshold, key, rho) -> Scalar:
-    """Releases 2/3 of the inverse mean square of clipped features, with rho-zCDP."""
+    """Releases the default step size of the sparse regression, with rho-zCDP."""
+    # It is 2/3 of the inverse of the noisy mean square of all features, clipped to
+    # ±threshold. axis_name has the mesh axes over which rows are sharded, or is None.
     # Squares are in [0, K^2]; minus K^2 / 2 they are within ±K^2 / 2.
     half = like(threshold, features) ** 2 / 2
     estimator = Winsorization(half)

@@ -96,8 +96,7 @@ def dp_l1_regression(
         [ 0.5 -0.3]
 
     Reference:
-        Wang, Xu (2022), Algorithms 1 and 2, equations (2), (6), (16). Mechanism:
-        McKenna, Sheldon (2020).
+        Wang, Xu (2022), Algorithms 1, 2, equations 2, 6, 16; McKenna, Sheldon (2020).
     """
     _validate.positive(
         epsilon=epsilon,
@@ -150,13 +149,16 @@ def dp_l1_regression(
 
 @partial(jax.jit, static_argnums=0)
 def _choose(static, numbers, data, candidates) -> jax.Array:
-    """Chooses a candidate; records and candidates may both be sharded."""
+    """Returns the candidate that permute-and-flip chooses by its score, shape (d,)."""
+    # `static` has a `FixedPoint`, the chunk size, and the mesh axes over which records
+    # and candidates are sharded; `numbers` has the key, truncation and epsilon.
     # `on_records` runs on each shard of the records, and `among` on each shard of the
     # candidates; the index that `permute_and_flip` returns counts over all shards.
     fixed_point, size, record_axes, axes = static
 
     def among(replicated: PyTree, candidates: jax.Array) -> tuple[jax.Array, tuple[()]]:
-        """Returns the candidate that permute-and-flip chooses among all devices."""
+        """Returns the candidate that is chosen among those of all devices, and ()."""
+        # `candidates` are this device's; `by_device` expects a second, sharded result.
         (key, _, epsilon), blocks = replicated
         num_candidates = len(candidates)
         num_chunks = -(-num_candidates // size)
@@ -196,7 +198,8 @@ def _choose(static, numbers, data, candidates) -> jax.Array:
 def _arrays(
     features: ArrayLike, targets: ArrayLike, candidates: ArrayLike
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns checked arrays; all data are float64 if one array is."""
+    """Returns features (n, d), targets (n,) and candidates (N, d), or raises."""
+    # The data become floating point, and float64 if any of the three arrays is.
     x, y = linear_data(features, targets)
     is_fine, rule = len(x) < _MOST_SAMPLES, "of fewer than 2^24 rows"
     _validate.require(is_fine, "features", x.shape, rule)
@@ -250,7 +253,9 @@ class FixedPoint(NamedTuple):
 def row_blocks(
     features: jax.Array, targets: jax.Array, truncation: Scalar, fixed_point: FixedPoint
 ) -> Blocks:
-    """Returns iota x and iota y, with shapes that begin (steps, blocks, length)."""
+    """Returns iota x and iota y in blocks of records, as `chunk_scores` reads them."""
+    # The shapes are (steps, blocks, length, d) and (steps, blocks, length): a scan runs
+    # over steps, their blocks run in parallel, and a block gets one logarithm.
     length = fixed_point.block_length
     num_blocks = -(-targets.size // length)
     num_steps = -(-num_blocks // _BLOCKS_AT_ONCE)
@@ -269,10 +274,12 @@ def chunk_scores(
     fixed_point: FixedPoint,
     axes: tuple[str, ...] = (),
 ) -> jax.Array:
-    """Scores the candidates in columns, shape (d, size), by sums of log(f_i) / U.
+    """Returns the scores of candidates, shape (size,); a better fit has a higher score.
 
-    If rows are sharded over mesh axes, a psum adds the integers. A block has rows of
-    one device, so every bound of `FixedPoint` holds.
+    A score is a sum over records of log(f_i) / U, rounded as in `FixedPoint`. `columns`
+    are candidates, shape (d, size), and `blocks` records from `row_blocks`. If rows are
+    sharded over mesh axes, a psum adds the integers. A block has rows of one device, so
+    every bound of `FixedPoint` holds.
     """
     grid = 2.0**fixed_point.fine_bits / fixed_point.unit
 

@@ -194,7 +194,8 @@ class Theory(NamedTuple):
     def of(
         cls, epsilon, delta, moment_bound, moment_order, diameter, dimension
     ) -> "Theory":
-        """Returns the assumptions that a solver's arguments state, if valid."""
+        """Returns the theorem's assumptions for a solver's arguments, or raises."""
+        # moment_bound is G^k, `diameter` 2 R, and `dimension` the number of parameters.
         _validate.positive(moment_bound=moment_bound, moment_order=moment_order)
         _validate.within(1e-20, 1e30, diameter=diameter)
         rule = "at least 2 and finite, because the theorem asks for a second moment"
@@ -228,7 +229,9 @@ def phase_sizes(num_samples: int, num_phases: int) -> list[int]:
 
 
 def check_size(relative_risk: Callable[[int], float], data: Any) -> int:
-    """Returns n, or raises if the theorem's risk is above the risk of the center."""
+    """Returns n, the number of rows of data, or raises if n is too small."""
+    # relative_risk(n) bounds the excess risk, over the risk of the ball's center. A
+    # bound above 1 is useless; the error tells a number of records that suffices.
     num_samples = enough = _validate.leading_size(data, "data")
     while relative_risk(enough) > 1:
         enough = math.ceil(1.1 * enough)
@@ -278,7 +281,9 @@ def _noise(theory: Theory, num_samples: int) -> float:
 def phases_of(
     theory: Theory, num_samples: int, smoothness: float, num_steps: int | None
 ) -> list[Phase]:
-    """Returns the phases for num_samples records, of all data or of one group."""
+    """Returns each phase's settings, for num_samples records (of a group, or all)."""
+    # `smoothness` is beta, a bound on the risk's curvature, from which the number of
+    # steps of each phase follows, unless num_steps replaces it.
     penalty = 4 * math.sqrt(variance(theory, num_samples // 2)) / theory.radius
     # If A_i grows fourfold per phase, so many phases reach
     # G sqrt(A_I) / lambda_I <= lambda_1 R^2 / 2.
@@ -321,7 +326,9 @@ class _Step(OptaxStep):
     smoothness: Scalar
 
     def optimizer(self, params: PyTree) -> optax.GradientTransformation:
-        """Returns the chain of the noisy mean, the penalty, a step and a projection."""
+        """Returns the optax chain of a phase's step, for per-example gradients."""
+        # It adds the penalty's gradient to the noisy mean of clipped gradients, takes a
+        # step with a falling rate, and projects onto the ball. `params` are not used.
 
         def penalized(updates, params):
             return jax.tree.map(
@@ -346,9 +353,11 @@ class _Step(OptaxStep):
 
 
 def _end(step_of, phase: Phase, start, data, first, keys, execution) -> PyTree:
-    """Returns the last iterate of a phase, for several groups the middle of theirs.
+    """Returns the point at which a phase ends, and around which the next phase begins.
 
-    The phase's records begin at the index `first`; `step_of` makes a group's step.
+    Each of `keys` runs T steps from `start` on its own group of phase.num_samples
+    records, from the index `first` on; `step_of` makes a group's step. The point is the
+    last iterate, or with several groups a center of their last iterates.
     """
     points, size = [], phase.num_samples
     for i, key in enumerate(keys):

@@ -160,7 +160,12 @@ def _with_noise(
     gradient_norm: float,
     budget: tuple[float, float],
 ) -> tuple[np.ndarray, float]:
-    """Returns the minimizer with noise, and stddev of the noise that stays secret."""
+    """Returns the released params, and the stddev of their noise that stays secret.
+
+    Party 0's params are the computed minimizer, or NaN, which is then released. The
+    noise hides how far they are from the exact minimizer. all_noise is the stddev of
+    all parties' noise in the objective, and `budget` has the run's epsilon and delta.
+    """
     (objective, convexity), num_shares = plan[:2], secure_sum.num_secret_shares
     num_samples, num_features = objective.num_samples, objective.num_features
     # A computed minimizer is within gradient_norm / convexity of the exact minimizer.
@@ -197,6 +202,8 @@ class _Party:
 
     def __init__(self, secure_sum: SecureSum, plan, gradient_norm, num_records) -> None:
         """Computes the party's share of the noise, and the grids of the secure sums."""
+        # `plan` is a `Perturbation`, gradient_norm the bound that the minimizer must
+        # meet, and num_records has each party's number of records.
         self.secure_sum, self.gradient_norm = secure_sum, gradient_norm
         self.objective, self.convexity = plan.objective, plan.convexity
         self.share_stddev = plan.stddev / math.sqrt(secure_sum.num_secret_shares)
@@ -215,7 +222,9 @@ class _Party:
         }
 
     def minimizer(self, features: jax.Array, labels: jax.Array) -> np.ndarray:
-        """Draws this party's noise eta_k; returns the minimizer, or NaN."""
+        """Returns the minimizer of all parties' objective J, shape (d,), or NaN."""
+        # The party draws its noise in J. Party 0 directs the search; each other party
+        # takes part in sums over its records, until party 0 sends the result.
         words = np.frombuffer(self.secure_sum.random_bytes(8), np.uint32)
         with jax.enable_x64(True):
             key = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
@@ -225,13 +234,13 @@ class _Party:
             self.chunks = self.objective.chunked(rows)
             if self.secure_sum.transport.party == 0:
                 return self._direct()
-            # The other parties take part in sums until the aggregator sends the result.
             while (message := self._broadcast())[0] != _STOP:
                 self._add(*message)
             return message[1][0]
 
     def _direct(self) -> np.ndarray:
-        """Directs the search; returns w with a certified gradient, or NaN."""
+        """Returns w with a certified ||grad J(w)|| <= gradient_norm, or NaN."""
+        # Only party 0 calls this; sums of gradients and Hessians come from all.
         # As in `dp_objective_perturbation`, each round tries Newton steps of several
         # lengths and a gradient step, and keeps the point with the shortest gradient.
         objective, convexity = self.objective, self.convexity
@@ -274,8 +283,9 @@ class _Party:
     def _broadcast(
         self, kind: float = _STOP, points: np.ndarray | None = None
     ) -> tuple[float, np.ndarray]:
-        """Sends the aggregator's message to all parties, and returns it."""
-        # Messages of all kinds have one size, so short ones are padded with zeros.
+        """Returns party 0's message to all: its kind, and points of shape (9, d)."""
+        # The kind asks for a sum of gradients or Hessians at the points, or ends the
+        # search. Other parties send nothing. Points are padded with zeros to one size.
         words = np.zeros(1 + (len(_LENGTHS) + 1) * self.objective.num_features)
         if points is not None:
             words[: 1 + points.size] = [kind, *points.reshape(-1)]
@@ -288,7 +298,8 @@ class _Party:
         return words[0], words[1:].reshape(len(_LENGTHS) + 1, -1)
 
     def _add(self, kind: float, points: np.ndarray) -> np.ndarray:
-        """Takes part in one sum over all parties."""
+        """Returns the sum of all parties' gradients or Hessians, in grid steps."""
+        # `kind` says which of the two is computed at points; only gradients have noise.
         loss = self.objective.loss
         if kind == _GRADIENTS:
             values = np.asarray(_gradients(loss, self.chunks, points)) + self.noise

@@ -20,8 +20,7 @@ from dpjax.solvers.training._calibration import check_budget, unsupported
 from dpjax.solvers.training._solution import Solution
 
 # This share of epsilon and delta pays for the output noise. It hides how far the
-# computed minimizer is from the exact minimizer, which is so little that any share will
-# do.
+# computed minimizer is from the exact minimizer: so little that any share will do.
 OUTPUT_SHARE = 0.01
 
 
@@ -50,8 +49,7 @@ def dp_objective_perturbation(
         key: a typed key.
         epsilon: privacy parameter, positive and finite.
         delta: privacy parameter in (0, 1).
-        regularization: lambda >= 0, per record and public; raised to Lambda if epsilon
-            requires it.
+        regularization: lambda >= 0, per record, public; Lambda if epsilon needs more.
         loss: phi with its bounds; by default `MarginLoss.logistic()`.
         gradient_norm: gamma, public; by default 1e-8 N Lambda, or more if the rounding
             of float64 requires it. The output noise is proportional to it.
@@ -132,12 +130,13 @@ class Objective(NamedTuple):
         return rows.reshape(-1, size, self.num_features)
 
     def rounding(self, convexity: Any, params_norm: Any, noise_norm: Any) -> Any:
-        """Bounds the float64 error of grad J(w), where ||w|| is params_norm."""
+        """Returns a bound on the l2 error of J's gradient at w, in float64."""
+        # J is the solver's objective; `convexity` is N Lambda, params_norm ||w||, and
+        # noise_norm ||eta||. The bound is part of certificates on the gradient's norm.
         # Errors in units of the last place: d ||w|| in a margin, which phi' multiplies
         # by c; 16 L + 16 c (1 + ||w||) in phi' itself, as `MarginLoss` requires; in the
         # sum over chunks N L, the sum of all |terms|, times the size and number of
-        # chunks; a few in the other two terms. Taking 2^-52 for the unit 2^-53 covers
-        # products of errors.
+        # chunks; a few in the other terms. 2^-52 for 2^-53 covers products of errors.
         loss = self.loss
         chunk_size = math.isqrt(self.num_samples - 1) + 1
         num_chunks = -(-self.num_samples // chunk_size)
@@ -160,7 +159,8 @@ class Perturbation(NamedTuple):
     def of(
         cls, objective: Objective, regularization: float, epsilon: float, delta: float
     ) -> "Perturbation":
-        """Returns the perturbation that makes the exact minimizer private."""
+        """Returns the regularization and noise with which the minimizer is private."""
+        # epsilon and delta are its part of the budget, and regularization is the least.
         loss = objective.loss
         noise = objective_noise(
             epsilon,
@@ -177,7 +177,8 @@ class Perturbation(NamedTuple):
         return cls(objective, convexity, noise.stddev, total, extra)
 
     def least_gradient_norm(self, stddev: float) -> float:
-        """Returns eight times the rounding at the largest possible minimizer."""
+        """Returns the least bound on ||grad J(w)|| that float64 can certify."""
+        # It is eight times the rounding at the largest w that eta's stddev allows.
         # grad J(w) = 0 bounds ||w||. A norm of eta above noise_norm has probability
         # e^-32, and would use up some of the factor of eight, but no privacy.
         objective = self.objective
@@ -187,7 +188,7 @@ class Perturbation(NamedTuple):
         return 8 * objective.rounding(self.convexity, params_norm, noise_norm)
 
     def stats(self, gradient_norm: float, output_stddev: float) -> dict[str, Scalar]:
-        """Returns the public numbers of a release."""
+        """Returns the public numbers of a release, for the stats of its `Solution`."""
         return {
             "stddev": self.stddev,
             "regularization": self.regularization,
@@ -207,7 +208,7 @@ def checked_loss(loss: MarginLoss | None, regularization: float) -> MarginLoss:
 
 
 def check_data(features: jax.Array, labels: jax.Array) -> None:
-    """Requires real arrays (n, d) and (n,)."""
+    """Requires arrays of real numbers, features (n, d) and labels (n,), not empty."""
     for name, array, num_axes in (("features", features, 2), ("labels", labels, 1)):
         kinds = (jnp.floating, jnp.integer, jnp.bool_)
         is_fine = hasattr(array, "dtype") and array.ndim == num_axes and array.size > 0
@@ -225,7 +226,9 @@ def released_dtype(features: jax.Array) -> np.dtype:
 
 
 def signed_rows(features: jax.Array, labels: jax.Array) -> jax.Array:
-    """Returns y_i x_i in float64 with rows clipped to norm 1; zero if y_i is NaN."""
+    """Returns y_i x_i in float64, shape (n, d), with rows clipped to norm 1."""
+    # y_i is 1 for a label above zero, -1 for another number, and 0 for NaN, so that its
+    # record only adds a constant to the objective. NaN in features counts as zero.
     # An infinity dominates the direction of its row. It becomes 1e300, because the
     # reciprocal of the largest float is subnormal and may be flushed to zero.
     rows = features.astype(jnp.float64)
@@ -249,7 +252,11 @@ class _Step(NamedTuple):
 
 
 def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.Array:
-    """Returns w with a certificate that ||grad J(w)|| <= gradient_norm, or NaN."""
+    """Returns w, shape (d,), with a certified ||grad J(w)|| <= gradient_norm, or NaN.
+
+    J is the solver's objective with rows y_i x_i, (n, d), convexity N Lambda, and noise
+    eta, (d,). The certificate counts all rounding, because privacy rests on it.
+    """
     # Each round tries Newton steps of several lengths and a gradient step, and goes to
     # the point of least gradient norm. The gradient step guarantees that the norm falls
     # by a factor of at least 1 - 1/kappa, kappa the condition number of J. If the norm
@@ -282,7 +289,7 @@ def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.A
         return norm + error <= gradient_norm
 
     def descend(step: _Step) -> _Step:
-        """Returns the point of least gradient norm, and whether the norm falls."""
+        """Returns the best of nine trial points, and if its gradient is shorter."""
         factor = jax.scipy.linalg.cho_factor(hessian(step.params))
         newton = jax.scipy.linalg.cho_solve(factor, step.gradient)
         moves = jnp.concatenate(
@@ -307,7 +314,8 @@ def minimize(objective: Objective, rows, convexity, eta, gradient_norm) -> jax.A
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _release(objective: Objective, dtype, features, labels, key, numbers) -> jax.Array:
-    """Releases the minimizer, with output noise."""
+    """Returns the minimizer with output noise, shape (d,), which may be published."""
+    # `numbers` are N Lambda, the stddev of eta, gamma, and output_stddev.
     convexity, stddev, gradient_norm, output_stddev = numbers
     objective_key, output_key = jax.random.split(key)
     zeros = jnp.zeros(objective.num_features, jnp.float64)

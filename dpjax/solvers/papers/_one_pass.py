@@ -192,9 +192,9 @@ def _spread(theory: Theory, num_samples: int) -> float:
 
 
 def phases_of(theory: Theory, num_samples: int) -> tuple[tuple[int, ...], np.ndarray]:
-    """Returns the number of records, and (C, eta), of each phase.
+    """Returns each phase's size, and an array (phases, 2) of clip norms and step sizes.
 
-    There are so many phases that the noise of the last adds no more risk than (3).
+    There are so many phases that the last one's noise adds no more than the risk bound.
     """
     half = num_samples // 2
     first, clipped = learning_rate(theory, half), clip_norm(theory, half)
@@ -209,9 +209,10 @@ def phases_of(theory: Theory, num_samples: int) -> tuple[tuple[int, ...], np.nda
 
 @partial(jax.jit, static_argnums=0)
 def _release(static, key, data, center, numbers, scalars):
-    """Returns the last phase's result in the dtype of center, and the first stddev.
+    """Returns the last phase's noisy mean of iterates, (d,), and phase one's stddev.
 
-    `numbers` has a clip norm and a step size for each phase.
+    `static` has the loss, whether delta is 0 (Laplace noise), and each phase's size;
+    `numbers` each phase's (C, eta); `scalars` the radius and noise multiplier.
     """
     (loss, is_pure, sizes), (radius, noise_multiplier) = static, scalars
     wide = center.astype(jnp.float64)
@@ -242,10 +243,14 @@ def _release(static, key, data, center, numbers, scalars):
 
 
 def _one_pass(loss, rows, center, start, radius, clipped, rate) -> jax.Array:
-    """Returns the mean of the iterates of (1), relative to the center."""
+    """Returns the mean of a phase's iterates, relative to the center, shape (d,)."""
+    # Each record makes a projected step with its clipped gradient. `rows` are features
+    # and targets, `start` is the first iterate, `clipped` the clip norm, `rate` the
+    # step size.
 
     def step(carry, row):
-        """Takes a step with one record, and updates the mean of the iterates."""
+        """Returns the carry after a step with a record (x, y), and None for `scan`."""
+        # The carry is the iterate, the mean of the iterates, and their number.
         moved, mean, count = carry
         x, y = (part.astype(jnp.float64) for part in row)
         square, shift = jnp.dot(x, x), jnp.dot(x, center)
@@ -273,7 +278,7 @@ def _into_ball(vector: jax.Array, radius: jax.Array) -> jax.Array:
 
 
 def _arrays(data: PyTree) -> tuple[jax.Array, jax.Array]:
-    """Returns features and targets as arrays of matching shapes."""
+    """Returns features (n, d) and targets (n,), the same on all devices, or raises."""
     is_fine = isinstance(data, tuple) and len(data) == 2
     _validate.require(is_fine, "data", type(data), "a pair (features, targets)")
     features, targets = gathered(arrays(data))

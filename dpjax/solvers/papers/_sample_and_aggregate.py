@@ -147,7 +147,8 @@ class _Subsets(NamedTuple):
         return self.num_samples // self.per_order
 
     def rows(self, key: Key) -> jax.Array:
-        """Returns indices of records, shape (m, b), each at most `overlap` times."""
+        """Returns the indices of each subset's records, shape (m, b)."""
+        # No record is in more than `overlap` subsets, on which privacy rests.
         orders = [jnp.arange(self.num_samples)]
         if self.overlap > 1:
             keys = jax.random.split(key, self.overlap - 1)
@@ -160,7 +161,8 @@ class _Subsets(NamedTuple):
 def _template(
     fit_fn: FitFn, data: PyTree, subsets: _Subsets, center: PyTree, vectorize: bool
 ) -> PyTree:
-    """Returns the center of the ball in the shapes of a result; no data are read."""
+    """Returns the center of the ball of results, in a result's shapes and dtypes."""
+    # These come from tracing fit_fn, or from center without vectorize; not from data.
     if not vectorize:
         rule = "given if vectorize is false"
         _validate.require(center is not None, "center", center, rule)
@@ -187,7 +189,9 @@ def _shapes(tree: PyTree) -> PyTree:
 def _noise(
     setting: tuple[float, float, int], subsets: _Subsets, relative_spread: float
 ) -> tuple[float, float]:
-    """Returns the smoothness and standard deviation / S, from public numbers only."""
+    """Returns beta of the smooth sensitivity S, and the noise's stddev / S."""
+    # `setting` has epsilon, delta, and the size of a result: all is public. Noise is
+    # least with this beta if 3/4 of the results are within relative_spread diameters.
     pairs = _tight_pairs(*setting)
     steps = num_steps(subsets.number, subsets.overlap)
     # With K at least enough, the least noise c e^(-beta K) is below the diameter.
@@ -215,7 +219,8 @@ def _noise(
 def _tight_pairs(
     epsilon: float, delta: float, num_coordinates: int
 ) -> tuple[tuple[float, float], ...]:
-    """Returns pairs of smoothness, 2 to 98 per cent of the largest, and multiplier."""
+    """Returns pairs (beta, stddev / S) that are private for a beta-smooth bound S."""
+    # The betas are 2 to 98 per cent of the largest; `_noise` takes the best pair.
     how = {"num_coordinates": num_coordinates}
     most = largest_smoothness(epsilon, delta, **how)
     betas = [most * float(share) for share in np.geomspace(0.02, 0.98, 24)]
@@ -227,7 +232,7 @@ def _tight_pairs(
 def _fit_vectorized(
     fit_fn: FitFn, subsets: _Subsets, data: PyTree, key: Key
 ) -> jax.Array:
-    """Returns the results as vectors, shape (m, d)."""
+    """Returns the results of fit_fn for all m subsets as vectors, shape (m, d)."""
 
     def fit(rows: jax.Array) -> jax.Array:
         subset = jax.tree.map(lambda x: jnp.asarray(x)[rows], data)
@@ -239,12 +244,14 @@ def _fit_vectorized(
 def _fit_on_host(
     fit_fn: FitFn, subsets: _Subsets, data: PyTree, key: Key, template: PyTree
 ) -> jax.Array:
-    """Returns the results as vectors, NaN for an exception or for other shapes."""
+    """Returns the results of fit_fn for all m subsets as vectors, shape (m, d)."""
+    # fit_fn is called outside of JAX. Its vector is NaN if it raises an exception, or
+    # if its result does not have the shapes of template, a pytree.
     arrays = jax.tree.map(np.asarray, data)
     origin, _ = flatten(template, "center")
 
     def fit(rows: np.ndarray) -> np.ndarray:
-        """Returns the result for a subset as a vector, NaN if there is none."""
+        """Returns the result for a subset with records `rows` as a vector, or NaN."""
         try:
             result = fit_fn(jax.tree.map(lambda x: x[rows], arrays))
             if _shapes(result) == _shapes(template):
@@ -260,7 +267,9 @@ def _fit_on_host(
 
 @partial(jax.jit, static_argnums=0)
 def _release(overlap, results, key, origin, diameter, weights, multiplier):
-    """Releases a center of the results, with noise for its smooth sensitivity."""
+    """Returns the center of the results with noise, (d,), which may be published."""
+    # `results` have shape (m, d), `origin` is the ball's center, `weights` those of S
+    # in `_smooth_center`, and `multiplier` is stddev / S.
 
     def point_of(result: jax.Array) -> jax.Array:
         # `smooth_center` needs points in a set of diameter 1.

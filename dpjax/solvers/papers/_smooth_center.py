@@ -63,7 +63,12 @@ def smooth_weights(smoothness: float, num_steps: int) -> np.ndarray:
 def smooth_center(
     points: jax.Array, weights: ArrayLike, *, overlap: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the center g, shape (d,), and its bound S of (1), for m points (m, d)."""
+    """Returns a center (d,) of m points (m, d), and its smooth sensitivity S as in (1).
+
+    The center has the smallest ball with a majority of the points. Noise in proportion
+    to S hides a record that changes `overlap` of them. They must be in a set of
+    diameter 1, and `weights` are w_0, ..., w_K.
+    """
     num_points, num_coordinates = points.shape
     first = majority(num_points, overlap) - 1  # r_i(t_0) has this index, from zero
 

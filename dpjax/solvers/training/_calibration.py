@@ -38,7 +38,7 @@ def check_budget(epsilon: float, delta: float) -> None:
 def check_noise(
     epsilon: float | None, delta: float, noise_multiplier: float | None
 ) -> None:
-    """Requires a valid budget, with either epsilon or noise_multiplier given."""
+    """Requires delta in (0, 1), and epsilon > 0 or noise_multiplier > 0, not both."""
     rule = "given where noise_multiplier is not"
     is_fine = (epsilon is None) != (noise_multiplier is None)
     _validate.require(is_fine, "epsilon", epsilon, rule)
@@ -66,7 +66,9 @@ def calibrated_noise(
 ) -> tuple[float, PrivacyGuarantee]:
     """Returns the noise multiplier of one step, and the guarantee of all steps.
 
-    With a strategy, the multiplier is for the noise before strategy correlates it.
+    The multiplier is stddev / l2 sensitivity of a step's mean, the smallest for this
+    budget and batching. With a strategy of correlated noise it is for the independent
+    noise behind it. `unit` names the protected unit in the guarantee.
     """
     _validate.bounded_estimator(estimator)
     is_fine = not (estimator.groups_by_index and batching.is_sampled)
@@ -95,10 +97,8 @@ def unsupported(epsilon: float, delta: float, num_samples: int) -> PrivacyGuaran
 def traceable(
     estimator: Estimator, noise_multiplier: float | None
 ) -> float | Static | None:
-    """Returns noise_multiplier for a jitted call: static if the noise is not Gaussian.
-
-    Such noise is fitted to its multiplier on the host, which needs a concrete number.
-    """
+    """Returns noise_multiplier for a jitted call, `Static` if noise is not Gaussian."""
+    # Noise of `TrimmedMean` is fitted to a concrete multiplier on the host.
     is_fitted = noise_multiplier is not None and estimator.noise != "gaussian"
     return Static(noise_multiplier) if is_fitted else noise_multiplier
 
@@ -113,7 +113,8 @@ class Choices(NamedTuple):
 
     @classmethod
     def tight(cls, num_composed: int, epsilon: float, delta: float) -> "Choices":
-        """Returns choices with the largest epsilon for each that a budget affords."""
+        """Returns choices with the largest epsilon for each that the budget allows."""
+        # A record affects num_composed choices, which together are (epsilon, delta)-DP.
         if num_composed == 1:
             return cls("permute_and_flip", epsilon, 1, (epsilon, 0.0))
         by_name: dict[SelectionName, float] = {

@@ -48,9 +48,8 @@ class Checkpoint(NamedTuple):
             (loss, steps, batching), compiler (XLA_FLAGS included), device or processor,
             number of devices or processes, data, key or any number differs. With the
             same key and other data or other rounding, the difference of two releases
-            would show the data without noise. Whether this error is raised depends on
-            the data: only the owner of the folder may see it, and the guarantee does
-            not cover it.
+            would show the data without noise. The error depends on the data, and no
+            guarantee covers it: only the folder's owner may see it.
 
     Example:
         >>> import tempfile
@@ -73,7 +72,7 @@ class Checkpoint(NamedTuple):
     every: int = 100
 
     def checked(self) -> "Checkpoint":
-        """Returns itself, or raises for a field out of its range."""
+        """Returns the checkpoint, or raises if its folder or `every` is invalid."""
         folder, rule = getattr(self, "folder", None), "a Checkpoint(folder, every)"
         is_fine = isinstance(self, Checkpoint) and isinstance(folder, str | os.PathLike)
         _validate.require(is_fine, "checkpoint", self, rule)
@@ -117,7 +116,9 @@ def save(store: Store, step: int, state: PyTree) -> None:
 def identity(
     program: str, arguments: Mapping[str, PyTree], devices: _sharding.Devices
 ) -> dict[str, str]:
-    """Returns digests that identify a run by its program, arguments and machine."""
+    """Returns digests by name, which tell whether a saved state belongs to this run."""
+    # `program` is the text of the compiled steps, `arguments` are the pytrees that they
+    # read, and `devices` those of all processes, () for a single process.
     used = {
         device
         for leaf in jax.tree.leaves(dict(arguments))
@@ -137,7 +138,7 @@ def identity(
 
 
 def _kind(device: Any) -> str:
-    """Returns the kind of a device, for a CPU with its model and instruction sets."""
+    """Returns a JAX device's kind, for a CPU with its model, for the run's identity."""
     if device.platform != "cpu":
         return device.device_kind
     # The compiler uses the widest instructions of a CPU, and the order in which
@@ -171,7 +172,8 @@ def _shards(leaf: jax.Array) -> list[Any]:
 
 
 def _as(like: Any, arrays: _store.Arrays, i: int) -> Any:
-    """Returns the saved leaf i, with the type and the sharding of like."""
+    """Returns the saved leaf number i, with the type and the sharding of like."""
+    # `arrays` has this process's shards of all leaves: "i.j" is shard j of leaf i.
     bits = _without_key(like)
     pieces = [arrays[f"{i}.{j}"] for j, _ in enumerate(_pieces(bits))]
     joined = pieces[0]

@@ -31,8 +31,7 @@ class Curves:
     pytree: slopes and heights are released, all other fields are public.
 
     Attributes:
-        slopes: shape (d,), or (d, K) with K outputs. The slope of the intercept's
-            column is the intercept.
+        slopes: shape (d,), or (d, K) with K outputs, the intercept among them.
         heights: shape (k, m) or (k, m, K): the values of k functions at m knots. If m
             is zero the model is linear.
         knots: m public numbers, ascending, in units of the columns.
@@ -125,9 +124,8 @@ class Curves:
     ) -> jax.Array:
         """Returns the standard errors of `curve`, shape (m,).
 
-        A curve is a sum of its slope and heights times known numbers. At a number of
-        the grid where a slope or height without a finite error is used, the standard
-        error is infinite.
+        A curve is a sum of its slope and heights times known numbers. Its error is
+        infinite where a slope or height without a finite error is used.
 
         Args:
             errors: standard errors of slopes and heights; there is one output.
@@ -178,8 +176,8 @@ def check_columns(columns: jax.Array, num_columns: int) -> None:
 def hats(values: jax.Array, knots: tuple[float, ...]) -> jax.Array:
     """Returns the m hat functions at values, shape (..., m), in [0, 1] with sum 1.
 
-    A hat function is the linear B-spline of one knot: 1 at this knot, 0 at all other
-    knots, linear between knots, and constant beyond the first and the last knot.
+    A hat is the linear B-spline of one knot: 1 at this knot, 0 at all other knots,
+    linear between knots, constant beyond them. A curve is a sum of heights times hats.
     """
     rises = [
         jnp.clip((values - low) / (high - low), 0.0, 1.0)

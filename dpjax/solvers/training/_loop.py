@@ -54,7 +54,9 @@ class Batches(NamedTuple):
         epsilon: float | None = None,
         delta: float | None = None,
     ) -> "Batches":
-        """Returns the batches of a run on data; some batchings depend on its budget."""
+        """Returns public facts about a run's batches, or raises if they do not fit."""
+        # Of `data` only shapes and sharding are read. `Poisson` and its kind need
+        # epsilon and delta, for the size of padded batches.
         check_execution(execution)
         num_samples = _validate.leading_size(data, "data")
         rule = "Full(), Poisson(...) or another of dpjax.batching"
@@ -95,7 +97,8 @@ class OptaxStep(abc.ABC):
     def mean(
         self, estimator: Any, noise_multiplier: Any = None, **options: Any
     ) -> optax.GradientTransformation:
-        """Returns the first link of a chain: `aggregate`, or with noise `privatize`."""
+        """Returns the first link of a step's optax chain: the mean of gradients."""
+        # It is `aggregate`, or with a noise multiplier `privatize` with the options.
         batches = self.batches
         how = {"normalize_by": batches.divisor, "axis_name": batches.axis_name}
         if noise_multiplier is None:
@@ -118,7 +121,8 @@ class OptaxStep(abc.ABC):
         return self.optimizer(params).init(params)
 
     def __call__(self, params, state, batch, is_padding_example) -> Any:
-        """Returns the next iterate and state."""
+        """Returns params and the optax state after a step on a batch (m, ...)."""
+        # is_padding_example marks rows that do not count, shape (m,), or is None.
         # `streamed_grad` warns of arrays with a batch's rows, this of arrays with all.
         warn_of_rows(self.loss_fn, params, batch, self.batches.start.num_samples)
         size = self.batches.microbatch_size
@@ -157,7 +161,7 @@ class PrivateStep(OptaxStep):
         return chain(self.mean(self.estimator, self.noise_multiplier, **how), optimizer)
 
     def noise_parameters(self, num_coordinates: int) -> dict[str, Scalar]:
-        """Returns `Estimator.noise_parameters` for the batches of this step."""
+        """Returns l2_sensitivity and stddev of a step; rho with `TrimmedMean`."""
         return measured(self.estimator).noise_parameters(
             Static.value_of(self.noise_multiplier),
             self.batches.divisor,
@@ -209,9 +213,10 @@ class Observed(NamedTuple):
 def observed(
     optimizer: optax.GradientTransformation, stddev: Scalar | None
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns optimizer with the state `Observed`, and noise_norm as a keyword.
+    """Returns optimizer with the state `Observed`, which has norms of the private mean.
 
-    Unless it is None, stddev replaces the noise_stddev that the chain passes.
+    Its update passes the noise's l2 norm to optimizer as the keyword noise_norm. The
+    noise has the noise_stddev that the chain passes, or stddev unless that is None.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -221,6 +226,7 @@ def observed(
         return Observed(optimizer.init(params), *unseen)
 
     def update(updates, state, params=None, *, noise_stddev=None, **extra_args):
+        """Returns optimizer's updates, and its state with the norms of its input."""
         noise, spread = jnp.float32(0.0), noise_stddev if stddev is None else stddev
         if spread is not None:
             # The norm is the root of the sum of all coordinates' variances.
@@ -253,8 +259,7 @@ class Execution:
             while the compiled loop runs. It gets released numbers only, and its result
             is ignored. A resumed run may call it again for a step, with the same
             numbers. If there are several processes, the first process calls it.
-        callback_every: number of steps between two calls. The last step is always
-            shown.
+        callback_every: steps between two calls. The last step is always shown.
         checkpoint: where the run is saved, so that it can resume if its process ends.
 
     Example:
@@ -289,7 +294,11 @@ def check_execution(execution: Execution, no_checkpoint: str | None = None) -> N
 def iterate(
     step: OptaxStep, params: PyTree, data: PyTree, *, key: Key, execution: Execution
 ) -> tuple[PyTree, PyTree]:
-    """Returns the last iterate and state of all steps, each on its own batch."""
+    """Runs all steps of a solver; returns the last params, and the last optax state.
+
+    `data` has leaves (n, ...), from which each step draws its batch. `key` serves for
+    the batches and the noise. With a checkpoint the run is saved, or resumes.
+    """
     traced = {"params": params, "data": data, "key": key}
     fields, _ = jax.tree_util.tree_flatten_with_path(
         step, is_leaf=lambda x: x is not step
@@ -309,10 +318,11 @@ def iterate(
 
 @partial(jax.jit, static_argnums=0)
 def _run(execution: Execution, step: OptaxStep, params, data, key, part):
-    """Runs all steps, or a part (first, stop, carry); none, if its carry is None.
+    """Runs all steps, or a part (first, stop, carry), as one compiled program.
 
-    Returns the iterate, the state of the optimizer, and the state of the batches, which
-    is None after all steps.
+    Returns the params, the optax state, and the state of the batches, which is None
+    after all steps. A carry has these three; if it is None, no step is made, and the
+    carry before the first step is returned.
     """
     # The keys are split in here, so that a run is one program.
     step_key, batch_key = jax.random.split(key)
@@ -321,7 +331,9 @@ def _run(execution: Execution, step: OptaxStep, params, data, key, part):
 
     @jax.checkpoint
     def one_step(carry, index):
-        """Takes a step on the next batch, and runs the callback if it is due."""
+        """Returns the carry, and None, after a step on the next batch."""
+        # The carry has params, the optax state, and the state of the batches. If it is
+        # due, the callback gets the params.
         params, state, batches = carry
         batch, is_padding_example, batches = batches.batching.draw_within(
             batches, data, axis_name=step.batches.axis_name
@@ -344,13 +356,14 @@ def _run(execution: Execution, step: OptaxStep, params, data, key, part):
     if part is not None:
         return carry
     params, state, _ = jax.lax.scan(one_step, carry, jnp.arange(start.num_steps))[0]
-    # The state of the batches is not returned: if they draw nothing, the compiler can
-    # remove their keys.
+    # The batches' state is not returned, so the compiler can remove unused keys.
     return params, state, None
 
 
 def _saved(execution, step, traced, arguments, devices):
-    """Runs part by part, saves the carry after each, and resumes from a saved carry."""
+    """Returns what `iterate` does, for a run that a checkpoint saves."""
+    # It saves the carry of `_run` after each part, and resumes from a saved carry.
+    # `traced` has params, data and key; `arguments` also the fields of step.
     checkpoint, callback = execution.checkpoint, execution.callback
     num_steps = step.batches.start.num_steps
     rule = "None under jit, vmap and grad, where nothing can be saved"

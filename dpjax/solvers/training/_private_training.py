@@ -61,8 +61,7 @@ class TrainingState(NamedTuple):
 
     Attributes:
         params: the model after the steps made so far.
-        optimizer: states of the private mean, with the key of its noise, and of the
-            optimizer.
+        optimizer: states of the private mean (with its noise's key) and the optimizer.
         batches: state of the batches.
         monitor: state of the private mean loss; None without a monitor.
     """
@@ -160,7 +159,7 @@ class PrivateTraining:
         microbatch_size: int | None = None,
         relation: NeighboringRelation = REPLACE_ONE,
     ):
-        """Calibrates the noise to the budget, and refuses parts that do not fit."""
+        """Checks the class's arguments, and calibrates the noise; no data are read."""
         _validate.require(callable(loss_fn), "loss_fn", loss_fn, "callable")
         _validate.count(num_samples=num_samples)
         check_budget(epsilon, delta)
@@ -210,10 +209,8 @@ class PrivateTraining:
         """Returns the state before the first step.
 
         Args:
-            params: where to start; public. They are copied, so the state may be
-                donated.
-            key: a typed key, used for this run only. Anyone who knows it can subtract
-                the noise.
+            params: where to start; public. They are copied: the state may be donated.
+            key: a typed key, for this run only: whoever has it can subtract the noise.
 
         Raises:
             ValueError: If key is not a typed key, or params are not float arrays.
@@ -239,9 +236,8 @@ class PrivateTraining:
     ) -> tuple[TrainingState, dict[str, jax.Array]]:
         """Returns the state after one more step, and public numbers about the step.
 
-        The method is a pure function, compiled at its first call. It may be part of
-        `jax.jit` (with the state donated), `lax.scan`, `vmap` over states, and
-        `shard_map`.
+        The method is pure, and compiled at its first call. It may be part of `jax.jit`
+        (with the state donated), `lax.scan`, `vmap` over states, and `shard_map`.
 
         Args:
             state: from `init`, or from the last step; use each state once.
@@ -272,10 +268,10 @@ class PrivateTraining:
         return self._jitted(state, data, row_axes(data, axis_name) or axis_name)
 
     def _step(self, state, data, axis_name):
-        """Returns the next state and its numbers; after the last step, zeros."""
+        """Returns the next state and public numbers: this is `step`, compiled."""
 
         def make(state):
-            """Returns the state after a step, and the numbers that the step shows."""
+            """Returns the state after one more step, and its public numbers by name."""
             batch, is_padding_example, batches = self.batching.draw_within(
                 state.batches, data, axis_name=axis_name
             )
@@ -319,7 +315,9 @@ class PrivateTraining:
     def _gradient_step(
         self, params: PyTree, axis_name: AxisName | None = None
     ) -> PrivateStep:
-        """Returns the step from params; its state holds the norms that are shown."""
+        """Returns the noisy gradient step for params, with its defaults filled in."""
+        # Defaults for estimator and optimizer depend on the size of params. The
+        # optimizer's state is `Observed`, which has the norms that `step` shows.
         batches = self._base.batches._replace(axis_name=axis_name)
         step, size = replace(self._base, batches=batches), num_coordinates(params)
         if self._estimator is None:
@@ -339,7 +337,8 @@ class PrivateTraining:
         return step.mean(_adaptive(_LOSS_QUANTILE), multiplier, relation=step.relation)
 
     def _monitored(self, step, state, batch, is_padding_example):
-        """Returns the next state of the monitor, and the private mean loss."""
+        """Returns the monitor's next state, and the numbers that `step` shows of it."""
+        # They are the batch's private mean loss, its clipping bound, and its stddev.
         # `robust_grad` reads the batch in microbatches; only its losses are used here.
         values_fn = robust_grad(
             step.loss_fn,
@@ -358,7 +357,7 @@ class PrivateTraining:
 
 
 def _check_parts(noise: Any, estimator: Any, monitor: Any, optimizer: Any) -> None:
-    """Raises if parts of a run do not fit each other."""
+    """Raises `ValueError` if arguments of `PrivateTraining` do not fit each other."""
     if estimator is not None:
         _validate.estimator(measured(estimator))
     if noise is not None:
@@ -382,7 +381,9 @@ def _schedule(
     noise: Strategy | None,
     relation: NeighboringRelation,
 ) -> tuple[Batching, int]:
-    """Returns the batching and number of steps, with defaults for None."""
+    """Returns a run's batching and number of steps, with defaults for None."""
+    # `PrivateTraining` states the defaults; `noise` is a strategy of correlated noise,
+    # or None. It raises if the relation does not hold for the batching.
     if num_steps is None:
         num_steps = _NUM_STEPS if noise is None else noise.num_steps
     size = max(1, num_samples // _BATCHES)
@@ -418,10 +419,11 @@ def _adaptive(quantile: Scalar) -> AdaptiveThreshold:
 def _descend(
     num_steps: int, relative_norm: Scalar
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns gradient descent with a rate that rises in the first tenth, then falls.
+    """Returns the default optimizer: gradient descent with a rate that rises and falls.
 
-    The rate is for gradients in units of their largest norm, noise_norm /
-    relative_norm; `update` gets noise_norm as a keyword.
+    The rate is for gradients in units of the clip norm, noise_norm / relative_norm:
+    relative_norm is the norm of a step's noise over the clip norm, and `update` gets
+    noise_norm, the norm of the noise, as a keyword.
     """
 
     def init(params):
@@ -451,9 +453,8 @@ class Recommendation(NamedTuple):
             1 a step is mostly noise: fewer parameters, or more records, will help.
         quantile: the quantile of gradient norms that the clip norm follows, starting
             from 0.03: 1 - nu, within [0.5, 0.95].
-        learning_rate: the peak rate, 1.3 / (0.1 + nu), for gradients divided by the
-            clip norm. The rate rises over the first tenth of the steps and then falls
-            to zero.
+        learning_rate: the peak rate, 1.3 / (0.1 + nu), for gradients over the clip
+            norm. The rate rises in the first tenth of the steps, then falls to zero.
     """
 
     batch_size: int
@@ -503,8 +504,7 @@ def recommend(
         learning_rate     7.862
 
     Reference:
-        The rules were found by the trials of benchmarks/DEEP.md, "adaptive clipping,
-        quantile by the noise".
+        benchmarks/DEEP.md, "adaptive clipping, quantile by the noise".
     """
     run = PrivateTraining(
         lambda *_: 0.0, num_samples=num_samples, epsilon=epsilon, delta=delta

@@ -22,9 +22,8 @@ from dpjax.solvers.training._curves import Curves, check_columns
 class Solution:
     """Released parameters, and their privacy guarantee.
 
-    The class is a pytree with the guarantee as static metadata, so that a solver may be
-    called under `jit` and `vmap`. All fields are public, or released under the
-    guarantee.
+    The class is a pytree with the guarantee as static metadata, so that a solver may
+    run under `jit` and `vmap`. All fields are public or released.
 
     Attributes:
         params: the released parameters.
@@ -85,8 +84,7 @@ class Solution:
         """Returns an interval for each of the params, from their standard errors.
 
         The interval is params -+ z standard_errors, with z a quantile of the normal
-        distribution. It costs no privacy. The docstring of the solver says which errors
-        the interval covers.
+        distribution. It costs no privacy. Its solver says which errors it covers.
 
         Args:
             level: the probability of each interval, in (0, 1).
@@ -96,8 +94,7 @@ class Solution:
             if no finite interval is valid.
 
         Raises:
-            ValueError: If the level is out of its range, or there are no standard
-                errors.
+            ValueError: If the level is out of range, or there are no standard errors.
 
         Example:
             >>> import jax.numpy as jnp
@@ -139,8 +136,7 @@ class Solution:
         The band is curve -+ z standard errors, as in `interval`, at each number of the
         grid of `shapes`: the level holds for each number alone, not for all together. A
         band is for the difference from the curve at zero, so it has no width there. It
-        costs no privacy. Interpolate linearly between numbers of the grid, which only
-        widens the band.
+        costs no privacy. Linear interpolation between grid points only widens it.
 
         Args:
             level: the probability at each number, in (0, 1).
