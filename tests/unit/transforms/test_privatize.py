@@ -125,7 +125,7 @@ def test_injected_hyperparameters(is_whole, key):
 
     schedule = optax.piecewise_constant_schedule(2.0, {1: 0.0})  # 2, then nothing
     first = optax.inject_hyperparams(inner)(noise_multiplier=schedule)
-    with pytest.raises(ValueError, match=r"transforms\[0\] .* around the whole chain"):
+    with pytest.raises(ValueError, match=r"transforms\[0\] .* around the chain"):
         dpjax.chain(first, optax.scale(1.0))
     wrapped = optax.inject_hyperparams(whole)(noise_multiplier=schedule)
     optimizer = wrapped if is_whole else optax.chain(first, optax.scale(1.0))
