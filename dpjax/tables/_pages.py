@@ -70,7 +70,7 @@ def html_blocks(blocks: Iterable[Block]) -> str:
 
 
 def _html_block(block: Block) -> str:
-    """Returns a paragraph, table, picture, title or list as HTML."""
+    """Returns a block of a page (paragraph, table, picture, title or list) as HTML."""
     match block:
         case Text(text, is_warning):
             mark = ' class="warning"' if is_warning else ""
@@ -148,10 +148,11 @@ class Shape(NamedTuple):
         scale: float,
         ends: tuple[float, float],
     ) -> "Shape":
-        """Returns the shape of a column of numbers.
+        """Returns the shape of a numeric column; its grid has the knots and the ends.
 
-        `curve`, its `knots` (() for a straight line) and `ends` are in scales from the
-        center; `center` and `scale` are in the user's units.
+        `curve` maps numbers (m,) to contributions to the model's score. Its
+        argument, `knots` (() for a straight line) and `ends` are (x - center) /
+        scale; `center` and `scale` are in the user's units.
         """
         low, high = max(ends[0], -_FARTHEST), min(ends[1], _FARTHEST)
         grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
@@ -168,12 +169,13 @@ def plot(
     is_dark: bool = False,
     bands: Mapping[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> Any:
-    """Draws each shape in a panel of its own with matplotlib; all share an axis.
+    """Returns a matplotlib figure with a panel for each shape; all share one axis.
 
-    If there are too many categories, the panel shows those with the largest values.
-    `outputs` are the names of K classes, for a legend. With `is_factor` the axis shows
-    exponentials of the values. `bands` are grids with lower and upper ends, drawn where
-    they are finite.
+    `shapes` are the contributions of columns to a score, by title. Of too many
+    categories a panel shows those with the largest values. `outputs` are the names
+    of K classes, for a legend, and `axis_label` is for the shared axis. With
+    `is_factor` the axis shows exponentials of the values. `bands`, by title, are a
+    grid with the lower and upper ends of intervals, drawn where they are finite.
     """
     figure_of = figures()
     paper, ink, rule, colors = DARK if is_dark else LIGHT
@@ -240,7 +242,7 @@ class _Panel(NamedTuple):
 
     @classmethod
     def of(cls, name: Any, shape: Shape, band: np.ndarray | None) -> "_Panel":
-        """Returns the panel of a shape; of many names it has those of largest value."""
+        """Returns a shape's panel; `band` (2, m) has the ends of intervals, if any."""
         num, title = len(shape.grid), short(name, 40)
         if shape.grid.dtype.kind == "f":
             return cls(title, shape, band=band)
@@ -256,7 +258,7 @@ class _Panel(NamedTuple):
 
 
 def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
-    """Yields the panels in rows of at most four columns."""
+    """Yields the panels of a figure in rows, each as wide as four panels at most."""
     row: list[_Panel] = []
     for panel in panels:
         if row and sum(drawing.span for drawing in row) + panel.span > 4:
@@ -269,7 +271,7 @@ def _rows(panels: Iterable[_Panel]) -> Iterator[list[_Panel]]:
 def _draw(
     panel: Any, shape: Shape, colors: tuple[str, ...], band: np.ndarray | None
 ) -> list[Any]:
-    """Draws a curve, or a point for each category, with its band."""
+    """Draws a shape and its band (2, m) on axes `panel`; returns its main lines."""
     panel.set_prop_cycle(color=colors)
     is_known = np.zeros(len(shape.grid), bool)
     if band is not None:

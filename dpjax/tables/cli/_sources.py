@@ -146,7 +146,7 @@ class Table:
         return dataclasses.replace(self, units=units, is_test=is_test)
 
     def parts(self) -> Iterator[bytes]:
-        """Yields the bytes of all that a run reads of the file, for a digest."""
+        """Yields all bytes that a run reads of the file; their digest identifies it."""
         units = self.units
         report = units and units.report()
         public = self.schema, self.target, [*self.columns], report, self.sample
@@ -182,7 +182,10 @@ class Table:
         return [name for name, kind in kinds.items() if kind is None]
 
     def with_ranges(self, ranges: Mapping[str, Numeric]) -> "Table":
-        """Fills open columns in from `ranges`; drops open columns that it lacks."""
+        """Returns the table with `ranges` where the schema declares no range.
+
+        Columns of unknown range that `ranges` lacks are left out.
+        """
         columns = {
             name: ranges.get(name, kind)
             for name, kind in self.schema.columns.items()
@@ -207,9 +210,10 @@ def load_public(name: str, settings: Settings) -> Dataset:
 
 
 def read_private(settings: Settings, key: Key) -> Table:
-    """Reads the columns of a schema from a user's file, and holds records out.
+    """Returns the `Table` of a user's file for a training, with its schema checked.
 
-    A sample is drawn with `key` if the file is too large. No value of a cell raises.
+    A share --holdout of the records is marked for tests. A sample is drawn with
+    `key` if the file is too large. No value of a cell raises.
     """
     path, text_format = Path(settings.source), settings.text_format
     schema, target, link = settings.schema, settings.target, link_of(settings.loss)
@@ -260,7 +264,11 @@ def read_records(
     text_format: TextFormat,
     numbers: Container[str] = (),
 ) -> Table:
-    """Reads the columns of a schema from a file, as `draw` plans it."""
+    """Returns the `Table` of a file: the schema's columns, of a sample if it is large.
+
+    `draw` plans the sample. `target` is "" if there is none, `names` the header of
+    the file, and the columns in `numbers` are converted to float32.
+    """
     targets = [target] if target else []
     used = [*schema.columns, *targets, *schema.bounded]
     rule = f"a column of {names} that is neither a feature nor the target"
@@ -290,11 +298,12 @@ def _check_model(
 
 
 def encode_table(table: Table) -> Dataset:
-    """Encodes a table by its schema; the last feature is an intercept of ones.
+    """Returns a table's features and targets, encoded by its schema, for the solvers.
 
-    A number is standardized as the schema says; a cell without a number is at the
-    center. In classification, the positive value becomes +1 and any other value -1. A
-    record without a target has weight zero.
+    The last feature is an intercept of ones. A number is standardized as the schema
+    says; a cell without a number is at the center. In classification, the positive
+    value becomes +1 and any other value -1. A record without a target has weight
+    zero.
     """
     declared, target = _closed(table)
     cells = table.columns[table.target]
@@ -381,7 +390,7 @@ def blank_data(table: Table) -> Dataset:
 def _closed(
     table: Table,
 ) -> tuple[dict[str, Numeric | Categorical], Numeric | Categorical]:
-    """Returns the kinds of the features and the target, if none is open."""
+    """Returns the encodings of features and target; raises if one is undeclared."""
     declared = {k: v for k, v in table.schema.columns.items() if v is not None}
     target = table.schema.target
     if target is None or len(declared) < len(table.schema.columns):

@@ -91,9 +91,10 @@ def units_of(
 ) -> Units:
     """Returns the units of a table, from the column with their names.
 
-    `names` lists all units, as `name_of` writes them; other records belong to no unit.
-    Without it the units are the names that occur, with records without a value as one
-    unit. `order` has the units that have places; by default all, sorted.
+    Of each unit `size` records count. `names` lists all units, as `name_of` writes
+    them; other records belong to no unit. Without it the units are the names that
+    occur, with records without a value as one unit. `order` has the units that have
+    places; by default all, sorted.
     """
     distinct, codes = named(cells)
     ordered = order or sorted(set(distinct if names is None else names))
@@ -108,7 +109,7 @@ def units_of(
 
 
 def named(cells: Iterable[Any] | Texts) -> tuple[list[str], np.ndarray]:
-    """Returns names, perhaps with duplicates, and the index of each cell's name."""
+    """Returns names, perhaps with duplicates, and each cell's index in them, (n,)."""
     if isinstance(cells, Texts):
         texts, codes = cells.distinct
     elif isinstance(cells, np.ndarray) and cells.dtype != object:

@@ -229,7 +229,7 @@ def guarantee(num_samples: int, epsilon: float, delta: float) -> PrivacyGuarante
 
 
 def check(schema: Mapping[str, Kind], by: str | None) -> None:
-    """Requires kinds of columns, categories of `by`, and few counts in each column."""
+    """Raises unless the schema and the column of groups `by` can be described."""
     _validate.require(len(schema) > 0, "schema", schema, "at least one column long")
     kinds = _kinds_of(schema)
     for name, kind in kinds.items():
@@ -297,7 +297,12 @@ class Groups(NamedTuple):
     def counted(
         self, cells: np.ndarray, num_cells: int, budget: Budget, key: Key
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
-        """Releases (num_cells, G) counts, their errors, noise stddev and multiplier."""
+        """Releases how many records of each of G groups are in each cell (a bin).
+
+        `cells` (n,) has each record's cell. Returns counts (num_cells, G),
+        their standard errors, the stddev of the noise, and the noise
+        multiplier.
+        """
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
         total = len(self.names) * num_cells
         edges = np.arange(total + 1, dtype=np.float32) - 0.5
@@ -327,7 +332,7 @@ class Statistics(NamedTuple):
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
-        """The number of cells with a number or a category, and its noise's variance."""
+        """Noisy numbers (G,) of cells that are known, and their variance."""
         # Numbers are counted twice, so that the counts are weighted by their variances.
         cells, variance = self.cells[: len(self.labels)], self.stddev**2
         total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
@@ -346,7 +351,7 @@ class Statistics(NamedTuple):
         return known + self.cells[-1], variance + self.stddev**2
 
     def divided(self, group: int, size: int) -> tuple[int, int]:
-        """Returns the numbers of known and missing cells in a group of `size` cells."""
+        """Returns how many of a group's `size` cells are known, how many missing."""
         if self.counted is None:
             return size, 0
         (sizes, total), (known, variance) = self.size, self.known
@@ -359,7 +364,11 @@ class Statistics(NamedTuple):
 def _of_numbers(
     kind: Numeric, column: Column, groups: Groups, budget: Budget, key: Key
 ) -> Statistics:
-    """Releases counts, means, quantiles and a histogram of numbers in every group."""
+    """Releases counts, means, quantiles and a histogram of numbers in every group.
+
+    The budget of this column is divided among them, and pays for the edges of the
+    histogram if `kind` has no limit, which gives a public range.
+    """
     mean_key, edge_key, count_key = _keys.split(key, 3)
     within, edges = kind.range, None
     if within[1] < math.inf:  # the edges of equal bins, if they differ
@@ -423,7 +432,7 @@ def _codes(kind: Categorical, column: Column) -> np.ndarray:
 
 
 def _bins(edges: tuple[float, ...]) -> list[str]:
-    """Returns the names of bins; the outer bins are open.
+    """Returns names of a histogram's bins, from its edges; the outer bins are open.
 
     Example:
         >>> _bins((0.0, 1.0, 2.5, 4.0))
@@ -437,7 +446,11 @@ def _bins(edges: tuple[float, ...]) -> list[str]:
 def _sizes_of(
     groups: Groups, releases: Sequence[Statistics], own: Statistics | None
 ) -> np.ndarray:
-    """Returns the number of records in each group, integers of shape (G,)."""
+    """Returns estimates of the number of records in each group, integers (G,).
+
+    Every column with these groups, and the column of groups itself (`own`), has
+    noisy sizes, which are averaged with inverse variances as weights.
+    """
     # Every column with these groups, and the column of groups itself (`own`), has noisy
     # sizes, which are averaged with inverse variances as weights.
     counts = [release.size for release in releases]
@@ -485,7 +498,11 @@ def _rows_of(
     *,
     cells: np.ndarray | None = None,
 ) -> Iterator[Row]:
-    """Yields the rows of a column by groups; `scale` multiplies counts of a sample."""
+    """Yields a column's rows of the description, with intervals, for each group.
+
+    `sizes` (G,) are the groups' sizes, z the normal quantile of the intervals, and
+    `scale` multiplies counts of a sample. `cells` replaces the column's own counts.
+    """
     in_table = (0, len(groups.codes)), scale
     shares, share_errors = _shares(release, groups.num_records)
     for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):

@@ -284,7 +284,7 @@ def _parquet(path: Path) -> Any:
 
 
 def _parquet_kind(field: Any) -> str | None:
-    """Returns "nested", "truth" or "bytes", or else the result of `kind_of`."""
+    """Returns "nested", "truth" or "bytes" for an Arrow field, or else `kind_of` it."""
     from pyarrow import types
 
     if types.is_nested(field.type):
@@ -313,6 +313,7 @@ def _valid(cells: Any) -> Any:
 
 
 def _from_polars(pl: Any, cells: Any, text_format: TextFormat) -> Column:
+    """Returns a polars series as float64, or as texts, which keep integers exact."""
     kind = cells.dtype
     if kind.is_integer() or kind.is_decimal():  # float64 would merge large numbers
         return Texts(cells.cast(pl.String), is_number=True)
@@ -331,6 +332,7 @@ def _npz_names(path: Path, text_format: TextFormat) -> list[str]:
 def _read_npz(
     path: Path, names: list[str], text_format: TextFormat
 ) -> Iterator[dict[str, Column]]:
+    """Yields the named arrays of an NPZ file, once; texts become `Texts`."""
     columns: dict[str, Column] = {}
     with np.load(path, allow_pickle=False) as arrays:
         for name in names:

@@ -96,7 +96,7 @@ class Model:
     correlations: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        """Checks the parts, and leaves those that need JAX to be made on first use."""
+        """Checks that the parts fit each other, without making those that need JAX."""
         _validate.choice(_terms.Link, link=self.link)
         is_amount = not self.target.categories and self.target.center == 0
         is_fine = is_amount if self.link == "log" else self.exposure is None
@@ -202,7 +202,7 @@ class Model:
         return _tables.frame_columns(table, wanted)
 
     def predict_columns(self, columns: Mapping[str, _tables.Column]) -> np.ndarray:
-        """Predicts the target of every record from the columns that `read` returns."""
+        """Returns predictions (n,), as `predict` does, from the columns of `read`."""
         features = np.ones((len(next(iter(columns.values()))), 1), np.float32)
         if self.columns:
             features = np.hstack([encode(columns, self.columns)[0], features])
@@ -239,13 +239,13 @@ class Model:
         return write(_export.parts_of(self, self._numbers))
 
     def coefficients(self) -> dict[str, float]:
-        """Returns the weight of every feature in the units of its column.
+        """Returns the weight of every feature, by name, in the units of its column.
 
-        A weight is the change of the target (or of the log odds, or of the logarithm of
-        the mean) if a numeric column grows by one within its limit, or a column has the
-        category. The intercept is the value if all numeric columns are zero, no column
-        has a listed category, and the exposure is one. An additive model raises
-        `ValueError`.
+        A weight is the change of the target (or of the log odds, or of the
+        logarithm of the mean) if a numeric column grows by one within its
+        limit, or a column has the category. The "intercept" is the value if all
+        numeric columns are zero, no column has a listed category, and the
+        exposure is one. An additive model raises `ValueError`.
         """
         rule = "weights; an additive model has shapes"
         _validate.require(not self._numbers.knots, "params", "curves", rule)
@@ -442,7 +442,7 @@ def _model(
     errors: Mapping[str, np.ndarray],
     content: Mapping[str, Any],
 ) -> Model:
-    """Returns the model of a file's arrays and content, whose types it checks."""
+    """Returns the model of a file's arrays and JSON; raises if a type is wrong."""
     target, privacy, columns, versions = (
         of_type(dict, name, content[name])
         for name in ("target", "privacy", "columns", "versions")
@@ -493,6 +493,7 @@ def _text(content: Mapping[str, Any], name: str) -> str:
 
 
 def _kind(content: Any) -> Numeric | Categorical:
+    """Returns a column's encoding from its JSON; raises if a value has a wrong type."""
     of_type(dict, "column", content)
     if "categories" in content:
         names = of_type(list, "categories", content["categories"])

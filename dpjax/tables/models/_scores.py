@@ -107,7 +107,7 @@ class Release:
     def __call__(
         self, sums: np.ndarray, sensitivity: float
     ) -> tuple[np.ndarray, float]:
-        """Returns the noisy sums, and the standard deviation of the noise."""
+        """Returns noisy sums, for their l2 sensitivity, and the stddev of the noise."""
         stddev = self.multiplier * sensitivity * _RAISED
         # The unit is the finest in which the noise is not above the largest draw.
         bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
@@ -228,7 +228,12 @@ def _of_numbers(
     scale: float,
     is_end: np.ndarray | None,
 ) -> PrivateScores:
-    """Releases quantiles of errors, then means of both, clipped to them."""
+    """Releases scores of predicted numbers: quantiles, then means of the errors.
+
+    The first release, quantiles of absolute errors, gives the bounds to which the
+    means of the second are clipped. `other` has the scores to compare with; None:
+    zero.
+    """
     kind, unit, factor = "loss", f"target in units of {scale:g}", 1.0
     # With a log link the deviance, twice the loss above its least, is the usual score.
     if isinstance(loss, LogLink):
@@ -284,7 +289,8 @@ def _of_errors(
 ) -> tuple[list[Measure], list[float], list[float], float]:
     """Releases quantiles of absolute errors, shape (2, n), of a model and a constant.
 
-    Returns also the bounds of errors and of losses, and the number of known targets.
+    Returns the median and the 90th percentile, the bounds to which errors and
+    losses of both are clipped later, and the number of known targets.
 
     Sensitivity:
         2, of two histograms, replace-one.
@@ -345,8 +351,10 @@ def _means(
 ) -> tuple[list[list[Interval]], Interval | None]:
     """Releases means of k/2 terms, shape (2, n), each row clipped to [0, its bound].
 
-    Means, and the share of `is_end`, are over the `is_known` records, of which `seen`
-    is the released number.
+    The rows are of a model and a constant; `terms` has values and both bounds.
+    Means, and the share of `is_end`, are over the `is_known` records, of which
+    `seen` is the released number. Returns a pair of means for each term, and the
+    share or None.
 
     Sensitivity:
         1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one; with
@@ -395,8 +403,9 @@ def _of_labels(
 ) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray, float]:
     """Releases counts of (label, bin of the probability), and of missing labels.
 
-    Returns measures, the calibration, the scores of the comparison, and the number of
-    records with a label.
+    `scores` (n,) are log odds of the positive label, `beside` those to compare
+    with. Returns measures, the calibration, the scores of the comparison, and the
+    number of records with a label.
 
     Sensitivity:
         sqrt 2, replace-one, and 2 with the counts of another model.
@@ -549,7 +558,7 @@ def _within_one(interval: Interval) -> Interval:
 
 
 def _random_bytes_of(key: Key) -> RandomBytes:
-    """Returns a source of random bytes, which is as secret as the key."""
+    """Returns a function that draws so many random bytes, as secret as the key."""
     left = b""
 
     def random_bytes(count: int) -> bytes:
@@ -569,7 +578,12 @@ def interval_of(
     num_samples: int,
     stddev: float,
 ) -> Interval:
-    """Returns a statistic of released counts, with bounds; it costs no privacy."""
+    """Returns a statistic of released counts, with 95% bounds; it costs no privacy.
+
+    The bounds are from a parametric bootstrap with the released counts as shares.
+    The noise of a count has the standard deviation `stddev`, and all counts sum to
+    `num_samples`.
+    """
     # The bounds are from a parametric bootstrap with the released counts as shares.
     rng = np.random.default_rng(0)
     # Counts that are mostly noise are set to zero. Clipped at zero, many of them would
