@@ -150,9 +150,8 @@ class Shape(NamedTuple):
     ) -> "Shape":
         """Returns the shape of a numeric column; its grid has the knots and the ends.
 
-        `curve` maps numbers (m,) to contributions to the model's score. Its
-        argument, `knots` (() for a straight line) and `ends` are (x - center) /
-        scale; `center` and `scale` are in the user's units.
+        `curve`, `knots` and `ends` are in scales from the center: of (x - center) /
+        scale.
         """
         low, high = max(ends[0], -_FARTHEST), min(ends[1], _FARTHEST)
         grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
@@ -171,11 +170,8 @@ def plot(
 ) -> Any:
     """Returns a matplotlib figure with a panel for each shape; all share one axis.
 
-    `shapes` are the contributions of columns to a score, by title. Of too many
-    categories a panel shows those with the largest values. `outputs` are the names
-    of K classes, for a legend, and `axis_label` is for the shared axis. With
-    `is_factor` the axis shows exponentials of the values. `bands`, by title, are a
-    grid with the lower and upper ends of intervals, drawn where they are finite.
+    Of too many categories a panel shows those with the largest values. With `is_factor`
+    the axis shows exponentials of the values.
     """
     figure_of = figures()
     paper, ink, rule, colors = DARK if is_dark else LIGHT

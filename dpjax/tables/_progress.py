@@ -60,8 +60,8 @@ _LINES: list[_Line] = []  # at most one line, because nested calls show none
 def shown(name: str) -> Iterator[None]:
     """Shows a progress line in a notebook while a `with` block or a function runs.
 
-    The line begins with `name`, until `say` changes it. Outside of notebooks
-    nothing is shown.
+    The line begins with `name`, until `say` changes it. Outside of notebooks nothing is
+    shown.
 
     Example:
         >>> with shown("Fitting"):

@@ -37,8 +37,8 @@ def errors_of_sums(
     """Returns standard errors (m,) of weighted sums of d estimates.
 
     `matrix` (m, d) has the weights of the estimates in each sum, `errors` (d,) the
-    standard errors of the estimates. The error of a sum is infinite if an estimate
-    with a nonzero weight has an infinite error.
+    standard errors of the estimates. The error of a sum is infinite if an estimate with
+    a nonzero weight has an infinite error.
 
     Example:
         >>> half = [[1.0, 0.5], [0.5, 1.0]]

@@ -129,9 +129,9 @@ def warn_curator(
 ) -> bool:
     """Prints which columns training cannot use; returns whether there are any.
 
-    The messages depend on the records (`columns` has their cells by name). They go
-    to standard error, so that the data's owner sees a wrong schema before a budget
-    is spent.
+    The messages depend on the records (`columns` has their cells by name). They go to
+    standard error, so that the data's owner sees a wrong schema before a budget is
+    spent.
     """
     kinds: dict[str, _schema.Kind] = {**schema.columns, target: schema.target}
     kinds |= schema.bounded
@@ -146,8 +146,7 @@ def _findings(
 ) -> Iterator[str]:
     """Yields a message for each column with nearly no cell that can be used.
 
-    `kinds` has the schema's declarations, and `cells` the counts of cells, by
-    column.
+    `kinds` has the schema's declarations, and `cells` the counts of cells, by column.
     """
     numeric = [kind for kind in kinds.values() if isinstance(kind, Numeric)]
     is_template = all(kind == _TEMPLATE for kind in numeric)
@@ -213,8 +212,8 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
     """Returns a message if nearly no cell is a number, or many are far, else "".
 
     Far numbers are over five scales from the schema's center, or above its maximum.
-    With `is_template` all centers and scales are still the 0 and 1 of the template,
-    so that the message asks for real ones.
+    With `is_template` all centers and scales are still the 0 and 1 of the template, so
+    that the message asks for real ones.
     """
     is_amount = isinstance(kind, BoundedColumn)
     if cells.used <= _NEARLY_NONE * cells.total:
@@ -315,9 +314,9 @@ def count_texts(column: Column) -> Counter[str]:
 def _of_categories(cells: Cells, texts: Mapping[str, int]) -> Cells:
     """Returns `cells` with the commonest text beside the categories as reference level.
 
-    `texts` counts the texts that are in none of the schema's categories. The
-    reference level is a category without a feature, which the intercept stands for.
-    A rare text is an example of unread cells instead.
+    `texts` counts the texts that are in none of the schema's categories. The reference
+    level is a category without a feature, which the intercept stands for. A rare text
+    is an example of unread cells instead.
     """
     common = [text[:_LONGEST] for text, _ in Counter(texts).most_common(2)]
     most = max(texts.values(), default=0)
@@ -387,10 +386,7 @@ def undecoded(cells: Cells) -> str:
 
 
 def _look(text: str) -> str:
-    """Returns advice if a text is a number in an unusual format, else "".
-
-    It is "try --thousands ," for "1,509", and "write 0.12 for 12%" for "8%".
-    """
+    """Returns advice on a text such as "1,509" or "8%": options, or how to write it."""
     plain = text.replace("\u00a0", " ").replace("\u202f", " ").replace("\u2019", "'")
     if re.fullmatch(r"[+-]?[\d.,' ]+%", plain):
         return "write 0.12 for 12%"
@@ -525,9 +521,6 @@ def schema_text(
     """Returns the text of a schema in TOML, which the user is to correct.
 
     Each guess becomes a section, or a comment on why the column is left out.
-    `target` names the column to predict, `how` states where the guesses come from,
-    and `link` is the loss's link function, which decides what the section [target]
-    holds.
     """
     sections, has_exposure = [], False
     for name, guess in guesses.items():

@@ -90,8 +90,7 @@ def describe(settings: DescribeSettings) -> None:
 def _read(settings: DescribeSettings, key: Key) -> tuple[dict[str, Kind], Table]:
     """Returns what the schema declares of each column, and the table with their cells.
 
-    The file is read in one pass. If it is too large, `key` draws a random sample of
-    it.
+    The file is read in one pass. If it is too large, `key` draws a random sample of it.
     """
     source, text_format = Path(settings.source), settings.text_format
     declared, _ = declared_columns(

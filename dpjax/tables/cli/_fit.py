@@ -93,9 +93,9 @@ def _losses() -> dict[LossName, LinearLoss]:
 def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
     """Returns the plan of a training, with defaults that depend on public sizes alone.
 
-    It has the loss, the budget and the solver's arguments, so that the run is
-    priced before a value is used: only the task, the name, the schema and the
-    shapes of `data` enter.
+    It has the loss, the budget and the solver's arguments, so that the run is priced
+    before a value is used: only the task, the name, the schema and the shapes of `data`
+    enter.
     """
     is_classification = data.task == "classification"
     loss = settings.find_loss(is_classification=is_classification)
@@ -135,10 +135,10 @@ class Score(NamedTuple):
 def fit(plan: Plan, rows: tuple[Any, ...], *, key: Key, **options: Any) -> Solution:
     """Fits a linear model, or an additive model if the plan has `smooth` features.
 
-    `rows` are features (n, d), targets (n,), and weights and exposures (n,) or
-    None; `options` go to the solver. The last feature is the constant 1. Weights
-    and exposures are shares of their public maximum. A record without exposure has
-    weight zero, because it was not observed.
+    `rows` are features (n, d), targets (n,), and weights and exposures (n,) or None;
+    `options` go to the solver. The last feature is the constant 1. Weights and
+    exposures are shares of their public maximum. A record without exposure has weight
+    zero, because it was not observed.
     """
     features, targets, weights, exposures = rows
     offsets = None
@@ -190,7 +190,6 @@ def train_private(
 ) -> Solution:
     """Returns the solution of the planned private solver on the training records.
 
-    `on_step` takes a name, the steps done and their number, for a progress bar.
     With a `run_folder`, states are saved there, and the run resumes from them.
     """
     name, num_shown = plan.method, 0
@@ -314,9 +313,6 @@ def evaluate(
     key: Key,
 ) -> Evaluation:
     """Releases private scores on the held-out records, which training must not use.
-
-    `target` is the schema's declaration of the target: a scale, or the positive
-    label.
 
     Privacy:
         The guarantee is `privacy`, which `evaluation_privacy` returns. With units,

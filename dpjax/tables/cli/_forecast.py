@@ -262,9 +262,8 @@ class _Made:
     def without_privacy(self) -> tuple[Outcome, Outcome]:
         """Returns the quality of the best model without noise, and of a constant.
 
-        A private additive model has curves only where a gain exceeds its noise.
-        Here all columns of numbers have them, and the better loss and score
-        count.
+        A private additive model has curves only where a gain exceeds its noise. Here
+        all columns of numbers have them, and the better loss and score count.
         """
         plan, data = self._plan(NO_PRIVACY, "linear")
         nothing = PrivacyGuarantee.non_private()
@@ -294,12 +293,11 @@ class _Made:
     ) -> int | None:
         """Returns about how many records make an interval as narrow as `width`.
 
-        The search starts from the widths in `outcome`, at `epsilon`, and
-        `ideal`, without noise. A squared width is modeled as a / n for the
-        sampling of records, as without privacy, plus b / n^2 for the noise.
-        Each fit gives the next number to try, until it is within 10 per cent of
-        the last. The number is rounded up to two digits; None if the search
-        finds none.
+        The search starts from the widths in `outcome`, at `epsilon`, and `ideal`,
+        without noise. A squared width is modeled as a / n for the sampling of records,
+        as without privacy, plus b / n^2 for the noise. Each fit gives the next number
+        to try, until it is within 10 per cent of the last. The number is rounded up to
+        two digits; None if the search finds none.
         """
         rows, reached = self.settings.rows, outcome.width
         most = _MOST_CELLS // len(self.data(2).feature_names)
@@ -358,10 +356,7 @@ def _two_digits(number: float) -> int:
 
 
 def _with_curves(data: Dataset, knots: tuple[float, ...]) -> Dataset:
-    """Returns `data` with more features: hat functions of numeric columns at `knots`.
-
-    A linear model of these features is piecewise linear in the columns.
-    """
+    """Returns `data` with more features: hat functions of numeric columns (splines)."""
     columns = list(bending_features(data.schema))
 
     def bent(rows: np.ndarray) -> np.ndarray:

@@ -172,8 +172,7 @@ def _one_run(
     """Returns words on a Gaussian run with this Renyi divergence: epsilon at a delta.
 
     A ledger adds up divergences of one order, that of `filled`, but people know
-    epsilon. `rounded` takes a number and the digits to leave, and rounds up or
-    down.
+    epsilon. `rounded` takes a number and the digits to leave, and rounds up or down.
     """
     # Gaussian noise has the divergence order / (2 multiplier^2).
     multiplier = math.sqrt((filled.order or 2) / (2 * max(divergence, 1e-300)))
@@ -255,11 +254,9 @@ def charge(
 ) -> Entry:
     """Adds a run to a ledger, before it releases anything; waits for other runs.
 
-    `parts` has the guarantee of each release by name, and `source` identifies the
-    table. A resumed run may be in the ledger as `paid`, the id of its entry, and
-    does not spend twice. A run is refused, and the ledger stays unchanged, if the
-    run does not fit within the limit, has another table or unit, or is in the
-    ledger at another price.
+    A resumed run may be in the ledger as `paid`, and does not spend twice. A run is
+    refused, and the ledger stays unchanged, if the run does not fit within the limit,
+    has another table or unit, or is in the ledger at another price. Returns its entry.
     """
     path = path.resolve()  # a symbolic link to the ledger is kept
     with _files.locked(path):

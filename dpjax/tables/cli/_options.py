@@ -101,8 +101,8 @@ FROM_SYSTEM: dict[Generator, str] = {
 def command(options: type[Options], place: str) -> Callable[..., None]:
     """Returns a function for typer that runs a command.
 
-    The fields of the class `options` are the command's options, and `place` names
-    the module and function that run it, such as "_train.train". The function raises
+    The fields of the class `options` are the command's options, and `place` names the
+    module and function that run it, such as "_train.train". The function raises
     `ValueError` if an option, a file or the schema is wrong, before it has written
     anything; and `OSError` if a file cannot be read or written.
     """

@@ -64,9 +64,9 @@ class Ranges:
 def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
     """Plans the release of undeclared centers and scales, from public facts alone.
 
-    A scale is detected if `least_seen` records have numbers of about its size. If
-    this exceeds half of the records, features are left out and the target gets the
-    whole budget.
+    A scale is detected if `least_seen` records have numbers of about its size. If this
+    exceeds half of the records, features are left out and the target gets the whole
+    budget.
     """
     names, num_samples = table.open_columns(), table.num_samples
     rule = "left out where the schema leaves no center and scale open"
@@ -113,10 +113,10 @@ def release_ranges(
 ) -> tuple[Ranges, Table]:
     """Returns released centers and scales, and the table with them in its schema.
 
-    `release_scales` computes them from the training records, as for the estimators
-    of `dpjax.sklearn`. The scale of the target is measured from zero unless
-    `is_centered`, as with a log link. If features `may_bend` (have curves), most of
-    their numbers are within two scales, as the knots require.
+    `release_scales` computes them from the training records, as for the estimators of
+    `dpjax.sklearn`. The scale of the target is measured from zero unless `is_centered`,
+    as with a log link. If features `may_bend` (have curves), most of their numbers are
+    within two scales, as the knots require.
 
     Privacy:
         `planned.privacy` under replace-one: one Gaussian mechanism.
@@ -173,8 +173,8 @@ def release_ranges(
 def _features(standard: Standard, *, may_bend: bool) -> list[Numeric]:
     """Returns the released center and scale of each column, with a limit for clipping.
 
-    Features then have about unit size, or less if many are linear, so that default
-    step sizes are stable. With `may_bend` the scales suit the knots of curves.
+    Features then have about unit size, or less if many are linear, so that default step
+    sizes are stable. With `may_bend` the scales suit the knots of curves.
     """
     centers, scales = standard.centers, standard.scales
     reach = np.minimum(standard.high - centers, _MOST_SCALES * scales)

@@ -94,9 +94,9 @@ class RunFolder(NamedTuple):
     def bound(self, key: Key, parts: Iterable[bytes]) -> "RunFolder":
         """Returns the folder with the digest of a run; raises if it has another's key.
 
-        `key` is the key of the noise, and `parts` the bytes of the options and
-        records. The error depends on the records. It is for the curator, who
-        keeps the folder secret, and outside of the guarantee.
+        `key` is the key of the noise, and `parts` the bytes of the options and records.
+        The error depends on the records. It is for the curator, who keeps the folder
+        secret, and outside of the guarantee.
         """
         words = np.asarray(jax.random.key_data(key))
         digest = hashlib.blake2b(words.tobytes(), digest_size=32)
@@ -183,9 +183,9 @@ class Release(NamedTuple):
     def recorded(self) -> Iterator[dict[str, bytes]]:
         """Yields a dict for files by name, which are written when the block ends.
 
-        The key is saved meanwhile, in the folder of --checkpoint. If the run
-        breaks off, it stays only if there is a state to resume from. A seed is
-        not saved, because the same command gives it again.
+        The key is saved meanwhile, in the folder of --checkpoint. If the run breaks
+        off, it stays only if there is a state to resume from. A seed is not saved,
+        because the same command gives it again.
         """
         files: dict[str, bytes] = {}
         folder, how = self.run_folder, "With --checkpoint FOLDER a run can be resumed."
@@ -223,9 +223,9 @@ class Release(NamedTuple):
 def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
     """Checks the paths of a release, and draws its key or loads a saved one.
 
-    `names` are the files to write. The folder of --checkpoint must not be a link,
-    and must be apart from the output and the files that are read, because it is
-    removed in the end.
+    `names` are the files to write. The folder of --checkpoint must not be a link, and
+    must be apart from the output and the files that are read, because it is removed in
+    the end.
     """
     name, source = public_name(settings.source), Path(settings.source)
     folder = settings.output or Path("dpjax-output", Path(name or source).stem)

@@ -226,11 +226,11 @@ def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
 def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
     """Returns the guarantee with its event, if the run has Gaussian noise alone.
 
-    The event, which files lack, gives exact bounds on attacks. It is known if the
-    noise multiplier, of all steps or of each, costs exactly what the run states.
-    The k records of a unit together move a mean k times as far as one record. A
-    sample has the delta(epsilon) of a batch without replacement, whatever the run
-    on it releases (Balle, Barthe, Gaboardi 2018, Theorem 9).
+    The event, which files lack, gives exact bounds on attacks. It is known if the noise
+    multiplier, of all steps or of each, costs exactly what the run states. The k
+    records of a unit together move a mean k times as far as one record. A sample has
+    the delta(epsilon) of a batch without replacement, whatever the run on it releases
+    (Balle, Barthe, Gaboardi 2018, Theorem 9).
     """
     stats, sample = content.get("stats", {}), content.get("sample")
     multiplier, num_steps = stats.get("noise_multiplier"), stats.get("num_steps", 1)

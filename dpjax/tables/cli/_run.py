@@ -166,9 +166,9 @@ def charge(
     """Returns the release tied to its run, and the run's id in the --ledger, if any.
 
     A digest of the options and records ties the release's key to them. The run is
-    entered into the ledger. A run that resumes from its folder, with the same
-    options, has an entry already, which pays for one release: that release has not
-    been made yet.
+    entered into the ledger. A run that resumes from its folder, with the same options,
+    has an entry already, which pays for one release: that release has not been made
+    yet.
     """
     settings, paid = run.settings, None
     options = repr(dataclasses.replace(settings, output=None, checkpoint=None))

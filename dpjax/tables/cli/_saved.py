@@ -73,8 +73,8 @@ def plot(settings: _settings.PlotSettings) -> None:
 def figure_of(model: Model, *, is_dark: bool = False) -> Any:
     """Returns a matplotlib figure with a panel for each column of a model.
 
-    A panel shows the column's contribution to the target or the log odds, or its
-    factor of the mean, by the value of the column.
+    A panel shows the column's contribution to the target or the log odds, or its factor
+    of the mean, by the value of the column.
     """
     stated = claim(model.privacy.epsilon, model.privacy.delta)
     label, effect, _ = _words_of(model)

@@ -131,8 +131,8 @@ def declared_columns(
 ) -> tuple[dict[str, Kind], str | None]:
     """Returns the schema's declaration of each column, and the target's name, if any.
 
-    A declaration is a center and scale, a list of categories, a maximum, or None
-    for numbers of unknown range. The columns must be in the file at `path`.
+    A declaration is a center and scale, a list of categories, a maximum, or None for
+    numbers of unknown range. The columns must be in the file at `path`.
     """
     names = column_names(path, text_format)
     check_target(target, names)

@@ -212,8 +212,8 @@ def load_public(name: str, settings: Settings) -> Dataset:
 def read_private(settings: Settings, key: Key) -> Table:
     """Returns the `Table` of a user's file for a training, with its schema checked.
 
-    A share --holdout of the records is marked for tests. A sample is drawn with
-    `key` if the file is too large. No value of a cell raises.
+    A share --holdout of the records is marked for tests. A sample is drawn with `key`
+    if the file is too large. No value of a cell raises.
     """
     path, text_format = Path(settings.source), settings.text_format
     schema, target, link = settings.schema, settings.target, link_of(settings.loss)
@@ -264,11 +264,7 @@ def read_records(
     text_format: TextFormat,
     numbers: Container[str] = (),
 ) -> Table:
-    """Returns the `Table` of a file: the schema's columns, of a sample if it is large.
-
-    `draw` plans the sample. `target` is "" if there is none, `names` the header of
-    the file, and the columns in `numbers` are converted to float32.
-    """
+    """Returns the `Table` of a file: the schema's columns, of a sample if too large."""
     targets = [target] if target else []
     used = [*schema.columns, *targets, *schema.bounded]
     rule = f"a column of {names} that is neither a feature nor the target"
@@ -302,8 +298,7 @@ def encode_table(table: Table) -> Dataset:
 
     The last feature is an intercept of ones. A number is standardized as the schema
     says; a cell without a number is at the center. In classification, the positive
-    value becomes +1 and any other value -1. A record without a target has weight
-    zero.
+    value becomes +1 and any other value -1. A record without a target has weight zero.
     """
     declared, target = _closed(table)
     cells = table.columns[table.target]

@@ -91,10 +91,8 @@ def units_of(
 ) -> Units:
     """Returns the units of a table, from the column with their names.
 
-    Of each unit `size` records count. `names` lists all units, as `name_of` writes
-    them; other records belong to no unit. Without it the units are the names that
-    occur, with records without a value as one unit. `order` has the units that have
-    places; by default all, sorted.
+    Records of names that are not in `names` belong to no unit. Without it the units are
+    the names that occur, with records without a value as one unit.
     """
     distinct, codes = named(cells)
     ordered = order or sorted(set(distinct if names is None else names))

@@ -299,9 +299,8 @@ class Groups(NamedTuple):
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
         """Releases how many records of each of G groups are in each cell (a bin).
 
-        `cells` (n,) has each record's cell. Returns counts (num_cells, G),
-        their standard errors, the stddev of the noise, and the noise
-        multiplier.
+        `cells` (n,) has each record's cell. Returns counts (num_cells, G), their
+        standard errors, the stddev of the noise, and the noise multiplier.
         """
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
         total = len(self.names) * num_cells
@@ -448,8 +447,8 @@ def _sizes_of(
 ) -> np.ndarray:
     """Returns estimates of the number of records in each group, integers (G,).
 
-    Every column with these groups, and the column of groups itself (`own`), has
-    noisy sizes, which are averaged with inverse variances as weights.
+    Every column with these groups, and the column of groups itself (`own`), has noisy
+    sizes, which are averaged with inverse variances as weights.
     """
     # Every column with these groups, and the column of groups itself (`own`), has noisy
     # sizes, which are averaged with inverse variances as weights.
@@ -498,11 +497,7 @@ def _rows_of(
     *,
     cells: np.ndarray | None = None,
 ) -> Iterator[Row]:
-    """Yields a column's rows of the description, with intervals, for each group.
-
-    `sizes` (G,) are the groups' sizes, z the normal quantile of the intervals, and
-    `scale` multiplies counts of a sample. `cells` replaces the column's own counts.
-    """
+    """Yields a column's rows of the description, with intervals, for each group."""
     in_table = (0, len(groups.codes)), scale
     shares, share_errors = _shares(release, groups.num_records)
     for group, (group_name, size) in enumerate(zip(groups.names, sizes, strict=True)):

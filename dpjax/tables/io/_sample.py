@@ -140,8 +140,8 @@ def _of_all(
 ) -> list[Any]:
     """Returns the rows with the smallest tags of all processes, the same on each.
 
-    A tag is a random number; `tags` (k, 2) order the k rows of this process. The
-    `size` smallest are a uniform sample.
+    A tag is a random number; `tags` (k, 2) order the k rows of this process. The `size`
+    smallest are a uniform sample.
     """
     # Tags are exchanged first, so that a process sends only rows that are drawn.
     every = _gathered(tags, devices)

@@ -241,11 +241,11 @@ class Model:
     def coefficients(self) -> dict[str, float]:
         """Returns the weight of every feature, by name, in the units of its column.
 
-        A weight is the change of the target (or of the log odds, or of the
-        logarithm of the mean) if a numeric column grows by one within its
-        limit, or a column has the category. The "intercept" is the value if all
-        numeric columns are zero, no column has a listed category, and the
-        exposure is one. An additive model raises `ValueError`.
+        A weight is the change of the target (or of the log odds, or of the logarithm of
+        the mean) if a numeric column grows by one within its limit, or a column has the
+        category. The "intercept" is the value if all numeric columns are zero, no
+        column has a listed category, and the exposure is one. An additive model raises
+        `ValueError`.
         """
         rule = "weights; an additive model has shapes"
         _validate.require(not self._numbers.knots, "params", "curves", rule)

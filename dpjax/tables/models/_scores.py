@@ -230,9 +230,8 @@ def _of_numbers(
 ) -> PrivateScores:
     """Releases scores of predicted numbers: quantiles, then means of the errors.
 
-    The first release, quantiles of absolute errors, gives the bounds to which the
-    means of the second are clipped. `other` has the scores to compare with; None:
-    zero.
+    The first release, quantiles of absolute errors, gives the bounds to which the means
+    of the second are clipped.
     """
     kind, unit, factor = "loss", f"target in units of {scale:g}", 1.0
     # With a log link the deviance, twice the loss above its least, is the usual score.
@@ -289,8 +288,8 @@ def _of_errors(
 ) -> tuple[list[Measure], list[float], list[float], float]:
     """Releases quantiles of absolute errors, shape (2, n), of a model and a constant.
 
-    Returns the median and the 90th percentile, the bounds to which errors and
-    losses of both are clipped later, and the number of known targets.
+    Returns the median and the 90th percentile, the bounds to which errors and losses of
+    both are clipped later, and the number of known targets.
 
     Sensitivity:
         2, of two histograms, replace-one.
@@ -351,10 +350,9 @@ def _means(
 ) -> tuple[list[list[Interval]], Interval | None]:
     """Releases means of k/2 terms, shape (2, n), each row clipped to [0, its bound].
 
-    The rows are of a model and a constant; `terms` has values and both bounds.
-    Means, and the share of `is_end`, are over the `is_known` records, of which
-    `seen` is the released number. Returns a pair of means for each term, and the
-    share or None.
+    The rows are of a model and a constant; `terms` has values and both bounds. Means,
+    and the share of `is_end`, are over the `is_known` records, of which `seen` is the
+    released number. Returns a pair of means for each term, and the share or None.
 
     Sensitivity:
         1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one; with
@@ -403,9 +401,9 @@ def _of_labels(
 ) -> tuple[list[Measure], list[tuple[float, float, Interval]], np.ndarray, float]:
     """Releases counts of (label, bin of the probability), and of missing labels.
 
-    `scores` (n,) are log odds of the positive label, `beside` those to compare
-    with. Returns measures, the calibration, the scores of the comparison, and the
-    number of records with a label.
+    `scores` (n,) are log odds of the positive label, `beside` those to compare with.
+    Returns measures, the calibration, the scores of the comparison, and the number of
+    records with a label.
 
     Sensitivity:
         sqrt 2, replace-one, and 2 with the counts of another model.
@@ -581,8 +579,6 @@ def interval_of(
     """Returns a statistic of released counts, with 95% bounds; it costs no privacy.
 
     The bounds are from a parametric bootstrap with the released counts as shares.
-    The noise of a count has the standard deviation `stddev`, and all counts sum to
-    `num_samples`.
     """
     # The bounds are from a parametric bootstrap with the released counts as shares.
     rng = np.random.default_rng(0)
