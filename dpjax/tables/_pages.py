@@ -141,17 +141,16 @@ class Shape(NamedTuple):
     @classmethod
     def of_number(
         cls,
-        curve: Callable[[np.ndarray], Any],
-        knots: tuple[float, ...],
+        curve: Callable[[np.ndarray], Any],  # (m,) to contributions to the score (m,)
+        knots: tuple[float, ...],  # () for a straight line
         *,
-        center: float,
-        scale: float,
+        center: float,  # in the user's units
+        scale: float,  # in the user's units
         ends: tuple[float, float],
     ) -> "Shape":
         """Returns the shape of a numeric column; its grid has the knots and the ends.
 
-        `curve`, `knots` and `ends` are in scales from the center: of (x - center) /
-        scale.
+        `curve`, `knots` and `ends` are in scales from the center, (x - center) / scale.
         """
         low, high = max(ends[0], -_FARTHEST), min(ends[1], _FARTHEST)
         grid = np.sort([low, *(knot for knot in knots if low < knot < high), high])
@@ -159,13 +158,14 @@ class Shape(NamedTuple):
 
 
 def plot(
-    shapes: Mapping[Any, Shape],
-    outputs: list[str],
-    axis_label: str,
+    shapes: Mapping[Any, Shape],  # contributions of columns to a score, by title
+    outputs: list[str],  # the names of K classes, for a legend; [] for one output
+    axis_label: str,  # of the shared axis
     *,
     title: Sequence[str] = (),
     is_factor: bool = False,
     is_dark: bool = False,
+    # By title, a grid with lower and upper ends, drawn where they are finite.
     bands: Mapping[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> Any:
     """Returns a matplotlib figure with a panel for each shape; all share one axis.

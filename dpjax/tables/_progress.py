@@ -60,7 +60,7 @@ _LINES: list[_Line] = []  # at most one line, because nested calls show none
 def shown(name: str) -> Iterator[None]:
     """Shows a progress line in a notebook while a `with` block or a function runs.
 
-    The line begins with `name`, until `say` changes it. Outside of notebooks nothing is
+    It begins with `name`, until `say` changes it. Outside of notebooks nothing is
     shown.
 
     Example:

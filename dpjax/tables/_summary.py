@@ -18,8 +18,7 @@ from dpjax.tables.io._untrusted import printable
 def units_matrix(centers: ArrayLike, scales: ArrayLike) -> np.ndarray:
     """Returns the matrix that turns weights of (x - center) / scale into weights of x.
 
-    For d - 1 centers and scales the matrix has shape (d, d): the last weight is the
-    intercept.
+    For d - 1 centers and scales it has shape (d, d): the last weight is the intercept.
 
     Example:
         >>> units_matrix([4.0], [2.0]) @ [6.0, 1.0]

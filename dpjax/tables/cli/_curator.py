@@ -1,11 +1,10 @@
 """The commands for the owner of a table: `check`, and `schema`, which proposes one.
 
-No guarantee covers counts of cells, because they are computed from the records. They
-are only for somebody who may read the records anyway, and are written to no file. A
-schema is guessed from public facts: the names of columns, and the types that a Parquet
-file declares (number, text, time). The categories of enumerations are not treated as
-public, because they usually list what occurs in the records. With --from-data a schema
-is guessed from the records too.
+No guarantee covers counts of cells. They are only for somebody who may read the records
+anyway, and are written to no file. A schema is guessed from public facts: the names of
+columns, and the types that a Parquet file declares (number, text, time). Categories of
+enumerations are not public, because they usually list what occurs in the records. With
+--from-data a schema is guessed from the records too.
 """
 
 import re
@@ -129,9 +128,8 @@ def warn_curator(
 ) -> bool:
     """Prints which columns training cannot use; returns whether there are any.
 
-    The messages depend on the records (`columns` has their cells by name). They go to
-    standard error, so that the data's owner sees a wrong schema before a budget is
-    spent.
+    The messages depend on the records (`columns` has their cells). They are for the
+    data's owner, who sees a wrong schema on standard error before a budget is spent.
     """
     kinds: dict[str, _schema.Kind] = {**schema.columns, target: schema.target}
     kinds |= schema.bounded
@@ -162,7 +160,7 @@ def _findings(
 def _remarks(
     kinds: Mapping[str, _schema.Kind], cells: Mapping[str, Cells], target: str | None
 ) -> Iterator[str]:
-    """Yields messages about unusable cells of columns that can be used otherwise."""
+    """Yields messages on unusable cells, as counted in `cells`, of usable columns."""
     for name, kind in kinds.items():
         counts = cells[name]
         is_listed = kind is not None and bool(kind.categories)
@@ -184,7 +182,7 @@ def _remarks(
 
 
 def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
-    """Returns a message if too few cells match the schema's labels, else an empty text.
+    """Returns a message if too few cells (counts) match the schema's labels, else "".
 
     For a target, whose one label is the positive one, too many cells are as wrong.
     """
@@ -212,8 +210,8 @@ def _unread(kind: Any, cells: Cells, *, is_template: bool) -> str:
     """Returns a message if nearly no cell is a number, or many are far, else "".
 
     Far numbers are over five scales from the schema's center, or above its maximum.
-    With `is_template` all centers and scales are still the 0 and 1 of the template, so
-    that the message asks for real ones.
+    With `is_template` all centers and scales are still the 0 and 1 of the template, and
+    fewer far numbers give a message.
     """
     is_amount = isinstance(kind, BoundedColumn)
     if cells.used <= _NEARLY_NONE * cells.total:
@@ -513,9 +511,9 @@ def _rounded(number: float) -> float:
 def schema_text(
     guesses: Mapping[str, Guess],
     *,
-    target: str | None,
-    how: str = "the names alone",
-    link: Link | None = None,
+    target: str | None,  # the column to predict
+    how: str = "the names alone",  # where the guesses come from
+    link: Link | None = None,  # of the loss; decides what the section [target] holds
     is_quoted: bool = False,
 ) -> str:
     """Returns the text of a schema in TOML, which the user is to correct.

@@ -93,9 +93,8 @@ def _losses() -> dict[LossName, LinearLoss]:
 def make_plan(settings: Settings, data: Dataset, budget: Budget) -> Plan:
     """Returns the plan of a training, with defaults that depend on public sizes alone.
 
-    It has the loss, the budget and the solver's arguments, so that the run is priced
-    before a value is used: only the task, the name, the schema and the shapes of `data`
-    enter.
+    It has the loss, the budget and the solver's arguments, and gives the price of the
+    run. Only the task, the name, the schema and the shapes of `data` are used.
     """
     is_classification = data.task == "classification"
     loss = settings.find_loss(is_classification=is_classification)
@@ -185,7 +184,7 @@ def train_private(
     data: Dataset,
     *,
     key: Key,
-    on_step: OnStep,
+    on_step: OnStep,  # takes a name, the steps done and their number, for a bar
     run_folder: RunFolder | None = None,
 ) -> Solution:
     """Returns the solution of the planned private solver on the training records.
@@ -308,7 +307,7 @@ def evaluate(
     data: Dataset,
     solution: Solution,
     privacy: PrivacyGuarantee,
-    target: Any,
+    target: Any,  # what the schema declares of it: a scale, or the positive label
     *,
     key: Key,
 ) -> Evaluation:

@@ -390,7 +390,7 @@ def made_records(
     num_samples: int,
     loss: _settings.LossName,
     *,
-    tail: float,
+    tail: float,  # degrees of freedom of Student's t-distribution
     signal: float,
     base_rate: float,
     seed: int,

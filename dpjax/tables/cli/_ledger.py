@@ -245,12 +245,12 @@ def check_room(path: Path, unit: str | None) -> Ledger:
 
 def charge(
     path: Path,
-    parts: Mapping[str, PrivacyGuarantee],
+    parts: Mapping[str, PrivacyGuarantee],  # of each release, by its name
     *,
-    source: Source,
+    source: Source,  # identifies the table
     method: str,
-    unit: str | None = None,
-    paid: str | None = None,
+    unit: str | None = None,  # the column of the unit of privacy
+    paid: str | None = None,  # the id of an entry
 ) -> Entry:
     """Adds a run to a ledger, before it releases anything; waits for other runs.
 

@@ -46,7 +46,7 @@ class Ranges:
     noise: Noise  # of all releases together
 
     def joined(self, training: PrivacyGuarantee) -> PrivacyGuarantee:
-        """Returns the guarantee of the ranges and a training on the same records.
+        """Returns the guarantee of released ranges and a training on the same records.
 
         By basic composition epsilons add up, and so do deltas.
         """
@@ -65,7 +65,7 @@ def plan_ranges(table: Table, epsilon: float, delta: float) -> Ranges:
     """Plans the release of undeclared centers and scales, from public facts alone.
 
     A scale is detected if `least_seen` records have numbers of about its size. If this
-    exceeds half of the records, features are left out and the target gets the whole
+    is over half of the records, features are left out and the target gets the whole
     budget.
     """
     names, num_samples = table.open_columns(), table.num_samples

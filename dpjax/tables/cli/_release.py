@@ -224,8 +224,7 @@ def begin(settings: ReleaseOptions, names: Sequence[str]) -> Release:
     """Checks the paths of a release, and draws its key or loads a saved one.
 
     `names` are the files to write. The folder of --checkpoint must not be a link, and
-    must be apart from the output and the files that are read, because it is removed in
-    the end.
+    must be apart from the output and the inputs, because it is removed in the end.
     """
     name, source = public_name(settings.source), Path(settings.source)
     folder = settings.output or Path("dpjax-output", Path(name or source).stem)

@@ -226,8 +226,8 @@ def _attacks(privacy: PrivacyGuarantee) -> list[Block]:
 def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
     """Returns the guarantee with its event, if the run has Gaussian noise alone.
 
-    The event, which files lack, gives exact bounds on attacks. It is known if the noise
-    multiplier, of all steps or of each, costs exactly what the run states. The k
+    The event, which files lack, gives tighter bounds on attacks. It is known if the
+    noise multiplier, of all steps or of each, costs exactly what the run states. The k
     records of a unit together move a mean k times as far as one record. A sample has
     the delta(epsilon) of a batch without replacement, whatever the run on it releases
     (Balle, Barthe, Gaboardi 2018, Theorem 9).
@@ -241,7 +241,6 @@ def _with_event(content: Content, privacy: PrivacyGuarantee) -> PrivacyGuarantee
     epsilon, delta = group_budget(budget["epsilon"], budget["delta"], size)
     if "rows" in content:  # a description
         multiplier = noise_multiplier(epsilon, delta, Sampling(num_steps=1))
-    # The multiplier may be for all steps together (num = 1) or for each step.
     for num in {1, num_steps} if multiplier else ():
         cost = noise_multiplier_to_epsilon(multiplier, delta, Sampling(num_steps=num))
         if math.isclose(cost, epsilon, rel_tol=1e-6):

@@ -57,8 +57,8 @@ class Run:
     def of_file(self, privacy: PrivacyGuarantee) -> PrivacyGuarantee:
         """Returns the guarantee for the file, given one for the records that were read.
 
-        The largest guarantee of releases of disjoint records holds for all of them, as
-        without a sample.
+        These may be a random sample, which amplifies it. The largest guarantee of
+        releases of disjoint records holds for all of them, as without a sample.
         """
         if self.table is None or self.table.sample is None:
             return privacy
@@ -167,8 +167,7 @@ def charge(
 
     A digest of the options and records ties the release's key to them. The run is
     entered into the ledger. A run that resumes from its folder, with the same options,
-    has an entry already, which pays for one release: that release has not been made
-    yet.
+    has an entry already, which pays for one release, and that has not been made yet.
     """
     settings, paid = run.settings, None
     options = repr(dataclasses.replace(settings, output=None, checkpoint=None))

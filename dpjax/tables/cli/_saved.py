@@ -241,7 +241,7 @@ def predict(settings: _settings.PredictSettings) -> None:
 
 
 def _said_of_cells(model: Model, columns: Mapping[str, Column]) -> Iterator[str]:
-    """Yields messages for the curator on cells that cannot be used, by column."""
+    """Yields messages for the file's owner on cells that cannot be used, by column."""
     kinds: dict[str, Numeric | Categorical | BoundedColumn]
     kinds = {k: v for k, v in model.columns.items() if k in columns}
     if (exposure := model.exposure) is not None and exposure.column in columns:

@@ -257,12 +257,12 @@ def read_private(settings: Settings, key: Key) -> Table:
 
 def read_records(
     path: Path,
-    draw: Draw,
+    draw: Draw,  # plans the sample
     schema: _schema.Schema,
-    target: str,
-    names: list[str],
+    target: str,  # "" if nothing is predicted
+    names: list[str],  # of all columns of the file
     text_format: TextFormat,
-    numbers: Container[str] = (),
+    numbers: Container[str] = (),  # columns to convert to float32
 ) -> Table:
     """Returns the `Table` of a file: the schema's columns, of a sample if too large."""
     targets = [target] if target else []

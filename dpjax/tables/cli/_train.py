@@ -72,7 +72,7 @@ def train(settings: Settings) -> None:
 
 
 def warn_of_cells(table: Table, settings: Settings) -> None:
-    """Warns the curator of columns that can hardly be used; raises with --strict."""
+    """Warns the data's owner of columns that can hardly be used; raises if --strict."""
     is_warned = warn_curator(table.schema, table.target, table.columns)
     if is_warned and settings.strict:
         nothing = "written" if settings.ledger else "spent or written"

@@ -155,8 +155,8 @@ def release(
     key: Key,
     epsilon: float,
     delta: float,
-    by: str | None,
-    level: float,
+    by: str | None,  # the column of groups
+    level: float,  # the probability of each interval
     place: Place | None = None,
     num_samples: int | None = None,
 ) -> Description:
@@ -297,9 +297,9 @@ class Groups(NamedTuple):
     def counted(
         self, cells: np.ndarray, num_cells: int, budget: Budget, key: Key
     ) -> tuple[np.ndarray, np.ndarray, float, float]:
-        """Releases how many records of each of G groups are in each cell (a bin).
+        """Releases counts of records by group (G groups) and by bin or category.
 
-        `cells` (n,) has each record's cell. Returns counts (num_cells, G), their
+        `cells` (n,) has each record's bin. Returns counts (num_cells, G), their
         standard errors, the stddev of the noise, and the noise multiplier.
         """
         joint = np.where(self.codes < 0, np.nan, self.codes * num_cells + cells)
@@ -331,7 +331,7 @@ class Statistics(NamedTuple):
 
     @property
     def known(self) -> tuple[np.ndarray, float]:
-        """Noisy numbers (G,) of cells that are known, and their variance."""
+        """Noisy numbers (G,) of cells that are not missing, and their variance."""
         # Numbers are counted twice, so that the counts are weighted by their variances.
         cells, variance = self.cells[: len(self.labels)], self.stddev**2
         total, variance = np.sum(cells, axis=0, dtype=float), len(cells) * variance
@@ -350,7 +350,7 @@ class Statistics(NamedTuple):
         return known + self.cells[-1], variance + self.stddev**2
 
     def divided(self, group: int, size: int) -> tuple[int, int]:
-        """Returns how many of a group's `size` cells are known, how many missing."""
+        """Returns how many of a group's `size` cells hold a value, and are missing."""
         if self.counted is None:
             return size, 0
         (sizes, total), (known, variance) = self.size, self.known
@@ -396,7 +396,6 @@ def _of_numbers(
     multipliers = [float(moments.stats["noise_multiplier"])]
 
     of_bins = budget.part(_HISTOGRAM)
-    # Without a public range a part of the histogram's budget finds the edges.
     if edges is None:
         inside = np.where(groups.codes < 0, np.float32(np.nan), numbers)
         released = private_edges(edge_key, jnp.asarray(inside), of_bins.multiplier)
@@ -450,8 +449,6 @@ def _sizes_of(
     Every column with these groups, and the column of groups itself (`own`), has noisy
     sizes, which are averaged with inverse variances as weights.
     """
-    # Every column with these groups, and the column of groups itself (`own`), has noisy
-    # sizes, which are averaged with inverse variances as weights.
     counts = [release.size for release in releases]
     if own is not None:
         counts.append((own.cells[:, 0], own.stddev**2))
@@ -491,11 +488,11 @@ def _rows_of(
     name: str,
     release: Statistics,
     groups: Groups,
-    sizes: np.ndarray,
-    z: float,
-    scale: float,
+    sizes: np.ndarray,  # (G,), numbers of records in the groups
+    z: float,  # the normal quantile of the intervals
+    scale: float,  # n / m, which multiplies counts of a sample
     *,
-    cells: np.ndarray | None = None,
+    cells: np.ndarray | None = None,  # in place of the release's counts
 ) -> Iterator[Row]:
     """Yields a column's rows of the description, with intervals, for each group."""
     in_table = (0, len(groups.codes)), scale
@@ -533,7 +530,7 @@ def _rows_of(
 def _shares(
     release: Statistics, num_records: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares of counts (k, G) in their groups, and their standard errors."""
+    """Returns shares (k, G) of k categories in G groups, and their standard errors."""
     counts, stddev = release.cells, release.stddev
     if num_records is not None:
         return counts / num_records, release.errors / num_records

@@ -204,7 +204,7 @@ def _parquet() -> Any:
 
 
 def _types(metadata: Any, names: list[str], path: Path) -> dict[str, Layout]:
-    """Returns type and shape of each column's values; raises if they are no numbers."""
+    """Returns type and shape of the values in Parquet columns, which hold numbers."""
     schema = metadata.schema.to_arrow_schema()
     types = {}
     for name in names:
@@ -395,7 +395,7 @@ def _rows_at(source: Records, rows: np.ndarray) -> PyTree:
 def _placed(
     num_rows: int, sharding: NamedSharding, read: Callable[[slice], PyTree]
 ) -> PyTree:
-    """Returns sharded arrays of `num_rows`; `read` returns the rows of one shard."""
+    """Returns sharded arrays of `num_rows`; `read` reads one shard, given a slice."""
     places = sharding.addressable_devices_indices_map((num_rows,))
     shares = [
         jax.tree.map(partial(jax.device_put, device=device), read(rows))

@@ -110,7 +110,7 @@ def sample(
 
 
 def _layout(chunks: list[PyTree]) -> str:
-    """Returns paths, types and shapes of leaves, which all processes must share."""
+    """Returns paths, types and shapes of leaves as text, which processes compare."""
     arrays = [
         (jax.tree_util.keystr(path), np.asarray(leaf))
         for path, leaf in jax.tree_util.tree_leaves_with_path(chunks)
@@ -156,7 +156,7 @@ def _of_all(
 
 
 def _gathered(own: np.ndarray, devices: _sharding.Devices) -> list[np.ndarray]:
-    """Returns the arrays (k, ...) of all processes, each with a k of its own."""
+    """Returns the arrays (k, ...) of all processes on each, every k of its own."""
     # The exchange is in bytes, padded to one length, because JAX narrows types.
     count = np.array([len(own)], np.int64).view(np.uint8)
     counts = _sharding.rows_of_all(count, devices).view(np.int64)[:, 0].tolist()

@@ -333,7 +333,7 @@ def _added(part: Numbers | Levels, place: int) -> str:
 
 
 def _of_category(part: Levels, place: int) -> str:
-    """Returns SQL for the weight of a cell's category, or zero if it is in none."""
+    """Returns SQL for the weight of the category in column `place`, zero if none."""
     is_text = f"k{place} = " if _is_by_value(part) else f"t{place} = "
     is_value = f"x{place} = "
     cases = []
@@ -439,7 +439,7 @@ class _Graph:
         return self.node("Min", above, self.constant(high))
 
     def added(self, part: Numbers | Levels) -> str:
-        """Adds nodes for a column's term, less that at its center; returns a name."""
+        """Adds nodes for a column's term, less that at the center; names the output."""
         node, constant = self.node, self.constant
         if isinstance(part, Levels):
             return self._of_category(part)

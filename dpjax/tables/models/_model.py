@@ -244,7 +244,7 @@ class Model:
         A weight is the change of the target (or of the log odds, or of the logarithm of
         the mean) if a numeric column grows by one within its limit, or a column has the
         category. The "intercept" is the value if all numeric columns are zero, no
-        column has a listed category, and the exposure is one. An additive model raises
+        column has a category, and the exposure is one. An additive model raises
         `ValueError`.
         """
         rule = "weights; an additive model has shapes"
@@ -341,12 +341,12 @@ def model_file(model: Model) -> bytes:
 
     It is a NumPy archive of numbers and one JSON text. The entry `params` has a weight
     for each feature, shape (d,), and `heights`, shape (k, m), the heights of k curves
-    at m knots. The entry `model` is a JSON text with `format`, the version of this
-    format; `columns`, in order, each with center and scale or its categories; `knots`,
-    m numbers in scales from the center; and `curves`, the names of the k features with
-    a curve. In a linear model k = m = 0. A model with intervals also has the
-    `standard_errors` of params, shape (d,), and their `correlations`, shape (d, d),
-    which readers of the file may ignore.
+    at m knots; in a linear model k = m = 0. The JSON text `model` has `format`, the
+    version of this format; `columns`, in order, each with center and scale or its
+    categories; `knots`, m numbers in scales from the center; and `curves`, the names of
+    the k features with a curve. A model with intervals also has the `standard_errors`
+    of params, shape (d,), and their `correlations`, shape (d, d), which readers of the
+    file may ignore.
     """
     terms, names = Terms.of(model.params), model.feature_names
     content = {

@@ -107,7 +107,7 @@ class Release:
     def __call__(
         self, sums: np.ndarray, sensitivity: float
     ) -> tuple[np.ndarray, float]:
-        """Returns noisy sums, for their l2 sensitivity, and the stddev of the noise."""
+        """Returns noisy sums of l2 `sensitivity`, and the stddev of the noise."""
         stddev = self.multiplier * sensitivity * _RAISED
         # The unit is the finest in which the noise is not above the largest draw.
         bits = math.floor(math.log2(_LARGEST_STDDEV / max(stddev, 1e-300)))
@@ -220,13 +220,13 @@ def _clipped(scores: ArrayLike) -> np.ndarray:
 
 def _of_numbers(
     release: Release,
-    scores: np.ndarray,
-    targets: np.ndarray,
-    other: np.ndarray | None,
+    scores: np.ndarray,  # (n,), in the form that the loss takes
+    targets: np.ndarray,  # (n,), in scales; NaN if unknown
+    other: np.ndarray | None,  # scores to compare with; None: zero
     loss: LinearLoss,
     loss_name: str,
-    scale: float,
-    is_end: np.ndarray | None,
+    scale: float,  # of the target, public
+    is_end: np.ndarray | None,  # (n,), which means are at an end of the model's range
 ) -> PrivateScores:
     """Releases scores of predicted numbers: quantiles, then means of the errors.
 
@@ -242,7 +242,6 @@ def _of_numbers(
         unit = "in the unit of the target" if power else "without a unit"
         if power not in (0, 1):
             unit += f" to the power {power:g}"
-    # The first mechanism: quantiles of errors, which bound the means of the second.
     beside = np.broadcast_to(0.0 if other is None else other, scores.shape)
     both, is_known = np.stack([scores, beside]), ~np.isnan(targets)
     errors = np.abs(np.asarray(loss.mean_of(jnp.asarray(both)), float) - targets)
@@ -281,8 +280,8 @@ def _of_numbers(
 
 def _of_errors(
     release: Release,
-    errors: np.ndarray,
-    is_known: np.ndarray,
+    errors: np.ndarray,  # in scales of the target
+    is_known: np.ndarray,  # (n,), which records have a target
     scale: float,
     loss: LinearLoss,
 ) -> tuple[list[Measure], list[float], list[float], float]:
@@ -556,7 +555,7 @@ def _within_one(interval: Interval) -> Interval:
 
 
 def _random_bytes_of(key: Key) -> RandomBytes:
-    """Returns a function that draws so many random bytes, as secret as the key."""
+    """Returns a function that draws a number of random bytes, secret as the key."""
     left = b""
 
     def random_bytes(count: int) -> bytes:
@@ -573,14 +572,13 @@ def _random_bytes_of(key: Key) -> RandomBytes:
 def interval_of(
     statistic: Callable[[np.ndarray], float],
     counts: np.ndarray,
-    num_samples: int,
-    stddev: float,
+    num_samples: int,  # the sum of all counts without noise, public
+    stddev: float,  # of the noise of one count
 ) -> Interval:
     """Returns a statistic of released counts, with 95% bounds; it costs no privacy.
 
     The bounds are from a parametric bootstrap with the released counts as shares.
     """
-    # The bounds are from a parametric bootstrap with the released counts as shares.
     rng = np.random.default_rng(0)
     # Counts that are mostly noise are set to zero. Clipped at zero, many of them would
     # have a large sum.
