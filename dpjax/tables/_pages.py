@@ -146,7 +146,7 @@ class Shape(NamedTuple):
         *,
         center: float,  # in the user's units
         scale: float,  # in the user's units
-        ends: tuple[float, float],
+        ends: tuple[float, float],  # of the column's range; infinite without a limit
     ) -> "Shape":
         """Returns the shape of a numeric column; its grid has the knots and the ends.
 
@@ -162,9 +162,9 @@ def plot(
     outputs: list[str],  # the names of K classes, for a legend; [] for one output
     axis_label: str,  # of the shared axis
     *,
-    title: Sequence[str] = (),
+    title: Sequence[str] = (),  # lines above the panels
     is_factor: bool = False,
-    is_dark: bool = False,
+    is_dark: bool = False,  # light on dark
     # By title, a grid with lower and upper ends, drawn where they are finite.
     bands: Mapping[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None,
 ) -> Any:

@@ -514,7 +514,7 @@ def schema_text(
     target: str | None,  # the column to predict
     how: str = "the names alone",  # where the guesses come from
     link: Link | None = None,  # of the loss; decides what the section [target] holds
-    is_quoted: bool = False,
+    is_quoted: bool = False,  # whether cells in quotes may have line breaks
 ) -> str:
     """Returns the text of a schema in TOML, which the user is to correct.
 

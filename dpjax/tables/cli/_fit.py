@@ -185,7 +185,7 @@ def train_private(
     *,
     key: Key,
     on_step: OnStep,  # takes a name, the steps done and their number, for a bar
-    run_folder: RunFolder | None = None,
+    run_folder: RunFolder | None = None,  # of --checkpoint
 ) -> Solution:
     """Returns the solution of the planned private solver on the training records.
 
@@ -305,7 +305,7 @@ def evaluation_privacy(
 def evaluate(
     plan: Plan,
     data: Dataset,
-    solution: Solution,
+    solution: Solution,  # of the training
     privacy: PrivacyGuarantee,
     target: Any,  # what the schema declares of it: a scale, or the positive label
     *,

@@ -331,12 +331,12 @@ class _Made:
     def _plan(
         self,
         epsilon: float,
-        model: _settings.ModelName | None,
-        rows: int | None = None,
+        model: _settings.ModelName | None,  # None: the default
+        rows: int | None = None,  # the number of records; None: --rows
         *,
-        intervals: bool = False,
+        intervals: bool = False,  # whether the model has standard errors
     ) -> tuple[Plan, Dataset]:
-        """Returns a plan at `epsilon`, and simulated records, by default of --rows."""
+        """Returns the plan of a training at `epsilon`, and simulated records for it."""
         data = self.data(rows or self.settings.rows)
         delta = self.settings.delta or default_delta(len(data.features))
         options = {"loss": self.loss, "model": model, "intervals": intervals}
@@ -387,12 +387,12 @@ def _measure(plan: Plan, predictions: np.ndarray, data: Dataset) -> tuple[float,
 
 def made_records(
     schema: Schema,
-    num_samples: int,
+    num_samples: int,  # for training; the number of test records is fixed
     loss: _settings.LossName,
     *,
     tail: float,  # degrees of freedom of Student's t-distribution
-    signal: float,
-    base_rate: float,
+    signal: float,  # in (0, 1)
+    base_rate: float,  # in (0, 1)
     seed: int,
 ) -> Dataset:
     """Draws records with the columns of a schema, for training and for tests.

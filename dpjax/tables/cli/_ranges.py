@@ -109,14 +109,14 @@ def release_ranges(
     *,
     key: Key,
     is_centered: bool = True,
-    may_bend: bool = False,
+    may_bend: bool = False,  # whether features may have curves
 ) -> tuple[Ranges, Table]:
     """Returns released centers and scales, and the table with them in its schema.
 
     `release_scales` computes them from the training records, as for the estimators of
     `dpjax.sklearn`. The scale of the target is measured from zero unless `is_centered`,
-    as with a log link. If features `may_bend` (have curves), most of their numbers are
-    within two scales, as the knots require.
+    as with a log link. If features `may_bend`, most of their numbers are within two
+    scales, as the knots of curves require.
 
     Privacy:
         `planned.privacy` under replace-one: one Gaussian mechanism.

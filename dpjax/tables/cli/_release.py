@@ -57,7 +57,7 @@ class RunFolder(NamedTuple):
         return RunFolder(Path(os.path.realpath(self.path)))
 
     def _is_of_a_run(self) -> bool:
-        """Returns whether the folder has only files of a run, and so may be removed."""
+        """Returns whether the folder has only files of a stopped run, or none."""
         files = {path.name: path for path in self.path.iterdir()}
         folders, states = [], []
         if (path := files.pop(_STATES, None)) is not None:

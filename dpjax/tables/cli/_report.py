@@ -147,10 +147,10 @@ def blocks_of(
 
 
 def _values(
-    content: Content,
+    content: Content,  # the JSON of the run
     released: Model | Description,
     privacy: PrivacyGuarantee,
-    ledger: Ledger | None,
+    ledger: Ledger | None,  # of the table, if it is given
 ) -> dict[str, Any]:
     """Returns the values of the placeholders in the template `report.md`.
 

@@ -53,16 +53,16 @@ class Draw(NamedTuple):
     def read(
         self,
         path: Path,
-        names: list[str],
+        names: list[str],  # of the columns to read
         text_format: TextFormat,
         *,
-        numbers: Container[str] = (),
+        numbers: Container[str] = (),  # kept in float32, which needs less memory
     ) -> tuple[dict[str, Column], Units | None, Sample | None]:
         """Reads columns of a file in one pass, and keeps the records of the sample.
 
-        The columns `numbers` are kept in float32, which takes less memory than text.
-        Returns the columns, the units of their records, and the sample. It is None if
-        no more than `size` are there, and the records are then in the file's order.
+        Returns the columns, the units of privacy of their records, and the sample's
+        size. It is None if no more than `size` are there, and the records are then in
+        the file's order.
         """
         wanted = [*names, *([] if self.unit is None else [self.unit])]
         tags = Tags(self.key)
@@ -182,9 +182,9 @@ class Table:
         return [name for name, kind in kinds.items() if kind is None]
 
     def with_ranges(self, ranges: Mapping[str, Numeric]) -> "Table":
-        """Returns the table with `ranges` where the schema declares no range.
+        """Returns the table with `ranges` as the undeclared centers and scales.
 
-        Columns of unknown range that `ranges` lacks are left out.
+        Columns that are undeclared and not in `ranges` are left out.
         """
         columns = {
             name: ranges.get(name, kind)

@@ -82,7 +82,7 @@ class Units:
 
 def units_of(
     column: str,
-    cells: Iterable[Any] | Texts,
+    cells: Iterable[Any] | Texts,  # of the column
     size: int,  # the largest number of records of a unit that count
     names: Iterable[str] | None = None,  # of all units, as `name_of` writes them
     order: Sequence[str] | None = None,  # the units with places; None: all, sorted

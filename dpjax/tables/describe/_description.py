@@ -314,10 +314,10 @@ def _by(rows: Iterable[Row], field: str) -> list[tuple[str, list[Row]]]:
 
 def _draw_numbers(
     panel: Any,
-    rows: list[Row],
-    edges: Sequence[float],
+    rows: list[Row],  # of the column in all groups
+    edges: Sequence[float],  # of the histogram's bins
     colors: tuple[str, ...],
-    ink: str,
+    ink: str,  # the color of intervals
 ) -> None:
     """Draws a numeric column on axes `panel`: each group's histogram and statistics."""
     groups = _by(rows, "group")[:_MOST_LINES]

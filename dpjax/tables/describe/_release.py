@@ -158,7 +158,7 @@ def release(
     by: str | None,  # the column of groups
     level: float,  # the probability of each interval
     place: Place | None = None,
-    num_samples: int | None = None,
+    num_samples: int | None = None,  # n of the table; None: of the columns
 ) -> Description:
     """Releases a description of columns of one shape (n,), as `describe` does.
 
@@ -485,8 +485,8 @@ def _divided(counts: np.ndarray, total: int) -> np.ndarray:
 
 
 def _rows_of(
-    name: str,
-    release: Statistics,
+    name: str,  # of the column
+    release: Statistics,  # of the column
     groups: Groups,
     sizes: np.ndarray,  # (G,), numbers of records in the groups
     z: float,  # the normal quantile of the intervals
@@ -530,12 +530,15 @@ def _rows_of(
 def _shares(
     release: Statistics, num_records: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns shares (k, G) of k categories in G groups, and their standard errors."""
+    """Returns shares (k, G) of k categories in G groups, and their standard errors.
+
+    `num_records` is the public size of a single group, or None. Then N is the sum of k
+    noisy counts, and the noise of a share p = c / N has variance ((1 - p)^2 + (k - 1)
+    p^2) stddev^2 / N^2.
+    """
     counts, stddev = release.cells, release.stddev
     if num_records is not None:
         return counts / num_records, release.errors / num_records
-    # Else N is the sum of k noisy counts, and the noise of a share p = c / N has
-    # variance ((1 - p)^2 + (k - 1) p^2) stddev^2 / N^2.
     k = len(counts)
     total = np.sum(counts, axis=0, dtype=float)
     known = np.maximum(total, 1.0)

@@ -156,7 +156,7 @@ def _of_all(
 
 
 def _gathered(own: np.ndarray, devices: _sharding.Devices) -> list[np.ndarray]:
-    """Returns the arrays (k, ...) of all processes on each, every k of its own."""
+    """Returns the arrays `own` of all processes, on each; their lengths may differ."""
     # The exchange is in bytes, padded to one length, because JAX narrows types.
     count = np.array([len(own)], np.int64).view(np.uint8)
     counts = _sharding.rows_of_all(count, devices).view(np.int64)[:, 0].tolist()

@@ -437,10 +437,10 @@ def load_model(path: str | os.PathLike[str]) -> Model:
 
 
 def _model(
-    slopes: np.ndarray,
-    heights: Any,
-    errors: Mapping[str, np.ndarray],
-    content: Mapping[str, Any],
+    slopes: np.ndarray,  # the weights of the features, (d,)
+    heights: Any,  # of k curves at m knots, (k, m)
+    errors: Mapping[str, np.ndarray],  # standard errors and correlations, if any
+    content: Mapping[str, Any],  # the JSON
 ) -> Model:
     """Returns the model of a file's arrays and JSON; raises if a type is wrong."""
     target, privacy, columns, versions = (

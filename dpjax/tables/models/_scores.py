@@ -282,7 +282,7 @@ def _of_errors(
     release: Release,
     errors: np.ndarray,  # in scales of the target
     is_known: np.ndarray,  # (n,), which records have a target
-    scale: float,
+    scale: float,  # of the target
     loss: LinearLoss,
 ) -> tuple[list[Measure], list[float], list[float], float]:
     """Releases quantiles of absolute errors, shape (2, n), of a model and a constant.
@@ -342,16 +342,15 @@ def _losses(scores: np.ndarray, targets: np.ndarray, loss: LinearLoss) -> np.nda
 
 def _means(
     release: Release,
-    terms: list[tuple[np.ndarray, list[float]]],
-    is_known: np.ndarray,
-    seen: float,
-    is_end: np.ndarray | None = None,
+    terms: list[tuple[np.ndarray, list[float]]],  # values (2, n) and their two bounds
+    is_known: np.ndarray,  # (n,), which records have a target
+    seen: float,  # the released number of these records
+    is_end: np.ndarray | None = None,  # (n,), which means are at an end of their range
 ) -> tuple[list[list[Interval]], Interval | None]:
     """Releases means of k/2 terms, shape (2, n), each row clipped to [0, its bound].
 
-    The rows are of a model and a constant; `terms` has values and both bounds. Means,
-    and the share of `is_end`, are over the `is_known` records, of which `seen` is the
-    released number. Returns a pair of means for each term, and the share or None.
+    The rows are of a model and a constant. Returns a pair of means for each term, and
+    the share of `is_end` or None, all over the records in `is_known`.
 
     Sensitivity:
         1000 sqrt(k) of the k sums of whole numbers from 0 to 1000, replace-one; with
@@ -571,7 +570,7 @@ def _random_bytes_of(key: Key) -> RandomBytes:
 
 def interval_of(
     statistic: Callable[[np.ndarray], float],
-    counts: np.ndarray,
+    counts: np.ndarray,  # released, of any shape
     num_samples: int,  # the sum of all counts without noise, public
     stddev: float,  # of the noise of one count
 ) -> Interval:
