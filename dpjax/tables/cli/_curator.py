@@ -184,7 +184,8 @@ def _remarks(
 def _unmatched(labels: tuple[str, ...], cells: Cells, *, is_target: bool) -> str:
     """Returns a message if too few cells (counts) match the schema's labels, else "".
 
-    For a target, whose one label is the positive one, too many cells are as wrong.
+    The only label of a target is the positive label: too many cells in it are wrong,
+    too.
     """
     share, used = cells.used / max(cells.total, 1), cells.of_all(cells.used)
     if is_target:

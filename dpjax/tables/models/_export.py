@@ -472,7 +472,7 @@ class _Graph:
 
 
 def _odd_cells(part: Levels) -> str:
-    """Returns a pattern of other spellings of categories, which ONNX is to refuse."""
+    """Returns a pattern of other spellings of categories, which stop ONNX's runtime."""
     blank = "".join(rf"\x{{{ord(character):x}}}" for character in _BLANKS)
     odd = [f"[{blank}]+[^{blank}].*", f".*[^{blank}][{blank}]+"]
     if part.numbers:
