@@ -107,7 +107,7 @@ def bending_features(columns: Mapping[str, Numeric | Categorical]) -> list[int]:
 
 
 def check_curves(curves: "Curves | Terms", numbers: list[int]) -> None:
-    """Raises unless curves are of features in `numbers`, with a height at each knot."""
+    """Raises unless curves are of features in `numbers`, with heights at all knots."""
     smooth, knots, heights = curves.smooth, curves.knots, np.asarray(curves.heights)
     index, shape = len(curves.slopes) - 1, (len(smooth), len(knots))
     intercept = getattr(curves, "intercept", index)
